@@ -1,0 +1,1 @@
+"""Out-of-core matrix multiplication."""

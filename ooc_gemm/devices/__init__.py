@@ -1,0 +1,112 @@
+"""What the engine asks of a device. `execute` knows nothing else of it.
+
+A device has three streams, each doing its work in the order it was given: *upload* (host slot to
+panel), *compute*, and *download* (C block to host slot). The engine orders work between streams by
+events only: `record` marks a point in one, `wait` makes another wait for it.
+
+    panels:  buffer p ∈ {0, 1}, each one panel of op(A) and one of op(B), as stored, C order, dense
+    blocks:  buffer c ∈ {0, …, c_buffers − 1}, bm×bn of C, C order, dense
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..plan import Block, Part, Piece, Plan
+from ..ring import Bytes, Event
+from ..trace import Trace
+
+Array = npt.NDArray[Any]
+UPLOAD, COMPUTE, DOWNLOAD = "upload", "compute", "download"
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a device multiplies: what it holds, what it adds up in, with which kernel."""
+
+    kernel: str
+    panel: np.dtype[Any]
+    """Type of panel elements; inputs are converted to it on their way in."""
+    block: np.dtype[Any]
+    """Type of a C block while it accumulates; converted to C's type on its way out."""
+    exact_k: int = 0
+    """Integers held in floating point: products summed before they go over to `block`, so that every
+    partial sum is exact. 0: no such limit."""
+    why: str = ""
+    """Why this kernel, for the plan."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """C ← α·op(A)·op(B) + β·C, and how."""
+
+    arithmetic: Arithmetic
+    transpose_a: bool = False
+    conjugate_a: bool = False
+    transpose_b: bool = False
+    conjugate_b: bool = False
+    alpha: complex = 1.0
+    beta: complex = 0.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a device costs beside the plan's buffers, in bytes."""
+
+    host_baseline: int
+    device: int | None
+    """Memory of its own that may be used; None where it computes in host memory."""
+    device_baseline: int
+    workspace: int
+    readers: int
+    writers: int
+
+
+class Device(Protocol):
+    """One device. Methods other than `start` and `close` may be called from any thread."""
+
+    name: str
+
+    def arithmetic(
+        self, a: np.dtype[Any], b: np.dtype[Any], out: np.dtype[Any], bound: int, kernel: str, precision: str
+    ) -> Arithmetic:
+        """How α·op(A)·op(B) + β·C of these types is computed. `bound`, for integers: no sum exceeds it.
+        Raises InputError where the device or the kernel cannot."""
+
+    def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
+        """What the device costs, and how much of its memory may be used."""
+
+    def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
+        """Allocate every buffer of the plan."""
+
+    def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
+        """Host memory that the device copies from and to at full speed."""
+
+    def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
+        """Place a piece (rows × cols, on the host) in its panel, or C block; the event guards `source`."""
+
+    def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
+        """Block c ← α·(panels p) + (β if first else 1)·block c."""
+
+    def scale(self, block: Block, c: int) -> None:
+        """Block c ← β·block c, for products with k = 0."""
+
+    def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
+        """Copy one chunk's part of block c to the host."""
+
+    def record(self, stream: str) -> Event:
+        """The point that `stream` has been given work up to."""
+
+    def wait(self, stream: str, event: Event) -> None:
+        """Let `stream` do nothing more until `event`."""
+
+    def peak_bytes(self) -> int:
+        """Most device memory held, in bytes; 0 where it computes in host memory."""
+
+    def cancel(self) -> None:
+        """Drop what is under way as soon as may be; whoever waits for an event is woken."""
+
+    def close(self) -> None:
+        """Finish or drop what is under way; free every buffer."""

@@ -1,0 +1,90 @@
+"""In-place GEMM (C ← α·op(A)·op(B) + β·C) from the BLAS library that NumPy has loaded.
+
+`numpy.matmul` cannot accumulate: it needs a temporary and one more pass over C for every panel. The
+library behind it can, so its CBLAS interface is called directly. Where it is not found (a BLAS that
+exports no CBLAS), NumPy with a temporary does the same, slower.
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Gemm = Callable[[Array, Array, Array, complex, complex], None]
+
+_LETTER = {"f": "s", "d": "d", "F": "c", "D": "z"}
+_ROW_MAJOR, _NO_TRANS, _TRANS = 101, 111, 112
+
+
+@lru_cache
+def _library() -> tuple[ctypes.CDLL, str, str] | None:
+    """The loaded BLAS with a CBLAS interface, and how its names are decorated."""
+    from threadpoolctl import threadpool_info
+
+    for info in threadpool_info():
+        if info["user_api"] != "blas":
+            continue
+        library = ctypes.CDLL(info["filepath"])
+        for prefix in ("scipy_cblas_", "cblas_"):
+            for suffix in ("64_", "_64", ""):
+                if hasattr(library, f"{prefix}sgemm{suffix}"):
+                    return library, prefix, suffix
+    return None
+
+
+@lru_cache
+def gemm(char: str) -> tuple[str, Gemm]:
+    """(name, function) for a dtype character. The function takes (a, b, c, α, β): a and b are 2-D, each
+    C-contiguous in rows or the transpose of such a view; c likewise but never transposed."""
+    found = _library()
+    if found is None:
+        return "numpy", _with_temporary
+    library, prefix, suffix = found
+    function = getattr(library, f"{prefix}{_LETTER[char]}gemm{suffix}")
+    integer = ctypes.c_int64 if suffix else ctypes.c_int
+    is_complex = char in "FD"
+    scalar = ctypes.c_void_p if is_complex else {"f": ctypes.c_float, "d": ctypes.c_double}[char]
+    pointer = ctypes.c_void_p
+    function.restype = None
+    function.argtypes = [
+        *[ctypes.c_int] * 3, *[integer] * 3, scalar, pointer, integer, pointer, integer, scalar, pointer, integer
+    ]  # fmt: skip
+
+    def run(a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> None:
+        (m, n), k = c.shape, a.shape[1]
+        trans_a, lda = _layout(a)
+        trans_b, ldb = _layout(b)
+        if is_complex:
+            scalars = np.array([alpha, beta], dtype=char)
+            x, y = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
+        else:
+            x, y = alpha.real, beta.real
+        ldc = max(1, c.strides[0] // c.itemsize)
+        function(
+            _ROW_MAJOR, trans_a, trans_b, m, n, k, x, a.ctypes.data, lda, b.ctypes.data, ldb, y, c.ctypes.data, ldc
+        )  # fmt: skip
+
+    return "blas", run
+
+
+def _layout(x: Array) -> tuple[int, int]:
+    """CBLAS transposition flag and leading dimension of a view."""
+    if x.strides[1] == x.itemsize:
+        return _NO_TRANS, max(1, x.strides[0] // x.itemsize)
+    return _TRANS, max(1, x.strides[1] // x.itemsize)
+
+
+def _with_temporary(a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> None:
+    product = np.matmul(a, b)
+    if alpha != 1:
+        product *= c.dtype.type(alpha)
+    if beta == 0:
+        c[...] = product
+        return
+    if beta != 1:
+        c *= c.dtype.type(beta)
+    c += product

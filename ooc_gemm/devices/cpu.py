@@ -1,0 +1,316 @@
+"""The CPU: panels and C blocks in host memory, BLAS on tiles of the block.
+
+Uploads and downloads are copies made by whoever asks; multiplications run on a stream of their own, a
+thread that deals tiles of the C block to one worker a core, each of which calls BLAS single-threaded.
+So a worker that loses its core to a reader or writer for a while holds up one tile, not all the others.
+"""
+
+import math
+import os
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Event as Flag
+from threading import Lock, Thread, get_ident
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from ..errors import InputError, RangeError
+from ..plan import Block, MiB, Part, Piece, Plan
+from ..ring import Bytes, Event, Stopped
+from ..tiles import ceil_div, ranges
+from ..trace import Trace
+from . import COMPUTE, Arithmetic, Array, Limits, Operation
+from .blas import Gemm, gemm
+
+TILE = 2048
+"""Largest side of a tile: past it BLAS gains nothing, and a tile should not take long."""
+EXACT_TILE = 1024
+"""The same for integers, whose products pass through a temporary a tile."""
+INTERPRETER_BYTES = 80 * MiB
+"""Python with everything this package imports, and room for what the heap does not give back."""
+WORKER_BYTES = 12 * MiB
+"""What BLAS packs operands into, for each worker."""
+
+
+class _Done:
+    """An event of work that is already done."""
+
+    def synchronize(self) -> None:
+        return
+
+
+class _Mark:
+    """An event of the compute stream."""
+
+    def __init__(self, stream: "_Stream") -> None:
+        self._stream = stream
+        self.reached = Flag()
+
+    def synchronize(self) -> None:
+        self.reached.wait()
+        if self._stream.error is not None:
+            raise self._stream.error
+
+
+class _Stream:
+    """A thread that runs what it is given, in order. After an error it runs nothing more, and every
+    event raises it."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._queue: queue.SimpleQueue[Callable[[], None] | _Mark | None] = queue.SimpleQueue()
+        self._thread = Thread(target=self._run, name="ooc-gemm compute", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        self._queue.put(work)
+
+    def mark(self) -> _Mark:
+        mark = _Mark(self)
+        self._queue.put(mark)
+        return mark
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, _Mark):
+                item.reached.set()
+            elif self.error is None:
+                try:
+                    item()
+                except BaseException as error:
+                    self.error = error
+
+
+class CPU:
+    """NumPy's BLAS on this machine's cores."""
+
+    name = "cpu"
+
+    def __init__(self, threads: int | None = None):
+        """`threads`: workers that multiply; all cores this process may use unless given."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self.threads = threads or cores or 1
+
+    def arithmetic(
+        self, a: np.dtype[Any], b: np.dtype[Any], out: np.dtype[Any], bound: int, kernel: str, precision: str
+    ) -> Arithmetic:
+        """Floating point in BLAS (float16 in float32). Integers of 8 and 16 bits in float32 and float64
+        BLAS, as many products at a time as are exact; wider ones by NumPy in int64."""
+        wide = max(a.itemsize, b.itemsize) > 2
+        block = np.dtype(np.int32 if bound < 2**31 else np.int64)
+        if out.kind in "fc":
+            panel = np.result_type(a, b, out, np.float32)
+            found = Arithmetic(gemm(panel.char)[0], panel, panel, why="NumPy's BLAS")
+        elif wide:
+            found = Arithmetic(
+                "numpy", np.dtype(np.int64), np.dtype(np.int64), why="no BLAS is exact for these integers"
+            )
+        elif a.itemsize == b.itemsize == 1:
+            exact = 2**24 // (largest(a) * largest(b))
+            found = Arithmetic("blas", np.dtype(np.float32), block, exact, "exact partial sums in float32")
+        else:
+            exact = 2**53 // (largest(a) * largest(b))
+            found = Arithmetic("blas", np.dtype(np.float64), block, exact, "exact partial sums in float64")
+        if kernel not in ("auto", found.kernel):
+            raise InputError(
+                f"kernel {kernel!r} cannot multiply {a} by {b} on the CPU; use {found.kernel!r} or 'auto'"
+            )
+        return found
+
+    def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
+        """BLAS's packing buffers, and for exact integers one temporary tile a worker."""
+        tile = EXACT_TILE**2 * (arithmetic.panel.itemsize + arithmetic.block.itemsize)
+        scratch = tile if arithmetic.block.kind == "i" else 0
+        return Limits(
+            host_baseline=INTERPRETER_BYTES,
+            device=None,
+            device_baseline=0,
+            workspace=self.threads * (WORKER_BYTES + scratch),
+            readers=min(8, max(4, self.threads)),
+            writers=min(8, max(2, self.threads // 2)),
+        )
+
+    def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
+        """Allocate panels and blocks; take BLAS's threads from it, for this process, until `close`."""
+        self._op, self._trace = operation, trace
+        arithmetic = operation.arithmetic
+        self._panels = [
+            {
+                "a": np.empty(plan.bm * plan.bk, arithmetic.panel),
+                "b": np.empty(plan.bk * plan.bn, arithmetic.panel),
+            }
+            for _ in range(plan.panel_buffers)
+        ]
+        self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]
+        self._cancelled = False
+        self._limits = threadpool_limits(limits=1, user_api="blas")
+        self._stream = _Stream()
+        self._workers = ThreadPoolExecutor(self.threads, "ooc-gemm worker")
+
+    def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
+        """Plain memory."""
+        return [np.empty(nbytes, np.uint8) for _ in range(count)]
+
+    def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
+        """A strided copy, with conversion to the panel's type."""
+        start = time.perf_counter()
+        if source.dtype == np.uint64 and source.size and source.max() > _INT64_MAX:
+            raise RangeError(f"operand {piece.operand} holds integers past int64; convert it to float64")
+        memory = self._blocks[buffer] if piece.operand == "c" else self._panels[buffer][piece.operand]
+        row, col = piece.into
+        rows, cols = source.shape
+        np.copyto(_shaped(memory, piece.panel)[row : row + rows, col : col + cols], source, casting="unsafe")
+        self._trace.add("upload", start, time.perf_counter(), "upload")
+        return _Done()
+
+    def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
+        """Tiles of the block, dealt to the workers."""
+        self._stream.submit(partial(self._multiply, block, panel[1] - panel[0], p, c, first))
+
+    def scale(self, block: Block, c: int) -> None:
+        """β·C in place."""
+        self._stream.submit(partial(self._scale, _shaped(self._blocks[c], (block.rows, block.cols))))
+
+    def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
+        """A strided copy."""
+        start = time.perf_counter()
+        view = _shaped(self._blocks[c], (block.rows, block.cols))
+        np.copyto(target, view[part.row : part.row + part.rows, part.col : part.col + part.cols])
+        self._trace.add("download", start, time.perf_counter(), f"download {get_ident()}")
+        return _Done()
+
+    def record(self, stream: str) -> Event:
+        """Copies are done when they return; multiplications have a stream."""
+        return self._stream.mark() if stream == COMPUTE else _Done()
+
+    def wait(self, stream: str, event: Event) -> None:
+        """All streams but compute are the caller itself, and compute only ever waits for copies."""
+        if stream != COMPUTE:
+            event.synchronize()
+
+    def peak_bytes(self) -> int:
+        """None of its own."""
+        return 0
+
+    def cancel(self) -> None:
+        """The workers stop after the tile they are at."""
+        self._cancelled = True
+
+    def close(self) -> None:
+        """Give BLAS its threads back and free the buffers."""
+        self._stream.close()
+        self._workers.shutdown()
+        self._limits.restore_original_limits()
+        self._panels, self._blocks = [], []
+
+    def _multiply(self, block: Block, k: int, p: int, c: int, first: bool) -> None:
+        start = time.perf_counter()
+        op, arithmetic = self._op, self._op.arithmetic
+        a = self._operand(self._panels[p]["a"], (block.rows, k), op.transpose_a, op.conjugate_a)
+        b = self._operand(self._panels[p]["b"], (k, block.cols), op.transpose_b, op.conjugate_b)
+        out = _shaped(self._blocks[c], (block.rows, block.cols))
+        if arithmetic.block.kind == "i":
+            if first:
+                self._scale(out)
+            if arithmetic.kernel == "numpy":
+                self._check_range(a, b, first)
+            work = partial(self._exact_tile, a, b, out)
+            side = EXACT_TILE
+        else:
+            work = partial(self._tile, gemm(arithmetic.panel.char)[1], a, b, out, op.beta if first else 1.0)
+            side = TILE
+        self._deal(work, out.shape, side)
+        self._trace.add("compute", start, time.perf_counter(), "compute", block=block.index, k=k)
+
+    def _operand(self, memory: Array, shape: tuple[int, int], transpose: bool, conjugate: bool) -> Array:
+        panel = _shaped(memory, shape[::-1] if transpose else shape)
+        if conjugate:
+            np.conjugate(panel, out=panel)
+        return panel.T if transpose else panel
+
+    def _tile(
+        self, run: Gemm, a: Array, b: Array, out: Array, beta: complex, rows: slice, cols: slice
+    ) -> None:
+        run(a[rows], b[:, cols], out[rows, cols], self._op.alpha, beta)
+
+    def _exact_tile(self, a: Array, b: Array, out: Array, rows: slice, cols: slice) -> None:
+        arithmetic, alpha = self._op.arithmetic, int(self._op.alpha.real)
+        tile = out[rows, cols]
+        if arithmetic.kernel == "numpy":
+            tile += alpha * np.matmul(a[rows], b[:, cols])
+            return
+        _, run = gemm(arithmetic.panel.char)
+        exact = np.empty(tile.shape, arithmetic.panel)
+        for start, stop in ranges(a.shape[1], arithmetic.exact_k):
+            run(a[rows, start:stop], b[start:stop, cols], exact, 1.0, 0.0)
+            whole = exact.astype(out.dtype)
+            if alpha != 1:
+                whole *= alpha
+            tile += whole
+
+    def _scale(self, out: Array) -> None:
+        beta = self._op.beta
+        if beta == 0:
+            out[...] = 0
+        elif beta != 1:
+            out *= out.dtype.type(beta if out.dtype.kind == "c" else beta.real)
+
+    def _check_range(self, a: Array, b: Array, first: bool) -> None:
+        """Wide integers: a bound on every partial sum so far, from the panels' largest elements."""
+        if first:
+            self._bound = abs(int(self._op.beta.real)) * 2**32
+        self._bound += abs(int(self._op.alpha.real)) * _magnitude(a) * _magnitude(b) * a.shape[1]
+        if self._bound > _INT64_MAX:
+            raise RangeError("a sum of products may exceed int64; convert the inputs to float64")
+
+    def _deal(self, work: Callable[[slice, slice], None], shape: tuple[int, int], side: int) -> None:
+        """Cut `shape` into tiles, several a worker, and let the workers take them in turn."""
+        if 0 in shape:
+            return
+        wanted = math.isqrt(shape[0] * shape[1] // (4 * self.threads))
+        side = max(256, min(side, wanted))
+        steps = [ceil_div(extent, ceil_div(extent, side)) for extent in shape]
+        tiles = (
+            (slice(*r), slice(*c)) for r in ranges(shape[0], steps[0]) for c in ranges(shape[1], steps[1])
+        )
+        lock = Lock()
+
+        def run() -> None:
+            while True:
+                with lock:
+                    tile = next(tiles, None)
+                if tile is None:
+                    return
+                if self._cancelled:
+                    raise Stopped
+                work(*tile)
+
+        for job in [self._workers.submit(run) for _ in range(self.threads)]:
+            job.result()
+
+
+_INT64_MAX = 2**63 - 1
+
+
+def _shaped(memory: Array, shape: tuple[int, int]) -> Array:
+    """The front of a flat buffer as a dense matrix."""
+    return memory[: shape[0] * shape[1]].reshape(shape)
+
+
+def _magnitude(x: Array) -> int:
+    return max(abs(int(x.min())), abs(int(x.max()))) if x.size else 0
+
+
+def largest(dtype: np.dtype[Any]) -> int:
+    """The largest magnitude an integer type can hold."""
+    info = np.iinfo(dtype)
+    return max(-int(info.min), int(info.max))

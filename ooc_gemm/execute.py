@@ -1,0 +1,165 @@
+"""Runs a plan. The only file with threads.
+
+    readers            conductor (the caller's thread)                      writers
+    chunk → slot ──►   slot → panel, panels → C block, block after block ──► part of C → slot → chunk
+
+The conductor takes slots in schedule order and gives the device's three streams their work; events
+order the streams, and the conductor waits only for bytes to arrive or a C block to be free again.
+"""
+
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Device
+from .plan import Block, Part, Piece, Plan
+from .ring import Bytes, Event, Ring, Stopped
+from .trace import Trace
+
+
+class Source(Protocol):
+    """A stored matrix that pieces are read from."""
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """Read into `slot`: a view of the piece's rows × cols there, and the bytes moved."""
+
+
+class Target(Protocol):
+    """The stored C."""
+
+    def view(self, part: Part, slot: Bytes) -> Array:
+        """Where in `slot` the part's rows × cols belong."""
+
+    def write(self, part: Part, slot: Bytes) -> int:
+        """Store the chunk that `slot` now holds, whole and atomically; the bytes moved."""
+
+
+@dataclass
+class _CBlock:
+    """A block buffer on the device, and the writes that must end before it is used again."""
+
+    writes: list[Future[None]] = field(default_factory=list)
+
+    def free(self) -> None:
+        """Wait for the writes; raises what one failed with."""
+        for write in self.writes:
+            write.result()
+        self.writes.clear()
+
+    def check(self) -> None:
+        """Raise what a write failed with, without waiting."""
+        for write in self.writes:
+            if write.done():
+                write.result()
+
+
+def execute(
+    plan: Plan,
+    device: Device,
+    sources: dict[str, Source],
+    target: Target,
+    trace: Trace,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> None:
+    """Run `plan` on a device that has been started with it. `progress` is called on this thread with
+    the fraction of the work that has been handed to the device."""
+    ring = Ring(device.host_buffers(plan.slots, plan.slot_bytes), _schedule(plan))
+    write_slots: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
+    for slot in device.host_buffers(plan.writers, _part_bytes(plan)):
+        write_slots.put(slot)
+    readers = ThreadPoolExecutor(plan.readers, "ooc-gemm reader")
+    writers = ThreadPoolExecutor(plan.writers, "ooc-gemm writer")
+    blocks = [_CBlock() for _ in range(plan.c_buffers)]
+    consumed: list[Event | None] = [None] * plan.panel_buffers
+    steps, step = plan.block_count * max(1, plan.panel_count), 0
+    try:
+        for _ in range(plan.readers):
+            readers.submit(_read, ring, sources, trace)
+        for block in plan.blocks():
+            c = block.index % plan.c_buffers
+            if plan.problem.reads_c:
+                blocks[c].free()
+                _upload(ring, device, plan.block_pieces(block), c)
+            for panel in plan.panels():
+                p = step % plan.panel_buffers
+                if (event := consumed[p]) is not None:
+                    device.wait(UPLOAD, event)
+                _upload(ring, device, plan.pieces(block, panel), p)
+                blocks[c].free() if panel[0] == 0 else [b.check() for b in blocks]
+                device.wait(COMPUTE, device.record(UPLOAD))
+                device.multiply(block, panel, p, c, first=panel[0] == 0)
+                consumed[p] = device.record(COMPUTE)
+                step += 1
+                progress(step / steps)
+            if plan.panel_count == 0:
+                blocks[c].free()
+                device.wait(COMPUTE, device.record(UPLOAD))
+                device.scale(block, c)
+            done = device.record(COMPUTE)
+            for part in plan.parts(block):
+                job = writers.submit(_write, device, target, block, part, c, done, write_slots, trace)
+                blocks[c].writes.append(job)
+        for b in blocks:
+            b.free()
+    except BaseException:
+        device.cancel()
+        raise
+    finally:
+        ring.close()
+        readers.shutdown(cancel_futures=True)
+        writers.shutdown(cancel_futures=True)
+
+
+def _schedule(plan: Plan) -> Iterator[Piece]:
+    """Every piece in the order in which it is needed."""
+    for block in plan.blocks():
+        yield from plan.block_pieces(block)
+        for panel in plan.panels():
+            yield from plan.pieces(block, panel)
+
+
+def _part_bytes(plan: Plan) -> int:
+    c = plan.problem.c
+    return c.chunk_rows * c.chunk_cols * plan.problem.block_itemsize
+
+
+def _read(ring: "Ring[Piece]", sources: dict[str, Source], trace: Trace) -> None:
+    try:
+        while True:
+            slot, piece = ring.acquire()
+            with trace.span("read", operand=piece.operand, chunk=piece.chunk) as span:
+                slot.view, span["nbytes"] = sources[piece.operand].read(piece, slot.data)
+            ring.fill(slot)
+    except Stopped:
+        pass
+    except BaseException as error:
+        ring.close(error)
+
+
+def _upload(ring: "Ring[Piece]", device: Device, pieces: Iterator[Piece], buffer: int) -> None:
+    """Pieces to their places, as they arrive: the ring hands them on in schedule order."""
+    for piece in pieces:
+        slot = ring.take()
+        ring.release(slot, device.upload(slot.view, piece, buffer))
+
+
+def _write(
+    device: Device,
+    target: Target,
+    block: Block,
+    part: Part,
+    c: int,
+    done: Event,
+    slots: "queue.SimpleQueue[Bytes]",
+    trace: Trace,
+) -> None:
+    slot = slots.get()
+    try:
+        device.wait(DOWNLOAD, done)
+        device.download(block, part, c, target.view(part, slot)).synchronize()
+        with trace.span("write", chunk=part.chunk) as span:
+            span["nbytes"] = target.write(part, slot)
+    finally:
+        slots.put(slot)

@@ -1,0 +1,658 @@
+"""Planning: from shapes, item sizes, chunk grids, budgets and rates to a frozen schedule.
+
+Nothing here touches a store or a device; everything is integers, and a `Plan` can be printed,
+iterated twice and checked. The words:
+
+    block   bm × bn of C; stays on the device until it is finished
+    panel   bm × bk of op(A), or bk × bn of op(B); one pair a step
+    piece   what one read brings into one slot: a part of one chunk
+
+    for block in plan.blocks():                     # every element of C once
+        for panel in plan.panels():                 # every k once
+            for piece in plan.pieces(block, panel): # every byte of both panels once
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+from .errors import BudgetError
+from .tiles import ceil_div, overlaps, ranges, round_up, touches
+
+MiB = 1 << 20
+
+ROW_READ_BYTES = 8 << 10
+"""A read of its own for each row pays when it saves more than this many bytes a row: a `pread`
+costs about 1.5 µs beside its bytes, and the page cache gives about 5 GB/s to a thread."""
+
+CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB, 256 << 10, 64 << 10)
+"""Chunk sizes tried for a new C, the wanted one first; the smaller ones are for small budgets."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A stored matrix S. An array in Fortran order is described as the transpose of a C-order S."""
+
+    rows: int
+    cols: int
+    itemsize: int
+    """Bytes of an element as stored and decoded."""
+    chunk_rows: int
+    chunk_cols: int
+    transposed: bool = False
+    """op(X) is Sᵀ (or Sᴴ), not S."""
+    whole: bool = False
+    """Chunks can only be decoded whole; otherwise any rectangle of a chunk can be read."""
+    stored: tuple[int, ...] | None = None
+    """Bytes of every stored chunk in row-major order of the chunk grid, 0 where a chunk is missing.
+    None: none is missing and each takes its full decoded size."""
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Number of chunks along rows and columns."""
+        return ceil_div(self.rows, self.chunk_rows), ceil_div(self.cols, self.chunk_cols)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of one decoded chunk."""
+        return self.chunk_rows * self.chunk_cols * self.itemsize
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        """Bytes of all chunks as stored: what must be read at least."""
+        return self.rows * self.cols * self.itemsize if self.stored is None else sum(self.stored)
+
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """The columns that are read for columns [start, stop) of one chunk: those alone, one read a
+        row; or the chunk's whole rows, which are contiguous and so take one read for all."""
+        if self.whole or _apart(self.chunk_cols, stop - start, self.itemsize):
+            return start, stop
+        first = start // self.chunk_cols * self.chunk_cols
+        return first, first + self.chunk_cols
+
+    def read_bytes(self, row_step: int, col_step: int) -> int:
+        """Bytes moved from the store when S is read once, cut every `row_step` rows and `col_step`
+        columns as well as at chunk edges. Exact."""
+        rows, cols = self._cover(row_step, col_step)
+        if self.stored is None:
+            return sum(rows) * sum(cols) * (self.chunk_bytes if self.whole else self.itemsize)
+        across, total = self.grid[1], 0
+        for i, times in enumerate(rows):
+            line = self.stored[i * across : (i + 1) * across]
+            sizes = line if self.whole else [self.itemsize if size else 0 for size in line]
+            total += times * sum(map(int.__mul__, cols, sizes))
+        return total
+
+    def read_bytes_estimate(self, row_step: int, col_step: int) -> float:
+        """`read_bytes` without a look at each chunk: exact but for the spread of `stored`."""
+        if self.whole:
+            times = touches(self.rows, row_step, self.chunk_rows) * touches(
+                self.cols, col_step, self.chunk_cols
+            )
+            return times * self.chunk_bytes * self._density
+        return (
+            self.rows
+            * _spanned_total(self.cols, col_step, self.chunk_cols, self.itemsize)
+            * self.itemsize
+            * self._density
+        )
+
+    @cached_property
+    def _density(self) -> float:
+        if self.stored is None:
+            return 1.0
+        return self.stored_bytes / max(1, len(self.stored) * self.chunk_bytes)
+
+    def _cover(self, row_step: int, col_step: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if self.whole:
+            return _touched(self.rows, row_step, self.chunk_rows), _touched(
+                self.cols, col_step, self.chunk_cols
+            )
+        rows = tuple(stop - start for start, stop in ranges(self.rows, self.chunk_rows))
+        return rows, _spanned(self.cols, col_step, self.chunk_cols, self.itemsize)
+
+
+def _apart(chunk_cols: int, cols: int, itemsize: int) -> bool:
+    """Whether each row is read on its own (where nothing would be wasted, it makes no difference)."""
+    return (chunk_cols - cols) * itemsize > ROW_READ_BYTES
+
+
+@lru_cache(maxsize=1024)
+def _touched(extent: int, step: int, chunk: int) -> tuple[int, ...]:
+    """For each chunk along an axis: how many of the ranges of `step` meet it."""
+    counts = [0] * ceil_div(extent, chunk)
+    for start, stop in ranges(extent, step):
+        for index, _, _ in overlaps(start, stop, chunk):
+            counts[index] += 1
+    return tuple(counts)
+
+
+@lru_cache(maxsize=1024)
+def _spanned(extent: int, step: int, chunk: int, itemsize: int) -> tuple[int, ...]:
+    """For each chunk column: how many columns are read of it, over all ranges of `step`."""
+    counts = [0] * ceil_div(extent, chunk)
+    for start, stop in ranges(extent, step):
+        for index, lo, hi in overlaps(start, stop, chunk):
+            counts[index] += hi - lo if _apart(chunk, hi - lo, itemsize) else chunk
+    return tuple(counts)
+
+
+@lru_cache(maxsize=1024)
+def _spanned_total(extent: int, step: int, chunk: int, itemsize: int) -> int:
+    return sum(_spanned(extent, step, chunk, itemsize))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C, as sizes."""
+
+    m: int
+    n: int
+    k: int
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    """As it is stored: `chunk_rows` × `chunk_cols` is what one write makes (a shard, where C has any)."""
+    panel_itemsize: int
+    """Bytes of an element in a panel."""
+    block_itemsize: int
+    """Bytes of an element of a C block while it accumulates."""
+    reads_c: bool = False
+    """β ≠ 0."""
+    free_chunks: bool = True
+    """C is new and the planner may choose its chunks; those of `c` are ignored."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the machine does a second. `shared`: every stage runs on the same cores, so that their
+    times add up instead of hiding behind the longest."""
+
+    flops: float
+    read: float
+    write: float
+    upload: float
+    download: float
+    shared: bool
+    read_seconds: float = 4e-6
+    """Seconds of one read call beside its bytes."""
+    piece_seconds: float = 60e-6
+    """Seconds of one piece's way through the ring beside its bytes."""
+    thin: float = 32.0
+    """Panel depth at which a multiplication takes twice its time: it reads and writes C once."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits in bytes, and what is spent before the plan spends anything."""
+
+    host: int
+    """Most memory the process may hold resident."""
+    host_baseline: int
+    """Interpreter, libraries, thread stacks."""
+    device: int | None
+    """Most memory of the device; None where the device computes in host memory."""
+    device_baseline: int = 0
+    """Context and library workspaces."""
+    workspace: int = 0
+    """Scratch of the device's arithmetic, in the memory the device computes in."""
+    staged: bool = False
+    """Uploads are converted on the device and need one slot of scratch there."""
+    readers: int = 4
+    """Most reader threads."""
+    writers: int = 2
+    """Most writer threads."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows [row, row+rows) × columns [col, col+cols) of C."""
+
+    index: int
+    row: int
+    rows: int
+    col: int
+    cols: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one read brings into one slot: rows × cols of one chunk of a stored matrix."""
+
+    operand: str
+    """`a`, `b`, or `c` (β ≠ 0)."""
+    chunk: tuple[int, int]
+    rows: tuple[int, int]
+    """[start, stop) in the stored matrix."""
+    cols: tuple[int, int]
+    """[start, stop) in the stored matrix."""
+    span: tuple[int, int]
+    """The columns that are read, `cols` or the chunk's whole rows (with their padding)."""
+    into: tuple[int, int]
+    """Row and column in the panel (or C block), oriented as stored."""
+    panel: tuple[int, int]
+    """Rows and columns of that panel (or C block)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One chunk of C and its place in the block that makes it."""
+
+    chunk: tuple[int, int]
+    row: int
+    col: int
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A frozen schedule. All sizes in bytes, all times in seconds."""
+
+    problem: Problem
+    budget: Budget
+    bm: int
+    bn: int
+    bk: int
+    panel_buffers: int
+    """Pairs of panels: one is filled while another is used."""
+    c_buffers: int
+    """C blocks on the device: with two, one is written back while the other accumulates."""
+    readers: int
+    writers: int
+    slots: int
+    """Slots of the read ring."""
+    slot_bytes: int
+    """Bytes of one slot of the read ring; each writer has one more, of one chunk of C."""
+    lower_bound_bytes: int
+    """Least bytes any schedule moves between store and fast memory of this size:
+    max(2mnk/√S − 2S, mk + kn + mn) elements (Smith et al., arXiv:1702.02017)."""
+    bytes_read: int
+    bytes_written: int
+    bytes_uploaded: int
+    bytes_downloaded: int
+    ledger: dict[str, int]
+    """Who holds how much of the host budget."""
+    device_ledger: dict[str, int]
+    stage_seconds: dict[str, float]
+    predicted_seconds: float
+
+    @property
+    def host_bytes(self) -> int:
+        """Sum of the ledger."""
+        return sum(self.ledger.values())
+
+    @property
+    def device_bytes(self) -> int:
+        """Sum of the device's ledger."""
+        return sum(self.device_ledger.values())
+
+    @property
+    def block_count(self) -> int:
+        """How many blocks C is made in."""
+        return ceil_div(self.problem.m, self.bm) * ceil_div(self.problem.n, self.bn)
+
+    @property
+    def panel_count(self) -> int:
+        """How many panel pairs each block takes."""
+        return ceil_div(self.problem.k, self.bk)
+
+    def blocks(self) -> Iterator[Block]:
+        """Every element of C exactly once."""
+        index = 0
+        for row, row_stop in ranges(self.problem.m, self.bm):
+            for col, col_stop in ranges(self.problem.n, self.bn):
+                yield Block(index, row, row_stop - row, col, col_stop - col)
+                index += 1
+
+    def panels(self) -> Iterator[tuple[int, int]]:
+        """The k ranges of a block, in order: every k exactly once."""
+        return ranges(self.problem.k, self.bk)
+
+    def pieces(self, block: Block, panel: tuple[int, int]) -> Iterator[Piece]:
+        """What is read to fill one pair of panels."""
+        row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
+        a, b = self.problem.a, self.problem.b
+        yield from self._pieces("a", a, *((panel, row) if a.transposed else (row, panel)))
+        yield from self._pieces("b", b, *((col, panel) if b.transposed else (panel, col)))
+
+    def block_pieces(self, block: Block) -> Iterator[Piece]:
+        """What is read to fill a block with the C that was (β ≠ 0)."""
+        if self.problem.reads_c:
+            row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
+            yield from self._pieces("c", self.problem.c, row, col)
+
+    def _pieces(
+        self, operand: str, s: Matrix, rows: tuple[int, int], cols: tuple[int, int]
+    ) -> Iterator[Piece]:
+        panel = (rows[1] - rows[0], cols[1] - cols[0])
+        for i, row, row_stop in overlaps(*rows, s.chunk_rows):
+            for j, col, col_stop in overlaps(*cols, s.chunk_cols):
+                span = s.span(col, col_stop)
+                step = (
+                    row_stop - row
+                    if s.whole
+                    else max(1, self.slot_bytes // ((span[1] - span[0]) * s.itemsize))
+                )
+                for start in range(row, row_stop, step):
+                    stop = min(start + step, row_stop)
+                    into = (start - rows[0], col - cols[0])
+                    yield Piece(operand, (i, j), (start, stop), (col, col_stop), span, into, panel)
+
+    def parts(self, block: Block) -> Iterator[Part]:
+        """The chunks of C that a block makes. Block edges are chunk edges, so each is whole."""
+        c = self.problem.c
+        for i, row, row_stop in overlaps(block.row, block.row + block.rows, c.chunk_rows):
+            for j, col, col_stop in overlaps(block.col, block.col + block.cols, c.chunk_cols):
+                yield Part((i, j), row - block.row, col - block.col, row_stop - row, col_stop - col)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON types."""
+        keys = ("bm", "bn", "bk", "panel_buffers", "c_buffers", "readers", "writers", "slots", "slot_bytes")
+        keys += ("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "lower_bound_bytes")
+        keys += ("ledger", "device_ledger", "stage_seconds", "predicted_seconds")
+        out = {key: getattr(self, key) for key in keys}
+        c = self.problem.c
+        out.update(blocks=self.block_count, panels=self.panel_count, chunks=[c.chunk_rows, c.chunk_cols])
+        out.update(host_bytes=self.host_bytes, device_bytes=self.device_bytes)
+        out.update(memory_limit=self.budget.host, device_memory_limit=self.budget.device)
+        return out
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """How many threads and how large a slot at most: the choices, ample first."""
+
+    readers: int
+    writers: int
+    slots: int
+    cap: int
+
+
+def _rings(budget: Budget) -> list[_Ring]:
+    r, w = budget.readers, budget.writers
+    ample = (16 * MiB, 4 * MiB) if budget.device is not None else (4 * MiB, 1 * MiB)
+    rings = [_Ring(r, w, r + max(2, r // 2), cap) for cap in ample]
+    return [*rings, _Ring(min(2, r), 1, 3, 1 * MiB), _Ring(1, 1, 2, 64 << 10)]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    c: Matrix
+    bm: int
+    bn: int
+    bk: int
+    c_buffers: int
+    ring: _Ring
+
+
+def _slot_bytes(p: Problem, x: _Candidate) -> int:
+    """The largest piece, cut at the ring's cap where a piece can be cut (between rows)."""
+    need = 1
+    a, b = p.a, p.b
+    panels = [
+        (a, x.bk, x.bm) if a.transposed else (a, x.bm, x.bk),
+        (b, x.bn, x.bk) if b.transposed else (b, x.bk, x.bn),
+    ]
+    if p.reads_c:
+        panels.append((x.c, x.bm, x.bn))
+    for s, rows, cols in panels:
+        rows, cols = min(rows, s.chunk_rows), min(cols, s.chunk_cols)
+        if s.whole:
+            need = max(need, rows * cols * s.itemsize)
+            continue
+        line = (cols if _apart(s.chunk_cols, cols, s.itemsize) else s.chunk_cols) * s.itemsize
+        need = max(need, line, min(rows * line, x.ring.cap))
+    return need
+
+
+def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int], dict[str, int]]:
+    """Every byte of both budgets, by holder."""
+    slot = _slot_bytes(p, x)
+    chunk = x.c.chunk_rows * x.c.chunk_cols
+    convert = x.c.itemsize != p.block_itemsize or x.c.whole
+    # A decoder holds the encoded chunk and the decoded one; an encoder likewise.
+    whole = [s.chunk_bytes for s in ((p.a, p.b, x.c) if p.reads_c else (p.a, p.b)) if s.whole]
+    host = {
+        "baseline": budget.host_baseline,
+        "read ring": x.ring.slots * slot,
+        "decoding": x.ring.readers * 2 * max(whole, default=0),
+        "write slots": x.ring.writers * chunk * p.block_itemsize,
+        "encoding": x.ring.writers * chunk * x.c.itemsize * (int(convert) + int(x.c.whole)),
+    }
+    compute = {
+        "panels": PANEL_BUFFERS * (x.bm * x.bk + x.bk * x.bn) * p.panel_itemsize,
+        "C blocks": x.c_buffers * x.bm * x.bn * p.block_itemsize,
+        "workspace": budget.workspace + (slot if budget.staged else 0),
+    }
+    if budget.device is None:
+        return host | compute, {}
+    return host, {"baseline": budget.device_baseline} | compute
+
+
+PANEL_BUFFERS = 2
+
+
+def _fits(p: Problem, budget: Budget, x: _Candidate) -> bool:
+    host, device = _ledgers(p, budget, x)
+    return sum(host.values()) <= budget.host and (
+        budget.device is None or sum(device.values()) <= budget.device
+    )
+
+
+def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[dict[str, float], float]:
+    """Seconds of each stage, and of the whole: the longest stage, the first panel that nothing hides
+    and the write-back that nothing hides; or their sum where all share the cores."""
+    down, across, deep = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn), ceil_div(p.k, x.bk)
+    slot = _slot_bytes(p, x)
+    steps_a = (x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)
+    steps_b = (x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)
+    read = pieces = reads = uploaded = 0.0
+    sides = [(p.a, steps_a, across), (p.b, steps_b, down)]
+    if p.reads_c:
+        sides.append((x.c, (x.bm, x.bn), 1))
+    for s, (row_step, col_step), times in sides:
+        size = s.read_bytes_estimate(row_step, col_step)
+        row_touches, col_touches = (
+            touches(s.rows, row_step, s.chunk_rows),
+            touches(s.cols, col_step, s.chunk_cols),
+        )
+        count = row_touches * col_touches + s.rows * s.cols * s.itemsize / slot
+        apart = not s.whole and _apart(s.chunk_cols, min(col_step, s.chunk_cols), s.itemsize)
+        read += times * size
+        pieces += times * count
+        reads += times * (s.rows * col_touches if apart else count)
+        uploaded += times * s.rows * s.cols * s.itemsize
+    written = x.c.rows * x.c.cols
+    flops = 2.0 * p.m * p.n * p.k
+    stages = {
+        "read": read / rates.read
+        + (reads * rates.read_seconds + pieces * rates.piece_seconds) / x.ring.readers,
+        "upload": uploaded / rates.upload,
+        "compute": flops / rates.flops * (1 + rates.thin / x.bk + 64 / x.bm + 64 / x.bn),
+        "download": written * p.block_itemsize / rates.download,
+        "write": written * x.c.itemsize / rates.write,
+    }
+    if rates.shared:
+        return stages, sum(stages.values())
+    blocks = down * across
+    first = (stages["read"] + stages["upload"]) / max(1, blocks * deep)
+    last = (stages["download"] + stages["write"]) / max(1, blocks if x.c_buffers > 1 else 1)
+    return stages, max(stages.values()) + first + last
+
+
+def _steps(extent: int, align: int) -> list[int]:
+    """Block sizes to try along an axis, descending: the axis whole, then in 2, 3, … about equal parts,
+    each a multiple of `align`."""
+    top = max(1, ceil_div(extent, align))
+    counts = [*range(1, 13), 14, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 1 << 14, 1 << 16]
+    sizes = {min(extent, ceil_div(top, count) * align) for count in counts if count <= top} | {
+        min(extent, align)
+    }
+    return sorted((max(1, size) for size in sizes), reverse=True)
+
+
+def _depths(p: Problem) -> list[int]:
+    """Panel depths to try: fractions and multiples of both k chunks, powers of two, all of k."""
+    k = max(1, p.k)
+    chunks = {
+        p.a.chunk_rows if p.a.transposed else p.a.chunk_cols,
+        p.b.chunk_cols if p.b.transposed else p.b.chunk_rows,
+    }
+    chunks.add(math.lcm(*chunks))
+    depths = {16, 64, 256, 512, 1024, 2048, k}
+    for chunk in chunks:
+        depths.update(chunk * times for times in (1, 2, 4) if chunk * times <= max(4096, chunk))
+        depths.update(ceil_div(chunk, parts) for parts in (2, 4))
+    return sorted({min(k, depth) for depth in depths if depth >= min(k, 16)})
+
+
+def _chunk_side(extent: int, near: float, other: int) -> int:
+    """A chunk side of C of about `near`, a multiple or an even part of the operand's chunk side `other`
+    where that comes close, so that block edges fall on chunk edges of both."""
+    near = max(1, min(extent, round(near)))
+    if other <= near:
+        return min(extent, near // other * other)
+    side = ceil_div(other, ceil_div(other, near))
+    if other % side == 0:
+        return side
+    return min(extent, round_up(ceil_div(extent, ceil_div(extent, near)), 16))
+
+
+def _outputs(p: Problem) -> list[Matrix]:
+    """C as it may be stored: as asked, or new with chunks of the wanted size or, for small budgets, less."""
+    if not p.free_chunks:
+        return [p.c]
+    rows_of_a = p.a.chunk_cols if p.a.transposed else p.a.chunk_rows
+    cols_of_b = p.b.chunk_rows if p.b.transposed else p.b.chunk_cols
+    found: list[Matrix] = []
+    for size in CHUNK_BYTES:
+        elements = size // p.c.itemsize
+        rows = _chunk_side(p.m, max(math.isqrt(elements), elements / max(1, p.n)), rows_of_a)
+        cols = _chunk_side(p.n, elements / rows, cols_of_b)
+        c = replace(p.c, chunk_rows=rows, chunk_cols=cols)
+        if c not in found:
+            found.append(c)
+    return found
+
+
+def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
+    """The schedule of least predicted time among those whose ledgers fit both budgets. Chunks of C of
+    the wanted size and an ample ring come first: less of either must save 5 % to be taken.
+
+    Raises BudgetError, with the smallest limit that would do, where none fits.
+    """
+    ideal = _seconds(problem, budget, rates, _everything(problem, budget))[1]
+    best: tuple[float, int, _Candidate] | None = None
+    for c in _outputs(problem):
+        for ring in _rings(budget):
+            found = _search(problem, budget, rates, c, ring)
+            if found and (best is None or found[0] < 0.95 * best[0]):
+                best = found
+            if best and best[0] <= 1.05 * ideal:
+                return _finish(problem, budget, rates, best[2])
+    if best is None:
+        raise _refusal(problem, budget)
+    return _finish(problem, budget, rates, best[2])
+
+
+def _everything(p: Problem, budget: Budget) -> _Candidate:
+    """C in one block, and panels so deep that their depth costs nothing: what memory without end allows."""
+    return _Candidate(_outputs(p)[0], max(1, p.m), max(1, p.n), max(1, p.k), 1, _rings(budget)[0])
+
+
+def _search(
+    p: Problem, budget: Budget, rates: Rates, c: Matrix, ring: _Ring
+) -> tuple[float, int, _Candidate] | None:
+    """The best block and panel sizes for one ring and one layout of C: (seconds, elements, candidate)."""
+    best: tuple[float, int, _Candidate] | None = None
+    heights, widths = _steps(p.m, c.chunk_rows), _steps(p.n, c.chunk_cols)
+    for c_buffers in (1,) if budget.device is None else (2, 1):
+        for bk in _depths(p):
+            for bm in heights:
+
+                def fits(bn: int, bm: int = bm, bk: int = bk, c_buffers: int = c_buffers) -> bool:
+                    return _fits(p, budget, _Candidate(c, bm, bn, bk, c_buffers, ring))
+
+                widest = bisect_left(widths, True, key=fits)
+                for bn in widths[widest : widest + 2]:  # narrower blocks only read more
+                    x = _Candidate(c, bm, bn, bk, c_buffers, ring)
+                    found = (_seconds(p, budget, rates, x)[1], bm * bn + (bm + bn) * bk, x)
+                    if best is None or found[:2] < best[:2]:
+                        best = found
+    return best
+
+
+def _refusal(p: Problem, budget: Budget) -> BudgetError:
+    """Which limit is too small, and the smallest that would do: the ledgers grow with every size, so
+    the smallest sizes decide."""
+    needs = []
+    for c in _outputs(p):
+        bm, bn = min(_steps(p.m, c.chunk_rows)), min(_steps(p.n, c.chunk_cols))
+        for bk in _depths(p):
+            for ring in _rings(budget):
+                host, device = _ledgers(p, budget, _Candidate(c, bm, bn, bk, 1, ring))
+                needs.append((sum(host.values()), sum(device.values())))
+    if budget.device is not None and min(device for _, device in needs) > budget.device:
+        least = min(device for _, device in needs)
+        return BudgetError(
+            f"a device memory limit of {budget.device} bytes is too small for this product; "
+            f"the smallest that would do is {least} bytes ({ceil_div(least, MiB)}MiB)",
+            minimum_device_memory_limit=least,
+        )
+    least = min(host for host, device in needs if budget.device is None or device <= budget.device)
+    return BudgetError(
+        f"a memory limit of {budget.host} bytes is too small for this product; "
+        f"the smallest that would do is {least} bytes ({ceil_div(least, MiB)}MiB)",
+        minimum_memory_limit=least,
+    )
+
+
+def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
+    down, across = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn)
+    p = replace(p, c=x.c)
+    bytes_read = across * p.a.read_bytes(*((x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)))
+    bytes_read += down * p.b.read_bytes(*((x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)))
+    uploaded = (across * p.m * p.k * p.a.itemsize) + (down * p.k * p.n * p.b.itemsize)
+    if p.reads_c:
+        bytes_read += p.c.read_bytes(x.bm, x.bn)
+        uploaded += p.m * p.n * p.c.itemsize
+    host, device = _ledgers(p, budget, x)
+    stages, seconds = _seconds(p, budget, rates, x)
+    separate = budget.device is not None
+    fast = budget.host if budget.device is None else budget.device
+    return Plan(
+        problem=p,
+        budget=budget,
+        bm=x.bm,
+        bn=x.bn,
+        bk=x.bk,
+        panel_buffers=PANEL_BUFFERS,
+        c_buffers=x.c_buffers,
+        readers=x.ring.readers,
+        writers=x.ring.writers,
+        slots=x.ring.slots,
+        slot_bytes=_slot_bytes(p, x),
+        lower_bound_bytes=lower_bound_bytes(p, fast),
+        bytes_read=bytes_read,
+        bytes_written=p.c.grid[0] * p.c.grid[1] * p.c.chunk_bytes,
+        bytes_uploaded=uploaded if separate else 0,
+        bytes_downloaded=p.m * p.n * p.block_itemsize if separate else 0,
+        ledger=host,
+        device_ledger=device,
+        stage_seconds=stages,
+        predicted_seconds=seconds,
+    )
+
+
+def lower_bound_bytes(p: Problem, fast_bytes: int) -> int:
+    """Least bytes between store and a fast memory of `fast_bytes` for any schedule of the classical
+    algorithm: 2mnk/√S − 2S elements (Smith, Lowery, Langou, van de Geijn, arXiv:1702.02017), and never
+    less than each input read and C written once."""
+    s = max(1.0, fast_bytes / p.panel_itemsize)
+    classical = (2.0 * p.m * p.n * p.k / math.sqrt(s) - 2.0 * s) * p.panel_itemsize
+    compulsory = p.a.stored_bytes + p.b.stored_bytes + p.m * p.n * p.c.itemsize
+    return max(round(classical), compulsory)

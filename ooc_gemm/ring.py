@@ -1,0 +1,102 @@
+"""A fixed ring of host buffers: the back-pressure between readers and the device.
+
+A slot goes round:
+
+    free ──acquire──► a reader fills it ──► full, in the order acquired ──take──► uploaded ──release──► free
+
+`release` hands over the event that guards the upload; whoever acquires the slot next waits for it, so
+nobody polls and no buffer is overwritten while it is still being copied.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from threading import Condition
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+T = TypeVar("T")
+
+
+class Event(Protocol):
+    """A point in a device's stream."""
+
+    def synchronize(self) -> None:
+        """Return once everything before this point is done."""
+
+
+class Stopped(Exception):
+    """The ring was closed, because the work is done or somebody failed."""
+
+
+@dataclass
+class Slot:
+    """One buffer, and the event after which it may be written again."""
+
+    data: Bytes
+    view: npt.NDArray[Any] = field(init=False, repr=False)
+    """What the reader put there."""
+    guard: Event | None = None
+    filled: bool = field(default=False, repr=False)
+
+
+class Ring(Generic[T]):
+    """Slots, what is to be read into them, and the order in which they are handed on."""
+
+    def __init__(self, buffers: list[Bytes], tasks: Iterator[T]):
+        """`tasks` yields the pieces to read, in schedule order."""
+        self._free = deque(Slot(data) for data in buffers)
+        self._full: deque[Slot] = deque()
+        self._tasks = tasks
+        self._changed = Condition()
+        self._closed = False
+        self._error: BaseException | None = None
+
+    def acquire(self) -> tuple[Slot, T]:
+        """For readers: a free slot and the next piece to read into it. The pair is taken as one, so the
+        earliest unread piece always has a slot and the ring cannot deadlock. Raises Stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free or self._closed)
+            if self._closed:
+                raise Stopped
+            task = next(self._tasks, None)
+            if task is None:
+                raise Stopped
+            slot = self._free.popleft()
+            slot.filled = False
+            self._full.append(slot)
+        if slot.guard is not None:
+            slot.guard.synchronize()
+            slot.guard = None
+        return slot, task
+
+    def fill(self, slot: Slot) -> None:
+        """For readers: the slot holds its piece."""
+        with self._changed:
+            slot.filled = True
+            self._changed.notify_all()
+
+    def take(self) -> Slot:
+        """The slot of the next piece in schedule order, once it is there. Raises what a reader failed with."""
+        with self._changed:
+            self._changed.wait_for(lambda: (self._full and self._full[0].filled) or self._closed)
+            if self._closed:
+                raise self._error or Stopped()
+            return self._full.popleft()
+
+    def release(self, slot: Slot, guard: Event) -> None:
+        """The slot is free once `guard` has completed."""
+        slot.guard = guard
+        with self._changed:
+            self._free.append(slot)
+            self._changed.notify_all()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Wake everybody who waits: they get Stopped, and who takes gets `error`, the first one given."""
+        with self._changed:
+            self._closed = True
+            self._error = self._error or error
+            self._changed.notify_all()

@@ -1,0 +1,76 @@
+"""What each stage did, when: totals for the result, and a timeline for Perfetto."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock, get_ident
+from typing import Any
+
+STAGES = ("read", "upload", "compute", "download", "write")
+
+
+class Trace:
+    """Collects spans from any thread. Times are seconds of `time.perf_counter`."""
+
+    def __init__(self, keep: bool = False):
+        """`keep` the spans for `write`, or only their totals."""
+        self.keep = keep
+        self.seconds: Counter[str] = Counter()
+        """Busy seconds of each stage, added over its threads."""
+        self.bytes: Counter[str] = Counter()
+        """Bytes each stage moved."""
+        self._spans: list[tuple[str, str, float, float, dict[str, Any]]] = []
+        self._lock = Lock()
+        self._start = time.perf_counter()
+
+    def add(self, stage: str, start: float, stop: float, track: str, nbytes: int = 0, **args: Any) -> None:
+        """One span of `stage`; `track` is the line of the timeline it is drawn on."""
+        with self._lock:
+            self.seconds[stage] += stop - start
+            self.bytes[stage] += nbytes
+            if self.keep:
+                self._spans.append((stage, track, start, stop, {"bytes": nbytes, **args}))
+
+    @contextmanager
+    def span(self, stage: str, **args: Any) -> Iterator[dict[str, Any]]:
+        """Times its body on the thread's own track; the body may add to the arguments it is given."""
+        start = time.perf_counter()
+        yield args
+        self.add(stage, start, time.perf_counter(), f"{stage} {get_ident()}", **args)
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Busy seconds of every stage."""
+        return {stage: round(self.seconds[stage], 6) for stage in STAGES}
+
+    def write(self, path: str | Path) -> None:
+        """The timeline in Chrome's trace event format: one process, one track a stage and thread."""
+        tracks = sorted(
+            {track for _, track, *_ in self._spans}, key=lambda t: (STAGES.index(t.split()[0]), t)
+        )
+        number = {track: index for index, track in enumerate(tracks)}
+        events: list[dict[str, Any]] = []
+        seen: Counter[str] = Counter()
+        for track in tracks:
+            stage = track.split()[0]
+            seen[stage] += 1
+            common = {"ph": "M", "pid": 1, "tid": number[track]}
+            events.append({**common, "name": "thread_name", "args": {"name": f"{stage} {seen[stage]}"}})
+            events.append({**common, "name": "thread_sort_index", "args": {"sort_index": number[track]}})
+        for stage, track, start, stop, args in sorted(self._spans, key=lambda span: span[2]):
+            ts, dur = (start - self._start) * 1e6, (stop - start) * 1e6
+            events.append(
+                {
+                    "name": stage,
+                    "cat": stage,
+                    "ph": "X",
+                    "pid": 1,
+                    "tid": number[track],
+                    "ts": ts,
+                    "dur": dur,
+                    "args": args,
+                }
+            )
+        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
