@@ -8,7 +8,7 @@ order the streams, and the conductor waits only for bytes to arrive or a C block
 """
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -58,7 +58,7 @@ class _CBlock:
 def execute(
     plan: Plan,
     device: Device,
-    sources: dict[str, Source],
+    sources: Mapping[str, Source],
     target: Target,
     trace: Trace,
     progress: Callable[[float], None] = lambda fraction: None,
@@ -87,7 +87,10 @@ def execute(
                 if (event := consumed[p]) is not None:
                     device.wait(UPLOAD, event)
                 _upload(ring, device, plan.pieces(block, panel), p)
-                blocks[c].free() if panel[0] == 0 else [b.check() for b in blocks]
+                if panel[0] == 0:
+                    blocks[c].free()
+                for other in blocks:
+                    other.check()
                 device.wait(COMPUTE, device.record(UPLOAD))
                 device.multiply(block, panel, p, c, first=panel[0] == 0)
                 consumed[p] = device.record(COMPUTE)
@@ -101,8 +104,8 @@ def execute(
             for part in plan.parts(block):
                 job = writers.submit(_write, device, target, block, part, c, done, write_slots, trace)
                 blocks[c].writes.append(job)
-        for b in blocks:
-            b.free()
+        for other in blocks:
+            other.free()
     except BaseException:
         device.cancel()
         raise
@@ -125,7 +128,7 @@ def _part_bytes(plan: Plan) -> int:
     return c.chunk_rows * c.chunk_cols * plan.problem.block_itemsize
 
 
-def _read(ring: "Ring[Piece]", sources: dict[str, Source], trace: Trace) -> None:
+def _read(ring: "Ring[Piece]", sources: Mapping[str, Source], trace: Trace) -> None:
     try:
         while True:
             slot, piece = ring.acquire()

@@ -120,6 +120,10 @@ def _apart(chunk_cols: int, cols: int, itemsize: int) -> bool:
     return (chunk_cols - cols) * itemsize > ROW_READ_BYTES
 
 
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / MiB:,.1f} MiB"
+
+
 @lru_cache(maxsize=1024)
 def _touched(extent: int, step: int, chunk: int) -> tuple[int, ...]:
     """For each chunk along an axis: how many of the ranges of `step` meet it."""
@@ -248,6 +252,23 @@ class Part:
     cols: int
 
 
+def cut(
+    operand: str, s: Matrix, rows: tuple[int, int], cols: tuple[int, int], slot_bytes: int
+) -> Iterator[Piece]:
+    """rows × cols of a stored matrix in pieces: at chunk edges, and where a chunk can be read in part
+    also between rows, so that each fits a slot."""
+    panel = (rows[1] - rows[0], cols[1] - cols[0])
+    for i, row, row_stop in overlaps(*rows, s.chunk_rows):
+        for j, col, col_stop in overlaps(*cols, s.chunk_cols):
+            span = s.span(col, col_stop)
+            fitting = max(1, slot_bytes // ((span[1] - span[0]) * s.itemsize))
+            step = row_stop - row if s.whole else fitting
+            for start in range(row, row_stop, step):
+                stop = min(start + step, row_stop)
+                into = (start - rows[0], col - cols[0])
+                yield Piece(operand, (i, j), (start, stop), (col, col_stop), span, into, panel)
+
+
 @dataclass(frozen=True)
 class Plan:
     """A frozen schedule. All sizes in bytes, all times in seconds."""
@@ -316,31 +337,14 @@ class Plan:
         """What is read to fill one pair of panels."""
         row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
         a, b = self.problem.a, self.problem.b
-        yield from self._pieces("a", a, *((panel, row) if a.transposed else (row, panel)))
-        yield from self._pieces("b", b, *((col, panel) if b.transposed else (panel, col)))
+        yield from cut("a", a, *((panel, row) if a.transposed else (row, panel)), self.slot_bytes)
+        yield from cut("b", b, *((col, panel) if b.transposed else (panel, col)), self.slot_bytes)
 
     def block_pieces(self, block: Block) -> Iterator[Piece]:
         """What is read to fill a block with the C that was (β ≠ 0)."""
         if self.problem.reads_c:
             row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
-            yield from self._pieces("c", self.problem.c, row, col)
-
-    def _pieces(
-        self, operand: str, s: Matrix, rows: tuple[int, int], cols: tuple[int, int]
-    ) -> Iterator[Piece]:
-        panel = (rows[1] - rows[0], cols[1] - cols[0])
-        for i, row, row_stop in overlaps(*rows, s.chunk_rows):
-            for j, col, col_stop in overlaps(*cols, s.chunk_cols):
-                span = s.span(col, col_stop)
-                step = (
-                    row_stop - row
-                    if s.whole
-                    else max(1, self.slot_bytes // ((span[1] - span[0]) * s.itemsize))
-                )
-                for start in range(row, row_stop, step):
-                    stop = min(start + step, row_stop)
-                    into = (start - rows[0], col - cols[0])
-                    yield Piece(operand, (i, j), (start, stop), (col, col_stop), span, into, panel)
+            yield from cut("c", self.problem.c, row, col, self.slot_bytes)
 
     def parts(self, block: Block) -> Iterator[Part]:
         """The chunks of C that a block makes. Block edges are chunk edges, so each is whole."""
@@ -349,11 +353,47 @@ class Plan:
             for j, col, col_stop in overlaps(block.col, block.col + block.cols, c.chunk_cols):
                 yield Part((i, j), row - block.row, col - block.col, row_stop - row, col_stop - col)
 
+    def __str__(self) -> str:
+        """The plan as a table, with its reasons."""
+        return self.table()
+
+    def table(self) -> str:
+        """What is done, what it moves and who holds the memory."""
+        p, c = self.problem, self.problem.c
+        moved, bound = self.bytes_read + self.bytes_written, self.lower_bound_bytes
+        slowest = max(self.stage_seconds, key=lambda stage: self.stage_seconds[stage], default="")
+        rows = [
+            ("product", f"{p.m}×{p.k} · {p.k}×{p.n}"),
+            (
+                "blocks of C",
+                f"{self.block_count} of {self.bm}×{self.bn}, each made in {self.panel_count} panels of {self.bk}",
+            ),
+            ("chunks of C", f"{c.chunk_rows}×{c.chunk_cols}, {_mib(c.chunk_bytes)}"),
+            (
+                "read",
+                f"{_mib(self.bytes_read)} (the inputs hold {_mib(p.a.stored_bytes + p.b.stored_bytes)})",
+            ),
+            ("written", _mib(self.bytes_written)),
+            ("lower bound", f"{_mib(bound)}; this plan moves {moved / max(1, bound):.2f} times that"),
+            ("predicted", f"{self.predicted_seconds:.2f} s, most of it {slowest}"),
+        ]
+        for title, ledger, limit in (
+            ("host memory", self.ledger, self.budget.host),
+            ("device memory", self.device_ledger, self.budget.device),
+        ):
+            if limit is not None:
+                rows.append((title, f"{_mib(sum(ledger.values()))} of {_mib(limit)}"))
+                rows += [(f"  {name}", _mib(size)) for name, size in ledger.items() if size]
+        width = max(len(name) for name, _ in rows) + 2
+        return "\n".join(f"{name:<{width}}{value}" for name, value in rows)
+
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON types."""
-        keys = ("bm", "bn", "bk", "panel_buffers", "c_buffers", "readers", "writers", "slots", "slot_bytes")
-        keys += ("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "lower_bound_bytes")
-        keys += ("ledger", "device_ledger", "stage_seconds", "predicted_seconds")
+        keys = [
+            *("bm", "bn", "bk", "panel_buffers", "c_buffers", "readers", "writers", "slots", "slot_bytes"),
+            *("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "lower_bound_bytes"),
+            *("ledger", "device_ledger", "stage_seconds", "predicted_seconds"),
+        ]
         out = {key: getattr(self, key) for key in keys}
         c = self.problem.c
         out.update(blocks=self.block_count, panels=self.panel_count, chunks=[c.chunk_rows, c.chunk_cols])

@@ -80,7 +80,7 @@ class Ring(Generic[T]):
             self._changed.notify_all()
 
     def take(self) -> Slot:
-        """The slot of the next piece in schedule order, once it is there. Raises what a reader failed with."""
+        """The slot of the next piece in schedule order, once filled. Raises what a reader failed with."""
         with self._changed:
             self._changed.wait_for(lambda: (self._full and self._full[0].filled) or self._closed)
             if self._closed:

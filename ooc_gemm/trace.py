@@ -1,8 +1,9 @@
 """What each stage did, when: totals for the result, and a timeline for Perfetto."""
 
 import json
+import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +19,9 @@ class Trace:
     def __init__(self, keep: bool = False):
         """`keep` the spans for `write`, or only their totals."""
         self.keep = keep
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         """Busy seconds of each stage, added over its threads."""
-        self.bytes: Counter[str] = Counter()
+        self.bytes: defaultdict[str, int] = defaultdict(int)
         """Bytes each stage moved."""
         self._spans: list[tuple[str, str, float, float, dict[str, Any]]] = []
         self._lock = Lock()
@@ -45,7 +46,7 @@ class Trace:
         """Busy seconds of every stage."""
         return {stage: round(self.seconds[stage], 6) for stage in STAGES}
 
-    def write(self, path: str | Path) -> None:
+    def write(self, path: str | os.PathLike[str]) -> None:
         """The timeline in Chrome's trace event format: one process, one track a stage and thread."""
         tracks = sorted(
             {track for _, track, *_ in self._spans}, key=lambda t: (STAGES.index(t.split()[0]), t)

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..plan import Block, Part, Piece, Plan
+from ..errors import InputError
+from ..plan import Block, Part, Piece, Plan, Rates
 from ..ring import Bytes, Event
 from ..trace import Trace
 
@@ -78,6 +79,9 @@ class Device(Protocol):
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
         """What the device costs, and how much of its memory may be used."""
 
+    def rates(self, arithmetic: Arithmetic) -> Rates:
+        """How fast each stage usually is, for predictions."""
+
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Allocate every buffer of the plan."""
 
@@ -110,3 +114,33 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Finish or drop what is under way; free every buffer."""
+
+
+def open_device(name: str) -> Device:
+    """The device of a name: `auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`.
+
+    Raises InputError where there is no such device.
+    """
+    if name == "cpu":
+        from .cpu import CPU
+
+        return CPU()
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and (not number or number.isdigit()):
+        from .cuda import CUDA
+
+        return CUDA(int(number or 0))
+    if name == "auto":
+        from importlib.util import find_spec
+
+        if find_spec("cupy") is not None:
+            try:
+                return open_device("cuda")
+            except InputError:
+                pass
+        return open_device("cpu")
+    if kind == "cuda":
+        raise InputError(
+            f"device {name!r}: several GPUs at once are not supported yet; name one, such as cuda:0"
+        )
+    raise InputError(f"{name!r} is not a device; choose auto, cpu, cuda or cuda:N")

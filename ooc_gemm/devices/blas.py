@@ -47,26 +47,24 @@ def gemm(char: str) -> tuple[str, Gemm]:
     function = getattr(library, f"{prefix}{_LETTER[char]}gemm{suffix}")
     integer = ctypes.c_int64 if suffix else ctypes.c_int
     is_complex = char in "FD"
-    scalar = ctypes.c_void_p if is_complex else {"f": ctypes.c_float, "d": ctypes.c_double}[char]
     pointer = ctypes.c_void_p
+    scalar = pointer if is_complex else {"f": ctypes.c_float, "d": ctypes.c_double}[char]
     function.restype = None
-    function.argtypes = [
-        *[ctypes.c_int] * 3, *[integer] * 3, scalar, pointer, integer, pointer, integer, scalar, pointer, integer
-    ]  # fmt: skip
+    function.argtypes = [ctypes.c_int] * 3 + [integer] * 3
+    function.argtypes += [scalar, pointer, integer, pointer, integer, scalar, pointer, integer]
 
     def run(a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> None:
         (m, n), k = c.shape, a.shape[1]
         trans_a, lda = _layout(a)
         trans_b, ldb = _layout(b)
-        if is_complex:
-            scalars = np.array([alpha, beta], dtype=char)
-            x, y = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
-        else:
-            x, y = alpha.real, beta.real
         ldc = max(1, c.strides[0] // c.itemsize)
-        function(
-            _ROW_MAJOR, trans_a, trans_b, m, n, k, x, a.ctypes.data, lda, b.ctypes.data, ldb, y, c.ctypes.data, ldc
-        )  # fmt: skip
+        scalars = np.array([alpha, beta], dtype="D").astype(char) if is_complex else None
+        if scalars is None:
+            x, y = alpha.real, beta.real
+        else:
+            x, y = scalars[:1].ctypes.data, scalars[1:].ctypes.data
+        data_a, data_b, data_c = a.ctypes.data, b.ctypes.data, c.ctypes.data
+        function(_ROW_MAJOR, trans_a, trans_b, m, n, k, x, data_a, lda, data_b, ldb, y, data_c, ldc)
 
     return "blas", run
 

@@ -20,7 +20,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..errors import InputError, RangeError
-from ..plan import Block, MiB, Part, Piece, Plan
+from ..plan import Block, MiB, Part, Piece, Plan, Rates
 from ..ring import Bytes, Event, Stopped
 from ..tiles import ceil_div, ranges
 from ..trace import Trace
@@ -138,6 +138,14 @@ class CPU:
             readers=min(8, max(4, self.threads)),
             writers=min(8, max(2, self.threads // 2)),
         )
+
+    def rates(self, arithmetic: Arithmetic) -> Rates:
+        """Of one core with 256-bit vectors, times the cores; every stage shares them."""
+        each = {"f": 60e9, "d": 30e9, "F": 60e9, "D": 30e9}.get(arithmetic.panel.char, 1e9)
+        if arithmetic.panel.kind == "c":
+            each /= 4  # real operations for one complex multiplication and addition, counted as two
+        copies = 4e9 * self.threads
+        return Rates(each * self.threads, copies, copies / 4, copies, copies, shared=True)
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Allocate panels and blocks; take BLAS's threads from it, for this process, until `close`."""

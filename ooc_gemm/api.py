@@ -1,0 +1,388 @@
+"""multiply and plan: open → plan → execute."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from . import store
+from .devices import Device, Operation, open_device
+from .errors import InputError
+from .execute import execute
+from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
+from .plan import Budget, Matrix, Plan, Problem, make_plan
+from .trace import Trace
+
+PRECISIONS = ("highest", "high", "medium")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a multiplication did. Sizes in bytes, times in seconds."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    out_dtype: str
+    device: str
+    kernel: str
+    precision: str
+    seconds: float
+    tflops: float
+    bytes_read: int
+    """Moved from the stores to the process, counted where it happens."""
+    bytes_written: int
+    bytes_uploaded: int
+    bytes_downloaded: int
+    lower_bound_bytes: int
+    """Least bytes any schedule moves with the memory that was allowed."""
+    peak_host_bytes: int
+    """The largest resident set the process has had."""
+    peak_device_bytes: int
+    stage_seconds: dict[str, float]
+    """Busy seconds of each stage, added over its threads."""
+    blocks: int
+    blocks_resumed: int
+    verified: bool | None
+    plan: Plan
+    array: Any = None
+    """C as a NumPy array, where none was given to write to."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        out = {key: value for key, value in self.__dict__.items() if key not in ("plan", "array")}
+        return {**out, "plan": self.plan.to_dict()}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Everything decided before anything is written."""
+
+    sources: dict[str, store.Source]
+    operation: Operation
+    output: store.Output
+    plan: Plan
+    device: Device
+    dtype: np.dtype[Any]
+
+
+def multiply(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    alpha: complex = 1.0,
+    beta: complex = 0.0,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    adjoint_a: bool = False,
+    adjoint_b: bool = False,
+    memory_limit: str | int | None = None,
+    device: str | Device = "auto",
+    device_memory_limit: str | int | None = None,
+    precision: str = "highest",
+    kernel: str = "auto",
+    out_dtype: Any = None,
+    chunks: tuple[int, int] | None = None,
+    shards: tuple[int, int] | None = None,
+    compressor: str = "none",
+    force: bool = False,
+    trace: str | os.PathLike[str] | None = None,
+    progress: Callable[[float, Plan, Trace], None] | None = None,
+) -> Result:
+    """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C.
+
+    a, b: path, URL, zarr.Array, or anything with shape, dtype and slicing.
+    c: path, URL or zarr.Array to write to; without it the result's `array` is a NumPy array.
+    memory_limit: most host memory the process may hold resident, `"8GiB"` or bytes.
+    device: `auto`, `cpu`, `cuda` or `cuda:N`; device_memory_limit: most memory of it.
+    out_dtype, chunks, shards, compressor: how a new C is stored; force replaces one that exists.
+    trace: file for a timeline of every stage. progress: called with (fraction, plan, trace).
+
+    Raises InputError and BudgetError before anything is written; StoreError, RangeError and DeviceError
+    while running, after which C is no Zarr array but an unfinished one.
+    """
+    started = time.perf_counter()
+    job = _prepare(
+        a,
+        b,
+        c,
+        writes=True,
+        force=force,
+        alpha=alpha,
+        beta=beta,
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        adjoint_a=adjoint_a,
+        adjoint_b=adjoint_b,
+        memory_limit=memory_limit,
+        device=device,
+        device_memory_limit=device_memory_limit,
+        precision=precision,
+        kernel=kernel,
+        out_dtype=out_dtype,
+        chunks=chunks,
+        shards=shards,
+        compressor=compressor,
+    )
+    plan, watch = job.plan, Trace(keep=trace is not None)
+    with _target(c, job, beta != 0) as (target, array):
+        try:
+            job.device.start(plan, job.operation, watch)
+            report = (
+                (lambda fraction: progress(fraction, plan, watch)) if progress else (lambda fraction: None)
+            )
+            if plan.problem.m and plan.problem.n:
+                execute(plan, job.device, job.sources, target, watch, report)
+        finally:
+            job.device.close()
+    if trace is not None:
+        watch.write(trace)
+    seconds = time.perf_counter() - started
+    p = plan.problem
+    return Result(
+        m=p.m,
+        n=p.n,
+        k=p.k,
+        dtype=job.dtype.name,
+        out_dtype=job.output.dtype.name,
+        device=job.device.name,
+        kernel=job.operation.arithmetic.kernel,
+        precision=precision,
+        seconds=seconds,
+        tflops=2 * p.m * p.n * p.k / seconds / 1e12,
+        bytes_read=watch.bytes["read"],
+        bytes_written=watch.bytes["write"],
+        bytes_uploaded=watch.bytes["upload"],
+        bytes_downloaded=watch.bytes["download"],
+        lower_bound_bytes=plan.lower_bound_bytes,
+        peak_host_bytes=peak_resident_bytes(),
+        peak_device_bytes=job.device.peak_bytes(),
+        stage_seconds=watch.stage_seconds(),
+        blocks=plan.block_count,
+        blocks_resumed=0,
+        verified=None,
+        plan=plan,
+        array=array,
+    )
+
+
+def plan(a: Any, b: Any, **options: Any) -> Plan:
+    """What `multiply(a, b, …)` with the same options would do; runs nothing, writes nothing.
+
+    Takes the options of `multiply` but for c, force, trace and progress. Raises InputError, BudgetError.
+    """
+    return _prepare(a, b, None, writes=False, **options).plan
+
+
+def _prepare(
+    a: Any,
+    b: Any,
+    c: Any,
+    *,
+    writes: bool,
+    alpha: complex = 1.0,
+    beta: complex = 0.0,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    adjoint_a: bool = False,
+    adjoint_b: bool = False,
+    memory_limit: str | int | None = None,
+    device: str | Device = "auto",
+    device_memory_limit: str | int | None = None,
+    precision: str = "highest",
+    kernel: str = "auto",
+    out_dtype: Any = None,
+    chunks: tuple[int, int] | None = None,
+    shards: tuple[int, int] | None = None,
+    compressor: str = "none",
+    force: bool = False,
+) -> _Job:
+    if precision not in PRECISIONS:
+        raise InputError(f"{precision!r} is not a precision; choose one of {', '.join(PRECISIONS)}")
+    if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
+        raise InputError("an operand is either transposed or its adjoint taken; give one of the two")
+    if beta != 0 and c is None and writes:
+        raise InputError("beta is not 0, so there must be a C to read; give its path")
+    limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
+    device_limit = None if device_memory_limit is None else parse_size(device_memory_limit)
+    if beta != 0 and c is not None and isinstance(c, str | os.PathLike):
+        here = store.local_path(c)
+        if here is not None and not here.exists():
+            raise InputError(
+                f"{store.describe(c)} does not exist, and beta is not 0; make C first or leave beta out"
+            )
+    left, right = _operand(a, transpose_a or adjoint_a), _operand(b, transpose_b or adjoint_b)
+    shape_a, shape_b = left.shape, right.shape
+    if shape_a[1] != shape_b[0]:
+        raise InputError(
+            f"the inner dimensions differ: op({left.name}) is {shape_a[0]}×{shape_a[1]} and op({right.name}) is "
+            f"{shape_b[0]}×{shape_b[1]}; transpose one of them or choose other arrays"
+        )
+    (m, k), n = shape_a, shape_b[1]
+    sources, existing = {"a": left, "b": right}, None
+    if c is not None:
+        existing = store.open_existing(c) if beta != 0 else None
+        store.check_output(c, [a, b], force, reads=beta != 0)
+    if existing is not None:
+        old = store.open_source(existing)
+        if old.shape != (m, n):
+            raise InputError(
+                f"{store.describe(c)} has shape {old.shape} but the product is {m}×{n}; choose another C"
+            )
+        if out_dtype is not None and np.dtype(out_dtype) != old.dtype:
+            raise InputError(
+                f"{old.name} holds {old.dtype}, not {out_dtype}; leave out --out-dtype (out_dtype)"
+            )
+        sources["c"], out_dtype = old, old.dtype
+    out = _out_dtype(left.dtype, right.dtype, out_dtype, alpha, beta)
+    chosen = open_device(device) if isinstance(device, str) else device
+    arithmetic = chosen.arithmetic(
+        left.dtype, right.dtype, out, _bound(left.dtype, right.dtype, out, k, alpha, beta), kernel, precision
+    )
+    unit = shards or chunks
+    if existing is not None:
+        unit = (existing.shards or existing.chunks)[0], (existing.shards or existing.chunks)[1]
+    output = _output((m, n), out, chunks, shards, compressor)
+    height, width = unit or (1, 1)
+    stored = Matrix(m, n, out.itemsize, height, width, whole=output.encoded)
+    if existing is not None:
+        stored = _updatable(sources["c"].matrix, height, width)
+    problem = Problem(
+        m,
+        n,
+        k,
+        left.matrix,
+        right.matrix,
+        stored,
+        panel_itemsize=arithmetic.panel.itemsize,
+        block_itemsize=arithmetic.block.itemsize,
+        reads_c=existing is not None,
+        free_chunks=unit is None,
+    )
+    costs = chosen.limits(arithmetic, device_limit)
+    staged = any(source.dtype != arithmetic.panel for source in (left, right)) and costs.device is not None
+    extra = m * n * out.itemsize if c is None and writes else 0
+    budget = Budget(
+        host=limit,
+        host_baseline=baseline_bytes(costs.host_baseline) + extra,
+        device=costs.device,
+        device_baseline=costs.device_baseline,
+        workspace=costs.workspace,
+        staged=staged or (costs.device is not None and "c" in sources),
+        readers=costs.readers,
+        writers=costs.writers,
+    )
+    made = make_plan(problem, budget, chosen.rates(arithmetic))
+    if existing is None:
+        made_c = made.problem.c
+        size = (made_c.chunk_rows, made_c.chunk_cols)
+        output = replace(output, chunks=chunks or size, shards=shards)
+    operation = Operation(
+        arithmetic,
+        transpose_a=left.matrix.transposed,
+        conjugate_a=adjoint_a and left.dtype.kind == "c",
+        transpose_b=right.matrix.transposed,
+        conjugate_b=adjoint_b and right.dtype.kind == "c",
+        alpha=alpha,
+        beta=beta,
+    )
+    return _Job(sources, operation, output, made, chosen, np.result_type(left.dtype, right.dtype))
+
+
+def _operand(spec: Any, transpose: bool) -> store.Source:
+    """An input with op() in its matrix: a transposition of a Fortran-order array is none."""
+    source = store.open_source(spec)
+    if transpose:
+        source.matrix = replace(source.matrix, transposed=not source.matrix.transposed)
+    return source
+
+
+def _updatable(c: Matrix, height: int, width: int) -> Matrix:
+    """An existing C, refusing what cannot be updated in place chunk by chunk."""
+    if c.transposed or (c.chunk_rows, c.chunk_cols) != (height, width):
+        raise InputError(
+            "beta is not 0 and C is sharded or in Fortran order, which cannot be updated in place; "
+            "copy C to a plain array first"
+        )
+    return c
+
+
+def _out_dtype(
+    a: np.dtype[Any], b: np.dtype[Any], asked: Any, alpha: complex, beta: complex
+) -> np.dtype[Any]:
+    """C's type: NumPy's promotion, except that 8-bit integers make int32."""
+    natural = np.result_type(a, b)
+    if a.kind in "iu" and b.kind in "iu" and a.itemsize == b.itemsize == 1:
+        natural = np.dtype(np.int32)
+    try:
+        out = natural if asked is None else np.dtype(asked).newbyteorder("=")
+    except TypeError as error:
+        raise InputError(f"{asked!r} is not a data type; choose one of {store.SUPPORTED}") from error
+    store.check_matrix("C", (1, 1), out)
+    order = "iufc"
+    if order.index(out.kind) < order.index(natural.kind) and not (out.kind == "i" and natural.kind == "u"):
+        raise InputError(
+            f"C cannot hold {natural} results as {out}; leave --out-dtype (out_dtype) out or widen it"
+        )
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        if not (math.isfinite(value.real) and math.isfinite(value.imag)):
+            raise InputError(f"{name} is {value}; it must be finite")
+        if out.kind != "c" and value.imag != 0:
+            raise InputError(f"{name} is complex but C holds {out}; give a complex --out-dtype (out_dtype)")
+        if out.kind in "iu" and value.real != int(value.real):
+            raise InputError(f"{name} is {value} but C holds integers; give --out-dtype float64 (out_dtype)")
+    return out
+
+
+def _bound(
+    a: np.dtype[Any], b: np.dtype[Any], out: np.dtype[Any], k: int, alpha: complex, beta: complex
+) -> int:
+    """For integers: no partial sum exceeds it in magnitude."""
+    if out.kind not in "iu":
+        return 0
+
+    def largest(dtype: np.dtype[Any]) -> int:
+        info = np.iinfo(dtype)
+        return max(-int(info.min), int(info.max))
+
+    return abs(int(alpha.real)) * largest(a) * largest(b) * k + abs(int(beta.real)) * largest(out)
+
+
+def _output(
+    shape: tuple[int, int],
+    dtype: np.dtype[Any],
+    chunks: tuple[int, int] | None,
+    shards: tuple[int, int] | None,
+    compressor: str,
+) -> store.Output:
+    store.compressors(compressor)
+    for name, sizes in (("chunks", chunks), ("shards", shards)):
+        if sizes is not None and (len(sizes) != 2 or min(sizes) < 1):
+            raise InputError(f"{name} {sizes} must be two positive numbers, rows and columns")
+    if shards is not None and (chunks is None or any(s % c for s, c in zip(shards, chunks, strict=True))):
+        raise InputError(f"shards {shards} need chunks that divide them; give both, such as --chunks 512,512")
+    return store.Output(shape, dtype, chunks or (1, 1), shards, compressor)
+
+
+@contextmanager
+def _target(c: Any, job: _Job, reads: bool) -> Iterator[tuple[Any, Any]]:
+    """Where C goes, and the NumPy array if that is where. C becomes an array when the body succeeds."""
+    block = job.operation.arithmetic.block
+    if c is None:
+        array = np.empty(job.output.shape, job.output.dtype)
+        yield store.ArrayTarget(array, job.plan.problem.c, block), array
+        return
+    if reads:
+        target = store.Target(store.open_existing(c), store.describe(c), block)
+        target.begin(None)
+    else:
+        target = store.create_target(c, job.output, block)
+    yield target, None
+    target.commit()

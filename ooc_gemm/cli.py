@@ -1,0 +1,346 @@
+"""The command line. Heavy imports wait for the command that needs them."""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import __version__
+from .errors import BudgetError, Error, InputError
+
+if TYPE_CHECKING:
+    from .api import Result
+    from .plan import Plan
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class _Pair(click.ParamType):
+    """Two positive integers, `M,N`."""
+
+    name = "M,N"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        parts = value.split(",")
+        if len(parts) != 2 or not all(part.strip().isdigit() for part in parts):
+            self.fail(f"{value!r} is not two numbers; write for example 2048,2048")
+        return int(parts[0]), int(parts[1])
+
+
+class _Number(click.ParamType):
+    """A real or complex number."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> complex:
+        try:
+            number = complex(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is not a number")
+        return number if number.imag else number.real
+
+
+def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def decorate(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+_memory = click.option(
+    "-M",
+    "--memory-limit",
+    metavar="SIZE",
+    help="Most host memory to hold resident, such as 512MiB.  [default: 60 % of what may be used]",
+)
+_operands = _options(
+    click.option("--transpose-a", is_flag=True, help="Use Aᵀ."),
+    click.option("--transpose-b", is_flag=True, help="Use Bᵀ."),
+    click.option("--adjoint-a", is_flag=True, help="Use Aᴴ, the conjugate transpose."),
+    click.option("--adjoint-b", is_flag=True, help="Use Bᴴ."),
+)
+_storage = _options(
+    click.option(
+        "--chunks", type=_Pair(), help="Chunk rows and columns of the array written.  [default: near 16 MiB]"
+    ),
+    click.option("--shards", type=_Pair(), help="Shard rows and columns; multiples of the chunks."),
+    click.option(
+        "--compressor",
+        default="none",
+        show_default=True,
+        metavar="none|zstd[:LEVEL]|blosc",
+        help="Codec of the array written.",
+    ),
+)
+_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+_verbose = click.option("-v", "--verbose", is_flag=True, help="More to read; tracebacks.")
+_problem = _options(
+    _memory,
+    click.option("-d", "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|cuda:N", help="Where to compute."),
+    click.option("-D", "--device-memory-limit", metavar="SIZE", help="Most memory of the device.  [default: 90 % of free]"),
+    _operands,
+    click.option("--alpha", type=_Number(), default=1.0, help="α.  [default: 1]"),
+    click.option("--beta", type=_Number(), default=0.0, help="β; C must exist unless it is 0.  [default: 0]"),
+    click.option("--precision", type=click.Choice(["highest", "high", "medium"]), default="highest", show_default=True, help="Least accuracy of float32 products."),
+    click.option("--kernel", default="auto", show_default=True, metavar="NAME", help="auto, blas, cublas or tiled."),
+    click.option("--out-dtype", metavar="DTYPE", help="Type of C.  [default: NumPy's promotion; int8 gives int32]"),
+    _storage,
+)  # fmt: skip
+
+
+@click.group(context_settings=CONTEXT)
+@click.version_option(__version__, prog_name="ooc-gemm")
+def cli() -> None:
+    """C ← α·op(A)·op(B) + β·C for chunked Zarr arrays larger than RAM and larger than the GPU.
+
+    A, B and C are paths or URLs of Zarr arrays, also inside a group (data.zarr/x).
+    """
+
+
+@cli.command(context_settings=CONTEXT)
+@click.argument("a")
+@click.argument("b")
+@click.argument("c")
+@_problem
+@click.option("-f", "--force", is_flag=True, help="Replace C if it exists.")
+@click.option(
+    "--trace", metavar="FILE", help="Write a timeline of every stage, for Perfetto or chrome://tracing."
+)
+@click.option(
+    "-P/-Q",
+    "--progress/--no-progress",
+    default=None,
+    help="Show a bar on standard error.  [default: on a terminal]",
+)
+@_json
+@_verbose
+def multiply(
+    a: str, b: str, c: str, progress: bool | None, as_json: bool, verbose: bool, **options: Any
+) -> None:
+    """C ← α·op(A)·op(B) + β·C."""
+    from .api import multiply as run
+
+    with _bar(progress) as report:
+        result = run(a, b, c, progress=report, **options)
+    if as_json:
+        click.echo(json.dumps(result.to_dict()))
+    else:
+        _print(result.plan.table() + "\n\n" if verbose else "", _summary(result, c), sep="")
+
+
+@cli.command(context_settings=CONTEXT)
+@click.argument("a")
+@click.argument("b")
+@_problem
+@_json
+@_verbose
+def plan(a: str, b: str, as_json: bool, verbose: bool, **options: Any) -> None:
+    """What multiply would do, and why; runs nothing."""
+    from .api import plan as make
+
+    try:
+        made = make(a, b, **options)
+    except BudgetError as error:
+        if as_json:
+            least = {"minimum_memory_limit": error.minimum_memory_limit}
+            if error.minimum_device_memory_limit:
+                least = {"minimum_device_memory_limit": error.minimum_device_memory_limit}
+            click.echo(json.dumps({"feasible": False, **least}))
+        raise
+    click.echo(json.dumps({"feasible": True, **made.to_dict()}) if as_json else str(made))
+
+
+@cli.command(context_settings=CONTEXT)
+@click.argument("a")
+@click.argument("b")
+@click.argument("c")
+@_memory
+@_operands
+@click.option(
+    "--rounds", default=2, show_default=True, help="Random vectors; each halves the chance to miss an error."
+)
+@click.option("--seed", type=int, help="For the same vectors again.")
+@_json
+@_verbose
+def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **options: Any) -> None:
+    """Is C = op(A)·op(B)?  Freivalds' check; reads each array once. Exit status 3 if not."""
+    from .verify import verify as check
+
+    found = check(a, b, c, **options)
+    if as_json:
+        click.echo(json.dumps(found.to_dict()))
+    elif found.ok:
+        note = (
+            f"; {found.rows_not_finite} rows are NaN or infinite on both sides"
+            if found.rows_not_finite
+            else ""
+        )
+        _print(f"{c} is the product, to rounding (worst row at {found.worst:.2g} of its tolerance){note}")
+    if not found.ok:
+        click.echo(
+            f"Error: {c} is not the product: {found.rows_wrong} rows are wrong, the first is row {found.first_wrong} "
+            f"(error {found.worst:.3g} times its tolerance at worst); compute it again",
+            err=True,
+        )
+        raise click.exceptions.Exit(3)
+
+
+@cli.command(context_settings=CONTEXT)
+@click.argument("out")
+@click.option("--shape", type=_Pair(), required=True, help="Rows and columns.")
+@click.option("--dtype", default="float32", show_default=True)
+@click.option(
+    "--distribution",
+    type=click.Choice(["normal", "uniform"]),
+    default="normal",
+    show_default=True,
+    help="Of floating point; integers are uniform.",
+)
+@click.option("--seed", default=0, show_default=True)
+@_storage
+@_memory
+@click.option("-f", "--force", is_flag=True, help="Replace OUT if it exists.")
+@_verbose
+def random(out: str, verbose: bool, **options: Any) -> None:
+    """Write a random array within a memory limit."""
+    from .random import random as write
+
+    _print(f"{out}: {_size(write(out, **options))} written")
+
+
+@cli.command(context_settings=CONTEXT)
+@click.option("--measure", is_flag=True, help="Measure rates of memory, disk and arithmetic (a few seconds).")
+@click.option("--dir", "folder", default=".", show_default=True, help="Where to measure the disk.")
+@_json
+@_verbose
+def info(measure: bool, folder: str, as_json: bool, verbose: bool) -> None:
+    """Devices, memory, and measured rates."""
+    from .info import collect, measured
+
+    found = collect()
+    if measure:
+        found["rates"] = measured(folder)
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for key, value in _flat(found):
+        table.add_row(key, value)
+    Console().print(table)
+
+
+def _flat(found: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for key, value in found.items():
+        name = f"{prefix}{key.replace('_', ' ')}"
+        if isinstance(value, dict):
+            rows += _flat(value, f"{name} ")
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                rows += _flat(item, f"{name[:-1]} {index} ")
+        elif key.endswith("_bytes_per_second"):
+            rows.append((name.replace(" bytes per second", ""), f"{value / 1e9:.2f} GB/s"))
+        elif key.endswith("_bytes"):
+            rows.append((name.replace(" bytes", ""), _size(value)))
+        elif key.endswith("_flops"):
+            rows.append((name.replace(" flops", ""), f"{value / 1e12:.3f} TFLOP/s"))
+        else:
+            rows.append((name, str(value)))
+    return rows
+
+
+def _size(nbytes: int) -> str:
+    from dask.utils import format_bytes
+
+    return str(format_bytes(nbytes))
+
+
+def _print(*parts: str, sep: str = " ") -> None:
+    click.echo(sep.join(parts))
+
+
+def _summary(result: "Result", c: str) -> str:
+    peak = f"{_size(result.peak_host_bytes)} of {_size(result.plan.budget.host)} host memory"
+    if result.peak_device_bytes and result.plan.budget.device:
+        peak += f", {_size(result.peak_device_bytes)} of {_size(result.plan.budget.device)} device memory"
+    return (
+        f"{c}: {result.m}×{result.n} {result.out_dtype} = {result.m}×{result.k} · {result.k}×{result.n} {result.dtype}\n"
+        f"{result.seconds:.2f} s, {result.tflops:.3g} TFLOP/s ({result.kernel} on {result.device}), "
+        f"read {_size(result.bytes_read)}, wrote {_size(result.bytes_written)}, peak {peak}"
+    )
+
+
+@contextmanager
+def _bar(wanted: bool | None) -> Any:
+    """A progress callback, and the bar it moves: percent, rate, bytes, time left."""
+    if not (sys.stderr.isatty() if wanted is None else wanted):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.fields[moved]}"),
+    )
+    with Progress(
+        *columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    ) as shown:
+        task = shown.add_task("", total=1.0, rate="", moved="")
+
+        def report(fraction: float, plan: "Plan", trace: Any) -> None:
+            p, seconds = plan.problem, shown.tasks[task].elapsed or 0
+            flops = 2 * p.m * p.n * p.k * fraction / seconds if seconds else 0.0
+            shown.update(
+                task,
+                completed=fraction,
+                rate=f"{flops / 1e12:.3g} TFLOP/s",
+                moved=f"read {_size(trace.bytes['read'])} of {_size(plan.bytes_read)}",
+            )
+
+        yield report
+
+
+def main() -> None:
+    """The entry point. Exit status: 0 done, 1 failed while running, 2 bad input, 3 verification failed,
+    130 interrupted."""
+    verbose = "-v" in sys.argv or "--verbose" in sys.argv
+    try:
+        sys.exit(cli.main(standalone_mode=False) or 0)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo(
+            "Interrupted: a C that was begun stays unfinished; run again with -f to start over", err=True
+        )
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if verbose:
+            traceback.print_exc()
+        text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error} (-v shows where)"
+        click.echo(f"Error: {text}", err=True)
+        sys.exit(2 if isinstance(error, InputError | BudgetError) else 1)
+
+
+if __name__ == "__main__":
+    main()

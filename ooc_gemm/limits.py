@@ -1,0 +1,84 @@
+"""Memory of this process: what it holds, held at most, and may use."""
+
+import os
+from pathlib import Path
+
+import psutil
+
+from .errors import InputError
+from .tiles import round_up
+
+STEP = 16 << 20
+"""Measured memory is rounded up to this, so that two runs of one problem get one plan."""
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of `512MiB`, `8GB`, `1e9` or a plain number. Raises InputError."""
+    from dask.utils import parse_bytes
+
+    try:
+        size = int(parse_bytes(text))
+    except (ValueError, OverflowError):
+        size = -1
+    if size <= 0:
+        raise InputError(f"{text!r} is not a size; write for example 512MiB, 8GB or a number of bytes")
+    return size
+
+
+def resident_bytes() -> int:
+    """The resident set of this process now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_resident_bytes() -> int:
+    """The largest resident set this process has had (VmHWM)."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) * (1 if sys.platform == "darwin" else 1024)
+
+
+def baseline_bytes(usual: int) -> int:
+    """What the process holds before the plan's buffers: `usual` in a process of its own, and what was
+    measured, rounded up, in one that already holds more."""
+    return max(usual, round_up(resident_bytes(), STEP))
+
+
+def default_memory_limit() -> int:
+    """60 % of what this process may use: its control group's limit, then free memory."""
+    free = psutil.virtual_memory().available
+    for limit, used in _cgroup_files():
+        free = min(free, limit - used)
+    return max(STEP, int(0.6 * free) + resident_bytes()) // STEP * STEP
+
+
+def _cgroup_files() -> list[tuple[int, int]]:
+    """(limit, used) in bytes of every control group above this process that limits memory."""
+    found = []
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    root = Path("/sys/fs/cgroup")
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        names = ("memory.max", "memory.current")
+        top = root
+        if controllers:
+            names, top = ("memory.limit_in_bytes", "memory.usage_in_bytes"), root / "memory"
+        group = Path(os.path.normpath(f"{top}/{path}"))
+        for folder in [group, *group.parents]:
+            try:
+                found.append((int((folder / names[0]).read_text()), int((folder / names[1]).read_text())))
+            except (OSError, ValueError):
+                continue
+    return found

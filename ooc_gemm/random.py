@@ -1,0 +1,98 @@
+"""Random arrays, written chunk by chunk within a memory limit: inputs to try things on."""
+
+import queue
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import store
+from .devices.cpu import INTERPRETER_BYTES
+from .errors import BudgetError, InputError
+from .limits import baseline_bytes, default_memory_limit, parse_size
+from .plan import CHUNK_BYTES, MiB, Part
+from .tiles import ceil_div, ranges
+
+
+def random(
+    out: Any,
+    shape: tuple[int, int],
+    *,
+    dtype: Any = "float32",
+    chunks: tuple[int, int] | None = None,
+    shards: tuple[int, int] | None = None,
+    compressor: str = "none",
+    distribution: str = "normal",
+    seed: int = 0,
+    memory_limit: str | int | None = None,
+    force: bool = False,
+) -> int:
+    """Write a random array; the bytes written. `distribution` of floating point: `normal` (mean 0,
+    variance 1) or `uniform` in [0, 1). Integers are uniform in [−100, 100], or [0, 100]. One seed, type
+    and chunk grid always give the same array. Raises InputError, BudgetError, StoreError."""
+    kind = _checked(out, shape, dtype, distribution)
+    if chunks is None:
+        rows = max(1, min(shape[0] or 1, int((CHUNK_BYTES[0] // kind.itemsize) ** 0.5)))
+        chunks = (rows, max(1, min(shape[1] or 1, CHUNK_BYTES[0] // kind.itemsize // rows)))
+    store.check_output(out, [], force, reads=False)
+    unit = shards or chunks
+    limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
+    base = baseline_bytes(INTERPRETER_BYTES)
+    each = (
+        unit[0] * unit[1] * (kind.itemsize + 8 + (2 * kind.itemsize if shards or compressor != "none" else 0))
+    )
+    threads = min(4, (limit - base) // each)
+    if threads < 1:
+        raise BudgetError(
+            f"a memory limit of {limit} bytes is too small for chunks of {unit[0]}×{unit[1]}; "
+            f"the smallest that would do is {base + each} bytes ({ceil_div(base + each, MiB)}MiB)",
+            minimum_memory_limit=base + each,
+        )
+    output = store.Output(shape, kind, chunks, shards, compressor)
+    target = store.create_target(out, output, kind)
+    slots: queue.SimpleQueue[npt.NDArray[np.uint8]] = queue.SimpleQueue()
+    for _ in range(threads):
+        slots.put(np.empty(unit[0] * unit[1] * kind.itemsize, np.uint8))
+
+    def write(part: Part) -> int:
+        slot = slots.get()
+        try:
+            rng = np.random.default_rng([seed, *part.chunk])
+            target.view(part, slot)[...] = _draw(rng, (part.rows, part.cols), kind, distribution)
+            return target.write(part, slot)
+        finally:
+            slots.put(slot)
+
+    parts = (
+        Part((row // unit[0], col // unit[1]), 0, 0, row_stop - row, col_stop - col)
+        for row, row_stop in ranges(shape[0], unit[0])
+        for col, col_stop in ranges(shape[1], unit[1])
+    )
+    with ThreadPoolExecutor(threads, "ooc-gemm random") as pool:
+        written = sum(pool.map(write, parts))
+    target.commit()
+    return written
+
+
+def _checked(out: Any, shape: tuple[int, int], dtype: Any, distribution: str) -> np.dtype[Any]:
+    if len(shape) != 2 or min(shape) < 0:
+        raise InputError(f"shape {shape} must be two numbers, rows and columns")
+    if distribution not in ("normal", "uniform"):
+        raise InputError(f"{distribution!r} is not a distribution; choose normal or uniform")
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise InputError(f"{dtype!r} is not a data type; choose one of {store.SUPPORTED}") from error
+    store.check_matrix(store.describe(out), (1, 1), kind)
+    return np.dtype(kind.name)
+
+
+def _draw(rng: np.random.Generator, shape: tuple[int, int], dtype: np.dtype[Any], distribution: str) -> Any:
+    if dtype.kind in "iu":
+        return rng.integers(0 if dtype.kind == "u" else -100, 100, shape, dtype, endpoint=True)
+    exact: Any = np.float64 if dtype in (np.float64, np.complex128) else np.float32
+    draw = rng.standard_normal if distribution == "normal" else rng.random
+    if dtype.kind == "c":
+        return draw(shape, exact) + 1j * draw(shape, exact)
+    return draw(shape, exact)

@@ -1,0 +1,678 @@
+"""Zarr arrays as the engine sees them. The only importer of zarr.
+
+Reading. A chunk is *raw* where its file holds nothing but the elements in native order: a local store,
+no shards, no codec but `bytes` (and a transposition, which makes it the transpose of a C-order matrix).
+Any rectangle of a raw chunk is read straight into the slot. Everything else is decoded by zarr.
+
+Writing. A chunk is written whole, to a temporary file that is renamed, and never read back. Until the
+last one is there, C's metadata stands beside its place under the name `<metadata>.partial`: an
+unfinished C is no Zarr array, and nothing can mistake it for a result.
+"""
+
+import contextlib
+import itertools
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.abc.codec import Codec
+from zarr.codecs import BytesCodec, TransposeCodec
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore
+
+from .errors import InputError, RangeError, StoreError
+from .plan import Matrix, Part, Piece
+from .ring import Bytes
+
+Array = npt.NDArray[Any]
+
+METADATA = ("zarr.json", ".zarray")
+PARTIAL = ".partial"
+SUPPORTED = "float16, float32, float64, complex64, complex128 and integers of 8 to 64 bits"
+
+
+def describe(spec: Any) -> str:
+    """How messages name an array: its path or URL as given, or what it is."""
+    if isinstance(spec, str | os.PathLike):
+        return os.fspath(spec)
+    if isinstance(spec, zarr.Array):
+        path = local_path(spec)
+        return str(path) if path else str(spec.store_path)
+    return f"the {type(spec).__name__} given"
+
+
+def local_path(spec: Any) -> Path | None:
+    """The folder of a local array or group, symlinks resolved; None for anything else."""
+    if isinstance(spec, zarr.Array):
+        store = spec.store_path.store
+        return (
+            Path(os.path.realpath(Path(store.root) / spec.store_path.path))
+            if isinstance(store, LocalStore)
+            else None
+        )
+    if not isinstance(spec, str | os.PathLike):
+        return None
+    text = os.fspath(spec)
+    url = urlsplit(text)
+    if url.scheme == "file":
+        return Path(os.path.realpath(unquote(url.path)))
+    return None if "://" in text else Path(os.path.realpath(text))
+
+
+def same_place(one: Any, other: Any) -> bool:
+    """Whether two arrays are one, or one's folder lies inside the other's."""
+    a, b = local_path(one), local_path(other)
+    if a is None or b is None:
+        if isinstance(one, zarr.Array) and isinstance(other, zarr.Array):
+            return bool(one.store_path == other.store_path)
+        return isinstance(one, str) and isinstance(other, str) and one.rstrip("/") == other.rstrip("/")
+    return a == b or a in b.parents or b in a.parents
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+class Source:
+    """An input matrix: what planning needs of it, and how pieces of it are read."""
+
+    def __init__(self, name: str, dtype: np.dtype[Any], matrix: Matrix):
+        self.name = name
+        self.dtype = dtype
+        """Element type, in native byte order."""
+        self.matrix = matrix
+        """The stored matrix S; `transposed` where the array is Sᵀ (Fortran order)."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the array as its user sees it."""
+        s = self.matrix
+        return (s.cols, s.rows) if s.transposed else (s.rows, s.cols)
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """Read into `slot`: a view of the piece's rows × cols there, and the bytes moved.
+        Raises StoreError, naming the chunk."""
+        raise NotImplementedError
+
+    def _place(self, piece: Piece, slot: Bytes) -> Array:
+        rows, cols = piece.rows[1] - piece.rows[0], piece.span[1] - piece.span[0]
+        return slot[: rows * cols * self.dtype.itemsize].view(self.dtype).reshape(rows, cols)
+
+
+class RawSource(Source):
+    """Raw chunks in local files."""
+
+    def __init__(self, name: str, array: zarr.Array[Any], matrix: Matrix, files: "_Files"):
+        super().__init__(name, array.dtype, matrix)
+        self._files, self._fill, self._fortran = files, array.fill_value, matrix.transposed
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """`pread` of just the rows wanted: one call where they are contiguous in the file."""
+        s, (i, j) = self.matrix, piece.chunk
+        key = self._files.key(i, j, self._fortran)
+        place = self._place(piece, slot)
+        wanted = place[:, piece.cols[0] - piece.span[0] : piece.cols[1] - piece.span[0]]
+        try:
+            fd = os.open(f"{self._files.folder}/{key}", os.O_RDONLY)
+        except FileNotFoundError:
+            wanted[...] = self._fill
+            return wanted, 0
+        except OSError as error:
+            raise StoreError(f"{self.name}: chunk {key} cannot be read: {error.strerror}") from error
+        try:
+            size = os.fstat(fd).st_size
+            if size != s.chunk_bytes:
+                raise StoreError(
+                    f"{self.name}: chunk {key} holds {size} bytes instead of {s.chunk_bytes}; "
+                    "it is truncated or corrupt, write it again"
+                )
+            row, col = piece.rows[0] - i * s.chunk_rows, piece.span[0] - j * s.chunk_cols
+            line, width = s.chunk_cols * s.itemsize, place.shape[1] * s.itemsize
+            data = memoryview(place.reshape(-1).view(np.uint8).data)
+            step = len(data) if width == line else width
+            for start in range(0, len(data), step):
+                _pread(fd, data[start : start + step], (row + start // width) * line + col * s.itemsize)
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"{self.name}: chunk {key} cannot be read: {error.strerror or error}") from error
+        finally:
+            os.close(fd)
+        return wanted, place.nbytes
+
+
+def _pread(fd: int, into: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(into):
+        got = os.preadv(fd, [into[done:]], offset + done)
+        if got == 0:
+            raise OSError("the file became shorter while it was read")
+        done += got
+
+
+class DecodedSource(Source):
+    """Chunks that zarr decodes: compressed, sharded, remote, of foreign byte order."""
+
+    def __init__(self, name: str, array: zarr.Array[Any], matrix: Matrix, counter: "_CountingStore | None"):
+        super().__init__(name, array.dtype.newbyteorder("="), matrix)
+        self._array, self._counter, self._fortran = array, counter, matrix.transposed
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """zarr decodes the chunk; only the piece is kept. Bytes as they lie in the store."""
+        s, (i, j) = self.matrix, piece.chunk
+        place = self._place(piece, slot)
+        rows, cols = slice(*piece.rows), slice(*piece.cols)
+        try:
+            found: Any = self._array[cols, rows] if self._fortran else self._array[rows, cols]
+        except Exception as error:
+            key = self._array.metadata.encode_chunk_key((j, i) if self._fortran else (i, j))
+            raise StoreError(
+                f"{self.name}: chunk {key} cannot be read or decoded ({error}); write it again"
+            ) from error
+        np.copyto(place, found.T if self._fortran else found)
+        if self._counter is not None:
+            return place, self._counter.taken()
+        return place, s.stored[i * s.grid[1] + j] if s.stored else s.chunk_bytes
+
+
+class ArraySource(Source):
+    """Anything with `shape`, `dtype` and slicing. Bytes are those of the elements taken."""
+
+    def __init__(self, name: str, array: Any, matrix: Matrix):
+        super().__init__(name, np.dtype(array.dtype).newbyteorder("="), matrix)
+        self._array = array
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """A slice."""
+        place = self._place(piece, slot)
+        place[...] = np.asarray(self._array[slice(*piece.rows), slice(*piece.span)])
+        return place, place.nbytes
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Where the chunks of a local array lie."""
+
+    folder: Path
+    metadata: Any
+
+    def key(self, i: int, j: int, transposed: bool = False) -> str:
+        """The chunk's key; (i, j) in the stored matrix."""
+        return str(self.metadata.encode_chunk_key((j, i) if transposed else (i, j)))
+
+    def path(self, i: int, j: int, transposed: bool = False) -> str:
+        """The chunk's file."""
+        return f"{self.folder}/{self.key(i, j, transposed)}"
+
+
+class _CountingStore(WrapperStore[Any]):
+    """Counts the bytes that reads bring into the process, for stores whose pieces are not files."""
+
+    def __init__(self, store: Any):
+        super().__init__(store)
+        self.total = 0
+        self._lock = threading.Lock()
+
+    def taken(self) -> int:
+        """Bytes since the last call. With several readers a byte may be told to another of them."""
+        with self._lock:
+            total, self.total = self.total, 0
+        return total
+
+    def with_read_only(self, read_only: bool = False) -> Any:
+        """zarr asks for a read-only view of the store when it opens one."""
+        return self
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        """As the store's own."""
+        found = await super().get(key, prototype, byte_range)
+        if found is not None:
+            with self._lock:
+                self.total += len(found)
+        return found
+
+
+def open_source(spec: Any) -> Source:
+    """An input from a path, URL, zarr.Array, or anything with shape, dtype and slicing.
+
+    Raises InputError where it is missing, no array, not 2-D, of a type that cannot be multiplied, or its
+    metadata cannot be read.
+    """
+    name = describe(spec)
+    if isinstance(spec, zarr.Array):
+        array = spec
+    elif isinstance(spec, str | os.PathLike):
+        array = _open_array(spec, name)
+    elif all(hasattr(spec, part) for part in ("shape", "dtype", "__getitem__")):
+        check_matrix(name, tuple(spec.shape), spec.dtype)
+        return ArraySource(name, spec, _array_matrix(spec))
+    else:
+        raise InputError(f"{name} is not an array: it has no shape, dtype and slicing")
+    check_matrix(name, array.shape, array.dtype)
+    return _zarr_source(name, array)
+
+
+def _open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
+    place = local_path(spec)
+    if place is not None:
+        if not place.exists():
+            raise InputError(f"{name} does not exist; check the path")
+        if any((place / (key + PARTIAL)).exists() for key in METADATA):
+            raise InputError(
+                f"{name} is the unfinished result of a multiplication that was interrupted; make it again"
+            )
+    try:
+        with _fast_codecs():
+            found = zarr.open(os.fspath(spec) if place is None else str(place), mode="r")
+    except FileNotFoundError as error:
+        raise InputError(f"{name} is not a Zarr array; check the path") from error
+    except ImportError as error:
+        raise InputError(f"{name} needs a package that is not installed: {error}") from error
+    except Exception as error:
+        raise InputError(
+            f"{name}: its Zarr metadata cannot be used ({_one_line(error)}); repair or rewrite the array"
+        ) from error
+    if not isinstance(found, zarr.Array):
+        raise InputError(f"{name} is a Zarr group, not an array; name one of the arrays in it")
+    return found
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+@contextlib.contextmanager
+def _fast_codecs() -> Iterator[None]:
+    """Arrays opened inside use the `zarrs` codec pipeline where it is installed."""
+    try:
+        import zarrs  # noqa: F401
+    except ImportError:
+        yield
+        return
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+        yield
+
+
+def check_matrix(name: str, shape: tuple[int, ...], dtype: Any) -> None:
+    """Refuse what is not 2-D or holds what cannot be multiplied. Raises InputError."""
+    if len(shape) != 2:
+        raise InputError(f"{name} has {len(shape)} dimensions, shape {tuple(shape)}; a matrix has two")
+    try:
+        known = np.dtype(dtype)
+    except TypeError:
+        known = np.dtype(object)
+    if known.kind not in "iufc" or known.name in ("float128", "complex256", "longdouble", "clongdouble"):
+        raise InputError(
+            f"{name} holds {dtype}, which cannot be multiplied; convert it to one of {SUPPORTED}"
+        )
+
+
+def _array_matrix(array: Any) -> Matrix:
+    rows, cols = map(int, array.shape)
+    itemsize = np.dtype(array.dtype).itemsize
+    side = max(1, 1 << 20 // itemsize)
+    chunks = getattr(array, "chunks", None)
+    if not (isinstance(chunks, tuple) and len(chunks) == 2 and all(isinstance(c, int) for c in chunks)):
+        chunks = (min(max(1, rows), 1024), min(max(1, cols), max(1024, side)))
+    return Matrix(rows, cols, itemsize, chunks[0], chunks[1])
+
+
+def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
+    try:
+        chunk = tuple(int(c) for c in array.chunks)
+    except Exception as error:
+        raise InputError(f"{name} has irregular chunks; rechunk it to a regular grid") from error
+    metadata, store = array.metadata, array.store_path.store
+    native = array.dtype.isnative
+    fortran = _is_fortran(metadata)
+    shape = array.shape
+    if fortran:
+        shape, chunk = shape[::-1], chunk[::-1]
+    size, chunk = array.dtype.itemsize, tuple(max(1, c) for c in chunk)
+    matrix = Matrix(shape[0], shape[1], size, chunk[0], chunk[1], transposed=fortran)
+    local = isinstance(store, LocalStore)
+    files = (
+        _Files(Path(store.root) / array.store_path.path, metadata) if isinstance(store, LocalStore) else None
+    )
+    if files and native and array.shards is None and _is_plain(metadata):
+        return RawSource(name, array, _with_missing(matrix, files), files)
+    matrix = replace(matrix, whole=True)
+    if files and array.shards is None:
+        return DecodedSource(name, array, replace(matrix, stored=_sizes(matrix, files)), None)
+    if local and array.shards is not None and files:
+        matrix = replace(
+            matrix, stored=_shard_sizes(matrix, files, array.shards[::-1] if fortran else array.shards)
+        )
+    counter = _CountingStore(store)
+    return DecodedSource(
+        name, _array_at(metadata, StorePath(counter, array.store_path.path)), matrix, counter
+    )
+
+
+def _array_at(metadata: Any, place: StorePath) -> zarr.Array[Any]:
+    """An array of this metadata at a place where none is stored (yet)."""
+    return zarr.Array(zarr.AsyncArray(metadata, place))
+
+
+def _is_fortran(metadata: Any) -> bool:
+    if metadata.zarr_format == 2:
+        return bool(metadata.order == "F")
+    codecs: tuple[Codec, ...] = metadata.codecs
+    return isinstance(codecs[0], TransposeCodec) and tuple(codecs[0].order) == (1, 0)
+
+
+def _is_plain(metadata: Any) -> bool:
+    """No codec but `bytes`, and at most a transposition before it."""
+    if metadata.zarr_format == 2:
+        return not metadata.filters and metadata.compressor is None
+    codecs = metadata.codecs[1:] if _is_fortran(metadata) else metadata.codecs
+    return len(codecs) == 1 and isinstance(codecs[0], BytesCodec)
+
+
+def _sizes(s: Matrix, files: _Files) -> tuple[int, ...]:
+    """The size of every chunk's file, 0 where there is none. Refuses absurd grids by what exists: a grid
+    with more chunks than a folder could list is not walked."""
+    down, across = s.grid
+    if down * across > 1 << 22:
+        raise InputError(f"{files.folder} has {down}×{across} chunks; rechunk it to larger ones")
+
+    def size(i: int, j: int) -> int:
+        try:
+            return os.stat(files.path(i, j, s.transposed)).st_size
+        except OSError:
+            return 0
+
+    return tuple(size(i, j) for i in range(down) for j in range(across))
+
+
+def _with_missing(s: Matrix, files: _Files) -> Matrix:
+    sizes = _sizes(s, files)
+    return s if all(sizes) else replace(s, stored=tuple(s.chunk_bytes if size else 0 for size in sizes))
+
+
+def _shard_sizes(s: Matrix, files: _Files, shards: tuple[int, ...]) -> tuple[int, ...]:
+    """An even share of its shard's file for every chunk in it."""
+    per = (shards[0] // s.chunk_rows, shards[1] // s.chunk_cols)
+    outer = replace(s, chunk_rows=shards[0], chunk_cols=shards[1])
+    sizes, across = _sizes(outer, files), outer.grid[1]
+    down, wide = s.grid
+    return tuple(
+        sizes[i // per[0] * across + j // per[1]] // (per[0] * per[1])
+        for i in range(down)
+        for j in range(wide)
+    )
+
+
+# ---------------------------------------------------------------------------------------------- writing
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a new C is stored."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, int]
+    shards: tuple[int, int] | None = None
+    compressor: str = "none"
+
+    @property
+    def encoded(self) -> bool:
+        """Whether zarr must encode the chunks."""
+        return self.shards is not None or self.compressor != "none"
+
+
+def compressors(text: str) -> Any:
+    """zarr's codecs for `none`, `zstd`, `zstd:LEVEL` or `blosc`. Raises InputError."""
+    from zarr.codecs import BloscCodec, ZstdCodec
+
+    name, _, level = text.partition(":")
+    if text == "none":
+        return None
+    if name == "zstd" and (not level or level.lstrip("-").isdigit()):
+        return [ZstdCodec(level=int(level or 3))]
+    if text == "blosc":
+        return [BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle")]
+    raise InputError(f"{text!r} is not a compressor; choose none, zstd, zstd:LEVEL or blosc")
+
+
+def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None:
+    """Refuse a C that cannot or must not be written; changes nothing. Raises InputError."""
+    name = describe(spec)
+    for other in inputs:
+        if same_place(spec, other):
+            raise InputError(
+                f"{name} is, contains or lies inside the input {describe(other)}; write C somewhere else"
+            )
+    place = local_path(spec)
+    if place is None:
+        return
+    if reads:
+        if not os.access(place, os.W_OK):
+            raise InputError(f"{name} cannot be written: permission denied; choose another place for C")
+        return
+    if place.exists():
+        array = any((place / key).exists() for key in ("zarr.json", ".zarray"))
+        partial = any((place / (key + PARTIAL)).exists() for key in METADATA)
+        group = (place / ".zgroup").exists() or (array and isinstance(_try_open(place), zarr.Group))
+        empty = place.is_dir() and not any(place.iterdir())
+        if group:
+            raise InputError(f"{name} is a Zarr group; name an array inside it, such as {name}/c")
+        if not (array or partial or empty):
+            raise InputError(
+                f"{name} exists and is not a Zarr array; it is left alone, choose another place for C"
+            )
+        if not force and not empty:
+            what = "is the unfinished result of an interrupted run" if partial else "exists"
+            raise InputError(
+                f"{name} {what}; give -f (force=True) to replace it, or choose another place for C"
+            )
+    parent = place if place.exists() else place.parent
+    while not parent.exists():
+        parent = parent.parent
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise InputError(
+            f"{name} cannot be created: {parent} is not a writable folder; choose another place for C"
+        )
+
+
+def _try_open(place: Path) -> Any:
+    try:
+        return zarr.open(str(place), mode="r")
+    except Exception:
+        return None
+
+
+class Target:
+    """The stored C while it is being written."""
+
+    def __init__(self, array: zarr.Array[Any], name: str, block: np.dtype[Any], replaced: Path | None = None):
+        self.name, self._array, self._block = name, array, block
+        self._shape = array.shards or array.chunks
+        store = array.store_path.store
+        self._key = METADATA[0] if array.metadata.zarr_format == 3 else METADATA[1]
+        plain = _is_plain(array.metadata) and not _is_fortran(array.metadata) and array.shards is None
+        self._files = None
+        if isinstance(store, LocalStore) and array.dtype.isnative and plain:
+            self._files = _Files(Path(store.root) / array.store_path.path, array.metadata)
+        self._replaced = replaced
+        self._number = itertools.count()
+        self._folders: set[str] = set()
+
+    def begin(self, metadata: bytes | None) -> None:
+        """Mark C as unfinished: its metadata moves aside (or, for a new C, is only put aside)."""
+        if self._replaced is not None and self._replaced.exists():
+            shutil.rmtree(self._replaced)
+        if metadata is None:
+            metadata = self._get(self._key)
+        self._set(self._key + PARTIAL, metadata)
+        self._delete(self._key)
+
+    def commit(self) -> None:
+        """All chunks are there: C becomes an array."""
+        self._set(self._key, self._get(self._key + PARTIAL))
+        self._delete(self._key + PARTIAL)
+
+    def view(self, part: Part, slot: Bytes) -> Array:
+        """A whole chunk's room in `slot`; the part of it that lies inside C."""
+        return self._chunk(slot)[: part.rows, : part.cols]
+
+    def _chunk(self, slot: Bytes) -> Array:
+        rows, cols = self._shape
+        return slot[: rows * cols * self._block.itemsize].view(self._block).reshape(rows, cols)
+
+    def write(self, part: Part, slot: Bytes) -> int:
+        """Convert to C's type, encode, write; the bytes moved (decoded ones, where zarr encodes).
+        Raises StoreError, and RangeError for integers that do not fit."""
+        values = self._chunk(slot)
+        inside = values[: part.rows, : part.cols]
+        dtype = self._array.dtype
+        if dtype.kind in "iu":
+            _check_fits(inside, dtype, self.name)
+        try:
+            if self._files is None:
+                row, col = (index * size for index, size in zip(part.chunk, self._shape, strict=True))
+                with np.errstate(over="ignore"):
+                    self._array[row : row + part.rows, col : col + part.cols] = inside.astype(
+                        dtype, copy=False
+                    )
+                return values.size * dtype.itemsize
+            values[part.rows :] = 0
+            values[: part.rows, part.cols :] = 0
+            with np.errstate(over="ignore"):
+                data = values.astype(dtype, copy=False)
+            self._write_file(self._files.path(*part.chunk), data)
+            return data.nbytes
+        except OSError as error:
+            key = self._array.metadata.encode_chunk_key(part.chunk)
+            raise StoreError(
+                f"{self.name}: chunk {key} cannot be written: {error.strerror or error}"
+            ) from error
+
+    def _write_file(self, path: str, data: Array) -> None:
+        folder = os.path.dirname(path)
+        if folder not in self._folders:
+            os.makedirs(folder, exist_ok=True)
+            self._folders.add(folder)
+        temporary = f"{path}.{os.getpid()}-{next(self._number)}.tmp"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            try:
+                view, done = memoryview(data.reshape(-1).view(np.uint8).data), 0
+                while done < len(view):
+                    done += os.write(fd, view[done:])
+            finally:
+                os.close(fd)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def _place(self, key: str) -> StorePath:
+        return self._array.store_path / key
+
+    def _get(self, key: str) -> bytes:
+        found = sync(self._place(key).get())
+        if found is None:
+            raise StoreError(
+                f"{self.name}: {key} is gone; somebody else changed C while it was being written"
+            )
+        return bytes(found.to_bytes())
+
+    def _set(self, key: str, value: bytes) -> None:
+        sync(self._place(key).set(default_buffer_prototype().buffer.from_bytes(value)))
+
+    def _delete(self, key: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            sync(self._place(key).delete())
+
+
+def _check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
+    if values.size == 0 or np.can_cast(values.dtype, dtype):
+        return
+    info, low, high = np.iinfo(dtype), values.min(), values.max()
+    if int(low) < int(info.min) or int(high) > int(info.max):
+        value = low if int(low) < int(info.min) else high
+        raise RangeError(
+            f"{name}: the exact value {value} does not fit {dtype}; give a wider --out-dtype (out_dtype)"
+        )
+
+
+def create_target(spec: Any, output: Output, block: np.dtype[Any]) -> Target:
+    """A new C, unfinished; what stood at its place is removed. Raises StoreError."""
+    name = describe(spec)
+    blank = zarr.create_array(
+        MemoryStore(),
+        shape=output.shape,
+        dtype=output.dtype,
+        chunks=output.chunks,
+        shards=output.shards,
+        compressors=compressors(output.compressor),
+        filters=None,
+    )
+    place = local_path(spec)
+    try:
+        if isinstance(spec, zarr.Array):
+            at = spec.store_path
+        elif place is not None:
+            at = StorePath(sync(LocalStore.open(place)))
+        else:
+            at = _remote_place(str(spec))
+        target = Target(_array_at(blank.metadata, at), name, block, replaced=place)
+        described = sync((blank.store_path / METADATA[0]).get())
+        target.begin(described.to_bytes() if described else b"")
+    except OSError as error:
+        raise StoreError(f"{name} cannot be created: {error.strerror or error}") from error
+    return target
+
+
+def _remote_place(url: str) -> StorePath:
+    from zarr.storage import FsspecStore
+
+    return StorePath(FsspecStore.from_url(url))
+
+
+def open_existing(spec: Any) -> zarr.Array[Any]:
+    """The C that β·C needs, for reading and writing. Raises InputError."""
+    if isinstance(spec, zarr.Array):
+        return spec
+    place = local_path(spec)
+    array = _open_array(spec, describe(spec))
+    if place is None:
+        return zarr.open_array(os.fspath(spec), mode="r+")
+    del array
+    return zarr.open_array(str(place), mode="r+")
+
+
+class ArrayTarget:
+    """C as a NumPy array in memory."""
+
+    def __init__(self, out: Array, matrix: Matrix, block: np.dtype[Any]):
+        self._out, self._matrix, self._block = out, matrix, block
+
+    def view(self, part: Part, slot: Bytes) -> Array:
+        """Dense at the front of the slot."""
+        return (
+            slot[: part.rows * part.cols * self._block.itemsize]
+            .view(self._block)
+            .reshape(part.rows, part.cols)
+        )
+
+    def write(self, part: Part, slot: Bytes) -> int:
+        """Convert and copy. Raises RangeError for integers that do not fit."""
+        inside = self.view(part, slot)
+        if self._out.dtype.kind in "iu":
+            _check_fits(inside, self._out.dtype, "the result")
+        row, col = part.chunk[0] * self._matrix.chunk_rows, part.chunk[1] * self._matrix.chunk_cols
+        with np.errstate(over="ignore"):
+            self._out[row : row + part.rows, col : col + part.cols] = inside
+        return part.rows * part.cols * self._out.itemsize
