@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from .api import Result
     from .plan import Plan
 
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType
+
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-class _Pair(click.ParamType):
+class _Pair(_ParamType):
     """Two positive integers, `M,N`."""
 
     name = "M,N"
@@ -34,7 +38,7 @@ class _Pair(click.ParamType):
         return int(parts[0]), int(parts[1])
 
 
-class _Number(click.ParamType):
+class _Number(_ParamType):
     """A real or complex number."""
 
     name = "number"
@@ -60,7 +64,7 @@ _memory = click.option(
     "-M",
     "--memory-limit",
     metavar="SIZE",
-    help="Most host memory to hold resident, such as 512MiB.  [default: 60 % of what may be used]",
+    help="Most host memory to hold resident, e.g. 512MiB.  [default: 60 % of what is free]",
 )
 _operands = _options(
     click.option("--transpose-a", is_flag=True, help="Use Aᵀ."),
@@ -86,7 +90,7 @@ _verbose = click.option("-v", "--verbose", is_flag=True, help="More to read; tra
 _problem = _options(
     _memory,
     click.option("-d", "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|cuda:N", help="Where to compute."),
-    click.option("-D", "--device-memory-limit", metavar="SIZE", help="Most memory of the device.  [default: 90 % of free]"),
+    click.option("-D", "--device-memory-limit", metavar="SIZE", help="Most memory of it.  [default: 90 % of free]"),
     _operands,
     click.option("--alpha", type=_Number(), default=1.0, help="α.  [default: 1]"),
     click.option("--beta", type=_Number(), default=0.0, help="β; C must exist unless it is 0.  [default: 0]"),

@@ -75,7 +75,7 @@ def random(
     return written
 
 
-def _checked(out: Any, shape: tuple[int, int], dtype: Any, distribution: str) -> np.dtype[Any]:
+def _checked(out: Any, shape: tuple[int, int], dtype: Any, distribution: str) -> Any:
     if len(shape) != 2 or min(shape) < 0:
         raise InputError(f"shape {shape} must be two numbers, rows and columns")
     if distribution not in ("normal", "uniform"):

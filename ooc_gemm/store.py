@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -345,6 +346,8 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
     if files and native and array.shards is None and _is_plain(metadata):
         return RawSource(name, array, _with_missing(matrix, files), files)
     matrix = replace(matrix, whole=True)
+    if array.order == "F":  # how zarr lays out what it returns; the codec pipelines are for C order
+        array = array.with_config({"order": "C"})
     if files and array.shards is None:
         return DecodedSource(name, array, replace(matrix, stored=_sizes(matrix, files)), None)
     if local and array.shards is not None and files:
@@ -374,7 +377,10 @@ def _is_plain(metadata: Any) -> bool:
     if metadata.zarr_format == 2:
         return not metadata.filters and metadata.compressor is None
     codecs = metadata.codecs[1:] if _is_fortran(metadata) else metadata.codecs
-    return len(codecs) == 1 and isinstance(codecs[0], BytesCodec)
+    if len(codecs) != 1 or not isinstance(codecs[0], BytesCodec):
+        return False
+    endian = codecs[0].endian
+    return endian is None or getattr(endian, "value", endian) == sys.byteorder
 
 
 def _sizes(s: Matrix, files: _Files) -> tuple[int, ...]:

@@ -14,13 +14,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError
+from ..errors import InputError, RangeError
 from ..plan import Block, Part, Piece, Plan, Rates
 from ..ring import Bytes, Event
 from ..trace import Trace
 
 Array = npt.NDArray[Any]
 UPLOAD, COMPUTE, DOWNLOAD = "upload", "compute", "download"
+INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,39 @@ class Operation:
     conjugate_b: bool = False
     alpha: complex = 1.0
     beta: complex = 0.0
+
+
+class Overflow:
+    """Integers too wide to be safe by their type: a bound on every partial sum, from the largest elements
+    of each panel. Used on the conductor's thread, in the order of the schedule."""
+
+    def __init__(self, operation: Operation):
+        arithmetic = operation.arithmetic
+        self._wanted = arithmetic.block == np.int64 and arithmetic.panel == np.int64
+        self._alpha = abs(int(operation.alpha.real)) if self._wanted else 0
+        self._beta = abs(int(operation.beta.real)) if self._wanted else 0
+        self._largest: dict[tuple[str, int], int] = {}
+        self._bounds: dict[int, int] = {}
+
+    def upload(self, piece: Piece, buffer: int, source: Array) -> None:
+        """Note the largest element of a piece. Raises RangeError where int64 cannot hold it."""
+        if not self._wanted or source.size == 0:
+            return
+        key = (piece.operand, buffer)
+        self._largest[key] = max(self._largest.get(key, 0), abs(int(source.min())), abs(int(source.max())))
+        if self._largest[key] > INT64_MAX:
+            raise RangeError(f"operand {piece.operand} holds integers past int64; convert it to float64")
+
+    def multiply(self, p: int, c: int, k: int, first: bool) -> None:
+        """Raises RangeError where a sum in block `c` may pass int64."""
+        if not self._wanted:
+            return
+        if first:
+            self._bounds[c] = self._beta * self._largest.pop(("c", c), 0)
+        largest = self._largest.pop(("a", p), 0) * self._largest.pop(("b", p), 0)
+        self._bounds[c] += self._alpha * largest * k
+        if self._bounds[c] > INT64_MAX:
+            raise RangeError("a sum of products may exceed int64; convert the inputs to float64")
 
 
 @dataclass(frozen=True)

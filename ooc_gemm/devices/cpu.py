@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ..errors import InputError, RangeError
+from ..errors import InputError
 from ..plan import Block, MiB, Part, Piece, Plan, Rates
 from ..ring import Bytes, Event, Stopped
 from ..tiles import ceil_div, ranges
 from ..trace import Trace
-from . import COMPUTE, Arithmetic, Array, Limits, Operation
+from . import COMPUTE, Arithmetic, Array, Limits, Operation, Overflow
 from .blas import Gemm, gemm
 
 TILE = 2048
@@ -150,6 +150,7 @@ class CPU:
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Allocate panels and blocks; take BLAS's threads from it, for this process, until `close`."""
         self._op, self._trace = operation, trace
+        self._overflow = Overflow(operation)
         arithmetic = operation.arithmetic
         self._panels = [
             {
@@ -171,8 +172,7 @@ class CPU:
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """A strided copy, with conversion to the panel's type."""
         start = time.perf_counter()
-        if source.dtype == np.uint64 and source.size and source.max() > _INT64_MAX:
-            raise RangeError(f"operand {piece.operand} holds integers past int64; convert it to float64")
+        self._overflow.upload(piece, buffer, source)
         memory = self._blocks[buffer] if piece.operand == "c" else self._panels[buffer][piece.operand]
         row, col = piece.into
         rows, cols = source.shape
@@ -182,6 +182,7 @@ class CPU:
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """Tiles of the block, dealt to the workers."""
+        self._overflow.multiply(p, c, panel[1] - panel[0], first)
         self._stream.submit(partial(self._multiply, block, panel[1] - panel[0], p, c, first))
 
     def scale(self, block: Block, c: int) -> None:
@@ -229,8 +230,6 @@ class CPU:
         if arithmetic.block.kind == "i":
             if first:
                 self._scale(out)
-            if arithmetic.kernel == "numpy":
-                self._check_range(a, b, first)
             work = partial(self._exact_tile, a, b, out)
             side = EXACT_TILE
         else:
@@ -272,14 +271,6 @@ class CPU:
         elif beta != 1:
             out *= out.dtype.type(beta if out.dtype.kind == "c" else beta.real)
 
-    def _check_range(self, a: Array, b: Array, first: bool) -> None:
-        """Wide integers: a bound on every partial sum so far, from the panels' largest elements."""
-        if first:
-            self._bound = abs(int(self._op.beta.real)) * 2**32
-        self._bound += abs(int(self._op.alpha.real)) * _magnitude(a) * _magnitude(b) * a.shape[1]
-        if self._bound > _INT64_MAX:
-            raise RangeError("a sum of products may exceed int64; convert the inputs to float64")
-
     def _deal(self, work: Callable[[slice, slice], None], shape: tuple[int, int], side: int) -> None:
         """Cut `shape` into tiles, several a worker, and let the workers take them in turn."""
         if 0 in shape:
@@ -306,16 +297,9 @@ class CPU:
             job.result()
 
 
-_INT64_MAX = 2**63 - 1
-
-
 def _shaped(memory: Array, shape: tuple[int, int]) -> Array:
     """The front of a flat buffer as a dense matrix."""
     return memory[: shape[0] * shape[1]].reshape(shape)
-
-
-def _magnitude(x: Array) -> int:
-    return max(abs(int(x.min())), abs(int(x.max()))) if x.size else 0
 
 
 def largest(dtype: np.dtype[Any]) -> int:

@@ -1,0 +1,378 @@
+"""One NVIDIA GPU through CuPy: three streams, pinned slots, 2-D copies, events.
+
+    slot (pinned) ──2-D copy, upload stream──► panel ──kernel, compute stream──► C block
+                                                       C block ──2-D copy, download stream──► slot (pinned)
+
+Nothing here waits for the device but `Event.synchronize`, which readers and writers call.
+"""
+
+import time
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from ..errors import DeviceError, InputError
+from ..plan import Block, MiB, Part, Piece, Plan, Rates
+from ..ring import Bytes
+from ..trace import Trace
+from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Limits, Operation, Overflow
+
+HOST_BASELINE = 704 * MiB
+"""Resident set of a process with a CUDA context, CuPy and cuBLAS loaded (measured 480 to 560 MiB)."""
+CONTEXT_BYTES = 528 * MiB
+"""Device memory of a context (measured 527 MiB on an H200)."""
+LIBRARY_BYTES = 144 * MiB
+"""Device memory of cuBLAS: its handle and workspace (measured 132 MiB)."""
+
+_CUDA_TYPE = {"f": 0, "d": 1, "e": 2, "F": 4, "D": 5}
+_COMPUTE_32F, _COMPUTE_64F, _COMPUTE_32F_FAST_TF32 = 68, 70, 77
+_OP_N, _OP_T, _OP_C = 0, 1, 2
+_DEFAULT_ALGORITHM = -1
+_HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
+
+
+def _cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise InputError(
+            "there is no CuPy; install it with pip install 'ooc-gemm[cuda13]' or use --device cpu"
+        ) from error
+    return cupy
+
+
+def devices() -> list[dict[str, Any]]:
+    """What each GPU is. Raises InputError where there is none."""
+    cupy = _cupy()
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise InputError(f"there is no usable GPU ({error}); use --device cpu") from error
+    found = []
+    for index in range(count):
+        p = cupy.cuda.runtime.getDeviceProperties(index)
+        with cupy.cuda.Device(index):
+            free, total = cupy.cuda.runtime.memGetInfo()
+        found.append(
+            {
+                "name": p["name"].decode(),
+                "compute_capability": f"{p['major']}.{p['minor']}",
+                "multiprocessors": p["multiProcessorCount"],
+                "memory_bytes": total,
+                "free_bytes": free,
+                "l2_cache_bytes": p["l2CacheSize"],
+                "shared_memory_per_block_bytes": p["sharedMemPerBlockOptin"],
+                "shared_memory_per_multiprocessor_bytes": p["sharedMemPerMultiprocessor"],
+                "registers_per_multiprocessor": p["regsPerMultiprocessor"],
+                "warp_size": p["warpSize"],
+            }
+        )
+    return found
+
+
+@dataclass
+class _Span:
+    """Two events around an operation, for its time."""
+
+    stage: str
+    start: Any
+    stop: Any
+    nbytes: int
+    args: dict[str, Any]
+
+
+class CUDA:
+    """GPU number `index`."""
+
+    def __init__(self, index: int = 0):
+        cupy = self._cupy = _cupy()
+        self._runtime = cupy.cuda.runtime
+        try:
+            count = self._runtime.getDeviceCount()
+        except self._runtime.CUDARuntimeError as error:
+            raise InputError(f"there is no usable GPU ({error}); use --device cpu") from error
+        if index >= count:
+            raise InputError(f"there is no GPU {index}; this machine has {count}")
+        self.name = "cuda" if index == 0 else f"cuda:{index}"
+        self._device = cupy.cuda.Device(index)
+        self._device.use()
+        self._free = self._least_free = self._runtime.memGetInfo()[0]
+        self._arrays: dict[Any, Any] = {}
+        self._pinned: list[Any] = []
+        self._streams: dict[str, Any] = {}
+        self._spans: list[_Span] = []
+        self._lock = Lock()
+
+    def arithmetic(
+        self, a: np.dtype[Any], b: np.dtype[Any], out: np.dtype[Any], bound: int, kernel: str, precision: str
+    ) -> Arithmetic:
+        """cuBLAS for floating point (float16 adds up in float32), and for small integers in float64 as long
+        as every sum is exact there; `tiled` in int64 for the others, and where it is asked for."""
+        if kernel not in ("auto", "cublas", "tiled"):
+            raise InputError(f"{kernel!r} is not a kernel of {self.name}; choose auto, cublas or tiled")
+        float32, float64, int64 = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64)
+        if out.kind in "iu":
+            small = max(a.itemsize, b.itemsize) <= 2 and bound < 2**53
+            if kernel == "tiled" or (kernel == "auto" and not small):
+                return Arithmetic("tiled", int64, int64, why="exact in int64")
+            if not small:
+                raise InputError(f"kernel 'cublas' is not exact for {a} by {b}; use 'tiled' or 'auto'")
+            return Arithmetic("cublas", float64, float64, why="every sum is exact in float64")
+        wide = np.result_type(a, b, out, float32)
+        if kernel == "tiled":
+            if wide.char not in "fd":
+                raise InputError(f"kernel 'tiled' cannot multiply {a} by {b}; use 'cublas' or 'auto'")
+            return Arithmetic("tiled", wide, wide, why="asked for")
+        if a == b == np.float16 and wide == float32:
+            return Arithmetic("cublas", a, float32, why="float16 on tensor cores, sums in float32")
+        return Arithmetic("cublas", wide, wide, why="the fastest that keeps the precision")
+
+    def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
+        """Context and cuBLAS; 90 % of free memory unless a limit is given."""
+        allowed = (
+            CONTEXT_BYTES + int(0.9 * self._free) if device_memory_limit is None else device_memory_limit
+        )
+        return Limits(
+            host_baseline=HOST_BASELINE,
+            device=allowed,
+            device_baseline=CONTEXT_BYTES + LIBRARY_BYTES,
+            workspace=0,
+            readers=16,
+            writers=8,
+        )
+
+    def rates(self, arithmetic: Arithmetic) -> Rates:
+        """Peak rates by type from multiprocessors and clock, three quarters of which GEMM reaches; bus and
+        disk as usual."""
+        p = self._runtime.getDeviceProperties(self._device.id)
+        clock = (p.get("clockRate") or 1_500_000) * 1e3
+        lanes = p["multiProcessorCount"] * 128 * 2 * clock * 0.75
+        full64 = (p["major"], p["minor"]) in ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))
+        times = {
+            "e": 8.0,
+            "f": 1.0,
+            "d": 1.0 if full64 else 1 / 32,
+            "F": 0.25,
+            "D": 0.25 if full64 else 1 / 128,
+        }
+        flops = lanes * times.get(arithmetic.panel.char, 1 / 16)
+        return Rates(
+            flops if arithmetic.kernel == "cublas" else flops / 2.5, 3e9, 3e9, 50e9, 50e9, shared=False
+        )
+
+    def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
+        """Allocate panels and blocks; make streams; load the kernel."""
+        cupy = self._cupy
+        self._op, self._trace = operation, trace
+        self._overflow = Overflow(operation)
+        arithmetic, self._block_shape = operation.arithmetic, (plan.bm, plan.bn)
+        self._device.use()
+        try:
+            for p in range(plan.panel_buffers):
+                self._arrays["a", p] = self._allocate(plan.bm * plan.bk, arithmetic.panel)
+                self._arrays["b", p] = self._allocate(plan.bk * plan.bn, arithmetic.panel)
+            for c in range(plan.c_buffers):
+                self._arrays["c", c] = self._allocate(plan.bm * plan.bn, arithmetic.block)
+            if plan.budget.staged:
+                self._arrays["staging"] = self._allocate(plan.slot_bytes, np.dtype(np.uint8))
+        except (cupy.cuda.memory.OutOfMemoryError, self._runtime.CUDARuntimeError) as error:
+            raise DeviceError(
+                f"{self.name} has no {plan.device_bytes} bytes free ({error}); give a smaller --device-memory-limit"
+            ) from error
+        self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in (UPLOAD, COMPUTE, DOWNLOAD)}
+        if arithmetic.kernel == "tiled":
+            self._load_tiled()
+        else:
+            self._handle = cupy.cuda.device.get_cublas_handle()
+            cupy.cuda.cublas.setStream(self._handle, self._streams[COMPUTE].ptr)
+        self._base = cupy.cuda.Event()
+        self._base.record(self._streams[COMPUTE])
+        self._base.synchronize()
+        self._base_time = time.perf_counter()
+
+    def _allocate(self, elements: int, dtype: np.dtype[Any]) -> Any:
+        """Its own allocation: the memory pool keeps more than it is asked for."""
+        cupy = self._cupy
+        memory = cupy.cuda.Memory(max(1, elements * dtype.itemsize))
+        return cupy.ndarray((elements,), dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+    def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
+        """Pinned memory, one allocation for all."""
+        step = max(4096, -(-nbytes // 4096) * 4096)
+        memory = self._cupy.cuda.PinnedMemory(count * step)
+        self._pinned.append(memory)
+        pointer = self._cupy.cuda.PinnedMemoryPointer(memory, 0)
+        whole = np.frombuffer(pointer, np.uint8, count * step)
+        return [whole[index * step : index * step + nbytes] for index in range(count)]
+
+    def upload(self, source: Array, piece: Piece, buffer: int) -> Any:
+        """A 2-D copy into the panel, or, where the type differs, to the staging buffer and converted from
+        there: the stream's order keeps the next copy from overtaking the conversion."""
+        self._device.use()
+        self._overflow.upload(piece, buffer, source)
+        memory = self._arrays[piece.operand, buffer]
+        target = memory[: piece.panel[0] * piece.panel[1]].reshape(piece.panel)
+        row, col = piece.into
+        target = target[row : row + source.shape[0], col : col + source.shape[1]]
+        stream = self._streams[UPLOAD]
+        start = self._event(stream)
+        if target.dtype == source.dtype:
+            self._copy(
+                target.data.ptr,
+                target.strides[0],
+                source.ctypes.data,
+                source.strides[0],
+                source,
+                _HOST_TO_DEVICE,
+                stream,
+            )
+        else:
+            staged = self._arrays["staging"][: source.nbytes].view(source.dtype).reshape(source.shape)
+            self._copy(
+                staged.data.ptr,
+                staged.strides[0],
+                source.ctypes.data,
+                source.strides[0],
+                source,
+                _HOST_TO_DEVICE,
+                stream,
+            )
+            with stream:
+                self._cupy.copyto(target, staged, casting="unsafe")
+        return self._span(UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk)
+
+    def _copy(
+        self, to: int, to_pitch: int, at: int, at_pitch: int, like: Array, kind: int, stream: Any
+    ) -> None:
+        rows, width = like.shape[0], like.shape[1] * like.itemsize
+        if rows and width:
+            self._runtime.memcpy2DAsync(
+                to, max(to_pitch, width), at, max(at_pitch, width), width, rows, kind, stream.ptr
+            )
+
+    def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
+        """One GEMM on the compute stream."""
+        op, k = self._op, panel[1] - panel[0]
+        self._overflow.multiply(p, c, k, first)
+        stream = self._streams[COMPUTE]
+        start = self._event(stream)
+        a, b, out = self._arrays["a", p], self._arrays["b", p], self._arrays["c", c]
+        for memory, conjugate, transpose in (
+            (a, op.conjugate_a, op.transpose_a),
+            (b, op.conjugate_b, op.transpose_b),
+        ):
+            if conjugate and not (transpose and op.arithmetic.kernel == "cublas"):
+                with stream:
+                    self._cupy.conjugate(memory, out=memory)
+        beta = op.beta if first else 1.0
+        # As stored: op(A) is m×k, so A is m×k or, transposed, k×m.
+        lda = block.rows if op.transpose_a else k
+        ldb = k if op.transpose_b else block.cols
+        if op.arithmetic.kernel == "tiled":
+            self._launch_tiled(block, k, a, lda, b, ldb, beta, out)
+        else:
+            self._cublas(block, k, a, lda, b, ldb, beta, out)
+        self._span(COMPUTE, start, stream, 0, block=block.index, k=k)
+
+    def _cublas(
+        self, block: Block, k: int, a: Any, lda: int, b: Any, ldb: int, beta: complex, out: Any
+    ) -> None:
+        """cuBLAS is column-major, so it is asked for Cᵀ = op(B)ᵀ·op(A)ᵀ, each as it lies."""
+        op, cublas = self._op, self._cupy.cuda.cublas
+        panel, total = op.arithmetic.panel, op.arithmetic.block
+        scalars = np.array([op.alpha, beta], dtype="D")
+        scalars = scalars.astype(total) if total.kind == "c" else scalars.real.astype(total)
+        compute = _COMPUTE_64F if total.char in "dD" else _COMPUTE_32F
+        transpose_a = (_OP_C if op.conjugate_a else _OP_T) if op.transpose_a else _OP_N
+        transpose_b = (_OP_C if op.conjugate_b else _OP_T) if op.transpose_b else _OP_N
+        cublas.gemmEx(
+            self._handle, transpose_b, transpose_a, block.cols, block.rows, k, scalars[:1].ctypes.data,
+            b.data.ptr, _CUDA_TYPE[panel.char], ldb, a.data.ptr, _CUDA_TYPE[panel.char], lda,
+            scalars[1:].ctypes.data, out.data.ptr, _CUDA_TYPE[total.char], block.cols, compute, _DEFAULT_ALGORITHM,
+        )  # fmt: skip
+
+    def _load_tiled(self) -> None:
+        from .. import nvrtc
+
+        op = self._op
+        p = self._runtime.getDeviceProperties(self._device.id)
+        arch = f"sm_{p['major']}{p['minor']}" + ("a" if p["major"] >= 9 else "")
+        self._config = nvrtc.tiled(op.arithmetic.panel.name, op.transpose_a, op.transpose_b)
+        self._function = nvrtc.load(nvrtc.compile(self._config, arch), self._config.name)
+
+    def _launch_tiled(
+        self, block: Block, k: int, a: Any, lda: int, b: Any, ldb: int, beta: complex, out: Any
+    ) -> None:
+        from .. import nvrtc
+
+        nvrtc.launch(
+            self._function, self._config, block.rows, block.cols, k, self._op.alpha.real, a.data.ptr, lda,
+            b.data.ptr, ldb, beta.real, out.data.ptr, block.cols, self._streams[COMPUTE],
+        )  # fmt: skip
+
+    def scale(self, block: Block, c: int) -> None:
+        """β·C in place."""
+        with self._streams[COMPUTE]:
+            out, beta = self._arrays["c", c][: block.rows * block.cols], self._op.beta
+            if beta == 0:
+                out.fill(0)
+            elif beta != 1:
+                out *= out.dtype.type(beta if out.dtype.kind == "c" else beta.real)
+
+    def download(self, block: Block, part: Part, c: int, target: Array) -> Any:
+        """A 2-D copy out of the block."""
+        self._device.use()
+        width = block.cols * target.itemsize
+        at = self._arrays["c", c].data.ptr + part.row * width + part.col * target.itemsize
+        stream = self._streams[DOWNLOAD]
+        with self._lock:  # so that the two events enclose this copy and no other
+            start = self._event(stream)
+            self._copy(target.ctypes.data, target.strides[0], at, width, target, _DEVICE_TO_HOST, stream)
+            return self._span(DOWNLOAD, start, stream, target.nbytes, chunk=part.chunk)
+
+    def record(self, stream: str) -> Any:
+        """An event at the end of the stream."""
+        event = self._cupy.cuda.Event(block=True, disable_timing=True)
+        event.record(self._streams[stream])
+        return event
+
+    def wait(self, stream: str, event: Any) -> None:
+        """The stream waits on the device; the caller does not."""
+        self._device.use()
+        self._streams[stream].wait_event(event)
+
+    def peak_bytes(self) -> int:
+        """Context, and what has gone from free memory since it was made."""
+        return CONTEXT_BYTES + int(self._free - self._least_free)
+
+    def cancel(self) -> None:
+        """Kernels are short: nothing to do."""
+
+    def close(self) -> None:
+        """Wait for what is under way, turn events into spans, free everything."""
+        self._device.use()
+        for stream in self._streams.values():
+            stream.synchronize()
+        if self._arrays:
+            self._least_free = min(self._least_free, self._runtime.memGetInfo()[0])
+        for span in self._spans:
+            start, stop = (
+                self._base_time + self._cupy.cuda.get_elapsed_time(self._base, e) / 1e3
+                for e in (span.start, span.stop)
+            )
+            self._trace.add(span.stage, start, stop, span.stage, span.nbytes, **span.args)
+        self._spans, self._streams = [], {}
+        self._arrays.clear()
+        self._pinned.clear()
+
+    def _event(self, stream: Any) -> Any:
+        event = self._cupy.cuda.Event(block=True)
+        event.record(stream)
+        return event
+
+    def _span(self, stage: str, start: Any, stream: Any, nbytes: int, **args: Any) -> Any:
+        stop = self._event(stream)
+        self._spans.append(_Span(stage, start, stop, nbytes, args))
+        return stop
