@@ -222,8 +222,8 @@ def _prepare(
     shape_a, shape_b = left.shape, right.shape
     if shape_a[1] != shape_b[0]:
         raise InputError(
-            f"the inner dimensions differ: op({left.name}) is {shape_a[0]}×{shape_a[1]} and op({right.name}) is "
-            f"{shape_b[0]}×{shape_b[1]}; transpose one of them or choose other arrays"
+            f"the inner dimensions differ: op({left.name}) is {shape_a[0]}×{shape_a[1]} and "
+            f"op({right.name}) is {shape_b[0]}×{shape_b[1]}; transpose one of them or choose other arrays"
         )
     (m, k), n = shape_a, shape_b[1]
     sources, existing = {"a": left, "b": right}, None

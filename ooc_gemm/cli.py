@@ -89,16 +89,30 @@ _json = click.option("--json", "as_json", is_flag=True, help="One JSON object on
 _verbose = click.option("-v", "--verbose", is_flag=True, help="More to read; tracebacks.")
 _problem = _options(
     _memory,
-    click.option("-d", "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|cuda:N", help="Where to compute."),
-    click.option("-D", "--device-memory-limit", metavar="SIZE", help="Most memory of it.  [default: 90 % of free]"),
+    click.option(
+        "-d", "--device", default="auto", show_default=True, metavar="NAME", help="auto, cpu, cuda or cuda:N."
+    ),
+    click.option(
+        "-D", "--device-memory-limit", metavar="SIZE", help="Most memory of it.  [default: 90 % of free]"
+    ),
     _operands,
     click.option("--alpha", type=_Number(), default=1.0, help="α.  [default: 1]"),
     click.option("--beta", type=_Number(), default=0.0, help="β; C must exist unless it is 0.  [default: 0]"),
-    click.option("--precision", type=click.Choice(["highest", "high", "medium"]), default="highest", show_default=True, help="Least accuracy of float32 products."),
-    click.option("--kernel", default="auto", show_default=True, metavar="NAME", help="auto, blas, cublas or tiled."),
-    click.option("--out-dtype", metavar="DTYPE", help="Type of C.  [default: NumPy's promotion; int8 gives int32]"),
+    click.option(
+        "--precision",
+        type=click.Choice(["highest", "high", "medium"]),
+        default="highest",
+        show_default=True,
+        help="Least accuracy of float32 products; every kernel so far keeps the highest.",
+    ),
+    click.option(
+        "--kernel", default="auto", show_default=True, metavar="NAME", help="auto, blas, cublas or tiled."
+    ),
+    click.option(
+        "--out-dtype", metavar="DTYPE", help="Type of C.  [default: NumPy's promotion; int8 gives int32]"
+    ),
     _storage,
-)  # fmt: skip
+)
 
 
 @click.group(context_settings=CONTEXT)
@@ -191,8 +205,8 @@ def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **options: Any)
         _print(f"{c} is the product, to rounding (worst row at {found.worst:.2g} of its tolerance){note}")
     if not found.ok:
         click.echo(
-            f"Error: {c} is not the product: {found.rows_wrong} rows are wrong, the first is row {found.first_wrong} "
-            f"(error {found.worst:.3g} times its tolerance at worst); compute it again",
+            f"Error: {c} is not the product: {found.rows_wrong} rows are wrong, "
+            f"the first is row {found.first_wrong} (error {found.worst:.3g} times its tolerance at worst); compute it again",
             err=True,
         )
         raise click.exceptions.Exit(3)
@@ -279,8 +293,9 @@ def _summary(result: "Result", c: str) -> str:
     peak = f"{_size(result.peak_host_bytes)} of {_size(result.plan.budget.host)} host memory"
     if result.peak_device_bytes and result.plan.budget.device:
         peak += f", {_size(result.peak_device_bytes)} of {_size(result.plan.budget.device)} device memory"
+    operands = f"{result.m}×{result.k} · {result.k}×{result.n} {result.dtype}"
     return (
-        f"{c}: {result.m}×{result.n} {result.out_dtype} = {result.m}×{result.k} · {result.k}×{result.n} {result.dtype}\n"
+        f"{c}: {result.m}×{result.n} {result.out_dtype} = {operands}\n"
         f"{result.seconds:.2f} s, {result.tflops:.3g} TFLOP/s ({result.kernel} on {result.device}), "
         f"read {_size(result.bytes_read)}, wrote {_size(result.bytes_written)}, peak {peak}"
     )

@@ -366,7 +366,7 @@ class Plan:
             ("product", f"{p.m}×{p.k} · {p.k}×{p.n}"),
             (
                 "blocks of C",
-                f"{self.block_count} of {self.bm}×{self.bn}, each made in {self.panel_count} panels of {self.bk}",
+                f"{self.block_count} of {self.bm}×{self.bn}, each in {self.panel_count} panels of {self.bk}",
             ),
             ("chunks of C", f"{c.chunk_rows}×{c.chunk_cols}, {_mib(c.chunk_bytes)}"),
             (

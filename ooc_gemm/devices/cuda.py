@@ -27,7 +27,7 @@ LIBRARY_BYTES = 144 * MiB
 """Device memory of cuBLAS: its handle and workspace (measured 132 MiB)."""
 
 _CUDA_TYPE = {"f": 0, "d": 1, "e": 2, "F": 4, "D": 5}
-_COMPUTE_32F, _COMPUTE_64F, _COMPUTE_32F_FAST_TF32 = 68, 70, 77
+_COMPUTE_32F, _COMPUTE_64F = 68, 70
 _OP_N, _OP_T, _OP_C = 0, 1, 2
 _DEFAULT_ALGORITHM = -1
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
@@ -179,7 +179,8 @@ class CUDA:
                 self._arrays["staging"] = self._allocate(plan.slot_bytes, np.dtype(np.uint8))
         except (cupy.cuda.memory.OutOfMemoryError, self._runtime.CUDARuntimeError) as error:
             raise DeviceError(
-                f"{self.name} has no {plan.device_bytes} bytes free ({error}); give a smaller --device-memory-limit"
+                f"{self.name} has no {plan.device_bytes} bytes free ({error}); "
+                "give a smaller --device-memory-limit"
             ) from error
         self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in (UPLOAD, COMPUTE, DOWNLOAD)}
         if arithmetic.kernel == "tiled":
@@ -290,7 +291,8 @@ class CUDA:
         cublas.gemmEx(
             self._handle, transpose_b, transpose_a, block.cols, block.rows, k, scalars[:1].ctypes.data,
             b.data.ptr, _CUDA_TYPE[panel.char], ldb, a.data.ptr, _CUDA_TYPE[panel.char], lda,
-            scalars[1:].ctypes.data, out.data.ptr, _CUDA_TYPE[total.char], block.cols, compute, _DEFAULT_ALGORITHM,
+            scalars[1:].ctypes.data, out.data.ptr, _CUDA_TYPE[total.char], block.cols,
+            compute, _DEFAULT_ALGORITHM,
         )  # fmt: skip
 
     def _load_tiled(self) -> None:
