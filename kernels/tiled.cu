@@ -40,7 +40,6 @@ struct alignas(16) Vec {
 
 static_assert(BM % TM == 0 && BN % TN == 0, "threads must tile the thread block's tile exactly");
 static_assert(TM % V == 0 && TN % V == 0, "a thread reads its rows and columns as 16-byte vectors");
-static_assert(BM * BK % THREADS == 0 && BN * BK % THREADS == 0, "every thread loads equally many elements");
 static_assert(THREADS % 32 == 0, "a partly filled warp wastes its lanes in every instruction");
 static_assert(THREADS <= 512, "RESIDENT blocks must fit the 1024 threads of the smallest multiprocessor");
 static_assert(2 * BK * (BM / V + BN / V + 2) * sizeof(Vec) <= 48 * 1024, "static shared memory ends at 48 KiB");
@@ -53,37 +52,46 @@ struct Row {
     Vec vec[EXTENT / V + 1];
 };
 
-// Moving one EXTENT×BK tile from global to shared memory, THREADS elements at a time. K_INNER: the stored
-// matrix is contiguous along k (A as it is, B transposed), else along m or n. Neighbouring threads always
-// take neighbouring addresses of the stored row.
+// Carries one EXTENT×BK tile after the other from global to shared memory. K_INNER: the stored matrix is
+// contiguous along k (A as it is, B transposed), else along m or n. INNER neighbouring threads take one
+// piece of a stored row; a thread's COUNT elements lie OUTER_STEP rows apart, in one column.
 template <int EXTENT, bool K_INNER>
-struct Mover {
+struct Carrier {
+    static constexpr int INNER = K_INNER ? BK : EXTENT;
     static constexpr int COUNT = EXTENT * BK / THREADS;
+    static constexpr int OUTER_STEP = THREADS / INNER;
+    static_assert(EXTENT * BK % THREADS == 0, "every thread loads equally many elements");
+    static_assert(THREADS % INNER == 0, "all elements of a thread lie in one column of the stored tile");
+
+    const T* next;  // this thread's first element of the tile that `fetch` takes next
+    long long ld;
+    int extent;  // rows and columns of op() that exist, of EXTENT
     T staged[COUNT];
 
-    static __device__ __forceinline__ int x_of(int i) { return K_INNER ? i / BK : i % EXTENT; }
-    static __device__ __forceinline__ int k_of(int i) { return K_INNER ? i % BK : i / EXTENT; }
+    static __device__ __forceinline__ int inner() { return threadIdx.x % INNER; }
+    static __device__ __forceinline__ int outer(int e) { return threadIdx.x / INNER + e * OUTER_STEP; }
+    static __device__ __forceinline__ int x(int e) { return K_INNER ? outer(e) : inner(); }
+    static __device__ __forceinline__ int k(int e) { return K_INNER ? inner() : outer(e); }
 
-    // Global memory → registers. `source` is the tile's first element, `extent` and `depth` are how much
-    // of the matrix lies beyond it along m or n, and along k.
-    __device__ __forceinline__ void fetch(const T* source, long long ld, long long extent, long long depth) {
+    // The tiles whose first row or column of op() is `first`, of `all`, starting at k = 0.
+    __device__ __forceinline__ Carrier(const T* matrix, long long ld, long long first, long long all)
+        : next(matrix + (K_INNER ? first * ld : first) + outer(0) * ld + inner()),
+          ld(ld),
+          extent(all - first < EXTENT ? all - first : EXTENT) {}
+
+    // Global memory → registers; `depth` is how much of k is left. Moves on to the next tile.
+    __device__ __forceinline__ void fetch(int depth) {
+        const T* source = next;
 #pragma unroll
-        for (int e = 0; e < COUNT; ++e) {
-            const int i = threadIdx.x + e * THREADS;
-            const int x = x_of(i), k = k_of(i);
-            const bool inside = x < extent && k < depth;
-            staged[e] = inside ? source[K_INNER ? x * ld + k : k * ld + x] : T(0);
-        }
+        for (int e = 0; e < COUNT; ++e, source += OUTER_STEP * ld)
+            staged[e] = x(e) < extent && k(e) < depth ? *source : T(0);
+        next += K_INNER ? BK : BK * ld;
     }
 
     // Registers → shared memory.
     __device__ __forceinline__ void put(Row<EXTENT>* tile) const {
 #pragma unroll
-        for (int e = 0; e < COUNT; ++e) {
-            const int i = threadIdx.x + e * THREADS;
-            const int x = x_of(i);
-            tile[k_of(i)].vec[x / V].v[x % V] = staged[e];
-        }
+        for (int e = 0; e < COUNT; ++e) tile[k(e)].vec[x(e) / V].v[x(e) % V] = staged[e];
     }
 };
 
@@ -104,26 +112,29 @@ tiled(long long m, long long n, long long k, T alpha, const T* __restrict__ A, l
     const int thread_m = threadIdx.x / THREADS_N, thread_n = threadIdx.x % THREADS_N;
 
     T sum[TM][TN] = {};
-    Mover<BM, !TRANS_A> a_mover;
-    Mover<BN, TRANS_B> b_mover;
-    const auto fetch = [&](long long k0) {
-        a_mover.fetch(A + (TRANS_A ? k0 * lda + m0 : m0 * lda + k0), lda, m - m0, k - k0);
-        b_mover.fetch(B + (TRANS_B ? n0 * ldb + k0 : k0 * ldb + n0), ldb, n - n0, k - k0);
+    Carrier<BM, !TRANS_A> a_carrier(A, lda, m0, m);
+    Carrier<BN, TRANS_B> b_carrier(B, ldb, n0, n);
+    const auto fetch = [&](long long left) {
+        const int depth = left < BK ? left : BK;
+        a_carrier.fetch(depth);
+        b_carrier.fetch(depth);
+    };
+    const auto put = [&](int buffer) {
+        a_carrier.put(a_tile[buffer]);
+        b_carrier.put(b_tile[buffer]);
     };
 
     // As in BLAS, α = 0 reads neither A nor B.
-    const long long depth = alpha == T(0) ? 0 : k;
-    if (depth > 0) {
-        fetch(0);
-        a_mover.put(a_tile[0]);
-        b_mover.put(b_tile[0]);
-    }
+    long long left = alpha == T(0) ? 0 : k;
     int now = 0;
-    for (long long k0 = 0; k0 < depth; k0 += BK, now ^= 1) {
-        // Buffer `now` is filled, and nobody reads the other one any more.
+    if (left > 0) {
+        fetch(left);
+        put(now);
+    }
+    for (; left > 0; left -= BK, now ^= 1) {
+        // After this, buffer `now` is complete and nobody reads the other one any more.
         __syncthreads();
-        const bool more = k0 + BK < depth;
-        if (more) fetch(k0 + BK);
+        if (left > BK) fetch(left - BK);
 #pragma unroll
         for (int kk = 0; kk < BK; ++kk) {
             Vec a[TM / V], b[TN / V];
@@ -136,10 +147,7 @@ tiled(long long m, long long n, long long k, T alpha, const T* __restrict__ A, l
 #pragma unroll
                 for (int j = 0; j < TN; ++j) sum[i][j] += a[i / V].v[i % V] * b[j / V].v[j % V];
         }
-        if (more) {
-            a_mover.put(a_tile[now ^ 1]);
-            b_mover.put(b_tile[now ^ 1]);
-        }
+        if (left > BK) put(now ^ 1);
     }
 
 #pragma unroll

@@ -206,7 +206,8 @@ def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **options: Any)
     if not found.ok:
         click.echo(
             f"Error: {c} is not the product: {found.rows_wrong} rows are wrong, "
-            f"the first is row {found.first_wrong} (error {found.worst:.3g} times its tolerance at worst); compute it again",
+            f"the first is row {found.first_wrong} (error {found.worst:.3g} times its tolerance at worst); "
+            "compute it again",
             err=True,
         )
         raise click.exceptions.Exit(3)
