@@ -195,7 +195,7 @@ class ArraySource(Source):
         """A slice."""
         place = self._place(piece, slot)
         place[...] = np.asarray(self._array[slice(*piece.rows), slice(*piece.span)])
-        return place, place.nbytes
+        return place[:, piece.cols[0] - piece.span[0] : piece.cols[1] - piece.span[0]], place.nbytes
 
 
 @dataclass(frozen=True)
@@ -317,13 +317,9 @@ def check_matrix(name: str, shape: tuple[int, ...], dtype: Any) -> None:
 
 
 def _array_matrix(array: Any) -> Matrix:
+    """Full rows as chunks: slices of those never reach past the array."""
     rows, cols = map(int, array.shape)
-    itemsize = np.dtype(array.dtype).itemsize
-    side = max(1, 1 << 20 // itemsize)
-    chunks = getattr(array, "chunks", None)
-    if not (isinstance(chunks, tuple) and len(chunks) == 2 and all(isinstance(c, int) for c in chunks)):
-        chunks = (min(max(1, rows), 1024), min(max(1, cols), max(1024, side)))
-    return Matrix(rows, cols, itemsize, chunks[0], chunks[1])
+    return Matrix(rows, cols, np.dtype(array.dtype).itemsize, max(1, min(rows, 1024)), max(1, cols))
 
 
 def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:

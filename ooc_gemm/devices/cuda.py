@@ -187,7 +187,6 @@ class CUDA:
             self._load_tiled()
         else:
             self._handle = cupy.cuda.device.get_cublas_handle()
-            cupy.cuda.cublas.setStream(self._handle, self._streams[COMPUTE].ptr)
         self._base = cupy.cuda.Event()
         self._base.record(self._streams[COMPUTE])
         self._base.synchronize()
@@ -274,7 +273,8 @@ class CUDA:
         if op.arithmetic.kernel == "tiled":
             self._launch_tiled(block, k, a, lda, b, ldb, beta, out)
         else:
-            self._cublas(block, k, a, lda, b, ldb, beta, out)
+            with stream:  # CuPy sets cuBLAS's stream to the current one in every call
+                self._cublas(block, k, a, lda, b, ldb, beta, out)
         self._span(COMPUTE, start, stream, 0, block=block.index, k=k)
 
     def _cublas(
