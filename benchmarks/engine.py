@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 # Nothing larger is imported here: a child's ru_maxrss starts at the resident set of its parent.
@@ -326,8 +327,8 @@ def one_run(case: Case, contestant: Contestant) -> Run:
     run["peak_host_bytes"] = max(run["max_rss_bytes"], said.get("peak_host_bytes", 0))
     if contestant.limit is not None:
         run["within_limit"] = run["peak_host_bytes"] <= contestant.limit
-    if contestant.device_limit is not None:
-        run["within_device_limit"] = said.get("peak_device_bytes", 0) <= contestant.device_limit
+    if contestant.device_limit is not None and said:
+        run["within_device_limit"] = said["peak_device_bytes"] <= contestant.device_limit
     plans = [plan for plan in (case.plans.get(contestant.title), said.get("plan")) if plan is not None]
     if plans:
         moved = ("bytes_read", "bytes_written")
@@ -339,7 +340,7 @@ def one_run(case: Case, contestant: Contestant) -> Run:
     state = "ok" if is_correct(run) else run.get("problem", "WRONG RESULT")
     console.print(
         f"[dim]{case.title}: {contestant.title}: {run['wall_seconds']:.2f} s, "
-        f"{run['peak_host_bytes'] / MiB:.0f} MiB,[/] {state}"
+        f"{run['peak_host_bytes'] / MiB:.0f} MiB,[/] {escape(state)}"
     )
     return run
 
@@ -576,6 +577,10 @@ def scratch(parent: Path, need: int, keep: bool) -> Iterator[Path]:
             remove(str(place))
 
 
+def filesystem(place: Path) -> str:
+    return subprocess.run(["stat", "-f", "-c", "%T", place], capture_output=True, text=True).stdout.strip()
+
+
 def select(cases: list[Case], only: list[str] | None) -> list[Case]:
     """The cases and contestants named; all where none is."""
     if not only:
@@ -619,6 +624,9 @@ def run_cpu(args: argparse.Namespace, report: dict[str, Any], save: Callable[[],
 def run_gpu(args: argparse.Namespace, report: dict[str, Any], save: Callable[[], None]) -> None:
     need = 13 * GiB if not args.quick else GiB
     with scratch(args.tmpfs, need, args.keep) as fast, scratch(args.dir, need, args.keep) as disk:
+        report["places"] = {"tmpfs": filesystem(fast), "disk": filesystem(disk)}
+        if (report["places"]["tmpfs"] == "tmpfs") == (report["places"]["disk"] == "tmpfs"):
+            raise SystemExit(f"{args.tmpfs} must be a tmpfs and {args.dir} a disk; use --tmpfs and --dir")
         tmpfs_case, disk_case = gpu_cases(disk, fast, args.quick)
         chosen = select([tmpfs_case, disk_case], args.only)
         make_inputs(tmpfs_case, gpu=True)
