@@ -104,7 +104,7 @@ tiled(long long m, long long n, long long k, T alpha, const T* __restrict__ A, l
 
     const long long tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
     const long long group = blockIdx.x / (GROUP * tiles_n), within = blockIdx.x % (GROUP * tiles_n);
-    const long long left = tiles_m - group * GROUP, height = left < GROUP ? left : GROUP;
+    const long long below = tiles_m - group * GROUP, height = below < GROUP ? below : GROUP;
     const long long m0 = (group * GROUP + within % height) * BM, n0 = within / height * BN;
 
     // A thread's elements are vectors of V rows (columns), THREADS_M (THREADS_N) vectors apart: the threads

@@ -24,9 +24,9 @@ from .tiles import ceil_div, overlaps, ranges, round_up, touches
 
 MiB = 1 << 20
 
-ROW_READ_BYTES = 8 << 10
-"""A read of its own for each row pays when it saves more than this many bytes a row: a `pread`
-costs about 1.5 µs beside its bytes, and the page cache gives about 5 GB/s to a thread."""
+ROW_READ_BYTES = 32 << 10
+"""A read of its own for each row pays when it saves more than this many bytes a row: a `pread` from Python
+costs 5 to 10 µs that readers cannot share (the interpreter lock), the page cache gives 4 GB/s or more."""
 
 CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB, 256 << 10, 64 << 10)
 """Chunk sizes tried for a new C, the wanted one first; the smaller ones are for small budgets."""
@@ -181,10 +181,10 @@ class Rates:
     upload: float
     download: float
     shared: bool
-    read_seconds: float = 4e-6
-    """Seconds of one read call beside its bytes."""
+    read_seconds: float = 6e-6
+    """Seconds of one read call beside its bytes; calls do not overlap."""
     piece_seconds: float = 60e-6
-    """Seconds of one piece's way through the ring beside its bytes."""
+    """Seconds of one piece's way through the ring beside its bytes; pieces do not overlap in this."""
     thin: float = 32.0
     """Panel depth at which a multiplication takes twice its time: it reads and writes C once."""
 
@@ -509,8 +509,7 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     written = x.c.rows * x.c.cols
     flops = 2.0 * p.m * p.n * p.k
     stages = {
-        "read": read / rates.read
-        + (reads * rates.read_seconds + pieces * rates.piece_seconds) / x.ring.readers,
+        "read": read / rates.read + reads * rates.read_seconds + pieces * rates.piece_seconds,
         "upload": uploaded / rates.upload,
         "compute": flops / rates.flops * (1 + rates.thin / x.bk + 64 / x.bm + 64 / x.bn),
         "download": written * p.block_itemsize / rates.download,

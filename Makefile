@@ -1,0 +1,47 @@
+# Needs Python >= 3.11 and nothing else. PYTHON chooses it, VENV where things are installed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test check bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo    multiply real data inside a memory limit, and check the result exactly'
+	@echo 'make test    run the tests'
+	@echo 'make check   ruff and mypy'
+	@echo 'make bench   measure the engine against its peers (minutes)'
+	@echo 'make clean   remove $(VENV) and the caches'
+	@echo 'Each installs what it needs into $(VENV). PYTHON=python3.12 chooses another Python.'
+
+demo: $(VENV)/.demo
+	@$(BIN)/python examples/flights.py $(ARGS)
+
+test: $(VENV)/.test
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.benchmarks
+	@$(BIN)/python benchmarks/engine.py $(ARGS)
+
+clean:
+	rm -rf '$(VENV)' build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.*' -prune -exec rm -rf {} +
+
+# $(VENV)/.NAME: the extra NAME is installed, by this pyproject.toml.
+$(VENV)/.demo $(VENV)/.test $(VENV)/.dev $(VENV)/.benchmarks: $(VENV)/.%: pyproject.toml | $(VENV)/.created
+	@echo 'Installing ooc-gemm[$*] into $(VENV) …'
+	@$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@touch $@
+
+$(VENV)/.created:
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "ooc-gemm needs Python 3.11 or newer, and $(PYTHON) is $$('$(PYTHON)' --version 2>/dev/null || echo missing); name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@'$(PYTHON)' -m venv '$(VENV)' || { \
+	  echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@touch $@
