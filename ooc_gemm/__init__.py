@@ -8,12 +8,13 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from .errors import BudgetError, DeviceError, Error, InputError, RangeError, StoreError
+from .plan import Plan
+
 if TYPE_CHECKING:
     from .api import Result, multiply, plan
-    from .errors import BudgetError, DeviceError, Error, InputError, RangeError, StoreError
-    from .plan import Plan
-    from .random import random
-    from .verify import Check, verify
+    from .freivalds import Check, verify
+    from .generate import random
 
 __all__ = [
     "BudgetError",
@@ -36,21 +37,22 @@ try:
 except PackageNotFoundError:  # a checkout that is not installed
     __version__ = "0+unknown"
 
+# `plan` is a module, loaded above, and a function of the API: the name is the function's.
+globals().pop("plan", None)
+
 _HOME = {
     "multiply": "api",
     "plan": "api",
     "Result": "api",
-    "random": "random",
-    "verify": "verify",
-    "Check": "verify",
+    "random": "generate",
+    "verify": "freivalds",
+    "Check": "freivalds",
 }
-_HOME |= {"Plan": "plan"}
 
 
 def __getattr__(name: str) -> Any:
     """Nothing heavy is imported before it is used."""
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f".{_HOME.get(name, 'errors')}", __name__), name)
-    globals()[name] = found  # also over the submodule of the same name that the import has bound here
+    found = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
     return found

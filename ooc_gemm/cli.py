@@ -191,7 +191,7 @@ def plan(a: str, b: str, as_json: bool, verbose: bool, **options: Any) -> None:
 @_verbose
 def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **options: Any) -> None:
     """Is C = op(A)·op(B)?  Freivalds' check; reads each array once. Exit status 3 if not."""
-    from .verify import verify as check
+    from .freivalds import verify as check
 
     found = check(a, b, c, **options)
     if as_json:
@@ -231,7 +231,7 @@ def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **options: Any)
 @_verbose
 def random(out: str, verbose: bool, **options: Any) -> None:
     """Write a random array within a memory limit."""
-    from .random import random as write
+    from .generate import random as write
 
     _print(f"{out}: {_size(write(out, **options))} written")
 

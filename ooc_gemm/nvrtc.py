@@ -33,7 +33,9 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.dtype not in _ELEMENT:
-            raise ValueError(f"kernel {self.name!r} has no type {self.dtype!r}; choose one of {', '.join(_ELEMENT)}")
+            raise ValueError(
+                f"kernel {self.name!r} has no type {self.dtype!r}; choose one of {', '.join(_ELEMENT)}"
+            )
         if min(self.bm, self.bn, self.bk, self.tm, self.tn) < 1 or self.bm % self.tm or self.bn % self.tn:
             raise ValueError(f"a tile of {self.bm}×{self.bn} is not made of whole {self.tm}×{self.tn} pieces")
         if self.threads > 1024 or self.threads % 32:
@@ -73,7 +75,9 @@ def kernel_source(name: str) -> str:
         file = folder / f"{name}.cu"
         if file.is_file():
             return file.read_text()
-    raise DeviceError(f"the source of kernel {name!r} is missing from this installation; install ooc-gemm again")
+    raise DeviceError(
+        f"the source of kernel {name!r} is missing from this installation; install ooc-gemm again"
+    )
 
 
 def cache_folder() -> Path:
@@ -92,7 +96,9 @@ def compile(config: Config, arch: str, *, check_spills: bool = False) -> bytes:
     options = ["--std=c++17", f"--gpu-architecture={arch}"]
     options += [f"-D{key}={value}" for key, value in config.defines.items()]
     if check_spills:
-        return _compile(nvrtc, source, [*options, "--ptxas-options=--warn-on-spills", "--ptxas-options=-Werror"])
+        return _compile(
+            nvrtc, source, [*options, "--ptxas-options=--warn-on-spills", "--ptxas-options=-Werror"]
+        )
     version = _check(nvrtc, nvrtc.nvrtcVersion())
     key = hashlib.sha256("\0".join([source, *options, repr(version)]).encode()).hexdigest()
     file = cache_folder() / "kernels" / f"{config.name}-{key[:32]}.cubin"
@@ -143,7 +149,7 @@ def _compile(nvrtc: Any, source: str, options: list[str]) -> bytes:
             text = log.decode(errors="replace").rstrip("\0 \n")
             raise DeviceError(f"a kernel does not compile with {' '.join(options)}:\n{text}")
         (size,) = _check(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
-        cubin = b" " * size
+        cubin: bytes = b" " * size
         _check(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin))
         return cubin
     finally:
@@ -181,9 +187,11 @@ def launch(
     if m == 0 or n == 0:
         return
     scalar, size = np.dtype(config.dtype).type, np.int64
+    sizes = size(m), size(n), size(k)
+    left, right, out = (size(a), size(lda)), (size(b), size(ldb)), (size(c), size(ldc))
     kernel(
         (config.grid(m, n), 1, 1),
         (config.threads, 1, 1),
-        (size(m), size(n), size(k), scalar(alpha), size(a), size(lda), size(b), size(ldb), scalar(beta), size(c), size(ldc)),
+        (*sizes, scalar(alpha), *left, *right, scalar(beta), *out),
         stream=stream,
-    )  # fmt: skip
+    )

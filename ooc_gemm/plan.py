@@ -552,6 +552,7 @@ def _depths(p: Problem) -> list[int]:
 def _chunk_side(extent: int, near: float, other: int) -> int:
     """A chunk side of C of about `near`, a multiple or an even part of the operand's chunk side `other`
     where that comes close, so that block edges fall on chunk edges of both."""
+    extent = max(1, extent)
     near = max(1, min(extent, round(near)))
     if other <= near:
         return min(extent, near // other * other)
@@ -629,6 +630,13 @@ def _refusal(p: Problem, budget: Budget) -> BudgetError:
     """Which limit is too small, and the smallest that would do: the ledgers grow with every size, so
     the smallest sizes decide."""
     needs = []
+    whole = [(s.chunk_bytes, name) for name, s in (("A", p.a), ("B", p.b)) if s.whole]
+    size, name = max(whole, default=(0, ""))
+    why = (
+        f" (a chunk of {name} takes {size} bytes and must be decoded whole)"
+        if size > budget.host // 4
+        else ""
+    )
     for c in _outputs(p):
         bm, bn = min(_steps(p.m, c.chunk_rows)), min(_steps(p.n, c.chunk_cols))
         for bk in _depths(p):
@@ -644,7 +652,7 @@ def _refusal(p: Problem, budget: Budget) -> BudgetError:
         )
     least = min(host for host, device in needs if budget.device is None or device <= budget.device)
     return BudgetError(
-        f"a memory limit of {budget.host} bytes is too small for this product; "
+        f"a memory limit of {budget.host} bytes is too small for this product{why}; "
         f"the smallest that would do is {least} bytes ({ceil_div(least, MiB)}MiB)",
         minimum_memory_limit=least,
     )

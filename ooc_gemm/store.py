@@ -37,6 +37,8 @@ from .ring import Bytes
 Array = npt.NDArray[Any]
 
 METADATA = ("zarr.json", ".zarray")
+MAX_CHUNK_BYTES = 1 << 48
+"""No file is larger: metadata that says so is corrupt."""
 PARTIAL = ".partial"
 SUPPORTED = "float16, float32, float64, complex64, complex128 and integers of 8 to 64 bits"
 
@@ -335,6 +337,8 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
         shape, chunk = shape[::-1], chunk[::-1]
     size, chunk = array.dtype.itemsize, tuple(max(1, c) for c in chunk)
     matrix = Matrix(shape[0], shape[1], size, chunk[0], chunk[1], transposed=fortran)
+    if matrix.chunk_bytes > MAX_CHUNK_BYTES:
+        raise InputError(f"{name}: chunks of {matrix.chunk_bytes} bytes cannot be right; repair its metadata")
     local = isinstance(store, LocalStore)
     files = (
         _Files(Path(store.root) / array.store_path.path, metadata) if isinstance(store, LocalStore) else None

@@ -57,7 +57,7 @@ def gemm(char: str) -> tuple[str, Gemm]:
         (m, n), k = c.shape, a.shape[1]
         trans_a, lda = _layout(a)
         trans_b, ldb = _layout(b)
-        ldc = max(1, c.strides[0] // c.itemsize)
+        ldc = max(1, c.strides[0] // c.itemsize, n)
         scalars = np.array([alpha, beta], dtype="D").astype(char) if is_complex else None
         if scalars is None:
             x, y = alpha.real, beta.real
@@ -70,10 +70,11 @@ def gemm(char: str) -> tuple[str, Gemm]:
 
 
 def _layout(x: Array) -> tuple[int, int]:
-    """CBLAS transposition flag and leading dimension of a view."""
-    if x.strides[1] == x.itemsize:
-        return _NO_TRANS, max(1, x.strides[0] // x.itemsize)
-    return _TRANS, max(1, x.strides[1] // x.itemsize)
+    """CBLAS transposition flag and leading dimension of a view. The stride of an axis of one element means
+    nothing, and BLAS wants a leading dimension no smaller than a row."""
+    if x.strides[1] == x.itemsize or x.shape[1] == 1:
+        return _NO_TRANS, max(1, x.strides[0] // x.itemsize, x.shape[1])
+    return _TRANS, max(1, x.strides[1] // x.itemsize, x.shape[0])
 
 
 def _with_temporary(a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> None:

@@ -1,0 +1,399 @@
+"""The main job end to end on the CPU: real stores, float64 oracles, ragged shapes."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import zarr
+
+import ooc_gemm
+from ooc_gemm.plan import Budget, Matrix, Plan, Problem, Rates, make_plan
+
+MiB = 1 << 20
+LAYOUTS = {
+    "tiny": {"chunks": (7, 5), "compressors": None},
+    "rows": {"chunks": (16, 1000), "compressors": None},
+    "cols": {"chunks": (1000, 16), "compressors": None},
+    "one": {"chunks": (2000, 2000), "compressors": None},
+    "zstd": {"chunks": (64, 50)},
+    "shards": {"chunks": (32, 32), "shards": (128, 64)},
+    "v2": {"chunks": (64, 50), "compressors": None, "zarr_format": 2},
+    "v2-fortran": {"chunks": (64, 50), "compressors": None, "zarr_format": 2, "order": "F"},
+    "v2-fortran-encoded": {"chunks": (64, 50), "zarr_format": 2, "order": "F"},
+    "transposed": {
+        "chunks": (64, 50),
+        "compressors": None,
+        "filters": [zarr.codecs.TransposeCodec(order=(1, 0))],
+    },
+    "big-endian": {
+        "chunks": (64, 50),
+        "compressors": None,
+        "serializer": zarr.codecs.BytesCodec(endian="big"),
+    },
+}
+
+
+def make(path, values, **options):
+    array = zarr.create_array(str(path), shape=values.shape, dtype=values.dtype, **options)
+    array[...] = values
+    return str(path)
+
+
+def matrix(shape, dtype, seed):
+    rng, dtype = np.random.default_rng(seed), np.dtype(dtype)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return rng.integers(max(info.min, -200), min(info.max, 200), shape, dtype, endpoint=True)
+    values = rng.standard_normal(shape)
+    return (values + 1j * rng.standard_normal(shape) if dtype.kind == "c" else values).astype(dtype)
+
+
+def assert_close(found, expected, bound):
+    assert found.shape == expected.shape
+    assert not np.isnan(found).any()
+    assert np.linalg.norm(found - expected) <= bound * max(np.linalg.norm(expected), 1e-300)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_and_exact_bytes(tmp_path, layout):
+    a, b = matrix((129, 300), "f4", 1), matrix((300, 77), "f4", 2)
+    paths = make(tmp_path / "a", a, **LAYOUTS[layout]), make(tmp_path / "b", b, **LAYOUTS[layout])
+    with pytest.raises(ooc_gemm.BudgetError) as small:
+        ooc_gemm.plan(*paths, memory_limit=MiB, device="cpu")
+    for limit in (small.value.minimum_memory_limit, 300 * MiB):
+        result = ooc_gemm.multiply(*paths, str(tmp_path / "c"), memory_limit=limit, device="cpu", force=True)
+        assert_close(zarr.open_array(tmp_path / "c")[:], a.astype("f8") @ b, 1e-6)
+        assert ooc_gemm.verify(*paths, str(tmp_path / "c")).ok
+        assert result.bytes_written == result.plan.bytes_written
+        if layout != "shards":
+            assert result.bytes_read == result.plan.bytes_read
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16", "i1", "u1", "i2", "i4", "i8"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 17), (129, 257, 33)])
+def test_types_and_operations(dtype, shape):
+    m, n, k = shape
+    exact = np.dtype(dtype).kind in "iu"
+    wide = "i8" if exact else "c16" if np.dtype(dtype).kind == "c" else "f8"
+    for op_a, op_b in itertools.product((None, "transpose", "adjoint"), repeat=2):
+        a, b = matrix((k, m) if op_a else (m, k), dtype, 1), matrix((n, k) if op_b else (k, n), dtype, 2)
+        options = {f"{op}_{name}": True for op, name in ((op_a, "a"), (op_b, "b")) if op}
+        left, right = (
+            {None: x, "transpose": x.T, "adjoint": x.conj().T}[op] for x, op in ((a, op_a), (b, op_b))
+        )
+        out = "i8" if exact and dtype not in ("i1", "u1") else None
+        result = ooc_gemm.multiply(a, b, out_dtype=out, alpha=2, device="cpu", **options)
+        expected = 2 * (left.astype(wide) @ right.astype(wide))
+        if exact:
+            assert np.array_equal(result.array, expected)
+        else:
+            assert_close(result.array, expected, {"f2": 2e-3, "f4": 1e-6, "c8": 1e-6}.get(dtype, 1e-14))
+
+
+def test_beta_updates_c_in_place(tmp_path):
+    a, b, c = matrix((100, 60), "f4", 1), matrix((60, 80), "f4", 2), matrix((100, 80), "f4", 3)
+    path = make(tmp_path / "c", c, chunks=(30, 30), compressors=None)
+    ooc_gemm.multiply(a, b, path, alpha=0.5, beta=-2, device="cpu")
+    assert_close(zarr.open_array(path)[:], 0.5 * (a.astype("f8") @ b) - 2.0 * c, 1e-6)
+
+
+def test_empty_dimensions(tmp_path):
+    c = make(tmp_path / "c", np.ones((3, 4)), chunks=(2, 2), compressors=None)
+    ooc_gemm.multiply(np.ones((3, 0)), np.ones((0, 4)), c, beta=3, device="cpu")
+    assert np.array_equal(zarr.open_array(c)[:], np.full((3, 4), 3.0))
+    assert ooc_gemm.multiply(np.ones((0, 5)), np.ones((5, 4)), device="cpu").array.shape == (0, 4)
+    ooc_gemm.multiply(np.ones((0, 5)), np.ones((5, 4)), str(tmp_path / "e"), device="cpu")
+    assert zarr.open_array(tmp_path / "e").shape == (0, 4)
+
+
+def test_nan_and_infinity_come_out_where_numpy_has_them(tmp_path):
+    a, b = matrix((40, 30), "f4", 1), matrix((30, 20), "f4", 2)
+    a[3, 4], b[5, 6] = np.nan, np.inf
+    found = ooc_gemm.multiply(a, b, device="cpu").array
+    with np.errstate(invalid="ignore"):
+        expected = a @ b
+    assert np.array_equal(np.isnan(found), np.isnan(expected))
+    assert np.array_equal(np.isinf(found), np.isinf(expected))
+
+
+def test_missing_chunks_are_the_fill_value(tmp_path):
+    array = zarr.create_array(
+        tmp_path / "a", shape=(50, 50), chunks=(20, 20), dtype="f4", compressors=None, fill_value=2
+    )
+    array[20:40, 20:40] = 1
+    result = ooc_gemm.multiply(array, array, device="cpu")
+    assert_close(result.array, array[:].astype("f8") @ array[:], 1e-6)
+    assert result.bytes_read == result.plan.bytes_read < 2 * 50 * 50 * 4
+
+
+def test_integers_never_wrap():
+    k = 131_072  # 2^14 · 2^17 = 2^31, one more than int32 holds
+    a = np.full((1, k), -128, "i1")
+    with pytest.raises(ooc_gemm.RangeError, match="out-dtype"):
+        ooc_gemm.multiply(a, a, transpose_b=True, device="cpu")
+    assert ooc_gemm.multiply(a, a, transpose_b=True, device="cpu", out_dtype="i8").array[0, 0] == 2**31
+    big = np.full((2, 2), 2**40)
+    with pytest.raises(ooc_gemm.RangeError, match="int64"):
+        ooc_gemm.multiply(big, big, device="cpu")
+
+
+def test_many_blocks_and_panels(tmp_path):
+    a, b = matrix((907, 1025), "f4", 1), matrix((1025, 517), "f4", 2)
+    paths = (
+        make(tmp_path / "a", a, chunks=(100, 130), compressors=None),
+        make(tmp_path / "b", b, chunks=(90, 70)),
+    )
+    with pytest.raises(ooc_gemm.BudgetError) as least:
+        ooc_gemm.plan(*paths, memory_limit=1, device="cpu")
+    result = ooc_gemm.multiply(*paths, memory_limit=least.value.minimum_memory_limit + 3 * MiB, device="cpu")
+    assert result.plan.block_count > 1
+    assert result.plan.panel_count > 1
+    assert_close(result.array, a.astype("f8") @ b, 1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ planning
+
+RATES = Rates(1e11, 4e9, 1e9, 5e9, 5e9, shared=True)
+
+
+def check_plan(plan: Plan) -> None:
+    p = plan.problem
+    seen = np.zeros((p.m, p.n), int)
+    read = 0
+    for block in plan.blocks():
+        seen[block.row : block.row + block.rows, block.col : block.col + block.cols] += 1
+        for part in plan.parts(block):
+            assert (block.row + part.row) % p.c.chunk_rows == 0
+            assert (block.col + part.col) % p.c.chunk_cols == 0
+        for panel in plan.panels():
+            k = panel[1] - panel[0]
+            shape = {"a": (k, block.rows) if p.a.transposed else (block.rows, k)}
+            shape["b"] = (block.cols, k) if p.b.transposed else (k, block.cols)
+            filled = {name: np.zeros(size, int) for name, size in shape.items()}
+            touched = set()
+            for piece in plan.pieces(block, panel):
+                s = {"a": p.a, "b": p.b}[piece.operand]
+                rows, cols = piece.rows[1] - piece.rows[0], piece.cols[1] - piece.cols[0]
+                row, col = piece.into
+                filled[piece.operand][row : row + rows, col : col + cols] += 1
+                assert piece.panel == shape[piece.operand]
+                size = rows * (piece.span[1] - piece.span[0]) * s.itemsize
+                assert size <= plan.slot_bytes
+                touched.add((piece.operand, piece.chunk))
+                read += s.chunk_bytes if s.whole else size
+            assert all((x == 1).all() for x in filled.values())
+    assert (seen == 1).all()
+    assert [k for panel in plan.panels() for k in range(*panel)] == list(range(p.k))
+    assert read == plan.bytes_read
+    assert plan.host_bytes <= plan.budget.host
+    assert plan.budget.device is None or plan.device_bytes <= plan.budget.device
+    assert plan.lower_bound_bytes <= plan.bytes_read + plan.bytes_written
+
+
+def test_every_plan_is_complete_and_within_its_budget():
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+
+    size, side = st.integers(1, 60), st.integers(1, 70)
+
+    @settings(max_examples=150, deadline=None)
+    @given(size, size, size, st.tuples(side, side, side, side), st.booleans(), st.booleans(), st.booleans(),
+           st.booleans(), st.sampled_from([1, 4, 16]), st.integers(0, 100_000), st.booleans())  # fmt: skip
+    def check(m, n, k, chunks, ta, tb, wa, wb, item, spare, separate):
+        a = Matrix(*((k, m) if ta else (m, k)), item, *chunks[:2], transposed=ta, whole=wa)
+        b = Matrix(*((n, k) if tb else (k, n)), item, *chunks[2:], transposed=tb, whole=wb)
+        problem = Problem(m, n, k, a, b, Matrix(m, n, item, 1, 1), item, item)
+        try:
+            make_plan(problem, Budget(1, 0, 1 if separate else None), RATES)
+            raise AssertionError("one byte cannot be enough")
+        except ooc_gemm.BudgetError as error:
+            device = error.minimum_device_memory_limit
+        try:
+            make_plan(problem, Budget(1, 0, device), RATES)
+            raise AssertionError("one byte cannot be enough")
+        except ooc_gemm.BudgetError as error:
+            host = error.minimum_memory_limit
+        check_plan(make_plan(problem, Budget(host, 0, device), RATES))
+        check_plan(make_plan(problem, Budget(host + spare, 0, device + spare if device else None), RATES))
+
+    check()
+
+
+def test_a_very_large_plan():
+    n = 400_000
+    s = Matrix(n, n, 2, 2048, 2048)
+    plan = make_plan(Problem(n, n, n, s, s, s, 2, 4), Budget(64 << 30, 0, 80 << 30), RATES)
+    assert plan.bytes_read >= 2 * n * n * 2
+
+
+# ---------------------------------------------------------------------------------------- the command line
+
+
+def run(*args, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "ooc_gemm.cli", *map(str, args)], capture_output=True, text=True, **options
+    )
+
+
+@pytest.fixture
+def operands(tmp_path):
+    make(tmp_path / "a", matrix((60, 50), "f4", 1), chunks=(20, 20), compressors=None)
+    make(tmp_path / "b", matrix((50, 40), "f4", 2), chunks=(20, 20))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["nope", "b", "c"], ["nope", "does not exist"]),
+        (["a", "a", "c"], ["60×50", "inner dimensions"]),
+        (["a", "b", "a", "-f"], ["input a"]),
+        (["a", "b", "a/c"], ["lies inside"]),
+        (["a", "b", "b/../a", "-f"], ["input a"]),
+        (["a", "b", "link", "-f"], ["input a"]),
+        (["a", "b", "old"], ["old exists", "-f"]),
+        (["a", "b", "plain", "-f"], ["not a Zarr array"]),
+        (["a", "b", "c", "--beta", "2"], ["does not exist"]),
+        (["a", "b", "c", "-M", "lots"], ["not a size"]),
+        (["a", "b", "c", "-M", "1MiB"], ["smallest that would do"]),
+        (["a", "b", "c", "-d", "tpu"], ["not a device"]),
+        (["a", "b", "c", "--kernel", "nonsense"], ["nonsense"]),
+        (["broken", "b", "c"], ["broken", "metadata"]),
+        (["a", "absurd", "c"], ["absurd", "bytes"]),
+        (["plain", "b", "c"], ["not a Zarr array"]),
+        (["vector", "b", "c"], ["vector", "1 dimensions"]),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_is_touched(operands, args, words):
+    make(operands / "old", np.ones((60, 40), "f4"), chunks=(20, 20))
+    make(operands / "vector", np.ones(5), chunks=(5,))
+    make(operands / "broken", np.ones((50, 40), "f4"), chunks=(20, 20))
+    (operands / "broken/zarr.json").write_text('{"zarr_format": 3, "nod')
+    make(operands / "absurd", np.ones((50, 40), "f4"), chunks=(20, 20))
+    described = (operands / "absurd/zarr.json").read_text().replace("20,\n", f"{2**60},\n")
+    assert str(2**60) in described
+    (operands / "absurd/zarr.json").write_text(described)
+    (operands / "plain").mkdir()
+    (operands / "plain/file").write_text("mine")
+    (operands / "link").symlink_to("a")
+    before = {p: p.read_bytes() for p in operands.rglob("*") if p.is_file()}
+    done = run("multiply", *args, cwd=operands, timeout=60)
+    assert done.returncode == 2
+    assert all(word in done.stderr for word in words)
+    assert done.stderr.count("\n") == 1
+    assert {p: p.read_bytes() for p in operands.rglob("*") if p.is_file()} == before
+
+
+def test_a_truncated_chunk_is_named_and_c_is_no_array(operands):
+    with open(operands / "a/c/1/1", "r+b") as file:
+        file.truncate(100)
+    done = run("multiply", "a", "b", "c", cwd=operands)
+    assert done.returncode == 1
+    assert "c/1/1" in done.stderr
+    with pytest.raises(FileNotFoundError):
+        zarr.open_array(operands / "c", mode="r")
+    assert "unfinished" in run("multiply", "a", "b", "c", cwd=operands).stderr
+    assert "unfinished" in run("verify", "a", "b", "c", cwd=operands).stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_stopped_leaves_no_result(tmp_path, number):
+    for name, seed in (("a", 1), ("b", 2)):
+        ooc_gemm.random(str(tmp_path / name), (6000, 6000), chunks=(1000, 1000), seed=seed)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ooc_gemm.cli", "multiply", "a", "b", "c", "-M", "160MiB"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+    )
+    while not (tmp_path / "c/zarr.json.partial").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.5)
+    process.send_signal(number)
+    start = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    waited = time.monotonic() - start
+    assert not (tmp_path / "c/zarr.json").exists()
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert b"Interrupted" in said
+        assert waited < 20  # the promise is 2 s on a machine of its own; this one is shared
+        assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_verify_finds_a_wrong_c(operands):
+    assert run("multiply", "a", "b", "c", cwd=operands).returncode == 0
+    assert run("verify", "a", "b", "c", cwd=operands).returncode == 0
+    c = zarr.open_array(operands / "c", mode="r+")
+    c[7, 8] = c[7, 8] + 1
+    done = run("verify", "a", "b", "c", cwd=operands)
+    assert done.returncode == 3
+    assert "row 7" in done.stderr
+
+
+def test_the_process_stays_within_the_limit(tmp_path):
+    import json
+
+    for name, seed in (("a", 1), ("b", 2)):
+        ooc_gemm.random(str(tmp_path / name), (2048, 2048), chunks=(512, 512), seed=seed)
+    refused = run("plan", "a", "b", "-M", "1MiB", "-d", "cpu", "--json", cwd=tmp_path)
+    assert refused.returncode == 2
+    least = json.loads(refused.stdout)
+    assert least["feasible"] is False
+    for limit in (least["minimum_memory_limit"], 160 * MiB):
+        done = run("multiply", "a", "b", "c", "-f", "-d", "cpu", "-M", limit, "--json", cwd=tmp_path)
+        result = json.loads(done.stdout)
+        assert result["peak_host_bytes"] <= limit
+        planned = json.loads(run("plan", "a", "b", "-d", "cpu", "-M", limit, "--json", cwd=tmp_path).stdout)
+        assert planned["feasible"] is True
+        for moved in ("bytes_read", "bytes_written"):
+            assert result[moved] == planned[moved] == result["plan"][moved]
+
+
+def test_nothing_heavy_is_imported_for_help():
+    code = (
+        "import sys, ooc_gemm.cli; print([m for m in ('numpy', 'zarr', 'dask', 'rich') if m in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_imports_point_one_way():
+    import ast
+    from pathlib import Path
+
+    package = Path(ooc_gemm.__file__).parent
+    allowed = {
+        "zarr": {"store.py"},
+        "cupy": {"cuda.py", "nvrtc.py"},
+        "cuda": {"nvrtc.py"},
+        "click": {"cli.py"},
+    }
+    for file in package.rglob("*.py"):
+        names = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names.add((node.module or "").split(".")[0])
+        for library, files in allowed.items():
+            assert library not in names or file.name in files, (file, library)
+        if file.name in ("plan.py", "tiles.py"):
+            assert names <= set(sys.stdlib_module_names), (file, names)
+
+
+def test_no_thread_is_left(tmp_path):
+    import threading
+
+    before = set(threading.enumerate())
+    ooc_gemm.multiply(np.ones((50, 50)), np.ones((50, 50)), device="cpu")
+    with pytest.raises(ooc_gemm.RangeError):
+        ooc_gemm.multiply(np.full((2, 2), 2**40), np.full((2, 2), 2**40), device="cpu")
+    time.sleep(0.1)
+    left = [t for t in threading.enumerate() if t not in before and t.name.startswith("ooc-gemm")]
+    assert left == []
+    assert os.getpid()
