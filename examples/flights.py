@@ -113,7 +113,7 @@ def ooc_gemm(*arguments: str, quiet: bool = False) -> tuple[int, dict[str, Any]]
 def multiply(x: Path, counts: Path, limit: str | None, default: str) -> dict[str, Any]:
     problem = (f"{x}", f"{x}", "--transpose-a", "--memory-limit")
     if limit is None:
-        # What the interpreter and BLAS take grows with the number of cores; make do with the least that works.
+        # The interpreter and BLAS take more on more cores: then the smallest limit that works.
         _, plan = ooc_gemm("plan", *problem, default, quiet=True)
         limit = str(plan.get("minimum_memory_limit", default))
     status, result = ooc_gemm("multiply", *problem, limit, f"{counts}", "--force")

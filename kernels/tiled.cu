@@ -135,7 +135,8 @@ tiled(long long m, long long n, long long k, T alpha, const T* __restrict__ A, l
         // After this, buffer `now` is complete and nobody reads the other one any more.
         __syncthreads();
         if (left > BK) fetch(left - BK);
-#pragma unroll
+// By two: the next k's vectors are loaded while this one's products are summed. More would spill.
+#pragma unroll 2
         for (int kk = 0; kk < BK; ++kk) {
             Vec a[TM / V], b[TN / V];
 #pragma unroll
@@ -150,14 +151,16 @@ tiled(long long m, long long n, long long k, T alpha, const T* __restrict__ A, l
         if (left > BK) put(now ^ 1);
     }
 
+    // This thread's first element of C, and how many rows and columns exist from there on.
+    T* const corner = C + (m0 + thread_m * V) * ldc + n0 + thread_n * V;
+    const int rows = a_carrier.extent - thread_m * V, cols = b_carrier.extent - thread_n * V;
 #pragma unroll
     for (int i = 0; i < TM; ++i) {
-        const long long row = m0 + (i / V * THREADS_M + thread_m) * V + i % V;
 #pragma unroll
         for (int j = 0; j < TN; ++j) {
-            const long long col = n0 + (j / V * THREADS_N + thread_n) * V + j % V;
-            if (row < m && col < n) {
-                T& c = C[row * ldc + col];
+            const int down = i / V * THREADS_M * V + i % V, right = j / V * THREADS_N * V + j % V;
+            if (down < rows && right < cols) {
+                T& c = corner[down * ldc + right];
                 // β = 0 must not read C, which may hold anything.
                 c = beta == T(0) ? alpha * sum[i][j] : alpha * sum[i][j] + beta * c;
             }

@@ -1,6 +1,12 @@
-"""From a kernel's configuration to a launch: defines, grid and threads come from one object."""
+"""Our own CUDA kernels: their configurations, compilation, and launch. Nothing here but `load` and
+`launch` needs a GPU, and importing this module needs nothing but the standard library.
+
+    Config ──defines──► compile(config, arch) ──cubin──► load ──function──► launch(function, config, …)
+       └───────────────────── grid, threads, shared memory ──────────────────────┘
+"""
 
 import hashlib
+import json
 import os
 import tempfile
 from dataclasses import dataclass
@@ -11,35 +17,59 @@ from typing import Any
 from .errors import DeviceError
 from .tiles import ceil_div
 
-_ELEMENT = {"float32": "float", "float64": "double", "int64": "long long"}
+_TYPES = {"float32": ("float", 4), "float64": ("double", 8), "int64": ("long long", 8)}
+"""dtype → (its name in CUDA C++, bytes)."""
+_VECTOR = 16
+"""Bytes a thread reads from shared memory at once, and by which rows there are padded."""
+_STATIC_SHARED = 48 << 10
+_MAX_THREADS = 512
+_MAX_GRID = 2**31 - 1
+_INSTALL = "install it with pip install 'ooc-gemm[cuda13]' (for a CUDA 12 driver: 'ooc-gemm[cuda12]')"
 
 
 @dataclass(frozen=True)
 class Config:
-    """One kernel in one configuration. A thread block makes bm×bn of C, a thread tm×tn."""
+    """Everything that a kernel is compiled and launched with; see kernels/tiled.cu for the meaning.
 
-    name: str
+    Raises ValueError where the kernel's assertions would not hold.
+    """
+
+    kernel: str
+    """Name of the source in kernels/, without its suffix, and of the function in it."""
     dtype: str
-    """float32, float64 or int64."""
+    """Of A, B, C, α, β and the sums: float32, float64 or int64 (which wraps around)."""
     bm: int
+    """Rows of C a thread block computes."""
     bn: int
+    """Columns of C a thread block computes."""
     bk: int
+    """Step along k."""
     tm: int
+    """Rows of C a thread computes."""
     tn: int
+    """Columns of C a thread computes."""
     trans_a: bool = False
     """A is stored k×m."""
     trans_b: bool = False
     """B is stored n×k."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in _ELEMENT:
-            raise ValueError(
-                f"kernel {self.name!r} has no type {self.dtype!r}; choose one of {', '.join(_ELEMENT)}"
-            )
-        if min(self.bm, self.bn, self.bk, self.tm, self.tn) < 1 or self.bm % self.tm or self.bn % self.tn:
-            raise ValueError(f"a tile of {self.bm}×{self.bn} is not made of whole {self.tm}×{self.tn} pieces")
-        if self.threads > 1024 or self.threads % 32:
-            raise ValueError(f"{self.threads} threads are no whole number of warps up to 1024")
+        if not self.kernel.isidentifier():
+            raise ValueError(f"{self.kernel!r} is no kernel name")
+        if self.dtype not in _TYPES:
+            raise ValueError(f"no kernel for {self.dtype}; there is {', '.join(_TYPES)}")
+        if min(self.bm, self.bn, self.bk, self.tm, self.tn) < 1:
+            raise ValueError(f"tile sizes must be positive: {self}")
+        vector = _VECTOR // _TYPES[self.dtype][1]
+        if self.bm % self.tm or self.bn % self.tn or self.tm % vector or self.tn % vector:
+            raise ValueError(f"bm, bn must be multiples of tm, tn, and those of {vector}: {self}")
+        if self.threads % 32 or self.threads > _MAX_THREADS:
+            raise ValueError(f"{self.threads} threads; want a multiple of 32 up to {_MAX_THREADS}: {self}")
+        for extent, k_inner in ((self.bm, not self.trans_a), (self.bn, self.trans_b)):
+            if extent * self.bk % self.threads or self.threads % (self.bk if k_inner else extent):
+                raise ValueError(f"{self.threads} threads cannot share a {extent}×{self.bk} tile: {self}")
+        if self.shared_bytes > _STATIC_SHARED:
+            raise ValueError(f"{self.shared_bytes} bytes of shared memory, over {_STATIC_SHARED}: {self}")
 
     @property
     def threads(self) -> int:
@@ -47,117 +77,70 @@ class Config:
         return (self.bm // self.tm) * (self.bn // self.tn)
 
     @property
-    def defines(self) -> dict[str, str]:
-        """The macros the source is compiled with."""
-        sizes = {"BM": self.bm, "BN": self.bn, "BK": self.bk, "TM": self.tm, "TN": self.tn}
-        flags = {"TRANS_A": int(self.trans_a), "TRANS_B": int(self.trans_b)}
-        return {"ELEMENT": _ELEMENT[self.dtype]} | {key: str(value) for key, value in (sizes | flags).items()}
+    def shared_bytes(self) -> int:
+        """Static shared memory of a block, in bytes: two buffers of a tile of A and one of B, each row
+        padded by one vector."""
+        return 2 * self.bk * ((self.bm + self.bn) * _TYPES[self.dtype][1] + 2 * _VECTOR)
 
-    def grid(self, m: int, n: int) -> int:
-        """Thread blocks for an m×n C, in one dimension."""
-        return ceil_div(m, self.bm) * ceil_div(n, self.bn)
+    @property
+    def defines(self) -> tuple[str, ...]:
+        """The macros of the source, as compiler options."""
+        values: dict[str, str | int] = {"ELEMENT": _TYPES[self.dtype][0]}
+        values |= {name.upper(): getattr(self, name) for name in ("bm", "bn", "bk", "tm", "tn")}
+        values |= {"TRANS_A": int(self.trans_a), "TRANS_B": int(self.trans_b)}
+        return tuple(f"-D{name}={value}" for name, value in values.items())
+
+    def grid(self, m: int, n: int) -> tuple[int]:
+        """Thread blocks for an m×n matrix C, in one dimension. ValueError where there are too many."""
+        blocks = ceil_div(m, self.bm) * ceil_div(n, self.bn)
+        if blocks > _MAX_GRID:
+            raise ValueError(f"C of {m}×{n} needs {blocks} thread blocks; a launch takes {_MAX_GRID}")
+        return (blocks,)
 
 
-def tiled(dtype: str, trans_a: bool = False, trans_b: bool = False) -> Config:
-    """The shipped configuration of `tiled`. Raises ValueError for a type it has none for."""
-    bm, bn, bk, tm, tn = {
-        "float32": (128, 128, 8, 8, 8),
-        "float64": (64, 64, 8, 4, 4),
-        "int64": (64, 64, 8, 4, 4),
-    }.get(dtype, (1, 1, 1, 1, 1))
-    return Config("tiled", dtype, bm, bn, bk, tm, tn, trans_a, trans_b)
+def tiled(dtype: str, trans_a: bool, trans_b: bool) -> Config:
+    """The shipped configuration of kernels/tiled.cu. ValueError for a dtype it does not have."""
+    # What bounds the tile is the 128 registers of a thread: an 8-byte sum takes two. int64 also needs
+    # several for each product.
+    sizes = {"float32": (128, 128, 8, 8, 8), "float64": (128, 64, 8, 8, 4), "int64": (64, 64, 8, 4, 4)}
+    if dtype not in sizes:
+        raise ValueError(f"no kernel for {dtype}; there is {', '.join(sizes)}")
+    return Config("tiled", dtype, *sizes[dtype], trans_a, trans_b)
 
 
 def kernel_source(name: str) -> str:
-    """The CUDA C++ source: beside this file in a wheel, beside the package in a checkout."""
-    here = Path(__file__).resolve().parent
-    for folder in (here / "kernels", here.parent / "kernels"):
-        file = folder / f"{name}.cu"
-        if file.is_file():
-            return file.read_text()
-    raise DeviceError(
-        f"the source of kernel {name!r} is missing from this installation; install ooc-gemm again"
-    )
+    """The text of kernels/`name`.cu: in the package (installed), or beside it (checkout)."""
+    package = Path(__file__).resolve().parent
+    for folder in (package, package.parent):
+        path = folder / "kernels" / f"{name}.cu"
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    raise DeviceError(f"The kernel source {name}.cu is missing from this installation; reinstall ooc-gemm.")
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: $OOC_GEMM_CACHE, or the user's cache folder."""
-    base = os.environ.get("OOC_GEMM_CACHE")
-    if base:
-        return Path(base)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ooc-gemm"
+def compile(config: Config, arch: str, check_spills: bool = False) -> bytes:
+    """Machine code (a cubin) of a kernel for `arch`, such as "sm_90a"; from the disk cache where it is.
 
-
-def compile(config: Config, arch: str, *, check_spills: bool = False) -> bytes:
-    """A cubin for `arch` (such as sm_90a), from the cache or by NVRTC. `check_spills` compiles anew and
-    makes spilled registers an error. Raises DeviceError: NVRTC missing, or the compiler's log."""
-    nvrtc = _nvrtc()
-    source = kernel_source(config.name)
-    options = ["--std=c++17", f"--gpu-architecture={arch}"]
-    options += [f"-D{key}={value}" for key, value in config.defines.items()]
+    `check_spills`: compile anew, and fail where registers spill to memory. Raises DeviceError where the
+    compiler is missing or refuses; what it said is in the message.
+    """
+    version = _version()
+    source = kernel_source(config.kernel)
+    options = [f"-arch={arch}", "-std=c++17", "-lineinfo", *config.defines]
     if check_spills:
-        return _compile(
-            nvrtc, source, [*options, "--ptxas-options=--warn-on-spills", "--ptxas-options=-Werror"]
-        )
-    version = _check(nvrtc, nvrtc.nvrtcVersion())
-    key = hashlib.sha256("\0".join([source, *options, repr(version)]).encode()).hexdigest()
-    file = cache_folder() / "kernels" / f"{config.name}-{key[:32]}.cubin"
-    try:
-        return file.read_bytes()
-    except OSError:
-        pass
-    cubin = _compile(nvrtc, source, options)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
-            temporary.write(cubin)
-        os.replace(temporary.name, file)
-    except OSError:
-        pass  # no cache: compiled again the next time
+        options += ["--ptxas-options=--warn-on-spills", "--ptxas-options=-Werror"]
+        return _compile(source, config.kernel, options)
+    key = hashlib.sha256(json.dumps([source, options, version]).encode()).hexdigest()
+    path = _cache_dir() / f"{key}.cubin"
+    cubin = _read(path)
+    if cubin is None:
+        cubin = _compile(source, config.kernel, options)
+        _write(path, cubin)
     return cubin
 
 
-@lru_cache
-def _nvrtc() -> Any:
-    try:
-        from cuda.bindings import nvrtc
-
-        nvrtc.nvrtcVersion()
-    except Exception as error:
-        raise DeviceError(
-            f"kernels are compiled by NVRTC, which is not here ({error}); pip install 'ooc-gemm[cuda13]'"
-        ) from error
-    return nvrtc
-
-
-def _check(nvrtc: Any, answer: Any) -> Any:
-    status, *values = answer
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise DeviceError(f"NVRTC failed: {status.name}")
-    return values
-
-
-def _compile(nvrtc: Any, source: str, options: list[str]) -> bytes:
-    (program,) = _check(nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []))
-    try:
-        encoded = [option.encode() for option in options]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            (size,) = _check(nvrtc, nvrtc.nvrtcGetProgramLogSize(program))
-            log = b" " * size
-            _check(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
-            text = log.decode(errors="replace").rstrip("\0 \n")
-            raise DeviceError(f"a kernel does not compile with {' '.join(options)}:\n{text}")
-        (size,) = _check(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
-        cubin: bytes = b" " * size
-        _check(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin))
-        return cubin
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
-
-
 def load(cubin: bytes, name: str) -> Any:
-    """The kernel `name` of a cubin, on the current device."""
+    """The kernel `name`, as a CuPy function on the current device; it keeps its module loaded."""
     from cupy.cuda import function
 
     module = function.Module()
@@ -166,32 +149,111 @@ def load(cubin: bytes, name: str) -> Any:
 
 
 def launch(
-    kernel: Any,
+    function: Any,
     config: Config,
     m: int,
     n: int,
     k: int,
     alpha: float,
-    a: int,
+    a_ptr: int,
     lda: int,
-    b: int,
+    b_ptr: int,
     ldb: int,
     beta: float,
-    c: int,
+    c_ptr: int,
     ldc: int,
     stream: Any,
 ) -> None:
-    """C (m×n, pointer, leading dimension) ← α·op(A)·op(B) + β·C on a CuPy stream. k = 0 gives β·C."""
+    """C ← α·op(A)·op(B) + β·C on a CuPy stream of the current device; returns at once.
+
+    Row-major matrices at device addresses, `ld*` elements from one stored row to the next. With β = 0 C
+    is not read; with α = 0 or k = 0, neither A nor B. ValueError where α or β is no value of the dtype.
+    """
     import numpy as np
 
     if m == 0 or n == 0:
         return
-    scalar, size = np.dtype(config.dtype).type, np.int64
-    sizes = size(m), size(n), size(k)
-    left, right, out = (size(a), size(lda)), (size(b), size(ldb)), (size(c), size(ldc))
-    kernel(
-        (config.grid(m, n), 1, 1),
-        (config.threads, 1, 1),
-        (*sizes, scalar(alpha), *left, *right, scalar(beta), *out),
-        stream=stream,
-    )
+    scalar = np.dtype(config.dtype).type
+    if config.dtype == "int64" and (alpha != int(alpha) or beta != int(beta)):
+        raise ValueError(f"α = {alpha} and β = {beta} must be integers for an int64 product")
+    i64, pointer = np.int64, np.uintp
+    args = (
+        i64(m), i64(n), i64(k), scalar(alpha), pointer(a_ptr), i64(lda), pointer(b_ptr), i64(ldb),
+        scalar(beta), pointer(c_ptr), i64(ldc),
+    )  # fmt: skip
+    function(config.grid(m, n), (config.threads,), args, stream=stream)
+
+
+@lru_cache
+def _version() -> tuple[int, int]:
+    """(major, minor) of the NVRTC library. DeviceError where it or its bindings are missing."""
+    try:
+        from cuda.bindings import nvrtc
+
+        # The library itself is only opened by the first call.
+        _, major, minor = nvrtc.nvrtcVersion()
+    except (ImportError, OSError, RuntimeError) as error:
+        raise DeviceError(
+            f"NVRTC, the CUDA run-time compiler, was not found ({error}); {_INSTALL}."
+        ) from error
+    return major, minor
+
+
+def _compile(source: str, name: str, options: list[str]) -> bytes:
+    from cuda.bindings import nvrtc
+
+    success = nvrtc.nvrtcResult.NVRTC_SUCCESS
+
+    def check(result: Any, *values: Any) -> Any:
+        if result != success:
+            message = nvrtc.nvrtcGetErrorString(result)[1].decode()
+            raise DeviceError(f"NVRTC failed on the kernel {name}: {message}.")
+        return values[0] if values else None
+
+    program = check(*nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []))
+    try:
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+        if result != success:
+            log = bytearray(check(*nvrtc.nvrtcGetProgramLogSize(program)))
+            check(*nvrtc.nvrtcGetProgramLog(program, log))
+            said = log.decode(errors="replace").rstrip("\0\n")
+            raise DeviceError(f"The kernel {name} does not compile with {' '.join(options)}:\n{said}")
+        cubin = bytearray(check(*nvrtc.nvrtcGetCUBINSize(program)))
+        check(*nvrtc.nvrtcGetCUBIN(program, cubin))
+        return bytes(cubin)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _cache_dir() -> Path:
+    """Where cubins are kept: $OOC_GEMM_CACHE, else ooc-gemm/kernels in the user's cache directory."""
+    own = os.environ.get("OOC_GEMM_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "ooc-gemm" / "kernels"
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        cubin = path.read_bytes()
+    except OSError:
+        return None
+    # A machine that went down at the wrong moment leaves an empty file under the final name.
+    return cubin if cubin.startswith(b"\x7fELF") else None
+
+
+def _write(path: Path, cubin: bytes) -> None:
+    """Under a temporary name first: several processes may compile the same kernel at once. A cache that
+    cannot be written costs a second at the next start, and is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with open(handle, "wb") as file:
+                file.write(cubin)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError:
+        pass

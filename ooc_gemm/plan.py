@@ -28,7 +28,7 @@ ROW_READ_BYTES = 32 << 10
 """A read of its own for each row pays when it saves more than this many bytes a row: a `pread` from Python
 costs 5 to 10 µs that readers cannot share (the interpreter lock), the page cache gives 4 GB/s or more."""
 
-CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB, 256 << 10, 64 << 10)
+CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB, 256 << 10)
 """Chunk sizes tried for a new C, the wanted one first; the smaller ones are for small budgets."""
 
 
@@ -542,11 +542,11 @@ def _depths(p: Problem) -> list[int]:
         p.b.chunk_cols if p.b.transposed else p.b.chunk_rows,
     }
     chunks.add(math.lcm(*chunks))
-    depths = {16, 64, 256, 512, 1024, 2048, k}
+    depths = {64, 128, 256, 512, 1024, 2048, k}
     for chunk in chunks:
         depths.update(chunk * times for times in (1, 2, 4) if chunk * times <= max(4096, chunk))
         depths.update(ceil_div(chunk, parts) for parts in (2, 4))
-    return sorted({min(k, depth) for depth in depths if depth >= min(k, 16)})
+    return sorted({min(k, depth) for depth in depths if depth >= min(k, 64)})
 
 
 def _chunk_side(extent: int, near: float, other: int) -> int:

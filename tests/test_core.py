@@ -1,7 +1,6 @@
 """The main job end to end on the CPU: real stores, float64 oracles, ragged shapes."""
 
 import itertools
-import os
 import signal
 import subprocess
 import sys
@@ -60,13 +59,14 @@ def assert_close(found, expected, bound):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_and_exact_bytes(tmp_path, layout):
+def test_layouts_and_exact_bytes(tmp_path, layout, device):
     a, b = matrix((129, 300), "f4", 1), matrix((300, 77), "f4", 2)
     paths = make(tmp_path / "a", a, **LAYOUTS[layout]), make(tmp_path / "b", b, **LAYOUTS[layout])
     with pytest.raises(ooc_gemm.BudgetError) as small:
-        ooc_gemm.plan(*paths, memory_limit=MiB, device="cpu")
-    for limit in (small.value.minimum_memory_limit, 300 * MiB):
-        result = ooc_gemm.multiply(*paths, str(tmp_path / "c"), memory_limit=limit, device="cpu", force=True)
+        ooc_gemm.plan(*paths, memory_limit=MiB, device=device)
+    least = small.value.minimum_memory_limit
+    for limit in (least, least + 200 * MiB):
+        result = ooc_gemm.multiply(*paths, str(tmp_path / "c"), memory_limit=limit, device=device, force=True)
         assert_close(zarr.open_array(tmp_path / "c")[:], a.astype("f8") @ b, 1e-6)
         assert ooc_gemm.verify(*paths, str(tmp_path / "c")).ok
         assert result.bytes_written == result.plan.bytes_written
@@ -76,7 +76,7 @@ def test_layouts_and_exact_bytes(tmp_path, layout):
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16", "i1", "u1", "i2", "i4", "i8"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 17), (129, 257, 33)])
-def test_types_and_operations(dtype, shape):
+def test_types_and_operations(dtype, shape, device):
     m, n, k = shape
     exact = np.dtype(dtype).kind in "iu"
     wide = "i8" if exact else "c16" if np.dtype(dtype).kind == "c" else "f8"
@@ -87,7 +87,7 @@ def test_types_and_operations(dtype, shape):
             {None: x, "transpose": x.T, "adjoint": x.conj().T}[op] for x, op in ((a, op_a), (b, op_b))
         )
         out = "i8" if exact and dtype not in ("i1", "u1") else None
-        result = ooc_gemm.multiply(a, b, out_dtype=out, alpha=2, device="cpu", **options)
+        result = ooc_gemm.multiply(a, b, out_dtype=out, alpha=2, device=device, **options)
         expected = 2 * (left.astype(wide) @ right.astype(wide))
         if exact:
             assert np.array_equal(result.array, expected)
@@ -95,62 +95,62 @@ def test_types_and_operations(dtype, shape):
             assert_close(result.array, expected, {"f2": 2e-3, "f4": 1e-6, "c8": 1e-6}.get(dtype, 1e-14))
 
 
-def test_beta_updates_c_in_place(tmp_path):
+def test_beta_updates_c_in_place(tmp_path, device):
     a, b, c = matrix((100, 60), "f4", 1), matrix((60, 80), "f4", 2), matrix((100, 80), "f4", 3)
     path = make(tmp_path / "c", c, chunks=(30, 30), compressors=None)
-    ooc_gemm.multiply(a, b, path, alpha=0.5, beta=-2, device="cpu")
+    ooc_gemm.multiply(a, b, path, alpha=0.5, beta=-2, device=device)
     assert_close(zarr.open_array(path)[:], 0.5 * (a.astype("f8") @ b) - 2.0 * c, 1e-6)
 
 
-def test_empty_dimensions(tmp_path):
+def test_empty_dimensions(tmp_path, device):
     c = make(tmp_path / "c", np.ones((3, 4)), chunks=(2, 2), compressors=None)
-    ooc_gemm.multiply(np.ones((3, 0)), np.ones((0, 4)), c, beta=3, device="cpu")
+    ooc_gemm.multiply(np.ones((3, 0)), np.ones((0, 4)), c, beta=3, device=device)
     assert np.array_equal(zarr.open_array(c)[:], np.full((3, 4), 3.0))
-    assert ooc_gemm.multiply(np.ones((0, 5)), np.ones((5, 4)), device="cpu").array.shape == (0, 4)
-    ooc_gemm.multiply(np.ones((0, 5)), np.ones((5, 4)), str(tmp_path / "e"), device="cpu")
+    assert ooc_gemm.multiply(np.ones((0, 5)), np.ones((5, 4)), device=device).array.shape == (0, 4)
+    ooc_gemm.multiply(np.ones((0, 5)), np.ones((5, 4)), str(tmp_path / "e"), device=device)
     assert zarr.open_array(tmp_path / "e").shape == (0, 4)
 
 
-def test_nan_and_infinity_come_out_where_numpy_has_them(tmp_path):
+def test_nan_and_infinity_come_out_where_numpy_has_them(tmp_path, device):
     a, b = matrix((40, 30), "f4", 1), matrix((30, 20), "f4", 2)
     a[3, 4], b[5, 6] = np.nan, np.inf
-    found = ooc_gemm.multiply(a, b, device="cpu").array
+    found = ooc_gemm.multiply(a, b, device=device).array
     with np.errstate(invalid="ignore"):
         expected = a @ b
     assert np.array_equal(np.isnan(found), np.isnan(expected))
     assert np.array_equal(np.isinf(found), np.isinf(expected))
 
 
-def test_missing_chunks_are_the_fill_value(tmp_path):
+def test_missing_chunks_are_the_fill_value(tmp_path, device):
     array = zarr.create_array(
         tmp_path / "a", shape=(50, 50), chunks=(20, 20), dtype="f4", compressors=None, fill_value=2
     )
     array[20:40, 20:40] = 1
-    result = ooc_gemm.multiply(array, array, device="cpu")
+    result = ooc_gemm.multiply(array, array, device=device)
     assert_close(result.array, array[:].astype("f8") @ array[:], 1e-6)
     assert result.bytes_read == result.plan.bytes_read < 2 * 50 * 50 * 4
 
 
-def test_integers_never_wrap():
+def test_integers_never_wrap(device):
     k = 131_072  # 2^14 · 2^17 = 2^31, one more than int32 holds
     a = np.full((1, k), -128, "i1")
     with pytest.raises(ooc_gemm.RangeError, match="out-dtype"):
-        ooc_gemm.multiply(a, a, transpose_b=True, device="cpu")
-    assert ooc_gemm.multiply(a, a, transpose_b=True, device="cpu", out_dtype="i8").array[0, 0] == 2**31
+        ooc_gemm.multiply(a, a, transpose_b=True, device=device)
+    assert ooc_gemm.multiply(a, a, transpose_b=True, device=device, out_dtype="i8").array[0, 0] == 2**31
     big = np.full((2, 2), 2**40)
     with pytest.raises(ooc_gemm.RangeError, match="int64"):
-        ooc_gemm.multiply(big, big, device="cpu")
+        ooc_gemm.multiply(big, big, device=device)
 
 
-def test_many_blocks_and_panels(tmp_path):
+def test_many_blocks_and_panels(tmp_path, device):
     a, b = matrix((907, 1025), "f4", 1), matrix((1025, 517), "f4", 2)
     paths = (
         make(tmp_path / "a", a, chunks=(100, 130), compressors=None),
         make(tmp_path / "b", b, chunks=(90, 70)),
     )
     with pytest.raises(ooc_gemm.BudgetError) as least:
-        ooc_gemm.plan(*paths, memory_limit=1, device="cpu")
-    result = ooc_gemm.multiply(*paths, memory_limit=least.value.minimum_memory_limit + 3 * MiB, device="cpu")
+        ooc_gemm.plan(*paths, memory_limit=1, device=device)
+    result = ooc_gemm.multiply(*paths, memory_limit=least.value.minimum_memory_limit + 3 * MiB, device=device)
     assert result.plan.block_count > 1
     assert result.plan.panel_count > 1
     assert_close(result.array, a.astype("f8") @ b, 1e-6)
@@ -340,7 +340,7 @@ def test_the_process_stays_within_the_limit(tmp_path):
     import json
 
     for name, seed in (("a", 1), ("b", 2)):
-        ooc_gemm.random(str(tmp_path / name), (2048, 2048), chunks=(512, 512), seed=seed)
+        ooc_gemm.random(str(tmp_path / name), (1536, 1536), chunks=(512, 512), seed=seed)
     refused = run("plan", "a", "b", "-M", "1MiB", "-d", "cpu", "--json", cwd=tmp_path)
     assert refused.returncode == 2
     least = json.loads(refused.stdout)
@@ -396,4 +396,90 @@ def test_no_thread_is_left(tmp_path):
     time.sleep(0.1)
     left = [t for t in threading.enumerate() if t not in before and t.name.startswith("ooc-gemm")]
     assert left == []
-    assert os.getpid()
+
+
+def test_the_engine_orders_the_streams():
+    from conftest import Recording
+
+    device = Recording()
+    a, b = matrix((700, 600), "f4", 1), matrix((600, 500), "f4", 2)
+    with pytest.raises(ooc_gemm.BudgetError) as least:
+        ooc_gemm.multiply(a, b, memory_limit=1, device="cpu")
+    result = ooc_gemm.multiply(a, b, memory_limit=least.value.minimum_memory_limit + MiB, device=device)
+    plan = result.plan
+    assert plan.block_count > 1
+    assert plan.panel_count > plan.panel_buffers
+    multiplied = [entry for entry in device.log if entry[0] == "multiply"]
+    assert len(multiplied) == plan.block_count * plan.panel_count
+    assert [entry[3] for entry in multiplied] == (
+        [True] + [False] * (plan.panel_count - 1)
+    ) * plan.block_count
+    downloads = [entry[1:] for entry in device.log if entry[0] == "download"]
+    assert (
+        len(downloads) == len(set(downloads)) == sum(len(list(plan.parts(block))) for block in plan.blocks())
+    )
+
+
+def test_a_failing_device_ends_the_run():
+    from ooc_gemm.devices.cpu import CPU
+
+    class Failing(CPU):
+        def _multiply(self, *args):
+            raise ooc_gemm.DeviceError("the device is gone")
+
+    with pytest.raises(ooc_gemm.DeviceError, match="gone"):
+        ooc_gemm.multiply(np.ones((300, 300)), np.ones((300, 300)), device=Failing())
+
+
+def test_a_full_ring_waits_and_hands_on_in_order():
+    import threading
+
+    from ooc_gemm.ring import Ring, Stopped
+
+    ring = Ring([np.empty(1, np.uint8) for _ in range(2)], iter(range(1, 101)))
+    held, most, lock = 0, 0, threading.Lock()
+
+    class Guard:
+        def synchronize(self):
+            pass
+
+    def read():
+        nonlocal held, most
+        try:
+            while True:
+                slot, piece = ring.acquire()
+                with lock:
+                    held += 1
+                    most = max(most, held)
+                time.sleep(0.001 * (piece % 3))
+                slot.view = piece
+                ring.fill(slot)
+        except Stopped:
+            pass
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    taken = []
+    for _ in range(100):
+        slot = ring.take()
+        taken.append(slot.view)
+        with lock:
+            held -= 1
+        ring.release(slot, Guard())
+    ring.close()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert taken == list(range(1, 101))
+    assert most <= 2
+
+
+def test_a_reader_that_fails_wakes_who_takes():
+    from ooc_gemm.ring import Ring
+
+    ring = Ring([np.empty(1, np.uint8)], iter([1]))
+    ring.acquire()
+    ring.close(OSError("no disk"))
+    with pytest.raises(OSError, match="no disk"):
+        ring.take()

@@ -302,7 +302,7 @@ class CUDA:
         p = self._runtime.getDeviceProperties(self._device.id)
         arch = f"sm_{p['major']}{p['minor']}" + ("a" if p["major"] >= 9 else "")
         self._config = nvrtc.tiled(op.arithmetic.panel.name, op.transpose_a, op.transpose_b)
-        self._function = nvrtc.load(nvrtc.compile(self._config, arch), self._config.name)
+        self._function = nvrtc.load(nvrtc.compile(self._config, arch), self._config.kernel)
 
     def _launch_tiled(
         self, block: Block, k: int, a: Any, lda: int, b: Any, ldb: int, beta: complex, out: Any

@@ -1,0 +1,80 @@
+"""Devices that the end-to-end tests run on."""
+
+import pytest
+
+from ooc_gemm.devices import COMPUTE, DOWNLOAD, UPLOAD
+from ooc_gemm.devices.cpu import CPU
+
+
+class Recording(CPU):
+    """Computes on the CPU, and checks and logs the order it is given work in, as a device with real streams
+    would need it: all that is known of another stream is what has been waited for."""
+
+    name = "recording"
+
+    def start(self, plan, operation, trace):
+        super().start(plan, operation, trace)
+        self.log = []
+        self.marks = {}
+        self.used = {}  # panel buffer → events recorded on COMPUTE after its last multiplication
+        self.filled = {}  # panel buffer or block → uploads not yet waited for by COMPUTE
+        self.waited = set()
+
+    def upload(self, source, piece, buffer):
+        kind = "c" if piece.operand == "c" else "panel"
+        if kind == "panel" and buffer in self.used:
+            assert self.used[buffer] & self.waited, (
+                "a panel is overwritten before its multiplication is waited for"
+            )
+        self.filled[kind, buffer] = True
+        self.log.append(("upload", kind, buffer))
+        return super().upload(source, piece, buffer)
+
+    def multiply(self, block, panel, p, c, first):
+        assert not self.filled.get(("panel", p)), "a panel is used before its uploads are waited for"
+        self.used[p] = set()
+        self.log.append(("multiply", p, c, first))
+        super().multiply(block, panel, p, c, first)
+
+    def download(self, block, part, c, target):
+        self.log.append(("download", block.index, part.chunk))
+        return super().download(block, part, c, target)
+
+    def record(self, stream):
+        event = super().record(stream)
+        self.marks[id(event)] = (stream, event)
+        if stream == COMPUTE:
+            for events in self.used.values():
+                events.add(id(event))
+        self.log.append(("record", stream))
+        return event
+
+    def wait(self, stream, event):
+        recorded, _ = self.marks[id(event)]
+        if stream == COMPUTE:
+            assert recorded == UPLOAD
+            self.filled.clear()
+        else:
+            assert recorded == COMPUTE
+            assert stream in (UPLOAD, DOWNLOAD)
+            if stream == UPLOAD:
+                self.waited.add(id(event))
+        self.log.append(("wait", stream))
+        super().wait(stream, event)
+
+
+def gpu_missing():
+    try:
+        import cupy
+
+        return None if cupy.cuda.runtime.getDeviceCount() else "there is no GPU"
+    except Exception as error:
+        return f"there is no GPU here: {error}"
+
+
+@pytest.fixture(params=["cpu", "recording", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """What `device=` takes."""
+    if request.param == "cuda" and (why := gpu_missing()):
+        pytest.skip(why)
+    return Recording() if request.param == "recording" else request.param
