@@ -148,9 +148,14 @@ def test_many_blocks_and_panels(tmp_path, device):
         make(tmp_path / "a", a, chunks=(100, 130), compressors=None),
         make(tmp_path / "b", b, chunks=(90, 70)),
     )
+    limits = {"memory_limit": 4 << 30, "device_memory_limit": 1} if device == "cuda" else {"memory_limit": 1}
     with pytest.raises(ooc_gemm.BudgetError) as least:
-        ooc_gemm.plan(*paths, memory_limit=1, device=device)
-    result = ooc_gemm.multiply(*paths, memory_limit=least.value.minimum_memory_limit + 3 * MiB, device=device)
+        ooc_gemm.plan(*paths, device=device, **limits)
+    if device == "cuda":
+        limits["device_memory_limit"] = least.value.minimum_device_memory_limit + 3 * MiB
+    else:
+        limits["memory_limit"] = least.value.minimum_memory_limit + 3 * MiB
+    result = ooc_gemm.multiply(*paths, device=device, **limits)
     assert result.plan.block_count > 1
     assert result.plan.panel_count > 1
     assert_close(result.array, a.astype("f8") @ b, 1e-6)

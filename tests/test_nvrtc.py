@@ -1,6 +1,5 @@
 import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -36,7 +35,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cupy() -> Iterator[Any]:
+def cupy() -> Any:
     """CuPy, on a machine with a GPU."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns about machines without CUDA
@@ -48,7 +47,7 @@ def cupy() -> Iterator[Any]:
             pytest.skip(f"no CUDA device: {error}")
     if count == 0:
         pytest.skip("no CUDA device")
-    yield cupy
+    return cupy
 
 
 # ---- configurations ----------------------------------------------------------------------------
@@ -116,7 +115,7 @@ def test_shipped_kernels_compile_without_spills(arch: str, dtype: str, trans_a: 
 @pytest.mark.usefixtures("compiler")
 def test_spills_are_found() -> None:
     greedy = nvrtc.Config("tiled", "float64", 128, 128, 16, 16, 8)
-    with pytest.raises(DeviceError, match="(?i)spill"):
+    with pytest.raises(DeviceError, match=r"(?i)spill"):
         nvrtc.compile(greedy, "sm_90a", check_spills=True)
 
 
@@ -234,11 +233,8 @@ def test_tiled_agrees_with_numpy(cupy: Any, dtype: str, trans_a: bool, trans_b: 
         before = c.copy()
         with cupy.cuda.Stream(non_blocking=True) as stream:
             da, db, dc = (cupy.asarray(x) for x in (a, b, c))
-            pointers = [x.data.ptr for x in (da, db, dc)]
-            lda, ldb, ldc = (x.shape[1] for x in (a, b, c))
-            nvrtc.launch(
-                function, config, m, n, k, alpha, pointers[0], lda, pointers[1], ldb, beta, pointers[2], ldc, stream
-            )  # fmt: skip
+            left, right, out = ((x.data.ptr, x.shape[1]) for x in (da, db, dc))
+            nvrtc.launch(function, config, m, n, k, alpha, *left, *right, beta, *out, stream)
             c = dc.get(stream=stream)
             stream.synchronize()
         want, bound = _oracle(a, b, before, m, n, k, alpha, beta, trans_a, trans_b)
