@@ -135,7 +135,7 @@ tiled(long long m, long long n, long long k, T alpha, const T* __restrict__ A, l
         // After this, buffer `now` is complete and nobody reads the other one any more.
         __syncthreads();
         if (left > BK) fetch(left - BK);
-// By two: the next k's vectors are loaded while this one's products are summed. More would spill.
+        // By two: the next k's vectors are loaded while this one's products are summed. More would spill.
 #pragma unroll 2
         for (int kk = 0; kk < BK; ++kk) {
             Vec a[TM / V], b[TN / V];

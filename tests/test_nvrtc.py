@@ -72,11 +72,11 @@ def test_one_object_sets_defines_grid_threads_and_shared_memory() -> None:
         ({"kernel": "../tiled"}, "name"),
         ({"bk": 0}, "positive"),
         ({"bm": 36, "tm": 8}, "multiples"),
-        ({"tm": 2}, "multiples of 4"),
+        ({"tm": 2}, "those of 4"),
         ({"bm": 4}, "threads"),
         ({"bm": 128, "bn": 128}, "1024 threads"),
         ({"bk": 6}, "share"),
-        ({"bk": 128}, "shared memory"),
+        ({"bm": 256, "bn": 256, "bk": 16, "tm": 16, "tn": 16}, "shared memory"),
     ],
 )
 def test_config_refuses(change: dict[str, Any], message: str) -> None:
@@ -114,7 +114,7 @@ def test_shipped_kernels_compile_without_spills(arch: str, dtype: str, trans_a: 
 
 @pytest.mark.usefixtures("compiler")
 def test_spills_are_found() -> None:
-    greedy = nvrtc.Config("tiled", "float64", 128, 128, 16, 16, 8)
+    greedy = nvrtc.Config("tiled", "float64", 128, 128, 8, 8, 4)  # 512 threads: 64 registers for each
     with pytest.raises(DeviceError, match=r"(?i)spill"):
         nvrtc.compile(greedy, "sm_90a", check_spills=True)
 
