@@ -488,3 +488,12 @@ def test_a_reader_that_fails_wakes_who_takes():
     ring.close(OSError("no disk"))
     with pytest.raises(OSError, match="no disk"):
         ring.take()
+
+
+@pytest.mark.parametrize(
+    ("down", "across", "threads", "found"), [(3, 3, 2, 4), (2, 4, 2, 4), (1, 1, 4, 4), (5, 3, 4, 4)]
+)
+def test_tiles_come_out_even_over_the_workers(down, across, threads, found):
+    from ooc_gemm.devices.cpu import _even
+
+    assert _even(down, across, threads) == found
