@@ -28,8 +28,11 @@ ROW_READ_BYTES = 32 << 10
 """A read of its own for each row pays when it saves more than this many bytes a row: a `pread` from Python
 costs 5 to 10 µs that readers cannot share (the interpreter lock), the page cache gives 4 GB/s or more."""
 
-CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB, 256 << 10)
+CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB)
 """Chunk sizes tried for a new C, the wanted one first; the smaller ones are for small budgets."""
+
+MIN_DEPTH = 256
+"""Thinnest panel tried: thinner ones save a few MiB and cost many times the reads."""
 
 
 @dataclass(frozen=True)
@@ -416,7 +419,7 @@ def _rings(budget: Budget) -> list[_Ring]:
     r, w = budget.readers, budget.writers
     ample = (16 * MiB, 4 * MiB) if budget.device is not None else (4 * MiB, 1 * MiB)
     rings = [_Ring(r, w, r + max(2, r // 2), cap) for cap in ample]
-    return [*rings, _Ring(min(2, r), 1, 3, 1 * MiB), _Ring(1, 1, 2, 64 << 10)]
+    return [*rings, _Ring(min(2, r), 1, 3, 1 * MiB)]
 
 
 @dataclass(frozen=True)
@@ -542,11 +545,11 @@ def _depths(p: Problem) -> list[int]:
         p.b.chunk_cols if p.b.transposed else p.b.chunk_rows,
     }
     chunks.add(math.lcm(*chunks))
-    depths = {64, 128, 256, 512, 1024, 2048, k}
+    depths = {MIN_DEPTH, 512, 1024, 2048, k}
     for chunk in chunks:
         depths.update(chunk * times for times in (1, 2, 4) if chunk * times <= max(4096, chunk))
         depths.update(ceil_div(chunk, parts) for parts in (2, 4))
-    return sorted({min(k, depth) for depth in depths if depth >= min(k, 64)})
+    return sorted({min(k, depth) for depth in depths if depth >= min(k, MIN_DEPTH)})
 
 
 def _chunk_side(extent: int, near: float, other: int) -> int:

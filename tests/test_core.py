@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 import ooc_gemm
-from ooc_gemm.plan import Budget, Matrix, Plan, Problem, Rates, make_plan
+from ooc_gemm.plan import MIN_DEPTH, Budget, Matrix, Plan, Problem, Rates, make_plan
 
 MiB = 1 << 20
 LAYOUTS = {
@@ -205,9 +205,10 @@ def test_every_plan_is_complete_and_within_its_budget():
     from hypothesis import strategies as st
 
     size, side = st.integers(1, 60), st.integers(1, 70)
+    deep = st.one_of(size, st.integers(MIN_DEPTH + 1, 4 * MIN_DEPTH))
 
     @settings(max_examples=150, deadline=None)
-    @given(size, size, size, st.tuples(side, side, side, side), st.booleans(), st.booleans(), st.booleans(),
+    @given(size, size, deep, st.tuples(side, side, side, side), st.booleans(), st.booleans(), st.booleans(),
            st.booleans(), st.sampled_from([1, 4, 16]), st.integers(0, 100_000), st.booleans())  # fmt: skip
     def check(m, n, k, chunks, ta, tb, wa, wb, item, spare, separate):
         a = Matrix(*((k, m) if ta else (m, k)), item, *chunks[:2], transposed=ta, whole=wa)
@@ -327,7 +328,7 @@ def test_a_run_that_is_stopped_leaves_no_result(tmp_path, number):
     if number == signal.SIGINT:
         assert process.returncode == 130
         assert b"Interrupted" in said
-        assert waited < 20  # the promise is 2 s on a machine of its own; this one is shared
+        assert waited < 5  # the promise is 2 s, and 0.3 s is usual; this machine may be shared
         assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -407,7 +408,7 @@ def test_the_engine_orders_the_streams():
     from conftest import Recording
 
     device = Recording()
-    a, b = matrix((700, 600), "f4", 1), matrix((600, 500), "f4", 2)
+    a, b = matrix((700, 1500), "f4", 1), matrix((1500, 900), "f4", 2)
     with pytest.raises(ooc_gemm.BudgetError) as least:
         ooc_gemm.multiply(a, b, memory_limit=1, device="cpu")
     result = ooc_gemm.multiply(a, b, memory_limit=least.value.minimum_memory_limit + MiB, device=device)
