@@ -17,78 +17,40 @@ from typing import Any
 from .errors import DeviceError
 from .tiles import ceil_div
 
-_TYPES = {"float32": ("float", 4), "float64": ("double", 8), "int64": ("long long", 8)}
-"""dtype → (its name in CUDA C++, bytes)."""
-_VECTOR = 16
-"""Bytes a thread reads from shared memory at once, and by which rows there are padded."""
 _STATIC_SHARED = 48 << 10
-_MAX_THREADS = 512
+"""Bytes of shared memory a block gets without asking for more."""
 _MAX_GRID = 2**31 - 1
 _INSTALL = "install it with pip install 'ooc-gemm[cuda13]' (for a CUDA 12 driver: 'ooc-gemm[cuda12]')"
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that a kernel is compiled and launched with; see kernels/tiled.cu for the meaning.
-
-    Raises ValueError where the kernel's assertions would not hold.
-    """
+    """Everything that a kernel is compiled and launched with. Made in catalog.py; what must hold between
+    the numbers is asserted in the kernel, where it is explained."""
 
     kernel: str
     """Name of the source in kernels/, without its suffix, and of the function in it."""
     dtype: str
-    """Of A, B, C, α, β and the sums: float32, float64 or int64 (which wraps around)."""
+    """NumPy's name for the type of α, β and C."""
     bm: int
     """Rows of C a thread block computes."""
     bn: int
     """Columns of C a thread block computes."""
-    bk: int
-    """Step along k."""
-    tm: int
-    """Rows of C a thread computes."""
-    tn: int
-    """Columns of C a thread computes."""
-    trans_a: bool = False
-    """A is stored k×m."""
-    trans_b: bool = False
-    """B is stored n×k."""
+    block: tuple[int, int]
+    """Threads of a block along x and y."""
+    macros: tuple[tuple[str, int | str], ...]
+    """What the source leaves open: names and values, BM and BN among them."""
+    shared_bytes: int = 0
+    """Dynamic shared memory of a block; 0 where the kernel declares its own."""
 
     def __post_init__(self) -> None:
         if not self.kernel.isidentifier():
             raise ValueError(f"{self.kernel!r} is no kernel name")
-        if self.dtype not in _TYPES:
-            raise ValueError(f"no kernel for {self.dtype}; there is {', '.join(_TYPES)}")
-        if min(self.bm, self.bn, self.bk, self.tm, self.tn) < 1:
-            raise ValueError(f"tile sizes must be positive: {self}")
-        vector = _VECTOR // _TYPES[self.dtype][1]
-        if self.bm % self.tm or self.bn % self.tn or self.tm % vector or self.tn % vector:
-            raise ValueError(f"bm, bn must be multiples of tm, tn, and those of {vector}: {self}")
-        if self.threads % 32 or self.threads > _MAX_THREADS:
-            raise ValueError(f"{self.threads} threads; want a multiple of 32 up to {_MAX_THREADS}: {self}")
-        for extent, k_inner in ((self.bm, not self.trans_a), (self.bn, self.trans_b)):
-            if extent * self.bk % self.threads or self.threads % (self.bk if k_inner else extent):
-                raise ValueError(f"{self.threads} threads cannot share a {extent}×{self.bk} tile: {self}")
-        if self.shared_bytes > _STATIC_SHARED:
-            raise ValueError(f"{self.shared_bytes} bytes of shared memory, over {_STATIC_SHARED}: {self}")
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return (self.bm // self.tm) * (self.bn // self.tn)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Static shared memory of a block, in bytes: two buffers of a tile of A and one of B, each row
-        padded by one vector."""
-        return 2 * self.bk * ((self.bm + self.bn) * _TYPES[self.dtype][1] + 2 * _VECTOR)
 
     @property
     def defines(self) -> tuple[str, ...]:
-        """The macros of the source, as compiler options."""
-        values: dict[str, str | int] = {"ELEMENT": _TYPES[self.dtype][0]}
-        values |= {name.upper(): getattr(self, name) for name in ("bm", "bn", "bk", "tm", "tn")}
-        values |= {"TRANS_A": int(self.trans_a), "TRANS_B": int(self.trans_b)}
-        return tuple(f"-D{name}={value}" for name, value in values.items())
+        """The macros, as compiler options."""
+        return tuple(f"-D{name}={value}" for name, value in self.macros)
 
     def grid(self, m: int, n: int) -> tuple[int]:
         """Thread blocks for an m×n matrix C, in one dimension. ValueError where there are too many."""
@@ -96,16 +58,6 @@ class Config:
         if blocks > _MAX_GRID:
             raise ValueError(f"C of {m}×{n} needs {blocks} thread blocks; a launch takes {_MAX_GRID}")
         return (blocks,)
-
-
-def tiled(dtype: str, trans_a: bool, trans_b: bool) -> Config:
-    """The shipped configuration of kernels/tiled.cu. ValueError for a dtype it does not have."""
-    # What bounds the tile is the 128 registers of a thread: an 8-byte sum takes two. int64 also needs
-    # several for each product.
-    sizes = {"float32": (128, 128, 8, 8, 8), "float64": (128, 64, 8, 8, 4), "int64": (64, 64, 8, 4, 4)}
-    if dtype not in sizes:
-        raise ValueError(f"no kernel for {dtype}; there is {', '.join(sizes)}")
-    return Config("tiled", dtype, *sizes[dtype], trans_a, trans_b)
 
 
 def kernel_source(name: str) -> str:
@@ -139,13 +91,16 @@ def compile(config: Config, arch: str, check_spills: bool = False) -> bytes:
     return cubin
 
 
-def load(cubin: bytes, name: str) -> Any:
-    """The kernel `name`, as a CuPy function on the current device; it keeps its module loaded."""
+def load(cubin: bytes, config: Config) -> Any:
+    """The kernel, as a CuPy function on the current device; it keeps its module loaded."""
     from cupy.cuda import function
 
     module = function.Module()
     module.load(cubin)
-    return module.get_function(name)
+    found = module.get_function(config.kernel)
+    if config.shared_bytes > _STATIC_SHARED:
+        found.max_dynamic_shared_size_bytes = config.shared_bytes
+    return found
 
 
 def launch(
@@ -181,7 +136,7 @@ def launch(
         i64(m), i64(n), i64(k), scalar(alpha), pointer(a_ptr), i64(lda), pointer(b_ptr), i64(ldb),
         scalar(beta), pointer(c_ptr), i64(ldc),
     )  # fmt: skip
-    function(config.grid(m, n), (config.threads,), args, stream=stream)
+    function(config.grid(m, n), config.block, args, config.shared_bytes, stream)
 
 
 @lru_cache

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..catalog import KERNELS
 from ..errors import DeviceError, InputError
 from ..plan import Block, MiB, Part, Piece, Plan, Rates
 from ..ring import Bytes
@@ -109,25 +110,31 @@ class CUDA:
         self, a: np.dtype[Any], b: np.dtype[Any], out: np.dtype[Any], bound: int, kernel: str, precision: str
     ) -> Arithmetic:
         """cuBLAS for floating point (float16 adds up in float32), and for small integers in float64 as long
-        as every sum is exact there; `tiled` in int64 for the others, and where it is asked for."""
-        if kernel not in ("auto", "cublas", "tiled"):
-            raise InputError(f"{kernel!r} is not a kernel of {self.name}; choose auto, cublas or tiled")
+        as every sum is exact there; `ffma` in int64 for the others; any kernel where it is asked for."""
+        if kernel not in ("auto", "cublas", *KERNELS):
+            names = ", ".join(("auto", "cublas", *KERNELS))
+            raise InputError(f"{kernel!r} is not a kernel of {self.name}; choose among {names}")
         float32, float64, int64 = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64)
-        if out.kind in "iu":
-            small = max(a.itemsize, b.itemsize) <= 2 and bound < 2**53
-            if kernel == "tiled" or (kernel == "auto" and not small):
-                return Arithmetic("tiled", int64, int64, why="exact in int64")
-            if not small:
-                raise InputError(f"kernel 'cublas' is not exact for {a} by {b}; use 'tiled' or 'auto'")
-            return Arithmetic("cublas", float64, float64, why="every sum is exact in float64")
+        exact = out.kind in "iu"
+        small = max(a.itemsize, b.itemsize) <= 2 and bound < 2**53
+        if kernel == "auto":
+            kernel = "ffma" if exact and not small else "cublas"
+            why = "exact in int64" if exact else "the fastest that keeps the precision"
+        else:
+            why = "asked for"
         wide = np.result_type(a, b, out, float32)
-        if kernel == "tiled":
-            if wide.char not in "fd":
-                raise InputError(f"kernel 'tiled' cannot multiply {a} by {b}; use 'cublas' or 'auto'")
-            return Arithmetic("tiled", wide, wide, why="asked for")
+        if kernel != "cublas":
+            wide = int64 if exact else wide
+            if wide.name not in KERNELS[kernel].dtypes:
+                raise InputError(f"kernel {kernel!r} cannot multiply {a} by {b}; use 'cublas' or 'auto'")
+            return Arithmetic(kernel, wide, wide, why=why)
+        if exact:
+            if not small:
+                raise InputError(f"kernel 'cublas' is not exact for {a} by {b}; use 'ffma' or 'auto'")
+            return Arithmetic("cublas", float64, float64, why="every sum is exact in float64")
         if a == b == np.float16 and wide == float32:
             return Arithmetic("cublas", a, float32, why="float16 on tensor cores, sums in float32")
-        return Arithmetic("cublas", wide, wide, why="the fastest that keeps the precision")
+        return Arithmetic("cublas", wide, wide, why=why)
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
         """Context and cuBLAS; 90 % of free memory unless a limit is given."""
@@ -183,8 +190,8 @@ class CUDA:
                 "give a smaller --device-memory-limit"
             ) from error
         self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in (UPLOAD, COMPUTE, DOWNLOAD)}
-        if arithmetic.kernel == "tiled":
-            self._load_tiled()
+        if arithmetic.kernel in KERNELS:
+            self._load()
         else:
             self._handle = cupy.cuda.device.get_cublas_handle()
         self._base = cupy.cuda.Event()
@@ -270,8 +277,8 @@ class CUDA:
         # As stored: op(A) is m×k, so A is m×k or, transposed, k×m.
         lda = block.rows if op.transpose_a else k
         ldb = k if op.transpose_b else block.cols
-        if op.arithmetic.kernel == "tiled":
-            self._launch_tiled(block, k, a, lda, b, ldb, beta, out)
+        if op.arithmetic.kernel in KERNELS:
+            self._launch(block, k, a, lda, b, ldb, beta, out)
         else:
             with stream:  # CuPy sets cuBLAS's stream to the current one in every call
                 self._cublas(block, k, a, lda, b, ldb, beta, out)
@@ -295,16 +302,19 @@ class CUDA:
             compute, _DEFAULT_ALGORITHM,
         )  # fmt: skip
 
-    def _load_tiled(self) -> None:
+    def _load(self) -> None:
         from .. import nvrtc
 
         op = self._op
         p = self._runtime.getDeviceProperties(self._device.id)
         arch = f"sm_{p['major']}{p['minor']}" + ("a" if p["major"] >= 9 else "")
-        self._config = nvrtc.tiled(op.arithmetic.panel.name, op.transpose_a, op.transpose_b)
-        self._function = nvrtc.load(nvrtc.compile(self._config, arch), self._config.kernel)
+        kernel = KERNELS[op.arithmetic.kernel]
+        if not kernel.transposes and (op.transpose_a or op.transpose_b):
+            raise InputError(f"kernel {kernel.name!r} takes no transposed operands; use 'cublas' or 'auto'")
+        self._config = kernel.configs(op.arithmetic.panel.name, op.transpose_a, op.transpose_b)[0]
+        self._function = nvrtc.load(nvrtc.compile(self._config, arch), self._config)
 
-    def _launch_tiled(
+    def _launch(
         self, block: Block, k: int, a: Any, lda: int, b: Any, ldb: int, beta: complex, out: Any
     ) -> None:
         from .. import nvrtc

@@ -97,7 +97,7 @@ struct Carrier {
 
 // The grid is one-dimensional, ⌈m/BM⌉·⌈n/BN⌉ blocks of THREADS threads: grid.y would end at 65535.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-tiled(long long m, long long n, long long k, T alpha, const T* __restrict__ A, long long lda,
+ffma(long long m, long long n, long long k, T alpha, const T* __restrict__ A, long long lda,
       const T* __restrict__ B, long long ldb, T beta, T* __restrict__ C, long long ldc) {
     __shared__ Row<BM> a_tile[2][BK];
     __shared__ Row<BN> b_tile[2][BK];
