@@ -19,6 +19,8 @@ from .tiles import ceil_div
 
 _STATIC_SHARED = 48 << 10
 """Bytes of shared memory a block gets without asking for more."""
+_MAX_DYNAMIC_SHARED_SIZE = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 _MAX_GRID = 2**31 - 1
 _INSTALL = "install it with pip install 'ooc-gemm[cuda13]' (for a CUDA 12 driver: 'ooc-gemm[cuda12]')"
 
@@ -93,13 +95,13 @@ def compile(config: Config, arch: str, check_spills: bool = False) -> bytes:
 
 def load(cubin: bytes, config: Config) -> Any:
     """The kernel, as a CuPy function on the current device; it keeps its module loaded."""
-    from cupy.cuda import function
+    from cupy.cuda import driver, function
 
     module = function.Module()
     module.load(cubin)
     found = module.get_function(config.kernel)
     if config.shared_bytes > _STATIC_SHARED:
-        found.max_dynamic_shared_size_bytes = config.shared_bytes
+        driver.funcSetAttribute(found.ptr, _MAX_DYNAMIC_SHARED_SIZE, config.shared_bytes)
     return found
 
 

@@ -1,0 +1,422 @@
+// C ← α·A·B + β·C on Hopper's tensor cores: tiles brought by the copy engine, products by warpgroups.
+//
+// A thread block is one producer and CONSUMERS consumer warpgroups (128 threads each), which meet in a ring
+// of STAGES buffers in shared memory. It stays on its multiprocessor and makes one BM×BN tile of C after
+// another; while the consumers store one, the producer already fills the ring for the next:
+//
+//     producer:    wait empty[s] ──► bring A BM×BK and B BK×BN into stage s ──► (arrival raises full[s])
+//     consumer w:  wait full[s]  ──► rows 64·w … of the tile += A·B of stage s ──► arrive at empty[s]
+//
+// CLUSTER thread blocks, one below the other, need the same tile of B: each brings a part of it and the copy
+// engine writes that part to all of them.
+//
+// PRODUCTS = 3 multiplies float32 with float16 instructions. split.cu has turned x·2^e into hi + lo, each
+// with 11 significant bits, and a·b ≈ lo·hi + hi·lo + hi·hi: what is left out, lo·lo, lies 2^-22 below. The
+// tensor cores truncate as they add up, so no sum in them may grow long: every PROMOTE elements of k it is
+// added, with correct rounding, to a second sum in ordinary registers. 64 is short enough for the error of
+// an SGEMM (measured: docs/kernels.md).
+//
+// Operands are described by tensor maps, which fill with zeros past every edge; rows must start at multiples
+// of 16 bytes. A stored matrix is contiguous along k ("K-major": A as it is, B transposed) or along m or n
+// ("MN-major"), which the tensor cores take for 16-bit types only.
+//
+// Macros: TYPE (1 float16, 2 tf32, 3 int8), PRODUCTS, PROMOTE (0: never), BM, BN, BK, STAGES, CLUSTER, A_MN,
+// B_MN, GROUP: rows of tiles walked down before going right, so that what runs together reuses L2.
+
+#if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "wgmma exists on sm_90a only"
+#endif
+
+constexpr int FLOAT16 = 1, TF32 = 2, INT8 = 3;
+#if TYPE == 3
+using S = int;
+#else
+using S = float;
+#endif
+
+using u32 = unsigned;
+using u64 = unsigned long long;
+
+constexpr int ELEMENT_BYTES = TYPE == FLOAT16 ? 2 : TYPE == TF32 ? 4 : 1;
+constexpr int K_STEP = 32 / ELEMENT_BYTES;  // k of one instruction
+constexpr int PLANES = PRODUCTS == 3 ? 2 : 1;
+constexpr int SEGMENT = 64;  // elements of hi, then of lo, along the contiguous axis (split.cu)
+constexpr int CONSUMERS = BM / 64;
+constexpr int THREADS = 128 * (1 + CONSUMERS);
+constexpr int K_ROW = BK * ELEMENT_BYTES;  // bytes of a row of a K-major tile
+constexpr int ACC = BN / 2;                // sums a consumer thread holds: 64·BN / 128
+constexpr int A_BYTES = BM * K_ROW, B_BYTES = BN * K_ROW;  // of one plane in one stage
+constexpr int STAGE_BYTES = PLANES * (A_BYTES + B_BYTES);
+constexpr int STEPS_TO_PROMOTE = PROMOTE ? PROMOTE / BK : 1;
+// Of 65536: the producer needs few, the consumers hold the sums.
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
+
+static_assert(TYPE == FLOAT16 || (!A_MN && !B_MN), "only 16-bit operands may be MN-major");
+static_assert(K_ROW == 128 || K_ROW == 64, "a row of a K-major tile is one span of the swizzle");
+static_assert(BM == 128 || BM == 192, "two or three consumers: the registers are dealt out for those");
+static_assert((!B_MN || BN % 64 == 0), "instructions have 64 rows, MN-major boxes 64 columns");
+static_assert(BN == 128 || BN == 192 || BN == 256, "the instructions written out below");
+static_assert(PRODUCTS == 1 || (TYPE == FLOAT16 && PRODUCTS == 3), "only float32 comes in two planes");
+static_assert(!PROMOTE || PROMOTE % BK == 0, "sums are handed over between stages");
+static_assert(STAGES * STAGE_BYTES + 1024 <= 227 * 1024, "shared memory of a multiprocessor");
+
+struct alignas(64) TensorMap {
+    u64 opaque[16];
+};
+
+// ---- what a warpgroup says to the hardware ---------------------------------------------------------------
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void barrier_init(u32 barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+__device__ __forceinline__ void barrier_expect(u32 barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+
+// At the barrier of the same address in block `rank` of the cluster. Not `.release.cluster`, which would wait
+// for all of the thread's writes to global memory; who arrives has only read.
+__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {
+    asm volatile(
+        "{\n.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
+}
+
+// The box at (x, y), x along the contiguous axis; `everywhere`: to all blocks of the cluster.
+template <bool everywhere>
+__device__ __forceinline__ void bring(u32 to, const TensorMap& map, int x, int y, u32 barrier) {
+    if constexpr (everywhere) {
+        asm volatile(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+            " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+            "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(static_cast<unsigned short>((1 << CLUSTER) - 1))
+            : "memory");
+    } else {
+        asm volatile(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+            " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+            "l"(&map), "r"(x), "r"(y), "r"(barrier)
+            : "memory");
+    }
+}
+
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// Accumulators belong to the tensor cores between `begin` and `finish`.
+__device__ __forceinline__ void begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int pending>
+__device__ __forceinline__ void finish() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// Where a tile lies in shared memory, as the tensor cores are told: address, the distance between blocks of
+// 64 along m or n (MN-major) and between groups of eight rows, in units of 16 bytes; and the swizzle.
+template <bool mn>
+__device__ __forceinline__ u64 descriptor(u32 address) {
+    constexpr u64 row = mn ? 128 : K_ROW;
+    constexpr u64 swizzle = row == 128 ? 1 : 2;
+    constexpr u64 leading = mn ? BK * 128 : 16;
+    return (swizzle << 62) | ((8 * row >> 4) << 32) | ((leading >> 4) << 16) | ((address & 0x3ffff) >> 4);
+}
+
+// Bytes from one instruction's k to the next within a stage.
+template <bool mn>
+constexpr int k_stride = mn ? K_STEP * 128 : 32;
+
+// The instruction names all of a thread's sums: they are listed 32 at a time.
+#define NAMES_0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define NAMES_1 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define NAMES_2 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define NAMES_3 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#if TYPE == 3
+#define SUM(i) "+r"(d[i])
+#else
+#define SUM(i) "+f"(d[i])
+#endif
+#define SUMS_4(i) SUM(i), SUM(i + 1), SUM(i + 2), SUM(i + 3)
+#define SUMS_32(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12), SUMS_4(i + 16), SUMS_4(i + 20), SUMS_4(i + 24), SUMS_4(i + 28)
+#if BN == 128
+#define SHAPE "m64n128"
+#define SUMS SUMS_32(0), SUMS_32(32)
+#define NAMES NAMES_0 NAMES_1
+#define A_B_P "%64, %65, p"
+#define KEEP "%66"
+#elif BN == 192
+#define SHAPE "m64n192"
+#define SUMS SUMS_32(0), SUMS_32(32), SUMS_32(64)
+#define NAMES NAMES_0 NAMES_1 NAMES_2
+#define A_B_P "%96, %97, p"
+#define KEEP "%98"
+#else
+#define SHAPE "m64n256"
+#define SUMS SUMS_32(0), SUMS_32(32), SUMS_32(64), SUMS_32(96)
+#define NAMES NAMES_0 NAMES_1 NAMES_2 NAMES_3
+#define A_B_P "%128, %129, p"
+#define KEEP "%130"
+#endif
+#define DIGIT(x) #x
+#define TEXT(x) DIGIT(x)
+#if TYPE == 1
+#define KIND "k16.f32.f16.f16"
+#define SIGNS ", 1, 1, " TEXT(A_MN) ", " TEXT(B_MN)
+#elif TYPE == 2
+#define KIND "k8.f32.tf32.tf32"
+#define SIGNS ", 1, 1"
+#else
+#define KIND "k32.s32.s8.s8"
+#define SIGNS ""
+#endif
+
+// d ← (keep ? d : 0) + a·b for one K_STEP, under way until `finish`.
+__device__ __forceinline__ void multiply(S (&d)[ACC], u64 a, u64 b, int keep) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " KEEP ", 0;\n"
+                 "wgmma.mma_async.sync.aligned." SHAPE KIND " {" NAMES "}, " A_B_P SIGNS ";\n}"
+                 : SUMS
+                 : "l"(a), "l"(b), "r"(keep));
+}
+
+// The compiler must not read sums earlier than this.
+__device__ __forceinline__ void settle(S (&d)[ACC]) {
+#pragma unroll
+    for (int i = 0; i < ACC; ++i) {
+#if TYPE == 3
+        asm volatile("" : "+r"(d[i])::"memory");
+#else
+        asm volatile("" : "+f"(d[i])::"memory");
+#endif
+    }
+}
+
+#if PRODUCTS == 3
+// x·2^e; in two steps, since 2^e alone may be out of range.
+__device__ __forceinline__ float scaled(float x, int e) {
+    const int half = e >> 1;
+    return x * __int_as_float((127 + half) << 23) * __int_as_float((127 + e - half) << 23);
+}
+#endif
+
+// ---- the kernel --------------------------------------------------------------------------------------------
+
+// Tile number t of C, in rows of CLUSTER·BM.
+struct Tiles {
+    int down, across;
+
+    __device__ Tiles(int m, int n) : down((m + CLUSTER * BM - 1) / (CLUSTER * BM)), across((n + BN - 1) / BN) {}
+    __device__ int count() const { return down * across; }
+    __device__ void place(int t, int& row, int& col) const {
+        const int group = t / (GROUP * across), within = t % (GROUP * across);
+        const int below = down - group * GROUP, height = below < GROUP ? below : GROUP;
+        row = (group * GROUP + within % height) * CLUSTER * BM;
+        col = within / height * BN;
+    }
+};
+
+// One operand's share of a stage: EXTENT rows of op() × BK, of which this block brings part `part` of PARTS.
+template <int EXTENT, bool mn, int PARTS>
+__device__ __forceinline__ void bring_tile(u32 to, const TensorMap& map, int first, int k, int part, u32 full) {
+    constexpr int BYTES = EXTENT * K_ROW;
+#pragma unroll
+    for (int plane = 0; plane < PLANES; ++plane, to += BYTES) {
+        // In two planes a segment of hi is followed by one of lo, so that places count double.
+        const int inner = mn ? first : k;
+        if constexpr (mn) {
+#pragma unroll
+            for (int box = 0; box < EXTENT / 64; ++box) {
+                const int rows = BK / PARTS;
+                const int x = PLANES * (inner + box * 64) + plane * SEGMENT;
+                bring<(PARTS > 1)>(to + (box * BK + part * rows) * 128, map, x, k + part * rows, full);
+            }
+        } else {
+            const int rows = EXTENT / PARTS;
+            const int x = PLANES == 1 ? inner : inner / SEGMENT * 2 * SEGMENT + inner % SEGMENT + plane * SEGMENT;
+            bring<(PARTS > 1)>(to + part * rows * K_ROW, map, x, first + part * rows, full);
+        }
+    }
+}
+
+// C is not read where β = 0. Where `exponents` are given, row i and column j of the product are still to be
+// multiplied by 2^(a_exponents[i] + b_exponents[j]); `skip` points to a flag that makes this launch do nothing.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER, 1, 1)
+wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, int m, int n, int k,
+      S alpha, S beta, S* __restrict__ C, long long ldc, const int* __restrict__ a_exponents,
+      const int* __restrict__ b_exponents, const u32* __restrict__ skip) {
+    extern __shared__ char memory[];
+    __shared__ alignas(8) u64 barriers[2 * STAGES];
+
+    if (skip != nullptr && *skip != 0) return;
+
+    const u32 stages = (shared_address(memory) + 1023) & ~1023u;  // the swizzle repeats every 1024 bytes
+    const u32 full = shared_address(barriers), empty = full + 8 * STAGES;
+    const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
+    const Tiles tiles(m, n);
+    const int steps = (k + BK - 1) / BK;
+    const int first_tile = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
+
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; ++s) {
+            barrier_init(full + 8 * s, 1);
+            barrier_init(empty + 8 * s, CLUSTER * CONSUMERS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    if (CLUSTER > 1) cluster_sync();
+    else __syncthreads();
+
+    const int warpgroup = threadIdx.x / 128;
+    if (warpgroup == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+        if (threadIdx.x == 0) {
+            int stage = 0;
+            u32 round = 1;  // the parity of a barrier's phase before its first: waiting for it is free
+            for (int t = first_tile; t < tiles.count(); t += stride) {
+                int row, col;
+                tiles.place(t, row, col);
+                row += rank * BM;
+                for (int step = 0; step < steps; ++step) {
+                    barrier_wait(empty + 8 * stage, round);
+                    const u32 at = stages + stage * STAGE_BYTES, arrival = full + 8 * stage;
+                    barrier_expect(arrival, STAGE_BYTES);
+                    bring_tile<BM, A_MN, 1>(at, a_map, row, step * BK, 0, arrival);
+                    bring_tile<BN, B_MN, CLUSTER>(at + PLANES * A_BYTES, b_map, col, step * BK, rank, arrival);
+                    if (++stage == STAGES) stage = 0, round ^= 1;
+                }
+            }
+        }
+        __syncwarp();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+        const int consumer = warpgroup - 1, thread = threadIdx.x % 128, lane = thread % 32;
+        // This warpgroup's 64 rows within the tile of A, and everybody's tile of B.
+        const u64 a_base = descriptor<A_MN>(stages + consumer * 64 * K_ROW);
+        const u64 b_base = descriptor<B_MN>(stages + PLANES * A_BYTES);
+        const auto release = [&](int stage) {
+            if (thread < CLUSTER) barrier_arrive(empty + 8 * stage, thread);
+        };
+        int stage = 0;
+        u32 round = 0;
+        S sums[ACC];
+#if PROMOTE
+        S total[ACC];
+#endif
+        for (int t = first_tile; t < tiles.count(); t += stride) {
+#if PROMOTE
+#pragma unroll
+            for (int i = 0; i < ACC; ++i) total[i] = 0;
+#endif
+            int before = -1;  // the stage whose products may still be under way
+            for (int step = 0; step < steps; ++step) {
+                barrier_wait(full + 8 * stage, round);
+                const u64 at = static_cast<u64>(stage * STAGE_BYTES) >> 4;
+                begin();
+                const int fresh = PROMOTE ? step % STEPS_TO_PROMOTE == 0 : step == 0;
+                // Small products first: they are truncated least while the sum is small.
+#pragma unroll
+                for (int product = 0; product < PRODUCTS; ++product) {
+                    const u64 a = a_base + at + (product == 0 && PRODUCTS > 1 ? A_BYTES >> 4 : 0);
+                    const u64 b = b_base + at + (product == 1 ? B_BYTES >> 4 : 0);
+#pragma unroll
+                    for (int kk = 0; kk < BK / K_STEP; ++kk) {
+                        multiply(sums, a + kk * (k_stride<A_MN> >> 4), b + kk * (k_stride<B_MN> >> 4),
+                                 !(fresh && product == 0 && kk == 0));
+                    }
+                }
+                commit();
+#if PROMOTE
+                if (STEPS_TO_PROMOTE == 1 || (step + 1) % STEPS_TO_PROMOTE == 0 || step + 1 == steps) {
+                    finish<0>();
+                    settle(sums);
+                    if (before >= 0) release(before);
+                    release(stage);
+                    before = -1;
+#pragma unroll
+                    for (int i = 0; i < ACC; ++i) total[i] += sums[i];
+                } else
+#endif
+                {
+                    finish<1>();
+                    if (before >= 0) release(before);
+                    before = stage;
+                }
+                if (++stage == STAGES) stage = 0, round ^= 1;
+            }
+            finish<0>();
+            settle(sums);
+            if (before >= 0) release(before);
+#if PROMOTE
+            S(&d)[ACC] = total;
+#else
+            S(&d)[ACC] = sums;
+#endif
+            if (steps == 0) {
+#pragma unroll
+                for (int i = 0; i < ACC; ++i) d[i] = 0;
+            }
+
+            // A thread holds, of rows r and r + 8, two neighbouring elements of every eight.
+            int row, col;
+            tiles.place(t, row, col);
+            row += rank * BM + consumer * 64 + thread / 32 * 16 + lane / 4;
+            col += lane % 4 * 2;
+            const bool pairs = (ldc % 2 == 0) && (reinterpret_cast<u64>(C) % (2 * sizeof(S)) == 0);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int r = row + 8 * half;
+                if (r < m) {
+                    S* const line = C + r * ldc;
+#if PRODUCTS == 3
+                    const int a_exponent = a_exponents[r];
+#endif
+#pragma unroll
+                    for (int j = 0; j < BN / 8; ++j) {
+                        const int c = col + 8 * j;
+                        S x = d[4 * j + 2 * half], y = d[4 * j + 2 * half + 1];
+#if PRODUCTS == 3
+                        if (c < n) x = scaled(x, a_exponent + b_exponents[c]);
+                        if (c + 1 < n) y = scaled(y, a_exponent + b_exponents[c + 1]);
+#endif
+                        x *= alpha, y *= alpha;
+                        if (beta != 0) {
+                            if (c < n) x += beta * line[c];
+                            if (c + 1 < n) y += beta * line[c + 1];
+                        }
+                        if (pairs && c + 1 < n) {
+                            struct alignas(2 * sizeof(S)) Pair { S x, y; };
+                            *reinterpret_cast<Pair*>(line + c) = {x, y};
+                        } else {
+                            if (c < n) line[c] = x;
+                            if (c + 1 < n) line[c + 1] = y;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    // Nobody leaves while another block may still write to, or arrive in, this one's memory.
+    if (CLUSTER > 1) cluster_sync();
+}
