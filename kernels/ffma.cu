@@ -15,7 +15,8 @@
 // alignment. Any m, n, k ≥ 0: elements beyond an edge count as 0 and are neither read nor written.
 //
 // Macros, all set by ooc_gemm/nvrtc.py: ELEMENT, the type of the elements and of the sums; BM, BN, BK, TM,
-// TN; TRANS_A: A is stored k×m; TRANS_B: B is stored n×k. No headers: NVRTC comes without them.
+// TN; TRANS_A: A is stored k×m; TRANS_B: B is stored n×k; GUARDED: a last argument
+// says whether to run at all, for a launch whose need shows on the device. No headers: NVRTC comes without them.
 
 using T = ELEMENT;
 
@@ -98,7 +99,14 @@ struct Carrier {
 // The grid is one-dimensional, ⌈m/BM⌉·⌈n/BN⌉ blocks of THREADS threads: grid.y would end at 65535.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 ffma(long long m, long long n, long long k, T alpha, const T* __restrict__ A, long long lda,
-      const T* __restrict__ B, long long ldb, T beta, T* __restrict__ C, long long ldc) {
+      const T* __restrict__ B, long long ldb, T beta, T* __restrict__ C, long long ldc
+#if GUARDED
+      , const unsigned* __restrict__ run
+#endif
+) {
+#if GUARDED
+    if (*run == 0) return;
+#endif
     __shared__ Row<BM> a_tile[2][BK];
     __shared__ Row<BN> b_tile[2][BK];
 

@@ -2,8 +2,8 @@
 //
 // e is common to a row of op(A), or a column of op(B), and brings its largest element to 2^14 … 2^15. hi and
 // lo hold 11 significant bits each, so 22 bits of x are kept, of elements far below the largest fewer: below
-// 2^-28 of it hi itself is subnormal. Such elements, where they are more than one in LOW_SHARE, and NaN and
-// Inf everywhere, raise a flag; then nothing is split, and the product is made in plain float32 instead.
+// 2^-28 of it hi itself is subnormal. More of such elements than `limit`, or a NaN or Inf, raise a
+// flag; then nothing is split, and the product is made in plain float32 instead.
 //
 // Planes take the place of the floats byte for byte. SEGMENT elements along the contiguous axis become as
 // many of hi and then as many of lo, so one warp can convert a segment in place:
@@ -20,15 +20,8 @@ using u32 = unsigned;
 constexpr int SEGMENT = 64;
 constexpr int THREADS = 256;
 constexpr int STRIP = 128;  // rows a thread walks down where columns are reduced
-constexpr u32 LOW_SHARE = 256;
 constexpr int NOT_FINITE = 255;  // the exponent field of NaN and Inf
 constexpr int TOP = 127 + 14;
-
-// As shared by all launches for one product.
-struct Status {
-    u32 flag;  // not 0: do not split, do not use the planes
-    u32 low;   // elements below 2^-28 of their row's or column's largest
-};
 
 // From the bits of the largest magnitude to e. Zeros need none; 2^-e must be a normal float.
 __device__ __forceinline__ int exponent_of(u32 bits) {
@@ -46,8 +39,8 @@ __device__ __forceinline__ bool is_low(float x, u32 largest) {
     return bits != 0 && (bits >> 23) + 28 < (largest >> 23);
 }
 
-__device__ __forceinline__ void report(Status* status, u32 low, u32 limit) {
-    if (low != 0 && atomicAdd(&status->low, low) + low > limit) status->flag = 1;
+__device__ __forceinline__ void report(u32 found, u32* low, u32 limit, u32* flag) {
+    if (found != 0 && atomicAdd(low, found) + found > limit) *flag = 1;
 }
 
 __device__ __forceinline__ u32 warp_sum(u32 x) {
@@ -65,10 +58,10 @@ __device__ __forceinline__ u32 warp_max(u32 x) {
     return x;
 }
 
-// `low` and `low_limit` are for all of X. One block a row.
+// `low` counts all of X's, from 0. One block a row.
 extern "C" __global__ void __launch_bounds__(THREADS)
-row_exponents(int cols, const float* __restrict__ X, long long ld, int* __restrict__ exponents,
-              Status* __restrict__ status, u32 low_limit) {
+row_exponents(int cols, const float* __restrict__ X, long long ld, int* __restrict__ exponents, u32* low,
+              u32 limit, u32* flag) {
     __shared__ u32 parts[THREADS / 32];
     const float* const row = X + blockIdx.x * ld;
     u32 largest = 0;
@@ -82,13 +75,13 @@ row_exponents(int cols, const float* __restrict__ X, long long ld, int* __restri
 #pragma unroll
     for (int w = 0; w < THREADS / 32; ++w) largest = parts[w] > largest ? parts[w] : largest;
 
-    u32 low = 0;
-    for (int j = threadIdx.x; j < cols; j += THREADS) low += is_low(row[j], largest);
-    low = warp_sum(low);
-    if (threadIdx.x % 32 == 0) report(status, low, low_limit);
+    u32 found = 0;
+    for (int j = threadIdx.x; j < cols; j += THREADS) found += is_low(row[j], largest);
+    found = warp_sum(found);
+    if (threadIdx.x % 32 == 0) report(found, low, limit, flag);
     if (threadIdx.x == 0) {
         exponents[blockIdx.x] = exponent_of(largest);
-        if (largest >> 23 == NOT_FINITE) status->flag = 1;
+        if (largest >> 23 == NOT_FINITE) *flag = 1;
     }
 }
 
@@ -110,28 +103,28 @@ column_largest(int rows, int cols, const float* __restrict__ X, long long ld, u3
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 column_exponents(int rows, int cols, const float* __restrict__ X, long long ld, const u32* __restrict__ largest,
-                 int* __restrict__ exponents, Status* __restrict__ status, u32 low_limit) {
+                 int* __restrict__ exponents, u32* low, u32 limit, u32* flag) {
     const int col = blockIdx.x * THREADS + threadIdx.x;
     const int first = blockIdx.y * STRIP, last = first + STRIP < rows ? first + STRIP : rows;
-    u32 low = 0;
+    u32 found = 0;
     if (col < cols) {
         const u32 top = largest[col];
         if (blockIdx.y == 0) {
             exponents[col] = exponent_of(top);
-            if (top >> 23 == NOT_FINITE) status->flag = 1;
+            if (top >> 23 == NOT_FINITE) *flag = 1;
         }
 #pragma unroll 8
-        for (int row = first; row < last; ++row) low += is_low(X[row * ld + col], top);
+        for (int row = first; row < last; ++row) found += is_low(X[row * ld + col], top);
     }
-    low = warp_sum(low);
-    if (threadIdx.x % 32 == 0) report(status, low, low_limit);
+    found = warp_sum(found);
+    if (threadIdx.x % 32 == 0) report(found, low, limit, flag);
 }
 
 // X and `planes` may be the same memory. One warp a segment; a block takes THREADS / 32 of them.
 extern "C" __global__ void __launch_bounds__(THREADS)
 split(int rows, int cols, const float* X, long long ld, const int* __restrict__ exponents, u32* planes,
-      const Status* __restrict__ status) {
-    if (status->flag) return;
+      const u32* __restrict__ flag) {
+    if (*flag != 0) return;
     const int across = (cols + SEGMENT - 1) / SEGMENT, lane = threadIdx.x % 32;
     const long long segment = blockIdx.x * static_cast<long long>(THREADS / 32) + threadIdx.x / 32;
     const long long row = segment / across;

@@ -20,14 +20,14 @@
 // of 16 bytes. A stored matrix is contiguous along k ("K-major": A as it is, B transposed) or along m or n
 // ("MN-major"), which the tensor cores take for 16-bit types only.
 //
-// Macros: TYPE (1 float16, 2 tf32, 3 int8), PRODUCTS, PROMOTE (0: never), BM, BN, BK, STAGES, CLUSTER, A_MN,
+// Macros: TYPE (1 float16, 2 tf32, 3 int8; with A_UNSIGNED, B_UNSIGNED), PRODUCTS, PROMOTE (0: never), BM, BN, BK, STAGES, CLUSTER, A_MN,
 // B_MN, GROUP: rows of tiles walked down before going right, so that what runs together reuses L2.
 
 #if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "wgmma exists on sm_90a only"
 #endif
 
-constexpr int FLOAT16 = 1, TF32 = 2, INT8 = 3;
+constexpr int FLOAT16 = 1, TF32 = 2;
 #if TYPE == 3
 using S = int;
 #else
@@ -180,6 +180,16 @@ constexpr int k_stride = mn ? K_STEP * 128 : 32;
 #define A_B_P "%128, %129, p"
 #define KEEP "%130"
 #endif
+#if A_UNSIGNED
+#define A_SIGN "u"
+#else
+#define A_SIGN "s"
+#endif
+#if B_UNSIGNED
+#define B_SIGN "u"
+#else
+#define B_SIGN "s"
+#endif
 #define DIGIT(x) #x
 #define TEXT(x) DIGIT(x)
 #if TYPE == 1
@@ -189,7 +199,7 @@ constexpr int k_stride = mn ? K_STEP * 128 : 32;
 #define KIND "k8.f32.tf32.tf32"
 #define SIGNS ", 1, 1"
 #else
-#define KIND "k32.s32.s8.s8"
+#define KIND "k32.s32." A_SIGN "8." B_SIGN "8"
 #define SIGNS ""
 #endif
 
@@ -260,8 +270,8 @@ __device__ __forceinline__ void bring_tile(u32 to, const TensorMap& map, int fir
     }
 }
 
-// C is not read where β = 0. Where `exponents` are given, row i and column j of the product are still to be
-// multiplied by 2^(a_exponents[i] + b_exponents[j]); `skip` points to a flag that makes this launch do nothing.
+// C is not read where β = 0. With three products, row i and column j of the sum are still to be multiplied by
+// 2^(a_exponents[i] + b_exponents[j]). `skip` may point to a flag that makes this launch do nothing.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER, 1, 1)
 wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, int m, int n, int k,
       S alpha, S beta, S* __restrict__ C, long long ldc, const int* __restrict__ a_exponents,
@@ -390,15 +400,15 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
                 if (r < m) {
                     S* const line = C + r * ldc;
 #if PRODUCTS == 3
-                    const int a_exponent = a_exponents[r];
+                    const int a_exponent = k > 0 ? a_exponents[r] : 0;
 #endif
 #pragma unroll
                     for (int j = 0; j < BN / 8; ++j) {
                         const int c = col + 8 * j;
                         S x = d[4 * j + 2 * half], y = d[4 * j + 2 * half + 1];
 #if PRODUCTS == 3
-                        if (c < n) x = scaled(x, a_exponent + b_exponents[c]);
-                        if (c + 1 < n) y = scaled(y, a_exponent + b_exponents[c + 1]);
+                        if (c < n && k > 0) x = scaled(x, a_exponent + b_exponents[c]);
+                        if (c + 1 < n && k > 0) y = scaled(y, a_exponent + b_exponents[c + 1]);
 #endif
                         x *= alpha, y *= alpha;
                         if (beta != 0) {

@@ -265,9 +265,13 @@ def _prepare(
         block_itemsize=arithmetic.block.itemsize,
         reads_c=existing is not None,
         free_chunks=unit is None,
+        pitch=arithmetic.pitch,
+        k_major=arithmetic.k_major,
+        line_bytes=arithmetic.line_bytes,
+        kernel=f"{arithmetic.kernel}: {arithmetic.why}",
     )
     costs = chosen.limits(arithmetic, device_limit)
-    staged = any(source.dtype != arithmetic.panel for source in (left, right)) and costs.device is not None
+    converted = arithmetic.k_major or any(x.dtype != arithmetic.panel for x in (left, right))
     extra = m * n * out.itemsize if c is None and writes else 0
     budget = Budget(
         host=limit,
@@ -275,7 +279,7 @@ def _prepare(
         device=costs.device,
         device_baseline=costs.device_baseline,
         workspace=costs.workspace,
-        staged=staged or (costs.device is not None and "c" in sources),
+        staged=costs.device is not None and (converted or "c" in sources),
         readers=costs.readers,
         writers=costs.writers,
     )

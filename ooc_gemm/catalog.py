@@ -5,7 +5,7 @@ default first. Nothing here needs a GPU, or anything but the standard library.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .nvrtc import Config
 
@@ -28,6 +28,8 @@ class Kernel:
     """Whether A may be stored k×m, and B n×k."""
     min_arch: int = 75
     """Least compute capability, times ten."""
+    only_arch: int | None = None
+    """The only one that has its instructions."""
 
 
 def _ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
@@ -35,11 +37,77 @@ def _ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
     # several for each product.
     sizes = {"float32": (128, 128, 8, 8, 8), "float64": (128, 64, 8, 8, 4), "int64": (64, 64, 8, 4, 4)}
     bm, bn, bk, tm, tn = sizes[dtype]
-    macros = {
+    macros: dict[str, int | str] = {
         "ELEMENT": _C_TYPE[dtype], "BM": bm, "BN": bn, "BK": bk, "TM": tm, "TN": tn,
         "TRANS_A": int(trans_a), "TRANS_B": int(trans_b),
     }  # fmt: skip
     return [Config("ffma", dtype, bm, bn, (bm // tm * (bn // tn), 1), tuple(macros.items()))]
+
+
+def guarded_ffma(trans_a: bool, trans_b: bool) -> Config:
+    """`ffma` for float32 that runs only where a flag on the device says so."""
+    config = _ffma("float32", trans_a, trans_b)[0]
+    return replace(config, macros=(*config.macros, ("GUARDED", 1)))
+
+
+_WGMMA = {
+    # kind: TYPE, element bytes, planes, PROMOTE, BM, BN, BK, STAGES, CLUSTER, GROUP
+    "fp16x3": (1, 2, 2, 64, 128, 192, 64, 2, 2, 8),
+    "fp16": (1, 2, 1, 0, 128, 256, 64, 4, 2, 8),
+    "tf32": (2, 4, 1, 0, 128, 256, 32, 4, 2, 8),
+    "int8": (3, 1, 1, 0, 128, 256, 128, 4, 2, 8),
+}
+"""The best measured on an H200 at 8192³ (benchmarks/results)."""
+
+
+def wgmma(kind: str, a_mn: bool, b_mn: bool, a_unsigned: bool = False, b_unsigned: bool = False) -> Config:
+    """kernels/wgmma.cu for an operand contiguous along m or n (`mn`) or along k. ValueError for a kind it
+    does not have."""
+    if kind not in _WGMMA:
+        raise ValueError(f"no {kind}; there is {', '.join(_WGMMA)}")
+    type_, size, planes, promote, bm, bn, bk, stages, cluster, group = _WGMMA[kind]
+    macros: dict[str, int | str] = {
+        "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "PROMOTE": promote, "BM": bm, "BN": bn, "BK": bk,
+        "STAGES": stages, "CLUSTER": cluster, "GROUP": group, "A_MN": int(a_mn), "B_MN": int(b_mn),
+        "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
+    }  # fmt: skip
+    shared = stages * planes * (bm + bn) * bk * size + 1024  # for the alignment of the first stage
+    dtype = "int32" if kind == "int8" else "float32"
+    return Config("wgmma", dtype, bm * cluster, bn, (128 * (1 + bm // 64), 1), tuple(macros.items()), shared)
+
+
+def _hopper() -> list[Kernel]:
+    """What wgmma.py launches."""
+    explained = {
+        "fp16x3": ("three float16 products on Hopper's tensor cores, as accurate as float32", ("float32",)),
+        "fp16": ("float16 on Hopper's tensor cores, sums in float32", ("float16",)),
+        "tf32": ("one TF32 product on Hopper's tensor cores: 11 significant bits", ("float32",)),
+        "int8": ("8-bit integers on Hopper's tensor cores, exact sums in int32", ("int8", "uint8")),
+    }
+
+    def configs(kind: str) -> Callable[[str, bool, bool], list[Config]]:
+        turned = kind in ("tf32", "int8")  # to lie along k
+        return lambda dtype, trans_a, trans_b: [
+            wgmma(
+                kind, trans_a and not turned, not trans_b and not turned, dtype == "uint8", dtype == "uint8"
+            )
+        ]
+
+    return [
+        Kernel(kind, text, dtypes, configs(kind), min_arch=90, only_arch=90)
+        for kind, (text, dtypes) in explained.items()
+    ]
+
+
+def split(k_inner: bool) -> Config:
+    """kernels/split.cu for a matrix contiguous along k, or along the other axis."""
+    return Config("split", "float32", 1, 64, (256, 1), (("K_INNER", int(k_inner)),))
+
+
+def transpose(dtype: str) -> Config:
+    """kernels/transpose.cu for float32, int8 or uint8."""
+    element = "float" if dtype == "float32" else "unsigned char"
+    return Config("transpose", dtype, 32, 32, (32, 8), (("ELEMENT", element),))
 
 
 KERNELS = {
@@ -51,6 +119,7 @@ KERNELS = {
             ("float32", "float64", "int64"),
             _ffma,
         ),
+        *_hopper(),
     )
 }
 """By name, the ladder first, rung by rung."""

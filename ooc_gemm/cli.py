@@ -106,7 +106,11 @@ _problem = _options(
         help="Least accuracy of float32 products; every kernel so far keeps the highest.",
     ),
     click.option(
-        "--kernel", default="auto", show_default=True, metavar="NAME", help="auto, blas, cublas, or one of ours (see bench kernels --list)."
+        "--kernel",
+        default="auto",
+        show_default=True,
+        metavar="NAME",
+        help="auto, blas, cublas, or one of `bench kernels --list`.",
     ),
     click.option(
         "--out-dtype", metavar="DTYPE", help="Type of C.  [default: NumPy's promotion; int8 gives int32]"

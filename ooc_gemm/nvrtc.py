@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -48,6 +49,10 @@ class Config:
     def __post_init__(self) -> None:
         if not self.kernel.isidentifier():
             raise ValueError(f"{self.kernel!r} is no kernel name")
+
+    def value(self, name: str) -> int:
+        """Of a macro that is a number; 0 where it is not set."""
+        return int(dict(self.macros).get(name, 0))
 
     @property
     def defines(self) -> tuple[str, ...]:
@@ -93,15 +98,26 @@ def compile(config: Config, arch: str, check_spills: bool = False) -> bytes:
     return cubin
 
 
+def arch_of(compute_capability: str) -> str:
+    """What to compile for a device of e.g. "90". The `a` stands for instructions of that very chip."""
+    return f"sm_{compute_capability}" + ("a" if compute_capability == "90" else "")
+
+
 def load(cubin: bytes, config: Config) -> Any:
     """The kernel, as a CuPy function on the current device; it keeps its module loaded."""
+    return load_all(cubin, config, (config.kernel,))[config.kernel]
+
+
+def load_all(cubin: bytes, config: Config, names: Iterable[str]) -> dict[str, Any]:
+    """Several kernels of one source."""
     from cupy.cuda import driver, function
 
     module = function.Module()
     module.load(cubin)
-    found = module.get_function(config.kernel)
+    found = {name: module.get_function(name) for name in names}
     if config.shared_bytes > _STATIC_SHARED:
-        driver.funcSetAttribute(found.ptr, _MAX_DYNAMIC_SHARED_SIZE, config.shared_bytes)
+        for kernel in found.values():
+            driver.funcSetAttribute(kernel.ptr, _MAX_DYNAMIC_SHARED_SIZE, config.shared_bytes)
     return found
 
 
@@ -120,11 +136,13 @@ def launch(
     c_ptr: int,
     ldc: int,
     stream: Any,
+    guard: int | None = None,
 ) -> None:
     """C ← α·op(A)·op(B) + β·C on a CuPy stream of the current device; returns at once.
 
     Row-major matrices at device addresses, `ld*` elements from one stored row to the next. With β = 0 C
-    is not read; with α = 0 or k = 0, neither A nor B. ValueError where α or β is no value of the dtype.
+    is not read; with α = 0 or k = 0, neither A nor B. `guard`, for kernels compiled with GUARDED: the
+    address of a 32-bit flag without which nothing is done. ValueError where α or β is no value of the dtype.
     """
     import numpy as np
 
@@ -136,7 +154,7 @@ def launch(
     i64, pointer = np.int64, np.uintp
     args = (
         i64(m), i64(n), i64(k), scalar(alpha), pointer(a_ptr), i64(lda), pointer(b_ptr), i64(ldb),
-        scalar(beta), pointer(c_ptr), i64(ldc),
+        scalar(beta), pointer(c_ptr), i64(ldc), *(() if guard is None else (pointer(guard),)),
     )  # fmt: skip
     function(config.grid(m, n), config.block, args, config.shared_bytes, stream)
 

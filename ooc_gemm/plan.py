@@ -171,6 +171,14 @@ class Problem:
     """β ≠ 0."""
     free_chunks: bool = True
     """C is new and the planner may choose its chunks; those of `c` are ignored."""
+    pitch: int = 1
+    """Rows of panels start at multiples of this many elements."""
+    k_major: bool = False
+    """Panels lie with k along their rows, whichever way the operand is stored."""
+    line_bytes: int = 0
+    """Scratch of the kernel for each row and column of a block."""
+    kernel: str = ""
+    """What multiplies, and why that: for the reader of the plan."""
 
 
 @dataclass(frozen=True)
@@ -367,6 +375,7 @@ class Plan:
         slowest = max(self.stage_seconds, key=lambda stage: self.stage_seconds[stage], default="")
         rows = [
             ("product", f"{p.m}×{p.k} · {p.k}×{p.n}"),
+            *([("kernel", p.kernel)] if p.kernel else []),
             (
                 "blocks of C",
                 f"{self.block_count} of {self.bm}×{self.bn}, each in {self.panel_count} panels of {self.bk}",
@@ -399,6 +408,7 @@ class Plan:
         ]
         out = {key: getattr(self, key) for key in keys}
         c = self.problem.c
+        out.update(kernel=self.problem.kernel)
         out.update(blocks=self.block_count, panels=self.panel_count, chunks=[c.chunk_rows, c.chunk_cols])
         out.update(host_bytes=self.host_bytes, device_bytes=self.device_bytes)
         out.update(memory_limit=self.budget.host, device_memory_limit=self.budget.device)
@@ -467,9 +477,9 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
         "encoding": x.ring.writers * chunk * x.c.itemsize * (int(convert) + int(x.c.whole)),
     }
     compute = {
-        "panels": PANEL_BUFFERS * (x.bm * x.bk + x.bk * x.bn) * p.panel_itemsize,
+        "panels": PANEL_BUFFERS * sum(panel_elements(p, x.bm, x.bn, x.bk)) * p.panel_itemsize,
         "C blocks": x.c_buffers * x.bm * x.bn * p.block_itemsize,
-        "workspace": budget.workspace + (slot if budget.staged else 0),
+        "workspace": budget.workspace + (slot if budget.staged else 0) + (x.bm + x.bn) * p.line_bytes,
     }
     if budget.device is None:
         return host | compute, {}
@@ -477,6 +487,16 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
 
 
 PANEL_BUFFERS = 2
+
+
+def panel_elements(p: Problem, bm: int, bn: int, bk: int) -> tuple[int, int]:
+    """Elements of a panel of op(A) and of one of op(B), the padding of their rows included."""
+    a_rows_along_k = p.k_major or not p.a.transposed
+    b_rows_along_k = p.k_major or p.b.transposed
+    return (
+        bm * round_up(bk, p.pitch) if a_rows_along_k else bk * round_up(bm, p.pitch),
+        bn * round_up(bk, p.pitch) if b_rows_along_k else bk * round_up(bn, p.pitch),
+    )
 
 
 def _fits(p: Problem, budget: Budget, x: _Candidate) -> bool:

@@ -4,7 +4,8 @@ A device has three streams, each doing its work in the order it was given: *uplo
 panel), *compute*, and *download* (C block to host slot). The engine orders work between streams by
 events only: `record` marks a point in one, `wait` makes another wait for it.
 
-    panels:  buffer p ∈ {0, 1}, each one panel of op(A) and one of op(B), as stored, C order, dense
+    panels:  buffer p ∈ {0, 1}, each one panel of op(A) and one of op(B), in C order, as stored or with k
+             along their rows, which may be padded (`Arithmetic`)
     blocks:  buffer c ∈ {0, …, c_buffers − 1}, bm×bn of C, C order, dense
 """
 
@@ -38,6 +39,12 @@ class Arithmetic:
     partial sum is exact. 0: no such limit."""
     why: str = ""
     """Why this kernel, for the plan."""
+    pitch: int = 1
+    """Rows of panels start at multiples of this many elements."""
+    k_major: bool = False
+    """Panels lie with k along their rows, whichever way the operand is stored."""
+    line_bytes: int = 0
+    """Scratch on the device for each row and each column of a block."""
 
 
 @dataclass(frozen=True)

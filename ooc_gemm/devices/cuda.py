@@ -7,7 +7,9 @@ Nothing here waits for the device but `Event.synchronize`, which readers and wri
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -15,8 +17,9 @@ import numpy as np
 
 from ..catalog import KERNELS
 from ..errors import DeviceError, InputError
-from ..plan import Block, MiB, Part, Piece, Plan, Rates
+from ..plan import Block, MiB, Part, Piece, Plan, Rates, panel_elements
 from ..ring import Bytes
+from ..tiles import round_up
 from ..trace import Trace
 from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Limits, Operation, Overflow
 
@@ -99,6 +102,8 @@ class CUDA:
         self.name = "cuda" if index == 0 else f"cuda:{index}"
         self._device = cupy.cuda.Device(index)
         self._device.use()
+        properties = self._runtime.getDeviceProperties(index)
+        self._capability = 10 * properties["major"] + properties["minor"]
         self._free = self._least_free = self._runtime.memGetInfo()[0]
         self._arrays: dict[Any, Any] = {}
         self._pinned: list[Any] = []
@@ -109,32 +114,82 @@ class CUDA:
     def arithmetic(
         self, a: np.dtype[Any], b: np.dtype[Any], out: np.dtype[Any], bound: int, kernel: str, precision: str
     ) -> Arithmetic:
-        """cuBLAS for floating point (float16 adds up in float32), and for small integers in float64 as long
-        as every sum is exact there; `ffma` in int64 for the others; any kernel where it is asked for."""
+        """The kernel asked for, or the fastest known here that keeps the precision; every integer sum is
+        exact."""
         if kernel not in ("auto", "cublas", *KERNELS):
             names = ", ".join(("auto", "cublas", *KERNELS))
             raise InputError(f"{kernel!r} is not a kernel of {self.name}; choose among {names}")
-        float32, float64, int64 = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64)
-        exact = out.kind in "iu"
-        small = max(a.itemsize, b.itemsize) <= 2 and bound < 2**53
+        wide = np.result_type(a, b, out, np.float32)
         if kernel == "auto":
-            kernel = "ffma" if exact and not small else "cublas"
-            why = "exact in int64" if exact else "the fastest that keeps the precision"
+            kernel, why = self._fastest(a, b, out, wide, bound, precision)
         else:
             why = "asked for"
-        wide = np.result_type(a, b, out, float32)
-        if kernel != "cublas":
-            wide = int64 if exact else wide
-            if wide.name not in KERNELS[kernel].dtypes:
-                raise InputError(f"kernel {kernel!r} cannot multiply {a} by {b}; use 'cublas' or 'auto'")
-            return Arithmetic(kernel, wide, wide, why=why)
-        if exact:
-            if not small:
-                raise InputError(f"kernel 'cublas' is not exact for {a} by {b}; use 'ffma' or 'auto'")
-            return Arithmetic("cublas", float64, float64, why="every sum is exact in float64")
-        if a == b == np.float16 and wide == float32:
-            return Arithmetic("cublas", a, float32, why="float16 on tensor cores, sums in float32")
-        return Arithmetic("cublas", wide, wide, why=why)
+        found = self._with_kernel(kernel, a, b, out, wide, bound, why)
+        if found is None:
+            raise InputError(f"kernel {kernel!r} cannot multiply {a} by {b} into {out}; use 'auto'")
+        return found
+
+    def _fastest(
+        self,
+        a: np.dtype[Any],
+        b: np.dtype[Any],
+        out: np.dtype[Any],
+        wide: np.dtype[Any],
+        bound: int,
+        precision: str,
+    ) -> tuple[str, str]:
+        """A kernel and the reason, from what benchmarks/results says."""
+        small = max(a.itemsize, b.itemsize) <= 2
+        if out.kind in "iu":
+            if self._capability == 90 and a == b and a.itemsize == 1 and bound < 2**31:
+                return "int8", "exact in int32 on the tensor cores"
+            if small and bound < 2**53:
+                return "cublas", "every sum is exact in float64"
+            return "ffma", "exact in int64"
+        if self._capability == 90:
+            if a == b == np.float16 and wide == np.float32:
+                return "fp16", "float16 on the tensor cores, sums in float32"
+            if wide == np.float32 and precision == "medium":
+                return "tf32", "one TF32 product on the tensor cores, which precision medium allows"
+            if wide == np.float32:
+                return "fp16x3", "no less accurate than float32, and over four times as fast as SGEMM here"
+        return "cublas", "the fastest known here that keeps the precision"
+
+    def _with_kernel(
+        self,
+        kernel: str,
+        a: np.dtype[Any],
+        b: np.dtype[Any],
+        out: np.dtype[Any],
+        wide: np.dtype[Any],
+        bound: int,
+        why: str,
+    ) -> Arithmetic | None:
+        """How that kernel multiplies these types; None where it cannot."""
+        float32, float64, int64 = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64)
+        exact, half = out.kind in "iu", a == b == np.float16 and wide == float32
+        if kernel == "cublas":
+            if exact:
+                small = max(a.itemsize, b.itemsize) <= 2 and bound < 2**53
+                return Arithmetic(kernel, float64, float64, why=why) if small else None
+            return Arithmetic(kernel, a if half else wide, wide, why=why)
+        known = KERNELS[kernel]
+        if known.only_arch not in (None, self._capability) or self._capability < known.min_arch:
+            return None
+        if kernel == "fp16x3":
+            fits = wide == float32
+            return Arithmetic(kernel, float32, float32, why=why, pitch=64, line_bytes=12) if fits else None
+        if kernel == "fp16":
+            return Arithmetic(kernel, a, float32, why=why, pitch=8) if half else None
+        if kernel == "tf32":
+            fits = wide == float32
+            return Arithmetic(kernel, wide, wide, why=why, pitch=4, k_major=True) if fits else None
+        if kernel == "int8":
+            fits = exact and a == b and a.itemsize == 1 and bound < 2**31
+            int32 = np.dtype(np.int32)
+            return Arithmetic(kernel, a, int32, why=why, pitch=16, k_major=True) if fits else None
+        wide = int64 if exact else wide
+        return Arithmetic(kernel, wide, wide, why=why) if wide.name in known.dtypes else None
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
         """Context and cuBLAS; 90 % of free memory unless a limit is given."""
@@ -165,9 +220,10 @@ class CUDA:
             "D": 0.25 if full64 else 1 / 128,
         }
         flops = lanes * times.get(arithmetic.panel.char, 1 / 16)
-        return Rates(
-            flops if arithmetic.kernel == "cublas" else flops / 2.5, 3e9, 3e9, 50e9, 50e9, shared=False
-        )
+        # Measured against SGEMM, DGEMM … on an H200 (benchmarks/results).
+        factor = {"cublas": 1.0, "fp16x3": 4.4, "fp16": 1.5, "tf32": 7.0, "int8": 400.0}
+        flops *= factor.get(arithmetic.kernel, 0.75)
+        return Rates(flops, 3e9, 3e9, 50e9, 50e9, shared=False)
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Allocate panels and blocks; make streams; load the kernel."""
@@ -178,22 +234,20 @@ class CUDA:
         self._device.use()
         try:
             for p in range(plan.panel_buffers):
-                self._arrays["a", p] = self._allocate(plan.bm * plan.bk, arithmetic.panel)
-                self._arrays["b", p] = self._allocate(plan.bk * plan.bn, arithmetic.panel)
+                sizes = panel_elements(plan.problem, plan.bm, plan.bn, plan.bk)
+                self._arrays["a", p] = self._allocate(sizes[0], arithmetic.panel)
+                self._arrays["b", p] = self._allocate(sizes[1], arithmetic.panel)
             for c in range(plan.c_buffers):
                 self._arrays["c", c] = self._allocate(plan.bm * plan.bn, arithmetic.block)
             if plan.budget.staged:
                 self._arrays["staging"] = self._allocate(plan.slot_bytes, np.dtype(np.uint8))
+            self._gemm = self._open_kernel(plan)
         except (cupy.cuda.memory.OutOfMemoryError, self._runtime.CUDARuntimeError) as error:
             raise DeviceError(
                 f"{self.name} has no {plan.device_bytes} bytes free ({error}); "
                 "give a smaller --device-memory-limit"
             ) from error
         self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in (UPLOAD, COMPUTE, DOWNLOAD)}
-        if arithmetic.kernel in KERNELS:
-            self._load()
-        else:
-            self._handle = cupy.cuda.device.get_cublas_handle()
         self._base = cupy.cuda.Event()
         self._base.record(self._streams[COMPUTE])
         self._base.synchronize()
@@ -215,17 +269,16 @@ class CUDA:
         return [whole[index * step : index * step + nbytes] for index in range(count)]
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Any:
-        """A 2-D copy into the panel, or, where the type differs, to the staging buffer and converted from
-        there: the stream's order keeps the next copy from overtaking the conversion."""
+        """A 2-D copy into the panel, or, where the type or the orientation differs, to the staging buffer and
+        converted from there: the stream's order keeps the next copy from overtaking the conversion."""
         self._device.use()
         self._overflow.upload(piece, buffer, source)
-        memory = self._arrays[piece.operand, buffer]
-        target = memory[: piece.panel[0] * piece.panel[1]].reshape(piece.panel)
+        target = self._panel(self._arrays[piece.operand, buffer], piece.operand, piece.panel)
         row, col = piece.into
         target = target[row : row + source.shape[0], col : col + source.shape[1]]
         stream = self._streams[UPLOAD]
         start = self._event(stream)
-        if target.dtype == source.dtype:
+        if target.dtype == source.dtype and target.strides[1] == target.itemsize:
             self._copy(
                 target.data.ptr,
                 target.strides[0],
@@ -274,55 +327,81 @@ class CUDA:
                 with stream:
                     self._cupy.conjugate(memory, out=memory)
         beta = op.beta if first else 1.0
-        # As stored: op(A) is m×k, so A is m×k or, transposed, k×m.
-        lda = block.rows if op.transpose_a else k
-        ldb = k if op.transpose_b else block.cols
-        if op.arithmetic.kernel in KERNELS:
-            self._launch(block, k, a, lda, b, ldb, beta, out)
-        else:
-            with stream:  # CuPy sets cuBLAS's stream to the current one in every call
-                self._cublas(block, k, a, lda, b, ldb, beta, out)
+        lda, ldb = (self._pitch(name, k, lines) for name, lines in (("a", block.rows), ("b", block.cols)))
+        self._gemm(
+            block.rows, block.cols, k, op.alpha, a.data.ptr, lda, b.data.ptr, ldb, beta, out.data.ptr,
+            block.cols, stream,
+        )  # fmt: skip
         self._span(COMPUTE, start, stream, 0, block=block.index, k=k)
 
+    def _along_k(self, operand: str) -> bool:
+        """Whether the operand's panels lie with k along their rows."""
+        op = self._op
+        return op.arithmetic.k_major or (not op.transpose_a if operand == "a" else op.transpose_b)
+
+    def _pitch(self, operand: str, k: int, lines: int) -> int:
+        """Elements from one row of a panel to the next."""
+        return round_up(k if self._along_k(operand) else lines, self._op.arithmetic.pitch)
+
+    def _panel(self, memory: Any, operand: str, shape: tuple[int, int]) -> Any:
+        """A panel, or a C block, as a matrix oriented as stored."""
+        op, (rows, cols) = self._op, shape
+        if operand == "c":
+            return memory[: rows * cols].reshape(shape)
+        stored_along_k = not op.transpose_a if operand == "a" else op.transpose_b
+        if stored_along_k != self._along_k(operand):
+            pitch = round_up(rows, op.arithmetic.pitch)
+            return memory[: cols * pitch].reshape(cols, pitch)[:, :rows].T
+        pitch = round_up(cols, op.arithmetic.pitch)
+        return memory[: rows * pitch].reshape(rows, pitch)[:, :cols]
+
+    def _open_kernel(self, plan: Plan) -> Callable[..., None]:
+        """A function of (m, n, k, α, a, lda, b, ldb, β, c, ldc, stream) that starts the multiplication."""
+        from .. import nvrtc
+        from ..wgmma import Wgmma
+
+        op = self._op
+        arithmetic = op.arithmetic
+        if arithmetic.kernel == "cublas":
+            self._handle = self._cupy.cuda.device.get_cublas_handle()
+            return self._cublas
+        trans_a, trans_b = not self._along_k("a"), self._along_k("b")
+        kernel, panel = KERNELS[arithmetic.kernel], arithmetic.panel.name
+        if kernel.only_arch == 90:
+            gemm = Wgmma(kernel.name, trans_a, trans_b, panel, panel)
+            gemm.reserve(plan.bm, plan.bn)
+            return partial(self._real, partial(gemm, in_place=True))
+        if not kernel.transposes and (trans_a or trans_b):
+            raise InputError(f"kernel {kernel.name!r} takes no transposed operands; use 'auto'")
+        config = kernel.configs(panel, trans_a, trans_b)[0]
+        function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(self._capability))), config)
+        return partial(self._real, partial(nvrtc.launch, function, config))
+
+    @staticmethod
+    def _real(
+        gemm: Callable[..., None], m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int,
+        beta: complex, *rest: Any,
+    ) -> None:  # fmt: skip
+        gemm(m, n, k, alpha.real, a, lda, b, ldb, beta.real, *rest)
+
     def _cublas(
-        self, block: Block, k: int, a: Any, lda: int, b: Any, ldb: int, beta: complex, out: Any
-    ) -> None:
+        self, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int, beta: complex,
+        c: int, ldc: int, stream: Any,
+    ) -> None:  # fmt: skip
         """cuBLAS is column-major, so it is asked for Cᵀ = op(B)ᵀ·op(A)ᵀ, each as it lies."""
         op, cublas = self._op, self._cupy.cuda.cublas
         panel, total = op.arithmetic.panel, op.arithmetic.block
-        scalars = np.array([op.alpha, beta], dtype="D")
+        scalars = np.array([alpha, beta], dtype="D")
         scalars = scalars.astype(total) if total.kind == "c" else scalars.real.astype(total)
         compute = _COMPUTE_64F if total.char in "dD" else _COMPUTE_32F
         transpose_a = (_OP_C if op.conjugate_a else _OP_T) if op.transpose_a else _OP_N
         transpose_b = (_OP_C if op.conjugate_b else _OP_T) if op.transpose_b else _OP_N
-        cublas.gemmEx(
-            self._handle, transpose_b, transpose_a, block.cols, block.rows, k, scalars[:1].ctypes.data,
-            b.data.ptr, _CUDA_TYPE[panel.char], ldb, a.data.ptr, _CUDA_TYPE[panel.char], lda,
-            scalars[1:].ctypes.data, out.data.ptr, _CUDA_TYPE[total.char], block.cols,
-            compute, _DEFAULT_ALGORITHM,
-        )  # fmt: skip
-
-    def _load(self) -> None:
-        from .. import nvrtc
-
-        op = self._op
-        p = self._runtime.getDeviceProperties(self._device.id)
-        arch = f"sm_{p['major']}{p['minor']}" + ("a" if p["major"] >= 9 else "")
-        kernel = KERNELS[op.arithmetic.kernel]
-        if not kernel.transposes and (op.transpose_a or op.transpose_b):
-            raise InputError(f"kernel {kernel.name!r} takes no transposed operands; use 'cublas' or 'auto'")
-        self._config = kernel.configs(op.arithmetic.panel.name, op.transpose_a, op.transpose_b)[0]
-        self._function = nvrtc.load(nvrtc.compile(self._config, arch), self._config)
-
-    def _launch(
-        self, block: Block, k: int, a: Any, lda: int, b: Any, ldb: int, beta: complex, out: Any
-    ) -> None:
-        from .. import nvrtc
-
-        nvrtc.launch(
-            self._function, self._config, block.rows, block.cols, k, self._op.alpha.real, a.data.ptr, lda,
-            b.data.ptr, ldb, beta.real, out.data.ptr, block.cols, self._streams[COMPUTE],
-        )  # fmt: skip
+        with stream:  # CuPy sets cuBLAS's stream to the current one in every call
+            cublas.gemmEx(
+                self._handle, transpose_b, transpose_a, n, m, k, scalars[:1].ctypes.data,
+                b, _CUDA_TYPE[panel.char], ldb, a, _CUDA_TYPE[panel.char], lda,
+                scalars[1:].ctypes.data, c, _CUDA_TYPE[total.char], ldc, compute, _DEFAULT_ALGORITHM,
+            )  # fmt: skip
 
     def scale(self, block: Block, c: int) -> None:
         """β·C in place."""

@@ -1,0 +1,238 @@
+"""Launches kernels/wgmma.cu, Hopper's tensor cores: what a `Config` does not say — tensor maps, the
+preparation of operands, and the fallback of float32 where three float16 products would not do.
+
+    fp16x3   float32  ──row and column exponents, range──► split in two float16 planes ──► wgmma, 3 products
+                                          └── out of range, NaN, Inf: ffma instead, decided on the device
+    fp16     float16  ─────────────────────────────────────────────────────────────────► wgmma
+    tf32     float32  ──an operand contiguous along m or n: transposed────────────────► wgmma
+    int8     int8, uint8  ──likewise───────────────────────────────────────────────────► wgmma
+"""
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from . import catalog, nvrtc
+from .errors import DeviceError
+from .tiles import ceil_div, round_up
+
+PITCH_BYTES = 256
+"""Rows of an operand must start at multiples of this: a segment of both planes of split.cu, and more than
+the 16 bytes that tensor maps ask for."""
+BYTES_PER_LINE = 12
+"""Device memory for each row and column of C: exponents, and the largest magnitudes they come from."""
+LOW_SHARE = 256
+"""fp16x3 takes operands of which at most one element in this many lies too low to keep its bits."""
+_FLAG_BYTES = 12
+"""The flag of split.cu, and a count for each operand."""
+_SPLIT_KERNELS = ("row_exponents", "column_largest", "column_exponents", "split")
+_MAP_TYPES = {"float16": 6, "float32": 11, "int8": 0, "uint8": 0}
+"""CU_TENSOR_MAP_DATA_TYPE_*; float32 as TF32."""
+_SWIZZLE = {64: 2, 128: 3}
+"""Bytes of a box's row → CU_TENSOR_MAP_SWIZZLE_*."""
+_L2_PROMOTION_128 = 2
+
+
+class Wgmma:
+    """C ← α·op(A)·op(B) + β·C by one of the kinds above, on the current device.
+
+    `a_type`, `b_type`: NumPy names of the stored types. C is float32, or int32 for int8.
+    """
+
+    def __init__(self, kind: str, trans_a: bool, trans_b: bool, a_type: str, b_type: str):
+        from cupy.cuda import Device
+
+        self.kind, self._types = kind, {"a": a_type, "b": b_type}
+        # Along which axis the stored operands are contiguous: False for k.
+        self._mn = {"a": trans_a, "b": not trans_b}
+        self._turns = {name: mn and kind in ("tf32", "int8") for name, mn in self._mn.items()}
+        self._config = catalog.wgmma(
+            kind,
+            self._mn["a"] and not self._turns["a"],
+            self._mn["b"] and not self._turns["b"],
+            a_type == "uint8",
+            b_type == "uint8",
+        )
+        device = Device()
+        self._multiprocessors = device.attributes["MultiProcessorCount"]
+        self._function = _load(self._config)["wgmma"]
+        self._scalar = np.dtype(self._config.dtype).type
+        self._turn = {
+            name: _load(catalog.transpose(self._types[name]))["transpose"]
+            for name, wanted in self._turns.items()
+            if wanted
+        }
+        if kind == "fp16x3":
+            self._split = {
+                name: _load(
+                    catalog.split(not mn), "row_exponents", "column_largest", "column_exponents", "split"
+                )
+                for name, mn in self._mn.items()
+            }
+            self._plain_config = catalog.guarded_ffma(trans_a, trans_b)
+            self._plain = _load(self._plain_config)["ffma"]
+        self._scratch: dict[str, Any] = {}
+
+    def __call__(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        alpha: float,
+        a_ptr: int,
+        lda: int,
+        b_ptr: int,
+        ldb: int,
+        beta: float,
+        c_ptr: int,
+        ldc: int,
+        stream: Any,
+        in_place: bool = False,
+    ) -> None:
+        """As `nvrtc.launch`, but rows of A and B must start at multiples of PITCH_BYTES (fp16x3) or of 16
+        bytes. `in_place`: A and B may be overwritten, and no memory is taken for the planes of fp16x3."""
+        if m == 0 or n == 0:
+            return
+        if alpha == 0:
+            k = 0
+        operands = {"a": (a_ptr, lda, m), "b": (b_ptr, ldb, n)}
+        args: tuple[Any, ...]
+        u = np.uintp
+        exponents = skip = 0  # none
+        if self.kind == "fp16x3" and k:
+            exponents, skip = self._exponents(m, n, k, operands, stream)
+            for name, (ptr, ld, lines) in operands.items():
+                rows, cols = (k, lines) if self._mn[name] else (lines, k)
+                planes = ptr if in_place else self._memory(f"planes {name}", rows * ld * 4)
+                segments = rows * ceil_div(cols, 64)
+                at = exponents + (4 * m if name == "b" else 0)
+                args = np.int32(rows), np.int32(cols), u(ptr), np.int64(ld), u(at), u(planes), u(skip)
+                self._split[name]["split"]((ceil_div(segments, 8),), (256,), args, stream=stream)
+                operands[name] = (planes, ld, lines)
+        for name, turn in self._turn.items():
+            ptr, ld, lines = operands[name]
+            pitch = round_up(k, PITCH_BYTES // np.dtype(self._types[name]).itemsize)
+            turned = self._memory(f"turned {name}", lines * pitch * np.dtype(self._types[name]).itemsize)
+            args = np.int32(k), np.int32(lines), u(ptr), np.int64(ld), u(turned), np.int64(pitch)
+            turn((ceil_div(k, 32) * ceil_div(lines, 32),), (32, 8), args, stream=stream)
+            operands[name] = (turned, pitch, lines)
+        maps = [self._map(name, k, *operands[name]) for name in ("a", "b")]
+        config, scalar, i32 = self._config, self._scalar, np.int32
+        cluster = config.value("CLUSTER")
+        tiles = ceil_div(m, config.bm) * ceil_div(n, config.bn)
+        grid = min(self._multiprocessors // cluster, tiles) * cluster
+        args = (
+            *maps, i32(m), i32(n), i32(k), scalar(alpha), scalar(beta), u(c_ptr), np.int64(ldc),
+            u(exponents), u(exponents + 4 * m), u(skip),
+        )  # fmt: skip
+        self._function((grid,), config.block, args, config.shared_bytes, stream)
+        if skip:
+            # Does nothing unless the flag is raised; then A and B are still what they were.
+            nvrtc.launch(
+                self._plain, self._plain_config, m, n, k, alpha, a_ptr, lda, b_ptr, ldb, beta, c_ptr, ldc,
+                stream, skip,
+            )  # fmt: skip
+
+    def _exponents(
+        self, m: int, n: int, k: int, operands: dict[str, tuple[int, int, int]], stream: Any
+    ) -> tuple[int, int]:
+        """Exponents of all rows of A and columns of B, and whether the split would lose accuracy: the
+        addresses of both."""
+        from cupy.cuda import runtime
+
+        flag = self._memory("flag", _FLAG_BYTES)
+        exponents = self._memory("exponents", 4 * (m + n))
+        runtime.memsetAsync(flag, 0, _FLAG_BYTES, stream.ptr)
+        u, i32 = np.uintp, np.int32
+        at, low = exponents, flag + 4
+        args: tuple[Any, ...]
+        for name, (ptr, ld, lines) in operands.items():
+            kernels = self._split[name]
+            limit = np.uint32(min(2**32 - 1, lines * k // LOW_SHARE))
+            stored = u(ptr), np.int64(ld)
+            if self._mn[name]:
+                largest = self._memory("largest", 4 * max(m, n))
+                runtime.memsetAsync(largest, 0, 4 * lines, stream.ptr)
+                grid = (ceil_div(lines, 256), ceil_div(k, 128))
+                sizes = i32(k), i32(lines)
+                kernels["column_largest"](grid, (256,), (*sizes, *stored, u(largest)), stream=stream)
+                args = (*sizes, *stored, u(largest), u(at), u(low), limit, u(flag))
+                kernels["column_exponents"](grid, (256,), args, stream=stream)
+            else:
+                args = (i32(k), *stored, u(at), u(low), limit, u(flag))
+                kernels["row_exponents"]((lines,), (256,), args, stream=stream)
+            at += 4 * lines
+            low += 4
+        return exponents, flag
+
+    def _map(self, name: str, k: int, ptr: int, ld: int, lines: int) -> Any:
+        """The tensor map of an operand, as a kernel argument."""
+        config, tile = self._config, {"a": "BM", "b": "BN"}[name]
+        parts = config.value("CLUSTER") if name == "b" else 1
+        planes = 2 if self.kind == "fp16x3" else 1
+        dtype = "float16" if planes == 2 else self._types[name]
+        size, depth = np.dtype(dtype).itemsize, config.value("BK")
+        if config.value(f"{name.upper()}_MN"):
+            width, height, box = lines, k, (128 // size, depth // parts)
+        else:
+            width, height, box = k, lines, (depth, config.value(tile) // parts)
+        if planes == 2:
+            width, ld = 2 * round_up(width, 64), 2 * ld
+        return tensor_map(dtype, ptr, max(1, width), max(1, height), ld * size, box)
+
+    def _memory(self, name: str, nbytes: int) -> int:
+        """Scratch that only grows. What used the smaller one is still under way on the stream, so that one
+        is freed after it."""
+        from cupy.cuda import Memory, runtime
+
+        if name not in self._scratch or self._scratch[name].size < nbytes:
+            if name in self._scratch:
+                runtime.deviceSynchronize()
+            self._scratch[name] = Memory(max(256, nbytes))
+        return int(self._scratch[name].ptr)
+
+    def reserve(self, m: int, n: int) -> None:
+        """Take the memory for products up to m×n now (in_place, no operand turned)."""
+        if self.kind == "fp16x3":
+            self._memory("flag", _FLAG_BYTES)
+            self._memory("exponents", 4 * (m + n))
+            self._memory("largest", 4 * max(m, n))
+
+
+def _load(config: nvrtc.Config, *names: str) -> dict[str, Any]:
+    from cupy.cuda import Device
+
+    arch = nvrtc.arch_of(Device().compute_capability)
+    return nvrtc.load_all(nvrtc.compile(config, arch), config, names or (config.kernel,))
+
+
+def tensor_map(dtype: str, ptr: int, width: int, height: int, pitch: int, box: tuple[int, int]) -> Any:
+    """A CUtensorMap, as a NumPy scalar that CuPy passes by value: boxes of `box` (elements along a row,
+    rows) of a matrix of height × width elements, its rows `pitch` bytes apart; zeros beyond.
+
+    Raises DeviceError where the driver refuses.
+    """
+    memory = ctypes.create_string_buffer(128 + 64)
+    offset = -ctypes.addressof(memory) % 64
+    swizzle = _SWIZZLE[box[0] * np.dtype(dtype).itemsize]
+    status = _driver().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(ctypes.addressof(memory) + offset), _MAP_TYPES[dtype], 2, ctypes.c_void_p(ptr),
+        (ctypes.c_uint64 * 2)(width, height), (ctypes.c_uint64 * 1)(pitch), (ctypes.c_uint32 * 2)(*box),
+        (ctypes.c_uint32 * 2)(1, 1), 0, swizzle, _L2_PROMOTION_128, 0,
+    )  # fmt: skip
+    if status != 0:
+        raise DeviceError(
+            f"the driver refuses a tensor map of {height}×{width} {dtype} with rows of {pitch} bytes "
+            f"(error {status})"
+        )
+    return np.frombuffer(memory.raw[offset : offset + 128], "V128")
+
+
+@lru_cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DeviceError(f"The CUDA driver was not found ({error}); install NVIDIA's driver.") from error

@@ -1,0 +1,178 @@
+"""Hopper's tensor cores against NumPy; what can be checked of them without a GPU."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ooc_gemm import catalog, nvrtc
+from ooc_gemm.errors import DeviceError
+
+KINDS = {"fp16x3": "float32", "fp16": "float16", "tf32": "float32", "int8": "int8"}
+EPS = {"fp16x3": 2.0**-22, "fp16": 2.0**-20, "tf32": 2.0**-10}
+"""Largest relative error of a product of two elements, with room for how they are added up."""
+SHAPES = (
+    (1, 1, 1), (2, 3, 17), (129, 193, 65), (128, 192, 64), (257, 385, 129), (300, 70, 1025), (1, 2000, 3),
+    (2000, 1, 3), (130, 200, 0), (513, 257, 64),
+)  # fmt: skip
+TRANS = tuple(product((False, True), repeat=2))
+
+
+CONFIGS = [(kind, *mn) for kind in ("fp16x3", "fp16") for mn in TRANS]
+CONFIGS += [("tf32", False, False), ("int8", False, False)]
+
+
+@pytest.mark.parametrize(("kind", "a_mn", "b_mn"), CONFIGS)
+def test_compiles_without_spills(kind: str, a_mn: bool, b_mn: bool) -> None:
+    try:
+        nvrtc._version()
+    except DeviceError as error:
+        pytest.skip(f"no NVRTC: {error}")
+    cubin = nvrtc.compile(catalog.wgmma(kind, a_mn, b_mn), "sm_90a", check_spills=True)
+    assert cubin.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
+@pytest.mark.parametrize(
+    "config",
+    [catalog.split(False), catalog.split(True), catalog.transpose("float32"), catalog.transpose("int8")],
+)
+def test_preparations_compile_without_spills(config: nvrtc.Config, arch: str) -> None:
+    try:
+        nvrtc._version()
+    except DeviceError as error:
+        pytest.skip(f"no NVRTC: {error}")
+    assert nvrtc.compile(config, arch, check_spills=True).startswith(b"\x7fELF")
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="bf16"):
+        catalog.wgmma("bf16", False, False)
+
+
+@pytest.fixture
+def cupy() -> Any:
+    """CuPy, on a machine with a Hopper GPU."""
+    from conftest import gpu_missing
+
+    if why := gpu_missing():
+        pytest.skip(why)
+    import cupy
+
+    if cupy.cuda.Device().compute_capability != "90":
+        pytest.skip("wgmma exists on compute capability 9.0 only")
+    return cupy
+
+
+def _stored(cupy: Any, values: np.ndarray, dtype: str) -> Any:
+    """On the device, in rows of a multiple of 256 bytes, poison past their ends and below the last."""
+    size = np.dtype(dtype).itemsize
+    pitch = -(-max(1, values.shape[1] * size) // 256) * 256 // size
+    full = np.full((values.shape[0] + 1, pitch), 99 if dtype == "int8" else np.nan, dtype)
+    full[:-1, : values.shape[1]] = values
+    return cupy.asarray(full)
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> np.ndarray:
+    if dtype == "int8":
+        return rng.integers(-128, 128, shape, "int8")
+    return rng.standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("trans_a", "trans_b"), TRANS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_agrees_with_numpy(cupy: Any, kind: str, trans_a: bool, trans_b: bool) -> None:
+    from ooc_gemm.wgmma import Wgmma
+
+    dtype = KINDS[kind]
+    out = "int32" if kind == "int8" else "float32"
+    wide = "int64" if kind == "int8" else "float64"
+    gemm = Wgmma(kind, trans_a, trans_b, dtype, dtype)
+    rng = np.random.default_rng(7)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    for (m, n, k), (alpha, beta), in_place in product(SHAPES, ((1, 0), (2, -3), (0, 2)), (False, True)):
+        a = _random(rng, (k, m) if trans_a else (m, k), dtype)
+        b = _random(rng, (n, k) if trans_b else (k, n), dtype)
+        c = _random(rng, (m, n + 3), "int8").astype(out)
+        if beta == 0:
+            c[:] = -(2**31) if kind == "int8" else np.nan
+        da, db, dc = _stored(cupy, a, dtype), _stored(cupy, b, dtype), cupy.asarray(c)
+        cupy.cuda.runtime.deviceSynchronize()
+        left, right, target = ((x.data.ptr, x.shape[1]) for x in (da, db, dc))
+        gemm(m, n, k, alpha, *left, *right, beta, *target, stream, in_place)
+        stream.synchronize()
+        found = dc.get()
+        x, y = (a.T if trans_a else a).astype(wide), (b.T if trans_b else b).astype(wide)
+        old = c[:, :n].astype(wide) * beta if beta else 0
+        case = f"m={m} n={n} k={k} α={alpha} β={beta} in place={in_place}"
+        if kind == "int8":
+            assert np.array_equal(found[:, :n], alpha * (x @ y) + old), case
+        else:
+            bound = EPS[kind] * (abs(alpha) * (abs(x) @ abs(y)) + np.abs(old)) + 1e-30
+            assert (abs(found[:, :n] - (alpha * (x @ y) + old)) <= 2 * bound).all(), case
+        assert np.array_equal(found[:, n:], c[:, n:], equal_nan=kind != "int8"), f"padding of C, {case}"
+
+
+def _exponents(rng: np.random.Generator, shape: tuple[int, int], spread: int) -> np.ndarray:
+    return rng.standard_normal(shape) * 2.0 ** rng.integers(-spread, spread + 1, shape)
+
+
+INPUTS = {
+    "N(0,1)": lambda rng, shape: rng.standard_normal(shape),
+    "U(0,1)": lambda rng, shape: rng.random(shape),
+    "exponents ±12": lambda rng, shape: _exponents(rng, shape, 12),
+    "exponents ±40": lambda rng, shape: _exponents(rng, shape, 40),
+    "rows of all magnitudes": lambda rng, shape: (
+        rng.standard_normal(shape) * 2.0 ** rng.integers(-50, 51, (shape[0], 1))
+    ),
+    "one huge element a row": lambda rng, shape: np.where(
+        np.arange(shape[1]) == rng.integers(0, shape[1], (shape[0], 1)), 1e9, rng.standard_normal(shape)
+    ),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [8192, 65536])
+@pytest.mark.parametrize("name", INPUTS)
+def test_fp16x3_is_no_less_accurate_than_sgemm(cupy: Any, name: str, k: int) -> None:
+    from ooc_gemm.wgmma import Wgmma
+
+    rng, (m, n) = np.random.default_rng(3), (384, 640)
+    a, b = INPUTS[name](rng, (m, k)).astype("f4"), INPUTS[name](rng, (n, k)).astype("f4")
+    da, db = cupy.asarray(a), cupy.asarray(np.ascontiguousarray(b.T))
+    want = da.astype("f8") @ db.astype("f8")
+    sgemm = da @ db
+    found = cupy.full((m, n), np.nan, "f4")
+    gemm = Wgmma("fp16x3", False, False, "float32", "float32")
+    gemm(m, n, k, 1, da.data.ptr, k, db.data.ptr, n, 0, found.data.ptr, n, cupy.cuda.get_current_stream())
+
+    def error(x: Any) -> float:
+        return float(cupy.linalg.norm(x - want) / cupy.linalg.norm(want))
+
+    print(f"{name}, k = {k}: fp16x3 {error(found):.2e}, SGEMM {error(sgemm):.2e}")
+    assert error(found) <= error(sgemm)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_fp16x3_keeps_nan_and_infinity_where_numpy_has_them(cupy: Any, trans_b: bool) -> None:
+    from ooc_gemm.wgmma import Wgmma
+
+    rng, (m, n, k) = np.random.default_rng(3), (200, 320, 192)
+    a, b = rng.standard_normal((m, k)).astype("f4"), rng.standard_normal((k, n)).astype("f4")
+    a[3, 4], b[7, 8], b[9, 10] = np.nan, np.inf, -np.inf
+    da, db = _stored(cupy, a, "float32"), _stored(cupy, b.T if trans_b else b, "float32")
+    found = cupy.zeros((m, n), "f4")
+    gemm = Wgmma("fp16x3", False, trans_b, "float32", "float32")
+    gemm(
+        m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n,
+        cupy.cuda.get_current_stream(), True,
+    )  # fmt: skip
+    with np.errstate(invalid="ignore"):
+        want = a.astype("f8") @ b.astype("f8")
+    finite, got = np.isfinite(want), found.get()
+    assert np.array_equal(np.isnan(want), np.isnan(got))
+    assert np.array_equal(want[np.isinf(want)], got[np.isinf(want)])
+    assert np.allclose(got[finite], want[finite], rtol=1e-5, atol=1e-4)
