@@ -49,8 +49,8 @@ constexpr int A_BYTES = BM * K_ROW, B_BYTES = BN * K_ROW;  // of one plane in on
 constexpr int STAGE_BYTES = PLANES * (A_BYTES + B_BYTES);
 constexpr int STEPS_TO_PROMOTE = PROMOTE ? PROMOTE / BK : 1;
 // Of 65536: the producer needs few, the consumers hold the sums.
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 56 : 32;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 224 : 160;
 
 static_assert(TYPE == FLOAT16 || (!A_MN && !B_MN), "only 16-bit operands may be MN-major");
 static_assert(K_ROW == 128 || K_ROW == 64, "a row of a K-major tile is one span of the swizzle");
