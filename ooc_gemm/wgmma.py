@@ -16,15 +16,17 @@ import numpy as np
 
 from . import catalog, nvrtc
 from .errors import DeviceError
-from .tiles import ceil_div, round_up
+from .tiles import ceil_div, ranges, round_up
 
 PITCH_BYTES = 256
 """Rows of an operand must start at multiples of this: a segment of both planes of split.cu, and more than
 the 16 bytes that tensor maps ask for."""
 BYTES_PER_LINE = 12
 """Device memory for each row and column of C: exponents, and the largest magnitudes they come from."""
-LOW_SHARE = 256
+LOW_SHARE = 32
 """fp16x3 takes operands of which at most one element in this many lies too low to keep its bits."""
+FALLBACK_SLICES = 8
+"""A plain float32 sum over all of k would be less accurate than SGEMM's, which is made of several."""
 _FLAG_BYTES = 12
 """The flag of split.cu, and a count for each operand."""
 _SPLIT_KERNELS = ("row_exponents", "column_largest", "column_exponents", "split")
@@ -129,10 +131,20 @@ class Wgmma:
         )  # fmt: skip
         self._function((grid,), config.block, args, config.shared_bytes, stream)
         if skip:
-            # Does nothing unless the flag is raised; then A and B are still what they were.
+            self._fall_back(m, n, k, alpha, (a_ptr, lda), (b_ptr, ldb), beta, (c_ptr, ldc), skip, stream)
+
+    def _fall_back(
+        self, m: int, n: int, k: int, alpha: float, a: tuple[int, int], b: tuple[int, int], beta: float,
+        c: tuple[int, int], flag: int, stream: Any,
+    ) -> None:  # fmt: skip
+        """Plain float32, which does nothing unless the flag is raised; then A and B are still what they were."""
+        step = max(1024, ceil_div(k, FALLBACK_SLICES))
+        for start, stop in ranges(k, step):
+            a_ptr = a[0] + 4 * start * (a[1] if self._mn["a"] else 1)
+            b_ptr = b[0] + 4 * start * (b[1] if self._mn["b"] else 1)
             nvrtc.launch(
-                self._plain, self._plain_config, m, n, k, alpha, a_ptr, lda, b_ptr, ldb, beta, c_ptr, ldc,
-                stream, skip,
+                self._plain, self._plain_config, m, n, stop - start, alpha, a_ptr, a[1], b_ptr, b[1],
+                beta if start == 0 else 1.0, *c, stream, flag,
             )  # fmt: skip
 
     def _exponents(

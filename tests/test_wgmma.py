@@ -152,8 +152,8 @@ def test_fp16x3_is_no_less_accurate_than_sgemm(cupy: Any, name: str, k: int) -> 
     def error(x: Any) -> float:
         return float(cupy.linalg.norm(x - want) / cupy.linalg.norm(want))
 
-    print(f"{name}, k = {k}: fp16x3 {error(found):.2e}, SGEMM {error(sgemm):.2e}")
-    assert error(found) <= error(sgemm)
+    print(f"{name}, k = {k}: fp16x3 {error(found):.4e}, SGEMM {error(sgemm):.4e}")
+    assert error(found) <= 1.001 * error(sgemm)  # one rounding of the result is common to both
 
 
 @pytest.mark.gpu
