@@ -137,7 +137,7 @@ class Wgmma:
         self, m: int, n: int, k: int, alpha: float, a: tuple[int, int], b: tuple[int, int], beta: float,
         c: tuple[int, int], flag: int, stream: Any,
     ) -> None:  # fmt: skip
-        """Plain float32, which does nothing unless the flag is raised; then A and B are still what they were."""
+        """Plain float32. Nothing happens unless the flag is raised; then A and B are still as they were."""
         step = max(1024, ceil_div(k, FALLBACK_SLICES))
         for start, stop in ranges(k, step):
             a_ptr = a[0] + 4 * start * (a[1] if self._mn["a"] else 1)
