@@ -135,8 +135,9 @@ def _measure(
         typical, base = median(times), seconds.get(rival(kernel))
         asked = work(case.dtype, *shape, gemm.tile)
         flops = asked.operations / typical
-        peak = peak_of(kernel, case.dtype, {name[: -len("_flops")]: x for name, x in device["peak"].items()})
-        roof = place(flops, asked.intensity, peak, stopwatch.bandwidth)
+        peaks = {name.removesuffix("_flops"): rate for name, rate in device["peak"].items()}
+        peak, peak_flops = peak_of(kernel, case.dtype, peaks) or (None, None)
+        roof = place(flops, asked.intensity, peak_flops, stopwatch.bandwidth)
         row |= {
             "seconds": typical,
             "seconds_all": times,
@@ -148,7 +149,8 @@ def _measure(
             "stores": asked.stores,
             "accesses_ratio": asked.accesses_ratio,
             "intensity": asked.intensity,
-            "peak_flops": peak,
+            "peak": peak,
+            "peak_flops": peak_flops,
             "roof": None if roof is None else asdict(roof),
         }
     return list(rows.values())

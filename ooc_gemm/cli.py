@@ -340,8 +340,9 @@ def kernels(
     clocks. Errors are against float64 (64-bit types: against NumPy's longest type), of up to 1024 rows.
 
     Loads and stores are counted by formula: each tile of BM×BN elements of C reads (BM + BN)·k elements.
-    The roof is the lower of the peak of the arithmetic used at the highest clock, and the measured bandwidth
-    times flop/byte; caches can lift a kernel above the latter. Exit status 3 where a result is wrong.
+    The roof is the lower of the peak of the arithmetic used, at the highest clock, and the measured
+    bandwidth times flop/byte. A kernel above the latter is fed by caches, and compared with the peak.
+    Exit status 3 where a result is wrong.
     """
     from . import bench as bench_kernels
     from . import figures

@@ -31,7 +31,7 @@ def tables(report: dict[str, Any]) -> Iterator[Any]:
         ("ms", lambda row: f"{row['seconds'] * 1e3:.4g}"),
         ("TFLOP/s", lambda row: f"{row['tflops']:.4g}"),
         ("× cuBLAS", lambda row: "–" if row["ratio"] is None else f"{row['ratio']:.2f}"),
-        ("beyond", lambda row: f"{row['error']['beyond_percent']:.2g} %"),
+        ("beyond", lambda row: f"{row['error']['beyond_percent']:.3g} %"),
         ("mean sq.", lambda row: _error(row, "mean_squared")),
         ("largest", lambda row: _error(row, "largest")),
         ("Frobenius", lambda row: _error(row, "relative_frobenius")),
@@ -49,9 +49,11 @@ def tables(report: dict[str, Any]) -> Iterator[Any]:
     for dtype, same_type in groupby(rows, key=lambda row: row["dtype"]):
         found = list(same_type)
         for title, columns in ((f"{dtype}: speed, and error", speed), (f"{dtype}: work, and roof", asked)):
-            table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+            table = Table(
+                title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+            )
             table.add_column("shape", no_wrap=True)
-            table.add_column("kernel")
+            table.add_column("kernel", no_wrap=True)
             for name, _ in columns:
                 table.add_column(name, justify="right", no_wrap=True)
             for shape, same_shape in groupby(found, key=_size):
@@ -197,27 +199,36 @@ def _styles(series: Iterable[tuple[str, list[Row]]]) -> Iterator[tuple[str, dict
 
 
 def _sweep(axes: Any, series: dict[str, list[Row]], style: dict[str, Any]) -> None:
-    rates = [row["tflops"] for rows in series.values() for row in rows]
-    sides = sorted({_side(row) for rows in series.values() for row in rows})
+    """A line through the round sizes, and hollow markers for the others."""
+    rows = [row for rows in series.values() for row in rows]
+    rates, sides = [row["tflops"] for row in rows], sorted({_side(row) for row in rows})
+    odd = sorted({_side(row) for row in rows if not _round(row)})
     axes.set_xscale("log", base=2)
     if max(rates) > 20 * min(rates):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     else:
         axes.set_ylim(0, 1.08 * max(rates))
-    for name, rows in series.items():
-        axes.plot([_side(row) for row in rows], [row["tflops"] for row in rows], markersize=5, **style[name])
-    powers = [side for side in sides if math.log2(side).is_integer()] or sides
-    axes.set_xticks(powers, [f"{side:.0f}" for side in powers])
+    for name, of_kernel in series.items():
+        for rounded in (True, False):
+            part = [row for row in of_kernel if _round(row) == rounded]
+            look = {**style[name], **({} if rounded else {"linestyle": "none", "markerfacecolor": "white"})}
+            axes.plot([_side(row) for row in part], [row["tflops"] for row in part], markersize=5, **look)
+    ticks = [side for side in sides if side not in odd] or sides
+    axes.set_xticks(ticks, [f"{side:.0f}" for side in ticks])
     axes.minorticks_off()
     axes.set_xlim(sides[0] / 1.1, sides[-1] * 1.1)
-    cubes = all(row["m"] == row["n"] == row["k"] for rows in series.values() for row in rows)
-    axes.set_xlabel("m = n = k" if cubes else "∛(m·n·k)")
+    axes.set_xlabel("m = n = k" if all(row["m"] == row["n"] == row["k"] for row in rows) else "∛(m·n·k)")
     axes.set_ylabel("TFLOP/s")
-    axes.set_title("Speed over size; dashed: cuBLAS", loc="left")
+    hollow = f"; hollow: {', '.join(f'{side:.0f}' for side in odd)}" if odd and odd != sides else ""
+    axes.set_title(f"Speed over size{hollow}", loc="left")
     axes.grid(axis="y", color="0.9")
     ends = [(rows[-1]["tflops"], _side(rows[-1]), name) for name, rows in series.items()]
     _label_right(axes, ends, style)
+
+
+def _round(row: Row) -> bool:
+    return not (row["m"] % 16 or row["n"] % 16 or row["k"] % 16)
 
 
 def _label_right(axes: Any, ends: list[tuple[float, float, str]], style: dict[str, Any]) -> None:
@@ -230,11 +241,10 @@ def _label_right(axes: Any, ends: list[tuple[float, float, str]], style: dict[st
         float(axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[1]) for y, x, _ in ends
     ]
     for (y, x, name), height in zip(ends, spread(wanted, spacing), strict=True):
-        colour = style[name]["color"]
-        line = {"arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 1, "shrinkB": 4}
+        line = {"arrowstyle": "-", "color": style[name]["color"], "lw": 0.8, "shrinkA": 1, "shrinkB": 4}
         axes.annotate(
-            name, (x, y), (1.03, height), textcoords="axes fraction", va="center", color=colour,
-            annotation_clip=False, arrowprops=line,
+            name, (x, y), (1.03, height), textcoords="axes fraction", va="center", annotation_clip=False,
+            arrowprops=line,
         )  # fmt: skip
 
 
@@ -260,61 +270,65 @@ def _roofline(axes: Any, report: dict[str, Any], series: dict[str, list[Row]], s
     bandwidth = report["bandwidth_bytes_per_second"] / 1e12
     largest = {name: rows[-1] for name, rows in series.items()}
     points = {name: row for name, row in largest.items() if row["intensity"]}
-    peaks = sorted({row["peak_flops"] / 1e12 for row in largest.values() if row["peak_flops"]})
-    ridges = [peak / bandwidth for peak in peaks]
-    intensities = [row["intensity"] for row in points.values()] or [1.0]
-    left, right = min(*intensities, 1.0) / 2, max(*intensities, *ridges) * 6
+    peaks = {row["peak"]: row["peak_flops"] / 1e12 for row in largest.values() if row["peak"]}
     rates = [row["tflops"] for row in largest.values()]
-    bottom, top = min(*rates, bandwidth * left) / 2, max(*rates, *peaks) * 2.2
-    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
+    intensities = [row["intensity"] for row in points.values()] or [1.0]
+    ridge = max([*peaks.values(), *rates]) / bandwidth
+    left, right = min(*intensities, 1.0) / 2, max(*intensities, ridge) * 8
+    axes.set(xscale="log", yscale="log", xlim=(left, right))
+    axes.set_ylim(min(*rates, bandwidth * left) / 2, max(*rates, *peaks.values(), bandwidth) * 2.5)
     axes.set_xlabel("flop / byte of global loads and stores, by formula")
     axes.set_ylabel("TFLOP/s")
-    axes.set_title("Roofline; above the slope: caches serve", loc="left")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_title("Roofline; points beyond the slope are fed by caches", loc="left")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(color="0.93")
-    slope_end = max((*ridges, right)) if not ridges else max(ridges)
-    axes.plot([left, slope_end], [left * bandwidth, slope_end * bandwidth], color="0.35", linewidth=1.5)
-    for peak, ridge in zip(peaks, ridges, strict=True):
-        axes.plot([ridge, right], [peak, peak], color="0.35", linewidth=1.5)
-        above = {"xytext": (-2, 3), "textcoords": "offset points", "ha": "right", "color": "0.35"}
-        axes.annotate(f"{peak:.3g} TFLOP/s peak", (right, peak), **above)
-    axes.figure.draw_without_rendering()
+    axes.figure.draw_without_rendering()  # settles the layout
+    roof = {"color": "0.35", "linewidth": 1.5}
+    axes.plot([left, ridge], [left * bandwidth, ridge * bandwidth], **roof)
+    small = {"fontsize": 8.5, "color": "0.35", "textcoords": "offset points"}
+    for name, peak in peaks.items():
+        axes.plot([peak / bandwidth, right], [peak, peak], **roof)
+        text = f"{name.replace('_', ' ')} peak, {peak:.3g}"
+        axes.annotate(text, (right, peak), (-2, 3), ha="right", **small)
     (x0, y0), (x1, y1) = axes.transData.transform([(1, bandwidth), (10, 10 * bandwidth)])
-    at = left * 2.5
-    axes.annotate(
-        f"{bandwidth:.2f} TB/s, measured", (at, at * bandwidth), (0, 6), textcoords="offset points",
-        rotation=math.degrees(math.atan2(y1 - y0, x1 - x0)), rotation_mode="anchor", color="0.35",
-    )  # fmt: skip
+    angle = {"rotation": math.degrees(math.atan2(y1 - y0, x1 - x0)), "rotation_mode": "anchor"}
+    at = left * 1.3
+    axes.annotate(f"{bandwidth:.2f} TB/s, measured", (at, at * bandwidth), (-2, 5), **angle, **small)
+    steps = (left * (ridge / left) ** (step / 200) for step in range(201))
+    busy = [(x, x * bandwidth) for x in steps]
     for name, row in largest.items():
         if name not in points:
             axes.axhline(row["tflops"], color="black", linestyle="--", linewidth=1)
+            axes.annotate(name, (left, row["tflops"]), (4, 3), **small)
     for name, row in points.items():
         look = {**style[name], "linestyle": "none"}
-        axes.plot(row["intensity"], row["tflops"], markersize=8, markeredgecolor="white", **look)
-    _label_near(axes, [(row["intensity"], row["tflops"], name) for name, row in points.items()], style)
+        axes.plot(row["intensity"], row["tflops"], markersize=8, markeredgecolor="white", zorder=3, **look)
+    places = sorted((row["tflops"], row["intensity"], name) for name, row in points.items())
+    _label_near(axes, [(x, y, name) for y, x, name in reversed(places)], busy)
 
 
-def _label_near(axes: Any, points: list[tuple[float, float, str]], style: dict[str, Any]) -> None:
-    """Each name beside its point, at the first place around it that is free of other names and points."""
+def _label_near(axes: Any, points: list[tuple[float, float, str]], busy: list[tuple[float, float]]) -> None:
+    """Each name beside its point, at the first place around it free of other names, points, and `busy`."""
+    from matplotlib.patheffects import withStroke
+
     unit = axes.figure.dpi / 72
     centres = [axes.transData.transform((x, y)) for x, y, _ in points]
-    taken = [(cx - 5 * unit, cy - 5 * unit, cx + 5 * unit, cy + 5 * unit) for cx, cy in centres]
-    offsets = [(sign * 9, dy) for dy in (0, 11, -11, 22, -22, 33, -33, 44, -44) for sign in (1, -1)]
-    for (cx, cy), (x, y, name) in zip(centres, points, strict=True):
-        width, height = 6.2 * len(name) * unit, 11 * unit
+    taken = [(x - 5 * unit, y - 5 * unit, x + 5 * unit, y + 5 * unit) for x, y in centres]
+    taken += [(x - unit, y - unit, x + unit, y + unit) for x, y in map(axes.transData.transform, busy)]
+    offsets = [(sign * 9, dy) for dy in (0, 8, -8, 13, -13, 20, -20, 30, -30) for sign in (1, -1)]
+    for (x, y), (at_x, at_y, name) in zip(centres, points, strict=True):
+        width, height = 6.4 * len(name) * unit, 11 * unit
         boxes = []
         for dx, dy in offsets:
-            x0 = cx + dx * unit if dx > 0 else cx + dx * unit - width
-            y0 = cy + dy * unit - height / 2
-            boxes.append((x0, y0, x0 + width, y0 + height))
+            start, low = x + dx * unit - (width if dx < 0 else 0), y + dy * unit - height / 2
+            boxes.append((start, low, start + width, low + height))
         free = (i for i, box in enumerate(boxes) if not any(_overlap(box, other) for other in taken))
         best = next(free, 0)
         taken.append(boxes[best])
-        dx, dy = offsets[best]
         axes.annotate(
-            name, (x, y), (dx, dy), textcoords="offset points", va="center", color=style[name]["color"],
-            ha="left" if dx > 0 else "right",
+            name, (at_x, at_y), offsets[best], textcoords="offset points", va="center",
+            ha="left" if offsets[best][0] > 0 else "right", path_effects=[withStroke(linewidth=3, foreground="w")],
         )  # fmt: skip
 
 

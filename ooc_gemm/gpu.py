@@ -189,9 +189,8 @@ class _Cublas:
 def _leading(array: Any, rows: int, cols: int, transposed: bool = False) -> int:
     """Elements from one stored row to the next. ValueError where the array is not rows×cols as stored."""
     shape = (cols, rows) if transposed else (rows, cols)
-    width = array.itemsize
-    if array.shape != shape or (shape[1] > 1 and array.strides[1] != width):
+    if array.shape != shape or (shape[1] > 1 and array.strides[1] != array.itemsize):
         raise ValueError(
             f"an array of shape {array.shape} and strides {array.strides} is not {shape} in rows"
         )
-    return max(int(array.strides[0]) // width, shape[1], 1)
+    return max(int(array.strides[0] // array.itemsize), shape[1], 1)

@@ -38,9 +38,7 @@ def errors(got: Any, want: Any, threshold: float) -> dict[str, float | None]:
     values = {
         "mean_squared": mean_squared,
         "largest": float(difference.max()),
-        "relative_frobenius": math.sqrt(mean_squared) / scale
-        if scale
-        else math.sqrt(mean_squared) and math.inf,
+        "relative_frobenius": relative,
     }
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
     return {"beyond_percent": 100 * (1 - float(within.mean())), **finite}

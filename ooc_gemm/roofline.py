@@ -67,11 +67,12 @@ class Place:
     """Where a measured rate lies under the roof."""
 
     bound: str
-    """"memory" or "compute": which of the two roofs is lower at this intensity."""
+    """"memory" or "compute", by which roof is lower at this intensity. "caches": the rate is above what
+    memory could feed, so caches answer many of the loads, and the roof is the peak."""
     roof_flops: float
-    """The lower one, operations a second."""
+    """Operations a second."""
     fraction: float
-    """Of the roof. Above 1 where caches answer loads that the formula counts."""
+    """Of the roof."""
 
 
 def place(flops: float, intensity: float | None, peak: float | None, bandwidth: float) -> Place | None:
@@ -79,9 +80,10 @@ def place(flops: float, intensity: float | None, peak: float | None, bandwidth: 
     there is no place."""
     if not peak:
         return None
-    slope = bandwidth * intensity if intensity is not None else peak
-    roof = min(peak, slope)
-    return Place("memory" if slope < peak else "compute", roof, flops / roof) if roof else None
+    slope = peak if intensity is None else bandwidth * intensity
+    if slope >= peak:
+        return Place("compute", peak, flops / peak)
+    return Place("memory", slope, flops / slope) if flops <= slope else Place("caches", peak, flops / peak)
 
 
 _RATES = ("float32", "float64", "float64_tensor", "tf32", "float16", "int8")
@@ -121,17 +123,19 @@ _SPENT = {
 }  # fmt: skip
 """Kernel → the rate that bounds it, and how many products at that rate each product is made of. Others
 run at the rate of their type."""
-_CUBLAS = {"float64": "float64_tensor", "complex128": "float64_tensor"}
 
 
-def peak_of(kernel: str, dtype: str, peaks: dict[str, float]) -> float | None:
-    """The roof over a kernel, of `peak_flops`: None where that is not known."""
+def peak_of(kernel: str, dtype: str, peaks: dict[str, float]) -> tuple[str, float] | None:
+    """The roof over a kernel, of `peak_flops`: what it is called, and operations a second. None: unknown."""
     real = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
     name, products = _SPENT.get(kernel, (real, 1))
-    if kernel == "cublas":
-        name = _CUBLAS.get(dtype, real)
-    peak = peaks.get(name) or (peaks.get("float64") if name == "float64_tensor" else None)
-    return peak / products if peak else None
+    if kernel == "cublas" and real == "float64":
+        name = "float64_tensor"
+    if name == "float64_tensor" and name not in peaks:
+        name = "float64"
+    if name not in peaks:
+        return None
+    return (name if products == 1 else f"{name} / {products}"), peaks[name] / products
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:
