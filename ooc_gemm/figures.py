@@ -15,7 +15,7 @@ from .gpu import CUBLAS, dtypes_of
 SUFFIXES = (".svg", ".png")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's, which colour-blind readers tell apart, without yellow; black is for cuBLAS."""
-_MARKERS = "osD^vP*X"
+_MARKERS = "osD^vPX<"
 Row = dict[str, Any]
 
 
@@ -232,7 +232,8 @@ def _round(row: Row) -> bool:
 
 
 def _label_right(axes: Any, ends: list[tuple[float, float, str]], style: dict[str, Any]) -> None:
-    """Names in a column right of the axes, each at the height of its line's end, or as near as fits."""
+    """Names in a column right of the axes, each at the height of its y, x, or as near as fits, and joined
+    to it by a thin line."""
     axes.figure.draw_without_rendering()  # settles the layout
     lowest, highest = (axes.transAxes.transform((0, y))[1] for y in (0, 1))
     spacing = 13 * axes.figure.dpi / 72 / (highest - lowest)
@@ -241,7 +242,7 @@ def _label_right(axes: Any, ends: list[tuple[float, float, str]], style: dict[st
         float(axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[1]) for y, x, _ in ends
     ]
     for (y, x, name), height in zip(ends, spread(wanted, spacing), strict=True):
-        line = {"arrowstyle": "-", "color": style[name]["color"], "lw": 0.8, "shrinkA": 1, "shrinkB": 4}
+        line = {"arrowstyle": "-", "color": style[name]["color"], "lw": 0.6, "shrinkA": 1, "shrinkB": 4}
         axes.annotate(
             name, (x, y), (1.03, height), textcoords="axes fraction", va="center", annotation_clip=False,
             arrowprops=line,
@@ -286,7 +287,8 @@ def _roofline(axes: Any, report: dict[str, Any], series: dict[str, list[Row]], s
     axes.figure.draw_without_rendering()  # settles the layout
     roof = {"color": "0.35", "linewidth": 1.5}
     axes.plot([left, ridge], [left * bandwidth, ridge * bandwidth], **roof)
-    small = {"fontsize": 8.5, "color": "0.35", "textcoords": "offset points"}
+    small = {"fontsize": 8.5, "color": "0.35", "textcoords": "offset points", "zorder": 4}
+    small["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     for name, peak in peaks.items():
         axes.plot([peak / bandwidth, right], [peak, peak], **roof)
         text = f"{name.replace('_', ' ')} peak, {peak:.3g}"
@@ -295,8 +297,6 @@ def _roofline(axes: Any, report: dict[str, Any], series: dict[str, list[Row]], s
     angle = {"rotation": math.degrees(math.atan2(y1 - y0, x1 - x0)), "rotation_mode": "anchor"}
     at = left * 1.3
     axes.annotate(f"{bandwidth:.2f} TB/s, measured", (at, at * bandwidth), (-2, 5), **angle, **small)
-    steps = (left * (ridge / left) ** (step / 200) for step in range(201))
-    busy = [(x, x * bandwidth) for x in steps]
     for name, row in largest.items():
         if name not in points:
             axes.axhline(row["tflops"], color="black", linestyle="--", linewidth=1)
@@ -304,33 +304,4 @@ def _roofline(axes: Any, report: dict[str, Any], series: dict[str, list[Row]], s
     for name, row in points.items():
         look = {**style[name], "linestyle": "none"}
         axes.plot(row["intensity"], row["tflops"], markersize=8, markeredgecolor="white", zorder=3, **look)
-    places = sorted((row["tflops"], row["intensity"], name) for name, row in points.items())
-    _label_near(axes, [(x, y, name) for y, x, name in reversed(places)], busy)
-
-
-def _label_near(axes: Any, points: list[tuple[float, float, str]], busy: list[tuple[float, float]]) -> None:
-    """Each name beside its point, at the first place around it free of other names, points, and `busy`."""
-    from matplotlib.patheffects import withStroke
-
-    unit = axes.figure.dpi / 72
-    centres = [axes.transData.transform((x, y)) for x, y, _ in points]
-    taken = [(x - 5 * unit, y - 5 * unit, x + 5 * unit, y + 5 * unit) for x, y in centres]
-    taken += [(x - unit, y - unit, x + unit, y + unit) for x, y in map(axes.transData.transform, busy)]
-    offsets = [(sign * 9, dy) for dy in (0, 8, -8, 13, -13, 20, -20, 30, -30) for sign in (1, -1)]
-    for (x, y), (at_x, at_y, name) in zip(centres, points, strict=True):
-        width, height = 6.4 * len(name) * unit, 11 * unit
-        boxes = []
-        for dx, dy in offsets:
-            start, low = x + dx * unit - (width if dx < 0 else 0), y + dy * unit - height / 2
-            boxes.append((start, low, start + width, low + height))
-        free = (i for i, box in enumerate(boxes) if not any(_overlap(box, other) for other in taken))
-        best = next(free, 0)
-        taken.append(boxes[best])
-        axes.annotate(
-            name, (at_x, at_y), offsets[best], textcoords="offset points", va="center",
-            ha="left" if offsets[best][0] > 0 else "right", path_effects=[withStroke(linewidth=3, foreground="w")],
-        )  # fmt: skip
-
-
-def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+    _label_right(axes, [(row["tflops"], row["intensity"], name) for name, row in points.items()], style)

@@ -24,14 +24,14 @@ def errors(got: Any, want: Any, threshold: float) -> dict[str, float | None]:
     """How far `got` is from `want`, of a wider type: NumPy or CuPy arrays, of one shape.
 
     beyond_percent: elements whose error is above threshold × the root mean square of `want`; an error that
-    is NaN counts as beyond. The other three are None where any error is NaN or infinite.
+    is NaN or infinite counts as beyond. The other three are None where any error is NaN or infinite.
     """
     if got.size == 0:
         return {"beyond_percent": 0.0, "mean_squared": 0.0, "largest": 0.0, "relative_frobenius": 0.0}
     difference = abs(got.astype(want.dtype) - want)
     difference = difference.astype(np.float64) if difference.dtype.kind in "iu" else difference
     scale = math.sqrt(float((abs(want).astype(np.float64) ** 2).mean()))
-    within = difference <= threshold * scale  # False where NaN
+    within = (difference <= threshold * scale) & (difference < math.inf)  # False where NaN
     mean_squared = float((difference**2).mean())
     none = 0.0 if mean_squared == 0 else math.inf
     relative = math.sqrt(mean_squared) / scale if scale else none
