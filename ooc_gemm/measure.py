@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .gpu import Gemm
 from .roofline import OUT_DTYPE
@@ -23,11 +24,12 @@ MOST_LAUNCHES = 20
 def errors(got: Any, want: Any, threshold: float) -> dict[str, float | None]:
     """How far `got` is from `want`, of a wider type: NumPy or CuPy arrays, of one shape.
 
-    beyond_percent: elements whose error is above threshold × the root mean square of `want`; an error that
-    is NaN or infinite counts as beyond. The other three are None where any error is NaN or infinite.
+    root_mean_square: of `want`. beyond_percent: elements whose error is above threshold × that; an error that
+    is NaN or infinite counts as beyond. The other three are None where an error is NaN or infinite.
     """
     if got.size == 0:
-        return {"beyond_percent": 0.0, "mean_squared": 0.0, "largest": 0.0, "relative_frobenius": 0.0}
+        names = "beyond_percent", "root_mean_square", "mean_squared", "largest", "relative_frobenius"
+        return dict.fromkeys(names, 0.0)
     difference = abs(got.astype(want.dtype) - want)
     difference = difference.astype(np.float64) if difference.dtype.kind in "iu" else difference
     scale = math.sqrt(float((abs(want).astype(np.float64) ** 2).mean()))
@@ -41,7 +43,8 @@ def errors(got: Any, want: Any, threshold: float) -> dict[str, float | None]:
         "relative_frobenius": relative,
     }
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    return {"beyond_percent": 100 * (1 - float(within.mean())), **finite}
+    beyond = 100 * (1 - float(within.mean()))
+    return {"beyond_percent": beyond, "root_mean_square": scale if math.isfinite(scale) else None, **finite}
 
 
 def rounding(kernel: str, dtype: str, k: int) -> float:
@@ -72,7 +75,7 @@ class Case:
     k: int
 
     def __post_init__(self) -> None:
-        rng = self.cupy.random.default_rng(1)
+        rng = np.random.Generator(np.random.SFC64(1))
         m, n, k = self.m, self.n, self.k
         with self.stream:
             self.a = self._random(rng, *((k, m) if self.trans_a else (m, k)))
@@ -86,15 +89,9 @@ class Case:
         unit = max(16 // np.dtype(dtype).itemsize, 1)
         return self.cupy.full((rows, -(-cols // unit) * unit), poison(dtype), dtype)[:, :cols]
 
-    def _random(self, rng: Any, rows: int, cols: int) -> Any:
-        array, kind = self._padded(rows, cols, self.dtype), np.dtype(self.dtype).kind
-        if kind in "iu":
-            array[...] = rng.integers(0 if kind == "u" else -128, 128, (rows, cols))
-        elif kind == "c":
-            array.real[...] = rng.standard_normal((rows, cols), dtype=np.float32)
-            array.imag[...] = rng.standard_normal((rows, cols), dtype=np.float32)
-        else:
-            array[...] = rng.standard_normal((rows, cols), dtype=np.float32)
+    def _random(self, rng: np.random.Generator, rows: int, cols: int) -> Any:
+        array = self._padded(rows, cols, self.dtype)
+        array[...] = self.cupy.asarray(random(rng, rows, cols, self.dtype))
         return array
 
     def _reference(self) -> tuple[Any, Any, Any]:
@@ -133,6 +130,19 @@ class Case:
                 **found,
                 "not_finite": int(bad.sum()),
             }
+
+
+def random(rng: np.random.Generator, rows: int, cols: int, dtype: str) -> npt.NDArray[Any]:
+    """N(0, 1), each part of a complex number; integers over the range of int8 or uint8, in any type. On the
+    host, so that the data are the same on every device."""
+    kind = np.dtype(dtype).kind
+    if kind in "iu":
+        small: Any = np.uint8 if kind == "u" else np.int8
+        limits = np.iinfo(small)
+        return rng.integers(limits.min, limits.max, (rows, cols), small, endpoint=True).astype(dtype)
+    if kind == "c":
+        return rng.standard_normal((rows, cols, 2), np.float32).view(np.complex64)[..., 0].astype(dtype)
+    return rng.standard_normal((rows, cols), np.float32).astype(dtype)
 
 
 def poison(dtype: Any) -> Any:

@@ -117,6 +117,7 @@ def test_errors_of_a_known_difference() -> None:
     assert found["beyond_percent"] == 25
     assert found["largest"] == 0.5
     assert found["mean_squared"] == 0.0625
+    assert found["root_mean_square"] == 12.5**0.5
     assert found["relative_frobenius"] == pytest.approx(0.5 / np.linalg.norm(want))
     assert measure.errors(got, want, 0.2)["beyond_percent"] == 0  # 0.2 · √12.5 > 0.5
 
@@ -143,6 +144,22 @@ def test_errors_of_exact_and_of_empty_results() -> None:
     assert measure.errors(zeros, zeros, 0)["beyond_percent"] == 0
     assert measure.errors(zeros + 1, zeros, 9)["beyond_percent"] == 100
     assert measure.errors(np.zeros((0, 3)), np.zeros((0, 3)), 0)["beyond_percent"] == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "complex64", "complex128", "int8", "uint8", "int64"])
+def test_random_data(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (measure.random(rng, 300, 200, dtype) for _ in range(2))
+    assert a.dtype == dtype
+    assert a.shape == (300, 200)
+    assert not np.array_equal(a, b)
+    if np.dtype(dtype).kind in "iu":
+        assert (a.min(), a.max()) == ((0, 255) if dtype == "uint8" else (-128, 127))
+    else:
+        parts = [a.real, a.imag] if np.iscomplexobj(a) else [a]
+        for part in parts:
+            assert abs(part.astype(float).mean()) < 0.02
+            assert abs(part.astype(float).std() - 1) < 0.02
 
 
 @pytest.mark.parametrize("k", [1, 16, 907, 8192])
@@ -398,6 +415,7 @@ def test_end_to_end(tmp_path: Path) -> None:
         assert row["correct"] is True
         assert row["ratio"] > 0.1
         assert 0 < row["error"]["relative_frobenius"] < 1e-5
+        assert row["error"]["root_mean_square"] == pytest.approx(907**0.5, rel=0.02)
         assert len(row["seconds_all"]) == 3
     assert report["device"]["clock_hertz"] > 1e8
     assert report["device"]["memory_bandwidth_bytes_per_second"] > 1e10
