@@ -107,6 +107,11 @@ def split(k_inner: bool) -> Config:
     return Config("split", "float32", 1, 64, (256, 1), (("K_INNER", int(k_inner)),))
 
 
+def sum_slices(dtype: str) -> Config:
+    """kernels/sum.cu for float32 or int32."""
+    return Config("sum", dtype, 1, 256, (256, 1), (("ELEMENT", _C_TYPE[dtype]),))
+
+
 def embed(mode: str, conjugate: bool = False, conjugate_other: bool = False) -> Config:
     """kernels/embed.cu: `rows`, `double n` or `double k`."""
     macros: dict[str, int | str] = {

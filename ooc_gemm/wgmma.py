@@ -66,6 +66,7 @@ class Wgmma:
             for name, wanted in self._turns.items()
             if wanted
         }
+        self._sum = _load(catalog.sum_slices(self._config.dtype))["sum"]
         if kind == "fp16x3":
             self._split = {
                 name: _load(
@@ -123,13 +124,21 @@ class Wgmma:
         maps = [self._map(name, k, *operands[name]) for name in ("a", "b")]
         config, scalar, i32 = self._config, self._scalar, np.int32
         cluster = config.value("CLUSTER")
-        tiles = ceil_div(m, config.bm) * ceil_div(n, config.bn)
-        grid = min(self._multiprocessors // cluster, tiles) * cluster
+        tiles, places = ceil_div(m, config.bm) * ceil_div(n, config.bn), self._multiprocessors // cluster
+        slices = _slices(tiles, places, k, config.value("BK"))
+        partial = self._memory("partial", 4 * slices * m * n) if slices > 1 else 0
+        grid = min(places, tiles * slices) * cluster
         args = (
             *maps, i32(m), i32(n), i32(k), scalar(alpha), scalar(beta), u(c_ptr), np.int64(ldc),
-            u(exponents), u(exponents + 4 * m), u(skip),
+            u(exponents), u(exponents + 4 * m), u(skip), i32(slices), u(partial),
         )  # fmt: skip
         self._function((grid,), config.block, args, config.shared_bytes, stream)
+        if slices > 1:
+            args = (
+                np.int64(m), i32(n), i32(slices), scalar(alpha), u(partial), scalar(beta), u(c_ptr),
+                np.int64(ldc), u(skip),
+            )  # fmt: skip
+            self._sum((ceil_div(m * n, 256),), (256,), args, stream=stream)
         if skip:
             self._fall_back(m, n, k, alpha, (a_ptr, lda), (b_ptr, ldb), beta, (c_ptr, ldc), skip, stream)
 
@@ -289,6 +298,11 @@ def _scale(ptr: int, m: int, n: int, ld: int, beta: complex, stream: Any) -> Non
     with stream:
         matrix = cupy.ndarray((m, n), "c8", cupy.cuda.MemoryPointer(memory, 0), strides=(8 * ld, 8))
         matrix *= np.complex64(beta)
+
+
+def _slices(tiles: int, places: int, k: int, bk: int) -> int:
+    """In how many slices k is cut: as many as fill the places of the device, each at least 512 deep."""
+    return max(1, min(places // tiles, k // max(512, bk)))
 
 
 def _load(config: nvrtc.Config, *names: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ..catalog import KERNELS
 from ..errors import DeviceError, InputError
 from ..plan import Block, MiB, Part, Piece, Plan, Rates, panel_elements
 from ..ring import Bytes
+from ..roofline import peak_flops
 from ..tiles import round_up
 from ..trace import Trace
 from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Limits, Operation, Overflow
@@ -35,6 +36,8 @@ _COMPUTE_32F, _COMPUTE_64F = 68, 70
 _OP_N, _OP_T, _OP_C = 0, 1, 2
 _DEFAULT_ALGORITHM = -1
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
+_CLOCK_RATE, _MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH = 13, 36, 37
+"""cudaDeviceAttr: kHz, kHz, bits."""
 
 
 def _cupy() -> Any:
@@ -48,7 +51,8 @@ def _cupy() -> Any:
 
 
 def devices() -> list[dict[str, Any]]:
-    """What each GPU is. Raises InputError where there is none."""
+    """What each GPU is; its clocks are the highest ones, and peaks are at them. Raises InputError where
+    there is none."""
     cupy = _cupy()
     try:
         count = cupy.cuda.runtime.getDeviceCount()
@@ -57,6 +61,11 @@ def devices() -> list[dict[str, Any]]:
     found = []
     for index in range(count):
         p = cupy.cuda.runtime.getDeviceProperties(index)
+        clock, memory_clock, bus_bits = (
+            cupy.cuda.runtime.deviceGetAttribute(attribute, index)
+            for attribute in (_CLOCK_RATE, _MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH)
+        )
+        capability = p["major"], p["minor"]
         with cupy.cuda.Device(index):
             free, total = cupy.cuda.runtime.memGetInfo()
         found.append(
@@ -71,6 +80,14 @@ def devices() -> list[dict[str, Any]]:
                 "shared_memory_per_multiprocessor_bytes": p["sharedMemPerMultiprocessor"],
                 "registers_per_multiprocessor": p["regsPerMultiprocessor"],
                 "warp_size": p["warpSize"],
+                "clock_hertz": clock * 1000,
+                "memory_clock_hertz": memory_clock * 1000,
+                # Two transfers a clock.
+                "memory_bandwidth_bytes_per_second": 2 * memory_clock * 1000 * bus_bits // 8,
+                "peak": {
+                    f"{name}_flops": rate
+                    for name, rate in peak_flops(capability, p["multiProcessorCount"], clock * 1e3).items()
+                },
             }
         )
     return found
