@@ -39,22 +39,26 @@ microtile(long long m, long long n, long long k, T alpha, const T* __restrict__ 
 
     const long long tiles_n = (n + BN - 1) / BN;
     const long long m0 = blockIdx.x / tiles_n * BM, n0 = blockIdx.x % tiles_n * BN;
+    // From here on indices count within the tile. So much of it exists:
+    const int rows = m - m0 < BM ? m - m0 : BM, cols = n - n0 < BN ? n - n0 : BN;
+    A += m0 * lda, B += n0, C += m0 * ldc + n0;
+
     // This thread's column of the tile, and the first of its rows.
     const int col = threadIdx.x % BN, row = threadIdx.x / BN * TM;
 
     T sum[TM] = {};
     // As in BLAS, α = 0 reads neither A nor B.
-    const long long depth = alpha == T(0) ? 0 : k;
-    for (long long k0 = 0; k0 < depth; k0 += BK) {
+    for (long long left = alpha == T(0) ? 0 : k; left > 0; left -= BK, A += BK, B += BK * ldb) {
+        const int depth = left < BK ? left : BK;
 #pragma unroll
         for (int e = threadIdx.x; e < BM * BK; e += THREADS) {
             const int i = e / BK, kk = e % BK;
-            a_tile[i][kk] = m0 + i < m && k0 + kk < k ? A[(m0 + i) * lda + k0 + kk] : T(0);
+            a_tile[i][kk] = i < rows && kk < depth ? A[i * lda + kk] : T(0);
         }
 #pragma unroll
         for (int e = threadIdx.x; e < BK * BN; e += THREADS) {
             const int kk = e / BN, j = e % BN;
-            b_tile[kk][j] = k0 + kk < k && n0 + j < n ? B[(k0 + kk) * ldb + n0 + j] : T(0);
+            b_tile[kk][j] = kk < depth && j < cols ? B[kk * ldb + j] : T(0);
         }
         __syncthreads();  // the tiles are complete
 #pragma unroll
@@ -66,11 +70,11 @@ microtile(long long m, long long n, long long k, T alpha, const T* __restrict__ 
         __syncthreads();  // nobody reads them any more
     }
 
-    if (n0 + col >= n) return;
+    if (col >= cols) return;
 #pragma unroll
     for (int i = 0; i < TM; ++i) {
-        if (m0 + row + i >= m) return;
-        T& c = C[(m0 + row + i) * ldc + n0 + col];
+        if (row + i >= rows) return;
+        T& c = C[(row + i) * ldc + col];
         // β = 0 must not read C, which may hold anything.
         c = beta == T(0) ? alpha * sum[i] : alpha * sum[i] + beta * c;
     }

@@ -4,12 +4,12 @@
 // copy the two tiles of the step into shared memory; each element is then used TILE times from there:
 //
 //                          ┌──────┐
-//                          │b_tile│  ↓ k0
+//                          │b_tile│  ↓ k
 //                          └──────┘
 //                ┌──────┐  ┌──────┐
 //                │a_tile│  │  C   │  TILE×TILE
 //                └──────┘  └──────┘
-//                  → k0
+//                  → k
 //
 // So global memory is read TILE times less than by `naive`. The block of threads may be smaller than the
 // tile: BLOCK_X×BLOCK_Y threads cover it in several steps, and a thread computes the elements it falls on.
@@ -45,23 +45,27 @@ tiled(long long m, long long n, long long k, T alpha, const T* __restrict__ A, l
 
     const long long tiles_n = (n + TILE - 1) / TILE;
     const long long m0 = blockIdx.x / tiles_n * TILE, n0 = blockIdx.x % tiles_n * TILE;
+    // From here on indices count within the tile. So much of it exists:
+    const int rows = m - m0 < TILE ? m - m0 : TILE, cols = n - n0 < TILE ? n - n0 : TILE;
+    A += m0 * lda, B += n0, C += m0 * ldc + n0;
+
     const int x = threadIdx.x, y = threadIdx.y;
 
     T sum[DOWN][ACROSS] = {};
     // As in BLAS, α = 0 reads neither A nor B.
-    const long long depth = alpha == T(0) ? 0 : k;
-    for (long long k0 = 0; k0 < depth; k0 += TILE) {
+    for (long long left = alpha == T(0) ? 0 : k; left > 0; left -= TILE, A += TILE, B += TILE * ldb) {
+        const int depth = left < TILE ? left : TILE;
 #pragma unroll
         for (int i = 0; i < DOWN; ++i) {
 #pragma unroll
             for (int j = 0; j < ACROSS; ++j) {
                 const int row = y + i * BLOCK_Y, col = x + j * BLOCK_X;
-                a_tile[row][col] = m0 + row < m && k0 + col < k ? A[(m0 + row) * lda + k0 + col] : T(0);
-                b_tile[row][col] = k0 + row < k && n0 + col < n ? B[(k0 + row) * ldb + n0 + col] : T(0);
+                a_tile[row][col] = row < rows && col < depth ? A[row * lda + col] : T(0);
+                b_tile[row][col] = row < depth && col < cols ? B[row * ldb + col] : T(0);
             }
         }
         __syncthreads();  // the tiles are complete
-#pragma unroll 16
+#pragma unroll 8
         for (int kk = 0; kk < TILE; ++kk)
 #pragma unroll
             for (int i = 0; i < DOWN; ++i)
@@ -75,8 +79,8 @@ tiled(long long m, long long n, long long k, T alpha, const T* __restrict__ A, l
     for (int i = 0; i < DOWN; ++i) {
 #pragma unroll
         for (int j = 0; j < ACROSS; ++j) {
-            const long long row = m0 + y + i * BLOCK_Y, col = n0 + x + j * BLOCK_X;
-            if (row < m && col < n) {
+            const int row = y + i * BLOCK_Y, col = x + j * BLOCK_X;
+            if (row < rows && col < cols) {
                 T& c = C[row * ldc + col];
                 // β = 0 must not read C, which may hold anything.
                 c = beta == T(0) ? alpha * sum[i][j] : alpha * sum[i][j] + beta * c;
