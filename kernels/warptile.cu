@@ -151,8 +151,12 @@ warptile(long long m, long long n, long long k, T alpha, const T* __restrict__ A
 #pragma unroll
             for (int i = 0; i < TM; ++i)
 #pragma unroll
-                for (int j = 0; j < TN; ++j)
+                for (int to = 0; to < TN; ++to) {
+                    // To and fro: then each product has a factor in common with the one before it, which an
+                    // arithmetic unit need not fetch from the registers again.
+                    const int j = i % 2 ? TN - 1 - to : to;
                     sum[i][j] += a[kk % 2][i / V].v[i % V] * b[kk % 2][j / V].v[j % V];
+                }
         }
     }
 

@@ -33,28 +33,26 @@ class Kernel:
 
 
 def _naive(coalesced: bool) -> Callable[[str, bool, bool], list[Config]]:
-    bm, bn = (8, 32) if coalesced else (32, 8)
-
     def configs(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
-        macros = (("ELEMENT", _C_TYPE[dtype]), ("BM", bm), ("BN", bn), ("COALESCED", int(coalesced)))
-        return [Config("naive", dtype, bm, bn, (32, 8), macros)]
+        macros = (("ELEMENT", _C_TYPE[dtype]), ("BM", 32), ("BN", 32), ("COALESCED", int(coalesced)))
+        return [Config("naive", dtype, 32, 32, (32, 32), macros)]
 
     return configs
 
 
-_TILED = ((64, 16, 16), (64, 32, 8), (64, 64, 4), (32, 32, 32), (32, 16, 16), (32, 32, 8), (16, 16, 16))
-"""TILE, BLOCK_X, BLOCK_Y; the fastest first."""
+_TILED = ((64, 32, 8), (64, 16, 16), (64, 64, 4), (32, 16, 16), (32, 32, 8), (32, 32, 32), (16, 16, 16))
+"""TILE, BLOCK_X, BLOCK_Y; the fastest of each dtype before its others."""
 
 
 def _tiled(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
-    fits = 32 if dtype == "float64" else 64  # two tiles in 48 KiB
-    return [
-        Config(
-            "tiled", dtype, tile, tile, (x, y),
-            (("ELEMENT", _C_TYPE[dtype]), ("TILE", tile), ("BLOCK_X", x), ("BLOCK_Y", y)),
-        )
-        for tile, x, y in _TILED if tile <= fits
-    ]  # fmt: skip
+    found = []
+    for tile, x, y in _TILED:
+        macros: dict[str, int | str] = {
+            "ELEMENT": _C_TYPE[dtype], "TILE": tile, "BLOCK_X": x, "BLOCK_Y": y
+        }  # fmt: skip
+        if tile <= 32 or dtype != "float64":  # two tiles of 64 would need 64 KiB
+            found.append(Config("tiled", dtype, tile, tile, (x, y), tuple(macros.items())))
+    return found
 
 
 _LADDER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[int, ...]]]]] = {
@@ -67,11 +65,14 @@ _LADDER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[int, ...]]]]] = {
     "rectangular": (("BM", "BN", "BK", "TM", "TN"), {"": [(64, 128, 8, 8, 4)]}),
     "vectorized": (
         ("BM", "BN", "BK", "TM", "TN"),
-        {"": [(128, 128, 8, 8, 8)], "float64": [(128, 64, 8, 8, 4)]},
+        {"": [(128, 128, 16, 8, 8), (64, 128, 16, 8, 8)], "float64": [(64, 64, 16, 8, 4)]},
     ),
     "warptile": (
         ("BM", "BN", "BK", "WM", "WN", "TM", "TN"),
-        {"": [(128, 128, 8, 32, 64, 8, 8)], "float64": [(128, 64, 8, 64, 16, 8, 4)]},
+        {
+            "": [(128, 128, 16, 64, 32, 8, 8), (64, 128, 16, 32, 64, 8, 8)],
+            "float64": [(64, 64, 16, 32, 32, 8, 4)],
+        },
     ),
 }
 
@@ -84,8 +85,8 @@ def _ladder(kernel: str) -> Callable[[str, bool, bool], list[Config]]:
         for values in known.get(dtype, known[""]):
             size = dict(zip(names, values, strict=True))
             threads = size["BM"] // size["TM"] * (size["BN"] // size.get("TN", 1))
-            macros = (("ELEMENT", _C_TYPE[dtype]), *size.items())
-            found.append(Config(kernel, dtype, size["BM"], size["BN"], (threads, 1), macros))
+            macros: dict[str, int | str] = {"ELEMENT": _C_TYPE[dtype], **size}
+            found.append(Config(kernel, dtype, size["BM"], size["BN"], (threads, 1), tuple(macros.items())))
         return found
 
     return configs
