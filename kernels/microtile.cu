@@ -1,8 +1,8 @@
 // C ← α·A·B + β·C with several rows of C a thread.
 //
-// `tiled` loads two numbers from shared memory for every product, and that is what bounds it. Here a
-// thread computes TM elements below each other: for each k it loads one number of b_tile and uses it TM
-// times, so a product costs 1 + 1/TM loads.
+// With one thread an element, `tiled` loads two numbers from shared memory for every product, and that is
+// what bounds it. Here a thread computes TM elements below each other: for each k it loads one number of
+// b_tile and uses it TM times, so a product costs 1 + 1/TM loads.
 //
 //                            b_tile  BK×BN
 //                           ┌─────────────┐

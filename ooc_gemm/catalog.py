@@ -57,12 +57,18 @@ def _tiled(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
 
 _LADDER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[int, ...]]]]] = {
     # kernel: names of its macros, {dtype: their values, the fastest first}; "" is any other dtype
-    "microtile": (("BM", "BN", "BK", "TM"), {"": [(64, 64, 8, 8)]}),
+    "microtile": (
+        ("BM", "BN", "BK", "TM"),
+        {"": [(64, 64, 64, 16), (64, 32, 32, 16)], "float64": [(64, 64, 32, 16)]},
+    ),
     "register_block": (
         ("BM", "BN", "BK", "TM", "TN"),
-        {"": [(128, 128, 8, 8, 8)], "float64": [(64, 64, 8, 4, 4)]},
+        {"": [(128, 128, 16, 8, 8), (64, 64, 32, 4, 4)], "float64": [(64, 64, 32, 8, 4)]},
     ),
-    "rectangular": (("BM", "BN", "BK", "TM", "TN"), {"": [(64, 128, 8, 8, 4)]}),
+    "rectangular": (
+        ("BM", "BN", "BK", "TM", "TN"),
+        {"": [(64, 128, 16, 16, 4), (64, 128, 32, 8, 4)], "float64": [(64, 128, 16, 8, 4)]},
+    ),
     "vectorized": (
         ("BM", "BN", "BK", "TM", "TN"),
         {"": [(128, 128, 16, 8, 8), (64, 128, 16, 8, 8)], "float64": [(64, 64, 16, 8, 4)]},
