@@ -34,6 +34,98 @@ class Kernel:
     """The module that knows its arguments: `nvrtc.launch` for the signature that most kernels share."""
 
 
+def _naive(coalesced: bool) -> Callable[[str, bool, bool], list[Config]]:
+    bm, bn = (8, 32) if coalesced else (32, 8)
+
+    def configs(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+        macros = (("ELEMENT", _C_TYPE[dtype]), ("BM", bm), ("BN", bn), ("COALESCED", int(coalesced)))
+        return [Config("naive", dtype, bm, bn, (32, 8), macros)]
+
+    return configs
+
+
+_TILED = ((64, 16, 16), (64, 32, 8), (64, 64, 4), (32, 32, 32), (32, 16, 16), (32, 32, 8), (16, 16, 16))
+"""TILE, BLOCK_X, BLOCK_Y; the fastest first."""
+
+
+def _tiled(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+    fits = 32 if dtype == "float64" else 64  # two tiles in 48 KiB
+    return [
+        Config(
+            "tiled", dtype, tile, tile, (x, y),
+            (("ELEMENT", _C_TYPE[dtype]), ("TILE", tile), ("BLOCK_X", x), ("BLOCK_Y", y)),
+        )
+        for tile, x, y in _TILED if tile <= fits
+    ]  # fmt: skip
+
+
+_LADDER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[int, ...]]]]] = {
+    # kernel: names of its macros, {dtype: their values, the fastest first}; "" is any other dtype
+    "microtile": (("BM", "BN", "BK", "TM"), {"": [(64, 64, 8, 8)]}),
+    "register_block": (
+        ("BM", "BN", "BK", "TM", "TN"),
+        {"": [(128, 128, 8, 8, 8)], "float64": [(64, 64, 8, 4, 4)]},
+    ),
+    "rectangular": (("BM", "BN", "BK", "TM", "TN"), {"": [(64, 128, 8, 8, 4)]}),
+    "vectorized": (
+        ("BM", "BN", "BK", "TM", "TN"),
+        {"": [(128, 128, 8, 8, 8)], "float64": [(128, 64, 8, 8, 4)]},
+    ),
+    "warptile": (
+        ("BM", "BN", "BK", "WM", "WN", "TM", "TN"),
+        {"": [(128, 128, 8, 32, 64, 8, 8)], "float64": [(128, 64, 8, 64, 16, 8, 4)]},
+    ),
+}
+
+
+def _ladder(kernel: str) -> Callable[[str, bool, bool], list[Config]]:
+    names, known = _LADDER[kernel]
+
+    def configs(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+        found = []
+        for values in known.get(dtype, known[""]):
+            size = dict(zip(names, values, strict=True))
+            threads = size["BM"] // size["TM"] * (size["BN"] // size.get("TN", 1))
+            macros = (("ELEMENT", _C_TYPE[dtype]), *size.items())
+            found.append(Config(kernel, dtype, size["BM"], size["BN"], (threads, 1), macros))
+        return found
+
+    return configs
+
+
+_SIMPLE = ("float32", "float64", "int32")
+
+
+def _rungs() -> list[Kernel]:
+    """The classical ladder. Its kernels take A and B as stored."""
+    rungs = (
+        ("naive-uncoalesced", "one thread an element, warps down the columns of C", _SIMPLE, _naive(False)),
+        ("naive", "one thread an element, warps along the rows of C", _SIMPLE, _naive(True)),
+        ("tiled", "square tiles in shared memory", _SIMPLE, _tiled),
+        ("microtile", "several rows of C a thread", _SIMPLE, _ladder("microtile")),
+        (
+            "register",
+            "a block of neighbouring elements a thread, in registers",
+            _SIMPLE,
+            _ladder("register_block"),
+        ),
+        (
+            "rectangular",
+            "tiles of any sides; the elements of a warp side by side",
+            _SIMPLE,
+            _ladder("rectangular"),
+        ),
+        ("vectorized", "16-byte accesses, A transposed in shared memory", _SIMPLE[:2], _ladder("vectorized")),
+        (
+            "warptile",
+            "block, warp and thread tiles; loads run ahead of the products",
+            _SIMPLE[:2],
+            _ladder("warptile"),
+        ),
+    )
+    return [Kernel(name, text, dtypes, configs, transposes=False) for name, text, dtypes, configs in rungs]
+
+
 def ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
     """kernels/ffma.cu."""
     # What bounds the tile is the 128 registers of a thread: an 8-byte sum takes two. int64 also needs
@@ -148,6 +240,7 @@ def transpose(dtype: str) -> Config:
 KERNELS = {
     kernel.name: kernel
     for kernel in (
+        *_rungs(),
         Kernel(
             "ffma",
             "shared-memory tiles, register blocks, double buffering: the fastest without tensor cores",
