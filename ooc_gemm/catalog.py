@@ -86,8 +86,8 @@ def _ladder(kernel: str) -> Callable[[str, bool, bool], list[Config]]:
         for values in known.get(dtype, known[""]):
             size = dict(zip(names, values, strict=True))
             threads = size["BM"] // size["TM"] * (size["BN"] // size.get("TN", 1))
-            macros = (("ELEMENT", _C_TYPE[dtype]), *size.items())
-            found.append(Config(kernel, dtype, size["BM"], size["BN"], (threads, 1), macros))
+            macros: list[tuple[str, int | str]] = [("ELEMENT", _C_TYPE[dtype]), *size.items()]
+            found.append(Config(kernel, dtype, size["BM"], size["BN"], (threads, 1), tuple(macros)))
         return found
 
     return configs
