@@ -158,9 +158,9 @@ class Wgmma:
             tiles, places = config.grid(m, n)[0], self._multiprocessors // cluster
             slices = max(1, min(places // tiles, k // max(512, bk)))
             rounds, steps = ceil_div(tiles * slices, places), ceil_div(ceil_div(k, bk), slices)
-            # Small instructions are bound by shared memory: they reach half of the rate of wide ones.
-            cost = config.bm // cluster * config.bn * (2 if config.bn == 64 else 1)
-            return rounds * steps * cost, config, slices
+            # Small instructions reach a smaller part of the rate; slices have to be added up.
+            cost = config.bm // cluster * config.bn * bk * (1.25 if config.bn == 64 else 1)
+            return (rounds * steps + (8 if slices > 1 else 0)) * cost, config, slices
 
         _, config, slices = min((plan(config) for config in self._configs), key=lambda found: found[0])
         return config, slices
