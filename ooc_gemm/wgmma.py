@@ -138,7 +138,7 @@ class Wgmma:
             u(exponents), u(exponents + 4 * m), u(skip), i32(slices), u(partial),
         )  # fmt: skip
         cluster = config.value("CLUSTER")
-        grid = min(self._multiprocessors // cluster, config.grid(m, n)[0] * slices) * cluster
+        grid = min(self._places(config), config.grid(m, n)[0] * slices) * cluster
         self._function(config)((grid,), config.block, args, config.shared_bytes, stream)
         if slices > 1:
             args = (
@@ -154,16 +154,19 @@ class Wgmma:
         rounds of tiles × steps of a tile × cost of a step."""
 
         def plan(config: nvrtc.Config) -> tuple[float, nvrtc.Config, int]:
-            cluster, bk = config.value("CLUSTER"), config.value("BK")
-            tiles, places = config.grid(m, n)[0], self._multiprocessors // cluster
+            bk, tiles, places = config.value("BK"), config.grid(m, n)[0], self._places(config)
             slices = max(1, min(places // tiles, k // max(512, bk)))
             rounds, steps = ceil_div(tiles * slices, places), ceil_div(ceil_div(k, bk), slices)
-            # Small instructions reach a smaller part of the rate; slices have to be added up.
-            cost = config.bm // cluster * config.bn * bk * (1.25 if config.bn == 64 else 1)
+            # Narrow tiles reach a smaller part of the rate; slices have to be added up.
+            cost = config.bm * config.bn * bk / places * (1.25 if config.bn == 64 else 1)
             return (rounds * steps + (8 if slices > 1 else 0)) * cost, config, slices
 
         _, config, slices = min((plan(config) for config in self._configs), key=lambda found: found[0])
         return config, slices
+
+    def _places(self, config: nvrtc.Config) -> int:
+        """Tiles (of all thread blocks of a cluster) that are computed at once."""
+        return self._multiprocessors // config.value("CLUSTER") * config.value("RESIDENT")
 
     def _function(self, config: nvrtc.Config) -> Any:
         if config not in self._functions:
@@ -250,7 +253,7 @@ class Wgmma:
         # A smaller product at an edge may be cut in slices: no more than there are places for tiles.
         self._memory(
             "partial",
-            4 * max(self._multiprocessors // c.value("CLUSTER") * c.bm * c.bn for c in self._configs),
+            4 * max(self._places(config) * config.bm * config.bn for config in self._configs),
         )
         if self.kind == "fp16x3":
             self._memory("flag", _FLAG_BYTES)
