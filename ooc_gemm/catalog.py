@@ -171,8 +171,8 @@ def wgmma(
     bm, group, (bn, stages, cluster, resident) = 128, 8, tiles[narrow]
     macros: dict[str, int | str] = {
         "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "PROMOTE": promote, "BM": bm, "BN": bn, "BK": bk,
-        "STAGES": stages, "CLUSTER": cluster, "RESIDENT": resident, "GROUP": group, "A_MN": int(a_mn), "B_MN": int(b_mn),
-        "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
+        "STAGES": stages, "CLUSTER": cluster, "RESIDENT": resident, "GROUP": group,
+        "A_MN": int(a_mn), "B_MN": int(b_mn), "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
     }  # fmt: skip
     shared = stages * planes * (bm + bn) * bk * size + 1024  # for the alignment of the first stage
     dtype = "int32" if kind == "int8" else "float32"

@@ -66,7 +66,7 @@ class Wgmma:
         ]
         if config is not None:
             self._configs = [config]
-        self._multiprocessors = Device().attributes["MultiProcessorCount"]
+        self._multiprocessors = int(Device().attributes["MultiProcessorCount"])
         self._functions: dict[nvrtc.Config, Any] = {}
         self._scalar = np.dtype(self._configs[0].dtype).type
         self._turn = {
