@@ -157,8 +157,10 @@ class Wgmma:
             bk, tiles, places = config.value("BK"), config.grid(m, n)[0], self._places(config)
             slices = max(1, min(places // tiles, k // max(512, bk)))
             rounds, steps = ceil_div(tiles * slices, places), ceil_div(ceil_div(k, bk), slices)
-            # Narrow tiles reach a smaller part of the rate; slices have to be added up.
-            cost = config.bm * config.bn * bk / places * (1.25 if config.bn == 64 else 1)
+            # Narrow tiles reach half of the rate of wide ones; slices have to be added up.
+            cost = (
+                config.value("BM") * config.bn * bk * config.value("RESIDENT") * (2 if config.bn == 64 else 1)
+            )
             return (rounds * steps + (8 if slices > 1 else 0)) * cost, config, slices
 
         _, config, slices = min((plan(config) for config in self._configs), key=lambda found: found[0])
