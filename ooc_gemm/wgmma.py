@@ -138,7 +138,8 @@ class Wgmma:
             u(exponents), u(exponents + 4 * m), u(skip), i32(slices), u(partial),
         )  # fmt: skip
         cluster = config.value("CLUSTER")
-        grid = min(self._places(config), config.grid(m, n)[0] * slices) * cluster
+        at_once = self._multiprocessors // cluster * config.value("RESIDENT")
+        grid = min(at_once, config.grid(m, n)[0] * slices) * cluster
         self._function(config)((grid,), config.block, args, config.shared_bytes, stream)
         if slices > 1:
             args = (
@@ -154,21 +155,16 @@ class Wgmma:
         rounds of tiles × steps of a tile × cost of a step."""
 
         def plan(config: nvrtc.Config) -> tuple[float, nvrtc.Config, int]:
-            bk, tiles, places = config.value("BK"), config.grid(m, n)[0], self._places(config)
+            bk, tiles = config.value("BK"), config.grid(m, n)[0]
+            places = self._multiprocessors // config.value("CLUSTER")
             slices = max(1, min(places // tiles, k // max(512, bk)))
             rounds, steps = ceil_div(tiles * slices, places), ceil_div(ceil_div(k, bk), slices)
             # Narrow tiles reach half of the rate of wide ones; slices have to be added up.
-            cost = (
-                config.value("BM") * config.bn * bk * config.value("RESIDENT") * (2 if config.bn == 64 else 1)
-            )
+            cost = config.value("BM") * config.bn * bk * (2 if config.bn == 64 else 1)
             return (rounds * steps + (8 if slices > 1 else 0)) * cost, config, slices
 
         _, config, slices = min((plan(config) for config in self._configs), key=lambda found: found[0])
         return config, slices
-
-    def _places(self, config: nvrtc.Config) -> int:
-        """Tiles (of all thread blocks of a cluster) that are computed at once."""
-        return self._multiprocessors // config.value("CLUSTER") * config.value("RESIDENT")
 
     def _function(self, config: nvrtc.Config) -> Any:
         if config not in self._functions:
@@ -255,7 +251,7 @@ class Wgmma:
         # A smaller product at an edge may be cut in slices: no more than there are places for tiles.
         self._memory(
             "partial",
-            4 * max(self._places(config) * config.bm * config.bn for config in self._configs),
+            4 * max(self._multiprocessors * config.value("BM") * config.bn for config in self._configs),
         )
         if self.kind == "fp16x3":
             self._memory("flag", _FLAG_BYTES)
