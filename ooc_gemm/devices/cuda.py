@@ -35,6 +35,9 @@ LIBRARY_BYTES = 144 * MiB
 SPLIT_PAYS, SPLIT_PAYS_DEEP = 600, 256
 """m·n/(m + n), and k, from which fp16x3 is ahead of SGEMM on an H200, its split included."""
 
+THIN = 512
+"""Rows or columns of C below which our tiles for float16 lie half empty."""
+
 _CUDA_TYPE = {"f": 0, "d": 1, "e": 2, "F": 4, "D": 5}
 _COMPUTE_32F, _COMPUTE_64F = 68, 70
 _OP_N, _OP_T, _OP_C = 0, 1, 2
@@ -178,6 +181,8 @@ class CUDA:
             return "ffma", "exact in int64"
         if self._capability == 90:
             if a == b == np.float16 and wide == np.float32:
+                if min(m, n) < THIN:
+                    return "cublas", "float16 on the tensor cores, sums in float32; C is thin"
                 return "fp16", "float16 on the tensor cores, sums in float32"
             if wide == np.float32 and precision == "medium":
                 return "tf32", "one TF32 product on the tensor cores, which precision medium allows"
