@@ -45,16 +45,17 @@ PLAIN = [name for name, kernel in KERNELS.items() if _is_plain(kernel)]
 
 
 def _shipped(name: str) -> dict[str, Config]:
-    """For float32 a sample, and the default for other types and transposed operands. The names are the
+    """A sample for the first type; for other types and transposed operands, the default. The names are the
     values of the macros."""
     kernel = KERNELS[name]
-    every = kernel.configs("float32", False, False)
+    first, *others = kernel.dtypes
+    every = kernel.configs(first, False, False)
     configs = every[:: len(every) // 8 + 1]
     if kernel.transposes:
         configs += [
-            kernel.configs("float32", *trans)[0] for trans in ((True, False), (False, True), (True, True))
+            kernel.configs(first, *trans)[0] for trans in ((True, False), (False, True), (True, True))
         ]
-    configs += [kernel.configs(dtype, False, False)[0] for dtype in kernel.dtypes if dtype != "float32"]
+    configs += [kernel.configs(dtype, False, False)[0] for dtype in others]
     return {" ".join(str(value) for _, value in config.macros): config for config in configs}
 
 
@@ -77,7 +78,7 @@ def _mistaken(name: str) -> dict[str, str]:
 
 
 def _default(name: str) -> Config:
-    return KERNELS[name].configs("float32", False, False)[0]
+    return next(iter(_shipped(name).values()))
 
 
 @pytest.fixture(scope="module")
