@@ -48,7 +48,7 @@ def worst(
     a, b = (random(rng, *size, dtype) for size in ((m, k), (k, n)))
     c = random(rng, m, n, "int8" if out.kind == "i" else out.name).astype(out)
     wide = np.result_type(a, np.int64 if out.kind == "i" else np.float64)
-    product_, magnitude = a.astype(wide) @ b.astype(wide), abs(a).astype(wide) @ abs(b).astype(wide)
+    product_, magnitude = a.astype(wide) @ b.astype(wide), abs(a).astype("f8") @ abs(b).astype("f8")
     want = alpha * product_ + (beta * c.astype(wide) if beta else 0)
     if beta == 0:
         c[:] = poison(out)

@@ -65,7 +65,7 @@ tiled(long long m, long long n, long long k, T alpha, const T* __restrict__ A, l
             }
         }
         __syncthreads();  // the tiles are complete
-#pragma unroll 8
+#pragma unroll 4
         for (int kk = 0; kk < TILE; ++kk)
 #pragma unroll
             for (int i = 0; i < DOWN; ++i)

@@ -146,11 +146,11 @@ def guarded_ffma(trans_a: bool, trans_b: bool) -> Config:
 
 
 _WGMMA = {
-    # kind: TYPE, element bytes, planes, PROMOTE, BK; wide, narrow: BN, STAGES, CLUSTER
-    "fp16x3": (1, 2, 2, 64, 64, (192, 2, 2), (64, 4, 1)),
-    "fp16": (1, 2, 1, 0, 64, (256, 4, 2), (64, 8, 1)),
-    "tf32": (2, 4, 1, 0, 32, (256, 4, 2), (64, 8, 1)),
-    "int8": (3, 1, 1, 0, 128, (256, 4, 2), (64, 8, 1)),
+    # kind: TYPE, element bytes, planes, PROMOTE, BK; wide, narrow: BN, STAGES, CLUSTER, RESIDENT
+    "fp16x3": (1, 2, 2, 64, 64, (192, 2, 2, 1), (64, 2, 1, 2)),
+    "fp16": (1, 2, 1, 0, 64, (256, 4, 2, 1), (64, 4, 1, 2)),
+    "tf32": (2, 4, 1, 0, 32, (256, 4, 2, 1), (64, 4, 1, 2)),
+    "int8": (3, 1, 1, 0, 128, (256, 4, 2, 1), (64, 4, 1, 2)),
 }
 """Wide: the best measured on an H200 at 8192³; narrow: for few columns, or few tiles (benchmarks/results)."""
 
@@ -168,11 +168,11 @@ def wgmma(
     if kind not in _WGMMA:
         raise ValueError(f"no {kind}; there is {', '.join(_WGMMA)}")
     type_, size, planes, promote, bk, *tiles = _WGMMA[kind]
-    bm, group, (bn, stages, cluster) = 128, 8, tiles[narrow]
+    bm, group, (bn, stages, cluster, resident) = 128, 8, tiles[narrow]
     macros: dict[str, int | str] = {
         "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "PROMOTE": promote, "BM": bm, "BN": bn, "BK": bk,
-        "STAGES": stages, "CLUSTER": cluster, "GROUP": group, "A_MN": int(a_mn), "B_MN": int(b_mn),
-        "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
+        "STAGES": stages, "CLUSTER": cluster, "RESIDENT": resident, "GROUP": group,
+        "A_MN": int(a_mn), "B_MN": int(b_mn), "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
     }  # fmt: skip
     shared = stages * planes * (bm + bn) * bk * size + 1024  # for the alignment of the first stage
     dtype = "int32" if kind == "int8" else "float32"

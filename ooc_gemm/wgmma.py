@@ -66,7 +66,7 @@ class Wgmma:
         ]
         if config is not None:
             self._configs = [config]
-        self._multiprocessors = Device().attributes["MultiProcessorCount"]
+        self._multiprocessors = int(Device().attributes["MultiProcessorCount"])
         self._functions: dict[nvrtc.Config, Any] = {}
         self._scalar = np.dtype(self._configs[0].dtype).type
         self._turn = {
@@ -138,7 +138,8 @@ class Wgmma:
             u(exponents), u(exponents + 4 * m), u(skip), i32(slices), u(partial),
         )  # fmt: skip
         cluster = config.value("CLUSTER")
-        grid = min(self._multiprocessors // cluster, config.grid(m, n)[0] * slices) * cluster
+        at_once = self._multiprocessors // cluster * config.value("RESIDENT")
+        grid = min(at_once, config.grid(m, n)[0] * slices) * cluster
         self._function(config)((grid,), config.block, args, config.shared_bytes, stream)
         if slices > 1:
             args = (
@@ -154,13 +155,13 @@ class Wgmma:
         rounds of tiles × steps of a tile × cost of a step."""
 
         def plan(config: nvrtc.Config) -> tuple[float, nvrtc.Config, int]:
-            cluster, bk = config.value("CLUSTER"), config.value("BK")
-            tiles, places = config.grid(m, n)[0], self._multiprocessors // cluster
+            bk, tiles = config.value("BK"), config.grid(m, n)[0]
+            places = self._multiprocessors // config.value("CLUSTER")
             slices = max(1, min(places // tiles, k // max(512, bk)))
             rounds, steps = ceil_div(tiles * slices, places), ceil_div(ceil_div(k, bk), slices)
-            # Small instructions are bound by shared memory: they reach half of the rate of wide ones.
-            cost = config.bm // cluster * config.bn * (2 if config.bn == 64 else 1)
-            return rounds * steps * cost, config, slices
+            # Narrow tiles reach half of the rate of wide ones; slices have to be added up.
+            cost = config.value("BM") * config.bn * bk * (2 if config.bn == 64 else 1)
+            return (rounds * steps + (8 if slices > 1 else 0)) * cost, config, slices
 
         _, config, slices = min((plan(config) for config in self._configs), key=lambda found: found[0])
         return config, slices
@@ -250,7 +251,7 @@ class Wgmma:
         # A smaller product at an edge may be cut in slices: no more than there are places for tiles.
         self._memory(
             "partial",
-            4 * max(self._multiprocessors // c.value("CLUSTER") * c.bm * c.bn for c in self._configs),
+            4 * max(self._multiprocessors * config.value("BM") * config.bn for config in self._configs),
         )
         if self.kind == "fp16x3":
             self._memory("flag", _FLAG_BYTES)
