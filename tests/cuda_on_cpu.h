@@ -8,9 +8,9 @@
 //     thread 2                 ┗━━━━━━━┛            result is wrong in some order of the threads (forward,
 //                                   barrier         backward, shuffled), and the same in every run.
 //
-// Shared memory is NaN (-1 in integers) when a block starts, so what nobody stored shows. Here is what the
-// ladder's kernels use, as in the CUDA C++ Programming Guide. One rule is stricter: all threads of a block
-// (for __syncwarp: of a warp) must come to a barrier, in the same line; none may have returned before.
+// Shared memory is NaN (-1 in integers) when a block starts, so what nobody stored shows. Here is what our
+// kernels use, as in the CUDA C++ Programming Guide. One rule is stricter: all threads of a block (for
+// __syncwarp: of a warp) must come to a barrier, in the same line; none may have returned before.
 //
 // emulator.py writes the rest of the program: a main that calls run() for one problem after the other.
 #pragma once
@@ -21,8 +21,10 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
+#define __CUDA_ARCH__ 750  // the oldest GPUs we have kernels for: the only ones that can do without assembly
 #define __global__
 #define __device__
 #define __forceinline__ inline
@@ -39,16 +41,17 @@ static dim3 threadIdx, blockIdx, blockDim, gridDim;
 template <class X, class Y> auto min(X x, Y y) { return y < x ? y : x; }
 template <class X, class Y> auto max(X x, Y y) { return x < y ? y : x; }
 template <class X> X __ldg(const X* x) { return *x; }
+size_t __cvta_generic_to_shared(const void*);  // only named: what calls it is for newer GPUs
 
-// Begin and end of the section, from the linker; null where no kernel has shared memory.
+// Where that section begins and ends, from the linker; null where there is none.
 extern "C" __attribute__((weak)) long long __start_shared_memory[], __stop_shared_memory[];
 
-// Fibers are never freed; one stack each is enough.
+// Fibers are never freed, and one stack each is enough.
 extern "C" const char* __asan_default_options() { return "detect_leaks=0:detect_stack_use_after_return=0"; }
 
 namespace cuda_on_cpu {
-// ---- Fibers ----------------------------------------------------------------------------------------------
 
+// ---- Fibers ----------------------------------------------------------------------------------------------
 enum State { READY, AT_WARP_BARRIER, AT_BLOCK_BARRIER, DONE };
 
 struct Fiber {
@@ -65,8 +68,7 @@ static Fiber scheduler, fibers[MAX_THREADS], *running;
 static void (*thread_body)(const void* argument);
 static const void* thread_argument;
 
-// From one fiber to another, telling the sanitizer. (swapcontext makes a system call, and makes the
-// sanitizer forget what it knows of the stack.)
+// From one fiber to another. (At swapcontext, the sanitizer would forget what it knows of the stack.)
 __attribute__((noinline, no_sanitize_address)) static void go(Fiber& from, Fiber& to) {
     void* fake_stack;
     __sanitizer_start_switch_fiber(&fake_stack, to.stack, to.stack_bytes);
@@ -86,10 +88,7 @@ static void wait(State state, int line) {
 // What a fiber does: one thread after the other, in the blocks that follow.
 static void run_threads() {
     __sanitizer_finish_switch_fiber(nullptr, &scheduler.stack, &scheduler.stack_bytes);
-    for (;;) {
-        thread_body(thread_argument);
-        wait(DONE, 0);
-    }
+    for (;; wait(DONE, 0)) thread_body(thread_argument);
 }
 
 static void create(Fiber& fiber) {
@@ -100,17 +99,32 @@ static void create(Fiber& fiber) {
     makecontext(fiber.start, run_threads, 0);
 }
 
-// ---- Thread blocks ---------------------------------------------------------------------------------------
+// ---- Memory ----------------------------------------------------------------------------------------------
+// Room of any size, in the midst of memory that may not be touched.
+struct Guarded {
+    static constexpr size_t ZONE = 1 << 20;
+    char* const memory = static_cast<char*>(std::malloc(3 * ZONE));
+    char* const first = memory + ZONE;
 
-enum Order { FORWARD, BACKWARD, SHUFFLED };
+    template <class T>
+    T* resize(size_t bytes, size_t misaligned = 0, FILE* content = nullptr) {
+        ASAN_POISON_MEMORY_REGION(memory, 3 * ZONE);
+        ASAN_UNPOISON_MEMORY_REGION(first + misaligned, bytes);
+        if (misaligned + bytes > ZONE) std::abort();
+        if (content && std::fread(first + misaligned, 1, bytes, content) != bytes) std::abort();
+        return reinterpret_cast<T*>(first + misaligned);
+    }
+};
+static Guarded dynamic_shared_memory;
 
 // Not checked, for the sanitizer keeps gaps between the arrays.
-__attribute__((no_sanitize_address)) static void poison_shared_memory() {
+__attribute__((no_sanitize_address)) static void poison_shared_memory(size_t dynamic_bytes) {
     for (volatile long long* at = __start_shared_memory; at < __stop_shared_memory; ++at) *at = -1;
+    std::memset(dynamic_shared_memory.resize<char>(dynamic_bytes), -1, dynamic_bytes);
 }
 
-// Lets the threads first … last - 1 go on that wait at such a barrier: all of them, or it is a fault. False
-// if none waits.
+// ---- Thread blocks ---------------------------------------------------------------------------------------
+// Lets threads first … last - 1 go on from such a barrier: all, or it is a fault. False if none waits there.
 static bool release(State barrier, int first, int last) {
     int one = first;
     while (one < last && fibers[one].state != barrier) ++one;
@@ -127,6 +141,7 @@ static bool release(State barrier, int first, int last) {
     return true;
 }
 
+enum Order { FORWARD, BACKWARD, SHUFFLED };
 static void run_block(int order) {
     const int threads = blockDim.x * blockDim.y;
     int turn[MAX_THREADS];
@@ -135,7 +150,6 @@ static void run_block(int order) {
         fibers[i].state = READY;
         if (!fibers[i].stack) create(fibers[i]);
     }
-    poison_shared_memory();
     unsigned random = 1;
     for (bool unfinished = true; unfinished;) {
         for (int i = threads - 1; order == SHUFFLED && i > 0; --i) {
@@ -156,46 +170,31 @@ static void run_block(int order) {
     }
 }
 
-// ---- Problems --------------------------------------------------------------------------------------------
-
 // Comes on standard input, and then the bytes of A, B and C, from their first element to their last.
 struct Problem {
-    long long kernel, order, grid, block_x, block_y, misaligned, a_bytes, b_bytes, c_bytes;
+    long long kernel, order, grid, block_x, block_y, shared_bytes, misaligned, a_bytes, b_bytes, c_bytes;
     long long m, n, k, lda, ldb, ldc;
     double alpha, beta;
 };
 
-// Room for a matrix, in the midst of memory that may not be touched.
-template <class T>
-class Guarded {
-    static constexpr long long ZONE = 1 << 20;
-    char* const memory = static_cast<char*>(std::malloc(3 * ZONE));
-public:
-    T* read(size_t bytes, size_t misaligned) {
-        char* const first = memory + ZONE + misaligned;
-        ASAN_POISON_MEMORY_REGION(memory, 3 * ZONE);
-        ASAN_UNPOISON_MEMORY_REGION(first, bytes);
-        if (misaligned + bytes > ZONE || std::fread(first, 1, bytes, stdin) != bytes) std::abort();
-        return reinterpret_cast<T*>(first);
-    }
-};
-
-// The kernel's C ← α·A·B + β·C, from standard input to standard output.
+// The kernel's C ← α·A·B + β·C, to standard output.
 template <class T>
 void run(void (*kernel)(long long, long long, long long, T, const T*, long long, const T*, long long, T, T*,
                         long long), const Problem& p) {
-    static Guarded<T> a, b, c;
-    const T* const A = a.read(p.a_bytes, p.misaligned);
-    const T* const B = b.read(p.b_bytes, p.misaligned);
-    T* const C = c.read(p.c_bytes, p.misaligned);
+    static Guarded a, b, c;
+    const T* const A = a.resize<T>(p.a_bytes, p.misaligned, stdin);
+    const T* const B = b.resize<T>(p.b_bytes, p.misaligned, stdin);
+    T* const C = c.resize<T>(p.c_bytes, p.misaligned, stdin);
     const auto call = [&] { kernel(p.m, p.n, p.k, T(p.alpha), A, p.lda, B, p.ldb, T(p.beta), C, p.ldc); };
     thread_body = [](const void* it) { (*static_cast<decltype(call)*>(it))(); };
     thread_argument = &call;
     blockDim = {unsigned(p.block_x), unsigned(p.block_y), 1};
     gridDim = {unsigned(p.grid), 1, 1};
-    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) run_block(p.order);
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
+        poison_shared_memory(p.shared_bytes);
+        run_block(p.order);
+    }
     std::fwrite(C, 1, p.c_bytes, stdout);
     std::fflush(stdout);
 }
-
 }  // namespace cuda_on_cpu

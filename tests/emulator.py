@@ -18,7 +18,7 @@ ORDERS = ("forward", "backward", "shuffled")
 
 _HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 _COMPILE = [
-    "g++", "-std=c++17", "-O1", "-g1",
+    "g++", "-std=c++17", "-Og", "-g1",
     "-fsanitize=address,undefined,bounds-strict", "-fno-sanitize-recover=all",
     "-fsanitize-sections=shared_memory",
 ]  # fmt: skip
@@ -67,7 +67,7 @@ class Emulator:
         lines, cases = [f'#include "{_HEADER}"'], []
         for i, (config, source) in enumerate(kernels.values()):
             path = folder / f"{i}.cu"
-            path.write_text(_with_static_memory(source, config), encoding="utf-8")
+            path.write_text(_with_dynamic_memory(source), encoding="utf-8")
             # A namespace is not enough to tell functions apart that are extern "C".
             macros = (*config.macros, (config.kernel, f"kernel{i}"))
             lines += [f"#define {name} {value}" for name, value in macros]
@@ -110,7 +110,7 @@ def _encoded(index: int, config: Config, p: Problem) -> bytes:
     pairs = (p.a, a_cols), (p.b, b_cols), (p.c, p.n)
     a, b, c = (matrix.ravel()[: _extent(matrix, cols)].tobytes() for matrix, cols in pairs)
     integers = (
-        index, ORDERS.index(p.order), *config.grid(p.m, p.n), *config.block,
+        index, ORDERS.index(p.order), *config.grid(p.m, p.n), *config.block, config.shared_bytes,
         p.shift * p.c.itemsize, len(a), len(b), len(c),
         p.m, p.n, p.k, p.a.shape[1], p.b.shape[1], p.c.shape[1],
     )  # fmt: skip
@@ -123,7 +123,7 @@ def _extent(matrix: np.ndarray, cols: int) -> int:
     return (rows - 1) * ld + cols if rows and cols else 0
 
 
-def _with_static_memory(source: str, config: Config) -> str:
-    """Dynamic shared memory becomes static, of the size that the kernel is launched with."""
-    array = rf"__shared__ \1 \2[{config.shared_bytes} / sizeof(\1)];"
-    return re.sub(r"extern __shared__ (\w+) (\w+)\[\];", array, source)
+def _with_dynamic_memory(source: str) -> str:
+    """An array whose size comes with the launch is no C++."""
+    pointer = r"\1* const \2 = reinterpret_cast<\1*>(cuda_on_cpu::dynamic_shared_memory.first);"
+    return re.sub(r"extern __shared__ (\w+) (\w+)\[\];", pointer, source)
