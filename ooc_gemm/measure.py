@@ -50,9 +50,9 @@ def errors(got: Any, want: Any, threshold: float) -> dict[str, float | None]:
 
 def rounding(kernel: str, dtype: str, k: int) -> float:
     """What rounding may do to an element of a product of random matrices, relative to the root mean square
-    of the product; 0 for integers. A sum of k products loses up to half a unit in each addition, which adds
-    up like √k (2·k products make a complex part); 8 and 4 are standard deviations, the constants cover small k. TF32 rounds its operands to 11
-    bits, and tensor cores add with three bits less than float32 has."""
+    of the product; 0 for integers. A sum of k products (2·k for each part of a complex one) loses up to half
+    a unit in each addition, which adds up like √k; 8 and 4 are standard deviations, the constants cover small
+    k. TF32 rounds its operands to 11 bits, and tensor cores add with three bits less than float32 has."""
     if np.dtype(dtype).kind in "iu":
         return 0.0
     wide, terms = np.dtype(dtype).char in "dD", 2 * k if np.dtype(dtype).kind == "c" else k

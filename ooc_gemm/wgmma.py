@@ -27,6 +27,8 @@ LOW_SHARE = 32
 """fp16x3 takes operands of which at most one element in this many lies too low to keep its bits."""
 FALLBACK_SLICES = 8
 """A plain float32 sum over all of k would be less accurate than SGEMM's, which is made of several."""
+SPLIT_PAYS, SPLIT_PAYS_DEEP = 600, 256
+"""m·n/(m + n), and k, from which fp16x3 is ahead of plain float32 on an H200, its split included."""
 _FLAG_BYTES = 12
 """The flag of split.cu, and a count for each operand."""
 _SPLIT_KERNELS = ("row_exponents", "column_largest", "column_exponents", "split")
@@ -41,7 +43,7 @@ class Wgmma:
     """C ← α·op(A)·op(B) + β·C by one of the kinds above, on the current device.
 
     `a_type`, `b_type`: NumPy names of the stored types. C is float32, or int32 for int8. Without a `config`,
-    each product takes the one that suits its shape.
+    each product takes the one that suits its shape, or plain float32 where the split would not pay.
     """
 
     def __init__(
@@ -104,10 +106,17 @@ class Wgmma:
     ) -> None:
         """As `nvrtc.launch`, but rows of A and B must start at multiples of PITCH_BYTES (fp16x3) or of 16
         bytes. `in_place`: names of operands that may be overwritten; fp16x3 takes memory for the others."""
+        from cupy.cuda import runtime
+
         if m == 0 or n == 0:
             return
         if alpha == 0:
             k = 0
+        if self.kind == "fp16x3" and k and len(self._configs) > 1 and not split_pays(m, n, k):
+            flag = self._memory("flag", _FLAG_BYTES)
+            runtime.memsetAsync(flag, 1, _FLAG_BYTES, stream.ptr)
+            self._fall_back(m, n, k, alpha, (a_ptr, lda), (b_ptr, ldb), beta, (c_ptr, ldc), flag, stream)
+            return
         operands = {"a": (a_ptr, lda, m), "b": (b_ptr, ldb, n)}
         args: tuple[Any, ...]
         u = np.uintp
@@ -342,6 +351,11 @@ def _scale(ptr: int, m: int, n: int, ld: int, beta: complex, stream: Any) -> Non
     with stream:
         matrix = cupy.ndarray((m, n), "c8", cupy.cuda.MemoryPointer(memory, 0), strides=(8 * ld, 8))
         matrix *= np.complex64(beta)
+
+
+def split_pays(m: int, n: int, k: int) -> bool:
+    """Whether each element of A and B, split once, is multiplied often enough for fp16x3 to be ahead."""
+    return m * n >= SPLIT_PAYS * (m + n) and k >= SPLIT_PAYS_DEEP
 
 
 def _load(config: nvrtc.Config, *names: str) -> dict[str, Any]:

@@ -154,7 +154,10 @@ def test_fp16x3_keeps_nan_and_infinity_where_numpy_has_them(cupy: Any, trans_b: 
     a[3, 4], b[7, 8], b[9, 10] = np.nan, np.inf, -np.inf
     da, db = _stored(cupy, a, "float32"), _stored(cupy, b.T if trans_b else b, "float32")
     found = cupy.zeros((m, n), "f4")
-    gemm = Wgmma("fp16x3", False, trans_b, "float32", "float32")
+    config = catalog.KERNELS["fp16x3"].configs("float32", False, trans_b)[
+        0
+    ]  # or it would not be split at all
+    gemm = Wgmma("fp16x3", False, trans_b, "float32", "float32", config)
     gemm(
         m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n,
         cupy.cuda.get_current_stream(), "ab",
@@ -168,6 +171,23 @@ def test_fp16x3_keeps_nan_and_infinity_where_numpy_has_them(cupy: Any, trans_b: 
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(64, 2000, 700), (2000, 64, 700), (900, 1000, 64), (1500, 1400, 300)]
+)
+def test_fp16x3_at_any_shape(cupy: Any, m: int, n: int, k: int) -> None:
+    """By split, or in plain float32 where that would not pay."""
+    from ooc_gemm.wgmma import Wgmma
+
+    rng, stream = np.random.default_rng(4), cupy.cuda.get_current_stream()
+    a, b = rng.standard_normal((m, k)).astype("f4"), rng.standard_normal((k, n)).astype("f4")
+    da, db, found = _stored(cupy, a, "float32"), _stored(cupy, b, "float32"), cupy.full((m, n), np.nan, "f4")
+    gemm = Wgmma("fp16x3", False, False, "float32", "float32")
+    gemm(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n, stream)
+    want = a.astype("f8") @ b.astype("f8")
+    assert (abs(found.get() - want) <= 2 * EPS["fp16x3"] * (abs(a).astype("f8") @ abs(b))).all()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("conjugate", TRANS)
 @pytest.mark.parametrize(("trans_a", "trans_b"), TRANS)
 def test_complex_agrees_with_numpy(
@@ -176,7 +196,8 @@ def test_complex_agrees_with_numpy(
     from ooc_gemm.wgmma import ComplexGemm
 
     rng, stream = np.random.default_rng(9), cupy.cuda.Stream(non_blocking=True)
-    gemm = ComplexGemm(trans_a, trans_b, *conjugate)
+    config = catalog.KERNELS["fp16x3"].configs("float32", trans_a, trans_b)[0]
+    gemm = ComplexGemm(trans_a, trans_b, *conjugate, config)
 
     def draw(*shape: int) -> np.ndarray:
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype("c8")

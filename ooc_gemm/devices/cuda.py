@@ -23,6 +23,7 @@ from ..roofline import peak_flops
 from ..tiles import round_up
 from ..trace import Trace
 from ..tune import best_config
+from ..wgmma import ComplexGemm, Wgmma, split_pays
 from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Limits, Operation, Overflow
 
 HOST_BASELINE = 704 * MiB
@@ -31,9 +32,6 @@ CONTEXT_BYTES = 528 * MiB
 """Device memory of a context (measured 527 MiB on an H200)."""
 LIBRARY_BYTES = 144 * MiB
 """Device memory of cuBLAS: its handle and workspace (measured 132 MiB)."""
-
-SPLIT_PAYS, SPLIT_PAYS_DEEP = 600, 256
-"""m·n/(m + n), and k, from which fp16x3 is ahead of SGEMM on an H200, its split included."""
 
 THIN = 512
 """Rows or columns of C below which our tiles for float16 lie half empty."""
@@ -187,8 +185,7 @@ class CUDA:
             if wide == np.float32 and precision == "medium":
                 return "tf32", "one TF32 product on the tensor cores, which precision medium allows"
             if wide in (np.float32, np.complex64):
-                # Each element of A and B is split once, and multiplied n and m times.
-                if m * n < SPLIT_PAYS * (m + n) or k < SPLIT_PAYS_DEEP:
+                if not split_pays(m, n, k):
                     return "cublas", "too few products for each element for a split in float16 planes to pay"
                 if wide == np.complex64:
                     return "fp16x3", "complex as real products as accurate as float32, ahead of CGEMM here"
@@ -405,7 +402,6 @@ class CUDA:
     def _open_kernel(self, plan: Plan) -> Callable[..., None]:
         """A function of (m, n, k, α, a, lda, b, ldb, β, c, ldc, stream) that starts the multiplication."""
         from .. import nvrtc
-        from ..wgmma import ComplexGemm, Wgmma
 
         op = self._op
         arithmetic = op.arithmetic
