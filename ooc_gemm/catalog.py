@@ -30,6 +30,8 @@ class Kernel:
     """Least compute capability, times ten."""
     only_arch: int | None = None
     """The only one that has its instructions."""
+    launcher: str = "nvrtc"
+    """The module that knows its arguments: `nvrtc.launch` for the signature that most kernels share."""
 
 
 def _naive(coalesced: bool) -> Callable[[str, bool, bool], list[Config]]:
@@ -131,7 +133,8 @@ def _rungs() -> list[Kernel]:
     return [Kernel(name, text, dtypes, configs, transposes=False) for name, text, dtypes, configs in rungs]
 
 
-def _ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+def ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+    """kernels/ffma.cu."""
     # What bounds the tile is the 128 registers of a thread: an 8-byte sum takes two. int64 also needs
     # several for each product.
     sizes = {"float32": (128, 128, 8, 8, 8), "float64": (128, 64, 8, 8, 4), "int64": (64, 64, 8, 4, 4)}
@@ -145,30 +148,38 @@ def _ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
 
 def guarded_ffma(trans_a: bool, trans_b: bool) -> Config:
     """`ffma` for float32 that runs only where a flag on the device says so."""
-    config = _ffma("float32", trans_a, trans_b)[0]
+    config = ffma("float32", trans_a, trans_b)[0]
     return replace(config, macros=(*config.macros, ("GUARDED", 1)))
 
 
 _WGMMA = {
-    # kind: TYPE, element bytes, planes, PROMOTE, BM, BN, BK, STAGES, CLUSTER, GROUP
-    "fp16x3": (1, 2, 2, 64, 128, 192, 64, 2, 2, 8),
-    "fp16": (1, 2, 1, 0, 128, 256, 64, 4, 2, 8),
-    "tf32": (2, 4, 1, 0, 128, 256, 32, 4, 2, 8),
-    "int8": (3, 1, 1, 0, 128, 256, 128, 4, 2, 8),
+    # kind: TYPE, element bytes, planes, PROMOTE, BK; wide, narrow: BN, STAGES, CLUSTER, RESIDENT
+    "fp16x3": (1, 2, 2, 64, 64, (192, 2, 2, 1), (64, 2, 1, 2)),
+    "fp16": (1, 2, 1, 0, 64, (256, 4, 2, 1), (64, 4, 1, 2)),
+    "tf32": (2, 4, 1, 0, 32, (256, 4, 2, 1), (64, 4, 1, 2)),
+    "int8": (3, 1, 1, 0, 128, (256, 4, 2, 1), (64, 4, 1, 2)),
 }
-"""The best measured on an H200 at 8192³ (benchmarks/results)."""
+"""Wide: the best measured on an H200 at 8192³; narrow: for few columns, or few tiles (benchmarks/results)."""
 
 
-def wgmma(kind: str, a_mn: bool, b_mn: bool, a_unsigned: bool = False, b_unsigned: bool = False) -> Config:
+def wgmma(
+    kind: str,
+    a_mn: bool,
+    b_mn: bool,
+    a_unsigned: bool = False,
+    b_unsigned: bool = False,
+    narrow: bool = False,
+) -> Config:
     """kernels/wgmma.cu for an operand contiguous along m or n (`mn`) or along k. ValueError for a kind it
     does not have."""
     if kind not in _WGMMA:
         raise ValueError(f"no {kind}; there is {', '.join(_WGMMA)}")
-    type_, size, planes, promote, bm, bn, bk, stages, cluster, group = _WGMMA[kind]
+    type_, size, planes, promote, bk, *tiles = _WGMMA[kind]
+    bm, group, (bn, stages, cluster, resident) = 128, 8, tiles[narrow]
     macros: dict[str, int | str] = {
         "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "PROMOTE": promote, "BM": bm, "BN": bn, "BK": bk,
-        "STAGES": stages, "CLUSTER": cluster, "GROUP": group, "A_MN": int(a_mn), "B_MN": int(b_mn),
-        "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
+        "STAGES": stages, "CLUSTER": cluster, "RESIDENT": resident, "GROUP": group,
+        "A_MN": int(a_mn), "B_MN": int(b_mn), "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
     }  # fmt: skip
     shared = stages * planes * (bm + bn) * bk * size + 1024  # for the alignment of the first stage
     dtype = "int32" if kind == "int8" else "float32"
@@ -191,12 +202,18 @@ def _hopper() -> list[Kernel]:
         turned = kind in ("tf32", "int8")  # to lie along k
         return lambda dtype, trans_a, trans_b: [
             wgmma(
-                kind, trans_a and not turned, not trans_b and not turned, dtype == "uint8", dtype == "uint8"
+                kind,
+                trans_a and not turned,
+                not trans_b and not turned,
+                dtype == "uint8",
+                dtype == "uint8",
+                narrow,
             )
+            for narrow in (False, True)
         ]
 
     return [
-        Kernel(kind, text, dtypes, configs(kind), min_arch=90, only_arch=90)
+        Kernel(kind, text, dtypes, configs(kind), min_arch=90, only_arch=90, launcher="wgmma")
         for kind, (text, dtypes) in explained.items()
     ]
 
@@ -235,7 +252,7 @@ KERNELS = {
             "ffma",
             "shared-memory tiles, register blocks, double buffering: the fastest without tensor cores",
             ("float32", "float64", "int64"),
-            _ffma,
+            ffma,
         ),
         *_hopper(),
     )
