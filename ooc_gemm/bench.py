@@ -84,7 +84,7 @@ def run(
         "device": device,
         "bandwidth_bytes_per_second": stopwatch.bandwidth,
         "repeat": repeat,
-        "data": "random: N(0, 1), or integers over the range of int8; rows padded to 16 bytes",
+        "data": "random: N(0, 1), or integers over the range of int8; rows padded to 256 bytes",
         "versions": {
             "ooc-gemm": __version__,
             "python": platform.python_version(),

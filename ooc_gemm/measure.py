@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .gpu import Gemm
 from .roofline import OUT_DTYPE
+from .wgmma import PITCH_BYTES
 
 ROWS_CHECKED = 1024
 WIDE_CHECKED = 16, 256
@@ -85,8 +86,8 @@ class Case:
         self.stream.synchronize()
 
     def _padded(self, rows: int, cols: int, dtype: str) -> Any:
-        """Rows that begin at multiples of 16 bytes, as the engine's panels do."""
-        unit = max(16 // np.dtype(dtype).itemsize, 1)
+        """Rows that begin at multiples of PITCH_BYTES, as the engine's panels do."""
+        unit = PITCH_BYTES // np.dtype(dtype).itemsize
         return self.cupy.full((rows, -(-cols // unit) * unit), poison(dtype), dtype)[:, :cols]
 
     def _random(self, rng: np.random.Generator, rows: int, cols: int) -> Any:
