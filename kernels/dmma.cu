@@ -2,26 +2,28 @@
 //
 // A thread block computes one BM×BN tile of C, a warp WM×WN of it, walking along k in steps of BK. Tiles of A
 // and B pass through a ring of STAGES buffers in shared memory, copied there asynchronously and past the
-// registers; of a slice of k, each warp reads fragments, what one warp-wide instruction takes:
+// registers; from there each warp reads fragments, what one warp-wide instruction takes, one ahead of their use:
 //
 //     global ──cp.async──► stage s+STAGES-1 … stage s+1, stage s ──► fragments ──mma.sync──► sums
 //
 // The tensor cores do not care which row of a tile is called row 0, as long as C is stored by the same names,
 // nor which k is called k 0, as long as A and B agree. So the names are dealt out such that every thread
-// reads pairs of neighbours, 16 bytes, whether a tile is contiguous along k or along m or n. Of 16 rows
-// (columns) × 8 k, the thread with g = lane / 4 and t = lane % 4 holds
+// reads pairs of neighbours, 16 bytes, and gets them in the order in which the instruction wants its registers.
+// Of its left operand that is two rows of one k, of its right one two k of one column: so the tiles of the
+// left operand are contiguous along m (or n), those of the right one along k. Of 16 rows (columns) × 8 k, the
+// thread with g = lane / 4 and t = lane % 4 holds
 //
 //                   k 2t  2t+1
 //     row    2g     │  ×    ×  │        of the left operand, rows 2g are the instruction's rows g, rows 2g+1
 //            2g+1   │  ×    ×  │        its rows g+8; of the right one, columns 2g make one instruction,
 //                                       columns 2g+1 another.
 //
-// In registers, the instruction wants rows g and g+8 of one k side by side, and of a column two k. So the left
-// operand is best contiguous along m or n, the right one along k; otherwise pairs are taken apart, one move
-// for each register. Hence FLIP: where A lies along k, the kernel computes Cᵀ = op(B)ᵀ·op(A)ᵀ.
+// Where A is contiguous along k, the kernel computes Cᵀ = op(B)ᵀ·op(A)ᵀ (FLIP): then A is the right operand, and
+// the ordinary A·B comes out even. An operand that still lies the wrong way is turned as it is copied, 8
+// bytes at a time instead of 16.
 //
-// Tiles keep the order of global memory, so all transpositions are copied alike. To keep the reads of a warp
-// in different banks, 16-byte units of a tile swap places (`Tile::unit`).
+// To keep the reads of a warp in different banks, and the turned copies in many, 16-byte units of a tile swap
+// places (`unit`).
 //
 // Slice y of the grid multiplies its part of k and stores at C + y·m·ldc, for a sum over slices to follow.
 //
@@ -38,19 +40,23 @@ using T = double;
 using u32 = unsigned;
 using u64 = unsigned long long;
 
+constexpr bool A_K = !TRANS_A, B_K = TRANS_B;  // contiguous along k
+constexpr bool FLIP = A_K;
+
 constexpr int WARPS_N = BN / WN;
 constexpr int THREADS = 32 * (BM / WM) * WARPS_N;
 constexpr int SLICE = K_STEP < 8 ? 8 : K_STEP;  // k of a fragment: the picture above, once or twice
-constexpr int A_ELEMENTS = BM * BK, STAGE_ELEMENTS = (BM + BN) * BK;
-
-constexpr bool A_K = !TRANS_A, B_K = TRANS_B;  // contiguous along k
-constexpr bool FLIP = A_K;
+constexpr int BL = FLIP ? BN : BM, BR = FLIP ? BM : BN;  // of the left operand, of the right one
 constexpr int LEFT = (FLIP ? WN : WM) / 16, RIGHT = (FLIP ? WM : WN) / 16;  // fragments of a warp
+constexpr int TURNS = BK / SLICE * RIGHT;  // of a step: one right fragment each
+constexpr int STAGE_BYTES = (BM + BN) * BK * 8;
 
 static_assert(BM % WM == 0 && BN % WN == 0, "warps must tile the thread block's tile exactly");
 static_assert(WM % 16 == 0 && WN % 16 == 0, "a fragment has 16 rows, or columns");
 static_assert(BK % SLICE == 0, "fragments must tile a step exactly");
-static_assert(STAGES >= 2, "one stage is filled while another is multiplied");
+static_assert(BK / SLICE % 2 == 0, "a step must begin with the fragments' buffer 0, as the one before did");
+static_assert(BK % 16 == 0, "eight units, which fill all banks, for a row of a right tile");
+static_assert(STAGES >= 3, "one stage is filled while one is multiplied and the next is ready to be read");
 
 struct alignas(16) Pair {
     T v[2];
@@ -69,32 +75,34 @@ __device__ __forceinline__ void copy(u32 to, const T* from, int valid) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(8 * valid) : "memory");
 }
 
-// Where things lie in a tile of EXTENT rows (columns) × BK. K_INNER: it is contiguous along k, else along
-// m or n; the other axis is the outer one.
-template <int EXTENT, bool K_INNER>
-struct Tile {
-    static constexpr int INNER = K_INNER ? BK : EXTENT;
+// All but the last PENDING groups of copies are complete, for everybody.
+template <int PENDING>
+__device__ __forceinline__ void wait_for() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+    __syncthreads();
+}
 
-    // The place of a pair of neighbours, in 16-byte units. Eight of them fill all banks, and eight threads
-    // (two g, all t) read at a time: two rows, or four pairs of k, which the swap moves apart.
-    static __device__ __forceinline__ int unit(int outer, int inner) {
-        const int swap = K_INNER ? (outer >> 1 & 1) * 4 : (outer >> 1 & 3) * 2;
-        return (outer * (INNER / 2) + inner / 2) ^ swap;
-    }
-};
+// The place in a tile, in 16-byte units. Eight units fill all banks, and eight threads (two g, all t) read at a
+// time: of a left tile the pair of rows 2g of every k = 2t + i, of a right one the pairs of k of rows 2g + i.
+__device__ __forceinline__ int left_unit(int k, int row) { return k * (BL / 2) + (row / 2 ^ k % 8); }
+__device__ __forceinline__ int right_unit(int row, int k) {
+    return row * (BK / 2) + (k / 2 ^ (row / 2 % 2 * 4 + row / 4 % 4));
+}
 
-// Carries one tile after the other to shared memory. INNER neighbouring threads copy one piece of a stored
-// row; a thread's COUNT copies lie STEP rows apart, in one column.
-template <int EXTENT, bool K_INNER, int WIDTH>
+// Carries tiles of an operand to shared memory, one after the other. K_INNER: it is stored contiguous along
+// k, else along m or n; the other axis is the outer one. INNER neighbouring threads copy one piece of a stored
+// row; a thread's COUNT copies lie STEP rows apart, in one column. ASKED: elements of a copy, if not turned.
+template <bool IS_LEFT, bool K_INNER, int ASKED>
 struct Carrier {
-    using Here = Tile<EXTENT, K_INNER>;
-    static constexpr int INNER = Here::INNER / WIDTH;
+    static constexpr int EXTENT = IS_LEFT ? BL : BR;
+    static constexpr int WIDTH = IS_LEFT == K_INNER ? 1 : ASKED;
+    static constexpr int INNER = (K_INNER ? BK : EXTENT) / WIDTH;
     static constexpr int STEP = THREADS / INNER;
     static constexpr int COUNT = EXTENT * BK / WIDTH / THREADS;
     static_assert(THREADS % INNER == 0, "all copies of a thread lie in one column of the stored tile");
     static_assert(COUNT * WIDTH * THREADS == EXTENT * BK, "every thread copies equally much");
 
-    const T* next;  // this thread's first element of the tile that `fetch` takes next
+    const T* next;  // what `fetch` takes next
     long long ld;
     int extent;  // rows (columns) of op() that exist
 
@@ -104,17 +112,15 @@ struct Carrier {
     __device__ __forceinline__ Carrier(const T* corner, long long ld, int extent)
         : next(corner + outer(0) * ld + inner()), ld(ld), extent(extent) {}
 
-    // `depth` is how much of k is left. Moves on to the next tile.
-    __device__ __forceinline__ void fetch(u32 to, int depth) {
+    // Copy number e of a tile, each once and in order; `depth` is how much of k is left, and may be none.
+    __device__ __forceinline__ void fetch(int e, u32 to, int depth) {
+        const int row = K_INNER ? outer(e) : inner(), k = K_INNER ? inner() : outer(e);
         const int left = (K_INNER ? depth : extent) - inner();
         const int valid = left < 0 ? 0 : left < WIDTH ? left : WIDTH;
-        const T* from = next;
-#pragma unroll
-        for (int e = 0; e < COUNT; ++e, from += STEP * ld) {
-            const u32 place = to + Here::unit(outer(e), inner()) * 16 + inner() % 2 * 8;
-            copy<WIDTH>(place, from, outer(e) < (K_INNER ? extent : depth) ? valid : 0);
-        }
-        next += K_INNER ? BK : BK * ld;
+        const int place = IS_LEFT ? left_unit(k, row) * 16 + row % 2 * 8 : right_unit(row, k) * 16 + k % 2 * 8;
+        copy<WIDTH>(to + place, next, outer(e) < (K_INNER ? extent : depth) ? valid : 0);
+        next += STEP * ld;
+        if (K_INNER && e + 1 == COUNT) next += BK - EXTENT * ld;
     }
 };
 
@@ -123,28 +129,29 @@ struct Fragment {
     T v[SLICE / 4][2];
 };
 
-// `tile` starts at the warp's first row (column).
-template <int EXTENT, bool K_INNER>
-__device__ __forceinline__ void read(Fragment& to, const Pair* tile, int group, int k, int g, int t) {
+__device__ __forceinline__ void load(T& x, T& y, u32 from) {
+    asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];" : "=d"(x), "=d"(y) : "r"(from));
+}
+
+// Fragment number i of a warp in a slice of k; `tile` is where the warp's rows begin. Units as above, with all
+// that is constant in one term.
+__device__ __forceinline__ void read_left(Fragment& to, u32 tile, int i, int slice, int g, int t) {
 #pragma unroll
-    for (int half = 0; half < SLICE / 8; ++half, k += 8) {
+    for (int j = 0; j < SLICE / 4; ++j) {
+        const int k = slice * SLICE + j / 2 * 8 + j % 2;  // + 2t
+        load(to.v[j][0], to.v[j][1], tile + (t * BL + (g ^ (2 * t + j % 2))) * 16 + (k * (BL / 2) + i * 8) * 16);
+    }
+}
+
+__device__ __forceinline__ void read_right(Fragment& to, u32 tile, int i, int slice, int g, int t) {
+    const int swapped = t ^ (g % 2 * 4 + g / 2);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if constexpr (K_INNER) {
-                // unit(group·16 + 2g + i, k + 2t), with all that is constant in one term.
-                constexpr int ROW = BK / 2;
-                const int fixed = i * ROW + k / 2, swap = (g & 1) * 4;
-                const Pair pair = tile[group * 16 * ROW + (fixed & ~4) + 2 * g * ROW + t + ((fixed & 4) ^ swap)];
-                to.v[2 * half][i] = pair.v[0];
-                to.v[2 * half + 1][i] = pair.v[1];
-            } else {
-                // unit(k + 2t + i, group·16 + 2g)
-                constexpr int ROW = EXTENT / 2;
-                const Pair pair = tile[(k + i) * ROW + group * 8 + 2 * t * ROW + (g ^ 2 * t)];
-                to.v[2 * half + i][0] = pair.v[0];
-                to.v[2 * half + i][1] = pair.v[1];
-            }
-        }
+    for (int half = 0; half < SLICE / 8; ++half) {
+        const int unit = (slice * SLICE + half * 8) / 2;  // of k, + t
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            load(to.v[2 * half][h], to.v[2 * half + 1][h],
+                 tile + (g * BK + (swapped ^ unit % 8)) * 16 + ((i * 16 + h) * (BK / 2) + unit / 8 * 8) * 16);
     }
 }
 
@@ -184,63 +191,77 @@ __device__ __forceinline__ void multiply(T (&c)[4], const Fragment& a, const Fra
 // Of the left operand's fragment i and the right one's j: [i][j][odd columns].
 using Sums = T[LEFT][RIGHT][2][4];
 
-// Adds up all of k. WIDTH: elements of one copy.
+// An operand from the thread block's corner on.
+struct Operand {
+    const T* corner;
+    long long ld;
+    int extent;  // rows (columns) of op() that exist, at most a tile's
+};
+
+// Adds up all of k. WIDTH: elements of a copy that need not turn.
 template <int WIDTH>
-__device__ __forceinline__ void add_up(Sums& sum, const T* a_corner, long long lda, int a_extent, const T* b_corner,
-                                       long long ldb, int b_extent, long long k) {
+__device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operand& b, long long k) {
     extern __shared__ Pair stages[];
+    const u32 first = shared_address(stages);
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
 
-    Carrier<BM, A_K, WIDTH> a_carrier(a_corner, lda, a_extent);
-    Carrier<BN, B_K, WIDTH> b_carrier(b_corner, ldb, b_extent);
-    long long left = k;  // not yet copied
-    int filled = 0;      // the stage to copy to
-    // A group of copies is closed every time, with copies or without: what is waited for counts groups.
-    const auto fetch = [&] {
-        if (left > 0) {
-            const u32 to = shared_address(stages) + filled * (STAGE_ELEMENTS * 8);
-            const int depth = left < BK ? left : BK;
-            a_carrier.fetch(to, depth);
-            b_carrier.fetch(to + A_ELEMENTS * 8, depth);
-            left -= BK;
+    constexpr int RIGHT_TILE = BL * BK * 8;  // bytes from a stage's beginning
+    const Operand& left = FLIP ? b : a;
+    const Operand& right = FLIP ? a : b;
+    using LeftCarrier = Carrier<true, FLIP ? B_K : A_K, WIDTH>;
+    using RightCarrier = Carrier<false, FLIP ? A_K : B_K, WIDTH>;
+    constexpr int COPIES = LeftCarrier::COUNT + RightCarrier::COUNT;
+    LeftCarrier left_carrier(left.corner, left.ld, left.extent);
+    RightCarrier right_carrier(right.corner, right.ld, right.extent);
+    // Some of a step's copies: `part` of `parts`. Past the end of k they fill in zeros, which nobody reads.
+    const auto fetch = [&](int stage, int depth, int part, int parts) {
+        const u32 to = first + stage * STAGE_BYTES;
+        // Many small copies at once: unrolled, they would take too many registers.
+#pragma unroll WIDTH == 2 ? COPIES : 1
+        for (int e = COPIES * part / parts; e < COPIES * (part + 1) / parts; ++e) {
+            if (e < LeftCarrier::COUNT) left_carrier.fetch(e, to, depth);
+            else right_carrier.fetch(e - LeftCarrier::COUNT, to + RIGHT_TILE, depth);
         }
-        filled = filled + 1 == STAGES ? 0 : filled + 1;
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        if (part + 1 == parts) asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    const auto depth_of = [](long long k) { return k < 0 ? 0 : k < BK ? static_cast<int>(k) : BK; };
+
+    const u32 left_first = first + (FLIP ? warp_n : warp_m) * 8;
+    const u32 right_first = first + RIGHT_TILE + (FLIP ? warp_m : warp_n) * BK * 8;
+    // Fragments are read one ahead of their products: the right operand's one by one, the left one's by slice.
+    Fragment l[2][LEFT], r[2];
+    const auto read = [&](int stage, int turn) {
+        const int slice = turn / RIGHT;
+        if (turn % RIGHT == 0)
+#pragma unroll
+            for (int i = 0; i < LEFT; ++i)
+                read_left(l[slice % 2][i], left_first + stage * STAGE_BYTES, i, slice, g, t);
+        read_right(r[turn % 2], right_first + stage * STAGE_BYTES, turn % RIGHT, slice, g, t);
     };
 
-    const Pair* const a_first = stages + warp_m * (A_K ? BK : 1) / 2;
-    const Pair* const b_first = stages + (A_ELEMENTS + warp_n * (B_K ? BK : 1)) / 2;
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; ++s) fetch();
+    for (int s = 0; s < STAGES - 1; ++s) fetch(s, depth_of(k - s * BK), 0, 1);
+    wait_for<STAGES - 2>();
+    read(0, 0);
     int now = 0;
-    for (long long steps = (k + BK - 1) / BK; steps > 0; --steps) {
-        // After this, the oldest stage not yet read is complete, and nobody reads the one before it any more.
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-        __syncthreads();
-        const int at = now * (STAGE_ELEMENTS / 2);
+    for (; k > 0; k -= BK) {
+        // The next stage is complete, and nobody reads any more of the one before, which is filled now.
+        wait_for<STAGES - 3>();
+        const int before = now == 0 ? STAGES - 1 : now - 1, depth = depth_of(k - (STAGES - 1) * BK);
 #pragma unroll
-        for (int kk = 0; kk < BK; kk += SLICE) {
-            Fragment l[LEFT], r[RIGHT];
-#pragma unroll
-            for (int i = 0; i < LEFT; ++i) {
-                if constexpr (FLIP) read<BN, B_K>(l[i], b_first + at, i, kk, g, t);
-                else read<BM, A_K>(l[i], a_first + at, i, kk, g, t);
-            }
-#pragma unroll
-            for (int j = 0; j < RIGHT; ++j) {
-                if constexpr (FLIP) read<BM, A_K>(r[j], a_first + at, j, kk, g, t);
-                else read<BN, B_K>(r[j], b_first + at, j, kk, g, t);
-            }
-            if (kk == 0) fetch();  // while fragments are on their way
+        for (int turn = 0; turn < TURNS; ++turn) {
+            // What follows the last step's last turn is read needlessly.
+            if (turn + 1 == TURNS) now = now + 1 == STAGES ? 0 : now + 1;
+            read(now, (turn + 1) % TURNS);
+            if (WIDTH == 2) fetch(before, depth, turn, TURNS);
+            else if (turn == 0) fetch(before, depth, 0, 1);
 #pragma unroll
             for (int i = 0; i < LEFT; ++i)
 #pragma unroll
-                for (int j = 0; j < RIGHT; ++j)
-#pragma unroll
-                    for (int odd = 0; odd < 2; ++odd) multiply(sum[i][j][odd], l[i], r[j], odd);
+                for (int odd = 0; odd < 2; ++odd)
+                    multiply(sum[i][turn % RIGHT][odd], l[turn / RIGHT % 2][i], r[turn % 2], odd);
         }
-        now = now + 1 == STAGES ? 0 : now + 1;
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
@@ -261,11 +282,11 @@ dmma(long long m, long long n, long long k, T alpha, const T* __restrict__ A, lo
     Sums sum = {};
     // As in BLAS, α = 0 reads neither A nor B.
     if (alpha != 0 && depth > 0) {
-        const T* const a = A + (A_K ? m0 * lda + k0 : k0 * lda + m0);
-        const T* const b = B + (B_K ? n0 * ldb + k0 : k0 * ldb + n0);
+        const Operand a = {A + (A_K ? m0 * lda + k0 : k0 * lda + m0), lda, rows};
+        const Operand b = {B + (B_K ? n0 * ldb + k0 : k0 * ldb + n0), ldb, cols};
         const u64 bits = reinterpret_cast<u64>(A) | reinterpret_cast<u64>(B);
-        if (bits % 16 == 0 && (lda | ldb) % 2 == 0) add_up<2>(sum, a, lda, rows, b, ldb, cols, depth);
-        else add_up<1>(sum, a, lda, rows, b, ldb, cols, depth);
+        if (bits % 16 == 0 && (lda | ldb) % 2 == 0) add_up<2>(sum, a, b, depth);
+        else add_up<1>(sum, a, b, depth);
     }
 
     // A thread holds pairs of neighbours in C: of each 16×16, rows 2g and 2g+1 and columns 4t to 4t+3, or

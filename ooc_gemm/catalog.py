@@ -232,14 +232,20 @@ def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
     return found
 
 
+_MMA_TILES = (
+    (128, 256, 128, 64, 64, 3, 1),
+    (128, 256, 64, 64, 64, 4, 1),
+    (128, 64, 64, 64, 32, 4, 2),
+    (64, 64, 64, 32, 32, 4, 3),
+)
+"""The fastest at 8192³ first, then what fits the 99 KiB of a block on sm_86, 89 and 120, and small C."""
 _MMA = {
     # kind: TYPE, element bytes, planes; BM, BN, BK in bytes, WM, WN, STAGES, RESIDENT
-    "fp16x3": (1, 2, 2, ((128, 128, 64, 64, 32, 3, 1), (64, 64, 64, 32, 32, 3, 2))),
-    "fp16": (1, 2, 1, ((128, 256, 64, 64, 64, 4, 1), (64, 64, 64, 32, 32, 4, 3))),
-    "tf32": (2, 4, 1, ((128, 256, 64, 64, 64, 4, 1), (64, 64, 64, 32, 32, 4, 3))),
-    "int8": (3, 1, 1, ((128, 256, 64, 64, 64, 4, 1), (64, 64, 64, 32, 32, 4, 3))),
+    "fp16x3": (1, 2, 2, ((64, 128, 64, 64, 32, 4, 2), (64, 64, 64, 32, 32, 3, 3))),
+    "fp16": (1, 2, 1, _MMA_TILES),
+    "tf32": (2, 4, 1, _MMA_TILES),
+    "int8": (3, 1, 1, _MMA_TILES),
 }
-"""Wide and narrow. All fit the 99 KiB of a block on sm_86, 89 and 120."""
 
 
 def mma(
@@ -263,19 +269,28 @@ def mma(
     return found
 
 
-def choose(configs: list[Config], m: int, n: int, k: int, multiprocessors: int) -> tuple[Config, int]:
-    """Of kernels/dmma.cu or mma.cu: the configuration, and in how many slices k is cut, that keep the device
-    busy for the shortest: rounds of tiles × what a multiprocessor computes in a round."""
+_RESERVED_SHARED = 1 << 10
+"""Bytes that the system takes for itself for each block."""
+
+
+def choose(
+    configs: list[Config], m: int, n: int, k: int, multiprocessors: int, shared: int = 228 << 10
+) -> tuple[Config, int]:
+    """Of kernels/dmma.cu or mma.cu: the configuration, and in how many slices k is cut, that keep a device
+    busy for the shortest: rounds of tiles × work of a multiprocessor in a round. `shared`: bytes of shared
+    memory of a multiprocessor."""
 
     def plan(config: Config) -> tuple[float, Config, int]:
-        tiles, resident = config.grid(m, n)[0], config.value("RESIDENT")
-        places = multiprocessors * resident
+        resident = min(config.value("RESIDENT"), shared // (config.shared_bytes + _RESERVED_SHARED))
+        tiles, places = config.grid(m, n)[0], multiprocessors * resident
         slices = max(1, min(places // max(1, tiles), k // 512))
         rounds, depth = -(-tiles * slices // places), -(-k // slices)
         # Small tiles fetch more for each product.
-        return rounds * depth * config.bm * config.bn * resident * (1 + 16 / config.bm), config, slices
+        cost = config.bm * config.bn * resident * (1 + 8 / config.bm + 8 / config.bn)
+        return rounds * depth * cost, config, slices
 
-    _, config, slices = min((plan(config) for config in configs), key=lambda found: found[0])
+    fitting = [config for config in configs if config.shared_bytes + _RESERVED_SHARED <= shared]
+    _, config, slices = min((plan(config) for config in fitting), key=lambda found: found[0])
     return config, slices
 
 

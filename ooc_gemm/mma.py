@@ -44,7 +44,9 @@ class Mma(Wgmma):
             self.configs = catalog.mma(self.kind, a_mn, b_mn, a_type == "uint8", b_type == "uint8")
         if config is not None:
             self.configs = [config]
-        self._multiprocessors = Device().attributes["MultiProcessorCount"]
+        attributes = Device().attributes
+        self._multiprocessors = attributes["MultiProcessorCount"]
+        self._shared = attributes["MaxSharedMemoryPerMultiprocessor"]
         self._functions: dict[nvrtc.Config, Any] = {}
         self._scalar = np.dtype(self.configs[0].dtype).type
         self._turn = {
@@ -128,7 +130,7 @@ class Mma(Wgmma):
 
     def choose(self, m: int, n: int, k: int) -> tuple[nvrtc.Config, int]:
         """The configuration for the shape, and in how many slices k is cut."""
-        return catalog.choose(self.configs, m, n, k, self._multiprocessors)
+        return catalog.choose(self.configs, m, n, k, self._multiprocessors, self._shared)
 
     def _function(self, config: nvrtc.Config) -> Any:
         if config not in self._functions:
