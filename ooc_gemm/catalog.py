@@ -212,22 +212,26 @@ def _hopper() -> list[Kernel]:
 
 
 _DMMA = (
-    # BM, BN, BK, WM, WN, STAGES, RESIDENT
-    (128, 128, 16, 64, 32, 3, 1),
-    (64, 64, 16, 32, 32, 4, 3),
+    # BM, BN, STAGES, RESIDENT; rows and columns of a warp
+    (128, 128, 6, 1, 64, 32),
+    (128, 128, 3, 1, 64, 32),
+    (64, 64, 4, 3, 32, 32),
+    (64, 64, 3, 1, 32, 32),
 )
-"""The fastest at 8192³ first (benchmarks/results); smaller ones for small C."""
+"""The fastest at 8192³ first (benchmarks/results), smaller ones for small C; each for less shared memory too."""
 
 
 def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
     """kernels/dmma.cu."""
     found = []
-    for bm, bn, bk, wm, wn, stages, resident in _DMMA:
+    for bm, bn, stages, resident, *warp in _DMMA:
+        # Few fragments of the instruction's left operand, which is B unless A is transposed.
+        wm, wn = reversed(warp) if trans_a else warp
         macros: dict[str, int | str] = {
-            "BM": bm, "BN": bn, "BK": bk, "WM": wm, "WN": wn, "STAGES": stages, "RESIDENT": resident,
+            "BM": bm, "BN": bn, "BK": 16, "WM": wm, "WN": wn, "STAGES": stages, "RESIDENT": resident,
             "K_STEP": 8, "GROUP": 8, "TRANS_A": int(trans_a), "TRANS_B": int(trans_b),
         }  # fmt: skip
-        threads, shared = 32 * (bm // wm) * (bn // wn), stages * (bm + bn) * bk * 8
+        threads, shared = 32 * (bm // wm) * (bn // wn), stages * (bm + bn) * 16 * 8
         found.append(Config("dmma", dtype, bm, bn, (threads, 1), tuple(macros.items()), shared))
     return found
 
@@ -310,7 +314,7 @@ def _warp_level() -> list[Kernel]:
         )
 
     return [
-        Kernel("dmma", "float64 on the tensor cores", ("float64",), dmma, min_arch=80),
+        Kernel("dmma", "float64 on the tensor cores", ("float64",), dmma, min_arch=80, launcher="mma"),
         *(
             Kernel(f"mma-{kind}", text, dtypes, configs(kind), min_arch=80, launcher="mma")
             for kind, (text, dtypes) in explained.items()

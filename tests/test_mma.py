@@ -50,9 +50,14 @@ def test_compiles_without_spills(arch: str) -> None:
         assert [said for said in pool.map(compiled, configs) if said] == []
 
 
-def test_shared_memory_fits_the_smallest_multiprocessor() -> None:
-    found = [config for kernel in TYPES for config in catalog.KERNELS[kernel].configs("", False, False)]
-    assert 0 < max(config.shared_bytes for config in found) <= 99 << 10
+@pytest.mark.parametrize("kernel", TYPES)
+@pytest.mark.parametrize("shape", [(8192, 8192, 8192), (64, 64, 8192), (1, 5000, 0)])
+def test_something_fits_the_smallest_multiprocessor(kernel: str, shape: tuple[int, int, int]) -> None:
+    dtype = TYPES[kernel][0][0]
+    configs = catalog.KERNELS[kernel].configs(dtype, False, False)
+    config, slices = catalog.choose(configs, *shape, 84, shared=100 << 10)
+    assert 0 < config.shared_bytes <= 99 << 10
+    assert 1 <= slices <= max(1, shape[2] // 512)
 
 
 def test_the_choice_fills_the_device() -> None:
