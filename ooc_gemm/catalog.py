@@ -218,7 +218,7 @@ _DMMA = (
     (64, 64, 4, 3, 32, 32),
     (64, 64, 3, 1, 32, 32),
 )
-"""The fastest at 8192³ first (benchmarks/results), small tiles for small C; each for less shared memory too."""
+"""The fastest at 8192³ first (benchmarks/results), then for small C; each for less shared memory too."""
 
 
 def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
