@@ -218,13 +218,124 @@ def _hopper() -> list[Kernel]:
     ]
 
 
+_DMMA = (
+    # BM, BN, STAGES, RESIDENT; rows and columns of a warp
+    (128, 128, 6, 1, 64, 32),
+    (128, 128, 3, 1, 64, 32),
+    (64, 64, 4, 3, 32, 32),
+    (64, 64, 3, 1, 32, 32),
+)
+"""The fastest at 8192³ first (benchmarks/results), then for small C; each for less shared memory too."""
+
+
+def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+    """kernels/dmma.cu."""
+    found = []
+    for bm, bn, stages, resident, *warp in _DMMA:
+        # Few fragments of the instruction's left operand, which is B unless A is transposed.
+        wm, wn = reversed(warp) if trans_a else warp
+        macros: dict[str, int | str] = {
+            "BM": bm, "BN": bn, "BK": 16, "WM": wm, "WN": wn, "STAGES": stages, "RESIDENT": resident,
+            "K_STEP": 8, "GROUP": 8, "TRANS_A": int(trans_a), "TRANS_B": int(trans_b),
+        }  # fmt: skip
+        threads, shared = 32 * (bm // wm) * (bn // wn), stages * (bm + bn) * 16 * 8
+        found.append(Config("dmma", dtype, bm, bn, (threads, 1), tuple(macros.items()), shared))
+    return found
+
+
+_MMA_TILES = (
+    (128, 256, 128, 64, 64, 3, 1),
+    (128, 256, 64, 64, 64, 4, 1),
+    (128, 64, 64, 64, 32, 4, 2),
+    (64, 64, 64, 32, 32, 4, 3),
+)
+"""The fastest at 8192³ first, then what fits the 99 KiB of a block on sm_86, 89 and 120, and small C."""
+_MMA = {
+    # kind: TYPE, element bytes, planes; BM, BN, BK in bytes, WM, WN, STAGES, RESIDENT
+    "fp16x3": (1, 2, 2, ((64, 128, 64, 64, 32, 4, 2), (64, 64, 64, 32, 32, 3, 3))),
+    "fp16": (1, 2, 1, _MMA_TILES),
+    "tf32": (2, 4, 1, _MMA_TILES),
+    "int8": (3, 1, 1, _MMA_TILES),
+}
+
+
+def mma(
+    kind: str, a_mn: bool, b_mn: bool, a_unsigned: bool = False, b_unsigned: bool = False
+) -> list[Config]:
+    """kernels/mma.cu, of the same kinds and operands as `wgmma`."""
+    if kind not in _MMA:
+        raise ValueError(f"no {kind}; there is {', '.join(_MMA)}")
+    type_, size, planes, tiles = _MMA[kind]
+    found = []
+    for bm, bn, bk, wm, wn, stages, resident in tiles:
+        macros: dict[str, int | str] = {
+            "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "BM": bm, "BN": bn, "BK": bk // size,
+            "WM": wm, "WN": wn, "STAGES": stages, "RESIDENT": resident, "GROUP": 8,
+            "A_MN": int(a_mn), "B_MN": int(b_mn), "A_UNSIGNED": int(a_unsigned),
+            "B_UNSIGNED": int(b_unsigned),
+        }  # fmt: skip
+        threads, shared = 32 * (bm // wm) * (bn // wn), stages * planes * (bm + bn) * bk
+        dtype = "int32" if kind == "int8" else "float32"
+        found.append(Config("mma", dtype, bm, bn, (threads, 1), tuple(macros.items()), shared))
+    return found
+
+
+_RESERVED_SHARED = 1 << 10
+"""Bytes that the system takes for itself for each block."""
+
+
+def choose(
+    configs: list[Config], m: int, n: int, k: int, multiprocessors: int, shared: int = 228 << 10
+) -> tuple[Config, int]:
+    """Of kernels/dmma.cu or mma.cu: the configuration, and in how many slices k is cut, that keep a device
+    busy for the shortest: rounds of tiles × work of a multiprocessor in a round. `shared`: bytes of shared
+    memory of a multiprocessor."""
+
+    def plan(config: Config) -> tuple[float, Config, int]:
+        resident = min(config.value("RESIDENT"), shared // (config.shared_bytes + _RESERVED_SHARED))
+        tiles, places = config.grid(m, n)[0], multiprocessors * resident
+        slices = max(1, min(places // max(1, tiles), k // 512))
+        rounds, depth = -(-tiles * slices // places), -(-k // slices)
+        # Small tiles fetch more for each product.
+        cost = config.bm * config.bn * resident * (1 + 8 / config.bm + 8 / config.bn)
+        return rounds * depth * cost, config, slices
+
+    fitting = [config for config in configs if config.shared_bytes + _RESERVED_SHARED <= shared]
+    _, config, slices = min((plan(config) for config in fitting), key=lambda found: found[0])
+    return config, slices
+
+
+def _warp_level() -> list[Kernel]:
+    """What mma.py launches."""
+    explained = {
+        "fp16x3": ("three float16 products on tensor cores before or after Hopper's", ("float32",)),
+        "fp16": ("float16 on the same, sums in float32", ("float16",)),
+        "tf32": ("one TF32 product on the same", ("float32",)),
+        "int8": ("8-bit integers on the same, exact sums in int32", ("int8", "uint8")),
+    }
+
+    def configs(kind: str) -> Callable[[str, bool, bool], list[Config]]:
+        turned = kind in ("tf32", "int8")  # to lie along k
+        return lambda dtype, trans_a, trans_b: mma(
+            kind, trans_a and not turned, not trans_b and not turned, dtype == "uint8", dtype == "uint8"
+        )
+
+    return [
+        Kernel("dmma", "float64 on the tensor cores", ("float64",), dmma, min_arch=80, launcher="mma"),
+        *(
+            Kernel(f"mma-{kind}", text, dtypes, configs(kind), min_arch=80, launcher="mma")
+            for kind, (text, dtypes) in explained.items()
+        ),
+    ]
+
+
 def split(k_inner: bool) -> Config:
     """kernels/split.cu for a matrix contiguous along k, or along the other axis."""
     return Config("split", "float32", 1, 64, (256, 1), (("K_INNER", int(k_inner)),))
 
 
 def sum_slices(dtype: str) -> Config:
-    """kernels/sum.cu for float32 or int32."""
+    """kernels/sum.cu for float32, float64 or int32."""
     return Config("sum", dtype, 1, 256, (256, 1), (("ELEMENT", _C_TYPE[dtype]),))
 
 
@@ -255,6 +366,7 @@ KERNELS = {
             ffma,
         ),
         *_hopper(),
+        *_warp_level(),
     )
 }
 """By name, the ladder first, rung by rung."""
