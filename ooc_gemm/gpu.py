@@ -14,6 +14,7 @@ import numpy as np
 from . import nvrtc
 from .catalog import KERNELS
 from .errors import InputError
+from .mma import Mma
 from .nvrtc import Config
 from .roofline import OUT_DTYPE
 from .tune import best_config
@@ -113,7 +114,7 @@ def open_gemm(
     if capability < found.min_arch:
         least, has = found.min_arch / 10, capability / 10
         raise InputError(f"kernel {kernel!r} needs compute capability {least}, and this GPU has {has}")
-    if found.launcher == "wgmma":
+    if found.launcher != "nvrtc":
         return _Tensor(kernel, dtype, trans_a, trans_b, m, n, k, config)
     config = config or best_config(kernel, dtype, trans_a, trans_b, m, n, k, device_name(cupy))
     function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(capability))), config)
@@ -147,7 +148,7 @@ class _Plain:
 
 
 class _Tensor:
-    """What wgmma.py launches; it chooses the configuration where none is given."""
+    """What wgmma.py and mma.py launch; they choose the configuration where none is given."""
 
     def __init__(
         self,
@@ -165,7 +166,8 @@ class _Tensor:
             self._gemm: Any = ComplexGemm(trans_a, trans_b, config=config)
             self.config = self._gemm.real.choose(m, 2 * n, 2 * k)[0]
         else:
-            self._gemm = Wgmma(kernel, trans_a, trans_b, dtype, dtype, config)
+            kind = Wgmma if KERNELS[kernel].launcher == "wgmma" else Mma
+            self._gemm = kind(kernel, trans_a, trans_b, dtype, dtype, config)
             self.config = self._gemm.choose(m, n, k)[0]
 
     @property

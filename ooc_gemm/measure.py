@@ -56,9 +56,10 @@ def rounding(kernel: str, dtype: str, k: int) -> float:
     if np.dtype(dtype).kind in "iu":
         return 0.0
     wide, terms = np.dtype(dtype).char in "dD", 2 * k if np.dtype(dtype).kind == "c" else k
-    tensor = dtype == "float16" or kernel in ("tf32", "cublas-tf32")
+    tf32 = kernel.endswith("tf32")
+    tensor = dtype == "float16" or tf32
     unit = 2.0**-53 if wide else 2.0**-21 if tensor else 2.0**-24
-    operands = 2.0**-11 if kernel in ("tf32", "cublas-tf32") else 0.0
+    operands = 2.0**-11 if tf32 else 0.0
     return operands * (8 + 32 / math.sqrt(k or 1)) + unit * (4 * math.sqrt(terms) + 32)
 
 

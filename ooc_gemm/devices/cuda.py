@@ -17,6 +17,7 @@ import numpy as np
 
 from ..catalog import KERNELS
 from ..errors import DeviceError, InputError
+from ..mma import Mma
 from ..plan import Block, MiB, Part, Piece, Plan, Rates, panel_elements
 from ..ring import Bytes
 from ..roofline import peak_flops
@@ -211,21 +212,21 @@ class CUDA:
                 return Arithmetic(kernel, float64, float64, why=why) if small else None
             # Tensor cores are fed by 16 bytes.
             return Arithmetic(kernel, a if half else wide, wide, why=why, pitch=8 if half else 1)
-        known = KERNELS[kernel]
+        known, kind = KERNELS[kernel], kernel.removeprefix("mma-")
         if known.only_arch not in (None, self._capability) or self._capability < known.min_arch:
             return None
-        if kernel == "fp16x3":
-            if wide == np.complex64:
+        if kind == "fp16x3":
+            if wide == np.complex64 and kernel == kind:
                 # Rows of re and of im for an A along m; B embedded, at twice its size.
                 return Arithmetic(kernel, wide, wide, why=why, pitch=64, line_bytes=24, scratch=(8, 16))
             fits = wide == float32
             return Arithmetic(kernel, float32, float32, why=why, pitch=64, line_bytes=12) if fits else None
-        if kernel == "fp16":
+        if kind == "fp16":
             return Arithmetic(kernel, a, float32, why=why, pitch=8) if half else None
-        if kernel == "tf32":
+        if kind == "tf32":
             fits = wide == float32
             return Arithmetic(kernel, wide, wide, why=why, pitch=4, along_k=(True, True)) if fits else None
-        if kernel == "int8":
+        if kind == "int8":
             fits = exact and a == b and a.itemsize == 1 and bound < 2**31
             int32 = np.dtype(np.int32)
             return Arithmetic(kernel, a, int32, why=why, pitch=16, along_k=(True, True)) if fits else None
@@ -263,7 +264,15 @@ class CUDA:
         }
         flops = lanes * times.get(arithmetic.panel.char, 1 / 16)
         # Measured against SGEMM, DGEMM … on an H200 (benchmarks/results).
-        factor = {"cublas": 1.0, "fp16x3": 4.4, "fp16": 1.5, "tf32": 7.0, "int8": 400.0}
+        factor = {
+            "cublas": 1.0,
+            "fp16x3": 4.4,
+            "fp16": 1.5,
+            "tf32": 7.0,
+            "int8": 400.0,
+            "dmma": 0.9,
+            "mma-fp16x3": 2.9,
+        }
         flops *= factor.get(arithmetic.kernel, 0.75)
         return Rates(flops, 3e9, 3e9, 50e9, 50e9, shared=False)
 
@@ -414,8 +423,9 @@ class CUDA:
             product = ComplexGemm(trans_a, trans_b, op.conjugate_a, op.conjugate_b)
             product.reserve(plan.bm, plan.bn, plan.bk)
             return partial(product, in_place="a")
-        if kernel.launcher == "wgmma":
-            gemm = Wgmma(kernel.name, trans_a, trans_b, panel, panel)
+        if kernel.launcher != "nvrtc":
+            kind = Wgmma if kernel.launcher == "wgmma" else Mma
+            gemm = kind(kernel.name, trans_a, trans_b, panel, panel)
             gemm.reserve(plan.bm, plan.bn, plan.bk)
             return partial(self._real, partial(gemm, in_place="ab"))
         config = best_config(kernel.name, panel, trans_a, trans_b, plan.bm, plan.bn, plan.bk, self._model)
