@@ -4,7 +4,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ class _Pair(_ParamType):
         if isinstance(value, tuple):
             return value
         parts = value.split(",")
-        if len(parts) != 2 or not all(part.strip().isdigit() for part in parts):
+        if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
             self.fail(f"{value!r} is not two numbers; write for example 2048,2048")
         return int(parts[0]), int(parts[1])
 
@@ -242,7 +243,14 @@ def random(out: str, verbose: bool, **options: Any) -> None:
 
 @cli.command(context_settings=CONTEXT)
 @click.option("--measure", is_flag=True, help="Measure rates of memory, disk and arithmetic (a few seconds).")
-@click.option("--dir", "folder", default=".", show_default=True, help="Where to measure the disk.")
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(exists=True, file_okay=False),
+    default=".",
+    show_default=True,
+    help="Where to measure the disk.",
+)
 @_json
 @_verbose
 def info(measure: bool, folder: str, as_json: bool, verbose: bool) -> None:
@@ -250,6 +258,8 @@ def info(measure: bool, folder: str, as_json: bool, verbose: bool) -> None:
     from .info import collect, measured
 
     found = collect()
+    if measure and not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{folder} is not a writable folder; give another --dir")
     if measure:
         found["rates"] = measured(folder)
     if as_json:
@@ -356,8 +366,12 @@ def kernels(
     if plot:
         figures.check_plot(plot)
     if source:
-        with open(source, encoding="utf-8") as file:
-            _show(json.load(file), as_json, plot)
+        try:
+            with open(source, encoding="utf-8") as file:
+                report = json.load(file)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{source} is not what --json printed ({error}); name another file") from error
+        _show(report, as_json, plot)
         return
     given = [x for x in (m, n, k) if x is not None]
     if len(given) not in (0, 3):
@@ -491,12 +505,15 @@ def _bar(wanted: bool | None) -> Any:
         yield report
 
 
-def main() -> None:
-    """The entry point. Exit status: 0 done, 1 failed while running, 2 bad input, 3 verification failed,
-    130 interrupted."""
-    verbose = "-v" in sys.argv or "--verbose" in sys.argv
+def main(args: Sequence[str] | None = None) -> None:
+    """The entry point; `args` are those of the process unless given. Exit status: 0 done, 1 failed while
+    running, 2 bad input, 3 verification failed, 130 interrupted."""
+    args = sys.argv[1:] if args is None else args
+    verbose = "-v" in args or "--verbose" in args
+    if not (verbose or sys.warnoptions):
+        warnings.simplefilter("ignore")  # what libraries warn of is no matter of the user's
     try:
-        sys.exit(cli.main(standalone_mode=False) or 0)
+        sys.exit(cli.main(args, prog_name="ooc-gemm", standalone_mode=False) or 0)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.ClickException as error:
