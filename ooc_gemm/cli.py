@@ -1,6 +1,7 @@
 """The command line. Heavy imports wait for the command that needs them."""
 
 import json
+import logging
 import os
 import sys
 import traceback
@@ -203,14 +204,12 @@ def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **options: Any)
         click.echo(json.dumps(found.to_dict()))
     elif found.ok:
         note = (
-            f"; {found.rows_not_finite} rows are NaN or infinite on both sides"
-            if found.rows_not_finite
-            else ""
+            f"; {_rows(found.rows_not_finite)} NaN or infinite on both sides" if found.rows_not_finite else ""
         )
         _print(f"{c} is the product, to rounding (worst row at {found.worst:.2g} of its tolerance){note}")
     if not found.ok:
         click.echo(
-            f"Error: {c} is not the product: {found.rows_wrong} rows are wrong, "
+            f"Error: {c} is not the product: {_rows(found.rows_wrong)} wrong, "
             f"the first is row {found.first_wrong} (error {found.worst:.3g} times its tolerance at worst); "
             "compute it again",
             err=True,
@@ -233,12 +232,19 @@ def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **options: Any)
 @_storage
 @_memory
 @click.option("-f", "--force", is_flag=True, help="Replace OUT if it exists.")
+@_json
 @_verbose
-def random(out: str, verbose: bool, **options: Any) -> None:
+def random(out: str, as_json: bool, verbose: bool, **options: Any) -> None:
     """Write a random array within a memory limit."""
     from .generate import random as write
 
-    _print(f"{out}: {_size(write(out, **options))} written")
+    written = write(out, **options)
+    rows, cols = options["shape"]
+    if as_json:
+        made = {"shape": [rows, cols], "dtype": options["dtype"], "bytes_written": written}
+        click.echo(json.dumps(made))
+    else:
+        _print(f"{out}: {rows}×{cols} {options['dtype']}, wrote {_size(written)}")
 
 
 @cli.command(context_settings=CONTEXT)
@@ -444,16 +450,26 @@ def _flat(found: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         elif key.endswith("_hertz"):
             rows.append((name.replace(" hertz", ""), f"{value / 1e6:.0f} MHz"))
         elif key.endswith("_flops"):
-            rows.append((name.replace(" flops", ""), f"{value / 1e12:.3f} TFLOP/s"))
+            rows.append((name.replace(" flops", ""), _rate(value)))
         else:
             rows.append((name, str(value)))
     return rows
 
 
+def _rows(count: int) -> str:
+    return "1 row is" if count == 1 else f"{count} rows are"
+
+
 def _size(nbytes: int) -> str:
     from dask.utils import format_bytes
 
-    return str(format_bytes(nbytes))
+    return str(format_bytes(nbytes)).replace("kiB", "KiB")
+
+
+def _rate(flops: float) -> str:
+    """Floating-point operations a second, in the unit that suits."""
+    scale, unit = next((pair for pair in ((1e12, "T"), (1e9, "G")) if flops >= 0.9995 * pair[0]), (1e6, "M"))
+    return f"{flops / scale:.3g} {unit}FLOP/s"
 
 
 def _print(*parts: str, sep: str = " ") -> None:
@@ -467,7 +483,7 @@ def _summary(result: "Result", c: str) -> str:
     operands = f"{result.m}×{result.k} · {result.k}×{result.n} {result.dtype}"
     return (
         f"{c}: {result.m}×{result.n} {result.out_dtype} = {operands}\n"
-        f"{result.seconds:.2f} s, {result.tflops:.3g} TFLOP/s ({result.kernel} on {result.device}), "
+        f"{result.seconds:.2f} s, {_rate(result.tflops * 1e12)} ({result.kernel} on {result.device})\n"
         f"read {_size(result.bytes_read)}, wrote {_size(result.bytes_written)}, peak {peak}"
     )
 
@@ -487,20 +503,19 @@ def _bar(wanted: bool | None) -> Any:
         TextColumn("{task.fields[rate]}"),
         TextColumn("{task.fields[moved]}"),
     )
+    console = Console(stderr=True, force_terminal=wanted)
     with Progress(
-        *columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True
+        *columns, TimeRemainingColumn(), TextColumn("left"), console=console, transient=True
     ) as shown:
         task = shown.add_task("", total=1.0, rate="", moved="")
 
         def report(fraction: float, plan: "Plan", trace: Any) -> None:
             p, seconds = plan.problem, shown.tasks[task].elapsed or 0
             flops = 2 * p.m * p.n * p.k * fraction / seconds if seconds else 0.0
-            shown.update(
-                task,
-                completed=fraction,
-                rate=f"{flops / 1e12:.3g} TFLOP/s",
-                moved=f"read {_size(trace.bytes['read'])} of {_size(plan.bytes_read)}",
-            )
+            moved, of = _size(trace.bytes["read"]), _size(plan.bytes_read)
+            if moved.split()[1:] == of.split()[1:]:
+                moved = moved.split()[0]  # the unit once
+            shown.update(task, completed=fraction, rate=_rate(flops), moved=f"read {moved} of {of}")
 
         yield report
 
@@ -520,6 +535,7 @@ def main(args: Sequence[str] | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
+        logging.disable()  # of asyncio, which tells of every task that is dropped
         click.echo(
             "Interrupted: a C that was begun stays unfinished; run again with -f to start over", err=True
         )
