@@ -309,6 +309,8 @@ def _unusable(name: str, error: Exception, remote: bool) -> InputError:
     """What went wrong when an array was opened or begun, and what to do."""
     if isinstance(error, ImportError):
         return InputError(f"{name} needs a package that is not installed: {error}")
+    if isinstance(error, PermissionError) and not remote:
+        return InputError(f"{name} cannot be read: permission denied; change its permissions")
     if "data type" in str(error):
         return InputError(
             f"{name} holds what cannot be multiplied ({_one_line(error)}); convert it to one of {SUPPORTED}"
