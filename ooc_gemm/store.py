@@ -504,7 +504,7 @@ def check_layout(chunks: tuple[int, int] | None, shards: tuple[int, int] | None,
     compressors(compressor)
     for name, sizes in (("chunks", chunks), ("shards", shards)):
         if sizes is not None and (len(sizes) != 2 or min(sizes) < 1):
-            raise InputError(f"{name} {sizes} must be two positive numbers, rows and columns")
+            raise InputError(f"{name} {sizes} must be two positive numbers; write for example 2048,2048")
     if shards is not None and (chunks is None or any(s % c for s, c in zip(shards, chunks, strict=True))):
         raise InputError(f"shards {shards} need chunks that divide them; give both, such as --chunks 512,512")
 
