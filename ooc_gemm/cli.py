@@ -271,14 +271,13 @@ def info(measure: bool, folder: str, as_json: bool, verbose: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in _flat(found):
         table.add_row(key, escape(value))
-    Console().print(table)
+    _console().print(table)
 
 
 @cli.group(context_settings=CONTEXT)
@@ -496,26 +495,29 @@ def _bar(wanted: bool | None) -> Any:
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
     columns = (
         BarColumn(),
         TaskProgressColumn(),
         TextColumn("{task.fields[rate]}"),
         TextColumn("{task.fields[moved]}"),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),  # the bar alone gives way
+        TextColumn("left"),
     )
     console = Console(stderr=True, force_terminal=wanted)
-    with Progress(
-        *columns, TimeRemainingColumn(), TextColumn("left"), console=console, transient=True
-    ) as shown:
+    with Progress(*columns, console=console, transient=True) as shown:
         task = shown.add_task("", total=1.0, rate="", moved="")
 
         def report(fraction: float, plan: "Plan", trace: Any) -> None:
             p, seconds = plan.problem, shown.tasks[task].elapsed or 0
             flops = 2 * p.m * p.n * p.k * fraction / seconds if seconds else 0.0
-            moved, of = _size(trace.bytes["read"]), _size(plan.bytes_read)
-            if moved.split()[1:] == of.split()[1:]:
-                moved = moved.split()[0]  # the unit once
-            shown.update(task, completed=fraction, rate=_rate(flops), moved=f"read {moved} of {of}")
+            (done, unit), (whole, last) = (
+                _size(nbytes).split() for nbytes in (trace.bytes["read"], plan.bytes_read)
+            )
+            of = f"of {float(whole):.3g} {last}"
+            moved = f"read {float(done):.3g} {of if unit == last else f'{unit} {of}'}"
+            shown.update(task, completed=fraction, rate=_rate(flops), moved=moved)
 
         yield report
 
