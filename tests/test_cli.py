@@ -13,6 +13,7 @@ import psutil
 import pytest
 import zarr
 from conftest import Done, make, ooc
+from threadpoolctl import threadpool_info
 
 import ooc_gemm
 from ooc_gemm import api, cli, info
@@ -386,6 +387,22 @@ def test_exit_status(here, monkeypatch, error, code, said):
     assert (done.code, done.out) == (code, "")
     assert done.err.strip().startswith(said.strip())
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (MemoryError, 1)])
+@pytest.mark.parametrize("step", ["threadpool_limits", "ThreadPoolExecutor", "_Stream"])
+def test_a_device_that_does_not_get_started(here, monkeypatch, step, error, code):
+    def fail(*args, **options):
+        raise error
+
+    before = threadpool_info()
+    with monkeypatch.context() as patched:
+        patched.setattr(f"ooc_gemm.devices.cpu.{step}", fail)
+        done = ooc("multiply", "a", "b", "new", *CPU)
+    assert done.code == code
+    assert done.err.strip().startswith("Interrupted: " if code == 130 else "Error: MemoryError")
+    assert threadpool_info() == before
+    assert ooc("multiply", "a", "b", "new", *CPU, "-f").code == 0
 
 
 def test_results_that_do_not_fit_are_an_error_while_running(here):
