@@ -62,6 +62,28 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
+// A unit from global to shared memory, of which the first `size` bytes are read and the others are 0. Only all or
+// none of a copy are asked for: of a part, tools that watch accesses would see the whole.
+__device__ __forceinline__ void copy(u32 to, const char* from, int size) {
+    if (size == 0 || size == UNIT) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
+        return;
+    }
+#pragma unroll 1
+    for (int at = 0; at < UNIT; at += 4) {
+        const int left = size - at;
+        if (left >= 4 || left <= 0) {
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + at), "l"(from + at),
+                         "r"(left > 0 ? 4 : 0)
+                         : "memory");
+        } else {
+            u32 word = 0;
+            for (int b = 0; b < left; ++b) word |= static_cast<u32>(static_cast<unsigned char>(from[at + b])) << 8 * b;
+            asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + at), "r"(word) : "memory");
+        }
+    }
+}
+
 // A tile of EXTENT rows (columns) of one plane, as stored: rows of UNITS, contiguous along k or along m or n.
 template <int EXTENT, bool MN>
 struct Tile {
@@ -115,10 +137,7 @@ struct Carrier {
             const int r = row() + e * STEP, size = r < (MN ? depth : extent) ? valid : 0;
 #pragma unroll
             for (int plane = 0; plane < PLANES; ++plane)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                                 to + plane * EXTENT * BK * BYTES + Here::place(r, unit())),
-                             "l"(from + plane * SEGMENT * BYTES), "r"(size)
-                             : "memory");
+                copy(to + plane * EXTENT * BK * BYTES + Here::place(r, unit()), from + plane * SEGMENT * BYTES, size);
         }
     }
 };
