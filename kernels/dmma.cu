@@ -66,13 +66,17 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// WIDTH elements from global to shared memory, of which the first `valid` are read and the others are 0.
-template <int WIDTH>
+// WIDTH elements from global to shared memory, of which the first `valid` are read and the others are 0: all or
+// none where WHOLE. Of one of two the instruction could read 8 bytes of 16, but tools that watch accesses
+// would see 16.
+template <int WIDTH, bool WHOLE>
 __device__ __forceinline__ void copy(u32 to, const T* from, int valid) {
-    if constexpr (WIDTH == 2)
+    if (WIDTH == 2 && (WHOLE || valid != 1)) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(8 * valid) : "memory");
-    else
+    } else {
         asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(8 * valid) : "memory");
+        if (WIDTH == 2) asm volatile("st.shared.f64 [%0], %1;" ::"r"(to + 8), "d"(0.0) : "memory");
+    }
 }
 
 // All but the last PENDING groups of copies are complete, for everybody.
@@ -92,7 +96,7 @@ __device__ __forceinline__ int right_unit(int row, int k) {
 // Carries tiles of an operand to shared memory, one after the other. K_INNER: it is stored contiguous along
 // k, else along m or n; the other axis is the outer one. INNER neighbouring threads copy one piece of a stored
 // row; a thread's COUNT copies lie STEP rows apart, in one column. ASKED: elements of a copy, if not turned.
-template <bool IS_LEFT, bool K_INNER, int ASKED>
+template <bool IS_LEFT, bool K_INNER, int ASKED, bool WHOLE>
 struct Carrier {
     static constexpr int EXTENT = IS_LEFT ? BL : BR;
     static constexpr int WIDTH = IS_LEFT == K_INNER ? 1 : ASKED;
@@ -118,7 +122,7 @@ struct Carrier {
         const int left = (K_INNER ? depth : extent) - inner();
         const int valid = left < 0 ? 0 : left < WIDTH ? left : WIDTH;
         const int place = IS_LEFT ? left_unit(k, row) * 16 + row % 2 * 8 : right_unit(row, k) * 16 + k % 2 * 8;
-        copy<WIDTH>(to + place, next, outer(e) < (K_INNER ? extent : depth) ? valid : 0);
+        copy<WIDTH, WHOLE>(to + place, next, outer(e) < (K_INNER ? extent : depth) ? valid : 0);
         next += STEP * ld;
         if (K_INNER && e + 1 == COUNT) next += BK - EXTENT * ld;
     }
@@ -198,8 +202,8 @@ struct Operand {
     int extent;  // rows (columns) of op() that exist, at most a tile's
 };
 
-// Adds up all of k. WIDTH: elements of a copy that need not turn.
-template <int WIDTH>
+// Adds up all of k. WIDTH: elements of a copy that need not turn. WHOLE: rows as stored have whole copies only.
+template <int WIDTH, bool WHOLE>
 __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operand& b, long long k) {
     extern __shared__ Pair stages[];
     const u32 first = shared_address(stages);
@@ -209,16 +213,17 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
     constexpr int RIGHT_TILE = BL * BK * 8;  // bytes from a stage's beginning
     const Operand& left = FLIP ? b : a;
     const Operand& right = FLIP ? a : b;
-    using LeftCarrier = Carrier<true, FLIP ? B_K : A_K, WIDTH>;
-    using RightCarrier = Carrier<false, FLIP ? A_K : B_K, WIDTH>;
+    using LeftCarrier = Carrier<true, FLIP ? B_K : A_K, WIDTH, WHOLE>;
+    using RightCarrier = Carrier<false, FLIP ? A_K : B_K, WIDTH, WHOLE>;
     constexpr int COPIES = LeftCarrier::COUNT + RightCarrier::COUNT;
+    constexpr bool SPREAD = WIDTH == 2 && WHOLE;  // the usual case: copies between the products of a step
     LeftCarrier left_carrier(left.corner, left.ld, left.extent);
     RightCarrier right_carrier(right.corner, right.ld, right.extent);
     // Some of a step's copies: `part` of `parts`. Past the end of k they fill in zeros, which nobody reads.
     const auto fetch = [&](int stage, int depth, int part, int parts) {
         const u32 to = first + stage * STAGE_BYTES;
         // Many small copies at once: unrolled, they would take too many registers.
-#pragma unroll WIDTH == 2 ? COPIES : 1
+#pragma unroll SPREAD ? COPIES : 1
         for (int e = COPIES * part / parts; e < COPIES * (part + 1) / parts; ++e) {
             if (e < LeftCarrier::COUNT) left_carrier.fetch(e, to, depth);
             else right_carrier.fetch(e - LeftCarrier::COUNT, to + RIGHT_TILE, depth);
@@ -254,7 +259,7 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
             // What follows the last step's last turn is read needlessly.
             if (turn + 1 == TURNS) now = now + 1 == STAGES ? 0 : now + 1;
             read(now, (turn + 1) % TURNS);
-            if (WIDTH == 2) fetch(before, depth, turn, TURNS);
+            if (SPREAD) fetch(before, depth, turn, TURNS);
             else if (turn == 0) fetch(before, depth, 0, 1);
 #pragma unroll
             for (int i = 0; i < LEFT; ++i)
@@ -288,8 +293,11 @@ dmma(long long m, long long n, long long k, T alpha, const T* __restrict__ A, lo
         const Operand a = {A + (A_K ? m0 * lda + k0 : k0 * lda + m0), lda, rows};
         const Operand b = {B + (B_K ? n0 * ldb + k0 : k0 * ldb + n0), ldb, cols};
         const u64 bits = reinterpret_cast<u64>(A) | reinterpret_cast<u64>(B);
-        if (bits % 16 == 0 && (lda | ldb) % 2 == 0) add_up<2>(sum, a, b, depth);
-        else add_up<1>(sum, a, b, depth);
+        const bool aligned = bits % 16 == 0 && (lda | ldb) % 2 == 0;
+        const bool whole = ((A_K ? k : m) | (B_K ? k : n)) % 2 == 0;
+        if (aligned && whole) add_up<2, true>(sum, a, b, depth);
+        else if (aligned) add_up<2, false>(sum, a, b, depth);
+        else add_up<1, true>(sum, a, b, depth);
     }
 
     // A thread holds pairs of neighbours in C: of each 16×16, rows 2g and 2g+1 and columns 4t to 4t+3, or

@@ -223,7 +223,7 @@ _DMMA = (
     (128, 128, 5, 1, 64, 32),
     (96, 128, 5, 1, 48, 32),
     (96, 64, 5, 2, 48, 16),
-    (64, 64, 5, 2, 16, 32),
+    (64, 64, 5, 2, 32, 16),
     (32, 32, 6, 4, 16, 16),
 )
 """The fastest at 8192³ first, then for small C and little shared memory (measured on an H200)."""
@@ -234,9 +234,8 @@ def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
     found = []
     for bm, bn, stages, resident, wm, wn in _DMMA:
         # Turned copies take registers, and 96 rows along m or n cannot be dealt out.
-        if (not trans_a and trans_b and (bm, bn) in ((128, 128), (96, 64))) or (
-            trans_a and not trans_b and bm == 96
-        ):
+        not_for = {(128, 128): "NT", (96, 128): "TN", (96, 64): "NT TN TT"}
+        if "NT"[trans_a] + "NT"[trans_b] in not_for.get((bm, bn), ""):
             continue
         # The instruction's left operand is B, unless A is transposed.
         if trans_a:
