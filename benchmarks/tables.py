@@ -1,7 +1,10 @@
-"""Writes the README's benchmark tables from `benchmarks/results/*.json`, between the markers
-`<!-- benchmark:NAME -->` and `<!-- /benchmark -->`.
+"""Writes the benchmark tables of README.md and docs/kernels.md from `benchmarks/results/*.json`, between the
+markers `<!-- benchmark:NAME -->` and `<!-- /benchmark -->`.
 
-    python benchmarks/tables.py [--check]        --check writes nothing; exit status 1 if README differs
+    python benchmarks/tables.py [--check]        --check writes nothing; exit status 1 if a page differs
+
+Results of kernels (`kernels_*.json`) are what `ooc-gemm bench kernels --json` prints; where there are none
+yet, there is nothing between the markers.
 """
 
 import argparse
@@ -14,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "kernels.md")
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- benchmark:(\w+) -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
 TIMED = {
@@ -62,14 +65,51 @@ def notes(report: dict[str, Any]) -> Iterator[str]:
         yield f"On tmpfs the compute stream idles {idle:.1%} of the time between its first and last kernel."
 
 
+def kernels_table(report: dict[str, Any]) -> str:
+    """For each type of A and B: a line a kernel and a column a shape."""
+    parts = []
+    by_type = sorted(report["rows"], key=lambda row: row["dtype"])
+    for dtype, group in groupby(by_type, key=lambda row: row["dtype"]):
+        rows = list(group)
+        shapes = list(dict.fromkeys(map(shape, rows)))
+        cells = {(row["kernel"], shape(row)): kernel_cell(row) for row in rows}
+        names = dict.fromkeys(row["kernel"] for row in rows)
+        lines = [f"| {dtype}, TFLOP/s | {' | '.join(shapes)} |", "|---" * (len(shapes) + 1) + "|"]
+        lines += [f"| {name} | {' | '.join(cells.get((name, x), '') for x in shapes)} |" for name in names]
+        parts.append("\n".join(lines))
+    device, versions = report["device"], report["versions"]
+    parts.append(
+        f"{device['name']}, medians of {report['repeat']} in turns on random data; in brackets the ratio to "
+        f"cuBLAS of the same type and precision. cuBLAS {versions['cublas']}, CuPy {versions['cupy']}; "
+        f"{report['date'][:10]}."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def shape(row: dict[str, Any]) -> str:
+    m, n, k = row["m"], row["n"], row["k"]
+    return f"{m}³" if m == n == k else f"{m}×{n}×{k}"
+
+
+def kernel_cell(row: dict[str, Any]) -> str:
+    """TFLOP/s, and the ratio to cuBLAS."""
+    if row["failed"] is not None or not row["correct"]:
+        return "failed"
+    same = row["ratio"] is None or row["kernel"] == row["rival"]
+    return f"{row['tflops']:.3g}" + ("" if same else f" ({row['ratio']:.2f})")
+
+
 def render(text: str) -> str:
-    """The README with its tables."""
+    """A page with its tables."""
 
     def block(match: re.Match[str]) -> str:
-        path = RESULTS / f"{match[2]}.json"
+        path, kernels = RESULTS / f"{match[2]}.json", match[2].startswith("kernels_")
         if not path.is_file():
-            raise SystemExit(f"README.md has a table {match[2]} but {path.relative_to(ROOT)} is missing")
-        return f"{match[1]}\n{table(json.loads(path.read_text(encoding='utf-8')))}\n{match[3]}"
+            if kernels:
+                return f"{match[1]}{match[3]}"
+            raise SystemExit(f"there is a table {match[2]} but {path.relative_to(ROOT)} is missing")
+        report = json.loads(path.read_text(encoding="utf-8"))
+        return f"{match[1]}\n{kernels_table(report) if kernels else table(report)}\n{match[3]}"
 
     return BLOCK.sub(block, text)
 
@@ -78,16 +118,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if README differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page differs")
     check = parser.parse_args().check
-    old = README.read_text(encoding="utf-8")
-    new = render(old)
-    if check and new != old:
-        print("README.md differs from benchmarks/results; run python benchmarks/tables.py", file=sys.stderr)
-        return 1
-    if new != old:
-        README.write_text(new, encoding="utf-8")
-    return 0
+    differs = False
+    for page in filter(Path.is_file, PAGES):
+        old = page.read_text(encoding="utf-8")
+        new = render(old)
+        if new != old and check:
+            differs = True
+            name = page.relative_to(ROOT)
+            print(f"{name} differs from the results; run python benchmarks/tables.py", file=sys.stderr)
+        elif new != old:
+            page.write_text(new, encoding="utf-8")
+    return int(differs)
 
 
 if __name__ == "__main__":

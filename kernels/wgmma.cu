@@ -56,7 +56,7 @@ static_assert(TYPE == FLOAT16 || (!A_MN && !B_MN), "only 16-bit operands may be 
 static_assert(K_ROW == 128 || K_ROW == 64, "a row of a K-major tile is one span of the swizzle");
 static_assert(BM == 128 || BM == 192, "two or three consumers: the registers are dealt out for those");
 static_assert((!B_MN || BN % 64 == 0), "instructions have 64 rows, MN-major boxes 64 columns");
-static_assert(BN == 128 || BN == 192 || BN == 256, "the instructions written out below");
+static_assert(BN == 64 || BN == 128 || BN == 192 || BN == 256, "the instructions written out below");
 static_assert(PRODUCTS == 1 || (TYPE == FLOAT16 && PRODUCTS == 3), "only float32 comes in two planes");
 static_assert(!PROMOTE || PROMOTE % BK == 0, "sums are handed over between stages");
 static_assert(STAGES * STAGE_BYTES + 1024 <= 227 * 1024, "shared memory of a multiprocessor");
@@ -161,7 +161,13 @@ constexpr int k_stride = mn ? K_STEP * 128 : 32;
 #endif
 #define SUMS_4(i) SUM(i), SUM(i + 1), SUM(i + 2), SUM(i + 3)
 #define SUMS_32(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12), SUMS_4(i + 16), SUMS_4(i + 20), SUMS_4(i + 24), SUMS_4(i + 28)
-#if BN == 128
+#if BN == 64
+#define SHAPE "m64n64"
+#define SUMS SUMS_32(0)
+#define NAMES NAMES_0
+#define A_B_P "%32, %33, p"
+#define KEEP "%34"
+#elif BN == 128
 #define SHAPE "m64n128"
 #define SUMS SUMS_32(0), SUMS_32(32)
 #define NAMES NAMES_0 NAMES_1
@@ -233,6 +239,9 @@ __device__ __forceinline__ float scaled(float x, int e) {
 
 // ---- the kernel --------------------------------------------------------------------------------------------
 
+// Where C has too few tiles to go round, k is cut in slices. A slice's sums go to a matrix of their own, m×n,
+// one after the other in `partial`; sum.cu adds them up, always in the same order.
+//
 // Tile number t of C, in rows of CLUSTER·BM.
 struct Tiles {
     int down, across;
@@ -275,7 +284,7 @@ __device__ __forceinline__ void bring_tile(u32 to, const TensorMap& map, int fir
 extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER, 1, 1)
 wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, int m, int n, int k,
       S alpha, S beta, S* __restrict__ C, long long ldc, const int* __restrict__ a_exponents,
-      const int* __restrict__ b_exponents, const u32* __restrict__ skip) {
+      const int* __restrict__ b_exponents, const u32* __restrict__ skip, int slices, S* __restrict__ partial) {
     extern __shared__ char memory[];
     __shared__ alignas(8) u64 barriers[2 * STAGES];
 
@@ -285,8 +294,14 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
     const u32 full = shared_address(barriers), empty = full + 8 * STAGES;
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     const Tiles tiles(m, n);
-    const int steps = (k + BK - 1) / BK;
-    const int first_tile = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
+    const int all_steps = (k + BK - 1) / BK, slice_steps = (all_steps + slices - 1) / slices;
+    const int jobs = tiles.count() * slices;
+    const auto place = [&](int job, int& row, int& col, int& first, int& last) {
+        tiles.place(job / slices, row, col);
+        first = job % slices * slice_steps;
+        last = first + slice_steps < all_steps ? first + slice_steps : all_steps;
+    };
+    const int first_job = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
 
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
@@ -304,11 +319,11 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
         if (threadIdx.x == 0) {
             int stage = 0;
             u32 round = 1;  // the parity of a barrier's phase before its first: waiting for it is free
-            for (int t = first_tile; t < tiles.count(); t += stride) {
-                int row, col;
-                tiles.place(t, row, col);
+            for (int job = first_job; job < jobs; job += stride) {
+                int row, col, first, last;
+                place(job, row, col, first, last);
                 row += rank * BM;
-                for (int step = 0; step < steps; ++step) {
+                for (int step = first; step < last; ++step) {
                     barrier_wait(empty + 8 * stage, round);
                     const u32 at = stages + stage * STAGE_BYTES, arrival = full + 8 * stage;
                     barrier_expect(arrival, STAGE_BYTES);
@@ -334,17 +349,19 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
 #if PROMOTE
         S total[ACC];
 #endif
-        for (int t = first_tile; t < tiles.count(); t += stride) {
+        for (int job = first_job; job < jobs; job += stride) {
+            int row, col, first, last;
+            place(job, row, col, first, last);
 #if PROMOTE
 #pragma unroll
             for (int i = 0; i < ACC; ++i) total[i] = 0;
 #endif
             int before = -1;  // the stage whose products may still be under way
-            for (int step = 0; step < steps; ++step) {
+            for (int step = first; step < last; ++step) {
                 barrier_wait(full + 8 * stage, round);
                 const u64 at = static_cast<u64>(stage * STAGE_BYTES) >> 4;
                 begin();
-                const int fresh = PROMOTE ? step % STEPS_TO_PROMOTE == 0 : step == 0;
+                const int fresh = PROMOTE ? (step - first) % STEPS_TO_PROMOTE == 0 : step == first;
                 // Small products first: they are truncated least while the sum is small.
 #pragma unroll
                 for (int product = 0; product < PRODUCTS; ++product) {
@@ -358,7 +375,7 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
                 }
                 commit();
 #if PROMOTE
-                if (STEPS_TO_PROMOTE == 1 || (step + 1) % STEPS_TO_PROMOTE == 0 || step + 1 == steps) {
+                if (STEPS_TO_PROMOTE == 1 || (step + 1 - first) % STEPS_TO_PROMOTE == 0 || step + 1 == last) {
                     finish<0>();
                     settle(sums);
                     if (before >= 0) release(before);
@@ -383,22 +400,23 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
 #else
             S(&d)[ACC] = sums;
 #endif
-            if (steps == 0) {
+            if (first >= last) {
 #pragma unroll
                 for (int i = 0; i < ACC; ++i) d[i] = 0;
             }
 
             // A thread holds, of rows r and r + 8, two neighbouring elements of every eight.
-            int row, col;
-            tiles.place(t, row, col);
+            S* const out = slices == 1 ? C : partial + static_cast<long long>(job % slices) * m * n;
+            const long long ld = slices == 1 ? ldc : n;
+            const S factor = slices == 1 ? alpha : 1, keep = slices == 1 ? beta : 0;
             row += rank * BM + consumer * 64 + thread / 32 * 16 + lane / 4;
             col += lane % 4 * 2;
-            const bool pairs = (ldc % 2 == 0) && (reinterpret_cast<u64>(C) % (2 * sizeof(S)) == 0);
+            const bool pairs = ld % 2 == 0 && reinterpret_cast<u64>(out) % (2 * sizeof(S)) == 0;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int r = row + 8 * half;
                 if (r < m) {
-                    S* const line = C + r * ldc;
+                    S* const line = out + r * ld;
 #if PRODUCTS == 3
                     const int a_exponent = k > 0 ? a_exponents[r] : 0;
 #endif
@@ -410,10 +428,10 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
                         if (c < n && k > 0) x = scaled(x, a_exponent + b_exponents[c]);
                         if (c + 1 < n && k > 0) y = scaled(y, a_exponent + b_exponents[c + 1]);
 #endif
-                        x *= alpha, y *= alpha;
-                        if (beta != 0) {
-                            if (c < n) x += beta * line[c];
-                            if (c + 1 < n) y += beta * line[c + 1];
+                        x *= factor, y *= factor;
+                        if (keep != 0) {
+                            if (c < n) x += keep * line[c];
+                            if (c + 1 < n) y += keep * line[c + 1];
                         }
                         if (pairs && c + 1 < n) {
                             struct alignas(2 * sizeof(S)) Pair { S x, y; };

@@ -268,6 +268,7 @@ def _prepare(
         pitch=arithmetic.pitch,
         k_major=arithmetic.k_major,
         line_bytes=arithmetic.line_bytes,
+        scratch=arithmetic.scratch,
         kernel=f"{arithmetic.kernel}: {arithmetic.why}",
     )
     costs = chosen.limits(arithmetic, device_limit)

@@ -79,7 +79,10 @@ def wgmma(kind: str, a_mn: bool, b_mn: bool, a_unsigned: bool = False, b_unsigne
 def _hopper() -> list[Kernel]:
     """What wgmma.py launches."""
     explained = {
-        "fp16x3": ("three float16 products on Hopper's tensor cores, as accurate as float32", ("float32",)),
+        "fp16x3": (
+            "three float16 products on Hopper's tensor cores, as accurate as float32",
+            ("float32", "complex64"),
+        ),
         "fp16": ("float16 on Hopper's tensor cores, sums in float32", ("float16",)),
         "tf32": ("one TF32 product on Hopper's tensor cores: 11 significant bits", ("float32",)),
         "int8": ("8-bit integers on Hopper's tensor cores, exact sums in int32", ("int8", "uint8")),
@@ -102,6 +105,21 @@ def _hopper() -> list[Kernel]:
 def split(k_inner: bool) -> Config:
     """kernels/split.cu for a matrix contiguous along k, or along the other axis."""
     return Config("split", "float32", 1, 64, (256, 1), (("K_INNER", int(k_inner)),))
+
+
+def sum_slices(dtype: str) -> Config:
+    """kernels/sum.cu for float32 or int32."""
+    return Config("sum", dtype, 1, 256, (256, 1), (("ELEMENT", _C_TYPE[dtype]),))
+
+
+def embed(mode: str, conjugate: bool = False, conjugate_other: bool = False) -> Config:
+    """kernels/embed.cu: `rows`, `double n` or `double k`."""
+    macros: dict[str, int | str] = {
+        "MODE": {"rows": 1, "double n": 2, "double k": 3}[mode],
+        "CONJUGATE": int(conjugate),
+        "CONJUGATE_OTHER": int(conjugate_other),
+    }
+    return Config("embed", "complex64", 8, 32, (32, 8), tuple(macros.items()))
 
 
 def transpose(dtype: str) -> Config:

@@ -256,12 +256,162 @@ def info(measure: bool, folder: str, as_json: bool, verbose: bool) -> None:
         click.echo(json.dumps(found))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in _flat(found):
-        table.add_row(key, value)
+        table.add_row(key, escape(value))
     Console().print(table)
+
+
+@cli.group(context_settings=CONTEXT)
+def bench() -> None:
+    """Measure what multiply is made of."""
+
+
+@bench.command(context_settings=CONTEXT)
+@click.option(
+    "--kernel",
+    "kernels",
+    multiple=True,
+    metavar="NAME",
+    help="One of --list; repeatable.  [default: all of ours]",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    help="Type of A and B; repeatable.  [default: float32, else the kernel's first]",
+)
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    type=click.IntRange(1),
+    help="m = n = k; repeatable.  [default: 907 1024 1025 2048 2049 4096 8192]",
+)
+@click.option("--m", type=click.IntRange(1), help="With --n and --k: one more shape, or the only one.")
+@click.option("--n", type=click.IntRange(1))
+@click.option("--k", type=click.IntRange(1))
+@click.option("--transpose-a", "trans_a", is_flag=True, help="A is stored k×m.")
+@click.option("--transpose-b", "trans_b", is_flag=True, help="B is stored n×k.")
+@click.option(
+    "--repeat", type=click.IntRange(1), default=7, show_default=True, help="Rounds; medians are shown."
+)
+@click.option(
+    "--threshold",
+    type=click.FloatRange(0),
+    help="Error, relative to the RMS of C, past which an element counts as beyond.  [default: rounding]",
+)
+@click.option("--plot", metavar="FILE.svg|png", help="Draw TFLOP/s over sizes, and the roofline.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Show and plot what --json printed earlier; measures nothing.",
+)
+@click.option("--list", "listed", is_flag=True, help="What kernels there are; needs no GPU.")
+@click.option(
+    "--tune", "tuned", is_flag=True, help="Find and remember the fastest configurations on this GPU."
+)
+@_json
+@_verbose
+def kernels(
+    kernels: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    sizes: tuple[int, ...],
+    m: int | None,
+    n: int | None,
+    k: int | None,
+    plot: str | None,
+    source: str | None,
+    listed: bool,
+    tuned: bool,
+    as_json: bool,
+    verbose: bool,
+    repeat: int,
+    **options: Any,
+) -> None:
+    """Speed and error of our CUDA kernels, next to cuBLAS in the same run.
+
+    On the first GPU that is visible, with random data and α = 1, β = 0. Rows of all matrices, cuBLAS's too,
+    begin at multiples of 16 bytes, as they do in multiply. Contestants take turns, so that all see the same
+    clocks. Errors are against float64 (64-bit types: against NumPy's longest type), of up to 1024 rows.
+
+    Loads and stores are counted by formula: each tile of BM×BN elements of C reads (BM + BN)·k elements.
+    The roof is the lower of the peak of the arithmetic used, at the highest clock, and the measured
+    bandwidth times flop/byte. A kernel above the latter is fed by caches, and compared with the peak.
+    Exit status 3 where a result is wrong.
+    """
+    from . import bench as bench_kernels
+    from . import figures
+
+    if listed:
+        if as_json:
+            click.echo(json.dumps(figures.listing()))
+        else:
+            _console().print(figures.listing_table())
+        return
+    if plot:
+        figures.check_plot(plot)
+    if source:
+        with open(source, encoding="utf-8") as file:
+            _show(json.load(file), as_json, plot)
+        return
+    given = [x for x in (m, n, k) if x is not None]
+    if len(given) not in (0, 3):
+        raise click.UsageError("--m, --n and --k go together.")
+    chosen = bench_kernels.pairs(kernels, dtypes)
+    if tuned:
+        with _status() as progress:
+            found = list(bench_kernels.tune(chosen, repeat, progress))
+        lines = [figures.choice_line(choice) for choice in found]
+        _print(json.dumps(found) if as_json else "\n".join(lines) or "Each is shipped in one configuration")
+        return
+    shapes = [(size, size, size) for size in sizes or (() if given else bench_kernels.SIZES)]
+    shapes += [(given[0], given[1], given[2])] if given else []
+    with _status() as progress:
+        report = bench_kernels.run(chosen, shapes, repeat, progress=progress, **options)
+    _show(report, as_json, plot)
+
+
+def _show(report: dict[str, Any], as_json: bool, plot: str | None) -> None:
+    """Tables or JSON, the picture, and what was wrong."""
+    from . import figures
+
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        console = _console()
+        console.print(figures.heading(report) + "\n")
+        for table in figures.tables(report):
+            console.print(table)
+    if plot:
+        figures.plot(report, plot)
+    for line in (wrong := list(figures.failures(report))):
+        click.echo(f"Error: {line}", err=True)
+    if wrong:
+        raise click.exceptions.Exit(3 if any(row.get("correct") is False for row in report["rows"]) else 1)
+
+
+def _console() -> Any:
+    """100 columns where the output is no terminal."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 100, highlight=False)
+
+
+@contextmanager
+def _status() -> Any:
+    """Says on a terminal what is being measured."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield status.update
 
 
 def _flat(found: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -277,6 +427,8 @@ def _flat(found: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
             rows.append((name.replace(" bytes per second", ""), f"{value / 1e9:.2f} GB/s"))
         elif key.endswith("_bytes"):
             rows.append((name.replace(" bytes", ""), _size(value)))
+        elif key.endswith("_hertz"):
+            rows.append((name.replace(" hertz", ""), f"{value / 1e6:.0f} MHz"))
         elif key.endswith("_flops"):
             rows.append((name.replace(" flops", ""), f"{value / 1e12:.3f} TFLOP/s"))
         else:

@@ -177,6 +177,8 @@ class Problem:
     """Panels lie with k along their rows, whichever way the operand is stored."""
     line_bytes: int = 0
     """Scratch of the kernel for each row and column of a block."""
+    scratch: tuple[int, int] = (0, 0)
+    """Scratch of the kernel for each element of a panel of op(A), and of op(B)."""
     kernel: str = ""
     """What multiplies, and why that: for the reader of the plan."""
 
@@ -476,10 +478,12 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
         "write slots": x.ring.writers * chunk * p.block_itemsize,
         "encoding": x.ring.writers * chunk * x.c.itemsize * (int(convert) + int(x.c.whole)),
     }
+    panels = panel_elements(p, x.bm, x.bn, x.bk)
+    scratch = panels[0] * p.scratch[0] + panels[1] * p.scratch[1] + (x.bm + x.bn) * p.line_bytes
     compute = {
-        "panels": PANEL_BUFFERS * sum(panel_elements(p, x.bm, x.bn, x.bk)) * p.panel_itemsize,
+        "panels": PANEL_BUFFERS * sum(panels) * p.panel_itemsize,
         "C blocks": x.c_buffers * x.bm * x.bn * p.block_itemsize,
-        "workspace": budget.workspace + (slot if budget.staged else 0) + (x.bm + x.bn) * p.line_bytes,
+        "workspace": budget.workspace + (slot if budget.staged else 0) + scratch,
     }
     if budget.device is None:
         return host | compute, {}

@@ -66,6 +66,7 @@ class Wgmma:
             for name, wanted in self._turns.items()
             if wanted
         }
+        self._sum = _load(catalog.sum_slices(self._config.dtype))["sum"]
         if kind == "fp16x3":
             self._split = {
                 name: _load(
@@ -91,10 +92,10 @@ class Wgmma:
         c_ptr: int,
         ldc: int,
         stream: Any,
-        in_place: bool = False,
+        in_place: str = "",
     ) -> None:
         """As `nvrtc.launch`, but rows of A and B must start at multiples of PITCH_BYTES (fp16x3) or of 16
-        bytes. `in_place`: A and B may be overwritten, and no memory is taken for the planes of fp16x3."""
+        bytes. `in_place`: names of operands that may be overwritten; fp16x3 takes memory for the others."""
         if m == 0 or n == 0:
             return
         if alpha == 0:
@@ -107,7 +108,7 @@ class Wgmma:
             exponents, skip = self._exponents(m, n, k, operands, stream)
             for name, (ptr, ld, lines) in operands.items():
                 rows, cols = (k, lines) if self._mn[name] else (lines, k)
-                planes = ptr if in_place else self._memory(f"planes {name}", rows * ld * 4)
+                planes = ptr if name in in_place else self._memory(f"planes {name}", rows * ld * 4)
                 segments = rows * ceil_div(cols, 64)
                 at = exponents + (4 * m if name == "b" else 0)
                 args = np.int32(rows), np.int32(cols), u(ptr), np.int64(ld), u(at), u(planes), u(skip)
@@ -123,13 +124,21 @@ class Wgmma:
         maps = [self._map(name, k, *operands[name]) for name in ("a", "b")]
         config, scalar, i32 = self._config, self._scalar, np.int32
         cluster = config.value("CLUSTER")
-        tiles = ceil_div(m, config.bm) * ceil_div(n, config.bn)
-        grid = min(self._multiprocessors // cluster, tiles) * cluster
+        tiles, places = ceil_div(m, config.bm) * ceil_div(n, config.bn), self._multiprocessors // cluster
+        slices = _slices(tiles, places, k, config.value("BK"))
+        partial = self._memory("partial", 4 * slices * m * n) if slices > 1 else 0
+        grid = min(places, tiles * slices) * cluster
         args = (
             *maps, i32(m), i32(n), i32(k), scalar(alpha), scalar(beta), u(c_ptr), np.int64(ldc),
-            u(exponents), u(exponents + 4 * m), u(skip),
+            u(exponents), u(exponents + 4 * m), u(skip), i32(slices), u(partial),
         )  # fmt: skip
         self._function((grid,), config.block, args, config.shared_bytes, stream)
+        if slices > 1:
+            args = (
+                np.int64(m), i32(n), i32(slices), scalar(alpha), u(partial), scalar(beta), u(c_ptr),
+                np.int64(ldc), u(skip),
+            )  # fmt: skip
+            self._sum((ceil_div(m * n, 256),), (256,), args, stream=stream)
         if skip:
             self._fall_back(m, n, k, alpha, (a_ptr, lda), (b_ptr, ldb), beta, (c_ptr, ldc), skip, stream)
 
@@ -205,12 +214,95 @@ class Wgmma:
             self._scratch[name] = Memory(max(256, nbytes))
         return int(self._scratch[name].ptr)
 
-    def reserve(self, m: int, n: int) -> None:
-        """Take the memory for products up to m×n now (in_place, no operand turned)."""
+    def reserve(self, m: int, n: int, k: int) -> None:
+        """Take the memory for products up to m×n×k now (all in place, no operand turned)."""
         if self.kind == "fp16x3":
             self._memory("flag", _FLAG_BYTES)
             self._memory("exponents", 4 * (m + n))
             self._memory("largest", 4 * max(m, n))
+
+
+class ComplexGemm:
+    """complex64 by a float32 product of twice the sizes (kernels/embed.cu); called like Wgmma, with leading
+    dimensions in complex elements. `conjugate_a`, `conjugate_b`: the adjoint, where also transposed."""
+
+    def __init__(self, trans_a: bool, trans_b: bool, conjugate_a: bool = False, conjugate_b: bool = False):
+        self._trans_a, self._trans_b = trans_a, trans_b
+        self._real = Wgmma("fp16x3", trans_a, trans_b, "float32", "float32")
+        mode = "double k" if trans_b else "double n"
+        self._double = _load(catalog.embed(mode, conjugate_b, conjugate_a))["embed"]
+        self._rows = _load(catalog.embed("rows"))["embed"] if trans_a else None
+
+    def __call__(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        alpha: complex,
+        a_ptr: int,
+        lda: int,
+        b_ptr: int,
+        ldb: int,
+        beta: complex,
+        c_ptr: int,
+        ldc: int,
+        stream: Any,
+        in_place: str = "",
+    ) -> None:
+        """C ← α·op(A)·op(B) + β·C."""
+        if m == 0 or n == 0:
+            return
+        if alpha == 0:
+            k = 0
+        if beta.imag:
+            _scale(c_ptr, m, n, ldc, beta, stream)
+            beta = 1.0
+        if k and self._rows is not None:
+            pitch = round_up(m, 64)
+            to = self._real._memory("rows of A", 2 * k * pitch * 4)
+            _embed(self._rows, k, m, a_ptr, lda, to, pitch, 1.0, stream)
+            a_ptr, lda, in_place = to, pitch, "a" + in_place
+        else:
+            lda *= 2
+        if k:
+            rows, cols = (n, k) if self._trans_b else (k, n)
+            pitch = round_up(2 * cols, 64)
+            to = self._real._memory("embedded B", 2 * rows * pitch * 4)
+            _embed(self._double, rows, cols, b_ptr, ldb, to, pitch, alpha, stream)
+            b_ptr, ldb = to, pitch
+        self._real(
+            m, 2 * n, 2 * k, 1.0, a_ptr, lda, b_ptr, ldb, beta.real, c_ptr, 2 * ldc, stream, in_place + "b"
+        )
+
+    def reserve(self, m: int, n: int, k: int) -> None:
+        """Take the memory for products up to m×n×k now (A in place)."""
+        self._real.reserve(m, 2 * n, 2 * k)
+        if self._rows is not None:
+            self._real._memory("rows of A", 2 * k * round_up(m, 64) * 4)
+        rows, cols = (n, k) if self._trans_b else (k, n)
+        self._real._memory("embedded B", 2 * rows * round_up(2 * cols, 64) * 4)
+
+
+def _embed(
+    kernel: Any, rows: int, cols: int, x: int, ldx: int, y: int, ldy: int, alpha: complex, stream: Any
+) -> None:
+    i32, i64, f32, u = np.int32, np.int64, np.float32, np.uintp
+    args = (i32(rows), i32(cols), u(x), i64(ldx), u(y), i64(ldy), f32(alpha.real), f32(alpha.imag))
+    kernel((ceil_div(rows, 8) * ceil_div(cols, 32),), (32, 8), args, stream=stream)
+
+
+def _scale(ptr: int, m: int, n: int, ld: int, beta: complex, stream: Any) -> None:
+    import cupy
+
+    memory = cupy.cuda.UnownedMemory(ptr, 8 * ((m - 1) * ld + n), None)
+    with stream:
+        matrix = cupy.ndarray((m, n), "c8", cupy.cuda.MemoryPointer(memory, 0), strides=(8 * ld, 8))
+        matrix *= np.complex64(beta)
+
+
+def _slices(tiles: int, places: int, k: int, bk: int) -> int:
+    """In how many slices k is cut: as many as fill the places of the device, each at least 512 deep."""
+    return max(1, min(places // tiles, k // max(512, bk)))
 
 
 def _load(config: nvrtc.Config, *names: str) -> dict[str, Any]:

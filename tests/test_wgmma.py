@@ -92,7 +92,7 @@ def test_agrees_with_numpy(cupy: Any, kind: str, trans_a: bool, trans_b: bool) -
     gemm = Wgmma(kind, trans_a, trans_b, dtype, dtype)
     rng = np.random.default_rng(7)
     stream = cupy.cuda.Stream(non_blocking=True)
-    for (m, n, k), (alpha, beta), in_place in product(SHAPES, ((1, 0), (2, -3), (0, 2)), (False, True)):
+    for (m, n, k), (alpha, beta), in_place in product(SHAPES, ((1, 0), (2, -3), (0, 2)), ("", "ab")):
         a = _random(rng, (k, m) if trans_a else (m, k), dtype)
         b = _random(rng, (n, k) if trans_b else (k, n), dtype)
         c = _random(rng, (m, n + 3), "int8").astype(out)
@@ -169,7 +169,7 @@ def test_fp16x3_keeps_nan_and_infinity_where_numpy_has_them(cupy: Any, trans_b: 
     gemm = Wgmma("fp16x3", False, trans_b, "float32", "float32")
     gemm(
         m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n,
-        cupy.cuda.get_current_stream(), True,
+        cupy.cuda.get_current_stream(), "ab",
     )  # fmt: skip
     with np.errstate(invalid="ignore"):
         want = a.astype("f8") @ b.astype("f8")
@@ -177,3 +177,38 @@ def test_fp16x3_keeps_nan_and_infinity_where_numpy_has_them(cupy: Any, trans_b: 
     assert np.array_equal(np.isnan(want), np.isnan(got))
     assert np.array_equal(want[np.isinf(want)], got[np.isinf(want)])
     assert np.allclose(got[finite], want[finite], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("conjugate", TRANS)
+@pytest.mark.parametrize(("trans_a", "trans_b"), TRANS)
+def test_complex_agrees_with_numpy(
+    cupy: Any, trans_a: bool, trans_b: bool, conjugate: tuple[bool, bool]
+) -> None:
+    from ooc_gemm.wgmma import ComplexGemm
+
+    rng, stream = np.random.default_rng(9), cupy.cuda.Stream(non_blocking=True)
+    gemm = ComplexGemm(trans_a, trans_b, *conjugate)
+
+    def draw(*shape: int) -> np.ndarray:
+        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype("c8")
+
+    for (m, n, k), (alpha, beta) in product(SHAPES, ((1, 0), (2 - 1j, -3j), (1j, 2))):
+        a, b = draw(*((k, m) if trans_a else (m, k))), draw(*((n, k) if trans_b else (k, n)))
+        c = draw(m, n + 3)
+        if beta == 0:
+            c[:] = np.nan
+        da, db, dc = _stored(cupy, a, "complex64"), _stored(cupy, b, "complex64"), cupy.asarray(c)
+        cupy.cuda.runtime.deviceSynchronize()
+        left, right, target = ((x.data.ptr, x.shape[1]) for x in (da, db, dc))
+        gemm(m, n, k, alpha, *left, *right, beta, *target, stream, "a")
+        stream.synchronize()
+        found, wide = dc.get(), (a.T if trans_a else a, b.T if trans_b else b)
+        x, y = (
+            z.conj().astype("c16") if flag else z.astype("c16")
+            for z, flag in zip(wide, conjugate, strict=True)
+        )
+        old = c[:, :n].astype("c16") * beta if beta else 0
+        bound = 2 * EPS["fp16x3"] * (abs(alpha) * (abs(x) @ abs(y)) + np.abs(old)) + 1e-30
+        assert (abs(found[:, :n] - (alpha * (x @ y) + old)) <= bound).all(), f"{m}x{n}x{k} {alpha} {beta}"
+        assert np.array_equal(found[:, n:], c[:, n:], equal_nan=True)

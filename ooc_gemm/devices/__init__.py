@@ -45,6 +45,8 @@ class Arithmetic:
     """Panels lie with k along their rows, whichever way the operand is stored."""
     line_bytes: int = 0
     """Scratch on the device for each row and each column of a block."""
+    scratch: tuple[int, int] = (0, 0)
+    """Scratch on the device for each element of a panel of op(A), and of op(B)."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ..catalog import KERNELS
 from ..errors import DeviceError, InputError
 from ..plan import Block, MiB, Part, Piece, Plan, Rates, panel_elements
 from ..ring import Bytes
+from ..roofline import peak_flops
 from ..tiles import round_up
 from ..trace import Trace
 from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Limits, Operation, Overflow
@@ -35,6 +36,8 @@ _COMPUTE_32F, _COMPUTE_64F = 68, 70
 _OP_N, _OP_T, _OP_C = 0, 1, 2
 _DEFAULT_ALGORITHM = -1
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
+_CLOCK_RATE, _MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH = 13, 36, 37
+"""cudaDeviceAttr: kHz, kHz, bits."""
 
 
 def _cupy() -> Any:
@@ -48,7 +51,8 @@ def _cupy() -> Any:
 
 
 def devices() -> list[dict[str, Any]]:
-    """What each GPU is. Raises InputError where there is none."""
+    """What each GPU is; its clocks are the highest ones, and peaks are at them. Raises InputError where
+    there is none."""
     cupy = _cupy()
     try:
         count = cupy.cuda.runtime.getDeviceCount()
@@ -57,6 +61,11 @@ def devices() -> list[dict[str, Any]]:
     found = []
     for index in range(count):
         p = cupy.cuda.runtime.getDeviceProperties(index)
+        clock, memory_clock, bus_bits = (
+            cupy.cuda.runtime.deviceGetAttribute(attribute, index)
+            for attribute in (_CLOCK_RATE, _MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH)
+        )
+        capability = p["major"], p["minor"]
         with cupy.cuda.Device(index):
             free, total = cupy.cuda.runtime.memGetInfo()
         found.append(
@@ -71,6 +80,14 @@ def devices() -> list[dict[str, Any]]:
                 "shared_memory_per_multiprocessor_bytes": p["sharedMemPerMultiprocessor"],
                 "registers_per_multiprocessor": p["regsPerMultiprocessor"],
                 "warp_size": p["warpSize"],
+                "clock_hertz": clock * 1000,
+                "memory_clock_hertz": memory_clock * 1000,
+                # Two transfers a clock.
+                "memory_bandwidth_bytes_per_second": 2 * memory_clock * 1000 * bus_bits // 8,
+                "peak": {
+                    f"{name}_flops": rate
+                    for name, rate in peak_flops(capability, p["multiProcessorCount"], clock * 1e3).items()
+                },
             }
         )
     return found
@@ -151,6 +168,8 @@ class CUDA:
                 return "fp16", "float16 on the tensor cores, sums in float32"
             if wide == np.float32 and precision == "medium":
                 return "tf32", "one TF32 product on the tensor cores, which precision medium allows"
+            if wide == np.complex64:
+                return "fp16x3", "complex as real products no less accurate than float32, ahead of CGEMM here"
             if wide == np.float32:
                 return "fp16x3", "no less accurate than float32, and over four times as fast as SGEMM here"
         return "cublas", "the fastest known here that keeps the precision"
@@ -177,6 +196,9 @@ class CUDA:
         if known.only_arch not in (None, self._capability) or self._capability < known.min_arch:
             return None
         if kernel == "fp16x3":
+            if wide == np.complex64:
+                # Rows of re and of im for an A along m; B embedded, at twice its size.
+                return Arithmetic(kernel, wide, wide, why=why, pitch=64, line_bytes=24, scratch=(8, 16))
             fits = wide == float32
             return Arithmetic(kernel, float32, float32, why=why, pitch=64, line_bytes=12) if fits else None
         if kernel == "fp16":
@@ -323,7 +345,7 @@ class CUDA:
             (a, op.conjugate_a, op.transpose_a),
             (b, op.conjugate_b, op.transpose_b),
         ):
-            if conjugate and not (transpose and op.arithmetic.kernel == "cublas"):
+            if conjugate and op.arithmetic.kernel == "cublas" and not transpose:
                 with stream:
                     self._cupy.conjugate(memory, out=memory)
         beta = op.beta if first else 1.0
@@ -358,7 +380,7 @@ class CUDA:
     def _open_kernel(self, plan: Plan) -> Callable[..., None]:
         """A function of (m, n, k, α, a, lda, b, ldb, β, c, ldc, stream) that starts the multiplication."""
         from .. import nvrtc
-        from ..wgmma import Wgmma
+        from ..wgmma import ComplexGemm, Wgmma
 
         op = self._op
         arithmetic = op.arithmetic
@@ -367,10 +389,14 @@ class CUDA:
             return self._cublas
         trans_a, trans_b = not self._along_k("a"), self._along_k("b")
         kernel, panel = KERNELS[arithmetic.kernel], arithmetic.panel.name
+        if panel == "complex64":
+            product = ComplexGemm(trans_a, trans_b, op.conjugate_a, op.conjugate_b)
+            product.reserve(plan.bm, plan.bn, plan.bk)
+            return partial(product, in_place="a")
         if kernel.only_arch == 90:
             gemm = Wgmma(kernel.name, trans_a, trans_b, panel, panel)
-            gemm.reserve(plan.bm, plan.bn)
-            return partial(self._real, partial(gemm, in_place=True))
+            gemm.reserve(plan.bm, plan.bn, plan.bk)
+            return partial(self._real, partial(gemm, in_place="ab"))
         if not kernel.transposes and (trans_a or trans_b):
             raise InputError(f"kernel {kernel.name!r} takes no transposed operands; use 'auto'")
         config = kernel.configs(panel, trans_a, trans_b)[0]

@@ -1,0 +1,16 @@
+// C ← α·(X₀ + X₁ + …) + β·C: the slices of a product whose k was cut (wgmma.cu), always in the same order.
+//
+// X is `slices` dense m×n matrices, one after the other. Macros: ELEMENT. Launch: a thread an element.
+
+using T = ELEMENT;
+
+extern "C" __global__ void __launch_bounds__(256)
+sum(long long m, int n, int slices, T alpha, const T* __restrict__ X, T beta, T* __restrict__ C, long long ldc,
+    const unsigned* __restrict__ skip) {
+    const long long i = blockIdx.x * 256LL + threadIdx.x, all = m * n;
+    if (i >= all || (skip != nullptr && *skip != 0)) return;
+    T total = X[i];
+    for (int slice = 1; slice < slices; ++slice) total += X[slice * all + i];
+    T* const c = C + i / n * ldc + i % n;
+    *c = beta == T(0) ? alpha * total : alpha * total + beta * *c;  // β = 0 must not read C
+}

@@ -1,0 +1,307 @@
+"""Shows what bench.py reports: tables by rich, a picture by matplotlib. Both are imported here only when
+they are used."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from .bench import size_of
+from .catalog import KERNELS
+from .errors import InputError
+from .gpu import CUBLAS, dtypes_of
+
+SUFFIXES = (".svg", ".png")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Okabe and Ito's, which colour-blind readers tell apart, without yellow; black is for cuBLAS."""
+_MARKERS = "osD^vPX<"
+Row = dict[str, Any]
+
+
+# ---- tables ------------------------------------------------------------------------------------
+
+
+def tables(report: dict[str, Any]) -> Iterator[Any]:
+    """Two tables a type: speed and error, then work and the roofline."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    speed: list[tuple[str, Callable[[Row], str]]] = [
+        ("ms", lambda row: f"{row['seconds'] * 1e3:.4g}"),
+        ("TFLOP/s", lambda row: f"{row['tflops']:.4g}"),
+        ("× cuBLAS", lambda row: "–" if row["ratio"] is None else f"{row['ratio']:.2f}"),
+        ("beyond", lambda row: f"{row['error']['beyond_percent']:.3g} %"),
+        ("mean sq.", lambda row: _error(row, "mean_squared")),
+        ("largest", lambda row: _error(row, "largest")),
+        ("Frobenius", lambda row: _error(row, "relative_frobenius")),
+    ]
+    asked: list[tuple[str, Callable[[Row], str]]] = [
+        ("flop", lambda row: f"{row['operations']:.3g}"),
+        ("loads", lambda row: _short(row["loads"])),
+        ("stores", lambda row: _short(row["stores"])),
+        ("flop/access", lambda row: _short(row["accesses_ratio"])),
+        ("flop/byte", lambda row: _short(row["intensity"])),
+        ("bound by", lambda row: row["roof"]["bound"] if row["roof"] and row["intensity"] else "–"),
+        ("of roof", lambda row: f"{row['roof']['fraction']:.0%}" if row["roof"] else "–"),
+    ]
+    rows = sorted(report["rows"], key=lambda row: row["dtype"])
+    for dtype, same_type in groupby(rows, key=lambda row: row["dtype"]):
+        found = list(same_type)
+        for title, columns in ((f"{dtype}: speed, and error", speed), (f"{dtype}: work, and roof", asked)):
+            table = Table(
+                title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+            )
+            table.add_column("shape", no_wrap=True)
+            table.add_column("kernel", no_wrap=True)
+            for name, _ in columns:
+                table.add_column(name, justify="right", no_wrap=True)
+            for shape, same_shape in groupby(found, key=_size):
+                for index, row in enumerate(same_shape):
+                    failed = row["failed"] is not None
+                    cells = ["failed"] if failed else [show(row) for _, show in columns]
+                    table.add_row("" if index else shape, row["kernel"], *cells)
+                table.add_section()
+            yield table
+
+
+def listing() -> list[dict[str, Any]]:
+    """Every kernel in a line."""
+    lines = {**{name: kernel.explanation for name, kernel in KERNELS.items()}, **CUBLAS}
+    return [
+        {"kernel": name, "dtypes": dtypes_of(name), "explanation": explanation}
+        for name, explanation in lines.items()
+    ]
+
+
+def listing_table() -> Any:
+    """The same, to read."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for line in listing():
+        table.add_row(line["kernel"], f"{line['explanation']}\n[dim]{', '.join(line['dtypes'])}[/dim]")
+    return table
+
+
+def choice_line(choice: dict[str, Any]) -> str:
+    """What --tune found for one class of shapes."""
+    before = choice["default_seconds"]
+    gain = f", {before / choice['seconds']:.2f}× as fast as the default" if before else ""
+    macros = " ".join(f"{name}={value}" for name, value in choice["config"].items())
+    what = f"{choice['kernel']} {choice['dtype']} {choice['transposed']} {choice['class']}"
+    return f"{what}: {choice['seconds'] * 1e3:.3g} ms{gain}: {macros}"
+
+
+def heading(report: dict[str, Any]) -> str:
+    """What was measured on."""
+    device, rate = report["device"], report["bandwidth_bytes_per_second"] / 1e12
+    return (
+        f"{device['name']}, {device['multiprocessors']} multiprocessors, {rate:.2f} TB/s by a copy; "
+        f"medians of {report['repeat']}"
+    )
+
+
+def failures(report: dict[str, Any]) -> Iterator[str]:
+    """A line for each row that has no time, or a wrong result."""
+    for row in report["rows"]:
+        name = f"{row['kernel']} {row['dtype']} {_size(row)}"
+        if row["failed"] is not None:
+            yield f"{name} failed: {row['failed']}"
+        elif not row["correct"]:
+            error = row["error"]
+            yield (
+                f"{name} is wrong: {error['beyond_percent']:.3g} % of the elements are beyond rounding, "
+                f"{error['not_finite']} are not numbers or not written"
+            )
+
+
+def _size(row: Row) -> str:
+    return size_of(row["m"], row["n"], row["k"])
+
+
+def _error(row: Row, name: str) -> str:
+    value = row["error"][name]
+    return "NaN" if value is None else f"{value:.1e}" if value else "0"
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3g}"
+
+
+# ---- the picture -------------------------------------------------------------------------------
+
+
+def check_plot(path: str) -> None:
+    """InputError where `plot` could not write there; before minutes are spent on measuring."""
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise InputError(f"{path!r}: a plot is written as {' or '.join(SUFFIXES)}")
+    if not Path(path).resolve().parent.is_dir():
+        raise InputError(f"{path!r}: there is no such folder")
+    _pyplot()
+
+
+def plot(report: dict[str, Any], path: str) -> None:
+    """TFLOP/s over sizes, a line a kernel, and the roofline at each kernel's largest size."""
+    check_plot(path)
+    plt = _pyplot()
+    rows = [row for row in report["rows"] if row["failed"] is None]
+    if not rows:
+        raise InputError("there is nothing to plot: every kernel failed")
+    types = len({row["dtype"] for row in rows})
+    series: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=_side):
+        name = f"{row['kernel']} {row['dtype']}" if types > 1 else row["kernel"]
+        series.setdefault(name, []).append(row)
+    style = dict(_styles(series.items()))
+    settings = {"font.size": 10, "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
+    with plt.rc_context(settings):
+        figure, (sweep, roof) = plt.subplots(1, 2, figsize=(14, 6), layout="constrained")
+        _sweep(sweep, series, style)
+        _roofline(roof, report, series, style)
+        only = "" if types > 1 else f", {rows[0]['dtype']}"
+        figure.suptitle(f"{report['device']['name']}{only}", fontweight="bold")
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise InputError("there is no matplotlib; install it with pip install 'ooc-gemm[plot]'") from error
+    matplotlib.use("Agg")
+    import matplotlib.pyplot
+
+    return matplotlib.pyplot
+
+
+def _side(row: Row) -> float:
+    """Of a cube of as many products."""
+    return math.cbrt(row["m"] * row["n"] * row["k"])
+
+
+def _styles(series: Iterable[tuple[str, list[Row]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    ours = theirs = 0
+    for name, rows in series:
+        if rows[0]["kernel"].startswith("cublas"):
+            yield (
+                name,
+                {"color": "black", "marker": _MARKERS[theirs % 8], "linestyle": "--", "linewidth": 1.5},
+            )
+            theirs += 1
+        else:
+            colour, marker = _COLOURS[ours % 6], _MARKERS[(ours + ours // 6) % 8]
+            yield name, {"color": colour, "marker": marker, "linestyle": "-", "linewidth": 1.8}
+            ours += 1
+
+
+def _sweep(axes: Any, series: dict[str, list[Row]], style: dict[str, Any]) -> None:
+    """A line through the round sizes, and hollow markers for the others."""
+    rows = [row for rows in series.values() for row in rows]
+    rates, sides = [row["tflops"] for row in rows], sorted({_side(row) for row in rows})
+    odd = sorted({_side(row) for row in rows if not _round(row)})
+    axes.set_xscale("log", base=2)
+    if max(rates) > 20 * min(rates):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    else:
+        axes.set_ylim(0, 1.08 * max(rates))
+    for name, of_kernel in series.items():
+        for rounded in (True, False):
+            part = [row for row in of_kernel if _round(row) == rounded]
+            look = {**style[name], **({} if rounded else {"linestyle": "none", "markerfacecolor": "white"})}
+            axes.plot([_side(row) for row in part], [row["tflops"] for row in part], markersize=5, **look)
+    ticks = [side for side in sides if side not in odd] or sides
+    axes.set_xticks(ticks, [f"{side:.0f}" for side in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(sides[0] / 1.1, sides[-1] * 1.1)
+    axes.set_xlabel("m = n = k" if all(row["m"] == row["n"] == row["k"] for row in rows) else "∛(m·n·k)")
+    axes.set_ylabel("TFLOP/s")
+    hollow = f"; hollow: {', '.join(f'{side:.0f}' for side in odd)}" if odd and odd != sides else ""
+    axes.set_title(f"Speed over size{hollow}", loc="left")
+    axes.grid(axis="y", color="0.9")
+    ends = [(rows[-1]["tflops"], _side(rows[-1]), name) for name, rows in series.items()]
+    _label_right(axes, ends, style)
+
+
+def _round(row: Row) -> bool:
+    return not (row["m"] % 16 or row["n"] % 16 or row["k"] % 16)
+
+
+def _label_right(axes: Any, ends: list[tuple[float, float, str]], style: dict[str, Any]) -> None:
+    """Names in a column right of the axes, each at the height of its y, x, or as near as fits, and joined
+    to it by a thin line."""
+    axes.figure.draw_without_rendering()  # settles the layout
+    lowest, highest = (axes.transAxes.transform((0, y))[1] for y in (0, 1))
+    spacing = 13 * axes.figure.dpi / 72 / (highest - lowest)
+    ends = sorted(ends)
+    wanted = [
+        float(axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[1]) for y, x, _ in ends
+    ]
+    for (y, x, name), height in zip(ends, spread(wanted, spacing), strict=True):
+        line = {"arrowstyle": "-", "color": style[name]["color"], "lw": 0.6, "shrinkA": 1, "shrinkB": 4}
+        axes.annotate(
+            name, (x, y), (1.03, height), textcoords="axes fraction", va="center", annotation_clip=False,
+            arrowprops=line,
+        )  # fmt: skip
+
+
+def spread(wanted: list[float], spacing: float) -> list[float]:
+    """Heights at least `spacing` apart and near the wanted ones, which ascend: what would overlap forms a
+    group, spaced evenly around its middle."""
+    groups: list[list[float]] = []
+    for height in wanted:
+        groups.append([height])
+        while len(groups) > 1 and _span(groups[-2], spacing)[1] + spacing > _span(groups[-1], spacing)[0]:
+            last = groups.pop()
+            groups[-1] += last
+    return [_span(group, spacing)[0] + index * spacing for group in groups for index in range(len(group))]
+
+
+def _span(group: list[float], spacing: float) -> tuple[float, float]:
+    middle, half = sum(group) / len(group), (len(group) - 1) * spacing / 2
+    return middle - half, middle + half
+
+
+def _roofline(axes: Any, report: dict[str, Any], series: dict[str, list[Row]], style: dict[str, Any]) -> None:
+    """Points at each kernel's largest size; cuBLAS, whose loads are not known, as a line."""
+    bandwidth = report["bandwidth_bytes_per_second"] / 1e12
+    largest = {name: rows[-1] for name, rows in series.items()}
+    points = {name: row for name, row in largest.items() if row["intensity"]}
+    peaks = {row["peak"]: row["peak_flops"] / 1e12 for row in largest.values() if row["peak"]}
+    rates = [row["tflops"] for row in largest.values()]
+    intensities = [row["intensity"] for row in points.values()] or [1.0]
+    ridge = max([*peaks.values(), *rates]) / bandwidth
+    left, right = min(*intensities, 1.0) / 2, max(*intensities, ridge) * 8
+    axes.set(xscale="log", yscale="log", xlim=(left, right))
+    axes.set_ylim(min(*rates, bandwidth * left) / 2, max(*rates, *peaks.values(), bandwidth) * 2.5)
+    axes.set_xlabel("flop / byte of global loads and stores, by formula")
+    axes.set_ylabel("TFLOP/s")
+    axes.set_title("Roofline; points beyond the slope are fed by caches", loc="left")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.grid(color="0.93")
+    axes.figure.draw_without_rendering()  # settles the layout
+    roof = {"color": "0.35", "linewidth": 1.5}
+    axes.plot([left, ridge], [left * bandwidth, ridge * bandwidth], **roof)
+    small = {"fontsize": 8.5, "color": "0.35", "textcoords": "offset points", "zorder": 4}
+    small["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    for name, peak in peaks.items():
+        axes.plot([peak / bandwidth, right], [peak, peak], **roof)
+        text = f"{name.replace('_', ' ')} peak, {peak:.3g}"
+        axes.annotate(text, (right, peak), (-2, 3), ha="right", **small)
+    (x0, y0), (x1, y1) = axes.transData.transform([(1, bandwidth), (10, 10 * bandwidth)])
+    angle = {"rotation": math.degrees(math.atan2(y1 - y0, x1 - x0)), "rotation_mode": "anchor"}
+    at = left * 1.3
+    axes.annotate(f"{bandwidth:.2f} TB/s, measured", (at, at * bandwidth), (-2, 5), **angle, **small)
+    for name, row in largest.items():
+        if name not in points:
+            axes.axhline(row["tflops"], color="black", linestyle="--", linewidth=1)
+            axes.annotate(name, (left, row["tflops"]), (4, 3), **small)
+    for name, row in points.items():
+        look = {**style[name], "linestyle": "none"}
+        axes.plot(row["intensity"], row["tflops"], markersize=8, markeredgecolor="white", zorder=3, **look)
+    _label_right(axes, [(row["tflops"], row["intensity"], name) for name, row in points.items()], style)
