@@ -230,7 +230,9 @@ def _load_cuda() -> Any:
     return cupy
 
 
-def gpu_ooc_gemm(a: str, b: str, c: str, host: str, device: str, trace: str | None = None) -> Result:
+def gpu_ooc_gemm(
+    a: str, b: str, c: str, host: str, device: str, trace: str | None = None, kernel: str = "auto"
+) -> Result:
     """ooc-gemm through its Python interface."""
     import pkgutil
 
@@ -243,7 +245,7 @@ def gpu_ooc_gemm(a: str, b: str, c: str, host: str, device: str, trace: str | No
     options = {"trace": trace} if trace else {}
     with timed() as result:
         done = ooc_gemm.multiply(
-            a, b, c, memory_limit=host, device="cuda", device_memory_limit=device, kernel="auto", **options
+            a, b, c, memory_limit=host, device="cuda", device_memory_limit=device, kernel=kernel, **options
         )
     plan = {field: getattr(done.plan, field) for field in ("bytes_read", "bytes_written")}
     return {**{field: getattr(done, field) for field in REPORTED}, "plan": plan, **result}

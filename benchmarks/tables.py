@@ -58,11 +58,17 @@ def notes(report: dict[str, Any]) -> Iterator[str]:
         f"{with_gpu}{machine['cores']} cores of {machine['cpu']}, {machine['memory_bytes'] / 2**30:.0f} GiB; "
         f"Python {versions['python']}, {used}, {', '.join(versions['blas'])}; {report['date'][:10]}."
     )
-    smallest, idle = report["smallest"], report["trace"].get("idle")
+    smallest = report["smallest"]
     if limit := smallest.get("minimum_memory_limit"):
         yield f"The smallest limit for {smallest['title'].split(':')[0]} is {limit / 2**20:.0f} MiB."
-    if idle is not None:
-        yield f"On tmpfs the compute stream idles {idle:.1%} of the time between its first and last kernel."
+    idle = {
+        kernel: report.get(key, {}).get("idle")
+        for kernel, key in (("cublas", "trace"), ("auto", "trace_auto"))
+    }
+    if shares := [
+        f"{share:.1%} with `--kernel {kernel}`" for kernel, share in idle.items() if share is not None
+    ]:
+        yield f"On tmpfs the compute stream idles {', '.join(shares)} between its first kernel and its last."
 
 
 def kernels_table(report: dict[str, Any]) -> str:

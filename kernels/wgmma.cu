@@ -20,8 +20,10 @@
 // of 16 bytes. A stored matrix is contiguous along k ("K-major": A as it is, B transposed) or along m or n
 // ("MN-major"), which the tensor cores take for 16-bit types only.
 //
-// Macros: TYPE (1 float16, 2 tf32, 3 int8; with A_UNSIGNED, B_UNSIGNED), PRODUCTS, PROMOTE (0: never), BM, BN, BK, STAGES, CLUSTER, A_MN,
-// B_MN, GROUP: rows of tiles walked down before going right, so that what runs together reuses L2.
+// Macros: TYPE (1 float16, 2 tf32, 3 int8; with A_UNSIGNED, B_UNSIGNED), PRODUCTS, PROMOTE (0: never), BM, BN,
+// BK, STAGES, CLUSTER, A_MN, B_MN; RESIDENT: thread blocks on a multiprocessor at once (with small tiles two,
+// so that one multiplies while the other stores); GROUP: rows of tiles walked down before going right, so that
+// what runs together reuses L2.
 
 #if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "wgmma exists on sm_90a only"
@@ -48,7 +50,7 @@ constexpr int ACC = BN / 2;                // sums a consumer thread holds: 64·
 constexpr int A_BYTES = BM * K_ROW, B_BYTES = BN * K_ROW;  // of one plane in one stage
 constexpr int STAGE_BYTES = PLANES * (A_BYTES + B_BYTES);
 constexpr int STEPS_TO_PROMOTE = PROMOTE ? PROMOTE / BK : 1;
-// Of 65536: the producer needs few, the consumers hold the sums.
+// Of 65536, where a thread block has them to itself: the producer needs few, the consumers hold the sums.
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 56 : 32;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 224 : 160;
 
@@ -59,7 +61,8 @@ static_assert((!B_MN || BN % 64 == 0), "instructions have 64 rows, MN-major boxe
 static_assert(BN == 64 || BN == 128 || BN == 192 || BN == 256, "the instructions written out below");
 static_assert(PRODUCTS == 1 || (TYPE == FLOAT16 && PRODUCTS == 3), "only float32 comes in two planes");
 static_assert(!PROMOTE || PROMOTE % BK == 0, "sums are handed over between stages");
-static_assert(STAGES * STAGE_BYTES + 1024 <= 227 * 1024, "shared memory of a multiprocessor");
+static_assert(RESIDENT == 1 || ACC <= 32, "two thread blocks share the registers");
+static_assert(RESIDENT * (STAGES * STAGE_BYTES + 1024) <= 226 * 1024, "shared memory of a multiprocessor");
 
 struct alignas(64) TensorMap {
     u64 opaque[16];
@@ -281,7 +284,7 @@ __device__ __forceinline__ void bring_tile(u32 to, const TensorMap& map, int fir
 
 // C is not read where β = 0. With three products, row i and column j of the sum are still to be multiplied by
 // 2^(a_exponents[i] + b_exponents[j]). `skip` may point to a flag that makes this launch do nothing.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER, 1, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) __cluster_dims__(CLUSTER, 1, 1)
 wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, int m, int n, int k,
       S alpha, S beta, S* __restrict__ C, long long ldc, const int* __restrict__ a_exponents,
       const int* __restrict__ b_exponents, const u32* __restrict__ skip, int slices, S* __restrict__ partial) {
@@ -315,7 +318,7 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
 
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+        if (RESIDENT == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x == 0) {
             int stage = 0;
             u32 round = 1;  // the parity of a barrier's phase before its first: waiting for it is free
@@ -335,7 +338,7 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
         }
         __syncwarp();
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+        if (RESIDENT == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         const int consumer = warpgroup - 1, thread = threadIdx.x % 128, lane = thread % 32;
         // This warpgroup's 64 rows within the tile of A, and everybody's tile of B.
         const u64 a_base = descriptor<A_MN>(stages + consumer * 64 * K_ROW);

@@ -243,9 +243,8 @@ def _prepare(
         sources["c"], out_dtype = old, old.dtype
     out = _out_dtype(left.dtype, right.dtype, out_dtype, alpha, beta)
     chosen = open_device(device) if isinstance(device, str) else device
-    arithmetic = chosen.arithmetic(
-        left.dtype, right.dtype, out, _bound(left.dtype, right.dtype, out, k, alpha, beta), kernel, precision
-    )
+    bound = _bound(left.dtype, right.dtype, out, k, alpha, beta)
+    arithmetic = chosen.arithmetic(left.dtype, right.dtype, out, (m, n, k), bound, kernel, precision)
     unit = shards or chunks
     if existing is not None:
         unit = (existing.shards or existing.chunks)[0], (existing.shards or existing.chunks)[1]
@@ -266,13 +265,18 @@ def _prepare(
         reads_c=existing is not None,
         free_chunks=unit is None,
         pitch=arithmetic.pitch,
-        k_major=arithmetic.k_major,
+        along_k=arithmetic.along_k,
         line_bytes=arithmetic.line_bytes,
         scratch=arithmetic.scratch,
         kernel=f"{arithmetic.kernel}: {arithmetic.why}",
     )
     costs = chosen.limits(arithmetic, device_limit)
-    converted = arithmetic.k_major or any(x.dtype != arithmetic.panel for x in (left, right))
+    stored_along_k = not left.matrix.transposed, right.matrix.transposed
+    turned = any(
+        wanted not in (None, stored)
+        for wanted, stored in zip(arithmetic.along_k, stored_along_k, strict=True)
+    )
+    converted = turned or any(x.dtype != arithmetic.panel for x in (left, right))
     extra = m * n * out.itemsize if c is None and writes else 0
     budget = Budget(
         host=limit,

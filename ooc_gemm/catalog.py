@@ -30,9 +30,104 @@ class Kernel:
     """Least compute capability, times ten."""
     only_arch: int | None = None
     """The only one that has its instructions."""
+    launcher: str = "nvrtc"
+    """The module that knows its arguments: `nvrtc.launch` for the signature that most kernels share."""
 
 
-def _ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+def _naive(coalesced: bool) -> Callable[[str, bool, bool], list[Config]]:
+    bm, bn = (8, 32) if coalesced else (32, 8)
+
+    def configs(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+        macros = (("ELEMENT", _C_TYPE[dtype]), ("BM", bm), ("BN", bn), ("COALESCED", int(coalesced)))
+        return [Config("naive", dtype, bm, bn, (32, 8), macros)]
+
+    return configs
+
+
+_TILED = ((64, 16, 16), (64, 32, 8), (64, 64, 4), (32, 32, 32), (32, 16, 16), (32, 32, 8), (16, 16, 16))
+"""TILE, BLOCK_X, BLOCK_Y; the fastest first."""
+
+
+def _tiled(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+    fits = 32 if dtype == "float64" else 64  # two tiles in 48 KiB
+    return [
+        Config(
+            "tiled", dtype, tile, tile, (x, y),
+            (("ELEMENT", _C_TYPE[dtype]), ("TILE", tile), ("BLOCK_X", x), ("BLOCK_Y", y)),
+        )
+        for tile, x, y in _TILED if tile <= fits
+    ]  # fmt: skip
+
+
+_LADDER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[int, ...]]]]] = {
+    # kernel: names of its macros, {dtype: their values, the fastest first}; "" is any other dtype
+    "microtile": (("BM", "BN", "BK", "TM"), {"": [(64, 64, 8, 8)]}),
+    "register_block": (
+        ("BM", "BN", "BK", "TM", "TN"),
+        {"": [(128, 128, 8, 8, 8)], "float64": [(64, 64, 8, 4, 4)]},
+    ),
+    "rectangular": (("BM", "BN", "BK", "TM", "TN"), {"": [(64, 128, 8, 8, 4)]}),
+    "vectorized": (
+        ("BM", "BN", "BK", "TM", "TN"),
+        {"": [(128, 128, 8, 8, 8)], "float64": [(128, 64, 8, 8, 4)]},
+    ),
+    "warptile": (
+        ("BM", "BN", "BK", "WM", "WN", "TM", "TN"),
+        {"": [(128, 128, 8, 32, 64, 8, 8)], "float64": [(128, 64, 8, 64, 16, 8, 4)]},
+    ),
+}
+
+
+def _ladder(kernel: str) -> Callable[[str, bool, bool], list[Config]]:
+    names, known = _LADDER[kernel]
+
+    def configs(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+        found = []
+        for values in known.get(dtype, known[""]):
+            size = dict(zip(names, values, strict=True))
+            threads = size["BM"] // size["TM"] * (size["BN"] // size.get("TN", 1))
+            macros: list[tuple[str, int | str]] = [("ELEMENT", _C_TYPE[dtype]), *size.items()]
+            found.append(Config(kernel, dtype, size["BM"], size["BN"], (threads, 1), tuple(macros)))
+        return found
+
+    return configs
+
+
+_SIMPLE = ("float32", "float64", "int32")
+
+
+def _rungs() -> list[Kernel]:
+    """The classical ladder. Its kernels take A and B as stored."""
+    rungs = (
+        ("naive-uncoalesced", "one thread an element, warps down the columns of C", _SIMPLE, _naive(False)),
+        ("naive", "one thread an element, warps along the rows of C", _SIMPLE, _naive(True)),
+        ("tiled", "square tiles in shared memory", _SIMPLE, _tiled),
+        ("microtile", "several rows of C a thread", _SIMPLE, _ladder("microtile")),
+        (
+            "register",
+            "a block of neighbouring elements a thread, in registers",
+            _SIMPLE,
+            _ladder("register_block"),
+        ),
+        (
+            "rectangular",
+            "tiles of any sides; the elements of a warp side by side",
+            _SIMPLE,
+            _ladder("rectangular"),
+        ),
+        ("vectorized", "16-byte accesses, A transposed in shared memory", _SIMPLE[:2], _ladder("vectorized")),
+        (
+            "warptile",
+            "block, warp and thread tiles; loads run ahead of the products",
+            _SIMPLE[:2],
+            _ladder("warptile"),
+        ),
+    )
+    return [Kernel(name, text, dtypes, configs, transposes=False) for name, text, dtypes, configs in rungs]
+
+
+def ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+    """kernels/ffma.cu."""
     # What bounds the tile is the 128 registers of a thread: an 8-byte sum takes two. int64 also needs
     # several for each product.
     sizes = {"float32": (128, 128, 8, 8, 8), "float64": (128, 64, 8, 8, 4), "int64": (64, 64, 8, 4, 4)}
@@ -46,30 +141,38 @@ def _ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
 
 def guarded_ffma(trans_a: bool, trans_b: bool) -> Config:
     """`ffma` for float32 that runs only where a flag on the device says so."""
-    config = _ffma("float32", trans_a, trans_b)[0]
+    config = ffma("float32", trans_a, trans_b)[0]
     return replace(config, macros=(*config.macros, ("GUARDED", 1)))
 
 
 _WGMMA = {
-    # kind: TYPE, element bytes, planes, PROMOTE, BM, BN, BK, STAGES, CLUSTER, GROUP
-    "fp16x3": (1, 2, 2, 64, 128, 192, 64, 2, 2, 8),
-    "fp16": (1, 2, 1, 0, 128, 256, 64, 4, 2, 8),
-    "tf32": (2, 4, 1, 0, 128, 256, 32, 4, 2, 8),
-    "int8": (3, 1, 1, 0, 128, 256, 128, 4, 2, 8),
+    # kind: TYPE, element bytes, planes, PROMOTE, BK; wide, narrow: BN, STAGES, CLUSTER, RESIDENT
+    "fp16x3": (1, 2, 2, 64, 64, (192, 2, 2, 1), (64, 2, 1, 2)),
+    "fp16": (1, 2, 1, 0, 64, (256, 4, 2, 1), (64, 4, 1, 2)),
+    "tf32": (2, 4, 1, 0, 32, (256, 4, 2, 1), (64, 4, 1, 2)),
+    "int8": (3, 1, 1, 0, 128, (256, 4, 2, 1), (64, 4, 1, 2)),
 }
-"""The best measured on an H200 at 8192³ (benchmarks/results)."""
+"""Wide: the best measured on an H200 at 8192³; narrow: for few columns, or few tiles (benchmarks/results)."""
 
 
-def wgmma(kind: str, a_mn: bool, b_mn: bool, a_unsigned: bool = False, b_unsigned: bool = False) -> Config:
+def wgmma(
+    kind: str,
+    a_mn: bool,
+    b_mn: bool,
+    a_unsigned: bool = False,
+    b_unsigned: bool = False,
+    narrow: bool = False,
+) -> Config:
     """kernels/wgmma.cu for an operand contiguous along m or n (`mn`) or along k. ValueError for a kind it
     does not have."""
     if kind not in _WGMMA:
         raise ValueError(f"no {kind}; there is {', '.join(_WGMMA)}")
-    type_, size, planes, promote, bm, bn, bk, stages, cluster, group = _WGMMA[kind]
+    type_, size, planes, promote, bk, *tiles = _WGMMA[kind]
+    bm, group, (bn, stages, cluster, resident) = 128, 8, tiles[narrow]
     macros: dict[str, int | str] = {
         "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "PROMOTE": promote, "BM": bm, "BN": bn, "BK": bk,
-        "STAGES": stages, "CLUSTER": cluster, "GROUP": group, "A_MN": int(a_mn), "B_MN": int(b_mn),
-        "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
+        "STAGES": stages, "CLUSTER": cluster, "RESIDENT": resident, "GROUP": group,
+        "A_MN": int(a_mn), "B_MN": int(b_mn), "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
     }  # fmt: skip
     shared = stages * planes * (bm + bn) * bk * size + 1024  # for the alignment of the first stage
     dtype = "int32" if kind == "int8" else "float32"
@@ -92,12 +195,18 @@ def _hopper() -> list[Kernel]:
         turned = kind in ("tf32", "int8")  # to lie along k
         return lambda dtype, trans_a, trans_b: [
             wgmma(
-                kind, trans_a and not turned, not trans_b and not turned, dtype == "uint8", dtype == "uint8"
+                kind,
+                trans_a and not turned,
+                not trans_b and not turned,
+                dtype == "uint8",
+                dtype == "uint8",
+                narrow,
             )
+            for narrow in (False, True)
         ]
 
     return [
-        Kernel(kind, text, dtypes, configs(kind), min_arch=90, only_arch=90)
+        Kernel(kind, text, dtypes, configs(kind), min_arch=90, only_arch=90, launcher="wgmma")
         for kind, (text, dtypes) in explained.items()
     ]
 
@@ -131,11 +240,12 @@ def transpose(dtype: str) -> Config:
 KERNELS = {
     kernel.name: kernel
     for kernel in (
+        *_rungs(),
         Kernel(
             "ffma",
             "shared-memory tiles, register blocks, double buffering: the fastest without tensor cores",
             ("float32", "float64", "int64"),
-            _ffma,
+            ffma,
         ),
         *_hopper(),
     )

@@ -2,11 +2,10 @@
 
     open_gemm(kernel, dtype, …, m, n, k) ──► Gemm ──gemm(α, A, B, β, C, stream)──► enqueued, not waited for
 
-Matrices are 2-D CuPy arrays as stored (A is k×m where trans_a), row-major, whose rows may be padded. A
-kernel that is launched in another way than `nvrtc.launch`, or prepares its operands, has a line in OPENERS.
+Matrices are 2-D CuPy arrays as stored (A is k×m where trans_a), row-major, whose rows may be padded, and
+must be to multiples of `wgmma.PITCH_BYTES` for what that module launches.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ from .errors import InputError
 from .nvrtc import Config
 from .roofline import OUT_DTYPE
 from .tune import best_config
+from .wgmma import ComplexGemm, Wgmma
 
 
 class Gemm(Protocol):
@@ -34,12 +34,6 @@ class Gemm(Protocol):
     def __call__(self, alpha: complex, a: Any, b: Any, beta: complex, c: Any, stream: Any) -> None:
         """Enqueue it. ValueError where an array has another shape than it was opened for."""
 
-
-Opener = Callable[[Config, bool, bool, int, int, int], Gemm]
-"""(config, trans_a, trans_b, m, n, k) → a Gemm on the current device."""
-
-OPENERS: dict[str, Opener] = {}
-"""By kernel; those that are not here take `nvrtc.launch`."""
 
 _R16, _R32, _R64, _R8I, _R32I, _C32, _C64 = 2, 0, 1, 3, 10, 4, 5
 _IN_32F, _IN_TF32, _IN_64F, _IN_32I = 68, 77, 70, 72
@@ -80,12 +74,6 @@ def device_name(cupy: Any) -> str:
     return str(cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode())
 
 
-def architecture(cupy: Any) -> tuple[int, str]:
-    """Compute capability of the current device, times ten, and what NVRTC calls it with all it has."""
-    capability = int(cupy.cuda.Device().compute_capability)
-    return capability, f"sm_{capability}" + ("a" if capability >= 90 else "")
-
-
 def dtypes_of(kernel: str) -> tuple[str, ...]:
     """Types of A and B that a kernel takes. InputError where there is no such kernel."""
     if kernel in KERNELS:
@@ -118,14 +106,17 @@ def open_gemm(
     found = KERNELS[kernel]
     if (trans_a or trans_b) and not found.transposes:
         raise InputError(f"kernel {kernel!r} takes no transposed operands")
-    capability, arch = architecture(cupy)
+    capability = int(cupy.cuda.Device().compute_capability)
+    if found.only_arch not in (None, capability):
+        only, has = found.only_arch / 10, capability / 10
+        raise InputError(f"kernel {kernel!r} is for compute capability {only} alone, and this GPU has {has}")
     if capability < found.min_arch:
         least, has = found.min_arch / 10, capability / 10
         raise InputError(f"kernel {kernel!r} needs compute capability {least}, and this GPU has {has}")
+    if found.launcher == "wgmma":
+        return _Tensor(kernel, dtype, trans_a, trans_b, m, n, k, config)
     config = config or best_config(kernel, dtype, trans_a, trans_b, m, n, k, device_name(cupy))
-    if kernel in OPENERS:
-        return OPENERS[kernel](config, trans_a, trans_b, m, n, k)
-    function = nvrtc.load(nvrtc.compile(config, arch), config)
+    function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(capability))), config)
     return _Plain(function, config, trans_a, trans_b, m, n, k)
 
 
@@ -153,6 +144,40 @@ class _Plain:
             self.function, self.config, m, n, k, alpha, a.data.ptr, lda, b.data.ptr, ldb, beta,  # type: ignore[arg-type]
             c.data.ptr, ldc, stream,
         )  # fmt: skip
+
+
+class _Tensor:
+    """What wgmma.py launches; it chooses the configuration where none is given."""
+
+    def __init__(
+        self,
+        kernel: str,
+        dtype: str,
+        trans_a: bool,
+        trans_b: bool,
+        m: int,
+        n: int,
+        k: int,
+        config: Config | None,
+    ):
+        self._shape, self._trans = (m, n, k), (trans_a, trans_b)
+        if dtype == "complex64":
+            self._gemm: Any = ComplexGemm(trans_a, trans_b, config=config)
+            self.config = self._gemm.real.choose(m, 2 * n, 2 * k)[0]
+        else:
+            self._gemm = Wgmma(kernel, trans_a, trans_b, dtype, dtype, config)
+            self.config = self._gemm.choose(m, n, k)[0]
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        return self.config.bm, self.config.bn
+
+    def __call__(self, alpha: complex, a: Any, b: Any, beta: complex, c: Any, stream: Any) -> None:
+        m, n, k = self._shape
+        lda, ldb = _leading(a, m, k, self._trans[0]), _leading(b, k, n, self._trans[1])
+        self._gemm(
+            m, n, k, alpha, a.data.ptr, lda, b.data.ptr, ldb, beta, c.data.ptr, _leading(c, m, n), stream
+        )
 
 
 @dataclass(frozen=True)

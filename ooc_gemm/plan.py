@@ -173,8 +173,8 @@ class Problem:
     """C is new and the planner may choose its chunks; those of `c` are ignored."""
     pitch: int = 1
     """Rows of panels start at multiples of this many elements."""
-    k_major: bool = False
-    """Panels lie with k along their rows, whichever way the operand is stored."""
+    along_k: tuple[bool | None, bool | None] = (None, None)
+    """Whether panels of op(A), and of op(B), lie with k along their rows; None: as the operand is stored."""
     line_bytes: int = 0
     """Scratch of the kernel for each row and column of a block."""
     scratch: tuple[int, int] = (0, 0)
@@ -495,11 +495,13 @@ PANEL_BUFFERS = 2
 
 def panel_elements(p: Problem, bm: int, bn: int, bk: int) -> tuple[int, int]:
     """Elements of a panel of op(A) and of one of op(B), the padding of their rows included."""
-    a_rows_along_k = p.k_major or not p.a.transposed
-    b_rows_along_k = p.k_major or p.b.transposed
+    stored_along_k = not p.a.transposed, p.b.transposed
+    a_along_k, b_along_k = (
+        stored if wanted is None else wanted for stored, wanted in zip(stored_along_k, p.along_k, strict=True)
+    )
     return (
-        bm * round_up(bk, p.pitch) if a_rows_along_k else bk * round_up(bm, p.pitch),
-        bn * round_up(bk, p.pitch) if b_rows_along_k else bk * round_up(bn, p.pitch),
+        bm * round_up(bk, p.pitch) if a_along_k else bk * round_up(bm, p.pitch),
+        bn * round_up(bk, p.pitch) if b_along_k else bk * round_up(bn, p.pitch),
     )
 
 

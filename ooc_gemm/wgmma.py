@@ -40,33 +40,41 @@ _L2_PROMOTION_128 = 2
 class Wgmma:
     """C ← α·op(A)·op(B) + β·C by one of the kinds above, on the current device.
 
-    `a_type`, `b_type`: NumPy names of the stored types. C is float32, or int32 for int8.
+    `a_type`, `b_type`: NumPy names of the stored types. C is float32, or int32 for int8. Without a `config`,
+    each product takes the one that suits its shape.
     """
 
-    def __init__(self, kind: str, trans_a: bool, trans_b: bool, a_type: str, b_type: str):
+    def __init__(
+        self,
+        kind: str,
+        trans_a: bool,
+        trans_b: bool,
+        a_type: str,
+        b_type: str,
+        config: nvrtc.Config | None = None,
+    ):
         from cupy.cuda import Device
 
         self.kind, self._types = kind, {"a": a_type, "b": b_type}
         # Along which axis the stored operands are contiguous: False for k.
         self._mn = {"a": trans_a, "b": not trans_b}
         self._turns = {name: mn and kind in ("tf32", "int8") for name, mn in self._mn.items()}
-        self._config = catalog.wgmma(
-            kind,
-            self._mn["a"] and not self._turns["a"],
-            self._mn["b"] and not self._turns["b"],
-            a_type == "uint8",
-            b_type == "uint8",
-        )
-        device = Device()
-        self._multiprocessors = device.attributes["MultiProcessorCount"]
-        self._function = _load(self._config)["wgmma"]
-        self._scalar = np.dtype(self._config.dtype).type
+        a_mn, b_mn = (mn and not self._turns[name] for name, mn in self._mn.items())
+        self._configs = [
+            catalog.wgmma(kind, a_mn, b_mn, a_type == "uint8", b_type == "uint8", narrow)
+            for narrow in (False, True)
+        ]
+        if config is not None:
+            self._configs = [config]
+        self._multiprocessors = int(Device().attributes["MultiProcessorCount"])
+        self._functions: dict[nvrtc.Config, Any] = {}
+        self._scalar = np.dtype(self._configs[0].dtype).type
         self._turn = {
             name: _load(catalog.transpose(self._types[name]))["transpose"]
             for name, wanted in self._turns.items()
             if wanted
         }
-        self._sum = _load(catalog.sum_slices(self._config.dtype))["sum"]
+        self._sum = _load(catalog.sum_slices(self._configs[0].dtype))["sum"]
         if kind == "fp16x3":
             self._split = {
                 name: _load(
@@ -121,18 +129,18 @@ class Wgmma:
             args = np.int32(k), np.int32(lines), u(ptr), np.int64(ld), u(turned), np.int64(pitch)
             turn((ceil_div(k, 32) * ceil_div(lines, 32),), (32, 8), args, stream=stream)
             operands[name] = (turned, pitch, lines)
-        maps = [self._map(name, k, *operands[name]) for name in ("a", "b")]
-        config, scalar, i32 = self._config, self._scalar, np.int32
-        cluster = config.value("CLUSTER")
-        tiles, places = ceil_div(m, config.bm) * ceil_div(n, config.bn), self._multiprocessors // cluster
-        slices = _slices(tiles, places, k, config.value("BK"))
+        config, slices = self.choose(m, n, k)
+        maps = [self._map(config, name, k, *operands[name]) for name in ("a", "b")]
+        scalar, i32 = self._scalar, np.int32
         partial = self._memory("partial", 4 * slices * m * n) if slices > 1 else 0
-        grid = min(places, tiles * slices) * cluster
         args = (
             *maps, i32(m), i32(n), i32(k), scalar(alpha), scalar(beta), u(c_ptr), np.int64(ldc),
             u(exponents), u(exponents + 4 * m), u(skip), i32(slices), u(partial),
         )  # fmt: skip
-        self._function((grid,), config.block, args, config.shared_bytes, stream)
+        cluster = config.value("CLUSTER")
+        at_once = self._multiprocessors // cluster * config.value("RESIDENT")
+        grid = min(at_once, config.grid(m, n)[0] * slices) * cluster
+        self._function(config)((grid,), config.block, args, config.shared_bytes, stream)
         if slices > 1:
             args = (
                 np.int64(m), i32(n), i32(slices), scalar(alpha), u(partial), scalar(beta), u(c_ptr),
@@ -141,6 +149,27 @@ class Wgmma:
             self._sum((ceil_div(m * n, 256),), (256,), args, stream=stream)
         if skip:
             self._fall_back(m, n, k, alpha, (a_ptr, lda), (b_ptr, ldb), beta, (c_ptr, ldc), skip, stream)
+
+    def choose(self, m: int, n: int, k: int) -> tuple[nvrtc.Config, int]:
+        """The configuration, and in how many slices k is cut, that keep the device busy for the shortest:
+        rounds of tiles × steps of a tile × cost of a step."""
+
+        def plan(config: nvrtc.Config) -> tuple[float, nvrtc.Config, int]:
+            bk, tiles = config.value("BK"), config.grid(m, n)[0]
+            places = self._multiprocessors // config.value("CLUSTER")
+            slices = max(1, min(places // tiles, k // max(512, bk)))
+            rounds, steps = ceil_div(tiles * slices, places), ceil_div(ceil_div(k, bk), slices)
+            # Narrow tiles reach half of the rate of wide ones; slices have to be added up.
+            cost = config.value("BM") * config.bn * bk * (2 if config.bn == 64 else 1)
+            return (rounds * steps + (8 if slices > 1 else 0)) * cost, config, slices
+
+        _, config, slices = min((plan(config) for config in self._configs), key=lambda found: found[0])
+        return config, slices
+
+    def _function(self, config: nvrtc.Config) -> Any:
+        if config not in self._functions:
+            self._functions[config] = _load(config)["wgmma"]
+        return self._functions[config]
 
     def _fall_back(
         self, m: int, n: int, k: int, alpha: float, a: tuple[int, int], b: tuple[int, int], beta: float,
@@ -188,9 +217,9 @@ class Wgmma:
             low += 4
         return exponents, flag
 
-    def _map(self, name: str, k: int, ptr: int, ld: int, lines: int) -> Any:
+    def _map(self, config: nvrtc.Config, name: str, k: int, ptr: int, ld: int, lines: int) -> Any:
         """The tensor map of an operand, as a kernel argument."""
-        config, tile = self._config, {"a": "BM", "b": "BN"}[name]
+        tile = {"a": "BM", "b": "BN"}[name]
         parts = config.value("CLUSTER") if name == "b" else 1
         planes = 2 if self.kind == "fp16x3" else 1
         dtype = "float16" if planes == 2 else self._types[name]
@@ -215,7 +244,15 @@ class Wgmma:
         return int(self._scratch[name].ptr)
 
     def reserve(self, m: int, n: int, k: int) -> None:
-        """Take the memory for products up to m×n×k now (all in place, no operand turned)."""
+        """Take the memory for products up to m×n×k now (all in place, no operand turned), and load the
+        kernel."""
+        config, _ = self.choose(m, n, k)
+        self._function(config)
+        # A smaller product at an edge may be cut in slices: no more than there are places for tiles.
+        self._memory(
+            "partial",
+            4 * max(self._multiprocessors * config.value("BM") * config.bn for config in self._configs),
+        )
         if self.kind == "fp16x3":
             self._memory("flag", _FLAG_BYTES)
             self._memory("exponents", 4 * (m + n))
@@ -226,9 +263,16 @@ class ComplexGemm:
     """complex64 by a float32 product of twice the sizes (kernels/embed.cu); called like Wgmma, with leading
     dimensions in complex elements. `conjugate_a`, `conjugate_b`: the adjoint, where also transposed."""
 
-    def __init__(self, trans_a: bool, trans_b: bool, conjugate_a: bool = False, conjugate_b: bool = False):
+    def __init__(
+        self,
+        trans_a: bool,
+        trans_b: bool,
+        conjugate_a: bool = False,
+        conjugate_b: bool = False,
+        config: nvrtc.Config | None = None,
+    ):
         self._trans_a, self._trans_b = trans_a, trans_b
-        self._real = Wgmma("fp16x3", trans_a, trans_b, "float32", "float32")
+        self.real = Wgmma("fp16x3", trans_a, trans_b, "float32", "float32", config)
         mode = "double k" if trans_b else "double n"
         self._double = _load(catalog.embed(mode, conjugate_b, conjugate_a))["embed"]
         self._rows = _load(catalog.embed("rows"))["embed"] if trans_a else None
@@ -259,7 +303,7 @@ class ComplexGemm:
             beta = 1.0
         if k and self._rows is not None:
             pitch = round_up(m, 64)
-            to = self._real._memory("rows of A", 2 * k * pitch * 4)
+            to = self.real._memory("rows of A", 2 * k * pitch * 4)
             _embed(self._rows, k, m, a_ptr, lda, to, pitch, 1.0, stream)
             a_ptr, lda, in_place = to, pitch, "a" + in_place
         else:
@@ -267,20 +311,20 @@ class ComplexGemm:
         if k:
             rows, cols = (n, k) if self._trans_b else (k, n)
             pitch = round_up(2 * cols, 64)
-            to = self._real._memory("embedded B", 2 * rows * pitch * 4)
+            to = self.real._memory("embedded B", 2 * rows * pitch * 4)
             _embed(self._double, rows, cols, b_ptr, ldb, to, pitch, alpha, stream)
             b_ptr, ldb = to, pitch
-        self._real(
+        self.real(
             m, 2 * n, 2 * k, 1.0, a_ptr, lda, b_ptr, ldb, beta.real, c_ptr, 2 * ldc, stream, in_place + "b"
         )
 
     def reserve(self, m: int, n: int, k: int) -> None:
         """Take the memory for products up to m×n×k now (A in place)."""
-        self._real.reserve(m, 2 * n, 2 * k)
+        self.real.reserve(m, 2 * n, 2 * k)
         if self._rows is not None:
-            self._real._memory("rows of A", 2 * k * round_up(m, 64) * 4)
+            self.real._memory("rows of A", 2 * k * round_up(m, 64) * 4)
         rows, cols = (n, k) if self._trans_b else (k, n)
-        self._real._memory("embedded B", 2 * rows * round_up(2 * cols, 64) * 4)
+        self.real._memory("embedded B", 2 * rows * round_up(2 * cols, 64) * 4)
 
 
 def _embed(
@@ -298,11 +342,6 @@ def _scale(ptr: int, m: int, n: int, ld: int, beta: complex, stream: Any) -> Non
     with stream:
         matrix = cupy.ndarray((m, n), "c8", cupy.cuda.MemoryPointer(memory, 0), strides=(8 * ld, 8))
         matrix *= np.complex64(beta)
-
-
-def _slices(tiles: int, places: int, k: int, bk: int) -> int:
-    """In how many slices k is cut: as many as fill the places of the device, each at least 512 deep."""
-    return max(1, min(places // tiles, k // max(512, bk)))
 
 
 def _load(config: nvrtc.Config, *names: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -8,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ooc_gemm import nvrtc
+from ooc_gemm import catalog, nvrtc
 from ooc_gemm.errors import DeviceError
 
-DTYPES = ("float32", "float64", "int64")
-TRANS = tuple(product((False, True), repeat=2))
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
-SMALL = nvrtc.Config("tiled", "float32", 32, 32, 4, 4, 4)
+TRANS = tuple(product((False, True), repeat=2))
+SMALL = catalog.ffma("float32", False, False)[-1]
 """Quick to compile."""
 
 
@@ -54,69 +54,70 @@ def cupy() -> Any:
 
 
 def test_one_object_sets_defines_grid_threads_and_shared_memory() -> None:
-    config = nvrtc.Config("tiled", "float64", bm=128, bn=64, bk=8, tm=8, tn=4, trans_b=True)
-    assert config.threads == 256
-    assert config.shared_bytes == 2 * 8 * ((128 + 2) + (64 + 2)) * 8
+    config = nvrtc.Config("some", "float64", 128, 64, (256, 1), (("ELEMENT", "double"), ("BM", 128)), 1000)
+    assert config.defines == ("-DELEMENT=double", "-DBM=128")
+    assert (config.value("BM"), config.value("BN")) == (128, 0)
     assert config.grid(129, 64) == (2,)
     assert config.grid(0, 5) == (0,)
     assert config.grid(65536 * 128, 64) == (65536,)
-    assert set(config.defines) == {
-        "-DELEMENT=double", "-DBM=128", "-DBN=64", "-DBK=8", "-DTM=8", "-DTN=4", "-DTRANS_A=0", "-DTRANS_B=1"
-    }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dtype": "float16"}, "float16"),
-        ({"kernel": "../tiled"}, "name"),
-        ({"bk": 0}, "positive"),
-        ({"bm": 36, "tm": 8}, "multiples"),
-        ({"tm": 2}, "those of 4"),
-        ({"bm": 4}, "threads"),
-        ({"bm": 128, "bn": 128}, "1024 threads"),
-        ({"bk": 6}, "share"),
-        ({"bm": 256, "bn": 256, "bk": 16, "tm": 16, "tn": 16}, "shared memory"),
-    ],
-)
-def test_config_refuses(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(SMALL, **change)
+def test_config_refuses_what_is_no_kernel() -> None:
+    with pytest.raises(ValueError, match="name"):
+        replace(SMALL, kernel="../ffma")
 
 
 def test_grid_refuses_more_blocks_than_a_launch_takes() -> None:
     with pytest.raises(ValueError, match="blocks"):
-        SMALL.grid(2**31, 2**31)
-
-
-def test_no_shipped_configuration_for_other_dtypes() -> None:
-    with pytest.raises(ValueError, match="complex64"):
-        nvrtc.tiled("complex64", False, False)
+        SMALL.grid(2**34, 2**34)
 
 
 # ---- compilation -------------------------------------------------------------------------------
 
 
-def _shipped() -> list[Any]:
-    """Every architecture with every dtype, the transpositions in turn; on sm_90a all of them."""
-    some = [
-        (arch, dtype, *TRANS[(i + j) % 4]) for i, arch in enumerate(ARCHS) for j, dtype in enumerate(DTYPES)
-    ]
-    return sorted({*some, *(("sm_90a", dtype, *trans) for dtype in DTYPES for trans in TRANS)})
+def _shipped(arch: str) -> list[nvrtc.Config]:
+    """Every configuration of every kernel that exists there; the transpositions in turn, all on sm_90a."""
+    number = int(arch.removeprefix("sm_").removesuffix("a"))
+    found = []
+    for i, kernel in enumerate(catalog.KERNELS.values()):
+        if kernel.min_arch > number or kernel.only_arch not in (None, number):
+            continue
+        for j, dtype in enumerate(kernel.dtypes):
+            every = TRANS if kernel.transposes else TRANS[:1]
+            some = every if number == 90 else [every[(i + j + ARCHS.index(arch)) % len(every)]]
+            found += [config for trans in some for config in kernel.configs(dtype, *trans)]
+    return list(dict.fromkeys(found))
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize(("arch", "dtype", "trans_a", "trans_b"), _shipped())
-def test_shipped_kernels_compile_without_spills(arch: str, dtype: str, trans_a: bool, trans_b: bool) -> None:
-    cubin = nvrtc.compile(nvrtc.tiled(dtype, trans_a, trans_b), arch, check_spills=True)
-    assert cubin.startswith(b"\x7fELF")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_shipped_kernels_compile_without_spills(arch: str) -> None:
+    def compiled(config: nvrtc.Config) -> str | None:
+        try:
+            nvrtc.compile(config, arch, check_spills=True)
+        except DeviceError as error:
+            return str(error)
+        return None
+
+    configs = _shipped(arch)
+    assert {config.kernel for config in configs} >= {"ffma", "tiled"}
+    with ThreadPoolExecutor() as pool:
+        assert [said for said in pool.map(compiled, configs) if said] == []
 
 
 @pytest.mark.usefixtures("compiler")
-def test_spills_are_found() -> None:
-    greedy = nvrtc.Config("tiled", "float64", 128, 128, 8, 8, 4)  # 512 threads: 64 registers for each
+def test_spills_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy = """
+    extern "C" __global__ void __launch_bounds__(1024) greedy(const double* x, double* y) {
+        double v[64];
+        for (int i = 0; i < 64; ++i) v[i] = x[i * threadIdx.x];
+        for (int j = 0; j < 9; ++j) for (int i = 0; i < 64; ++i) v[i] += v[63 - i] * x[j];
+        for (int i = 0; i < 64; ++i) y[i * threadIdx.x] = v[i];
+    }"""
+    monkeypatch.setattr(nvrtc, "kernel_source", lambda name: greedy)
     with pytest.raises(DeviceError, match=r"(?i)spill"):
-        nvrtc.compile(greedy, "sm_90a", check_spills=True)
+        nvrtc.compile(replace(SMALL, kernel="greedy"), "sm_90a", check_spills=True)
 
 
 @pytest.mark.usefixtures("compiler")
@@ -126,9 +127,8 @@ def test_second_compilation_is_read_from_the_cache(cache: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.delattr(nvrtc, "_compile")
         assert nvrtc.compile(SMALL, "sm_80") == cubin
-        for other in (replace(SMALL, trans_a=True), replace(SMALL, bk=8)):
-            with pytest.raises(NameError):
-                nvrtc.compile(other, "sm_80")
+        with pytest.raises(NameError):
+            nvrtc.compile(replace(SMALL, macros=(*SMALL.macros, ("MORE", 1))), "sm_80")
         with pytest.raises(NameError):
             nvrtc.compile(SMALL, "sm_86")
 
@@ -161,8 +161,8 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("compiler", "cache")
 def test_broken_source_raises_with_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc, "kernel_source", lambda name: "__global__ void tiled() { wrong; }")
-    with pytest.raises(DeviceError, match=r'(?s)tiled does not compile.*identifier "wrong" is undefined'):
+    monkeypatch.setattr(nvrtc, "kernel_source", lambda name: "__global__ void ffma() { wrong; }")
+    with pytest.raises(DeviceError, match=r'(?s)ffma does not compile.*identifier "wrong" is undefined'):
         nvrtc.compile(SMALL, "sm_80")
 
 
@@ -185,15 +185,16 @@ class _Recorder:
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-    def __call__(self, grid: Any, block: Any, args: Any, **kwargs: Any) -> None:
-        self.calls.append((grid, block, args, kwargs))
+    def __call__(self, *call: Any) -> None:
+        self.calls.append(call)
 
 
 def test_launch_passes_typed_arguments() -> None:
     function = _Recorder()
-    nvrtc.launch(function, SMALL, 33, 32, 0, 2, 256, 5, 512, 6, 0.5, 2**63, 7, stream="s")
-    ((grid, block, args, kwargs),) = function.calls
-    assert (grid, block, kwargs) == ((2,), (64,), {"stream": "s"})
+    config = nvrtc.Config("some", "float32", 32, 32, (64, 1), ())
+    nvrtc.launch(function, config, 33, 32, 0, 2, 256, 5, 512, 6, 0.5, 2**63, 7, stream="s")
+    ((grid, block, args, shared, stream),) = function.calls
+    assert (grid, block, shared, stream) == ((2,), (64, 1), 0, "s")
     assert [arg.dtype.char for arg in args] == ["l", "l", "l", "f", "L", "l", "L", "l", "f", "L", "l"]
     assert args == (33, 32, 0, 2, 256, 5, 512, 6, 0.5, 2**63, 7)
 
@@ -207,7 +208,7 @@ def test_nothing_is_launched_for_an_empty_result() -> None:
 
 def test_int64_takes_integer_factors_only() -> None:
     with pytest.raises(ValueError, match="integers"):
-        nvrtc.launch(_Recorder(), nvrtc.tiled("int64", False, False), 1, 1, 1, 0.5, 0, 1, 0, 1, 0, 0, 1, None)
+        nvrtc.launch(_Recorder(), replace(SMALL, dtype="int64"), 1, 1, 1, 0.5, 0, 1, 0, 1, 0, 0, 1, None)
 
 
 SHAPES = (
@@ -215,49 +216,52 @@ SHAPES = (
     (130, 1, 257), (1, 258, 9), (129, 130, 0), (4100, 5, 7), (5, 4100, 7),
 )  # fmt: skip
 FACTORS = ((1, 0), (2, -3), (-1, 1), (0, 2))
+LAUNCHED = [
+    (name, dtype, *trans)
+    for name, kernel in catalog.KERNELS.items()
+    if kernel.launcher == "nvrtc"
+    for dtype in kernel.dtypes
+    for trans in (TRANS if kernel.transposes else TRANS[:1])
+]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("trans_a", "trans_b"), TRANS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_tiled_agrees_with_numpy(cupy: Any, dtype: str, trans_a: bool, trans_b: bool) -> None:
-    config = nvrtc.tiled(dtype, trans_a, trans_b)
-    function = nvrtc.load(nvrtc.compile(config, _arch(cupy)), config.kernel)
-    rng = np.random.default_rng(5)
-    for (m, n, k), (alpha, beta), pad in product(SHAPES, FACTORS, (0, 3)):
-        a = _stored(rng, (k, m) if trans_a else (m, k), pad, dtype)
-        b = _stored(rng, (n, k) if trans_b else (k, n), pad, dtype)
-        c = _stored(rng, (m, n), pad, dtype)
-        if beta == 0:
-            c[:] = _poison(dtype)
-        before = c.copy()
-        with cupy.cuda.Stream(non_blocking=True) as stream:
-            da, db, dc = (cupy.asarray(x) for x in (a, b, c))
-            left, right, out = ((x.data.ptr, x.shape[1]) for x in (da, db, dc))
-            nvrtc.launch(function, config, m, n, k, alpha, *left, *right, beta, *out, stream)
-            c = dc.get(stream=stream)
-            stream.synchronize()
-        want, bound = _oracle(a, b, before, m, n, k, alpha, beta, trans_a, trans_b)
-        case = f"m={m} n={n} k={k} α={alpha} β={beta} pad={pad}"
-        # Written so that NaN fails.
-        assert (abs(c[:, :n] - want) <= bound).all(), case
-        assert np.array_equal(c[:, n:], before[:, n:], equal_nan=dtype != "int64"), f"padding of C, {case}"
-
-
-def _arch(cupy: Any) -> str:
-    capability = cupy.cuda.Device().compute_capability
-    return f"sm_{capability}" + ("a" if capability == "90" else "")
+@pytest.mark.parametrize(("name", "dtype", "trans_a", "trans_b"), LAUNCHED)
+def test_kernel_agrees_with_numpy(cupy: Any, name: str, dtype: str, trans_a: bool, trans_b: bool) -> None:
+    arch = nvrtc.arch_of(cupy.cuda.Device().compute_capability)
+    for config in catalog.KERNELS[name].configs(dtype, trans_a, trans_b):
+        function = nvrtc.load(nvrtc.compile(config, arch), config)
+        rng = np.random.default_rng(5)
+        for (m, n, k), (alpha, beta), pad in product(SHAPES, FACTORS, (0, 3)):
+            a = _stored(rng, (k, m) if trans_a else (m, k), pad, dtype)
+            b = _stored(rng, (n, k) if trans_b else (k, n), pad, dtype)
+            c = _stored(rng, (m, n), pad, dtype)
+            if beta == 0:
+                c[:] = _poison(dtype)
+            before = c.copy()
+            with cupy.cuda.Stream(non_blocking=True) as stream:
+                da, db, dc = (cupy.asarray(x) for x in (a, b, c))
+                left, right, out = ((x.data.ptr, x.shape[1]) for x in (da, db, dc))
+                nvrtc.launch(function, config, m, n, k, alpha, *left, *right, beta, *out, stream)
+                c = dc.get(stream=stream)
+                stream.synchronize()
+            want, bound = _oracle(a, b, before, m, n, k, alpha, beta, trans_a, trans_b)
+            case = f"{config} m={m} n={n} k={k} α={alpha} β={beta} pad={pad}"
+            # Written so that NaN fails.
+            assert (abs(c[:, :n] - want) <= bound).all(), case
+            assert np.array_equal(c[:, n:], before[:, n:], equal_nan=dtype[0] == "f"), f"padding of C, {case}"
 
 
 def _poison(dtype: str) -> float:
-    return np.iinfo(dtype).max // 3 if dtype == "int64" else np.nan
+    return np.nan if dtype[0] == "f" else np.iinfo(dtype).max // 3
 
 
 def _stored(rng: np.random.Generator, shape: tuple[int, int], pad: int, dtype: str) -> np.ndarray:
     """Random rows, with `pad` poisoned columns to their right."""
     rows, cols = shape
     full = np.full((rows, cols + pad), _poison(dtype), dtype)
-    random = rng.integers(-(2**25), 2**25, shape) if dtype == "int64" else rng.standard_normal(shape)
+    largest = {"int32": 2**9, "int64": 2**25}.get(dtype)
+    random = rng.standard_normal(shape) if largest is None else rng.integers(-largest, largest, shape)
     full[:, :cols] = random
     return full
 
@@ -276,7 +280,7 @@ def _oracle(
 ) -> tuple[np.ndarray, np.ndarray | int]:
     """The result by NumPy in float64 or int64, and how far each element may be from it: the rounding
     of k + 2 operations on magnitudes, and the oracle's own."""
-    wide = np.int64 if a.dtype == np.int64 else np.float64
+    wide = np.int64 if a.dtype.kind == "i" else np.float64
     left = (a[:, :m].T if ta else a[:, :k]).astype(wide)
     right = (b[:, :k].T if tb else b[:, :n]).astype(wide)
     old = c[:, :n].astype(wide) * beta if beta else np.zeros((m, n), wide)

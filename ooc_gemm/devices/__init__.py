@@ -41,8 +41,8 @@ class Arithmetic:
     """Why this kernel, for the plan."""
     pitch: int = 1
     """Rows of panels start at multiples of this many elements."""
-    k_major: bool = False
-    """Panels lie with k along their rows, whichever way the operand is stored."""
+    along_k: tuple[bool | None, bool | None] = (None, None)
+    """Whether panels of op(A), and of op(B), lie with k along their rows; None: as the operand is stored."""
     line_bytes: int = 0
     """Scratch on the device for each row and each column of a block."""
     scratch: tuple[int, int] = (0, 0)
@@ -114,10 +114,17 @@ class Device(Protocol):
     name: str
 
     def arithmetic(
-        self, a: np.dtype[Any], b: np.dtype[Any], out: np.dtype[Any], bound: int, kernel: str, precision: str
+        self,
+        a: np.dtype[Any],
+        b: np.dtype[Any],
+        out: np.dtype[Any],
+        shape: tuple[int, int, int],
+        bound: int,
+        kernel: str,
+        precision: str,
     ) -> Arithmetic:
-        """How α·op(A)·op(B) + β·C of these types is computed. `bound`, for integers: no sum exceeds it.
-        Raises InputError where the device or the kernel cannot."""
+        """How α·op(A)·op(B) + β·C of these types and this shape (m, n, k) is computed. `bound`, for integers:
+        no sum exceeds it. Raises InputError where the device or the kernel cannot."""
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
         """What the device costs, and how much of its memory may be used."""

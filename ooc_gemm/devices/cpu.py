@@ -101,7 +101,14 @@ class CPU:
         self.threads = threads or cores or 1
 
     def arithmetic(
-        self, a: np.dtype[Any], b: np.dtype[Any], out: np.dtype[Any], bound: int, kernel: str, precision: str
+        self,
+        a: np.dtype[Any],
+        b: np.dtype[Any],
+        out: np.dtype[Any],
+        shape: tuple[int, int, int],
+        bound: int,
+        kernel: str,
+        precision: str,
     ) -> Arithmetic:
         """Floating point in BLAS (float16 in float32). Integers of 8 and 16 bits in float32 and float64
         BLAS, as many products at a time as are exact; wider ones by NumPy in int64."""

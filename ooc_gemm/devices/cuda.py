@@ -22,6 +22,7 @@ from ..ring import Bytes
 from ..roofline import peak_flops
 from ..tiles import round_up
 from ..trace import Trace
+from ..tune import best_config
 from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Limits, Operation, Overflow
 
 HOST_BASELINE = 704 * MiB
@@ -30,6 +31,12 @@ CONTEXT_BYTES = 528 * MiB
 """Device memory of a context (measured 527 MiB on an H200)."""
 LIBRARY_BYTES = 144 * MiB
 """Device memory of cuBLAS: its handle and workspace (measured 132 MiB)."""
+
+SPLIT_PAYS, SPLIT_PAYS_DEEP = 600, 256
+"""m·n/(m + n), and k, from which fp16x3 is ahead of SGEMM on an H200, its split included."""
+
+THIN = 512
+"""Rows or columns of C below which our tiles for float16 lie half empty."""
 
 _CUDA_TYPE = {"f": 0, "d": 1, "e": 2, "F": 4, "D": 5}
 _COMPUTE_32F, _COMPUTE_64F = 68, 70
@@ -121,6 +128,7 @@ class CUDA:
         self._device.use()
         properties = self._runtime.getDeviceProperties(index)
         self._capability = 10 * properties["major"] + properties["minor"]
+        self._model = properties["name"].decode()
         self._free = self._least_free = self._runtime.memGetInfo()[0]
         self._arrays: dict[Any, Any] = {}
         self._pinned: list[Any] = []
@@ -129,7 +137,14 @@ class CUDA:
         self._lock = Lock()
 
     def arithmetic(
-        self, a: np.dtype[Any], b: np.dtype[Any], out: np.dtype[Any], bound: int, kernel: str, precision: str
+        self,
+        a: np.dtype[Any],
+        b: np.dtype[Any],
+        out: np.dtype[Any],
+        shape: tuple[int, int, int],
+        bound: int,
+        kernel: str,
+        precision: str,
     ) -> Arithmetic:
         """The kernel asked for, or the fastest known here that keeps the precision; every integer sum is
         exact."""
@@ -138,7 +153,7 @@ class CUDA:
             raise InputError(f"{kernel!r} is not a kernel of {self.name}; choose among {names}")
         wide = np.result_type(a, b, out, np.float32)
         if kernel == "auto":
-            kernel, why = self._fastest(a, b, out, wide, bound, precision)
+            kernel, why = self._fastest(a, b, out, wide, shape, bound, precision)
         else:
             why = "asked for"
         found = self._with_kernel(kernel, a, b, out, wide, bound, why)
@@ -152,25 +167,31 @@ class CUDA:
         b: np.dtype[Any],
         out: np.dtype[Any],
         wide: np.dtype[Any],
+        shape: tuple[int, int, int],
         bound: int,
         precision: str,
     ) -> tuple[str, str]:
         """A kernel and the reason, from what benchmarks/results says."""
-        small = max(a.itemsize, b.itemsize) <= 2
+        m, n, k = shape
         if out.kind in "iu":
             if self._capability == 90 and a == b and a.itemsize == 1 and bound < 2**31:
                 return "int8", "exact in int32 on the tensor cores"
-            if small and bound < 2**53:
+            if max(a.itemsize, b.itemsize) <= 2 and bound < 2**53:
                 return "cublas", "every sum is exact in float64"
             return "ffma", "exact in int64"
         if self._capability == 90:
             if a == b == np.float16 and wide == np.float32:
+                if min(m, n) < THIN:
+                    return "cublas", "float16 on the tensor cores, sums in float32; C is thin"
                 return "fp16", "float16 on the tensor cores, sums in float32"
             if wide == np.float32 and precision == "medium":
                 return "tf32", "one TF32 product on the tensor cores, which precision medium allows"
-            if wide == np.complex64:
-                return "fp16x3", "complex as real products no less accurate than float32, ahead of CGEMM here"
-            if wide == np.float32:
+            if wide in (np.float32, np.complex64):
+                # Each element of A and B is split once, and multiplied n and m times.
+                if m * n < SPLIT_PAYS * (m + n) or k < SPLIT_PAYS_DEEP:
+                    return "cublas", "too few products for each element for a split in float16 planes to pay"
+                if wide == np.complex64:
+                    return "fp16x3", "complex as real products as accurate as float32, ahead of CGEMM here"
                 return "fp16x3", "no less accurate than float32, and over four times as fast as SGEMM here"
         return "cublas", "the fastest known here that keeps the precision"
 
@@ -191,7 +212,8 @@ class CUDA:
             if exact:
                 small = max(a.itemsize, b.itemsize) <= 2 and bound < 2**53
                 return Arithmetic(kernel, float64, float64, why=why) if small else None
-            return Arithmetic(kernel, a if half else wide, wide, why=why)
+            # Tensor cores are fed by 16 bytes.
+            return Arithmetic(kernel, a if half else wide, wide, why=why, pitch=8 if half else 1)
         known = KERNELS[kernel]
         if known.only_arch not in (None, self._capability) or self._capability < known.min_arch:
             return None
@@ -205,13 +227,14 @@ class CUDA:
             return Arithmetic(kernel, a, float32, why=why, pitch=8) if half else None
         if kernel == "tf32":
             fits = wide == float32
-            return Arithmetic(kernel, wide, wide, why=why, pitch=4, k_major=True) if fits else None
+            return Arithmetic(kernel, wide, wide, why=why, pitch=4, along_k=(True, True)) if fits else None
         if kernel == "int8":
             fits = exact and a == b and a.itemsize == 1 and bound < 2**31
             int32 = np.dtype(np.int32)
-            return Arithmetic(kernel, a, int32, why=why, pitch=16, k_major=True) if fits else None
+            return Arithmetic(kernel, a, int32, why=why, pitch=16, along_k=(True, True)) if fits else None
         wide = int64 if exact else wide
-        return Arithmetic(kernel, wide, wide, why=why) if wide.name in known.dtypes else None
+        along_k = (None, None) if known.transposes else (True, False)
+        return Arithmetic(kernel, wide, wide, why=why, along_k=along_k) if wide.name in known.dtypes else None
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
         """Context and cuBLAS; 90 % of free memory unless a limit is given."""
@@ -358,8 +381,11 @@ class CUDA:
 
     def _along_k(self, operand: str) -> bool:
         """Whether the operand's panels lie with k along their rows."""
-        op = self._op
-        return op.arithmetic.k_major or (not op.transpose_a if operand == "a" else op.transpose_b)
+        wanted = self._op.arithmetic.along_k["ab".index(operand)]
+        return self._stored_along_k(operand) if wanted is None else wanted
+
+    def _stored_along_k(self, operand: str) -> bool:
+        return not self._op.transpose_a if operand == "a" else self._op.transpose_b
 
     def _pitch(self, operand: str, k: int, lines: int) -> int:
         """Elements from one row of a panel to the next."""
@@ -370,8 +396,7 @@ class CUDA:
         op, (rows, cols) = self._op, shape
         if operand == "c":
             return memory[: rows * cols].reshape(shape)
-        stored_along_k = not op.transpose_a if operand == "a" else op.transpose_b
-        if stored_along_k != self._along_k(operand):
+        if self._stored_along_k(operand) != self._along_k(operand):
             pitch = round_up(rows, op.arithmetic.pitch)
             return memory[: cols * pitch].reshape(cols, pitch)[:, :rows].T
         pitch = round_up(cols, op.arithmetic.pitch)
@@ -393,13 +418,11 @@ class CUDA:
             product = ComplexGemm(trans_a, trans_b, op.conjugate_a, op.conjugate_b)
             product.reserve(plan.bm, plan.bn, plan.bk)
             return partial(product, in_place="a")
-        if kernel.only_arch == 90:
+        if kernel.launcher == "wgmma":
             gemm = Wgmma(kernel.name, trans_a, trans_b, panel, panel)
             gemm.reserve(plan.bm, plan.bn, plan.bk)
             return partial(self._real, partial(gemm, in_place="ab"))
-        if not kernel.transposes and (trans_a or trans_b):
-            raise InputError(f"kernel {kernel.name!r} takes no transposed operands; use 'auto'")
-        config = kernel.configs(panel, trans_a, trans_b)[0]
+        config = best_config(kernel.name, panel, trans_a, trans_b, plan.bm, plan.bn, plan.bk, self._model)
         function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(self._capability))), config)
         return partial(self._real, partial(nvrtc.launch, function, config))
 
