@@ -1,287 +1,345 @@
 // C ← α·op(A)·op(B) + β·C on ordinary arithmetic units, as fast as they go.
+//
+// A thread block computes a BM×BN tile of C, walking along k in steps of BK; a warp computes WM×WN of it,
+// and a thread TM×TN of that. Each number is copied twice, ever closer to the arithmetic, and both copies
+// run ahead of it:
+//
+//     global memory ───────────────► shared memory ───────────────► registers ───► sums, in registers
+//                    cp.async, STAGES-1              one k ahead
+//                    steps ahead
+//
+//              ┌────────┬────────┬────────┬────────┐
+//        ring: │ step s │  s + 1 │  s + 2 │  s + 3 │    while step s is multiplied, the slot of step s - 1
+//              └────────┴────────┴────────┴────────┘    is being filled for s + 3: one barrier a step
+//
+// What bounds such a kernel is how many instructions a multiprocessor can issue. For each k, a thread with
+// 16×8 sums needs 128 for arithmetic and 6 to read 16 + 8 numbers; a tile of 8×8 sums a thread would need
+// 4 for 64. All else, copies and addresses, comes once a step.
+//
+// Where C has too few tiles for the multiprocessors there are, SPLIT blocks share a tile: each takes a part
+// of k, and in the end they add their sums through each other's shared memory, always in the same order.
+//
+// Matrices are row-major with leading dimensions (elements from one row to the next) and no assumed
+// alignment. Any m, n, k ≥ 0: elements beyond an edge count as 0 and are neither read nor written.
+//
+// Macros, all set by ooc_gemm/catalog.py: ELEMENT, the type of the elements and of the sums; BM, BN, BK,
+// WM, WN, TM, TN, STAGES, SPLIT; RESIDENT, blocks on a multiprocessor at once; GROUP, see `tile_of`;
+// TRANS_A: A is stored k×m; TRANS_B: B is stored n×k; GUARDED: a last argument says whether to run at all,
+// for a launch whose need shows on the device. No headers: NVRTC comes without them.
+
 using T = ELEMENT;
+using i64 = long long;
 
-constexpr int V = 16 / sizeof(T);
-constexpr int LANES_M = WM / TM, LANES_N = WN / TN;
+// Turing has no asynchronous copies: there the next step waits in registers, and two slots do.
+constexpr bool ASYNC = __CUDA_ARCH__ >= 800;
+constexpr int SLOTS = ASYNC ? STAGES : 2;
+
+// Before Hopper, no block sees another's shared memory: there the first of the SPLIT does the work of all.
+#if SPLIT > 1 && __CUDA_ARCH__ >= 900
+#define CLUSTER __cluster_dims__(SPLIT)
+constexpr int SHARES = SPLIT;
+#else
+#define CLUSTER
+constexpr int SHARES = 1;
+#endif
+
+template <int N>
+struct alignas(N * sizeof(T)) Pack {
+    T v[N];
+};
+
+constexpr int V = 16 / sizeof(T);  // the widest access there is
+using Vec = Pack<V>;
+
 constexpr int WARPS_M = BM / WM, WARPS_N = BN / WN;
-constexpr int THREADS = 32 * WARPS_M * WARPS_N * SLICES;
-constexpr int DEPTH = BK / SLICES;
+constexpr int THREADS = 32 * WARPS_M * WARPS_N;
+constexpr int LANES_M = WM / TM, LANES_N = WN / TN;
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-constexpr bool ASYNC = true;
-constexpr int SLOTS = STAGES;
-#else
-constexpr bool ASYNC = false;
-constexpr int SLOTS = 2;
-#endif
+// A slot of the ring: BK rows of A's tile, then BK rows of B's, in vectors. Rows are k, so what a thread
+// reads for one k is contiguous. The vector of padding moves the next row by four banks: where neighbouring
+// threads copy neighbouring k, their stores fall into different banks.
+constexpr int A_ROW = BM / V + 1, B_ROW = BN / V + 1;
+constexpr int B_TILE = BK * A_ROW;
+constexpr int SLOT = B_TILE + BK * B_ROW;
 
-struct alignas(16) Vec {
-    T v[V];
-};
+static_assert(BM % WM == 0 && BN % WN == 0, "warps must tile the block's tile exactly");
+static_assert(LANES_M * LANES_N == 32, "the lanes of a warp must tile its part exactly");
+static_assert(LANES_M % 2 == 0 && LANES_N % 4 == 0, "lanes are numbered in squares, two squares to a row at least");
+static_assert(TM % V == 0 && TN % V == 0, "a thread reads its rows and columns as vectors");
+static_assert(BK % 2 == 0, "the registers of one k are free again two k later, also across steps");
+static_assert(STAGES >= 2, "one slot is read while another is filled");
+static_assert(TM % SPLIT == 0, "blocks that share a tile finish equally many rows of it");
 
-constexpr int A_ROW = BM / V + 1, B_ROW = BN / V + 1;  // vectors
-constexpr int SLOT = BK * (A_ROW + B_ROW);
-
-static_assert(LANES_M * LANES_N == 32 && LANES_M % 2 == 0 && LANES_N % 2 == 0, "");
-static_assert(BM % WM == 0 && BN % WN == 0 && TM % V == 0 && TN % V == 0 && DEPTH % 2 == 0, "");
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-using Address = unsigned;
-__device__ __forceinline__ Address address_of(Vec* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
-#else
-using Address = char*;
-__device__ __forceinline__ Address address_of(Vec* p) { return reinterpret_cast<char*>(p); }
-#endif
-template <typename Piece>
-__device__ __forceinline__ void copy(Address to, const T* from, bool wanted) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if (sizeof(Piece) == 16)
-        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}"
-        :: "r"(to), "l"(from), "r"(int(wanted)));
+// Shared ← global memory, BYTES of it or as many zeros, in the background.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(void* tile, int offset, const T* from, bool exists) {
+    const unsigned at = __cvta_generic_to_shared(tile) + offset;
+    if constexpr (BYTES == 16)  // past L1, which would gain nothing
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(exists ? 16 : 0));
     else
-        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], %3;}"
-        :: "r"(to), "l"(from), "r"(int(wanted)), "n"(sizeof(Piece)));
-#else
-    if (wanted) *reinterpret_cast<Piece*>(to) = *reinterpret_cast<const Piece*>(from);
-#endif
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES),
+                     "r"(exists ? BYTES : 0));
 }
-template <typename Piece>
-__device__ __forceinline__ void copy_or_zero(Address to, const T* from, bool exists) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    const int bytes = exists ? sizeof(Piece) : 0;
-    if (sizeof(Piece) == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(bytes));
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" :: "r"(to), "l"(from), "r"(bytes), "n"(sizeof(Piece)));
-#else
-    *reinterpret_cast<Piece*>(to) = exists ? *reinterpret_cast<const Piece*>(from) : Piece{};
-#endif
-}
-__device__ __forceinline__ void commit() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
+
+// Until all but the last PENDING groups of copies have arrived, those of all threads.
+template <int PENDING>
 __device__ __forceinline__ void await() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-#endif
+    if constexpr (ASYNC) asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+    __syncthreads();
 }
 
-template <bool VECTOR>
-struct PieceOf {
-    using type = T;
-};
-template <>
-struct PieceOf<true> {
-    using type = Vec;
-};
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 
-template <int EXTENT, bool K_INNER, bool FAST>
+// The same place in the shared memory of another block of the cluster.
+__device__ __forceinline__ const Vec* in_block(const Vec* own, int rank) {
+    const Vec* theirs;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(theirs) : "l"(own), "r"(rank));
+    return theirs;
+}
+
+// Carries one EXTENT×BK tile after the other from global to shared memory. K_INNER: the stored matrix is
+// contiguous along k (A as it is, B transposed), else along m or n. WHOLE: every row or column of op() that
+// the tile covers exists, and vectors along m or n are aligned.
+template <int EXTENT, bool K_INNER, bool WHOLE>
 struct Carrier {
-    static constexpr bool VECTOR = FAST && !K_INNER;
-    using Piece = typename PieceOf<VECTOR>::type;
-    static constexpr int W = VECTOR ? V : 1;
-    static constexpr int UNITS = K_INNER ? 8 : EXTENT / W;   // along contiguous axis, of threads
-    static constexpr int ACROSS = UNITS < THREADS ? UNITS : THREADS;
-    static constexpr int DOWN = THREADS / ACROSS;
-    // repetitions along x and k
-    static constexpr int REP_X = K_INNER ? EXTENT / DOWN : UNITS / ACROSS;
-    static constexpr int REP_K = K_INNER ? BK / 8 : BK / DOWN;
-    static constexpr int COUNT = REP_X * REP_K;
-    static_assert(THREADS % ACROSS == 0 && UNITS % ACROSS == 0, "");
-    static_assert(K_INNER ? EXTENT % DOWN == 0 && BK % 8 == 0 : BK % DOWN == 0, "");
-    static constexpr int ROW = EXTENT / V + 1;
+    // A thread copies COUNT pieces of W elements, neighbouring threads neighbouring ones. Along k there is
+    // nothing wider than an element: it goes to another row of the tile than the next.
+    static constexpr int W = WHOLE && !K_INNER ? V : 1;
+    static constexpr int INNER = (K_INNER ? BK : EXTENT) / W;
+    static constexpr int COUNT = EXTENT * BK / (W * THREADS);
+    static_assert(EXTENT * BK % (W * THREADS) == 0, "every thread copies equally many pieces");
+    static_assert(INNER % THREADS == 0 || THREADS % INNER == 0, "a thread's pieces lie at constant distances");
+    using Piece = Pack<W>;
 
-    const T* next;
-    long long ld;
-    int extent;
+    const T* next;  // this thread's first element of the tile that `fetch` takes next
+    i64 ld;
+    int extent;  // rows or columns of op() that exist, of EXTENT
+    Piece staged[ASYNC ? 1 : COUNT];
 
-    static __device__ __forceinline__ int x0() { return K_INNER ? threadIdx.x / ACROSS : threadIdx.x % ACROSS * W; }
-    static __device__ __forceinline__ int k0() { return K_INNER ? threadIdx.x % ACROSS : threadIdx.x / ACROSS; }
-    static __device__ __forceinline__ constexpr int dx(int e) { return e % REP_X * (K_INNER ? DOWN : ACROSS * W); }
-    static __device__ __forceinline__ constexpr int dk(int e) { return e / REP_X * (K_INNER ? 8 : DOWN); }
+    // Row or column, and k, of a thread's e-th piece within the tile.
+    static __device__ int inner(int e) { return threadIdx.x % INNER * W + e * THREADS % INNER * W; }
+    static __device__ int outer(int e) { return threadIdx.x / INNER + e * THREADS / INNER; }
+    static __device__ int x(int e) { return K_INNER ? outer(e) : inner(e); }
+    static __device__ int k(int e) { return K_INNER ? inner(e) : outer(e); }
 
-    __device__ __forceinline__ Carrier(const T* matrix, long long ld, long long first, int extent)
-        : next(matrix + (K_INNER ? (first + x0()) * ld + k0() : first + x0() + k0() * ld)), ld(ld), extent(extent) {}
+    // The tiles that start at row or column `x0`, from `k0` on.
+    __device__ Carrier(const T* matrix, i64 ld, i64 x0, i64 k0, int extent)
+        : next(matrix + ((K_INNER ? x0 : k0) + outer(0)) * ld + (K_INNER ? k0 : x0) + inner(0)),
+          ld(ld),
+          extent(extent) {}
 
-    __device__ __forceinline__ const T* from(int e) const {
-        return next + (K_INNER ? dx(e) * ld + dk(e) : dk(e) * ld + dx(e));
-    }
-    static __device__ __forceinline__ int offset() { return k0() * ROW * 16 + x0() * int(sizeof(T)); }
-    static __device__ __forceinline__ constexpr int step(int e) { return dk(e) * ROW * 16 + dx(e) * int(sizeof(T)); }
-    __device__ __forceinline__ void first(Vec* tile, int depth) {
-        const Address start = address_of(tile) + offset();
+    // Its place in a tile in shared memory, in bytes.
+    static __device__ int offset(int e) { return k(e) * (EXTENT / V + 1) * sizeof(Vec) + x(e) * sizeof(T); }
+
+    // Starts to copy a tile; zeros for what does not exist, for the first `lack` k, and if it is not `wanted`.
+    __device__ __forceinline__ void fetch(Vec* tile, bool wanted, int lack) {
+        const T* from = next;
 #pragma unroll
-        for (int e = 0; e < COUNT; ++e)
-            if (FAST || x0() + dx(e) < extent) copy_or_zero<Piece>(start + step(e), from(e), k0() + dk(e) < depth);
-        next += K_INNER ? depth : depth * ld;
+        for (int e = 0; e < COUNT; ++e) {
+            if (e > 0) from += (outer(e) - outer(e - 1)) * ld + (inner(e) - inner(e - 1));
+            const bool exists = wanted && (WHOLE || x(e) < extent) && k(e) >= lack;
+            if constexpr (ASYNC)
+                copy_async<sizeof(Piece)>(tile, offset(e), from, exists);
+            else
+                staged[e] = exists ? *reinterpret_cast<const Piece*>(from) : Piece{};
+        }
+        next += K_INNER ? BK : BK * ld;
     }
-    // part of parts
-    __device__ __forceinline__ void fetch(Vec* tile, bool wanted, int part, int parts) {
-        const Address start = address_of(tile) + offset();
+
+    // Without asynchronous copies: what `fetch` left in registers → shared memory.
+    __device__ __forceinline__ void put(Vec* tile) const {
+        if constexpr (!ASYNC)
 #pragma unroll
-        for (int e = 0; e < COUNT; ++e)
-            if (e * parts / COUNT == part) copy<Piece>(start + step(e), from(e), wanted && (FAST || x0() + dx(e) < extent));
-        if (part == parts - 1) next += K_INNER ? BK : BK * ld;
+            for (int e = 0; e < COUNT; ++e) *reinterpret_cast<Piece*>(reinterpret_cast<char*>(tile) + offset(e)) = staged[e];
     }
 };
 
-template <bool FAST>
-__device__ __forceinline__ void work(Vec* memory, long long m, long long n, long long k, T alpha, const T* A, long long lda,
-     const T* B, long long ldb, T beta, T* C, long long ldc, long long m0, long long n0) {
-    const int rows = m - m0 < BM ? m - m0 : BM, cols = n - n0 < BN ? n - n0 : BN;
-    Carrier<BM, !TRANS_A, FAST> a_carrier(A, lda, m0, rows);
-    Carrier<BN, TRANS_B, FAST> b_carrier(B, ldb, n0, cols);
-    if (alpha == T(0)) k = 0;
-    const int steps = (k + BK - 1) / BK;
+// As many elements of C as exist, up to a vector; WHOLE: a vector.
+template <bool WHOLE>
+__device__ __forceinline__ Vec load(const T* at, int exist) {
+    if constexpr (WHOLE) return *reinterpret_cast<const Vec*>(at);
+    Vec c{};
+#pragma unroll
+    for (int e = 0; e < V; ++e)
+        if (e < exist) c.v[e] = at[e];
+    return c;
+}
+template <bool WHOLE>
+__device__ __forceinline__ void store(T* at, const Vec& c, int exist) {
+    if constexpr (WHOLE)
+        *reinterpret_cast<Vec*>(at) = c;
+    else
+#pragma unroll
+        for (int e = 0; e < V; ++e)
+            if (e < exist) at[e] = c.v[e];
+}
 
-    const int warp = threadIdx.x / 32 % (WARPS_M * WARPS_N), lane = threadIdx.x % 32, slice = threadIdx.x / (THREADS / SLICES);
-#if LANES == 0
-    const int lane_m = lane / LANES_N, lane_n = lane % LANES_N;
-#else
+// What a launch is asked for, as in BLAS.
+struct Problem {
+    i64 m, n, k;
+    T alpha;
+    const T* A;
+    i64 lda;
+    const T* B;
+    i64 ldb;
+    T beta;
+    T* C;
+    i64 ldc;
+};
+
+// A block's part of the work: share `rank` of k, for the tile of C whose first element is (m0, n0) and of
+// which rows×cols exist. WHOLE: all of it does, and all of it can be copied in vectors.
+template <bool WHOLE>
+__device__ __forceinline__ void multiply(const Problem& p, int tile_m, int tile_n, int rank) {
+    const i64 m0 = i64(tile_m) * BM, n0 = i64(tile_n) * BN;
+    const int rows = p.m - m0 < BM ? p.m - m0 : BM, cols = p.n - n0 < BN ? p.n - n0 : BN;
+    extern __shared__ Vec memory[];
+
+    // The k of a step start at a multiple of BK, less `lack`: it is the first step of all that is short.
+    const i64 all = p.alpha == T(0) ? 0 : (p.k + BK - 1) / BK, begin = all * rank / SHARES;
+    const int steps = all * (rank + 1) / SHARES - begin, lack = all * BK - p.k;
+    Carrier<BM, !TRANS_A, WHOLE> a_carrier(p.A, p.lda, m0, begin * BK - lack, rows);
+    Carrier<BN, TRANS_B, WHOLE> b_carrier(p.B, p.ldb, n0, begin * BK - lack, cols);
+    const auto fetch = [&](int slot, bool wanted, int lack) {
+        a_carrier.fetch(memory + slot * SLOT, wanted, lack);
+        b_carrier.fetch(memory + slot * SLOT + B_TILE, wanted, lack);
+        if constexpr (ASYNC) asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    const auto put = [&](int slot) {
+        a_carrier.put(memory + slot * SLOT);
+        b_carrier.put(memory + slot * SLOT + B_TILE);
+    };
+
+    // A thread's rows and columns are vectors, LANES_M and LANES_N vectors apart: a warp reads adjacent ones.
+    // Eight lanes at a time are served, so each eight make a block of 2×4 lanes, which has the fewest vectors
+    // in it: 0 1 4 5
+    //        2 3 6 7.
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int lane_m = lane / 2 % 2 + lane / (2 * LANES_N) * 2, lane_n = lane % 2 + lane / 4 % (LANES_N / 2) * 2;
-#endif
     const int thread_m = warp / WARPS_N * WM + lane_m * V, thread_n = warp % WARPS_N * WN + lane_n * V;
 
     T sum[TM][TN] = {};
+    Vec a[2][TM / V], b[2][TN / V];  // for even k and for odd
+    const auto read = [&](int slot, int kk) {
+        const Vec* const a_row = memory + slot * SLOT + kk * A_ROW + thread_m / V;
+        const Vec* const b_row = memory + slot * SLOT + B_TILE + kk * B_ROW + thread_n / V;
+#pragma unroll
+        for (int i = 0; i < TM / V; ++i) a[kk % 2][i] = a_row[i * LANES_M];
+#pragma unroll
+        for (int j = 0; j < TN / V; ++j) b[kk % 2][j] = b_row[j * LANES_N];
+    };
+    // To and fro along the rows: each product shares a factor with the one before, which then need not be
+    // read from the register file again.
+    const auto add_products = [&](int kk) {
+#pragma unroll
+        for (int i = 0; i < TM; ++i)
+#pragma unroll
+            for (int turn = 0; turn < TN; ++turn) {
+                const int j = i % 2 ? TN - 1 - turn : turn;
+                sum[i][j] += a[kk % 2][i / V].v[i % V] * b[kk % 2][j / V].v[j % V];
+            }
+    };
+
     if (steps > 0) {
-        const int depth = k - (steps - 1LL) * BK;
-        a_carrier.first(memory, depth);
-        b_carrier.first(memory + BK * A_ROW, depth);
-        commit();
 #pragma unroll
-        for (int s = 1; s < SLOTS - 1; ++s) {
-            a_carrier.fetch(memory + s * SLOT, s < steps, 0, 1);
-            b_carrier.fetch(memory + s * SLOT + BK * A_ROW, s < steps, 0, 1);
-            commit();
+        for (int s = 0; s < SLOTS - 1; ++s) {
+            fetch(s, s < steps, begin + s == 0 ? lack : 0);
+            put(s);
         }
-        await();
-        __syncthreads();
-        Vec a[2][TM / V], b[2][TN / V];
-        const Vec* a_base = memory + slice * DEPTH * A_ROW + thread_m / V;
-        const Vec* b_base = memory + BK * A_ROW + slice * DEPTH * B_ROW + thread_n / V;
-        const auto read = [&](int into, const Vec* a_tile, const Vec* b_tile, int kk) {
-#pragma unroll
-            for (int i = 0; i < TM / V; ++i) a[into][i] = a_tile[kk * A_ROW + i * LANES_M];
-#pragma unroll
-            for (int j = 0; j < TN / V; ++j) b[into][j] = b_tile[kk * B_ROW + j * LANES_N];
-        };
-        const Vec *a_tile = a_base, *b_tile = b_base;
-        read(0, a_tile, b_tile, 0);
-        int slot_read = 0, slot_write = SLOTS - 1;
+        await<SLOTS - 2>();
+        read(0, 0);
+    }
+    int now = 0, before = SLOTS - 1;
 #pragma unroll 1
-        for (int step = 0; step < steps; ++step) {
-            const bool more = step + SLOTS - 1 < steps;
+    for (int step = 0; step < steps; ++step) {
+        fetch(before, step + SLOTS - 1 < steps, 0);
 #pragma unroll
-            for (int kk = 0; kk < DEPTH; ++kk) {
-                if (kk == DEPTH - 1) {
-                    await();
-                    __syncthreads();
-                    slot_read = slot_read == SLOTS - 1 ? 0 : slot_read + 1;
-                    a_tile = a_base + slot_read * SLOT;
-                    b_tile = b_base + slot_read * SLOT;
-                }
-                read((kk + 1) % 2, a_tile, b_tile, (kk + 1) % DEPTH);
-#if SPREAD
-                if (kk < DEPTH - 1) {
-                    a_carrier.fetch(memory + slot_write * SLOT, more, kk, DEPTH - 1);
-                    b_carrier.fetch(memory + slot_write * SLOT + BK * A_ROW, more, kk, DEPTH - 1);
-                }
-#else
-                if (kk == 0) {
-                    a_carrier.fetch(memory + slot_write * SLOT, more, 0, 1);
-                    b_carrier.fetch(memory + slot_write * SLOT + BK * A_ROW, more, 0, 1);
-                }
-#endif
-                if (kk == (SPREAD ? DEPTH - 2 : 0)) commit();
-#pragma unroll
-                for (int i = 0; i < TM; ++i)
-#pragma unroll
-                    for (int jj = 0; jj < TN; ++jj) {
-                        const int j = SERPENT && i % 2 ? TN - 1 - jj : jj;
-                        sum[i][j] += a[kk % 2][i / V].v[i % V] * b[kk % 2][j / V].v[j % V];
-                    }
-            }
-            slot_write = slot_write == SLOTS - 1 ? 0 : slot_write + 1;
+        for (int kk = 0; kk < BK - 1; ++kk) {
+            read(now, kk + 1);
+            add_products(kk);
         }
+        put(before);
+        await<SLOTS - 2>();
+        before = now;
+        now = now + 1 == SLOTS ? 0 : now + 1;
+        read(now, 0);
+        add_products(BK - 1);
     }
 
-    if (SLICES > 1) {
-        // partial sums
-        T* partial = reinterpret_cast<T*>(memory);
-        constexpr int GROUP_THREADS = THREADS / SLICES;
-        const int t = threadIdx.x % GROUP_THREADS;
-        for (int s = 1; s < SLICES; ++s) {
-            __syncthreads();
-            if (slice == s)
+    // Every block lays out all its sums, and adds up those of its share of each thread's rows, which then
+    // are the first in sum[][].
+    constexpr int ROWS = TM / SHARES;
+    if constexpr (SHARES > 1) {
+        await<0>();  // the ring is free
+        Vec* const place = memory + threadIdx.x;
 #pragma unroll
-                for (int i = 0; i < TM; ++i)
+        for (int i = 0; i < TM * TN; ++i) place[i / V * THREADS].v[i % V] = sum[i / TN][i % TN];
+        cluster_sync();
+        const Vec* const mine = place + rank * (ROWS * TN / V) * THREADS;
 #pragma unroll
-                    for (int j = 0; j < TN; ++j) partial[(i * TN + j) * GROUP_THREADS + t] = sum[i][j];
-            __syncthreads();
-            if (slice == 0)
+        for (int i = 0; i < ROWS * TN; i += V) {
+            Vec total{};
 #pragma unroll
-                for (int i = 0; i < TM; ++i)
+            for (int r = 0; r < SHARES; ++r) {
+                const Vec part = in_block(mine, r)[i / V * THREADS];
 #pragma unroll
-                    for (int j = 0; j < TN; ++j) sum[i][j] += partial[(i * TN + j) * GROUP_THREADS + t];
+                for (int e = 0; e < V; ++e) total.v[e] += part.v[e];
+            }
+#pragma unroll
+            for (int e = 0; e < V; ++e) sum[i / TN][i % TN + e] = total.v[e];
         }
-        if (slice != 0) return;
+        cluster_sync();  // a block's shared memory goes when it ends
     }
 
-    T* const corner = C + (m0 + thread_m) * ldc + n0 + thread_n;
-    if (FAST) {
 #pragma unroll
-        for (int i = 0; i < TM; ++i) {
+    for (int i = 0; i < ROWS; ++i) {
+        const int nth = rank * ROWS + i, row = thread_m + nth / V * LANES_M * V + nth % V;
+        T* const c_row = p.C + (m0 + row) * p.ldc + n0 + thread_n;
 #pragma unroll
-            for (int j = 0; j < TN; j += V) {
-                Vec* const at = reinterpret_cast<Vec*>(corner + (i / V * LANES_M * V + i % V) * ldc + j * LANES_N);
-                Vec c;
-                if (beta == T(0)) {
+        for (int j = 0; j < TN; j += V) {
+            const int exist = row < rows ? cols - thread_n - j * LANES_N : 0;
+            // β = 0 must not read C, which may hold anything.
+            Vec c{};
+            if (p.beta != T(0)) c = load<WHOLE>(c_row + j * LANES_N, exist);
 #pragma unroll
-                    for (int e = 0; e < V; ++e) c.v[e] = alpha * sum[i][j + e];
-                } else {
-                    c = *at;
-#pragma unroll
-                    for (int e = 0; e < V; ++e) c.v[e] = alpha * sum[i][j + e] + beta * c.v[e];
-                }
-                *at = c;
-            }
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < TM; ++i) {
-#pragma unroll
-            for (int j = 0; j < TN; ++j) {
-                const int down = i / V * LANES_M * V + i % V, right = j / V * LANES_N * V + j % V;
-                if (thread_m + down < rows && thread_n + right < cols) {
-                    T& c = corner[down * ldc + right];
-                    c = beta == T(0) ? alpha * sum[i][j] : alpha * sum[i][j] + beta * c;
-                }
-            }
+            for (int e = 0; e < V; ++e) c.v[e] = p.alpha * sum[i][j + e] + p.beta * c.v[e];
+            store<WHOLE>(c_row + j * LANES_N, c, exist);
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-ffma(long long m, long long n, long long k, T alpha, const T* __restrict__ A, long long lda,
-      const T* __restrict__ B, long long ldb, T beta, T* __restrict__ C, long long ldc
+__device__ bool aligned(const T* matrix, i64 ld) {
+    return reinterpret_cast<unsigned long long>(matrix) % 16 == 0 && ld % V == 0;
+}
+
+// The grid is one-dimensional, ⌈m/BM⌉·⌈n/BN⌉·SPLIT blocks of THREADS threads: grid.y would end at 65535.
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
+ffma(i64 m, i64 n, i64 k, T alpha, const T* __restrict__ A, i64 lda, const T* __restrict__ B, i64 ldb, T beta,
+     T* __restrict__ C, i64 ldc
 #if GUARDED
-      , const unsigned* __restrict__ run
+     , const unsigned* __restrict__ run
 #endif
 ) {
 #if GUARDED
     if (*run == 0) return;
 #endif
-    extern __shared__ Vec memory[];
-    const long long tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
-    const long long group = blockIdx.x / (GROUP * tiles_n), within = blockIdx.x % (GROUP * tiles_n);
-    const long long below = tiles_m - group * GROUP, height = below < GROUP ? below : GROUP;
-    const long long m0 = (group * GROUP + within % height) * BM, n0 = within / height * BN;
-    const auto aligned = [](const T* p, long long ld) { return (reinterpret_cast<unsigned long long>(p) | ld * sizeof(T)) % 16 == 0; };
-    const bool fast = m - m0 >= BM && n - n0 >= BN && (!TRANS_A || aligned(A, lda)) && (TRANS_B || aligned(B, ldb)) && aligned(C, ldc);
-    if (fast)
-        work<true>(memory, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc, m0, n0);
+    const i64 tile = blockIdx.x / SPLIT;
+    const int rank = blockIdx.x % SPLIT;
+    if (rank >= SHARES) return;
+
+    // Blocks run roughly in the order of their index. Walking down GROUP tiles of C before going right makes
+    // those that run together cover a piece of C that is about square, which reads the least of A and B from
+    // beyond L2.
+    const i64 tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
+    const i64 group = tile / (GROUP * tiles_n), within = tile % (GROUP * tiles_n);
+    const i64 below = tiles_m - group * GROUP, height = below < GROUP ? below : GROUP;
+    const int tile_m = group * GROUP + within % height, tile_n = within / height;
+    const Problem p{m, n, k, alpha, A, lda, B, ldb, beta, C, ldc};
+    const bool vectors = (!TRANS_A || aligned(A, lda)) && (TRANS_B || aligned(B, ldb)) && aligned(C, ldc);
+    if ((tile_m + 1LL) * BM <= m && (tile_n + 1LL) * BN <= n && vectors)
+        multiply<true>(p, tile_m, tile_n, rank);
     else
-        work<false>(memory, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc, m0, n0);
+        multiply<false>(p, tile_m, tile_n, rank);
 }
