@@ -13,10 +13,9 @@
 //
 // What bounds such a kernel is how many instructions a multiprocessor can issue. For each k, a thread with
 // 16×8 sums issues 128 multiply-adds and 6 reads of a vector; all else, copies and addresses, comes once a
-// step. Smaller tiles, for smaller C, do worse: 8×8 sums take 4 reads for 64 multiply-adds.
-//
-// Where even those are too few for the multiprocessors there are, SPLIT blocks share a tile: each takes a
-// part of k, and in the end they add up their sums through each other's shared memory, in a fixed order.
+// step. Smaller tiles, for smaller C, do worse: 8×8 sums take 4 reads for 64 multiply-adds. Where even they
+// leave multiprocessors idle, SPLIT blocks share a tile: each takes a part of k, and in the end they add up
+// their sums through each other's shared memory, always in the same order.
 //
 // Matrices are row-major with leading dimensions (elements from one row to the next) and no assumed
 // alignment. Any m, n, k ≥ 0: elements beyond an edge count as 0 and are neither read nor written.
@@ -220,9 +219,10 @@ __device__ __forceinline__ void multiply(const Problem& p, int tile_m, int tile_
     };
 
     // A thread's rows and columns come in vectors, LANES_M and LANES_N vectors apart, so the lanes of a warp
-    // read adjacent vectors, or the same one. Shared memory serves eight lanes at a time: in blocks of 2×4
-    // they want the fewest vectors.                                                   0 1 4 5  8 …
-    //                                                                                 2 3 6 7 10 …
+    // read adjacent vectors, or the same one. Shared memory serves eight lanes at a time, which want the
+    // fewest vectors as a block of 2×4:
+    //     0 1 4 5
+    //     2 3 6 7
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int lane_m = lane / 2 % 2 + lane / (2 * LANES_N) * 2;
     const int lane_n = lane % 2 + lane / 4 % (LANES_N / 2) * 2;
