@@ -61,7 +61,7 @@ _LADDER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[int, ...]]]]] = {
     # kernel: names of its macros, {dtype: their values, the fastest first}; "" is any other dtype
     "microtile": (
         ("BM", "BN", "BK", "TM"),
-        {"": [(64, 64, 64, 16), (64, 32, 32, 16)], "float64": [(64, 64, 32, 16)]},
+        {"": [(64, 32, 32, 16), (64, 64, 16, 16)], "float64": [(64, 64, 32, 16)]},
     ),
     "register_block": (
         ("BM", "BN", "BK", "TM", "TN"),
