@@ -270,14 +270,17 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 dmma(long long m, long long n, long long k, T alpha, const T* __restrict__ A, long long lda,
      const T* __restrict__ B, long long ldb, T beta, T* __restrict__ C, long long ldc) {
-    const long long tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
-    const long long group = blockIdx.x / (GROUP * tiles_n), within = blockIdx.x % (GROUP * tiles_n);
-    const long long below = tiles_m - group * GROUP, height = below < GROUP ? below : GROUP;
-    const long long m0 = (group * GROUP + within % height) * BM, n0 = within / height * BN;
+    // A launch has less than 2^31 blocks; divisions of 64 bits would take as long as a short tile.
+    const u32 tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
+    const u32 group = blockIdx.x / (GROUP * tiles_n), within = blockIdx.x % (GROUP * tiles_n);
+    const u32 below = tiles_m - group * GROUP, height = below < GROUP ? below : GROUP;
+    const long long m0 = static_cast<long long>(group * GROUP + within % height) * BM;
+    const long long n0 = static_cast<long long>(within / height) * BN;
     const int rows = m - m0 < BM ? m - m0 : BM, cols = n - n0 < BN ? n - n0 : BN;
 
-    const long long share = (k + gridDim.y - 1) / gridDim.y, deep = (share + BK - 1) / BK * BK;
-    const long long k0 = blockIdx.y * deep, depth = k - k0 < deep ? k - k0 : deep;
+    const u32 steps = (k + BK - 1) / BK, share = (steps + gridDim.y - 1) / gridDim.y;
+    const long long deep = static_cast<long long>(share) * BK, k0 = blockIdx.y * deep;
+    const long long depth = k - k0 < deep ? k - k0 : deep;
 
     Sums sum = {};
     // As in BLAS, α = 0 reads neither A nor B.

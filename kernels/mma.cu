@@ -216,24 +216,26 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
     extern __shared__ uint4 stages[];
     const u32 shared = shared_address(stages);
 
-    const long long tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
-    const long long group = blockIdx.x / (GROUP * tiles_n), within = blockIdx.x % (GROUP * tiles_n);
-    const long long below = tiles_m - group * GROUP, height = below < GROUP ? below : GROUP;
-    const long long m0 = (group * GROUP + within % height) * BM, n0 = within / height * BN;
+    // A launch has less than 2^31 blocks; divisions of 64 bits would take as long as a short tile.
+    const u32 tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
+    const u32 group = blockIdx.x / (GROUP * tiles_n), within = blockIdx.x % (GROUP * tiles_n);
+    const u32 below = tiles_m - group * GROUP, height = below < GROUP ? below : GROUP;
+    const long long m0 = static_cast<long long>(group * GROUP + within % height) * BM;
+    const long long n0 = static_cast<long long>(within / height) * BN;
 
     // As in BLAS, α = 0 reads neither A nor B.
-    const long long steps = alpha == S(0) ? 0 : (k + BK - 1) / BK, share = (steps + gridDim.y - 1) / gridDim.y;
-    long long next = blockIdx.y * share;
-    const long long last = next + share < steps ? next + share : steps;
+    const u32 steps = alpha == S(0) ? 0 : (k + BK - 1) / BK, share = (steps + gridDim.y - 1) / gridDim.y;
+    u32 next = blockIdx.y * share;
+    const u32 last = next + share < steps ? next + share : steps;
 
     const Carrier<BM, A_MN> a_carrier(A, lda, m0, m);
     const Carrier<BN, B_MN> b_carrier(B, ldb, n0, n);
-    long long todo = last - next;
+    int todo = last - next;  // below 0 in a slice past the end
     u32 filled = 0;  // the stage to copy to
     // A group of copies is closed every time, with copies or without: what is waited for counts groups.
     const auto fetch = [&] {
         if (next < last) {
-            const long long at = next * BK;
+            const long long at = static_cast<long long>(next) * BK;
             const int depth = k - at < BK ? k - at : BK;
             a_carrier.fetch(shared + filled, at, depth);
             b_carrier.fetch(shared + filled + PLANES * A_BYTES, at, depth);

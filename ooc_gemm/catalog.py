@@ -4,7 +4,7 @@ A `Kernel` is a description; `Kernel.configs` yields what `nvrtc.compile` and `n
 default first. Nothing here needs a GPU, or anything but the standard library.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from .nvrtc import Config
@@ -220,12 +220,12 @@ def _hopper() -> list[Kernel]:
 
 _DMMA = (
     # BM, BN, STAGES, RESIDENT; rows and columns of a warp
-    (128, 128, 6, 1, 64, 32),
-    (128, 128, 3, 1, 64, 32),
+    (128, 128, 5, 1, 64, 32),
+    (128, 64, 5, 1, 32, 32),
     (64, 64, 4, 3, 32, 32),
-    (64, 64, 3, 1, 32, 32),
+    (64, 32, 4, 4, 16, 32),
 )
-"""The fastest at 8192³ first (benchmarks/results), then for small C; each for less shared memory too."""
+"""The fastest at 8192³ first (benchmarks/results), then for small C and little shared memory."""
 
 
 def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
@@ -234,6 +234,8 @@ def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
     for bm, bn, stages, resident, *warp in _DMMA:
         # Few fragments of the instruction's left operand, which is B unless A is transposed.
         wm, wn = reversed(warp) if trans_a else warp
+        if trans_b and not trans_a and resident > 1:
+            resident -= 1  # the turned copies take registers
         macros: dict[str, int | str] = {
             "BM": bm, "BN": bn, "BK": 16, "WM": wm, "WN": wn, "STAGES": stages, "RESIDENT": resident,
             "K_STEP": 8, "GROUP": 8, "TRANS_A": int(trans_a), "TRANS_B": int(trans_b),
@@ -284,25 +286,33 @@ _RESERVED_SHARED = 1 << 10
 """Bytes that the system takes for itself for each block."""
 
 
+_SUM_COST = {"dmma": 1_600_000, "mma": 6_000_000}
+"""What a multiprocessor could multiply while the slices are added up: mostly the start of a kernel."""
+
+
 def choose(
     configs: list[Config], m: int, n: int, k: int, multiprocessors: int, shared: int = 228 << 10
 ) -> tuple[Config, int]:
-    """Of kernels/dmma.cu or mma.cu: the configuration, and in how many slices k is cut, that keep a device
-    busy for the shortest: rounds of tiles × work of a multiprocessor in a round. `shared`: bytes of shared
-    memory of a multiprocessor."""
+    """Of kernels/dmma.cu or mma.cu: the configuration, and in how many slices k is cut, by the work of the
+    busiest multiprocessor, in products. `shared`: bytes of shared memory of a multiprocessor."""
 
-    def plan(config: Config) -> tuple[float, Config, int]:
+    def plans(config: Config) -> Iterator[tuple[float, Config, int]]:
         resident = min(config.value("RESIDENT"), shared // (config.shared_bytes + _RESERVED_SHARED))
         tiles, places = config.grid(m, n)[0], multiprocessors * resident
-        slices = max(1, min(places // max(1, tiles), k // 512))
-        rounds, depth = -(-tiles * slices // places), -(-k // slices)
-        # Small tiles fetch more for each product.
-        cost = config.bm * config.bn * resident * (1 + 8 / config.bm + 8 / config.bn)
-        return rounds * depth * cost, config, slices
+        for slices in range(1, 65):
+            if slices > 1 and (tiles * slices > places or slices * 256 > k):
+                break
+            rounds, rest = divmod(tiles * slices, places)
+            # A small tile alone does not keep a multiprocessor busy.
+            alone = max(-(-rest // multiprocessors), 0.7 + 2600 / (config.bm * config.bn)) if rest else 0
+            # Beginning and end of a tile, as so many products deep; small tiles fetch more for each product.
+            depth, fetched = -(-k // slices) + 64, 1 + 8 / config.bm + 8 / config.bn
+            work = (rounds * resident + alone) * config.bm * config.bn * depth * fetched
+            yield work + (_SUM_COST[config.kernel] if slices > 1 else 0), config, slices
 
     fitting = [config for config in configs if config.shared_bytes + _RESERVED_SHARED <= shared]
-    _, config, slices = min((plan(config) for config in fitting), key=lambda found: found[0])
-    return config, slices
+    best = min((plan for config in fitting for plan in plans(config)), key=lambda plan: plan[0])
+    return best[1:]
 
 
 def _warp_level() -> list[Kernel]:

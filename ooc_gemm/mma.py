@@ -48,6 +48,7 @@ class Mma(Wgmma):
         self._multiprocessors = attributes["MultiProcessorCount"]
         self._shared = attributes["MaxSharedMemoryPerMultiprocessor"]
         self._functions: dict[nvrtc.Config, Any] = {}
+        self._chosen: dict[tuple[int, int, int], tuple[nvrtc.Config, int]] = {}
         self._scalar = np.dtype(self.configs[0].dtype).type
         self._turn = {
             name: _load(catalog.transpose(self._types[name]))["transpose"]
@@ -130,7 +131,10 @@ class Mma(Wgmma):
 
     def choose(self, m: int, n: int, k: int) -> tuple[nvrtc.Config, int]:
         """The configuration for the shape, and in how many slices k is cut."""
-        return catalog.choose(self.configs, m, n, k, self._multiprocessors, self._shared)
+        shape = m, n, k
+        if shape not in self._chosen:
+            self._chosen[shape] = catalog.choose(self.configs, *shape, self._multiprocessors, self._shared)
+        return self._chosen[shape]
 
     def _function(self, config: nvrtc.Config) -> Any:
         if config not in self._functions:
