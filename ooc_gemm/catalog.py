@@ -163,27 +163,45 @@ _WGMMA = {
 
 
 def wgmma(
-    kind: str,
-    a_mn: bool,
-    b_mn: bool,
-    a_unsigned: bool = False,
-    b_unsigned: bool = False,
-    narrow: bool = False,
-) -> Config:
-    """kernels/wgmma.cu for an operand contiguous along m or n (`mn`) or along k. ValueError for a kind it
-    does not have."""
+    kind: str, a_mn: bool, b_mn: bool, a_unsigned: bool = False, b_unsigned: bool = False
+) -> list[Config]:
+    """kernels/wgmma.cu, wide and narrow, for operands contiguous along m or n (`mn`) or along k. ValueError
+    for a kind it does not have."""
     if kind not in _WGMMA:
         raise ValueError(f"no {kind}; there is {', '.join(_WGMMA)}")
     type_, size, planes, promote, bk, *tiles = _WGMMA[kind]
-    bm, group, (bn, stages, cluster, resident) = 128, 8, tiles[narrow]
-    macros: dict[str, int | str] = {
-        "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "PROMOTE": promote, "BM": bm, "BN": bn, "BK": bk,
-        "STAGES": stages, "CLUSTER": cluster, "RESIDENT": resident, "GROUP": group,
-        "A_MN": int(a_mn), "B_MN": int(b_mn), "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
-    }  # fmt: skip
-    shared = stages * planes * (bm + bn) * bk * size + 1024  # for the alignment of the first stage
-    dtype = "int32" if kind == "int8" else "float32"
-    return Config("wgmma", dtype, bm * cluster, bn, (128 * (1 + bm // 64), 1), tuple(macros.items()), shared)
+    bm, group, dtype, found = 128, 8, "int32" if kind == "int8" else "float32", []
+    for bn, stages, cluster, resident in tiles:
+        macros: dict[str, int | str] = {
+            "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "PROMOTE": promote, "BM": bm, "BN": bn,
+            "BK": bk, "STAGES": stages, "CLUSTER": cluster, "RESIDENT": resident, "GROUP": group,
+            "A_MN": int(a_mn), "B_MN": int(b_mn),
+            "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
+        }  # fmt: skip
+        shared = stages * planes * (bm + bn) * bk * size + 1024  # for the alignment of the first stage
+        threads = 128 * (1 + bm // 64)
+        found.append(Config("wgmma", dtype, bm * cluster, bn, (threads, 1), tuple(macros.items()), shared))
+    return found
+
+
+def choose_wgmma(configs: list[Config], m: int, n: int, k: int, multiprocessors: int) -> tuple[Config, int]:
+    """Of kernels/wgmma.cu: the configuration, and in how many slices k is cut, that keep a device busy for
+    the shortest: rounds of tiles × steps of a tile × cost of a step."""
+
+    def plan(config: Config) -> tuple[float, Config, int]:
+        bk, tiles, places = (
+            config.value("BK"),
+            config.grid(m, n)[0],
+            multiprocessors // config.value("CLUSTER"),
+        )
+        slices = max(1, min(places // max(1, tiles), k // max(512, bk)))
+        rounds, steps = -(-tiles * slices // places), -(-k // (bk * slices))
+        # Narrow tiles reach half of the rate of wide ones; slices have to be added up.
+        cost = config.value("BM") * config.bn * bk * (2 if config.bn == 64 else 1)
+        return (rounds * steps + (8 if slices > 1 else 0)) * cost, config, slices
+
+    _, config, slices = min((plan(config) for config in configs), key=lambda found: found[0])
+    return config, slices
 
 
 def _hopper() -> list[Kernel]:
@@ -200,17 +218,9 @@ def _hopper() -> list[Kernel]:
 
     def configs(kind: str) -> Callable[[str, bool, bool], list[Config]]:
         turned = kind in ("tf32", "int8")  # to lie along k
-        return lambda dtype, trans_a, trans_b: [
-            wgmma(
-                kind,
-                trans_a and not turned,
-                not trans_b and not turned,
-                dtype == "uint8",
-                dtype == "uint8",
-                narrow,
-            )
-            for narrow in (False, True)
-        ]
+        return lambda dtype, trans_a, trans_b: wgmma(
+            kind, trans_a and not turned, not trans_b and not turned, dtype == "uint8", dtype == "uint8"
+        )
 
     return [
         Kernel(kind, text, dtypes, configs(kind), min_arch=90, only_arch=90, launcher="wgmma")

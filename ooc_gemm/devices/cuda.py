@@ -16,15 +16,17 @@ from typing import Any
 import numpy as np
 
 from ..catalog import KERNELS
+from ..complex_gemm import ComplexGemm
 from ..errors import DeviceError, InputError
 from ..mma import Mma
 from ..plan import Block, MiB, Part, Piece, Plan, Rates, panel_elements
 from ..ring import Bytes
 from ..roofline import peak_flops
+from ..tensor import split_pays
 from ..tiles import round_up
 from ..trace import Trace
 from ..tune import best_config
-from ..wgmma import ComplexGemm, Wgmma, split_pays
+from ..wgmma import Wgmma
 from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Limits, Operation, Overflow
 
 HOST_BASELINE = 704 * MiB
