@@ -10,9 +10,9 @@
 //               0   █ · · · █ · · ·     Any row of C, and of b_tile, is read and written by neighbours.
 //               1   · · · · · · · ·
 //               0   █ · · · █ · · ·
-//               1   · · · · · · · ·     TM·THREADS_M × TN·THREADS_N is seldom square:
+//               1   · · · · · · · ·
 //
-// the tile of A is BM×BK and that of B is BK×BN, and no two of the sides need be equal.
+// Nothing asks for squares: the tile of A is BM×BK and that of B is BK×BN, and no two sides need be equal.
 //
 // Matrices are row-major with leading dimensions (elements from one row to the next). Any m, n, k ≥ 0:
 // elements beyond an edge count as 0 and are neither read nor written.
@@ -49,13 +49,13 @@ rectangular(long long m, long long n, long long k, T alpha, const T* __restrict_
     for (long long left = alpha == T(0) ? 0 : k; left > 0; left -= BK, A += BK, B += BK * ldb) {
         const int depth = left < BK ? left : BK;
 #pragma unroll
-        for (int e = threadIdx.x; e < BM * BK; e += THREADS) {
-            const int i = e / BK, kk = e % BK;
+        for (int e = 0; e < BM * BK; e += THREADS) {
+            const int i = (e + threadIdx.x) / BK, kk = (e + threadIdx.x) % BK;
             a_tile[i][kk] = i < rows && kk < depth ? A[i * lda + kk] : T(0);
         }
 #pragma unroll
-        for (int e = threadIdx.x; e < BK * BN; e += THREADS) {
-            const int kk = e / BN, j = e % BN;
+        for (int e = 0; e < BK * BN; e += THREADS) {
+            const int kk = (e + threadIdx.x) / BN, j = (e + threadIdx.x) % BN;
             b_tile[kk][j] = kk < depth && j < cols ? B[kk * ldb + j] : T(0);
         }
         __syncthreads();  // the tiles are complete

@@ -52,13 +52,13 @@ register_block(long long m, long long n, long long k, T alpha, const T* __restri
     for (long long left = alpha == T(0) ? 0 : k; left > 0; left -= BK, A += BK, B += BK * ldb) {
         const int depth = left < BK ? left : BK;
 #pragma unroll
-        for (int e = threadIdx.x; e < BM * BK; e += THREADS) {
-            const int i = e / BK, kk = e % BK;
+        for (int e = 0; e < BM * BK; e += THREADS) {
+            const int i = (e + threadIdx.x) / BK, kk = (e + threadIdx.x) % BK;
             a_tile[i][kk] = i < rows && kk < depth ? A[i * lda + kk] : T(0);
         }
 #pragma unroll
-        for (int e = threadIdx.x; e < BK * BN; e += THREADS) {
-            const int kk = e / BN, j = e % BN;
+        for (int e = 0; e < BK * BN; e += THREADS) {
+            const int kk = (e + threadIdx.x) / BN, j = (e + threadIdx.x) % BN;
             b_tile[kk][j] = kk < depth && j < cols ? B[kk * ldb + j] : T(0);
         }
         __syncthreads();  // the tiles are complete

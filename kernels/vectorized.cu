@@ -44,7 +44,7 @@ struct Column {
 static_assert(TM % V == 0 && TN % V == 0 && BK % V == 0, "tiles are read and written as 16-byte vectors");
 static_assert(BM % TM == 0 && BN % TN == 0, "threads must tile the thread block's tile exactly");
 static_assert(THREADS % 32 == 0, "a partly filled warp wastes its lanes in every instruction");
-static_assert(BM * BK % (THREADS * V) == 0 && BK * BN % (THREADS * V) == 0, "threads load equally many vectors");
+static_assert(BM * BK % (THREADS * V) == 0 && BK * BN % (THREADS * V) == 0, "threads load equally much");
 static_assert((BM + V + BN) * BK * sizeof(T) <= 48 * 1024, "static shared memory ends at 48 KiB");
 
 // The vectors of A's tile and of B's that a thread carries, and where they begin: row and column as stored.
@@ -99,7 +99,8 @@ vectorized(long long m, long long n, long long k, T alpha, const T* __restrict__
 #pragma unroll
         for (int e = 0; e < A_COUNT; ++e)
 #pragma unroll
-            for (int v = 0; v < V; ++v) a_tile[a_col(e) + v].vec[a_row(e) / V].v[a_row(e) % V] = a_some[e].v[v];
+            for (int v = 0; v < V; ++v)
+                a_tile[a_col(e) + v].vec[a_row(e) / V].v[a_row(e) % V] = a_some[e].v[v];
 #pragma unroll
         for (int e = 0; e < B_COUNT; ++e) b_tile[b_row(e)][b_col(e) / V] = b_some[e];
         __syncthreads();  // the tiles are complete

@@ -48,7 +48,7 @@ struct Column {
 static_assert(TM % V == 0 && TN % V == 0 && BK % V == 0, "tiles are read and written as 16-byte vectors");
 static_assert(LANES_M * LANES_N == 32 && WM % TM == 0 && WN % TN == 0, "32 threads tile the warp's tile");
 static_assert(BM % WM == 0 && BN % WN == 0, "warps tile the thread block's tile");
-static_assert(BM * BK % (THREADS * V) == 0 && BK * BN % (THREADS * V) == 0, "threads load equally many vectors");
+static_assert(BM * BK % (THREADS * V) == 0 && BK * BN % (THREADS * V) == 0, "threads load equally much");
 static_assert(BK % 2 == 0, "the sets of registers alternate from step to step");
 static_assert(2 * (BM + V + BN) * BK * sizeof(T) <= 48 * 1024, "static shared memory ends at 48 KiB");
 
@@ -151,8 +151,12 @@ warptile(long long m, long long n, long long k, T alpha, const T* __restrict__ A
 #pragma unroll
             for (int i = 0; i < TM; ++i)
 #pragma unroll
-                for (int j = 0; j < TN; ++j)
+                for (int to = 0; to < TN; ++to) {
+                    // To and fro: then each product has a factor in common with the one before it, which an
+                    // arithmetic unit need not fetch from the registers again.
+                    const int j = i % 2 ? TN - 1 - to : to;
                     sum[i][j] += a[kk % 2][i / V].v[i % V] * b[kk % 2][j / V].v[j % V];
+                }
         }
     }
 

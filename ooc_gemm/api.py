@@ -131,6 +131,8 @@ def multiply(
         shards=shards,
         compressor=compressor,
     )
+    if trace is not None:
+        _check_trace(trace, [x for x in (a, b, c) if x is not None])
     plan, watch = job.plan, Trace(keep=trace is not None)
     with _target(c, job, beta != 0) as (target, array):
         try:
@@ -231,7 +233,7 @@ def _prepare(
         existing = store.open_existing(c) if beta != 0 else None
         store.check_output(c, [a, b], force, reads=beta != 0)
     if existing is not None:
-        old = store.open_source(existing)
+        old = store.open_source(existing, store.describe(c))
         if old.shape != (m, n):
             raise InputError(
                 f"{store.describe(c)} has shape {old.shape} but the product is {m}×{n}; choose another C"
@@ -242,6 +244,10 @@ def _prepare(
             )
         sources["c"], out_dtype = old, old.dtype
     out = _out_dtype(left.dtype, right.dtype, out_dtype, alpha, beta)
+    if m * n * out.itemsize > store.MAX_ARRAY_BYTES:
+        raise InputError(
+            f"op({left.name})·op({right.name}) is {m}×{n}, more than can be stored; transpose one or both"
+        )
     chosen = open_device(device) if isinstance(device, str) else device
     bound = _bound(left.dtype, right.dtype, out, k, alpha, beta)
     arithmetic = chosen.arithmetic(left.dtype, right.dtype, out, (m, n, k), bound, kernel, precision)
@@ -305,6 +311,17 @@ def _prepare(
     return _Job(sources, operation, output, made, chosen, np.result_type(left.dtype, right.dtype))
 
 
+def _check_trace(trace: str | os.PathLike[str], arrays: list[Any]) -> None:
+    """Refuse a trace that cannot be written, or would be written into an array."""
+    place = os.fspath(trace)
+    for array in arrays:
+        if store.same_place(place, array):
+            raise InputError(f"the trace {place} lies inside {store.describe(array)}; write it elsewhere")
+    target = place if os.path.exists(place) else os.path.dirname(os.path.abspath(place))
+    if os.path.isdir(place) or not os.access(target, os.W_OK) or not os.path.isdir(os.path.dirname(target)):
+        raise InputError(f"the trace {place} cannot be written there; name another file")
+
+
 def _operand(spec: Any, transpose: bool) -> store.Source:
     """An input with op() in its matrix: a transposition of a Fortran-order array is none."""
     source = store.open_source(spec)
@@ -330,11 +347,7 @@ def _out_dtype(
     natural = np.result_type(a, b)
     if a.kind in "iu" and b.kind in "iu" and a.itemsize == b.itemsize == 1:
         natural = np.dtype(np.int32)
-    try:
-        out = natural if asked is None else np.dtype(asked).newbyteorder("=")
-    except TypeError as error:
-        raise InputError(f"{asked!r} is not a data type; choose one of {store.SUPPORTED}") from error
-    store.check_matrix("C", (1, 1), out)
+    out = natural if asked is None else store.matrix_dtype(asked)
     order = "iufc"
     if order.index(out.kind) < order.index(natural.kind) and not (out.kind == "i" and natural.kind == "u"):
         raise InputError(
@@ -371,12 +384,7 @@ def _output(
     shards: tuple[int, int] | None,
     compressor: str,
 ) -> store.Output:
-    store.compressors(compressor)
-    for name, sizes in (("chunks", chunks), ("shards", shards)):
-        if sizes is not None and (len(sizes) != 2 or min(sizes) < 1):
-            raise InputError(f"{name} {sizes} must be two positive numbers, rows and columns")
-    if shards is not None and (chunks is None or any(s % c for s, c in zip(shards, chunks, strict=True))):
-        raise InputError(f"shards {shards} need chunks that divide them; give both, such as --chunks 512,512")
+    store.check_layout(chunks, shards, compressor)
     return store.Output(shape, dtype, chunks or (1, 1), shards, compressor)
 
 

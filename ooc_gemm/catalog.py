@@ -4,7 +4,7 @@ A `Kernel` is a description; `Kernel.configs` yields what `nvrtc.compile` and `n
 default first. Nothing here needs a GPU, or anything but the standard library.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from .nvrtc import Config
@@ -36,45 +36,52 @@ class Kernel:
 
 
 def _naive(coalesced: bool) -> Callable[[str, bool, bool], list[Config]]:
-    bm, bn = (8, 32) if coalesced else (32, 8)
-
     def configs(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
-        macros = (("ELEMENT", _C_TYPE[dtype]), ("BM", bm), ("BN", bn), ("COALESCED", int(coalesced)))
-        return [Config("naive", dtype, bm, bn, (32, 8), macros)]
+        macros = (("ELEMENT", _C_TYPE[dtype]), ("BM", 32), ("BN", 32), ("COALESCED", int(coalesced)))
+        return [Config("naive", dtype, 32, 32, (32, 32), macros)]
 
     return configs
 
 
-_TILED = ((64, 16, 16), (64, 32, 8), (64, 64, 4), (32, 32, 32), (32, 16, 16), (32, 32, 8), (16, 16, 16))
-"""TILE, BLOCK_X, BLOCK_Y; the fastest first."""
+_TILED = ((64, 32, 8), (64, 16, 16), (64, 64, 4), (32, 16, 16), (32, 32, 8), (32, 32, 32), (16, 16, 16))
+"""TILE, BLOCK_X, BLOCK_Y; the fastest of each dtype before its others."""
 
 
 def _tiled(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
-    fits = 32 if dtype == "float64" else 64  # two tiles in 48 KiB
-    return [
-        Config(
-            "tiled", dtype, tile, tile, (x, y),
-            (("ELEMENT", _C_TYPE[dtype]), ("TILE", tile), ("BLOCK_X", x), ("BLOCK_Y", y)),
-        )
-        for tile, x, y in _TILED if tile <= fits
-    ]  # fmt: skip
+    found = []
+    for tile, x, y in _TILED:
+        macros: dict[str, int | str] = {
+            "ELEMENT": _C_TYPE[dtype], "TILE": tile, "BLOCK_X": x, "BLOCK_Y": y
+        }  # fmt: skip
+        if tile <= 32 or dtype != "float64":  # two tiles of 64 would need 64 KiB
+            found.append(Config("tiled", dtype, tile, tile, (x, y), tuple(macros.items())))
+    return found
 
 
 _LADDER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[int, ...]]]]] = {
     # kernel: names of its macros, {dtype: their values, the fastest first}; "" is any other dtype
-    "microtile": (("BM", "BN", "BK", "TM"), {"": [(64, 64, 8, 8)]}),
+    "microtile": (
+        ("BM", "BN", "BK", "TM"),
+        {"": [(64, 32, 32, 16), (64, 64, 16, 16)], "float64": [(64, 64, 32, 16)]},
+    ),
     "register_block": (
         ("BM", "BN", "BK", "TM", "TN"),
-        {"": [(128, 128, 8, 8, 8)], "float64": [(64, 64, 8, 4, 4)]},
+        {"": [(128, 128, 16, 8, 8), (64, 64, 32, 4, 4)], "float64": [(64, 64, 32, 8, 4)]},
     ),
-    "rectangular": (("BM", "BN", "BK", "TM", "TN"), {"": [(64, 128, 8, 8, 4)]}),
+    "rectangular": (
+        ("BM", "BN", "BK", "TM", "TN"),
+        {"": [(64, 128, 16, 16, 4), (64, 128, 32, 8, 4)], "float64": [(64, 128, 16, 8, 4)]},
+    ),
     "vectorized": (
         ("BM", "BN", "BK", "TM", "TN"),
-        {"": [(128, 128, 8, 8, 8)], "float64": [(128, 64, 8, 8, 4)]},
+        {"": [(128, 128, 16, 8, 8), (64, 128, 16, 8, 8)], "float64": [(64, 64, 16, 8, 4)]},
     ),
     "warptile": (
         ("BM", "BN", "BK", "WM", "WN", "TM", "TN"),
-        {"": [(128, 128, 8, 32, 64, 8, 8)], "float64": [(128, 64, 8, 64, 16, 8, 4)]},
+        {
+            "": [(128, 128, 16, 64, 32, 8, 8), (64, 128, 16, 32, 64, 8, 8)],
+            "float64": [(64, 64, 16, 32, 32, 8, 4)],
+        },
     ),
 }
 
@@ -87,8 +94,8 @@ def _ladder(kernel: str) -> Callable[[str, bool, bool], list[Config]]:
         for values in known.get(dtype, known[""]):
             size = dict(zip(names, values, strict=True))
             threads = size["BM"] // size["TM"] * (size["BN"] // size.get("TN", 1))
-            macros: list[tuple[str, int | str]] = [("ELEMENT", _C_TYPE[dtype]), *size.items()]
-            found.append(Config(kernel, dtype, size["BM"], size["BN"], (threads, 1), tuple(macros)))
+            macros: dict[str, int | str] = {"ELEMENT": _C_TYPE[dtype], **size}
+            found.append(Config(kernel, dtype, size["BM"], size["BN"], (threads, 1), tuple(macros.items())))
         return found
 
     return configs
@@ -205,27 +212,45 @@ _WGMMA = {
 
 
 def wgmma(
-    kind: str,
-    a_mn: bool,
-    b_mn: bool,
-    a_unsigned: bool = False,
-    b_unsigned: bool = False,
-    narrow: bool = False,
-) -> Config:
-    """kernels/wgmma.cu for an operand contiguous along m or n (`mn`) or along k. ValueError for a kind it
-    does not have."""
+    kind: str, a_mn: bool, b_mn: bool, a_unsigned: bool = False, b_unsigned: bool = False
+) -> list[Config]:
+    """kernels/wgmma.cu, wide and narrow, for operands contiguous along m or n (`mn`) or along k. ValueError
+    for a kind it does not have."""
     if kind not in _WGMMA:
         raise ValueError(f"no {kind}; there is {', '.join(_WGMMA)}")
     type_, size, planes, promote, bk, *tiles = _WGMMA[kind]
-    bm, group, (bn, stages, cluster, resident) = 128, 8, tiles[narrow]
-    macros: dict[str, int | str] = {
-        "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "PROMOTE": promote, "BM": bm, "BN": bn, "BK": bk,
-        "STAGES": stages, "CLUSTER": cluster, "RESIDENT": resident, "GROUP": group,
-        "A_MN": int(a_mn), "B_MN": int(b_mn), "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
-    }  # fmt: skip
-    shared = stages * planes * (bm + bn) * bk * size + 1024  # for the alignment of the first stage
-    dtype = "int32" if kind == "int8" else "float32"
-    return Config("wgmma", dtype, bm * cluster, bn, (128 * (1 + bm // 64), 1), tuple(macros.items()), shared)
+    bm, group, dtype, found = 128, 8, "int32" if kind == "int8" else "float32", []
+    for bn, stages, cluster, resident in tiles:
+        macros: dict[str, int | str] = {
+            "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "PROMOTE": promote, "BM": bm, "BN": bn,
+            "BK": bk, "STAGES": stages, "CLUSTER": cluster, "RESIDENT": resident, "GROUP": group,
+            "A_MN": int(a_mn), "B_MN": int(b_mn),
+            "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
+        }  # fmt: skip
+        shared = stages * planes * (bm + bn) * bk * size + 1024  # for the alignment of the first stage
+        threads = 128 * (1 + bm // 64)
+        found.append(Config("wgmma", dtype, bm * cluster, bn, (threads, 1), tuple(macros.items()), shared))
+    return found
+
+
+def choose_wgmma(configs: list[Config], m: int, n: int, k: int, multiprocessors: int) -> tuple[Config, int]:
+    """Of kernels/wgmma.cu: the configuration, and in how many slices k is cut, that keep a device busy for
+    the shortest: rounds of tiles × steps of a tile × cost of a step."""
+
+    def plan(config: Config) -> tuple[float, Config, int]:
+        bk, tiles, places = (
+            config.value("BK"),
+            config.grid(m, n)[0],
+            multiprocessors // config.value("CLUSTER"),
+        )
+        slices = max(1, min(places // max(1, tiles), k // max(512, bk)))
+        rounds, steps = -(-tiles * slices // places), -(-k // (bk * slices))
+        # Narrow tiles reach half of the rate of wide ones; slices have to be added up.
+        cost = config.value("BM") * config.bn * bk * (2 if config.bn == 64 else 1)
+        return (rounds * steps + (8 if slices > 1 else 0)) * cost, config, slices
+
+    _, config, slices = min((plan(config) for config in configs), key=lambda found: found[0])
+    return config, slices
 
 
 def _hopper() -> list[Kernel]:
@@ -242,21 +267,134 @@ def _hopper() -> list[Kernel]:
 
     def configs(kind: str) -> Callable[[str, bool, bool], list[Config]]:
         turned = kind in ("tf32", "int8")  # to lie along k
-        return lambda dtype, trans_a, trans_b: [
-            wgmma(
-                kind,
-                trans_a and not turned,
-                not trans_b and not turned,
-                dtype == "uint8",
-                dtype == "uint8",
-                narrow,
-            )
-            for narrow in (False, True)
-        ]
+        return lambda dtype, trans_a, trans_b: wgmma(
+            kind, trans_a and not turned, not trans_b and not turned, dtype == "uint8", dtype == "uint8"
+        )
 
     return [
         Kernel(kind, text, dtypes, configs(kind), min_arch=90, only_arch=90, launcher="wgmma")
         for kind, (text, dtypes) in explained.items()
+    ]
+
+
+_DMMA = (
+    # BM, BN, STAGES, RESIDENT; rows and columns of a warp
+    (128, 128, 5, 1, 64, 32),
+    (128, 64, 5, 1, 32, 32),
+    (64, 64, 4, 3, 32, 32),
+    (64, 32, 4, 4, 16, 32),
+)
+"""The fastest at 8192³ first (benchmarks/results), then for small C and little shared memory."""
+
+
+def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+    """kernels/dmma.cu."""
+    found = []
+    for bm, bn, stages, resident, *warp in _DMMA:
+        # Few fragments of the instruction's left operand, which is B unless A is transposed.
+        wm, wn = reversed(warp) if trans_a else warp
+        if trans_b and not trans_a and resident > 1:
+            resident -= 1  # the turned copies take registers
+        macros: dict[str, int | str] = {
+            "BM": bm, "BN": bn, "BK": 16, "WM": wm, "WN": wn, "STAGES": stages, "RESIDENT": resident,
+            "K_STEP": 8, "GROUP": 8, "TRANS_A": int(trans_a), "TRANS_B": int(trans_b),
+        }  # fmt: skip
+        threads, shared = 32 * (bm // wm) * (bn // wn), stages * (bm + bn) * 16 * 8
+        found.append(Config("dmma", dtype, bm, bn, (threads, 1), tuple(macros.items()), shared))
+    return found
+
+
+_MMA_TILES = (
+    (128, 256, 128, 64, 64, 3, 1),
+    (128, 256, 64, 64, 64, 4, 1),
+    (128, 64, 64, 64, 32, 4, 2),
+    (64, 64, 64, 32, 32, 4, 3),
+)
+"""The fastest at 8192³ first, then what fits the 99 KiB of a block on sm_86, 89 and 120, and small C."""
+_MMA = {
+    # kind: TYPE, element bytes, planes; BM, BN, BK in bytes, WM, WN, STAGES, RESIDENT
+    "fp16x3": (1, 2, 2, ((64, 128, 64, 64, 32, 4, 2), (64, 64, 64, 32, 32, 3, 3))),
+    "fp16": (1, 2, 1, _MMA_TILES),
+    "tf32": (2, 4, 1, _MMA_TILES),
+    "int8": (3, 1, 1, _MMA_TILES),
+}
+
+
+def mma(
+    kind: str, a_mn: bool, b_mn: bool, a_unsigned: bool = False, b_unsigned: bool = False
+) -> list[Config]:
+    """kernels/mma.cu, of the same kinds and operands as `wgmma`."""
+    if kind not in _MMA:
+        raise ValueError(f"no {kind}; there is {', '.join(_MMA)}")
+    type_, size, planes, tiles = _MMA[kind]
+    found = []
+    for bm, bn, bk, wm, wn, stages, resident in tiles:
+        macros: dict[str, int | str] = {
+            "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "BM": bm, "BN": bn, "BK": bk // size,
+            "WM": wm, "WN": wn, "STAGES": stages, "RESIDENT": resident, "GROUP": 8,
+            "A_MN": int(a_mn), "B_MN": int(b_mn), "A_UNSIGNED": int(a_unsigned),
+            "B_UNSIGNED": int(b_unsigned),
+        }  # fmt: skip
+        threads, shared = 32 * (bm // wm) * (bn // wn), stages * planes * (bm + bn) * bk
+        dtype = "int32" if kind == "int8" else "float32"
+        found.append(Config("mma", dtype, bm, bn, (threads, 1), tuple(macros.items()), shared))
+    return found
+
+
+_RESERVED_SHARED = 1 << 10
+"""Bytes that the system takes for itself for each block."""
+
+
+_SUM_COST = {"dmma": 1_600_000, "mma": 6_000_000}
+"""What a multiprocessor could multiply while the slices are added up: mostly the start of a kernel."""
+
+
+def choose(
+    configs: list[Config], m: int, n: int, k: int, multiprocessors: int, shared: int = 228 << 10
+) -> tuple[Config, int]:
+    """Of kernels/dmma.cu or mma.cu: the configuration, and in how many slices k is cut, by the work of the
+    busiest multiprocessor, in products. `shared`: bytes of shared memory of a multiprocessor."""
+
+    def plans(config: Config) -> Iterator[tuple[float, Config, int]]:
+        resident = min(config.value("RESIDENT"), shared // (config.shared_bytes + _RESERVED_SHARED))
+        tiles, places = config.grid(m, n)[0], multiprocessors * resident
+        for slices in range(1, 65):
+            if slices > 1 and (tiles * slices > places or slices * 256 > k):
+                break
+            rounds, rest = divmod(tiles * slices, places)
+            # A small tile alone does not keep a multiprocessor busy.
+            alone = max(-(-rest // multiprocessors), 0.7 + 2600 / (config.bm * config.bn)) if rest else 0
+            # Beginning and end of a tile, as so many products deep; small tiles fetch more for each product.
+            depth, fetched = -(-k // slices) + 64, 1 + 8 / config.bm + 8 / config.bn
+            work = (rounds * resident + alone) * config.bm * config.bn * depth * fetched
+            yield work + (_SUM_COST[config.kernel] if slices > 1 else 0), config, slices
+
+    fitting = [config for config in configs if config.shared_bytes + _RESERVED_SHARED <= shared]
+    best = min((plan for config in fitting for plan in plans(config)), key=lambda plan: plan[0])
+    return best[1:]
+
+
+def _warp_level() -> list[Kernel]:
+    """What mma.py launches."""
+    explained = {
+        "fp16x3": ("three float16 products on tensor cores before or after Hopper's", ("float32",)),
+        "fp16": ("float16 on the same, sums in float32", ("float16",)),
+        "tf32": ("one TF32 product on the same", ("float32",)),
+        "int8": ("8-bit integers on the same, exact sums in int32", ("int8", "uint8")),
+    }
+
+    def configs(kind: str) -> Callable[[str, bool, bool], list[Config]]:
+        turned = kind in ("tf32", "int8")  # to lie along k
+        return lambda dtype, trans_a, trans_b: mma(
+            kind, trans_a and not turned, not trans_b and not turned, dtype == "uint8", dtype == "uint8"
+        )
+
+    return [
+        Kernel("dmma", "float64 on the tensor cores", ("float64",), dmma, min_arch=80, launcher="mma"),
+        *(
+            Kernel(f"mma-{kind}", text, dtypes, configs(kind), min_arch=80, launcher="mma")
+            for kind, (text, dtypes) in explained.items()
+        ),
     ]
 
 
@@ -266,7 +404,7 @@ def split(k_inner: bool) -> Config:
 
 
 def sum_slices(dtype: str) -> Config:
-    """kernels/sum.cu for float32 or int32."""
+    """kernels/sum.cu for float32, float64 or int32."""
     return Config("sum", dtype, 1, 256, (256, 1), (("ELEMENT", _C_TYPE[dtype]),))
 
 
@@ -297,6 +435,7 @@ KERNELS = {
             ffma,
         ),
         *_hopper(),
+        *_warp_level(),
     )
 }
 """By name, the ladder first, rung by rung."""

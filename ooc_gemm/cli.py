@@ -1,10 +1,12 @@
 """The command line. Heavy imports wait for the command that needs them."""
 
 import json
+import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,7 @@ class _Pair(_ParamType):
         if isinstance(value, tuple):
             return value
         parts = value.split(",")
-        if len(parts) != 2 or not all(part.strip().isdigit() for part in parts):
+        if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
             self.fail(f"{value!r} is not two numbers; write for example 2048,2048")
         return int(parts[0]), int(parts[1])
 
@@ -202,14 +204,12 @@ def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **options: Any)
         click.echo(json.dumps(found.to_dict()))
     elif found.ok:
         note = (
-            f"; {found.rows_not_finite} rows are NaN or infinite on both sides"
-            if found.rows_not_finite
-            else ""
+            f"; {_rows(found.rows_not_finite)} NaN or infinite on both sides" if found.rows_not_finite else ""
         )
         _print(f"{c} is the product, to rounding (worst row at {found.worst:.2g} of its tolerance){note}")
     if not found.ok:
         click.echo(
-            f"Error: {c} is not the product: {found.rows_wrong} rows are wrong, "
+            f"Error: {c} is not the product: {_rows(found.rows_wrong)} wrong, "
             f"the first is row {found.first_wrong} (error {found.worst:.3g} times its tolerance at worst); "
             "compute it again",
             err=True,
@@ -232,17 +232,31 @@ def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **options: Any)
 @_storage
 @_memory
 @click.option("-f", "--force", is_flag=True, help="Replace OUT if it exists.")
+@_json
 @_verbose
-def random(out: str, verbose: bool, **options: Any) -> None:
+def random(out: str, as_json: bool, verbose: bool, **options: Any) -> None:
     """Write a random array within a memory limit."""
     from .generate import random as write
 
-    _print(f"{out}: {_size(write(out, **options))} written")
+    written = write(out, **options)
+    rows, cols = options["shape"]
+    if as_json:
+        made = {"shape": [rows, cols], "dtype": options["dtype"], "bytes_written": written}
+        click.echo(json.dumps(made))
+    else:
+        _print(f"{out}: {rows}×{cols} {options['dtype']}, wrote {_size(written)}")
 
 
 @cli.command(context_settings=CONTEXT)
 @click.option("--measure", is_flag=True, help="Measure rates of memory, disk and arithmetic (a few seconds).")
-@click.option("--dir", "folder", default=".", show_default=True, help="Where to measure the disk.")
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(exists=True, file_okay=False),
+    default=".",
+    show_default=True,
+    help="Where to measure the disk.",
+)
 @_json
 @_verbose
 def info(measure: bool, folder: str, as_json: bool, verbose: bool) -> None:
@@ -250,19 +264,20 @@ def info(measure: bool, folder: str, as_json: bool, verbose: bool) -> None:
     from .info import collect, measured
 
     found = collect()
+    if measure and not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{folder} is not a writable folder; give another --dir")
     if measure:
         found["rates"] = measured(folder)
     if as_json:
         click.echo(json.dumps(found))
         return
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in _flat(found):
         table.add_row(key, escape(value))
-    Console().print(table)
+    _console().print(table)
 
 
 @cli.group(context_settings=CONTEXT)
@@ -356,8 +371,12 @@ def kernels(
     if plot:
         figures.check_plot(plot)
     if source:
-        with open(source, encoding="utf-8") as file:
-            _show(json.load(file), as_json, plot)
+        try:
+            with open(source, encoding="utf-8") as file:
+                report = json.load(file)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{source} is not what --json printed ({error}); name another file") from error
+        _show(report, as_json, plot)
         return
     given = [x for x in (m, n, k) if x is not None]
     if len(given) not in (0, 3):
@@ -430,16 +449,26 @@ def _flat(found: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         elif key.endswith("_hertz"):
             rows.append((name.replace(" hertz", ""), f"{value / 1e6:.0f} MHz"))
         elif key.endswith("_flops"):
-            rows.append((name.replace(" flops", ""), f"{value / 1e12:.3f} TFLOP/s"))
+            rows.append((name.replace(" flops", ""), _rate(value)))
         else:
             rows.append((name, str(value)))
     return rows
 
 
+def _rows(count: int) -> str:
+    return "1 row is" if count == 1 else f"{count} rows are"
+
+
 def _size(nbytes: int) -> str:
     from dask.utils import format_bytes
 
-    return str(format_bytes(nbytes))
+    return str(format_bytes(nbytes)).replace("kiB", "KiB")
+
+
+def _rate(flops: float) -> str:
+    """Floating-point operations a second, in the unit that suits."""
+    scale, unit = next((pair for pair in ((1e12, "T"), (1e9, "G")) if flops >= 0.9995 * pair[0]), (1e6, "M"))
+    return f"{flops / scale:.3g} {unit}FLOP/s"
 
 
 def _print(*parts: str, sep: str = " ") -> None:
@@ -453,7 +482,7 @@ def _summary(result: "Result", c: str) -> str:
     operands = f"{result.m}×{result.k} · {result.k}×{result.n} {result.dtype}"
     return (
         f"{c}: {result.m}×{result.n} {result.out_dtype} = {operands}\n"
-        f"{result.seconds:.2f} s, {result.tflops:.3g} TFLOP/s ({result.kernel} on {result.device}), "
+        f"{result.seconds:.2f} s, {_rate(result.tflops * 1e12)} ({result.kernel} on {result.device})\n"
         f"read {_size(result.bytes_read)}, wrote {_size(result.bytes_written)}, peak {peak}"
     )
 
@@ -466,43 +495,49 @@ def _bar(wanted: bool | None) -> Any:
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
     columns = (
         BarColumn(),
         TaskProgressColumn(),
         TextColumn("{task.fields[rate]}"),
         TextColumn("{task.fields[moved]}"),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),  # the bar alone gives way
+        TextColumn("left"),
     )
-    with Progress(
-        *columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True
-    ) as shown:
+    console = Console(stderr=True, force_terminal=wanted)
+    with Progress(*columns, console=console, transient=True) as shown:
         task = shown.add_task("", total=1.0, rate="", moved="")
 
         def report(fraction: float, plan: "Plan", trace: Any) -> None:
             p, seconds = plan.problem, shown.tasks[task].elapsed or 0
             flops = 2 * p.m * p.n * p.k * fraction / seconds if seconds else 0.0
-            shown.update(
-                task,
-                completed=fraction,
-                rate=f"{flops / 1e12:.3g} TFLOP/s",
-                moved=f"read {_size(trace.bytes['read'])} of {_size(plan.bytes_read)}",
+            (done, unit), (whole, last) = (
+                _size(nbytes).split() for nbytes in (trace.bytes["read"], plan.bytes_read)
             )
+            of = f"of {float(whole):.3g} {last}"
+            moved = f"read {float(done):.3g} {of if unit == last else f'{unit} {of}'}"
+            shown.update(task, completed=fraction, rate=_rate(flops), moved=moved)
 
         yield report
 
 
-def main() -> None:
-    """The entry point. Exit status: 0 done, 1 failed while running, 2 bad input, 3 verification failed,
-    130 interrupted."""
-    verbose = "-v" in sys.argv or "--verbose" in sys.argv
+def main(args: Sequence[str] | None = None) -> None:
+    """The entry point; `args` are those of the process unless given. Exit status: 0 done, 1 failed while
+    running, 2 bad input, 3 verification failed, 130 interrupted."""
+    args = sys.argv[1:] if args is None else args
+    verbose = "-v" in args or "--verbose" in args
+    if not (verbose or sys.warnoptions):
+        warnings.simplefilter("ignore")  # what libraries warn of is no matter of the user's
     try:
-        sys.exit(cli.main(standalone_mode=False) or 0)
+        sys.exit(cli.main(args, prog_name="ooc-gemm", standalone_mode=False) or 0)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
+        logging.disable()  # of asyncio, which tells of every task that is dropped
         click.echo(
             "Interrupted: a C that was begun stays unfinished; run again with -f to start over", err=True
         )

@@ -70,6 +70,8 @@ def verify(
     vectors. Raises InputError, BudgetError, StoreError."""
     if rounds < 1:
         raise InputError(f"{rounds} rounds check nothing; give 1 or more")
+    if seed is not None and seed < 0:
+        raise InputError(f"seed {seed} is negative; give 0 or more")
     left, right, product = (
         _operand(a, transpose_a or adjoint_a), _operand(b, transpose_b or adjoint_b), _operand(c, False)
     )  # fmt: skip

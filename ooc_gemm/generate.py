@@ -31,7 +31,14 @@ def random(
     """Write a random array; the bytes written. `distribution` of floating point: `normal` (mean 0,
     variance 1) or `uniform` in [0, 1). Integers are uniform in [−100, 100], or [0, 100]. One seed, type
     and chunk grid always give the same array. Raises InputError, BudgetError, StoreError."""
-    kind = _checked(out, shape, dtype, distribution)
+    if len(shape) != 2 or min(shape) < 0:
+        raise InputError(f"shape {shape} must be two numbers, rows and columns")
+    if distribution not in ("normal", "uniform"):
+        raise InputError(f"{distribution!r} is not a distribution; choose normal or uniform")
+    if seed < 0:
+        raise InputError(f"seed {seed} is negative; give 0 or more")
+    kind = store.matrix_dtype(dtype)
+    store.check_layout(chunks, shards, compressor)
     if chunks is None:
         rows = max(1, min(shape[0] or 1, int((CHUNK_BYTES[0] // kind.itemsize) ** 0.5)))
         chunks = (rows, max(1, min(shape[1] or 1, CHUNK_BYTES[0] // kind.itemsize // rows)))
@@ -75,20 +82,7 @@ def random(
     return written
 
 
-def _checked(out: Any, shape: tuple[int, int], dtype: Any, distribution: str) -> Any:
-    if len(shape) != 2 or min(shape) < 0:
-        raise InputError(f"shape {shape} must be two numbers, rows and columns")
-    if distribution not in ("normal", "uniform"):
-        raise InputError(f"{distribution!r} is not a distribution; choose normal or uniform")
-    try:
-        kind = np.dtype(dtype)
-    except TypeError as error:
-        raise InputError(f"{dtype!r} is not a data type; choose one of {store.SUPPORTED}") from error
-    store.check_matrix(store.describe(out), (1, 1), kind)
-    return np.dtype(kind.name)
-
-
-def _draw(rng: np.random.Generator, shape: tuple[int, int], dtype: np.dtype[Any], distribution: str) -> Any:
+def _draw(rng: np.random.Generator, shape: tuple[int, int], dtype: Any, distribution: str) -> Any:
     if dtype.kind in "iu":
         return rng.integers(0 if dtype.kind == "u" else -100, 100, shape, dtype, endpoint=True)
     exact: Any = np.float64 if dtype in (np.float64, np.complex128) else np.float32

@@ -3,7 +3,7 @@
     open_gemm(kernel, dtype, …, m, n, k) ──► Gemm ──gemm(α, A, B, β, C, stream)──► enqueued, not waited for
 
 Matrices are 2-D CuPy arrays as stored (A is k×m where trans_a), row-major, whose rows may be padded, and
-must be to multiples of `wgmma.PITCH_BYTES` for what that module launches.
+must be to multiples of `tensor.PITCH_BYTES` for what runs on tensor cores.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,13 @@ import numpy as np
 
 from . import nvrtc
 from .catalog import KERNELS
+from .complex_gemm import ComplexGemm
 from .errors import InputError
+from .mma import Mma
 from .nvrtc import Config
 from .roofline import OUT_DTYPE
 from .tune import best_config
-from .wgmma import ComplexGemm, Wgmma
+from .wgmma import Wgmma
 
 
 class Gemm(Protocol):
@@ -113,7 +115,7 @@ def open_gemm(
     if capability < found.min_arch:
         least, has = found.min_arch / 10, capability / 10
         raise InputError(f"kernel {kernel!r} needs compute capability {least}, and this GPU has {has}")
-    if found.launcher == "wgmma":
+    if found.launcher != "nvrtc":
         return _Tensor(kernel, dtype, trans_a, trans_b, m, n, k, config)
     config = config or best_config(kernel, dtype, trans_a, trans_b, m, n, k, device_name(cupy))
     function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(capability))), config)
@@ -147,7 +149,7 @@ class _Plain:
 
 
 class _Tensor:
-    """What wgmma.py launches; it chooses the configuration where none is given."""
+    """What wgmma.py and mma.py launch; they choose the configuration where none is given."""
 
     def __init__(
         self,
@@ -165,7 +167,8 @@ class _Tensor:
             self._gemm: Any = ComplexGemm(trans_a, trans_b, config=config)
             self.config = self._gemm.real.choose(m, 2 * n, 2 * k)[0]
         else:
-            self._gemm = Wgmma(kernel, trans_a, trans_b, dtype, dtype, config)
+            kind = Wgmma if KERNELS[kernel].launcher == "wgmma" else Mma
+            self._gemm = kind(kernel, trans_a, trans_b, dtype, dtype, config)
             self.config = self._gemm.choose(m, n, k)[0]
 
     @property

@@ -17,7 +17,7 @@ def parse_size(text: str | int) -> int:
     from dask.utils import parse_bytes
 
     try:
-        size = int(parse_bytes(text))
+        size = int(parse_bytes(text)) if any(map(str.isdigit, str(text))) else -1
     except (ValueError, OverflowError):
         size = -1
     if size <= 0:

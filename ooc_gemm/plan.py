@@ -124,7 +124,7 @@ def _apart(chunk_cols: int, cols: int, itemsize: int) -> bool:
 
 
 def _mib(nbytes: int) -> str:
-    return f"{nbytes / MiB:,.1f} MiB"
+    return f"{nbytes / MiB:,.1f} MiB" if nbytes >= MiB or not nbytes else f"{nbytes / 1024:,.1f} KiB"
 
 
 @lru_cache(maxsize=1024)
@@ -380,7 +380,8 @@ class Plan:
             *([("kernel", p.kernel)] if p.kernel else []),
             (
                 "blocks of C",
-                f"{self.block_count} of {self.bm}×{self.bn}, each in {self.panel_count} panels of {self.bk}",
+                f"{self.block_count} of {self.bm}×{self.bn}, each in {self.panel_count} "
+                f"{'panel' if self.panel_count == 1 else 'panels'} of {self.bk}",
             ),
             ("chunks of C", f"{c.chunk_rows}×{c.chunk_cols}, {_mib(c.chunk_bytes)}"),
             (

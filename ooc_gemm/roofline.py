@@ -128,7 +128,7 @@ run at the rate of their type."""
 def peak_of(kernel: str, dtype: str, peaks: dict[str, float]) -> tuple[str, float] | None:
     """The roof over a kernel, of `peak_flops`: what it is called, and operations a second. None: unknown."""
     real = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
-    name, products = _SPENT.get(kernel, (real, 1))
+    name, products = _SPENT.get(kernel.removeprefix("mma-"), (real, 1))
     if kernel == "cublas" and real == "float64":
         name = "float64_tensor"
     if name == "float64_tensor" and name not in peaks:

@@ -11,6 +11,7 @@ unfinished C is no Zarr array, and nothing can mistake it for a result.
 
 import contextlib
 import itertools
+import math
 import os
 import shutil
 import sys
@@ -39,6 +40,10 @@ Array = npt.NDArray[Any]
 METADATA = ("zarr.json", ".zarray")
 MAX_CHUNK_BYTES = 1 << 48
 """No file is larger: metadata that says so is corrupt."""
+MAX_ARRAY_BYTES = 1 << 60
+"""Nor is any array."""
+MAX_CHUNKS = 1 << 22
+"""Chunks of one array that are looked at one by one."""
 PARTIAL = ".partial"
 SUPPORTED = "float16, float32, float64, complex64, complex128 and integers of 8 to 64 bits"
 
@@ -46,7 +51,7 @@ SUPPORTED = "float16, float32, float64, complex64, complex128 and integers of 8 
 def describe(spec: Any) -> str:
     """How messages name an array: its path or URL as given, or what it is."""
     if isinstance(spec, str | os.PathLike):
-        return os.fspath(spec)
+        return os.fspath(spec) or "''"
     if isinstance(spec, zarr.Array):
         path = local_path(spec)
         return str(path) if path else str(spec.store_path)
@@ -66,7 +71,7 @@ def local_path(spec: Any) -> Path | None:
         return None
     text = os.fspath(spec)
     url = urlsplit(text)
-    if url.scheme == "file":
+    if url.scheme in ("file", "local"):
         return Path(os.path.realpath(unquote(url.path)))
     return None if "://" in text else Path(os.path.realpath(text))
 
@@ -77,7 +82,10 @@ def same_place(one: Any, other: Any) -> bool:
     if a is None or b is None:
         if isinstance(one, zarr.Array) and isinstance(other, zarr.Array):
             return bool(one.store_path == other.store_path)
-        return isinstance(one, str) and isinstance(other, str) and one.rstrip("/") == other.rstrip("/")
+        if not (isinstance(one, str) and isinstance(other, str)):
+            return False
+        urls = [url.rstrip("/") + "/" for url in (one, other)]
+        return urls[0].startswith(urls[1]) or urls[1].startswith(urls[0])
     return a == b or a in b.parents or b in a.parents
 
 
@@ -176,14 +184,19 @@ class DecodedSource(Source):
         try:
             found: Any = self._array[cols, rows] if self._fortran else self._array[rows, cols]
         except Exception as error:
-            key = self._array.metadata.encode_chunk_key((j, i) if self._fortran else (i, j))
             raise StoreError(
-                f"{self.name}: chunk {key} cannot be read or decoded ({error}); write it again"
+                f"{self.name}: chunk {self._key(piece)} cannot be read or decoded ({error}); write it again"
             ) from error
         np.copyto(place, found.T if self._fortran else found)
         if self._counter is not None:
             return place, self._counter.taken()
         return place, s.stored[i * s.grid[1] + j] if s.stored else s.chunk_bytes
+
+    def _key(self, piece: Piece) -> str:
+        """The key of the chunk, or of the shard that holds it."""
+        element = (piece.cols[0], piece.rows[0]) if self._fortran else (piece.rows[0], piece.cols[0])
+        stored = self._array.shards or self._array.chunks
+        return str(self._array.metadata.encode_chunk_key(tuple(map(int.__floordiv__, element, stored))))
 
 
 class ArraySource(Source):
@@ -243,13 +256,14 @@ class _CountingStore(WrapperStore[Any]):
         return found
 
 
-def open_source(spec: Any) -> Source:
-    """An input from a path, URL, zarr.Array, or anything with shape, dtype and slicing.
+def open_source(spec: Any, name: str | None = None) -> Source:
+    """An input from a path, URL, zarr.Array, or anything with shape, dtype and slicing. `name` is what
+    messages call it, where that is not plain from `spec`.
 
     Raises InputError where it is missing, no array, not 2-D, of a type that cannot be multiplied, or its
     metadata cannot be read.
     """
-    name = describe(spec)
+    name = name or describe(spec)
     if isinstance(spec, zarr.Array):
         array = spec
     elif isinstance(spec, str | os.PathLike):
@@ -266,26 +280,46 @@ def open_source(spec: Any) -> Source:
 def _open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
     place = local_path(spec)
     if place is not None:
-        if not place.exists():
+        if not os.path.exists(place):
             raise InputError(f"{name} does not exist; check the path")
-        if any((place / (key + PARTIAL)).exists() for key in METADATA):
+        if any(os.path.exists(place / (key + PARTIAL)) for key in METADATA):
             raise InputError(
                 f"{name} is the unfinished result of a multiplication that was interrupted; make it again"
             )
-    try:
-        with _fast_codecs():
-            found = zarr.open(os.fspath(spec) if place is None else str(place), mode="r")
-    except FileNotFoundError as error:
-        raise InputError(f"{name} is not a Zarr array; check the path") from error
-    except ImportError as error:
-        raise InputError(f"{name} needs a package that is not installed: {error}") from error
-    except Exception as error:
-        raise InputError(
-            f"{name}: its Zarr metadata cannot be used ({_one_line(error)}); repair or rewrite the array"
-        ) from error
+    with _fast_codecs():
+        found = _open(os.fspath(spec) if place is None else str(place), name)
+    if found is None:
+        raise InputError(f"{name} is not a Zarr array; check the path")
     if not isinstance(found, zarr.Array):
         raise InputError(f"{name} is a Zarr group, not an array; name one of the arrays in it")
     return found
+
+
+def _open(path: str, name: str) -> Any:
+    """The Zarr array or group there, None where there is neither. Raises InputError."""
+    try:
+        return zarr.open(path, mode="r")
+    except FileNotFoundError:
+        return None
+    except Exception as error:
+        raise _unusable(name, error, remote="://" in path) from error
+
+
+def _unusable(name: str, error: Exception, remote: bool) -> InputError:
+    """What went wrong when an array was opened or begun, and what to do."""
+    if isinstance(error, ImportError):
+        return InputError(f"{name} needs a package that is not installed: {error}")
+    if isinstance(error, PermissionError) and not remote:
+        return InputError(f"{name} cannot be read: permission denied; change its permissions")
+    if "data type" in str(error):
+        return InputError(
+            f"{name} holds what cannot be multiplied ({_one_line(error)}); convert it to one of {SUPPORTED}"
+        )
+    if remote:
+        return InputError(f"{name} cannot be reached ({_one_line(error)}); check its address and credentials")
+    return InputError(
+        f"{name}: its Zarr metadata cannot be used ({_one_line(error)}); repair or rewrite the array"
+    )
 
 
 def _one_line(error: Exception) -> str:
@@ -304,10 +338,20 @@ def _fast_codecs() -> Iterator[None]:
         yield
 
 
+def matrix_dtype(asked: Any) -> np.dtype[Any]:
+    """The native data type a user asks for. Raises InputError where matrices cannot be of it."""
+    try:
+        dtype: np.dtype[Any] = np.dtype(asked).newbyteorder("=")
+        check_matrix("", (1, 1), dtype)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise InputError(f"matrices cannot be of type {asked!r}; choose one of {SUPPORTED}") from error
+    return dtype
+
+
 def check_matrix(name: str, shape: tuple[int, ...], dtype: Any) -> None:
     """Refuse what is not 2-D or holds what cannot be multiplied. Raises InputError."""
     if len(shape) != 2:
-        raise InputError(f"{name} has {len(shape)} dimensions, shape {tuple(shape)}; a matrix has two")
+        raise InputError(f"{name} has shape {tuple(shape)}, but a matrix has two dimensions; reshape it")
     try:
         known = np.dtype(dtype)
     except TypeError:
@@ -335,10 +379,17 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
     shape = array.shape
     if fortran:
         shape, chunk = shape[::-1], chunk[::-1]
+    if any(c < 1 <= extent for c, extent in zip(chunk, shape, strict=True)):
+        raise InputError(f"{name}: chunks of shape {array.chunks} cannot be right; repair its metadata")
     size, chunk = array.dtype.itemsize, tuple(max(1, c) for c in chunk)
     matrix = Matrix(shape[0], shape[1], size, chunk[0], chunk[1], transposed=fortran)
     if matrix.chunk_bytes > MAX_CHUNK_BYTES:
         raise InputError(f"{name}: chunks of {matrix.chunk_bytes} bytes cannot be right; repair its metadata")
+    if math.prod(shape) * size > MAX_ARRAY_BYTES:
+        raise InputError(f"{name}: a shape of {array.shape} cannot be right; repair its metadata")
+    if matrix.grid[0] * matrix.grid[1] > MAX_CHUNKS:
+        down, across = matrix.grid[::-1] if fortran else matrix.grid
+        raise InputError(f"{name} has {down}×{across} chunks; rechunk it to larger ones")
     local = isinstance(store, LocalStore)
     files = (
         _Files(Path(store.root) / array.store_path.path, metadata) if isinstance(store, LocalStore) else None
@@ -384,11 +435,8 @@ def _is_plain(metadata: Any) -> bool:
 
 
 def _sizes(s: Matrix, files: _Files) -> tuple[int, ...]:
-    """The size of every chunk's file, 0 where there is none. Refuses absurd grids by what exists: a grid
-    with more chunks than a folder could list is not walked."""
+    """The size of every chunk's file, 0 where there is none."""
     down, across = s.grid
-    if down * across > 1 << 22:
-        raise InputError(f"{files.folder} has {down}×{across} chunks; rechunk it to larger ones")
 
     def size(i: int, j: int) -> int:
         try:
@@ -443,11 +491,22 @@ def compressors(text: str) -> Any:
     name, _, level = text.partition(":")
     if text == "none":
         return None
-    if name == "zstd" and (not level or level.lstrip("-").isdigit()):
-        return [ZstdCodec(level=int(level or 3))]
     if text == "blosc":
         return [BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle")]
-    raise InputError(f"{text!r} is not a compressor; choose none, zstd, zstd:LEVEL or blosc")
+    with contextlib.suppress(ValueError):
+        if name == "zstd":
+            return [ZstdCodec(level=int(level or 3))]
+    raise InputError(f"{text!r} is not a compressor; choose none, zstd, zstd:LEVEL (up to 22) or blosc")
+
+
+def check_layout(chunks: tuple[int, int] | None, shards: tuple[int, int] | None, compressor: str) -> None:
+    """Refuse a layout of a new array that cannot be. Raises InputError."""
+    compressors(compressor)
+    for name, sizes in (("chunks", chunks), ("shards", shards)):
+        if sizes is not None and (len(sizes) != 2 or min(sizes) < 1):
+            raise InputError(f"{name} {sizes} must be two positive numbers; write for example 2048,2048")
+    if shards is not None and (chunks is None or any(s % c for s, c in zip(shards, chunks, strict=True))):
+        raise InputError(f"shards {shards} need chunks that divide them; give both, such as --chunks 512,512")
 
 
 def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None:
@@ -460,37 +519,51 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
             )
     place = local_path(spec)
     if place is None:
+        if not isinstance(spec, str | zarr.Array):
+            raise InputError(f"{name} cannot be written to; give a path, a URL or a zarr.Array as C")
+        if not reads:
+            _check_replaced(name, _open(spec, name) if isinstance(spec, str) else spec, force)
         return
     if reads:
         if not os.access(place, os.W_OK):
-            raise InputError(f"{name} cannot be written: permission denied; choose another place for C")
+            raise InputError(f"{name} cannot be written: permission denied; choose another C")
         return
-    if place.exists():
-        array = any((place / key).exists() for key in ("zarr.json", ".zarray"))
-        partial = any((place / (key + PARTIAL)).exists() for key in METADATA)
-        group = (place / ".zgroup").exists() or (array and isinstance(_try_open(place), zarr.Group))
-        empty = place.is_dir() and not any(place.iterdir())
-        if group:
-            raise InputError(f"{name} is a Zarr group; name an array inside it, such as {name}/c")
-        if not (array or partial or empty):
+    for folder in place.parents:
+        if isinstance(_try_open(folder), zarr.Array):
+            raise InputError(f"{name} lies inside the Zarr array {folder}; choose another place")
+    if os.path.exists(place):
+        found = _try_open(place)
+        partial = any(os.path.exists(place / (key + PARTIAL)) for key in METADATA)
+        empty = place.is_dir() and os.access(place, os.R_OK) and not any(place.iterdir())
+        if found is None and not (partial or empty):
             raise InputError(
-                f"{name} exists and is not a Zarr array; it is left alone, choose another place for C"
+                f"{name} exists and cannot be opened as a Zarr array; it is left alone, choose another place"
             )
-        if not force and not empty:
-            what = "is the unfinished result of an interrupted run" if partial else "exists"
+        if partial and not force:
             raise InputError(
-                f"{name} {what}; give -f (force=True) to replace it, or choose another place for C"
+                f"{name} is the unfinished result of an interrupted run; give -f (force=True) to replace it, "
+                "or choose another place"
             )
-    parent = place if place.exists() else place.parent
-    while not parent.exists():
+        _check_replaced(name, found, force)
+    parent = place
+    while not os.path.exists(parent):
         parent = parent.parent
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-        raise InputError(
-            f"{name} cannot be created: {parent} is not a writable folder; choose another place for C"
-        )
+        raise InputError(f"{name} cannot be created: {parent} is not a writable folder; choose another place")
+
+
+def _check_replaced(name: str, found: Any, force: bool) -> None:
+    """`found` is what stands at C's place, None for nothing."""
+    if isinstance(found, zarr.Group):
+        raise InputError(f"{name} is a Zarr group; name an array inside it, such as {name}/c")
+    if found is not None and not force:
+        raise InputError(f"{name} exists; give -f (force=True) to replace it, or choose another place")
 
 
 def _try_open(place: Path) -> Any:
+    """The Zarr array or group in a folder, None where there is none or it cannot be opened."""
+    if not any(os.path.exists(place / key) for key in (*METADATA, ".zgroup")):
+        return None
     try:
         return zarr.open(str(place), mode="r")
     except Exception:
@@ -514,13 +587,23 @@ class Target:
         self._folders: set[str] = set()
 
     def begin(self, metadata: bytes | None) -> None:
-        """Mark C as unfinished: its metadata moves aside (or, for a new C, is only put aside)."""
-        if self._replaced is not None and self._replaced.exists():
-            shutil.rmtree(self._replaced)
-        if metadata is None:
-            metadata = self._get(self._key)
-        self._set(self._key + PARTIAL, metadata)
-        self._delete(self._key)
+        """Mark C as unfinished: its metadata, or that of the new C, stands aside; an old C is no array."""
+        self._set(self._key + PARTIAL, self._get(self._key) if metadata is None else metadata)
+        for key in METADATA:
+            self._delete(key)
+
+    def clear(self) -> None:
+        """Remove what is left of an old C. Raises StoreError."""
+        if self._replaced is None:
+            return
+        try:
+            for entry in self._replaced.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                elif entry.name != self._key + PARTIAL:
+                    entry.unlink()
+        except OSError as error:
+            raise StoreError(f"{self.name}: its old chunks cannot be removed: {error}") from error
 
     def commit(self) -> None:
         """All chunks are there: C becomes an array."""
@@ -614,7 +697,7 @@ def _check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
 
 
 def create_target(spec: Any, output: Output, block: np.dtype[Any]) -> Target:
-    """A new C, unfinished; what stood at its place is removed. Raises StoreError."""
+    """A new C, unfinished; what stood at its place is removed. Raises InputError where it cannot be begun."""
     name = describe(spec)
     blank = zarr.create_array(
         MemoryStore(),
@@ -637,7 +720,12 @@ def create_target(spec: Any, output: Output, block: np.dtype[Any]) -> Target:
         described = sync((blank.store_path / METADATA[0]).get())
         target.begin(described.to_bytes() if described else b"")
     except OSError as error:
-        raise StoreError(f"{name} cannot be created: {error.strerror or error}") from error
+        raise InputError(
+            f"{name} cannot be created: {error.strerror or error}; choose another place"
+        ) from error
+    except Exception as error:
+        raise _unusable(name, error, remote=place is None) from error
+    target.clear()
     return target
 
 

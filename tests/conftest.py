@@ -1,9 +1,38 @@
-"""Devices that the end-to-end tests run on."""
+"""What several files of tests use: devices, stored arrays, the command line in this process."""
+
+import contextlib
+import io
+from typing import NamedTuple
 
 import pytest
+import zarr
 
+from ooc_gemm.cli import main
 from ooc_gemm.devices import COMPUTE, DOWNLOAD, UPLOAD
 from ooc_gemm.devices.cpu import CPU
+
+
+class Done(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+def ooc(*args):
+    """`ooc-gemm ARGS` in this process, from the arguments to the exit status."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+        main([str(arg) for arg in args])
+    return Done(end.value.code, out.getvalue(), err.getvalue())
+
+
+def make(path, values, **options):
+    """Store `values` with zarr's options; the path."""
+    array = zarr.create_array(str(path), shape=values.shape, dtype=values.dtype, **options)
+    array[...] = values
+    return str(path)
 
 
 class Recording(CPU):

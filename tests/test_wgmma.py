@@ -32,6 +32,17 @@ def test_preparations_compile_without_spills(config: nvrtc.Config, arch: str) ->
     assert nvrtc.compile(config, arch, check_spills=True).startswith(b"\x7fELF")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_choice_fills_the_device(kind: str) -> None:
+    wide, narrow = configs = catalog.wgmma(kind, False, False)
+    assert catalog.choose_wgmma(configs, 8192, 8192, 8192, 132) == (wide, 1)
+    assert catalog.choose_wgmma(configs, 131072, 64, 4096, 132) == (narrow, 1)
+    assert catalog.choose_wgmma(configs, 1024, 1024, 1024, 132)[0] == narrow
+    config, slices = catalog.choose_wgmma(configs, 256, 256, 65536, 132)
+    assert slices * config.grid(256, 256)[0] >= 60
+    assert catalog.choose_wgmma(configs, 256, 256, 64, 132)[1] == 1
+
+
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="bf16"):
         catalog.wgmma("bf16", False, False)
@@ -154,7 +165,10 @@ def test_fp16x3_keeps_nan_and_infinity_where_numpy_has_them(cupy: Any, trans_b: 
     a[3, 4], b[7, 8], b[9, 10] = np.nan, np.inf, -np.inf
     da, db = _stored(cupy, a, "float32"), _stored(cupy, b.T if trans_b else b, "float32")
     found = cupy.zeros((m, n), "f4")
-    gemm = Wgmma("fp16x3", False, trans_b, "float32", "float32")
+    config = catalog.KERNELS["fp16x3"].configs("float32", False, trans_b)[
+        0
+    ]  # or it would not be split at all
+    gemm = Wgmma("fp16x3", False, trans_b, "float32", "float32", config)
     gemm(
         m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n,
         cupy.cuda.get_current_stream(), "ab",
@@ -168,15 +182,33 @@ def test_fp16x3_keeps_nan_and_infinity_where_numpy_has_them(cupy: Any, trans_b: 
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(64, 2000, 700), (2000, 64, 700), (900, 1000, 64), (1500, 1400, 300)]
+)
+def test_fp16x3_at_any_shape(cupy: Any, m: int, n: int, k: int) -> None:
+    """By split, or in plain float32 where that would not pay."""
+    from ooc_gemm.wgmma import Wgmma
+
+    rng, stream = np.random.default_rng(4), cupy.cuda.get_current_stream()
+    a, b = rng.standard_normal((m, k)).astype("f4"), rng.standard_normal((k, n)).astype("f4")
+    da, db, found = _stored(cupy, a, "float32"), _stored(cupy, b, "float32"), cupy.full((m, n), np.nan, "f4")
+    gemm = Wgmma("fp16x3", False, False, "float32", "float32")
+    gemm(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n, stream)
+    want = a.astype("f8") @ b.astype("f8")
+    assert (abs(found.get() - want) <= 2 * EPS["fp16x3"] * (abs(a).astype("f8") @ abs(b))).all()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("conjugate", TRANS)
 @pytest.mark.parametrize(("trans_a", "trans_b"), TRANS)
 def test_complex_agrees_with_numpy(
     cupy: Any, trans_a: bool, trans_b: bool, conjugate: tuple[bool, bool]
 ) -> None:
-    from ooc_gemm.wgmma import ComplexGemm
+    from ooc_gemm.complex_gemm import ComplexGemm
 
     rng, stream = np.random.default_rng(9), cupy.cuda.Stream(non_blocking=True)
-    gemm = ComplexGemm(trans_a, trans_b, *conjugate)
+    config = catalog.KERNELS["fp16x3"].configs("float32", trans_a, trans_b)[0]
+    gemm = ComplexGemm(trans_a, trans_b, *conjugate, config)
 
     def draw(*shape: int) -> np.ndarray:
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype("c8")

@@ -11,6 +11,7 @@ import queue
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from threading import Event as Flag
 from threading import Lock, Thread, get_ident
@@ -99,6 +100,7 @@ class CPU:
         """`threads`: workers that multiply; all cores this process may use unless given."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         self.threads = threads or cores or 1
+        self._started = ExitStack()
 
     def arithmetic(
         self,
@@ -168,9 +170,11 @@ class CPU:
         ]
         self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]
         self._cancelled = False
-        self._limits = threadpool_limits(limits=1, user_api="blas")
+        limits = threadpool_limits(limits=1, user_api="blas")
+        self._started.callback(limits.restore_original_limits)
+        self._workers = self._started.enter_context(ThreadPoolExecutor(self.threads, "ooc-gemm worker"))
         self._stream = _Stream()
-        self._workers = ThreadPoolExecutor(self.threads, "ooc-gemm worker")
+        self._started.callback(self._stream.close)
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
         """Plain memory."""
@@ -222,10 +226,8 @@ class CPU:
         self._cancelled = True
 
     def close(self) -> None:
-        """Give BLAS its threads back and free the buffers."""
-        self._stream.close()
-        self._workers.shutdown()
-        self._limits.restore_original_limits()
+        """Give BLAS its threads back and free the buffers, as far as `start` came."""
+        self._started.close()
         self._panels, self._blocks = [], []
 
     def _multiply(self, block: Block, k: int, p: int, c: int, first: bool) -> None:

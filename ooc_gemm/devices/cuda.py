@@ -16,13 +16,17 @@ from typing import Any
 import numpy as np
 
 from ..catalog import KERNELS
+from ..complex_gemm import ComplexGemm
 from ..errors import DeviceError, InputError
+from ..mma import Mma
 from ..plan import Block, MiB, Part, Piece, Plan, Rates, panel_elements
 from ..ring import Bytes
 from ..roofline import peak_flops
+from ..tensor import split_pays
 from ..tiles import round_up
 from ..trace import Trace
 from ..tune import best_config
+from ..wgmma import Wgmma
 from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Limits, Operation, Overflow
 
 HOST_BASELINE = 704 * MiB
@@ -31,9 +35,6 @@ CONTEXT_BYTES = 528 * MiB
 """Device memory of a context (measured 527 MiB on an H200)."""
 LIBRARY_BYTES = 144 * MiB
 """Device memory of cuBLAS: its handle and workspace (measured 132 MiB)."""
-
-SPLIT_PAYS, SPLIT_PAYS_DEEP = 600, 256
-"""m·n/(m + n), and k, from which fp16x3 is ahead of SGEMM on an H200, its split included."""
 
 THIN = 512
 """Rows or columns of C below which our tiles for float16 lie half empty."""
@@ -187,8 +188,7 @@ class CUDA:
             if wide == np.float32 and precision == "medium":
                 return "tf32", "one TF32 product on the tensor cores, which precision medium allows"
             if wide in (np.float32, np.complex64):
-                # Each element of A and B is split once, and multiplied n and m times.
-                if m * n < SPLIT_PAYS * (m + n) or k < SPLIT_PAYS_DEEP:
+                if not split_pays(m, n, k):
                     return "cublas", "too few products for each element for a split in float16 planes to pay"
                 if wide == np.complex64:
                     return "fp16x3", "complex as real products as accurate as float32, ahead of CGEMM here"
@@ -214,21 +214,21 @@ class CUDA:
                 return Arithmetic(kernel, float64, float64, why=why) if small else None
             # Tensor cores are fed by 16 bytes.
             return Arithmetic(kernel, a if half else wide, wide, why=why, pitch=8 if half else 1)
-        known = KERNELS[kernel]
+        known, kind = KERNELS[kernel], kernel.removeprefix("mma-")
         if known.only_arch not in (None, self._capability) or self._capability < known.min_arch:
             return None
-        if kernel == "fp16x3":
-            if wide == np.complex64:
+        if kind == "fp16x3":
+            if wide == np.complex64 and kernel == kind:
                 # Rows of re and of im for an A along m; B embedded, at twice its size.
                 return Arithmetic(kernel, wide, wide, why=why, pitch=64, line_bytes=24, scratch=(8, 16))
             fits = wide == float32
             return Arithmetic(kernel, float32, float32, why=why, pitch=64, line_bytes=12) if fits else None
-        if kernel == "fp16":
+        if kind == "fp16":
             return Arithmetic(kernel, a, float32, why=why, pitch=8) if half else None
-        if kernel == "tf32":
+        if kind == "tf32":
             fits = wide == float32
             return Arithmetic(kernel, wide, wide, why=why, pitch=4, along_k=(True, True)) if fits else None
-        if kernel == "int8":
+        if kind == "int8":
             fits = exact and a == b and a.itemsize == 1 and bound < 2**31
             int32 = np.dtype(np.int32)
             return Arithmetic(kernel, a, int32, why=why, pitch=16, along_k=(True, True)) if fits else None
@@ -266,7 +266,15 @@ class CUDA:
         }
         flops = lanes * times.get(arithmetic.panel.char, 1 / 16)
         # Measured against SGEMM, DGEMM … on an H200 (benchmarks/results).
-        factor = {"cublas": 1.0, "fp16x3": 4.4, "fp16": 1.5, "tf32": 7.0, "int8": 400.0}
+        factor = {
+            "cublas": 1.0,
+            "fp16x3": 4.4,
+            "fp16": 1.5,
+            "tf32": 7.0,
+            "int8": 400.0,
+            "dmma": 0.9,
+            "mma-fp16x3": 2.9,
+        }
         flops *= factor.get(arithmetic.kernel, 0.75)
         return Rates(flops, 3e9, 3e9, 50e9, 50e9, shared=False)
 
@@ -405,7 +413,6 @@ class CUDA:
     def _open_kernel(self, plan: Plan) -> Callable[..., None]:
         """A function of (m, n, k, α, a, lda, b, ldb, β, c, ldc, stream) that starts the multiplication."""
         from .. import nvrtc
-        from ..wgmma import ComplexGemm, Wgmma
 
         op = self._op
         arithmetic = op.arithmetic
@@ -418,8 +425,9 @@ class CUDA:
             product = ComplexGemm(trans_a, trans_b, op.conjugate_a, op.conjugate_b)
             product.reserve(plan.bm, plan.bn, plan.bk)
             return partial(product, in_place="a")
-        if kernel.launcher == "wgmma":
-            gemm = Wgmma(kernel.name, trans_a, trans_b, panel, panel)
+        if kernel.launcher != "nvrtc":
+            kind = Wgmma if kernel.launcher == "wgmma" else Mma
+            gemm = kind(kernel.name, trans_a, trans_b, panel, panel)
             gemm.reserve(plan.bm, plan.bn, plan.bk)
             return partial(self._real, partial(gemm, in_place="ab"))
         config = best_config(kernel.name, panel, trans_a, trans_b, plan.bm, plan.bn, plan.bk, self._model)
