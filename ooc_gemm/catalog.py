@@ -135,15 +135,15 @@ def _rungs() -> list[Kernel]:
 
 
 _FFMA_NAMES = "BM", "BN", "BK", "WM", "WN", "TM", "TN", "STAGES", "RESIDENT"
-_FFMA: dict[str, list[tuple[tuple[int, ...], tuple[int, int], tuple[int, ...]]]] = {
-    # values of the above, PARTS (and where an operand is transposed), every SPLIT
+_FFMA: dict[str, list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]] = {
+    # values of the above; PARTS for op(A)·op(B) of NN, NT, TN, TT; every SPLIT
     "float32": [
-        ((128, 256, 16, 64, 64, 16, 8, 2, 1), (6, 8), (1,)),
-        ((64, 128, 8, 32, 64, 8, 8, 4, 4), (1, 1), (1, 2, 4, 8)),
-        ((64, 64, 8, 32, 64, 8, 8, 4, 8), (1, 1), (1, 2)),
+        ((128, 256, 16, 64, 64, 16, 8, 2, 1), (6, 4, 8, 8), (1,)),
+        ((64, 128, 8, 32, 64, 8, 8, 4, 4), (1, 1, 1, 1), (1, 2, 4, 8)),
+        ((64, 64, 8, 32, 64, 8, 8, 4, 8), (1, 1, 1, 1), (1, 2)),
     ],
-    "float64": [((128, 64, 8, 64, 32, 8, 8, 4, 2), (1, 1), (1,))],
-    "int64": [((64, 64, 8, 16, 32, 4, 4, 4, 2), (1, 1), (1,))],
+    "float64": [((128, 64, 8, 64, 32, 8, 8, 4, 2), (1, 1, 1, 1), (1,))],
+    "int64": [((64, 64, 8, 16, 32, 4, 4, 4, 2), (1, 1, 1, 1), (1,))],
 }
 """The tiles of kernels/ffma.cu, the largest first: the fastest measured on an H200 of those that every
 architecture has shared memory for."""
@@ -160,7 +160,7 @@ def ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
         ring = tile["STAGES"] * tile["BK"] * (bm * size + 16 + bn * size + 16)
         for split in splits:
             macros: dict[str, int | str] = {
-                "ELEMENT": _C_TYPE[dtype], **tile, "PARTS": parts[trans_a or trans_b], "SPLIT": split,
+                "ELEMENT": _C_TYPE[dtype], **tile, "PARTS": parts[2 * trans_a + trans_b], "SPLIT": split,
                 "TRANS_A": int(trans_a), "TRANS_B": int(trans_b),
             }  # fmt: skip
             shared = max(ring, bm * bn * size) if split > 1 else ring
