@@ -31,6 +31,8 @@ class Kernel:
     """Least compute capability, times ten."""
     only_arch: int | None = None
     """The only one that has its instructions."""
+    choose: Callable[[list[Config], int, int, int, int], Config] = lambda configs, m, n, k, _: configs[0]
+    """(configurations, m, n, k, multiprocessors) → the one that suits, where nothing was measured."""
     launcher: str = "nvrtc"
     """The module that knows its arguments: `nvrtc.launch` for the signature that most kernels share."""
 
@@ -168,11 +170,8 @@ def ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
     return found
 
 
-def ffma_for(
-    dtype: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int, multiprocessors: int
-) -> Config:
+def choose_ffma(configs: list[Config], m: int, n: int, k: int, multiprocessors: int) -> Config:
     """The configuration of kernels/ffma.cu that should take the least time."""
-    configs = ffma(dtype, trans_a, trans_b)
     return min(configs, key=lambda config: _ffma_time(config, m, n, k, multiprocessors))
 
 
@@ -195,9 +194,8 @@ def _ffma_time(config: Config, m: int, n: int, k: int, multiprocessors: int) -> 
     return exchange * each_k * depth * (waves * together(resident) + together(ceil_div(rest, usable)))
 
 
-def guarded_ffma(trans_a: bool, trans_b: bool) -> Config:
-    """`ffma` for float32 that runs only where a flag on the device says so."""
-    config = ffma("float32", trans_a, trans_b)[0]
+def guarded(config: Config) -> Config:
+    """`ffma` that runs only where a flag on the device says so."""
     return replace(config, macros=(*config.macros, ("GUARDED", 1)))
 
 
@@ -438,6 +436,7 @@ KERNELS = {
             "shared-memory tiles, register blocks, double buffering: the fastest without tensor cores",
             ("float32", "float64", "int64"),
             ffma,
+            choose=choose_ffma,
         ),
         *_hopper(),
         *_warp_level(),
