@@ -31,6 +31,8 @@ class Kernel:
     """Least compute capability, times ten."""
     only_arch: int | None = None
     """The only one that has its instructions."""
+    choose: Callable[[list[Config], int, int, int, int], Config] = lambda configs, m, n, k, _: configs[0]
+    """(configurations, m, n, k, multiprocessors) → the one that suits, where nothing was measured."""
     launcher: str = "nvrtc"
     """The module that knows its arguments: `nvrtc.launch` for the signature that most kernels share."""
 
@@ -168,11 +170,8 @@ def ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
     return found
 
 
-def ffma_for(
-    dtype: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int, multiprocessors: int
-) -> Config:
+def choose_ffma(configs: list[Config], m: int, n: int, k: int, multiprocessors: int) -> Config:
     """The configuration of kernels/ffma.cu that should take the least time."""
-    configs = ffma(dtype, trans_a, trans_b)
     return min(configs, key=lambda config: _ffma_time(config, m, n, k, multiprocessors))
 
 
@@ -195,9 +194,8 @@ def _ffma_time(config: Config, m: int, n: int, k: int, multiprocessors: int) -> 
     return exchange * each_k * depth * (waves * together(resident) + together(ceil_div(rest, usable)))
 
 
-def guarded_ffma(trans_a: bool, trans_b: bool) -> Config:
-    """`ffma` for float32 that runs only where a flag on the device says so."""
-    config = ffma("float32", trans_a, trans_b)[0]
+def guarded(config: Config) -> Config:
+    """`ffma` that runs only where a flag on the device says so."""
     return replace(config, macros=(*config.macros, ("GUARDED", 1)))
 
 
@@ -280,21 +278,26 @@ def _hopper() -> list[Kernel]:
 _DMMA = (
     # BM, BN, STAGES, RESIDENT; rows and columns of a warp
     (128, 128, 5, 1, 64, 32),
-    (128, 64, 5, 1, 32, 32),
-    (64, 64, 4, 3, 32, 32),
-    (64, 32, 4, 4, 16, 32),
+    (96, 128, 5, 1, 48, 32),
+    (96, 64, 5, 2, 48, 16),
+    (64, 64, 5, 2, 16, 32),
+    (32, 32, 6, 4, 16, 16),
 )
-"""The fastest at 8192³ first (benchmarks/results), then for small C and little shared memory."""
+"""The fastest at 8192³ first, then for small C and little shared memory (measured on an H200)."""
 
 
 def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
     """kernels/dmma.cu."""
     found = []
-    for bm, bn, stages, resident, *warp in _DMMA:
-        # Few fragments of the instruction's left operand, which is B unless A is transposed.
-        wm, wn = reversed(warp) if trans_a else warp
-        if trans_b and not trans_a and resident > 1:
-            resident -= 1  # the turned copies take registers
+    for bm, bn, stages, resident, wm, wn in _DMMA:
+        # Turned copies take registers, and 96 rows along m or n cannot be dealt out.
+        if (not trans_a and trans_b and (bm, bn) in ((128, 128), (96, 64))) or (
+            trans_a and not trans_b and bm == 96
+        ):
+            continue
+        # The instruction's left operand is B, unless A is transposed.
+        if trans_a:
+            bm, bn, wm, wn = bn, bm, wn, wm
         macros: dict[str, int | str] = {
             "BM": bm, "BN": bn, "BK": 16, "WM": wm, "WN": wn, "STAGES": stages, "RESIDENT": resident,
             "K_STEP": 8, "GROUP": 8, "TRANS_A": int(trans_a), "TRANS_B": int(trans_b),
@@ -362,10 +365,10 @@ def choose(
             if slices > 1 and (tiles * slices > places or slices * 256 > k):
                 break
             rounds, rest = divmod(tiles * slices, places)
-            # A small tile alone does not keep a multiprocessor busy.
-            alone = max(-(-rest // multiprocessors), 0.7 + 2600 / (config.bm * config.bn)) if rest else 0
+            # Eight warps keep a multiprocessor busy.
+            alone = max(-(-rest // multiprocessors), 256 / config.block[0]) if rest else 0
             # Beginning and end of a tile, as so many products deep; small tiles fetch more for each product.
-            depth, fetched = -(-k // slices) + 64, 1 + 8 / config.bm + 8 / config.bn
+            depth, fetched = -(-k // slices) + 64 / resident, 1 + 8 / config.bm + 8 / config.bn
             work = (rounds * resident + alone) * config.bm * config.bn * depth * fetched
             yield work + (_SUM_COST[config.kernel] if slices > 1 else 0), config, slices
 
@@ -433,6 +436,7 @@ KERNELS = {
             "shared-memory tiles, register blocks, double buffering: the fastest without tensor cores",
             ("float32", "float64", "int64"),
             ffma,
+            choose=choose_ffma,
         ),
         *_hopper(),
         *_warp_level(),

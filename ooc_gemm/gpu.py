@@ -117,7 +117,8 @@ def open_gemm(
         raise InputError(f"kernel {kernel!r} needs compute capability {least}, and this GPU has {has}")
     if found.launcher != "nvrtc":
         return _Tensor(kernel, dtype, trans_a, trans_b, m, n, k, config)
-    config = config or best_config(kernel, dtype, trans_a, trans_b, m, n, k, device_name(cupy))
+    device = device_name(cupy), int(cupy.cuda.Device().attributes["MultiProcessorCount"])
+    config = config or best_config(kernel, dtype, trans_a, trans_b, m, n, k, *device)
     function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(capability))), config)
     return _Plain(function, config, trans_a, trans_b, m, n, k)
 

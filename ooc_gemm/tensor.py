@@ -80,8 +80,7 @@ class TensorGemm:
             self._split = {
                 name: load(catalog.split(not mn), *_SPLIT_KERNELS) for name, mn in self._mn.items()
             }
-            self._plain_config = catalog.guarded_ffma(trans_a, trans_b)
-            self._plain = load(self._plain_config)["ffma"]
+            self._plain = [catalog.guarded(config) for config in catalog.ffma("float32", trans_a, trans_b)]
         self._scratch: dict[str, Any] = {}
 
     def _shipped(self, a_mn: bool, b_mn: bool) -> list[Config]:
@@ -138,7 +137,9 @@ class TensorGemm:
         exponents = skip = 0  # none
         if self.kind == "fp16x3" and k:
             if self._chooses and not split_pays(m, n, k):
-                self._fall_back(m, n, k, alpha, *given, beta, out, self._flag(1, stream), stream)
+                depth = min(k, _plain_depth(k))
+                plain = catalog.choose_ffma(self._plain, m, n, depth, self._multiprocessors)
+                self._fall_back(plain, m, n, k, alpha, *given, beta, out, self._flag(1, stream), stream)
                 return
             exponents, skip = self._exponents(m, n, k, operands, stream)
             self._split_operands(k, operands, exponents, skip, in_place, stream)
@@ -159,7 +160,7 @@ class TensorGemm:
             )  # fmt: skip
             self._sum((ceil_div(m * n, 256),), (256,), args, 0, stream)
         if skip:
-            self._fall_back(m, n, k, alpha, *given, beta, out, skip, stream)
+            self._fall_back(self._plain[0], m, n, k, alpha, *given, beta, out, skip, stream)
 
     def _split_operands(
         self, k: int, operands: Operands, exponents: int, skip: int, in_place: str, stream: Any
@@ -187,16 +188,15 @@ class TensorGemm:
             operands[name] = turned, pitch, lines
 
     def _fall_back(
-        self, m: int, n: int, k: int, alpha: float, a: tuple[int, int], b: tuple[int, int], beta: float,
-        c: tuple[int, int], flag: int, stream: Any,
+        self, plain: Config, m: int, n: int, k: int, alpha: float, a: tuple[int, int], b: tuple[int, int],
+        beta: float, c: tuple[int, int], flag: int, stream: Any,
     ) -> None:  # fmt: skip
         """Plain float32. Nothing happens unless the flag is raised; then A and B are still as they were."""
-        step = max(1024, ceil_div(k, FALLBACK_SLICES))
-        for start, stop in ranges(k, step):
+        for start, stop in ranges(k, _plain_depth(k)):
             a_ptr = a[0] + 4 * start * (a[1] if self._mn["a"] else 1)
             b_ptr = b[0] + 4 * start * (b[1] if self._mn["b"] else 1)
             nvrtc.launch(
-                self._plain, self._plain_config, m, n, stop - start, alpha, a_ptr, a[1], b_ptr, b[1],
+                self._function(plain), plain, m, n, stop - start, alpha, a_ptr, a[1], b_ptr, b[1],
                 beta if start == 0 else 1.0, *c, stream, flag,
             )  # fmt: skip
 
@@ -261,9 +261,14 @@ class TensorGemm:
         places = [self._multiprocessors * c.value("RESIDENT") * c.bm * c.bn for c in self.configs]
         self.memory("slices", np.dtype(config.dtype).itemsize * max(places))
         if self.kind == "fp16x3":
+            self._function(self._plain[0])
             self.memory("flag", _FLAG_BYTES)
             self.memory("exponents", 4 * (m + n))
             self.memory("largest", 4 * max(m, n))
+
+
+def _plain_depth(k: int) -> int:
+    return max(1024, ceil_div(k, FALLBACK_SLICES))
 
 
 def split_pays(m: int, n: int, k: int) -> bool:

@@ -129,7 +129,7 @@ class CUDA:
         self._device.use()
         properties = self._runtime.getDeviceProperties(index)
         self._capability = 10 * properties["major"] + properties["minor"]
-        self._model = properties["name"].decode()
+        self._model = properties["name"].decode(), int(properties["multiProcessorCount"])
         self._free = self._least_free = self._runtime.memGetInfo()[0]
         self._arrays: dict[Any, Any] = {}
         self._pinned: list[Any] = []
@@ -430,7 +430,8 @@ class CUDA:
             gemm = kind(kernel.name, trans_a, trans_b, panel, panel)
             gemm.reserve(plan.bm, plan.bn, plan.bk)
             return partial(self._real, partial(gemm, in_place="ab"))
-        config = best_config(kernel.name, panel, trans_a, trans_b, plan.bm, plan.bn, plan.bk, self._model)
+        size = plan.bm, plan.bn, plan.bk
+        config = best_config(kernel.name, panel, trans_a, trans_b, *size, *self._model)
         function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(self._capability))), config)
         return partial(self._real, partial(nvrtc.launch, function, config))
 
