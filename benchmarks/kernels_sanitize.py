@@ -52,7 +52,7 @@ def worst(
     want = alpha * product_ + (beta * c.astype(wide) if beta else 0)
     if beta == 0:
         c[:] = poison(out)
-    tensor = KERNELS[kernel].launcher == "wgmma"
+    tensor = KERNELS[kernel].launcher != "nvrtc" and kernel != "dmma"
     unit = PITCH_BYTES // np.dtype(dtype).itemsize if tensor else 1
 
     def pitch(cols: int) -> int:

@@ -176,8 +176,7 @@ def choose_ffma(configs: list[Config], m: int, n: int, k: int, multiprocessors: 
 
 
 def _ffma_time(config: Config, m: int, n: int, k: int, multiprocessors: int) -> float:
-    """An estimate, in any unit. The constants fit what an H200 takes for 29 shapes: of the configurations
-    above, the one of the least estimate is within 4 % of the fastest."""
+    """An estimate, in any unit, its constants fitted to what an H200 took for 29 shapes."""
     bm, bn, split, resident = config.bm, config.bn, config.value("SPLIT"), config.value("RESIDENT")
     # Larger clusters do not fit everywhere.
     usable = multiprocessors if split < 4 else max(1, int(0.94 * multiprocessors))
