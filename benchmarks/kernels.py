@@ -2,7 +2,8 @@
 
     python benchmarks/kernels.py [--commit ID] [--out FILE]
 
-It is `ooc-gemm bench kernels` for more shapes than one would type. Default: benchmarks/results/kernels_h200.json.
+It is `ooc-gemm bench kernels` at more shapes than one would type, by default into
+benchmarks/results/kernels_h200.json.
 """
 
 import json
