@@ -18,7 +18,7 @@ from ooc_gemm.catalog import KERNELS
 from ooc_gemm.gpu import open_gemm
 from ooc_gemm.measure import poison, random, rounding
 from ooc_gemm.roofline import OUT_DTYPE
-from ooc_gemm.wgmma import PITCH_BYTES
+from ooc_gemm.tensor import PITCH_BYTES
 
 SHAPES = (
     (129, 257, 71), (1, 1, 1), (17, 3, 2), (257, 65, 64), (1, 300, 33), (300, 1, 33), (66, 130, 0),
@@ -52,7 +52,7 @@ def worst(
     want = alpha * product_ + (beta * c.astype(wide) if beta else 0)
     if beta == 0:
         c[:] = poison(out)
-    tensor = KERNELS[kernel].launcher == "wgmma"
+    tensor = KERNELS[kernel].launcher != "nvrtc" and kernel != "dmma"
     unit = PITCH_BYTES // np.dtype(dtype).itemsize if tensor else 1
 
     def pitch(cols: int) -> int:

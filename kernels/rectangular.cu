@@ -10,9 +10,9 @@
 //               0   █ · · · █ · · ·     Any row of C, and of b_tile, is read and written by neighbours.
 //               1   · · · · · · · ·
 //               0   █ · · · █ · · ·
-//               1   · · · · · · · ·     TM·THREADS_M × TN·THREADS_N is seldom square:
+//               1   · · · · · · · ·
 //
-// the tile of A is BM×BK and that of B is BK×BN, and no two of the sides need be equal.
+// Nothing asks for squares: the tile of A is BM×BK and that of B is BK×BN, and no two sides need be equal.
 //
 // Matrices are row-major with leading dimensions (elements from one row to the next). Any m, n, k ≥ 0:
 // elements beyond an edge count as 0 and are neither read nor written.

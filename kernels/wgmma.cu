@@ -242,8 +242,8 @@ __device__ __forceinline__ float scaled(float x, int e) {
 
 // ---- the kernel --------------------------------------------------------------------------------------------
 
-// Where C has too few tiles to go round, k is cut in slices. A slice's sums go to a matrix of their own, m×n,
-// one after the other in `partial`; sum.cu adds them up, always in the same order.
+// Where C has too few tiles to go round, k is cut in slices. Slice number s is stored at C + s·m·ldc; sum.cu
+// adds them up, always in the same order.
 //
 // Tile number t of C, in rows of CLUSTER·BM.
 struct Tiles {
@@ -287,7 +287,7 @@ __device__ __forceinline__ void bring_tile(u32 to, const TensorMap& map, int fir
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) __cluster_dims__(CLUSTER, 1, 1)
 wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, int m, int n, int k,
       S alpha, S beta, S* __restrict__ C, long long ldc, const int* __restrict__ a_exponents,
-      const int* __restrict__ b_exponents, const u32* __restrict__ skip, int slices, S* __restrict__ partial) {
+      const int* __restrict__ b_exponents, const u32* __restrict__ skip, int slices) {
     extern __shared__ char memory[];
     __shared__ alignas(8) u64 barriers[2 * STAGES];
 
@@ -409,17 +409,15 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
             }
 
             // A thread holds, of rows r and r + 8, two neighbouring elements of every eight.
-            S* const out = slices == 1 ? C : partial + static_cast<long long>(job % slices) * m * n;
-            const long long ld = slices == 1 ? ldc : n;
-            const S factor = slices == 1 ? alpha : 1, keep = slices == 1 ? beta : 0;
+            S* const out = C + job % slices * m * ldc;
             row += rank * BM + consumer * 64 + thread / 32 * 16 + lane / 4;
             col += lane % 4 * 2;
-            const bool pairs = ld % 2 == 0 && reinterpret_cast<u64>(out) % (2 * sizeof(S)) == 0;
+            const bool pairs = ldc % 2 == 0 && reinterpret_cast<u64>(out) % (2 * sizeof(S)) == 0;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int r = row + 8 * half;
                 if (r < m) {
-                    S* const line = out + r * ld;
+                    S* const line = out + r * ldc;
 #if PRODUCTS == 3
                     const int a_exponent = k > 0 ? a_exponents[r] : 0;
 #endif
@@ -431,10 +429,10 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
                         if (c < n && k > 0) x = scaled(x, a_exponent + b_exponents[c]);
                         if (c + 1 < n && k > 0) y = scaled(y, a_exponent + b_exponents[c + 1]);
 #endif
-                        x *= factor, y *= factor;
-                        if (keep != 0) {
-                            if (c < n) x += keep * line[c];
-                            if (c + 1 < n) y += keep * line[c + 1];
+                        x *= alpha, y *= alpha;
+                        if (beta != 0) {
+                            if (c < n) x += beta * line[c];
+                            if (c + 1 < n) y += beta * line[c + 1];
                         }
                         if (pairs && c + 1 < n) {
                             struct alignas(2 * sizeof(S)) Pair { S x, y; };

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from .nvrtc import Config
+from .tiles import ceil_div
 
 _C_TYPE = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
 """NumPy's name of a type → its name in CUDA C++."""
@@ -30,6 +31,8 @@ class Kernel:
     """Least compute capability, times ten."""
     only_arch: int | None = None
     """The only one that has its instructions."""
+    choose: Callable[[list[Config], int, int, int, int], Config] = lambda configs, m, n, k, _: configs[0]
+    """(configurations, m, n, k, multiprocessors) → the one that suits, where nothing was measured."""
     launcher: str = "nvrtc"
     """The module that knows its arguments: `nvrtc.launch` for the signature that most kernels share."""
 
@@ -61,7 +64,7 @@ _LADDER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[int, ...]]]]] = {
     # kernel: names of its macros, {dtype: their values, the fastest first}; "" is any other dtype
     "microtile": (
         ("BM", "BN", "BK", "TM"),
-        {"": [(64, 64, 64, 16), (64, 32, 32, 16)], "float64": [(64, 64, 32, 16)]},
+        {"": [(64, 32, 32, 16), (64, 64, 16, 16)], "float64": [(64, 64, 32, 16)]},
     ),
     "register_block": (
         ("BM", "BN", "BK", "TM", "TN"),
@@ -133,22 +136,65 @@ def _rungs() -> list[Kernel]:
     return [Kernel(name, text, dtypes, configs, transposes=False) for name, text, dtypes, configs in rungs]
 
 
+_FFMA_NAMES = "BM", "BN", "BK", "WM", "WN", "TM", "TN", "STAGES", "RESIDENT"
+_FFMA: dict[str, list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]] = {
+    # values of the above; PARTS for op(A)·op(B) of NN, NT, TN, TT; every SPLIT
+    "float32": [
+        ((128, 256, 16, 64, 64, 16, 8, 2, 1), (6, 4, 8, 8), (1,)),
+        ((64, 128, 8, 32, 64, 8, 8, 4, 4), (1, 1, 1, 1), (1, 2, 4, 8)),
+        ((64, 64, 8, 32, 64, 8, 8, 4, 8), (1, 1, 1, 1), (1, 2)),
+    ],
+    "float64": [((128, 64, 8, 64, 32, 8, 8, 4, 2), (1, 1, 1, 1), (1,))],
+    "int64": [((64, 64, 8, 16, 32, 4, 4, 4, 2), (1, 1, 1, 1), (1,))],
+}
+"""The tiles of kernels/ffma.cu, the largest first: the fastest measured on an H200 of those that every
+architecture has shared memory for."""
+
+
 def ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
-    """kernels/ffma.cu."""
-    # What bounds the tile is the 128 registers of a thread: an 8-byte sum takes two. int64 also needs
-    # several for each product.
-    sizes = {"float32": (128, 128, 8, 8, 8), "float64": (128, 64, 8, 8, 4), "int64": (64, 64, 8, 4, 4)}
-    bm, bn, bk, tm, tn = sizes[dtype]
-    macros: dict[str, int | str] = {
-        "ELEMENT": _C_TYPE[dtype], "BM": bm, "BN": bn, "BK": bk, "TM": tm, "TN": tn,
-        "TRANS_A": int(trans_a), "TRANS_B": int(trans_b),
-    }  # fmt: skip
-    return [Config("ffma", dtype, bm, bn, (bm // tm * (bn // tn), 1), tuple(macros.items()))]
+    """kernels/ffma.cu: the configuration for a large C first."""
+    size = 4 if dtype == "float32" else 8
+    found = []
+    for values, parts, splits in _FFMA[dtype]:
+        tile = dict(zip(_FFMA_NAMES, values, strict=True))
+        bm, bn = tile["BM"], tile["BN"]
+        threads = 32 * (bm // tile["WM"]) * (bn // tile["WN"])
+        ring = tile["STAGES"] * tile["BK"] * (bm * size + 16 + bn * size + 16)
+        for split in splits:
+            macros: dict[str, int | str] = {
+                "ELEMENT": _C_TYPE[dtype], **tile, "PARTS": parts[2 * trans_a + trans_b], "SPLIT": split,
+                "TRANS_A": int(trans_a), "TRANS_B": int(trans_b),
+            }  # fmt: skip
+            shared = max(ring, bm * bn * size) if split > 1 else ring
+            found.append(Config("ffma", dtype, bm, bn, (threads, 1), tuple(macros.items()), shared))
+    return found
 
 
-def guarded_ffma(trans_a: bool, trans_b: bool) -> Config:
-    """`ffma` for float32 that runs only where a flag on the device says so."""
-    config = ffma("float32", trans_a, trans_b)[0]
+def choose_ffma(configs: list[Config], m: int, n: int, k: int, multiprocessors: int) -> Config:
+    """The configuration of kernels/ffma.cu that should take the least time."""
+    return min(configs, key=lambda config: _ffma_time(config, m, n, k, multiprocessors))
+
+
+def _ffma_time(config: Config, m: int, n: int, k: int, multiprocessors: int) -> float:
+    """An estimate, in any unit, its constants fitted to what an H200 took for 29 shapes."""
+    bm, bn, split, resident = config.bm, config.bn, config.value("SPLIT"), config.value("RESIDENT")
+    # Larger clusters do not fit everywhere.
+    usable = multiprocessors if split < 4 else max(1, int(0.94 * multiprocessors))
+
+    def together(blocks: int) -> float:
+        """Time of that many on one multiprocessor: the fewer sums are under way, the more it waits."""
+        sums = blocks * config.block[0] * config.value("TM") * config.value("TN")
+        return blocks / (1 - 1800 / sums) if blocks else 0.0
+
+    waves, rest = divmod(ceil_div(m, bm) * ceil_div(n, bn) * split, resident * usable)
+    each_k = bm * bn + 8 * (bm + bn)  # products, and copies
+    depth = k / split + 40 / resident  # start and end, in which other blocks go on
+    exchange = 1.07 if split > 1 else 1.0
+    return exchange * each_k * depth * (waves * together(resident) + together(ceil_div(rest, usable)))
+
+
+def guarded(config: Config) -> Config:
+    """`ffma` that runs only where a flag on the device says so."""
     return replace(config, macros=(*config.macros, ("GUARDED", 1)))
 
 
@@ -163,27 +209,45 @@ _WGMMA = {
 
 
 def wgmma(
-    kind: str,
-    a_mn: bool,
-    b_mn: bool,
-    a_unsigned: bool = False,
-    b_unsigned: bool = False,
-    narrow: bool = False,
-) -> Config:
-    """kernels/wgmma.cu for an operand contiguous along m or n (`mn`) or along k. ValueError for a kind it
-    does not have."""
+    kind: str, a_mn: bool, b_mn: bool, a_unsigned: bool = False, b_unsigned: bool = False
+) -> list[Config]:
+    """kernels/wgmma.cu, wide and narrow, for operands contiguous along m or n (`mn`) or along k. ValueError
+    for a kind it does not have."""
     if kind not in _WGMMA:
         raise ValueError(f"no {kind}; there is {', '.join(_WGMMA)}")
     type_, size, planes, promote, bk, *tiles = _WGMMA[kind]
-    bm, group, (bn, stages, cluster, resident) = 128, 8, tiles[narrow]
-    macros: dict[str, int | str] = {
-        "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "PROMOTE": promote, "BM": bm, "BN": bn, "BK": bk,
-        "STAGES": stages, "CLUSTER": cluster, "RESIDENT": resident, "GROUP": group,
-        "A_MN": int(a_mn), "B_MN": int(b_mn), "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
-    }  # fmt: skip
-    shared = stages * planes * (bm + bn) * bk * size + 1024  # for the alignment of the first stage
-    dtype = "int32" if kind == "int8" else "float32"
-    return Config("wgmma", dtype, bm * cluster, bn, (128 * (1 + bm // 64), 1), tuple(macros.items()), shared)
+    bm, group, dtype, found = 128, 8, "int32" if kind == "int8" else "float32", []
+    for bn, stages, cluster, resident in tiles:
+        macros: dict[str, int | str] = {
+            "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "PROMOTE": promote, "BM": bm, "BN": bn,
+            "BK": bk, "STAGES": stages, "CLUSTER": cluster, "RESIDENT": resident, "GROUP": group,
+            "A_MN": int(a_mn), "B_MN": int(b_mn),
+            "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
+        }  # fmt: skip
+        shared = stages * planes * (bm + bn) * bk * size + 1024  # for the alignment of the first stage
+        threads = 128 * (1 + bm // 64)
+        found.append(Config("wgmma", dtype, bm * cluster, bn, (threads, 1), tuple(macros.items()), shared))
+    return found
+
+
+def choose_wgmma(configs: list[Config], m: int, n: int, k: int, multiprocessors: int) -> tuple[Config, int]:
+    """Of kernels/wgmma.cu: the configuration, and in how many slices k is cut, that keep a device busy for
+    the shortest: rounds of tiles × steps of a tile × cost of a step."""
+
+    def plan(config: Config) -> tuple[float, Config, int]:
+        bk, tiles, places = (
+            config.value("BK"),
+            config.grid(m, n)[0],
+            multiprocessors // config.value("CLUSTER"),
+        )
+        slices = max(1, min(places // max(1, tiles), k // max(512, bk)))
+        rounds, steps = -(-tiles * slices // places), -(-k // (bk * slices))
+        # Narrow tiles reach half of the rate of wide ones; slices have to be added up.
+        cost = config.value("BM") * config.bn * bk * (2 if config.bn == 64 else 1)
+        return (rounds * steps + (8 if slices > 1 else 0)) * cost, config, slices
+
+    _, config, slices = min((plan(config) for config in configs), key=lambda found: found[0])
+    return config, slices
 
 
 def _hopper() -> list[Kernel]:
@@ -200,17 +264,9 @@ def _hopper() -> list[Kernel]:
 
     def configs(kind: str) -> Callable[[str, bool, bool], list[Config]]:
         turned = kind in ("tf32", "int8")  # to lie along k
-        return lambda dtype, trans_a, trans_b: [
-            wgmma(
-                kind,
-                trans_a and not turned,
-                not trans_b and not turned,
-                dtype == "uint8",
-                dtype == "uint8",
-                narrow,
-            )
-            for narrow in (False, True)
-        ]
+        return lambda dtype, trans_a, trans_b: wgmma(
+            kind, trans_a and not turned, not trans_b and not turned, dtype == "uint8", dtype == "uint8"
+        )
 
     return [
         Kernel(kind, text, dtypes, configs(kind), min_arch=90, only_arch=90, launcher="wgmma")
@@ -378,6 +434,7 @@ KERNELS = {
             "shared-memory tiles, register blocks, double buffering: the fastest without tensor cores",
             ("float32", "float64", "int64"),
             ffma,
+            choose=choose_ffma,
         ),
         *_hopper(),
         *_warp_level(),

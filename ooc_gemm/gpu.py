@@ -3,7 +3,7 @@
     open_gemm(kernel, dtype, …, m, n, k) ──► Gemm ──gemm(α, A, B, β, C, stream)──► enqueued, not waited for
 
 Matrices are 2-D CuPy arrays as stored (A is k×m where trans_a), row-major, whose rows may be padded, and
-must be to multiples of `wgmma.PITCH_BYTES` for what that module launches.
+must be to multiples of `tensor.PITCH_BYTES` for what runs on tensor cores.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,13 @@ import numpy as np
 
 from . import nvrtc
 from .catalog import KERNELS
+from .complex_gemm import ComplexGemm
 from .errors import InputError
 from .mma import Mma
 from .nvrtc import Config
 from .roofline import OUT_DTYPE
 from .tune import best_config
-from .wgmma import ComplexGemm, Wgmma
+from .wgmma import Wgmma
 
 
 class Gemm(Protocol):
@@ -116,7 +117,8 @@ def open_gemm(
         raise InputError(f"kernel {kernel!r} needs compute capability {least}, and this GPU has {has}")
     if found.launcher != "nvrtc":
         return _Tensor(kernel, dtype, trans_a, trans_b, m, n, k, config)
-    config = config or best_config(kernel, dtype, trans_a, trans_b, m, n, k, device_name(cupy))
+    device = device_name(cupy), int(cupy.cuda.Device().attributes["MultiProcessorCount"])
+    config = config or best_config(kernel, dtype, trans_a, trans_b, m, n, k, *device)
     function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(capability))), config)
     return _Plain(function, config, trans_a, trans_b, m, n, k)
 

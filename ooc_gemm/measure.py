@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .gpu import Gemm
 from .roofline import OUT_DTYPE
-from .wgmma import PITCH_BYTES
+from .tensor import PITCH_BYTES
 
 ROWS_CHECKED = 1024
 WIDE_CHECKED = 16, 256

@@ -61,7 +61,7 @@ class Config:
 
     def grid(self, m: int, n: int) -> tuple[int]:
         """Thread blocks for an m×n matrix C, in one dimension. ValueError where there are too many."""
-        blocks = ceil_div(m, self.bm) * ceil_div(n, self.bn)
+        blocks = ceil_div(m, self.bm) * ceil_div(n, self.bn) * max(1, self.value("SPLIT"))
         if blocks > _MAX_GRID:
             raise ValueError(f"C of {m}×{n} needs {blocks} thread blocks; a launch takes {_MAX_GRID}")
         return (blocks,)

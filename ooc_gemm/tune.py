@@ -37,13 +37,23 @@ def shape_class(m: int, n: int, k: int) -> str:
 
 
 def best_config(
-    kernel: str, dtype: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int, device: str
+    kernel: str,
+    dtype: str,
+    trans_a: bool,
+    trans_b: bool,
+    m: int,
+    n: int,
+    k: int,
+    device: str,
+    multiprocessors: int,
 ) -> Config:
-    """The configuration remembered for the device's name and the shape's class, else the shipped default."""
+    """The configuration remembered for the device's name and the shape's class, else the one that the catalog
+    chooses."""
     configs = KERNELS[kernel].configs(dtype, trans_a, trans_b)
     known = _read().get(device, {})
     macros = known.get(_key(kernel, dtype, trans_a, trans_b, shape_class(m, n, k)))
-    return next((config for config in configs if dict(config.macros) == macros), configs[0])
+    found = next((config for config in configs if dict(config.macros) == macros), None)
+    return found or KERNELS[kernel].choose(configs, m, n, k, multiprocessors)
 
 
 @dataclass(frozen=True)

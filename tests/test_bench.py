@@ -234,7 +234,7 @@ def two_configs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[nvrtc.C
 
 
 def _best(shape: tuple[int, int, int], device: str = "GPU") -> nvrtc.Config:
-    return tune.best_config("toy", "float32", False, False, *shape, device)
+    return tune.best_config("toy", "float32", False, False, *shape, device, 132)
 
 
 def test_tuning_is_remembered_by_device_and_class(two_configs: list[nvrtc.Config]) -> None:

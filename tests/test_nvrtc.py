@@ -1,3 +1,4 @@
+import os
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -76,7 +77,8 @@ def test_grid_refuses_more_blocks_than_a_launch_takes() -> None:
 
 
 def _shipped(arch: str) -> list[nvrtc.Config]:
-    """Every configuration of every kernel that exists there; the transpositions in turn, all on sm_90a."""
+    """Every configuration of every kernel that exists there: the transpositions in turn, and all of them on
+    sm_90a and where OOC_GEMM_ALL_CONFIGS is set."""
     number = int(arch.removeprefix("sm_").removesuffix("a"))
     found = []
     for i, kernel in enumerate(catalog.KERNELS.values()):
@@ -84,7 +86,8 @@ def _shipped(arch: str) -> list[nvrtc.Config]:
             continue
         for j, dtype in enumerate(kernel.dtypes):
             every = TRANS if kernel.transposes else TRANS[:1]
-            some = every if number == 90 else [every[(i + j + ARCHS.index(arch)) % len(every)]]
+            whole = number == 90 or "OOC_GEMM_ALL_CONFIGS" in os.environ
+            some = every if whole else [every[(i + j + ARCHS.index(arch)) % len(every)]]
             found += [config for trans in some for config in kernel.configs(dtype, *trans)]
     return list(dict.fromkeys(found))
 
@@ -219,7 +222,7 @@ FACTORS = ((1, 0), (2, -3), (-1, 1), (0, 2))
 LAUNCHED = [
     (name, dtype, *trans)
     for name, kernel in catalog.KERNELS.items()
-    if kernel.launcher == "nvrtc"
+    if kernel.launcher == "nvrtc" and kernel.transposes  # the ladder: test_ladder.py
     for dtype in kernel.dtypes
     for trans in (TRANS if kernel.transposes else TRANS[:1])
 ]
@@ -288,3 +291,15 @@ def _oracle(
     if wide is np.int64:
         return want, 0
     return want, 2 * (k + 3) * np.finfo(a.dtype).eps * (abs(alpha) * (abs(left) @ abs(right)) + abs(old))
+
+
+def test_ffma_is_chosen_by_shape() -> None:
+    configs = catalog.ffma("float32", False, False)
+
+    def chosen(*shape: int) -> nvrtc.Config:
+        return catalog.choose_ffma(configs, *shape, 132)
+
+    assert chosen(8192, 8192, 8192) == configs[0]
+    assert chosen(131072, 64, 4096).bn == 64  # no half-empty tiles
+    assert chosen(512, 512, 8192).value("SPLIT") > 1  # few tiles
+    assert chosen(4096, 4096, 64).value("SPLIT") == 1

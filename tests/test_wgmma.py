@@ -32,6 +32,17 @@ def test_preparations_compile_without_spills(config: nvrtc.Config, arch: str) ->
     assert nvrtc.compile(config, arch, check_spills=True).startswith(b"\x7fELF")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_choice_fills_the_device(kind: str) -> None:
+    wide, narrow = configs = catalog.wgmma(kind, False, False)
+    assert catalog.choose_wgmma(configs, 8192, 8192, 8192, 132) == (wide, 1)
+    assert catalog.choose_wgmma(configs, 131072, 64, 4096, 132) == (narrow, 1)
+    assert catalog.choose_wgmma(configs, 1024, 1024, 1024, 132)[0] == narrow
+    config, slices = catalog.choose_wgmma(configs, 256, 256, 65536, 132)
+    assert slices * config.grid(256, 256)[0] >= 60
+    assert catalog.choose_wgmma(configs, 256, 256, 64, 132)[1] == 1
+
+
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="bf16"):
         catalog.wgmma("bf16", False, False)
@@ -193,7 +204,7 @@ def test_fp16x3_at_any_shape(cupy: Any, m: int, n: int, k: int) -> None:
 def test_complex_agrees_with_numpy(
     cupy: Any, trans_a: bool, trans_b: bool, conjugate: tuple[bool, bool]
 ) -> None:
-    from ooc_gemm.wgmma import ComplexGemm
+    from ooc_gemm.complex_gemm import ComplexGemm
 
     rng, stream = np.random.default_rng(9), cupy.cuda.Stream(non_blocking=True)
     config = catalog.KERNELS["fp16x3"].configs("float32", trans_a, trans_b)[0]

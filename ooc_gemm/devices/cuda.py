@@ -16,15 +16,17 @@ from typing import Any
 import numpy as np
 
 from ..catalog import KERNELS
+from ..complex_gemm import ComplexGemm
 from ..errors import DeviceError, InputError
 from ..mma import Mma
 from ..plan import Block, MiB, Part, Piece, Plan, Rates, panel_elements
 from ..ring import Bytes
 from ..roofline import peak_flops
+from ..tensor import split_pays
 from ..tiles import round_up
 from ..trace import Trace
 from ..tune import best_config
-from ..wgmma import ComplexGemm, Wgmma, split_pays
+from ..wgmma import Wgmma
 from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Limits, Operation, Overflow
 
 HOST_BASELINE = 704 * MiB
@@ -127,7 +129,7 @@ class CUDA:
         self._device.use()
         properties = self._runtime.getDeviceProperties(index)
         self._capability = 10 * properties["major"] + properties["minor"]
-        self._model = properties["name"].decode()
+        self._model = properties["name"].decode(), int(properties["multiProcessorCount"])
         self._free = self._least_free = self._runtime.memGetInfo()[0]
         self._arrays: dict[Any, Any] = {}
         self._pinned: list[Any] = []
@@ -428,7 +430,8 @@ class CUDA:
             gemm = kind(kernel.name, trans_a, trans_b, panel, panel)
             gemm.reserve(plan.bm, plan.bn, plan.bk)
             return partial(self._real, partial(gemm, in_place="ab"))
-        config = best_config(kernel.name, panel, trans_a, trans_b, plan.bm, plan.bn, plan.bk, self._model)
+        size = plan.bm, plan.bn, plan.bk
+        config = best_config(kernel.name, panel, trans_a, trans_b, *size, *self._model)
         function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(self._capability))), config)
         return partial(self._real, partial(nvrtc.launch, function, config))
 

@@ -1,0 +1,283 @@
+"""What all GEMMs on tensor cores share: operands prepared for the instructions, k in slices where C has too
+few tiles to go round, and the fallback of float32 where three float16 products would not do.
+
+    fp16x3   float32  ──row and column exponents, range──► split in two float16 planes ──► 3 products
+                                          └── out of range, NaN, Inf: ffma instead, decided on the device
+    fp16     float16  ─────────────────────────────────────────────────────────────────► 1 product
+    tf32     float32  ──an operand contiguous along m or n: transposed────────────────► 1 product
+    int8     int8, uint8  ──likewise───────────────────────────────────────────────────► 1 product
+    dmma     float64  ─────────────────────────────────────────────────────────────────► 1 product
+                                       └── k in slices: their sum, always in the same order (sum.cu)
+
+wgmma.py and mma.py launch the product itself.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from . import catalog, nvrtc
+from .nvrtc import Config
+from .tiles import ceil_div, ranges, round_up
+
+PITCH_BYTES = 256
+"""Rows of an operand must start at multiples of this: a segment of both planes of split.cu, and more than
+the 16 bytes that tensor maps and ldmatrix ask for."""
+BYTES_PER_LINE = 12
+"""Device memory for each row and column of C: exponents, and the largest magnitudes they come from."""
+LOW_SHARE = 32
+"""fp16x3 takes operands of which at most one element in this many lies too low to keep its bits."""
+FALLBACK_SLICES = 8
+"""A plain float32 sum over all of k would be less accurate than SGEMM's, which is made of several."""
+SPLIT_PAYS, SPLIT_PAYS_DEEP = 600, 256
+"""m·n/(m + n), and k, from which fp16x3 is ahead of plain float32 on an H200, its split included."""
+_FLAG_BYTES = 12
+"""The flag of split.cu, and a count for each operand."""
+_SPLIT_KERNELS = ("row_exponents", "column_largest", "column_exponents", "split")
+
+Operands = dict[str, tuple[int, int, int]]
+"""a, b → address, elements from one row to the next, lines (rows of op(A), columns of op(B))."""
+
+
+class TensorGemm:
+    """C ← α·op(A)·op(B) + β·C by one of the kinds above, on the current device.
+
+    `a_type`, `b_type`: NumPy names of the stored types. C is float32; int32 for int8, float64 for dmma.
+    Without a `config`, each product takes the one that suits its shape, or plain float32 where a split would
+    not pay.
+    """
+
+    def __init__(
+        self,
+        kernel: str,
+        trans_a: bool,
+        trans_b: bool,
+        a_type: str,
+        b_type: str,
+        config: Config | None = None,
+    ):
+        from cupy.cuda import Device
+
+        self.kind, self._types = kernel.removeprefix("mma-"), {"a": a_type, "b": b_type}
+        # Along which axis the stored operands are contiguous: False for k.
+        self._mn = {"a": trans_a, "b": not trans_b}
+        turned = {name: mn and self.kind in ("tf32", "int8") for name, mn in self._mn.items()}
+        shipped = self._shipped(*(mn and not turned[name] for name, mn in self._mn.items()))
+        self.configs = shipped if config is None else [config]
+        self._chooses = config is None
+        attributes = Device().attributes
+        self._multiprocessors = int(attributes["MultiProcessorCount"])
+        self._shared = int(attributes["MaxSharedMemoryPerMultiprocessor"])
+        self._scalar = np.dtype(self.configs[0].dtype).type
+        self._functions: dict[Config, Any] = {}
+        self._turn = {
+            name: load(catalog.transpose(self._types[name]))["transpose"]
+            for name, wanted in turned.items()
+            if wanted
+        }
+        self._sum = load(catalog.sum_slices(self.configs[0].dtype))["sum"]
+        if self.kind == "fp16x3":
+            self._split = {
+                name: load(catalog.split(not mn), *_SPLIT_KERNELS) for name, mn in self._mn.items()
+            }
+            self._plain = [catalog.guarded(config) for config in catalog.ffma("float32", trans_a, trans_b)]
+        self._scratch: dict[str, Any] = {}
+
+    def _shipped(self, a_mn: bool, b_mn: bool) -> list[Config]:
+        """Configurations, for operands contiguous along m or n (`mn`) or along k."""
+        raise NotImplementedError
+
+    def choose(self, m: int, n: int, k: int) -> tuple[Config, int]:
+        """The configuration for the shape, and in how many slices k is cut."""
+        raise NotImplementedError
+
+    def _multiply(
+        self,
+        config: Config,
+        slices: int,
+        m: int,
+        n: int,
+        k: int,
+        alpha: Any,
+        operands: Operands,
+        beta: Any,
+        c: tuple[int, int],
+        exponents: int,
+        skip: int,
+        stream: Any,
+    ) -> None:
+        """Start the product of prepared operands. Slice number s is stored s·m·ldc elements behind C."""
+        raise NotImplementedError
+
+    def __call__(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        alpha: float,
+        a_ptr: int,
+        lda: int,
+        b_ptr: int,
+        ldb: int,
+        beta: float,
+        c_ptr: int,
+        ldc: int,
+        stream: Any,
+        in_place: str = "",
+    ) -> None:
+        """As `nvrtc.launch`, but rows of A and B must start at multiples of PITCH_BYTES (fp16x3), of 16
+        bytes, or anywhere (dmma). `in_place`: names of operands that may be overwritten; fp16x3 takes memory
+        for the others."""
+        if m == 0 or n == 0:
+            return
+        if alpha == 0:
+            k = 0
+        given, out = ((a_ptr, lda), (b_ptr, ldb)), (c_ptr, ldc)
+        operands = {"a": (a_ptr, lda, m), "b": (b_ptr, ldb, n)}
+        exponents = skip = 0  # none
+        if self.kind == "fp16x3" and k:
+            if self._chooses and not split_pays(m, n, k):
+                depth = min(k, _plain_depth(k))
+                plain = catalog.choose_ffma(self._plain, m, n, depth, self._multiprocessors)
+                self._fall_back(plain, m, n, k, alpha, *given, beta, out, self._flag(1, stream), stream)
+                return
+            exponents, skip = self._exponents(m, n, k, operands, stream)
+            self._split_operands(k, operands, exponents, skip, in_place, stream)
+        self._turn_operands(k, operands, stream)
+        scalar, (config, slices) = self._scalar, self.choose(m, n, k)
+        if slices == 1:
+            self._multiply(
+                config, 1, m, n, k, scalar(alpha), operands, scalar(beta), out, exponents, skip, stream
+            )
+        else:
+            parts = self.memory("slices", np.dtype(config.dtype).itemsize * slices * m * n)
+            self._multiply(
+                config, slices, m, n, k, scalar(1), operands, scalar(0), (parts, n), exponents, skip, stream
+            )
+            args = (
+                np.int64(m), np.int32(n), np.int32(slices), scalar(alpha), np.uintp(parts), scalar(beta),
+                np.uintp(c_ptr), np.int64(ldc), np.uintp(skip),
+            )  # fmt: skip
+            self._sum((ceil_div(m * n, 256),), (256,), args, 0, stream)
+        if skip:
+            self._fall_back(self._plain[0], m, n, k, alpha, *given, beta, out, skip, stream)
+
+    def _split_operands(
+        self, k: int, operands: Operands, exponents: int, skip: int, in_place: str, stream: Any
+    ) -> None:
+        """Float32 → two float16 planes, in the same memory or in other."""
+        i32, u = np.int32, np.uintp
+        for name, (ptr, ld, lines) in operands.items():
+            rows, cols = (k, lines) if self._mn[name] else (lines, k)
+            planes = ptr if name in in_place else self.memory(f"planes {name}", rows * ld * 4)
+            args = i32(rows), i32(cols), u(ptr), np.int64(ld), u(exponents), u(planes), u(skip)
+            self._split[name]["split"]((ceil_div(rows * ceil_div(cols, 64), 8),), (256,), args, 0, stream)
+            operands[name] = planes, ld, lines
+            exponents += 4 * lines
+
+    def _turn_operands(self, k: int, operands: Operands, stream: Any) -> None:
+        """Those that must lie along k, and do not."""
+        i32, i64, u = np.int32, np.int64, np.uintp
+        for name, turn in self._turn.items():
+            ptr, ld, lines = operands[name]
+            size = np.dtype(self._types[name]).itemsize
+            pitch = round_up(k, PITCH_BYTES // size)
+            turned = self.memory(f"turned {name}", lines * pitch * size)
+            args = i32(k), i32(lines), u(ptr), i64(ld), u(turned), i64(pitch)
+            turn((ceil_div(k, 32) * ceil_div(lines, 32),), (32, 8), args, 0, stream)
+            operands[name] = turned, pitch, lines
+
+    def _fall_back(
+        self, plain: Config, m: int, n: int, k: int, alpha: float, a: tuple[int, int], b: tuple[int, int],
+        beta: float, c: tuple[int, int], flag: int, stream: Any,
+    ) -> None:  # fmt: skip
+        """Plain float32. Nothing happens unless the flag is raised; then A and B are still as they were."""
+        for start, stop in ranges(k, _plain_depth(k)):
+            a_ptr = a[0] + 4 * start * (a[1] if self._mn["a"] else 1)
+            b_ptr = b[0] + 4 * start * (b[1] if self._mn["b"] else 1)
+            nvrtc.launch(
+                self._function(plain), plain, m, n, stop - start, alpha, a_ptr, a[1], b_ptr, b[1],
+                beta if start == 0 else 1.0, *c, stream, flag,
+            )  # fmt: skip
+
+    def _exponents(self, m: int, n: int, k: int, operands: Operands, stream: Any) -> tuple[int, int]:
+        """Exponents of all rows of A and columns of B, and whether the split would lose accuracy: the
+        addresses of both."""
+        from cupy.cuda import runtime
+
+        flag, exponents = self._flag(0, stream), self.memory("exponents", 4 * (m + n))
+        u, i32 = np.uintp, np.int32
+        at, low = exponents, flag + 4
+        args: tuple[Any, ...]
+        for name, (ptr, ld, lines) in operands.items():
+            kernels = self._split[name]
+            limit = np.uint32(min(2**32 - 1, lines * k // LOW_SHARE))
+            stored = u(ptr), np.int64(ld)
+            if self._mn[name]:
+                largest = self.memory("largest", 4 * max(m, n))
+                runtime.memsetAsync(largest, 0, 4 * lines, stream.ptr)
+                grid = (ceil_div(lines, 256), ceil_div(k, 128))
+                sizes = i32(k), i32(lines)
+                kernels["column_largest"](grid, (256,), (*sizes, *stored, u(largest)), stream=stream)
+                args = (*sizes, *stored, u(largest), u(at), u(low), limit, u(flag))
+                kernels["column_exponents"](grid, (256,), args, stream=stream)
+            else:
+                args = (i32(k), *stored, u(at), u(low), limit, u(flag))
+                kernels["row_exponents"]((lines,), (256,), args, stream=stream)
+            at += 4 * lines
+            low += 4
+        return exponents, flag
+
+    def _flag(self, value: int, stream: Any) -> int:
+        """The address of the flag that lets `_fall_back` run, every byte of it set to `value`."""
+        from cupy.cuda import runtime
+
+        flag = self.memory("flag", _FLAG_BYTES)
+        runtime.memsetAsync(flag, value, _FLAG_BYTES, stream.ptr)
+        return flag
+
+    def _function(self, config: Config) -> Any:
+        if config not in self._functions:
+            self._functions[config] = load(config)[config.kernel]
+        return self._functions[config]
+
+    def memory(self, name: str, nbytes: int) -> int:
+        """Scratch that only grows. What used the smaller one is still under way on the stream, so that one
+        is freed after it."""
+        from cupy.cuda import Memory, runtime
+
+        if name not in self._scratch or self._scratch[name].size < nbytes:
+            if name in self._scratch:
+                runtime.deviceSynchronize()
+            self._scratch[name] = Memory(max(256, nbytes))
+        return int(self._scratch[name].ptr)
+
+    def reserve(self, m: int, n: int, k: int) -> None:
+        """Take the memory for products up to m×n×k now (all in place, no operand turned), and load the
+        kernel."""
+        config, _ = self.choose(m, n, k)
+        self._function(config)
+        # A smaller product at an edge may be cut in slices: no more than there are places for tiles.
+        places = [self._multiprocessors * c.value("RESIDENT") * c.bm * c.bn for c in self.configs]
+        self.memory("slices", np.dtype(config.dtype).itemsize * max(places))
+        if self.kind == "fp16x3":
+            self._function(self._plain[0])
+            self.memory("flag", _FLAG_BYTES)
+            self.memory("exponents", 4 * (m + n))
+            self.memory("largest", 4 * max(m, n))
+
+
+def _plain_depth(k: int) -> int:
+    return max(1024, ceil_div(k, FALLBACK_SLICES))
+
+
+def split_pays(m: int, n: int, k: int) -> bool:
+    """Whether each element of A and B, split once, is multiplied often enough for fp16x3 to be ahead."""
+    return m * n >= SPLIT_PAYS * (m + n) and k >= SPLIT_PAYS_DEEP
+
+
+def load(config: Config, *names: str) -> dict[str, Any]:
+    from cupy.cuda import Device
+
+    arch = nvrtc.arch_of(Device().compute_capability)
+    return nvrtc.load_all(nvrtc.compile(config, arch), config, names or (config.kernel,))
