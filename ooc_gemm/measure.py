@@ -51,7 +51,7 @@ def errors(got: Any, want: Any, threshold: float) -> dict[str, float | None]:
 def rounding(kernel: str, dtype: str, k: int) -> float:
     """What rounding may do to an element of a product of random matrices, relative to the root mean square
     of the product; 0 for integers. A sum of k products (2·k for each part of a complex one) loses up to half
-    a unit in each addition, which adds up like √k; 8 and 4 are standard deviations, the constants cover small
+    a unit in each addition, which adds up like √k; 8 and 6 are standard deviations, the constants cover small
     k. TF32 rounds its operands to 11 bits, and tensor cores add with three bits less than float32 has."""
     if np.dtype(dtype).kind in "iu":
         return 0.0
@@ -60,7 +60,7 @@ def rounding(kernel: str, dtype: str, k: int) -> float:
     tensor = dtype == "float16" or tf32
     unit = 2.0**-53 if wide else 2.0**-21 if tensor else 2.0**-24
     operands = 2.0**-11 if tf32 else 0.0
-    return operands * (8 + 32 / math.sqrt(k or 1)) + unit * (4 * math.sqrt(terms) + 32)
+    return operands * (8 + 32 / math.sqrt(k or 1)) + unit * (6 * math.sqrt(terms) + 32)
 
 
 @dataclass

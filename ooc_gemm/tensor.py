@@ -137,9 +137,8 @@ class TensorGemm:
         exponents = skip = 0  # none
         if self.kind == "fp16x3" and k:
             if self._chooses and not split_pays(m, n, k):
-                depth = min(k, _plain_depth(k))
-                plain = catalog.choose_ffma(self._plain, m, n, depth, self._multiprocessors)
-                self._fall_back(plain, m, n, k, alpha, *given, beta, out, self._flag(1, stream), stream)
+                plain = catalog.choose_ffma(self._plain, m, n, k, self._multiprocessors)
+                self._fall_back(plain, k, m, n, k, alpha, *given, beta, out, self._flag(1, stream), stream)
                 return
             exponents, skip = self._exponents(m, n, k, operands, stream)
             self._split_operands(k, operands, exponents, skip, in_place, stream)
@@ -160,7 +159,8 @@ class TensorGemm:
             )  # fmt: skip
             self._sum((ceil_div(m * n, 256),), (256,), args, 0, stream)
         if skip:
-            self._fall_back(self._plain[0], m, n, k, alpha, *given, beta, out, skip, stream)
+            depth = max(1024, ceil_div(k, FALLBACK_SLICES))
+            self._fall_back(self._plain[0], depth, m, n, k, alpha, *given, beta, out, skip, stream)
 
     def _split_operands(
         self, k: int, operands: Operands, exponents: int, skip: int, in_place: str, stream: Any
@@ -188,11 +188,12 @@ class TensorGemm:
             operands[name] = turned, pitch, lines
 
     def _fall_back(
-        self, plain: Config, m: int, n: int, k: int, alpha: float, a: tuple[int, int], b: tuple[int, int],
-        beta: float, c: tuple[int, int], flag: int, stream: Any,
+        self, plain: Config, depth: int, m: int, n: int, k: int, alpha: float, a: tuple[int, int],
+        b: tuple[int, int], beta: float, c: tuple[int, int], flag: int, stream: Any,
     ) -> None:  # fmt: skip
-        """Plain float32. Nothing happens unless the flag is raised; then A and B are still as they were."""
-        for start, stop in ranges(k, _plain_depth(k)):
+        """Plain float32, `depth` of k at a time. Nothing happens unless the flag is raised; then A and B are
+        still as they were."""
+        for start, stop in ranges(k, depth):
             a_ptr = a[0] + 4 * start * (a[1] if self._mn["a"] else 1)
             b_ptr = b[0] + 4 * start * (b[1] if self._mn["b"] else 1)
             nvrtc.launch(
@@ -265,10 +266,6 @@ class TensorGemm:
             self.memory("flag", _FLAG_BYTES)
             self.memory("exponents", 4 * (m + n))
             self.memory("largest", 4 * max(m, n))
-
-
-def _plain_depth(k: int) -> int:
-    return max(1024, ceil_div(k, FALLBACK_SLICES))
 
 
 def split_pays(m: int, n: int, k: int) -> bool:

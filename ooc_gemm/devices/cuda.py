@@ -233,8 +233,13 @@ class CUDA:
             int32 = np.dtype(np.int32)
             return Arithmetic(kernel, a, int32, why=why, pitch=16, along_k=(True, True)) if fits else None
         wide = int64 if exact else wide
+        pitch = 2 if kernel == "dmma" else 1  # 16 bytes
         along_k = (None, None) if known.transposes else (True, False)
-        return Arithmetic(kernel, wide, wide, why=why, along_k=along_k) if wide.name in known.dtypes else None
+        return (
+            Arithmetic(kernel, wide, wide, why=why, pitch=pitch, along_k=along_k)
+            if wide.name in known.dtypes
+            else None
+        )
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
         """Context and cuBLAS; 90 % of free memory unless a limit is given."""
