@@ -1,5 +1,6 @@
 """Writes the benchmark tables of README.md and docs/kernels.md from `benchmarks/results/*.json`, between the
-markers `<!-- benchmark:NAME -->` and `<!-- /benchmark -->`.
+markers `<!-- benchmark:NAME -->` and `<!-- /benchmark -->`; `<!-- benchmark:NAME 8192³ -->` shows that shape of
+kernels only.
 
     python benchmarks/tables.py [--check]        --check writes nothing; exit status 1 if a page differs
 
@@ -19,7 +20,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", ROOT / "docs" / "kernels.md")
 RESULTS = ROOT / "benchmarks" / "results"
-BLOCK = re.compile(r"(<!-- benchmark:(\w+) -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- benchmark:(\w+)(?: (\S+))? -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
+SUMMARY = ("warptile", "ffma", "fp16x3", "tf32", "fp16", "int8", "dmma")
+"""Kernels that are shown where there is room for few."""
 TIMED = {
     "cpu": "whole processes, from start to exit",
     "h200": "from the call to the return in a fresh process, CUDA context included",
@@ -83,13 +86,33 @@ def kernels_table(report: dict[str, Any]) -> str:
         lines = [f"| {dtype}, TFLOP/s | {' | '.join(shapes)} |", "|---" * (len(shapes) + 1) + "|"]
         lines += [f"| {name} | {' | '.join(cells.get((name, x), '') for x in shapes)} |" for name in names]
         parts.append("\n".join(lines))
+    return "\n\n".join([*parts, kernels_note(report)]) + "\n"
+
+
+def kernels_note(report: dict[str, Any]) -> str:
     device, versions = report["device"], report["versions"]
-    parts.append(
+    return (
         f"{device['name']}, medians of {report['repeat']} in turns on random data; in brackets the ratio to "
         f"cuBLAS of the same type and precision. cuBLAS {versions['cublas']}, CuPy {versions['cupy']}; "
         f"{report['date'][:10]}."
     )
-    return "\n\n".join(parts) + "\n"
+
+
+def kernels_summary(report: dict[str, Any], wanted: str) -> str:
+    """One shape: a line a kernel of ours that is not of the ladder's beginning, and cuBLAS beside it."""
+    rows = [row for row in report["rows"] if shape(row) == wanted]
+    rivals = {(row["kernel"], row["dtype"]): row["tflops"] for row in rows if row["kernel"] == row["rival"]}
+    lines = [f"| {wanted} | type | TFLOP/s | cuBLAS | ratio |", "|---" * 5 + "|"]
+    for row in rows:
+        if row["kernel"] in SUMMARY:
+            base = rivals[row["rival"], row["dtype"]]
+            cells = f"{row['dtype']} | {rate(row['tflops'])} | {rate(base)} | {row['ratio']:.2f}"
+            lines.append(f"| {row['kernel']} | {cells} |")
+    return "\n".join(lines) + f"\n\n{kernels_note(report)}\n"
+
+
+def rate(tflops: float) -> str:
+    return f"{tflops:.3g}" if tflops < 1000 else f"{tflops:.0f}"
 
 
 def shape(row: dict[str, Any]) -> str:
@@ -102,7 +125,7 @@ def kernel_cell(row: dict[str, Any]) -> str:
     if row["failed"] is not None or not row["correct"]:
         return "failed"
     same = row["ratio"] is None or row["kernel"] == row["rival"]
-    return f"{row['tflops']:.3g}" + ("" if same else f" ({row['ratio']:.2f})")
+    return rate(row["tflops"]) + ("" if same else f" ({row['ratio']:.2f})")
 
 
 def render(text: str) -> str:
@@ -112,10 +135,16 @@ def render(text: str) -> str:
         path, kernels = RESULTS / f"{match[2]}.json", match[2].startswith("kernels_")
         if not path.is_file():
             if kernels:
-                return f"{match[1]}{match[3]}"
+                return f"{match[1]}{match[4]}"
             raise SystemExit(f"there is a table {match[2]} but {path.relative_to(ROOT)} is missing")
         report = json.loads(path.read_text(encoding="utf-8"))
-        return f"{match[1]}\n{kernels_table(report) if kernels else table(report)}\n{match[3]}"
+        if not kernels:
+            shown = table(report)
+        elif match[3]:
+            shown = kernels_summary(report, match[3])
+        else:
+            shown = kernels_table(report)
+        return f"{match[1]}\n{shown}\n{match[4]}"
 
     return BLOCK.sub(block, text)
 
