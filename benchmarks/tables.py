@@ -1,6 +1,6 @@
 """Writes the benchmark tables of README.md and docs/kernels.md from `benchmarks/results/*.json`, between the
-markers `<!-- benchmark:NAME -->` and `<!-- /benchmark -->`; `<!-- benchmark:NAME 8192³ -->` shows that shape of
-kernels only.
+markers `<!-- benchmark:NAME -->` and `<!-- /benchmark -->`. `<!-- benchmark:NAME 8192³ -->` shows one shape
+of kernels alone.
 
     python benchmarks/tables.py [--check]        --check writes nothing; exit status 1 if a page differs
 

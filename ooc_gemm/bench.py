@@ -49,6 +49,17 @@ def pairs(kernels: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str]
     return list(dict.fromkeys(found))
 
 
+def select(report: dict[str, Any], kernels: Sequence[str], dtypes: Sequence[str]) -> dict[str, Any]:
+    """The rows of some kernels, with what they are compared with, and types; all where none is named."""
+    wanted = {*kernels, *map(rival, kernels)}
+    rows = [
+        row
+        for row in report["rows"]
+        if (not kernels or row["kernel"] in wanted) and (not dtypes or row["dtype"] in dtypes)
+    ]
+    return {**report, "rows": rows}
+
+
 def rival(kernel: str) -> str:
     """What a kernel's time is compared with: cuBLAS at the same type and precision."""
     return "cublas-tf32" if kernel.endswith("tf32") else "cublas"

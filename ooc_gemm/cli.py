@@ -324,7 +324,7 @@ def bench() -> None:
     "--from",
     "source",
     type=click.Path(exists=True, dir_okay=False),
-    help="Show and plot what --json printed earlier; measures nothing.",
+    help="Show and plot what --json printed earlier, of the kernels and types named; measures nothing.",
 )
 @click.option("--list", "listed", is_flag=True, help="What kernels there are; needs no GPU.")
 @click.option(
@@ -351,8 +351,9 @@ def kernels(
     """Speed and error of our CUDA kernels, next to cuBLAS in the same run.
 
     On the first GPU that is visible, with random data and α = 1, β = 0. Rows of all matrices, cuBLAS's too,
-    begin at multiples of 16 bytes, as they do in multiply. Contestants take turns, so that all see the same
-    clocks. Errors are against float64 (64-bit types: against NumPy's longest type), of up to 1024 rows.
+    begin at multiples of 256 bytes, as they do in multiply; 8-bit B is stored n×k. Contestants take turns,
+    so that all see the same clocks. Errors are against float64 (64-bit types: against NumPy's longest type),
+    of up to 1024 rows.
 
     Loads and stores are counted by formula: each tile of BM×BN elements of C reads (BM + BN)·k elements.
     The roof is the lower of the peak of the arithmetic used, at the highest clock, and the measured
@@ -376,7 +377,7 @@ def kernels(
                 report = json.load(file)
         except (OSError, ValueError) as error:
             raise InputError(f"{source} is not what --json printed ({error}); name another file") from error
-        _show(report, as_json, plot)
+        _show(bench_kernels.select(report, kernels, dtypes), as_json, plot)
         return
     given = [x for x in (m, n, k) if x is not None]
     if len(given) not in (0, 3):

@@ -34,7 +34,7 @@ def tables(report: dict[str, Any]) -> Iterator[Any]:
         ("beyond", lambda row: f"{row['error']['beyond_percent']:.3g} %"),
         ("mean sq.", lambda row: _error(row, "mean_squared")),
         ("largest", lambda row: _error(row, "largest")),
-        ("Frobenius", lambda row: _error(row, "relative_frobenius")),
+        ("rel. F.", lambda row: _error(row, "relative_frobenius")),
     ]
     asked: list[tuple[str, Callable[[Row], str]]] = [
         ("flop", lambda row: f"{row['operations']:.3g}"),
@@ -144,12 +144,14 @@ def check_plot(path: str) -> None:
 
 
 def plot(report: dict[str, Any], path: str) -> None:
-    """TFLOP/s over sizes, a line a kernel, and the roofline at each kernel's largest size."""
+    """TFLOP/s over sizes, a line a kernel, and the roofline at each kernel's largest size; of square
+    matrices, where there are any."""
     check_plot(path)
     plt = _pyplot()
     rows = [row for row in report["rows"] if row["failed"] is None]
     if not rows:
         raise InputError("there is nothing to plot: every kernel failed")
+    rows = [row for row in rows if row["m"] == row["n"] == row["k"]] or rows
     types = len({row["dtype"] for row in rows})
     series: dict[str, list[Row]] = {}
     for row in sorted(rows, key=_side):
@@ -220,7 +222,7 @@ def _sweep(axes: Any, series: dict[str, list[Row]], style: dict[str, Any]) -> No
     axes.set_xlim(sides[0] / 1.1, sides[-1] * 1.1)
     axes.set_xlabel("m = n = k" if all(row["m"] == row["n"] == row["k"] for row in rows) else "∛(m·n·k)")
     axes.set_ylabel("TFLOP/s")
-    hollow = f"; hollow: {', '.join(f'{side:.0f}' for side in odd)}" if odd and odd != sides else ""
+    hollow = "; hollow: no multiples of 16" if odd and odd != sides else ""
     axes.set_title(f"Speed over size{hollow}", loc="left")
     axes.grid(axis="y", color="0.9")
     ends = [(rows[-1]["tflops"], _side(rows[-1]), name) for name, rows in series.items()]

@@ -69,6 +69,26 @@ def test_ratios_of_a_naive_and_of_a_tiled_kernel() -> None:
     assert roofline.work("float32", 0, 3, 4, (1, 1)).intensity is None
 
 
+def test_rows_of_some_kernels_come_with_what_they_are_compared_with() -> None:
+    rows = [
+        {"kernel": kernel, "dtype": dtype}
+        for kernel in ("cublas", "cublas-tf32", "ffma", "tf32")
+        for dtype in ("float32", "float64")
+    ]
+    report = {"device": "some", "rows": rows}
+
+    def names(kernels: Any, dtypes: Any) -> list[tuple[str, str]]:
+        found = bench.select(report, kernels, dtypes)
+        assert found["device"] == "some"
+        return [(row["kernel"], row["dtype"]) for row in found["rows"]]
+
+    assert bench.select(report, (), ())["rows"] == rows
+    assert names(("tf32",), ("float32",)) == [("cublas-tf32", "float32"), ("tf32", "float32")]
+    assert names(("ffma",), ()) == [
+        ("cublas", "float32"), ("cublas", "float64"), ("ffma", "float32"), ("ffma", "float64")
+    ]  # fmt: skip
+
+
 def test_place_on_the_roofline() -> None:
     # Peak 100, bandwidth 10: the ridge is at 10 operations a byte.
     assert roofline.place(4, 2, 100, 10) == roofline.Place("memory", 20, 0.2)
