@@ -249,6 +249,8 @@ def test_a_run_that_is_stopped_leaves_no_result(tmp_path, number):
         [sys.executable, "-m", "ooc_gemm.cli", "multiply", "a", "b", "c", "-M", "160MiB"],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
+        # As in a terminal: what a shell starts in the background, perhaps these tests, ignores SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not (tmp_path / "c/zarr.json.partial").exists():
         assert process.poll() is None
