@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -298,9 +299,14 @@ def _open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
 def _open(path: str, name: str) -> Any:
     """The Zarr array or group there, None where there is neither. Raises InputError."""
     try:
-        return zarr.open(path, mode="r")
+        with warnings.catch_warnings():
+            # Zarr 3.4 reads a chunk size of 0 as 1, and warns.
+            warnings.filterwarnings("error", r".*stored chunk shape .* is invalid")
+            return zarr.open(path, mode="r")
     except FileNotFoundError:
         return None
+    except UserWarning as error:
+        raise InputError(f"{name}: a chunk size of 0 cannot be right; repair its metadata") from error
     except Exception as error:
         raise _unusable(name, error, remote="://" in path) from error
 
