@@ -22,7 +22,7 @@ class Kernel:
     explanation: str
     """One line for `ooc-gemm bench kernels --list`."""
     dtypes: tuple[str, ...]
-    """Types of A, B and C (all the same) that it is shipped for."""
+    """Types of A and B that it is shipped for; C's differs for float16 (float32) and 8 bits (int32)."""
     configs: Callable[[str, bool, bool], list[Config]]
     """(dtype, trans_a, trans_b) → configurations, the default first."""
     transposes: bool = True
@@ -235,19 +235,30 @@ def choose_wgmma(configs: list[Config], m: int, n: int, k: int, multiprocessors:
     the shortest: rounds of tiles × steps of a tile × cost of a step."""
 
     def plan(config: Config) -> tuple[float, Config, int]:
-        bk, tiles, places = (
-            config.value("BK"),
-            config.grid(m, n)[0],
-            multiprocessors // config.value("CLUSTER"),
-        )
+        bk, tiles = config.value("BK"), config.grid(m, n)[0]
+        places = multiprocessors // config.value("CLUSTER")
         slices = max(1, min(places // max(1, tiles), k // max(512, bk)))
-        rounds, steps = -(-tiles * slices // places), -(-k // (bk * slices))
+        rounds, steps = ceil_div(tiles * slices, places), ceil_div(k, bk * slices)
         # Narrow tiles reach half of the rate of wide ones; slices have to be added up.
         cost = config.value("BM") * config.bn * bk * (2 if config.bn == 64 else 1)
         return (rounds * steps + (8 if slices > 1 else 0)) * cost, config, slices
 
     _, config, slices = min((plan(config) for config in configs), key=lambda found: found[0])
     return config, slices
+
+
+ALONG_K = ("tf32", "int8")
+"""Kinds whose instructions take operands that lie along k only: others are turned before."""
+
+
+def _of_kind(
+    make: Callable[[str, bool, bool, bool, bool], list[Config]], kind: str
+) -> Callable[[str, bool, bool], list[Config]]:
+    """`Kernel.configs` of a kind, from `wgmma` or `mma`."""
+    turned = kind in ALONG_K
+    return lambda dtype, trans_a, trans_b: make(
+        kind, trans_a and not turned, not trans_b and not turned, dtype == "uint8", dtype == "uint8"
+    )
 
 
 def _hopper() -> list[Kernel]:
@@ -262,14 +273,8 @@ def _hopper() -> list[Kernel]:
         "int8": ("8-bit integers on Hopper's tensor cores, exact sums in int32", ("int8", "uint8")),
     }
 
-    def configs(kind: str) -> Callable[[str, bool, bool], list[Config]]:
-        turned = kind in ("tf32", "int8")  # to lie along k
-        return lambda dtype, trans_a, trans_b: wgmma(
-            kind, trans_a and not turned, not trans_b and not turned, dtype == "uint8", dtype == "uint8"
-        )
-
     return [
-        Kernel(kind, text, dtypes, configs(kind), min_arch=90, only_arch=90, launcher="wgmma")
+        Kernel(kind, text, dtypes, _of_kind(wgmma, kind), min_arch=90, only_arch=90, launcher="wgmma")
         for kind, (text, dtypes) in explained.items()
     ]
 
@@ -350,7 +355,7 @@ _SUM_COST = {"dmma": 1_600_000, "mma": 6_000_000}
 """What a multiprocessor could multiply while the slices are added up: mostly the start of a kernel."""
 
 
-def choose(
+def choose_mma(
     configs: list[Config], m: int, n: int, k: int, multiprocessors: int, shared: int = 228 << 10
 ) -> tuple[Config, int]:
     """Of kernels/dmma.cu or mma.cu: the configuration, and in how many slices k is cut, by the work of the
@@ -364,9 +369,9 @@ def choose(
                 break
             rounds, rest = divmod(tiles * slices, places)
             # Eight warps keep a multiprocessor busy.
-            alone = max(-(-rest // multiprocessors), 256 / config.block[0]) if rest else 0
+            alone = max(ceil_div(rest, multiprocessors), 256 / config.block[0]) if rest else 0
             # Beginning and end of a tile, as so many products deep; small tiles fetch more for each product.
-            depth, fetched = -(-k // slices) + 64 / resident, 1 + 8 / config.bm + 8 / config.bn
+            depth, fetched = ceil_div(k, slices) + 64 / resident, 1 + 8 / config.bm + 8 / config.bn
             work = (rounds * resident + alone) * config.bm * config.bn * depth * fetched
             yield work + (_SUM_COST[config.kernel] if slices > 1 else 0), config, slices
 
@@ -384,16 +389,10 @@ def _warp_level() -> list[Kernel]:
         "int8": ("8-bit integers on the same, exact sums in int32", ("int8", "uint8")),
     }
 
-    def configs(kind: str) -> Callable[[str, bool, bool], list[Config]]:
-        turned = kind in ("tf32", "int8")  # to lie along k
-        return lambda dtype, trans_a, trans_b: mma(
-            kind, trans_a and not turned, not trans_b and not turned, dtype == "uint8", dtype == "uint8"
-        )
-
     return [
         Kernel("dmma", "float64 on the tensor cores", ("float64",), dmma, min_arch=80, launcher="mma"),
         *(
-            Kernel(f"mma-{kind}", text, dtypes, configs(kind), min_arch=80, launcher="mma")
+            Kernel(f"mma-{kind}", text, dtypes, _of_kind(mma, kind), min_arch=80, launcher="mma")
             for kind, (text, dtypes) in explained.items()
         ),
     ]

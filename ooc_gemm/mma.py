@@ -12,22 +12,14 @@ from .tensor import Operands, TensorGemm
 class Mma(TensorGemm):
     """dmma, mma-fp16x3, mma-fp16, mma-tf32 and mma-int8."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._chosen: dict[tuple[int, int, int], tuple[Config, int]] = {}
-
     def _shipped(self, a_mn: bool, b_mn: bool) -> list[Config]:
         if self.kind == "dmma":
             return catalog.dmma("float64", a_mn, not b_mn)
         unsigned = (self._types[name] == "uint8" for name in ("a", "b"))
         return catalog.mma(self.kind, a_mn, b_mn, *unsigned)
 
-    def choose(self, m: int, n: int, k: int) -> tuple[Config, int]:
-        """See catalog.py."""
-        if (m, n, k) not in self._chosen:
-            found = catalog.choose(self.configs, m, n, k, self._multiprocessors, self._shared)
-            self._chosen[m, n, k] = found
-        return self._chosen[m, n, k]
+    def _choose(self, m: int, n: int, k: int) -> tuple[Config, int]:
+        return catalog.choose_mma(self.configs, m, n, k, self._multiprocessors, self._shared)
 
     def _multiply(
         self, config: Config, slices: int, m: int, n: int, k: int, alpha: Any, operands: Operands, beta: Any,

@@ -12,6 +12,7 @@ few tiles to go round, and the fallback of float32 where three float16 products 
 wgmma.py and mma.py launch the product itself.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ Operands = dict[str, tuple[int, int, int]]
 """a, b → address, elements from one row to the next, lines (rows of op(A), columns of op(B))."""
 
 
-class TensorGemm:
+class TensorGemm(ABC):
     """C ← α·op(A)·op(B) + β·C by one of the kinds above, on the current device.
 
     `a_type`, `b_type`: NumPy names of the stored types. C is float32; int32 for int8, float64 for dmma.
@@ -61,10 +62,11 @@ class TensorGemm:
         self.kind, self._types = kernel.removeprefix("mma-"), {"a": a_type, "b": b_type}
         # Along which axis the stored operands are contiguous: False for k.
         self._mn = {"a": trans_a, "b": not trans_b}
-        turned = {name: mn and self.kind in ("tf32", "int8") for name, mn in self._mn.items()}
+        turned = {name: mn and self.kind in catalog.ALONG_K for name, mn in self._mn.items()}
         shipped = self._shipped(*(mn and not turned[name] for name, mn in self._mn.items()))
         self.configs = shipped if config is None else [config]
         self._chooses = config is None
+        self._chosen: dict[tuple[int, int, int], tuple[Config, int]] = {}
         attributes = Device().attributes
         self._multiprocessors = int(attributes["MultiProcessorCount"])
         self._shared = int(attributes["MaxSharedMemoryPerMultiprocessor"])
@@ -83,14 +85,15 @@ class TensorGemm:
             self._plain = [catalog.guarded(config) for config in catalog.ffma("float32", trans_a, trans_b)]
         self._scratch: dict[str, Any] = {}
 
+    @abstractmethod
     def _shipped(self, a_mn: bool, b_mn: bool) -> list[Config]:
         """Configurations, for operands contiguous along m or n (`mn`) or along k."""
-        raise NotImplementedError
 
-    def choose(self, m: int, n: int, k: int) -> tuple[Config, int]:
-        """The configuration for the shape, and in how many slices k is cut."""
-        raise NotImplementedError
+    @abstractmethod
+    def _choose(self, m: int, n: int, k: int) -> tuple[Config, int]:
+        """`choose`, worked out."""
 
+    @abstractmethod
     def _multiply(
         self,
         config: Config,
@@ -107,7 +110,13 @@ class TensorGemm:
         stream: Any,
     ) -> None:
         """Start the product of prepared operands. Slice number s is stored s·m·ldc elements behind C."""
-        raise NotImplementedError
+
+    def choose(self, m: int, n: int, k: int) -> tuple[Config, int]:
+        """The configuration for the shape, and in how many slices k is cut; remembered, for blocks come in
+        few shapes."""
+        if (m, n, k) not in self._chosen:
+            self._chosen[m, n, k] = self._choose(m, n, k)
+        return self._chosen[m, n, k]
 
     def __call__(
         self,

@@ -26,8 +26,7 @@ class Wgmma(TensorGemm):
         unsigned = (self._types[name] == "uint8" for name in ("a", "b"))
         return catalog.wgmma(self.kind, a_mn, b_mn, *unsigned)
 
-    def choose(self, m: int, n: int, k: int) -> tuple[Config, int]:
-        """See catalog.py."""
+    def _choose(self, m: int, n: int, k: int) -> tuple[Config, int]:
         return catalog.choose_wgmma(self.configs, m, n, k, self._multiprocessors)
 
     def _multiply(

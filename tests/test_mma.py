@@ -31,19 +31,22 @@ FACTORS = ((1, 0), (2, -3), (0, 2))
 def test_something_fits_the_smallest_multiprocessor(kernel: str, shape: tuple[int, int, int]) -> None:
     dtype = TYPES[kernel][0][0]
     configs = catalog.KERNELS[kernel].configs(dtype, False, False)
-    config, slices = catalog.choose(configs, *shape, 84, shared=100 << 10)
+    config, slices = catalog.choose_mma(configs, *shape, 84, shared=100 << 10)
     assert 0 < config.shared_bytes <= 99 << 10
     assert 1 <= slices <= max(1, shape[2] // 256)
 
 
 def test_the_choice_fills_the_device() -> None:
     configs = catalog.dmma("float64", False, False)
-    large, small = catalog.choose(configs, 8192, 8192, 8192, 132), catalog.choose(configs, 512, 512, 512, 132)
+    large, small = (
+        catalog.choose_mma(configs, 8192, 8192, 8192, 132),
+        catalog.choose_mma(configs, 512, 512, 512, 132),
+    )
     assert large == (configs[0], 1)
     assert small[0].bm * small[0].bn < large[0].bm * large[0].bn
-    config, slices = catalog.choose(configs, 64, 64, 65536, 132)
+    config, slices = catalog.choose_mma(configs, 64, 64, 65536, 132)
     assert slices * config.grid(64, 64)[0] >= 100
-    assert catalog.choose(configs, 64, 64, 64, 132)[1] == 1
+    assert catalog.choose_mma(configs, 64, 64, 64, 132)[1] == 1
 
 
 def test_an_unknown_kind_is_refused() -> None:

@@ -22,7 +22,7 @@ from ..mma import Mma
 from ..plan import Block, MiB, Part, Piece, Plan, Rates, panel_elements
 from ..ring import Bytes
 from ..roofline import peak_flops
-from ..tensor import split_pays
+from ..tensor import BYTES_PER_LINE, split_pays
 from ..tiles import round_up
 from ..trace import Trace
 from ..tune import best_config
@@ -220,9 +220,15 @@ class CUDA:
         if kind == "fp16x3":
             if wide == np.complex64 and kernel == kind:
                 # Rows of re and of im for an A along m; B embedded, at twice its size.
-                return Arithmetic(kernel, wide, wide, why=why, pitch=64, line_bytes=24, scratch=(8, 16))
+                return Arithmetic(
+                    kernel, wide, wide, why=why, pitch=64, line_bytes=2 * BYTES_PER_LINE, scratch=(8, 16)
+                )
             fits = wide == float32
-            return Arithmetic(kernel, float32, float32, why=why, pitch=64, line_bytes=12) if fits else None
+            return (
+                Arithmetic(kernel, float32, float32, why=why, pitch=64, line_bytes=BYTES_PER_LINE)
+                if fits
+                else None
+            )
         if kind == "fp16":
             return Arithmetic(kernel, a, float32, why=why, pitch=8) if half else None
         if kind == "tf32":
