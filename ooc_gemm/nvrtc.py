@@ -5,6 +5,7 @@
        └───────────────────── grid, threads, shared memory ──────────────────────┘
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -218,17 +219,20 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, cubin: bytes) -> None:
-    """Under a temporary name first: several processes may compile the same kernel at once. A cache that
-    cannot be written costs a second at the next start, and is no error."""
+    """A cache that cannot be written costs a second at the next start, and is no error."""
+    with contextlib.suppress(OSError):
+        replace_file(path, cubin)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Under a temporary name first: others see the old file or the new one, whole. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with open(handle, "wb") as file:
-                file.write(cubin)
-            os.replace(temporary, path)
-        except BaseException:
+        with open(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
-            raise
-    except OSError:
-        pass
+        raise

@@ -4,10 +4,7 @@ The file maps device name → "kernel dtype NT class" → macros, and is read an
 that the catalog no longer ships counts as not remembered.
 """
 
-import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -15,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .catalog import KERNELS
-from .nvrtc import Config, _cache_dir
+from .nvrtc import Config, _cache_dir, replace_file
 
 SHAPES = {
     "small": (1024, 1024, 1024),
@@ -110,18 +107,7 @@ def _read() -> dict[str, dict[str, Any]]:
 
 
 def _remember(device: str, choice: Choice) -> None:
-    """Under a temporary name first, so that a reader sees the old file or the new one, whole."""
     found = _read()
     key = _key(choice.kernel, choice.dtype, choice.trans_a, choice.trans_b, choice.shape)
     found.setdefault(device, {})[key] = dict(choice.config.macros)
-    path = _path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            json.dump(found, file, indent=1)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    replace_file(_path(), json.dumps(found, indent=1).encode())
