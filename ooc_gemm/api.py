@@ -277,11 +277,7 @@ def _prepare(
         kernel=f"{arithmetic.kernel}: {arithmetic.why}",
     )
     costs = chosen.limits(arithmetic, device_limit)
-    stored_along_k = not left.matrix.transposed, right.matrix.transposed
-    turned = any(
-        wanted not in (None, stored)
-        for wanted, stored in zip(arithmetic.along_k, stored_along_k, strict=True)
-    )
+    turned = problem.panels_along_k != problem.stored_along_k
     converted = turned or any(x.dtype != arithmetic.panel for x in (left, right))
     extra = m * n * out.itemsize if c is None and writes else 0
     budget = Budget(

@@ -182,6 +182,20 @@ class Problem:
     kernel: str = ""
     """What multiplies, and why that: for the reader of the plan."""
 
+    @property
+    def stored_along_k(self) -> tuple[bool, bool]:
+        """Whether A and B are stored with k along their rows."""
+        return not self.a.transposed, self.b.transposed
+
+    @property
+    def panels_along_k(self) -> tuple[bool, bool]:
+        """`along_k`, with what is stored where nothing else is wanted."""
+        a, b = (
+            stored if wanted is None else wanted
+            for stored, wanted in zip(self.stored_along_k, self.along_k, strict=True)
+        )
+        return a, b
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -496,10 +510,7 @@ PANEL_BUFFERS = 2
 
 def panel_elements(p: Problem, bm: int, bn: int, bk: int) -> tuple[int, int]:
     """Elements of a panel of op(A) and of one of op(B), the padding of their rows included."""
-    stored_along_k = not p.a.transposed, p.b.transposed
-    a_along_k, b_along_k = (
-        stored if wanted is None else wanted for stored, wanted in zip(stored_along_k, p.along_k, strict=True)
-    )
+    a_along_k, b_along_k = p.panels_along_k
     return (
         bm * round_up(bk, p.pitch) if a_along_k else bk * round_up(bm, p.pitch),
         bn * round_up(bk, p.pitch) if b_along_k else bk * round_up(bn, p.pitch),
