@@ -549,7 +549,7 @@ def failures(report: dict[str, Any]) -> list[str]:
             ):
                 if row[key] is False and not (key in ("met", "behind") and report["quick"]):
                     found.append(f"{name}: {text}")
-    extras = [report[key] for key in ("smallest", "trace") if report[key]]
+    extras = [report[key] for key in ("smallest", "trace", "trace_auto") if report.get(key)]
     return found + [f"{extra['title']}: failed" for extra in extras if not extra["ok"]]
 
 

@@ -19,6 +19,7 @@ from ooc_gemm.gpu import open_gemm
 from ooc_gemm.measure import poison, random, rounding
 from ooc_gemm.roofline import OUT_DTYPE
 from ooc_gemm.tensor import PITCH_BYTES
+from ooc_gemm.tiles import round_up
 
 SHAPES = (
     (129, 257, 71), (1, 1, 1), (17, 3, 2), (257, 65, 64), (1, 300, 33), (300, 1, 33), (66, 130, 0),
@@ -56,7 +57,7 @@ def worst(
     unit = PITCH_BYTES // np.dtype(dtype).itemsize if tensor else 1
 
     def pitch(cols: int) -> int:
-        return max(1, -(-cols // unit)) * unit + pad * unit
+        return round_up(max(1, cols), unit) + pad * unit
 
     left, right = a.T.copy() if trans[0] else a, b.T.copy() if trans[1] else b
     da, db, dc = stored(left, pitch(left.shape[1])), stored(right, pitch(right.shape[1])), stored(c, n + pad)

@@ -105,7 +105,7 @@ _problem = _options(
         type=click.Choice(["highest", "high", "medium"]),
         default="highest",
         show_default=True,
-        help="Least accuracy of float32 products; every kernel so far keeps the highest.",
+        help="Least accuracy of float32 products: medium allows TF32, high is computed as highest.",
     ),
     click.option(
         "--kernel",

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .gpu import Gemm
 from .roofline import OUT_DTYPE
 from .tensor import PITCH_BYTES
+from .tiles import round_up
 
 ROWS_CHECKED = 1024
 WIDE_CHECKED = 16, 256
@@ -89,7 +90,7 @@ class Case:
     def _padded(self, rows: int, cols: int, dtype: str) -> Any:
         """Rows that begin at multiples of PITCH_BYTES, as the engine's panels do."""
         unit = PITCH_BYTES // np.dtype(dtype).itemsize
-        return self.cupy.full((rows, -(-cols // unit) * unit), poison(dtype), dtype)[:, :cols]
+        return self.cupy.full((rows, round_up(cols, unit)), poison(dtype), dtype)[:, :cols]
 
     def _random(self, rng: np.random.Generator, rows: int, cols: int) -> Any:
         array = self._padded(rows, cols, self.dtype)
