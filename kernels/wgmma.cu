@@ -51,14 +51,13 @@ constexpr int A_BYTES = BM * K_ROW, B_BYTES = BN * K_ROW;  // of one plane in on
 constexpr int STAGE_BYTES = PLANES * (A_BYTES + B_BYTES);
 constexpr int STEPS_TO_PROMOTE = PROMOTE ? PROMOTE / BK : 1;
 // Of 65536, where a thread block has them to itself: the producer needs few, the consumers hold the sums.
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 56 : 32;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 224 : 160;
+constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224;
 
 static_assert(TYPE == FLOAT16 || (!A_MN && !B_MN), "only 16-bit operands may be MN-major");
 static_assert(K_ROW == 128 || K_ROW == 64, "a row of a K-major tile is one span of the swizzle");
-static_assert(BM == 128 || BM == 192, "two or three consumers: the registers are dealt out for those");
+static_assert(BM == 128, "two consumers: the registers are dealt out for those");
 static_assert((!B_MN || BN % 64 == 0), "instructions have 64 rows, MN-major boxes 64 columns");
-static_assert(BN == 64 || BN == 128 || BN == 192 || BN == 256, "the instructions written out below");
+static_assert(BN == 64 || BN == 192 || BN == 256, "the instructions written out below");
 static_assert(PRODUCTS == 1 || (TYPE == FLOAT16 && PRODUCTS == 3), "only float32 comes in two planes");
 static_assert(!PROMOTE || PROMOTE % BK == 0, "sums are handed over between stages");
 static_assert(RESIDENT == 1 || ACC <= 32, "two thread blocks share the registers");
@@ -170,12 +169,6 @@ constexpr int k_stride = mn ? K_STEP * 128 : 32;
 #define NAMES NAMES_0
 #define A_B_P "%32, %33, p"
 #define KEEP "%34"
-#elif BN == 128
-#define SHAPE "m64n128"
-#define SUMS SUMS_32(0), SUMS_32(32)
-#define NAMES NAMES_0 NAMES_1
-#define A_B_P "%64, %65, p"
-#define KEEP "%66"
 #elif BN == 192
 #define SHAPE "m64n192"
 #define SUMS SUMS_32(0), SUMS_32(32), SUMS_32(64)
