@@ -294,7 +294,7 @@ def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
     """kernels/dmma.cu."""
     found = []
     for bm, bn, stages, resident, wm, wn in _DMMA:
-        # Turned copies take registers, and 96 rows along m or n cannot be dealt out.
+        # Two operands along k take more registers, and 96 rows along m or n cannot be dealt out.
         not_for = {(128, 128): "NT", (96, 128): "TN", (96, 64): "NT TN TT"}
         if "NT"[trans_a] + "NT"[trans_b] in not_for.get((bm, bn), ""):
             continue
