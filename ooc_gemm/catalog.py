@@ -422,6 +422,14 @@ def embed(mode: str, conjugate: bool = False, conjugate_other: bool = False) -> 
     return Config("embed", "complex64", 8, 32, (32, 8), tuple(macros.items()))
 
 
+def combine(pairs: bool, conjugate_a: bool = False, conjugate_b: bool = False) -> Config:
+    """kernels/combine.cu."""
+    macros: dict[str, int | str] = {
+        "PAIRS": int(pairs), "CONJUGATE_A": int(conjugate_a), "CONJUGATE_B": int(conjugate_b),
+    }  # fmt: skip
+    return Config("combine", "complex64", 1, 256, (256, 1), tuple(macros.items()))
+
+
 def transpose(dtype: str) -> Config:
     """kernels/transpose.cu for float32, int8 or uint8."""
     element = "float" if dtype == "float32" else "unsigned char"
