@@ -37,6 +37,12 @@ MAX_VISITS = 200_000
 """Panels visited in a schedule, up to which a cache is planned: the simulation takes 1 µs each, and more of
 them means blocks so small that there is no memory for a cache either."""
 
+BUSY_READERS = 4
+"""Reader threads that a disk needs to give what it can."""
+
+HIDDEN_COST = 0.05
+"""What a second of a stage that another hides is worth, in seconds: others use the disk and the bus too."""
+
 LEAST_CACHE_SLOTS = 8
 """Fewer are not worth a cache."""
 
@@ -353,6 +359,8 @@ class Plan:
     found: tuple[int, ...] = field(repr=False)
     """For each panel of op(A) and op(B) in the order of the schedule: how many of its first pieces are found
     in host memory. Empty: none ever."""
+    kept: tuple[int, ...] = field(repr=False)
+    """Likewise: how many of its first pieces stay there."""
     lower_bound_bytes: int
     """Least bytes any schedule moves between store and fast memory of this size:
     max(2mnk/√S − 2S, mk + kn + mn) elements (Smith et al., arXiv:1702.02017)."""
@@ -402,13 +410,8 @@ class Plan:
         row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
         visit = 2 * (block.index * self.panel_count + panel[0] // self.bk)
         for number, (operand, (s, rows, cols)) in enumerate(_sides(self.problem, row, col, panel).items()):
-            found, kept = (x[visit + number] if x else 0 for x in (self.found, self._kept))
+            found, kept = (x[visit + number] if x else 0 for x in (self.found, self.kept))
             yield from cut(operand, s, rows, cols, self.slot_bytes, found, kept)
-
-    @cached_property
-    def _kept(self) -> tuple[int, ...]:
-        """As `found`: how many of a panel's first pieces stay after this visit."""
-        return reuse.kept(_visits(self), self.found) if self.found else ()
 
     def block_pieces(self, block: Block) -> Iterator[Piece]:
         """What is read to fill a block with the C that was (β ≠ 0)."""
@@ -546,32 +549,35 @@ def _unit(plan: Plan, unit: _Unit) -> Iterator[Piece]:
     return cut(operand, *_sides(p, row, col, k)[operand], plan.slot_bytes)
 
 
-def _visits(plan: Plan) -> list[tuple[_Unit, int]]:
-    """Every panel in the order of the schedule, op(A)'s before op(B)'s, and how many pieces it takes."""
-    size = lru_cache(maxsize=None)(lambda unit: sum(1 for _ in _unit(plan, unit)))
-    units = (
-        (operand, strip, number)
-        for place in _serpentine(plan.problem, plan.bm, plan.bn, plan.by_columns)
-        for number in range(plan.panel_count)
-        for operand, strip in zip("ab", place, strict=True)
-    )
-    return [(unit, size(unit)) for unit in units]
-
-
-def _with_cache(plan: Plan, slots: int) -> Plan:
-    """The plan with what a cache of up to so many slots finds, and no more of them than that takes."""
-    visits = _visits(plan)
-    found = reuse.hits(visits, slots)
-    slots = reuse.most_kept(visits, found)
+def _visits(plan: Plan) -> list[tuple[_Unit, list[int]]]:
+    """Every panel in the order of the schedule, op(A)'s before op(B)'s, and what reading its pieces would
+    move from the store: bytes of the first, of the first two, and so on."""
 
     @cache
     def sizes(unit: _Unit) -> list[int]:
         s = plan.problem.a if unit[0] == "a" else plan.problem.b
         return list(accumulate(_moved(s, piece) for piece in _unit(plan, unit)))
 
-    saved = sum(sizes(unit)[count - 1] for (unit, _), count in zip(visits, found, strict=True) if count)
+    units = (
+        (operand, strip, number)
+        for place in _serpentine(plan.problem, plan.bm, plan.bn, plan.by_columns)
+        for number in range(plan.panel_count)
+        for operand, strip in zip("ab", place, strict=True)
+    )
+    return [(unit, sizes(unit)) for unit in units]
+
+
+def _with_cache(plan: Plan, slots: int) -> Plan:
+    """The plan with what a cache of up to so many slots finds, and no more of them than that takes."""
+    panels = _visits(plan)
+    visits = [(unit, len(sizes)) for unit, sizes in panels]
+    found = reuse.hits(visits, slots)
+    kept = reuse.kept(visits, found)
+    slots = reuse.most_kept(found, kept)
+    saved = sum(sizes[count - 1] for (_, sizes), count in zip(panels, found, strict=True) if count)
     ledger = plan.ledger | {"cache": slots * plan.slot_bytes}
-    return replace(plan, found=found, cache_slots=slots, ledger=ledger, bytes_read=plan.bytes_read - saved)
+    bytes_read = plan.bytes_read - saved
+    return replace(plan, found=found, kept=kept, cache_slots=slots, ledger=ledger, bytes_read=bytes_read)
 
 
 def _moved(s: Matrix, piece: Piece) -> int:
@@ -668,7 +674,7 @@ def _pass(s: Matrix, row_step: int, col_step: int, slot: int) -> _Pass:
     count = row_touches * col_touches
     if s.whole:
         return _Pass(nbytes, float(count * s.chunk_bytes), count, count)
-    count += s.rows * s.cols * s.itemsize // slot
+    count *= max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
     apart = _apart(s.chunk_cols, min(col_step, s.chunk_cols), s.itemsize)
     return _Pass(nbytes, 0.0, count, s.rows * col_touches if apart else count)
 
@@ -700,8 +706,10 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
         sides.append((x.c, _pass(x.c, x.bm, x.bn, slot), 1, 1.0))
     read = x.cache * slot / rates.touch
     uploaded = 0.0
+    # A few readers do not keep a disk busy.
+    rate = rates.read * (1.0 if rates.shared else min(1.0, x.ring.readers / BUSY_READERS))
     for s, one, times, share in sides:
-        moving = one.nbytes / rates.read + one.decoded / rates.decode + one.calls * rates.read_seconds
+        moving = one.nbytes / rate + one.decoded / rates.decode + one.calls * rates.read_seconds
         read += times * (share * moving + one.pieces * rates.piece_seconds)
         uploaded += times * s.rows * s.cols * s.itemsize
     written = x.c.rows * x.c.cols
@@ -784,7 +792,8 @@ def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
 
     Raises BudgetError, with the smallest limit that would do, where none fits.
     """
-    ideal = _seconds(problem, budget, rates, _everything(problem, budget))[1]
+    stages, ideal = _seconds(problem, budget, rates, _everything(problem, budget))
+    ideal += HIDDEN_COST * sum(stages.values())
     best: tuple[float, int, _Candidate] | None = None
     for c in _outputs(problem):
         for ring in _rings(budget):
@@ -821,7 +830,9 @@ def _search(
                     plain = _Candidate(c, bm, bn, bk, c_buffers, ring)
                     for x in (plain, *_cached(p, budget, plain)):
                         elements = bm * bn + (bm + bn) * bk + x.cache
-                        found = (_seconds(p, budget, rates, x)[1], elements, x)
+                        stages, seconds = _seconds(p, budget, rates, x)
+                        # What hides behind the longest stage is still not for nothing.
+                        found = (seconds + HIDDEN_COST * sum(stages.values()), elements, x)
                         if best is None or found[:2] < best[:2]:
                             best = found
     return best
@@ -896,6 +907,7 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
         cache_slots=0,
         by_columns=x.by_columns,
         found=(),
+        kept=(),
         lower_bound_bytes=lower_bound_bytes(p, fast),
         bytes_read=bytes_read,
         bytes_written=p.c.grid[0] * p.c.grid[1] * p.c.chunk_bytes,
