@@ -284,6 +284,7 @@ _DMMA = (
     (128, 128, 5, 1, 64, 32),
     (96, 128, 5, 1, 48, 32),
     (96, 64, 5, 2, 48, 16),
+    (64, 128, 6, 1, 32, 32),
     (64, 64, 5, 2, 32, 16),
     (32, 32, 6, 4, 16, 16),
 )
@@ -294,8 +295,9 @@ def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
     """kernels/dmma.cu."""
     found = []
     for bm, bn, stages, resident, wm, wn in _DMMA:
-        # Two operands along k take more registers, and 96 rows along m or n cannot be dealt out.
-        not_for = {(128, 128): "NT", (96, 128): "TN", (96, 64): "NT TN TT"}
+        # Two operands along k take more registers: NT has a tile of its own. 96 rows along m or n cannot be
+        # dealt out.
+        not_for = {(128, 128): "NT", (96, 128): "NT TN", (96, 64): "NT TN TT", (64, 128): "NN TN TT"}
         if "NT"[trans_a] + "NT"[trans_b] in not_for.get((bm, bn), ""):
             continue
         # The instruction's left operand is B, unless A is transposed.
