@@ -6,7 +6,7 @@
     decode       memory ──► memory, what a compressed chunk costs where the disk costs nothing
     source       what the engine's readers get of a stored array
 
-Every function runs `threads` threads that take the next chunk when they are done with one, as the engine's do.
+Every function runs `threads` threads that take the next chunk when they are done with one.
 """
 
 import os
@@ -65,8 +65,7 @@ def read_rate(
     buffers: list[Bytes] | None = None,
 ) -> float:
     """Bytes a second at which the files in `folder` are read into memory: `buffers` where given, one a thread
-    and as large as the largest file. They are dropped from the page cache first, or brought into it (`cached`).
-    """
+    and as large as the largest file. They are taken out of the page cache first, or brought into it."""
     paths = [entry.path for entry in os.scandir(folder) if entry.is_file()]
     if not paths:
         raise InputError(f"{folder} holds no files; write some first")
@@ -112,12 +111,13 @@ def _flush(path: str) -> None:
 
 def decode_rate(spec: Any, threads: int = 16, seconds: float = 2.0) -> float:
     """Decoded bytes a second that `threads` threads make of the encoded chunks of a stored array, from memory
-    to memory: as many different chunks as threads, again and again. Raises InputError where the array's chunks
-    are not compressed files that the engine decodes itself."""
+    to memory: as many different chunks as threads, again and again. Raises InputError where the chunks are not
+    compressed files that the engine decodes itself."""
     source = store.open_source(spec)
     if not isinstance(source, store.CompressedSource):
         raise InputError(f"{source.name} has no compressed chunks in local files")
-    s, found = source.matrix, []
+    s = source.matrix
+    found: list[Bytes] = []
     for i in range(s.grid[0]):
         for j in range(s.grid[1]):
             if len(found) < threads and os.path.exists(source.path(i, j)):
@@ -143,8 +143,8 @@ def source_rate(
     spec: Any, threads: int = 16, buffers: list[Bytes] | None = None, cold: bool = False
 ) -> float:
     """Decoded bytes a second that `threads` threads get of a stored array by the engine's own `read`, chunk
-    after chunk, into `buffers` where given: one a thread, of a decoded chunk each. `cold`: its files (those of a
-    local array) are dropped from the page cache first."""
+    after chunk, into `buffers` where given: one a thread, of a decoded chunk each. `cold`: the files of a local
+    array are taken out of the page cache first."""
     source = store.open_source(spec)
     s = source.matrix
     buffers = buffers or page_aligned(threads, s.chunk_bytes)
