@@ -111,7 +111,7 @@ def _flush(path: str) -> None:
 
 def decode_rate(spec: Any, threads: int = 16, seconds: float = 2.0) -> float:
     """Decoded bytes a second that `threads` threads make of the encoded chunks of a stored array, from memory
-    to memory: as many different chunks as threads, again and again. Raises InputError where the chunks are not
+    to memory: as many different chunks as threads, again and again. Raises InputError where chunks are not
     compressed files that the engine decodes itself."""
     source = store.open_source(spec)
     if not isinstance(source, store.CompressedSource):
@@ -143,8 +143,8 @@ def source_rate(
     spec: Any, threads: int = 16, buffers: list[Bytes] | None = None, cold: bool = False
 ) -> float:
     """Decoded bytes a second that `threads` threads get of a stored array by the engine's own `read`, chunk
-    after chunk, into `buffers` where given: one a thread, of a decoded chunk each. `cold`: the files of a local
-    array are taken out of the page cache first."""
+    after chunk, into `buffers` where given: one a thread, of a decoded chunk each. `cold`: a local array's
+    files are taken out of the page cache first."""
     source = store.open_source(spec)
     s = source.matrix
     buffers = buffers or page_aligned(threads, s.chunk_bytes)
