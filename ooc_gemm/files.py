@@ -102,8 +102,8 @@ class ChunkFile:
         return done
 
     def _is_cached(self, into: Bytes, offset: int, need: int) -> bool:
-        """Whether the page cache has this part of the file, judged by one of its pages. Asking for one makes the
-        system read it, so each time it is another; and not the file's first, which would bring in many more."""
+        """Whether the page cache has this part of the file, judged by one of its pages. Asking for one makes
+        the system read it: so it is another each time, and not the file's first, which brings in more."""
         if self._system in _blind or self._system in _buffered or not NOWAIT:
             return False
         at = random.randrange(1, need // PAGE) * PAGE

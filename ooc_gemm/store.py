@@ -336,6 +336,8 @@ def _open(path: str, name: str) -> Any:
         with warnings.catch_warnings():
             # Zarr 3.4 reads a chunk size of 0 as 1, and warns.
             warnings.filterwarnings("error", r".*stored chunk shape .* is invalid")
+            # What zarrs cannot decode, zarr does.
+            warnings.filterwarnings("ignore", r".*unsupported by ZarrsCodecPipeline")
             return zarr.open(path, mode="r")
     except FileNotFoundError:
         return None
