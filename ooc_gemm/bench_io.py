@@ -140,22 +140,22 @@ def decode_rate(spec: Any, threads: int = 16, seconds: float = 2.0) -> float:
 
 
 def source_rate(
-    spec: Any, threads: int = 16, buffers: list[Bytes] | None = None, cold: bool = False
+    spec: Any, threads: int = 16, buffers: list[Bytes] | None = None, cold: bool = False, rounds: int = 1
 ) -> float:
     """Decoded bytes a second that `threads` threads get of a stored array by the engine's own `read`, chunk
-    after chunk, into `buffers` where given: one a thread, of a decoded chunk each. `cold`: a local array's
-    files are taken out of the page cache first."""
+    after chunk, all of them `rounds` times, into `buffers` where given: one a thread, of a decoded chunk each.
+    `cold`: a local array's files are taken out of the page cache first."""
     source = store.open_source(spec)
     s = source.matrix
     buffers = buffers or page_aligned(threads, s.chunk_bytes)
     for buffer in buffers:
         buffer[:] = 0
+    pieces = list(cut("a", s, (0, s.rows), (0, s.cols), s.chunk_bytes)) * rounds
     if cold and (place := store.local_path(spec)):
         drop(str(path) for path in place.rglob("*") if path.is_file())
     start = time.perf_counter()
-    pieces = list(cut("a", s, (0, s.rows), (0, s.cols), s.chunk_bytes))
     _each(pieces, buffers, lambda piece, buffer: source.read(piece, buffer))
-    return s.rows * s.cols * s.itemsize / (time.perf_counter() - start)
+    return rounds * s.rows * s.cols * s.itemsize / (time.perf_counter() - start)
 
 
 def _each(tasks: list[T], buffers: list[Bytes], work: Callable[[T, Bytes], Any]) -> None:
