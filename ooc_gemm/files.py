@@ -33,14 +33,19 @@ LEAST_DIRECT = 256 << 10
 """Fewer bytes go through the page cache, which reads ahead."""
 
 AT_ONCE = 6
-"""Direct reads under way. A few keep a disk busy; with more, readers that also decode wait for the disk all at
-once and then leave it idle together (16 readers of zstd chunks: half the rate)."""
+"""Direct reads under way. A few keep a disk busy; with more, readers that also decode wait for the disk all
+together and then leave it idle together (16 readers of zstd chunks: half the rate)."""
 
 _turns = threading.Semaphore(AT_ONCE)
 _buffered: set[int] = set()
 """File systems (`st_dev`) that cannot read and write past the page cache."""
 _blind: set[int] = set()
 """File systems that do not tell what the page cache has."""
+
+
+def room(offset: int, size: int) -> int:
+    """Memory that `read_range` needs."""
+    return round_up(offset % PAGE + size, PAGE)
 
 
 class ChunkFile:
@@ -70,10 +75,13 @@ class ChunkFile:
         """Fill `into` from `offset` on. Raises OSError, also where the file ends before."""
         self._read(into, offset, len(into))
 
-    def read_all(self, into: Bytes) -> Bytes:
-        """The whole file at the front of `into`, which has room for it in whole pages. Raises OSError."""
-        self._read(into[: round_up(self.size, PAGE)], 0, self.size)
-        return into[: self.size]
+    def read_range(self, into: Bytes, offset: int, size: int) -> Bytes:
+        """`size` bytes from `offset` on, somewhere in `into`, which has `room` for them: with what is around
+        them in whole pages. Raises OSError."""
+        start = offset // PAGE * PAGE
+        stop = offset - start + size
+        self._read(into[: round_up(stop, PAGE)], start, stop)
+        return into[offset - start : stop]
 
     def _read(self, into: Bytes, offset: int, need: int) -> None:
         """At least `need` bytes: what lies in whole pages past the page cache, the rest through it."""

@@ -3,6 +3,7 @@
 import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import zarr
 from conftest import make
 
 import ooc_gemm
-from ooc_gemm import bench_io, codec, files, store
+from ooc_gemm import api, bench_io, codec, files, store
+from ooc_gemm.local import CompressedSource, RawSource
 from ooc_gemm.pages import PAGE, page_aligned, scratch
 from ooc_gemm.plan import Part, cut
 
@@ -121,7 +123,7 @@ def test_a_whole_file_is_one_read_whatever_its_length(chunk, monkeypatch):
     calls = Calls(monkeypatch)
     calls.fails["ask"] = errno.EAGAIN
     with files.ChunkFile(path) as file:
-        assert (file.read_all(scratch("file", file.size)) == values).all()
+        assert (file.read_range(scratch("file", file.size), 0, file.size) == values).all()
     assert calls.kinds() == ["direct"]
 
 
@@ -242,12 +244,16 @@ COMPRESSED = {
 }
 
 
+def file_of(source, i, j):
+    return source._folder.root / source._folder.key(i, j)
+
+
 @pytest.mark.parametrize("layout", COMPRESSED)
 def test_compressed_chunks_are_read_without_zarr(tmp_path, monkeypatch, layout):
     values = np.random.default_rng(0).standard_normal((70, 90)).astype("f4")
     path = make(tmp_path / "a", values, chunks=(30, 40), **COMPRESSED[layout])
     source = store.open_source(path)
-    assert isinstance(source, store.CompressedSource)
+    assert isinstance(source, CompressedSource)
     s = source.matrix
     monkeypatch.setattr(zarr.Array, "__getitem__", None)
     found = np.zeros((s.rows, s.cols), "f4")
@@ -260,7 +266,7 @@ def test_compressed_chunks_are_read_without_zarr(tmp_path, monkeypatch, layout):
                 found[slice(*piece.rows), slice(*piece.cols)] = view
                 moved += nbytes
                 i, j = piece.chunk
-                assert nbytes == os.path.getsize(source.path(i, j)) == s.stored[i * s.grid[1] + j]
+                assert nbytes == os.path.getsize(file_of(source, i, j)) == s.stored[i * s.grid[1] + j]
         assert (found == (values.T if s.transposed else values)).all()
 
 
@@ -278,7 +284,7 @@ def test_a_chunk_of_another_size_is_refused(tmp_path, layout, size):
     values = np.random.default_rng(0).standard_normal((60, 80)).astype("f4")
     source = store.open_source(make(tmp_path / "a", values, chunks=(30, 40), **COMPRESSED[layout]))
     data = np.zeros(size, np.uint8)
-    Path(source.path(1, 1)).write_bytes(bytes(source.compressor.codec.encode(data)))
+    file_of(source, 1, 1).write_bytes(bytes(source.compressor.codec.encode(data)))
     pieces = list(cut("a", source.matrix, (0, source.matrix.rows), (0, source.matrix.cols), 1 << 20))
     with pytest.raises(ooc_gemm.StoreError, match=r"chunk \S+ cannot be read or decoded .*write it again"):
         source.read(pieces[-1], np.empty(source.matrix.chunk_bytes, np.uint8))
@@ -375,6 +381,123 @@ def test_slots_of_the_cpu_are_page_aligned():
     slots = CPU().host_buffers(3, 5000)
     assert [len(slot) for slot in slots] == [5000] * 3
     assert all(slot.ctypes.data % PAGE == 0 for slot in slots)
+
+
+# ----------------------------------------------------------------------------------------------------- shards
+
+SHARDED = {
+    "raw": ({"compressors": None}, RawSource),
+    "zstd": ({}, CompressedSource),
+    "index first": (
+        {
+            "shards": None,
+            "compressors": None,
+            "chunks": (30, 40),
+            "serializer": zarr.codecs.ShardingCodec(
+                chunk_shape=(15, 10), codecs=[zarr.codecs.BytesCodec()], index_location="start"
+            ),
+        },
+        RawSource,
+    ),
+    "two codecs": ({"compressors": [zarr.codecs.GzipCodec(), zarr.codecs.ZstdCodec()]}, store.DecodedSource),
+    "transposed": ({"filters": [zarr.codecs.TransposeCodec(order=(1, 0))]}, store.DecodedSource),
+}
+
+
+@pytest.mark.parametrize("layout", SHARDED)
+def test_chunks_of_shards_are_read_by_themselves(tmp_path, layout):
+    options, kind = SHARDED[layout]
+    values = np.random.default_rng(0).standard_normal((70, 90)).astype("f4")
+    values[:20, :20] = 0  # one chunk that is not stored, in a shard that is
+    values[30:60, 40:80] = 0  # a shard that is not
+    path = make(tmp_path / "a", values, **{"chunks": (15, 10), "shards": (30, 40), **options})
+    source = store.open_source(path)
+    assert isinstance(source, kind)
+    s = source.matrix
+    assert (s.chunk_rows, s.chunk_cols) == (15, 10)
+    found, moved = np.full((70, 90), np.nan, "f4"), 0
+    for piece in cut("a", s, (0, 70), (0, 90), s.chunk_bytes):
+        view, nbytes = source.read(piece, np.empty(s.chunk_bytes, np.uint8))
+        found[slice(*piece.rows), slice(*piece.cols)] = view
+        moved += nbytes
+    assert (found == values).all()
+    if kind is not store.DecodedSource:
+        assert s.stored[0] == 0
+        stored = [path.stat().st_size for path in (tmp_path / "a").glob("c/*/*")]
+        assert sum(s.stored) == sum(stored) - len(stored) * (8 * 16 + 4)
+    if kind is CompressedSource:
+        assert moved == sum(s.stored)
+    result = ooc_gemm.multiply(path, path, transpose_b=True, device="cpu")
+    assert np.allclose(result.array, values @ values.T, atol=1e-4)
+    if kind is not store.DecodedSource:
+        assert result.bytes_read == result.plan.bytes_read
+
+
+def test_the_index_of_a_shard_is_read_once(tmp_path, monkeypatch):
+    values = np.random.default_rng(0).standard_normal((60, 40)).astype("f4")
+    path = make(tmp_path / "a", values, chunks=(15, 10), shards=(30, 40))
+    calls = Calls(monkeypatch)
+    source = store.open_source(path)
+    assert calls.log == [("buffered", 8 * 16 + 4)] * 2
+    calls.log.clear()
+    for piece in cut("a", source.matrix, (0, 60), (0, 40), source.matrix.chunk_bytes):
+        source.read(piece, np.empty(source.matrix.chunk_bytes, np.uint8))
+    assert calls.kinds() == ["buffered"] * 16
+
+
+def test_large_chunks_of_shards_go_past_the_page_cache(chunk, tmp_path, monkeypatch):
+    values = np.random.default_rng(0).standard_normal((1024, 512)).astype("f4")
+    for name, options in (("raw", {"compressors": None}), ("zstd", {})):
+        path = make(tmp_path / name, values, chunks=(512, 256), shards=(1024, 512), **options)
+        bench_io.drop([f"{path}/c/0/0"])
+        source = store.open_source(path)
+        slot, calls = page_aligned(1, source.matrix.chunk_bytes)[0], Calls(monkeypatch)
+        calls.fails["ask"] = errno.EAGAIN
+        for piece in cut("a", source.matrix, (0, 1024), (0, 512), len(slot)):
+            view, _ = source.read(piece, slot)
+            assert (view == values[slice(*piece.rows), slice(*piece.cols)]).all()
+        assert calls.kinds() == ["direct"] * 4
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("options", [{"compressors": None}, {}])
+def test_a_damaged_index_is_an_error_when_its_shard_is_read(tmp_path, options):
+    values = np.random.default_rng(0).standard_normal((60, 40)).astype("f4")
+    path = make(tmp_path / "a", values, chunks=(15, 10), shards=(30, 40), **options)
+    with open(f"{path}/c/1/0", "r+b") as file:
+        file.seek(-20, os.SEEK_END)
+        file.write(b"\x01")
+    source = store.open_source(path)
+    first, *_, last = cut("a", source.matrix, (0, 60), (0, 40), source.matrix.chunk_bytes)
+    source.read(first, np.empty(source.matrix.chunk_bytes, np.uint8))
+    with pytest.raises(ooc_gemm.StoreError, match=r"chunk c/1/0 cannot be read .*checksum of its index"):
+        source.read(last, np.empty(source.matrix.chunk_bytes, np.uint8))
+
+
+# ------------------------------------------------------------------------------------------------- read again
+
+
+def test_inputs_that_are_read_again_stay_in_the_page_cache(tmp_path, monkeypatch):
+    asked = []
+    opened = files.ChunkFile.__init__
+
+    def watched(self, path, direct=True):
+        asked.append(direct)
+        opened(self, path, direct)
+
+    monkeypatch.setattr(files.ChunkFile, "__init__", watched)
+    planned = api.make_plan
+    path = make(tmp_path / "a", np.ones((60, 60), "f4"), chunks=(10, 10), compressors=None)
+    for times, free, direct in ((3, 10**12, False), (3, 10**6, True), (1, 10**12, True)):
+        asked.clear()
+        monkeypatch.setattr(api, "free_bytes", lambda free=free: free)
+        monkeypatch.setattr(
+            api,
+            "make_plan",
+            lambda *args, times=times: replace(made := planned(*args), bytes_read=times * made.bytes_read),
+        )
+        ooc_gemm.multiply(path, path, device="cpu")
+        assert set(asked) == {direct}
 
 
 # ------------------------------------------------------------------------------------------------ measuring
