@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import store
+from . import rates, store
 from .devices import Device, Operation, open_device
 from .errors import InputError
 from .execute import execute
@@ -290,7 +290,9 @@ def _prepare(
         readers=costs.readers,
         writers=costs.writers,
     )
-    made = make_plan(problem, budget, chosen.rates(arithmetic))
+    inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
+    place = inputs[0][0] if c is None and not writes else None if c is None else store.local_path(c)
+    made = make_plan(problem, budget, rates.known(chosen, arithmetic, inputs, place))
     if existing is None:
         made_c = made.problem.c
         size = (made_c.chunk_rows, made_c.chunk_cols)

@@ -214,6 +214,13 @@ class Rates:
     """Seconds of one piece's way through the ring beside its bytes; pieces do not overlap in this."""
     thin: float = 32.0
     """Panel depth at which a multiplication takes twice its time: it reads and writes C once."""
+    turns: float = 0.5
+    """How reads and writes share the store: time of both at once, of equally long ones, over the sum of
+    their times alone. 1: they take turns; ½: they do not disturb each other."""
+    allocate: float = math.inf
+    """Bytes of host buffers that are made ready a second."""
+    note: str = ""
+    """Where these numbers are from: for the reader of the plan."""
 
 
 @dataclass(frozen=True)
@@ -327,6 +334,8 @@ class Plan:
     device_ledger: dict[str, int]
     stage_seconds: dict[str, float]
     predicted_seconds: float
+    rates: str = ""
+    """Where the rates are from that seconds are predicted by."""
 
     @property
     def host_bytes(self) -> int:
@@ -405,6 +414,7 @@ class Plan:
             ("written", _mib(self.bytes_written)),
             ("lower bound", f"{_mib(bound)}; this plan moves {moved / max(1, bound):.2f} times that"),
             ("predicted", f"{self.predicted_seconds:.2f} s, most of it {slowest}"),
+            *([("rates", self.rates)] if self.rates else []),
         ]
         for title, ledger, limit in (
             ("host memory", self.ledger, self.budget.host),
@@ -421,7 +431,7 @@ class Plan:
         keys = [
             *("bm", "bn", "bk", "panel_buffers", "c_buffers", "readers", "writers", "slots", "slot_bytes"),
             *("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "lower_bound_bytes"),
-            *("ledger", "device_ledger", "stage_seconds", "predicted_seconds"),
+            *("ledger", "device_ledger", "stage_seconds", "predicted_seconds", "rates"),
         ]
         out = {key: getattr(self, key) for key in keys}
         c = self.problem.c
@@ -733,6 +743,7 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
         device_ledger=device,
         stage_seconds=stages,
         predicted_seconds=seconds,
+        rates=rates.note,
     )
 
 

@@ -1,0 +1,150 @@
+"""What the planner is told about speed: rates that `ooc-gemm info --measure` found here, and where there are
+none the usual ones.
+
+The file maps device model → rates of the device, and among them, under "folders", those of each file system
+that was measured with it. What is there, and how it is measured, stands in info.py.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .devices import Arithmetic, Device
+from .plan import Rates
+from .remembered import recall
+
+FILE = "rates.json"
+SUGGESTION = "measure with `ooc-gemm info --measure`"
+SAMPLED = 4
+"""Entries looked at in every folder of an array."""
+
+_NOWAIT = getattr(os, "RWF_NOWAIT", None)
+
+
+def known(
+    device: Device, arithmetic: Arithmetic, inputs: Iterable[tuple[Path | None, int]], c: Path | None
+) -> Rates:
+    """Rates of a device for a kernel; `inputs` are the folders of the operands and the bytes they hold, `c` is
+    the folder of the result. None: not in a local folder."""
+    usual, found = device.rates(arithmetic), recall(FILE).get(device.model, {})
+    try:
+        return _known(usual, found, kernel_key(arithmetic), list(inputs), c)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a file of another version
+        return replace(usual, note=f"as usual; {SUGGESTION}")
+
+
+def _known(
+    usual: Rates, found: dict[str, Any], key: str, inputs: list[tuple[Path | None, int]], c: Path | None
+) -> Rates:
+    if not found:
+        return replace(usual, note=f"as usual; {SUGGESTION}")
+    rates = replace(
+        usual,
+        upload=found["upload_bytes_per_second"],
+        download=found["download_bytes_per_second"],
+        allocate=found["allocate_bytes_per_second"],
+        piece_seconds=found["piece_seconds"],
+    )
+    dates, missing = [found["date"]], []
+    if key in found["flops"]:
+        rates = replace(rates, **found["flops"][key])
+    else:
+        missing.append(f"of {key}")
+    folders, seconds, total, costs = found.get("folders", {}), 0.0, 0, []
+    places = {place for place in (*(path for path, _ in inputs), c) if place}
+    systems = {place: file_system(place) for place in places}
+    for place, nbytes in inputs:
+        folder = folders.get(systems.get(place, "")) if place else None
+        if place is None or folder is None:
+            continue
+        share = (
+            cached_share(place)
+            if folder["read_bytes_per_second"] < folder["cached_bytes_per_second"]
+            else 1.0
+        )
+        seconds += nbytes * (1 - share) / folder["read_bytes_per_second"]
+        seconds += nbytes * share / folder["cached_bytes_per_second"]
+        total += nbytes
+        costs.append(folder["piece_seconds"])
+    if total:
+        rates = replace(rates, read=total / seconds, piece_seconds=rates.piece_seconds + max(costs))
+    if c and systems[c] in folders:
+        same = any(place and systems[place] == systems[c] for place, _ in inputs)
+        folder = folders[systems[c]]
+        rates = replace(
+            rates, write=folder["write_bytes_per_second"], turns=folder["turns"] if same else rates.turns
+        )
+    dates += [folders[system]["date"] for system in systems.values() if system in folders]
+    missing += [f"of {name.split()[0]}" for name in sorted(set(systems.values())) if name not in folders]
+    note = f"measured {min(dates)}"
+    if missing:
+        note += f", but {' and '.join(missing)} as usual; {SUGGESTION} FOLDER"
+    return replace(rates, note=note)
+
+
+def kernel_key(arithmetic: Arithmetic) -> str:
+    """What its speed is remembered by."""
+    panel, block = arithmetic.panel.name, arithmetic.block.name
+    return f"{arithmetic.kernel} {panel}" + (f" to {block}" if block != panel else "")
+
+
+def file_system(place: Path) -> str:
+    """Type and number of the file system that a folder lies on, or will."""
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    device = os.stat(place).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    return f"{_mounted().get(number, ('unknown', ''))[0]} {number}"
+
+
+def mount_point(system: str) -> str:
+    """Where that file system is mounted."""
+    return _mounted().get(system.split()[1], ("", ""))[1]
+
+
+def _mounted() -> dict[str, tuple[str, str]]:
+    """Device number → type and place."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for line in lines:
+        fields = line.split()
+        found.setdefault(fields[2], (fields[fields.index("-") + 1], fields[4]))
+    return found
+
+
+def cached_share(folder: Path) -> float:
+    """How much of an array the page cache holds, by a few samples; 0 where the system does not tell."""
+    held = [_is_cached(path) for path in _sample(folder)]
+    return sum(held) / len(held) if held else 0.0
+
+
+def _sample(folder: Path) -> list[Path]:
+    """Some files below a folder, spread over it."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return []
+    entries = [entry for entry in entries if not entry.name.startswith((".z", "zarr.json"))]
+    found = []
+    for entry in entries[:: max(1, len(entries) // SAMPLED)]:
+        found += _sample(entry) if entry.is_dir() else [entry]
+    return found
+
+
+def _is_cached(path: Path) -> bool:
+    """Whether a page in the middle can be had without waiting."""
+    if _NOWAIT is None:
+        return False
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.preadv(file, [bytearray(1)], os.fstat(file).st_size // 2, _NOWAIT)
+        return True
+    except OSError:  # EAGAIN, or the file system cannot say
+        return False
+    finally:
+        os.close(file)
