@@ -248,36 +248,45 @@ def random(out: str, as_json: bool, verbose: bool, **options: Any) -> None:
 
 
 @cli.command(context_settings=CONTEXT)
-@click.option("--measure", is_flag=True, help="Measure rates of memory, disk and arithmetic (a few seconds).")
-@click.option(
-    "--dir",
-    "folder",
-    type=click.Path(exists=True, file_okay=False),
-    default=".",
-    show_default=True,
-    help="Where to measure the disk.",
-)
+@click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(exists=True, file_okay=False))
+@click.option("--measure", is_flag=True, help="Measure rates, and remember them.")
 @_json
 @_verbose
-def info(measure: bool, folder: str, as_json: bool, verbose: bool) -> None:
-    """Devices, memory, and measured rates."""
-    from .info import collect, measured
+def info(folders: tuple[str, ...], measure: bool, as_json: bool, verbose: bool) -> None:
+    """Devices, memory, and the rates that plans are made with.
 
-    found = collect()
-    if measure and not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"{folder} is not a writable folder; give another --dir")
+    --measure finds them: how fast each device multiplies and copies, and how fast the file systems of the
+    FOLDERs (the current one unless given) are read and written by the engine's threads. That takes some ten
+    seconds a device, writes up to 1 GiB into each folder and removes it. Rates are remembered for each model
+    of device and each file system; without them a plan assumes the usual ones, and says so.
+    """
+    from . import info as found_here
+
+    if folders and not measure:
+        raise click.UsageError("FOLDERs are measured; add --measure.")
     if measure:
-        found["rates"] = measured(folder)
+        with _status() as progress:
+            found_here.measure(folders or (".",), progress)
+    found = found_here.collect()
     if as_json:
         click.echo(json.dumps(found))
         return
     from rich.markup import escape
     from rich.table import Table
 
+    from .figures import rates_tables
+
+    rates = found.pop("rates")
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in _flat(found):
         table.add_row(key, escape(value))
-    _console().print(table)
+    console = _console()
+    console.print(table)
+    console.print()
+    for part in rates_tables(rates):
+        console.print(part)
+    if not rates:
+        console.print("rates not measured: ooc-gemm info --measure")
 
 
 @cli.group(context_settings=CONTEXT)

@@ -11,6 +11,7 @@ from .bench import size_of
 from .catalog import KERNELS
 from .errors import InputError
 from .gpu import CUBLAS, dtypes_of
+from .rates import mount_point
 
 SUFFIXES = (".svg", ".png")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -91,6 +92,46 @@ def choice_line(choice: dict[str, Any]) -> str:
     macros = " ".join(f"{name}={value}" for name, value in choice["config"].items())
     what = f"{choice['kernel']} {choice['dtype']} {choice['transposed']} {choice['class']}"
     return f"{what}: {choice['seconds'] * 1e3:.3g} ms{gain}: {macros}"
+
+
+def rates_tables(rates: dict[str, Any]) -> Iterator[Any]:
+    """Of each device a heading and two tables: what it does, and how its threads read and write."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    style: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
+    for model, found in rates.items():
+        yield f"{model}, measured {found['date']}"
+        table = Table(**style)
+        table.add_column("does")
+        table.add_column("at", justify="right", no_wrap=True)
+        for kernel, speed in found["flops"].items():
+            table.add_row(kernel, f"{_si(speed['flops'])}FLOP/s")
+        for name in ("upload", "download", "allocate"):
+            table.add_row(name, f"{_si(found[f'{name}_bytes_per_second'])}B/s")
+        table.add_row("pieces through the ring", f"{1 / found['piece_seconds']:,.0f}/s")
+        yield table
+        folders = Table(**style)
+        folders.add_column("file system")
+        for name in ("read", "cached", "write"):
+            folders.add_column(name, justify="right", no_wrap=True)
+        folders.add_column("both", justify="right", no_wrap=True)
+        for system, speed in found.get("folders", {}).items():
+            cells = [f"{_si(speed[f'{name}_bytes_per_second'])}B/s" for name in ("read", "cached", "write")]
+            place = mount_point(system)
+            share = f"{speed['turns']:.0%}"
+            folders.add_row(f"{place} ({system.split()[0]})" if place else system, *cells, share)
+        if folders.rows:
+            yield folders
+            yield "both: time of reading and writing at once, of what each takes alone; 100 %: they take turns"
+
+
+def _si(rate: float) -> str:
+    """Three digits and the prefix of a unit."""
+    for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if rate >= 0.9995 * scale:
+            return f"{rate / scale:.3g} {prefix}"
+    return f"{rate:.3g} "
 
 
 def heading(report: dict[str, Any]) -> str:

@@ -156,7 +156,7 @@ def _kernel_rate(device: Device, dtype: str, precision: str, kernel: str, side: 
         _Random((side, depth), dtype), _Random((depth, side), dtype), None,
         writes=False, device=device, memory_limit="1TiB", precision=precision, kernel=kernel,
     )  # fmt: skip
-    plan = replace(job.plan, bm=side, bn=side, bk=depth, c_buffers=1)
+    plan, arithmetic = replace(job.plan, bm=side, bn=side, bk=depth, c_buffers=1), job.operation.arithmetic
     block = next(plan.blocks())
     try:
         device.start(plan, job.operation, Trace())
@@ -183,10 +183,9 @@ def _kernel_rate(device: Device, dtype: str, precision: str, kernel: str, side: 
         multiply(DEPTHS[0], 1)
         seconds = [_steady(partial(multiply, k)) for k in DEPTHS]
         part = next(plan.parts(block))
-        target = np.empty((part.rows, part.cols), plan_dtype(job)) if device.name == "cpu" else None
-        if target is None:
-            (memory,) = device.host_buffers(1, part.rows * part.cols * plan.problem.block_itemsize)
-            target = memory.view(plan_dtype(job)).reshape(part.rows, part.cols)
+        (memory,) = device.host_buffers(1, part.rows * part.cols * arithmetic.block.itemsize)
+        memory[:] = 0
+        target = memory.view(arithmetic.block).reshape(part.rows, part.cols)
         downloads = target.nbytes / _best(lambda: device.download(block, part, 0, target).synchronize())
     finally:
         device.close()
@@ -201,11 +200,6 @@ def _kernel_rate(device: Device, dtype: str, precision: str, kernel: str, side: 
         "allocate_bytes_per_second": allocate,
     }
     return rates, copies
-
-
-def plan_dtype(job: Any) -> np.dtype[Any]:
-    dtype: np.dtype[Any] = job.operation.arithmetic.block
-    return dtype
 
 
 class _Nothing(store.Source):
@@ -294,15 +288,9 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     source = store.open_source(str(scratch / "a"))
     there = range(len(written))
 
-    def read(index: int, buffer: Bytes) -> int:
+    def read(index: int, buffer: Bytes, slot_bytes: int = chunk) -> int:
         rows = (index * CHUNK, (index + 1) * CHUNK)
-        return sum(
-            source.read(piece, buffer)[1] for piece in cut("a", source.matrix, rows, (0, CHUNK), chunk)
-        )
-
-    def read_small(index: int, buffer: Bytes) -> int:
-        rows = (index * CHUNK, (index + 1) * CHUNK)
-        pieces = cut("a", source.matrix, rows, (0, CHUNK), PIECE_BYTES)
+        pieces = cut("a", source.matrix, rows, (0, CHUNK), slot_bytes)
         return sum(source.read(piece, buffer)[1] for piece in pieces)
 
     forget(scratch / "a")
@@ -311,7 +299,7 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     keep(scratch / "a")
     cached = max(_rate(read, there, for_reading) for _ in range(2))
     few = list(islice(there, 4))
-    seconds, moved = _for_a_while(read_small, few, for_reading)
+    seconds, moved = _for_a_while(partial(read, slot_bytes=PIECE_BYTES), few, for_reading)
     pieces = sum(moved) / PIECE_BYTES
     piece_seconds = max(0.0, seconds - sum(moved) / cached) / pieces
     forget(scratch / "a")

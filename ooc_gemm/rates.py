@@ -26,8 +26,8 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", None)
 def known(
     device: Device, arithmetic: Arithmetic, inputs: Iterable[tuple[Path | None, int]], c: Path | None
 ) -> Rates:
-    """Rates of a device for a kernel; `inputs` are the folders of the operands and the bytes they hold, `c` is
-    the folder of the result. None: not in a local folder."""
+    """Rates of a device for a kernel; `inputs` are the folders of the operands and the bytes they hold, `c`
+    is the folder of the result. None: not in a local folder."""
     usual, found = device.rates(arithmetic), recall(FILE).get(device.model, {})
     try:
         return _known(usual, found, kernel_key(arithmetic), list(inputs), c)
@@ -52,20 +52,15 @@ def _known(
         rates = replace(rates, **found["flops"][key])
     else:
         missing.append(f"of {key}")
-    folders, seconds, total, costs = found.get("folders", {}), 0.0, 0, []
-    places = {place for place in (*(path for path, _ in inputs), c) if place}
-    systems = {place: file_system(place) for place in places}
+    folders, seconds, total, costs = found.get("folders", {}), 0.0, 0, [0.0]
+    systems = {place: file_system(place) for place in (*(path for path, _ in inputs), c) if place}
     for place, nbytes in inputs:
-        folder = folders.get(systems.get(place, "")) if place else None
+        folder = folders.get(systems[place]) if place else None
         if place is None or folder is None:
             continue
-        share = (
-            cached_share(place)
-            if folder["read_bytes_per_second"] < folder["cached_bytes_per_second"]
-            else 1.0
-        )
-        seconds += nbytes * (1 - share) / folder["read_bytes_per_second"]
-        seconds += nbytes * share / folder["cached_bytes_per_second"]
+        cold, cached = folder["read_bytes_per_second"], folder["cached_bytes_per_second"]
+        share = cached_share(place) if cold < cached else 1.0
+        seconds += nbytes * ((1 - share) / cold + share / cached)
         total += nbytes
         costs.append(folder["piece_seconds"])
     if total:
@@ -110,7 +105,7 @@ def _mounted() -> dict[str, tuple[str, str]]:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
         return {}
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for line in lines:
         fields = line.split()
         found.setdefault(fields[2], (fields[fields.index("-") + 1], fields[4]))
