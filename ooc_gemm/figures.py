@@ -123,7 +123,61 @@ def rates_tables(rates: dict[str, Any]) -> Iterator[Any]:
             folders.add_row(f"{place} ({system.split()[0]})" if place else system, *cells, share)
         if folders.rows:
             yield folders
-            yield "both: time of reading and writing at once, of what each takes alone; 100 %: they take turns"
+            yield "both: time of reading and writing at once, of the sum of each alone; 100%: they take turns"
+
+
+def engine_heading(report: dict[str, Any]) -> str:
+    """Where it was measured."""
+    place = f"{report['place']['mounted']} ({report['place']['type']})"
+    state = "inputs not in the page cache" if report["cold"] else "page cache as it is"
+    return f"{report['device']}; arrays on {place}, {state}; medians of {report['repeat']}"
+
+
+def engine_tables(report: dict[str, Any]) -> Iterator[Any]:
+    """Of each product a line, a table of its stages, and how it compares."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    for row in report["rows"]:
+        yield (
+            f"{_size(row)} {row['dtype']}, {row['layout']}: {row['seconds']:.2f} s, "
+            f"{_si(row['tflops'] * 1e12)}FLOP/s ({row['kernel']} on {row['device']})"
+        )
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column("stage")
+        for name in ("bytes", "threads", "busy", "of run", "while busy", "at least"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for stage, found in row["stages"].items():
+            rate = f"{_si(found['bytes_per_second'])}B/s" if found["bytes"] else "–"
+            if stage == "compute" and found["busy_seconds"]:
+                rate = f"{_si(2.0 * row['m'] * row['n'] * row['k'] / found['busy_seconds'])}FLOP/s"
+            table.add_row(
+                stage,
+                f"{found['bytes'] / 2**20:,.0f} MiB" if found["bytes"] else "–",
+                str(found["lanes"]),
+                f"{found['busy_seconds']:.2f} s",
+                f"{found['busy_share']:.0%}",
+                rate,
+                f"{row['limits'][stage]:.2f} s",
+            )
+        yield table
+        error = row["predicted_seconds"] / row["seconds"] - 1
+        yield (
+            f"limit {row['limit_seconds']:.2f} s ({_LIMITS.get(row['limit_by'], row['limit_by'])}): "
+            f"{row['ratio']:.2f} times that\n"
+            f"predicted {row['predicted_seconds']:.2f} s ({error:+.0%}); rates {row['rates']}"
+        )
+        for name, peer in row["peers"].items():
+            took = peer["seconds"]
+            yield f"{name}: " + (
+                f"{took:.2f} s, {took / row['seconds']:.2f} times ours"
+                if took
+                else f"failed, {peer['failed']}"
+            )
+        yield ""
+
+
+_LIMITS = {"store": "reads and writes"}
 
 
 def _si(rate: float) -> str:
@@ -206,6 +260,77 @@ def plot(report: dict[str, Any], path: str) -> None:
         _roofline(roof, report, series, style)
         only = "" if types > 1 else f", {rows[0]['dtype']}"
         figure.suptitle(f"{report['device']['name']}{only}", fontweight="bold")
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+
+
+_STAGES = {
+    "read": ("read", "#0072B2"),
+    "upload": ("upload", "#E69F00"),
+    "compute": ("compute", "#009E73"),
+    "download": ("download", "#CC79A7"),
+    "write": ("write", "#D55E00"),
+}
+"""Stage → how it is called, and its colour."""
+
+
+def timeline(report: dict[str, Any], row: dict[str, Any], path: str) -> None:
+    """What every thread and stream did when: a band for each stage, in it a lane for each thread."""
+    check_plot(path)
+    plt = _pyplot()
+    lanes: dict[str, list[str]] = {stage: [] for stage in _STAGES}
+    for span in row["spans"]:
+        if span["lane"] not in lanes[span["stage"]]:
+            lanes[span["stage"]].append(span["lane"])
+    heights = {stage: max(3.0, float(len(found))) for stage, found in lanes.items()}
+    settings = {"font.size": 10, "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
+    with plt.rc_context({**settings, "axes.spines.left": False}):
+        figure, axes = plt.subplots(figsize=(12, 1.3 + 0.13 * sum(heights.values())), layout="constrained")
+        end = max((span["stop"] for span in row["spans"]), default=1.0)
+        top, ticks = 0.0, []
+        for stage, (title, colour) in _STAGES.items():
+            height, names = heights[stage], sorted(lanes[stage], key=lambda name: int(name.split()[-1]))
+            step = height / max(1, len(names))
+            axes.axhspan(top, top + height, color=colour, alpha=0.07, linewidth=0)
+            for index, name in enumerate(names):
+                own = [span for span in row["spans"] if span["lane"] == name]
+                for shade in (0, 1):
+                    part = [span for span in own if (span["block"] or 0) % 2 == shade]
+                    axes.broken_barh(
+                        [(span["start"], span["stop"] - span["start"]) for span in part],
+                        (top + step * (index + 0.08), 0.84 * step),
+                        facecolor=colour,
+                        alpha=0.55 if shade else 1.0,
+                        linewidth=0,
+                    )
+            found = row["stages"][stage]
+            moved = f"{_si(found['bytes_per_second'])}B/s" if found["bytes"] else ""
+            if stage == "compute" and found["busy_seconds"]:
+                moved = f"{_si(2.0 * row['m'] * row['n'] * row['k'] / found['busy_seconds'])}FLOP/s"
+            threads = f"{len(names)} threads" if len(names) > 1 else ""
+            axes.annotate(
+                f"{found['busy_share']:.0%} busy\n{moved}".strip(),
+                (1, top + height / 2),
+                (8, 0),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                va="center",
+                fontsize=9,
+                color="0.25",
+            )
+            ticks.append((top + height / 2, f"{title}\n{threads}".strip(), colour))
+            top += height + 0.8
+        axes.set_ylim(top - 0.6, -0.2)
+        axes.set_xlim(0, end)
+        axes.set_yticks([y for y, *_ in ticks], [text for _, text, _ in ticks])
+        for label, (_, _, colour) in zip(axes.get_yticklabels(), ticks, strict=True):
+            label.set(color=colour, fontweight="bold", fontsize=10)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("seconds")
+        where = f"Zarr on {report['place']['type']} → {report['device'].split(',')[0]} → Zarr"
+        speed = f"{row['seconds']:.2f} s, {_si(row['tflops'] * 1e12)}FLOP/s"
+        title = f"{_size(row)} {row['dtype']}, {where}: {speed}"
+        axes.set_title(title, loc="left", fontweight="bold")
         figure.savefig(path, dpi=150)
         plt.close(figure)
 

@@ -87,12 +87,17 @@ def measure(folders: Iterable[str], say: Say = lambda text: None) -> None:
     for place in places:
         check_folder(place)
     for device in _devices():
-        record = measure_device(device, say)
-        known = recall(FILE).get(device.model, {}).get("folders", {})
-        for place in places:
-            say(f"{device.name}: reading and writing in {place}")
-            known[file_system(place)] = measure_folder(place, device)
-        remember(FILE, device.model, {**record, "folders": known})
+        measure_with(device, places, say)
+
+
+def measure_with(device: Device, places: Iterable[Path], say: Say = lambda text: None) -> None:
+    """The same for one device."""
+    record = measure_device(device, say)
+    known = recall(FILE).get(device.model, {}).get("folders", {})
+    for place in places:
+        say(f"{device.name}: reading and writing in {place}")
+        known[file_system(place)] = measure_folder(place, device)
+    remember(FILE, device.model, {**record, "folders": known})
 
 
 def _devices() -> Iterator[Device]:

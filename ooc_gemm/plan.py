@@ -574,6 +574,11 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     return stages, max(stages.values()) + first + last
 
 
+def taking_turns(read: float, write: float, turns: float) -> float:
+    """Seconds of reads and writes that take so long alone and share the store (`Rates.turns`)."""
+    return 2 * turns * min(read, write) + abs(read - write)
+
+
 def _steps(extent: int, align: int) -> list[int]:
     """Block sizes to try along an axis, descending: the axis whole, then in 2, 3, … about equal parts,
     each a multiple of `align`."""
