@@ -107,17 +107,20 @@ def rates_tables(rates: dict[str, Any]) -> Iterator[Any]:
         table.add_column("at", justify="right", no_wrap=True)
         for kernel, speed in found["flops"].items():
             table.add_row(kernel, f"{_si(speed['flops'])}FLOP/s")
-        for name in ("upload", "download", "allocate"):
-            table.add_row(name, f"{_si(found[f'{name}_bytes_per_second'])}B/s")
+        for name in ("upload", "download", "touch"):
+            table.add_row(_WORDS.get(name, name), f"{_si(found[f'{name}_bytes_per_second'])}B/s")
         table.add_row("pieces through the ring", f"{1 / found['piece_seconds']:,.0f}/s")
         yield table
         folders = Table(**style)
         folders.add_column("file system")
-        for name in ("read", "cached", "write"):
+        for name in ("read", "cached", "write", "decode"):
             folders.add_column(name, justify="right", no_wrap=True)
         folders.add_column("both", justify="right", no_wrap=True)
         for system, speed in found.get("folders", {}).items():
-            cells = [f"{_si(speed[f'{name}_bytes_per_second'])}B/s" for name in ("read", "cached", "write")]
+            cells = [
+                f"{_si(speed[f'{name}_bytes_per_second'])}B/s"
+                for name in ("read", "cached", "write", "decode")
+            ]
             place = mount_point(system)
             share = f"{speed['turns']:.0%}"
             folders.add_row(f"{place} ({system.split()[0]})" if place else system, *cells, share)
@@ -177,6 +180,7 @@ def engine_tables(report: dict[str, Any]) -> Iterator[Any]:
         yield ""
 
 
+_WORDS = {"touch": "fresh host memory"}
 _LIMITS = {"store": "reads and writes"}
 
 

@@ -5,9 +5,12 @@ The file maps device model → rates of the device, and among them, under "folde
 that was measured with it. What is there, and how it is measured, stands in info.py.
 """
 
+import math
 import os
 from collections.abc import Iterable
+from ctypes import CDLL, addressof, byref, c_char, c_size_t, c_ubyte, c_void_p
 from dataclasses import replace
+from mmap import ACCESS_COPY, PAGESIZE, mmap
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,9 @@ SUGGESTION = "measure with `ooc-gemm info --measure`"
 SAMPLED = 4
 """Entries looked at in every folder of an array."""
 
-_NOWAIT = getattr(os, "RWF_NOWAIT", None)
+_mincore = getattr(CDLL(None), "mincore", None)
+if _mincore is not None:
+    _mincore.argtypes = c_void_p, c_size_t, c_void_p
 
 
 def known(
@@ -44,8 +49,9 @@ def _known(
         usual,
         upload=found["upload_bytes_per_second"],
         download=found["download_bytes_per_second"],
-        allocate=found["allocate_bytes_per_second"],
+        touch=found["touch_bytes_per_second"],
         piece_seconds=found["piece_seconds"],
+        start=found["start_seconds"],
     )
     dates, missing = [found["date"]], []
     if key in found["flops"]:
@@ -53,6 +59,7 @@ def _known(
     else:
         missing.append(f"of {key}")
     folders, seconds, total, costs = found.get("folders", {}), 0.0, 0, [0.0]
+    decoding = [math.inf]
     systems = {place: file_system(place) for place in (*(path for path, _ in inputs), c) if place}
     for place, nbytes in inputs:
         folder = folders.get(systems[place]) if place else None
@@ -63,8 +70,10 @@ def _known(
         seconds += nbytes * ((1 - share) / cold + share / cached)
         total += nbytes
         costs.append(folder["piece_seconds"])
+        decoding.append(folder["decode_bytes_per_second"])
     if total:
         rates = replace(rates, read=total / seconds, piece_seconds=rates.piece_seconds + max(costs))
+        rates = replace(rates, decode=min(decoding))
     if c and systems[c] in folders:
         same = any(place and systems[place] == systems[c] for place, _ in inputs)
         folder = folders[systems[c]]
@@ -132,14 +141,14 @@ def _sample(folder: Path) -> list[Path]:
 
 
 def _is_cached(path: Path) -> bool:
-    """Whether a page in the middle can be had without waiting."""
-    if _NOWAIT is None:
+    """Whether the page in the middle is held; asking does not bring it in. Of a file that this process may
+    not write, the system does not tell."""
+    if not os.access(path, os.W_OK):
         return False
-    file = os.open(path, os.O_RDONLY)
     try:
-        os.preadv(file, [bytearray(1)], os.fstat(file).st_size // 2, _NOWAIT)
-        return True
-    except OSError:  # EAGAIN, or the file system cannot say
+        with open(path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_COPY) as pages:
+            held = c_ubyte(0)
+            at = addressof(c_char.from_buffer(pages)) + len(pages) // 2 // PAGESIZE * PAGESIZE
+            return _mincore is not None and _mincore(at, 1, byref(held)) == 0 and bool(held.value & 1)
+    except (OSError, ValueError):
         return False
-    finally:
-        os.close(file)
