@@ -236,6 +236,8 @@ class Rates:
     turns: float = 0.5
     """How reads and writes share the store: time of both at once, of equally long ones, over the sum of
     their times alone. 1: they take turns; ½: they do not disturb each other."""
+    start: float = 0.0
+    """Seconds before the first read and after the last write."""
     note: str = ""
     """Where these numbers are from: for the reader of the plan."""
 
@@ -700,8 +702,10 @@ def _found_shares(
 
 
 def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[dict[str, float], float]:
-    """Seconds of each stage, and of the whole: the longest stage, the first panel that nothing hides
-    and the write-back that nothing hides; or their sum where all share the cores."""
+    """Seconds of each stage, and of the whole: their sum where all share the cores, else the longest of three
+    chains and the write-back of the last block, which nothing hides. Multiplying waits for the first panels;
+    after the last reads (which share the store with the writes before) one panel is multiplied; writing
+    waits for the first block."""
     down, across, deep = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn), ceil_div(p.k, x.bk)
     slot = _slot_bytes(p, x)
     a = _pass(p.a, *((x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)), slot)
@@ -728,12 +732,20 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
         "write": written * x.c.itemsize / rates.write,
     }
     if rates.shared:
-        return stages, sum(stages.values())
+        return stages, rates.start + sum(stages.values())
     blocks = down * across
-    first = (stages["read"] + stages["upload"]) / max(1, blocks * deep)
-    last = (stages["download"] + stages["write"]) / max(1, blocks if x.c_buffers > 1 else 1)
-    store = taking_turns(stages["read"], stages["write"], rates.turns)
-    return stages, max(store, max(stages.values()) + first + last)
+    each_read, each_multiply = (stages[name] / max(1, blocks * deep) for name in ("read", "compute"))
+    parts = blocks if x.c_buffers > 1 else 1
+    last = (stages["download"] + stages["write"]) / max(1, parts)
+    hidden = stages["write"] * (1 - 1 / max(1, parts))
+    filled = each_read + stages["upload"] / max(1, blocks * deep)
+    store = taking_turns(stages["read"], hidden, rates.turns)
+    longest = max(
+        filled + stages["compute"],
+        max(store, each_read + stages["upload"]) + each_multiply,
+        max(stages["read"], stages["compute"]) / max(1, blocks) + hidden,
+    )
+    return stages, rates.start + longest + last
 
 
 def taking_turns(read: float, write: float, turns: float) -> float:
