@@ -83,7 +83,6 @@ def run(
     """The report. `options` are those of `multiply`; `cold`: A and B are dropped from the page cache before
     every run. Rates of the device and of the folder are measured first, and remembered."""
     place = Path(folder)
-    info.check_folder(place)
     device = open_device(options.get("device", "auto"))
     info.measure_with(device, [place], progress)
     with tempfile.TemporaryDirectory(prefix="ooc-gemm-", dir=place) as scratch:

@@ -53,6 +53,9 @@ class _Number(_ParamType):
         return number if number.imag else number.real
 
 
+_FOLDER = click.Path(exists=True, file_okay=False, writable=True)
+
+
 def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         for option in reversed(options):
@@ -248,7 +251,7 @@ def random(out: str, as_json: bool, verbose: bool, **options: Any) -> None:
 
 
 @cli.command(context_settings=CONTEXT)
-@click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(exists=True, file_okay=False))
+@click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=_FOLDER)
 @click.option("--measure", is_flag=True, help="Measure rates, and remember them.")
 @_json
 @_verbose
@@ -401,7 +404,33 @@ def kernels(
 
 
 @bench.command(context_settings=CONTEXT)
-@click.argument("folder", default=".", type=click.Path(exists=True, file_okay=False))
+@click.argument("folder", default=".", type=_FOLDER)
+@click.option(
+    "-d", "--device", default="auto", show_default=True, metavar="NAME", help="Whose number of readers."
+)
+@_json
+@_verbose
+def io(folder: str, as_json: bool, verbose: bool, **options: Any) -> None:
+    """Speed of reading, writing and decoding in a FOLDER, beside what the engine's threads reach.
+
+    Writes up to 1 GiB into FOLDER (the current one unless given) and removes it. Direct access passes by the
+    page cache; the other reads are of files dropped from it, and cached ones of files in it. zstd decodes
+    normal float32 numbers, counted as decoded, from memory, and by the engine from cached files.
+    """
+    from . import bench_store, figures
+
+    with _status() as progress:
+        report = bench_store.run(folder, progress=progress, **options)
+    if as_json:
+        click.echo(json.dumps(report))
+        return
+    console = _console()
+    console.print(figures.io_heading(report) + "\n")
+    console.print(figures.io_table(report))
+
+
+@bench.command(context_settings=CONTEXT)
+@click.argument("folder", default=".", type=_FOLDER)
 @click.option(
     "--size",
     "sizes",

@@ -180,6 +180,31 @@ def engine_tables(report: dict[str, Any]) -> Iterator[Any]:
         yield ""
 
 
+def io_heading(report: dict[str, Any]) -> str:
+    """Where it was measured."""
+    place = f"{report['place']['mounted']} ({report['place']['type']})"
+    return f"files of 16 MiB on {place}, GB/s by so many threads at a time"
+
+
+def io_table(report: dict[str, Any]) -> Any:
+    """A line a way; the engine's own are bold."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("")
+    table.add_column("by")
+    for number in report["threads"]:
+        table.add_column(str(number), justify="right", no_wrap=True)
+    for group, rows in groupby(report["rows"], key=lambda row: row["group"]):
+        for index, row in enumerate(rows):
+            cells = ["–" if rate is None else f"{rate / 1e9:.3g}" for rate in row["bytes_per_second"]]
+            style = "bold" if row["way"] == "engine" else ""
+            table.add_row("" if index else group, row["way"], *cells, style=style)
+        table.add_section()
+    return table
+
+
 _WORDS = {"touch": "fresh host memory"}
 _LIMITS = {"store": "reads and writes"}
 

@@ -48,6 +48,7 @@ DEPTHS = (512, 2048)
 """Panel depths that a kernel is timed at."""
 SIDES = (8192, 4096, 2048, 1024)
 """Of square blocks of C that a kernel may be timed at."""
+TOUCHED_BYTES = 512 * MiB
 LARGEST_BLOCK = 256 * MiB
 TYPES = (
     *((dtype, "highest") for dtype in ("float32", "float64", "float16", "complex64", "complex128", "int8")),
@@ -82,10 +83,8 @@ def collect() -> Record:
 
 def measure(folders: Iterable[str], say: Say = lambda text: None) -> None:
     """Measures every device here, and each folder's file system with each, and remembers the rates. Raises
-    InputError where a folder cannot be written to."""
+    InputError where a folder has no space left."""
     places = [Path(folder) for folder in folders]
-    for place in places:
-        check_folder(place)
     for device in _devices():
         measure_with(device, places, say)
 
@@ -213,20 +212,21 @@ def _touch_rate(device: Device) -> float:
     """Bytes of fresh memory that readers get and the device makes ready a second."""
     count = 32
     start = time.perf_counter()
-    buffers = device.host_buffers(count, 16 * MiB)
+    buffers = device.host_buffers(count, TOUCHED_BYTES // count)
 
     def touch(buffer: Bytes) -> None:
         buffer[:] = 0
         device.prepare(buffer)
 
-    with ThreadPoolExecutor(_limits(device).readers) as pool:
+    with ThreadPoolExecutor(limits_of(device).readers) as pool:
         list(pool.map(touch, buffers))
     del buffers
     device.close()
-    return count * 16 * MiB / (time.perf_counter() - start)
+    return TOUCHED_BYTES / (time.perf_counter() - start)
 
 
-def _limits(device: Device) -> Limits:
+def limits_of(device: Device) -> Limits:
+    """What it allows for float32; readers and writers are the same for all types."""
     one = np.dtype(np.float32)
     return device.limits(device.arithmetic(one, one, one, (CHUNK,) * 3, 0, "auto", "highest"), None)
 
@@ -280,21 +280,19 @@ def _ring_seconds(device: Device) -> tuple[float, float]:
 # ---- folders -----------------------------------------------------------------------------------
 
 
-def check_folder(place: Path) -> None:
-    """InputError where nothing can be written there."""
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"{place} is not a folder that can be written to; name another")
+def chunks_that_fit(place: Path) -> int:
+    """How many chunks are written to measure a folder. InputError where there is no space for them."""
+    count = min(FOLDER_BYTES, psutil.disk_usage(str(place)).free // 4) // (CHUNK * CHUNK * 4)
+    if count < 2:
+        raise InputError(f"{place} has too little space left to measure it; name another folder")
+    return count
 
 
 def measure_folder(place: Path, device: Device) -> Record:
     """Rates of a file system as the engine's readers and writers reach them, in as many threads as the device
     takes, with its buffers; the files are gone afterwards."""
-    limits = _limits(device)
-    free = psutil.disk_usage(str(place)).free
-    chunk = CHUNK * CHUNK * 4
-    count = min(FOLDER_BYTES, free // 4) // chunk
-    if count < 2:
-        raise InputError(f"{place} has too little space left to measure it; name another folder")
+    limits = limits_of(device)
+    count = chunks_that_fit(place)
     try:
         with tempfile.TemporaryDirectory(prefix="ooc-gemm-", dir=place) as scratch:
             return _folder_rates(Path(scratch), device, count, limits.readers, limits.writers)
@@ -315,7 +313,7 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     def write(target: store.Target, index: int, buffer: Bytes) -> int:
         return target.write(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
 
-    seconds, written = _for_a_while(partial(write, targets[0]), range(count), for_writing)
+    seconds, written = for_a_while(partial(write, targets[0]), range(count), for_writing)
     write_rate = sum(written) / seconds
     targets[0].commit()
     source = store.open_source(str(scratch / "a"))
@@ -327,12 +325,12 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
         return sum(source.read(piece, buffer)[1] for piece in pieces)
 
     forget(scratch / "a")
-    seconds, moved = _for_a_while(read, there, for_reading)
+    seconds, moved = for_a_while(read, there, for_reading)
     cold = sum(moved) / seconds
     keep(scratch / "a")
     cached = max(_rate(read, there, for_reading) for _ in range(2))
     few = list(islice(there, 4))
-    seconds, moved = _for_a_while(partial(read, slot_bytes=PIECE_BYTES), few, for_reading)
+    seconds, moved = for_a_while(partial(read, slot_bytes=PIECE_BYTES), few, for_reading)
     pieces = sum(moved) / PIECE_BYTES
     piece_seconds = max(0.0, seconds - sum(moved) / cached) / pieces
     forget(scratch / "a")
@@ -341,18 +339,18 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     writes = max(1, min(len(there), round(reads * write_rate / cold)))
     with ThreadPoolExecutor(1) as other:
         start = time.perf_counter()
-        writing = other.submit(_for_a_while, partial(write, targets[1]), range(writes), for_writing, math.inf)
-        _for_a_while(read, range(reads), for_reading, math.inf)
+        writing = other.submit(for_a_while, partial(write, targets[1]), range(writes), for_writing, math.inf)
+        for_a_while(read, range(reads), for_reading, math.inf)
         writing.result()
         both = time.perf_counter() - start
     alone = reads * chunk / cold + writes * chunk / write_rate
     packed = replace(output, compressor="zstd")
     target = store.create_target(str(scratch / "z"), packed, output.dtype)
     some = range(min(len(there), 2 * readers))
-    _for_a_while(partial(write, target), some, for_writing, math.inf)
+    for_a_while(partial(write, target), some, for_writing, math.inf)
     target.commit()
     source = store.open_source(str(scratch / "z"))
-    seconds, moved = _for_a_while(read, some, for_reading)
+    seconds, moved = for_a_while(read, some, for_reading)
     if file_system(scratch).startswith(("tmpfs", "ramfs")):  # there is but one way
         cold = cached = max(cached, cold)
     return {
@@ -367,11 +365,11 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
 
 
 def _rate(work: Callable[[int, Bytes], int], items: Iterable[int], buffers: list[Bytes]) -> float:
-    seconds, moved = _for_a_while(work, items, buffers)
+    seconds, moved = for_a_while(work, items, buffers)
     return sum(moved) / seconds
 
 
-def _for_a_while(
+def for_a_while(
     work: Callable[[int, Bytes], int],
     items: Iterable[int],
     buffers: list[Bytes],
