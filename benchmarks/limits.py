@@ -7,17 +7,13 @@ bar it has to meet. Limits come from rates measured in the same run. Caches are 
 Results are verified. Exit status 1: a bar was missed, a limit passed or a result is wrong.
 """
 
-import json
 import os
-import platform
 import shutil
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +21,6 @@ import click
 import cupy
 import numpy as np
 import zarr
-
-import ooc_gemm
 
 RESULTS = Path(__file__).resolve().parent / "results"
 CHUNK, GiB = 2048, 1 << 30

@@ -19,6 +19,7 @@ import psutil
 
 from . import store
 from .api import _prepare
+from .bench_io import drop
 from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Device, Limits, open_device
 from .devices.blas import gemm
 from .devices.cpu import CPU, processor
@@ -392,15 +393,19 @@ def for_a_while(
     return time.perf_counter() - start, done
 
 
-def forget(folder: Path) -> None:
-    """Drop the files of a folder from the page cache, where the system lets us."""
+def flush(folder: Path) -> None:
+    """Wait until the files of a folder are on the disk."""
     for path in _files(folder):
         file = os.open(path, os.O_RDONLY)
         try:
             os.fsync(file)
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(file)
+
+
+def forget(folder: Path) -> None:
+    """Take the files of a folder out of the page cache, where the system lets us."""
+    drop(str(path) for path in _files(folder))
 
 
 def keep(folder: Path) -> None:
