@@ -291,8 +291,9 @@ def _prepare(
         writers=costs.writers,
     )
     inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
-    place = inputs[0][0] if c is None and not writes else None if c is None else store.local_path(c)
-    made = make_plan(problem, budget, rates.known(chosen, arithmetic, inputs, place))
+    place = store.local_path(c) if c is not None else None if writes else left.place
+    found = rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize))
+    made = make_plan(problem, budget, found)
     if existing is None:
         made_c = made.problem.c
         size = (made_c.chunk_rows, made_c.chunk_cols)

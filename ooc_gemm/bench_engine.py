@@ -5,6 +5,7 @@ other ways to do it. What is reported is a plain dict, ready for JSON: figures.p
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,16 +16,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import psutil
 
 from . import __version__, info
-from .api import Result, _prepare, multiply
+from .api import Result, multiply
 from .devices import open_device
 from .errors import InputError
 from .generate import random
 from .plan import Rates, taking_turns
-from .rates import file_system, known, mount_point
-from .store import local_path
+from .rates import file_system, mount_point
 from .trace import STAGES
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -122,7 +123,6 @@ def _case(
             rows, cols = LAYOUTS[case.layout]["chunks"]
             layout["chunks"] = (min(rows, shape[0]), min(cols or shape[1], shape[1]))
         random(path, shape, dtype=case.dtype, seed=seed, **layout)
-    rates = _rates(a, b, c, options)
     results: list[Result] = []
     for index in range(repeat):
         say(f"{name}: run {index + 1} of {repeat}")
@@ -133,7 +133,7 @@ def _case(
     spans = read_spans(trace)
     result = sorted(results, key=lambda result: result.seconds)[len(results) // 2]
     seconds = median(result.seconds for result in results)
-    limits = limit_seconds(result, rates)
+    limits = limit_seconds(result, result.plan.used_rates)
     by = max(limits, key=lambda stage: limits[stage])
     row = {
         "m": case.m,
@@ -148,7 +148,7 @@ def _case(
         "seconds_all": [result.seconds for result in results],
         "tflops": 2e-12 * case.m * case.n * case.k / seconds,
         "predicted_seconds": result.plan.predicted_seconds,
-        "rates": result.plan.rates,
+        "rates": result.plan.used_rates.note,
         "limit_seconds": limits[by],
         "limit_by": by,
         "limits": limits,
@@ -170,19 +170,11 @@ def _case(
 
 
 def _multiply(a: str, b: str, c: str, cold: bool, options: dict[str, Any]) -> Result:
+    shutil.rmtree(c, ignore_errors=True)
     if cold:
         for path in (a, b):
             info.forget(Path(path))
-    return multiply(a, b, c, force=True, **options)
-
-
-def _rates(a: str, b: str, c: str, options: dict[str, Any]) -> Rates:
-    """What the plan goes by."""
-    job = _prepare(a, b, None, writes=False, **options)
-    inputs = [
-        (local_path(path), job.sources[name].matrix.stored_bytes) for name, path in (("a", a), ("b", b))
-    ]
-    return known(job.device, job.operation.arithmetic, inputs, local_path(c))
+    return multiply(a, b, c, **options)
 
 
 def limit_seconds(result: Result, rates: Rates) -> dict[str, float]:
@@ -247,10 +239,6 @@ def _stages(result: Result, spans: list[dict[str, Any]]) -> dict[str, Row]:
 
 def _peer(name: str, case: Case, a: str, b: str, c: str, repeat: int, cold: bool) -> Row:
     """Median seconds from the opened process to the stored result; or why there are none."""
-    import shutil
-
-    import numpy as np
-
     whole = (case.m * case.k + case.k * case.n + case.m * case.n) * np.dtype(case.dtype).itemsize
     if name == "NumPy in core" and whole > psutil.virtual_memory().available:
         return {"seconds": None, "failed": "it needs more memory than there is"}

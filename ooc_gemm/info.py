@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -303,7 +303,9 @@ def measure_folder(place: Path, device: Device) -> Record:
 
 def _folder_rates(scratch: Path, device: Device, count: int, readers: int, writers: int) -> Record:
     chunk = CHUNK * CHUNK * 4
-    output = store.Output((count * CHUNK, CHUNK), np.dtype("f4"), (CHUNK, CHUNK), None, "none")
+    # Arrays so large that the page cache is passed by, of which only the first chunks are stored.
+    large = max(count, store.DIRECT_BYTES // chunk)
+    output = store.Output((large * CHUNK, CHUNK), np.dtype("f4"), (CHUNK, CHUNK), None, "none")
     targets = [store.create_target(str(scratch / name), output, output.dtype) for name in "ab"]
     buffers = device.host_buffers(readers + writers, chunk)
     numbers = np.random.default_rng(0).standard_normal(CHUNK * CHUNK, np.float32)
@@ -330,8 +332,7 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     cold = sum(moved) / seconds
     keep(scratch / "a")
     cached = max(_rate(read, there, for_reading) for _ in range(2))
-    few = list(islice(there, 4))
-    seconds, moved = for_a_while(partial(read, slot_bytes=PIECE_BYTES), few, for_reading)
+    seconds, moved = for_a_while(partial(read, slot_bytes=PIECE_BYTES), there[:4], for_reading)
     pieces = sum(moved) / PIECE_BYTES
     piece_seconds = max(0.0, seconds - sum(moved) / cached) / pieces
     forget(scratch / "a")
@@ -345,6 +346,10 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
         writing.result()
         both = time.perf_counter() - start
     alone = reads * chunk / cold + writes * chunk / write_rate
+    few = min(len(there), max(1, store.DIRECT_BYTES // chunk - 1))
+    small = replace(output, shape=(few * CHUNK, CHUNK))
+    target = store.create_target(str(scratch / "small"), small, output.dtype)
+    write_cached = _rate(partial(write, target), range(few), for_writing)
     packed = replace(output, compressor="zstd")
     target = store.create_target(str(scratch / "z"), packed, output.dtype)
     some = range(min(len(there), 2 * readers))
@@ -354,11 +359,13 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     seconds, moved = for_a_while(read, some, for_reading)
     if file_system(scratch).startswith(("tmpfs", "ramfs")):  # there is but one way
         cold = cached = max(cached, cold)
+        write_cached = write_rate
     return {
         "date": _today(),
         "read_bytes_per_second": cold,
         "cached_bytes_per_second": max(cached, cold),
         "write_bytes_per_second": write_rate,
+        "write_cached_bytes_per_second": write_cached,
         "turns": min(1.0, max(0.5, both / alone)),
         "decode_bytes_per_second": len(moved) * chunk / seconds,
         "piece_seconds": piece_seconds,

@@ -378,8 +378,8 @@ class Plan:
     device_ledger: dict[str, int]
     stage_seconds: dict[str, float]
     predicted_seconds: float
-    rates: str = ""
-    """Where the rates are from that seconds are predicted by."""
+    used_rates: Rates = field(repr=False)
+    """What seconds are predicted by."""
 
     @property
     def host_bytes(self) -> int:
@@ -459,7 +459,7 @@ class Plan:
             ("written", _mib(self.bytes_written)),
             ("lower bound", f"{_mib(bound)}; this plan moves {moved / max(1, bound):.2f} times that"),
             ("predicted", f"{self.predicted_seconds:.2f} s, most of it {slowest}"),
-            *([("rates", self.rates)] if self.rates else []),
+            *([("rates", self.used_rates.note)] if self.used_rates.note else []),
         ]
         for title, ledger, limit in (
             ("host memory", self.ledger, self.budget.host),
@@ -481,11 +481,11 @@ class Plan:
             *("bm", "bn", "bk", "panel_buffers", "c_buffers", "readers", "writers", "slots", "slot_bytes"),
             *("cache_slots", "by_columns"),
             *("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "lower_bound_bytes"),
-            *("ledger", "device_ledger", "stage_seconds", "predicted_seconds", "rates"),
+            *("ledger", "device_ledger", "stage_seconds", "predicted_seconds"),
         ]
         out = {key: getattr(self, key) for key in keys}
         c = self.problem.c
-        out.update(kernel=self.problem.kernel)
+        out.update(kernel=self.problem.kernel, rates=self.used_rates.note)
         out.update(blocks=self.block_count, panels=self.panel_count, chunks=[c.chunk_rows, c.chunk_cols])
         out.update(host_bytes=self.host_bytes, device_bytes=self.device_bytes)
         out.update(memory_limit=self.budget.host, device_memory_limit=self.budget.device)
@@ -940,7 +940,7 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
         device_ledger=device,
         stage_seconds=stages,
         predicted_seconds=seconds,
-        rates=rates.note,
+        used_rates=rates,
     )
     return _with_cache(plan, x.cache) if x.cache else plan
 

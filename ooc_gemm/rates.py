@@ -17,9 +17,12 @@ from typing import Any
 from .devices import Arithmetic, Device
 from .plan import Rates
 from .remembered import recall
+from .store import DIRECT_BYTES
 
 FILE = "rates.json"
 SUGGESTION = "measure with `ooc-gemm info --measure`"
+Place = tuple[Path | None, int]
+"""The folder of an array, None where it is no local one, and the bytes it holds."""
 SAMPLED = 4
 """Entries looked at in every folder of an array."""
 
@@ -28,11 +31,8 @@ if _mincore is not None:
     _mincore.argtypes = c_void_p, c_size_t, c_void_p
 
 
-def known(
-    device: Device, arithmetic: Arithmetic, inputs: Iterable[tuple[Path | None, int]], c: Path | None
-) -> Rates:
-    """Rates of a device for a kernel; `inputs` are the folders of the operands and the bytes they hold, `c`
-    is the folder of the result. None: not in a local folder."""
+def known(device: Device, arithmetic: Arithmetic, inputs: Iterable[Place], c: Place) -> Rates:
+    """Rates of a device for a kernel, operands at these places and the result at that."""
     usual, found = device.rates(arithmetic), recall(FILE).get(device.model, {})
     try:
         return _known(usual, found, kernel_key(arithmetic), list(inputs), c)
@@ -40,9 +40,7 @@ def known(
         return replace(usual, note=f"as usual; {SUGGESTION}")
 
 
-def _known(
-    usual: Rates, found: dict[str, Any], key: str, inputs: list[tuple[Path | None, int]], c: Path | None
-) -> Rates:
+def _known(usual: Rates, found: dict[str, Any], key: str, inputs: list[Place], c: Place) -> Rates:
     if not found:
         return replace(usual, note=f"as usual; {SUGGESTION}")
     rates = replace(
@@ -60,7 +58,7 @@ def _known(
         missing.append(f"of {key}")
     folders, seconds, total, costs = found.get("folders", {}), 0.0, 0, [0.0]
     decoding = [math.inf]
-    systems = {place: file_system(place) for place in (*(path for path, _ in inputs), c) if place}
+    systems = {place: file_system(place) for place, _ in (*inputs, c) if place}
     for place, nbytes in inputs:
         folder = folders.get(systems[place]) if place else None
         if place is None or folder is None:
@@ -74,12 +72,12 @@ def _known(
     if total:
         rates = replace(rates, read=total / seconds, piece_seconds=rates.piece_seconds + max(costs))
         rates = replace(rates, decode=min(decoding))
-    if c and systems[c] in folders:
-        same = any(place and systems[place] == systems[c] for place, _ in inputs)
-        folder = folders[systems[c]]
-        rates = replace(
-            rates, write=folder["write_bytes_per_second"], turns=folder["turns"] if same else rates.turns
-        )
+    target, size = c
+    if target and (folder := folders.get(systems[target])):
+        way = "write" if size >= DIRECT_BYTES else "write_cached"
+        rates = replace(rates, write=folder[f"{way}_bytes_per_second"])
+        if any(place and systems[place] == systems[target] for place, _ in inputs):
+            rates = replace(rates, turns=folder["turns"])
     dates += [folders[system]["date"] for system in systems.values() if system in folders]
     missing += [f"of {name.split()[0]}" for name in sorted(set(systems.values())) if name not in folders]
     note = f"measured {min(dates)}"

@@ -21,7 +21,6 @@ def cache(monkeypatch, tmp_path):
     monkeypatch.setenv("OOC_GEMM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(info, "CHUNK", 64)
     monkeypatch.setattr(bench_store, "CHUNK", 64)
-    monkeypatch.setattr(bench_store, "FILE_BYTES", 64 * 64 * 4)
     monkeypatch.setattr(info, "FOLDER_BYTES", MiB)
     monkeypatch.setattr(info, "STEADY", 0.001)
     monkeypatch.setattr(info, "SIDES", (64,))
@@ -45,7 +44,8 @@ def known_here(folder, **changes):
         "date": "2026-01-02",
         "read_bytes_per_second": 1e6,
         "cached_bytes_per_second": 1e9,
-        "write_bytes_per_second": 1e6,
+        "write_bytes_per_second": 5e5,
+        "write_cached_bytes_per_second": 1e6,
         "decode_bytes_per_second": 1e9,
         "turns": 0.75,
         "piece_seconds": 1e-6,
