@@ -166,7 +166,7 @@ def engine_tables(report: dict[str, Any]) -> Iterator[Any]:
         yield table
         error = row["predicted_seconds"] / row["seconds"] - 1
         yield (
-            f"limit {row['limit_seconds']:.2f} s ({_LIMITS.get(row['limit_by'], row['limit_by'])}): "
+            f"limit {row['limit_seconds']:.2f} s ({_limit(row)}): "
             f"{row['ratio']:.2f} times that\n"
             f"predicted {row['predicted_seconds']:.2f} s ({error:+.0%}); rates {row['rates']}"
         )
@@ -206,7 +206,12 @@ def io_table(report: dict[str, Any]) -> Any:
 
 
 _WORDS = {"touch": "fresh host memory"}
-_LIMITS = {"store": "reads and writes"}
+
+
+def _limit(row: dict[str, Any]) -> str:
+    """What takes longest."""
+    by = row["limit_by"]
+    return "reads and writes" if by == "store" else str(by)
 
 
 def _si(rate: float) -> str:
@@ -329,8 +334,9 @@ def timeline(report: dict[str, Any], row: dict[str, Any], path: str) -> None:
                         [(span["start"], span["stop"] - span["start"]) for span in part],
                         (top + step * (index + 0.08), 0.84 * step),
                         facecolor=colour,
-                        alpha=0.55 if shade else 1.0,
-                        linewidth=0,
+                        alpha=0.6 if shade else 1.0,
+                        edgecolor="white",
+                        linewidth=0.5 if stage == "compute" else 0,
                     )
             found = row["stages"][stage]
             moved = f"{_si(found['bytes_per_second'])}B/s" if found["bytes"] else ""
@@ -349,7 +355,20 @@ def timeline(report: dict[str, Any], row: dict[str, Any], path: str) -> None:
             )
             ticks.append((top + height / 2, f"{title}\n{threads}".strip(), colour))
             top += height + 0.8
-        axes.set_ylim(top - 0.6, -0.2)
+        if 0 < row["limit_seconds"] < end:
+            axes.axvline(row["limit_seconds"], color="0.3", linestyle=(0, (2, 2)), linewidth=1)
+            left = row["limit_seconds"] > 0.7 * end
+            axes.annotate(
+                f"limit: {_limit(row)}, {row['limit_seconds']:.2f} s",
+                (row["limit_seconds"], -1.6),
+                (-4 if left else 4, -1),
+                textcoords="offset points",
+                ha="right" if left else "left",
+                va="top",
+                fontsize=9,
+                color="0.25",
+            )
+        axes.set_ylim(top - 0.6, -1.6)
         axes.set_xlim(0, end)
         axes.set_yticks([y for y, *_ in ticks], [text for _, text, _ in ticks])
         for label, (_, _, colour) in zip(axes.get_yticklabels(), ticks, strict=True):
