@@ -313,8 +313,9 @@ def _check_trace(trace: str | os.PathLike[str], arrays: list[Any]) -> None:
     for array in arrays:
         if store.same_place(place, array):
             raise InputError(f"the trace {place} lies inside {store.describe(array)}; write it elsewhere")
-    target = place if os.path.exists(place) else os.path.dirname(os.path.abspath(place))
-    if os.path.isdir(place) or not os.access(target, os.W_OK) or not os.path.isdir(os.path.dirname(target)):
+    file = os.path.abspath(place)
+    target = file if os.path.exists(file) else os.path.dirname(file)
+    if os.path.isdir(file) or not os.access(target, os.W_OK) or not os.path.isdir(os.path.dirname(file)):
         raise InputError(f"the trace {place} cannot be written there; name another file")
 
 

@@ -65,7 +65,7 @@ def execute(
 ) -> None:
     """Run `plan` on a device that has been started with it. `progress` is called on this thread with
     the fraction of the work that has been handed to the device."""
-    ring = Ring(device.host_buffers(plan.slots, plan.slot_bytes), _schedule(plan))
+    ring = Ring(device.host_buffers(plan.slots + plan.cache_slots, plan.slot_bytes), _schedule(plan))
     write_slots: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
     for slot in device.host_buffers(plan.writers, _part_bytes(plan)):
         write_slots.put(slot)
@@ -76,7 +76,7 @@ def execute(
     steps, step = plan.block_count * max(1, plan.panel_count), 0
     try:
         for _ in range(plan.readers):
-            readers.submit(_read, ring, sources, trace)
+            readers.submit(_read, ring, device, sources, trace)
         for block in plan.blocks():
             c = block.index % plan.c_buffers
             if plan.problem.reads_c:
@@ -128,12 +128,13 @@ def _part_bytes(plan: Plan) -> int:
     return c.chunk_rows * c.chunk_cols * plan.problem.block_itemsize
 
 
-def _read(ring: "Ring[Piece]", sources: Mapping[str, Source], trace: Trace) -> None:
+def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trace) -> None:
     try:
         while True:
             slot, piece = ring.acquire()
             with trace.span("read", operand=piece.operand, chunk=piece.chunk) as span:
                 slot.view, span["nbytes"] = sources[piece.operand].read(piece, slot.data)
+            device.prepare(slot.data)
             ring.fill(slot)
     except Stopped:
         pass
@@ -141,11 +142,11 @@ def _read(ring: "Ring[Piece]", sources: Mapping[str, Source], trace: Trace) -> N
         ring.close(error)
 
 
-def _upload(ring: "Ring[Piece]", device: Device, pieces: Iterator[Piece], buffer: int) -> None:
+def _upload(ring: Ring, device: Device, pieces: Iterator[Piece], buffer: int) -> None:
     """Pieces to their places, as they arrive: the ring hands them on in schedule order."""
     for piece in pieces:
         slot = ring.take()
-        ring.release(slot, device.upload(slot.view, piece, buffer))
+        ring.release(slot, device.upload(slot.view, piece, buffer), piece.kept)
 
 
 def _write(
@@ -160,6 +161,7 @@ def _write(
 ) -> None:
     slot = slots.get()
     try:
+        device.prepare(slot)
         device.wait(DOWNLOAD, done)
         device.download(block, part, c, target.view(part, slot)).synchronize()
         with trace.span("write", chunk=part.chunk) as span:

@@ -15,10 +15,12 @@ iterated twice and checked. The words:
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, lru_cache
+from itertools import accumulate
 from typing import Any
 
+from . import reuse
 from .errors import BudgetError
 from .tiles import ceil_div, overlaps, ranges, round_up, touches
 
@@ -30,6 +32,19 @@ costs 5 to 10 µs that readers cannot share (the interpreter lock), the page cac
 
 CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB)
 """Chunk sizes tried for a new C, the wanted one first; the smaller ones are for small budgets."""
+
+MAX_VISITS = 200_000
+"""Panels visited in a schedule, up to which a cache is planned: the simulation takes 1 µs each, and more of
+them means blocks so small that there is no memory for a cache either."""
+
+BUSY_READERS = 4
+"""Reader threads that a disk needs to give what it can."""
+
+HIDDEN_COST = 0.05
+"""What a second of a stage that another hides is worth, in seconds: others use the disk and the bus too."""
+
+LEAST_CACHE_SLOTS = 8
+"""Fewer are not worth a cache."""
 
 MIN_DEPTH = 256
 """Thinnest panel tried: thinner ones save a few MiB and cost many times the reads."""
@@ -214,6 +229,12 @@ class Rates:
     """Seconds of one piece's way through the ring beside its bytes; pieces do not overlap in this."""
     thin: float = 32.0
     """Panel depth at which a multiplication takes twice its time: it reads and writes C once."""
+    decode: float = math.inf
+    """Decoded bytes a second of chunks that must be decoded, by all readers."""
+    touch: float = 6e9
+    """Bytes a second at which fresh host memory can be had (and made ready for copies to the device)."""
+    exclusive: bool = False
+    """Reads and writes share one disk: their times add up."""
 
 
 @dataclass(frozen=True)
@@ -266,6 +287,10 @@ class Piece:
     """Row and column in the panel (or C block), oriented as stored."""
     panel: tuple[int, int]
     """Rows and columns of that panel (or C block)."""
+    found: bool = False
+    """It is still in host memory: nothing is read."""
+    kept: bool = False
+    """It stays in host memory for its next use."""
 
 
 @dataclass(frozen=True)
@@ -280,11 +305,18 @@ class Part:
 
 
 def cut(
-    operand: str, s: Matrix, rows: tuple[int, int], cols: tuple[int, int], slot_bytes: int
+    operand: str,
+    s: Matrix,
+    rows: tuple[int, int],
+    cols: tuple[int, int],
+    slot_bytes: int,
+    found: int = 0,
+    kept: int = 0,
 ) -> Iterator[Piece]:
     """rows × cols of a stored matrix in pieces: at chunk edges, and where a chunk can be read in part
-    also between rows, so that each fits a slot."""
-    panel = (rows[1] - rows[0], cols[1] - cols[0])
+    also between rows, so that each fits a slot. The first `found` of them are in host memory, the first
+    `kept` stay there."""
+    panel, number = (rows[1] - rows[0], cols[1] - cols[0]), 0
     for i, row, row_stop in overlaps(*rows, s.chunk_rows):
         for j, col, col_stop in overlaps(*cols, s.chunk_cols):
             span = s.span(col, col_stop)
@@ -293,7 +325,11 @@ def cut(
             for start in range(row, row_stop, step):
                 stop = min(start + step, row_stop)
                 into = (start - rows[0], col - cols[0])
-                yield Piece(operand, (i, j), (start, stop), (col, col_stop), span, into, panel)
+                yield Piece(
+                    operand, (i, j), (start, stop), (col, col_stop), span, into, panel,
+                    number < found, number < kept,
+                )  # fmt: skip
+                number += 1
 
 
 @dataclass(frozen=True)
@@ -315,6 +351,16 @@ class Plan:
     """Slots of the read ring."""
     slot_bytes: int
     """Bytes of one slot of the read ring; each writer has one more, of one chunk of C."""
+    cache_slots: int
+    """Slots more, for pieces that stay in host memory until their next use."""
+    by_columns: bool
+    """Blocks are made column by column of C, not row by row; either way there and back (serpentine), so
+    that the panel at a turn is used twice in a row."""
+    found: tuple[int, ...] = field(repr=False)
+    """For each panel of op(A) and op(B) in the order of the schedule: how many of its first pieces are found
+    in host memory. Empty: none ever."""
+    kept: tuple[int, ...] = field(repr=False)
+    """Likewise: how many of its first pieces stay there."""
     lower_bound_bytes: int
     """Least bytes any schedule moves between store and fast memory of this size:
     max(2mnk/√S − 2S, mk + kn + mn) elements (Smith et al., arXiv:1702.02017)."""
@@ -350,22 +396,22 @@ class Plan:
 
     def blocks(self) -> Iterator[Block]:
         """Every element of C exactly once."""
-        index = 0
-        for row, row_stop in ranges(self.problem.m, self.bm):
-            for col, col_stop in ranges(self.problem.n, self.bn):
-                yield Block(index, row, row_stop - row, col, col_stop - col)
-                index += 1
+        for index, (i, j) in enumerate(_serpentine(self.problem, self.bm, self.bn, self.by_columns)):
+            row, col = i * self.bm, j * self.bn
+            rows, cols = min(self.bm, self.problem.m - row), min(self.bn, self.problem.n - col)
+            yield Block(index, row, rows, col, cols)
 
     def panels(self) -> Iterator[tuple[int, int]]:
         """The k ranges of a block, in order: every k exactly once."""
         return ranges(self.problem.k, self.bk)
 
     def pieces(self, block: Block, panel: tuple[int, int]) -> Iterator[Piece]:
-        """What is read to fill one pair of panels."""
+        """What fills one pair of panels."""
         row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
-        a, b = self.problem.a, self.problem.b
-        yield from cut("a", a, *((panel, row) if a.transposed else (row, panel)), self.slot_bytes)
-        yield from cut("b", b, *((col, panel) if b.transposed else (panel, col)), self.slot_bytes)
+        visit = 2 * (block.index * self.panel_count + panel[0] // self.bk)
+        for number, (operand, (s, rows, cols)) in enumerate(_sides(self.problem, row, col, panel).items()):
+            found, kept = (x[visit + number] if x else 0 for x in (self.found, self.kept))
+            yield from cut(operand, s, rows, cols, self.slot_bytes, found, kept)
 
     def block_pieces(self, block: Block) -> Iterator[Piece]:
         """What is read to fill a block with the C that was (β ≠ 0)."""
@@ -402,6 +448,7 @@ class Plan:
                 "read",
                 f"{_mib(self.bytes_read)} (the inputs hold {_mib(p.a.stored_bytes + p.b.stored_bytes)})",
             ),
+            *([("cache", self._cache_words())] if self.cache_slots else []),
             ("written", _mib(self.bytes_written)),
             ("lower bound", f"{_mib(bound)}; this plan moves {moved / max(1, bound):.2f} times that"),
             ("predicted", f"{self.predicted_seconds:.2f} s, most of it {slowest}"),
@@ -416,10 +463,15 @@ class Plan:
         width = max(len(name) for name, _ in rows) + 2
         return "\n".join(f"{name:<{width}}{value}" for name, value in rows)
 
+    def _cache_words(self) -> str:
+        size, order = _mib(self.cache_slots * self.slot_bytes), "columns" if self.by_columns else "rows"
+        return f"{size} of host memory keeps what is used again soonest; blocks go by {order}"
+
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON types."""
         keys = [
             *("bm", "bn", "bk", "panel_buffers", "c_buffers", "readers", "writers", "slots", "slot_bytes"),
+            *("cache_slots", "by_columns"),
             *("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "lower_bound_bytes"),
             *("ledger", "device_ledger", "stage_seconds", "predicted_seconds"),
         ]
@@ -457,6 +509,83 @@ class _Candidate:
     bk: int
     c_buffers: int
     ring: _Ring
+    cache: int = 0
+    by_columns: bool = False
+
+
+Side = tuple[Matrix, tuple[int, int], tuple[int, int]]
+"""A stored matrix, and the rows and columns of it that are meant."""
+
+
+def _sides(p: Problem, row: tuple[int, int], col: tuple[int, int], k: tuple[int, int]) -> dict[str, Side]:
+    """Where a pair of panels lies in the stored matrices."""
+    a, b = ((row, k), (k, col))
+    return {
+        "a": (p.a, *(a[::-1] if p.a.transposed else a)),
+        "b": (p.b, *(b[::-1] if p.b.transposed else b)),
+    }
+
+
+def _serpentine(p: Problem, bm: int, bn: int, by_columns: bool) -> Iterator[tuple[int, int]]:
+    """Block rows and columns of C in the order in which they are made: there and back."""
+    down, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
+    outer, inner = (across, down) if by_columns else (down, across)
+    for i in range(outer):
+        for j in range(inner) if i % 2 == 0 else reversed(range(inner)):
+            yield (j, i) if by_columns else (i, j)
+
+
+_Unit = tuple[str, int, int]
+"""A panel, as the cache sees it: its operand, its number down or across C, its number along k."""
+
+
+def _unit(plan: Plan, unit: _Unit) -> Iterator[Piece]:
+    """The pieces that fill a panel."""
+    (operand, strip, number), p = unit, plan.problem
+    row, col, k = (
+        (at * step, min((at + 1) * step, extent))
+        for at, step, extent in ((strip, plan.bm, p.m), (strip, plan.bn, p.n), (number, plan.bk, p.k))
+    )
+    return cut(operand, *_sides(p, row, col, k)[operand], plan.slot_bytes)
+
+
+def _visits(plan: Plan) -> list[tuple[_Unit, list[int]]]:
+    """Every panel in the order of the schedule, op(A)'s before op(B)'s, and what reading its pieces would
+    move from the store: bytes of the first, of the first two, and so on."""
+
+    @cache
+    def sizes(unit: _Unit) -> list[int]:
+        s = plan.problem.a if unit[0] == "a" else plan.problem.b
+        return list(accumulate(_moved(s, piece) for piece in _unit(plan, unit)))
+
+    units = (
+        (operand, strip, number)
+        for place in _serpentine(plan.problem, plan.bm, plan.bn, plan.by_columns)
+        for number in range(plan.panel_count)
+        for operand, strip in zip("ab", place, strict=True)
+    )
+    return [(unit, sizes(unit)) for unit in units]
+
+
+def _with_cache(plan: Plan, slots: int) -> Plan:
+    """The plan with what a cache of up to so many slots finds, and no more of them than that takes."""
+    panels = _visits(plan)
+    visits = [(unit, len(sizes)) for unit, sizes in panels]
+    found = reuse.hits(visits, slots)
+    kept = reuse.kept(visits, found)
+    slots = reuse.most_kept(found, kept)
+    saved = sum(sizes[count - 1] for (_, sizes), count in zip(panels, found, strict=True) if count)
+    ledger = plan.ledger | {"cache": slots * plan.slot_bytes}
+    bytes_read = plan.bytes_read - saved
+    return replace(plan, found=found, kept=kept, cache_slots=slots, ledger=ledger, bytes_read=bytes_read)
+
+
+def _moved(s: Matrix, piece: Piece) -> int:
+    """Bytes that reading a piece moves from the store."""
+    stored = s.chunk_bytes if s.stored is None else s.stored[piece.chunk[0] * s.grid[1] + piece.chunk[1]]
+    if s.whole or not stored:
+        return stored
+    return (piece.rows[1] - piece.rows[0]) * (piece.span[1] - piece.span[0]) * s.itemsize
 
 
 def _slot_bytes(p: Problem, x: _Candidate) -> int:
@@ -489,6 +618,7 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
     host = {
         "baseline": budget.host_baseline,
         "read ring": x.ring.slots * slot,
+        "cache": x.cache * slot,
         "decoding": x.ring.readers * 2 * max(whole, default=0),
         "write slots": x.ring.writers * chunk * p.block_itemsize,
         "encoding": x.ring.writers * chunk * x.c.itemsize * (int(convert) + int(x.c.whole)),
@@ -524,33 +654,68 @@ def _fits(p: Problem, budget: Budget, x: _Candidate) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class _Pass:
+    """One pass over an operand, cut as a candidate cuts it: estimates."""
+
+    nbytes: float
+    """Moved from the store."""
+    decoded: float
+    """Of chunks that must be decoded."""
+    pieces: float
+    calls: float
+    """Reads."""
+
+
+def _pass(s: Matrix, row_step: int, col_step: int, slot: int) -> _Pass:
+    nbytes = s.read_bytes_estimate(row_step, col_step)
+    row_touches = touches(s.rows, row_step, s.chunk_rows)
+    col_touches = touches(s.cols, col_step, s.chunk_cols)
+    count = row_touches * col_touches
+    if s.whole:
+        return _Pass(nbytes, float(count * s.chunk_bytes), count, count)
+    count *= max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
+    apart = _apart(s.chunk_cols, min(col_step, s.chunk_cols), s.itemsize)
+    return _Pass(nbytes, 0.0, count, s.rows * col_touches if apart else count)
+
+
+def _found_shares(
+    cache: int, by_columns: bool, a: _Pass, b: _Pass, down: int, across: int
+) -> tuple[float, float]:
+    """Which share of all pieces of A, and of B, a cache finds: an estimate of what `reuse.hits` will say.
+    Next block's panel of the operand that stays comes first, then that at the turn, then any."""
+    if by_columns:
+        return _found_shares(cache, False, b, a, across, down)[::-1]
+    strip_a, strip_b = a.pieces / down, b.pieces / across
+    found_a = down * (across - 1) * min(cache, strip_a)
+    spare = max(0.0, cache - strip_a - strip_b)
+    found_b = (down - 1) * min(b.pieces, min(cache, strip_b) + spare)
+    return found_a / max(1.0, a.pieces * across), found_b / max(1.0, b.pieces * down)
+
+
 def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[dict[str, float], float]:
     """Seconds of each stage, and of the whole: the longest stage, the first panel that nothing hides
     and the write-back that nothing hides; or their sum where all share the cores."""
     down, across, deep = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn), ceil_div(p.k, x.bk)
     slot = _slot_bytes(p, x)
-    steps_a = (x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)
-    steps_b = (x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)
-    read = pieces = reads = uploaded = 0.0
-    sides = [(p.a, steps_a, across), (p.b, steps_b, down)]
+    a = _pass(p.a, *((x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)), slot)
+    b = _pass(p.b, *((x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)), slot)
+    found = _found_shares(x.cache, x.by_columns, a, b, down, across) if x.cache else (0.0, 0.0)
+    sides = [(p.a, a, across, 1 - found[0]), (p.b, b, down, 1 - found[1])]
     if p.reads_c:
-        sides.append((x.c, (x.bm, x.bn), 1))
-    for s, (row_step, col_step), times in sides:
-        size = s.read_bytes_estimate(row_step, col_step)
-        row_touches, col_touches = (
-            touches(s.rows, row_step, s.chunk_rows),
-            touches(s.cols, col_step, s.chunk_cols),
-        )
-        count = row_touches * col_touches + s.rows * s.cols * s.itemsize / slot
-        apart = not s.whole and _apart(s.chunk_cols, min(col_step, s.chunk_cols), s.itemsize)
-        read += times * size
-        pieces += times * count
-        reads += times * (s.rows * col_touches if apart else count)
+        sides.append((x.c, _pass(x.c, x.bm, x.bn, slot), 1, 1.0))
+    read = x.cache * slot / rates.touch
+    uploaded = 0.0
+    # A few readers do not keep a disk busy.
+    rate = rates.read * (1.0 if rates.shared else min(1.0, x.ring.readers / BUSY_READERS))
+    for s, one, times, share in sides:
+        moving = one.nbytes / rate + one.decoded / rates.decode + one.calls * rates.read_seconds
+        read += times * (share * moving + one.pieces * rates.piece_seconds)
         uploaded += times * s.rows * s.cols * s.itemsize
     written = x.c.rows * x.c.cols
     flops = 2.0 * p.m * p.n * p.k
     stages = {
-        "read": read / rates.read + reads * rates.read_seconds + pieces * rates.piece_seconds,
+        "read": read,
         "upload": uploaded / rates.upload,
         "compute": flops / rates.flops * (1 + rates.thin / x.bk + 64 / x.bm + 64 / x.bn),
         "download": written * p.block_itemsize / rates.download,
@@ -561,7 +726,8 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     blocks = down * across
     first = (stages["read"] + stages["upload"]) / max(1, blocks * deep)
     last = (stages["download"] + stages["write"]) / max(1, blocks if x.c_buffers > 1 else 1)
-    return stages, max(stages.values()) + first + last
+    disk = stages["read"] + stages["write"] if rates.exclusive else 0.0
+    return stages, max(disk, max(stages.values()) + first + last)
 
 
 def _steps(extent: int, align: int) -> list[int]:
@@ -626,7 +792,8 @@ def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
 
     Raises BudgetError, with the smallest limit that would do, where none fits.
     """
-    ideal = _seconds(problem, budget, rates, _everything(problem, budget))[1]
+    stages, ideal = _seconds(problem, budget, rates, _everything(problem, budget))
+    ideal += HIDDEN_COST * sum(stages.values())
     best: tuple[float, int, _Candidate] | None = None
     for c in _outputs(problem):
         for ring in _rings(budget):
@@ -660,11 +827,24 @@ def _search(
 
                 widest = bisect_left(widths, True, key=fits)
                 for bn in widths[widest : widest + 2]:  # narrower blocks only read more
-                    x = _Candidate(c, bm, bn, bk, c_buffers, ring)
-                    found = (_seconds(p, budget, rates, x)[1], bm * bn + (bm + bn) * bk, x)
-                    if best is None or found[:2] < best[:2]:
-                        best = found
+                    plain = _Candidate(c, bm, bn, bk, c_buffers, ring)
+                    for x in (plain, *_cached(p, budget, plain)):
+                        elements = bm * bn + (bm + bn) * bk + x.cache
+                        stages, seconds = _seconds(p, budget, rates, x)
+                        # What hides behind the longest stage is still not for nothing.
+                        found = (seconds + HIDDEN_COST * sum(stages.values()), elements, x)
+                        if best is None or found[:2] < best[:2]:
+                            best = found
     return best
+
+
+def _cached(p: Problem, budget: Budget, x: _Candidate) -> Iterator[_Candidate]:
+    """The same with what is left of the host budget as a cache, in both orders of blocks."""
+    down, across, deep = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn), ceil_div(p.k, x.bk)
+    spare = (budget.host - sum(_ledgers(p, budget, x)[0].values())) // _slot_bytes(p, x)
+    if spare >= LEAST_CACHE_SLOTS and down * across > 1 and 2 * down * across * deep <= MAX_VISITS:
+        yield replace(x, cache=spare, by_columns=False)
+        yield replace(x, cache=spare, by_columns=True)
 
 
 def _refusal(p: Problem, budget: Budget) -> BudgetError:
@@ -712,7 +892,7 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
     stages, seconds = _seconds(p, budget, rates, x)
     separate = budget.device is not None
     fast = budget.host if budget.device is None else budget.device
-    return Plan(
+    plan = Plan(
         problem=p,
         budget=budget,
         bm=x.bm,
@@ -724,6 +904,10 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
         writers=x.ring.writers,
         slots=x.ring.slots,
         slot_bytes=_slot_bytes(p, x),
+        cache_slots=0,
+        by_columns=x.by_columns,
+        found=(),
+        kept=(),
         lower_bound_bytes=lower_bound_bytes(p, fast),
         bytes_read=bytes_read,
         bytes_written=p.c.grid[0] * p.c.grid[1] * p.c.chunk_bytes,
@@ -734,6 +918,7 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
         stage_seconds=stages,
         predicted_seconds=seconds,
     )
+    return _with_cache(plan, x.cache) if x.cache else plan
 
 
 def lower_bound_bytes(p: Problem, fast_bytes: int) -> int:

@@ -6,19 +6,26 @@ A slot goes round:
 
 `release` hands over the event that guards the upload; whoever acquires the slot next waits for it, so
 nobody polls and no buffer is overwritten while it is still being copied.
+
+A piece that the plan keeps holds on to its slot, and comes in its turn again without being read:
+
+    full ──take──► uploaded ──release──► kept ─ ─ ─ its next turn ─ ─ ─► full, after those before it
+
+The plan keeps at most as many pieces at once as the ring has slots beyond those that go round.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from threading import Condition
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from .plan import Piece
+
 Bytes = npt.NDArray[np.uint8]
-T = TypeVar("T")
 
 
 class Event(Protocol):
@@ -43,31 +50,38 @@ class Slot:
     filled: bool = field(default=False, repr=False)
 
 
-class Ring(Generic[T]):
+class Ring:
     """Slots, what is to be read into them, and the order in which they are handed on."""
 
-    def __init__(self, buffers: list[Bytes], tasks: Iterator[T]):
-        """`tasks` yields the pieces to read, in schedule order."""
+    def __init__(self, buffers: list[Bytes], tasks: Iterator[Piece]):
+        """`tasks` yields the pieces in schedule order."""
         self._free = deque(Slot(data) for data in buffers)
         self._full: deque[Slot] = deque()
         self._tasks = tasks
+        self._kept: dict[Any, Slot] = {}
         self._changed = Condition()
         self._closed = False
         self._error: BaseException | None = None
 
-    def acquire(self) -> tuple[Slot, T]:
+    def acquire(self) -> tuple[Slot, Piece]:
         """For readers: a free slot and the next piece to read into it. The pair is taken as one, so the
         earliest unread piece always has a slot and the ring cannot deadlock. Raises Stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._free or self._closed)
             if self._closed:
                 raise Stopped
-            task = next(self._tasks, None)
+            while (task := next(self._tasks, None)) is not None and task.found:
+                # Its slot may still be on its way through the ring, or even be read; it keeps its turn.
+                at = self._kept[_place(task)] if task.kept else self._kept.pop(_place(task))
+                self._full.append(at)
+                self._changed.notify_all()
             if task is None:
                 raise Stopped
             slot = self._free.popleft()
             slot.filled = False
             self._full.append(slot)
+            if task.kept:
+                self._kept[_place(task)] = slot
         if slot.guard is not None:
             slot.guard.synchronize()
             slot.guard = None
@@ -87,8 +101,10 @@ class Ring(Generic[T]):
                 raise self._error or Stopped()
             return self._full.popleft()
 
-    def release(self, slot: Slot, guard: Event) -> None:
-        """The slot is free once `guard` has completed."""
+    def release(self, slot: Slot, guard: Event, kept: bool = False) -> None:
+        """The slot is free once `guard` has completed, unless its piece is kept."""
+        if kept:
+            return
         slot.guard = guard
         with self._changed:
             self._free.append(slot)
@@ -100,3 +116,8 @@ class Ring(Generic[T]):
             self._closed = True
             self._error = self._error or error
             self._changed.notify_all()
+
+
+def _place(piece: Piece) -> tuple[object, ...]:
+    """What it is a part of, wherever it is used."""
+    return piece.operand, piece.rows, piece.cols

@@ -12,7 +12,7 @@ import zarr
 from conftest import Recording, make
 
 import ooc_gemm
-from ooc_gemm.plan import MIN_DEPTH, Budget, Matrix, Plan, Problem, Rates, make_plan
+from ooc_gemm.plan import MIN_DEPTH, Budget, Matrix, Piece, Plan, Problem, Rates, make_plan
 
 MiB = 1 << 20
 LAYOUTS = {
@@ -164,7 +164,7 @@ RATES = Rates(1e11, 4e9, 1e9, 5e9, 5e9, shared=True)
 def check_plan(plan: Plan) -> None:
     p = plan.problem
     seen = np.zeros((p.m, p.n), int)
-    read = 0
+    read, stays = 0, set()
     for block in plan.blocks():
         seen[block.row : block.row + block.rows, block.col : block.col + block.cols] += 1
         for part in plan.parts(block):
@@ -185,9 +185,15 @@ def check_plan(plan: Plan) -> None:
                 size = rows * (piece.span[1] - piece.span[0]) * s.itemsize
                 assert size <= plan.slot_bytes
                 touched.add((piece.operand, piece.chunk))
-                read += s.chunk_bytes if s.whole else size
+                place = piece.operand, piece.rows, piece.cols
+                assert piece.found == (place in stays)
+                stays = stays | {place} if piece.kept else stays - {place}
+                assert len(stays) <= plan.cache_slots
+                if not piece.found:
+                    read += s.chunk_bytes if s.whole else size
             assert all((x == 1).all() for x in filled.values())
     assert (seen == 1).all()
+    assert not stays
     assert [k for panel in plan.panels() for k in range(*panel)] == list(range(p.k))
     assert read == plan.bytes_read
     assert plan.host_bytes <= plan.budget.host
@@ -355,12 +361,16 @@ def test_a_failing_device_ends_the_run():
         ooc_gemm.multiply(np.ones((300, 300)), np.ones((300, 300)), device=Failing())
 
 
+def piece_number(row):
+    return Piece("a", (0, 0), (row, row + 1), (0, 1), (0, 1), (0, 0), (1, 1))
+
+
 def test_a_full_ring_waits_and_hands_on_in_order():
     import threading
 
     from ooc_gemm.ring import Ring, Stopped
 
-    ring = Ring([np.empty(1, np.uint8) for _ in range(2)], iter(range(1, 101)))
+    ring = Ring([np.empty(1, np.uint8) for _ in range(2)], map(piece_number, range(1, 101)))
     held, most, lock = 0, 0, threading.Lock()
 
     class Guard:
@@ -375,8 +385,8 @@ def test_a_full_ring_waits_and_hands_on_in_order():
                 with lock:
                     held += 1
                     most = max(most, held)
-                time.sleep(0.001 * (piece % 3))
-                slot.view = piece
+                time.sleep(0.001 * (piece.rows[0] % 3))
+                slot.view = piece.rows[0]
                 ring.fill(slot)
         except Stopped:
             pass
@@ -402,7 +412,7 @@ def test_a_full_ring_waits_and_hands_on_in_order():
 def test_a_reader_that_fails_wakes_who_takes():
     from ooc_gemm.ring import Ring
 
-    ring = Ring([np.empty(1, np.uint8)], iter([1]))
+    ring = Ring([np.empty(1, np.uint8)], iter([piece_number(1)]))
     ring.acquire()
     ring.close(OSError("no disk"))
     with pytest.raises(OSError, match="no disk"):

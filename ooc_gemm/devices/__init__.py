@@ -136,7 +136,10 @@ class Device(Protocol):
         """Allocate every buffer of the plan."""
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
-        """Host memory that the device copies from and to at full speed."""
+        """Host memory for slots, not touched yet."""
+
+    def prepare(self, buffer: Bytes) -> None:
+        """Called before copies from or to one of them: make it ready for the device to copy at full speed."""
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Place a piece (rows × cols, on the host) in its panel, or C block; the event guards `source`."""

@@ -180,6 +180,9 @@ class CPU:
         """Plain memory."""
         return [np.empty(nbytes, np.uint8) for _ in range(count)]
 
+    def prepare(self, buffer: Bytes) -> None:
+        """Memory is memory."""
+
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """A strided copy, with conversion to the panel's type."""
         start = time.perf_counter()
