@@ -240,16 +240,75 @@ struct alignas(COUNT * sizeof(S)) Vector {
     S x[COUNT];
 };
 
-// Neighbours in C ← v + β·C, in one access.
+// The sums of one warp, 16 rows from `row` and BN columns from `col`, to C: COUNT elements at once, whose
+// places are aligned. With three products (k > 0), they are scaled first.
+//
+// A thread holds, of rows r and r + 8, two neighbouring elements of every eight. For COUNT = 4, neighbours
+// exchange one pair:
+//
+//     columns        0 1 │ 2 3 │ 4 5 │ 6 7 ║ 8 9 │ …
+//     held by lane    0     1     2     3     0    1     2     3
+//     stored by       0     0     2     2     1    1     3     3
 template <int COUNT>
-__device__ __forceinline__ void store(S* to, Vector<COUNT> v, S beta) {
-    auto& c = *reinterpret_cast<Vector<COUNT>*>(to);
-    if (beta != 0) {
-        const Vector<COUNT> old = c;
+__device__ __forceinline__ void store_tile(const S (&d)[ACC], S* out, long long ldc, int row, int col, int m,
+                                           int n, int k, S alpha, S beta, const int* a_exponents,
+                                           const int* b_exponents) {
+    constexpr int GAP = COUNT == 4 ? 2 : 8;  // columns from a thread's first pair to its second
+    const int lane = threadIdx.x % 32;
+    const bool odd = lane % 2;
+    row += lane / 4;
+    col += COUNT == 4 ? odd * 8 + lane / 2 % 2 * 4 : lane % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) v.x[i] += beta * old.x[i];
+    for (int half = 0; half < 2; ++half) {
+        const int r = row + 8 * half;
+        S* const line = out + r * ldc;
+#if PRODUCTS == 3
+        const int a_exponent = k > 0 && r < m ? a_exponents[r] : 0;
+#endif
+#pragma unroll
+        for (int j = 0; j < BN / 16; ++j) {
+            S x[4];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const S first = d[8 * j + 2 * half + i], second = d[8 * j + 4 + 2 * half + i];
+                x[i] = first, x[2 + i] = second;
+                if constexpr (COUNT == 4) {
+                    const S other = __shfl_xor_sync(~0u, odd ? first : second, 1);
+                    x[i] = odd ? other : first, x[2 + i] = odd ? second : other;
+                }
+            }
+            const auto column = [&](int i) { return col + 16 * j + i / 2 * GAP + i % 2; };
+            if (r >= m || column(0) >= n) continue;  // not before all lanes have exchanged
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+#if PRODUCTS == 3
+                if (k > 0 && column(i) < n) x[i] = scaled(x[i], a_exponent + b_exponents[column(i)]);
+#endif
+                x[i] *= alpha;
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i += COUNT) {
+                auto& whole = *reinterpret_cast<Vector<COUNT>*>(line + column(i));
+                if (column(i) + COUNT <= n) {
+                    Vector<COUNT> v;
+#pragma unroll
+                    for (int e = 0; e < COUNT; ++e) v.x[e] = x[i + e];
+                    if (beta != 0) {
+                        const Vector<COUNT> old = whole;
+#pragma unroll
+                        for (int e = 0; e < COUNT; ++e) v.x[e] += beta * old.x[e];
+                    }
+                    whole = v;
+                } else {
+#pragma unroll
+                    for (int e = 0; e < COUNT; ++e) {
+                        S& c = line[column(i + e)];
+                        if (column(i + e) < n) c = beta != 0 ? x[i + e] + beta * c : x[i + e];
+                    }
+                }
+            }
+        }
     }
-    c = v;
 }
 
 // ---- the kernel --------------------------------------------------------------------------------------------
@@ -420,64 +479,17 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
                 for (int i = 0; i < ACC; ++i) d[i] = 0;
             }
 
-            // A thread holds, of rows r and r + 8, two neighbouring elements of every eight. Where rows of C
-            // allow it, neighbours exchange one pair, so that each stores 16 bytes at once:
-            //
-            //     columns        0 1 │ 2 3 │ 4 5 │ 6 7 ║ 8 9 │ …
-            //     held by lane    0     1     2     3     0    1     2     3
-            //     stored by       0     0     2     2     1    1     3     3
             S* const out = C + job % slices * m * ldc;
             const auto aligned = [&](int elements) {
                 return ldc % elements == 0 && reinterpret_cast<u64>(out) % (elements * sizeof(S)) == 0;
             };
-            const bool odd = lane % 2, fours = aligned(4), pairs = aligned(2);
-            const int gap = fours ? 2 : 8;  // from a thread's first pair to its second
-            row += rank * BM + consumer * 64 + thread / 32 * 16 + lane / 4;
-            col += fours ? odd * 8 + lane / 2 % 2 * 4 : lane % 4 * 2;
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int r = row + 8 * half;
-                S* const line = out + r * ldc;
-#if PRODUCTS == 3
-                const int a_exponent = k > 0 && r < m ? a_exponents[r] : 0;
-#endif
-#pragma unroll
-                for (int j = 0; j < BN / 16; ++j) {
-                    const int c = col + 16 * j;
-                    Vector<4> v;
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        S first = d[8 * j + 2 * half + i], second = d[8 * j + 4 + 2 * half + i];
-                        if (fours) {
-                            const S other = __shfl_xor_sync(~0u, odd ? first : second, 1);
-                            (odd ? first : second) = other;
-                        }
-                        v.x[i] = first, v.x[2 + i] = second;
-                    }
-                    if (r >= m) continue;  // not before all lanes have exchanged
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-#if PRODUCTS == 3
-                        const int at = c + i / 2 * gap + i % 2;
-                        if (at < n && k > 0) v.x[i] = scaled(v.x[i], a_exponent + b_exponents[at]);
-#endif
-                        v.x[i] *= alpha;
-                    }
-                    if (fours && c + 3 < n) {
-                        store(line + c, v, beta);
-                    } else {
-#pragma unroll
-                        for (int i = 0; i < 4; i += 2) {
-                            const int at = c + i / 2 * gap;
-                            if (pairs && at + 1 < n) {
-                                store(line + at, Vector<2>{v.x[i], v.x[i + 1]}, beta);
-                            } else {
-                                if (at < n) store(line + at, Vector<1>{v.x[i]}, beta);
-                                if (at + 1 < n) store(line + at + 1, Vector<1>{v.x[i + 1]}, beta);
-                            }
-                        }
-                    }
-                }
+            row += rank * BM + consumer * 64 + thread / 32 * 16;
+            if (aligned(4)) {
+                store_tile<4>(d, out, ldc, row, col, m, n, k, alpha, beta, a_exponents, b_exponents);
+            } else if (aligned(2)) {
+                store_tile<2>(d, out, ldc, row, col, m, n, k, alpha, beta, a_exponents, b_exponents);
+            } else {
+                store_tile<1>(d, out, ldc, row, col, m, n, k, alpha, beta, a_exponents, b_exponents);
             }
         }
     }

@@ -233,8 +233,8 @@ def wgmma(
     return found
 
 
-_SUM_SLICES = 500_000
-"""What `choose_wgmma` takes adding up slices for, in its unit: eight steps of a wide tile."""
+_SUM_SLICES = 1_200_000
+"""What `choose_wgmma` takes adding up slices for, in its unit: twenty steps of a wide tile."""
 
 
 def choose_wgmma(configs: list[Config], m: int, n: int, k: int, multiprocessors: int) -> tuple[Config, int]:
