@@ -14,7 +14,8 @@ from . import rates, store
 from .devices import Device, Operation, open_device
 from .errors import InputError
 from .execute import execute
-from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
+from .limits import baseline_bytes, default_memory_limit, free_bytes, parse_size, peak_resident_bytes
+from .local import Source
 from .plan import Budget, Matrix, Plan, Problem, make_plan
 from .trace import Trace
 
@@ -64,7 +65,7 @@ class Result:
 class _Job:
     """Everything decided before anything is written."""
 
-    sources: dict[str, store.Source]
+    sources: dict[str, Source]
     operation: Operation
     output: store.Output
     plan: Plan
@@ -294,6 +295,9 @@ def _prepare(
     place = store.local_path(c) if c is not None else None if writes else left.place
     found = rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize))
     made = make_plan(problem, budget, found)
+    held = sum(nbytes for _, nbytes in inputs)
+    for source in sources.values():
+        source.read_again = made.bytes_read > 1.5 * held and 2 * held < free_bytes() - made.host_bytes
     if existing is None:
         made_c = made.problem.c
         size = (made_c.chunk_rows, made_c.chunk_cols)
@@ -322,7 +326,7 @@ def _check_trace(trace: str | os.PathLike[str], arrays: list[Any]) -> None:
         raise InputError(f"the trace {place} cannot be written there; name another file")
 
 
-def _operand(spec: Any, transpose: bool) -> store.Source:
+def _operand(spec: Any, transpose: bool) -> Source:
     """An input with op() in its matrix: a transposition of a Fortran-order array is none."""
     source = store.open_source(spec)
     if transpose:

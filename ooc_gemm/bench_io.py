@@ -21,6 +21,7 @@ import numpy as np
 
 from . import files, store
 from .errors import InputError
+from .local import CompressedSource
 from .pages import PAGE, Bytes, page_aligned
 from .plan import MiB, cut
 from .tiles import round_up
@@ -114,14 +115,14 @@ def decode_rate(spec: Any, threads: int = 16, seconds: float = 2.0) -> float:
     to memory: as many different chunks as threads, again and again. Raises InputError where chunks are not
     compressed files that the engine decodes itself."""
     source = store.open_source(spec)
-    if not isinstance(source, store.CompressedSource):
+    if not isinstance(source, CompressedSource):
         raise InputError(f"{source.name} has no compressed chunks in local files")
     s = source.matrix
     found: list[Bytes] = []
     for i in range(s.grid[0]):
         for j in range(s.grid[1]):
-            if len(found) < threads and os.path.exists(source.path(i, j)):
-                found.append(np.fromfile(source.path(i, j), np.uint8))
+            if len(found) < threads and (data := source.encoded(i, j)) is not None:
+                found.append(data.copy())
     if not found:
         raise InputError(f"{source.name} has no chunks")
     outs = page_aligned(threads, s.chunk_bytes)
@@ -140,22 +141,22 @@ def decode_rate(spec: Any, threads: int = 16, seconds: float = 2.0) -> float:
 
 
 def source_rate(
-    spec: Any, threads: int = 16, buffers: list[Bytes] | None = None, cold: bool = False
+    spec: Any, threads: int = 16, buffers: list[Bytes] | None = None, cold: bool = False, rounds: int = 1
 ) -> float:
     """Decoded bytes a second that `threads` threads get of a stored array by the engine's own `read`, chunk
-    after chunk, into `buffers` where given: one a thread, of a decoded chunk each. `cold`: a local array's
-    files are taken out of the page cache first."""
+    after chunk, all of them `rounds` times, into `buffers` where given: one a thread, of a decoded chunk.
+    `cold`: a local array's files are taken out of the page cache first."""
     source = store.open_source(spec)
     s = source.matrix
     buffers = buffers or page_aligned(threads, s.chunk_bytes)
     for buffer in buffers:
         buffer[:] = 0
+    pieces = list(cut("a", s, (0, s.rows), (0, s.cols), s.chunk_bytes)) * rounds
     if cold and (place := store.local_path(spec)):
         drop(str(path) for path in place.rglob("*") if path.is_file())
     start = time.perf_counter()
-    pieces = list(cut("a", s, (0, s.rows), (0, s.cols), s.chunk_bytes))
     _each(pieces, buffers, lambda piece, buffer: source.read(piece, buffer))
-    return s.rows * s.cols * s.itemsize / (time.perf_counter() - start)
+    return rounds * s.rows * s.cols * s.itemsize / (time.perf_counter() - start)
 
 
 def _each(tasks: list[T], buffers: list[Bytes], work: Callable[[T, Bytes], Any]) -> None:

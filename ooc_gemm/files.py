@@ -14,6 +14,7 @@ import errno
 import itertools
 import os
 import random
+import threading
 from types import TracebackType
 
 import numpy as np
@@ -31,10 +32,20 @@ NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 LEAST_DIRECT = 256 << 10
 """Fewer bytes go through the page cache, which reads ahead."""
 
+AT_ONCE = 6
+"""Direct reads under way. A few keep a disk busy; with more, readers that also decode wait for the disk all
+together and then leave it idle together (16 readers of zstd chunks: half the rate)."""
+
+_turns = threading.Semaphore(AT_ONCE)
 _buffered: set[int] = set()
 """File systems (`st_dev`) that cannot read and write past the page cache."""
 _blind: set[int] = set()
 """File systems that do not tell what the page cache has."""
+
+
+def room(offset: int, size: int) -> int:
+    """Memory that `read_range` needs."""
+    return round_up(offset % PAGE + size, PAGE)
 
 
 class ChunkFile:
@@ -64,10 +75,13 @@ class ChunkFile:
         """Fill `into` from `offset` on. Raises OSError, also where the file ends before."""
         self._read(into, offset, len(into))
 
-    def read_all(self, into: Bytes) -> Bytes:
-        """The whole file at the front of `into`, which has room for it in whole pages. Raises OSError."""
-        self._read(into[: round_up(self.size, PAGE)], 0, self.size)
-        return into[: self.size]
+    def read_range(self, into: Bytes, offset: int, size: int) -> Bytes:
+        """`size` bytes from `offset` on, somewhere in `into`, which has `room` for them: with what is around
+        them in whole pages. Raises OSError."""
+        start = offset // PAGE * PAGE
+        stop = offset - start + size
+        self._read(into[: round_up(stop, PAGE)], start, stop)
+        return into[offset - start : stop]
 
     def _read(self, into: Bytes, offset: int, need: int) -> None:
         """At least `need` bytes: what lies in whole pages past the page cache, the rest through it."""
@@ -88,11 +102,12 @@ class ChunkFile:
             return 0
         done = 0
         try:
-            while done < min(need, len(into)) and done % PAGE == 0:
-                got = os.preadv(self._fd, [into.data[done:]], offset + done)
-                if got == 0:
-                    break
-                done += got
+            with _turns:
+                while done < min(need, len(into)) and done % PAGE == 0:
+                    got = os.preadv(self._fd, [into.data[done:]], offset + done)
+                    if got == 0:
+                        break
+                    done += got
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -102,8 +117,8 @@ class ChunkFile:
         return done
 
     def _is_cached(self, into: Bytes, offset: int, need: int) -> bool:
-        """Whether the page cache has this part of the file, judged by one of its pages. Asking for one makes the
-        system read it, so each time it is another; and not the file's first, which would bring in many more."""
+        """Whether the page cache has this part of the file, judged by one of its pages. Asking for one makes
+        the system read it: so it is another each time, and not the file's first, which brings in more."""
         if self._system in _blind or self._system in _buffered or not NOWAIT:
             return False
         at = random.randrange(1, need // PAGE) * PAGE

@@ -1,8 +1,9 @@
 """Zarr arrays as the engine sees them. The only importer of zarr.
 
-Reading. A chunk is *raw* where its file holds nothing but the elements in native order: a local store,
-no shards, no codec but `bytes` (and a transposition, which makes it the transpose of a C-order matrix).
-Any rectangle of a raw chunk is read straight into the slot. Everything else is decoded by zarr.
+Reading. A chunk is *raw* where its file, or its part of a shard, holds nothing but the elements in native
+order: a local store, no codec but `bytes` (and a transposition, which makes it the transpose of a C-order
+matrix). Raw chunks, and those that one known compressor has made of raw ones, are read without zarr
+(local.py). Everything else is decoded by zarr.
 
 Writing. A chunk is written whole, to a temporary file that is renamed, and never read back. Until the
 last one is there, C's metadata stands beside its place under the name `<metadata>.partial`: an
@@ -26,13 +27,14 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.abc.codec import Codec
-from zarr.codecs import BytesCodec, TransposeCodec
+from zarr.codecs import TransposeCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore
 
-from . import codec, files
+from . import codec, files, shards
 from .errors import InputError, RangeError, StoreError
+from .local import CompressedSource, Folder, RawSource, Shards, Source
 from .pages import scratch
 from .plan import Matrix, Part, Piece
 from .ring import Bytes
@@ -97,133 +99,8 @@ def same_place(one: Any, other: Any) -> bool:
 # ---------------------------------------------------------------------------------------------- reading
 
 
-class Source:
-    """An input matrix: what planning needs of it, and how pieces of it are read."""
-
-    def __init__(self, name: str, dtype: np.dtype[Any], matrix: Matrix):
-        self.name = name
-        self.dtype = dtype
-        """Element type, in native byte order."""
-        self.matrix = matrix
-        """The stored matrix S; `transposed` where the array is Sᵀ (Fortran order)."""
-        self.place: Path | None = None
-        """The folder it lies in, where that is a local one."""
-        self.read_again = False
-        """What is read will be read again, and free memory could hold it: let the page cache keep it."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of the array as its user sees it."""
-        s = self.matrix
-        return (s.cols, s.rows) if s.transposed else (s.rows, s.cols)
-
-    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """Read into `slot`: a view of the piece's rows × cols there, and the bytes moved.
-        Raises StoreError, naming the chunk."""
-        raise NotImplementedError
-
-    def _place(self, piece: Piece, slot: Bytes) -> Array:
-        rows, cols = piece.rows[1] - piece.rows[0], piece.span[1] - piece.span[0]
-        return slot[: rows * cols * self.dtype.itemsize].view(self.dtype).reshape(rows, cols)
-
-
-@dataclass(frozen=True)
-class _Folder:
-    """Where the chunks of a local array lie."""
-
-    root: Path
-    metadata: Any
-
-    def key(self, i: int, j: int, transposed: bool = False) -> str:
-        """The chunk's key; (i, j) in the stored matrix."""
-        return str(self.metadata.encode_chunk_key((j, i) if transposed else (i, j)))
-
-    def path(self, i: int, j: int, transposed: bool = False) -> str:
-        """The chunk's file."""
-        return f"{self.root}/{self.key(i, j, transposed)}"
-
-
-class RawSource(Source):
-    """Raw chunks in local files."""
-
-    def __init__(self, name: str, array: zarr.Array[Any], matrix: Matrix, folder: _Folder):
-        super().__init__(name, array.dtype, matrix)
-        self._folder, self._fill, self._fortran = folder, array.fill_value, matrix.transposed
-
-    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """Just the rows wanted: one read where they are contiguous in the file."""
-        s, (i, j) = self.matrix, piece.chunk
-        key = self._folder.key(i, j, self._fortran)
-        place = self._place(piece, slot)
-        wanted = place[:, piece.cols[0] - piece.span[0] : piece.cols[1] - piece.span[0]]
-        row, col = piece.rows[0] - i * s.chunk_rows, piece.span[0] - j * s.chunk_cols
-        line, width = s.chunk_cols * s.itemsize, place.shape[1] * s.itemsize
-        data = place.reshape(-1).view(np.uint8)
-        try:
-            with files.ChunkFile(f"{self._folder.root}/{key}", direct=not self.read_again) as file:
-                if file.size != s.chunk_bytes:
-                    raise StoreError(
-                        f"{self.name}: chunk {key} holds {file.size} bytes instead of {s.chunk_bytes}; "
-                        "it is truncated or corrupt, write it again"
-                    )
-                step = len(data) if width == line else width
-                for start in range(0, len(data), step):
-                    at = (row + start // width) * line + col * s.itemsize
-                    file.read(data[start : start + step], at)
-        except FileNotFoundError:
-            wanted[...] = self._fill
-            return wanted, 0
-        except OSError as error:
-            if isinstance(error, StoreError):
-                raise
-            raise StoreError(f"{self.name}: chunk {key} cannot be read: {error.strerror or error}") from error
-        return wanted, place.nbytes
-
-
-class CompressedSource(Source):
-    """Chunks in local files that one compressor makes of the elements."""
-
-    def __init__(
-        self, name: str, array: zarr.Array[Any], matrix: Matrix, folder: _Folder, compressor: codec.Compressor
-    ):
-        super().__init__(name, array.dtype, matrix)
-        self._folder, self._fill, self._fortran = folder, array.fill_value, matrix.transposed
-        self.compressor, self._largest = compressor, max(matrix.stored or (0,))
-
-    def path(self, i: int, j: int) -> str:
-        """The file of a chunk of the stored matrix."""
-        return self._folder.path(i, j, self._fortran)
-
-    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """The file, decoded to its place where the whole chunk is wanted, else beside it."""
-        s, (i, j) = self.matrix, piece.chunk
-        key = self._folder.key(i, j, self._fortran)
-        place = self._place(piece, slot)
-        whole = place.nbytes == s.chunk_bytes
-        out = (
-            place.reshape(-1).view(np.uint8) if whole else scratch("decoded", s.chunk_bytes)[: s.chunk_bytes]
-        )
-        try:
-            with files.ChunkFile(f"{self._folder.root}/{key}", direct=not self.read_again) as file:
-                data = file.read_all(scratch("encoded", file.size, self._largest))
-            self.compressor.decode(data, out)
-        except FileNotFoundError:
-            place[...] = self._fill
-            return place, 0
-        except Exception as error:
-            raise StoreError(
-                f"{self.name}: chunk {key} cannot be read or decoded ({error}); write it again"
-            ) from error
-        if not whole:
-            row, col = i * s.chunk_rows, j * s.chunk_cols
-            chunk = out.view(self.dtype).reshape(s.chunk_rows, s.chunk_cols)
-            rows = slice(piece.rows[0] - row, piece.rows[1] - row)
-            np.copyto(place, chunk[rows, piece.cols[0] - col : piece.cols[1] - col])
-        return place, len(data)
-
-
 class DecodedSource(Source):
-    """Chunks that zarr decodes: compressed, sharded, remote, of foreign byte order."""
+    """Chunks that zarr decodes: remote, of foreign byte order, of several codecs or unknown ones."""
 
     def __init__(self, name: str, array: zarr.Array[Any], matrix: Matrix, counter: "_CountingStore | None"):
         super().__init__(name, array.dtype.newbyteorder("="), matrix)
@@ -340,6 +217,8 @@ def _open(path: str, name: str) -> Any:
         with warnings.catch_warnings():
             # Zarr 3.4 reads a chunk size of 0 as 1, and warns.
             warnings.filterwarnings("error", r".*stored chunk shape .* is invalid")
+            # What zarrs cannot decode, zarr does.
+            warnings.filterwarnings("ignore", r".*unsupported by ZarrsCodecPipeline")
             return zarr.open(path, mode="r")
     except FileNotFoundError:
         return None
@@ -434,25 +313,28 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
     if matrix.grid[0] * matrix.grid[1] > MAX_CHUNKS:
         down, across = matrix.grid[::-1] if fortran else matrix.grid
         raise InputError(f"{name} has {down}×{across} chunks; rechunk it to larger ones")
-    folder = (
-        _Folder(Path(store.root) / array.store_path.path, metadata) if isinstance(store, LocalStore) else None
-    )
-    alone = folder is not None and array.shards is None
-    if folder and alone and native and _is_plain(metadata):
-        return RawSource(name, array, _with_missing(matrix, folder), folder)
+    if isinstance(store, LocalStore):
+        root = Path(store.root) / array.store_path.path
+        folder, compression = Folder(root, metadata, fortran), _compression(metadata)
+        if array.shards is not None and (inner := _inner(metadata)) and native:
+            configuration, compression = inner
+            at_end = configuration["index_location"] == "end"
+            folder = Shards(root, metadata, matrix, array.shards, at_end)
+        elif array.shards is not None:
+            compression = None
+        if native and compression == []:
+            return RawSource(name, array.dtype, array.fill_value, _with_missing(matrix, folder), folder)
+        if native and compression and (compressor := codec.find(*compression[0])) and len(compression) == 1:
+            matrix = replace(matrix, whole=True, stored=_sizes(matrix, folder))
+            return CompressedSource(name, array.dtype, array.fill_value, matrix, folder, compressor)
     matrix = replace(matrix, whole=True)
-    if folder and alone:
-        matrix = replace(matrix, stored=_sizes(matrix, folder))
-    if folder and alone and native and (compressor := _compressor(metadata)):
-        return CompressedSource(name, array, matrix, folder, compressor)
     if array.order == "F":  # how zarr lays out what it returns; the codec pipelines are for C order
         array = array.with_config({"order": "C"})
-    if alone:
-        return DecodedSource(name, array, matrix, None)
-    if folder and array.shards is not None:
-        matrix = replace(
-            matrix, stored=_shard_sizes(matrix, folder, array.shards[::-1] if fortran else array.shards)
-        )
+    if isinstance(store, LocalStore):
+        if array.shards is None:
+            return DecodedSource(name, array, replace(matrix, stored=_sizes(matrix, folder)), None)
+        sizes = _shard_sizes(matrix, folder, array.shards[::-1] if fortran else array.shards)
+        matrix = replace(matrix, stored=sizes)
     counter = _CountingStore(store)
     return DecodedSource(
         name, _array_at(metadata, StorePath(counter, array.store_path.path)), matrix, counter
@@ -490,35 +372,39 @@ def _compression(metadata: Any) -> list[tuple[str, dict[str, Any]]] | None:
             return None
         described = [metadata.compressor.get_config()] if metadata.compressor is not None else []
         return [(one.pop("id"), one) for one in described]
-    chain = metadata.codecs[1:] if _is_fortran(metadata) else metadata.codecs
-    if not chain or not isinstance(chain[0], BytesCodec):
-        return None
-    endian = chain[0].endian
-    if endian is not None and getattr(endian, "value", endian) != sys.byteorder:
-        return None
-    described = [one.to_dict() for one in chain[1:]]
-    return [(str(one["name"]), dict(one.get("configuration", {}))) for one in described]
+    return _beyond_bytes([one.to_dict() for one in metadata.codecs[1 if _is_fortran(metadata) else 0 :]])
 
 
-def _sizes(s: Matrix, folder: _Folder) -> tuple[int, ...]:
-    """The size of every chunk's file, 0 where there is none."""
+def _beyond_bytes(chain: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]] | None:
+    """The codecs behind `bytes` in native order; None where that is not the first."""
+    described = [(str(one["name"]), dict(one.get("configuration", {}))) for one in chain]
+    if not described or described[0] not in (("bytes", {}), ("bytes", {"endian": sys.byteorder})):
+        return None
+    return described[1:]
+
+
+def _inner(metadata: Any) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]] | None:
+    """How shards are made and what their chunks are compressed with; None where only zarr can tell."""
+    described = [one.to_dict() for one in metadata.codecs]
+    if len(described) != 1 or described[0]["name"] != "sharding_indexed":
+        return None
+    configuration = described[0]["configuration"]
+    compression = _beyond_bytes(list(configuration["codecs"]))
+    return None if compression is None or not shards.is_known(configuration) else (configuration, compression)
+
+
+def _sizes(s: Matrix, folder: Folder) -> tuple[int, ...]:
+    """The bytes of every chunk as it is stored, 0 where there is none."""
     down, across = s.grid
-
-    def size(i: int, j: int) -> int:
-        try:
-            return os.stat(folder.path(i, j, s.transposed)).st_size
-        except OSError:
-            return 0
-
-    return tuple(size(i, j) for i in range(down) for j in range(across))
+    return tuple(folder.size(i, j) for i in range(down) for j in range(across))
 
 
-def _with_missing(s: Matrix, folder: _Folder) -> Matrix:
+def _with_missing(s: Matrix, folder: Folder) -> Matrix:
     sizes = _sizes(s, folder)
     return s if all(sizes) else replace(s, stored=tuple(s.chunk_bytes if size else 0 for size in sizes))
 
 
-def _shard_sizes(s: Matrix, folder: _Folder, shards: tuple[int, ...]) -> tuple[int, ...]:
+def _shard_sizes(s: Matrix, folder: Folder, shards: tuple[int, ...]) -> tuple[int, ...]:
     """An even share of its shard's file for every chunk in it."""
     per = (shards[0] // s.chunk_rows, shards[1] // s.chunk_cols)
     outer = replace(s, chunk_rows=shards[0], chunk_cols=shards[1])
@@ -648,7 +534,7 @@ class Target:
         ours = (self._compressor or _is_plain(array.metadata)) and not _is_fortran(array.metadata)
         self._folder = None
         if isinstance(store, LocalStore) and array.dtype.isnative and ours and array.shards is None:
-            self._folder = _Folder(Path(store.root) / array.store_path.path, array.metadata)
+            self._folder = Folder(Path(store.root) / array.store_path.path, array.metadata)
         self._direct = array.nbytes >= DIRECT_BYTES
         self._replaced = replaced
         self._folders: set[str] = set()
@@ -709,7 +595,7 @@ class Target:
                 data = data.view(dtype).reshape(values.shape)
                 with np.errstate(over="ignore"):
                     np.copyto(data, values, casting="unsafe")
-            self._write_file(self._folder.path(*part.chunk), data)
+            self._write_file(f"{self._folder.root}/{self._folder.key(*part.chunk)}", data)
             return data.nbytes
         except Exception as error:
             key = self._array.metadata.encode_chunk_key(part.chunk)
