@@ -14,7 +14,7 @@ from . import rates, store
 from .devices import Device, Operation, open_device
 from .errors import InputError
 from .execute import execute
-from .limits import baseline_bytes, default_memory_limit, free_bytes, parse_size, peak_resident_bytes
+from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
 from .local import Source
 from .plan import Budget, Matrix, Plan, Problem, make_plan
 from .trace import Trace
@@ -294,10 +294,6 @@ def _prepare(
     inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
     place = store.local_path(c) if c is not None else None if writes else left.place
     made = make_plan(problem, budget, rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize)))
-    stored_bytes = sum(nbytes for _, nbytes in inputs)
-    for source in sources.values():
-        again = made.bytes_read > 1.5 * stored_bytes
-        source.read_again = again and 2 * stored_bytes < free_bytes() - made.host_bytes
     if existing is None:
         made_c = made.problem.c
         size = (made_c.chunk_rows, made_c.chunk_cols)

@@ -485,10 +485,12 @@ def engine(
     """Whole multiplications, Zarr to Zarr, beside what the plan predicted and the limit of the hardware.
 
     Random arrays are made in a temporary folder in FOLDER (the current one unless given). Rates are measured
-    first, as by info --measure. The limit is the longest of bytes ÷ rate of every stage, operations ÷ rate,
-    and reads and writes together where they share the disk. One more run of each product is traced, for the
-    stages and the timeline. Times are from the call to the return in a warm process; peers are processes of
-    their own, timed without start and imports.
+    first, as by info --measure. One more run of each product is traced: of each stage it tells by how many
+    threads it is done, how long any of them is busy, at what rate then, and the least time that the hardware
+    takes. The limit is the longest of those, or reads and writes together where they share the disk.
+
+    Times are from the call to the return in a warm process; peers are processes of their own, timed without
+    start and imports.
     """
     from . import figures
 

@@ -237,7 +237,7 @@ class Rates:
     """How reads and writes share the store: time of both at once, of equally long ones, over the sum of
     their times alone. 1: they take turns; ½: they do not disturb each other."""
     start: float = 0.0
-    """Seconds before the first read and after the last write."""
+    """Seconds before the first read and after the last write, beside those for slots."""
     note: str = ""
     """Where these numbers are from: for the reader of the plan."""
 
@@ -714,25 +714,29 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     sides = [(p.a, a, across, 1 - found[0]), (p.b, b, down, 1 - found[1])]
     if p.reads_c:
         sides.append((x.c, _pass(x.c, x.bm, x.bn, slot), 1, 1.0))
-    read = x.cache * slot / rates.touch
-    uploaded = 0.0
+    read = uploaded = handling = 0.0
     # A few readers do not keep a disk busy.
     rate = rates.read * (1.0 if rates.shared else min(1.0, x.ring.readers / BUSY_READERS))
     for s, one, times, share in sides:
         moving = one.nbytes / rate + one.decoded / rates.decode + one.calls * rates.read_seconds
-        read += times * (share * moving + one.pieces * rates.piece_seconds)
+        read += times * share * moving
+        handling += times * one.pieces * rates.piece_seconds
         uploaded += times * s.rows * s.cols * s.itemsize
     written = x.c.rows * x.c.cols
     flops = 2.0 * p.m * p.n * p.k
+    cache = x.cache * slot / rates.touch
     stages = {
-        "read": read,
+        # While some readers wait for the store, others take fresh memory, and the conductor hands pieces on.
+        "read": read + handling + cache if rates.shared else max(read, handling, cache),
         "upload": uploaded / rates.upload,
         "compute": flops / rates.flops * (1 + rates.thin / x.bk + 64 / x.bm + 64 / x.bn),
         "download": written * p.block_itemsize / rates.download,
         "write": written * x.c.itemsize / rates.write,
     }
+    fresh = x.ring.slots * slot + x.ring.writers * x.c.chunk_rows * x.c.chunk_cols * p.block_itemsize
+    start = rates.start + fresh / rates.touch
     if rates.shared:
-        return stages, rates.start + sum(stages.values())
+        return stages, start + sum(stages.values())
     blocks = down * across
     each_read, each_multiply = (stages[name] / max(1, blocks * deep) for name in ("read", "compute"))
     parts = blocks if x.c_buffers > 1 else 1
@@ -745,7 +749,7 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
         max(store, each_read + stages["upload"]) + each_multiply,
         max(stages["read"], stages["compute"]) / max(1, blocks) + hidden,
     )
-    return stages, rates.start + longest + last
+    return stages, start + longest + last
 
 
 def taking_turns(read: float, write: float, turns: float) -> float:
