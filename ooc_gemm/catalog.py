@@ -419,8 +419,9 @@ def embed(mode: str, conjugate: bool = False, conjugate_other: bool = False) -> 
 
 
 def transpose(dtype: str) -> Config:
-    """kernels/transpose.cu for float32, int8 or uint8."""
-    element = "float" if dtype == "float32" else "unsigned char"
+    """kernels/transpose.cu, by NumPy's name for the type: only its size matters."""
+    size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
+    element = {1: "unsigned char", 2: "unsigned short", 4: "float", 8: "double", 16: "double2"}[size]
     return Config("transpose", dtype, 32, 32, (32, 8), (("ELEMENT", element),))
 
 

@@ -100,6 +100,8 @@ def execute(
                 blocks[c].free()
                 device.wait(COMPUTE, device.record(UPLOAD))
                 device.scale(block, c)
+            if block.diagonal:
+                device.mirror(block, c)
             done = device.record(COMPUTE)
             for part in plan.parts(block):
                 job = writers.submit(_write, device, target, block, part, c, done, write_slots, trace)
