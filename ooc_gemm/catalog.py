@@ -421,7 +421,7 @@ def embed(mode: str, conjugate: bool = False, conjugate_other: bool = False) -> 
 def transpose(dtype: str) -> Config:
     """kernels/transpose.cu, by NumPy's name for the type: only its size matters."""
     size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
-    element = {1: "unsigned char", 2: "unsigned short", 4: "float", 8: "double", 16: "double2"}[size]
+    element = {1: "unsigned char", 4: "float", 8: "double", 16: "double2"}[size]
     return Config("transpose", dtype, 32, 32, (32, 8), (("ELEMENT", element),))
 
 

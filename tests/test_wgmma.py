@@ -22,7 +22,10 @@ TRANS = tuple(product((False, True), repeat=2))
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
 @pytest.mark.parametrize(
     "config",
-    [catalog.split(False), catalog.split(True), catalog.transpose("float32"), catalog.transpose("int8")],
+    [
+        *(catalog.split(k_inner) for k_inner in (False, True)),
+        *(catalog.transpose(name) for name in ("int8", "float32", "int64", "complex128")),
+    ],
 )
 def test_preparations_compile_without_spills(config: nvrtc.Config, arch: str) -> None:
     try:
