@@ -14,7 +14,8 @@ from . import store
 from .devices import Device, Operation, open_device
 from .errors import InputError
 from .execute import execute
-from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
+from .limits import baseline_bytes, default_memory_limit, free_bytes, parse_size, peak_resident_bytes
+from .local import Source
 from .plan import Budget, Matrix, Plan, Problem, make_plan
 from .trace import Trace
 
@@ -65,7 +66,7 @@ class Result:
 class _Job:
     """Everything decided before anything is written."""
 
-    sources: dict[str, store.Source]
+    sources: dict[str, Source]
     operation: Operation
     output: store.Output
     plan: Plan
@@ -346,6 +347,11 @@ def _prepare(
         writers=costs.writers,
     )
     made = make_plan(problem, budget, chosen.rates(arithmetic))
+    if made.problem.symmetric:
+        del sources["b"]
+    inputs = sum(source.matrix.stored_bytes for source in sources.values())
+    for source in sources.values():
+        source.read_again = made.bytes_read > 1.5 * inputs and 2 * inputs < free_bytes() - made.host_bytes
     if existing is None:
         made_c = made.problem.c
         size = (made_c.chunk_rows, made_c.chunk_cols)
@@ -368,12 +374,13 @@ def _check_trace(trace: str | os.PathLike[str], arrays: list[Any]) -> None:
     for array in arrays:
         if store.same_place(place, array):
             raise InputError(f"the trace {place} lies inside {store.describe(array)}; write it elsewhere")
-    target = place if os.path.exists(place) else os.path.dirname(os.path.abspath(place))
-    if os.path.isdir(place) or not os.access(target, os.W_OK) or not os.path.isdir(os.path.dirname(target)):
+    file = os.path.abspath(place)
+    target = file if os.path.exists(file) else os.path.dirname(file)
+    if os.path.isdir(file) or not os.access(target, os.W_OK) or not os.path.isdir(os.path.dirname(file)):
         raise InputError(f"the trace {place} cannot be written there; name another file")
 
 
-def _operand(spec: Any, transpose: bool) -> store.Source:
+def _operand(spec: Any, transpose: bool) -> Source:
     """An input with op() in its matrix: a transposition of a Fortran-order array is none."""
     source = store.open_source(spec)
     if transpose:

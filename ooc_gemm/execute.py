@@ -135,7 +135,7 @@ def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trac
         while True:
             slot, piece = ring.acquire()
             with trace.span("read", operand=piece.operand, chunk=piece.chunk) as span:
-                slot.view, span["nbytes"] = sources[piece.operand].read(piece, slot.data)
+                slot.view, span["nbytes"] = sources[piece.source].read(piece, slot.data)
             device.prepare(slot.data)
             ring.fill(slot)
     except Stopped:

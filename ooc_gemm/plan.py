@@ -311,9 +311,14 @@ class Piece:
     """The stored matrix it is cut from, where that is not the operand's: op(B) = op(A)ᵀ is cut from A."""
 
     @property
+    def source(self) -> str:
+        """The stored matrix it is cut from."""
+        return self.matrix or self.operand
+
+    @property
     def place(self) -> tuple[str, tuple[int, int], tuple[int, int]]:
         """What it is, wherever it is used."""
-        return self.matrix or self.operand, self.rows, self.cols
+        return self.source, self.rows, self.cols
 
 
 @dataclass(frozen=True)

@@ -326,7 +326,8 @@ def test_urls_and_groups(here):
 
 
 def test_trace(here):
-    assert ooc("multiply", "a", "b", "new", *CPU, "--trace", "t.json").code == 0
+    for _ in range(2):  # the second replaces the first's
+        assert ooc("multiply", "a", "b", "new", "-f", *CPU, "--trace", "t.json").code == 0
     events = json.loads(Path("t.json").read_text())
     events = events["traceEvents"] if isinstance(events, dict) else events
     stages = {event["name"].split()[0] for event in events if event["ph"] == "X"}

@@ -21,6 +21,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..errors import InputError
+from ..pages import page_aligned
 from ..plan import DIAGONAL_STRIPS, Block, MiB, Part, Piece, Plan, Rates
 from ..ring import Bytes, Event, Stopped
 from ..tiles import ceil_div, ranges
@@ -179,8 +180,8 @@ class CPU:
         self._started.callback(self._stream.close)
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
-        """Plain memory."""
-        return [np.empty(nbytes, np.uint8) for _ in range(count)]
+        """Plain memory, page-aligned for direct reads and writes."""
+        return page_aligned(count, nbytes)
 
     def prepare(self, buffer: Bytes) -> None:
         """Memory is memory."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from mmap import PAGESIZE, mmap
+from mmap import PAGESIZE
 from threading import Lock
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..catalog import KERNELS
 from ..complex_gemm import ComplexGemm
 from ..errors import DeviceError, InputError
 from ..mma import Mma
+from ..pages import page_aligned
 from ..plan import Block, MiB, Part, Piece, Plan, Rates, panel_elements
 from ..ring import Bytes
 from ..roofline import peak_flops
@@ -331,9 +332,7 @@ class CUDA:
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
         """Page-aligned memory that nobody has touched yet: `prepare` pins it."""
-        step = round_up(max(1, nbytes), PAGESIZE)
-        whole = np.frombuffer(mmap(-1, max(1, count) * step), np.uint8)
-        return [whole[index * step : index * step + nbytes] for index in range(count)]
+        return page_aligned(count, nbytes)
 
     def prepare(self, buffer: Bytes) -> None:
         """Pin a buffer, once. Pages come in when they are first touched, by many threads at a time if many
