@@ -267,7 +267,21 @@ def gram(suite: Suite, tmpfs: Path) -> None:
 
 
 def zstd(suite: Suite, tmpfs: Path) -> None:
-    """Readers of zstd chunks beside as many threads that only decode them."""
+    """The engine's readers on zstd chunks beside as many threads that only decode them, from memory."""
+    from ooc_gemm.bench_io import decode_rate, source_rate
+
+    path, threads = make(str(tmpfs / "z"), 16384, 32768, 9, zstd=True), 16
+    pairs = [(decode_rate(path, threads), source_rate(path, threads, rounds=2)) for _ in range(suite.repeat)]
+    decode, read = (statistics.median(rates) for rates in zip(*pairs, strict=True))
+    suite.rows["zstd"] = {
+        "threads": threads,
+        "decode_bytes_per_second": decode,
+        "read_bytes_per_second": read,
+        "pairs": pairs,
+    }
+    click.echo(f"zstd: {threads} threads decode {decode / 1e9:.2f} GB/s, readers bring {read / 1e9:.2f} GB/s")
+    suite.bar("zstd: decoding alone ÷ reading", decode / read, 1 / 0.9)
+    shutil.rmtree(path)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import store
+from . import rates, store
 from .devices import Device, Operation, open_device
 from .errors import InputError
 from .execute import execute
@@ -346,12 +346,15 @@ def _prepare(
         readers=costs.readers,
         writers=costs.writers,
     )
-    made = make_plan(problem, budget, chosen.rates(arithmetic))
+    inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
+    place = store.local_path(c) if c is not None else None if writes else left.place
+    made = make_plan(problem, budget, rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize)))
     if made.problem.symmetric:
         del sources["b"]
-    inputs = sum(source.matrix.stored_bytes for source in sources.values())
+    stored_bytes = sum(source.matrix.stored_bytes for source in sources.values())
     for source in sources.values():
-        source.read_again = made.bytes_read > 1.5 * inputs and 2 * inputs < free_bytes() - made.host_bytes
+        again = made.bytes_read > 1.5 * stored_bytes
+        source.read_again = again and 2 * stored_bytes < free_bytes() - made.host_bytes
     if existing is None:
         made_c = made.problem.c
         size = (made_c.chunk_rows, made_c.chunk_cols)

@@ -132,7 +132,10 @@ class CUDA:
         self._device.use()
         properties = self._runtime.getDeviceProperties(index)
         self._capability = 10 * properties["major"] + properties["minor"]
-        self._model = properties["name"].decode(), int(properties["multiProcessorCount"])
+        self.model, self._multiprocessors = (
+            properties["name"].decode(),
+            int(properties["multiProcessorCount"]),
+        )
         self._free = self._least_free = self._runtime.memGetInfo()[0]
         self._arrays: dict[Any, Any] = {}
         self._pinned: dict[int, Bytes] = {}
@@ -476,7 +479,7 @@ class CUDA:
                 partial(self._real, partial(gemm, in_place="ab", lower=True)),
             )
         size = plan.bm, plan.bn, plan.bk
-        config = best_config(kernel.name, panel, trans_a, trans_b, *size, *self._model)
+        config = best_config(kernel.name, panel, trans_a, trans_b, *size, self.model, self._multiprocessors)
         function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(self._capability))), config)
         launch = partial(self._real, partial(nvrtc.launch, function, config))
         return launch, partial(self._by_strips, launch)
