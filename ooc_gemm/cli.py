@@ -173,7 +173,8 @@ def multiply(
 def gram(a: str, c: str, progress: bool | None, as_json: bool, verbose: bool, **options: Any) -> None:
     """C ← α·A·Aᵀ, half the work of multiply, both halves written.
 
-    With β ≠ 0, C ← α·A·Aᵀ + β·C need not be symmetric: as multiply does it. Complex A is not conjugated.
+    With β ≠ 0, C ← α·A·Aᵀ + β·C as multiply does it: the old C need not be symmetric. Complex A is not
+    conjugated.
     """
     from .api import gram as run
 
