@@ -443,8 +443,9 @@ def combine(pairs: bool, conjugate_a: bool = False, conjugate_b: bool = False) -
 
 
 def transpose(dtype: str) -> Config:
-    """kernels/transpose.cu for float32, int8 or uint8."""
-    element = "float" if dtype == "float32" else "unsigned char"
+    """kernels/transpose.cu, by NumPy's name for the type: only its size matters."""
+    size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
+    element = {1: "unsigned char", 4: "float", 8: "double", 16: "double2"}[size]
     return Config("transpose", dtype, 32, 32, (32, 8), (("ELEMENT", element),))
 
 

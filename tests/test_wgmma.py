@@ -27,10 +27,8 @@ TRANS = tuple(product((False, True), repeat=2))
 @pytest.mark.parametrize(
     "config",
     [
-        catalog.split(False),
-        catalog.split(True),
-        catalog.transpose("float32"),
-        catalog.transpose("int8"),
+        *(catalog.split(k_inner) for k_inner in (False, True)),
+        *(catalog.transpose(name) for name in ("int8", "float32", "int64", "complex128")),
         catalog.embed("rows"),
         catalog.embed("double n", True, False),
         catalog.embed("double k", True, True),
