@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import store
+from . import rates, store
 from .devices import Device, Operation, open_device
 from .errors import InputError
 from .execute import execute
@@ -291,10 +291,13 @@ def _prepare(
         readers=costs.readers,
         writers=costs.writers,
     )
-    made = make_plan(problem, budget, chosen.rates(arithmetic))
-    inputs = sum(source.matrix.stored_bytes for source in sources.values())
+    inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
+    place = store.local_path(c) if c is not None else None if writes else left.place
+    made = make_plan(problem, budget, rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize)))
+    stored_bytes = sum(nbytes for _, nbytes in inputs)
     for source in sources.values():
-        source.read_again = made.bytes_read > 1.5 * inputs and 2 * inputs < free_bytes() - made.host_bytes
+        again = made.bytes_read > 1.5 * stored_bytes
+        source.read_again = again and 2 * stored_bytes < free_bytes() - made.host_bytes
     if existing is None:
         made_c = made.problem.c
         size = (made_c.chunk_rows, made_c.chunk_cols)
@@ -317,8 +320,9 @@ def _check_trace(trace: str | os.PathLike[str], arrays: list[Any]) -> None:
     for array in arrays:
         if store.same_place(place, array):
             raise InputError(f"the trace {place} lies inside {store.describe(array)}; write it elsewhere")
-    target = place if os.path.exists(place) else os.path.dirname(os.path.abspath(place))
-    if os.path.isdir(place) or not os.access(target, os.W_OK) or not os.path.isdir(os.path.dirname(target)):
+    file = os.path.abspath(place)
+    target = file if os.path.exists(file) else os.path.dirname(file)
+    if os.path.isdir(file) or not os.access(target, os.W_OK) or not os.path.isdir(os.path.dirname(file)):
         raise InputError(f"the trace {place} cannot be written there; name another file")
 
 

@@ -33,6 +33,8 @@ class Source:
         """Element type, in native byte order."""
         self.matrix = matrix
         """The stored matrix S; `transposed` where the array is Sᵀ (Fortran order)."""
+        self.place: Path | None = None
+        """The folder it lies in, where that is a local one."""
         self.read_again = False
         """What is read will be read again, and free memory could hold it: let the page cache keep it."""
 

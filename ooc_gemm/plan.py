@@ -37,6 +37,12 @@ MAX_VISITS = 200_000
 """Panels visited in a schedule, up to which a cache is planned: the simulation takes 1 µs each, and more of
 them means blocks so small that there is no memory for a cache either."""
 
+BUSY_READERS = 4
+"""Reader threads that a disk needs to give what it can."""
+
+HIDDEN_COST = 0.05
+"""What a second of a stage that another hides is worth, in seconds: others use the disk and the bus too."""
+
 LEAST_CACHE_SLOTS = 8
 """Fewer are not worth a cache."""
 
@@ -227,8 +233,13 @@ class Rates:
     """Decoded bytes a second of chunks that must be decoded, by all readers."""
     touch: float = 6e9
     """Bytes a second at which fresh host memory can be had (and made ready for copies to the device)."""
-    exclusive: bool = False
-    """Reads and writes share one disk: their times add up."""
+    turns: float = 0.5
+    """How reads and writes share the store: time of both at once, of equally long ones, over the sum of
+    their times alone. 1: they take turns; ½: they do not disturb each other."""
+    start: float = 0.0
+    """Seconds before the first read and after the last write."""
+    note: str = ""
+    """Where these numbers are from: for the reader of the plan."""
 
 
 @dataclass(frozen=True)
@@ -353,6 +364,8 @@ class Plan:
     found: tuple[int, ...] = field(repr=False)
     """For each panel of op(A) and op(B) in the order of the schedule: how many of its first pieces are found
     in host memory. Empty: none ever."""
+    kept: tuple[int, ...] = field(repr=False)
+    """Likewise: how many of its first pieces stay there."""
     lower_bound_bytes: int
     """Least bytes any schedule moves between store and fast memory of this size:
     max(2mnk/√S − 2S, mk + kn + mn) elements (Smith et al., arXiv:1702.02017)."""
@@ -365,6 +378,8 @@ class Plan:
     device_ledger: dict[str, int]
     stage_seconds: dict[str, float]
     predicted_seconds: float
+    used_rates: Rates = field(repr=False)
+    """What seconds are predicted by."""
 
     @property
     def host_bytes(self) -> int:
@@ -402,13 +417,8 @@ class Plan:
         row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
         visit = 2 * (block.index * self.panel_count + panel[0] // self.bk)
         for number, (operand, (s, rows, cols)) in enumerate(_sides(self.problem, row, col, panel).items()):
-            found, kept = (x[visit + number] if x else 0 for x in (self.found, self._kept))
+            found, kept = (x[visit + number] if x else 0 for x in (self.found, self.kept))
             yield from cut(operand, s, rows, cols, self.slot_bytes, found, kept)
-
-    @cached_property
-    def _kept(self) -> tuple[int, ...]:
-        """As `found`: how many of a panel's first pieces stay after this visit."""
-        return reuse.kept(_visits(self), self.found) if self.found else ()
 
     def block_pieces(self, block: Block) -> Iterator[Piece]:
         """What is read to fill a block with the C that was (β ≠ 0)."""
@@ -449,6 +459,7 @@ class Plan:
             ("written", _mib(self.bytes_written)),
             ("lower bound", f"{_mib(bound)}; this plan moves {moved / max(1, bound):.2f} times that"),
             ("predicted", f"{self.predicted_seconds:.2f} s, most of it {slowest}"),
+            *([("rates", self.used_rates.note)] if self.used_rates.note else []),
         ]
         for title, ledger, limit in (
             ("host memory", self.ledger, self.budget.host),
@@ -474,7 +485,7 @@ class Plan:
         ]
         out = {key: getattr(self, key) for key in keys}
         c = self.problem.c
-        out.update(kernel=self.problem.kernel)
+        out.update(kernel=self.problem.kernel, rates=self.used_rates.note)
         out.update(blocks=self.block_count, panels=self.panel_count, chunks=[c.chunk_rows, c.chunk_cols])
         out.update(host_bytes=self.host_bytes, device_bytes=self.device_bytes)
         out.update(memory_limit=self.budget.host, device_memory_limit=self.budget.device)
@@ -546,32 +557,35 @@ def _unit(plan: Plan, unit: _Unit) -> Iterator[Piece]:
     return cut(operand, *_sides(p, row, col, k)[operand], plan.slot_bytes)
 
 
-def _visits(plan: Plan) -> list[tuple[_Unit, int]]:
-    """Every panel in the order of the schedule, op(A)'s before op(B)'s, and how many pieces it takes."""
-    size = lru_cache(maxsize=None)(lambda unit: sum(1 for _ in _unit(plan, unit)))
-    units = (
-        (operand, strip, number)
-        for place in _serpentine(plan.problem, plan.bm, plan.bn, plan.by_columns)
-        for number in range(plan.panel_count)
-        for operand, strip in zip("ab", place, strict=True)
-    )
-    return [(unit, size(unit)) for unit in units]
-
-
-def _with_cache(plan: Plan, slots: int) -> Plan:
-    """The plan with what a cache of up to so many slots finds, and no more of them than that takes."""
-    visits = _visits(plan)
-    found = reuse.hits(visits, slots)
-    slots = reuse.most_kept(visits, found)
+def _visits(plan: Plan) -> list[tuple[_Unit, list[int]]]:
+    """Every panel in the order of the schedule, op(A)'s before op(B)'s, and what reading its pieces would
+    move from the store: bytes of the first, of the first two, and so on."""
 
     @cache
     def sizes(unit: _Unit) -> list[int]:
         s = plan.problem.a if unit[0] == "a" else plan.problem.b
         return list(accumulate(_moved(s, piece) for piece in _unit(plan, unit)))
 
-    saved = sum(sizes(unit)[count - 1] for (unit, _), count in zip(visits, found, strict=True) if count)
+    units = (
+        (operand, strip, number)
+        for place in _serpentine(plan.problem, plan.bm, plan.bn, plan.by_columns)
+        for number in range(plan.panel_count)
+        for operand, strip in zip("ab", place, strict=True)
+    )
+    return [(unit, sizes(unit)) for unit in units]
+
+
+def _with_cache(plan: Plan, slots: int) -> Plan:
+    """The plan with what a cache of up to so many slots finds, and no more of them than that takes."""
+    panels = _visits(plan)
+    visits = [(unit, len(sizes)) for unit, sizes in panels]
+    found = reuse.hits(visits, slots)
+    kept = reuse.kept(visits, found)
+    slots = reuse.most_kept(found, kept)
+    saved = sum(sizes[count - 1] for (_, sizes), count in zip(panels, found, strict=True) if count)
     ledger = plan.ledger | {"cache": slots * plan.slot_bytes}
-    return replace(plan, found=found, cache_slots=slots, ledger=ledger, bytes_read=plan.bytes_read - saved)
+    bytes_read = plan.bytes_read - saved
+    return replace(plan, found=found, kept=kept, cache_slots=slots, ledger=ledger, bytes_read=bytes_read)
 
 
 def _moved(s: Matrix, piece: Piece) -> int:
@@ -668,7 +682,7 @@ def _pass(s: Matrix, row_step: int, col_step: int, slot: int) -> _Pass:
     count = row_touches * col_touches
     if s.whole:
         return _Pass(nbytes, float(count * s.chunk_bytes), count, count)
-    count += s.rows * s.cols * s.itemsize // slot
+    count *= max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
     apart = _apart(s.chunk_cols, min(col_step, s.chunk_cols), s.itemsize)
     return _Pass(nbytes, 0.0, count, s.rows * col_touches if apart else count)
 
@@ -688,8 +702,10 @@ def _found_shares(
 
 
 def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[dict[str, float], float]:
-    """Seconds of each stage, and of the whole: the longest stage, the first panel that nothing hides
-    and the write-back that nothing hides; or their sum where all share the cores."""
+    """Seconds of each stage, and of the whole: their sum where all share the cores, else the longest of three
+    chains and the write-back of the last block, which nothing hides. Multiplying waits for the first panels;
+    after the last reads (which share the store with the writes before) one panel is multiplied; writing
+    waits for the first block."""
     down, across, deep = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn), ceil_div(p.k, x.bk)
     slot = _slot_bytes(p, x)
     a = _pass(p.a, *((x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)), slot)
@@ -700,8 +716,10 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
         sides.append((x.c, _pass(x.c, x.bm, x.bn, slot), 1, 1.0))
     read = x.cache * slot / rates.touch
     uploaded = 0.0
+    # A few readers do not keep a disk busy.
+    rate = rates.read * (1.0 if rates.shared else min(1.0, x.ring.readers / BUSY_READERS))
     for s, one, times, share in sides:
-        moving = one.nbytes / rates.read + one.decoded / rates.decode + one.calls * rates.read_seconds
+        moving = one.nbytes / rate + one.decoded / rates.decode + one.calls * rates.read_seconds
         read += times * (share * moving + one.pieces * rates.piece_seconds)
         uploaded += times * s.rows * s.cols * s.itemsize
     written = x.c.rows * x.c.cols
@@ -714,12 +732,25 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
         "write": written * x.c.itemsize / rates.write,
     }
     if rates.shared:
-        return stages, sum(stages.values())
+        return stages, rates.start + sum(stages.values())
     blocks = down * across
-    first = (stages["read"] + stages["upload"]) / max(1, blocks * deep)
-    last = (stages["download"] + stages["write"]) / max(1, blocks if x.c_buffers > 1 else 1)
-    disk = stages["read"] + stages["write"] if rates.exclusive else 0.0
-    return stages, max(disk, max(stages.values()) + first + last)
+    each_read, each_multiply = (stages[name] / max(1, blocks * deep) for name in ("read", "compute"))
+    parts = blocks if x.c_buffers > 1 else 1
+    last = (stages["download"] + stages["write"]) / max(1, parts)
+    hidden = stages["write"] * (1 - 1 / max(1, parts))
+    filled = each_read + stages["upload"] / max(1, blocks * deep)
+    store = taking_turns(stages["read"], hidden, rates.turns)
+    longest = max(
+        filled + stages["compute"],
+        max(store, each_read + stages["upload"]) + each_multiply,
+        max(stages["read"], stages["compute"]) / max(1, blocks) + hidden,
+    )
+    return stages, rates.start + longest + last
+
+
+def taking_turns(read: float, write: float, turns: float) -> float:
+    """Seconds of reads and writes that take so long alone and share the store (`Rates.turns`)."""
+    return 2 * turns * min(read, write) + abs(read - write)
 
 
 def _steps(extent: int, align: int) -> list[int]:
@@ -784,7 +815,8 @@ def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
 
     Raises BudgetError, with the smallest limit that would do, where none fits.
     """
-    ideal = _seconds(problem, budget, rates, _everything(problem, budget))[1]
+    stages, ideal = _seconds(problem, budget, rates, _everything(problem, budget))
+    ideal += HIDDEN_COST * sum(stages.values())
     best: tuple[float, int, _Candidate] | None = None
     for c in _outputs(problem):
         for ring in _rings(budget):
@@ -821,7 +853,9 @@ def _search(
                     plain = _Candidate(c, bm, bn, bk, c_buffers, ring)
                     for x in (plain, *_cached(p, budget, plain)):
                         elements = bm * bn + (bm + bn) * bk + x.cache
-                        found = (_seconds(p, budget, rates, x)[1], elements, x)
+                        stages, seconds = _seconds(p, budget, rates, x)
+                        # What hides behind the longest stage is still not for nothing.
+                        found = (seconds + HIDDEN_COST * sum(stages.values()), elements, x)
                         if best is None or found[:2] < best[:2]:
                             best = found
     return best
@@ -896,6 +930,7 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
         cache_slots=0,
         by_columns=x.by_columns,
         found=(),
+        kept=(),
         lower_bound_bytes=lower_bound_bytes(p, fast),
         bytes_read=bytes_read,
         bytes_written=p.c.grid[0] * p.c.grid[1] * p.c.chunk_bytes,
@@ -905,6 +940,7 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
         device_ledger=device,
         stage_seconds=stages,
         predicted_seconds=seconds,
+        used_rates=rates,
     )
     return _with_cache(plan, x.cache) if x.cache else plan
 

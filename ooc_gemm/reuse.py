@@ -9,6 +9,7 @@ Standard library only.
 
 import heapq
 from collections.abc import Hashable, Sequence
+from itertools import accumulate
 
 Visit = tuple[Hashable, int]
 """What is visited, and how many pieces it is made of."""
@@ -59,10 +60,6 @@ def kept(visits: Sequence[Visit], found: Sequence[int]) -> tuple[int, ...]:
     return tuple(found[after] if after < len(visits) else 0 for after in next_visits(visits))
 
 
-def most_kept(visits: Sequence[Visit], found: Sequence[int]) -> int:
+def most_kept(found: Sequence[int], kept: Sequence[int]) -> int:
     """The largest number of pieces that ever stay at once: what the cache must hold."""
-    now = most = 0
-    for leaves, comes in zip(found, kept(visits, found), strict=True):
-        now += comes - leaves
-        most = max(most, now)
-    return most
+    return max(accumulate(comes - leaves for leaves, comes in zip(found, kept, strict=True)), default=0)

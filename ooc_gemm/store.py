@@ -188,7 +188,9 @@ def open_source(spec: Any, name: str | None = None) -> Source:
     else:
         raise InputError(f"{name} is not an array: it has no shape, dtype and slicing")
     check_matrix(name, array.shape, array.dtype)
-    return _zarr_source(name, array)
+    source = _zarr_source(name, array)
+    source.place = local_path(array)
+    return source
 
 
 def _open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:

@@ -131,7 +131,10 @@ class CUDA:
         self._device.use()
         properties = self._runtime.getDeviceProperties(index)
         self._capability = 10 * properties["major"] + properties["minor"]
-        self._model = properties["name"].decode(), int(properties["multiProcessorCount"])
+        self.model, self._multiprocessors = (
+            properties["name"].decode(),
+            int(properties["multiProcessorCount"]),
+        )
         self._free = self._least_free = self._runtime.memGetInfo()[0]
         self._arrays: dict[Any, Any] = {}
         self._pinned: dict[int, Bytes] = {}
@@ -448,7 +451,7 @@ class CUDA:
             gemm.reserve(plan.bm, plan.bn, plan.bk)
             return partial(self._real, partial(gemm, in_place="ab"))
         size = plan.bm, plan.bn, plan.bk
-        config = best_config(kernel.name, panel, trans_a, trans_b, *size, *self._model)
+        config = best_config(kernel.name, panel, trans_a, trans_b, *size, self.model, self._multiprocessors)
         function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(self._capability))), config)
         return partial(self._real, partial(nvrtc.launch, function, config))
 
