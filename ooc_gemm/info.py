@@ -369,9 +369,9 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     target.commit()
     source = store.open_source(str(scratch / "z"))
     seconds, moved = for_a_while(read, some, for_reading)
-    if file_system(scratch).startswith(("tmpfs", "ramfs")):  # there is but one way
+    if file_system(scratch).startswith(("tmpfs", "ramfs")):  # there is but one way, and the same memory
         cold = cached = max(cached, cold)
-        write_cached = write_rate
+        write_cached, both = write_rate, alone
     return {
         "date": _today(),
         "read_bytes_per_second": cold,

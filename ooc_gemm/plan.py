@@ -808,8 +808,8 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     if p.symmetric:  # blocks on the diagonal, in thin strips whose ends stand out
         thin += (1 + 64 * DIAGONAL_STRIPS / x.bm) / (DIAGONAL_STRIPS * max(1, down))
     stages = {
-        # While some readers wait for the store, others take fresh memory, and the conductor hands pieces on.
-        "read": read + handling + cache if rates.shared else max(read, handling, cache),
+        # The conductor hands pieces on while the readers read others.
+        "read": cache + (read + handling if rates.shared else max(read, handling)),
         "upload": uploaded / rates.upload,
         "compute": p.flops / rates.flops * (1 + thin),
         "download": written * p.block_itemsize / rates.download,

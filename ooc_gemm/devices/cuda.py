@@ -38,6 +38,8 @@ CONTEXT_BYTES = 528 * MiB
 """Device memory of a context (measured 527 MiB on an H200)."""
 LIBRARY_BYTES = 144 * MiB
 """Device memory of cuBLAS: its handle and workspace (measured 132 MiB)."""
+MODULE_BYTES = 32 * MiB
+"""Device memory of our own kernels, loaded, and of CuPy's that convert and turn."""
 
 THIN = 512
 """Rows or columns of C below which our tiles for float16 lie half empty."""
@@ -261,7 +263,7 @@ class CUDA:
         return Limits(
             host_baseline=HOST_BASELINE,
             device=allowed,
-            device_baseline=CONTEXT_BYTES + LIBRARY_BYTES,
+            device_baseline=CONTEXT_BYTES + (LIBRARY_BYTES if arithmetic.kernel == "cublas" else MODULE_BYTES),
             workspace=0,
             readers=16,
             writers=8,
