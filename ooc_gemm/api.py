@@ -293,11 +293,11 @@ def _prepare(
     )
     inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
     place = store.local_path(c) if c is not None else None if writes else left.place
-    found = rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize))
-    made = make_plan(problem, budget, found)
-    held = sum(nbytes for _, nbytes in inputs)
+    made = make_plan(problem, budget, rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize)))
+    stored_bytes = sum(nbytes for _, nbytes in inputs)
     for source in sources.values():
-        source.read_again = made.bytes_read > 1.5 * held and 2 * held < free_bytes() - made.host_bytes
+        again = made.bytes_read > 1.5 * stored_bytes
+        source.read_again = again and 2 * stored_bytes < free_bytes() - made.host_bytes
     if existing is None:
         made_c = made.problem.c
         size = (made_c.chunk_rows, made_c.chunk_cols)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from . import store
+from . import local, store
 from .api import _prepare
 from .bench_io import drop
 from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Device, Limits, open_device
@@ -26,7 +26,6 @@ from .devices.cpu import CPU, processor
 from .errors import InputError
 from .execute import execute
 from .limits import default_memory_limit
-from .local import Source
 from .plan import Matrix, MiB, Part, Piece, cut
 from .rates import FILE, file_system, kernel_key
 from .remembered import recall, remember
@@ -244,7 +243,7 @@ def limits_of(device: Device) -> Limits:
     return device.limits(device.arithmetic(one, one, one, (CHUNK,) * 3, 0, "auto", "highest"), None)
 
 
-class _Nothing(Source):
+class _Nothing(local.Source):
     """Pieces that are there at once."""
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
