@@ -26,7 +26,6 @@ from .devices.cpu import CPU, processor
 from .errors import InputError
 from .execute import execute
 from .limits import default_memory_limit
-from .local import Source
 from .plan import Matrix, MiB, Part, Piece, cut
 from .rates import FILE, file_system, kernel_key
 from .remembered import recall, remember
@@ -244,7 +243,7 @@ def limits_of(device: Device) -> Limits:
     return device.limits(device.arithmetic(one, one, one, (CHUNK,) * 3, 0, "auto", "highest"), None)
 
 
-class _Nothing(Source):
+class _Nothing(local.Source):
     """Pieces that are there at once."""
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:

@@ -40,7 +40,7 @@ them means blocks so small that there is no memory for a cache either."""
 BUSY_READERS = 4
 """Reader threads that a disk needs to give what it can."""
 
-HIDDEN_COST = 0.05
+HIDDEN_COST = 0.15
 """What a second of a stage that another hides is worth, in seconds: others use the disk and the bus too."""
 
 LEAST_CACHE_SLOTS = 8

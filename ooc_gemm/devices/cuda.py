@@ -260,10 +260,11 @@ class CUDA:
         allowed = (
             CONTEXT_BYTES + int(0.9 * self._free) if device_memory_limit is None else device_memory_limit
         )
+        code = LIBRARY_BYTES if arithmetic.kernel == "cublas" else MODULE_BYTES
         return Limits(
             host_baseline=HOST_BASELINE,
             device=allowed,
-            device_baseline=CONTEXT_BYTES + (LIBRARY_BYTES if arithmetic.kernel == "cublas" else MODULE_BYTES),
+            device_baseline=CONTEXT_BYTES + code,
             workspace=0,
             readers=16,
             writers=8,
