@@ -118,6 +118,9 @@ _problem = _options(
         "--out-dtype", metavar="DTYPE", help="Type of C.  [default: NumPy's promotion; int8 gives int32]"
     ),
     _storage,
+    click.option(
+        "--rechunk", is_flag=True, help="Copy A or B to better chunks first, beside C, where that pays."
+    ),
 )
 
 
@@ -154,7 +157,7 @@ def multiply(
     from .api import multiply as run
 
     with _bar(progress) as report:
-        result = run(a, b, c, progress=report, **options)
+        result = run(a, b, c, progress=report, notice=_note, **options)
     if as_json:
         click.echo(json.dumps(result.to_dict()))
     else:
@@ -476,15 +479,24 @@ def _print(*parts: str, sep: str = " ") -> None:
     click.echo(sep.join(parts))
 
 
+def _note(text: str) -> None:
+    click.echo(f"Note: {text}", err=True)
+
+
 def _summary(result: "Result", c: str) -> str:
     peak = f"{_size(result.peak_host_bytes)} of {_size(result.plan.budget.host)} host memory"
     if result.peak_device_bytes and result.plan.budget.device:
         peak += f", {_size(result.peak_device_bytes)} of {_size(result.plan.budget.device)} device memory"
     operands = f"{result.m}×{result.k} · {result.k}×{result.n} {result.dtype}"
+    copies = "".join(
+        f"\nrechunked {copy.name} first: {copy.seconds:.2f} s, read {_size(copy.bytes_read)}, "
+        f"wrote {_size(copy.bytes_written)}"
+        for copy in result.rechunked
+    )
     return (
         f"{c}: {result.m}×{result.n} {result.out_dtype} = {operands}\n"
         f"{result.seconds:.2f} s, {_rate(result.tflops * 1e12)} ({result.kernel} on {result.device})\n"
-        f"read {_size(result.bytes_read)}, wrote {_size(result.bytes_written)}, peak {peak}"
+        f"read {_size(result.bytes_read)}, wrote {_size(result.bytes_written)}, peak {peak}{copies}"
     )
 
 

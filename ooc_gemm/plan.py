@@ -13,6 +13,7 @@ iterated twice and checked. The words:
 """
 
 import math
+import textwrap
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -64,6 +65,10 @@ class Matrix:
     """op(X) is Sᵀ (or Sᴴ), not S."""
     whole: bool = False
     """Chunks can only be decoded whole; otherwise any rectangle of a chunk can be read."""
+    fortran: bool = False
+    """S is the transpose of the array that its user sees."""
+    chunked: bool = True
+    """False: it has no chunks, and those here are only how it is read."""
     stored: tuple[int, ...] | None = None
     """Bytes of every stored chunk in row-major order of the chunk grid, 0 where a chunk is missing.
     None: none is missing and each takes its full decoded size."""
@@ -140,6 +145,10 @@ def _apart(chunk_cols: int, cols: int, itemsize: int) -> bool:
 
 def _mib(nbytes: int) -> str:
     return f"{nbytes / MiB:,.1f} MiB" if nbytes >= MiB or not nbytes else f"{nbytes / 1024:,.1f} KiB"
+
+
+def _wrapped(text: str, indent: int) -> str:
+    return f"\n{'':{indent}}".join(textwrap.wrap(text, 100 - indent))
 
 
 @lru_cache(maxsize=1024)
@@ -373,6 +382,8 @@ class Plan:
     device_ledger: dict[str, int]
     stage_seconds: dict[str, float]
     predicted_seconds: float
+    advice: str | None = None
+    """What there is to say of the inputs' chunks: see `layout`."""
 
     @property
     def host_bytes(self) -> int:
@@ -453,6 +464,7 @@ class Plan:
             ("lower bound", f"{_mib(bound)}; this plan moves {moved / max(1, bound):.2f} times that"),
             ("predicted", f"{self.predicted_seconds:.2f} s, most of it {slowest}"),
         ]
+        rows += [("layout", self.advice)] if self.advice else []
         for title, ledger, limit in (
             ("host memory", self.ledger, self.budget.host),
             ("device memory", self.device_ledger, self.budget.device),
@@ -461,7 +473,7 @@ class Plan:
                 rows.append((title, f"{_mib(sum(ledger.values()))} of {_mib(limit)}"))
                 rows += [(f"  {name}", _mib(size)) for name, size in ledger.items() if size]
         width = max(len(name) for name, _ in rows) + 2
-        return "\n".join(f"{name:<{width}}{value}" for name, value in rows)
+        return "\n".join(f"{name:<{width}}{_wrapped(value, width)}" for name, value in rows)
 
     def _cache_words(self) -> str:
         size, order = _mib(self.cache_slots * self.slot_bytes), "columns" if self.by_columns else "rows"
@@ -473,7 +485,7 @@ class Plan:
             *("bm", "bn", "bk", "panel_buffers", "c_buffers", "readers", "writers", "slots", "slot_bytes"),
             *("cache_slots", "by_columns"),
             *("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "lower_bound_bytes"),
-            *("ledger", "device_ledger", "stage_seconds", "predicted_seconds"),
+            *("ledger", "device_ledger", "stage_seconds", "predicted_seconds", "advice"),
         ]
         out = {key: getattr(self, key) for key in keys}
         c = self.problem.c
@@ -589,8 +601,7 @@ def _moved(s: Matrix, piece: Piece) -> int:
 
 
 def _slot_bytes(p: Problem, x: _Candidate) -> int:
-    """The largest piece, cut at the ring's cap where a piece can be cut (between rows)."""
-    need = 1
+    """The largest piece of any panel."""
     a, b = p.a, p.b
     panels = [
         (a, x.bk, x.bm) if a.transposed else (a, x.bm, x.bk),
@@ -598,14 +609,16 @@ def _slot_bytes(p: Problem, x: _Candidate) -> int:
     ]
     if p.reads_c:
         panels.append((x.c, x.bm, x.bn))
-    for s, rows, cols in panels:
-        rows, cols = min(rows, s.chunk_rows), min(cols, s.chunk_cols)
-        if s.whole:
-            need = max(need, rows * cols * s.itemsize)
-            continue
-        line = (cols if _apart(s.chunk_cols, cols, s.itemsize) else s.chunk_cols) * s.itemsize
-        need = max(need, line, min(rows * line, x.ring.cap))
-    return need
+    return max(1, *(piece_bytes(s, rows, cols, x.ring.cap) for s, rows, cols in panels))
+
+
+def piece_bytes(s: Matrix, rows: int, cols: int, cap: int) -> int:
+    """The largest piece of rows × cols of S, cut at `cap` where it can be cut (between rows)."""
+    rows, cols = min(rows, s.chunk_rows), min(cols, s.chunk_cols)
+    if s.whole:
+        return rows * cols * s.itemsize
+    line = (cols if _apart(s.chunk_cols, cols, s.itemsize) else s.chunk_cols) * s.itemsize
+    return max(line, min(rows * line, cap))
 
 
 def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int], dict[str, int]]:
@@ -655,7 +668,7 @@ def _fits(p: Problem, budget: Budget, x: _Candidate) -> bool:
 
 
 @dataclass(frozen=True)
-class _Pass:
+class Pass:
     """One pass over an operand, cut as a candidate cuts it: estimates."""
 
     nbytes: float
@@ -667,20 +680,20 @@ class _Pass:
     """Reads."""
 
 
-def _pass(s: Matrix, row_step: int, col_step: int, slot: int) -> _Pass:
+def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
     nbytes = s.read_bytes_estimate(row_step, col_step)
     row_touches = touches(s.rows, row_step, s.chunk_rows)
     col_touches = touches(s.cols, col_step, s.chunk_cols)
     count = row_touches * col_touches
     if s.whole:
-        return _Pass(nbytes, float(count * s.chunk_bytes), count, count)
+        return Pass(nbytes, float(count * s.chunk_bytes), count, count)
     count *= max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
     apart = _apart(s.chunk_cols, min(col_step, s.chunk_cols), s.itemsize)
-    return _Pass(nbytes, 0.0, count, s.rows * col_touches if apart else count)
+    return Pass(nbytes, 0.0, count, s.rows * col_touches if apart else count)
 
 
 def _found_shares(
-    cache: int, by_columns: bool, a: _Pass, b: _Pass, down: int, across: int
+    cache: int, by_columns: bool, a: Pass, b: Pass, down: int, across: int
 ) -> tuple[float, float]:
     """Which share of all pieces of A, and of B, a cache finds: an estimate of what `reuse.hits` will say.
     Next block's panel of the operand that stays comes first, then that at the turn, then any."""
@@ -698,12 +711,12 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     and the write-back that nothing hides; or their sum where all share the cores."""
     down, across, deep = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn), ceil_div(p.k, x.bk)
     slot = _slot_bytes(p, x)
-    a = _pass(p.a, *((x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)), slot)
-    b = _pass(p.b, *((x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)), slot)
+    a = one_pass(p.a, *((x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)), slot)
+    b = one_pass(p.b, *((x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)), slot)
     found = _found_shares(x.cache, x.by_columns, a, b, down, across) if x.cache else (0.0, 0.0)
     sides = [(p.a, a, across, 1 - found[0]), (p.b, b, down, 1 - found[1])]
     if p.reads_c:
-        sides.append((x.c, _pass(x.c, x.bm, x.bn, slot), 1, 1.0))
+        sides.append((x.c, one_pass(x.c, x.bm, x.bn, slot), 1, 1.0))
     read = x.cache * slot / rates.touch
     uploaded = 0.0
     # A few readers do not keep a disk busy.
@@ -730,7 +743,7 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     return stages, max(disk, max(stages.values()) + first + last)
 
 
-def _steps(extent: int, align: int) -> list[int]:
+def steps(extent: int, align: int) -> list[int]:
     """Block sizes to try along an axis, descending: the axis whole, then in 2, 3, … about equal parts,
     each a multiple of `align`."""
     top = max(1, ceil_div(extent, align))
@@ -756,7 +769,7 @@ def _depths(p: Problem) -> list[int]:
     return sorted({min(k, depth) for depth in depths if depth >= min(k, MIN_DEPTH)})
 
 
-def _chunk_side(extent: int, near: float, other: int) -> int:
+def chunk_side(extent: int, near: float, other: int) -> int:
     """A chunk side of C of about `near`, a multiple or an even part of the operand's chunk side `other`
     where that comes close, so that block edges fall on chunk edges of both."""
     extent = max(1, extent)
@@ -778,8 +791,8 @@ def _outputs(p: Problem) -> list[Matrix]:
     found: list[Matrix] = []
     for size in CHUNK_BYTES:
         elements = size // p.c.itemsize
-        rows = _chunk_side(p.m, max(math.isqrt(elements), elements / max(1, p.n)), rows_of_a)
-        cols = _chunk_side(p.n, elements / rows, cols_of_b)
+        rows = chunk_side(p.m, max(math.isqrt(elements), elements / max(1, p.n)), rows_of_a)
+        cols = chunk_side(p.n, elements / rows, cols_of_b)
         c = replace(p.c, chunk_rows=rows, chunk_cols=cols)
         if c not in found:
             found.append(c)
@@ -792,6 +805,24 @@ def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
 
     Raises BudgetError, with the smallest limit that would do, where none fits.
     """
+    x = _best(problem, budget, rates)
+    if x is None:
+        raise _refusal(problem, budget)
+    return _finish(problem, budget, rates, x)
+
+
+def predict(problem: Problem, budget: Budget, rates: Rates) -> float:
+    """Predicted seconds of the plan, without making it; infinite where none fits."""
+    x = _best(problem, budget, rates)
+    return math.inf if x is None else _seconds(problem, budget, rates, x)[1]
+
+
+def least_seconds(problem: Problem, budget: Budget, rates: Rates) -> float:
+    """Predicted seconds with memory without end: no plan is predicted to take less."""
+    return _seconds(problem, budget, rates, _everything(problem, budget))[1]
+
+
+def _best(problem: Problem, budget: Budget, rates: Rates) -> "_Candidate | None":
     stages, ideal = _seconds(problem, budget, rates, _everything(problem, budget))
     ideal += HIDDEN_COST * sum(stages.values())
     best: tuple[float, int, _Candidate] | None = None
@@ -801,10 +832,8 @@ def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
             if found and (best is None or found[0] < 0.95 * best[0]):
                 best = found
             if best and best[0] <= 1.05 * ideal:
-                return _finish(problem, budget, rates, best[2])
-    if best is None:
-        raise _refusal(problem, budget)
-    return _finish(problem, budget, rates, best[2])
+                return best[2]
+    return best[2] if best else None
 
 
 def _everything(p: Problem, budget: Budget) -> _Candidate:
@@ -817,7 +846,7 @@ def _search(
 ) -> tuple[float, int, _Candidate] | None:
     """The best block and panel sizes for one ring and one layout of C: (seconds, elements, candidate)."""
     best: tuple[float, int, _Candidate] | None = None
-    heights, widths = _steps(p.m, c.chunk_rows), _steps(p.n, c.chunk_cols)
+    heights, widths = steps(p.m, c.chunk_rows), steps(p.n, c.chunk_cols)
     for c_buffers in (1,) if budget.device is None else (2, 1):
         for bk in _depths(p):
             for bm in heights:
@@ -859,7 +888,7 @@ def _refusal(p: Problem, budget: Budget) -> BudgetError:
         else ""
     )
     for c in _outputs(p):
-        bm, bn = min(_steps(p.m, c.chunk_rows)), min(_steps(p.n, c.chunk_cols))
+        bm, bn = min(steps(p.m, c.chunk_rows)), min(steps(p.n, c.chunk_cols))
         for bk in _depths(p):
             for ring in _rings(budget):
                 host, device = _ledgers(p, budget, _Candidate(c, bm, bn, bk, 1, ring))
