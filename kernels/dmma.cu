@@ -8,22 +8,20 @@
 //
 // The tensor cores do not care which row of a tile is called row 0, as long as C is stored by the same names,
 // nor which k is called k 0, as long as A and B agree. So the names are dealt out such that every thread
-// reads pairs of neighbours, 16 bytes, and gets them in the order in which the instruction wants its registers.
-// Of its left operand that is two rows of one k, of its right one two k of one column: so the tiles of the
-// left operand are contiguous along m (or n), those of the right one along k. Of 16 rows (columns) × 8 k, the
-// thread with g = lane / 4 and t = lane % 4 holds
+// reads pairs of neighbours, 16 bytes, whichever way a tile lies. Of 16 rows (columns) × 8 k, the thread with
+// g = lane / 4 and t = lane % 4 holds
 //
 //                   k 2t  2t+1
 //     row    2g     │  ×    ×  │        of the left operand, rows 2g are the instruction's rows g, rows 2g+1
 //            2g+1   │  ×    ×  │        its rows g+8; of the right one, columns 2g make one instruction,
 //                                       columns 2g+1 another.
 //
-// Where A is contiguous along k, the kernel computes Cᵀ = op(B)ᵀ·op(A)ᵀ (FLIP): then A is the right operand, and
-// the ordinary A·B comes out even. An operand that still lies the wrong way is turned as it is copied, 8
-// bytes at a time instead of 16.
+// The instruction wants its registers in the order of two rows of one k for its left operand, of two k of one
+// column for its right one: so they need no moves where the left one is contiguous along m (or n), the right
+// one along k. Where A is contiguous along k, the kernel computes Cᵀ = op(B)ᵀ·op(A)ᵀ (FLIP): then A is the right
+// operand, and the ordinary A·B comes out even.
 //
-// To keep the reads of a warp in different banks, and the turned copies in many, 16-byte units of a tile swap
-// places (`unit`).
+// To keep the reads of a warp in different banks, 16-byte units of a tile swap places (`unit`).
 //
 // Slice y of the grid multiplies its part of k and stores at C + y·m·ldc, for a sum over slices to follow.
 //
@@ -86,20 +84,19 @@ __device__ __forceinline__ void wait_for() {
     __syncthreads();
 }
 
-// The place in a tile, in 16-byte units. Eight units fill all banks, and eight threads (two g, all t) read at a
-// time: of a left tile the pair of rows 2g of every k = 2t + i, of a right one the pairs of k of rows 2g + i.
-__device__ __forceinline__ int left_unit(int k, int row) { return k * (BL / 2) + (row / 2 ^ k % 8); }
-__device__ __forceinline__ int right_unit(int row, int k) {
-    return row * (BK / 2) + (k / 2 ^ (row / 2 % 2 * 4 + row / 4 % 4));
+// The place of an element in a tile, in 16-byte units. Eight units fill all banks, and eight threads (two g, all
+// t) read at a time: of a tile contiguous along k the pairs of k of rows 2g + i, of another one the pair of
+// rows 2g of every k = 2t + i.
+template <int EXTENT, bool K_INNER>
+__device__ __forceinline__ int unit(int row, int k) {
+    return K_INNER ? row * (BK / 2) + (k / 2 ^ (row / 2 % 2 * 4 + row / 4 % 4)) : k * (EXTENT / 2) + (row / 2 ^ k % 8);
 }
 
 // Carries tiles of an operand to shared memory, one after the other. K_INNER: it is stored contiguous along
 // k, else along m or n; the other axis is the outer one. INNER neighbouring threads copy one piece of a stored
-// row; a thread's COUNT copies lie STEP rows apart, in one column. ASKED: elements of a copy, if not turned.
-template <bool IS_LEFT, bool K_INNER, int ASKED, bool WHOLE>
+// row, WIDTH elements each; a thread's COUNT copies lie STEP rows apart, in one column.
+template <int EXTENT, bool K_INNER, int WIDTH, bool WHOLE>
 struct Carrier {
-    static constexpr int EXTENT = IS_LEFT ? BL : BR;
-    static constexpr int WIDTH = IS_LEFT == K_INNER ? 1 : ASKED;
     static constexpr int INNER = (K_INNER ? BK : EXTENT) / WIDTH;
     static constexpr int STEP = THREADS / INNER;
     static constexpr int COUNT = EXTENT * BK / WIDTH / THREADS;
@@ -121,7 +118,7 @@ struct Carrier {
         const int row = K_INNER ? outer(e) : inner(), k = K_INNER ? inner() : outer(e);
         const int left = (K_INNER ? depth : extent) - inner();
         const int valid = left < 0 ? 0 : left < WIDTH ? left : WIDTH;
-        const int place = IS_LEFT ? left_unit(k, row) * 16 + row % 2 * 8 : right_unit(row, k) * 16 + k % 2 * 8;
+        const int place = unit<EXTENT, K_INNER>(row, k) * 16 + (K_INNER ? k : row) % 2 * 8;
         copy<WIDTH, WHOLE>(to + place, next, outer(e) < (K_INNER ? extent : depth) ? valid : 0);
         next += STEP * ld;
         if (K_INNER && e + 1 == COUNT) next += BK - EXTENT * ld;
@@ -139,23 +136,21 @@ __device__ __forceinline__ void load(T& x, T& y, u32 from) {
 
 // Fragment number i of a warp in a slice of k; `tile` is where the warp's rows begin. Units as above, with all
 // that is constant in one term.
-__device__ __forceinline__ void read_left(Fragment& to, u32 tile, int i, int slice, int g, int t) {
-#pragma unroll
-    for (int j = 0; j < SLICE / 4; ++j) {
-        const int k = slice * SLICE + j / 2 * 8 + j % 2;  // + 2t
-        load(to.v[j][0], to.v[j][1], tile + (t * BL + (g ^ (2 * t + j % 2))) * 16 + (k * (BL / 2) + i * 8) * 16);
-    }
-}
-
-__device__ __forceinline__ void read_right(Fragment& to, u32 tile, int i, int slice, int g, int t) {
-    const int swapped = t ^ (g % 2 * 4 + g / 2);
+template <int EXTENT, bool K_INNER>
+__device__ __forceinline__ void read_fragment(Fragment& to, u32 tile, int i, int slice, int g, int t) {
 #pragma unroll
     for (int half = 0; half < SLICE / 8; ++half) {
-        const int unit = (slice * SLICE + half * 8) / 2;  // of k, + t
+        const int k = slice * SLICE + half * 8;  // + 2t
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-            load(to.v[2 * half][h], to.v[2 * half + 1][h],
-                 tile + (g * BK + (swapped ^ unit % 8)) * 16 + ((i * 16 + h) * (BK / 2) + unit / 8 * 8) * 16);
+        for (int h = 0; h < 2; ++h) {
+            if (K_INNER) {
+                const u32 at = tile + (g * BK + (t ^ (g % 2 * 4 + g / 2) ^ k / 2 % 8)) * 16;
+                load(to.v[2 * half][h], to.v[2 * half + 1][h], at + ((i * 16 + h) * (BK / 2) + k / 16 * 8) * 16);
+            } else {
+                const u32 at = tile + (t * EXTENT + (g ^ (2 * t + h))) * 16;
+                load(to.v[2 * half + h][0], to.v[2 * half + h][1], at + ((k + h) * (EXTENT / 2) + i * 8) * 16);
+            }
+        }
     }
 }
 
@@ -202,7 +197,7 @@ struct Operand {
     int extent;  // rows (columns) of op() that exist, at most a tile's
 };
 
-// Adds up all of k. WIDTH: elements of a copy that need not turn. WHOLE: rows as stored have whole copies only.
+// Adds up all of k. WIDTH: elements of a copy. WHOLE: rows as stored have whole copies only.
 template <int WIDTH, bool WHOLE>
 __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operand& b, long long k) {
     extern __shared__ Pair stages[];
@@ -213,8 +208,9 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
     constexpr int RIGHT_TILE = BL * BK * 8;  // bytes from a stage's beginning
     const Operand& left = FLIP ? b : a;
     const Operand& right = FLIP ? a : b;
-    using LeftCarrier = Carrier<true, FLIP ? B_K : A_K, WIDTH, WHOLE>;
-    using RightCarrier = Carrier<false, FLIP ? A_K : B_K, WIDTH, WHOLE>;
+    constexpr bool LEFT_K = FLIP ? B_K : A_K, RIGHT_K = FLIP ? A_K : B_K;
+    using LeftCarrier = Carrier<BL, LEFT_K, WIDTH, WHOLE>;
+    using RightCarrier = Carrier<BR, RIGHT_K, WIDTH, WHOLE>;
     constexpr int COPIES = LeftCarrier::COUNT + RightCarrier::COUNT;
     constexpr bool SPREAD = WIDTH == 2 && WHOLE;  // the usual case: copies between the products of a step
     LeftCarrier left_carrier(left.corner, left.ld, left.extent);
@@ -232,8 +228,8 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
     };
     const auto depth_of = [](long long k) { return k < 0 ? 0 : k < BK ? static_cast<int>(k) : BK; };
 
-    const u32 left_first = first + (FLIP ? warp_n : warp_m) * 8;
-    const u32 right_first = first + RIGHT_TILE + (FLIP ? warp_m : warp_n) * BK * 8;
+    const u32 left_first = first + (FLIP ? warp_n : warp_m) * (LEFT_K ? BK : 1) * 8;
+    const u32 right_first = first + RIGHT_TILE + (FLIP ? warp_m : warp_n) * (RIGHT_K ? BK : 1) * 8;
     // Fragments are read one ahead of their products: the right operand's one by one, the left one's by slice.
     Fragment l[2][LEFT], r[2];
     const auto read = [&](int stage, int turn) {
@@ -241,8 +237,8 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
         if (turn % RIGHT == 0)
 #pragma unroll
             for (int i = 0; i < LEFT; ++i)
-                read_left(l[slice % 2][i], left_first + stage * STAGE_BYTES, i, slice, g, t);
-        read_right(r[turn % 2], right_first + stage * STAGE_BYTES, turn % RIGHT, slice, g, t);
+                read_fragment<BL, LEFT_K>(l[slice % 2][i], left_first + stage * STAGE_BYTES, i, slice, g, t);
+        read_fragment<BR, RIGHT_K>(r[turn % 2], right_first + stage * STAGE_BYTES, turn % RIGHT, slice, g, t);
     };
 
 #pragma unroll

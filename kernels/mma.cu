@@ -13,9 +13,10 @@
 //     8 rows    [ 1 ]     [ 3 ]           8 columns       [ 2 ]     [ 3 ]
 //              a fragment of A                  two fragments of B, one below the other
 //
-// That is for operands contiguous along k; 16-bit ones may be contiguous along m or n (MN) instead, and are
-// transposed on the way, 8×8 elements at a time. 16-byte units of a tile swap places (`place`), so that those
-// of eight rows lie in different banks.
+// That is for operands contiguous along k. Others are contiguous along m or n (MN): 16-bit ones are transposed
+// on the way, 8×8 elements at a time; 32-bit ones need not be, for there a matrix is 8 rows × 4 k, an element a
+// thread, which every thread reads for itself. 16-byte units of a tile swap places (`place`), so that what is
+// read at a time lies in different banks.
 //
 // PRODUCTS = 3 multiplies float32 that split.cu has turned into two float16, x = 2^e·(hi + lo): a·b ≈
 // lo·hi + hi·lo + hi·hi. The tensor cores truncate as they add up, so every step's sum is added, with
@@ -50,7 +51,7 @@ constexpr int THREADS = 32 * (BM / WM) * WARPS_N;
 constexpr int A_BYTES = BM * BK * BYTES, B_BYTES = BN * BK * BYTES;  // of one plane in one stage
 constexpr int STAGE_BYTES = PLANES * (A_BYTES + B_BYTES);
 
-static_assert(TYPE == FLOAT16 || (!A_MN && !B_MN), "ldmatrix transposes 16-bit elements only");
+static_assert(BYTES > 1 || (!A_MN && !B_MN), "four neighbours along k share a register");
 static_assert(PRODUCTS == 1 || (TYPE == FLOAT16 && PRODUCTS == 3), "only float32 comes in two planes");
 static_assert(PRODUCTS == 1 || SEGMENT % BK == 0, "a step lies in one segment");
 static_assert(BM % WM == 0 && BN % WN == 0, "warps must tile the thread block's tile exactly");
@@ -62,10 +63,11 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// A unit from global to shared memory, of which the first `size` bytes are read and the others are 0. Only all or
-// none of a copy are asked for: of a part, tools that watch accesses would see the whole.
+// A unit from global to shared memory, of which the first `size` bytes are read and the others are 0: all or none
+// where WHOLE. Only all or none of a copy are asked for: of a part, tools that watch accesses would see the whole.
+template <bool WHOLE>
 __device__ __forceinline__ void copy(u32 to, const char* from, int size) {
-    if (size == 0 || size == UNIT) {
+    if (WHOLE || size == 0 || size == UNIT) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
         return;
     }
@@ -89,10 +91,13 @@ template <int EXTENT, bool MN>
 struct Tile {
     static constexpr int ROWS = MN ? BK : EXTENT;
     static constexpr int UNITS = (MN ? EXTENT : BK) * BYTES / UNIT;
-    static_assert(UNITS == 4 || UNITS % 8 == 0, "eight units fill all banks");
+    static constexpr bool WORDS = MN && BYTES == 4;  // read one by one: two neighbouring units of each of four rows
+    static_assert((UNITS == 4 && !WORDS) || UNITS % 8 == 0, "eight units fill all banks");
 
     // What a row's units are moved by: eight rows, one below the other, get eight different places.
-    static __device__ __forceinline__ int swap(int row) { return UNITS == 4 ? row / 2 % 4 : row % 8; }
+    static __device__ __forceinline__ int swap(int row) {
+        return WORDS ? row % 4 * 2 : UNITS == 4 ? row / 2 % 4 : row % 8;
+    }
     static __device__ __forceinline__ int place(int row, int unit) {
         return (row * UNITS + (unit ^ swap(row))) * UNIT;
     }
@@ -127,23 +132,27 @@ struct Carrier {
         corner = static_cast<const char*>(matrix) + (MN ? row() : first + row()) * ld + along(MN ? first + inner : inner);
     }
 
-    // The tile that begins at k; `depth` is how much of k exists from there on.
+    // The tile that begins at k; `depth` is how much of k exists from there on. WHOLE: all units of rows as stored
+    // are whole.
+    template <bool WHOLE>
     __device__ __forceinline__ void fetch(u32 to, long long k, int depth) const {
         const int left = (MN ? extent : depth) * BYTES - unit() * UNIT;
-        const int valid = left < 0 ? 0 : left < UNIT ? left : UNIT;
+        const int valid = left <= 0 ? 0 : WHOLE || left >= UNIT ? UNIT : left;
         const char* from = corner + (MN ? k * ld : along(k));
-#pragma unroll
+#pragma unroll WHOLE ? COUNT : 1
         for (int e = 0; e < COUNT; ++e, from += STEP * ld) {
             const int r = row() + e * STEP, size = r < (MN ? depth : extent) ? valid : 0;
 #pragma unroll
             for (int plane = 0; plane < PLANES; ++plane)
-                copy(to + plane * EXTENT * BK * BYTES + Here::place(r, unit()), from + plane * SEGMENT * BYTES, size);
+                copy<WHOLE>(to + plane * EXTENT * BK * BYTES + Here::place(r, unit()), from + plane * SEGMENT * BYTES,
+                            size);
         }
     }
 };
 
-// Reads fragments: four matrices at a time, whose rows' addresses the warp's four groups of eight threads give.
-// OUTER_FIRST: matrix 1 lies beside matrix 0 along m or n (A), else along k (B).
+// Reads fragments: four matrices at a time, whose rows' addresses the warp's four groups of eight threads give;
+// or a thread's own elements of them, in row (column) lane / 4 and k lane % 4 of each. OUTER_FIRST: matrix 1
+// lies beside matrix 0 along m or n (A), else along k (B).
 template <int EXTENT, bool MN, bool OUTER_FIRST>
 struct Reader {
     using Here = Tile<EXTENT, MN>;
@@ -153,19 +162,34 @@ struct Reader {
     // `offset`: where the warp begins in the tile's rows (columns).
     __device__ __forceinline__ Reader(u32 tile, int offset) {
         const int matrix = threadIdx.x % 32 / 8, line = threadIdx.x % 8;
-        const int outer = OUTER_FIRST ? matrix % 2 : matrix / 2, deep = OUTER_FIRST ? matrix / 2 : matrix % 2;
-        const int row = MN ? deep * 8 + line : offset + outer * 8 + line;
+        const int row = Here::WORDS ? threadIdx.x % 4 : MN ? deep(matrix) * 8 + line : offset + outer(matrix) * 8 + line;
         base = tile + row * Here::UNITS * UNIT;
-        first = MN ? offset * BYTES / UNIT + outer : deep;
+        first = MN ? offset * BYTES / UNIT + outer(matrix) : deep(matrix);
         swap = Here::swap(row);
+        if (Here::WORDS) {
+            base += threadIdx.x / 4 % 4 * BYTES;
+            first = (offset + threadIdx.x % 32 / 4) * BYTES / UNIT;
+        }
     }
+
+    // Where one of the four matrices lies, along m or n and along k.
+    static __device__ __forceinline__ int outer(int matrix) { return OUTER_FIRST ? matrix % 2 : matrix / 2; }
+    static __device__ __forceinline__ int deep(int matrix) { return OUTER_FIRST ? matrix / 2 : matrix % 2; }
 
     // Rows (columns) 16·i … of the warp, in one slice of k.
     __device__ __forceinline__ void read(u32 (&to)[4], u32 stage, int i, int slice) const {
         // Neither 16 rows down nor 16 steps of k change `swap`.
         const int rows = MN ? slice * K_STEP : i * 16, unit = first + (MN ? i : slice) * 2;
         const u32 at = base + stage + rows * Here::UNITS * UNIT + (unit ^ swap) * UNIT;
-        if constexpr (MN)
+        if constexpr (Here::WORDS)
+#pragma unroll
+            for (int x = 0; x < 4; ++x)
+                asm volatile("ld.shared.u32 %0, [%1];"
+                             : "=r"(to[x])
+                             : "r"(base + stage + (rows + deep(x) * 4) * Here::UNITS * UNIT +
+                                   ((first + (i * 2 + outer(x)) * 2) ^ swap) * UNIT)
+                             : "memory");
+        else if constexpr (MN)
             asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                          : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                          : "r"(at)
@@ -251,13 +275,20 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
     const Carrier<BN, B_MN> b_carrier(B, ldb, n0, n);
     int todo = last - next;  // below 0 in a slice past the end
     u32 filled = 0;  // the stage to copy to
+    const bool whole = ((A_MN ? m : k) | (B_MN ? n : k)) % (UNIT / BYTES) == 0;
     // A group of copies is closed every time, with copies or without: what is waited for counts groups.
     const auto fetch = [&] {
         if (next < last) {
             const long long at = static_cast<long long>(next) * BK;
             const int depth = k - at < BK ? k - at : BK;
-            a_carrier.fetch(shared + filled, at, depth);
-            b_carrier.fetch(shared + filled + PLANES * A_BYTES, at, depth);
+            const u32 b_tile = shared + filled + PLANES * A_BYTES;
+            if (whole) {
+                a_carrier.template fetch<true>(shared + filled, at, depth);
+                b_carrier.template fetch<true>(b_tile, at, depth);
+            } else {
+                a_carrier.template fetch<false>(shared + filled, at, depth);
+                b_carrier.template fetch<false>(b_tile, at, depth);
+            }
             ++next;
         }
         filled = filled + STAGE_BYTES == STAGES * STAGE_BYTES ? 0 : filled + STAGE_BYTES;

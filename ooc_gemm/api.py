@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from . import layout, store
+from . import layout, rates, store
 from .devices import Device, Operation, open_device
 from .errors import InputError
 from .execute import execute
-from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
+from .limits import baseline_bytes, default_memory_limit, free_bytes, parse_size, peak_resident_bytes
+from .local import Source
 from .plan import Budget, Matrix, Plan, Problem, make_plan
 from .rechunk import Rechunked, check_space, rechunked
 from .trace import Trace
@@ -67,7 +68,7 @@ class Result:
 class _Job:
     """Everything decided before anything is written."""
 
-    sources: dict[str, store.Source]
+    sources: dict[str, Source]
     operation: Operation
     output: store.Output
     copies: tuple[layout.Copy, ...]
@@ -311,8 +312,14 @@ def _prepare(
         readers=costs.readers,
         writers=costs.writers,
     )
-    rates = chosen.rates(arithmetic)
-    made, copies = (layout.rechunk if rechunk else layout.advise)(make_plan(problem, budget, rates), rates)
+    inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
+    place = store.local_path(c) if c is not None else None if writes else left.place
+    made = make_plan(problem, budget, rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize)))
+    made, copies = layout.rechunk(made) if rechunk else (layout.advise(made), ())
+    stored_bytes = sum(nbytes for _, nbytes in inputs)
+    for source in sources.values():
+        again = made.bytes_read > 1.5 * stored_bytes
+        source.read_again = again and 2 * stored_bytes < free_bytes() - made.host_bytes
     if existing is None:
         made_c = made.problem.c
         size = (made_c.chunk_rows, made_c.chunk_cols)
@@ -335,12 +342,13 @@ def _check_trace(trace: str | os.PathLike[str], arrays: list[Any]) -> None:
     for array in arrays:
         if store.same_place(place, array):
             raise InputError(f"the trace {place} lies inside {store.describe(array)}; write it elsewhere")
-    target = place if os.path.exists(place) else os.path.dirname(os.path.abspath(place))
-    if os.path.isdir(place) or not os.access(target, os.W_OK) or not os.path.isdir(os.path.dirname(target)):
+    file = os.path.abspath(place)
+    target = file if os.path.exists(file) else os.path.dirname(file)
+    if os.path.isdir(file) or not os.access(target, os.W_OK) or not os.path.isdir(os.path.dirname(file)):
         raise InputError(f"the trace {place} cannot be written there; name another file")
 
 
-def _operand(spec: Any, transpose: bool) -> store.Source:
+def _operand(spec: Any, transpose: bool) -> Source:
     """An input with op() in its matrix: a transposition of a Fortran-order array is none."""
     source = store.open_source(spec)
     if transpose:

@@ -198,6 +198,9 @@ def guarded(config: Config) -> Config:
     return replace(config, macros=(*config.macros, ("GUARDED", 1)))
 
 
+ALONG_K = ("tf32", "int8")
+"""Kinds of which wgmma takes operands that lie along k only: others are turned before."""
+
 _WGMMA = {
     # kind: TYPE, element bytes, planes, PROMOTE, BK; wide, narrow: BN, STAGES, CLUSTER, RESIDENT
     "fp16x3": (1, 2, 2, 64, 64, (192, 2, 2, 1), (64, 2, 1, 2)),
@@ -215,6 +218,8 @@ def wgmma(
     for a kind it does not have."""
     if kind not in _WGMMA:
         raise ValueError(f"no {kind}; there is {', '.join(_WGMMA)}")
+    if kind in ALONG_K:
+        a_mn = b_mn = False
     type_, size, planes, promote, bk, *tiles = _WGMMA[kind]
     bm, group, dtype, found = 128, 8, "int32" if kind == "int8" else "float32", []
     for bn, stages, cluster, resident in tiles:
@@ -247,17 +252,12 @@ def choose_wgmma(configs: list[Config], m: int, n: int, k: int, multiprocessors:
     return config, slices
 
 
-ALONG_K = ("tf32", "int8")
-"""Kinds whose instructions take operands that lie along k only: others are turned before."""
-
-
 def _of_kind(
     make: Callable[[str, bool, bool, bool, bool], list[Config]], kind: str
 ) -> Callable[[str, bool, bool], list[Config]]:
     """`Kernel.configs` of a kind, from `wgmma` or `mma`."""
-    turned = kind in ALONG_K
     return lambda dtype, trans_a, trans_b: make(
-        kind, trans_a and not turned, not trans_b and not turned, dtype == "uint8", dtype == "uint8"
+        kind, trans_a, not trans_b, dtype == "uint8", dtype == "uint8"
     )
 
 
@@ -284,6 +284,7 @@ _DMMA = (
     (128, 128, 5, 1, 64, 32),
     (96, 128, 5, 1, 48, 32),
     (96, 64, 5, 2, 48, 16),
+    (64, 128, 6, 1, 32, 32),
     (64, 64, 5, 2, 32, 16),
     (32, 32, 6, 4, 16, 16),
 )
@@ -294,8 +295,9 @@ def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
     """kernels/dmma.cu."""
     found = []
     for bm, bn, stages, resident, wm, wn in _DMMA:
-        # Turned copies take registers, and 96 rows along m or n cannot be dealt out.
-        not_for = {(128, 128): "NT", (96, 128): "TN", (96, 64): "NT TN TT"}
+        # Two operands along k take more registers: NT has a tile of its own. 96 rows along m or n cannot be
+        # dealt out.
+        not_for = {(128, 128): "NT", (96, 128): "NT TN", (96, 64): "NT TN TT", (64, 128): "NN TN TT"}
         if "NT"[trans_a] + "NT"[trans_b] in not_for.get((bm, bn), ""):
             continue
         # The instruction's left operand is B, unless A is transposed.
@@ -317,11 +319,13 @@ _MMA_TILES = (
     (64, 64, 64, 32, 32, 4, 3),
 )
 """The fastest at 8192³ first, then what fits the 99 KiB of a block on sm_86, 89 and 120, and small C."""
+_MMA_THIN = (64, 256, 128, 64, 32, 4, 1)
+"""For few rows of op(A): the fastest of those that a large B streams through (measured on an H200)."""
 _MMA = {
     # kind: TYPE, element bytes, planes; BM, BN, BK in bytes, WM, WN, STAGES, RESIDENT
     "fp16x3": (1, 2, 2, ((64, 128, 64, 64, 32, 4, 2), (64, 64, 64, 32, 32, 3, 3))),
     "fp16": (1, 2, 1, _MMA_TILES),
-    "tf32": (2, 4, 1, _MMA_TILES),
+    "tf32": (2, 4, 1, (*_MMA_TILES, _MMA_THIN)),
     "int8": (3, 1, 1, _MMA_TILES),
 }
 
@@ -332,6 +336,8 @@ def mma(
     """kernels/mma.cu, of the same kinds and operands as `wgmma`."""
     if kind not in _MMA:
         raise ValueError(f"no {kind}; there is {', '.join(_MMA)}")
+    if kind == "int8":  # operands that do not lie along k are turned before
+        a_mn = b_mn = False
     type_, size, planes, tiles = _MMA[kind]
     found = []
     for bm, bn, bk, wm, wn, stages, resident in tiles:
@@ -416,6 +422,14 @@ def embed(mode: str, conjugate: bool = False, conjugate_other: bool = False) -> 
         "CONJUGATE_OTHER": int(conjugate_other),
     }
     return Config("embed", "complex64", 8, 32, (32, 8), tuple(macros.items()))
+
+
+def combine(pairs: bool, conjugate_a: bool = False, conjugate_b: bool = False) -> Config:
+    """kernels/combine.cu."""
+    macros: dict[str, int | str] = {
+        "PAIRS": int(pairs), "CONJUGATE_A": int(conjugate_a), "CONJUGATE_B": int(conjugate_b),
+    }  # fmt: skip
+    return Config("combine", "complex64", 1, 256, (256, 1), tuple(macros.items()))
 
 
 def transpose(dtype: str) -> Config:

@@ -53,6 +53,9 @@ class _Number(_ParamType):
         return number if number.imag else number.real
 
 
+_FOLDER = click.Path(exists=True, file_okay=False, writable=True)
+
+
 def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         for option in reversed(options):
@@ -251,36 +254,45 @@ def random(out: str, as_json: bool, verbose: bool, **options: Any) -> None:
 
 
 @cli.command(context_settings=CONTEXT)
-@click.option("--measure", is_flag=True, help="Measure rates of memory, disk and arithmetic (a few seconds).")
-@click.option(
-    "--dir",
-    "folder",
-    type=click.Path(exists=True, file_okay=False),
-    default=".",
-    show_default=True,
-    help="Where to measure the disk.",
-)
+@click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=_FOLDER)
+@click.option("--measure", is_flag=True, help="Measure rates, and remember them.")
 @_json
 @_verbose
-def info(measure: bool, folder: str, as_json: bool, verbose: bool) -> None:
-    """Devices, memory, and measured rates."""
-    from .info import collect, measured
+def info(folders: tuple[str, ...], measure: bool, as_json: bool, verbose: bool) -> None:
+    """Devices, memory, and the rates that plans are made with.
 
-    found = collect()
-    if measure and not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"{folder} is not a writable folder; give another --dir")
+    --measure finds them: how fast each device multiplies and copies, and how fast the file systems of the
+    FOLDERs (the current one unless given) are read and written by the engine's threads. That takes some ten
+    seconds a device, writes up to 1 GiB into each folder and removes it. Rates are remembered for each model
+    of device and each file system; without them a plan assumes the usual ones, and says so.
+    """
+    from . import info as found_here
+
+    if folders and not measure:
+        raise click.UsageError("FOLDERs are measured; add --measure.")
     if measure:
-        found["rates"] = measured(folder)
+        with _status() as progress:
+            found_here.measure(folders or (".",), progress)
+    found = found_here.collect()
     if as_json:
         click.echo(json.dumps(found))
         return
     from rich.markup import escape
     from rich.table import Table
 
+    from .figures import rates_tables
+
+    rates = found.pop("rates")
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in _flat(found):
         table.add_row(key, escape(value))
-    _console().print(table)
+    console = _console()
+    console.print(table)
+    console.print()
+    for part in rates_tables(rates):
+        console.print(part)
+    if not rates:
+        console.print("rates not measured: ooc-gemm info --measure")
 
 
 @cli.group(context_settings=CONTEXT)
@@ -375,12 +387,7 @@ def kernels(
     if plot:
         figures.check_plot(plot)
     if source:
-        try:
-            with open(source, encoding="utf-8") as file:
-                report = json.load(file)
-        except (OSError, ValueError) as error:
-            raise InputError(f"{source} is not what --json printed ({error}); name another file") from error
-        _show(bench_kernels.select(report, kernels, dtypes), as_json, plot)
+        _show(bench_kernels.select(_read_report(source), kernels, dtypes), as_json, plot)
         return
     given = [x for x in (m, n, k) if x is not None]
     if len(given) not in (0, 3):
@@ -397,6 +404,133 @@ def kernels(
     with _status() as progress:
         report = bench_kernels.run(chosen, shapes, repeat, progress=progress, **options)
     _show(report, as_json, plot)
+
+
+@bench.command(context_settings=CONTEXT)
+@click.argument("folder", default=".", type=_FOLDER)
+@click.option(
+    "-d", "--device", default="auto", show_default=True, metavar="NAME", help="Whose number of readers."
+)
+@_json
+@_verbose
+def io(folder: str, as_json: bool, verbose: bool, **options: Any) -> None:
+    """Speed of reading, writing and decoding in a FOLDER, beside what the engine's threads reach.
+
+    Writes up to 1 GiB into FOLDER (the current one unless given) and removes it. Direct access passes by the
+    page cache; the other reads are of files dropped from it, and cached ones of files in it. zstd decodes
+    normal float32 numbers, counted as decoded, from memory, and by the engine from cached files.
+    """
+    from . import bench_store, figures
+
+    with _status() as progress:
+        report = bench_store.run(folder, progress=progress, **options)
+    if as_json:
+        click.echo(json.dumps(report))
+        return
+    console = _console()
+    console.print(figures.io_heading(report) + "\n")
+    console.print(figures.io_table(report))
+
+
+@bench.command(context_settings=CONTEXT)
+@click.argument("folder", default=".", type=_FOLDER)
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    type=click.IntRange(1),
+    help="m = n = k; repeatable.  [default: 4096, on a GPU 16384]",
+)
+@click.option("--m", type=click.IntRange(1), help="With --n and --k: one more shape, or the only one.")
+@click.option("--n", type=click.IntRange(1))
+@click.option("--k", type=click.IntRange(1))
+@click.option("--dtype", "dtypes", multiple=True, help="Repeatable.  [default: float32]")
+@click.option(
+    "--layout",
+    "layouts",
+    multiple=True,
+    type=click.Choice(["squares", "rows", "small", "zstd"]),
+    help="Chunks of A and B: 16 MiB squares, bands of 256 rows, 512×512, or compressed squares; repeatable."
+    "  [default: squares]",
+)
+@_memory
+@click.option("-d", "--device", default="auto", show_default=True, metavar="NAME")
+@click.option("-D", "--device-memory-limit", metavar="SIZE", help="Most memory of it.")
+@click.option("--kernel", default="auto", show_default=True, metavar="NAME")
+@click.option(
+    "--repeat", type=click.IntRange(1), default=3, show_default=True, help="Runs; medians are shown."
+)
+@click.option("--cold", is_flag=True, help="Drop A and B from the page cache before each run.")
+@click.option("--peers", is_flag=True, help="NumPy in core and dask.array in the same run.")
+@click.option("--plot", metavar="FILE.svg|png", help="Draw the timeline of the first product.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Show and plot what --json printed earlier; measures nothing.",
+)
+@_json
+@_verbose
+def engine(
+    folder: str,
+    sizes: tuple[int, ...],
+    m: int | None,
+    n: int | None,
+    k: int | None,
+    dtypes: tuple[str, ...],
+    layouts: tuple[str, ...],
+    plot: str | None,
+    source: str | None,
+    as_json: bool,
+    verbose: bool,
+    **options: Any,
+) -> None:
+    """Whole multiplications, Zarr to Zarr, beside what the plan predicted and the limit of the hardware.
+
+    Random arrays are made in a temporary folder in FOLDER (the current one unless given). Rates are measured
+    first, as by info --measure. The limit is the longest of bytes ÷ rate of every stage, operations ÷ rate,
+    and reads and writes together where they share the disk. One more run of each product is traced, for the
+    stages and the timeline. Times are from the call to the return in a warm process; peers are processes of
+    their own, timed without start and imports.
+    """
+    from . import figures
+
+    if plot:
+        figures.check_plot(plot)
+    given = [x for x in (m, n, k) if x is not None]
+    if len(given) not in (0, 3):
+        raise click.UsageError("--m, --n and --k go together.")
+    if source:
+        report = _read_report(source)
+    else:
+        from . import bench_engine
+        from .devices import open_device
+
+        usual = 4096 if open_device(options["device"]).name == "cpu" else 16384
+        shapes = [(size, size, size) for size in sizes or (() if given else (usual,))]
+        shapes += [(given[0], given[1], given[2])] if given else []
+        chosen = bench_engine.cases(shapes, dtypes or ("float32",), layouts or ("squares",))
+        with _status() as progress:
+            report = bench_engine.run(chosen, folder, progress=progress, **options)
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        console = _console()
+        console.print(figures.engine_heading(report) + "\n")
+        for part in figures.engine_tables(report):
+            console.print(part)
+    if plot:
+        figures.timeline(report, report["rows"][0], plot)
+
+
+def _read_report(source: str) -> dict[str, Any]:
+    """What --json printed."""
+    try:
+        with open(source, encoding="utf-8") as file:
+            report: dict[str, Any] = json.load(file)
+            return report
+    except (OSError, ValueError) as error:
+        raise InputError(f"{source} is not what --json printed ({error}); name another file") from error
 
 
 def _show(report: dict[str, Any], as_json: bool, plot: str | None) -> None:

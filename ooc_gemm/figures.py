@@ -11,6 +11,7 @@ from .bench import size_of
 from .catalog import KERNELS
 from .errors import InputError
 from .gpu import CUBLAS, dtypes_of
+from .rates import mount_point
 
 SUFFIXES = (".svg", ".png")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -93,6 +94,134 @@ def choice_line(choice: dict[str, Any]) -> str:
     return f"{what}: {choice['seconds'] * 1e3:.3g} ms{gain}: {macros}"
 
 
+def rates_tables(rates: dict[str, Any]) -> Iterator[Any]:
+    """Of each device a heading and two tables: what it does, and how its threads read and write."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    style: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
+    for model, found in rates.items():
+        yield f"{model}, measured {found['date']}"
+        table = Table(**style)
+        table.add_column("does")
+        table.add_column("at", justify="right", no_wrap=True)
+        for kernel, speed in found["flops"].items():
+            table.add_row(kernel, f"{_si(speed['flops'])}FLOP/s")
+        for name in ("upload", "download", "touch"):
+            table.add_row(_WORDS.get(name, name), f"{_si(found[f'{name}_bytes_per_second'])}B/s")
+        table.add_row("pieces through the ring", f"{1 / found['piece_seconds']:,.0f}/s")
+        yield table
+        folders = Table(**style)
+        folders.add_column("file system")
+        for name in ("read", "cached", "write", "decode"):
+            folders.add_column(name, justify="right", no_wrap=True)
+        folders.add_column("both", justify="right", no_wrap=True)
+        for system, speed in found.get("folders", {}).items():
+            cells = [
+                f"{_si(speed[f'{name}_bytes_per_second'])}B/s"
+                for name in ("read", "cached", "write", "decode")
+            ]
+            place = mount_point(system)
+            share = f"{speed['turns']:.0%}"
+            folders.add_row(f"{place} ({system.split()[0]})" if place else system, *cells, share)
+        if folders.rows:
+            yield folders
+            yield "both: time of reading and writing at once, of the sum of each alone; 100%: they take turns"
+
+
+def engine_heading(report: dict[str, Any]) -> str:
+    """Where it was measured."""
+    place = f"{report['place']['mounted']} ({report['place']['type']})"
+    state = "inputs not in the page cache" if report["cold"] else "page cache as it is"
+    return f"{report['device']}; arrays on {place}, {state}; medians of {report['repeat']}"
+
+
+def engine_tables(report: dict[str, Any]) -> Iterator[Any]:
+    """Of each product a line, a table of its stages, and how it compares."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    for row in report["rows"]:
+        yield (
+            f"{_size(row)} {row['dtype']}, {row['layout']}: {row['seconds']:.2f} s, "
+            f"{_si(row['tflops'] * 1e12)}FLOP/s ({row['kernel']} on {row['device']})"
+        )
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column("stage")
+        for name in ("bytes", "threads", "busy", "of run", "while busy", "at least"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for stage, found in row["stages"].items():
+            rate = f"{_si(found['bytes_per_second'])}B/s" if found["bytes"] else "–"
+            if stage == "compute" and found["busy_seconds"]:
+                rate = f"{_si(2.0 * row['m'] * row['n'] * row['k'] / found['busy_seconds'])}FLOP/s"
+            table.add_row(
+                stage,
+                f"{found['bytes'] / 2**20:,.0f} MiB" if found["bytes"] else "–",
+                str(found["lanes"]),
+                f"{found['busy_seconds']:.2f} s",
+                f"{found['busy_share']:.0%}",
+                rate,
+                f"{row['limits'][stage]:.2f} s",
+            )
+        yield table
+        error = row["predicted_seconds"] / row["seconds"] - 1
+        yield (
+            f"limit {row['limit_seconds']:.2f} s ({_limit(row)}): "
+            f"{row['ratio']:.2f} times that\n"
+            f"predicted {row['predicted_seconds']:.2f} s ({error:+.0%}); rates {row['rates']}"
+        )
+        for name, peer in row["peers"].items():
+            took = peer["seconds"]
+            yield f"{name}: " + (
+                f"{took:.2f} s, {took / row['seconds']:.2f} times ours"
+                if took
+                else f"failed, {peer['failed']}"
+            )
+        yield ""
+
+
+def io_heading(report: dict[str, Any]) -> str:
+    """Where it was measured."""
+    place = f"{report['place']['mounted']} ({report['place']['type']})"
+    return f"files of 16 MiB on {place}, GB/s by so many threads at a time"
+
+
+def io_table(report: dict[str, Any]) -> Any:
+    """A line a way; the engine's own are bold."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("")
+    table.add_column("by")
+    for number in report["threads"]:
+        table.add_column(str(number), justify="right", no_wrap=True)
+    for group, rows in groupby(report["rows"], key=lambda row: row["group"]):
+        for index, row in enumerate(rows):
+            cells = ["–" if rate is None else f"{rate / 1e9:.3g}" for rate in row["bytes_per_second"]]
+            style = "bold" if row["way"] == "engine" else ""
+            table.add_row("" if index else group, row["way"], *cells, style=style)
+        table.add_section()
+    return table
+
+
+_WORDS = {"touch": "fresh host memory"}
+
+
+def _limit(row: dict[str, Any]) -> str:
+    """What takes longest."""
+    by = row["limit_by"]
+    return "reads and writes" if by == "store" else str(by)
+
+
+def _si(rate: float) -> str:
+    """Three digits and the prefix of a unit."""
+    for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if rate >= 0.9995 * scale:
+            return f"{rate / scale:.3g} {prefix}"
+    return f"{rate:.3g} "
+
+
 def heading(report: dict[str, Any]) -> str:
     """What was measured on."""
     device, rate = report["device"], report["bandwidth_bytes_per_second"] / 1e12
@@ -165,6 +294,91 @@ def plot(report: dict[str, Any], path: str) -> None:
         _roofline(roof, report, series, style)
         only = "" if types > 1 else f", {rows[0]['dtype']}"
         figure.suptitle(f"{report['device']['name']}{only}", fontweight="bold")
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+
+
+_STAGES = {
+    "read": ("read", "#0072B2"),
+    "upload": ("upload", "#E69F00"),
+    "compute": ("compute", "#009E73"),
+    "download": ("download", "#CC79A7"),
+    "write": ("write", "#D55E00"),
+}
+"""Stage → how it is called, and its colour."""
+
+
+def timeline(report: dict[str, Any], row: dict[str, Any], path: str) -> None:
+    """What every thread and stream did when: a band for each stage, in it a lane for each thread."""
+    check_plot(path)
+    plt = _pyplot()
+    lanes: dict[str, list[str]] = {stage: [] for stage in _STAGES}
+    for span in row["spans"]:
+        if span["lane"] not in lanes[span["stage"]]:
+            lanes[span["stage"]].append(span["lane"])
+    heights = {stage: max(3.0, float(len(found))) for stage, found in lanes.items()}
+    settings = {"font.size": 10, "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
+    with plt.rc_context({**settings, "axes.spines.left": False}):
+        figure, axes = plt.subplots(figsize=(12, 1.3 + 0.13 * sum(heights.values())), layout="constrained")
+        end = max((span["stop"] for span in row["spans"]), default=1.0)
+        top, ticks = 0.0, []
+        for stage, (title, colour) in _STAGES.items():
+            height, names = heights[stage], sorted(lanes[stage], key=lambda name: int(name.split()[-1]))
+            step = height / max(1, len(names))
+            axes.axhspan(top, top + height, color=colour, alpha=0.07, linewidth=0)
+            for index, name in enumerate(names):
+                own = [span for span in row["spans"] if span["lane"] == name]
+                for shade in (0, 1):
+                    part = [span for span in own if (span["block"] or 0) % 2 == shade]
+                    axes.broken_barh(
+                        [(span["start"], span["stop"] - span["start"]) for span in part],
+                        (top + step * (index + 0.08), 0.84 * step),
+                        facecolor=colour,
+                        alpha=0.6 if shade else 1.0,
+                        edgecolor="white",
+                        linewidth=0.5 if stage == "compute" else 0,
+                    )
+            found = row["stages"][stage]
+            moved = f"{_si(found['bytes_per_second'])}B/s" if found["bytes"] else ""
+            if stage == "compute" and found["busy_seconds"]:
+                moved = f"{_si(2.0 * row['m'] * row['n'] * row['k'] / found['busy_seconds'])}FLOP/s"
+            threads = f"{len(names)} threads" if len(names) > 1 else ""
+            axes.annotate(
+                f"{found['busy_share']:.0%} busy\n{moved}".strip(),
+                (1, top + height / 2),
+                (8, 0),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                va="center",
+                fontsize=9,
+                color="0.25",
+            )
+            ticks.append((top + height / 2, f"{title}\n{threads}".strip(), colour))
+            top += height + 0.8
+        if 0 < row["limit_seconds"] < end:
+            axes.axvline(row["limit_seconds"], color="0.3", linestyle=(0, (2, 2)), linewidth=1)
+            left = row["limit_seconds"] > 0.7 * end
+            axes.annotate(
+                f"limit: {_limit(row)}, {row['limit_seconds']:.2f} s",
+                (row["limit_seconds"], -1.6),
+                (-4 if left else 4, -1),
+                textcoords="offset points",
+                ha="right" if left else "left",
+                va="top",
+                fontsize=9,
+                color="0.25",
+            )
+        axes.set_ylim(top - 0.6, -1.6)
+        axes.set_xlim(0, end)
+        axes.set_yticks([y for y, *_ in ticks], [text for _, text, _ in ticks])
+        for label, (_, _, colour) in zip(axes.get_yticklabels(), ticks, strict=True):
+            label.set(color=colour, fontweight="bold", fontsize=10)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("seconds")
+        where = f"Zarr on {report['place']['type']} → {report['device'].split(',')[0]} → Zarr"
+        speed = f"{row['seconds']:.2f} s, {_si(row['tflops'] * 1e12)}FLOP/s"
+        title = f"{_size(row)} {row['dtype']}, {where}: {speed}"
+        axes.set_title(title, loc="left", fontweight="bold")
         figure.savefig(path, dpi=150)
         plt.close(figure)
 

@@ -25,8 +25,9 @@ from .api import _operand
 from .devices.cpu import INTERPRETER_BYTES
 from .errors import BudgetError, InputError
 from .limits import baseline_bytes, default_memory_limit, parse_size
+from .local import Source
+from .pages import page_aligned
 from .plan import MiB, cut
-from .store import Source
 from .tiles import ceil_div
 
 Array = npt.NDArray[Any]
@@ -158,8 +159,8 @@ class _Stream:
         out = np.zeros((s.cols if s.transposed else s.rows, x.shape[1]), x.dtype)
         norms = np.zeros(out.shape[0])
         slots: queue.SimpleQueue[Array] = queue.SimpleQueue()
-        for _ in range(self._threads):
-            slots.put(np.empty(self._slot, np.uint8))
+        for buffer in page_aligned(self._threads, self._slot):
+            slots.put(buffer)
         lock = Lock()
         pieces = cut("", s, (0, s.rows), (0, s.cols), self._slot)
 

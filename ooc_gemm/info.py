@@ -1,30 +1,69 @@
-"""What this machine has, and how fast it is."""
+"""What this machine has, and how fast it is: whatever `plan.Rates` asks for, found with the engine's own
+readers, writers, ring and devices, so that what is predicted is what is run."""
 
+import math
 import os
-import platform
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
+from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
+from . import local, store
+from .api import _prepare
+from .bench_io import drop
+from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Device, Limits, open_device
 from .devices.blas import gemm
-from .devices.cpu import CPU
+from .devices.cpu import CPU, processor
+from .errors import InputError
+from .execute import execute
 from .limits import default_memory_limit
+from .plan import Matrix, MiB, Part, Piece, cut
+from .rates import FILE, file_system, kernel_key
+from .remembered import recall, remember
+from .ring import Bytes
+from .trace import Trace
 
-SIZE = 64 << 20
+Record = dict[str, Any]
+Say = Callable[[str], None]
+
+CHUNK = 2048
+"""Side of the float32 chunks that are written and read, of 16 MiB each."""
+FOLDER_BYTES = 1 << 30
+"""Written and read in a folder, unless that takes longer than LONGEST."""
+LONGEST = 2.0
+"""Seconds of one measurement of a folder."""
+PIECE_BYTES = 64 << 10
+"""Of pieces so small that what a read costs beside its bytes shows."""
+STEADY = 0.15
+"""Seconds that a kernel is timed over."""
+DEPTHS = (512, 2048)
+"""Panel depths that a kernel is timed at."""
+SIDES = (8192, 4096, 2048, 1024)
+"""Of square blocks of C that a kernel may be timed at."""
+TOUCHED_BYTES = 512 * MiB
+LARGEST_BLOCK = 256 * MiB
+TYPES = (
+    *((dtype, "highest") for dtype in ("float32", "float64", "float16", "complex64", "complex128", "int8")),
+    ("float32", "medium"),
+)
 
 
-def collect() -> dict[str, Any]:
-    """Devices and memory, sizes in bytes."""
+def collect() -> Record:
+    """Devices and memory, sizes in bytes, and the rates remembered of these devices."""
     from threadpoolctl import threadpool_info
 
     blas = [info for info in threadpool_info() if info["user_api"] == "blas"]
-    found: dict[str, Any] = {
-        "processor": platform.processor() or platform.machine(),
+    found: Record = {
+        "processor": processor(),
         "cores": CPU().threads,
         "memory_bytes": psutil.virtual_memory().total,
         "default_memory_limit_bytes": default_memory_limit(),
@@ -37,39 +76,353 @@ def collect() -> dict[str, Any]:
         found["gpus"] = devices()
     except Exception as error:
         found["gpu"] = f"none ({error})"
+    models = [CPU().model, *(gpu["name"] for gpu in found.get("gpus", []))]
+    known = recall(FILE)
+    found["rates"] = {model: known[model] for model in models if model in known}
     return found
 
 
-def measured(folder: str) -> dict[str, float]:
-    """Rates in bytes and floating-point operations a second: what `multiply` can at best run at."""
-    cores = CPU().threads
-    block = np.random.default_rng(0).integers(0, 255, SIZE, dtype=np.uint8)
-    target = np.zeros_like(block)
-    rates = {"copy_one_thread_bytes_per_second": SIZE / _best(lambda: np.copyto(target, block))}
-    with tempfile.TemporaryDirectory(dir=folder) as scratch, ThreadPoolExecutor(max(4, cores)) as pool:
-        files = [os.path.join(scratch, str(index)) for index in range(8)]
-        rates["write_bytes_per_second"] = (
-            len(files) * SIZE / _best(lambda: list(pool.map(block.tofile, files)), 1)
-        )
-        buffers = [np.empty_like(block) for _ in files]
-        rates["read_bytes_per_second"] = (
-            len(files) * SIZE / _best(lambda: list(pool.map(_load, files, buffers)))
-        )
-    for char, name in (("f", "float32"), ("d", "float64")):
-        a, b = (np.random.default_rng(seed).random((2048, 2048)).astype(char) for seed in (1, 2))
-        rates[f"{name}_flops"] = 2 * 2048**3 / _best(partial(np.matmul, a, b))
-    return rates
+def measure(folders: Iterable[str], say: Say = lambda text: None) -> None:
+    """Measures every device here, and each folder's file system with each, and remembers the rates. Raises
+    InputError where a folder has no space left."""
+    places = [Path(folder) for folder in folders]
+    for device in _devices():
+        measure_with(device, places, say)
 
 
-def _load(path: str, into: Any) -> None:
-    with open(path, "rb", buffering=0) as file:
-        file.readinto(into)
+def measure_with(device: Device, places: Iterable[Path], say: Say = lambda text: None) -> None:
+    """The same for one device."""
+    record = measure_device(device, say)
+    known = recall(FILE).get(device.model, {}).get("folders", {})
+    for place in places:
+        say(f"{device.name}: reading and writing in {place}")
+        known[file_system(place)] = measure_folder(place, device)
+    remember(FILE, device.model, {**record, "folders": known})
 
 
-def _best(work: Any, times: int = 3) -> float:
-    seconds = []
-    for _ in range(times):
+def _devices() -> Iterator[Device]:
+    yield CPU()
+    automatic = open_device("auto")
+    if automatic.name != "cpu":
+        yield automatic
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+# ---- devices -----------------------------------------------------------------------------------
+
+
+class _Random:
+    """A matrix made as it is asked for."""
+
+    def __init__(self, shape: tuple[int, int], dtype: str):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+
+    def __getitem__(self, index: tuple[slice, slice]) -> Array:
+        from .measure import random
+
+        rows, cols = (part.stop - part.start for part in index)
+        return random(np.random.Generator(np.random.SFC64(1)), rows, cols, self.dtype.name)
+
+
+def measure_device(device: Device, say: Say = lambda text: None) -> Record:
+    """Copies, fresh memory, the ring, and every kernel that `auto` chooses here."""
+    record: Record = {"date": _today(), "flops": {}}
+    kernels = [(dtype, precision, "auto") for dtype, precision in TYPES]
+    if device.name != "cpu":
+        kernels.append(("float32", "highest", "cublas"))
+    for dtype, precision, kernel in kernels:
+        one = np.dtype(dtype)
+        arithmetic = device.arithmetic(one, one, _out(dtype), (SIDES[0],) * 3, 1, kernel, precision)
+        key = kernel_key(arithmetic)
+        if key not in record["flops"]:
+            say(f"{device.name}: multiplying {dtype}, {kernel}")
+            rate = device.rates(arithmetic).flops
+            side = next((n for n in SIDES if 2 * n * n * DEPTHS[1] / rate < 2 * STEADY), SIDES[-1])
+            while side * side * arithmetic.block.itemsize > LARGEST_BLOCK:
+                side //= 2
+            record["flops"][key], copies = _kernel_rate(device, dtype, precision, kernel, side)
+            record = copies | record  # of the first type, float32
+    say(f"{device.name}: memory and the ring")
+    record["touch_bytes_per_second"] = _touch_rate(device)
+    record["piece_seconds"], record["start_seconds"] = _ring_seconds(device)
+    return record
+
+
+def _out(dtype: str) -> np.dtype[Any]:
+    return np.dtype(np.int32 if dtype == "int8" else dtype)
+
+
+def _kernel_rate(device: Device, dtype: str, precision: str, kernel: str, side: int) -> tuple[Record, Record]:
+    """Operations a second of one kernel on a large C block, and how they depend on the depth of panels; the
+    rates at which panels came and C went. Panels are brought anew for each multiplication: some kernels leave
+    other things there."""
+    seconds, copied = [], []
+    for depth in DEPTHS:
+        job = _prepare(
+            _Random((side, depth), dtype), _Random((depth, side), dtype), None,
+            writes=False, device=device, memory_limit="1TiB", precision=precision, kernel=kernel,
+        )  # fmt: skip
+        plan, trace = replace(job.plan, bm=side, bn=side, bk=depth, c_buffers=1), Trace()
+        block = next(plan.blocks())
+        pieces = list(plan.pieces(block, (0, depth)))
+        part = next(plan.parts(block))
+        size = max(plan.slot_bytes, part.rows * part.cols * job.operation.arithmetic.block.itemsize)
+        rounds, end = 0, time.perf_counter() + 4 * STEADY
+        try:
+            device.start(plan, job.operation, trace)
+            buffers = device.host_buffers(min(len(pieces), 8), size)
+            for buffer in buffers:
+                buffer[:] = 0
+                device.prepare(buffer)
+            views = [
+                job.sources[p.operand].read(p, b)[0] for p, b in zip(pieces, cycle(buffers), strict=False)
+            ]
+            while rounds < 2 or (rounds < 50 and time.perf_counter() < end):
+                for view, piece in zip(views, pieces, strict=True):
+                    device.upload(view, piece, 0)
+                device.wait(COMPUTE, device.record(UPLOAD))
+                device.multiply(block, (0, depth), 0, 0, True)
+                done = device.record(COMPUTE)
+                device.wait(UPLOAD, done)
+                rounds += 1
+            target = buffers[0][: part.rows * part.cols * job.operation.arithmetic.block.itemsize]
+            target = target.view(job.operation.arithmetic.block).reshape(part.rows, part.cols)
+            done.synchronize()
+            for _ in range(3):
+                device.wait(DOWNLOAD, done)
+                device.download(block, part, 0, target).synchronize()
+        finally:
+            device.close()
+        seconds.append(min(trace.each["compute"]))
+        copied.append((rounds * sum(view.nbytes for view in views), 3 * target.nbytes))
+    # A copy of the CPU is made by one thread, and takes one of its cores: in `Rates`, all take part in all.
+    cores = device.threads if isinstance(device, CPU) else 1
+    each = max(1e-12, (seconds[1] - seconds[0]) / (DEPTHS[1] - DEPTHS[0]))
+    once = max(0.0, seconds[1] - each * DEPTHS[1])
+    uploads, downloads = copied[-1]
+    return {"flops": 2.0 * side * side / each, "thin": once / each}, {
+        "upload_bytes_per_second": cores * uploads / trace.seconds["upload"],
+        "download_bytes_per_second": cores * downloads / trace.seconds["download"],
+    }
+
+
+def _touch_rate(device: Device) -> float:
+    """Bytes of fresh memory that readers get and the device makes ready a second."""
+    count = 32
+    start = time.perf_counter()
+    buffers = device.host_buffers(count, TOUCHED_BYTES // count)
+
+    def touch(buffer: Bytes) -> None:
+        buffer[:] = 0
+        device.prepare(buffer)
+
+    with ThreadPoolExecutor(limits_of(device).readers) as pool:
+        list(pool.map(touch, buffers))
+    del buffers
+    device.close()
+    return TOUCHED_BYTES / (time.perf_counter() - start)
+
+
+def limits_of(device: Device) -> Limits:
+    """What it allows for float32; readers and writers are the same for all types."""
+    one = np.dtype(np.float32)
+    return device.limits(device.arithmetic(one, one, one, (CHUNK,) * 3, 0, "auto", "highest"), None)
+
+
+class _Nothing(local.Source):
+    """Pieces that are there at once."""
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        return self._place(piece, slot), 0
+
+
+class _Nowhere:
+    """A C that nobody keeps."""
+
+    def __init__(self, c: Matrix):
+        self._c = c
+
+    def view(self, part: Part, slot: Bytes) -> Array:
+        return slot[: part.rows * part.cols * 4].view(np.float32).reshape(part.rows, part.cols)
+
+    def write(self, part: Part, slot: Bytes) -> int:
+        return 0
+
+
+def _ring_seconds(device: Device) -> tuple[float, float]:
+    """Of one piece's way through ring and device, beside its bytes; and of starting and closing a device."""
+    side, chunk = 512, 16
+    random = _Random((side, side), "float32")
+    job = _prepare(random, random, None, writes=False, device=device, memory_limit="1TiB")
+    small = Matrix(side, side, 4, chunk, chunk)
+    problem = replace(job.plan.problem, a=small, b=small)
+    plan = replace(job.plan, problem=problem, slot_bytes=chunk * chunk * 4)
+    source = _Nothing("nothing", np.dtype(np.float32), small)
+    count = sum(1 for block in plan.blocks() for panel in plan.panels() for _ in plan.pieces(block, panel))
+
+    def run() -> tuple[float, float]:
         start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+        device.start(plan, job.operation, Trace())
+        try:
+            started = time.perf_counter()
+            execute(plan, device, {"a": source, "b": source}, _Nowhere(problem.c), Trace())
+            done = time.perf_counter()
+        finally:
+            device.close()
+        return (done - started) / count, started - start + time.perf_counter() - done
+
+    found = [run() for _ in range(3)]
+    return min(each for each, _ in found), min(fixed for _, fixed in found)
+
+
+# ---- folders -----------------------------------------------------------------------------------
+
+
+def chunks_that_fit(place: Path) -> int:
+    """How many chunks are written to measure a folder. InputError where there is no space for them."""
+    count = min(FOLDER_BYTES, psutil.disk_usage(str(place)).free // 4) // (CHUNK * CHUNK * 4)
+    if count < 2:
+        raise InputError(f"{place} has too little space left to measure it; name another folder")
+    return count
+
+
+def measure_folder(place: Path, device: Device) -> Record:
+    """Rates of a file system as the engine's readers and writers reach them, in as many threads as the device
+    takes, with its buffers; the files are gone afterwards."""
+    limits = limits_of(device)
+    count = chunks_that_fit(place)
+    try:
+        with tempfile.TemporaryDirectory(prefix="ooc-gemm-", dir=place) as scratch:
+            return _folder_rates(Path(scratch), device, count, limits.readers, limits.writers)
+    finally:
+        device.close()
+
+
+def _folder_rates(scratch: Path, device: Device, count: int, readers: int, writers: int) -> Record:
+    chunk = CHUNK * CHUNK * 4
+    # Arrays so large that the page cache is passed by, of which only the first chunks are stored.
+    large = max(count, store.DIRECT_BYTES // chunk)
+    output = store.Output((large * CHUNK, CHUNK), np.dtype("f4"), (CHUNK, CHUNK), None, "none")
+    targets = [store.create_target(str(scratch / name), output, output.dtype) for name in "ab"]
+    buffers = device.host_buffers(readers + writers, chunk)
+    numbers = np.random.default_rng(0).standard_normal(CHUNK * CHUNK, np.float32)
+    for index, buffer in enumerate(buffers):
+        buffer.view(np.float32)[:] = np.roll(numbers, index)
+    for_reading, for_writing = buffers[:readers], buffers[readers:]
+
+    def write(target: store.Target, index: int, buffer: Bytes) -> int:
+        return target.write(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
+
+    seconds, written = for_a_while(partial(write, targets[0]), range(count), for_writing)
+    write_rate = sum(written) / seconds
+    targets[0].commit()
+    source = store.open_source(str(scratch / "a"))
+    there = range(len(written))
+
+    def read(index: int, buffer: Bytes, slot_bytes: int = chunk) -> int:
+        rows = (index * CHUNK, (index + 1) * CHUNK)
+        pieces = cut("a", source.matrix, rows, (0, CHUNK), slot_bytes)
+        return sum(source.read(piece, buffer)[1] for piece in pieces)
+
+    forget(scratch / "a")
+    seconds, moved = for_a_while(read, there, for_reading)
+    cold = sum(moved) / seconds
+    keep(scratch / "a")
+    cached = max(_rate(read, there, for_reading) for _ in range(2))
+    seconds, moved = for_a_while(partial(read, slot_bytes=PIECE_BYTES), there[:4], for_reading)
+    pieces = sum(moved) / PIECE_BYTES
+    piece_seconds = max(0.0, seconds - sum(moved) / cached) / pieces
+    forget(scratch / "a")
+    # Both at once, each as long as the other would take alone.
+    reads = max(1, min(len(there), round(len(there) * cold / max(cold, write_rate))))
+    writes = max(1, min(len(there), round(reads * write_rate / cold)))
+    with ThreadPoolExecutor(1) as other:
+        start = time.perf_counter()
+        writing = other.submit(for_a_while, partial(write, targets[1]), range(writes), for_writing, math.inf)
+        for_a_while(read, range(reads), for_reading, math.inf)
+        writing.result()
+        both = time.perf_counter() - start
+    alone = reads * chunk / cold + writes * chunk / write_rate
+    few = min(len(there), max(1, store.DIRECT_BYTES // chunk - 1))
+    small = replace(output, shape=(few * CHUNK, CHUNK))
+    target = store.create_target(str(scratch / "small"), small, output.dtype)
+    write_cached = _rate(partial(write, target), range(few), for_writing)
+    packed = replace(output, compressor="zstd")
+    target = store.create_target(str(scratch / "z"), packed, output.dtype)
+    some = range(min(len(there), 2 * readers))
+    for_a_while(partial(write, target), some, for_writing, math.inf)
+    target.commit()
+    source = store.open_source(str(scratch / "z"))
+    seconds, moved = for_a_while(read, some, for_reading)
+    if file_system(scratch).startswith(("tmpfs", "ramfs")):  # there is but one way
+        cold = cached = max(cached, cold)
+        write_cached = write_rate
+    return {
+        "date": _today(),
+        "read_bytes_per_second": cold,
+        "cached_bytes_per_second": max(cached, cold),
+        "write_bytes_per_second": write_rate,
+        "write_cached_bytes_per_second": write_cached,
+        "turns": min(1.0, max(0.5, both / alone)),
+        "decode_bytes_per_second": len(moved) * chunk / seconds,
+        "piece_seconds": piece_seconds,
+    }
+
+
+def _rate(work: Callable[[int, Bytes], int], items: Iterable[int], buffers: list[Bytes]) -> float:
+    seconds, moved = for_a_while(work, items, buffers)
+    return sum(moved) / seconds
+
+
+def for_a_while(
+    work: Callable[[int, Bytes], int],
+    items: Iterable[int],
+    buffers: list[Bytes],
+    longest: float | None = None,
+) -> tuple[float, list[int]]:
+    """`work` on the items by a thread a buffer, as long as time is left: seconds, and what it returned."""
+    todo, done = iter(items), []
+    start = time.perf_counter()
+    end = start + (LONGEST if longest is None else longest)
+
+    def run(buffer: Bytes) -> None:
+        while time.perf_counter() < end:
+            item = next(todo, None)
+            if item is None:
+                return
+            done.append(work(item, buffer))
+
+    with ThreadPoolExecutor(len(buffers)) as pool:
+        list(pool.map(run, buffers))
+    return time.perf_counter() - start, done
+
+
+def flush(folder: Path) -> None:
+    """Wait until the files of a folder are on the disk."""
+    for path in _files(folder):
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+def forget(folder: Path) -> None:
+    """Take the files of a folder out of the page cache, where the system lets us."""
+    drop(str(path) for path in _files(folder))
+
+
+def keep(folder: Path) -> None:
+    """Read the files of a folder into the page cache."""
+    buffer = bytearray(4 * MiB)
+    for path in _files(folder):
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())

@@ -14,6 +14,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from mmap import PAGESIZE
 
 from .plan import (
     CHUNK_BYTES,
@@ -41,9 +42,6 @@ WORTH = 0.9
 
 PIECE_BYTES = 4 * MiB
 """Reads of a copy, where chunks can be read in part."""
-
-PAGE = 4096
-"""Buffers begin at multiples of this, as direct reads and writes need."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +83,12 @@ class Layout:
         return self.seconds + sum(copy.seconds for copy in self.copies) if self.copies else math.inf
 
 
-def advise(plan: Plan, rates: Rates) -> tuple[Plan, tuple[Copy, ...]]:
-    """The plan, with advice where other chunks would make it several times as fast; no copies."""
-    found = list(_layouts(plan, rates, ADVISED))
+def advise(plan: Plan) -> Plan:
+    """The plan, with advice where other chunks would make it several times as fast."""
+    found = list(_layouts(plan, ADVISED))
     best = min((layout.seconds for layout in found), default=math.inf)
     if best * ADVISED > plan.predicted_seconds:
-        return plan, ()
+        return plan
     chosen = next(layout for layout in found if layout.seconds <= 1.05 * best)
     if chosen.total < WORTH * plan.predicted_seconds:
         todo = f"rechunk (--rechunk) copies first and takes {_time(chosen.total)} in all"
@@ -98,14 +96,14 @@ def advise(plan: Plan, rates: Rates) -> tuple[Plan, tuple[Copy, ...]]:
         todo = "copies for this job alone would not pay, but storing it so from the start would"
     times = plan.predicted_seconds / chosen.seconds
     words = f"{_chunks(plan, chosen)} make this {times:.1f} times as slow as {_better(chosen)} would; {todo}"
-    return replace(plan, advice=words), ()
+    return replace(plan, advice=words)
 
 
-def rechunk(plan: Plan, rates: Rates) -> tuple[Plan, tuple[Copy, ...]]:
+def rechunk(plan: Plan) -> tuple[Plan, tuple[Copy, ...]]:
     """The copies to make first, and the plan of the job after them; or the plan as it is and no copies, where
     that is predicted to take hardly longer. The advice says which and why."""
     without = plan.predicted_seconds
-    found = [layout for layout in _layouts(plan, rates, 1.0) if layout.seconds < without]
+    found = [layout for layout in _layouts(plan, 1.0) if layout.seconds < without]
     best = min(found, key=lambda layout: layout.total, default=None)
     if best is None or not best.copies:
         why = "no other chunks make this faster" if best is None else "the memory limit is too small for it"
@@ -116,7 +114,7 @@ def rechunk(plan: Plan, rates: Rates) -> tuple[Plan, tuple[Copy, ...]]:
         return replace(plan, advice=f"nothing is rechunked: {cost}, all as it is {before}"), ()
     words = f"{_chunks(plan, best)} are first copied to {_better(best)}"
     words += f", which takes {copying}, and the rest {rest} instead of {before}"
-    return replace(make_plan(best.problem, plan.budget, rates), advice=words), best.copies
+    return replace(make_plan(best.problem, plan.budget, plan.used_rates), advice=words), best.copies
 
 
 def _time(seconds: float) -> str:
@@ -144,10 +142,10 @@ def _matrices(p: Problem, operands: str) -> list[Matrix]:
     return [p.a if operand == "a" else p.b for operand in operands]
 
 
-def _layouts(plan: Plan, rates: Rates, factor: float) -> Iterator[Layout]:
+def _layouts(plan: Plan, factor: float) -> Iterator[Layout]:
     """Layouts to look at: fewer operands and larger chunks first, up to one that leaves nothing to gain. None
     where memory without end and good chunks would not be `factor` times as fast: that is cheap to know."""
-    p, budget = plan.problem, plan.budget
+    p, budget, rates = plan.problem, plan.budget, plan.used_rates
     operands = [name for name, s in (("a", p.a), ("b", p.b)) if s.chunked and s.rows and s.cols]
     operands.sort(key=lambda name: min((s := _matrices(p, name)[0]).chunk_rows, s.chunk_cols))
     every = "".join(sorted(operands))
@@ -158,7 +156,7 @@ def _layouts(plan: Plan, rates: Rates, factor: float) -> Iterator[Layout]:
         for size in CHUNK_BYTES if some else ():
             problem = _with_chunks(p, some, size)
             seconds = predict(problem, budget, rates)
-            found = Layout(problem, some, seconds, _copies(problem, some, plan, rates))
+            found = Layout(problem, some, seconds, _copies(problem, some, plan))
             yield found
             if found.copies and found.seconds <= 1.05 * ideal:
                 return
@@ -182,10 +180,10 @@ def _with_chunks(p: Problem, operands: str, size: int) -> Problem:
     return p
 
 
-def _copies(better: Problem, operands: str, plan: Plan, rates: Rates) -> tuple[Copy, ...]:
+def _copies(better: Problem, operands: str, plan: Plan) -> tuple[Copy, ...]:
     """How to give these operands better chunks; none where a copy does not fit the memory limit."""
     sides = _matrices(plan.problem, operands), _matrices(better, operands)
-    found = [plan_copy(*side, plan.budget, rates) for side in zip(operands, *sides, strict=True)]
+    found = [plan_copy(*side, plan.budget, plan.used_rates) for side in zip(operands, *sides, strict=True)]
     made = tuple(copy for copy in found if copy is not None)
     return made if len(made) == len(found) else ()
 
@@ -222,7 +220,7 @@ def plan_copy(operand: str, source: Matrix, target: Matrix, budget: Budget, rate
 
 
 def _slot_bytes(source: Matrix, rows: int, cols: int) -> int:
-    return round_up(piece_bytes(source, rows, cols, PIECE_BYTES), PAGE)
+    return round_up(piece_bytes(source, rows, cols, PIECE_BYTES), PAGESIZE)
 
 
 def _ledger(
@@ -231,10 +229,10 @@ def _ledger(
     """Every byte of the host budget while copying, by holder."""
     return {
         "baseline": budget.host_baseline,
-        "region": round_up(rows * cols * source.itemsize, PAGE),
+        "region": round_up(rows * cols * source.itemsize, PAGESIZE),
         "read slots": readers * _slot_bytes(source, rows, cols),
         "decoding": readers * 2 * source.chunk_bytes if source.whole else 0,
-        "write slots": writers * round_up(target.chunk_bytes, PAGE),
+        "write slots": writers * round_up(target.chunk_bytes, PAGESIZE),
     }
 
 

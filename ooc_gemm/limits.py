@@ -51,12 +51,15 @@ def baseline_bytes(usual: int) -> int:
     return max(usual, round_up(resident_bytes(), STEP))
 
 
+def free_bytes() -> int:
+    """What this process may still use: free memory, or what its control group has left."""
+    free = int(psutil.virtual_memory().available)
+    return min([free, *(limit - used for limit, used in _cgroup_files())])
+
+
 def default_memory_limit() -> int:
-    """60 % of what this process may use: its control group's limit, then free memory."""
-    free = psutil.virtual_memory().available
-    for limit, used in _cgroup_files():
-        free = min(free, limit - used)
-    return max(STEP, int(0.6 * free) + resident_bytes()) // STEP * STEP
+    """60 % of what this process may use."""
+    return max(STEP, int(0.6 * free_bytes()) + resident_bytes()) // STEP * STEP
 
 
 def _cgroup_files() -> list[tuple[int, int]]:

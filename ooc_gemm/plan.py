@@ -242,8 +242,13 @@ class Rates:
     """Decoded bytes a second of chunks that must be decoded, by all readers."""
     touch: float = 6e9
     """Bytes a second at which fresh host memory can be had (and made ready for copies to the device)."""
-    exclusive: bool = False
-    """Reads and writes share one disk: their times add up."""
+    turns: float = 0.5
+    """How reads and writes share the store: time of both at once, of equally long ones, over the sum of
+    their times alone. 1: they take turns; ½: they do not disturb each other."""
+    start: float = 0.0
+    """Seconds before the first read and after the last write."""
+    note: str = ""
+    """Where these numbers are from: for the reader of the plan."""
 
 
 @dataclass(frozen=True)
@@ -382,6 +387,8 @@ class Plan:
     device_ledger: dict[str, int]
     stage_seconds: dict[str, float]
     predicted_seconds: float
+    used_rates: Rates = field(repr=False)
+    """What seconds are predicted by."""
     advice: str | None = None
     """What there is to say of the inputs' chunks: see `layout`."""
 
@@ -463,6 +470,7 @@ class Plan:
             ("written", _mib(self.bytes_written)),
             ("lower bound", f"{_mib(bound)}; this plan moves {moved / max(1, bound):.2f} times that"),
             ("predicted", f"{self.predicted_seconds:.2f} s, most of it {slowest}"),
+            *([("rates", self.used_rates.note)] if self.used_rates.note else []),
         ]
         rows += [("layout", self.advice)] if self.advice else []
         for title, ledger, limit in (
@@ -489,7 +497,7 @@ class Plan:
         ]
         out = {key: getattr(self, key) for key in keys}
         c = self.problem.c
-        out.update(kernel=self.problem.kernel)
+        out.update(kernel=self.problem.kernel, rates=self.used_rates.note)
         out.update(blocks=self.block_count, panels=self.panel_count, chunks=[c.chunk_rows, c.chunk_cols])
         out.update(host_bytes=self.host_bytes, device_bytes=self.device_bytes)
         out.update(memory_limit=self.budget.host, device_memory_limit=self.budget.device)
@@ -707,8 +715,10 @@ def _found_shares(
 
 
 def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[dict[str, float], float]:
-    """Seconds of each stage, and of the whole: the longest stage, the first panel that nothing hides
-    and the write-back that nothing hides; or their sum where all share the cores."""
+    """Seconds of each stage, and of the whole: their sum where all share the cores, else the longest of three
+    chains and the write-back of the last block, which nothing hides. Multiplying waits for the first panels;
+    after the last reads (which share the store with the writes before) one panel is multiplied; writing
+    waits for the first block."""
     down, across, deep = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn), ceil_div(p.k, x.bk)
     slot = _slot_bytes(p, x)
     a = one_pass(p.a, *((x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)), slot)
@@ -735,12 +745,25 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
         "write": written * x.c.itemsize / rates.write,
     }
     if rates.shared:
-        return stages, sum(stages.values())
+        return stages, rates.start + sum(stages.values())
     blocks = down * across
-    first = (stages["read"] + stages["upload"]) / max(1, blocks * deep)
-    last = (stages["download"] + stages["write"]) / max(1, blocks if x.c_buffers > 1 else 1)
-    disk = stages["read"] + stages["write"] if rates.exclusive else 0.0
-    return stages, max(disk, max(stages.values()) + first + last)
+    each_read, each_multiply = (stages[name] / max(1, blocks * deep) for name in ("read", "compute"))
+    parts = blocks if x.c_buffers > 1 else 1
+    last = (stages["download"] + stages["write"]) / max(1, parts)
+    hidden = stages["write"] * (1 - 1 / max(1, parts))
+    filled = each_read + stages["upload"] / max(1, blocks * deep)
+    store = taking_turns(stages["read"], hidden, rates.turns)
+    longest = max(
+        filled + stages["compute"],
+        max(store, each_read + stages["upload"]) + each_multiply,
+        max(stages["read"], stages["compute"]) / max(1, blocks) + hidden,
+    )
+    return stages, rates.start + longest + last
+
+
+def taking_turns(read: float, write: float, turns: float) -> float:
+    """Seconds of reads and writes that take so long alone and share the store (`Rates.turns`)."""
+    return 2 * turns * min(read, write) + abs(read - write)
 
 
 def steps(extent: int, align: int) -> list[int]:
@@ -946,6 +969,7 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
         device_ledger=device,
         stage_seconds=stages,
         predicted_seconds=seconds,
+        used_rates=rates,
     )
     return _with_cache(plan, x.cache) if x.cache else plan
 

@@ -1,26 +1,24 @@
 """Copies operands to better chunks, as `layout` has planned it: out of core, within the memory limit."""
 
 import contextlib
-import mmap
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
-import numpy as np
-
 from . import store
+from .devices import Array
 from .errors import InputError
-from .layout import PAGE, Copy
+from .layout import Copy
+from .local import Source
+from .pages import Bytes, page_aligned
 from .plan import Part, Piece, cut
-from .ring import Bytes
-from .tiles import overlaps, ranges, round_up
+from .tiles import overlaps, ranges
 
 T = TypeVar("T")
 
@@ -52,8 +50,8 @@ def check_space(copies: Iterable[Copy], c: Any) -> None:
 
 @contextlib.contextmanager
 def rechunked(
-    copies: Sequence[Copy], sources: Mapping[str, store.Source], c: Any
-) -> Iterator[tuple[dict[str, store.Source], tuple[Rechunked, ...]]]:
+    copies: Sequence[Copy], sources: Mapping[str, Source], c: Any
+) -> Iterator[tuple[dict[str, Source], tuple[Rechunked, ...]]]:
     """The sources with copies in the place of those that are copied, and what that took. The copies lie in a
     hidden folder beside C, or among temporary files where C is no local array, until the body ends."""
     found, done = dict(sources), []
@@ -82,12 +80,14 @@ def _hidden_folder(c: Any) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _copied(copy: Copy, source: store.Source, place: Path) -> tuple[store.Source, int, int]:
+def _copied(copy: Copy, source: Source, place: Path) -> tuple[Source, int, int]:
     """The copy, the bytes read and the bytes written."""
     t = copy.target
     output = store.Output((t.rows, t.cols), source.dtype, (t.chunk_rows, t.chunk_cols))
     target = store.create_target(str(place), output, source.dtype)
-    memory, read_slots, write_slots = _buffers(copy)
+    (memory,) = page_aligned(1, copy.rows * copy.cols * t.itemsize)
+    read_slots = page_aligned(copy.readers, copy.slot_bytes)
+    write_slots = page_aligned(copy.writers, t.chunk_bytes)
     read = written = 0
     with (
         ThreadPoolExecutor(copy.readers, "ooc-gemm reader") as readers,
@@ -99,13 +99,13 @@ def _copied(copy: Copy, source: store.Source, place: Path) -> tuple[store.Source
                 size = shape[0] * shape[1] * t.itemsize
                 region = memory[:size].view(source.dtype).reshape(shape)
 
-                def fill(piece: Piece, slot: Bytes, region: store.Array = region) -> int:
+                def fill(piece: Piece, slot: Bytes, region: Array = region) -> int:
                     view, nbytes = source.read(piece, slot)
                     row, col = piece.into
                     region[row : row + view.shape[0], col : col + view.shape[1]] = view
                     return nbytes
 
-                def drain(part: Part, slot: Bytes, region: store.Array = region) -> int:
+                def drain(part: Part, slot: Bytes, region: Array = region) -> int:
                     inside = region[part.row : part.row + part.rows, part.col : part.col + part.cols]
                     target.view(part, slot)[...] = inside
                     return target.write(part, slot)
@@ -119,22 +119,8 @@ def _copied(copy: Copy, source: store.Source, place: Path) -> tuple[store.Source
                 read += _each(readers, read_slots, pieces, fill)
                 written += _each(writers, write_slots, parts, drain)
     made = target.source()
-    made.name, made.matrix = source.name, t
+    made.name, made.matrix, made.read_again = source.name, t, source.read_again
     return made, read, written
-
-
-def _buffers(copy: Copy) -> tuple[Bytes, list[Bytes], list[Bytes]]:
-    """Room for the region, and a slot for each reader and writer: one mapping, given back at once when the
-    copy is done, and page-aligned."""
-    sizes = [
-        copy.rows * copy.cols * copy.source.itemsize,
-        *[copy.slot_bytes] * copy.readers,
-        *[copy.target.chunk_bytes] * copy.writers,
-    ]
-    starts = list(accumulate((round_up(size, PAGE) for size in sizes), initial=0))
-    memory = np.frombuffer(mmap.mmap(-1, starts[-1]), np.uint8)
-    region, *slots = (memory[start : start + size] for start, size in zip(starts, sizes, strict=False))
-    return region, slots[: copy.readers], slots[copy.readers :]
 
 
 def _each(

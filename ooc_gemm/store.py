@@ -1,8 +1,9 @@
 """Zarr arrays as the engine sees them. The only importer of zarr.
 
-Reading. A chunk is *raw* where its file holds nothing but the elements in native order: a local store,
-no shards, no codec but `bytes` (and a transposition, which makes it the transpose of a C-order matrix).
-Any rectangle of a raw chunk is read straight into the slot. Everything else is decoded by zarr.
+Reading. A chunk is *raw* where its file, or its part of a shard, holds nothing but the elements in native
+order: a local store, no codec but `bytes` (and a transposition, which makes it the transpose of a C-order
+matrix). Raw chunks, and those that one known compressor has made of raw ones, are read without zarr
+(local.py). Everything else is decoded by zarr.
 
 Writing. A chunk is written whole, to a temporary file that is renamed, and never read back. Until the
 last one is there, C's metadata stands beside its place under the name `<metadata>.partial`: an
@@ -10,7 +11,6 @@ unfinished C is no Zarr array, and nothing can mistake it for a result.
 """
 
 import contextlib
-import itertools
 import math
 import os
 import shutil
@@ -28,12 +28,15 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.abc.codec import Codec
-from zarr.codecs import BytesCodec, TransposeCodec
+from zarr.codecs import TransposeCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore
 
+from . import codec, files, shards
 from .errors import InputError, RangeError, StoreError
+from .local import CompressedSource, Folder, RawSource, Shards, Source
+from .pages import scratch
 from .plan import Matrix, Part, Piece
 from .ring import Bytes
 
@@ -47,6 +50,9 @@ MAX_ARRAY_BYTES = 1 << 60
 MAX_CHUNKS = 1 << 22
 """Chunks of one array that are looked at one by one."""
 PARTIAL = ".partial"
+DIRECT_BYTES = 256 << 20
+"""A C this large is written past the page cache, as fast as the disk is. A smaller one takes no time either
+way, and is likely to be read next."""
 SUPPORTED = "float16, float32, float64, complex64, complex128 and integers of 8 to 64 bits"
 
 
@@ -94,85 +100,8 @@ def same_place(one: Any, other: Any) -> bool:
 # ---------------------------------------------------------------------------------------------- reading
 
 
-class Source:
-    """An input matrix: what planning needs of it, and how pieces of it are read."""
-
-    def __init__(self, name: str, dtype: np.dtype[Any], matrix: Matrix):
-        self.name = name
-        self.dtype = dtype
-        """Element type, in native byte order."""
-        self.matrix = matrix
-        """The stored matrix S; `transposed` where the array is Sᵀ (Fortran order)."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of the array as its user sees it."""
-        s = self.matrix
-        return (s.cols, s.rows) if s.transposed else (s.rows, s.cols)
-
-    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """Read into `slot`: a view of the piece's rows × cols there, and the bytes moved.
-        Raises StoreError, naming the chunk."""
-        raise NotImplementedError
-
-    def _place(self, piece: Piece, slot: Bytes) -> Array:
-        rows, cols = piece.rows[1] - piece.rows[0], piece.span[1] - piece.span[0]
-        return slot[: rows * cols * self.dtype.itemsize].view(self.dtype).reshape(rows, cols)
-
-
-class RawSource(Source):
-    """Raw chunks in local files."""
-
-    def __init__(self, name: str, array: zarr.Array[Any], matrix: Matrix, files: "_Files"):
-        super().__init__(name, array.dtype, matrix)
-        self._files, self._fill, self._fortran = files, array.fill_value, matrix.transposed
-
-    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """`pread` of just the rows wanted: one call where they are contiguous in the file."""
-        s, (i, j) = self.matrix, piece.chunk
-        key = self._files.key(i, j, self._fortran)
-        place = self._place(piece, slot)
-        wanted = place[:, piece.cols[0] - piece.span[0] : piece.cols[1] - piece.span[0]]
-        try:
-            fd = os.open(f"{self._files.folder}/{key}", os.O_RDONLY)
-        except FileNotFoundError:
-            wanted[...] = self._fill
-            return wanted, 0
-        except OSError as error:
-            raise StoreError(f"{self.name}: chunk {key} cannot be read: {error.strerror}") from error
-        try:
-            size = os.fstat(fd).st_size
-            if size != s.chunk_bytes:
-                raise StoreError(
-                    f"{self.name}: chunk {key} holds {size} bytes instead of {s.chunk_bytes}; "
-                    "it is truncated or corrupt, write it again"
-                )
-            row, col = piece.rows[0] - i * s.chunk_rows, piece.span[0] - j * s.chunk_cols
-            line, width = s.chunk_cols * s.itemsize, place.shape[1] * s.itemsize
-            data = memoryview(place.reshape(-1).view(np.uint8).data)
-            step = len(data) if width == line else width
-            for start in range(0, len(data), step):
-                _pread(fd, data[start : start + step], (row + start // width) * line + col * s.itemsize)
-        except OSError as error:
-            if isinstance(error, StoreError):
-                raise
-            raise StoreError(f"{self.name}: chunk {key} cannot be read: {error.strerror or error}") from error
-        finally:
-            os.close(fd)
-        return wanted, place.nbytes
-
-
-def _pread(fd: int, into: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(into):
-        got = os.preadv(fd, [into[done:]], offset + done)
-        if got == 0:
-            raise OSError("the file became shorter while it was read")
-        done += got
-
-
 class DecodedSource(Source):
-    """Chunks that zarr decodes: compressed, sharded, remote, of foreign byte order."""
+    """Chunks that zarr decodes: remote, of foreign byte order, of several codecs or unknown ones."""
 
     def __init__(self, name: str, array: zarr.Array[Any], matrix: Matrix, counter: "_CountingStore | None"):
         super().__init__(name, array.dtype.newbyteorder("="), matrix)
@@ -213,22 +142,6 @@ class ArraySource(Source):
         place = self._place(piece, slot)
         place[...] = np.asarray(self._array[slice(*piece.rows), slice(*piece.span)])
         return place[:, piece.cols[0] - piece.span[0] : piece.cols[1] - piece.span[0]], place.nbytes
-
-
-@dataclass(frozen=True)
-class _Files:
-    """Where the chunks of a local array lie."""
-
-    folder: Path
-    metadata: Any
-
-    def key(self, i: int, j: int, transposed: bool = False) -> str:
-        """The chunk's key; (i, j) in the stored matrix."""
-        return str(self.metadata.encode_chunk_key((j, i) if transposed else (i, j)))
-
-    def path(self, i: int, j: int, transposed: bool = False) -> str:
-        """The chunk's file."""
-        return f"{self.folder}/{self.key(i, j, transposed)}"
 
 
 class _CountingStore(WrapperStore[Any]):
@@ -276,7 +189,9 @@ def open_source(spec: Any, name: str | None = None) -> Source:
     else:
         raise InputError(f"{name} is not an array: it has no shape, dtype and slicing")
     check_matrix(name, array.shape, array.dtype)
-    return _zarr_source(name, array)
+    source = _zarr_source(name, array)
+    source.place = local_path(array)
+    return source
 
 
 def _open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
@@ -303,6 +218,8 @@ def _open(path: str, name: str) -> Any:
         with warnings.catch_warnings():
             # Zarr 3.4 reads a chunk size of 0 as 1, and warns.
             warnings.filterwarnings("error", r".*stored chunk shape .* is invalid")
+            # What zarrs cannot decode, zarr does.
+            warnings.filterwarnings("ignore", r".*unsupported by ZarrsCodecPipeline")
             return zarr.open(path, mode="r")
     except FileNotFoundError:
         return None
@@ -399,21 +316,28 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
     if matrix.grid[0] * matrix.grid[1] > MAX_CHUNKS:
         down, across = matrix.grid[::-1] if fortran else matrix.grid
         raise InputError(f"{name} has {down}×{across} chunks; rechunk it to larger ones")
-    local = isinstance(store, LocalStore)
-    files = (
-        _Files(Path(store.root) / array.store_path.path, metadata) if isinstance(store, LocalStore) else None
-    )
-    if files and native and array.shards is None and _is_plain(metadata):
-        return RawSource(name, array, _with_missing(matrix, files), files)
+    if isinstance(store, LocalStore):
+        root = Path(store.root) / array.store_path.path
+        folder, compression = Folder(root, metadata, fortran), _compression(metadata)
+        if array.shards is not None and (inner := _inner(metadata)) and native:
+            configuration, compression = inner
+            at_end = configuration["index_location"] == "end"
+            folder = Shards(root, metadata, matrix, array.shards, at_end)
+        elif array.shards is not None:
+            compression = None
+        if native and compression == []:
+            return RawSource(name, array.dtype, array.fill_value, _with_missing(matrix, folder), folder)
+        if native and compression and (compressor := codec.find(*compression[0])) and len(compression) == 1:
+            matrix = replace(matrix, whole=True, stored=_sizes(matrix, folder))
+            return CompressedSource(name, array.dtype, array.fill_value, matrix, folder, compressor)
     matrix = replace(matrix, whole=True)
     if array.order == "F":  # how zarr lays out what it returns; the codec pipelines are for C order
         array = array.with_config({"order": "C"})
-    if files and array.shards is None:
-        return DecodedSource(name, array, replace(matrix, stored=_sizes(matrix, files)), None)
-    if local and array.shards is not None and files:
-        matrix = replace(
-            matrix, stored=_shard_sizes(matrix, files, array.shards[::-1] if fortran else array.shards)
-        )
+    if isinstance(store, LocalStore):
+        if array.shards is None:
+            return DecodedSource(name, array, replace(matrix, stored=_sizes(matrix, folder)), None)
+        sizes = _shard_sizes(matrix, folder, array.shards[::-1] if fortran else array.shards)
+        matrix = replace(matrix, stored=sizes)
     counter = _CountingStore(store)
     return DecodedSource(
         name, _array_at(metadata, StorePath(counter, array.store_path.path)), matrix, counter
@@ -434,38 +358,60 @@ def _is_fortran(metadata: Any) -> bool:
 
 def _is_plain(metadata: Any) -> bool:
     """No codec but `bytes`, and at most a transposition before it."""
+    return _compression(metadata) == []
+
+
+def _compressor(metadata: Any) -> codec.Compressor | None:
+    """The compressor, where it is known and the only codec beside those of plain chunks."""
+    found = _compression(metadata)
+    return codec.find(*found[0]) if found and len(found) == 1 else None
+
+
+def _compression(metadata: Any) -> list[tuple[str, dict[str, Any]]] | None:
+    """Names and configurations of the codecs that make a file of the elements in native order, which may
+    have been transposed; None where the elements are made something else of first."""
     if metadata.zarr_format == 2:
-        return not metadata.filters and metadata.compressor is None
-    codecs = metadata.codecs[1:] if _is_fortran(metadata) else metadata.codecs
-    if len(codecs) != 1 or not isinstance(codecs[0], BytesCodec):
-        return False
-    endian = codecs[0].endian
-    return endian is None or getattr(endian, "value", endian) == sys.byteorder
+        if metadata.filters:
+            return None
+        described = [metadata.compressor.get_config()] if metadata.compressor is not None else []
+        return [(one.pop("id"), one) for one in described]
+    return _beyond_bytes([one.to_dict() for one in metadata.codecs[1 if _is_fortran(metadata) else 0 :]])
 
 
-def _sizes(s: Matrix, files: _Files) -> tuple[int, ...]:
-    """The size of every chunk's file, 0 where there is none."""
+def _beyond_bytes(chain: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]] | None:
+    """The codecs behind `bytes` in native order; None where that is not the first."""
+    described = [(str(one["name"]), dict(one.get("configuration", {}))) for one in chain]
+    if not described or described[0] not in (("bytes", {}), ("bytes", {"endian": sys.byteorder})):
+        return None
+    return described[1:]
+
+
+def _inner(metadata: Any) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]] | None:
+    """How shards are made and what their chunks are compressed with; None where only zarr can tell."""
+    described = [one.to_dict() for one in metadata.codecs]
+    if len(described) != 1 or described[0]["name"] != "sharding_indexed":
+        return None
+    configuration = described[0]["configuration"]
+    compression = _beyond_bytes(list(configuration["codecs"]))
+    return None if compression is None or not shards.is_known(configuration) else (configuration, compression)
+
+
+def _sizes(s: Matrix, folder: Folder) -> tuple[int, ...]:
+    """The bytes of every chunk as it is stored, 0 where there is none."""
     down, across = s.grid
-
-    def size(i: int, j: int) -> int:
-        try:
-            return os.stat(files.path(i, j, s.transposed)).st_size
-        except OSError:
-            return 0
-
-    return tuple(size(i, j) for i in range(down) for j in range(across))
+    return tuple(folder.size(i, j) for i in range(down) for j in range(across))
 
 
-def _with_missing(s: Matrix, files: _Files) -> Matrix:
-    sizes = _sizes(s, files)
+def _with_missing(s: Matrix, folder: Folder) -> Matrix:
+    sizes = _sizes(s, folder)
     return s if all(sizes) else replace(s, stored=tuple(s.chunk_bytes if size else 0 for size in sizes))
 
 
-def _shard_sizes(s: Matrix, files: _Files, shards: tuple[int, ...]) -> tuple[int, ...]:
+def _shard_sizes(s: Matrix, folder: Folder, shards: tuple[int, ...]) -> tuple[int, ...]:
     """An even share of its shard's file for every chunk in it."""
     per = (shards[0] // s.chunk_rows, shards[1] // s.chunk_cols)
     outer = replace(s, chunk_rows=shards[0], chunk_cols=shards[1])
-    sizes, across = _sizes(outer, files), outer.grid[1]
+    sizes, across = _sizes(outer, folder), outer.grid[1]
     down, wide = s.grid
     return tuple(
         sizes[i // per[0] * across + j // per[1]] // (per[0] * per[1])
@@ -587,12 +533,13 @@ class Target:
         self._shape = array.shards or array.chunks
         store = array.store_path.store
         self._key = METADATA[0] if array.metadata.zarr_format == 3 else METADATA[1]
-        plain = _is_plain(array.metadata) and not _is_fortran(array.metadata) and array.shards is None
-        self._files = None
-        if isinstance(store, LocalStore) and array.dtype.isnative and plain:
-            self._files = _Files(Path(store.root) / array.store_path.path, array.metadata)
+        self._compressor = _compressor(array.metadata)
+        ours = (self._compressor or _is_plain(array.metadata)) and not _is_fortran(array.metadata)
+        self._folder = None
+        if isinstance(store, LocalStore) and array.dtype.isnative and ours and array.shards is None:
+            self._folder = Folder(Path(store.root) / array.store_path.path, array.metadata)
+        self._direct = array.nbytes >= DIRECT_BYTES
         self._replaced = replaced
-        self._number = itertools.count()
         self._folders: set[str] = set()
 
     def begin(self, metadata: bytes | None) -> None:
@@ -640,7 +587,7 @@ class Target:
         if dtype.kind in "iu":
             _check_fits(inside, dtype, self.name)
         try:
-            if self._files is None:
+            if self._folder is None:
                 row, col = (index * size for index, size in zip(part.chunk, self._shape, strict=True))
                 with np.errstate(over="ignore"):
                     self._array[row : row + part.rows, col : col + part.cols] = inside.astype(
@@ -649,35 +596,28 @@ class Target:
                 return values.size * dtype.itemsize
             values[part.rows :] = 0
             values[: part.rows, part.cols :] = 0
-            with np.errstate(over="ignore"):
-                data = values.astype(dtype, copy=False)
-            self._write_file(self._files.path(*part.chunk), data)
+            data = values
+            if values.dtype != dtype:
+                data = scratch("converted", values.size * dtype.itemsize)[: values.size * dtype.itemsize]
+                data = data.view(dtype).reshape(values.shape)
+                with np.errstate(over="ignore"):
+                    np.copyto(data, values, casting="unsafe")
+            self._write_file(f"{self._folder.root}/{self._folder.key(*part.chunk)}", data)
             return data.nbytes
-        except OSError as error:
+        except Exception as error:
             key = self._array.metadata.encode_chunk_key(part.chunk)
-            raise StoreError(
-                f"{self.name}: chunk {key} cannot be written: {error.strerror or error}"
-            ) from error
+            said = (isinstance(error, OSError) and error.strerror) or error
+            raise StoreError(f"{self.name}: chunk {key} cannot be written: {said}") from error
 
     def _write_file(self, path: str, data: Array) -> None:
         folder = os.path.dirname(path)
         if folder not in self._folders:
             os.makedirs(folder, exist_ok=True)
             self._folders.add(folder)
-        temporary = f"{path}.{os.getpid()}-{next(self._number)}.tmp"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        try:
-            try:
-                view, done = memoryview(data.reshape(-1).view(np.uint8).data), 0
-                while done < len(view):
-                    done += os.write(fd, view[done:])
-            finally:
-                os.close(fd)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        if self._compressor:
+            files.replace(path, self._compressor.encode(data))
+        else:
+            files.replace(path, data.reshape(-1).view(np.uint8), self._direct)
 
     def _place(self, key: str) -> StorePath:
         return self._array.store_path / key

@@ -4,8 +4,8 @@ few tiles to go round, and the fallback of float32 where three float16 products 
     fp16x3   float32  ──row and column exponents, range──► split in two float16 planes ──► 3 products
                                           └── out of range, NaN, Inf: ffma instead, decided on the device
     fp16     float16  ─────────────────────────────────────────────────────────────────► 1 product
-    tf32     float32  ──an operand contiguous along m or n: transposed────────────────► 1 product
-    int8     int8, uint8  ──likewise───────────────────────────────────────────────────► 1 product
+    tf32     float32  ──for wgmma, an operand contiguous along m or n: transposed──────► 1 product
+    int8     int8, uint8  ──likewise, also for mma─────────────────────────────────────► 1 product
     dmma     float64  ─────────────────────────────────────────────────────────────────► 1 product
                                        └── k in slices: their sum, always in the same order (sum.cu)
 
@@ -62,9 +62,7 @@ class TensorGemm(ABC):
         self.kind, self._types = kernel.removeprefix("mma-"), {"a": a_type, "b": b_type}
         # Along which axis the stored operands are contiguous: False for k.
         self._mn = {"a": trans_a, "b": not trans_b}
-        turned = {name: mn and self.kind in catalog.ALONG_K for name, mn in self._mn.items()}
-        shipped = self._shipped(*(mn and not turned[name] for name, mn in self._mn.items()))
-        self.configs = shipped if config is None else [config]
+        self.configs = self._shipped(*self._mn.values()) if config is None else [config]
         self._chooses = config is None
         self._chosen: dict[tuple[int, int, int], tuple[Config, int]] = {}
         attributes = Device().attributes
@@ -72,11 +70,6 @@ class TensorGemm(ABC):
         self._shared = int(attributes["MaxSharedMemoryPerMultiprocessor"])
         self._scalar = np.dtype(self.configs[0].dtype).type
         self._functions: dict[Config, Any] = {}
-        self._turn = {
-            name: load(catalog.transpose(self._types[name]))["transpose"]
-            for name, wanted in turned.items()
-            if wanted
-        }
         self._sum = load(catalog.sum_slices(self.configs[0].dtype))["sum"]
         if self.kind == "fp16x3":
             self._split = {
@@ -110,6 +103,12 @@ class TensorGemm(ABC):
         stream: Any,
     ) -> None:
         """Start the product of prepared operands. Slice number s is stored s·m·ldc elements behind C."""
+
+    def turned(self, config: Config) -> list[str]:
+        """Operands that the kernel takes along k only, and that do not lie so."""
+        if self.kind not in catalog.ALONG_K:
+            return []
+        return [name for name, mn in self._mn.items() if mn and not config.value(f"{name.upper()}_MN")]
 
     def choose(self, m: int, n: int, k: int) -> tuple[Config, int]:
         """The configuration for the shape, and in how many slices k is cut; remembered, for blocks come in
@@ -151,8 +150,8 @@ class TensorGemm(ABC):
                 return
             exponents, skip = self._exponents(m, n, k, operands, stream)
             self._split_operands(k, operands, exponents, skip, in_place, stream)
-        self._turn_operands(k, operands, stream)
         scalar, (config, slices) = self._scalar, self.choose(m, n, k)
+        self._turn_operands(config, k, operands, stream)
         if slices == 1:
             self._multiply(
                 config, 1, m, n, k, scalar(alpha), operands, scalar(beta), out, exponents, skip, stream
@@ -184,10 +183,11 @@ class TensorGemm(ABC):
             operands[name] = planes, ld, lines
             exponents += 4 * lines
 
-    def _turn_operands(self, k: int, operands: Operands, stream: Any) -> None:
+    def _turn_operands(self, config: Config, k: int, operands: Operands, stream: Any) -> None:
         """Those that must lie along k, and do not."""
         i32, i64, u = np.int32, np.int64, np.uintp
-        for name, turn in self._turn.items():
+        for name in self.turned(config):
+            turn = self._function(catalog.transpose(self._types[name]))
             ptr, ld, lines = operands[name]
             size = np.dtype(self._types[name]).itemsize
             pitch = round_up(k, PITCH_BYTES // size)

@@ -4,15 +4,15 @@ The file maps device name → "kernel dtype NT class" → macros, and is read an
 that the catalog no longer ships counts as not remembered.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 from .catalog import KERNELS
-from .nvrtc import Config, _cache_dir, replace_file
+from .nvrtc import Config
+from .remembered import recall, remember
+
+FILE = "tuned.json"
 
 SHAPES = {
     "small": (1024, 1024, 1024),
@@ -47,7 +47,7 @@ def best_config(
     """The configuration remembered for the device's name and the shape's class, else the one that the catalog
     chooses."""
     configs = KERNELS[kernel].configs(dtype, trans_a, trans_b)
-    known = _read().get(device, {})
+    known = recall(FILE).get(device, {})
     macros = known.get(_key(kernel, dtype, trans_a, trans_b, shape_class(m, n, k)))
     found = next((config for config in configs if dict(config.macros) == macros), None)
     return found or KERNELS[kernel].choose(configs, m, n, k, multiprocessors)
@@ -85,29 +85,10 @@ def choose(pairs: Iterable[tuple[str, str]], timer: Timer, device: str) -> Itera
             if ranked:
                 least, index = ranked[0]
                 choice = Choice(kernel, dtype, trans_a, trans_b, name, configs[index], least, seconds[0])
-                _remember(device, choice)
+                key = _key(kernel, dtype, trans_a, trans_b, name)
+                remember(FILE, device, {key: dict(choice.config.macros)})
                 yield choice
 
 
 def _key(kernel: str, dtype: str, trans_a: bool, trans_b: bool, shape: str) -> str:
     return f"{kernel} {dtype} {'NT'[trans_a]}{'NT'[trans_b]} {shape}"
-
-
-def _path() -> Path:
-    return _cache_dir() / "tuned.json"
-
-
-def _read() -> dict[str, dict[str, Any]]:
-    """What is remembered; nothing where the file is missing or damaged."""
-    try:
-        found = json.loads(_path().read_text(encoding="utf-8"))
-        return found if all(isinstance(entry, dict) for entry in found.values()) else {}
-    except (OSError, ValueError, AttributeError):
-        return {}
-
-
-def _remember(device: str, choice: Choice) -> None:
-    found = _read()
-    key = _key(choice.kernel, choice.dtype, choice.trans_a, choice.trans_b, choice.shape)
-    found.setdefault(device, {})[key] = dict(choice.config.macros)
-    replace_file(_path(), json.dumps(found, indent=1).encode())

@@ -1,4 +1,6 @@
-"""Launches kernels/wgmma.cu, Hopper's tensor cores: tensor maps, and a grid that stays on the device."""
+"""Launches kernels/wgmma.cu, Hopper's tensor cores: tensor maps, and a grid that stays on the device.
+Operands that would have to be turned, for few rows or columns of the other, kernels/mma.cu takes as they lie.
+"""
 
 import ctypes
 from functools import lru_cache
@@ -8,8 +10,9 @@ import numpy as np
 
 from . import catalog
 from .errors import DeviceError
+from .mma import Mma
 from .nvrtc import Config
-from .tensor import Operands, TensorGemm
+from .tensor import Operands
 from .tiles import round_up
 
 _MAP_TYPES = {"float16": 6, "float32": 11, "int8": 0, "uint8": 0}
@@ -17,9 +20,11 @@ _MAP_TYPES = {"float16": 6, "float32": 11, "int8": 0, "uint8": 0}
 _SWIZZLE = {64: 2, 128: 3}
 """Bytes of a box's row → CU_TENSOR_MAP_SWIZZLE_*."""
 _L2_PROMOTION_128 = 2
+_TURN_PAYS = 288
+"""How often a turned element is multiplied until wgmma has saved the time of turning it, on an H200."""
 
 
-class Wgmma(TensorGemm):
+class Wgmma(Mma):
     """The kinds fp16x3, fp16, tf32 and int8."""
 
     def _shipped(self, a_mn: bool, b_mn: bool) -> list[Config]:
@@ -27,12 +32,19 @@ class Wgmma(TensorGemm):
         return catalog.wgmma(self.kind, a_mn, b_mn, *unsigned)
 
     def _choose(self, m: int, n: int, k: int) -> tuple[Config, int]:
+        turned = sum({"a": m, "b": n}[name] for name in self.turned(self.configs[0]))
+        if self._chooses and self.kind == "tf32" and m * n < _TURN_PAYS * turned:
+            configs = super()._shipped(*self._mn.values())
+            return catalog.choose_mma(configs, m, n, k, self._multiprocessors, self._shared)
         return catalog.choose_wgmma(self.configs, m, n, k, self._multiprocessors)
 
     def _multiply(
         self, config: Config, slices: int, m: int, n: int, k: int, alpha: Any, operands: Operands, beta: Any,
         c: tuple[int, int], exponents: int, skip: int, stream: Any,
     ) -> None:  # fmt: skip
+        if config.kernel == "mma":
+            super()._multiply(config, slices, m, n, k, alpha, operands, beta, c, exponents, skip, stream)
+            return
         maps = [self._map(config, name, k, *operands[name]) for name in ("a", "b")]
         i32, u, cluster = np.int32, np.uintp, config.value("CLUSTER")
         args = (

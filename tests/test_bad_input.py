@@ -571,7 +571,11 @@ def test_other_commands(here, args, words):
         ["multiply", "a", "b", "c", "--precision", "low"],
         ["random", "r"],
         ["random", "r", "--shape", "5,-1"],
-        ["info", "--dir", "nope"],
+        ["info", "--measure", "nope"],
+        ["info", "."],
+        ["bench", "io", "nope"],
+        ["bench", "engine", "--m", "3"],
+        ["bench", "engine", "--layout", "nope"],
         ["bench", "nonsense"],
     ],
 )

@@ -16,13 +16,13 @@ from conftest import Done, make, ooc
 from threadpoolctl import threadpool_info
 
 import ooc_gemm
-from ooc_gemm import api, cli, info
+from ooc_gemm import api, cli
 
 MiB = 1 << 20
 CPU = ("-d", "cpu")
 RESULT = """m n k dtype out_dtype device kernel precision seconds tflops bytes_read bytes_written
 bytes_uploaded bytes_downloaded lower_bound_bytes peak_host_bytes peak_device_bytes stage_seconds
-blocks blocks_resumed verified plan"""
+blocks blocks_resumed verified rechunked plan"""
 
 
 def stored_bytes(path):
@@ -147,18 +147,6 @@ def test_info_json(here, monkeypatch):
     assert found["processor"]
     assert found["blas"]
     assert "gpus" in found or found["gpu"].startswith("none (")
-    assert "rates" not in found
-    monkeypatch.setattr(info, "SIZE", MiB)
-    rates = parsed(ooc("info", "--json", "--measure", "--dir", here))["rates"]
-    assert rates.keys() == {
-        "copy_one_thread_bytes_per_second",
-        "write_bytes_per_second",
-        "read_bytes_per_second",
-        "float32_flops",
-        "float64_flops",
-    }
-    assert all(rate > 1e6 for rate in rates.values())
-    assert sorted(path.name for path in here.iterdir()) == ["a", "b", "c"]
 
 
 # ----------------------------------------------------------------------------------------------- for people
@@ -301,7 +289,8 @@ def test_urls_and_groups(here):
 
 
 def test_trace(here):
-    assert ooc("multiply", "a", "b", "new", *CPU, "--trace", "t.json").code == 0
+    for _ in range(2):  # the second replaces the first's
+        assert ooc("multiply", "a", "b", "new", "-f", *CPU, "--trace", "t.json").code == 0
     events = json.loads(Path("t.json").read_text())
     events = events["traceEvents"] if isinstance(events, dict) else events
     stages = {event["name"].split()[0] for event in events if event["ph"] == "X"}

@@ -112,13 +112,13 @@ THIN = replace(GOOD, chunk_rows=1, chunk_cols=100_000, whole=True)
 def test_advice_is_what_a_plan_with_those_chunks_says(a, b, words):
     problem, budget = gpu_problem(a, b)
     plan = make_plan(problem, budget, GPU)
-    advised, copies = layout.advise(plan, GPU)
-    assert copies == ()
+    advised = layout.advise(plan)
     assert replace(advised, advice=None) == plan
     assert advised.advice.startswith(words)
     times = float(advised.advice.split("this ")[1].split()[0])
     rows, cols = map(int, advised.advice.split("raw ones of ")[1].split()[0].split("×"))
-    assert 8 * MiB < rows * cols * 2 < 32 * MiB
+    assert MiB <= rows * cols * 2 < 32 * MiB
+    rows, cols = (cols, rows) if a.fortran else (rows, cols)
     better = replace(GOOD, chunk_rows=rows, chunk_cols=cols)
     after = replace(
         problem,
@@ -138,7 +138,7 @@ def test_no_advice_for_good_chunks_and_no_time_spent_on_it(other):
     problem, budget = gpu_problem(GOOD, other)
     plan = make_plan(problem, budget, GPU)
     start = time.perf_counter()
-    assert layout.advise(plan, GPU) == (plan, ())
+    assert layout.advise(plan) == plan
     assert time.perf_counter() - start < 0.1
     assert plan.to_dict()["advice"] is None
 
@@ -217,7 +217,7 @@ def test_rechunk(here, name):
     make("a", numbers((500, 600), 1), overwrite=True, **LAYOUTS[name])
     limit = least("a", "b", device="cpu") + MiB
     options = {"memory_limit": limit, "device": "cpu", "rechunk": True}
-    planned = api._prepare("a", "b", None, writes=True, **options)
+    planned = api._prepare("a", "b", None, writes=False, **options)
     found = multiply("a", "b", limit)
     assert len(found["rechunked"]) == len(planned.copies)
     if not planned.copies:

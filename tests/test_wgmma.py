@@ -22,7 +22,17 @@ TRANS = tuple(product((False, True), repeat=2))
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
 @pytest.mark.parametrize(
     "config",
-    [catalog.split(False), catalog.split(True), catalog.transpose("float32"), catalog.transpose("int8")],
+    [
+        catalog.split(False),
+        catalog.split(True),
+        catalog.transpose("float32"),
+        catalog.transpose("int8"),
+        catalog.embed("rows"),
+        catalog.embed("double n", True, False),
+        catalog.embed("double k", True, True),
+        catalog.combine(False),
+        catalog.combine(True, True, False),
+    ],
 )
 def test_preparations_compile_without_spills(config: nvrtc.Config, arch: str) -> None:
     try:
@@ -199,21 +209,58 @@ def test_fp16x3_at_any_shape(cupy: Any, m: int, n: int, k: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("trans_a", "trans_b"), TRANS)
+def test_tf32_at_any_shape(cupy: Any, trans_a: bool, trans_b: bool) -> None:
+    """Also where the kernel without transposition is chosen."""
+    from ooc_gemm.wgmma import Wgmma
+
+    rng, stream = np.random.default_rng(4), cupy.cuda.get_current_stream()
+    gemm = Wgmma("tf32", trans_a, trans_b, "float32", "float32")
+    for m, n, k in ((64, 2001, 703), (2001, 66, 703), (63, 65, 5000), (900, 1000, 64)):
+        a = _random(rng, (k, m) if trans_a else (m, k), "float32")
+        b = _random(rng, (n, k) if trans_b else (k, n), "float32")
+        da, db, found = (
+            _stored(cupy, a, "float32"),
+            _stored(cupy, b, "float32"),
+            cupy.full((m, n), np.nan, "f4"),
+        )
+        gemm(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n, stream)
+        x, y = (a.T if trans_a else a).astype("f8"), (b.T if trans_b else b).astype("f8")
+        assert (abs(found.get() - x @ y) <= 2 * EPS["tf32"] * (abs(x) @ abs(y))).all(), (m, n, k)
+    turned_b = not trans_b
+    assert gemm.choose(64, 8192, 8192)[0].kernel == ("mma" if turned_b else "wgmma")
+    assert gemm.choose(8192, 8192, 8192)[0].kernel == "wgmma"
+
+
+def test_few_rows_leave_b_as_it_lies() -> None:
+    from ooc_gemm.complex_gemm import few_rows
+
+    assert few_rows(64, 8192, 8192)
+    assert few_rows(1, 3000, 40)
+    assert not few_rows(8192, 8192, 8192)
+    assert not few_rows(131072, 64, 4096)
+    assert not few_rows(8192, 8192, 64)
+    assert not few_rows(64, 8192, 0)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("conjugate", TRANS)
 @pytest.mark.parametrize(("trans_a", "trans_b"), TRANS)
+@pytest.mark.parametrize("chosen", [False, True])
 def test_complex_agrees_with_numpy(
-    cupy: Any, trans_a: bool, trans_b: bool, conjugate: tuple[bool, bool]
+    cupy: Any, trans_a: bool, trans_b: bool, conjugate: tuple[bool, bool], chosen: bool
 ) -> None:
     from ooc_gemm.complex_gemm import ComplexGemm
 
     rng, stream = np.random.default_rng(9), cupy.cuda.Stream(non_blocking=True)
-    config = catalog.KERNELS["fp16x3"].configs("float32", trans_a, trans_b)[0]
+    config = None if chosen else catalog.KERNELS["fp16x3"].configs("float32", trans_a, trans_b)[0]
     gemm = ComplexGemm(trans_a, trans_b, *conjugate, config)
 
     def draw(*shape: int) -> np.ndarray:
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype("c8")
 
-    for (m, n, k), (alpha, beta) in product(SHAPES, ((1, 0), (2 - 1j, -3j), (1j, 2))):
+    shapes = (*SHAPES, (5, 1001, 130), (66, 700, 900)) if chosen else SHAPES
+    for (m, n, k), (alpha, beta) in product(shapes, ((1, 0), (2 - 1j, -3j), (1j, 2))):
         a, b = draw(*((k, m) if trans_a else (m, k))), draw(*((n, k) if trans_b else (k, n)))
         c = draw(m, n + 3)
         if beta == 0:
@@ -232,3 +279,31 @@ def test_complex_agrees_with_numpy(
         bound = 2 * EPS["fp16x3"] * (abs(alpha) * (abs(x) @ abs(y)) + np.abs(old)) + 1e-30
         assert (abs(found[:, :n] - (alpha * (x @ y) + old)) <= bound).all(), f"{m}x{n}x{k} {alpha} {beta}"
         assert np.array_equal(found[:, n:], c[:, n:], equal_nan=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("m", [7, 300])
+def test_complex_keeps_nan_and_infinity_where_the_formula_has_them(cupy: Any, m: int, trans_b: bool) -> None:
+    """With few rows, and by B embedded."""
+    from ooc_gemm.complex_gemm import ComplexGemm, few_rows
+
+    rng, stream, (n, k) = np.random.default_rng(3), cupy.cuda.get_current_stream(), (320, 192)
+    assert few_rows(m, n, k) == (m == 7)
+    a, b = (
+        (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype("c8")
+        for shape in ((m, k), (k, n))
+    )
+    a[3, 4], b[7, 8], b[9, 10] = complex(np.nan, 1), complex(1, np.inf), -np.inf
+    da, db = _stored(cupy, a, "complex64"), _stored(cupy, b.T if trans_b else b, "complex64")
+    found = cupy.zeros((m, n), "c8")
+    gemm = ComplexGemm(False, trans_b)
+    gemm(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n, stream)
+    x, y, got = a.astype("c16"), b.astype("c16"), found.get()
+    with np.errstate(invalid="ignore"):
+        parts = (x.real @ y.real - x.imag @ y.imag, got.real), (x.real @ y.imag + x.imag @ y.real, got.imag)
+    for want, part in parts:
+        finite = np.isfinite(want)
+        assert np.array_equal(np.isnan(want), np.isnan(part))
+        assert np.array_equal(want[np.isinf(want)], part[np.isinf(want)])
+        assert np.allclose(part[finite], want[finite], rtol=1e-5, atol=1e-4)

@@ -112,6 +112,8 @@ class Device(Protocol):
     """One device. Methods other than `start` and `close` may be called from any thread."""
 
     name: str
+    model: str
+    """What rates are remembered by."""
 
     def arithmetic(
         self,

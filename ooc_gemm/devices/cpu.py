@@ -7,6 +7,7 @@ So a worker that loses its core to a reader or writer for a while holds up one t
 
 import math
 import os
+import platform
 import queue
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..errors import InputError
+from ..pages import page_aligned
 from ..plan import Block, MiB, Part, Piece, Plan, Rates
 from ..ring import Bytes, Event, Stopped
 from ..tiles import ceil_div, ranges
@@ -100,6 +102,7 @@ class CPU:
         """`threads`: workers that multiply; all cores this process may use unless given."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         self.threads = threads or cores or 1
+        self.model = f"{processor()}, {self.threads} threads"
         self._started = ExitStack()
 
     def arithmetic(
@@ -177,8 +180,8 @@ class CPU:
         self._started.callback(self._stream.close)
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
-        """Plain memory."""
-        return [np.empty(nbytes, np.uint8) for _ in range(count)]
+        """Plain memory, page-aligned for direct reads and writes."""
+        return page_aligned(count, nbytes)
 
     def prepare(self, buffer: Bytes) -> None:
         """Memory is memory."""
@@ -325,6 +328,16 @@ def _even(down: int, across: int, threads: int) -> int:
 def _shaped(memory: Array, shape: tuple[int, int]) -> Array:
     """The front of a flat buffer as a dense matrix."""
     return memory[: shape[0] * shape[1]].reshape(shape)
+
+
+def processor() -> str:
+    """What the CPU calls itself."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+            return next(names, "") or platform.machine()
+    except OSError:
+        return platform.processor() or platform.machine()
 
 
 def largest(dtype: np.dtype[Any]) -> int:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from mmap import PAGESIZE, mmap
+from mmap import PAGESIZE
 from threading import Lock
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..catalog import KERNELS
 from ..complex_gemm import ComplexGemm
 from ..errors import DeviceError, InputError
 from ..mma import Mma
+from ..pages import page_aligned
 from ..plan import Block, MiB, Part, Piece, Plan, Rates, panel_elements
 from ..ring import Bytes
 from ..roofline import peak_flops
@@ -130,7 +131,10 @@ class CUDA:
         self._device.use()
         properties = self._runtime.getDeviceProperties(index)
         self._capability = 10 * properties["major"] + properties["minor"]
-        self._model = properties["name"].decode(), int(properties["multiProcessorCount"])
+        self.model, self._multiprocessors = (
+            properties["name"].decode(),
+            int(properties["multiProcessorCount"]),
+        )
         self._free = self._least_free = self._runtime.memGetInfo()[0]
         self._arrays: dict[Any, Any] = {}
         self._pinned: dict[int, Bytes] = {}
@@ -326,9 +330,7 @@ class CUDA:
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
         """Page-aligned memory that nobody has touched yet: `prepare` pins it."""
-        step = round_up(max(1, nbytes), PAGESIZE)
-        whole = np.frombuffer(mmap(-1, max(1, count) * step), np.uint8)
-        return [whole[index * step : index * step + nbytes] for index in range(count)]
+        return page_aligned(count, nbytes)
 
     def prepare(self, buffer: Bytes) -> None:
         """Pin a buffer, once. Pages come in when they are first touched, by many threads at a time if many
@@ -449,7 +451,7 @@ class CUDA:
             gemm.reserve(plan.bm, plan.bn, plan.bk)
             return partial(self._real, partial(gemm, in_place="ab"))
         size = plan.bm, plan.bn, plan.bk
-        config = best_config(kernel.name, panel, trans_a, trans_b, *size, *self._model)
+        config = best_config(kernel.name, panel, trans_a, trans_b, *size, self.model, self._multiprocessors)
         function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(self._capability))), config)
         return partial(self._real, partial(nvrtc.launch, function, config))
 

@@ -1,0 +1,330 @@
+"""The engine beside what the hardware allows, on one GPU, Zarr to Zarr, in a warm process:
+
+    python benchmarks/limits.py [--only NAME ...] [--repeat R] [--disk DIR] [--tmpfs DIR] [--out FILE]
+
+Every case prints what it took, what it moved, what the plan had said, the limit and the ratio to it, and the
+bar it has to meet. Limits come from rates measured in the same run. Caches are dropped before runs from disk.
+Results are verified. Exit status 1: a bar was missed, a limit passed or a result is wrong.
+"""
+
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import cupy
+import numpy as np
+import zarr
+
+import ooc_gemm
+
+RESULTS = Path(__file__).resolve().parent / "results"
+CHUNK, GiB = 2048, 1 << 30
+Run = dict[str, Any]
+
+
+def make(path: str, rows: int, cols: int, seed: int, zstd: bool = False) -> str:
+    """A float32 array of N(0, 1) in chunks of 2048², written by many threads; zstd: rounded to sixteenths,
+    so that there is something to compress."""
+    from numcodecs import Zstd
+
+    shutil.rmtree(path, ignore_errors=True)
+    options: dict[str, Any] = {} if zstd else {"compressors": None}
+    array = zarr.create_array(path, shape=(rows, cols), chunks=(CHUNK, CHUNK), dtype="f4", **options)
+    codec = Zstd(level=1)
+    cupy.random.seed(seed)
+
+    def write(i: int, j: int, chunk: Any) -> None:
+        data = np.ascontiguousarray(chunk)
+        file = Path(f"{path}/{array.metadata.encode_chunk_key((i, j))}")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(codec.encode(data) if zstd else data.data)
+
+    with ThreadPoolExecutor(16) as pool:
+        for i in range(rows // CHUNK):
+            line = cupy.random.standard_normal((CHUNK, cols), dtype="f4")
+            strip = (cupy.rint(line * 16) / 16 if zstd else line).get()
+            jobs = [
+                pool.submit(write, i, j, strip[:, j * CHUNK : (j + 1) * CHUNK]) for j in range(cols // CHUNK)
+            ]
+            for job in jobs:
+                job.result()
+    return path
+
+
+def drop_caches() -> None:
+    """What is on disk is only there."""
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+def sgemm_seconds(size: int) -> float:
+    """cuBLAS SGEMM alone, all three matrices on the GPU."""
+    a, b = (cupy.random.standard_normal((size, size), dtype="f4") for _ in range(2))
+    c = cupy.empty_like(a)
+    cupy.matmul(a[:2048, :2048], b[:2048, :2048])
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    cupy.matmul(a, b, out=c)
+    stop.record()
+    stop.synchronize()
+    seconds = float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3
+    del a, b, c
+    cupy.get_default_memory_pool().free_all_blocks()
+    return seconds
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    click.echo(f"  ({what}: {time.perf_counter() - start:.1f} s)")
+
+
+class Suite:
+    """Runs cases, prints them, and keeps what they found."""
+
+    def __init__(self, repeat: int):
+        self.repeat, self.rows, self.missed = repeat, dict[str, Run](), list[str]()
+
+    def run(
+        self,
+        name: str,
+        job: Callable[[], Any],
+        *,
+        prepare: Callable[[], None] = lambda: None,
+        repeat: int | None = None,
+    ) -> Run:
+        """Median of some runs of a multiplication, beside its plan and its limit."""
+        from ooc_gemm.bench_engine import limit_seconds
+
+        found = []
+        for _ in range(repeat or self.repeat):
+            prepare()
+            found.append(job())
+        result = sorted(found, key=lambda result: result.seconds)[len(found) // 2]
+        limits = limit_seconds(result, result.plan.used_rates)
+        by = max(limits, key=lambda stage: limits[stage])
+        seconds = statistics.median(result.seconds for result in found)
+        plan = result.plan
+        row = {
+            "kernel": result.kernel,
+            "seconds": seconds,
+            "all_seconds": [result.seconds for result in found],
+            "predicted_seconds": plan.predicted_seconds,
+            "limit_seconds": limits[by],
+            "limit_by": by,
+            "ratio": seconds / limits[by],
+            "bytes_read": result.bytes_read,
+            "bytes_written": result.bytes_written,
+            "lower_bound_bytes": result.lower_bound_bytes,
+            "peak_host_bytes": result.peak_host_bytes,
+            "peak_device_bytes": result.peak_device_bytes,
+            "stage_seconds": result.stage_seconds,
+            "plan": plan.to_dict(),
+        }
+        self.rows[name] = row
+        click.echo(
+            f"{name}: {seconds:.2f} s, {row['ratio']:.2f} of the limit {limits[by]:.2f} s ({by}); "
+            f"predicted {plan.predicted_seconds:.2f} s; read {result.bytes_read / 1e9:.1f} GB, "
+            f"{result.bytes_read / result.lower_bound_bytes:.3f} of the bound; "
+            f"{plan.block_count} blocks of {plan.bm}×{plan.bn}, cache {plan.cache_slots}"
+        )
+        self.bar(f"{name}: bytes read as predicted", float(result.bytes_read != plan.bytes_read), 0)
+        return row
+
+    def bar(self, what: str, found: float, most: float) -> None:
+        """Say whether it holds."""
+        held = found <= most
+        click.echo(f"    {'held  ' if held else 'MISSED'} {what}: {found:.3f} (at most {most})")
+        if not held:
+            self.missed.append(f"{what}: {found:.3f} > {most}")
+
+    def close_to(self, name: str, share: float) -> None:
+        """Predicted seconds are within a share of the measured ones."""
+        row = self.rows[name]
+        self.bar(f"{name}: prediction off by", abs(row["predicted_seconds"] / row["seconds"] - 1), share)
+
+
+def cases(suite: Suite, only: tuple[str, ...], tmpfs: Path, disk: Path) -> None:
+    """Every case, in an order that makes each pair of operands once."""
+
+    def wanted(name: str) -> bool:
+        return not only or name in only
+
+    def multiply(folder: Path, c: str = "c", **options: Any) -> Callable[[], Any]:
+        return lambda: ooc_gemm.multiply(str(folder / "a"), str(folder / "b"), str(folder / c), **options)
+
+    def fresh(folder: Path, cold: bool = False, c: str = "c") -> Callable[[], None]:
+        def prepare() -> None:
+            shutil.rmtree(folder / c, ignore_errors=True)
+            if cold:
+                drop_caches()
+
+        return prepare
+
+    def verified(folder: Path, name: str) -> None:
+        check = ooc_gemm.verify(str(folder / "a"), str(folder / "b"), str(folder / "c"))
+        suite.bar(f"{name}: rows that Freivalds' check finds wrong", check.rows_wrong, 0)
+
+    def pair(folder: Path, size: int, zstd: bool = False) -> None:
+        with timed(f"made A and B, {size}²"):
+            for seed, name in enumerate("ab"):
+                make(str(folder / name), size, size, seed, zstd)
+
+    def to_disk() -> None:
+        with timed("copied to disk"):
+            subprocess.run(["cp", "-r", str(tmpfs / "a"), str(tmpfs / "b"), str(disk)], check=True)
+            os.sync()
+
+    small = {"memory_limit": "8GiB", "device_memory_limit": "8GiB"}
+    pair(tmpfs, 2048)
+    for kernel in ("auto", "cublas"):  # contexts, libraries, kernels
+        fresh(tmpfs)()
+        multiply(tmpfs, kernel=kernel)()
+    if any(map(wanted, ("tmpfs", "cublas", "disk"))):
+        pair(tmpfs, 32768)
+    if wanted("tmpfs"):
+        row = suite.run("tmpfs", multiply(tmpfs, **small), prepare=fresh(tmpfs))
+        suite.bar("tmpfs: seconds", row["seconds"], 1.2)
+        suite.close_to("tmpfs", 0.15)
+        verified(tmpfs, "tmpfs")
+    if wanted("cublas"):
+        row = suite.run("cublas", multiply(tmpfs, kernel="cublas", **small), prepare=fresh(tmpfs))
+        suite.bar("cublas: ratio to the limit", row["ratio"], 1.25)
+        suite.close_to("cublas", 0.15)
+    if wanted("disk"):
+        to_disk()
+        row = suite.run("disk", multiply(disk, **small), prepare=fresh(disk, cold=True))
+        suite.bar("disk: ratio to the limit", row["ratio"], 1.10)
+        suite.bar("disk: seconds", row["seconds"], 1.10 * 4.4)
+        suite.close_to("disk", 0.15)
+        verified(disk, "disk")
+    shutil.rmtree(disk)
+    disk.mkdir()
+    if wanted("zstd"):
+        zstd(suite, tmpfs)
+    if wanted("gram"):
+        gram(suite, tmpfs)
+    if any(map(wanted, ("large", "traffic"))):
+        fresh(tmpfs)()
+        pair(tmpfs, 65536)
+    if wanted("large"):
+        alone = sgemm_seconds(65536)
+        large = {"memory_limit": "16GiB", "device_memory_limit": "24GiB"}
+        row = suite.run("large", multiply(tmpfs, **large), prepare=fresh(tmpfs))
+        row["sgemm_alone_seconds"] = alone
+        suite.bar(f"large: share of SGEMM alone, {alone:.2f} s", row["seconds"] / alone, 0.55)
+        suite.close_to("large", 0.15)
+        verified(tmpfs, "large")
+    if wanted("traffic"):
+        fresh(tmpfs)()
+        to_disk()
+        for name in "ab":
+            shutil.rmtree(tmpfs / name)
+        little = {"memory_limit": "4GiB", "device_memory_limit": "2GiB"}
+        row = suite.run("traffic", multiply(disk, **little), prepare=fresh(disk, cold=True), repeat=1)
+        bound = row["lower_bound_bytes"]
+        suite.bar("traffic: bytes read ÷ lower bound", row["bytes_read"] / bound, 1.06)
+        suite.close_to("traffic", 0.15)
+
+
+def gram(suite: Suite, tmpfs: Path) -> None:
+    """A·Aᵀ beside multiply of the same, compute-bound."""
+    a = make(str(tmpfs / "g"), 32768, 65536, 7)
+    c = str(tmpfs / "c")
+    options: dict[str, Any] = {"memory_limit": "16GiB", "device_memory_limit": "24GiB"}
+
+    def prepare() -> None:
+        shutil.rmtree(c, ignore_errors=True)
+
+    for kernel in ("cublas", "auto"):
+        whole = suite.run(
+            f"A·Aᵀ by multiply, {kernel}",
+            lambda kernel=kernel: ooc_gemm.multiply(a, a, c, transpose_b=True, kernel=kernel, **options),
+            prepare=prepare,
+        )
+        half = suite.run(
+            f"gram, {kernel}",
+            lambda kernel=kernel: ooc_gemm.gram(a, c, kernel=kernel, **options),
+            prepare=prepare,
+        )
+        share = half["seconds"] / whole["seconds"]
+        suite.bar(f"gram, {kernel}: share of multiply's time", share, 0.60 if kernel == "cublas" else 1)
+        suite.bar(f"gram, {kernel}: share of its bytes", half["bytes_read"] / whole["bytes_read"], 0.60)
+    shutil.rmtree(a)
+    prepare()
+
+
+def zstd(suite: Suite, tmpfs: Path) -> None:
+    """The engine's readers on zstd chunks beside as many threads that only decode them, from memory."""
+    from ooc_gemm.bench_io import decode_rate, source_rate
+
+    path, threads = make(str(tmpfs / "z"), 16384, 32768, 9, zstd=True), 16
+    pairs = [(decode_rate(path, threads), source_rate(path, threads, rounds=2)) for _ in range(suite.repeat)]
+    decode, read = (statistics.median(rates) for rates in zip(*pairs, strict=True))
+    suite.rows["zstd"] = {
+        "threads": threads,
+        "decode_bytes_per_second": decode,
+        "read_bytes_per_second": read,
+        "pairs": pairs,
+    }
+    click.echo(f"zstd: {threads} threads decode {decode / 1e9:.2f} GB/s, readers bring {read / 1e9:.2f} GB/s")
+    suite.bar("zstd: decoding alone ÷ reading", decode / read, 1 / 0.9)
+    shutil.rmtree(path)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--only", multiple=True, help="A case: tmpfs, cublas, disk, zstd, gram, large, traffic.")
+@click.option("--repeat", default=3, show_default=True)
+@click.option("--tmpfs", type=click.Path(path_type=Path), default=Path("/dev/shm"), show_default=True)
+@click.option("--disk", type=click.Path(path_type=Path), default=Path("/tmp"), show_default=True)
+@click.option("--commit", help="What is measured, where there is no git repository.")
+@click.option("--out", type=click.Path(dir_okay=False), default=RESULTS / "limits_h200.json")
+def main(only: tuple[str, ...], repeat: int, tmpfs: Path, disk: Path, commit: str | None, out: str) -> None:
+    """Measure rates, run the cases, write what was found."""
+    from ooc_gemm import info
+    from ooc_gemm.devices import open_device
+
+    if commit is None:
+        commit = subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
+    tmpfs, disk = tmpfs / "ooc-gemm-limits", disk / "ooc-gemm-limits"
+    device, suite = open_device("cuda"), Suite(repeat)
+    try:
+        for folder in (tmpfs, disk):
+            folder.mkdir(exist_ok=True)
+        with timed("measured rates"):
+            info.measure_with(device, [tmpfs, disk])
+        cases(suite, only, tmpfs, disk)
+    finally:
+        for folder in (tmpfs, disk):
+            shutil.rmtree(folder, ignore_errors=True)
+        report = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": commit,
+            "device": device.model,
+            "versions": {
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+                "zarr": zarr.__version__,
+                "cupy": cupy.__version__,
+            },
+            "missed": suite.missed,
+            "rows": suite.rows,
+        }
+        Path(out).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    raise SystemExit(bool(suite.missed))
+
+
+if __name__ == "__main__":
+    main()

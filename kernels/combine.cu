@@ -1,0 +1,44 @@
+// C ← α·Z + β·C in complex numbers, where Z comes out of a real product of few rows (embed.cu) in twice as
+// many, those of re and those of im in turn:
+//
+//     PAIRS = 0, of an A doubled:         PAIRS = 1, of rows of re and of im of A times B as it lies:
+//
+//       rows 2i  [ …  re(z)  … ]            rows 2i  [ …  re·re  re·im  … ]    z = re·re − im·im
+//          2i+1  [ …  im(z)  … ]               2i+1  [ …  im·re  im·im  … ]        + i·(re·im + im·re)
+//
+// Macros: PAIRS; CONJUGATE_A, CONJUGATE_B, which PAIRS = 1 takes into account. Launch: a thread an element of C.
+
+struct alignas(8) Complex {
+    float re, im;
+};
+
+__device__ __forceinline__ Complex times(float re, float im, Complex x) {
+    // A real factor must not make NaN of Inf.
+    if (im == 0) return {re * x.re, re * x.im};
+    return {re * x.re - im * x.im, re * x.im + im * x.re};
+}
+
+// Rows of P lie `ldp` floats apart, those of C `ldc` complex elements.
+extern "C" __global__ void __launch_bounds__(256)
+combine(long long m, int n, float alpha_re, float alpha_im, const float* __restrict__ P, long long ldp,
+        float beta_re, float beta_im, Complex* __restrict__ C, long long ldc) {
+    const long long i = blockIdx.x * 256LL + threadIdx.x, row = i / n;
+    const int col = i % n;
+    if (row >= m) return;
+    const float* const first = P + 2 * row * ldp;
+    const float* const second = first + ldp;
+    Complex z;
+#if PAIRS
+    constexpr float a = CONJUGATE_A ? -1 : 1, b = CONJUGATE_B ? -1 : 1;  // signs of im
+    z = {first[2 * col] - a * b * second[2 * col + 1], b * first[2 * col + 1] + a * second[2 * col]};
+#else
+    z = {first[col], second[col]};
+#endif
+    z = times(alpha_re, alpha_im, z);
+    Complex& c = C[row * ldc + col];
+    if (beta_re != 0 || beta_im != 0) {  // else C may hold anything
+        const Complex old = times(beta_re, beta_im, c);
+        z = {z.re + old.re, z.im + old.im};
+    }
+    c = z;
+}

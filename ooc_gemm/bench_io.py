@@ -1,0 +1,177 @@
+"""How fast this machine reads, writes and decodes: bytes a second, of the functions that the engine uses.
+
+    direct       disk ──► memory, past the page cache
+    buffered     disk ──► page cache ──► memory
+    cached       page cache ──► memory; a file system in memory is the same
+    decode       memory ──► memory, what a compressed chunk costs where the disk costs nothing
+    source       what the engine's readers get of a stored array
+
+Every function runs `threads` threads that take the next chunk when they are done with one.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+import numpy as np
+
+from . import files, store
+from .errors import InputError
+from .local import CompressedSource
+from .pages import PAGE, Bytes, page_aligned
+from .plan import MiB, cut
+from .tiles import round_up
+
+T = TypeVar("T")
+CHUNK = 16 * MiB
+
+
+def write_rate(
+    folder: str | os.PathLike[str],
+    nbytes: int = 2048 * MiB,
+    threads: int = 8,
+    direct: bool = True,
+    chunk: int = CHUNK,
+) -> float:
+    """Bytes a second at which new files of `chunk` bytes are written into `folder` (made where it is missing)
+    and renamed, until they are all on the disk. They stay there, for `read_rate`."""
+    os.makedirs(folder, exist_ok=True)
+    paths = [f"{folder}/{index}" for index in range(max(1, nbytes // chunk))]
+    for path in paths:  # replacing a file costs more than making one
+        Path(path).unlink(missing_ok=True)
+    buffers = page_aligned(threads, chunk)
+    for buffer in buffers:
+        buffer[:] = np.random.default_rng(1).integers(0, 256, chunk, np.uint8)
+
+    def write(path: str, buffer: Bytes) -> None:
+        files.replace(path, buffer, direct)
+
+    start = time.perf_counter()
+    _each(paths, buffers, write)
+    if not direct:
+        for path in paths:
+            _flush(path)
+    return len(paths) * chunk / (time.perf_counter() - start)
+
+
+def read_rate(
+    folder: str | os.PathLike[str],
+    threads: int = 8,
+    direct: bool = True,
+    cached: bool = False,
+    buffers: list[Bytes] | None = None,
+) -> float:
+    """Bytes a second at which the files in `folder` are read into memory: `buffers` where given, one a thread
+    and as large as the largest file. They are taken out of the page cache first, or brought into it."""
+    paths = [entry.path for entry in os.scandir(folder) if entry.is_file()]
+    if not paths:
+        raise InputError(f"{folder} holds no files; write some first")
+    largest = max(os.path.getsize(path) for path in paths)
+    buffers = buffers or page_aligned(threads, round_up(largest, PAGE))
+    for buffer in buffers:
+        buffer[:] = 0
+
+    def read(path: str, buffer: Bytes) -> None:
+        with files.ChunkFile(path, direct) as file:
+            file.read(buffer[: file.size], 0)
+
+    if cached:
+        _each(paths, buffers, read)
+        direct = False
+        _each(paths, buffers, read)
+    else:
+        drop(paths)
+    start = time.perf_counter()
+    _each(paths, buffers, read)
+    return sum(map(os.path.getsize, paths)) / (time.perf_counter() - start)
+
+
+def drop(paths: Iterable[str]) -> None:
+    """Take files out of the page cache."""
+    for path in paths:
+        _flush(path)
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def _flush(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def decode_rate(spec: Any, threads: int = 16, seconds: float = 2.0) -> float:
+    """Decoded bytes a second that `threads` threads make of the encoded chunks of a stored array, from memory
+    to memory: as many different chunks as threads, again and again. Raises InputError where chunks are not
+    compressed files that the engine decodes itself."""
+    source = store.open_source(spec)
+    if not isinstance(source, CompressedSource):
+        raise InputError(f"{source.name} has no compressed chunks in local files")
+    s = source.matrix
+    found: list[Bytes] = []
+    for i in range(s.grid[0]):
+        for j in range(s.grid[1]):
+            if len(found) < threads and (data := source.encoded(i, j)) is not None:
+                found.append(data.copy())
+    if not found:
+        raise InputError(f"{source.name} has no chunks")
+    outs = page_aligned(threads, s.chunk_bytes)
+    for out in outs:
+        out[:] = 0
+    done, end = [0] * threads, time.perf_counter() + seconds
+
+    def decode(index: int, out: Bytes) -> None:
+        while done[index] == 0 or time.perf_counter() < end:
+            source.compressor.decode(found[index % len(found)], out)
+            done[index] += 1
+
+    start = time.perf_counter()
+    _each(list(range(threads)), outs, decode)
+    return sum(done) * s.chunk_bytes / (time.perf_counter() - start)
+
+
+def source_rate(
+    spec: Any, threads: int = 16, buffers: list[Bytes] | None = None, cold: bool = False, rounds: int = 1
+) -> float:
+    """Decoded bytes a second that `threads` threads get of a stored array by the engine's own `read`, chunk
+    after chunk, all of them `rounds` times, into `buffers` where given: one a thread, of a decoded chunk.
+    `cold`: a local array's files are taken out of the page cache first."""
+    source = store.open_source(spec)
+    s = source.matrix
+    buffers = buffers or page_aligned(threads, s.chunk_bytes)
+    for buffer in buffers:
+        buffer[:] = 0
+    pieces = list(cut("a", s, (0, s.rows), (0, s.cols), s.chunk_bytes)) * rounds
+    if cold and (place := store.local_path(spec)):
+        drop(str(path) for path in place.rglob("*") if path.is_file())
+    start = time.perf_counter()
+    _each(pieces, buffers, lambda piece, buffer: source.read(piece, buffer))
+    return rounds * s.rows * s.cols * s.itemsize / (time.perf_counter() - start)
+
+
+def _each(tasks: list[T], buffers: list[Bytes], work: Callable[[T, Bytes], Any]) -> None:
+    """`work(task, buffer)` for each task, in a thread for each buffer. Raises what one failed with."""
+    left, lock = iter(tasks), Lock()
+
+    def run(buffer: Bytes) -> None:
+        while True:
+            with lock:
+                try:
+                    task = next(left)
+                except StopIteration:
+                    return
+            work(task, buffer)
+
+    with ThreadPoolExecutor(len(buffers), "ooc-gemm bench") as pool:
+        for job in [pool.submit(run, buffer) for buffer in buffers]:
+            job.result()

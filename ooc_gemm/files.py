@@ -1,0 +1,186 @@
+"""Chunks in local files: read into a slot, past the page cache where that is faster; written whole or not
+at all.
+
+    file ──► slot                   O_DIRECT, where the place in the file and the slot are aligned
+    file ──► page cache ──► slot    what the page cache already has, small and unaligned parts, and
+                                    file systems that cannot do otherwise
+
+The page cache costs a copy and a page allocated for every page read: half of what a fast disk delivers. It is
+worth that only for what is there already or will be read again.
+"""
+
+import contextlib
+import errno
+import itertools
+import os
+import random
+import threading
+from types import TracebackType
+
+import numpy as np
+
+from .pages import PAGE, Bytes
+from .tiles import round_up
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    DIRECT = 0
+else:
+    DIRECT = getattr(os, "O_DIRECT", 0)
+NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+LEAST_DIRECT = 256 << 10
+"""Fewer bytes go through the page cache, which reads ahead."""
+
+AT_ONCE = 6
+"""Direct reads under way. A few keep a disk busy; with more, readers that also decode wait for the disk all
+together and then leave it idle together (16 readers of zstd chunks: half the rate)."""
+
+_turns = threading.Semaphore(AT_ONCE)
+_buffered: set[int] = set()
+"""File systems (`st_dev`) that cannot read and write past the page cache."""
+_blind: set[int] = set()
+"""File systems that do not tell what the page cache has."""
+
+
+def room(offset: int, size: int) -> int:
+    """Memory that `read_range` needs."""
+    return round_up(offset % PAGE + size, PAGE)
+
+
+class ChunkFile:
+    """One chunk's file, open for reading."""
+
+    def __init__(self, path: str, direct: bool = True):
+        """`direct`: past the page cache where that is faster. Raises OSError."""
+        self._fd = os.open(path, os.O_RDONLY)
+        try:
+            found = os.fstat(self._fd)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.size = found.st_size
+        self._system = found.st_dev
+        self._direct = bool(DIRECT) and direct
+
+    def __enter__(self) -> "ChunkFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    def read(self, into: Bytes, offset: int) -> None:
+        """Fill `into` from `offset` on. Raises OSError, also where the file ends before."""
+        self._read(into, offset, len(into))
+
+    def read_range(self, into: Bytes, offset: int, size: int) -> Bytes:
+        """`size` bytes from `offset` on, somewhere in `into`, which has `room` for them: with what is around
+        them in whole pages. Raises OSError."""
+        start = offset // PAGE * PAGE
+        stop = offset - start + size
+        self._read(into[: round_up(stop, PAGE)], start, stop)
+        return into[offset - start : stop]
+
+    def _read(self, into: Bytes, offset: int, need: int) -> None:
+        """At least `need` bytes: what lies in whole pages past the page cache, the rest through it."""
+        done = 0
+        aligned = not (offset % PAGE or into.ctypes.data % PAGE)
+        if self._direct and aligned and need >= LEAST_DIRECT and not self._is_cached(into, offset, need):
+            done = self._read_direct(into[: len(into) // PAGE * PAGE], offset, need)
+        while done < need:
+            got = os.preadv(self._fd, [into.data[done:]], offset + done)
+            if got == 0:
+                raise OSError("the file became shorter while it was read")
+            done += got
+
+    def _read_direct(self, into: Bytes, offset: int, need: int) -> int:
+        """The bytes that came past the page cache: 0 where the file system cannot. The rest is to be read
+        through it."""
+        if not _turn(self._fd, self._system, DIRECT):
+            return 0
+        done = 0
+        try:
+            with _turns:
+                while done < min(need, len(into)) and done % PAGE == 0:
+                    got = os.preadv(self._fd, [into.data[done:]], offset + done)
+                    if got == 0:
+                        break
+                    done += got
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            _buffered.add(self._system)
+        if done < need:
+            _turn(self._fd, self._system, 0)
+        return done
+
+    def _is_cached(self, into: Bytes, offset: int, need: int) -> bool:
+        """Whether the page cache has this part of the file, judged by one of its pages. Asking for one makes
+        the system read it: so it is another each time, and not the file's first, which brings in more."""
+        if self._system in _blind or self._system in _buffered or not NOWAIT:
+            return False
+        at = random.randrange(1, need // PAGE) * PAGE
+        try:
+            return os.preadv(self._fd, [into.data[at : at + PAGE]], offset + at, NOWAIT) > 0
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+            _blind.add(self._system)
+            return False
+
+
+def _turn(fd: int, system: int, flag: int) -> bool:
+    """Let what follows go past the page cache (flag DIRECT), or through it (0); whether it does."""
+    if flag and system in _buffered:
+        return False
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flag)
+    except OSError:
+        _buffered.add(system)
+        return False
+    return True
+
+
+_numbers = itertools.count()
+
+
+def replace(path: str, data: Bytes | bytes, direct: bool = False) -> None:
+    """Put `data` in the place of a file, whole: to a temporary one that is renamed. `direct`: past the page
+    cache where possible. Raises OSError; nothing is left behind then."""
+    temporary = f"{path}.{os.getpid()}-{next(_numbers)}.tmp"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        try:
+            view, done = data.data if isinstance(data, np.ndarray) else memoryview(data), 0
+            if direct and DIRECT and isinstance(data, np.ndarray) and data.ctypes.data % PAGE == 0:
+                done = _write_direct(fd, view[: len(view) // PAGE * PAGE])
+            while done < len(view):
+                done += os.write(fd, view[done:])
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _write_direct(fd: int, view: memoryview) -> int:
+    """The bytes that went past the page cache: 0 where the file system cannot. The rest is to be written
+    through it."""
+    system, done = os.fstat(fd).st_dev, 0
+    if len(view) < LEAST_DIRECT or not _turn(fd, system, DIRECT):
+        return 0
+    try:
+        while done < len(view) and done % PAGE == 0:
+            done += os.write(fd, view[done:])
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        _buffered.add(system)
+    _turn(fd, system, 0)
+    return done

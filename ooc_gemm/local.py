@@ -1,0 +1,212 @@
+"""Chunks in local files, read without zarr: raw ones, and those that one compressor makes, in files of their
+own or in shards.
+
+    raw           file ──► slot                  any rectangle of a chunk, read to its place
+    compressed    file ──► scratch ──► slot      decoded to its place where the whole chunk is wanted
+"""
+
+import itertools
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .codec import Compressor
+from .errors import StoreError
+from .files import ChunkFile, room
+from .pages import PAGE, Bytes, scratch
+from .plan import Matrix, Piece
+from .shards import read_index
+
+Array = npt.NDArray[Any]
+
+
+class Source:
+    """An input matrix: what planning needs of it, and how pieces of it are read."""
+
+    def __init__(self, name: str, dtype: np.dtype[Any], matrix: Matrix):
+        self.name = name
+        self.dtype = dtype
+        """Element type, in native byte order."""
+        self.matrix = matrix
+        """The stored matrix S; `transposed` where the array is Sᵀ (Fortran order)."""
+        self.place: Path | None = None
+        """The folder it lies in, where that is a local one."""
+        self.read_again = False
+        """What is read will be read again, and free memory could hold it: let the page cache keep it."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the array as its user sees it."""
+        s = self.matrix
+        return (s.cols, s.rows) if s.transposed else (s.rows, s.cols)
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """Read into `slot`: a view of the piece's rows × cols there, and the bytes moved.
+        Raises StoreError, naming the chunk."""
+        raise NotImplementedError
+
+    def _place(self, piece: Piece, slot: Bytes) -> Array:
+        rows, cols = piece.rows[1] - piece.rows[0], piece.span[1] - piece.span[0]
+        return slot[: rows * cols * self.dtype.itemsize].view(self.dtype).reshape(rows, cols)
+
+
+class Folder:
+    """Where the chunks of a local array lie: (i, j) are of the stored matrix."""
+
+    def __init__(self, root: Path, metadata: Any, transposed: bool = False):
+        self.root, self._metadata, self._transposed = root, metadata, transposed
+
+    def key(self, i: int, j: int) -> str:
+        """The key of the chunk, or of the shard that holds it."""
+        return str(self._metadata.encode_chunk_key((j, i) if self._transposed else (i, j)))
+
+    def extent(self, i: int, j: int) -> tuple[int, int | None]:
+        """Where in the file the chunk begins, and its bytes: None for all there are, 0 where it is missing.
+        Raises ValueError where that cannot be known."""
+        return 0, None
+
+    def size(self, i: int, j: int) -> int:
+        """The bytes of the chunk as it is stored, 0 where it is missing."""
+        try:
+            return os.stat(f"{self.root}/{self.key(i, j)}").st_size
+        except OSError:
+            return 0
+
+
+class Shards(Folder):
+    """Several chunks in a file, whose index is read when the array is opened."""
+
+    def __init__(self, root: Path, metadata: Any, s: Matrix, shard: tuple[int, ...], at_end: bool):
+        super().__init__(root, metadata)
+        outer = replace(s, chunk_rows=shard[0], chunk_cols=shard[1]).grid
+        self._per = down, across = shard[0] // s.chunk_rows, shard[1] // s.chunk_cols
+        self._extents = np.zeros((outer[0] * down, outer[1] * across, 2), np.uint64)
+        self._damaged: dict[tuple[int, int], str] = {}
+        for i, j in itertools.product(*map(range, outer)):
+            key = super().key(i, j)
+            try:
+                found = read_index(f"{root}/{key}", down * across, at_end)
+            except (OSError, ValueError) as error:
+                self._damaged[i, j] = str(error)
+                continue
+            if found is not None:
+                part = self._extents[i * down : (i + 1) * down, j * across : (j + 1) * across]
+                part[...] = found.reshape(down, across, 2)
+
+    def key(self, i: int, j: int) -> str:
+        """The shard's."""
+        return super().key(i // self._per[0], j // self._per[1])
+
+    def extent(self, i: int, j: int) -> tuple[int, int | None]:
+        """As the index says."""
+        if said := self._damaged.get((i // self._per[0], j // self._per[1])):
+            raise ValueError(said)
+        offset, size = self._extents[i, j]
+        return int(offset), int(size)
+
+    def size(self, i: int, j: int) -> int:
+        """As the index says; 0 where it is damaged."""
+        return int(self._extents[i, j, 1])
+
+
+class RawSource(Source):
+    """Raw chunks in local files."""
+
+    def __init__(self, name: str, dtype: np.dtype[Any], fill: Any, matrix: Matrix, folder: Folder):
+        super().__init__(name, dtype, matrix)
+        self._folder, self._fill = folder, fill
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """Just the rows wanted: one read where they are contiguous in the file."""
+        s, (i, j) = self.matrix, piece.chunk
+        key = self._folder.key(i, j)
+        place = self._place(piece, slot)
+        wanted = place[:, piece.cols[0] - piece.span[0] : piece.cols[1] - piece.span[0]]
+        row, col = piece.rows[0] - i * s.chunk_rows, piece.span[0] - j * s.chunk_cols
+        line, width = s.chunk_cols * s.itemsize, place.shape[1] * s.itemsize
+        data = place.reshape(-1).view(np.uint8)
+        try:
+            base, size = self._folder.extent(i, j)
+            if size == 0:
+                raise FileNotFoundError
+            with ChunkFile(f"{self._folder.root}/{key}", direct=not self.read_again) as file:
+                size = file.size if size is None else size
+                if size != s.chunk_bytes:
+                    raise StoreError(
+                        f"{self.name}: chunk {key} holds {size} bytes instead of {s.chunk_bytes}; "
+                        "it is truncated or corrupt, write it again"
+                    )
+                step = len(data) if width == line else width
+                for start in range(0, len(data), step):
+                    at = base + (row + start // width) * line + col * s.itemsize
+                    file.read(data[start : start + step], at)
+        except FileNotFoundError:
+            wanted[...] = self._fill
+            return wanted, 0
+        except ValueError as error:
+            raise StoreError(f"{self.name}: chunk {key} cannot be read ({error}); write it again") from error
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"{self.name}: chunk {key} cannot be read: {error.strerror or error}") from error
+        return wanted, place.nbytes
+
+
+class CompressedSource(Source):
+    """Chunks in local files that one compressor makes of the elements."""
+
+    def __init__(
+        self,
+        name: str,
+        dtype: np.dtype[Any],
+        fill: Any,
+        matrix: Matrix,
+        folder: Folder,
+        compressor: Compressor,
+    ):
+        super().__init__(name, dtype, matrix)
+        self._folder, self._fill = folder, fill
+        self.compressor, self._room = compressor, max(matrix.stored or (0,)) + 2 * PAGE
+
+    def encoded(self, i: int, j: int) -> Bytes | None:
+        """A chunk as it is stored, in memory that the thread's next call takes again, or None where it is
+        missing. Raises OSError and ValueError."""
+        offset, size = self._folder.extent(i, j)
+        if size == 0:
+            return None
+        try:
+            with ChunkFile(f"{self._folder.root}/{self._folder.key(i, j)}", not self.read_again) as file:
+                size = file.size if size is None else size
+                return file.read_range(scratch("encoded", room(offset, size), self._room), offset, size)
+        except FileNotFoundError:
+            return None
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """The file, decoded to its place where the whole chunk is wanted, else beside it."""
+        s, (i, j) = self.matrix, piece.chunk
+        place = self._place(piece, slot)
+        whole = place.nbytes == s.chunk_bytes
+        out = (
+            place.reshape(-1).view(np.uint8) if whole else scratch("decoded", s.chunk_bytes)[: s.chunk_bytes]
+        )
+        try:
+            data = self.encoded(i, j)
+            if data is None:
+                place[...] = self._fill
+                return place, 0
+            self.compressor.decode(data, out)
+        except Exception as error:
+            key = self._folder.key(i, j)
+            raise StoreError(
+                f"{self.name}: chunk {key} cannot be read or decoded ({error}); write it again"
+            ) from error
+        if not whole:
+            row, col = i * s.chunk_rows, j * s.chunk_cols
+            chunk = out.view(self.dtype).reshape(s.chunk_rows, s.chunk_cols)
+            rows = slice(piece.rows[0] - row, piece.rows[1] - row)
+            np.copyto(place, chunk[rows, piece.cols[0] - col : piece.cols[1] - col])
+        return place, len(data)

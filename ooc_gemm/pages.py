@@ -1,0 +1,46 @@
+"""Page-aligned host memory: what direct reads and writes, and copies to a device, want.
+
+Standard library and NumPy only.
+"""
+
+import contextlib
+import mmap
+import threading
+
+import numpy as np
+import numpy.typing as npt
+
+from .tiles import round_up
+
+Bytes = npt.NDArray[np.uint8]
+
+PAGE = 4096
+"""What addresses, offsets and lengths of direct reads and writes are multiples of. Disks may ask for less;
+where one asks for more, such a read fails and is made through the page cache."""
+
+
+def page_aligned(count: int, nbytes: int) -> list[Bytes]:
+    """Buffers that start at pages, in memory that nobody has touched yet: one allocation, which goes back to
+    the system with the last of them. Large pages where the system has them: they come in and are pinned 512
+    at a time."""
+    step = round_up(max(1, nbytes), mmap.PAGESIZE)
+    memory = mmap.mmap(-1, max(1, count) * step)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(memory, np.uint8)
+    return [whole[index * step : index * step + nbytes] for index in range(count)]
+
+
+_held = threading.local()
+
+
+def scratch(purpose: str, nbytes: int, room: int = 0) -> Bytes:
+    """At least `nbytes` and whole pages, for the calling thread alone: the same memory again for the same
+    purpose, until the thread ends. `room`: what it will want at most, where known."""
+    found: Bytes | None = getattr(_held, purpose, None)
+    if found is None or len(found) < nbytes:
+        setattr(_held, purpose, None)  # the old one goes first
+        found = page_aligned(1, round_up(max(1, nbytes, room), PAGE))[0]
+        setattr(_held, purpose, found)
+    return found

@@ -1,0 +1,41 @@
+"""Where the chunks of a sharded array lie in its files: the indices, each read once.
+
+A shard's index is a table of (offset, length) of its chunks in row-major order, all ones for a missing one,
+before or behind them, with a checksum (Zarr's sharding_indexed codec, version 1.0).
+"""
+
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from .files import ChunkFile
+
+MISSING = np.uint64(2**64 - 1)
+Extents = npt.NDArray[np.uint64]
+
+
+def is_known(configuration: dict[str, Any]) -> bool:
+    """Whether the indices of such shards can be read here."""
+    index = [(one["name"], dict(one.get("configuration", {}))) for one in configuration["index_codecs"]]
+    return index == [("bytes", {"endian": "little"}), ("crc32c", {})]
+
+
+def read_index(path: str, count: int, at_end: bool) -> Extents | None:
+    """(offset, length) of each chunk, length 0 for one that is missing; None where there is no shard. Raises
+    ValueError where the index is not what it should be, and OSError."""
+    nbytes = 16 * count
+    try:
+        with ChunkFile(path, direct=False) as file:
+            if file.size < nbytes + 4:
+                raise ValueError("it is shorter than its index")
+            data = np.empty(nbytes + 4, np.uint8)
+            file.read(data, file.size - len(data) if at_end else 0)
+    except FileNotFoundError:
+        return None
+    if google_crc32c.value(data[:nbytes].tobytes()) != int.from_bytes(data[nbytes:].tobytes(), "little"):
+        raise ValueError("the checksum of its index is wrong")
+    found = data[:nbytes].view("<u8").astype(np.uint64).reshape(count, 2)
+    found[found[:, 0] == MISSING] = 0
+    return found
