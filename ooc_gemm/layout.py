@@ -106,8 +106,7 @@ def rechunk(plan: Plan) -> tuple[Plan, tuple[Copy, ...]]:
     found = [layout for layout in _layouts(plan, 1.0) if layout.seconds < without]
     best = min(found, key=lambda layout: layout.total, default=None)
     if best is None or not best.copies:
-        why = "no other chunks make this faster" if best is None else "the memory limit is too small for it"
-        return replace(plan, advice=f"nothing is rechunked: {why}"), ()
+        return replace(plan, advice="nothing is rechunked: within the limits no other chunks are faster"), ()
     copying, rest, before = map(_time, (best.total - best.seconds, best.seconds, without))
     if best.total >= WORTH * without:
         cost = f"copying {' and '.join(best.operands.upper())} takes {copying} and the rest {rest}"
@@ -143,23 +142,31 @@ def _matrices(p: Problem, operands: str) -> list[Matrix]:
 
 
 def _layouts(plan: Plan, factor: float) -> Iterator[Layout]:
-    """Layouts to look at: fewer operands and larger chunks first, up to one that leaves nothing to gain. None
-    where memory without end and good chunks would not be `factor` times as fast: that is cheap to know."""
-    p, budget, rates = plan.problem, plan.budget, plan.used_rates
-    operands = [name for name, s in (("a", p.a), ("b", p.b)) if s.chunked and s.rows and s.cols]
-    operands.sort(key=lambda name: min((s := _matrices(p, name)[0]).chunk_rows, s.chunk_cols))
-    every = "".join(sorted(operands))
-    ideal = least_seconds(_with_chunks(p, every, CHUNK_BYTES[0]), budget, rates)
-    if ideal * factor > plan.predicted_seconds:
+    """Layouts to look at, fewer operands first; none where good chunks for all would not make it `factor`
+    times as fast. Where memory without end would not either, as is usual, that is cheap to know."""
+    p, within = plan.problem, plan.predicted_seconds / factor
+    operands = "".join(name for name, s in (("a", p.a), ("b", p.b)) if s.chunked and s.rows and s.cols)
+    ideal = _with_chunks(p, operands, CHUNK_BYTES[0])
+    if not operands or least_seconds(ideal, plan.budget, plan.used_rates) > within:
         return
-    for some in dict.fromkeys([*operands, every]):
-        for size in CHUNK_BYTES if some else ():
-            problem = _with_chunks(p, some, size)
-            seconds = predict(problem, budget, rates)
-            found = Layout(problem, some, seconds, _copies(problem, some, plan))
-            yield found
-            if found.copies and found.seconds <= 1.05 * ideal:
-                return
+    best: Layout | None = None
+    for size in CHUNK_BYTES:
+        found = _layout(plan, operands, size)
+        if best and best.copies and found.seconds > 0.95 * best.seconds:
+            break
+        if found.seconds <= within:
+            best, chunk_bytes = found, size
+    if best is None:
+        return
+    if len(operands) > 1:
+        yield from (_layout(plan, one, chunk_bytes) for one in operands)
+    yield best
+
+
+def _layout(plan: Plan, operands: str, chunk_bytes: int) -> Layout:
+    problem = _with_chunks(plan.problem, operands, chunk_bytes)
+    seconds = predict(problem, plan.budget, plan.used_rates)
+    return Layout(problem, operands, seconds, _copies(problem, operands, plan))
 
 
 def _with_chunks(p: Problem, operands: str, size: int) -> Problem:

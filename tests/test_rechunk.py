@@ -134,12 +134,11 @@ def test_advice_is_what_a_plan_with_those_chunks_says(a, b, words):
 @pytest.mark.parametrize(
     "other", [GOOD, replace(GOOD, chunk_rows=4096, whole=True), replace(GOOD, chunk_cols=100_000)]
 )
-def test_no_advice_for_good_chunks_and_no_time_spent_on_it(other):
+def test_no_advice_for_good_chunks_and_no_time_spent_on_it(other, monkeypatch):
     problem, budget = gpu_problem(GOOD, other)
-    plan = make_plan(problem, budget, GPU)
-    start = time.perf_counter()
+    plan = make_plan(problem, budget, replace(GPU, flops=5e13))
+    monkeypatch.setattr(layout, "predict", None)
     assert layout.advise(plan) == plan
-    assert time.perf_counter() - start < 0.1
     assert plan.to_dict()["advice"] is None
 
 
@@ -159,7 +158,7 @@ def test_advice_on_real_stores(here):
 def test_arrays_without_chunks_are_not_advised_on(here):
     a, b = numbers((500, 600), 1), numbers((600, 700), 2)
     assert ooc_gemm.plan(a, b, device=SlowReads()).advice is None
-    assert "no other chunks" in ooc_gemm.plan(a, b, device=SlowReads(), rechunk=True).advice
+    assert "no other chunks are faster" in ooc_gemm.plan(a, b, device=SlowReads(), rechunk=True).advice
 
 
 # -------------------------------------------------------------------------------------------------- copies
@@ -224,22 +223,23 @@ def test_rechunk(here, name):
         assert name in ("strips", "misaligned", "v2 Fortran")
         assert "nothing is rechunked: " in found["plan"]["advice"]
         return
-    (made,), (copy,) = found["rechunked"], planned.copies
-    assert (made["operand"], made["name"]) == ("a", "a")
-    assert (made["bytes_read"], made["bytes_written"]) == (copy.bytes_read, copy.bytes_written)
-    assert 0 < made["seconds"] < found["seconds"]
-    assert sum(copy.ledger.values()) <= limit
+    for made, copy in zip(found["rechunked"], planned.copies, strict=True):
+        assert made["operand"] == made["name"] == copy.operand
+        assert (made["bytes_read"], made["bytes_written"]) == (copy.bytes_read, copy.bytes_written)
+        assert 0 < made["seconds"] < found["seconds"]
+        assert sum(copy.ledger.values()) <= limit
+    copying = sum(copy.seconds for copy in planned.copies)
     plain = ooc_gemm.plan("a", "b", memory_limit=limit, device="cpu")
-    assert found["plan"]["predicted_seconds"] + copy.seconds < plain.predicted_seconds
+    assert found["plan"]["predicted_seconds"] + copying < plain.predicted_seconds
 
 
-@pytest.mark.parametrize("options", [[], ["--transpose-a"], ["--transpose-a", "--transpose-b"]])
+@pytest.mark.parametrize("options", [[], ["--transpose-a", "--transpose-b"]])
 def test_rechunk_both(here, options):
     a, b = ("--transpose-" + name in options for name in "ab")
     make("x", numbers((600, 500)[:: 1 if a else -1], 1), chunks=(1, 600))
     make("y", numbers((600, 700)[:: -1 if b else 1], 2), chunks=(1, 700))
     flags = {"transpose_a": a, "transpose_b": b}
-    found = multiply("x", "y", least("x", "y", device="cpu", **flags) + MiB, *options)
+    found = multiply("x", "y", least("x", "y", device="cpu", **flags) + 3 * MiB, *options)
     assert [copy["operand"] for copy in found["rechunked"]] == ["a", "b"]
 
 
@@ -250,25 +250,21 @@ def test_rechunk_where_it_does_not_pay(here):
 
 
 def test_rechunk_for_other_results(here, monkeypatch):
-    """An array in memory, a C in memory, a C that is updated: the copy goes where there is room for it."""
+    """An array in memory, a C in memory, a zarr.Array: the copy goes where there is room for it."""
     (here / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(here / "temporary"))
-    limit = least("a", "b", device="cpu") + 4 * MiB
-    options = {"memory_limit": limit, "device": "cpu", "rechunk": True}
-    made = []
-    monkeypatch.setattr(
-        tempfile, "mkdtemp", lambda *args, real=tempfile.mkdtemp: made.append(args[2]) or real(*args)
-    )
+    made, make_folder = [], tempfile.mkdtemp
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda *args: made.append(args[2]) or make_folder(*args))
+    limit = least("a", "b", device="cpu") + MiB
+    options = {"device": "cpu", "rechunk": True}
     product = zarr.open_array("a")[:] @ zarr.open_array("b")[:]
-    result = ooc_gemm.multiply("a", "b", **options)
+    result = ooc_gemm.multiply("a", "b", memory_limit=limit + product.nbytes, **options)
     assert np.array_equal(result.array, product)
     assert [copy.operand for copy in result.rechunked] == ["a"]
-    memory = zarr.create_array(zarr.storage.MemoryStore(), shape=(1, 1), chunks=(1, 1), dtype="f4")
-    ooc_gemm.multiply("a", "b", memory, force=True, **options)
-    assert np.array_equal(zarr.open_array(memory.store)[:], product)
-    make("c", np.ones((500, 700), "f4"), chunks=(100, 100), compressors=None)
-    ooc_gemm.multiply("a", "b", "c", beta=2, **options)
-    assert np.array_equal(zarr.open_array("c")[:], product + 2)
+    for store_ in (zarr.storage.MemoryStore(), zarr.storage.LocalStore(here / "c")):
+        c = zarr.create_array(store_, shape=(1, 1), chunks=(1, 1), dtype="f4")
+        ooc_gemm.multiply("a", "b", c, force=True, memory_limit=limit, **options)
+        assert np.array_equal(zarr.open_array(store_)[:], product)
     assert made == [here / "temporary", here / "temporary", here]
     assert not list((here / "temporary").iterdir())
 
@@ -365,7 +361,7 @@ def test_the_process_stays_within_the_limit(tmp_path):
     ooc_gemm.random(str(tmp_path / "a"), (2000, 2000), chunks=(1, 2000), compressor="zstd")
     ooc_gemm.random(str(tmp_path / "b"), (2000, 2000), chunks=(500, 500), seed=1)
     out, _ = process(tmp_path, 0, "plan", "a", "b", "-M", 1, "-d", "cpu", "--json").communicate()
-    for limit in (json.loads(out)["minimum_memory_limit"] + MiB, 150 * MiB):
+    for limit in (json.loads(out)["minimum_memory_limit"] + 2 * MiB, 150 * MiB):
         job = process(
             tmp_path, 0, "multiply", "a", "b", "c", "-f", "-M", limit, "-d", "cpu", "--rechunk", "--json"
         )
