@@ -539,6 +539,8 @@ class Target:
         if isinstance(store, LocalStore) and array.dtype.isnative and ours and array.shards is None:
             self._folder = Folder(Path(store.root) / array.store_path.path, array.metadata)
         self._direct = array.nbytes >= DIRECT_BYTES
+        self._keeps = isinstance(store, MemoryStore)
+        """The store may keep what it is given, not a copy of it."""
         self._replaced = replaced
         self._folders: set[str] = set()
 
@@ -591,7 +593,7 @@ class Target:
                 row, col = (index * size for index, size in zip(part.chunk, self._shape, strict=True))
                 with np.errstate(over="ignore"):
                     self._array[row : row + part.rows, col : col + part.cols] = inside.astype(
-                        dtype, copy=False
+                        dtype, copy=self._keeps
                     )
                 return values.size * dtype.itemsize
             values[part.rows :] = 0
