@@ -86,7 +86,7 @@ def main(one_shape: bool, kernels: tuple[str, ...]) -> None:
                 continue
             for config in kernel.configs(dtype, *trans):
                 cases = product(
-                    SHAPES[:1] if one_shape else SHAPES, FACTORS[:1] if one_shape else FACTORS, (0, 1)
+                    SHAPES[:1] if one_shape else SHAPES, FACTORS[:1] if one_shape else FACTORS, (0, 3)
                 )
                 for shape, factors, pad in cases:
                     found = worst(name, dtype, trans, config, shape, factors, pad)

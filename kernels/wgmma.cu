@@ -50,12 +50,14 @@ constexpr int ACC = BN / 2;                // sums a consumer thread holds: 64·
 constexpr int A_BYTES = BM * K_ROW, B_BYTES = BN * K_ROW;  // of one plane in one stage
 constexpr int STAGE_BYTES = PLANES * (A_BYTES + B_BYTES);
 constexpr int STEPS_TO_PROMOTE = PROMOTE ? PROMOTE / BK : 1;
-// Of 65536, where a thread block has them to itself: the producer needs few, the consumers hold the sums.
+// Of 65536, where a thread block of 384 has them to itself: the producer needs few, the consumers hold the
+// sums. Fewer threads get as many as they can name anyhow.
+constexpr bool DEALT = RESIDENT == 1 && CONSUMERS == 2;
 constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224;
 
 static_assert(TYPE == FLOAT16 || (!A_MN && !B_MN), "only 16-bit operands may be MN-major");
 static_assert(K_ROW == 128 || K_ROW == 64, "a row of a K-major tile is one span of the swizzle");
-static_assert(BM == 128, "two consumers: the registers are dealt out for those");
+static_assert(BM == 128 || BM == 64, "one or two consumers: the registers are dealt out for those");
 static_assert((!B_MN || BN % 64 == 0), "instructions have 64 rows, MN-major boxes 64 columns");
 static_assert(BN == 64 || BN == 192 || BN == 256, "the instructions written out below");
 static_assert(PRODUCTS == 1 || (TYPE == FLOAT16 && PRODUCTS == 3), "only float32 comes in two planes");
@@ -233,6 +235,82 @@ __device__ __forceinline__ float scaled(float x, int e) {
 }
 #endif
 
+template <int COUNT>
+struct alignas(COUNT * sizeof(S)) Vector {
+    S x[COUNT];
+};
+
+// The sums of one warp, 16 rows from `row` and BN columns from `col`, to C: COUNT elements at once, whose
+// places are aligned. With three products (k > 0), they are scaled first.
+//
+// A thread holds, of rows r and r + 8, two neighbouring elements of every eight. For COUNT = 4, neighbours
+// exchange one pair:
+//
+//     columns        0 1 │ 2 3 │ 4 5 │ 6 7 ║ 8 9 │ …
+//     held by lane    0     1     2     3     0    1     2     3
+//     stored by       0     0     2     2     1    1     3     3
+template <int COUNT>
+__device__ __forceinline__ void store_tile(const S (&d)[ACC], S* out, long long ldc, int row, int col, int m,
+                                           int n, int k, S alpha, S beta, const int* a_exponents,
+                                           const int* b_exponents) {
+    constexpr int GAP = COUNT == 4 ? 2 : 8;  // columns from a thread's first pair to its second
+    const int lane = threadIdx.x % 32;
+    const bool odd = lane % 2;
+    row += lane / 4;
+    col += COUNT == 4 ? odd * 8 + lane / 2 % 2 * 4 : lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int r = row + 8 * half;
+        S* const line = out + r * ldc;
+#if PRODUCTS == 3
+        const int a_exponent = k > 0 && r < m ? a_exponents[r] : 0;
+#endif
+#pragma unroll
+        for (int j = 0; j < BN / 16; ++j) {
+            S x[4];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const S first = d[8 * j + 2 * half + i], second = d[8 * j + 4 + 2 * half + i];
+                x[i] = first, x[2 + i] = second;
+                if constexpr (COUNT == 4) {
+                    const S other = __shfl_xor_sync(~0u, odd ? first : second, 1);
+                    x[i] = odd ? other : first, x[2 + i] = odd ? second : other;
+                }
+            }
+            const auto column = [&](int i) { return col + 16 * j + i / 2 * GAP + i % 2; };
+            if (r >= m || column(0) >= n) continue;  // not before all lanes have exchanged
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+#if PRODUCTS == 3
+                if (k > 0 && column(i) < n) x[i] = scaled(x[i], a_exponent + b_exponents[column(i)]);
+#endif
+                x[i] *= alpha;
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i += COUNT) {
+                auto& whole = *reinterpret_cast<Vector<COUNT>*>(line + column(i));
+                if (column(i) + COUNT <= n) {
+                    Vector<COUNT> v;
+#pragma unroll
+                    for (int e = 0; e < COUNT; ++e) v.x[e] = x[i + e];
+                    if (beta != 0) {
+                        const Vector<COUNT> old = whole;
+#pragma unroll
+                        for (int e = 0; e < COUNT; ++e) v.x[e] += beta * old.x[e];
+                    }
+                    whole = v;
+                } else {
+#pragma unroll
+                    for (int e = 0; e < COUNT; ++e) {
+                        S& c = line[column(i + e)];
+                        if (column(i + e) < n) c = beta != 0 ? x[i + e] + beta * c : x[i + e];
+                    }
+                }
+            }
+        }
+    }
+}
+
 // ---- the kernel --------------------------------------------------------------------------------------------
 
 // Where C has too few tiles to go round, k is cut in slices. Slice number s is stored at C + s·m·ldc; sum.cu
@@ -311,7 +389,7 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
 
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == 0) {
-        if (RESIDENT == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+        if (DEALT) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x == 0) {
             int stage = 0;
             u32 round = 1;  // the parity of a barrier's phase before its first: waiting for it is free
@@ -331,7 +409,7 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
         }
         __syncwarp();
     } else {
-        if (RESIDENT == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+        if (DEALT) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         const int consumer = warpgroup - 1, thread = threadIdx.x % 128, lane = thread % 32;
         // This warpgroup's 64 rows within the tile of A, and everybody's tile of B.
         const u64 a_base = descriptor<A_MN>(stages + consumer * 64 * K_ROW);
@@ -401,41 +479,17 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
                 for (int i = 0; i < ACC; ++i) d[i] = 0;
             }
 
-            // A thread holds, of rows r and r + 8, two neighbouring elements of every eight.
             S* const out = C + job % slices * m * ldc;
-            row += rank * BM + consumer * 64 + thread / 32 * 16 + lane / 4;
-            col += lane % 4 * 2;
-            const bool pairs = ldc % 2 == 0 && reinterpret_cast<u64>(out) % (2 * sizeof(S)) == 0;
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int r = row + 8 * half;
-                if (r < m) {
-                    S* const line = out + r * ldc;
-#if PRODUCTS == 3
-                    const int a_exponent = k > 0 ? a_exponents[r] : 0;
-#endif
-#pragma unroll
-                    for (int j = 0; j < BN / 8; ++j) {
-                        const int c = col + 8 * j;
-                        S x = d[4 * j + 2 * half], y = d[4 * j + 2 * half + 1];
-#if PRODUCTS == 3
-                        if (c < n && k > 0) x = scaled(x, a_exponent + b_exponents[c]);
-                        if (c + 1 < n && k > 0) y = scaled(y, a_exponent + b_exponents[c + 1]);
-#endif
-                        x *= alpha, y *= alpha;
-                        if (beta != 0) {
-                            if (c < n) x += beta * line[c];
-                            if (c + 1 < n) y += beta * line[c + 1];
-                        }
-                        if (pairs && c + 1 < n) {
-                            struct alignas(2 * sizeof(S)) Pair { S x, y; };
-                            *reinterpret_cast<Pair*>(line + c) = {x, y};
-                        } else {
-                            if (c < n) line[c] = x;
-                            if (c + 1 < n) line[c + 1] = y;
-                        }
-                    }
-                }
+            const auto aligned = [&](int elements) {
+                return ldc % elements == 0 && reinterpret_cast<u64>(out) % (elements * sizeof(S)) == 0;
+            };
+            row += rank * BM + consumer * 64 + thread / 32 * 16;
+            if (aligned(4)) {
+                store_tile<4>(d, out, ldc, row, col, m, n, k, alpha, beta, a_exponents, b_exponents);
+            } else if (aligned(2)) {
+                store_tile<2>(d, out, ldc, row, col, m, n, k, alpha, beta, a_exponents, b_exponents);
+            } else {
+                store_tile<1>(d, out, ldc, row, col, m, n, k, alpha, beta, a_exponents, b_exponents);
             }
         }
     }

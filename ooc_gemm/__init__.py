@@ -12,7 +12,7 @@ from .errors import BudgetError, DeviceError, Error, InputError, RangeError, Sto
 from .plan import Plan
 
 if TYPE_CHECKING:
-    from .api import Result, multiply, plan
+    from .api import Result, gram, multiply, plan
     from .freivalds import Check, verify
     from .generate import random
 
@@ -26,6 +26,7 @@ __all__ = [
     "RangeError",
     "Result",
     "StoreError",
+    "gram",
     "multiply",
     "plan",
     "random",
@@ -41,6 +42,7 @@ except PackageNotFoundError:  # a checkout that is not installed
 globals().pop("plan", None)
 
 _HOME = {
+    "gram": "api",
     "multiply": "api",
     "plan": "api",
     "Result": "api",

@@ -1,4 +1,4 @@
-"""multiply and plan: open → plan → execute."""
+"""multiply, gram and plan: open → plan → execute."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from . import layout, rates, store
 from .devices import Device, Operation, open_device
 from .errors import InputError
 from .execute import execute
-from .limits import baseline_bytes, default_memory_limit, free_bytes, parse_size, peak_resident_bytes
+from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
 from .local import Source
 from .plan import Budget, Matrix, Plan, Problem, make_plan
 from .rechunk import Rechunked, check_space, rechunked
@@ -37,6 +37,7 @@ class Result:
     precision: str
     seconds: float
     tflops: float
+    """2mnk operations a second; half as many where one half of C is the other's mirror image."""
     bytes_read: int
     """Moved from the stores to the process, counted where it happens."""
     bytes_written: int
@@ -119,12 +120,13 @@ def multiply(
     Raises InputError and BudgetError before anything is written; StoreError, RangeError and DeviceError
     while running, after which C is no Zarr array but an unfinished one.
     """
-    started = time.perf_counter()
-    job = _prepare(
+    return _run(
         a,
         b,
         c,
-        writes=True,
+        trace=trace,
+        progress=progress,
+        notice=notice,
         force=force,
         alpha=alpha,
         beta=beta,
@@ -143,6 +145,60 @@ def multiply(
         compressor=compressor,
         rechunk=rechunk,
     )
+
+
+def gram(
+    a: Any,
+    c: Any = None,
+    *,
+    transpose: bool = False,
+    beta: complex = 0.0,
+    trace: str | os.PathLike[str] | None = None,
+    progress: Callable[[float, Plan, Trace], None] | None = None,
+    notice: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Result:
+    """C (m×m) ← α·A·Aᵀ + β·C with A m×k; `transpose`: α·Aᵀ·A + β·C with A k×m. Complex A is not conjugated.
+
+    One half of C is computed, with half of the reads of `multiply`; both are written, and C = Cᵀ to the bit.
+    β ≠ 0 saves nothing, for the old C need not be symmetric; nor do chunks of C whose sides have no common
+    multiple small enough for square blocks: then this is `multiply` (`plan.problem.symmetric` is False).
+
+    Takes the options of `multiply` but for transpose_a … adjoint_b. Raises what it raises.
+    """
+    for name in ("transpose_a", "transpose_b", "adjoint_a", "adjoint_b"):
+        if name in options:
+            raise TypeError(f"gram() has no option {name!r}; transpose=True makes Aᵀ·A")
+    return _run(
+        a,
+        a,
+        c,
+        trace=trace,
+        progress=progress,
+        notice=notice,
+        beta=beta,
+        transpose_a=transpose,
+        transpose_b=not transpose,
+        symmetric=beta == 0,
+        **options,
+    )
+
+
+def _run(
+    a: Any,
+    b: Any,
+    c: Any,
+    *,
+    trace: str | os.PathLike[str] | None,
+    progress: Callable[[float, Plan, Trace], None] | None,
+    notice: Callable[[str], None] | None,
+    beta: complex,
+    precision: str = "highest",
+    **options: Any,
+) -> Result:
+    """Open, plan, execute. `options` are those of `_prepare`."""
+    started = time.perf_counter()
+    job = _prepare(a, b, c, writes=True, beta=beta, precision=precision, **options)
     if trace is not None:
         _check_trace(trace, [x for x in (a, b, c) if x is not None])
     plan, watch = job.plan, Trace(keep=trace is not None)
@@ -177,7 +233,7 @@ def multiply(
         kernel=job.operation.arithmetic.kernel,
         precision=precision,
         seconds=seconds,
-        tflops=2 * p.m * p.n * p.k / seconds / 1e12,
+        tflops=p.flops / seconds / 1e12,
         bytes_read=watch.bytes["read"],
         bytes_written=watch.bytes["write"],
         bytes_uploaded=watch.bytes["upload"],
@@ -227,7 +283,9 @@ def _prepare(
     compressor: str = "none",
     rechunk: bool = False,
     force: bool = False,
+    symmetric: bool = False,
 ) -> _Job:
+    """Everything decided. `symmetric`: op(B) is op(A)ᵀ and β is 0."""
     if precision not in PRECISIONS:
         raise InputError(f"{precision!r} is not a precision; choose one of {', '.join(PRECISIONS)}")
     if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
@@ -297,6 +355,7 @@ def _prepare(
         line_bytes=arithmetic.line_bytes,
         scratch=arithmetic.scratch,
         kernel=f"{arithmetic.kernel}: {arithmetic.why}",
+        symmetric=symmetric,
     )
     costs = chosen.limits(arithmetic, device_limit)
     turned = problem.panels_along_k != problem.stored_along_k
@@ -316,10 +375,8 @@ def _prepare(
     place = store.local_path(c) if c is not None else None if writes else left.place
     made = make_plan(problem, budget, rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize)))
     made, copies = layout.rechunk(made) if rechunk else (layout.advise(made), ())
-    stored_bytes = sum(nbytes for _, nbytes in inputs)
-    for source in sources.values():
-        again = made.bytes_read > 1.5 * stored_bytes
-        source.read_again = again and 2 * stored_bytes < free_bytes() - made.host_bytes
+    if made.problem.symmetric:
+        del sources["b"]
     if existing is None:
         made_c = made.problem.c
         size = (made_c.chunk_rows, made_c.chunk_cols)

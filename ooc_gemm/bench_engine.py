@@ -85,7 +85,8 @@ def run(
     every run. Rates of the device and of the folder are measured first, and remembered."""
     place = Path(folder)
     device = open_device(options.get("device", "auto"))
-    info.measure_with(device, [place], progress)
+    cases = list(cases)
+    info.measure_with(device, [place], progress, [case.dtype for case in cases])
     with tempfile.TemporaryDirectory(prefix="ooc-gemm-", dir=place) as scratch:
         _warm(options)
         rows = [

@@ -201,28 +201,31 @@ def guarded(config: Config) -> Config:
 ALONG_K = ("tf32", "int8")
 """Kinds of which wgmma takes operands that lie along k only: others are turned before."""
 
+_WGMMA_TILES = (128, 256, 4, 2, 1), (128, 64, 4, 1, 2), (64, 64, 12, 1, 1)
 _WGMMA = {
-    # kind: TYPE, element bytes, planes, PROMOTE, BK; wide, narrow: BN, STAGES, CLUSTER, RESIDENT
-    "fp16x3": (1, 2, 2, 64, 64, (192, 2, 2, 1), (64, 2, 1, 2)),
-    "fp16": (1, 2, 1, 0, 64, (256, 4, 2, 1), (64, 4, 1, 2)),
-    "tf32": (2, 4, 1, 0, 32, (256, 4, 2, 1), (64, 4, 1, 2)),
-    "int8": (3, 1, 1, 0, 128, (256, 4, 2, 1), (64, 4, 1, 2)),
+    # kind: TYPE, element bytes, planes, PROMOTE, BK; wide, narrow, thin: BM, BN, STAGES, CLUSTER, RESIDENT
+    "fp16x3": (1, 2, 2, 64, 64, ((128, 192, 2, 2, 1), (128, 64, 2, 1, 2))),
+    "fp16": (1, 2, 1, 0, 64, _WGMMA_TILES),
+    "tf32": (2, 4, 1, 0, 32, _WGMMA_TILES),
+    "int8": (3, 1, 1, 0, 128, _WGMMA_TILES),
 }
-"""Wide: the best measured on an H200 at 8192³; narrow: for few columns, or few tiles (benchmarks/results)."""
+"""Wide: the best measured on an H200 at 8192³; narrow: for few columns, or few tiles; thin: where no row or
+column may be wasted and many bytes must be under way (benchmarks/results). A split of thin operands would not
+pay, so that fp16x3 has none for those."""
 
 
 def wgmma(
     kind: str, a_mn: bool, b_mn: bool, a_unsigned: bool = False, b_unsigned: bool = False
 ) -> list[Config]:
-    """kernels/wgmma.cu, wide and narrow, for operands contiguous along m or n (`mn`) or along k. ValueError
-    for a kind it does not have."""
+    """kernels/wgmma.cu, wide, narrow and thin, for operands contiguous along m or n (`mn`) or along k.
+    ValueError for a kind it does not have."""
     if kind not in _WGMMA:
         raise ValueError(f"no {kind}; there is {', '.join(_WGMMA)}")
     if kind in ALONG_K:
         a_mn = b_mn = False
-    type_, size, planes, promote, bk, *tiles = _WGMMA[kind]
-    bm, group, dtype, found = 128, 8, "int32" if kind == "int8" else "float32", []
-    for bn, stages, cluster, resident in tiles:
+    type_, size, planes, promote, bk, tiles = _WGMMA[kind]
+    group, dtype, found = 8, "int32" if kind == "int8" else "float32", []
+    for bm, bn, stages, cluster, resident in tiles:
         macros: dict[str, int | str] = {
             "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "PROMOTE": promote, "BM": bm, "BN": bn,
             "BK": bk, "STAGES": stages, "CLUSTER": cluster, "RESIDENT": resident, "GROUP": group,
@@ -235,20 +238,27 @@ def wgmma(
     return found
 
 
+_SUM_SLICES = 1_200_000
+"""What `choose_wgmma` takes adding up slices for, in its unit: twenty steps of a wide tile."""
+
+
 def choose_wgmma(configs: list[Config], m: int, n: int, k: int, multiprocessors: int) -> tuple[Config, int]:
     """Of kernels/wgmma.cu: the configuration, and in how many slices k is cut, that keep a device busy for
-    the shortest: rounds of tiles × steps of a tile × cost of a step."""
+    the shortest: rounds of tiles × steps of a tile × time of a step, but no less than memory takes to deliver
+    A and B; fitted to an H200."""
 
-    def plan(config: Config) -> tuple[float, Config, int]:
-        bk, tiles = config.value("BK"), config.grid(m, n)[0]
-        places = multiprocessors // config.value("CLUSTER")
-        slices = max(1, min(places // max(1, tiles), k // max(512, bk)))
-        rounds, steps = ceil_div(tiles * slices, places), ceil_div(k, bk * slices)
-        # Narrow tiles reach half of the rate of wide ones; slices have to be added up.
-        cost = config.value("BM") * config.bn * bk * (2 if config.bn == 64 else 1)
-        return (rounds * steps + (8 if slices > 1 else 0)) * cost, config, slices
+    def plans(config: Config) -> Iterator[tuple[float, Config, int]]:
+        bm, bk, cluster = (config.value(name) for name in ("BM", "BK", "CLUSTER"))
+        tiles, places = config.grid(m, n)[0], multiprocessors // cluster
+        # The products of a step, and the rows of A and columns of B that are fetched for them.
+        step = config.value("PRODUCTS") * (bm * config.bn + 112 * (bm + config.bn // cluster))
+        most = max(1, min(places // max(1, tiles), k // max(512, bk)))
+        for slices in {1, most}:
+            rounds, steps = ceil_div(tiles * slices, places), ceil_div(k, bk * slices)
+            time = max(rounds * steps * step, 3.2 * (m + n) * k / bk)
+            yield time + (_SUM_SLICES if slices > 1 else 0), config, slices
 
-    _, config, slices = min((plan(config) for config in configs), key=lambda found: found[0])
+    _, config, slices = min((plan for config in configs for plan in plans(config)), key=lambda plan: plan[0])
     return config, slices
 
 
@@ -433,8 +443,9 @@ def combine(pairs: bool, conjugate_a: bool = False, conjugate_b: bool = False) -
 
 
 def transpose(dtype: str) -> Config:
-    """kernels/transpose.cu for float32, int8 or uint8."""
-    element = "float" if dtype == "float32" else "unsigned char"
+    """kernels/transpose.cu, by NumPy's name for the type: only its size matters."""
+    size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
+    element = {1: "unsigned char", 4: "float", 8: "double", 16: "double2"}[size]
     return Config("transpose", dtype, 32, 32, (32, 8), (("ELEMENT", element),))
 
 

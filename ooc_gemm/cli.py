@@ -92,7 +92,7 @@ _storage = _options(
 )
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 _verbose = click.option("-v", "--verbose", is_flag=True, help="More to read; tracebacks.")
-_problem = _options(
+_matrices = _options(
     _memory,
     click.option(
         "-d", "--device", default="auto", show_default=True, metavar="NAME", help="auto, cpu, cuda or cuda:N."
@@ -100,7 +100,6 @@ _problem = _options(
     click.option(
         "-D", "--device-memory-limit", metavar="SIZE", help="Most memory of it.  [default: 90 % of free]"
     ),
-    _operands,
     click.option("--alpha", type=_Number(), default=1.0, help="α.  [default: 1]"),
     click.option("--beta", type=_Number(), default=0.0, help="β; C must exist unless it is 0.  [default: 0]"),
     click.option(
@@ -125,6 +124,21 @@ _problem = _options(
         "--rechunk", is_flag=True, help="Copy A or B to better chunks first, beside C, where that pays."
     ),
 )
+_problem = _options(_operands, _matrices)
+_running = _options(
+    click.option("-f", "--force", is_flag=True, help="Replace C if it exists."),
+    click.option(
+        "--trace", metavar="FILE", help="Write a timeline of every stage, for Perfetto or chrome://tracing."
+    ),
+    click.option(
+        "-P/-Q",
+        "--progress/--no-progress",
+        default=None,
+        help="Show a bar on standard error.  [default: on a terminal]",
+    ),
+    _json,
+    _verbose,
+)
 
 
 @click.group(context_settings=CONTEXT)
@@ -141,18 +155,7 @@ def cli() -> None:
 @click.argument("b")
 @click.argument("c")
 @_problem
-@click.option("-f", "--force", is_flag=True, help="Replace C if it exists.")
-@click.option(
-    "--trace", metavar="FILE", help="Write a timeline of every stage, for Perfetto or chrome://tracing."
-)
-@click.option(
-    "-P/-Q",
-    "--progress/--no-progress",
-    default=None,
-    help="Show a bar on standard error.  [default: on a terminal]",
-)
-@_json
-@_verbose
+@_running
 def multiply(
     a: str, b: str, c: str, progress: bool | None, as_json: bool, verbose: bool, **options: Any
 ) -> None:
@@ -161,10 +164,26 @@ def multiply(
 
     with _bar(progress) as report:
         result = run(a, b, c, progress=report, notice=_note, **options)
-    if as_json:
-        click.echo(json.dumps(result.to_dict()))
-    else:
-        _print(result.plan.table() + "\n\n" if verbose else "", _summary(result, c), sep="")
+    _report(result, c, as_json, verbose)
+
+
+@cli.command(context_settings=CONTEXT)
+@click.argument("a")
+@click.argument("c")
+@click.option("--transpose", is_flag=True, help="Aᵀ·A instead.")
+@_matrices
+@_running
+def gram(a: str, c: str, progress: bool | None, as_json: bool, verbose: bool, **options: Any) -> None:
+    """C ← α·A·Aᵀ, half the work of multiply, both halves written.
+
+    With β ≠ 0, C ← α·A·Aᵀ + β·C as multiply does it: the old C need not be symmetric. Complex A is not
+    conjugated.
+    """
+    from .api import gram as run
+
+    with _bar(progress) as report:
+        result = run(a, c, progress=report, notice=_note, **options)
+    _report(result, c, as_json, verbose)
 
 
 @cli.command(context_settings=CONTEXT)
@@ -488,10 +507,12 @@ def engine(
     """Whole multiplications, Zarr to Zarr, beside what the plan predicted and the limit of the hardware.
 
     Random arrays are made in a temporary folder in FOLDER (the current one unless given). Rates are measured
-    first, as by info --measure. The limit is the longest of bytes ÷ rate of every stage, operations ÷ rate,
-    and reads and writes together where they share the disk. One more run of each product is traced, for the
-    stages and the timeline. Times are from the call to the return in a warm process; peers are processes of
-    their own, timed without start and imports.
+    first, as by info --measure. One more run of each product is traced: of each stage it tells by how many
+    threads it is done, how long any of them is busy, at what rate then, and the least time that the hardware
+    takes. The limit is the longest of those, or reads and writes together where they share the disk.
+
+    Times are from the call to the return in a warm process; peers are processes of their own, timed without
+    start and imports.
     """
     from . import figures
 
@@ -617,6 +638,13 @@ def _note(text: str) -> None:
     click.echo(f"Note: {text}", err=True)
 
 
+def _report(result: "Result", c: str, as_json: bool, verbose: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(result.to_dict()))
+    else:
+        _print(result.plan.table() + "\n\n" if verbose else "", _summary(result, c), sep="")
+
+
 def _summary(result: "Result", c: str) -> str:
     peak = f"{_size(result.peak_host_bytes)} of {_size(result.plan.budget.host)} host memory"
     if result.peak_device_bytes and result.plan.budget.device:
@@ -658,7 +686,7 @@ def _bar(wanted: bool | None) -> Any:
 
         def report(fraction: float, plan: "Plan", trace: Any) -> None:
             p, seconds = plan.problem, shown.tasks[task].elapsed or 0
-            flops = 2 * p.m * p.n * p.k * fraction / seconds if seconds else 0.0
+            flops = p.flops * fraction / seconds if seconds else 0.0
             (done, unit), (whole, last) = (
                 _size(nbytes).split() for nbytes in (trace.bytes["read"], plan.bytes_read)
             )

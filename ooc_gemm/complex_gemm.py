@@ -55,8 +55,9 @@ class ComplexGemm:
         ldc: int,
         stream: Any,
         in_place: str = "",
+        lower: bool = False,
     ) -> None:
-        """C ← α·op(A)·op(B) + β·C."""
+        """C ← α·op(A)·op(B) + β·C; `lower` as TensorGemm has it."""
         if m == 0 or n == 0:
             return
         if alpha == 0:
@@ -81,8 +82,9 @@ class ComplexGemm:
             _embed(self._double["b"], rows, cols, b_ptr, ldb, to, pitch, alpha, stream)
             b_ptr, ldb = to, pitch
         self.real(
-            m, 2 * n, 2 * k, 1.0, a_ptr, lda, b_ptr, ldb, beta.real, c_ptr, 2 * ldc, stream, in_place + "b"
-        )
+            m, 2 * n, 2 * k, 1.0, a_ptr, lda, b_ptr, ldb, beta.real, c_ptr, 2 * ldc, stream, in_place + "b",
+            lower,
+        )  # fmt: skip
 
     def _of_few_rows(
         self, m: int, n: int, k: int, alpha: complex, a_ptr: int, lda: int, b_ptr: int, ldb: int,

@@ -100,6 +100,8 @@ def execute(
                 blocks[c].free()
                 device.wait(COMPUTE, device.record(UPLOAD))
                 device.scale(block, c)
+            if block.diagonal:
+                device.mirror(block, c)
             done = device.record(COMPUTE)
             for part in plan.parts(block):
                 job = writers.submit(_write, device, target, block, part, c, done, write_slots, trace)
@@ -133,7 +135,7 @@ def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trac
         while True:
             slot, piece = ring.acquire()
             with trace.span("read", operand=piece.operand, chunk=piece.chunk) as span:
-                slot.view, span["nbytes"] = sources[piece.operand].read(piece, slot.data)
+                slot.view, span["nbytes"] = sources[piece.source].read(piece, slot.data)
             device.prepare(slot.data)
             ring.fill(slot)
     except Stopped:

@@ -137,7 +137,8 @@ def engine_heading(report: dict[str, Any]) -> str:
 
 
 def engine_tables(report: dict[str, Any]) -> Iterator[Any]:
-    """Of each product a line, a table of its stages, and how it compares."""
+    """Of each product a line, a table of its stages (by how many threads; the share of the run in which any
+    of them works, and the rate then; the seconds that the hardware needs at least), and how it compares."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -147,8 +148,8 @@ def engine_tables(report: dict[str, Any]) -> Iterator[Any]:
             f"{_si(row['tflops'] * 1e12)}FLOP/s ({row['kernel']} on {row['device']})"
         )
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        table.add_column("stage")
-        for name in ("bytes", "threads", "busy", "of run", "while busy", "at least"):
+        table.add_column("stage", no_wrap=True)
+        for name in ("moves", "by", "busy", "share", "rate", "least"):
             table.add_column(name, justify="right", no_wrap=True)
         for stage, found in row["stages"].items():
             rate = f"{_si(found['bytes_per_second'])}B/s" if found["bytes"] else "–"
@@ -156,7 +157,7 @@ def engine_tables(report: dict[str, Any]) -> Iterator[Any]:
                 rate = f"{_si(2.0 * row['m'] * row['n'] * row['k'] / found['busy_seconds'])}FLOP/s"
             table.add_row(
                 stage,
-                f"{found['bytes'] / 2**20:,.0f} MiB" if found["bytes"] else "–",
+                f"{_si(found['bytes'])}B" if found["bytes"] else "–",
                 str(found["lanes"]),
                 f"{found['busy_seconds']:.2f} s",
                 f"{found['busy_share']:.0%}",

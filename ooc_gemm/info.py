@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from . import local, store
+from . import store
 from .api import _prepare
 from .bench_io import drop
 from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Device, Limits, open_device
@@ -26,6 +26,7 @@ from .devices.cpu import CPU, processor
 from .errors import InputError
 from .execute import execute
 from .limits import default_memory_limit
+from .local import Source
 from .plan import Matrix, MiB, Part, Piece, cut
 from .rates import FILE, file_system, kernel_key
 from .remembered import recall, remember
@@ -90,10 +91,17 @@ def measure(folders: Iterable[str], say: Say = lambda text: None) -> None:
         measure_with(device, places, say)
 
 
-def measure_with(device: Device, places: Iterable[Path], say: Say = lambda text: None) -> None:
-    """The same for one device."""
-    record = measure_device(device, say)
-    known = recall(FILE).get(device.model, {}).get("folders", {})
+def measure_with(
+    device: Device,
+    places: Iterable[Path],
+    say: Say = lambda text: None,
+    dtypes: Iterable[str] | None = None,
+) -> None:
+    """The same for one device, and kernels of some types alone."""
+    record = measure_device(device, say, dtypes)
+    before = recall(FILE).get(device.model, {})
+    record["flops"] = before.get("flops", {}) | record["flops"]
+    known = before.get("folders", {})
     for place in places:
         say(f"{device.name}: reading and writing in {place}")
         known[file_system(place)] = measure_folder(place, device)
@@ -127,12 +135,16 @@ class _Random:
         return random(np.random.Generator(np.random.SFC64(1)), rows, cols, self.dtype.name)
 
 
-def measure_device(device: Device, say: Say = lambda text: None) -> Record:
-    """Copies, fresh memory, the ring, and every kernel that `auto` chooses here."""
+def measure_device(
+    device: Device, say: Say = lambda text: None, dtypes: Iterable[str] | None = None
+) -> Record:
+    """Copies, fresh memory, the ring, and every kernel that `auto` chooses here, or for these types."""
+    wanted = None if dtypes is None else set(dtypes)
     record: Record = {"date": _today(), "flops": {}}
     kernels = [(dtype, precision, "auto") for dtype, precision in TYPES]
     if device.name != "cpu":
         kernels.append(("float32", "highest", "cublas"))
+    kernels = [kind for kind in kernels if wanted is None or kind[0] in wanted] or kernels[:1]
     for dtype, precision, kernel in kernels:
         one = np.dtype(dtype)
         arithmetic = device.arithmetic(one, one, _out(dtype), (SIDES[0],) * 3, 1, kernel, precision)
@@ -232,7 +244,7 @@ def limits_of(device: Device) -> Limits:
     return device.limits(device.arithmetic(one, one, one, (CHUNK,) * 3, 0, "auto", "highest"), None)
 
 
-class _Nothing(local.Source):
+class _Nothing(Source):
     """Pieces that are there at once."""
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:

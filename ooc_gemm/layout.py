@@ -145,7 +145,8 @@ def _layouts(plan: Plan, factor: float) -> Iterator[Layout]:
     """Layouts to look at, fewer operands first; none where good chunks for all would not make it `factor`
     times as fast. Where memory without end would not either, as is usual, that is cheap to know."""
     p, within = plan.problem, plan.predicted_seconds / factor
-    operands = "".join(name for name, s in (("a", p.a), ("b", p.b)) if s.chunked and s.rows and s.cols)
+    sides = [("a", p.a), *([] if p.symmetric else [("b", p.b)])]
+    operands = "".join(name for name, s in sides if s.chunked and s.rows and s.cols)
     ideal = _with_chunks(p, operands, CHUNK_BYTES[0])
     if not operands or least_seconds(ideal, plan.budget, plan.used_rates) > within:
         return
@@ -184,6 +185,8 @@ def _with_chunks(p: Problem, operands: str, size: int) -> Problem:
         rows, cols = sides if outer_is_rows else sides[::-1]
         copy = replace(s, chunk_rows=rows, chunk_cols=cols, whole=False, stored=None)
         p = replace(p, a=copy) if operand == "a" else replace(p, b=copy)
+        if p.symmetric:
+            p = replace(p, b=replace(copy, transposed=not copy.transposed))
     return p
 
 

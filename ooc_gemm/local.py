@@ -35,8 +35,6 @@ class Source:
         """The stored matrix S; `transposed` where the array is Sᵀ (Fortran order)."""
         self.place: Path | None = None
         """The folder it lies in, where that is a local one."""
-        self.read_again = False
-        """What is read will be read again, and free memory could hold it: let the page cache keep it."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -133,7 +131,7 @@ class RawSource(Source):
             base, size = self._folder.extent(i, j)
             if size == 0:
                 raise FileNotFoundError
-            with ChunkFile(f"{self._folder.root}/{key}", direct=not self.read_again) as file:
+            with ChunkFile(f"{self._folder.root}/{key}") as file:
                 size = file.size if size is None else size
                 if size != s.chunk_bytes:
                     raise StoreError(
@@ -179,7 +177,7 @@ class CompressedSource(Source):
         if size == 0:
             return None
         try:
-            with ChunkFile(f"{self._folder.root}/{self._folder.key(i, j)}", not self.read_again) as file:
+            with ChunkFile(f"{self._folder.root}/{self._folder.key(i, j)}") as file:
                 size = file.size if size is None else size
                 return file.read_range(scratch("encoded", room(offset, size), self._room), offset, size)
         except FileNotFoundError:

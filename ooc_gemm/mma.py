@@ -23,7 +23,7 @@ class Mma(TensorGemm):
 
     def _multiply(
         self, config: Config, slices: int, m: int, n: int, k: int, alpha: Any, operands: Operands, beta: Any,
-        c: tuple[int, int], exponents: int, skip: int, stream: Any,
+        c: tuple[int, int], exponents: tuple[int, int], skip: int, stream: Any,
     ) -> None:  # fmt: skip
         (a, lda, _), (b, ldb, _) = operands["a"], operands["b"]
         i64, u = np.int64, np.uintp
@@ -31,6 +31,6 @@ class Mma(TensorGemm):
             i64(m), i64(n), i64(k), alpha, u(a), i64(lda), u(b), i64(ldb), beta, u(c[0]), i64(c[1]),
         )  # fmt: skip
         if self.kind == "fp16x3":
-            args += u(exponents), u(exponents + 4 * m), u(skip)
+            args += u(exponents[0]), u(exponents[1]), u(skip)
         grid = (*config.grid(m, n), slices)
         self._function(config)(grid, config.block, args, config.shared_bytes, stream)

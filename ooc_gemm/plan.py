@@ -205,6 +205,20 @@ class Problem:
     """Scratch of the kernel for each element of a panel of op(A), and of op(B)."""
     kernel: str = ""
     """What multiplies, and why that: for the reader of the plan."""
+    symmetric: bool = False
+    """op(B) is op(A)ᵀ, and so C = Cᵀ: blocks on and below the diagonal are made, the others are their
+    mirror images."""
+
+    @property
+    def flops(self) -> int:
+        """Operations of the product; of a symmetric one, those of half of C and its diagonal."""
+        return (self.m + 1 if self.symmetric else 2 * self.m) * self.n * self.k
+
+    @property
+    def align(self) -> tuple[int, int]:
+        """What block heights and widths are multiples of: chunks of C; of a symmetric one both ways."""
+        rows, cols = self.c.chunk_rows, self.c.chunk_cols
+        return (math.lcm(rows, cols),) * 2 if self.symmetric else (rows, cols)
 
     @property
     def stored_along_k(self) -> tuple[bool, bool]:
@@ -246,7 +260,7 @@ class Rates:
     """How reads and writes share the store: time of both at once, of equally long ones, over the sum of
     their times alone. 1: they take turns; ½: they do not disturb each other."""
     start: float = 0.0
-    """Seconds before the first read and after the last write."""
+    """Seconds before the first read and after the last write, beside those for slots."""
     note: str = ""
     """Where these numbers are from: for the reader of the plan."""
 
@@ -282,6 +296,8 @@ class Block:
     rows: int
     col: int
     cols: int
+    diagonal: bool = False
+    """It is symmetric: its panels of op(A) are those of op(B), too, and its lower triangle is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,17 +321,31 @@ class Piece:
     """It is still in host memory: nothing is read."""
     kept: bool = False
     """It stays in host memory for its next use."""
+    matrix: str = ""
+    """The stored matrix it is cut from, where that is not the operand's: op(B) = op(A)ᵀ is cut from A."""
+
+    @property
+    def source(self) -> str:
+        """The stored matrix it is cut from."""
+        return self.matrix or self.operand
+
+    @property
+    def place(self) -> tuple[str, tuple[int, int], tuple[int, int]]:
+        """What it is, wherever it is used."""
+        return self.source, self.rows, self.cols
 
 
 @dataclass(frozen=True)
 class Part:
-    """One chunk of C and its place in the block that makes it."""
+    """One chunk of C and its place in the block that makes it, or in that block's transpose."""
 
     chunk: tuple[int, int]
     row: int
     col: int
     rows: int
     cols: int
+    mirrored: bool = False
+    """It is a part of the block's transpose."""
 
 
 def cut(
@@ -326,6 +356,7 @@ def cut(
     slot_bytes: int,
     found: int = 0,
     kept: int = 0,
+    matrix: str = "",
 ) -> Iterator[Piece]:
     """rows × cols of a stored matrix in pieces: at chunk edges, and where a chunk can be read in part
     also between rows, so that each fits a slot. The first `found` of them are in host memory, the first
@@ -341,7 +372,7 @@ def cut(
                 into = (start - rows[0], col - cols[0])
                 yield Piece(
                     operand, (i, j), (start, stop), (col, col_stop), span, into, panel,
-                    number < found, number < kept,
+                    number < found, number < kept, matrix,
                 )  # fmt: skip
                 number += 1
 
@@ -405,7 +436,7 @@ class Plan:
     @property
     def block_count(self) -> int:
         """How many blocks C is made in."""
-        return ceil_div(self.problem.m, self.bm) * ceil_div(self.problem.n, self.bn)
+        return _block_count(self.problem, self.bm, self.bn)
 
     @property
     def panel_count(self) -> int:
@@ -413,23 +444,26 @@ class Plan:
         return ceil_div(self.problem.k, self.bk)
 
     def blocks(self) -> Iterator[Block]:
-        """Every element of C exactly once."""
-        for index, (i, j) in enumerate(_serpentine(self.problem, self.bm, self.bn, self.by_columns)):
+        """Every element of C exactly once; of a symmetric one, those on and below the diagonal."""
+        for index, (i, j) in enumerate(_places(self.problem, self.bm, self.bn, self.by_columns)):
             row, col = i * self.bm, j * self.bn
             rows, cols = min(self.bm, self.problem.m - row), min(self.bn, self.problem.n - col)
-            yield Block(index, row, rows, col, cols)
+            yield Block(index, row, rows, col, cols, diagonal=self.problem.symmetric and i == j)
 
     def panels(self) -> Iterator[tuple[int, int]]:
         """The k ranges of a block, in order: every k exactly once."""
         return ranges(self.problem.k, self.bk)
 
     def pieces(self, block: Block, panel: tuple[int, int]) -> Iterator[Piece]:
-        """What fills one pair of panels."""
+        """What fills one pair of panels; on the diagonal op(A)'s alone."""
         row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
         visit = 2 * (block.index * self.panel_count + panel[0] // self.bk)
+        matrix = "a" if self.problem.symmetric else ""
         for number, (operand, (s, rows, cols)) in enumerate(_sides(self.problem, row, col, panel).items()):
+            if operand == "b" and block.diagonal:
+                continue
             found, kept = (x[visit + number] if x else 0 for x in (self.found, self.kept))
-            yield from cut(operand, s, rows, cols, self.slot_bytes, found, kept)
+            yield from cut(operand, s, rows, cols, self.slot_bytes, found, kept, matrix)
 
     def block_pieces(self, block: Block) -> Iterator[Piece]:
         """What is read to fill a block with the C that was (β ≠ 0)."""
@@ -438,11 +472,19 @@ class Plan:
             yield from cut("c", self.problem.c, row, col, self.slot_bytes)
 
     def parts(self, block: Block) -> Iterator[Part]:
-        """The chunks of C that a block makes. Block edges are chunk edges, so each is whole."""
+        """The chunks of C that a block makes, and its mirror image. Block edges are chunk edges, so each is
+        whole."""
+        yield from self._parts((block.row, block.rows), (block.col, block.cols), mirrored=False)
+        if self.problem.symmetric and not block.diagonal:
+            yield from self._parts((block.col, block.cols), (block.row, block.rows), mirrored=True)
+
+    def _parts(self, down: tuple[int, int], across: tuple[int, int], mirrored: bool) -> Iterator[Part]:
+        """Of (first row, rows) and (first column, columns) of C."""
         c = self.problem.c
-        for i, row, row_stop in overlaps(block.row, block.row + block.rows, c.chunk_rows):
-            for j, col, col_stop in overlaps(block.col, block.col + block.cols, c.chunk_cols):
-                yield Part((i, j), row - block.row, col - block.col, row_stop - row, col_stop - col)
+        for i, row, row_stop in overlaps(down[0], sum(down), c.chunk_rows):
+            for j, col, col_stop in overlaps(across[0], sum(across), c.chunk_cols):
+                size = row_stop - row, col_stop - col
+                yield Part((i, j), row - down[0], col - across[0], *size, mirrored)
 
     def __str__(self) -> str:
         """The plan as a table, with its reasons."""
@@ -453,8 +495,11 @@ class Plan:
         p, c = self.problem, self.problem.c
         moved, bound = self.bytes_read + self.bytes_written, self.lower_bound_bytes
         slowest = max(self.stage_seconds, key=lambda stage: self.stage_seconds[stage], default="")
+        mirrored = ", symmetric: one half is computed" if p.symmetric else ""
+        inputs = p.a.stored_bytes + (0 if p.symmetric else p.b.stored_bytes)
+        hold = "input holds" if p.symmetric else "inputs hold"
         rows = [
-            ("product", f"{p.m}×{p.k} · {p.k}×{p.n}"),
+            ("product", f"{p.m}×{p.k} · {p.k}×{p.n}{mirrored}"),
             *([("kernel", p.kernel)] if p.kernel else []),
             (
                 "blocks of C",
@@ -464,7 +509,7 @@ class Plan:
             ("chunks of C", f"{c.chunk_rows}×{c.chunk_cols}, {_mib(c.chunk_bytes)}"),
             (
                 "read",
-                f"{_mib(self.bytes_read)} (the inputs hold {_mib(p.a.stored_bytes + p.b.stored_bytes)})",
+                f"{_mib(self.bytes_read)} (the {hold} {_mib(inputs)})",
             ),
             *([("cache", self._cache_words())] if self.cache_slots else []),
             ("written", _mib(self.bytes_written)),
@@ -497,7 +542,8 @@ class Plan:
         ]
         out = {key: getattr(self, key) for key in keys}
         c = self.problem.c
-        out.update(kernel=self.problem.kernel, rates=self.used_rates.note)
+        out.update(kernel=self.problem.kernel, symmetric=self.problem.symmetric)
+        out.update(rates=self.used_rates.note)
         out.update(blocks=self.block_count, panels=self.panel_count, chunks=[c.chunk_rows, c.chunk_cols])
         out.update(host_bytes=self.host_bytes, device_bytes=self.device_bytes)
         out.update(memory_limit=self.budget.host, device_memory_limit=self.budget.device)
@@ -546,17 +592,31 @@ def _sides(p: Problem, row: tuple[int, int], col: tuple[int, int], k: tuple[int,
     }
 
 
-def _serpentine(p: Problem, bm: int, bn: int, by_columns: bool) -> Iterator[tuple[int, int]]:
-    """Block rows and columns of C in the order in which they are made: there and back."""
+def _places(p: Problem, bm: int, bn: int, by_columns: bool) -> Iterator[tuple[int, int]]:
+    """Block rows and columns of C in the order in which they are made: there and back. Of a symmetric C row
+    by row, each leftwards from the diagonal and then its diagonal block, so that all share a panel with
+    the one before."""
     down, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
+    if p.symmetric:
+        for i in range(down):
+            for j in (*reversed(range(i)), i):
+                yield i, j
+        return
     outer, inner = (across, down) if by_columns else (down, across)
     for i in range(outer):
         for j in range(inner) if i % 2 == 0 else reversed(range(inner)):
             yield (j, i) if by_columns else (i, j)
 
 
+def _block_count(p: Problem, bm: int, bn: int) -> int:
+    down, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
+    return down * (down + 1) // 2 if p.symmetric else down * across
+
+
 _Unit = tuple[str, int, int]
-"""A panel, as the cache sees it: its operand, its number down or across C, its number along k."""
+"""A panel, as the cache sees it: its matrix, its number down or across C, its number along k."""
+_NOTHING = "", 0, 0
+"""The panel of op(B) of a block on the diagonal."""
 
 
 def _unit(plan: Plan, unit: _Unit) -> Iterator[Piece]:
@@ -573,16 +633,22 @@ def _visits(plan: Plan) -> list[tuple[_Unit, list[int]]]:
     """Every panel in the order of the schedule, op(A)'s before op(B)'s, and what reading its pieces would
     move from the store: bytes of the first, of the first two, and so on."""
 
+    symmetric = plan.problem.symmetric
+
     @cache
     def sizes(unit: _Unit) -> list[int]:
+        if unit == _NOTHING:
+            return []
         s = plan.problem.a if unit[0] == "a" else plan.problem.b
         return list(accumulate(_moved(s, piece) for piece in _unit(plan, unit)))
 
     units = (
-        (operand, strip, number)
-        for place in _serpentine(plan.problem, plan.bm, plan.bn, plan.by_columns)
+        _NOTHING
+        if symmetric and operand == "b" and i == j
+        else ("a" if symmetric else operand, strip, number)
+        for i, j in _places(plan.problem, plan.bm, plan.bn, plan.by_columns)
         for number in range(plan.panel_count)
-        for operand, strip in zip("ab", place, strict=True)
+        for operand, strip in (("a", i), ("b", j))
     )
     return [(unit, sizes(unit)) for unit in units]
 
@@ -646,6 +712,8 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
     }
     panels = panel_elements(p, x.bm, x.bn, x.bk)
     scratch = panels[0] * p.scratch[0] + panels[1] * p.scratch[1] + (x.bm + x.bn) * p.line_bytes
+    if p.symmetric and budget.device is not None:
+        scratch += chunk * p.block_itemsize  # where a part is transposed
     compute = {
         "panels": PANEL_BUFFERS * sum(panels) * p.panel_itemsize,
         "C blocks": x.c_buffers * x.bm * x.bn * p.block_itemsize,
@@ -657,6 +725,8 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
 
 
 PANEL_BUFFERS = 2
+DIAGONAL_STRIPS = 16
+"""Strips of rows in which a block on the diagonal is made, each up to the diagonal: 17/32 of its products."""
 
 
 def panel_elements(p: Problem, bm: int, bn: int, bk: int) -> tuple[int, int]:
@@ -700,18 +770,25 @@ def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
     return Pass(nbytes, 0.0, count, s.rows * col_touches if apart else count)
 
 
-def _found_shares(
-    cache: int, by_columns: bool, a: Pass, b: Pass, down: int, across: int
-) -> tuple[float, float]:
+def _found_shares(x: "_Candidate", a: Pass, b: Pass, down: int, across: int) -> tuple[float, float]:
     """Which share of all pieces of A, and of B, a cache finds: an estimate of what `reuse.hits` will say.
     Next block's panel of the operand that stays comes first, then that at the turn, then any."""
-    if by_columns:
-        return _found_shares(cache, False, b, a, across, down)[::-1]
+    if x.by_columns:
+        return _found_shares(replace(x, by_columns=False), b, a, across, down)[::-1]
     strip_a, strip_b = a.pieces / down, b.pieces / across
-    found_a = down * (across - 1) * min(cache, strip_a)
-    spare = max(0.0, cache - strip_a - strip_b)
-    found_b = (down - 1) * min(b.pieces, min(cache, strip_b) + spare)
+    found_a = down * (across - 1) * min(x.cache, strip_a)
+    spare = max(0.0, x.cache - strip_a - strip_b)
+    found_b = (down - 1) * min(b.pieces, min(x.cache, strip_b) + spare)
     return found_a / max(1.0, a.pieces * across), found_b / max(1.0, b.pieces * down)
+
+
+def _found_share(x: "_Candidate", a: Pass, down: int) -> float:
+    """The same of a symmetric product, whose block row i uses its own strip of A i times more, and i others,
+    of which the last block row has used all but one."""
+    strip = a.pieces / down
+    spare = max(0.0, x.cache - 2 * strip)
+    found = sum(i * min(x.cache, strip) + min(i * strip, min(x.cache, strip) + spare) for i in range(1, down))
+    return found / max(1.0, a.pieces * down)
 
 
 def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[dict[str, float], float]:
@@ -722,31 +799,40 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     down, across, deep = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn), ceil_div(p.k, x.bk)
     slot = _slot_bytes(p, x)
     a = one_pass(p.a, *((x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)), slot)
-    b = one_pass(p.b, *((x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)), slot)
-    found = _found_shares(x.cache, x.by_columns, a, b, down, across) if x.cache else (0.0, 0.0)
-    sides = [(p.a, a, across, 1 - found[0]), (p.b, b, down, 1 - found[1])]
+    if p.symmetric:
+        sides = [(p.a, a, across, 1 - _found_share(x, a, down) if x.cache else 1.0)]
+    else:
+        b = one_pass(p.b, *((x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)), slot)
+        found = _found_shares(x, a, b, down, across) if x.cache else (0.0, 0.0)
+        sides = [(p.a, a, across, 1 - found[0]), (p.b, b, down, 1 - found[1])]
     if p.reads_c:
         sides.append((x.c, one_pass(x.c, x.bm, x.bn, slot), 1, 1.0))
-    read = x.cache * slot / rates.touch
-    uploaded = 0.0
+    read = uploaded = handling = 0.0
     # A few readers do not keep a disk busy.
     rate = rates.read * (1.0 if rates.shared else min(1.0, x.ring.readers / BUSY_READERS))
     for s, one, times, share in sides:
         moving = one.nbytes / rate + one.decoded / rates.decode + one.calls * rates.read_seconds
-        read += times * (share * moving + one.pieces * rates.piece_seconds)
+        read += times * share * moving
+        handling += times * one.pieces * rates.piece_seconds
         uploaded += times * s.rows * s.cols * s.itemsize
     written = x.c.rows * x.c.cols
-    flops = 2.0 * p.m * p.n * p.k
+    cache = x.cache * slot / rates.touch
+    thin = rates.thin / x.bk + 64 / x.bm + 64 / x.bn
+    if p.symmetric:  # blocks on the diagonal, in thin strips whose ends stand out
+        thin += (1 + 64 * DIAGONAL_STRIPS / x.bm) / (DIAGONAL_STRIPS * max(1, down))
     stages = {
-        "read": read,
+        # While some readers wait for the store, others take fresh memory, and the conductor hands pieces on.
+        "read": read + handling + cache if rates.shared else max(read, handling, cache),
         "upload": uploaded / rates.upload,
-        "compute": flops / rates.flops * (1 + rates.thin / x.bk + 64 / x.bm + 64 / x.bn),
+        "compute": p.flops / rates.flops * (1 + thin),
         "download": written * p.block_itemsize / rates.download,
         "write": written * x.c.itemsize / rates.write,
     }
+    fresh = x.ring.slots * slot + x.ring.writers * x.c.chunk_rows * x.c.chunk_cols * p.block_itemsize
+    start = rates.start + fresh / rates.touch
     if rates.shared:
-        return stages, rates.start + sum(stages.values())
-    blocks = down * across
+        return stages, start + sum(stages.values())
+    blocks = _block_count(p, x.bm, x.bn)
     each_read, each_multiply = (stages[name] / max(1, blocks * deep) for name in ("read", "compute"))
     parts = blocks if x.c_buffers > 1 else 1
     last = (stages["download"] + stages["write"]) / max(1, parts)
@@ -758,7 +844,7 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
         max(store, each_read + stages["upload"]) + each_multiply,
         max(stages["read"], stages["compute"]) / max(1, blocks) + hidden,
     )
-    return stages, rates.start + longest + last
+    return stages, start + longest + last
 
 
 def taking_turns(read: float, write: float, turns: float) -> float:
@@ -815,7 +901,7 @@ def _outputs(p: Problem) -> list[Matrix]:
     for size in CHUNK_BYTES:
         elements = size // p.c.itemsize
         rows = chunk_side(p.m, max(math.isqrt(elements), elements / max(1, p.n)), rows_of_a)
-        cols = chunk_side(p.n, elements / rows, cols_of_b)
+        cols = rows if p.symmetric else chunk_side(p.n, elements / rows, cols_of_b)
         c = replace(p.c, chunk_rows=rows, chunk_cols=cols)
         if c not in found:
             found.append(c)
@@ -826,16 +912,20 @@ def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
     """The schedule of least predicted time among those whose ledgers fit both budgets. Chunks of C of
     the wanted size and an ample ring come first: less of either must save 5 % to be taken.
 
+    A symmetric C whose blocks cannot be square and small enough is made as if it were not symmetric.
+
     Raises BudgetError, with the smallest limit that would do, where none fits.
     """
     x = _best(problem, budget, rates)
+    if x is None and problem.symmetric:
+        return make_plan(replace(problem, symmetric=False), budget, rates)
     if x is None:
         raise _refusal(problem, budget)
     return _finish(problem, budget, rates, x)
 
 
 def predict(problem: Problem, budget: Budget, rates: Rates) -> float:
-    """Predicted seconds of the plan, without making it; infinite where none fits."""
+    """Predicted seconds of the plan, without making it; infinite where none fits (with symmetric blocks)."""
     x = _best(problem, budget, rates)
     return math.inf if x is None else _seconds(problem, budget, rates, x)[1]
 
@@ -869,7 +959,8 @@ def _search(
 ) -> tuple[float, int, _Candidate] | None:
     """The best block and panel sizes for one ring and one layout of C: (seconds, elements, candidate)."""
     best: tuple[float, int, _Candidate] | None = None
-    heights, widths = steps(p.m, c.chunk_rows), steps(p.n, c.chunk_cols)
+    rows, cols = replace(p, c=c).align
+    heights, widths = steps(p.m, rows), steps(p.n, cols)
     for c_buffers in (1,) if budget.device is None else (2, 1):
         for bk in _depths(p):
             for bm in heights:
@@ -877,8 +968,12 @@ def _search(
                 def fits(bn: int, bm: int = bm, bk: int = bk, c_buffers: int = c_buffers) -> bool:
                     return _fits(p, budget, _Candidate(c, bm, bn, bk, c_buffers, ring))
 
-                widest = bisect_left(widths, True, key=fits)
-                for bn in widths[widest : widest + 2]:  # narrower blocks only read more
+                if p.symmetric:
+                    chosen = [bm] if fits(bm) else []
+                else:  # narrower blocks only read more
+                    widest = bisect_left(widths, True, key=fits)
+                    chosen = widths[widest : widest + 2]
+                for bn in chosen:
                     plain = _Candidate(c, bm, bn, bk, c_buffers, ring)
                     for x in (plain, *_cached(p, budget, plain)):
                         elements = bm * bn + (bm + bn) * bk + x.cache
@@ -896,7 +991,8 @@ def _cached(p: Problem, budget: Budget, x: _Candidate) -> Iterator[_Candidate]:
     spare = (budget.host - sum(_ledgers(p, budget, x)[0].values())) // _slot_bytes(p, x)
     if spare >= LEAST_CACHE_SLOTS and down * across > 1 and 2 * down * across * deep <= MAX_VISITS:
         yield replace(x, cache=spare, by_columns=False)
-        yield replace(x, cache=spare, by_columns=True)
+        if not p.symmetric:
+            yield replace(x, cache=spare, by_columns=True)
 
 
 def _refusal(p: Problem, budget: Budget) -> BudgetError:
@@ -935,8 +1031,10 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
     down, across = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn)
     p = replace(p, c=x.c)
     bytes_read = across * p.a.read_bytes(*((x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)))
-    bytes_read += down * p.b.read_bytes(*((x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)))
-    uploaded = (across * p.m * p.k * p.a.itemsize) + (down * p.k * p.n * p.b.itemsize)
+    uploaded = across * p.m * p.k * p.a.itemsize
+    if not p.symmetric:  # else each strip of A has met all others as op(A) or as op(B), and itself once
+        bytes_read += down * p.b.read_bytes(*((x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)))
+        uploaded += down * p.k * p.n * p.b.itemsize
     if p.reads_c:
         bytes_read += p.c.read_bytes(x.bm, x.bn)
         uploaded += p.m * p.n * p.c.itemsize
@@ -976,9 +1074,14 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
 
 def lower_bound_bytes(p: Problem, fast_bytes: int) -> int:
     """Least bytes between store and a fast memory of `fast_bytes` for any schedule of the classical
-    algorithm: 2mnk/√S − 2S elements (Smith, Lowery, Langou, van de Geijn, arXiv:1702.02017), and never
-    less than each input read and C written once."""
+    algorithm: 2mnk/√S − 2S elements (Smith, Lowery, Langou, van de Geijn, arXiv:1702.02017), of a symmetric
+    product m(m − 1)k/√(2S) − 2S (Beaumont, Eyraud-Dubois, Vérité, Langou, SPAA 2022), and never less than
+    each input read and C written once."""
     s = max(1.0, fast_bytes / p.panel_itemsize)
-    classical = (2.0 * p.m * p.n * p.k / math.sqrt(s) - 2.0 * s) * p.panel_itemsize
-    compulsory = p.a.stored_bytes + p.b.stored_bytes + p.m * p.n * p.c.itemsize
-    return max(round(classical), compulsory)
+    loads = 2.0 * p.m * p.n * p.k / math.sqrt(s)
+    inputs = p.a.stored_bytes + p.b.stored_bytes
+    if p.symmetric:
+        loads = p.m * (p.m - 1.0) * p.k / math.sqrt(2 * s)
+        inputs = p.a.stored_bytes
+    compulsory = inputs + p.m * p.n * p.c.itemsize
+    return max(round((loads - 2.0 * s) * p.panel_itemsize), compulsory)

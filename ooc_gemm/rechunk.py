@@ -119,7 +119,7 @@ def _copied(copy: Copy, source: Source, place: Path) -> tuple[Source, int, int]:
                 read += _each(readers, read_slots, pieces, fill)
                 written += _each(writers, write_slots, parts, drain)
     made = target.source()
-    made.name, made.matrix, made.read_again = source.name, t, source.read_again
+    made.name, made.matrix = source.name, t
     return made, read, written
 
 

@@ -72,7 +72,7 @@ class Ring:
                 raise Stopped
             while (task := next(self._tasks, None)) is not None and task.found:
                 # Its slot may still be on its way through the ring, or even be read; it keeps its turn.
-                at = self._kept[_place(task)] if task.kept else self._kept.pop(_place(task))
+                at = self._kept[task.place] if task.kept else self._kept.pop(task.place)
                 self._full.append(at)
                 self._changed.notify_all()
             if task is None:
@@ -81,7 +81,7 @@ class Ring:
             slot.filled = False
             self._full.append(slot)
             if task.kept:
-                self._kept[_place(task)] = slot
+                self._kept[task.place] = slot
         if slot.guard is not None:
             slot.guard.synchronize()
             slot.guard = None
@@ -116,8 +116,3 @@ class Ring:
             self._closed = True
             self._error = self._error or error
             self._changed.notify_all()
-
-
-def _place(piece: Piece) -> tuple[object, ...]:
-    """What it is a part of, wherever it is used."""
-    return piece.operand, piece.rows, piece.cols

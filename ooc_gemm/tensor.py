@@ -13,12 +13,15 @@ wgmma.py and mma.py launch the product itself.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from . import catalog, nvrtc
 from .nvrtc import Config
+from .plan import DIAGONAL_STRIPS
 from .tiles import ceil_div, ranges, round_up
 
 PITCH_BYTES = 256
@@ -32,6 +35,8 @@ FALLBACK_SLICES = 8
 """A plain float32 sum over all of k would be less accurate than SGEMM's, which is made of several."""
 SPLIT_PAYS, SPLIT_PAYS_DEEP = 600, 256
 """m·n/(m + n), and k, from which fp16x3 is ahead of plain float32 on an H200, its split included."""
+LEAST_STRIP = 1024
+"""Rows of a strip of a symmetric C, at least; strips begin where segments of split.cu may begin."""
 _FLAG_BYTES = 12
 """The flag of split.cu, and a count for each operand."""
 _SPLIT_KERNELS = ("row_exponents", "column_largest", "column_exponents", "split")
@@ -98,7 +103,7 @@ class TensorGemm(ABC):
         operands: Operands,
         beta: Any,
         c: tuple[int, int],
-        exponents: int,
+        exponents: tuple[int, int],
         skip: int,
         stream: Any,
     ) -> None:
@@ -132,43 +137,69 @@ class TensorGemm(ABC):
         ldc: int,
         stream: Any,
         in_place: str = "",
+        lower: bool = False,
     ) -> None:
         """As `nvrtc.launch`, but rows of A and B must start at multiples of PITCH_BYTES (fp16x3), of 16
         bytes, or anywhere (dmma). `in_place`: names of operands that may be overwritten; fp16x3 takes memory
-        for the others."""
+        for the others. `lower`: of C no more than `strips` up to the diagonal, for it is symmetric (a real
+        one, or a complex one of real ones side by side: n/m columns for each row); A and B at one address
+        are prepared once."""
         if m == 0 or n == 0:
             return
         if alpha == 0:
             k = 0
-        given, out = ((a_ptr, lda), (b_ptr, ldb)), (c_ptr, ldc)
-        operands = {"a": (a_ptr, lda, m), "b": (b_ptr, ldb, n)}
-        exponents = skip = 0  # none
+        given = {"a": (a_ptr, lda, m), "b": (b_ptr, ldb, n)}
+        prepared, exponents, skip, thin = given, (0, 0), 0, False
         if self.kind == "fp16x3" and k:
-            if self._chooses and not split_pays(m, n, k):
+            thin = self._chooses and not split_pays(m, n, k)
+            if thin:
                 plain = catalog.choose_ffma(self._plain, m, n, k, self._multiprocessors)
-                self._fall_back(plain, k, m, n, k, alpha, *given, beta, out, self._flag(1, stream), stream)
-                return
-            exponents, skip = self._exponents(m, n, k, operands, stream)
-            self._split_operands(k, operands, exponents, skip, in_place, stream)
+                depth, skip = k, self._flag(1, stream)
+            else:
+                plain, depth = self._plain[0], max(1024, ceil_div(k, FALLBACK_SLICES))
+                shared = lower and a_ptr == b_ptr
+                prepared = {"a": given["a"]} if shared else dict(given)
+                at, skip = self._exponents(m, n, k, prepared, stream)
+                self._split_operands(k, prepared, at, skip, in_place, stream)
+                prepared, exponents = {"b": prepared["a"], **prepared}, (at, at if shared else at + 4 * m)
+        size = np.dtype(self.configs[0].dtype).itemsize
+        for start, stop in strips(m) if lower else [(0, m)]:
+            cut = partial(self._cut, start, stop, n // m * stop if lower else n)
+            c = c_ptr + start * ldc * size, ldc
+            if not thin:
+                at = exponents[0] + 4 * start
+                self._product(k, alpha, cut(prepared), beta, c, (at, exponents[1]), skip, stream)
+            if skip:  # the split may not have come about
+                self._fall_back(plain, depth, k, alpha, cut(given), beta, c, skip, stream)
+
+    def _cut(self, start: int, stop: int, width: int, operands: Operands) -> Operands:
+        """What makes rows [start, stop) of the first `width` columns of C."""
+        ptr, ld, _ = operands["a"]
+        step = np.dtype(self._types["a"]).itemsize * (1 if self._mn["a"] else ld)
+        return {"a": (ptr + start * step, ld, stop - start), "b": (*operands["b"][:2], width)}
+
+    def _product(
+        self, k: int, alpha: float, operands: Operands, beta: float, c: tuple[int, int],
+        exponents: tuple[int, int], skip: int, stream: Any,
+    ) -> None:  # fmt: skip
+        """Of operands that are split, or need not be."""
+        m, n = operands["a"][2], operands["b"][2]
         scalar, (config, slices) = self._scalar, self.choose(m, n, k)
         self._turn_operands(config, k, operands, stream)
         if slices == 1:
             self._multiply(
-                config, 1, m, n, k, scalar(alpha), operands, scalar(beta), out, exponents, skip, stream
+                config, 1, m, n, k, scalar(alpha), operands, scalar(beta), c, exponents, skip, stream
             )
-        else:
-            parts = self.memory("slices", np.dtype(config.dtype).itemsize * slices * m * n)
-            self._multiply(
-                config, slices, m, n, k, scalar(1), operands, scalar(0), (parts, n), exponents, skip, stream
-            )
-            args = (
-                np.int64(m), np.int32(n), np.int32(slices), scalar(alpha), np.uintp(parts), scalar(beta),
-                np.uintp(c_ptr), np.int64(ldc), np.uintp(skip),
-            )  # fmt: skip
-            self._sum((ceil_div(m * n, 256),), (256,), args, 0, stream)
-        if skip:
-            depth = max(1024, ceil_div(k, FALLBACK_SLICES))
-            self._fall_back(self._plain[0], depth, m, n, k, alpha, *given, beta, out, skip, stream)
+            return
+        parts = self.memory("slices", np.dtype(config.dtype).itemsize * slices * m * n)
+        self._multiply(
+            config, slices, m, n, k, scalar(1), operands, scalar(0), (parts, n), exponents, skip, stream
+        )
+        args = (
+            np.int64(m), np.int32(n), np.int32(slices), scalar(alpha), np.uintp(parts), scalar(beta),
+            np.uintp(c[0]), np.int64(c[1]), np.uintp(skip),
+        )  # fmt: skip
+        self._sum((ceil_div(m * n, 256),), (256,), args, 0, stream)
 
     def _split_operands(
         self, k: int, operands: Operands, exponents: int, skip: int, in_place: str, stream: Any
@@ -197,16 +228,17 @@ class TensorGemm(ABC):
             operands[name] = turned, pitch, lines
 
     def _fall_back(
-        self, plain: Config, depth: int, m: int, n: int, k: int, alpha: float, a: tuple[int, int],
-        b: tuple[int, int], beta: float, c: tuple[int, int], flag: int, stream: Any,
+        self, plain: Config, depth: int, k: int, alpha: float, operands: Operands, beta: float,
+        c: tuple[int, int], flag: int, stream: Any,
     ) -> None:  # fmt: skip
         """Plain float32, `depth` of k at a time. Nothing happens unless the flag is raised; then A and B are
         still as they were."""
+        (a, lda, m), (b, ldb, n) = operands["a"], operands["b"]
         for start, stop in ranges(k, depth):
-            a_ptr = a[0] + 4 * start * (a[1] if self._mn["a"] else 1)
-            b_ptr = b[0] + 4 * start * (b[1] if self._mn["b"] else 1)
+            a_ptr = a + 4 * start * (lda if self._mn["a"] else 1)
+            b_ptr = b + 4 * start * (ldb if self._mn["b"] else 1)
             nvrtc.launch(
-                self._function(plain), plain, m, n, stop - start, alpha, a_ptr, a[1], b_ptr, b[1],
+                self._function(plain), plain, m, n, stop - start, alpha, a_ptr, lda, b_ptr, ldb,
                 beta if start == 0 else 1.0, *c, stream, flag,
             )  # fmt: skip
 
@@ -275,6 +307,12 @@ class TensorGemm(ABC):
             self.memory("flag", _FLAG_BYTES)
             self.memory("exponents", 4 * (m + n))
             self.memory("largest", 4 * max(m, n))
+
+
+def strips(extent: int) -> Iterator[tuple[int, int]]:
+    """Rows of a symmetric matrix, each strip to be computed up to the diagonal: as many as save most of the
+    other half, and none so thin that its tiles would not keep all multiprocessors busy."""
+    return ranges(extent, round_up(max(LEAST_STRIP, ceil_div(extent, DIAGONAL_STRIPS)), 64))
 
 
 def split_pays(m: int, n: int, k: int) -> bool:

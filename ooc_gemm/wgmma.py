@@ -40,7 +40,7 @@ class Wgmma(Mma):
 
     def _multiply(
         self, config: Config, slices: int, m: int, n: int, k: int, alpha: Any, operands: Operands, beta: Any,
-        c: tuple[int, int], exponents: int, skip: int, stream: Any,
+        c: tuple[int, int], exponents: tuple[int, int], skip: int, stream: Any,
     ) -> None:  # fmt: skip
         if config.kernel == "mma":
             super()._multiply(config, slices, m, n, k, alpha, operands, beta, c, exponents, skip, stream)
@@ -49,7 +49,7 @@ class Wgmma(Mma):
         i32, u, cluster = np.int32, np.uintp, config.value("CLUSTER")
         args = (
             *maps, i32(m), i32(n), i32(k), alpha, beta, u(c[0]), np.int64(c[1]),
-            u(exponents), u(exponents + 4 * m), u(skip), i32(slices),
+            u(exponents[0]), u(exponents[1]), u(skip), i32(slices),
         )  # fmt: skip
         at_once = self._multiprocessors // cluster * config.value("RESIDENT")
         grid = min(at_once, config.grid(m, n)[0] * slices) * cluster

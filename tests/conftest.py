@@ -65,6 +65,11 @@ class Recording(CPU):
         self.log.append(("multiply", p, c, first))
         super().multiply(block, panel, p, c, first)
 
+    def mirror(self, block, c):
+        assert block.diagonal
+        self.log.append(("mirror", c))
+        super().mirror(block, c)
+
     def download(self, block, part, c, target):
         self.log.append(("download", block.index, part.chunk))
         return super().download(block, part, c, target)

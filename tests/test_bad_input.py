@@ -116,6 +116,8 @@ def test_operands(here, command, args, words):
     Path("unfinished", V3).rename(f"unfinished/{V3}.partial")
     c = {"multiply": ["c"], "plan": [], "verify": ["old"]}[command]
     refused(command, *args, *c, words=words)
+    if command == "multiply":
+        refused("gram", args[0] if args[0] != "a" else args[1], "c", words=words)
 
 
 @pytest.mark.parametrize(
@@ -288,6 +290,20 @@ def test_a_group_that_holds_an_input(here):
     refused("multiply", "g/a", "b", "g", "-f", words=["g is, contains or lies inside the input g/a"])
     Path("alias").symlink_to("g")
     refused("multiply", "alias/a", "b", "g/a", "-f", words=["input alias/a"])
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["a", "old"], ["old exists", "-f"]),
+        (["a", "a", "-f"], ["inside the input a", "somewhere else"]),
+        (["a", "c", "--beta", "1"], ["c does not exist", "beta is not 0"]),
+        (["a", "old", "--beta", "1"], ["old has shape (60, 40) but the product is 60×60"]),
+        (["a", "old", "--transpose", "--beta", "1"], ["old has shape (60, 40) but the product is 50×50"]),
+    ],
+)
+def test_gram(here, args, words):
+    refused("gram", *args, words=words)
 
 
 @pytest.mark.parametrize("refusal", [["-M", "1MiB"], ["-d", "tpu"], ["--kernel", "x"], ["--chunks", "0,1"]])
@@ -489,6 +505,7 @@ def test_a_bucket_without_credentials(here, monkeypatch):
 def test_options(here, options, words):
     refused("multiply", "a", "b", "c", *options, words=words)
     refused("plan", "a", "b", *options, words=words)
+    refused("gram", "a", "c", *options, words=words)
 
 
 def test_a_device_that_is_not_here(here):
@@ -563,6 +580,9 @@ def test_other_commands(here, args, words):
         ["nonsense"],
         ["multiply"],
         ["multiply", "a", "b"],
+        ["gram", "a"],
+        ["gram", "a", "c", "d"],
+        ["gram", "a", "c", "--transpose-a"],
         ["multiply", "a", "b", "c", "d"],
         ["multiply", "a", "b", "c", "--nope"],
         ["multiply", "a", "b", "c", "--chunks", "5"],

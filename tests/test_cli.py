@@ -110,6 +110,27 @@ def test_plan_json_of_what_does_not_fit(here):
     assert ooc("plan", "a", "b", *CPU, "--json", "-M", least - 1).code == 2
 
 
+def test_gram_json(here):
+    found = parsed(ooc("gram", "a", "new", *CPU, "--json", "-M", "4GiB", "--alpha", "2", "--trace", "t.json"))
+    assert list(found) == RESULT.split()
+    assert (found["m"], found["n"], found["k"]) == (60, 60, 40)
+    assert found["tflops"] == pytest.approx(60 * 61 * 40 / found["seconds"] / 1e12)
+    assert found["bytes_read"] == stored_bytes("a") == found["plan"]["bytes_read"]
+    assert found["bytes_written"] == stored_bytes("new") == found["plan"]["bytes_written"]
+    assert found["lower_bound_bytes"] == stored_bytes("a") + 60 * 60 * 4
+    assert found["plan"]["symmetric"] is True
+    a, new = (zarr.open_array(name, mode="r")[:] for name in ("a", "new"))
+    assert np.array_equal(new, new.T)
+    assert np.abs(new - 2 * (a @ a.T)).max() < 1e-4
+    assert Path("t.json").exists()
+    found = parsed(ooc("gram", "b", "new", "--transpose", *CPU, "--json", "-f", "--chunks", "30,20"))
+    assert (found["m"], found["n"], found["k"]) == (100, 100, 40)
+    assert ooc("verify", "b", "b", "new", "--transpose-a").code == 0
+    assert not parsed(ooc("gram", "b", "new", "--transpose", *CPU, "--json", "--beta", "1"))["plan"][
+        "symmetric"
+    ]
+
+
 def test_verify_json(here):
     found = parsed(ooc("verify", "a", "b", "c", "--json", "--rounds", "3", "--seed", "1"))
     assert found == {
@@ -166,6 +187,10 @@ def test_what_people_read(here):
     assert "blocks of C    1 of 60×100, each in 1 panel of 40\n" in table
     assert "written        23.4 KiB\n" in table
     assert ooc("multiply", "a", "b", "new", *options, "-f", "-v").out.startswith(table)
+    done = ooc("gram", "a", "square", *CPU, "-v")
+    assert "product        60×40 · 40×60, symmetric: one half is computed\n" in done.out
+    assert "(the input holds 9.4 KiB)" in done.out
+    assert "\n\nsquare: 60×60 float32 = 60×40 · 40×60 float32\n" in done.out
     assert ooc("random", "r", "--shape", "60,50").out == "r: 60×50 float32, wrote 11.72 KiB\n"
     assert ooc("verify", "a", "b", "new").out.startswith("new is the product, to rounding (worst row at ")
     assert ["cores", str(len(os.sched_getaffinity(0)))] in map(str.split, ooc("info").out.splitlines())

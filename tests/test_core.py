@@ -174,14 +174,17 @@ def check_plan(plan: Plan) -> None:
     seen = np.zeros((p.m, p.n), int)
     read, stays = 0, set()
     for block in plan.blocks():
-        seen[block.row : block.row + block.rows, block.col : block.col + block.cols] += 1
+        assert block.diagonal == (p.symmetric and block.row == block.col)
         for part in plan.parts(block):
-            assert (block.row + part.row) % p.c.chunk_rows == 0
-            assert (block.col + part.col) % p.c.chunk_cols == 0
+            corner = (block.col, block.row) if part.mirrored else (block.row, block.col)
+            row, col = corner[0] + part.row, corner[1] + part.col
+            assert (row, col) == (part.chunk[0] * p.c.chunk_rows, part.chunk[1] * p.c.chunk_cols)
+            seen[row : row + part.rows, col : col + part.cols] += 1
         for panel in plan.panels():
             k = panel[1] - panel[0]
             shape = {"a": (k, block.rows) if p.a.transposed else (block.rows, k)}
-            shape["b"] = (block.cols, k) if p.b.transposed else (k, block.cols)
+            if not block.diagonal:
+                shape["b"] = (block.cols, k) if p.b.transposed else (k, block.cols)
             filled = {name: np.zeros(size, int) for name, size in shape.items()}
             touched = set()
             for piece in plan.pieces(block, panel):
@@ -193,9 +196,9 @@ def check_plan(plan: Plan) -> None:
                 size = rows * (piece.span[1] - piece.span[0]) * s.itemsize
                 assert size <= plan.slot_bytes
                 touched.add((piece.operand, piece.chunk))
-                place = piece.operand, piece.rows, piece.cols
-                assert piece.found == (place in stays)
-                stays = stays | {place} if piece.kept else stays - {place}
+                assert piece.place[0] == ("a" if p.symmetric else piece.operand)
+                assert piece.found == (piece.place in stays)
+                stays = stays | {piece.place} if piece.kept else stays - {piece.place}
                 assert len(stays) <= plan.cache_slots
                 if not piece.found:
                     read += s.chunk_bytes if s.whole else size

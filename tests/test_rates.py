@@ -205,11 +205,12 @@ def test_bench_engine(cache, arrays):
     left = sorted(path.name for path in arrays.iterdir())
     assert left == ["a", "b", "cache"]
     (arrays / "report.json").write_text(done.out)
-    picture = arrays / "timeline.svg"
-    shown = ooc("bench", "engine", "--from", "report.json", "--plot", picture)
-    assert shown.code == 0, shown
+    shown = ooc("bench", "engine", "--from", "report.json")
     assert "300³ float32, small: " in shown.out
     assert max(map(len, shown.out.splitlines())) <= 100
+    pytest.importorskip("matplotlib")
+    picture = arrays / "timeline.svg"
+    assert ooc("bench", "engine", "--from", "report.json", "--plot", picture).code == 0
     for word in ("read", "compute", "seconds", "300³ float32"):
         assert word in picture.read_text()
 

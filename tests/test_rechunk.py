@@ -243,6 +243,21 @@ def test_rechunk_both(here, options):
     assert [copy["operand"] for copy in found["rechunked"]] == ["a", "b"]
 
 
+@pytest.mark.parametrize("transpose", [False, True])
+def test_rechunk_gram(here, transpose):
+    values = numbers((600, 700) if transpose else (700, 600), 5)
+    make("g", values, chunks=(1, values.shape[1]))
+    with pytest.raises(ooc_gemm.BudgetError) as small:
+        ooc_gemm.gram("g", memory_limit=1, device="cpu", transpose=transpose)
+    limit = small.value.minimum_memory_limit + 3 * MiB
+    result = ooc_gemm.gram("g", "k", memory_limit=limit, device="cpu", transpose=transpose, rechunk=True)
+    assert [copy.operand for copy in result.rechunked] == ["a"], result.plan.advice
+    expected = values.T @ values if transpose else values @ values.T
+    assert np.array_equal(zarr.open_array("k")[:], expected)
+    assert result.bytes_read == result.plan.bytes_read
+    assert sorted(os.listdir(".")) == ["a", "b", "g", "k"]
+
+
 def test_rechunk_where_it_does_not_pay(here):
     found = multiply("a", "b", "4GiB")
     assert found["rechunked"] == []

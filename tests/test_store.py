@@ -3,7 +3,6 @@
 import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import zarr
 from conftest import make
 
 import ooc_gemm
-from ooc_gemm import api, bench_io, codec, files, store
+from ooc_gemm import bench_io, codec, files, store
 from ooc_gemm.local import CompressedSource, RawSource
 from ooc_gemm.pages import PAGE, page_aligned, scratch
 from ooc_gemm.plan import Part, cut
@@ -472,32 +471,6 @@ def test_a_damaged_index_is_an_error_when_its_shard_is_read(tmp_path, options):
     source.read(first, np.empty(source.matrix.chunk_bytes, np.uint8))
     with pytest.raises(ooc_gemm.StoreError, match=r"chunk c/1/0 cannot be read .*checksum of its index"):
         source.read(last, np.empty(source.matrix.chunk_bytes, np.uint8))
-
-
-# ------------------------------------------------------------------------------------------------- read again
-
-
-def test_inputs_that_are_read_again_stay_in_the_page_cache(tmp_path, monkeypatch):
-    asked = []
-    opened = files.ChunkFile.__init__
-
-    def watched(self, path, direct=True):
-        asked.append(direct)
-        opened(self, path, direct)
-
-    monkeypatch.setattr(files.ChunkFile, "__init__", watched)
-    planned = api.make_plan
-    path = make(tmp_path / "a", np.ones((60, 60), "f4"), chunks=(10, 10), compressors=None)
-    for times, free, direct in ((3, 10**12, False), (3, 10**6, True), (1, 10**12, True)):
-        asked.clear()
-        monkeypatch.setattr(api, "free_bytes", lambda free=free: free)
-        monkeypatch.setattr(
-            api,
-            "make_plan",
-            lambda *args, times=times: replace(made := planned(*args), bytes_read=times * made.bytes_read),
-        )
-        ooc_gemm.multiply(path, path, device="cpu")
-        assert set(asked) == {direct}
 
 
 # ------------------------------------------------------------------------------------------------ measuring

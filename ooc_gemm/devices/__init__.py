@@ -83,14 +83,15 @@ class Overflow:
         if self._largest[key] > INT64_MAX:
             raise RangeError(f"operand {piece.operand} holds integers past int64; convert it to float64")
 
-    def multiply(self, p: int, c: int, k: int, first: bool) -> None:
+    def multiply(self, block: Block, p: int, c: int, k: int, first: bool) -> None:
         """Raises RangeError where a sum in block `c` may pass int64."""
         if not self._wanted:
             return
         if first:
             self._bounds[c] = self._beta * self._largest.pop(("c", c), 0)
-        largest = self._largest.pop(("a", p), 0) * self._largest.pop(("b", p), 0)
-        self._bounds[c] += self._alpha * largest * k
+        a = self._largest.pop(("a", p), 0)
+        b = a if block.diagonal else self._largest.pop(("b", p), 0)
+        self._bounds[c] += self._alpha * a * b * k
         if self._bounds[c] > INT64_MAX:
             raise RangeError("a sum of products may exceed int64; convert the inputs to float64")
 
@@ -147,13 +148,17 @@ class Device(Protocol):
         """Place a piece (rows × cols, on the host) in its panel, or C block; the event guards `source`."""
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
-        """Block c ← α·(panels p) + (β if first else 1)·block c."""
+        """Block c ← α·(panels p) + (β if first else 1)·block c. On the diagonal the panel of op(A) is that of
+        op(B), too, and only what lies on and below the diagonal counts."""
+
+    def mirror(self, block: Block, c: int) -> None:
+        """Above its diagonal, block c becomes what it is below."""
 
     def scale(self, block: Block, c: int) -> None:
         """Block c ← β·block c, for products with k = 0."""
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
-        """Copy one chunk's part of block c to the host."""
+        """Copy one chunk's part of block c, or of its transpose, to the host."""
 
     def record(self, stream: str) -> Event:
         """The point that `stream` has been given work up to."""

@@ -10,7 +10,7 @@ import os
 import platform
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 
 from ..errors import InputError
 from ..pages import page_aligned
-from ..plan import Block, MiB, Part, Piece, Plan, Rates
+from ..plan import DIAGONAL_STRIPS, Block, MiB, Part, Piece, Plan, Rates
 from ..ring import Bytes, Event, Stopped
 from ..tiles import ceil_div, ranges
 from ..trace import Trace
@@ -34,6 +34,8 @@ TILE = 2048
 """Largest side of a tile: past it BLAS gains nothing, and a tile should not take long."""
 EXACT_TILE = 1024
 """The same for integers, whose products pass through a temporary a tile."""
+TURN_TILE = 256
+"""Side of the tiles in which a block is transposed: twice as fast as in one piece."""
 INTERPRETER_BYTES = 80 * MiB
 """Python with everything this package imports, and room for what the heap does not give back."""
 WORKER_BYTES = 12 * MiB
@@ -199,18 +201,28 @@ class CPU:
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """Tiles of the block, dealt to the workers."""
-        self._overflow.multiply(p, c, panel[1] - panel[0], first)
+        self._overflow.multiply(block, p, c, panel[1] - panel[0], first)
         self._stream.submit(partial(self._multiply, block, panel[1] - panel[0], p, c, first))
 
     def scale(self, block: Block, c: int) -> None:
         """β·C in place."""
         self._stream.submit(partial(self._scale, _shaped(self._blocks[c], (block.rows, block.cols))))
 
+    def mirror(self, block: Block, c: int) -> None:
+        """Tiles below the diagonal, dealt to the workers."""
+        self._stream.submit(partial(self._mirror, _shaped(self._blocks[c], (block.rows, block.cols))))
+
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
-        """A strided copy."""
+        """A strided copy; a transposition goes by tiles that caches hold."""
         start = time.perf_counter()
         view = _shaped(self._blocks[c], (block.rows, block.cols))
-        np.copyto(target, view[part.row : part.row + part.rows, part.col : part.col + part.cols])
+        if part.mirrored:
+            source = view.T[part.row : part.row + part.rows, part.col : part.col + part.cols]
+            for rows in slices(part.rows, TURN_TILE):
+                for cols in slices(part.cols, TURN_TILE):
+                    np.copyto(target[rows, cols], source[rows, cols])
+        else:
+            np.copyto(target, view[part.row : part.row + part.rows, part.col : part.col + part.cols])
         self._trace.add("download", start, time.perf_counter(), f"download {get_ident()}")
         return _Done()
 
@@ -240,7 +252,8 @@ class CPU:
         start = time.perf_counter()
         op, arithmetic = self._op, self._op.arithmetic
         a = self._operand(self._panels[p]["a"], (block.rows, k), op.transpose_a, op.conjugate_a)
-        b = self._operand(self._panels[p]["b"], (k, block.cols), op.transpose_b, op.conjugate_b)
+        memory = self._panels[p]["a" if block.diagonal else "b"]
+        b = self._operand(memory, (k, block.cols), op.transpose_b, op.conjugate_b)
         out = _shaped(self._blocks[c], (block.rows, block.cols))
         if arithmetic.block.kind == "i":
             if first:
@@ -250,7 +263,7 @@ class CPU:
         else:
             work = partial(self._tile, gemm(arithmetic.panel.char)[1], a, b, out, op.beta if first else 1.0)
             side = TILE
-        self._deal(work, out.shape, side)
+        self._deal(work, out.shape, side, lower=block.diagonal)
         self._trace.add("compute", start, time.perf_counter(), "compute", block=block.index, k=k)
 
     def _operand(self, memory: Array, shape: tuple[int, int], transpose: bool, conjugate: bool) -> Array:
@@ -286,18 +299,39 @@ class CPU:
         elif beta != 1:
             out *= out.dtype.type(beta if out.dtype.kind == "c" else beta.real)
 
-    def _deal(self, work: Callable[[slice, slice], None], shape: tuple[int, int], side: int) -> None:
-        """Cut `shape` into tiles, several a worker, and let the workers take them in turn."""
+    def _mirror(self, out: Array) -> None:
+        above = ~np.tri(min(TURN_TILE, len(out)), dtype=bool)
+
+        def turn(rows: slice, cols: slice) -> None:
+            if rows == cols:
+                tile = out[rows, cols]
+                np.copyto(tile, tile.T.copy(), where=above[: len(tile), : len(tile)])
+            else:
+                np.copyto(out[cols, rows], out[rows, cols].T)
+
+        start = time.perf_counter()
+        self._run(turn, ((r, c) for r in slices(len(out), TURN_TILE) for c in slices(r.stop, TURN_TILE)))
+        self._trace.add("compute", start, time.perf_counter(), "compute")
+
+    def _deal(
+        self, work: Callable[[slice, slice], None], shape: tuple[int, int], side: int, lower: bool
+    ) -> None:
+        """Cut `shape` into tiles, several a worker; `lower`: only those that reach the diagonal or below."""
         if 0 in shape:
             return
         wanted = math.isqrt(shape[0] * shape[1] // (4 * self.threads))
+        if lower:
+            wanted = min(wanted, shape[0] // DIAGONAL_STRIPS)
         side = max(256, min(side, wanted))
         down, across = (ceil_div(extent, side) for extent in shape)
-        across = _even(down, across, self.threads)
+        if not lower:
+            across = _even(down, across, self.threads)
         steps = ceil_div(shape[0], down), ceil_div(shape[1], across)
-        tiles = (
-            (slice(*r), slice(*c)) for r in ranges(shape[0], steps[0]) for c in ranges(shape[1], steps[1])
-        )
+        tiles = ((rows, cols) for rows in slices(shape[0], steps[0]) for cols in slices(shape[1], steps[1]))
+        self._run(work, (tile for tile in tiles if not lower or tile[1].start < tile[0].stop))
+
+    def _run(self, work: Callable[[slice, slice], None], tiles: Iterator[tuple[slice, slice]]) -> None:
+        """Let the workers take the tiles in turn."""
         lock = Lock()
 
         def run() -> None:
@@ -323,6 +357,11 @@ def _even(down: int, across: int, threads: int) -> int:
         return ceil_div(tiles, threads) * threads / tiles
 
     return min(range(across, across + threads), key=rounds)
+
+
+def slices(extent: int, step: int) -> Iterator[slice]:
+    """[0, extent) cut every `step`."""
+    return (slice(*r) for r in ranges(extent, step))
 
 
 def _shaped(memory: Array, shape: tuple[int, int]) -> Array:

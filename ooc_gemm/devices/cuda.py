@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import catalog
 from ..catalog import KERNELS
 from ..complex_gemm import ComplexGemm
 from ..errors import DeviceError, InputError
@@ -24,8 +25,8 @@ from ..pages import page_aligned
 from ..plan import Block, MiB, Part, Piece, Plan, Rates, panel_elements
 from ..ring import Bytes
 from ..roofline import peak_flops
-from ..tensor import BYTES_PER_LINE, split_pays
-from ..tiles import round_up
+from ..tensor import BYTES_PER_LINE, load, split_pays, strips
+from ..tiles import ceil_div, round_up
 from ..trace import Trace
 from ..tune import best_config
 from ..wgmma import Wgmma
@@ -308,9 +309,13 @@ class CUDA:
                 self._arrays["b", p] = self._allocate(sizes[1], arithmetic.panel)
             for c in range(plan.c_buffers):
                 self._arrays["c", c] = self._allocate(plan.bm * plan.bn, arithmetic.block)
+            if plan.problem.symmetric:
+                part = plan.problem.c.chunk_rows * plan.problem.c.chunk_cols
+                self._arrays["mirrored"] = self._allocate(part, arithmetic.block)
+                self._turn = load(catalog.transpose(arithmetic.block.name), "transpose", "mirror")
             if plan.budget.staged:
                 self._arrays["staging"] = self._allocate(plan.slot_bytes, np.dtype(np.uint8))
-            self._gemm = self._open_kernel(plan)
+            self._gemm, self._lower = self._open_kernel(plan)
         except (cupy.cuda.memory.OutOfMemoryError, self._runtime.CUDARuntimeError) as error:
             raise DeviceError(
                 f"{self.name} has no {plan.device_bytes} bytes free ({error}); "
@@ -386,9 +391,9 @@ class CUDA:
             )
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
-        """One GEMM on the compute stream."""
+        """One GEMM on the compute stream; on the diagonal perhaps one for each strip of rows."""
         op, k = self._op, panel[1] - panel[0]
-        self._overflow.multiply(p, c, k, first)
+        self._overflow.multiply(block, p, c, k, first)
         stream = self._streams[COMPUTE]
         start = self._event(stream)
         a, b, out = self._arrays["a", p], self._arrays["b", p], self._arrays["c", c]
@@ -401,11 +406,30 @@ class CUDA:
                     self._cupy.conjugate(memory, out=memory)
         beta = op.beta if first else 1.0
         lda, ldb = (self._pitch(name, k, lines) for name, lines in (("a", block.rows), ("b", block.cols)))
-        self._gemm(
+        if block.diagonal:
+            b = self._as_b(a, b, (k, block.rows) if op.transpose_a else (block.rows, k), stream)
+        gemm = self._lower if block.diagonal else self._gemm
+        gemm(
             block.rows, block.cols, k, op.alpha, a.data.ptr, lda, b.data.ptr, ldb, beta, out.data.ptr,
             block.cols, stream,
         )  # fmt: skip
         self._span(COMPUTE, start, stream, 0, block=block.index, k=k)
+
+    def _as_b(self, a: Any, b: Any, shape: tuple[int, int], stream: Any) -> Any:
+        """A panel of op(A), of this shape as stored, as one of op(A)ᵀ: itself, or turned into op(B)'s."""
+        if self._along_k("a") == self._along_k("b"):
+            return a
+        with stream:
+            self._cupy.copyto(self._panel(b, "b", shape), self._panel(a, "a", shape))
+        return b
+
+    def mirror(self, block: Block, c: int) -> None:
+        """In place, on the compute stream."""
+        stream, n = self._streams[COMPUTE], block.rows
+        start = self._event(stream)
+        args = np.int32(n), np.uintp(self._arrays["c", c].data.ptr), np.int64(n)
+        self._turn["mirror"]((ceil_div(n, 32) ** 2,), (32, 8), args, stream=stream)
+        self._span(COMPUTE, start, stream, 0, block=block.index)
 
     def _along_k(self, operand: str) -> bool:
         """Whether the operand's panels lie with k along their rows."""
@@ -430,30 +454,48 @@ class CUDA:
         pitch = round_up(cols, op.arithmetic.pitch)
         return memory[: rows * pitch].reshape(rows, pitch)[:, :cols]
 
-    def _open_kernel(self, plan: Plan) -> Callable[..., None]:
-        """A function of (m, n, k, α, a, lda, b, ldb, β, c, ldc, stream) that starts the multiplication."""
+    def _open_kernel(self, plan: Plan) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Functions of (m, n, k, α, a, lda, b, ldb, β, c, ldc, stream) that start the multiplication, the
+        second on the diagonal."""
         from .. import nvrtc
 
         op = self._op
         arithmetic = op.arithmetic
         if arithmetic.kernel == "cublas":
             self._handle = self._cupy.cuda.device.get_cublas_handle()
-            return self._cublas
+            return self._cublas, partial(self._by_strips, self._cublas)
         trans_a, trans_b = not self._along_k("a"), self._along_k("b")
         kernel, panel = KERNELS[arithmetic.kernel], arithmetic.panel.name
         if panel == "complex64":
             product = ComplexGemm(trans_a, trans_b, op.conjugate_a, op.conjugate_b)
             product.reserve(plan.bm, plan.bn, plan.bk)
-            return partial(product, in_place="a")
+            return partial(product, in_place="a"), partial(product, in_place="a", lower=True)
         if kernel.launcher != "nvrtc":
             kind = Wgmma if kernel.launcher == "wgmma" else Mma
             gemm = kind(kernel.name, trans_a, trans_b, panel, panel)
             gemm.reserve(plan.bm, plan.bn, plan.bk)
-            return partial(self._real, partial(gemm, in_place="ab"))
+            return (
+                partial(self._real, partial(gemm, in_place="ab")),
+                partial(self._real, partial(gemm, in_place="ab", lower=True)),
+            )
         size = plan.bm, plan.bn, plan.bk
         config = best_config(kernel.name, panel, trans_a, trans_b, *size, self.model, self._multiprocessors)
         function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(self._capability))), config)
-        return partial(self._real, partial(nvrtc.launch, function, config))
+        launch = partial(self._real, partial(nvrtc.launch, function, config))
+        return launch, partial(self._by_strips, launch)
+
+    def _by_strips(
+        self, gemm: Callable[..., None], m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int,
+        ldb: int, beta: complex, c: int, ldc: int, stream: Any,
+    ) -> None:  # fmt: skip
+        """What lies on and below the diagonal, and little else."""
+        arithmetic = self._op.arithmetic
+        down = (lda if self._along_k("a") else 1) * arithmetic.panel.itemsize
+        for start, stop in strips(m):
+            gemm(
+                stop - start, stop, k, alpha, a + start * down, lda, b, ldb, beta,
+                c + start * ldc * arithmetic.block.itemsize, ldc, stream,
+            )  # fmt: skip
 
     @staticmethod
     def _real(
@@ -491,13 +533,23 @@ class CUDA:
                 out *= out.dtype.type(beta if out.dtype.kind == "c" else beta.real)
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Any:
-        """A 2-D copy out of the block."""
+        """A 2-D copy out of the block, or of what is transposed on its way into memory for one chunk."""
         self._device.use()
+        row, col = (part.col, part.row) if part.mirrored else (part.row, part.col)
         width = block.cols * target.itemsize
-        at = self._arrays["c", c].data.ptr + part.row * width + part.col * target.itemsize
+        at = self._arrays["c", c].data.ptr + row * width + col * target.itemsize
         stream = self._streams[DOWNLOAD]
         with self._lock:  # so that the two events enclose this copy and no other
             start = self._event(stream)
+            if part.mirrored:
+                to = self._arrays["mirrored"].data.ptr
+                args = (
+                    np.int32(part.cols), np.int32(part.rows), np.uintp(at), np.int64(block.cols),
+                    np.uintp(to), np.int64(part.cols),
+                )  # fmt: skip
+                grid = ceil_div(part.rows, 32) * ceil_div(part.cols, 32)
+                self._turn["transpose"]((grid,), (32, 8), args, stream=stream)
+                at, width = to, part.cols * target.itemsize
             self._copy(target.ctypes.data, target.strides[0], at, width, target, _DEVICE_TO_HOST, stream)
             return self._span(DOWNLOAD, start, stream, target.nbytes, chunk=part.chunk)
 
