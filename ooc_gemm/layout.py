@@ -37,6 +37,9 @@ from .tiles import round_up
 ADVISED = 2.0
 """The plan speaks of chunks where better ones would make the job this many times as fast."""
 
+ADVISED_SECONDS = 1.0
+"""And where that saves at least so much."""
+
 WORTH = 0.9
 """Copies are made where the job then takes less than this share of its time: predictions are not exact."""
 
@@ -85,9 +88,11 @@ class Layout:
 
 def advise(plan: Plan) -> Plan:
     """The plan, with advice where other chunks would make it several times as fast."""
+    if plan.predicted_seconds < ADVISED_SECONDS:
+        return plan
     found = list(_layouts(plan, ADVISED))
     best = min((layout.seconds for layout in found), default=math.inf)
-    if best * ADVISED > plan.predicted_seconds:
+    if best > min(plan.predicted_seconds / ADVISED, plan.predicted_seconds - ADVISED_SECONDS):
         return plan
     chosen = next(layout for layout in found if layout.seconds <= 1.05 * best)
     if chosen.total < WORTH * plan.predicted_seconds:
