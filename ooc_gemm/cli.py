@@ -635,7 +635,8 @@ def _print(*parts: str, sep: str = " ") -> None:
 
 
 def _note(text: str) -> None:
-    click.echo(f"Note: {text}", err=True)
+    """Above the bar where there is one: that knows of what is printed, but not of `click.echo`."""
+    print(f"Note: {text}", file=sys.stderr)
 
 
 def _report(result: "Result", c: str, as_json: bool, verbose: bool) -> None:

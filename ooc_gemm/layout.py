@@ -112,6 +112,8 @@ def rechunk(plan: Plan) -> tuple[Plan, tuple[Copy, ...]]:
     best = min(found, key=lambda layout: layout.total, default=None)
     if best is None or not best.copies:
         return replace(plan, advice="nothing is rechunked: within the limits no other chunks are faster"), ()
+    if best.total >= WORTH * without:
+        best = min((layout for layout in found if layout.copies), key=lambda layout: layout.seconds)
     copying, rest, before = map(_time, (best.total - best.seconds, best.seconds, without))
     if best.total >= WORTH * without:
         cost = f"copying {' and '.join(best.operands.upper())} takes {copying} and the rest {rest}"
