@@ -34,7 +34,7 @@ LEAST_DIRECT = 256 << 10
 
 AT_ONCE = 6
 """Direct reads under way. A few keep a disk busy; with more, readers that also decode wait for the disk all
-together and then leave it idle together (16 readers of zstd chunks: half the rate)."""
+together and then leave it idle together."""
 
 _turns = threading.Semaphore(AT_ONCE)
 _buffered: set[int] = set()
