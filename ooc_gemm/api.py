@@ -5,18 +5,19 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from . import rates, store
+from . import layout, rates, store
 from .devices import Device, Operation, open_device
 from .errors import InputError
 from .execute import execute
 from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
 from .local import Source
 from .plan import Budget, Matrix, Plan, Problem, make_plan
+from .rechunk import Rechunked, check_space, rechunked
 from .trace import Trace
 
 PRECISIONS = ("highest", "high", "medium")
@@ -52,6 +53,8 @@ class Result:
     blocks: int
     blocks_resumed: int
     verified: bool | None
+    rechunked: tuple[Rechunked, ...]
+    """Copies that were made first, their bytes and seconds; `seconds` contains theirs."""
     plan: Plan
     array: Any = None
     """C as a NumPy array, where none was given to write to."""
@@ -59,7 +62,7 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """As JSON types."""
         out = {key: value for key, value in self.__dict__.items() if key not in ("plan", "array")}
-        return {**out, "plan": self.plan.to_dict()}
+        return {**out, "rechunked": [asdict(copy) for copy in self.rechunked], "plan": self.plan.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,10 @@ class _Job:
     sources: dict[str, Source]
     operation: Operation
     output: store.Output
+    copies: tuple[layout.Copy, ...]
+    """Of operands, to be made first."""
     plan: Plan
+    """Of what follows."""
     device: Device
     dtype: np.dtype[Any]
 
@@ -94,9 +100,11 @@ def multiply(
     chunks: tuple[int, int] | None = None,
     shards: tuple[int, int] | None = None,
     compressor: str = "none",
+    rechunk: bool = False,
     force: bool = False,
     trace: str | os.PathLike[str] | None = None,
     progress: Callable[[float, Plan, Trace], None] | None = None,
+    notice: Callable[[str], None] | None = None,
 ) -> Result:
     """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C.
 
@@ -105,7 +113,9 @@ def multiply(
     memory_limit: most host memory the process may hold resident, `"8GiB"` or bytes.
     device: `auto`, `cpu`, `cuda` or `cuda:N`; device_memory_limit: most memory of it.
     out_dtype, chunks, shards, compressor: how a new C is stored; force replaces one that exists.
+    rechunk: copy A or B to better chunks first, beside C, where the plan shows that it pays.
     trace: file for a timeline of every stage. progress: called with (fraction, plan, trace).
+    notice: called before anything is written with the plan's advice on chunks, where there is any.
 
     Raises InputError and BudgetError before anything is written; StoreError, RangeError and DeviceError
     while running, after which C is no Zarr array but an unfinished one.
@@ -116,6 +126,7 @@ def multiply(
         c,
         trace=trace,
         progress=progress,
+        notice=notice,
         force=force,
         alpha=alpha,
         beta=beta,
@@ -132,6 +143,7 @@ def multiply(
         chunks=chunks,
         shards=shards,
         compressor=compressor,
+        rechunk=rechunk,
     )
 
 
@@ -143,6 +155,7 @@ def gram(
     beta: complex = 0.0,
     trace: str | os.PathLike[str] | None = None,
     progress: Callable[[float, Plan, Trace], None] | None = None,
+    notice: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Result:
     """C (m×m) ← α·A·Aᵀ + β·C with A m×k; `transpose`: α·Aᵀ·A + β·C with A k×m. Complex A is not conjugated.
@@ -162,6 +175,7 @@ def gram(
         c,
         trace=trace,
         progress=progress,
+        notice=notice,
         beta=beta,
         transpose_a=transpose,
         transpose_b=not transpose,
@@ -177,6 +191,7 @@ def _run(
     *,
     trace: str | os.PathLike[str] | None,
     progress: Callable[[float, Plan, Trace], None] | None,
+    notice: Callable[[str], None] | None,
     beta: complex,
     precision: str = "highest",
     **options: Any,
@@ -187,14 +202,21 @@ def _run(
     if trace is not None:
         _check_trace(trace, [x for x in (a, b, c) if x is not None])
     plan, watch = job.plan, Trace(keep=trace is not None)
-    with _target(c, job, beta != 0) as (target, array):
+    if job.copies:
+        check_space(job.copies, c)
+    if notice and plan.advice:
+        notice(plan.advice)
+    with (
+        rechunked(job.copies, job.sources, c) as (sources, copies),
+        _target(c, job, beta != 0) as (target, array),
+    ):
         try:
             job.device.start(plan, job.operation, watch)
             report = (
                 (lambda fraction: progress(fraction, plan, watch)) if progress else (lambda fraction: None)
             )
             if plan.problem.m and plan.problem.n:
-                execute(plan, job.device, job.sources, target, watch, report)
+                execute(plan, job.device, sources, target, watch, report)
         finally:
             job.device.close()
     if trace is not None:
@@ -223,6 +245,7 @@ def _run(
         blocks=plan.block_count,
         blocks_resumed=0,
         verified=None,
+        rechunked=copies,
         plan=plan,
         array=array,
     )
@@ -231,7 +254,8 @@ def _run(
 def plan(a: Any, b: Any, **options: Any) -> Plan:
     """What `multiply(a, b, …)` with the same options would do; runs nothing, writes nothing.
 
-    Takes the options of `multiply` but for c, force, trace and progress. Raises InputError, BudgetError.
+    Takes the options of `multiply` but for c, force, trace, progress and notice. With rechunk it is the plan
+    after copies, where its advice says that they are made. Raises InputError, BudgetError.
     """
     return _prepare(a, b, None, writes=False, **options).plan
 
@@ -257,6 +281,7 @@ def _prepare(
     chunks: tuple[int, int] | None = None,
     shards: tuple[int, int] | None = None,
     compressor: str = "none",
+    rechunk: bool = False,
     force: bool = False,
     symmetric: bool = False,
 ) -> _Job:
@@ -349,6 +374,7 @@ def _prepare(
     inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
     place = store.local_path(c) if c is not None else None if writes else left.place
     made = make_plan(problem, budget, rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize)))
+    made, copies = layout.rechunk(made) if rechunk else (layout.advise(made), ())
     if made.problem.symmetric:
         del sources["b"]
     if existing is None:
@@ -364,7 +390,7 @@ def _prepare(
         alpha=alpha,
         beta=beta,
     )
-    return _Job(sources, operation, output, made, chosen, np.result_type(left.dtype, right.dtype))
+    return _Job(sources, operation, output, copies, made, chosen, np.result_type(left.dtype, right.dtype))
 
 
 def _check_trace(trace: str | os.PathLike[str], arrays: list[Any]) -> None:

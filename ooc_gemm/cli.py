@@ -120,6 +120,9 @@ _matrices = _options(
         "--out-dtype", metavar="DTYPE", help="Type of C.  [default: NumPy's promotion; int8 gives int32]"
     ),
     _storage,
+    click.option(
+        "--rechunk", is_flag=True, help="Copy A or B to better chunks first, beside C, where that pays."
+    ),
 )
 _problem = _options(_operands, _matrices)
 _running = _options(
@@ -160,7 +163,7 @@ def multiply(
     from .api import multiply as run
 
     with _bar(progress) as report:
-        result = run(a, b, c, progress=report, **options)
+        result = run(a, b, c, progress=report, notice=_note, **options)
     _report(result, c, as_json, verbose)
 
 
@@ -179,7 +182,7 @@ def gram(a: str, c: str, progress: bool | None, as_json: bool, verbose: bool, **
     from .api import gram as run
 
     with _bar(progress) as report:
-        result = run(a, c, progress=report, **options)
+        result = run(a, c, progress=report, notice=_note, **options)
     _report(result, c, as_json, verbose)
 
 
@@ -631,6 +634,11 @@ def _print(*parts: str, sep: str = " ") -> None:
     click.echo(sep.join(parts))
 
 
+def _note(text: str) -> None:
+    """Above the bar where there is one: that knows of what is printed, but not of `click.echo`."""
+    print(f"Note: {text}", file=sys.stderr)
+
+
 def _report(result: "Result", c: str, as_json: bool, verbose: bool) -> None:
     if as_json:
         click.echo(json.dumps(result.to_dict()))
@@ -643,10 +651,15 @@ def _summary(result: "Result", c: str) -> str:
     if result.peak_device_bytes and result.plan.budget.device:
         peak += f", {_size(result.peak_device_bytes)} of {_size(result.plan.budget.device)} device memory"
     operands = f"{result.m}×{result.k} · {result.k}×{result.n} {result.dtype}"
+    copies = "".join(
+        f"\nrechunked {copy.name} first: {copy.seconds:.2f} s, read {_size(copy.bytes_read)}, "
+        f"wrote {_size(copy.bytes_written)}"
+        for copy in result.rechunked
+    )
     return (
         f"{c}: {result.m}×{result.n} {result.out_dtype} = {operands}\n"
         f"{result.seconds:.2f} s, {_rate(result.tflops * 1e12)} ({result.kernel} on {result.device})\n"
-        f"read {_size(result.bytes_read)}, wrote {_size(result.bytes_written)}, peak {peak}"
+        f"read {_size(result.bytes_read)}, wrote {_size(result.bytes_written)}, peak {peak}{copies}"
     )
 
 

@@ -13,6 +13,7 @@ iterated twice and checked. The words:
 """
 
 import math
+import textwrap
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -64,6 +65,10 @@ class Matrix:
     """op(X) is Sᵀ (or Sᴴ), not S."""
     whole: bool = False
     """Chunks can only be decoded whole; otherwise any rectangle of a chunk can be read."""
+    fortran: bool = False
+    """S is the transpose of the array that its user sees."""
+    chunked: bool = True
+    """False: it has no chunks, and those here are only how it is read."""
     stored: tuple[int, ...] | None = None
     """Bytes of every stored chunk in row-major order of the chunk grid, 0 where a chunk is missing.
     None: none is missing and each takes its full decoded size."""
@@ -140,6 +145,10 @@ def _apart(chunk_cols: int, cols: int, itemsize: int) -> bool:
 
 def _mib(nbytes: int) -> str:
     return f"{nbytes / MiB:,.1f} MiB" if nbytes >= MiB or not nbytes else f"{nbytes / 1024:,.1f} KiB"
+
+
+def _wrapped(text: str, indent: int) -> str:
+    return f"\n{'':{indent}}".join(textwrap.wrap(text, 100 - indent))
 
 
 @lru_cache(maxsize=1024)
@@ -411,6 +420,8 @@ class Plan:
     predicted_seconds: float
     used_rates: Rates = field(repr=False)
     """What seconds are predicted by."""
+    advice: str | None = None
+    """What there is to say of the inputs' chunks: see `layout`."""
 
     @property
     def host_bytes(self) -> int:
@@ -506,6 +517,7 @@ class Plan:
             ("predicted", f"{self.predicted_seconds:.2f} s, most of it {slowest}"),
             *([("rates", self.used_rates.note)] if self.used_rates.note else []),
         ]
+        rows += [("layout", self.advice)] if self.advice else []
         for title, ledger, limit in (
             ("host memory", self.ledger, self.budget.host),
             ("device memory", self.device_ledger, self.budget.device),
@@ -514,7 +526,7 @@ class Plan:
                 rows.append((title, f"{_mib(sum(ledger.values()))} of {_mib(limit)}"))
                 rows += [(f"  {name}", _mib(size)) for name, size in ledger.items() if size]
         width = max(len(name) for name, _ in rows) + 2
-        return "\n".join(f"{name:<{width}}{value}" for name, value in rows)
+        return "\n".join(f"{name:<{width}}{_wrapped(value, width)}" for name, value in rows)
 
     def _cache_words(self) -> str:
         size, order = _mib(self.cache_slots * self.slot_bytes), "columns" if self.by_columns else "rows"
@@ -526,7 +538,7 @@ class Plan:
             *("bm", "bn", "bk", "panel_buffers", "c_buffers", "readers", "writers", "slots", "slot_bytes"),
             *("cache_slots", "by_columns"),
             *("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "lower_bound_bytes"),
-            *("ledger", "device_ledger", "stage_seconds", "predicted_seconds"),
+            *("ledger", "device_ledger", "stage_seconds", "predicted_seconds", "advice"),
         ]
         out = {key: getattr(self, key) for key in keys}
         c = self.problem.c
@@ -663,8 +675,7 @@ def _moved(s: Matrix, piece: Piece) -> int:
 
 
 def _slot_bytes(p: Problem, x: _Candidate) -> int:
-    """The largest piece, cut at the ring's cap where a piece can be cut (between rows)."""
-    need = 1
+    """The largest piece of any panel."""
     a, b = p.a, p.b
     panels = [
         (a, x.bk, x.bm) if a.transposed else (a, x.bm, x.bk),
@@ -672,14 +683,16 @@ def _slot_bytes(p: Problem, x: _Candidate) -> int:
     ]
     if p.reads_c:
         panels.append((x.c, x.bm, x.bn))
-    for s, rows, cols in panels:
-        rows, cols = min(rows, s.chunk_rows), min(cols, s.chunk_cols)
-        if s.whole:
-            need = max(need, rows * cols * s.itemsize)
-            continue
-        line = (cols if _apart(s.chunk_cols, cols, s.itemsize) else s.chunk_cols) * s.itemsize
-        need = max(need, line, min(rows * line, x.ring.cap))
-    return need
+    return max(1, *(piece_bytes(s, rows, cols, x.ring.cap) for s, rows, cols in panels))
+
+
+def piece_bytes(s: Matrix, rows: int, cols: int, cap: int) -> int:
+    """The largest piece of rows × cols of S, cut at `cap` where it can be cut (between rows)."""
+    rows, cols = min(rows, s.chunk_rows), min(cols, s.chunk_cols)
+    if s.whole:
+        return rows * cols * s.itemsize
+    line = (cols if _apart(s.chunk_cols, cols, s.itemsize) else s.chunk_cols) * s.itemsize
+    return max(line, min(rows * line, cap))
 
 
 def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int], dict[str, int]]:
@@ -733,7 +746,7 @@ def _fits(p: Problem, budget: Budget, x: _Candidate) -> bool:
 
 
 @dataclass(frozen=True)
-class _Pass:
+class Pass:
     """One pass over an operand, cut as a candidate cuts it: estimates."""
 
     nbytes: float
@@ -745,19 +758,19 @@ class _Pass:
     """Reads."""
 
 
-def _pass(s: Matrix, row_step: int, col_step: int, slot: int) -> _Pass:
+def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
     nbytes = s.read_bytes_estimate(row_step, col_step)
     row_touches = touches(s.rows, row_step, s.chunk_rows)
     col_touches = touches(s.cols, col_step, s.chunk_cols)
     count = row_touches * col_touches
     if s.whole:
-        return _Pass(nbytes, float(count * s.chunk_bytes), count, count)
+        return Pass(nbytes, float(count * s.chunk_bytes), count, count)
     count *= max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
     apart = _apart(s.chunk_cols, min(col_step, s.chunk_cols), s.itemsize)
-    return _Pass(nbytes, 0.0, count, s.rows * col_touches if apart else count)
+    return Pass(nbytes, 0.0, count, s.rows * col_touches if apart else count)
 
 
-def _found_shares(x: "_Candidate", a: _Pass, b: _Pass, down: int, across: int) -> tuple[float, float]:
+def _found_shares(x: "_Candidate", a: Pass, b: Pass, down: int, across: int) -> tuple[float, float]:
     """Which share of all pieces of A, and of B, a cache finds: an estimate of what `reuse.hits` will say.
     Next block's panel of the operand that stays comes first, then that at the turn, then any."""
     if x.by_columns:
@@ -769,7 +782,7 @@ def _found_shares(x: "_Candidate", a: _Pass, b: _Pass, down: int, across: int) -
     return found_a / max(1.0, a.pieces * across), found_b / max(1.0, b.pieces * down)
 
 
-def _found_share(x: "_Candidate", a: _Pass, down: int) -> float:
+def _found_share(x: "_Candidate", a: Pass, down: int) -> float:
     """The same of a symmetric product, whose block row i uses its own strip of A i times more, and i others,
     of which the last block row has used all but one."""
     strip = a.pieces / down
@@ -785,15 +798,15 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     waits for the first block."""
     down, across, deep = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn), ceil_div(p.k, x.bk)
     slot = _slot_bytes(p, x)
-    a = _pass(p.a, *((x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)), slot)
+    a = one_pass(p.a, *((x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)), slot)
     if p.symmetric:
         sides = [(p.a, a, across, 1 - _found_share(x, a, down) if x.cache else 1.0)]
     else:
-        b = _pass(p.b, *((x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)), slot)
+        b = one_pass(p.b, *((x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)), slot)
         found = _found_shares(x, a, b, down, across) if x.cache else (0.0, 0.0)
         sides = [(p.a, a, across, 1 - found[0]), (p.b, b, down, 1 - found[1])]
     if p.reads_c:
-        sides.append((x.c, _pass(x.c, x.bm, x.bn, slot), 1, 1.0))
+        sides.append((x.c, one_pass(x.c, x.bm, x.bn, slot), 1, 1.0))
     read = uploaded = handling = 0.0
     # A few readers do not keep a disk busy.
     rate = rates.read * (1.0 if rates.shared else min(1.0, x.ring.readers / BUSY_READERS))
@@ -839,7 +852,7 @@ def taking_turns(read: float, write: float, turns: float) -> float:
     return 2 * turns * min(read, write) + abs(read - write)
 
 
-def _steps(extent: int, align: int) -> list[int]:
+def steps(extent: int, align: int) -> list[int]:
     """Block sizes to try along an axis, descending: the axis whole, then in 2, 3, … about equal parts,
     each a multiple of `align`."""
     top = max(1, ceil_div(extent, align))
@@ -865,7 +878,7 @@ def _depths(p: Problem) -> list[int]:
     return sorted({min(k, depth) for depth in depths if depth >= min(k, MIN_DEPTH)})
 
 
-def _chunk_side(extent: int, near: float, other: int) -> int:
+def chunk_side(extent: int, near: float, other: int) -> int:
     """A chunk side of C of about `near`, a multiple or an even part of the operand's chunk side `other`
     where that comes close, so that block edges fall on chunk edges of both."""
     extent = max(1, extent)
@@ -887,8 +900,8 @@ def _outputs(p: Problem) -> list[Matrix]:
     found: list[Matrix] = []
     for size in CHUNK_BYTES:
         elements = size // p.c.itemsize
-        rows = _chunk_side(p.m, max(math.isqrt(elements), elements / max(1, p.n)), rows_of_a)
-        cols = rows if p.symmetric else _chunk_side(p.n, elements / rows, cols_of_b)
+        rows = chunk_side(p.m, max(math.isqrt(elements), elements / max(1, p.n)), rows_of_a)
+        cols = rows if p.symmetric else chunk_side(p.n, elements / rows, cols_of_b)
         c = replace(p.c, chunk_rows=rows, chunk_cols=cols)
         if c not in found:
             found.append(c)
@@ -903,6 +916,26 @@ def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
 
     Raises BudgetError, with the smallest limit that would do, where none fits.
     """
+    x = _best(problem, budget, rates)
+    if x is None and problem.symmetric:
+        return make_plan(replace(problem, symmetric=False), budget, rates)
+    if x is None:
+        raise _refusal(problem, budget)
+    return _finish(problem, budget, rates, x)
+
+
+def predict(problem: Problem, budget: Budget, rates: Rates) -> float:
+    """Predicted seconds of the plan, without making it; infinite where none fits (with symmetric blocks)."""
+    x = _best(problem, budget, rates)
+    return math.inf if x is None else _seconds(problem, budget, rates, x)[1]
+
+
+def least_seconds(problem: Problem, budget: Budget, rates: Rates) -> float:
+    """Predicted seconds with memory without end: no plan is predicted to take less."""
+    return _seconds(problem, budget, rates, _everything(problem, budget))[1]
+
+
+def _best(problem: Problem, budget: Budget, rates: Rates) -> "_Candidate | None":
     stages, ideal = _seconds(problem, budget, rates, _everything(problem, budget))
     ideal += HIDDEN_COST * sum(stages.values())
     best: tuple[float, int, _Candidate] | None = None
@@ -912,12 +945,8 @@ def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
             if found and (best is None or found[0] < 0.95 * best[0]):
                 best = found
             if best and best[0] <= 1.05 * ideal:
-                return _finish(problem, budget, rates, best[2])
-    if best is None and problem.symmetric:
-        return make_plan(replace(problem, symmetric=False), budget, rates)
-    if best is None:
-        raise _refusal(problem, budget)
-    return _finish(problem, budget, rates, best[2])
+                return best[2]
+    return best[2] if best else None
 
 
 def _everything(p: Problem, budget: Budget) -> _Candidate:
@@ -931,7 +960,7 @@ def _search(
     """The best block and panel sizes for one ring and one layout of C: (seconds, elements, candidate)."""
     best: tuple[float, int, _Candidate] | None = None
     rows, cols = replace(p, c=c).align
-    heights, widths = _steps(p.m, rows), _steps(p.n, cols)
+    heights, widths = steps(p.m, rows), steps(p.n, cols)
     for c_buffers in (1,) if budget.device is None else (2, 1):
         for bk in _depths(p):
             for bm in heights:
@@ -978,7 +1007,7 @@ def _refusal(p: Problem, budget: Budget) -> BudgetError:
         else ""
     )
     for c in _outputs(p):
-        bm, bn = min(_steps(p.m, c.chunk_rows)), min(_steps(p.n, c.chunk_cols))
+        bm, bn = min(steps(p.m, c.chunk_rows)), min(steps(p.n, c.chunk_cols))
         for bk in _depths(p):
             for ring in _rings(budget):
                 host, device = _ledgers(p, budget, _Candidate(c, bm, bn, bk, 1, ring))

@@ -15,6 +15,7 @@ import math
 import os
 import shutil
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -288,7 +289,9 @@ def check_matrix(name: str, shape: tuple[int, ...], dtype: Any) -> None:
 def _array_matrix(array: Any) -> Matrix:
     """Full rows as chunks: slices of those never reach past the array."""
     rows, cols = map(int, array.shape)
-    return Matrix(rows, cols, np.dtype(array.dtype).itemsize, max(1, min(rows, 1024)), max(1, cols))
+    return Matrix(
+        rows, cols, np.dtype(array.dtype).itemsize, max(1, min(rows, 1024)), max(1, cols), chunked=False
+    )
 
 
 def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
@@ -305,7 +308,7 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
     if any(c < 1 <= extent for c, extent in zip(chunk, shape, strict=True)):
         raise InputError(f"{name}: chunks of shape {array.chunks} cannot be right; repair its metadata")
     size, chunk = array.dtype.itemsize, tuple(max(1, c) for c in chunk)
-    matrix = Matrix(shape[0], shape[1], size, chunk[0], chunk[1], transposed=fortran)
+    matrix = Matrix(shape[0], shape[1], size, chunk[0], chunk[1], transposed=fortran, fortran=fortran)
     if matrix.chunk_bytes > MAX_CHUNK_BYTES:
         raise InputError(f"{name}: chunks of {matrix.chunk_bytes} bytes cannot be right; repair its metadata")
     if math.prod(shape) * size > MAX_ARRAY_BYTES:
@@ -536,6 +539,8 @@ class Target:
         if isinstance(store, LocalStore) and array.dtype.isnative and ours and array.shards is None:
             self._folder = Folder(Path(store.root) / array.store_path.path, array.metadata)
         self._direct = array.nbytes >= DIRECT_BYTES
+        self._keeps = isinstance(store, MemoryStore)
+        """The store may keep what it is given, not a copy of it."""
         self._replaced = replaced
         self._folders: set[str] = set()
 
@@ -557,6 +562,10 @@ class Target:
                     entry.unlink()
         except OSError as error:
             raise StoreError(f"{self.name}: its old chunks cannot be removed: {error}") from error
+
+    def source(self) -> Source:
+        """What has been written, to be read although it is no array yet."""
+        return _zarr_source(self.name, self._array)
 
     def commit(self) -> None:
         """All chunks are there: C becomes an array."""
@@ -584,7 +593,7 @@ class Target:
                 row, col = (index * size for index, size in zip(part.chunk, self._shape, strict=True))
                 with np.errstate(over="ignore"):
                     self._array[row : row + part.rows, col : col + part.cols] = inside.astype(
-                        dtype, copy=False
+                        dtype, copy=self._keeps
                     )
                 return values.size * dtype.itemsize
             values[part.rows :] = 0
@@ -673,6 +682,14 @@ def create_target(spec: Any, output: Output, block: np.dtype[Any]) -> Target:
         raise _unusable(name, error, remote=place is None) from error
     target.clear()
     return target
+
+
+def scratch_folder(spec: Any) -> Path:
+    """Where to put what is needed only while C is made: beside C where that is local."""
+    place = local_path(spec)
+    if place is None:
+        return Path(tempfile.gettempdir())
+    return next(folder for folder in place.parents if folder.exists())
 
 
 def _remote_place(url: str) -> StorePath:
