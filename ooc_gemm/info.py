@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from . import store
+from . import local, store
 from .api import _prepare
 from .bench_io import drop
 from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Device, Limits, open_device
