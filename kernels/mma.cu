@@ -139,7 +139,7 @@ struct Carrier {
         const int left = (MN ? extent : depth) * BYTES - unit() * UNIT;
         const int valid = left <= 0 ? 0 : WHOLE || left >= UNIT ? UNIT : left;
         const char* from = corner + (MN ? k * ld : along(k));
-#pragma unroll WHOLE ? COUNT : 1
+#pragma unroll
         for (int e = 0; e < COUNT; ++e, from += STEP * ld) {
             const int r = row() + e * STEP, size = r < (MN ? depth : extent) ? valid : 0;
 #pragma unroll
@@ -275,14 +275,15 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
     const Carrier<BN, B_MN> b_carrier(B, ldb, n0, n);
     int todo = last - next;  // below 0 in a slice past the end
     u32 filled = 0;  // the stage to copy to
-    const bool whole = ((A_MN ? m : k) | (B_MN ? n : k)) % (UNIT / BYTES) == 0;
     // A group of copies is closed every time, with copies or without: what is waited for counts groups.
     const auto fetch = [&] {
         if (next < last) {
             const long long at = static_cast<long long>(next) * BK;
             const int depth = k - at < BK ? k - at : BK;
             const u32 b_tile = shared + filled + PLANES * A_BYTES;
-            if (whole) {
+            // Only tiles at an edge have units that are cut.
+            const int cut = (A_MN ? a_carrier.extent : depth) | (B_MN ? b_carrier.extent : depth);
+            if (cut % (UNIT / BYTES) == 0) {
                 a_carrier.template fetch<true>(shared + filled, at, depth);
                 b_carrier.template fetch<true>(b_tile, at, depth);
             } else {
