@@ -107,6 +107,8 @@ class Case:
     place: Path
     cold: bool = False
     """Drop the page cache before every run."""
+    asked: bool = False
+    """Only where `--only` names it: it takes long."""
     runs: dict[str, list[Run]] = field(default_factory=dict)
     """By the contestants' titles, as they are measured."""
     plans: dict[str, Run] = field(default_factory=dict)
@@ -250,6 +252,10 @@ def cpu_cases(place: Path, quick: bool) -> list[Case]:
     )
     contestants = (alone, ooc_gemm(512 * MiB, 1.08))
     cases.append(Case("16384", f"{n}³, chunks {chunk}", (n, n, n), chunk, chunk, contestants, "numpy", place))
+    large, contestants = 2 * n, (alone, ooc_gemm(1024 * MiB, 8 * 1.05))
+    title = f"{large}³, chunks {chunk}, beside @ of {n}³"
+    shape = (large, large, large)
+    cases.append(Case("32768", title, shape, chunk, chunk, contestants, "numpy", place, asked=True))
     return cases
 
 
@@ -592,13 +598,13 @@ def filesystem(place: Path) -> str:
 def select(cases: list[Case], only: list[str] | None) -> list[Case]:
     """The cases and contestants named; all where none is."""
     if not only:
-        return cases
+        return [case for case in cases if not case.asked]
     known = {case.name for case in cases} | {c.name for case in cases for c in case.contestants}
     if unknown := sorted(set(only) - known - {"smallest", "trace"}):
         raise SystemExit(f"--only {' '.join(unknown)}: not among {', '.join(sorted(known))}, smallest, trace")
     names = {case.name for case in cases} & set(only)
     who = set(only) - names - {"smallest", "trace"}
-    chosen = [case for case in cases if case.name in names or (who and not names)]
+    chosen = [case for case in cases if case.name in names or (who and not names and not case.asked)]
     chosen = [
         replace(c, contestants=tuple(x for x in c.contestants if not who or x.name in who)) for c in chosen
     ]

@@ -23,6 +23,17 @@ RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- benchmark:(\w+)(?: (\S+))? -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
 SUMMARY = ("warptile", "ffma", "fp16x3", "tf32", "fp16", "int8", "dmma")
 """Kernels that are shown where there is room for few."""
+LIMITS = {
+    "tmpfs": "32768³, tmpfs, `-M 8GiB -D 8GiB`",
+    "cublas": "the same with `--kernel cublas`",
+    "disk": "32768³, disk, cold, `-M 8GiB -D 8GiB`",
+    "large": "65536³, tmpfs, `-M 16GiB -D 24GiB`",
+    "traffic": "65536³, disk, cold, `-M 4GiB -D 2GiB`",
+    "A·Aᵀ by multiply, cublas": "A·Aᵀ of 32768×65536 by `multiply --kernel cublas`, tmpfs",
+    "gram, cublas": "the same by `gram`",
+    "gram, auto": "the same by `gram`, `fp16x3`",
+}
+"""Jobs of limits.py → what they are."""
 TIMED = {
     "cpu": "whole processes, from start to exit",
     "h200": "from the call to the return in a fresh process, CUDA context included",
@@ -72,6 +83,30 @@ def notes(report: dict[str, Any]) -> Iterator[str]:
         f"{share:.1%} with `--kernel {kernel}`" for kernel, share in idle.items() if share is not None
     ]:
         yield f"On tmpfs the compute stream idles {', '.join(shares)} between its first kernel and its last."
+
+
+def limits_table(report: dict[str, Any]) -> str:
+    """A line a job: seconds, what the plan had said, the hardware's limit, bytes and peaks."""
+    lines = ["| float32 | seconds | predicted | limit | read | peak host | peak GPU |", "|---" * 7 + "|"]
+    for name, title in LIMITS.items():
+        row = report["rows"][name]
+        limit = row.get("in_turn_seconds", row.get("limit_seconds"))
+        if row["plan"]["symmetric"]:  # counted as a whole product when it was measured
+            limit = None
+        lines.append(
+            f"| {title} | **{row['seconds']:.2f}** | {row['predicted_seconds']:.2f} | "
+            f"{'–' if limit is None else f'{limit:.2f}'} | {row['bytes_read'] / 1e9:.1f} GB | "
+            f"{row['peak_host_bytes'] / 2**30:.1f} GiB | {row['peak_device_bytes'] / 2**30:.1f} GiB |"
+        )
+    alone, zstd = report["rows"]["large"]["sgemm_alone_seconds"], report["rows"]["zstd"]
+    read, decode = zstd["read_bytes_per_second"], zstd["decode_bytes_per_second"]
+    notes = (
+        f"{report['device']}, medians in a warm process; the limit is the longest of bytes ÷ rate and operations ÷ "
+        f"rate, measured in the same run. cuBLAS SGEMM alone, all of 65536³ already on the GPU, takes {alone:.1f} s. "
+        f"Readers bring zstd chunks at {read / 1e9:.1f} GB/s decoded, where as many threads that only decode reach "
+        f"{decode / 1e9:.1f}. {report['date'][:10]}, commit {report['commit'][:7]}."
+    )
+    return "\n".join(lines) + f"\n\n{notes}\n"
 
 
 def kernels_table(report: dict[str, Any]) -> str:
@@ -138,7 +173,9 @@ def render(text: str) -> str:
                 return f"{match[1]}{match[4]}"
             raise SystemExit(f"there is a table {match[2]} but {path.relative_to(ROOT)} is missing")
         report = json.loads(path.read_text(encoding="utf-8"))
-        if not kernels:
+        if match[2].startswith("limits_"):
+            shown = limits_table(report)
+        elif not kernels:
             shown = table(report)
         elif match[3]:
             shown = kernels_summary(report, match[3])

@@ -281,9 +281,9 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
             const long long at = static_cast<long long>(next) * BK;
             const int depth = k - at < BK ? k - at : BK;
             const u32 b_tile = shared + filled + PLANES * A_BYTES;
-            // Only tiles at an edge have units that are cut.
+            // Only tiles at an edge have units that are cut; planes of split.cu end in zeros, up to a segment.
             const int cut = (A_MN ? a_carrier.extent : depth) | (B_MN ? b_carrier.extent : depth);
-            if (cut % (UNIT / BYTES) == 0) {
+            if (PLANES == 2 || cut % (UNIT / BYTES) == 0) {
                 a_carrier.template fetch<true>(shared + filled, at, depth);
                 b_carrier.template fetch<true>(b_tile, at, depth);
             } else {

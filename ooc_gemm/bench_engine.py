@@ -185,7 +185,7 @@ def limit_seconds(result: Result, rates: Rates) -> dict[str, float]:
     return {
         "read": read,
         "upload": result.bytes_uploaded / rates.upload,
-        "compute": 2.0 * result.m * result.n * result.k / rates.flops,
+        "compute": result.plan.problem.flops / rates.flops,
         "download": result.bytes_downloaded / rates.download,
         "write": write,
         "store": taking_turns(read, write, rates.turns),

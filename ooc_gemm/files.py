@@ -6,7 +6,7 @@ at all.
                                     file systems that cannot do otherwise
 
 The page cache costs a copy and a page allocated for every page read: half of what a fast disk delivers. It is
-worth that only for what is there already or will be read again.
+worth that only for what is there already.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import itertools
 import os
 import random
 import threading
+from collections import deque
 from types import TracebackType
 
 import numpy as np
@@ -36,7 +37,36 @@ AT_ONCE = 6
 """Direct reads under way. A few keep a disk busy; with more, readers that also decode wait for the disk all
 together and then leave it idle together."""
 
-_turns = threading.Semaphore(AT_ONCE)
+
+class Queue:
+    """Lets `count` threads in at a time, in the order in which they came. A semaphore lets whoever has just
+    left in again before those who wait: then the piece that is needed first may be read last, while all
+    slots fill up behind it and every reader stands still (seen in timelines of cold reads)."""
+
+    def __init__(self, count: int):
+        self._free = count
+        self._waiting: deque[threading.Lock] = deque()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._free += 1
+
+
+_turns = Queue(AT_ONCE)
 _buffered: set[int] = set()
 """File systems (`st_dev`) that cannot read and write past the page cache."""
 _blind: set[int] = set()

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -492,3 +494,33 @@ def test_rates(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ooc_gemm.InputError, match="no files"):
         bench_io.read_rate(tmp_path / "empty")
+
+
+def test_who_waits_first_reads_first():
+    order, queue = [], files.Queue(1)
+    came, leave = threading.Event(), threading.Event()
+
+    def first():
+        with queue:
+            came.set()
+            leave.wait(10)
+        with queue:  # at once again: a semaphore would let it in before those who wait
+            order.append("first again")
+
+    def other(name):
+        with queue:
+            order.append(name)
+
+    threads = [threading.Thread(target=first)]
+    threads[0].start()
+    assert came.wait(10)
+    for number in range(3):
+        threads.append(threading.Thread(target=other, args=(number,)))
+        threads[-1].start()
+        while len(queue._waiting) <= number:
+            time.sleep(0.001)
+    leave.set()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert order == [0, 1, 2, "first again"]
