@@ -101,10 +101,11 @@ def limits_table(report: dict[str, Any]) -> str:
     alone, zstd = report["rows"]["large"]["sgemm_alone_seconds"], report["rows"]["zstd"]
     read, decode = zstd["read_bytes_per_second"], zstd["decode_bytes_per_second"]
     notes = (
-        f"{report['device']}, medians in a warm process; the limit is the longest of bytes ÷ rate and operations "
-        f"÷ rate, measured in the same run. cuBLAS SGEMM alone, all of 65536³ already on the GPU, takes "
-        f"{alone:.1f} s. Readers bring zstd chunks at {read / 1e9:.1f} GB/s decoded, where as many threads that "
-        f"only decode reach {decode / 1e9:.1f}. {report['date'][:10]}, commit {report['commit'][:7]}."
+        f"{report['device']}, medians in a warm process; the limit is the longest of bytes ÷ rate and "
+        "operations ÷ rate, measured in the same run. cuBLAS SGEMM alone, all of 65536³ already on the GPU, "
+        f"takes {alone:.1f} s. Readers bring zstd chunks at {read / 1e9:.1f} GB/s decoded, where as many "
+        f"threads that only decode reach {decode / 1e9:.1f}. {report['date'][:10]}, "
+        f"commit {report['commit'][:7]}."
     )
     return "\n".join(lines) + f"\n\n{notes}\n"
 
