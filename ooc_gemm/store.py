@@ -319,15 +319,16 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
     if isinstance(store, LocalStore):
         root = Path(store.root) / array.store_path.path
         folder, compression = Folder(root, metadata, fortran), _compression(metadata)
-        if array.shards is not None and (inner := _inner(metadata)) and native:
-            configuration, compression = inner
-            at_end = configuration["index_location"] == "end"
-            folder = Shards(root, metadata, matrix, array.shards, at_end)
-        elif array.shards is not None:
-            compression = None
-        if native and compression == []:
-            return RawSource(name, array.dtype, array.fill_value, _with_missing(matrix, folder), folder)
-        if native and compression and (compressor := codec.find(*compression[0])) and len(compression) == 1:
+        inner = _inner(metadata) if array.shards is not None else None
+        if array.shards is not None:
+            compression = inner[1] if inner else None
+        compressor = _only_compressor(compression)
+        if native and (compression == [] or compressor):
+            if inner and array.shards is not None:
+                at_end = inner[0]["index_location"] == "end"
+                folder = Shards(root, metadata, matrix, array.shards, at_end)
+            if not compressor:
+                return RawSource(name, array.dtype, array.fill_value, _with_missing(matrix, folder), folder)
             matrix = replace(matrix, whole=True, stored=_sizes(matrix, folder))
             return CompressedSource(name, array.dtype, array.fill_value, matrix, folder, compressor)
     matrix = replace(matrix, whole=True)
@@ -356,15 +357,9 @@ def _is_fortran(metadata: Any) -> bool:
     return isinstance(codecs[0], TransposeCodec) and tuple(codecs[0].order) == (1, 0)
 
 
-def _is_plain(metadata: Any) -> bool:
-    """No codec but `bytes`, and at most a transposition before it."""
-    return _compression(metadata) == []
-
-
-def _compressor(metadata: Any) -> codec.Compressor | None:
+def _only_compressor(compression: list[tuple[str, dict[str, Any]]] | None) -> codec.Compressor | None:
     """The compressor, where it is known and the only codec beside those of plain chunks."""
-    found = _compression(metadata)
-    return codec.find(*found[0]) if found and len(found) == 1 else None
+    return codec.find(*compression[0]) if compression and len(compression) == 1 else None
 
 
 def _compression(metadata: Any) -> list[tuple[str, dict[str, Any]]] | None:
@@ -533,8 +528,9 @@ class Target:
         self._shape = array.shards or array.chunks
         store = array.store_path.store
         self._key = METADATA[0] if array.metadata.zarr_format == 3 else METADATA[1]
-        self._compressor = _compressor(array.metadata)
-        ours = (self._compressor or _is_plain(array.metadata)) and not _is_fortran(array.metadata)
+        compression = _compression(array.metadata)
+        self._compressor = _only_compressor(compression)
+        ours = (self._compressor or compression == []) and not _is_fortran(array.metadata)
         self._folder = None
         if isinstance(store, LocalStore) and array.dtype.isnative and ours and array.shards is None:
             self._folder = Folder(Path(store.root) / array.store_path.path, array.metadata)

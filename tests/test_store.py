@@ -475,6 +475,20 @@ def test_a_damaged_index_is_an_error_when_its_shard_is_read(tmp_path, options):
         source.read(last, np.empty(source.matrix.chunk_bytes, np.uint8))
 
 
+def test_shards_that_only_zarr_decodes_are_sized_by_their_files(tmp_path):
+    two = [zarr.codecs.ZstdCodec(level=1), zarr.codecs.Crc32cCodec()]
+    values = np.arange(4800, dtype="f4").reshape(60, 80)
+    path = make(tmp_path / "a", values, chunks=(10, 10), shards=(30, 40), compressors=two)
+    source = store.open_source(path)
+    files_of = [file for file in (tmp_path / "a" / "c").rglob("*") if file.is_file()]
+    assert type(source).__name__ == "DecodedSource"
+    share = [file.stat().st_size // 12 * 12 for file in files_of]  # 12 chunks each
+    assert sum(source.matrix.stored) == sum(share)
+    (piece, *_) = cut("a", source.matrix, (0, 60), (0, 80), source.matrix.chunk_bytes)
+    view, _ = source.read(piece, np.empty(source.matrix.chunk_bytes, np.uint8))
+    assert np.array_equal(view, values[:10, :10])
+
+
 # ------------------------------------------------------------------------------------------------ measuring
 
 
