@@ -25,7 +25,7 @@ from .devices import open_device
 from .errors import InputError
 from .generate import random
 from .plan import Rates, taking_turns
-from .rates import file_system, mount_point
+from .rates import described
 from .trace import STAGES
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -93,12 +93,11 @@ def run(
             _case(case, Path(scratch) / str(index), repeat, cold, peers, progress, options)
             for index, case in enumerate(cases)
         ]
-    system = file_system(place)
     return {
         "suite": "engine",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": device.model,
-        "place": {"mounted": mount_point(system), "type": system.split()[0]},
+        "place": described(place),
         "cold": cold,
         "repeat": repeat,
         "versions": {"ooc-gemm": __version__, "python": platform.python_version()},

@@ -9,9 +9,10 @@
 Every function runs `threads` threads that take the next chunk when they are done with one.
 """
 
+import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -27,6 +28,7 @@ from .plan import MiB, cut
 from .tiles import round_up
 
 T = TypeVar("T")
+R = TypeVar("R")
 CHUNK = 16 * MiB
 
 
@@ -51,10 +53,9 @@ def write_rate(
         files.replace(path, buffer, direct)
 
     start = time.perf_counter()
-    _each(paths, buffers, write)
+    for_a_while(write, paths, buffers)
     if not direct:
-        for path in paths:
-            _flush(path)
+        flush(paths)
     return len(paths) * chunk / (time.perf_counter() - start)
 
 
@@ -80,34 +81,37 @@ def read_rate(
             file.read(buffer[: file.size], 0)
 
     if cached:
-        _each(paths, buffers, read)
+        for_a_while(read, paths, buffers)
         direct = False
-        _each(paths, buffers, read)
+        for_a_while(read, paths, buffers)
     else:
         drop(paths)
     start = time.perf_counter()
-    _each(paths, buffers, read)
+    for_a_while(read, paths, buffers)
     return sum(map(os.path.getsize, paths)) / (time.perf_counter() - start)
 
 
-def drop(paths: Iterable[str]) -> None:
-    """Take files out of the page cache."""
+def files_in(folder: Path) -> Iterator[str]:
+    """Every file below a folder."""
+    return (str(path) for path in folder.rglob("*") if path.is_file())
+
+
+def flush(paths: Iterable[str], forget: bool = False) -> None:
+    """Wait until files are on the disk; `forget`: and take them out of the page cache, where the system lets
+    us."""
     for path in paths:
-        _flush(path)
         fd = os.open(path, os.O_RDONLY)
         try:
-            if hasattr(os, "posix_fadvise"):
+            os.fsync(fd)
+            if forget and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
 
 
-def _flush(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def drop(paths: Iterable[str]) -> None:
+    """Take files out of the page cache."""
+    flush(paths, forget=True)
 
 
 def decode_rate(spec: Any, threads: int = 16, seconds: float = 2.0) -> float:
@@ -136,7 +140,7 @@ def decode_rate(spec: Any, threads: int = 16, seconds: float = 2.0) -> float:
             done[index] += 1
 
     start = time.perf_counter()
-    _each(list(range(threads)), outs, decode)
+    for_a_while(decode, range(threads), outs)
     return sum(done) * s.chunk_bytes / (time.perf_counter() - start)
 
 
@@ -153,25 +157,29 @@ def source_rate(
         buffer[:] = 0
     pieces = list(cut("a", s, (0, s.rows), (0, s.cols), s.chunk_bytes)) * rounds
     if cold and (place := store.local_path(spec)):
-        drop(str(path) for path in place.rglob("*") if path.is_file())
+        drop(files_in(place))
     start = time.perf_counter()
-    _each(pieces, buffers, lambda piece, buffer: source.read(piece, buffer))
+    for_a_while(source.read, pieces, buffers)
     return rounds * s.rows * s.cols * s.itemsize / (time.perf_counter() - start)
 
 
-def _each(tasks: list[T], buffers: list[Bytes], work: Callable[[T, Bytes], Any]) -> None:
-    """`work(task, buffer)` for each task, in a thread for each buffer. Raises what one failed with."""
-    left, lock = iter(tasks), Lock()
+def for_a_while(
+    work: Callable[[T, Bytes], R], items: Iterable[T], buffers: list[Bytes], longest: float = math.inf
+) -> tuple[float, list[R]]:
+    """`work` on the items by a thread a buffer, as long as there are any, and `longest` seconds at most: the
+    seconds, and what it returned. Raises what it raised."""
+    todo, done, lock = iter(items), list[R](), Lock()
+    start = time.perf_counter()
 
     def run(buffer: Bytes) -> None:
-        while True:
+        while time.perf_counter() < start + longest:
             with lock:
                 try:
-                    task = next(left)
+                    item = next(todo)
                 except StopIteration:
                     return
-            work(task, buffer)
+            done.append(work(item, buffer))
 
     with ThreadPoolExecutor(len(buffers), "ooc-gemm bench") as pool:
-        for job in [pool.submit(run, buffer) for buffer in buffers]:
-            job.result()
+        list(pool.map(run, buffers))
+    return time.perf_counter() - start, done

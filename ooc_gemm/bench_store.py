@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from . import store
-from .bench_io import decode_rate, read_rate, source_rate, write_rate
+from .bench_io import decode_rate, files_in, flush, for_a_while, read_rate, source_rate, write_rate
 from .devices import open_device
-from .info import CHUNK, chunks_that_fit, flush, for_a_while, keep, limits_of
+from .info import CHUNK, chunks_that_fit, fill_with_noise, keep, limits_of
 from .pages import page_aligned
 from .plan import Part
-from .rates import file_system, mount_point
+from .rates import described
 from .ring import Bytes
 
 Say = Callable[[str], None]
@@ -31,12 +31,11 @@ def run(folder: str = ".", device: str = "auto", progress: Say = lambda text: No
     threads = sorted({1, 4, limits_of(chosen).readers})
     with tempfile.TemporaryDirectory(prefix="ooc-gemm-", dir=place) as scratch:
         rows = list(_rows(Path(scratch), threads, chunks_that_fit(place), progress))
-    system = file_system(place)
     return {
         "suite": "io",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": chosen.model,
-        "place": {"mounted": mount_point(system), "type": system.split()[0]},
+        "place": described(place),
         "threads": threads,
         "rows": rows,
     }
@@ -45,9 +44,7 @@ def run(folder: str = ".", device: str = "auto", progress: Say = lambda text: No
 def _rows(scratch: Path, threads: list[int], count: int, say: Say) -> Iterator[Row]:
     chunk = CHUNK * CHUNK * 4
     buffers = page_aligned(max(threads), chunk)
-    numbers = np.random.default_rng(0).standard_normal(CHUNK * CHUNK, np.float32)
-    for index, buffer in enumerate(buffers):
-        buffer.view(np.float32)[:] = np.roll(numbers, index)
+    fill_with_noise(buffers)
 
     def row(group: str, way: str, rate: Callable[[int], float]) -> Row:
         found = []
@@ -81,8 +78,8 @@ def _store_rate(path: str, compressor: str, count: int, buffers: list[Bytes]) ->
     def write(index: int, buffer: Bytes) -> int:
         return target.write(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
 
-    seconds, moved = for_a_while(write, range(count), buffers, longest=float("inf"))
+    seconds, moved = for_a_while(write, range(count), buffers)
     target.commit()
     start = time.perf_counter()
-    flush(Path(path))
+    flush(files_in(Path(path)))
     return sum(moved) / (seconds + time.perf_counter() - start)

@@ -314,6 +314,33 @@ def info(folders: tuple[str, ...], measure: bool, as_json: bool, verbose: bool) 
         console.print("rates not measured: ooc-gemm info --measure")
 
 
+def _shapes(usual: str) -> Callable[[Any], Any]:
+    """Options that say which shapes are measured."""
+    return _options(
+        click.option(
+            "--size",
+            "sizes",
+            multiple=True,
+            type=click.IntRange(1),
+            help=f"m = n = k; repeatable.  [default: {usual}]",
+        ),
+        click.option(
+            "--m", type=click.IntRange(1), help="With --n and --k: one more shape, or the only one."
+        ),
+        click.option("--n", type=click.IntRange(1)),
+        click.option("--k", type=click.IntRange(1)),
+    )
+
+
+def _given(m: int | None, n: int | None, k: int | None) -> list[tuple[int, int, int]]:
+    """The shape that --m, --n and --k name, if they do."""
+    if m is not None and n is not None and k is not None:
+        return [(m, n, k)]
+    if (m, n, k) != (None, None, None):
+        raise click.UsageError("--m, --n and --k go together.")
+    return []
+
+
 @cli.group(context_settings=CONTEXT)
 def bench() -> None:
     """Measure what multiply is made of."""
@@ -333,16 +360,7 @@ def bench() -> None:
     multiple=True,
     help="Type of A and B; repeatable.  [default: float32, else the kernel's first]",
 )
-@click.option(
-    "--size",
-    "sizes",
-    multiple=True,
-    type=click.IntRange(1),
-    help="m = n = k; repeatable.  [default: 907 1024 1025 2048 2049 4096 8192]",
-)
-@click.option("--m", type=click.IntRange(1), help="With --n and --k: one more shape, or the only one.")
-@click.option("--n", type=click.IntRange(1))
-@click.option("--k", type=click.IntRange(1))
+@_shapes("907 1024 1025 2048 2049 4096 8192")
 @click.option("--transpose-a", "trans_a", is_flag=True, help="A is stored k×m.")
 @click.option("--transpose-b", "trans_b", is_flag=True, help="B is stored n×k.")
 @click.option(
@@ -408,9 +426,7 @@ def kernels(
     if source:
         _show(bench_kernels.select(_read_report(source), kernels, dtypes), as_json, plot)
         return
-    given = [x for x in (m, n, k) if x is not None]
-    if len(given) not in (0, 3):
-        raise click.UsageError("--m, --n and --k go together.")
+    given = _given(m, n, k)
     chosen = bench_kernels.pairs(kernels, dtypes)
     if tuned:
         with _status() as progress:
@@ -418,8 +434,7 @@ def kernels(
         lines = [figures.choice_line(choice) for choice in found]
         _print(json.dumps(found) if as_json else "\n".join(lines) or "Each is shipped in one configuration")
         return
-    shapes = [(size, size, size) for size in sizes or (() if given else bench_kernels.SIZES)]
-    shapes += [(given[0], given[1], given[2])] if given else []
+    shapes = [(size, size, size) for size in sizes or (() if given else bench_kernels.SIZES)] + given
     with _status() as progress:
         report = bench_kernels.run(chosen, shapes, repeat, progress=progress, **options)
     _show(report, as_json, plot)
@@ -453,16 +468,7 @@ def io(folder: str, as_json: bool, verbose: bool, **options: Any) -> None:
 
 @bench.command(context_settings=CONTEXT)
 @click.argument("folder", default=".", type=_FOLDER)
-@click.option(
-    "--size",
-    "sizes",
-    multiple=True,
-    type=click.IntRange(1),
-    help="m = n = k; repeatable.  [default: 4096, on a GPU 16384]",
-)
-@click.option("--m", type=click.IntRange(1), help="With --n and --k: one more shape, or the only one.")
-@click.option("--n", type=click.IntRange(1))
-@click.option("--k", type=click.IntRange(1))
+@_shapes("4096, on a GPU 16384")
 @click.option("--dtype", "dtypes", multiple=True, help="Repeatable.  [default: float32]")
 @click.option(
     "--layout",
@@ -518,9 +524,7 @@ def engine(
 
     if plot:
         figures.check_plot(plot)
-    given = [x for x in (m, n, k) if x is not None]
-    if len(given) not in (0, 3):
-        raise click.UsageError("--m, --n and --k go together.")
+    given = _given(m, n, k)
     if source:
         report = _read_report(source)
     else:
@@ -528,8 +532,7 @@ def engine(
         from .devices import open_device
 
         usual = 4096 if open_device(options["device"]).name == "cpu" else 16384
-        shapes = [(size, size, size) for size in sizes or (() if given else (usual,))]
-        shapes += [(given[0], given[1], given[2])] if given else []
+        shapes = [(size, size, size) for size in sizes or (() if given else (usual,))] + given
         chosen = bench_engine.cases(shapes, dtypes or ("float32",), layouts or ("squares",))
         with _status() as progress:
             report = bench_engine.run(chosen, folder, progress=progress, **options)

@@ -1,8 +1,6 @@
 """What this machine has, and how fast it is: whatever `plan.Rates` asks for, found with the engine's own
 readers, writers, ring and devices, so that what is predicted is what is run."""
 
-import math
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +17,7 @@ import psutil
 
 from . import local, store
 from .api import _prepare
-from .bench_io import drop
+from .bench_io import drop, files_in, for_a_while
 from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Device, Limits, open_device
 from .devices.blas import gemm
 from .devices.cpu import CPU, processor
@@ -300,6 +298,13 @@ def chunks_that_fit(place: Path) -> int:
     return count
 
 
+def fill_with_noise(buffers: list[Bytes]) -> None:
+    """Each of a chunk, and no two alike."""
+    numbers = np.random.default_rng(0).standard_normal(CHUNK * CHUNK, np.float32)
+    for index, buffer in enumerate(buffers):
+        buffer.view(np.float32)[:] = np.roll(numbers, index)
+
+
 def measure_folder(place: Path, device: Device) -> Record:
     """Rates of a file system as the engine's readers and writers reach them, in as many threads as the device
     takes, with its buffers; the files are gone afterwards."""
@@ -319,15 +324,13 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     output = store.Output((large * CHUNK, CHUNK), np.dtype("f4"), (CHUNK, CHUNK), None, "none")
     targets = [store.create_target(str(scratch / name), output, output.dtype) for name in "ab"]
     buffers = device.host_buffers(readers + writers, chunk)
-    numbers = np.random.default_rng(0).standard_normal(CHUNK * CHUNK, np.float32)
-    for index, buffer in enumerate(buffers):
-        buffer.view(np.float32)[:] = np.roll(numbers, index)
+    fill_with_noise(buffers)
     for_reading, for_writing = buffers[:readers], buffers[readers:]
 
     def write(target: store.Target, index: int, buffer: Bytes) -> int:
         return target.write(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
 
-    seconds, written = for_a_while(partial(write, targets[0]), range(count), for_writing)
+    seconds, written = for_a_while(partial(write, targets[0]), range(count), for_writing, LONGEST)
     write_rate = sum(written) / seconds
     targets[0].commit()
     source = store.open_source(str(scratch / "a"))
@@ -339,11 +342,11 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
         return sum(source.read(piece, buffer)[1] for piece in pieces)
 
     forget(scratch / "a")
-    seconds, moved = for_a_while(read, there, for_reading)
+    seconds, moved = for_a_while(read, there, for_reading, LONGEST)
     cold = sum(moved) / seconds
     keep(scratch / "a")
     cached = max(_rate(read, there, for_reading) for _ in range(2))
-    seconds, moved = for_a_while(partial(read, slot_bytes=PIECE_BYTES), there[:4], for_reading)
+    seconds, moved = for_a_while(partial(read, slot_bytes=PIECE_BYTES), there[:4], for_reading, LONGEST)
     pieces = sum(moved) / PIECE_BYTES
     piece_seconds = max(0.0, seconds - sum(moved) / cached) / pieces
     forget(scratch / "a")
@@ -352,8 +355,8 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     writes = max(1, min(len(there), round(reads * write_rate / cold)))
     with ThreadPoolExecutor(1) as other:
         start = time.perf_counter()
-        writing = other.submit(for_a_while, partial(write, targets[1]), range(writes), for_writing, math.inf)
-        for_a_while(read, range(reads), for_reading, math.inf)
+        writing = other.submit(for_a_while, partial(write, targets[1]), range(writes), for_writing)
+        for_a_while(read, range(reads), for_reading)
         writing.result()
         both = time.perf_counter() - start
     alone = reads * chunk / cold + writes * chunk / write_rate
@@ -364,10 +367,10 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     packed = replace(output, compressor="zstd")
     target = store.create_target(str(scratch / "z"), packed, output.dtype)
     some = range(min(len(there), 2 * readers))
-    for_a_while(partial(write, target), some, for_writing, math.inf)
+    for_a_while(partial(write, target), some, for_writing)
     target.commit()
     source = store.open_source(str(scratch / "z"))
-    seconds, moved = for_a_while(read, some, for_reading)
+    seconds, moved = for_a_while(read, some, for_reading, LONGEST)
     if file_system(scratch).startswith(("tmpfs", "ramfs")):  # there is but one way, and the same memory
         cold = cached = max(cached, cold)
         write_cached, both = write_rate, alone
@@ -384,56 +387,19 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
 
 
 def _rate(work: Callable[[int, Bytes], int], items: Iterable[int], buffers: list[Bytes]) -> float:
-    seconds, moved = for_a_while(work, items, buffers)
+    seconds, moved = for_a_while(work, items, buffers, LONGEST)
     return sum(moved) / seconds
-
-
-def for_a_while(
-    work: Callable[[int, Bytes], int],
-    items: Iterable[int],
-    buffers: list[Bytes],
-    longest: float | None = None,
-) -> tuple[float, list[int]]:
-    """`work` on the items by a thread a buffer, as long as time is left: seconds, and what it returned."""
-    todo, done = iter(items), []
-    start = time.perf_counter()
-    end = start + (LONGEST if longest is None else longest)
-
-    def run(buffer: Bytes) -> None:
-        while time.perf_counter() < end:
-            item = next(todo, None)
-            if item is None:
-                return
-            done.append(work(item, buffer))
-
-    with ThreadPoolExecutor(len(buffers)) as pool:
-        list(pool.map(run, buffers))
-    return time.perf_counter() - start, done
-
-
-def flush(folder: Path) -> None:
-    """Wait until the files of a folder are on the disk."""
-    for path in _files(folder):
-        file = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
 
 
 def forget(folder: Path) -> None:
     """Take the files of a folder out of the page cache, where the system lets us."""
-    drop(str(path) for path in _files(folder))
+    drop(files_in(folder))
 
 
 def keep(folder: Path) -> None:
     """Read the files of a folder into the page cache."""
     buffer = bytearray(4 * MiB)
-    for path in _files(folder):
+    for path in files_in(folder):
         with open(path, "rb", buffering=0) as file:
             while file.readinto(buffer):
                 pass
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())

@@ -101,6 +101,12 @@ def file_system(place: Path) -> str:
     return f"{_mounted().get(number, ('unknown', ''))[0]} {number}"
 
 
+def described(place: Path) -> dict[str, str]:
+    """The file system that a folder lies on, for a report."""
+    system = file_system(place)
+    return {"mounted": mount_point(system), "type": system.split()[0]}
+
+
 def mount_point(system: str) -> str:
     """Where that file system is mounted."""
     return _mounted().get(system.split()[1], ("", ""))[1]
