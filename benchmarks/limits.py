@@ -106,28 +106,31 @@ class Suite:
         prepare: Callable[[], None] = lambda: None,
         repeat: int | None = None,
     ) -> Run:
-        """Median of some runs of a multiplication, beside its plan and its limit."""
+        """Some runs of a multiplication, and of them the one of median ratio to its limit, beside its plan;
+        limits are from the rates known when it ran."""
         from ooc_gemm.bench_engine import limit_seconds
 
         found = []
         for _ in range(repeat or self.repeat):
             prepare()
-            found.append(job())
-        result = sorted(found, key=lambda result: result.seconds)[len(found) // 2]
-        limits = limit_seconds(result, result.plan.used_rates)
-        by = max(limits, key=lambda stage: limits[stage])
-        seconds = statistics.median(result.seconds for result in found)
-        plan = result.plan
+            result = job()
+            limits = limit_seconds(result, result.plan.used_rates)
+            by = max(limits, key=lambda stage: limits[stage])
+            found.append((result.seconds / limits[by], by, limits, result))
+        ratios = [entry[0] for entry in found]
+        ratio, by, limits, result = sorted(found, key=lambda entry: entry[0])[len(found) // 2]
+        plan, seconds = result.plan, result.seconds
         row = {
             "kernel": result.kernel,
             "seconds": seconds,
-            "all_seconds": [result.seconds for result in found],
+            "all_seconds": [entry[-1].seconds for entry in found],
+            "all_ratios": ratios,
             "predicted_seconds": plan.predicted_seconds,
             "limit_seconds": limits[by],
             "limit_by": by,
             "limits": limits,
             "turns": result.plan.used_rates.turns,
-            "ratio": seconds / limits[by],
+            "ratio": ratio,
             "bytes_read": result.bytes_read,
             "bytes_written": result.bytes_written,
             "lower_bound_bytes": result.lower_bound_bytes,
@@ -138,7 +141,7 @@ class Suite:
         }
         self.rows[name] = row
         click.echo(
-            f"{name}: {seconds:.2f} s, {row['ratio']:.2f} of the limit {limits[by]:.2f} s ({by}); "
+            f"{name}: {seconds:.2f} s, {ratio:.2f} of the limit {limits[by]:.2f} s ({by}); "
             f"predicted {plan.predicted_seconds:.2f} s; read {result.bytes_read / 1e9:.1f} GB, "
             f"{result.bytes_read / result.lower_bound_bytes:.3f} of the bound; "
             f"{plan.block_count} blocks of {plan.bm}×{plan.bn}, cache {plan.cache_slots}"
@@ -159,8 +162,9 @@ class Suite:
         self.bar(f"{name}: prediction off by", abs(row["predicted_seconds"] / row["seconds"] - 1), share)
 
 
-def cases(suite: Suite, only: tuple[str, ...], tmpfs: Path, disk: Path) -> None:
+def cases(suite: Suite, device: Any, only: tuple[str, ...], tmpfs: Path, disk: Path) -> None:
     """Every case, in an order that makes each pair of operands once."""
+    from ooc_gemm import info
 
     def wanted(name: str) -> bool:
         return not only or name in only
@@ -208,7 +212,12 @@ def cases(suite: Suite, only: tuple[str, ...], tmpfs: Path, disk: Path) -> None:
         suite.close_to("cublas", 0.15)
     if wanted("disk"):
         to_disk()
-        row = suite.run("disk", multiply(disk, **small), prepare=fresh(disk, cold=True))
+
+        def measured() -> None:  # disks drift: their rates are measured just before each run
+            info.measure_places(device, [disk])
+            fresh(disk, cold=True)()
+
+        row = suite.run("disk", multiply(disk, **small), prepare=measured)
         # A C in one block is written when all is read, and on this disk writing beside reading gains little.
         row["in_turn_seconds"] = row["limits"]["read"] + row["limits"]["write"]
         row["in_turn_ratio"] = row["seconds"] / row["in_turn_seconds"]
@@ -240,6 +249,7 @@ def cases(suite: Suite, only: tuple[str, ...], tmpfs: Path, disk: Path) -> None:
         for name in "ab":
             shutil.rmtree(tmpfs / name)
         fresh(disk, cold=True)()
+        info.measure_places(device, [disk])
         traffic(suite, disk)
 
 
@@ -331,7 +341,7 @@ def main(only: tuple[str, ...], repeat: int, tmpfs: Path, disk: Path, commit: st
             folder.mkdir(exist_ok=True)
         with timed("measured rates"):
             info.measure_with(device, [tmpfs, disk])
-        cases(suite, only, tmpfs, disk)
+        cases(suite, device, only, tmpfs, disk)
     finally:
         for folder in (tmpfs, disk):
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,13 +1,14 @@
 """Times kernels on the GPU at hand, next to cuBLAS, and judges their results.
 
     for each type and shape:   operands ──► every contestant once, checked against float64
-                                       └──► rounds: contestant 1, 2, …, each timed; then 2, …, 1; …
+                                       └──► rounds: every contestant, each timed, in an order drawn anew
 
-One round lets every contestant run once, so that all see the same clocks and temperatures; the order turns
-by one each round. What is reported is a plain dict, ready for JSON: figures.py shows it.
+One round lets every contestant run once, so that all see the same clocks and temperatures. What is reported
+is a plain dict, ready for JSON: figures.py shows it.
 """
 
 import platform
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -172,14 +173,15 @@ def _measure(
 def _rounds(
     case: Case, running: dict[Any, tuple[Gemm, int]], stopwatch: Stopwatch, repeat: int
 ) -> dict[Any, list[float]]:
-    """Seconds of each contestant in each round."""
+    """Seconds of each contestant in each round. The order is drawn anew each time: a GPU at its power limit
+    lowers its clocks a little after whoever drew the power, and with a fixed order, or one that alternates,
+    it is always the same one who pays for that."""
     seconds: dict[Any, list[float]] = {key: [] for key in running}
-    order = list(running)
+    draw = random.Random(1)
     for _ in range(repeat):
-        for key in order:
+        for key in draw.sample(list(running), len(running)):
             gemm, count = running[key]
             seconds[key].append(stopwatch.time(partial(case.run, gemm), count))
-        order = order[1:] + order[:1]
     return seconds
 
 

@@ -96,13 +96,18 @@ def measure_with(
 ) -> None:
     """The same for one device, and kernels of some types alone."""
     record = measure_device(device, say, dtypes)
-    before = recall(FILE).get(device.model, {})
-    record["flops"] = before.get("flops", {}) | record["flops"]
-    known = before.get("folders", {})
+    record["flops"] = recall(FILE).get(device.model, {}).get("flops", {}) | record["flops"]
+    remember(FILE, device.model, record)
+    measure_places(device, places, say)
+
+
+def measure_places(device: Device, places: Iterable[Path], say: Say = lambda text: None) -> None:
+    """The same of folders alone."""
+    known = recall(FILE).get(device.model, {}).get("folders", {})
     for place in places:
         say(f"{device.name}: reading and writing in {place}")
         known[file_system(place)] = measure_folder(place, device)
-    remember(FILE, device.model, {**record, "folders": known})
+    remember(FILE, device.model, {"folders": known})
 
 
 def _devices() -> Iterator[Device]:
