@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Device
+from .errors import on_thread
 from .plan import Block, Part, Piece, Plan
 from .ring import Bytes, Event, Ring, Stopped
 from .trace import Trace
@@ -25,6 +26,9 @@ class Source(Protocol):
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Read into `slot`: a view of the piece's rows × cols there, and the bytes moved."""
 
+    def cancel(self) -> None:
+        """Let no reader wait any longer for a store that may never answer."""
+
 
 class Target(Protocol):
     """The stored C."""
@@ -34,6 +38,9 @@ class Target(Protocol):
 
     def write(self, part: Part, slot: Bytes) -> int:
         """Store the chunk that `slot` now holds, whole and atomically; the bytes moved."""
+
+    def cancel(self) -> None:
+        """Let no writer wait any longer for a store that may never answer."""
 
 
 @dataclass
@@ -110,11 +117,15 @@ def execute(
             other.free()
     except BaseException:
         device.cancel()
+        for store in (*sources.values(), target):
+            store.cancel()
         raise
     finally:
         ring.close()
-        readers.shutdown(cancel_futures=True)
-        writers.shutdown(cancel_futures=True)
+        try:
+            readers.shutdown(cancel_futures=True)
+        finally:  # also where Ctrl-C comes just now
+            writers.shutdown(cancel_futures=True)
 
 
 def _schedule(plan: Plan) -> Iterator[Piece]:
@@ -132,15 +143,16 @@ def _part_bytes(plan: Plan) -> int:
 
 def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trace) -> None:
     try:
-        while True:
-            slot, piece = ring.acquire()
-            with trace.span("read", operand=piece.operand, chunk=piece.chunk) as span:
-                slot.view, span["nbytes"] = sources[piece.source].read(piece, slot.data)
-            device.prepare(slot.data)
-            ring.fill(slot)
+        with on_thread("reader"):
+            while True:
+                slot, piece = ring.acquire()
+                with trace.span("read", operand=piece.operand, chunk=piece.chunk) as span:
+                    slot.view, span["nbytes"] = sources[piece.source].read(piece, slot.data)
+                device.prepare(slot.data)
+                ring.fill(slot)
     except Stopped:
         pass
-    except BaseException as error:
+    except Exception as error:
         ring.close(error)
 
 
@@ -151,6 +163,7 @@ def _upload(ring: Ring, device: Device, pieces: Iterator[Piece], buffer: int) ->
         ring.release(slot, device.upload(slot.view, piece, buffer), piece.kept)
 
 
+@on_thread("writer")
 def _write(
     device: Device,
     target: Target,

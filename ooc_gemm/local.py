@@ -7,6 +7,8 @@ own or in shards.
 
 import itertools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,25 @@ class Source:
         """Read into `slot`: a view of the piece's rows × cols there, and the bytes moved.
         Raises StoreError, naming the chunk."""
         raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Let no thread wait any longer for a store that may never answer; local files always do."""
+
+    @contextmanager
+    def cancelled_on_error(self) -> Iterator[None]:
+        """Around threads that read, inside of what waits for them to end."""
+        try:
+            yield
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _missing(self, piece: Piece, key: str) -> None:
+        """The file of a chunk is not there: it counts as the fill value. Raises StoreError where it was
+        there when the array was opened."""
+        s, (i, j) = self.matrix, piece.chunk
+        if s.stored is None or s.stored[i * s.grid[1] + j]:
+            raise StoreError(f"{self.name}: chunk {key} is gone, it was there before; put it back")
 
     def _place(self, piece: Piece, slot: Bytes) -> Array:
         rows, cols = piece.rows[1] - piece.rows[0], piece.span[1] - piece.span[0]
@@ -143,6 +164,7 @@ class RawSource(Source):
                     at = base + (row + start // width) * line + col * s.itemsize
                     file.read(data[start : start + step], at)
         except FileNotFoundError:
+            self._missing(piece, key)
             wanted[...] = self._fill
             return wanted, 0
         except ValueError as error:
@@ -150,7 +172,8 @@ class RawSource(Source):
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
-            raise StoreError(f"{self.name}: chunk {key} cannot be read: {error.strerror or error}") from error
+            said = f"cannot be read: {error.strerror or error}; see to its disk, or write it again"
+            raise StoreError(f"{self.name}: chunk {key} {said}") from error
         return wanted, place.nbytes
 
 
@@ -194,9 +217,12 @@ class CompressedSource(Source):
         try:
             data = self.encoded(i, j)
             if data is None:
+                self._missing(piece, self._folder.key(i, j))
                 place[...] = self._fill
                 return place, 0
             self.compressor.decode(data, out)
+        except (MemoryError, StoreError):
+            raise
         except Exception as error:
             key = self._folder.key(i, j)
             raise StoreError(
