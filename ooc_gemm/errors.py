@@ -46,11 +46,15 @@ class OutOfMemoryError(DeviceError, MemoryError):
     """Memory that a plan counts on is not there, of a device or of the host, although its limit allows it.
 
     `limit`: the device memory in bytes that another plan may count on; None where that is not the way out.
+    `begun`: C had been begun.
     """
 
     def __init__(self, message: str, limit: int | None = None):
         super().__init__(message)
-        self.limit = limit
+        self.limit, self.begun = limit, False
+
+
+NO_MEMORY = "the system gives this process no more memory; give a smaller --memory-limit (memory_limit)"
 
 
 @contextmanager

@@ -117,8 +117,9 @@ def execute(
             other.free()
     except BaseException:
         device.cancel()
-        for store in (*sources.values(), target):
-            store.cancel()
+        target.cancel()
+        for source in sources.values():
+            source.cancel()
         raise
     finally:
         ring.close()

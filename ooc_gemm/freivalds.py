@@ -187,4 +187,3 @@ def _product(a: Array, x: Array) -> Array:
     with np.errstate(all="ignore"):
         found: Array = a @ x
     return found
-

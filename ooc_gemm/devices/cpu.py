@@ -249,6 +249,9 @@ class CPU:
         self._started.close()
         self._panels, self._blocks = [], []
 
+    def explain(self, error: Exception) -> None:
+        """It has no memory of its own."""
+
     def _multiply(self, block: Block, k: int, p: int, c: int, first: bool) -> None:
         start = time.perf_counter()
         op, arithmetic = self._op, self._op.arithmetic
