@@ -186,6 +186,8 @@ class DecodedSource(Source):
             raise StoreError(
                 f"{self.name}: chunk {self._key(piece)} cannot be read or decoded ({error}); write it again"
             ) from error
+        if self.place is not None and not (self.place / self._key(piece)).exists():
+            self._missing(piece, self._key(piece))
         np.copyto(place, found.T if self._fortran else found)
         if self._counter is not None:
             return place, self._counter.taken()
