@@ -184,7 +184,8 @@ class DecodedSource(Source):
             ) from error
         except Exception as error:
             raise StoreError(
-                f"{self.name}: chunk {self._key(piece)} cannot be read or decoded ({error}); write it again"
+                f"{self.name}: chunk {self._key(piece)} cannot be read or decoded "
+                f"({' '.join(str(error).split())}); write it again"
             ) from error
         if self.place is not None and not (self.place / self._key(piece)).exists():
             self._missing(piece, self._key(piece))
@@ -737,7 +738,10 @@ class Target:
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
-            raise StoreError(f"{self.name} cannot be finished: {error.strerror or error}") from error
+            raise StoreError(
+                f"{self.name} cannot be finished: {error.strerror or error}; see to its disk and go on with "
+                "--resume (resume=True)"
+            ) from error
 
     def cancel(self) -> None:
         """Wake who waits for a store to take a chunk."""
