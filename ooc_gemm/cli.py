@@ -719,7 +719,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         logging.disable()  # of asyncio, which tells of every task that is dropped
         click.echo(
-            "Interrupted: a C that was begun stays unfinished; run again with -f to start over", err=True
+            "Interrupted: a C that was begun stays unfinished; run again with --resume to go on", err=True
         )
         sys.exit(130)
     except BrokenPipeError:
