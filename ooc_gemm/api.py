@@ -38,7 +38,8 @@ class Result:
     precision: str
     seconds: float
     tflops: float
-    """2mnk operations a second; half as many where one half of C is the other's mirror image."""
+    """2mnk operations a second; half as many where one half of C is the other's mirror image, and those of
+    blocks that were done already do not count."""
     bytes_read: int
     """Moved from the stores to the process, counted where it happens."""
     bytes_written: int
@@ -250,7 +251,7 @@ def _run(
         kernel=job.operation.arithmetic.kernel,
         precision=precision,
         seconds=seconds,
-        tflops=p.flops / seconds / 1e12,
+        tflops=plan.flops / seconds / 1e12,
         bytes_read=watch.bytes["read"],
         bytes_written=watch.bytes["write"],
         bytes_uploaded=watch.bytes["upload"],
