@@ -406,8 +406,8 @@ def _prepare(
             "product": "gram" if symmetric else "multiply",
             "op(A)": "adjoint" if adjoint_a else "transpose" if transpose_a else "none",
             "op(B)": "adjoint" if adjoint_b else "transpose" if transpose_b else "none",
-            "alpha": str(alpha),
-            "beta": str(beta),
+            "alpha": _number(alpha),
+            "beta": _number(beta),
             "precision": precision,
             "kernel": kernel,
             "out_dtype": out.name,
@@ -450,6 +450,12 @@ def _head(
     if any(entry["is"] is None for entry in inputs.values()):
         return None
     return {"inputs": inputs, "options": options}
+
+
+def _number(value: complex) -> str:
+    """The same text for 2, 2.0 and 2+0j."""
+    value = complex(value)
+    return str(value) if value.imag else str(value.real)
 
 
 @contextmanager
