@@ -491,8 +491,8 @@ def _inner(metadata: Any) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any
 def _stamps(s: Matrix, folder: Folder) -> npt.NDArray[np.int64]:
     """Of every file."""
     down, across = s.grid
-    found = [journal.stamp(folder.path(i, j)) for i in range(down) for j in range(across)]
-    return np.array(found, np.int64).reshape(-1, 2)
+    found = (journal.stamp(folder.path(i, j)) for i in range(down) for j in range(across))
+    return np.fromiter(found, np.dtype((np.int64, 2)), down * across)
 
 
 def _with_missing(s: Matrix, sizes: tuple[int, ...]) -> Matrix:

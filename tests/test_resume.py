@@ -103,12 +103,12 @@ def test_beta_comes_in_once_whatever_the_layout(arrays, monkeypatch, layout):
     for count in (5, 1, 11):
         resume = {"resume": True} if store.is_partial(Path(c)) else {}
         interrupted(monkeypatch, count, a, b, c, beta=-2, memory_limit=LIMIT, **resume)
-    result = ooc_gemm.multiply(a, b, c, beta=-2, memory_limit="400MiB", resume=True)
+    result = ooc_gemm.multiply(a, b, c, beta=-2 + 0j, memory_limit="400MiB", resume=True)
     want = x.astype("f8") @ y - 2.0 * old
     made = zarr.open_array(c)
     np.testing.assert_allclose(made[...], want, atol=1e-3)
     assert made.attrs["mine"] == 1
-    assert made.attrs["ooc-gemm"]["options"]["beta"] == "-2"
+    assert made.attrs["ooc-gemm"]["options"]["beta"] == "-2.0"
     assert result.bytes_written == (30 - 17) * 50 * 52 * 4
     assert not list(Path(c).rglob("*" + store.PENDING))
     assert not (Path(c) / journal.NAME).exists()
@@ -179,7 +179,7 @@ def snapshot(folder):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"alpha": 2}, "alpha was 1.0 and is 2"),
+        ({"alpha": 2}, "alpha was 1.0 and is 2.0"),
         ({"transpose_a": True, "transpose_b": True}, r"shape was \[300, 260, 200\]"),
         ({"out_dtype": "f8"}, "out_dtype was float32 and is float64"),
         ({"chunks": (25, 26)}, r"chunks was \[50, 52\] and is \[25, 26\]"),
