@@ -641,7 +641,7 @@ def _target(c: Any, job: _Job, reads: bool, log: Journal | None) -> Iterator[tup
         target = store.create_target(c, job.output, block, job.head)
     try:
         yield target, None
+        target.commit({"ooc-gemm": {"version": __version__, **job.head}} if job.head else None)
     except BaseException:
         target.pause()
         raise
-    target.commit({"ooc-gemm": {"version": __version__, **job.head}} if job.head else None)

@@ -714,7 +714,7 @@ class Target:
     def pause(self) -> None:
         """The run ends before C is finished: what is done is kept for the next."""
         if self._log:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # the disk is full; the journal closed
                 self.save(durable=True)
             self._log.close()
 
@@ -906,9 +906,12 @@ def update_target(spec: Any, block: np.dtype[Any], head: dict[str, Any] | None) 
         log = Journal.create(place, name, head) if place and head else None
         target = Target(open_existing(spec), name, block, log)
         target.begin(None)
-    except BaseException:
+    except BaseException as error:
         if log:
             log.close()
+        if isinstance(error, OSError) and not isinstance(error, Error):
+            said = error.strerror or error
+            raise InputError(f"{name} cannot be updated: {said}; it is as it was, see to its disk") from error
         raise
     return target
 

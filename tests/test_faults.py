@@ -143,11 +143,18 @@ def test_a_full_disk(disk, stored):
 
 
 def test_a_disk_that_is_full_at_once(disk):
+    make("disk/old", OLD[:20, :20], chunks=(20, 20))
+    make("x", A[:20, :20], chunks=(20, 20))
     with contextlib.suppress(OSError), open("disk/other", "wb") as file:
         while True:
             file.write(bytes(4096))
             file.flush()
     failed("disk/c", "-d", "cpu", words=["disk/c cannot be created", "No space left"], code=2)
+    done = ooc("multiply", "x", "x", "disk/old", "--beta", "1", "-d", "cpu")
+    assert done.code == 2
+    assert_one_sentence(done.err, "disk/old cannot be updated: No space left", "it is as it was")
+    assert np.array_equal(zarr.open_array("disk/old", mode="r")[:], OLD[:20, :20])
+    assert not Path("disk/old/ooc-gemm.journal").exists()
     done = ooc("multiply", "a", "b", "c", "-d", "cpu", "--trace", "disk/trace.json")
     assert done.code == 1
     assert_one_sentence(done.err, "the trace disk/trace.json cannot be written", "result itself is finished")
