@@ -9,14 +9,14 @@ order the streams, and the conductor waits only for bytes to arrive or a C block
 
 import queue
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Device
 from .errors import on_thread
 from .plan import Block, Part, Piece, Plan
-from .ring import Bytes, Event, Ring, Stopped
+from .ring import SIGNAL_SECONDS, Bytes, Event, Ring, Stopped
 from .trace import Trace
 
 
@@ -51,8 +51,9 @@ class _CBlock:
 
     def free(self) -> None:
         """Wait for the writes; raises what one failed with."""
-        for write in self.writes:
-            write.result()
+        while wait(self.writes, SIGNAL_SECONDS, FIRST_EXCEPTION).not_done:
+            self.check()
+        self.check()
         self.writes.clear()
 
     def check(self) -> None:

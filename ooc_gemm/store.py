@@ -23,7 +23,7 @@ import threading
 import time
 import warnings
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -131,9 +131,8 @@ class Answers:
         self._lock = threading.Lock()
 
     def of(self, question: Coroutine[Any, Any, T]) -> T:
-        """Its answer. Raises TimeoutError, and what the store raises."""
-        if self._seconds is None:
-            return sync(question)
+        """Its answer. Raises TimeoutError, and what the store raises. A local store ends what it has begun
+        even after Ctrl-C: nothing is written after what cleans up."""
         with self._lock:
             future = asyncio.run_coroutine_threadsafe(question, _get_loop())
             self._waiting.add(future)
@@ -146,13 +145,17 @@ class Answers:
                 raise
             raise TimeoutError(f"no answer within {self._seconds:.3g} s") from None
         finally:
-            if future.cancel():
+            if self._seconds is None:
+                wait([future])
+            elif future.cancel():
                 abandoned.set()
             with self._lock:
                 self._waiting.discard(future)
 
     def cancel(self) -> None:
-        """Wake all who wait, with CancelledError, and let nobody wait again."""
+        """Wake all who wait, with CancelledError, and let nobody wait again, unless the store is local."""
+        if self._seconds is None:
+            return
         with self._lock:
             self._cancelled = True
             for future in self._waiting:
@@ -879,7 +882,7 @@ def create_target(
         if isinstance(spec, zarr.Array):
             at = spec.store_path
         elif place is not None:
-            at = StorePath(sync(LocalStore.open(place)))
+            at = StorePath(_opened(place))
         else:
             at = _remote_place(str(spec))
         target = Target(_array_at(blank.metadata, at), name, block, log)
@@ -914,6 +917,11 @@ def update_target(spec: Any, block: np.dtype[Any], head: dict[str, Any] | None) 
             raise InputError(f"{name} cannot be updated: {said}; it is as it was, see to its disk") from error
         raise
     return target
+
+
+def _opened(place: Path) -> LocalStore:
+    """A local store, whose folder is made."""
+    return Answers(LocalStore(place)).of(LocalStore.open(place))
 
 
 def scratch_folder(spec: Any) -> Path:
@@ -953,9 +961,7 @@ def open_partial(spec: Any) -> zarr.Array[Any]:
         for path in (place / (key + PARTIAL), place / key):
             if path.exists():
                 try:
-                    return _array_at(
-                        kind.from_dict(json.loads(path.read_bytes())), StorePath(sync(LocalStore.open(place)))
-                    )
+                    return _array_at(kind.from_dict(json.loads(path.read_bytes())), StorePath(_opened(place)))
                 except Exception as error:
                     raise _unusable(name, error, remote=False) from error
     raise InputError(f"{name} was hardly begun; {journal.ANEW}")
