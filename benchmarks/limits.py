@@ -232,7 +232,6 @@ def cases(suite: Suite, device: Any, only: tuple[str, ...], tmpfs: Path, disk: P
             f"    reads, then writes: {row['in_turn_seconds']:.2f} s, by as many threads in turns with those"
         )
         suite.bar("disk: ratio to that", row["in_turn_ratio"], 1.10)
-        suite.bar("disk: seconds", row["seconds"], 1.10 * 4.4)
         suite.close_to("disk", 0.15)
         verified(disk, "disk")
     if wanted("journal"):
