@@ -381,7 +381,7 @@ def rows_before(out: Path) -> Run:
 @click.option("--commit", help="What is measured, where there is no git repository.")
 @click.option("--out", type=click.Path(dir_okay=False), default=RESULTS / "limits_h200.json")
 def main(only: tuple[str, ...], repeat: int, tmpfs: Path, disk: Path, commit: str | None, out: str) -> None:
-    """Measure rates, run the cases, write what was found; of some cases into what the file holds of others."""
+    """Measure rates, run the cases, write what was found; with --only, beside what there is of others."""
     from ooc_gemm import info
     from ooc_gemm.devices import open_device
 

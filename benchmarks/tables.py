@@ -103,7 +103,8 @@ def limits_table(report: dict[str, Any]) -> str:
         f"{report['device']}, medians in a warm process; the limit is the longest of bytes ÷ rate and "
         "operations ÷ rate, measured in the same run. cuBLAS SGEMM alone, all of 65536³ already on the GPU, "
         f"takes {alone:.1f} s. Readers bring zstd chunks at {read / 1e9:.1f} GB/s decoded, where as many "
-        f"threads that only decode reach {decode / 1e9:.1f}. {report['date'][:10]}, commit {' and '.join(commits)}."
+        f"threads that only decode reach {decode / 1e9:.1f}. {report['date'][:10]}, "
+        f"commit {' and '.join(commits)}."
     )
     return "\n".join(lines) + f"\n\n{notes}\n"
 
