@@ -585,7 +585,10 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
             raise InputError(f"{name} is being written by another process; wait for it, or stop it")
         partial = is_partial(place)
         empty = place.is_dir() and os.access(place, os.R_OK)
-        empty = empty and all(entry.name == journal.NAME for entry in place.iterdir())
+        # Of a run that was killed before it had written C's metadata there may be this much.
+        empty = empty and all(
+            entry.name == journal.NAME or entry.suffix == PARTIAL for entry in place.iterdir()
+        )
         if found is None and not (partial or empty):
             raise InputError(
                 f"{name} exists and cannot be opened as a Zarr array; it is left alone, choose another place"
@@ -672,8 +675,10 @@ class Target:
                     f"removed since; {journal.ANEW}"
                 )
             known.add(path + PENDING)
-        for left in Path(self._folder.root).rglob("*" + PENDING):
-            if str(left) not in known:
+        metadata = {key + PARTIAL for key in METADATA}
+        root = Path(self._folder.root)
+        for left in (*root.rglob("*" + PENDING), *root.glob("*" + PARTIAL)):
+            if str(left) not in known and left.name not in metadata:
                 left.unlink()
         self._durable = bool(self._log.done)
 

@@ -265,6 +265,16 @@ def test_resume_without_anything_begins(arrays):
     np.testing.assert_allclose(zarr.open_array(c)[...], x.astype("f8") @ y, atol=1e-3)
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_was_killed_as_it_began(arrays, resume):
+    a, b, c, x, y, _ = arrays
+    journal.Journal.create(Path(c), "c", {"inputs": {}, "options": {}}).close()
+    (Path(c) / "zarr.json.00ff.partial").write_text("{")
+    ooc_gemm.multiply(a, b, c, resume=resume)
+    np.testing.assert_allclose(zarr.open_array(c)[...], x.astype("f8") @ y, atol=1e-3)
+    assert no_trace(c)
+
+
 def test_resume_of_what_is_finished_is_refused(arrays):
     a, b, c, *_ = arrays
     ooc_gemm.multiply(a, b, c)
