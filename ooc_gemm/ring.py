@@ -28,7 +28,7 @@ from .plan import Piece
 Bytes = npt.NDArray[np.uint8]
 
 SIGNAL_SECONDS = 0.5
-"""Python sees a signal that comes just as its main thread begins to wait only after the wait: so it is cut."""
+"""A signal that comes just as the main thread begins to wait is seen only after it: so no wait is longer."""
 
 
 class Event(Protocol):
