@@ -259,9 +259,8 @@ def stress_summary(report: dict[str, Any]) -> Iterator[str]:
         f"{sum(bool(row['failed']) for row in rows)} failed in any way"
     )
     if shares and data:
-        yield (
-            f"highest peak {100 * max(shares):.1f} % of its limit; most data {max(data):,.0f} times the buffers"
-        )
+        most = f"most data {max(data):,.0f} times the buffers"
+        yield f"highest peak {100 * max(shares):.1f} % of its limit; {most}"
 
 
 def stress_failures(report: dict[str, Any]) -> Iterator[str]:

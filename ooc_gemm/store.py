@@ -332,6 +332,8 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
             matrix = replace(matrix, whole=True, stored=_sizes(matrix, folder))
             return CompressedSource(name, array.dtype, array.fill_value, matrix, folder, compressor)
     matrix = replace(matrix, whole=True)
+    if not native:  # zarrs decodes to native order alone, and refuses others (v2 has them as types)
+        array = _array_at(metadata, array.store_path)
     if array.order == "F":  # how zarr lays out what it returns; the codec pipelines are for C order
         array = array.with_config({"order": "C"})
     if isinstance(store, LocalStore):
