@@ -332,9 +332,9 @@ def own_group(root: Path = Path("/sys/fs/cgroup"), listed: Path = Path("/proc/se
                 group.mkdir()
             except OSError:
                 continue
-            with contextlib.suppress(OSError):
-                (group / "memory.swap.max").write_text("0")
             if os.access(group / "memory.max", os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK):
+                with contextlib.suppress(OSError):
+                    (group / "memory.swap.max").write_text("0")
                 return group
             with contextlib.suppress(OSError):
                 group.rmdir()

@@ -251,7 +251,7 @@ def stress_summary(report: dict[str, Any]) -> Iterator[str]:
     rows = report["rows"]
     shares = [row["peak"] / row["limit"] for row in rows if row.get("limit") and "peak" in row]
     data = [row["data_bytes"] / row["buffer_bytes"] for row in rows if row.get("buffer_bytes")]
-    least = sum(row.get("limit") == row.get("minimum") for row in rows)
+    least = sum("limit" in row and row["limit"] == row["minimum"] for row in rows)
     yield (
         f"{len(rows)} cases in {report['seconds']:,.0f} s, {least} of them within the smallest limit: "
         f"{sum(bool(row.get('over')) for row in rows)} over their limit, "
