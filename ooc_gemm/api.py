@@ -336,7 +336,8 @@ def _prepare(
         unit = (existing.shards or existing.chunks)[0], (existing.shards or existing.chunks)[1]
     output = _output((m, n), out, chunks, shards, compressor)
     height, width = unit or (1, 1)
-    stored = Matrix(m, n, out.itemsize, height, width, whole=output.encoded)
+    held = store.SHARDED if shards else 2
+    stored = Matrix(m, n, out.itemsize, height, width, whole=output.encoded, held=held)
     if existing is not None:
         stored = _updatable(sources["c"].matrix, height, width)
     problem = Problem(

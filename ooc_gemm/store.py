@@ -36,7 +36,7 @@ from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore
 from . import codec, files, shards
 from .errors import InputError, RangeError, StoreError
 from .local import CompressedSource, Folder, RawSource, Shards, Source
-from .pages import scratch
+from .pages import give_back, scratch
 from .plan import Matrix, Part, Piece
 from .ring import Bytes
 
@@ -49,6 +49,9 @@ MAX_ARRAY_BYTES = 1 << 60
 """Nor is any array."""
 MAX_CHUNKS = 1 << 22
 """Chunks of one array that are looked at one by one."""
+DECODED, SHARDED = 5, 3
+"""Memory, in chunks, that zarr takes to decode one (2.0 to 4.4 measured over its codecs, byte orders and
+versions, of noise, what it returns included), and to encode those of a shard and join them (2.1)."""
 PARTIAL = ".partial"
 DIRECT_BYTES = 256 << 20
 """A C this large is written past the page cache, as fast as the disk is. A smaller one takes no time either
@@ -106,6 +109,7 @@ class DecodedSource(Source):
     def __init__(self, name: str, array: zarr.Array[Any], matrix: Matrix, counter: "_CountingStore | None"):
         super().__init__(name, array.dtype.newbyteorder("="), matrix)
         self._array, self._counter, self._fortran = array, counter, matrix.transposed
+        give_back()
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """zarr decodes the chunk; only the piece is kept. Bytes as they lie in the store."""
@@ -331,8 +335,10 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
                 return RawSource(name, array.dtype, array.fill_value, _with_missing(matrix, folder), folder)
             matrix = replace(matrix, whole=True, stored=_sizes(matrix, folder))
             return CompressedSource(name, array.dtype, array.fill_value, matrix, folder, compressor)
-    matrix = replace(matrix, whole=True)
-    if not native:  # zarrs decodes to native order alone, and refuses others (v2 has them as types)
+    matrix = replace(matrix, whole=True, held=DECODED)
+    # zarrs refuses types of foreign byte order (v2 has them), and gives wrong complex numbers, without a word,
+    # of a part of a chunk in foreign byte order (v3).
+    if not native or array.dtype.kind == "c":
         array = _array_at(metadata, array.store_path)
     if array.order == "F":  # how zarr lays out what it returns; the codec pipelines are for C order
         array = array.with_config({"order": "C"})
@@ -536,6 +542,8 @@ class Target:
         self._folder = None
         if isinstance(store, LocalStore) and array.dtype.isnative and ours and array.shards is None:
             self._folder = Folder(Path(store.root) / array.store_path.path, array.metadata)
+        if self._folder is None:
+            give_back()
         self._direct = array.nbytes >= DIRECT_BYTES
         self._keeps = isinstance(store, MemoryStore)
         """The store may keep what it is given, not a copy of it."""

@@ -30,8 +30,9 @@ CHUNKS, CHUNKS_OF_C = 1000, 100
 """Most chunks of an ordinary array: zarr takes a millisecond to write one, and a block of one chunk of C
 reads a strip of A and of B."""
 CHUNK_BYTES = 48 * MiB
-LARGE_EVERY = 40
-"""One case in so many is of far more data than memory."""
+LARGE_EVERY, HEAVY_EVERY = 40, 10
+"""One case in so many is of far more data than memory; one in so many is of a few very large chunks, of
+noise: then it shows what decoders and encoders hold."""
 BAND_BYTES = 32 * MiB
 """Of what is written or read at a time, where chunks are not larger."""
 
@@ -151,6 +152,8 @@ def draw(seed: int, number: int, largest: int) -> Case:
     rng = random.Random(f"{seed} {number}")
     if number % LARGE_EVERY == LARGE_EVERY - 1:
         return _large(rng, seed, number, largest)
+    if number % HEAVY_EVERY == HEAVY_EVERY // 2:
+        return _heavy(rng, seed, number, largest)
     one = rng.choice(TYPES)
     types = one, one if rng.random() < 0.7 else rng.choice(TYPES)
     gram = rng.random() < 0.25
@@ -197,6 +200,29 @@ def _large(rng: random.Random, seed: int, number: int, largest: int) -> Case:
     said = (f"--chunks={made[0]},{made[1]}", f"--out-dtype={out}")
     spare = 0.0 if rng.random() < 0.7 else rng.uniform(0.5, 0.9)
     return Case(seed, number, m, n, k, a, b, c, ops[0], ops[1], 1, 0, said, False, (spare, spare))
+
+
+def _heavy(rng: random.Random, seed: int, number: int, largest: int) -> Case:
+    """A few chunks of A, or of C, that codecs cannot make smaller."""
+    dtype = rng.choice(["float32", "float64", "complex128"])
+    side = math.isqrt(round(min(CHUNK_BYTES, largest // 8) * rng.uniform(0.2, 1)) // np.dtype(dtype).itemsize)
+    one, other, thin = side * rng.choice((1, 1, 2)), side * rng.choice((1, 2, 3)), rng.randrange(1, 33)
+    a = _stored(rng, (one, other), dtype)
+    shards = (side, side) if rng.random() < 0.2 and a.version == 3 else None
+    a = replace(a, chunks=(ceil_div(side, 2),) * 2 if shards else (side, side), shards=None, holes=False)
+    if shards:
+        a = replace(a, shards=(2 * a.chunks[0], 2 * a.chunks[1]))
+    if rng.random() < 0.7:
+        b = replace(_stored(rng, (other, thin), dtype), holes=False)
+        c = Stored((one, thin), dtype, (side, thin))
+        return Case(seed, number, one, thin, other, a, b, c, "N", "N", 1, 0, (), True, (0.0, 0.0))
+    a, c = replace(_stored(rng, (one, thin), dtype), holes=False), replace(a, shards=None, fortran=False)
+    b = replace(_stored(rng, (thin, other), dtype), holes=False)
+    beta = rng.choice((0, 1))
+    said = [] if beta else [f"--chunks={side},{side}", f"--compressor={rng.choice(['zstd:1', 'blosc'])}"]
+    if not beta and shards:
+        said.append(f"--shards={side},{side}")
+    return Case(seed, number, one, other, thin, a, b, c, "N", "N", 1, beta, tuple(said), True, (0.0, 0.0))
 
 
 def _extents(rng: random.Random, products: float, nbytes: int, gram: bool) -> tuple[int, int, int]:
