@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ import numpy as np
 import zarr
 
 import ooc_gemm
+import ooc_gemm.api
 
 RESULTS = Path(__file__).resolve().parent / "results"
 CHUNK, GiB = 2048, 1 << 30
@@ -200,7 +201,7 @@ def cases(suite: Suite, device: Any, only: tuple[str, ...], tmpfs: Path, disk: P
     for kernel in ("auto", "cublas"):  # contexts, libraries, kernels
         fresh(tmpfs)()
         multiply(tmpfs, kernel=kernel)()
-    if any(map(wanted, ("tmpfs", "cublas", "disk"))):
+    if any(map(wanted, ("tmpfs", "cublas", "disk", "journal"))):
         pair(tmpfs, 32768)
     if wanted("tmpfs"):
         row = suite.run("tmpfs", multiply(tmpfs, **small), prepare=fresh(tmpfs))
@@ -231,9 +232,20 @@ def cases(suite: Suite, device: Any, only: tuple[str, ...], tmpfs: Path, disk: P
             f"    reads, then writes: {row['in_turn_seconds']:.2f} s, by as many threads in turns with those"
         )
         suite.bar("disk: ratio to that", row["in_turn_ratio"], 1.10)
-        suite.bar("disk: seconds", row["seconds"], 1.10 * 4.4)
         suite.close_to("disk", 0.15)
         verified(disk, "disk")
+    if wanted("journal"):
+        if not wanted("disk"):
+            to_disk()
+        seconds: dict[bool, list[float]] = {True: [], False: []}
+        for index in range(2 * 5):
+            fresh(disk, cold=True)()
+            with nullcontext() if index % 2 else without_journal():
+                seconds[bool(index % 2)].append(multiply(disk, **small)().seconds)
+        kept, none = (statistics.median(seconds[journal]) for journal in (True, False))
+        suite.rows["journal"] = {"with": seconds[True], "without": seconds[False]}
+        click.echo(f"journal: {kept:.2f} s with one, {none:.2f} s without, from disk to disk, in turns")
+        suite.bar("journal: with ÷ without", kept / none, 1.02)
     shutil.rmtree(disk)
     disk.mkdir()
     if wanted("zstd"):
@@ -259,6 +271,17 @@ def cases(suite: Suite, device: Any, only: tuple[str, ...], tmpfs: Path, disk: P
         fresh(disk, cold=True)()
         info.measure_places(device, [disk])
         traffic(suite, disk)
+
+
+@contextmanager
+def without_journal() -> Iterator[None]:
+    """Nothing is kept to continue from, and nothing is flushed."""
+    kept = ooc_gemm.api._head
+    ooc_gemm.api._head = lambda *args: None
+    try:
+        yield
+    finally:
+        ooc_gemm.api._head = kept
 
 
 def in_turn_seconds(disk: Path) -> float:
@@ -341,7 +364,9 @@ def zstd(suite: Suite, tmpfs: Path) -> None:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--only", multiple=True, help="A case: tmpfs, cublas, disk, zstd, gram, large, traffic.")
+@click.option(
+    "--only", multiple=True, help="A case: tmpfs, cublas, disk, journal, zstd, gram, large, traffic."
+)
 @click.option("--repeat", default=3, show_default=True)
 @click.option("--tmpfs", type=click.Path(path_type=Path), default=Path("/dev/shm"), show_default=True)
 @click.option("--disk", type=click.Path(path_type=Path), default=Path("/tmp"), show_default=True)

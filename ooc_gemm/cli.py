@@ -127,6 +127,7 @@ _matrices = _options(
 _problem = _options(_operands, _matrices)
 _running = _options(
     click.option("-f", "--force", is_flag=True, help="Replace C if it exists."),
+    click.option("--resume", is_flag=True, help="Continue an interrupted run of the same problem."),
     click.option(
         "--trace", metavar="FILE", help="Write a timeline of every stage, for Perfetto or chrome://tracing."
     ),
@@ -738,8 +739,8 @@ def _bar(wanted: bool | None) -> Any:
         task = shown.add_task("", total=1.0, rate="", moved="")
 
         def report(fraction: float, plan: "Plan", trace: Any) -> None:
-            p, seconds = plan.problem, shown.tasks[task].elapsed or 0
-            flops = p.flops * fraction / seconds if seconds else 0.0
+            seconds = shown.tasks[task].elapsed or 0
+            flops = plan.flops * fraction / seconds if seconds else 0.0
             (done, unit), (whole, last) = (
                 _size(nbytes).split() for nbytes in (trace.bytes["read"], plan.bytes_read)
             )
@@ -767,7 +768,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         logging.disable()  # of asyncio, which tells of every task that is dropped
         click.echo(
-            "Interrupted: a C that was begun stays unfinished; run again with -f to start over", err=True
+            "Interrupted: a C that was begun stays unfinished; run again with --resume to go on", err=True
         )
         sys.exit(130)
     except BrokenPipeError:
