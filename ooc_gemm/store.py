@@ -372,7 +372,7 @@ def _local_source(name: str, array: zarr.Array[Any], s: Matrix, root: Path) -> S
 
 
 def _decodable(array: zarr.Array[Any]) -> zarr.Array[Any]:
-    """As codec pipelines read it right: zarrs refuses types of foreign byte order (v2 has them), and of a part
+    """As codec pipelines read it: zarrs refuses types of foreign byte order (v2 has them), and of a part
     of a chunk in foreign byte order (v3) it gives wrong complex numbers, without a word. Order is how zarr
     lays out what it returns; the pipelines are for C order."""
     if not array.dtype.isnative or array.dtype.kind == "c":
