@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .api import _operand
+from .check import HOEFFDING, Rounding, compare, roundoff
 from .devices.cpu import INTERPRETER_BYTES
 from .errors import BudgetError, InputError
 from .limits import baseline_bytes, default_memory_limit, parse_size
