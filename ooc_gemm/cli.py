@@ -127,6 +127,7 @@ _matrices = _options(
 _problem = _options(_operands, _matrices)
 _running = _options(
     click.option("-f", "--force", is_flag=True, help="Replace C if it exists."),
+    click.option("--resume", is_flag=True, help="Continue an interrupted run of the same problem."),
     click.option(
         "--trace", metavar="FILE", help="Write a timeline of every stage, for Perfetto or chrome://tracing."
     ),

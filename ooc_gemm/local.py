@@ -6,7 +6,7 @@ own or in shards.
 """
 
 import itertools
-import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from .codec import Compressor
 from .errors import StoreError
 from .files import ChunkFile, room
+from .journal import Stamp, digest
 from .pages import PAGE, Bytes, scratch
 from .plan import Matrix, Piece
 from .shards import read_index
@@ -35,12 +36,27 @@ class Source:
         """The stored matrix S; `transposed` where the array is Sᵀ (Fortran order)."""
         self.place: Path | None = None
         """The folder it lies in, where that is a local one."""
+        self.description = b""
+        """Its metadata, but for attributes."""
+        self.stamps: npt.NDArray[np.int64] | None = None
+        """Of every file, in the order of the grid: size, and time of the last change; None where they cannot
+        be had."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the array as its user sees it."""
         s = self.matrix
         return (s.cols, s.rows) if s.transposed else (s.rows, s.cols)
+
+    def fingerprint(self, before: Mapping[tuple[int, int], Stamp] | None = None) -> str | None:
+        """Another one where the array is another or was written to since; None where that cannot be told.
+        `before`: what to take for the stamps of some files."""
+        if self.stamps is None:
+            return None
+        stamps = self.stamps.copy()
+        for (i, j), was in (before or {}).items():
+            stamps[i * self.matrix.grid[1] + j] = was
+        return digest((self.description, stamps.tobytes()))
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Read into `slot`: a view of the piece's rows × cols there, and the bytes moved.
@@ -67,12 +83,9 @@ class Folder:
         Raises ValueError where that cannot be known."""
         return 0, None
 
-    def size(self, i: int, j: int) -> int:
-        """The bytes of the chunk as it is stored, 0 where it is missing."""
-        try:
-            return os.stat(f"{self.root}/{self.key(i, j)}").st_size
-        except OSError:
-            return 0
+    def path(self, i: int, j: int) -> str:
+        """Of the file."""
+        return f"{self.root}/{self.key(i, j)}"
 
 
 class Shards(Folder):
@@ -81,6 +94,7 @@ class Shards(Folder):
     def __init__(self, root: Path, metadata: Any, s: Matrix, shard: tuple[int, ...], at_end: bool):
         super().__init__(root, metadata)
         outer = replace(s, chunk_rows=shard[0], chunk_cols=shard[1]).grid
+        self._grid = s.grid
         self._per = down, across = shard[0] // s.chunk_rows, shard[1] // s.chunk_cols
         self._extents = np.zeros((outer[0] * down, outer[1] * across, 2), np.uint64)
         self._damaged: dict[tuple[int, int], str] = {}
@@ -106,9 +120,10 @@ class Shards(Folder):
         offset, size = self._extents[i, j]
         return int(offset), int(size)
 
-    def size(self, i: int, j: int) -> int:
-        """As the index says; 0 where it is damaged."""
-        return int(self._extents[i, j, 1])
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of every chunk, as the index says; 0 where it is missing, or the index is damaged."""
+        return tuple(map(int, self._extents[: self._grid[0], : self._grid[1], 1].ravel()))
 
 
 class RawSource(Source):
