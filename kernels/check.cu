@@ -195,3 +195,18 @@ columns(long long count, long long cols, const Element* __restrict__ X, long lon
         if (norms) add(squares + col + i, square[i]);
     }
 }
+
+// x[j] ← a random sign, by the mixing of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). Launch: a thread an element.
+extern "C" __global__ void __launch_bounds__(THREADS) signs(long long count, unsigned long long seed, Sum* x) {
+    const long long j = blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x;
+    if (j >= count) return;
+    unsigned long long z = seed + (static_cast<unsigned long long>(j) + 1) * 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    const int sign = z >> 63 ? -1 : 1;
+#if KIND == COMPLEX_KIND
+    x[j] = {static_cast<double>(sign), 0};
+#else
+    x[j] = sign;
+#endif
+}

@@ -64,9 +64,7 @@ class Rounding:
     def of(cls, dtype: np.dtype[Any], operands: float = 0.0, run: int = 0) -> "Rounding":
         """Of sums in a floating-point type."""
         info = np.finfo(dtype)
-        return cls(
-            roundoff(dtype), operands, run, float(info.smallest_subnormal) / 2, float(info.max)
-        )
+        return cls(roundoff(dtype), operands, run, float(info.smallest_subnormal) / 2, float(info.max))
 
     def tolerance(self, scale: Array, k: int, n: int, old: Array | float = 0.0, alpha: float = 1.0) -> Array:
         """For a row of C·x, from `scale` = |α|·‖a_i‖·‖B‖_F of its k products an element and its n elements,
@@ -120,22 +118,17 @@ class Sums:
     b: Array
     """Squared norms of op(B), in parts."""
 
-    @staticmethod
-    def nbytes(rows: int, depth: int, itemsize: int) -> int:
-        """Bytes of those of a block of so many rows, in panels so deep."""
-        return rows * (3 * itemsize + 16) + depth * 8
-
     @classmethod
     def within(cls, memory: Any, rows: int, depth: int, dtype: np.dtype[Any]) -> "Sums":
-        """In a buffer of `nbytes` bytes, NumPy's or a device's."""
+        """In a buffer of `plan.check_bytes`, NumPy's or a device's."""
         vectors = memory[: 3 * rows * dtype.itemsize].view(dtype)
         norms = memory[3 * rows * dtype.itemsize :][: 8 * (2 * rows + depth)].view(np.float64)
-        return cls(
-            *(vectors[i * rows : (i + 1) * rows] for i in range(3)),
-            norms[:rows], norms[rows : 2 * rows], norms[2 * rows :],
-        )  # fmt: skip
+        product, found, old = (vectors[i * rows : (i + 1) * rows] for i in range(3))
+        return cls(product, found, old, norms[:rows], norms[rows : 2 * rows], norms[2 * rows :])
 
-    def verdict(self, rows: int, k: int, n: int, alpha: complex, beta: complex, rounding: Rounding) -> Verdict:
+    def verdict(
+        self, rows: int, k: int, n: int, alpha: complex, beta: complex, rounding: Rounding
+    ) -> Verdict:
         """Of the first `rows` rows: C is n wide, and was α·(k products) + β·(old C)."""
         found, product, old = (x[:rows] for x in (self.found, self.product, self.old))
         factor: Any = complex if found.dtype.kind == "c" else float

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import __version__
-from .errors import BudgetError, Error, InputError
+from .errors import BudgetError, Error, InputError, VerificationError
 
 if TYPE_CHECKING:
     from .api import Result
@@ -123,6 +123,7 @@ _matrices = _options(
     click.option(
         "--rechunk", is_flag=True, help="Copy A or B to better chunks first, beside C, where that pays."
     ),
+    click.option("--verify", is_flag=True, help="Check every block of C while it is on the device."),
 )
 _problem = _options(_operands, _matrices)
 _running = _options(
@@ -664,6 +665,7 @@ def _summary(result: "Result", c: str) -> str:
         f"{c}: {result.m}×{result.n} {result.out_dtype} = {operands}\n"
         f"{result.seconds:.2f} s, {_rate(result.tflops * 1e12)} ({result.kernel} on {result.device})\n"
         f"read {_size(result.bytes_read)}, wrote {_size(result.bytes_written)}, peak {peak}{copies}"
+        + ("\nchecked: every block of C is the product, to rounding" if result.verified else "")
     )
 
 
@@ -730,7 +732,13 @@ def main(args: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error} (-v shows where)"
         click.echo(f"Error: {text}", err=True)
-        sys.exit(2 if isinstance(error, InputError | BudgetError) else 1)
+        sys.exit(
+            2
+            if isinstance(error, InputError | BudgetError)
+            else 3
+            if isinstance(error, VerificationError)
+            else 1
+        )
 
 
 if __name__ == "__main__":

@@ -37,3 +37,18 @@ class RangeError(Error, OverflowError):
 
 class DeviceError(Error, RuntimeError):
     """A device is missing, or failed."""
+
+
+Place = tuple[tuple[int, int], tuple[int, int]]
+"""Rows [start, stop) × columns [start, stop) of C."""
+
+
+class VerificationError(Error, ArithmeticError):
+    """Blocks of C failed their check, also when they were computed again; they were not written.
+
+    `blocks`: where they lie.
+    """
+
+    def __init__(self, message: str, blocks: tuple[Place, ...] = ()):
+        super().__init__(message)
+        self.blocks = blocks

@@ -1,0 +1,124 @@
+"""Checks of the blocks that the CPU makes: products of panels with vectors, by the same workers.
+
+A worker takes some lines, converts them piece by piece to float64 in memory that its cache holds, and reads
+them there for the product and for the norms. Integers that float64 might not add up exactly go by way of
+int64, which NumPy multiplies without BLAS.
+"""
+
+import queue
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ..check import Sums, Verdict
+from ..plan import Plan, check_bytes
+from ..tiles import ranges
+from . import Array, Operation
+
+TILE_ELEMENTS = 1 << 16
+"""Of a piece as converted: 512 KiB, twice that if complex."""
+DEPTH = 4096
+"""Most elements of a line in a piece."""
+LEAST_DEPTH = 64
+"""Shorter pieces would not be worth float64."""
+
+BLAS_DEPTH = 1024
+"""Terms that BLAS adds up in one register, at most: what it packs of a panel along k."""
+
+Run = Callable[[Callable[[slice, slice], None], Iterator[tuple[slice, slice]]], None]
+"""What deals tiles to workers."""
+
+
+class Checks:
+    """One block at a time is being checked."""
+
+    def __init__(self, plan: Plan, operation: Operation, run: Run, threads: int):
+        self._op, self._run, self._k = operation, run, plan.problem.k
+        dtype = operation.arithmetic.check_type
+        sums, _ = check_bytes(plan.problem, plan.bm, plan.bn, plan.bk)
+        self._sums = Sums.within(np.empty(sums, np.uint8), plan.bm, plan.bk, dtype)
+        self._x, self._y = np.empty(plan.bn, dtype), np.empty(plan.bk, dtype)
+        self._random = np.random.default_rng()
+        self._scratch: queue.SimpleQueue[Array] = queue.SimpleQueue()
+        for _ in range(threads):
+            self._scratch.put(np.empty(TILE_ELEMENTS, dtype))
+        self._rounding = operation.arithmetic.rounding(min(plan.bk, BLAS_DEPTH))
+
+    def begin(self, c: Array) -> None:
+        """A new vector, and the old C times it."""
+        rows, cols = c.shape
+        self._x[:cols] = 1 - 2 * self._random.integers(0, 2, cols, np.int8)
+        for x in (self._sums.product, self._sums.a, self._sums.old, self._sums.c):
+            x[:rows] = 0
+        self._sums.b[:] = 0
+        if self._op.beta != 0:
+            self._times(c, self._x, 1, self._sums.old, self._sums.c)
+
+    def add(self, a: Array, b: Array) -> None:
+        """The products of a pair of panels."""
+        if self._op.alpha == 0:  # then NaN in A and B is none in C
+            return
+        k = len(b)
+        self._y[:k] = 0
+        self._times(b, self._x, 1, self._y, self._sums.b)
+        self._times(a, self._y, _largest(b) * b.shape[1], self._sums.product, self._sums.a)
+
+    def end(self, c: Array) -> Verdict:
+        """Compare."""
+        rows, cols = c.shape
+        self._sums.found[:rows] = 0
+        self._times(c, self._x, 1, self._sums.found, None)
+        op = self._op
+        return self._sums.verdict(rows, self._k, cols, op.alpha, op.beta, self._rounding)
+
+    def _times(self, matrix: Array, vector: Array, largest: int, out: Array, squares: Array | None) -> None:
+        """out += matrix·vector, of which no element exceeds `largest` if they are integers; squares +=
+        squared norms of the rows."""
+        rows, cols = matrix.shape
+        if 0 in (rows, cols):
+            return
+        exact, dtype = out.dtype.kind == "i", out.dtype
+        depth = min(DEPTH, cols)
+        if exact:
+            depth = min(depth, 2**53 // (_largest(matrix) * largest))
+            if depth >= min(LEAST_DEPTH, cols):
+                dtype = np.dtype(np.float64)
+            else:
+                depth = min(DEPTH, cols)
+        along = matrix.strides[1] == matrix.itemsize
+        if not along:  # rows of the tile are columns here: these should be long
+            depth = min(depth, 64)
+        height = TILE_ELEMENTS // depth
+        vector = vector[:cols].astype(dtype, copy=False)
+
+        def work(strip: slice, _: slice) -> None:
+            scratch = self._scratch.get()
+            try:
+                for start, stop in ranges(cols, depth):
+                    source = matrix[strip, start:stop]
+                    tile = scratch[: source.size].view(dtype)
+                    tile = tile.reshape(source.shape) if along else tile.reshape(source.shape[::-1]).T
+                    with np.errstate(all="ignore"):
+                        np.copyto(tile, source, casting="unsafe")
+                        product = tile @ vector[start:stop]
+                        out[strip] += product.astype(out.dtype, copy=False)
+                        if squares is not None and not exact:
+                            squares[strip] += _squares(tile)
+            finally:
+                self._scratch.put(scratch)
+
+        self._run(work, ((slice(*strip), slice(0)) for strip in ranges(rows, height)))
+
+
+def _squares(tile: Array) -> Array:
+    """Squared norms of the rows, however they lie."""
+    if tile.dtype.kind == "c":
+        return _squares(tile.real) + _squares(tile.imag)
+    found: Array = np.einsum("ij,ij->i", tile, tile)
+    return found
+
+
+def _largest(panel: Array) -> int:
+    """The largest magnitude of an integer in a panel or block: those of 8 bits are multiplied in float32,
+    those of 16 bits in float64."""
+    return {"f": 2**8, "d": 2**16, "i": 2**31}.get(panel.dtype.char, 2**63)
