@@ -166,7 +166,7 @@ rows(long long count, long long cols, long long width, const Element* __restrict
 }
 
 // Block (x, y): THREADS·VEC columns, DEPTH rows.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 columns(long long count, long long cols, const Element* __restrict__ X, long long ldx,
         const Sum* __restrict__ v, Sum* __restrict__ out, double* __restrict__ squares, int conjugate) {
     const long long col = (blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x) * VEC;
@@ -177,7 +177,7 @@ columns(long long count, long long cols, const Element* __restrict__ X, long lon
     Sum sum[VEC] = {};
     double square[VEC] = {};
     const Element* at = X + first * ldx + col;
-#pragma unroll 8
+#pragma unroll(VEC > 4 ? 2 : 4)
     for (int r = 0; r < height; ++r, at += ldx) {
         const Vector x = loaded(at);
         const Sum by = v[first + r];

@@ -72,7 +72,8 @@ class Rounding:
         own = roundoff(np.dtype(np.float64)) * (_growth(k) + _growth(n))
         each = self.sums * (_growth(k) + min(k, self.run) / 8) + own
         underflow = HOEFFDING * math.sqrt(n) * (k * alpha + 4) * self.least
-        tolerance: Array = HOEFFDING * (each * (scale + old) + 2 * self.operands * scale) + underflow
+        # One factor each: 0·∞ would be NaN.
+        tolerance: Array = HOEFFDING * ((each + 2 * self.operands) * scale + each * old) + underflow
         return tolerance
 
 

@@ -330,7 +330,8 @@ class CUDA:
             if plan.budget.staged:
                 self._arrays["staging"] = self._allocate(plan.slot_bytes, np.dtype(np.uint8))
             self._gemm, self._lower = self._open_kernel(plan)
-            self._checks = Checks(plan, operation, self._allocate, self.prepare) if operation.verify else None
+            if operation.verify:
+                self._checks = Checks(plan, operation, self._allocate, self.prepare, self._runtime)
         except (cupy.cuda.memory.OutOfMemoryError, self._runtime.CUDARuntimeError) as error:
             raise DeviceError(
                 f"{self.name} has no {plan.device_bytes} bytes free ({error}); "

@@ -43,10 +43,8 @@ class Check:
 class Checks:
     """One block at a time is being checked, but the sums of several may be on the host."""
 
-    def __init__(self, plan: Plan, operation: Operation, allocate: Any, prepare: Any) -> None:
-        """`allocate`: (elements, dtype) → a device array; `prepare` pins host memory."""
-        from cupy.cuda import runtime
-
+    def __init__(self, plan: Plan, operation: Operation, allocate: Any, prepare: Any, runtime: Any) -> None:
+        """`allocate`: (elements, dtype) → a device array; `prepare` pins host memory; CUDA's runtime."""
         self._runtime, self._op, self._plan = runtime, operation, plan
         arithmetic = operation.arithmetic
         self._dtype = arithmetic.check_type
