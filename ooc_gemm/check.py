@@ -92,11 +92,11 @@ def roundoff(dtype: np.dtype[Any], stored: bool = False) -> float:
 
 
 def compare(found: Array, wanted: Array, tolerance: Array, overflows: Any = False) -> tuple[Array, Array]:
-    """What is wrong, and every error over its tolerance. Where neither is finite, that is right; and so it is
-    of `found` where numbers may grow too large (`overflows`). NaN alone is wrong."""
+    """What is wrong, and every error over its tolerance. Where neither is finite, that is right; where
+    numbers may grow too large (`overflows`), one is enough."""
     error = np.abs(found - wanted)
     finite = np.isfinite(found) & np.isfinite(wanted)
-    right = ~np.isfinite(found) & (~np.isfinite(wanted) | overflows)
+    right = (~np.isfinite(found) & ~np.isfinite(wanted)) | overflows
     wrong = np.where(finite, ~(error <= tolerance), ~right)
     ratio = np.where(finite & (error > 0), error / np.maximum(tolerance, np.finfo(float).tiny), 0.0)
     return wrong, np.where(wrong & ~finite, math.inf, ratio)
