@@ -59,6 +59,8 @@ class Rounding:
     """Half the smallest number that is not 0: what a product that underflows loses."""
     largest: float = math.inf
     """The largest number."""
+    check: tuple[float, int] = (2.0**-53, 2**62)
+    """Unit roundoff of the check's own sums, and of how many terms; those of these go in float64."""
 
     @classmethod
     def of(cls, dtype: np.dtype[Any], operands: float = 0.0, run: int = 0) -> "Rounding":
@@ -69,7 +71,8 @@ class Rounding:
     def tolerance(self, scale: Array, k: int, n: int, old: Array | float = 0.0, alpha: float = 1.0) -> Array:
         """For a row of C·x, from `scale` = |α|·‖a_i‖·‖B‖_F of its k products an element and its n elements,
         and `old` = |β|·‖c_i‖."""
-        own = roundoff(np.dtype(np.float64)) * (_growth(k) + _growth(n))
+        unit, most = self.check
+        own = unit * (_growth(min(k, most)) + _growth(min(n, most)))
         each = self.sums * (_growth(k) + min(k, self.run) / 8) + own
         underflow = HOEFFDING * math.sqrt(n) * (k * alpha + 4) * self.least
         # One factor each: 0·∞ would be NaN.
