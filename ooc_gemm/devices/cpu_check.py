@@ -4,9 +4,9 @@ A worker takes some lines, converts them piece by piece to float64 in memory tha
 them there for the product and for the norms. Integers that float64 might not add up exactly go by way of
 int64, which NumPy multiplies without BLAS.
 
-float32 is not converted, for that would cost twice as much as all the rest, and more than 3 % of the product of
-4096³: pieces are multiplied and squared as they are, which the tolerance knows of, and added up in float64.
-Where a piece's sums leave float32's range, it is done again in float64.
+float32 is not converted, for that costs more than all the rest, and altogether 3 % of the product of 4096³:
+pieces are multiplied and squared as they are, which the tolerance knows of, and added up in float64. Where a
+piece's sums leave float32's range, it is done again in float64.
 """
 
 import queue
