@@ -39,7 +39,8 @@ class Result:
     precision: str
     seconds: float
     tflops: float
-    """2mnk operations a second; half as many where one half of C is the other's mirror image."""
+    """2mnk operations a second; half as many where one half of C is the other's mirror image, and those of
+    blocks that were done already do not count."""
     bytes_read: int
     """Moved from the stores to the process, counted where it happens."""
     bytes_written: int
@@ -271,7 +272,7 @@ def _run(
         kernel=job.operation.arithmetic.kernel,
         precision=precision,
         seconds=seconds,
-        tflops=p.flops / seconds / 1e12,
+        tflops=plan.flops / seconds / 1e12,
         bytes_read=watch.bytes["read"],
         bytes_written=watch.bytes["write"],
         bytes_uploaded=watch.bytes["upload"],
@@ -448,8 +449,8 @@ def _prepare(
             "product": "gram" if symmetric else "multiply",
             "op(A)": "adjoint" if adjoint_a else "transpose" if transpose_a else "none",
             "op(B)": "adjoint" if adjoint_b else "transpose" if transpose_b else "none",
-            "alpha": str(alpha),
-            "beta": str(beta),
+            "alpha": _number(alpha),
+            "beta": _number(beta),
             "precision": precision,
             "kernel": kernel,
             "out_dtype": out.name,
@@ -493,6 +494,12 @@ def _head(
     if any(entry["is"] is None for entry in inputs.values()):
         return None
     return {"inputs": inputs, "options": options}
+
+
+def _number(value: complex) -> str:
+    """The same text for 2, 2.0 and 2+0j."""
+    value = complex(value)
+    return str(value) if value.imag else str(value.real)
 
 
 @contextmanager

@@ -692,8 +692,8 @@ def _bar(wanted: bool | None) -> Any:
         task = shown.add_task("", total=1.0, rate="", moved="")
 
         def report(fraction: float, plan: "Plan", trace: Any) -> None:
-            p, seconds = plan.problem, shown.tasks[task].elapsed or 0
-            flops = p.flops * fraction / seconds if seconds else 0.0
+            seconds = shown.tasks[task].elapsed or 0
+            flops = plan.flops * fraction / seconds if seconds else 0.0
             (done, unit), (whole, last) = (
                 _size(nbytes).split() for nbytes in (trace.bytes["read"], plan.bytes_read)
             )
@@ -721,7 +721,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         logging.disable()  # of asyncio, which tells of every task that is dropped
         click.echo(
-            "Interrupted: a C that was begun stays unfinished; run again with -f to start over", err=True
+            "Interrupted: a C that was begun stays unfinished; run again with --resume to go on", err=True
         )
         sys.exit(130)
     except BrokenPipeError:

@@ -433,7 +433,7 @@ class Plan:
         """The same blocks, without those of which all chunks of C are done already. Bytes and seconds are
         those of what is left."""
         left, p = replace(self, done=done, found=(), kept=()), self.problem
-        share = left.block_count / max(1, self.block_count)
+        share = left.flops / self.flops if self.flops else 0.0
         blocks = list(left.blocks())
         parts = [part for block in blocks for part in left.parts(block)]
         old = [piece for block in blocks for piece in left.block_pieces(block)]
@@ -469,6 +469,12 @@ class Plan:
     def block_count(self) -> int:
         """How many blocks are made."""
         return len(self._places) if self.done else _block_count(self.problem, self.bm, self.bn)
+
+    @property
+    def flops(self) -> float:
+        """Operations of the blocks that are made."""
+        share = self.block_count / max(1, _block_count(self.problem, self.bm, self.bn))
+        return self.problem.flops * share
 
     @property
     def panel_count(self) -> int:

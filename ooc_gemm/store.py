@@ -420,8 +420,8 @@ def _inner(metadata: Any) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any
 def _stamps(s: Matrix, folder: Folder) -> npt.NDArray[np.int64]:
     """Of every file."""
     down, across = s.grid
-    found = [journal.stamp(folder.path(i, j)) for i in range(down) for j in range(across)]
-    return np.array(found, np.int64).reshape(-1, 2)
+    found = (journal.stamp(folder.path(i, j)) for i in range(down) for j in range(across))
+    return np.fromiter(found, np.dtype((np.int64, 2)), down * across)
 
 
 def _with_missing(s: Matrix, sizes: tuple[int, ...]) -> Matrix:
@@ -511,7 +511,10 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
             raise InputError(f"{name} is being written by another process; wait for it, or stop it")
         partial = is_partial(place)
         empty = place.is_dir() and os.access(place, os.R_OK)
-        empty = empty and all(entry.name == journal.NAME for entry in place.iterdir())
+        # Of a run that was killed before it had written C's metadata there may be this much.
+        empty = empty and all(
+            entry.name == journal.NAME or entry.suffix == PARTIAL for entry in place.iterdir()
+        )
         if found is None and not (partial or empty):
             raise InputError(
                 f"{name} exists and cannot be opened as a Zarr array; it is left alone, choose another place"
@@ -596,8 +599,10 @@ class Target:
                     f"removed since; {journal.ANEW}"
                 )
             known.add(path + PENDING)
-        for left in Path(self._folder.root).rglob("*" + PENDING):
-            if str(left) not in known:
+        metadata = {key + PARTIAL for key in METADATA}
+        root = Path(self._folder.root)
+        for left in (*root.rglob("*" + PENDING), *root.glob("*" + PARTIAL)):
+            if str(left) not in known and left.name not in metadata:
                 left.unlink()
         self._durable = bool(self._log.done)
 
