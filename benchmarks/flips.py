@@ -4,11 +4,12 @@
 
 Single bits of C blocks are flipped before they are checked: the sign, the exponent, the upper eight bits of
 the mantissa, or any bit of an integer. A flip counts where it changes its element by more than its row's
-tolerance. And blocks nobody touched are checked, of inputs that round badly. Exit status 1 where a flip that
-counts was missed, or an alarm was false.
+tolerance, which is worked out anew from A and B. And blocks nobody touched are checked, of inputs that round
+badly. Exit status 1 where a flip that counts was missed, or an alarm was false.
 """
 
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -16,6 +17,7 @@ import numpy as np
 
 import ooc_gemm
 import ooc_gemm.api
+from ooc_gemm.check import Sums
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from faults import faulty, flip_bit, upper_bits, with_blocks
@@ -52,6 +54,22 @@ def multiply(a, b, device, side, depth, **options):
     ooc_gemm.api.make_plan = with_blocks(side, side, depth)
     out = "int64" if a.dtype.kind in "iu" else np.result_type(a, np.float32)
     return ooc_gemm.multiply(a, b, device=device, verify=True, chunks=(side, side), out_dtype=out, **options)
+
+
+@contextmanager
+def told():
+    """How verdicts are told that sums are rounded."""
+    found, verdict = [], Sums.verdict
+
+    def listening(self, *args):
+        found.append(args[-1])
+        return verdict(self, *args)
+
+    Sums.verdict = listening
+    try:
+        yield found
+    finally:
+        Sums.verdict = verdict
 
 
 def clean(dtype: np.dtype, device: str, count: int) -> tuple[int, int]:
@@ -96,8 +114,9 @@ def flips(dtype: np.dtype, device: str, count: int) -> tuple[int, int, int]:
         )
         return flip
 
-    said: list[str] = []
-    again = multiply(a, b, faulty(device, fault), 32, 100, notice=said.append)
+    with told() as rounding_told:
+        again = multiply(a, b, faulty(device, fault), 32, 100)
+    rounding = rounding_told[-1]
     # How much each flip changed, and the tolerance of its row, worked out anew.
     counted, found = 0, 0
     with np.errstate(all="ignore"):
@@ -107,9 +126,7 @@ def flips(dtype: np.dtype, device: str, count: int) -> tuple[int, int, int]:
             flip_bit(flipped, bit)
             rows, cols = a[row + i].astype("c16"), b[:, col : col + 32].astype("c16")
             scale = np.linalg.norm(rows) * np.linalg.norm(cols)
-            depth = 100 if device == "cuda" else min(100, 1024)
-            roundoff = 0 if exact else np.finfo(wide).eps / 2
-            tolerance = 8 * scale * (roundoff * (k**0.5 + 4 + depth / 8) + 2**-53 * (k**0.5 + 32**0.5 + 8))
+            tolerance = rounding.tolerance(np.array(scale), k, cols.shape[1])
             tolerance = 0 if exact else tolerance
             change = abs(flipped[0].astype("c16") - element[0].astype("c16"))
             counts = not change <= tolerance

@@ -33,9 +33,9 @@ def on(name="", values=(), gpu=()):
 @pytest.fixture(autouse=True)
 def small_blocks(request, monkeypatch):
     """Of 64×32 in panels 48 deep: several of each even of small matrices."""
-    if getattr(request.node, "callspec", None) and request.node.callspec.params.get("kind") == "cuda":
-        if why := gpu_missing():
-            pytest.skip(why)
+    case = getattr(request.node, "callspec", None)
+    if case and case.params.get("kind") == "cuda" and (why := gpu_missing()):
+        pytest.skip(why)
     monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(64, 32, 48))
 
 
