@@ -251,9 +251,10 @@ def _run(
                         wrong = execute(again, job.device, sources, target, watch, report, checked)
                     if wrong:
                         name, places = "C" if c is None else store.describe(c), _places(wrong)
+                        rest = "run again" if job.head is None else "continue with --resume (resume=True)"
                         raise VerificationError(
                             f"{name} comes out wrong in {_spelled(places)}, also when computed again; "
-                            f"use another device than {job.device.name}",
+                            f"{rest}, on another device than {job.device.name}",
                             places,
                         )
             finally:

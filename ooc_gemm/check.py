@@ -18,14 +18,19 @@ rounding to nearest and that of truncation in steps of sixteen or eight terms, t
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .tiles import ranges
+
 Array = npt.NDArray[Any]
 HOEFFDING = 8.0
 """t above."""
+ROWS = 1 << 14
+"""Judged at a time: that takes 2 MiB."""
 _ROOT_TINY = 2.0**-537
 """Elements below this have squares that float64 does not hold."""
 
@@ -134,24 +139,35 @@ class Sums:
         self, rows: int, k: int, n: int, alpha: complex, beta: complex, rounding: Rounding
     ) -> Verdict:
         """Of the first `rows` rows: C is n wide, and was α·(k products) + β·(old C)."""
-        found, product, old = (x[:rows] for x in (self.found, self.product, self.old))
-        factor: Any = complex if found.dtype.kind == "c" else float
-        if rounding.sums == 0:
-            factor = int
         with np.errstate(all="ignore"):
-            wanted = np.zeros_like(found)
-            for x, by in ((product, alpha), (old, beta)):
-                if by != 0:
-                    wanted += factor(by if factor is complex else by.real) * x
-            if rounding.sums == 0:
-                wrong = found != wanted
-                ratio = np.where(wrong, math.inf, 0.0)
-            else:
-                a, c = (np.sqrt(x[:rows]) for x in (self.a, self.c))
-                b = math.sqrt(float(self.b.sum()) if k else 0.0) + math.sqrt(k * n) * _ROOT_TINY
-                scale = abs(alpha) * (a + math.sqrt(k) * _ROOT_TINY) * b if alpha != 0 else np.zeros(rows)
-                kept = abs(beta) * (c + math.sqrt(n) * _ROOT_TINY) if beta != 0 else np.zeros(rows)
-                tolerance = rounding.tolerance(scale, k, n, kept, abs(alpha))
-                wrong, ratio = compare(found, wanted, tolerance, ~(scale + kept < rounding.largest))
+            b = math.sqrt(float(self.b.sum()) if k else 0.0) + math.sqrt(k * n) * _ROOT_TINY
+            judge = partial(self._judge, k, n, alpha, beta, b, rounding)
+            some = [judge(slice(*r)) for r in ranges(rows, ROWS)]
+        row = next(
+            (r * ROWS + verdict.row for r, verdict in enumerate(some) if verdict.row is not None), None
+        )
+        return Verdict(max((verdict.worst for verdict in some), default=0.0), row)
+
+    def _judge(
+        self, k: int, n: int, alpha: complex, beta: complex, b: float, rounding: Rounding, rows: slice
+    ) -> Verdict:
+        """The first wrong one counted from where the rows begin; `b`: ‖B‖_F."""
+        found, product, old = (x[rows] for x in (self.found, self.product, self.old))
+        exact, wanted = rounding.sums == 0, np.zeros_like(found)
+        for x, factor in ((product, alpha), (old, beta)):
+            if factor != 0:
+                real: float = int(factor.real) if exact else factor.real
+                wanted += (factor if found.dtype.kind == "c" else real) * x
+        if exact:
+            wrong = found != wanted
+            ratio = np.where(wrong, math.inf, 0.0)
+        else:
+            scale = kept = np.zeros(len(found))
+            if alpha != 0:
+                scale = abs(alpha) * b * (np.sqrt(self.a[rows]) + math.sqrt(k) * _ROOT_TINY)
+            if beta != 0:
+                kept = abs(beta) * (np.sqrt(self.c[rows]) + math.sqrt(n) * _ROOT_TINY)
+            tolerance = rounding.tolerance(scale, k, n, kept, abs(alpha))
+            wrong, ratio = compare(found, wanted, tolerance, ~(scale + kept < rounding.largest))
         first = np.flatnonzero(wrong)
         return Verdict(float(ratio.max(initial=0.0)), int(first[0]) if first.size else None)

@@ -7,6 +7,7 @@ the old C ──► β·C·x                            C·x             each bl
 
 import random
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -30,14 +31,15 @@ class Check:
     """The sums of a block, on their way to the host."""
 
     def __init__(self, judge: "partial[Verdict]") -> None:
-        self._judge = judge
+        self._judge, self._lock = judge, Lock()
         self._found: Verdict | None = None
 
     def verdict(self) -> Verdict:
         """Worked out by whoever asks first."""
-        if self._found is None:
-            self._found = self._judge()
-        return self._found
+        with self._lock:
+            if self._found is None:
+                self._found = self._judge()
+            return self._found
 
 
 class Checks:
