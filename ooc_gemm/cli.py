@@ -549,6 +549,55 @@ def engine(
         figures.timeline(report, report["rows"][0], plot)
 
 
+@bench.command(context_settings=CONTEXT)
+@click.argument("folder", default=".", type=_FOLDER)
+@click.option("--hours", type=click.FloatRange(0), help="Go on for so long.  [default: 0.05]")
+@click.option("--cases", type=click.IntRange(1), help="Stop after so many.")
+@click.option("--seed", type=click.IntRange(0), help="For the same cases again.  [default: a new one]")
+@click.option("--case", "only", type=click.IntRange(0), help="This one alone.")
+@click.option("--largest", default="2GiB", show_default=True, metavar="SIZE", help="Most data in a case.")
+@click.option("-d", "--device", default="auto", show_default=True, metavar="NAME")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Show what --json printed earlier; runs nothing.",
+)
+@_json
+@_verbose
+def stress(folder: str, source: str | None, as_json: bool, verbose: bool, **options: Any) -> None:
+    """Random products within the smallest limits, each checked: is any wrong, or over its limit by a byte?
+
+    Shapes, types, layouts, codecs, operations and limits are drawn; arrays are made in a temporary folder in
+    FOLDER (the current one unless given), of which some hold a thousand times what their limit leaves for
+    buffers. Each product is a process of its own, whose peak is what the kernel says of it; behind a wall
+    where the system has one: a control group, else RLIMIT_DATA. On a GPU, its memory is limited likewise.
+
+    Exit status 3 where a result is wrong, 1 where a limit was passed or a product failed.
+    """
+    from . import bench_stress, figures
+
+    if source:
+        report = _read_report(source)
+    else:
+        with _status() as progress:
+            report = bench_stress.run(folder, progress=progress, **options)
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        console = _console()
+        console.print(figures.stress_heading(report))
+        console.print(figures.stress_table(report))
+        for line in figures.stress_summary(report):
+            console.print(line)
+    for line in (failed := list(figures.stress_failures(report))):
+        click.echo(f"Error: {line}", err=True)
+    if failed:
+        raise click.exceptions.Exit(3 if any(row.get("wrong") for row in report["rows"]) else 1)
+    if report["interrupted"]:
+        raise click.exceptions.Exit(130)
+
+
 def _read_report(source: str) -> dict[str, Any]:
     """What --json printed."""
     try:

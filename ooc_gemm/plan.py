@@ -74,6 +74,9 @@ class Matrix:
     stored: tuple[int, ...] | None = None
     """Bytes of every stored chunk in row-major order of the chunk grid, 0 where a chunk is missing.
     None: none is missing and each takes its full decoded size."""
+    held: int = 2
+    """Memory, in chunks, that decoding one whole takes beside its slot, or encoding one: for itself and what
+    is stored of it; more where that is not ours to say."""
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -748,16 +751,15 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
     """Every byte of both budgets, by holder."""
     slot = _slot_bytes(p, x)
     chunk = x.c.chunk_rows * x.c.chunk_cols
-    convert = x.c.itemsize != p.block_itemsize or x.c.whole
-    # A decoder holds the encoded chunk and the decoded one; an encoder likewise.
-    whole = [s.chunk_bytes for s in ((p.a, p.b, x.c) if p.reads_c else (p.a, p.b)) if s.whole]
+    encoding = x.c.held if x.c.whole else int(x.c.itemsize != p.block_itemsize)
+    whole = [s.held * s.chunk_bytes for s in ((p.a, p.b, x.c) if p.reads_c else (p.a, p.b)) if s.whole]
     host = {
         "baseline": budget.host_baseline,
         "read ring": x.ring.slots * slot,
         "cache": x.cache * slot,
-        "decoding": x.ring.readers * 2 * max(whole, default=0),
+        "decoding": x.ring.readers * max(whole, default=0),
         "write slots": x.ring.writers * chunk * p.block_itemsize,
-        "encoding": x.ring.writers * chunk * x.c.itemsize * (int(convert) + int(x.c.whole)),
+        "encoding": x.ring.writers * chunk * x.c.itemsize * encoding,
     }
     panels = panel_elements(p, x.bm, x.bn, x.bk)
     scratch = panels[0] * p.scratch[0] + panels[1] * p.scratch[1] + (x.bm + x.bn) * p.line_bytes

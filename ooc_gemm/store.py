@@ -39,7 +39,7 @@ from . import codec, files, journal, shards
 from .errors import Error, InputError, RangeError, StoreError
 from .journal import Journal
 from .local import CompressedSource, Folder, RawSource, Shards, Source
-from .pages import scratch
+from .pages import give_back, scratch
 from .plan import Matrix, Part, Piece
 from .ring import Bytes
 
@@ -52,6 +52,9 @@ MAX_ARRAY_BYTES = 1 << 60
 """Nor is any array."""
 MAX_CHUNKS = 1 << 22
 """Chunks of one array that are looked at one by one."""
+HELD_BY_ZARR = 5
+"""Memory, in chunks or shards, that zarr takes to decode one, or to encode it: 2.0 to 4.4 measured over its
+codecs, byte orders and versions, of noise, with what it returns."""
 PARTIAL = ".partial"
 PENDING = ".pending"
 """A chunk's file until it goes to its place."""
@@ -111,8 +114,10 @@ class DecodedSource(Source):
     """Chunks that zarr decodes: remote, of foreign byte order, of several codecs or unknown ones."""
 
     def __init__(self, name: str, array: zarr.Array[Any], matrix: Matrix, counter: "_CountingStore | None"):
+        matrix = replace(matrix, whole=True, held=HELD_BY_ZARR)
         super().__init__(name, array.dtype.newbyteorder("="), matrix)
         self._array, self._counter, self._fortran = array, counter, matrix.transposed
+        give_back()
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """zarr decodes the chunk; only the piece is kept. Bytes as they lie in the store."""
@@ -326,7 +331,7 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
     if isinstance(store, LocalStore):
         return _local_source(name, array, matrix, Path(store.root) / array.store_path.path)
     counter, matrix = _CountingStore(store), replace(matrix, whole=True)
-    array = _in_c_order(array)
+    array = _decodable(array)
     return DecodedSource(
         name, _array_at(array.metadata, StorePath(counter, array.store_path.path)), matrix, counter
     )
@@ -355,7 +360,7 @@ def _local_source(name: str, array: zarr.Array[Any], s: Matrix, root: Path) -> S
         else:
             source = RawSource(name, dtype, array.fill_value, _with_missing(s, sizes), folder)
     else:
-        array = _in_c_order(array)
+        array = _decodable(array)
         counter = _CountingStore(array.store_path.store) if shard else None
         if counter:
             array = _array_at(array.metadata, StorePath(counter, array.store_path.path))
@@ -366,8 +371,12 @@ def _local_source(name: str, array: zarr.Array[Any], s: Matrix, root: Path) -> S
     return source
 
 
-def _in_c_order(array: zarr.Array[Any]) -> zarr.Array[Any]:
-    """How zarr lays out what it returns; the codec pipelines are for C order."""
+def _decodable(array: zarr.Array[Any]) -> zarr.Array[Any]:
+    """As codec pipelines read it: zarrs refuses types of foreign byte order (v2 has them), and of a part
+    of a chunk in foreign byte order (v3) it gives wrong complex numbers, without a word. Order is how zarr
+    lays out what it returns; the pipelines are for C order."""
+    if not array.dtype.isnative or array.dtype.kind == "c":
+        array = _array_at(array.metadata, array.store_path)
     return array.with_config({"order": "C"}) if array.order == "F" else array
 
 
@@ -569,6 +578,8 @@ class Target:
         self._plain = self._plain and (compression == [] or self._compressor is not None)
         place = local_path(array)
         self._folder = Folder(place, array.metadata) if place else None
+        if not self._plain:
+            give_back()
         self._direct = array.nbytes >= DIRECT_BYTES
         self._keeps = isinstance(array.store_path.store, MemoryStore)
         """The store may keep what it is given, not a copy of it."""
