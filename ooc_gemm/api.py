@@ -1,6 +1,5 @@
 """multiply, gram and plan: open → plan → execute."""
 
-import errno
 import math
 import os
 import time
@@ -23,6 +22,7 @@ from .errors import (
     OutOfMemoryError,
     Place,
     VerificationError,
+    no_memory,
 )
 from .execute import execute
 from .journal import Journal, Stamp
@@ -562,7 +562,7 @@ def _started(job: _Job, watch: Trace) -> Iterator[None]:
         else:
             traceback.clear_frames(error.__traceback__)  # they hold on to buffers
             found = job.device.explain(error)
-        if found is None and (isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM):
+        if found is None and no_memory(error):
             found = OutOfMemoryError(NO_MEMORY)
         if isinstance(found, OutOfMemoryError):
             found.begun, most = begun, job.plan.budget.device

@@ -40,7 +40,7 @@ from zarr.core.sync import _get_loop, sync
 from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore
 
 from . import codec, files, journal, shards
-from .errors import Error, InputError, RangeError, StoreError
+from .errors import NO_MEMORY, Error, InputError, OutOfMemoryError, RangeError, StoreError, no_memory
 from .journal import Journal
 from .local import CompressedSource, Folder, RawSource, Shards, Source
 from .pages import give_back, scratch
@@ -316,8 +316,10 @@ def _open(path: str, name: str) -> Any:
         raise _unusable(name, error, remote="://" in path) from error
 
 
-def _unusable(name: str, error: Exception, remote: bool) -> InputError:
+def _unusable(name: str, error: Exception, remote: bool) -> Error:
     """What went wrong when an array was opened or begun, and what to do."""
+    if no_memory(error):
+        return OutOfMemoryError(NO_MEMORY)
     if isinstance(error, ImportError):
         return InputError(f"{name} needs a package that is not installed: {error}")
     if isinstance(error, PermissionError) and not remote:
