@@ -144,7 +144,7 @@ def multiply(
     VerificationError while running, after which C is no Zarr array but an unfinished one, which `resume`
     continues.
     """
-    return _retried(
+    return retried(
         a,
         b,
         c,
@@ -195,7 +195,7 @@ def gram(
     for name in ("transpose_a", "transpose_b", "adjoint_a", "adjoint_b"):
         if name in options:
             raise TypeError(f"gram() has no option {name!r}; transpose=True makes Aᵀ·A")
-    return _retried(
+    return retried(
         a,
         a,
         c,
@@ -210,7 +210,7 @@ def gram(
     )
 
 
-def _retried(
+def retried(
     a: Any,
     b: Any,
     c: Any,
@@ -219,7 +219,8 @@ def _retried(
     beta: complex,
     **options: Any,
 ) -> Result:
-    """`_run`, and once more with less of the device's memory where another process has taken it."""
+    """`_run`, and once more with less of the device's memory where another process has taken it. `options` are
+    those of `multiply`, and `engine`: what carries out a plan as `execute` does, where it is not that."""
     try:
         return _run(a, b, c, notice=notice, beta=beta, **options)
     except OutOfMemoryError as error:
@@ -254,6 +255,7 @@ def _run(
     beta: complex,
     precision: str = "highest",
     resume: bool = False,
+    engine: Callable[..., list[Block]] = execute,
     **options: Any,
 ) -> Result:
     """Open, plan, execute. `options` are those of `_prepare`."""
@@ -281,7 +283,7 @@ def _run(
                     if progress
                     else (lambda fraction: None)
                 )
-                run = partial(execute, device=job.device, sources=sources, target=target, trace=watch)
+                run = partial(engine, device=job.device, sources=sources, target=target, trace=watch)
                 wrong = run(plan, progress=report, verify=job.operation.verify)
                 if wrong:
                     _again(job, run, report, watch, wrong, notice, "C" if c is None else store.describe(c))
@@ -478,13 +480,15 @@ def _prepare(
     extra = m * n * out.itemsize if c is None and writes else 0
     budget = Budget(
         host=limit,
-        host_baseline=baseline_bytes(costs.host_baseline) + extra,
+        host_baseline=extra
+        + (costs.host_baseline if costs.workers else baseline_bytes(costs.host_baseline)),
         device=costs.device,
         device_baseline=costs.device_baseline,
         workspace=costs.workspace + (costs.check if verify else 0),
         staged=costs.device is not None and (converted or "c" in sources),
         readers=costs.readers,
         writers=costs.writers,
+        workers=max(1, costs.workers),
     )
     inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
     place = store.local_path(c) if c is not None else None if writes else left.place

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +64,8 @@ codecs, byte orders and versions, of noise, with what it returns."""
 PARTIAL = ".partial"
 PENDING = ".pending"
 """A chunk's file until it goes to its place."""
+RUN = ".ooc-gemm-run-"
+"""How the folder in C's begins where the workers of a cluster put the chunks that they make."""
 SAVED_SECONDS = 2.0
 """After so long what was written is made durable. What takes less is sooner done again."""
 DIRECT_BYTES = 256 << 20
@@ -693,6 +696,8 @@ class Target:
         for left in (*root.rglob("*" + PENDING), *root.glob("*" + PARTIAL)):
             if str(left) not in known and left.name not in metadata:
                 left.unlink()
+        for folder in root.glob(RUN + "*"):
+            _revoke(folder)
         self._durable = bool(self._log.done)
 
     def clear(self) -> None:
@@ -827,13 +832,45 @@ class Target:
         return made.to_bytes()
 
     def _write_file(self, chunk: tuple[int, int], data: Bytes | bytes) -> None:
+        path = self._path(chunk)
+        files.write(path + PENDING, data, self._direct)
+        self._written(chunk, path)
+
+    @contextlib.contextmanager
+    def run_folder(self) -> Iterator[Path]:
+        """For the chunks that workers of a cluster make, while they do. C must be local."""
+        assert self._folder
+        folder = Path(self._folder.root, RUN + uuid4().hex)
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            _revoke(folder)
+
+    def take(self, chunk: tuple[int, int], file: str) -> None:
+        """A chunk that a worker has written, from then on as if written here. Raises StoreError."""
+        path = self._path(chunk)
+        try:
+            os.replace(file, path + PENDING)
+            self._written(chunk, path)
+        except OSError as error:
+            raise StoreError(
+                f"{self.name}: a chunk that a worker has written cannot be moved to its place "
+                f"({error.strerror or error}); see to its disk and go on with --resume (resume=True)"
+            ) from error
+
+    def _path(self, chunk: tuple[int, int]) -> str:
+        """Of its file, whose folder is made."""
         assert self._folder
         path = self._folder.path(*chunk)
         folder = os.path.dirname(path)
         if folder not in self._folders:
             os.makedirs(folder, exist_ok=True)
             self._folders.add(folder)
-        files.write(path + PENDING, data, self._direct)
+        return path
+
+    def _written(self, chunk: tuple[int, int], path: str) -> None:
+        """Its file stands beside its place."""
         if self._log is None:
             os.replace(path + PENDING, path)
             return
@@ -865,6 +902,34 @@ class Target:
     def _delete(self, key: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._answers.of(self._place(key).delete())
+
+
+def _revoke(folder: Path) -> None:
+    """Remove the folder of a run. Workers may still be at work there: under that name they find it no more,
+    and stop."""
+    gone = folder.with_suffix(".gone")
+    with contextlib.suppress(OSError):
+        os.replace(folder, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+class Share(Target):
+    """What a worker of a cluster makes of C. It changes nothing of that: its chunks go into the folder of the
+    run, each under a name of its own, until the process that keeps the journal takes them over."""
+
+    def __init__(self, spec: Any, name: str, block: np.dtype[Any], folder: Path):
+        super().__init__(open_partial(spec), name, block)
+        self._run = folder
+        self.written: list[tuple[tuple[int, int], str]] = []
+
+    def _write_file(self, chunk: tuple[int, int], data: Bytes | bytes) -> None:
+        path = str(self._run / uuid4().hex)
+        files.write(path, data, self._direct)
+        self.written.append((chunk, path))
+
+    def flush(self) -> None:
+        """Others that share the disk can rely on what was written. Raises OSError."""
+        files.flush(str(self._run))
 
 
 def _check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:

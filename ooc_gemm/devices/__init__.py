@@ -129,6 +129,8 @@ class Limits:
     writers: int
     check: int = 0
     """More of the workspace, for checks of blocks."""
+    workers: int = 0
+    """Other processes that do the work, each with these limits; 0: this one does."""
 
 
 class Check(Protocol):
