@@ -219,8 +219,8 @@ def retried(
     beta: complex,
     **options: Any,
 ) -> Result:
-    """`_run`, and once more with less of the device's memory where another process has taken it. `options` are
-    those of `multiply`, and `engine`: what carries out a plan as `execute` does, where it is not that."""
+    """`_run`, and once more with less of the device's memory where another process has taken it. `options`
+    are those of `multiply`, and `engine`: what carries out a plan as `execute` does, where it is not that."""
     try:
         return _run(a, b, c, notice=notice, beta=beta, **options)
     except OutOfMemoryError as error:
@@ -480,8 +480,7 @@ def _prepare(
     extra = m * n * out.itemsize if c is None and writes else 0
     budget = Budget(
         host=limit,
-        host_baseline=extra
-        + (costs.host_baseline if costs.workers else baseline_bytes(costs.host_baseline)),
+        host_baseline=extra + (costs.host_baseline if costs.workers else baseline_bytes(costs.host_baseline)),
         device=costs.device,
         device_baseline=costs.device_baseline,
         workspace=costs.workspace + (costs.check if verify else 0),

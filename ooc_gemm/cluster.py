@@ -5,26 +5,33 @@ time and has all of its memory, threads and GPU for that. It writes chunks into 
 client takes them over when the superblock is done, and knows what is.
 """
 
+import logging
 import os
 import queue
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import dask
 import distributed
-import numpy as np
 from distributed.comm import CommClosedError
 
-from . import files, journal, store
+from . import journal, store
 from .devices import Arithmetic, Device, Limits, Operation, open_device
-from .errors import DeviceError, Error, InputError, StoreError
+from .devices.cpu import CPU
+from .errors import BudgetError, DeviceError, Error, InputError, StoreError
 from .execute import execute
-from .limits import STEP, baseline_bytes, default_memory_limit, peak_resident_bytes, resident_bytes
+from .limits import (
+    baseline_bytes,
+    default_memory_limit,
+    parse_size,
+    peak_resident_bytes,
+    resident_bytes,
+)
 from .local import Source
 from .plan import Block, Plan, Rates
 from .tiles import ceil_div
@@ -36,6 +43,10 @@ SECONDS = 1.0
 """Between two looks at who is there, and two reports of how far a worker is."""
 TIMEOUT = 60.0
 """After so long without any worker, or an answer of the scheduler's, the run ends."""
+CLIENT_BYTES = 160 << 20
+"""What this process holds with a scheduler in it."""
+ANSWER = 10.0
+"""Seconds for the report of a superblock to come from its worker."""
 DEATHS = 5
 """Workers that may die of one superblock before it is taken for the reason."""
 
@@ -57,8 +68,6 @@ def open_here(name: str, threads: int) -> Device:
     device = open_device(name)
     if device.name != "cpu":
         return device
-    from .devices.cpu import CPU
-
     return CPU(threads)
 
 
@@ -136,9 +145,8 @@ def _superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report:
             "choose a place that all workers share"
         )
     sources = {name: _source(work, name) for name in work.inputs}
-    problem = work.plan.problem
-    problem = replace(problem, **{name: source.matrix for name, source in sources.items()})
-    plan = replace(work.plan, problem=problem).without(done)
+    found: dict[str, Any] = {name: source.matrix for name, source in sources.items()}
+    plan = replace(work.plan, problem=replace(work.plan.problem, **found)).without(done)
     target = store.Share(work.c, work.name, work.operation.arithmetic.block, folder)
     device, trace, said = open_here(work.device, worker.state.nthreads), Trace(), time.monotonic()
 
@@ -160,10 +168,10 @@ def _superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report:
         )
     except Exception as error:
         device.close()
-        found = None if isinstance(error, Error) else device.explain(error)
-        if found is None:
+        meant = None if isinstance(error, Error) else device.explain(error)
+        if meant is None:
             raise
-        raise found from error
+        raise meant from error
     finally:
         device.close()
 
@@ -198,7 +206,7 @@ class Cluster:
     """The workers of a client's cluster that are alike: a `Device` as far as planning goes, and an `execute`.
     With GPU workers among them (`dask-cuda`'s resource `GPU`) these alone."""
 
-    def __init__(self, client: "distributed.Client | None", specs: Mapping[str, Any], device: str = "auto"):
+    def __init__(self, client: Any, specs: Mapping[str, Any], device: str = "auto"):
         """`specs`: of A and B, which the workers open themselves. Raises InputError and DeviceError."""
         if client is None:
             try:
@@ -209,9 +217,10 @@ class Cluster:
         self._specs = {name: _portable(spec) for name, spec in specs.items()}
         self.workers: dict[str, About] = {}
         with self._reached():
+            client.wait_for_workers(1, timeout=TIMEOUT)
             self._look()
         if not self.workers:
-            raise DeviceError("the cluster has no workers; add some")
+            raise DeviceError("the cluster has no workers that answer; add some")
         self._first = min(self.workers, key=lambda address: self.workers[address].memory)
         about = self.workers[self._first]
         self.memory_limit = about.memory
@@ -334,7 +343,8 @@ class Cluster:
                         one.fraction = 1.0
                     for number, fraction, nbytes in _some(reports, 0):
                         one = by_number[number]
-                        one.fraction, one.bytes_read = max(one.fraction, fraction), max(one.bytes_read, nbytes)
+                        one.fraction = max(one.fraction, fraction)
+                        one.bytes_read = max(one.bytes_read, nbytes)
                     trace.bytes["read"] = read + sum(one.bytes_read for _, one in running.values())
                     progress(sum(x.fraction * x.flops for x in by_number.values()) / flops)
                     if time.monotonic() < looked + SECONDS:
@@ -356,10 +366,10 @@ class Cluster:
                 self._forget(topic, list(running))
         return sorted(wrong, key=lambda block: (block.row, block.col))
 
-    def _result(self, future: "distributed.Future") -> Report | None:
+    def _result(self, future: Any) -> Report | None:
         """None where the worker has died; raises what it raised."""
         try:
-            found: Report = future.result(TIMEOUT)
+            found: Report = future.result(ANSWER)
         except (distributed.KilledWorker, TimeoutError):
             return None
         except (distributed.CancelledError, CommClosedError):
@@ -397,7 +407,7 @@ class Cluster:
             if address in there and about.gpu == gpus
         }
 
-    def _forget(self, topic: str, futures: list["distributed.Future"]) -> None:
+    def _forget(self, topic: str, futures: list[Any]) -> None:
         """Nobody waits any longer."""
         try:
             self.client.unsubscribe_topic(topic)
@@ -412,12 +422,85 @@ class Cluster:
             yield
         except Error:
             raise
-        except (OSError, TimeoutError, CommClosedError, distributed.CancelledError) as error:
+        except (TimeoutError, CommClosedError, distributed.CancelledError) as error:
             raise DeviceError(_GONE) from error
 
 
+@contextmanager
+def connected(scheduler: str, memory_limit: str | int | None, device: str) -> Iterator[dict[str, Any]]:
+    """The cluster at an address, or `local:N` for the time: options of `dask.multiply`. N worker processes on
+    this machine share the memory limit, less what this process holds, and the cores. Raises InputError,
+    DeviceError, and BudgetError with the smallest limit that would do for all together."""
+    kind, _, number = scheduler.partition(":")
+    if kind != "local":
+        try:
+            client = distributed.Client(scheduler, timeout=TIMEOUT / 2, set_as_default=False)
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"no scheduler answers at {scheduler} ({error}); check the address") from error
+        with client:
+            yield {"client": client, "memory_limit": memory_limit, "device": device}
+        return
+    if not number.isdecimal() or int(number) < 1:
+        raise InputError(f"{scheduler!r} is no cluster; give the address of a scheduler, or local:N")
+    count = int(number)
+    limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
+    own, threads = baseline_bytes(CLIENT_BYTES), CPU().threads
+    each = max(1, (limit - own) // count)
+    # The engine keeps to the limit; what it is given is not for others to take away.
+    config = {
+        f"distributed.worker.memory.{what}": False for what in ("target", "spill", "pause", "terminate")
+    }
+    with dask.config.set(config | {"distributed.worker.multiprocessing-method": "spawn"}):
+        here: dict[str, Any] = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": None}
+        usual = {
+            **here, "nthreads": max(1, threads // count), "memory_limit": each, "silence_logs": logging.ERROR,
+        }  # fmt: skip
+        workers = {
+            index: {"cls": distributed.Nanny, "options": {**usual, **own_gpu}}
+            for index, own_gpu in enumerate(_gpus(count, device))
+        }
+        scheduler_here = {"cls": distributed.Scheduler, "options": {**here, "port": 0}}
+        with (
+            distributed.SpecCluster(workers, scheduler_here, silence_logs=logging.ERROR) as cluster,
+            distributed.Client(cluster, set_as_default=False) as client,
+        ):
+            client.wait_for_workers(count, timeout=TIMEOUT)
+            try:
+                yield {"client": client, "memory_limit": None, "device": device}
+            except BudgetError as error:
+                least = error.minimum_memory_limit
+                if least is None:
+                    raise
+                total = own + least * count
+                raise BudgetError(
+                    f"a memory limit of {limit} bytes is too small for {count} workers; the smallest that "
+                    f"would do is {total} bytes ({ceil_div(total, 1 << 20)}MiB)",
+                    minimum_memory_limit=total,
+                ) from error
+
+
+def _gpus(count: int, device: str) -> list[dict[str, Any]]:
+    """For each worker on this machine: what makes one GPU its own, where it is to have one."""
+    found = 0
+    if device != "cpu":
+        from .devices.cuda import gpu_count
+
+        try:
+            found = gpu_count()
+        except InputError:
+            if device != "auto":
+                raise
+    if not found:
+        return [{}] * count
+    if count > found:
+        raise InputError(f"there are {found} GPUs for {count} workers; give local:{found}, or --device cpu")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(found)))).split(",")
+    return [{"resources": {"GPU": 1}, "env": {"CUDA_VISIBLE_DEVICES": name}} for name in visible[:count]]
+
+
 _GONE = (
-    "the scheduler of the cluster is gone or does not answer; start one and continue with --resume (resume=True)"
+    "the scheduler of the cluster is gone or does not answer; "
+    "start another one and continue with --resume (resume=True)"
 )
 
 
@@ -438,9 +521,7 @@ def _slim(plan: Plan) -> Plan:
     """Without what workers find out when they open the arrays, or plan again for their part."""
     p = plan.problem
     a, b, c = (replace(matrix, stored=None) for matrix in (p.a, p.b, p.c))
-    return replace(
-        plan, problem=replace(p, a=a, b=b, c=c), found=(), kept=(), done=frozenset(), advice=None
-    )
+    return replace(plan, problem=replace(p, a=a, b=b, c=c), found=(), kept=(), done=frozenset(), advice=None)
 
 
 def _portable(spec: Any) -> Any:

@@ -46,16 +46,16 @@ def multiply(
 ) -> api.Result:
     """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C, its blocks spread over the workers of a cluster.
 
-    a, b: path, URL or zarr.Array, which all workers can open; c: path of C in a folder that they share with this
-    process.
+    a, b: path, URL or zarr.Array, which all workers can open; c: path of C in a folder that they share with
+    this process.
     client: of the cluster, unless given the current one. GPU workers that say so by the resource `GPU`, as
     those of dask-cuda do, are the only ones used where there are any.
     memory_limit: most host memory that a worker may hold resident; unless given what it holds before
     `distributed` begins to spill.
 
-    The rest as `ooc_gemm.multiply`. A worker that dies has its blocks done again by others; where the scheduler
-    or this process dies, C can be continued with `resume`, also by `ooc_gemm.multiply`. The result's bytes and
-    stage seconds are those of all workers, and its peaks those of the worker that held most.
+    The rest as `ooc_gemm.multiply`. A worker that dies has its blocks done again by others; where scheduler
+    or client die, C can be continued with `resume`, also by `ooc_gemm.multiply`. The result's bytes and stage
+    seconds are those of all workers, and its peaks those of the worker that held most.
 
     Raises what `ooc_gemm.multiply` raises, and DeviceError where scheduler or workers are gone.
     """

@@ -560,7 +560,10 @@ class Plan:
                 f"{self.block_count} of {self.bm}×{self.bn}, each in {self.panel_count} "
                 f"{'panel' if self.panel_count == 1 else 'panels'} of {self.bk}",
             ),
-            *([("workers", f"{self.budget.workers}, each with this much memory")] * (self.budget.workers > 1)),
+            *(
+                [("workers", f"{self.budget.workers}, each with this much memory")]
+                * (self.budget.workers > 1)
+            ),
             ("chunks of C", f"{c.chunk_rows}×{c.chunk_cols}, {_mib(c.chunk_bytes)}"),
             (
                 "read",

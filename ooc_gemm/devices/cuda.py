@@ -67,16 +67,20 @@ def _cupy() -> Any:
     return cupy
 
 
+def gpu_count() -> int:
+    """How many there are; touches none. Raises InputError where there is none."""
+    cupy = _cupy()
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise InputError(f"there is no usable GPU ({error}); use --device cpu") from error
+
+
 def devices() -> list[dict[str, Any]]:
     """What each GPU is; its clocks are the highest ones, and peaks are at them. Raises InputError where
     there is none."""
-    cupy = _cupy()
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise InputError(f"there is no usable GPU ({error}); use --device cpu") from error
-    found = []
-    for index in range(count):
+    cupy, found = _cupy(), []
+    for index in range(gpu_count()):
         p = cupy.cuda.runtime.getDeviceProperties(index)
         clock, memory_clock, bus_bits = (
             cupy.cuda.runtime.deviceGetAttribute(attribute, index)
