@@ -3,9 +3,9 @@
     python benchmarks/kills_cluster.py [--kills N] [--seed S] [--folder DIR] [--out FILE]
 
 Scheduler and workers are processes of their own, four workers, of which one is killed (and another one
-started) at a random moment of each run of `ooc-gemm multiply --scheduler`: the run must go on and end well.
+started) at a random moment of each `ooc-gemm multiply --scheduler`: the run must go on and end well.
 Every fifth time the scheduler is killed instead, every fifth the client: then `--resume` on a new cluster
-must end well. C must be that of NumPy in float64, to rounding (plans for fewer workers round differently), and
+must end well. C must be NumPy's in float64, to rounding (plans for fewer workers round differently), and
 nothing may be left behind beside it. Exit status 1 where one of this does not hold.
 """
 

@@ -47,6 +47,8 @@ CLIENT_BYTES = 160 << 20
 """What this process holds with a scheduler in it."""
 ANSWER = 10.0
 """Seconds for the report of a superblock to come from its worker."""
+SHARE = 0.7
+"""Of a worker's memory, that tasks of `matmul` are made for: from there on `distributed` usually spills."""
 DEATHS = 5
 """Workers that may die of one superblock before it is taken for the reason."""
 
@@ -61,6 +63,32 @@ def _memory(worker: Any) -> int | None:
     found = worker.memory_manager
     fractions = (found.memory_spill_fraction, found.memory_pause_fraction)
     return int(found.memory_limit * min([f for f in fractions if f] or [1.0])) if found.memory_limit else None
+
+
+def task_limit() -> int:
+    """Bytes that this process, a worker or not, may hold resident while one task more runs in it."""
+    held = resident_bytes()
+    try:
+        worker = distributed.get_worker()
+    except ValueError:
+        most, threads = default_memory_limit(), CPU().threads
+    else:
+        most, threads = _memory(worker) or default_memory_limit(), worker.state.nthreads
+    return held + max(0, most - held) // threads
+
+
+def tasks_at_a_time() -> tuple[int, int]:
+    """On the workers of the current client, or in this process: how many tasks run at once, and the bytes
+    that one has."""
+    threads = CPU().threads
+    try:
+        client = distributed.get_client()
+        workers = client.scheduler_info()["workers"].values()
+        threads = sum(worker["nthreads"] for worker in workers)
+        least = min(worker["memory_limit"] / worker["nthreads"] for worker in workers)
+    except (ValueError, TypeError):  # no client; no workers; one that is asynchronous
+        return threads, default_memory_limit() // threads
+    return threads, int(SHARE * least) or default_memory_limit() // threads
 
 
 def open_here(name: str, threads: int) -> Device:
@@ -526,14 +554,12 @@ def _slim(plan: Plan) -> Plan:
 
 def _portable(spec: Any) -> Any:
     """An input as a worker finds it. Raises InputError."""
-    from zarr import Array
-    from zarr.storage import MemoryStore
-
-    if (place := store.local_path(spec)) is not None:
-        return str(place)
-    if isinstance(spec, str) or (isinstance(spec, Array) and not isinstance(spec.store, MemoryStore)):
-        return spec
-    raise InputError(f"{store.describe(spec)} is not where workers find it; store it as a Zarr array first")
+    found = store.portable(spec)
+    if found is None:
+        raise InputError(
+            f"{store.describe(spec)} is not where workers find it; store it as a Zarr array first"
+        )
+    return found
 
 
 def _some(items: "queue.SimpleQueue[Any]", seconds: float) -> Iterator[Any]:

@@ -106,6 +106,26 @@ def local_path(spec: Any) -> Path | None:
     return None if "://" in text else Path(os.path.realpath(text))
 
 
+def portable(spec: Any) -> Any:
+    """The same array for another process to open, a path where it is local; None where it cannot."""
+    if (place := local_path(spec)) is not None:
+        return str(place)
+    if isinstance(spec, str):
+        return spec
+    if not isinstance(spec, zarr.Array) or isinstance(spec.store_path.store, MemoryStore):
+        return None
+    system: Any = getattr(spec.store_path.store, "fs", None)  # dask opens paths through fsspec
+    system = getattr(system, "sync_fs", system)
+    if "file" in np.atleast_1d(getattr(system, "protocol", "")):
+        return os.path.join(getattr(spec.store_path.store, "path", ""), spec.store_path.path)
+    return spec
+
+
+def is_array(spec: Any) -> bool:
+    """Whether zarr has opened it."""
+    return isinstance(spec, zarr.Array)
+
+
 def same_place(one: Any, other: Any) -> bool:
     """Whether two arrays are one, or one's folder lies inside the other's."""
     a, b = local_path(one), local_path(other)
@@ -258,13 +278,15 @@ class _CountingStore(WrapperStore[Any]):
 
 
 def open_source(spec: Any, name: str | None = None) -> Source:
-    """An input from a path, URL, zarr.Array, or anything with shape, dtype and slicing. `name` is what
-    messages call it, where that is not plain from `spec`.
+    """An input from a path, URL, zarr.Array, or anything with shape, dtype and slicing; one that is open
+    stays as it is. `name` is what messages call it, where that is not plain from `spec`.
 
     Raises InputError where it is missing, no array, not 2-D, of a type that cannot be multiplied, or its
     metadata cannot be read.
     """
     name = name or describe(spec)
+    if isinstance(spec, Source):
+        return spec
     if isinstance(spec, zarr.Array):
         array = spec
     elif isinstance(spec, str | os.PathLike):
@@ -788,7 +810,7 @@ class Target:
         inside = values[: part.rows, : part.cols]
         dtype = self._array.dtype
         if dtype.kind in "iu":
-            _check_fits(inside, dtype, self.name)
+            check_fits(inside, dtype, self.name)
         try:
             if self._folder is None:
                 row, col = (index * size for index, size in zip(part.chunk, self._shape, strict=True))
@@ -932,7 +954,8 @@ class Share(Target):
         files.flush(str(self._run))
 
 
-def _check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
+def check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
+    """Raises RangeError where an integer does not fit the type."""
     if values.size == 0 or np.can_cast(values.dtype, dtype):
         return
     info, low, high = np.iinfo(dtype), values.min(), values.max()
@@ -1071,7 +1094,7 @@ class ArrayTarget:
         """Convert and copy. Raises RangeError for integers that do not fit."""
         inside = self.view(part, slot)
         if self._out.dtype.kind in "iu":
-            _check_fits(inside, self._out.dtype, "the result")
+            check_fits(inside, self._out.dtype, "the result")
         row, col = part.chunk[0] * self._matrix.chunk_rows, part.chunk[1] * self._matrix.chunk_cols
         with np.errstate(over="ignore"):
             self._out[row : row + part.rows, col : col + part.cols] = inside
