@@ -133,9 +133,9 @@ def matmul(
     """x·y of dask arrays, a dask array with the chunks, meta and dtype of `dask.array.matmul`.
 
     Made in superblocks of its chunks, as few as keep all threads of the current client's workers (without
-    one, of this process) busy within their memory. Where x and y are what `dask.array.from_zarr` returned, one
-    task makes a superblock and reads the stored chunks itself; else a chain of tasks, each of which adds the
-    product of some chunks along k. Peak memory does not grow with k.
+    one, of this process) busy within their memory. Where x and y are what `dask.array.from_zarr` returned,
+    one task makes a superblock and reads the stored chunks itself; else a chain of tasks, each of which adds
+    the product of some chunks along k. Peak memory does not grow with k.
 
     device, precision, kernel: as of `ooc_gemm.multiply`. Integers are exact: a sum that does not fit 64 bits
     raises RangeError where NumPy would wrap. What is not two matrices of numbers in NumPy arrays, or of
@@ -204,7 +204,7 @@ class Span:
 
 def _superblocks(chunks: tuple[tuple[int, ...], ...], k: int, dtype: Any) -> tuple[list[Span], list[Span]]:
     """How C is cut, down and across: into superblocks that keep all threads busy, of which each fits four
-    times into a task's memory: as it was and as it is made, what is multiplied, and the chunks cut from it."""
+    times into a task's memory: as it was and as it is made, what is multiplied, and chunks cut from it."""
     threads, memory = tasks_at_a_time()
     room = memory // (4 * _accumulated(dtype).itemsize)
 
