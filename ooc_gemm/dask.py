@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 FLOPS, BYTES = 60e9, 1e9
 """What a thread multiplies and takes in a second, about: for the shape of superblocks."""
-LEAST_DEPTH = 256
-"""Least k of a step."""
+LEAST_DEPTH, MOST_DEPTH = 256, 2048
+"""Of a step, in k. A step copies its superblock, which takes a few percent of the least one's time."""
 LAG = 2
 """So many steps any superblock may be ahead of any other."""
 
@@ -275,7 +275,8 @@ def _from_chunks(
     graph: dict[Any, Any] = {}
     largest = sum(max(span.stop - span.start for span in spans) for spans in (down, across))
     _, memory = tasks_at_a_time()
-    depth = max(LEAST_DEPTH, memory // (4 * largest * _accumulated(dtype).itemsize))
+    depth = memory // (4 * (LAG + 2) * largest * _accumulated(dtype).itemsize)
+    depth = max(LEAST_DEPTH, min(depth, MOST_DEPTH))
     steps = list(itertools.pairwise(_k_edges(x.chunks[1], y.chunks[0], depth)))
     blocks = list(itertools.product(enumerate(down), enumerate(across)))
     for p, (start, stop) in enumerate(steps):
