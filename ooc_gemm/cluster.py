@@ -19,6 +19,7 @@ from typing import Any
 import dask
 import distributed
 from distributed.comm import CommClosedError
+from distributed.core import RPCClosed
 
 from . import journal, store
 from .devices import Arithmetic, Device, Limits, Operation, open_device
@@ -26,6 +27,7 @@ from .devices.cpu import CPU
 from .errors import BudgetError, DeviceError, Error, InputError, StoreError
 from .execute import execute
 from .limits import (
+    STEP,
     baseline_bytes,
     default_memory_limit,
     parse_size,
@@ -450,7 +452,10 @@ class Cluster:
             yield
         except Error:
             raise
-        except (TimeoutError, CommClosedError, distributed.CancelledError) as error:
+        except Exception as error:
+            gone = (TimeoutError, CommClosedError, RPCClosed, distributed.CancelledError)
+            if self.client.status == "running" and not isinstance(error, gone):
+                raise
             raise DeviceError(_GONE) from error
 
 
@@ -473,13 +478,13 @@ def connected(scheduler: str, memory_limit: str | int | None, device: str) -> It
     count = int(number)
     limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
     own, threads = baseline_bytes(CLIENT_BYTES), CPU().threads
-    each = max(1, (limit - own) // count)
+    each = max(STEP, (limit - own) // count)
     # The engine keeps to the limit; what it is given is not for others to take away.
     config = {
         f"distributed.worker.memory.{what}": False for what in ("target", "spill", "pause", "terminate")
     }
     with dask.config.set(config | {"distributed.worker.multiprocessing-method": "spawn"}):
-        here: dict[str, Any] = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": None}
+        here: dict[str, Any] = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": ":0"}
         usual = {
             **here, "nthreads": max(1, threads // count), "memory_limit": each, "silence_logs": logging.ERROR,
         }  # fmt: skip

@@ -417,10 +417,10 @@ class _Step:
         else:
             left = [[x[i][p.x][:, p.in_x] for p in self.pieces] for i in range(len(x))]
             right = [[chunk[p.in_y] for chunk in y[p.y]] for p in self.pieces]
-            out = _engine(np.block(left), np.block(right), dtype, **self.options)
+            out = part = _engine(np.block(left), np.block(right), dtype, **self.options)
             if before is not None:
-                out += before
-                if dtype.kind == "i" and (((before ^ out) & (before ^ (out - before))) >> 63).any():
+                out = before + part
+                if dtype.kind == "i" and (((before ^ out) & (part ^ out)) < 0).any():
                     raise RangeError("a sum of products may exceed int64; convert the operands to float64")
         if not self.last:
             return out

@@ -117,7 +117,7 @@ def portable(spec: Any) -> Any:
     system: Any = getattr(spec.store_path.store, "fs", None)  # dask opens paths through fsspec
     system = getattr(system, "sync_fs", system)
     if "file" in np.atleast_1d(getattr(system, "protocol", "")):
-        return os.path.join(getattr(spec.store_path.store, "path", ""), spec.store_path.path)
+        return os.path.join(getattr(spec.store_path.store, "path", ""), spec.store_path.path).rstrip("/")
     return spec
 
 
