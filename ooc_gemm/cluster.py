@@ -379,6 +379,8 @@ class Cluster:
                     progress(sum(x.fraction * x.flops for x in by_number.values()) / flops)
                     if time.monotonic() < looked + SECONDS:
                         continue
+                    if self.client.status != "running":  # it would ask for long whether anybody is there
+                        raise CommClosedError
                     self._look()
                     looked = time.monotonic()
                     for future, (address, one) in list(running.items()):
@@ -439,6 +441,8 @@ class Cluster:
 
     def _forget(self, topic: str, futures: list[Any]) -> None:
         """Nobody waits any longer."""
+        if self.client.status != "running":
+            return
         try:
             self.client.unsubscribe_topic(topic)
             self.client.cancel(futures, force=True)

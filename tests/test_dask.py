@@ -1,7 +1,9 @@
 """Products of dask arrays, and products made by clusters of processes, some of which are killed."""
 
+import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import dask.array as da  # noqa: E402
 
 import ooc_gemm  # noqa: E402
 import ooc_gemm.dask  # noqa: E402
-from ooc_gemm import DeviceError, InputError, RangeError, StoreError, store  # noqa: E402
+from ooc_gemm import DeviceError, InputError, RangeError, StoreError, journal, store  # noqa: E402
 from ooc_gemm.dask import matmul  # noqa: E402
 
 pytestmark = [
@@ -499,7 +501,7 @@ def launched(tmp_path):
             where = ["--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(file)]
             started.append(process("dask", "scheduler", "--port", "0", *where, log=log))
             (tmp_path / "slow.py").write_text(
-                "from test_dask import Slow\nslow = Slow(0.05)\nslow.setup(None)\n"
+                "from test_dask import Slow\nslow = Slow(0.1)\nslow.setup(None)\n"
             )
             usual = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "1GiB"]
             usual += ["--preload", str(tmp_path / "slow.py"), "--local-directory", str(tmp_path)]
@@ -520,31 +522,39 @@ def launched(tmp_path):
 
 def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, launched, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
-    a, b = stored(tmp_path)
-    old = normal(200, 170, seed=2)
-    make(tmp_path / "c", old, chunks=(16, 16), compressors=None)
+    a, b, old = normal(1000, 60), normal(60, 1100, seed=1), normal(1000, 1100, seed=2)
+    a, b = stored(tmp_path, a, b, (250, 60))
+    c = tmp_path / "c"
+    make(c, old, chunks=(50, 100), compressors=None)
     address, scheduler = launched(0)
-    command = ["ooc_gemm.cli", "multiply", a, b, str(tmp_path / "c"), "--beta", "0.5", "-d", "cpu"]
+    command = ["multiply", a, b, str(c), "--beta", "0.5", "-d", "cpu", "-Q", "--json"]
+    small = ooc(*command, "--scheduler", address, "-M", "1MiB")
+    assert small.code == 2
+    limit = int(re.search(r"would do is (\d+) bytes", small.err)[1]) + 2 * MiB
 
     def run(*more):
-        return process(*command, "--scheduler", address, "-M", "100MiB", "-v", *more, log=subprocess.PIPE)
+        more = ("--scheduler", address, "-M", str(limit), *more)
+        return process("ooc_gemm.cli", *command, *more, log=subprocess.PIPE)
 
-    def begun():
-        until = time.monotonic() + 60
-        while not list((tmp_path / "c").glob(store.RUN + "*/*")) and time.monotonic() < until:
+    def chunks():
+        log = c / journal.NAME
+        return log.read_bytes().count(b'"chunk"') if log.exists() else 0
+
+    def more_are_done():
+        before, end = chunks(), time.monotonic() + 60
+        while chunks() <= before and time.monotonic() < end:
             time.sleep(0.02)
-        time.sleep(0.3)
 
     first = run()
-    begun()
-    other = ooc("multiply", *command[2:], "--scheduler", address)
+    more_are_done()
+    other = ooc(*command, "--resume")
     assert other.code == 2
     assert "being written by another process" in other.err
     first.kill()
     first.communicate()
-    assert store.is_partial(tmp_path / "c")
+    assert store.is_partial(c)
     second = run("--resume")
-    begun()
+    more_are_done()
     scheduler.kill()
     said = second.communicate(timeout=120)[0].decode()
     assert second.returncode == 1, said
@@ -553,9 +563,10 @@ def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, launched, m
     third = run("--resume")
     said = third.communicate(timeout=120)[0].decode()
     assert third.returncode == 0, said
-    want = normal(200, 150).astype("f8") @ normal(150, 170, seed=1) + 0.5 * old
-    near(zarr.open_array(tmp_path / "c")[...], want)
-    assert left_over(tmp_path / "c") == []
+    done = json.loads(said.splitlines()[-1])
+    assert 0 < done["blocks_resumed"] < done["blocks"]
+    near(zarr.open_array(c)[...], normal(1000, 60).astype("f8") @ normal(60, 1100, seed=1) + 0.5 * old)
+    assert left_over(c) == []
 
 
 def test_command_line(tmp_path, monkeypatch):
