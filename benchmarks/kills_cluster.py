@@ -12,6 +12,7 @@ nothing may be left behind beside it. Exit status 1 where one of this does not h
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -25,12 +26,15 @@ import click
 import distributed
 import numpy as np
 import zarr
-from kills import CASES, before, finished, make
+from kills import CASES, before, finished
 
 import ooc_gemm
 from ooc_gemm import store
 
 WORKERS = 4
+SHAPE = 1500, 1400, 200
+MARGIN = 2 << 20
+"""Memory of a worker above the least."""
 SLOW = """
 import time
 from ooc_gemm import store
@@ -91,9 +95,18 @@ class Cluster:
             process.wait()
 
 
+def make(folder: Path, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """A, B and the C that was; the latter's values."""
+    m, n, k = SHAPE
+    for name, shape in (("a", (m, k)), ("b", (k, n))):
+        array = zarr.create_array(folder / name, shape=shape, chunks=(256, 100), dtype="f4", compressors=None)
+        array[...] = rng.standard_normal(shape, np.float32)
+    return rng.standard_normal((m, n), np.float32)
+
+
 def command(folder: Path, case: dict[str, Any], address: str, *more: str) -> list[str]:
-    """What a user would type."""
-    options = ["--scheduler", address, "-d", "cpu", "-Q", "--json", "-M", "108MiB", *more]
+    """What a user would type; with so little memory that there are many superblocks."""
+    options = ["--scheduler", address, "-d", "cpu", "-Q", "--json", "-M", "1MiB", *more]
     if case["beta"]:
         options += ["--beta", str(case["beta"]), "--alpha", "1.5"]
     else:
@@ -109,13 +122,13 @@ def product(
     came before its end."""
     cluster = Cluster(folder, delay)
     try:
+        line = command(folder, case, cluster.address, *more)
+        said = subprocess.run(line, capture_output=True, text=True).stderr
+        if not (least := re.search(r"would do is (\d+) bytes", said)):
+            return 1, said, 0.0, False
+        line[line.index("1MiB")] = str(int(least[1]) + MARGIN)
         started = time.perf_counter()
-        run = subprocess.Popen(
-            command(folder, case, cluster.address, *more),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        run = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         hit = False
         if kill:
             try:
@@ -144,7 +157,7 @@ def main(kills: int, seed: int, only: str | None, folder: Path | None, out: Path
     cases, delay = [case for case in CASES if not case["gram"]], 0.05
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         place = Path(scratch)
-        old = make(place, {}, np.random.default_rng(seed))
+        old = make(place, np.random.default_rng(seed))
         a, b = (zarr.open_array(place / name, mode="r")[...].astype(np.float64) for name in "ab")
         seconds: dict[int, float] = {}
         while len(rows) < kills:
@@ -161,15 +174,17 @@ def main(kills: int, seed: int, only: str | None, folder: Path | None, out: Path
             status, said, took, hit = product(place, case, delay, kill, after, pick)
             if not hit:
                 continue
-            wrong, resumed = [], False
+            wrong, done = [], ""
             if kill == "worker" and status:
                 wrong.append(f"status {status}: {said.strip()[-300:]}")
             if kill == "scheduler" and status not in (0, 1, 2):
                 wrong.append(f"status {status}: {said.strip()[-300:]}")
             if not wrong and not finished(place / "c"):
-                resumed = True
                 more = ("--resume",) if store.is_partial(place / "c") else ()
                 status, said, *_ = product(place, case, delay, "", 0, 0, *more)
+                if not status:
+                    result = json.loads(said.splitlines()[-1])
+                    done = f", continued with {result['blocks_resumed']} of {result['blocks']} blocks done"
                 if status:
                     wrong.append(f"{kill} killed, continued, status {status}: {said.strip()[-300:]}")
             if not wrong:
@@ -183,11 +198,11 @@ def main(kills: int, seed: int, only: str | None, folder: Path | None, out: Path
                 if left:
                     wrong.append(f"left behind: {left}")
             rows.append(
-                {"case": case, "kill": kill, "after": after, "took": took, "resumed": resumed, "wrong": wrong}
+                {"case": case, "kill": kill, "after": after, "took": took, "done": done, "wrong": wrong}
             )
             click.echo(
                 f"{len(rows):3} β = {case['beta']:4} {case['compressor']:5} {kill:9} killed at {after:.2f} s,"
-                f" ended at {took:.2f} s{', continued' if resumed else ''}; {wrong or 'right'}"
+                f" ended at {took:.2f} s{done}; {wrong or 'right'}"
             )
     if out:
         report = {

@@ -24,6 +24,7 @@ import ooc_gemm  # noqa: E402
 import ooc_gemm.dask  # noqa: E402
 from ooc_gemm import DeviceError, InputError, RangeError, StoreError, journal, store  # noqa: E402
 from ooc_gemm.dask import matmul  # noqa: E402
+from ooc_gemm.plan import Part  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -459,31 +460,31 @@ def test_workers_are_killed(tmp_path):
 
 
 def test_a_worker_that_counts_as_dead_changes_nothing(tmp_path):
-    """It stands still until others have done its work and the run is over, and then goes on."""
-    a, b = stored(tmp_path)
-    old = normal(200, 170, seed=2)
-    make(tmp_path / "c", old, chunks=(16, 16), compressors=None)
-    with (
-        dask.config.set({"distributed.scheduler.worker-ttl": "2s"}),
-        start(2) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        client.register_plugin(Slow(0.05))
-        pid = next(iter(client.run(os.getpid).values()))
+    """It is alive, and goes on writing what another one has done in its place."""
+    c, old = tmp_path / "c", normal(32, 32)
+    make(c, old, chunks=(16, 32), compressors=None)
+    head = {"inputs": {}, "options": {}}
+    block = np.dtype("f4")
+    target = store.update_target(c, block, head)
+    part = Part((1, 0), 16, 0, 16, 32)
 
-        def stop():
-            time.sleep(0.5)
-            os.kill(pid, signal.SIGSTOP)
+    def write(share, value):
+        slot = np.empty(16 * 32 * 4, np.uint8)
+        share.view(part, slot)[...] = value
+        share.write(part, slot)
 
-        threading.Thread(target=stop).start()
-        try:
-            ooc_gemm.dask.multiply(a, b, tmp_path / "c", client=client, beta=0.5, **OPTIONS)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        time.sleep(1)
-    want = normal(200, 150).astype("f8") @ normal(150, 170, seed=1) + 0.5 * old
-    near(zarr.open_array(tmp_path / "c")[...], want)
-    assert left_over(tmp_path / "c") == []
+    with target.run_folder() as folder:
+        dead, other = (store.Share(c, "c", block, folder) for _ in range(2))
+        write(dead, 1)
+        write(other, 2)
+        for taken in other.written:
+            target.take(*taken)
+        write(dead, 3)
+    with pytest.raises(StoreError, match="cannot be written"):
+        write(dead, 4)
+    target.commit()
+    near(zarr.open_array(c)[...], np.vstack([old[:16], np.full((16, 32), 2)]), 0)
+    assert left_over(c) == []
 
 
 def process(*arguments, log):
