@@ -6,12 +6,12 @@ Needs the extra `distributed`.
 import itertools
 import math
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -31,10 +31,6 @@ from .local import Window
 from .plan import Plan
 from .trace import Trace
 
-if TYPE_CHECKING:
-    import distributed
-
-
 FLOPS, BYTES = 60e9, 1e9
 """What a thread multiplies and takes in a second, about: for the shape of superblocks."""
 LEAST_DEPTH, MOST_DEPTH = 256, 2048
@@ -48,7 +44,7 @@ def multiply(
     b: Any,
     c: Any,
     *,
-    client: "distributed.Client | None" = None,
+    client: Any = None,
     alpha: complex = 1.0,
     beta: complex = 0.0,
     transpose_a: bool = False,
@@ -277,10 +273,11 @@ def _from_chunks(
     _, memory = tasks_at_a_time()
     depth = memory // (4 * (LAG + 2) * largest * _accumulated(dtype).itemsize)
     depth = max(LEAST_DEPTH, min(depth, MOST_DEPTH))
-    steps = list(itertools.pairwise(_k_edges(x.chunks[1], y.chunks[0], depth)))
+    edges_x, edges_y = ([0, *itertools.accumulate(sizes)] for sizes in (x.chunks[1], y.chunks[0]))
+    steps = list(itertools.pairwise(_k_edges(edges_x, edges_y, depth)))
     blocks = list(itertools.product(enumerate(down), enumerate(across)))
     for p, (start, stop) in enumerate(steps):
-        in_x, in_y = (_overlapping(sizes, start, stop) for sizes in (x.chunks[1], y.chunks[0]))
+        in_x, in_y = (_overlapping(edges, start, stop) for edges in (edges_x, edges_y))
         pieces = _pieces(in_x, in_y, start, stop)
         last = p == len(steps) - 1
         for (i, rows), (j, cols) in blocks:
@@ -319,26 +316,22 @@ def _chunks(name: str, block: Any, rows: Span, cols: Span) -> dict[Any, Any]:
     }
 
 
-def _k_edges(x: tuple[int, ...], y: tuple[int, ...], depth: int) -> list[int]:
-    """Where steps begin and end: at chunk edges, of the larger chunks where that may be, and no more than
+def _k_edges(x: list[int], y: list[int], depth: int) -> list[int]:
+    """Where steps begin and end: at edges of chunks, of the larger ones where that may be, and no more than
     `depth` apart where that may be."""
-    fine, coarse = ([0, *itertools.accumulate(sizes)] for sizes in sorted((x, y), key=len, reverse=True))
-    every, found, k = sorted({*fine, *coarse}), [0], coarse[-1]
-    while found[-1] < k:
-        start = found[-1]
-        near = [[edge for edge in edges if start < edge <= start + depth] for edges in (coarse, fine)]
-        found.append((near[0] or near[1] or [next(edge for edge in every if edge > start)])[-1])
-    return found if k else [0, 0]
+    coarse, fine = sorted((x, y), key=len)
+    every, found = sorted({*fine, *coarse}), [0]
+    while (start := found[-1]) < every[-1]:
+        last = (edges[bisect_right(edges, start + depth) - 1] for edges in (coarse, fine))
+        found.append(next((edge for edge in last if edge > start), every[bisect_right(every, start)]))
+    return found if every[-1] else [0, 0]
 
 
-def _overlapping(sizes: tuple[int, ...], start: int, stop: int) -> list[tuple[int, int, int]]:
+def _overlapping(edges: list[int], start: int, stop: int) -> list[tuple[int, int, int]]:
     """Chunks that hold some of [start, stop): number, and where they begin and end."""
-    edges = [0, *itertools.accumulate(sizes)]
-    return [
-        (q, low, high)
-        for q, (low, high) in enumerate(itertools.pairwise(edges))
-        if max(low, start) < min(high, stop)
-    ]
+    first = max(0, bisect_right(edges, start) - 1)
+    some = itertools.takewhile(lambda q: edges[q] < stop, range(first, len(edges) - 1))
+    return [(q, edges[q], edges[q + 1]) for q in some if edges[q] < edges[q + 1]]
 
 
 @dataclass(frozen=True)
