@@ -8,6 +8,7 @@ client takes them over when the superblock is done, and knows what is.
 import logging
 import os
 import queue
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -491,6 +492,7 @@ def connected(scheduler: str, memory_limit: str | int | None, device: str) -> It
         here: dict[str, Any] = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": ":0"}
         usual = {
             **here, "nthreads": max(1, threads // count), "memory_limit": each, "silence_logs": logging.ERROR,
+            "preload": [__name__],
         }  # fmt: skip
         workers = {
             index: {"cls": distributed.Nanny, "options": {**usual, **own_gpu}}
@@ -514,6 +516,11 @@ def connected(scheduler: str, memory_limit: str | int | None, device: str) -> It
                     f"would do is {total} bytes ({ceil_div(total, 1 << 20)}MiB)",
                     minimum_memory_limit=total,
                 ) from error
+
+
+def dask_setup(worker: Any) -> None:
+    """As a preload of workers on this machine: Ctrl-C, which they get too, is for the client to act on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _gpus(count: int, device: str) -> list[dict[str, Any]]:
