@@ -83,15 +83,22 @@ def task_limit() -> int:
 def tasks_at_a_time() -> tuple[int, int]:
     """On the workers of the current client, or in this process: how many tasks run at once, and the bytes
     that one has."""
-    threads = CPU().threads
     try:
         client = distributed.get_client()
-        workers = client.scheduler_info()["workers"].values()
-        threads = sum(worker["nthreads"] for worker in workers)
-        least = min(worker["memory_limit"] / worker["nthreads"] for worker in workers)
-    except (ValueError, TypeError):  # no client; no workers; one that is asynchronous
-        return threads, default_memory_limit() // threads
-    return threads, int(SHARE * least) or default_memory_limit() // threads
+        workers = [] if client.asynchronous else _info(client)
+    except ValueError:
+        workers = []
+    threads = sum(worker["nthreads"] for worker in workers) or CPU().threads
+    least = min((int(SHARE * worker["memory_limit"]) // worker["nthreads"] for worker in workers), default=0)
+    return threads, least or default_memory_limit() // threads
+
+
+def _info(client: Any) -> list[dict[str, Any]]:
+    try:
+        found = client.scheduler_info(n_workers=-1)
+    except TypeError:  # distributed before 2025.2
+        found = client.scheduler_info()
+    return list(found["workers"].values())
 
 
 def open_here(name: str, threads: int) -> Device:
@@ -244,6 +251,8 @@ class Cluster:
                 client = distributed.get_client()
             except ValueError:
                 raise InputError("there is no client of a cluster; give client=") from None
+        if client.asynchronous:
+            raise InputError("the client is asynchronous; give one that is not")
         self.client, self._kind = client, device
         self._specs = {name: _portable(spec) for name, spec in specs.items()}
         self.workers: dict[str, About] = {}
