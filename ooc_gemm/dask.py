@@ -26,7 +26,7 @@ from .cluster import Cluster, open_here, task_limit, tasks_at_a_time
 from .devices.blas import gemm
 from .devices.cpu import one_blas_thread
 from .errors import BudgetError, InputError, RangeError
-from .limits import resident_bytes
+from .limits import STEP
 from .local import Window
 from .plan import Plan
 from .trace import Trace
@@ -135,7 +135,7 @@ def matmul(
 
     device, precision, kernel: as of `ooc_gemm.multiply`. Integers are exact: a sum that does not fit 64 bits
     raises RangeError where NumPy would wrap. What is not two matrices of numbers in NumPy arrays, or of
-    unknown size, goes to `dask.array.matmul`.
+    unknown size, goes to `dask.array.matmul`. A slice of the result takes the superblocks that hold it.
     """
     x, y = da.asanyarray(x), da.asanyarray(y)
     if not all(_ours(array) for array in (x, y)):
@@ -385,7 +385,7 @@ def _engine(x: Any, y: Any, dtype: np.dtype[Any], device: str, **options: Any) -
         except BudgetError as error:
             if error.minimum_memory_limit is None:
                 raise
-            return run(memory_limit=error.minimum_memory_limit + resident_bytes() // 8).array
+            return run(memory_limit=error.minimum_memory_limit + STEP).array
 
 
 @dataclass(frozen=True)
@@ -405,7 +405,9 @@ class _Step:
     def __call__(self, before: Any, wait: None, x: list[list[Any]], y: list[list[Any]]) -> Any:
         """`x`: chunks by their place down C and along k; `y`: along k and across C."""
         dtype = _accumulated(self.dtype)
-        if dtype.kind in "fc" and open_here(self.options["device"], 1).name == "cpu":
+        if not self.pieces:  # k = 0
+            out = np.zeros((self.rows[-1] - self.rows[0], self.cols[-1] - self.cols[0]), dtype)
+        elif dtype.kind in "fc" and open_here(self.options["device"], 1).name == "cpu":
             out = self._blas(before, x, y, dtype)
         else:
             left = [[x[i][p.x][:, p.in_x] for p in self.pieces] for i in range(len(x))]
@@ -425,8 +427,7 @@ class _Step:
     def _blas(self, before: Any, x: list[list[Any]], y: list[list[Any]], dtype: np.dtype[Any]) -> Any:
         x, y = ([[_for_blas(chunk, dtype) for chunk in line] for line in some] for some in (x, y))
         rows, cols = ([edge - edges[0] for edge in edges] for edges in (self.rows, self.cols))
-        make = np.empty if self.pieces else np.zeros
-        out = make((rows[-1], cols[-1]), dtype) if before is None else before.copy()
+        out = np.empty((rows[-1], cols[-1]), dtype) if before is None else before.copy()
         _, run = gemm(dtype.char)
         with one_blas_thread():
             for (i, down), (j, across) in itertools.product(

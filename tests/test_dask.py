@@ -1,6 +1,5 @@
 """Products of dask arrays, and products made by clusters of processes, some of which are killed."""
 
-import json
 import os
 import pickle
 import re
@@ -146,7 +145,9 @@ def test_vectors_and_stacks():
 
 
 def test_nothing_to_multiply_and_nothing_finite():
-    assert (matmul(da.ones((3, 0)), da.ones((0, 4))).compute() == np.zeros((3, 4))).all()
+    for dtype in ("f4", "i2"):
+        found = matmul(da.ones((3, 0), dtype=dtype), da.ones((0, 4), dtype=dtype)).compute()
+        assert (found == np.zeros((3, 4))).all()
     assert matmul(da.ones((0, 3)), da.ones((3, 4))).compute().shape == (0, 4)
     a, b = normal(20, 30), normal(30, 10)
     a[3, 4], b[7, 2] = np.nan, np.inf
@@ -293,7 +294,7 @@ def watched(dask_worker):
 def test_computed_operands_take_no_more_memory_for_more_k(client, monkeypatch):
     monkeypatch.setattr(ooc_gemm.dask, "MOST_DEPTH", 256)
     peaks = []
-    for count in (12, 48):
+    for count in (10, 40):
         x = da.random.default_rng(0).random((768, 256 * count), chunks=256, dtype="f4")
         y = da.random.default_rng(1).random((256 * count, 768), chunks=256, dtype="f4")
         client.run(watch)
@@ -446,12 +447,12 @@ def test_workers_are_killed(tmp_path):
     want = normal(150, 170, seed=1)
     want = normal(200, 150).astype("f8") @ want + 0.5 * old
     draw = np.random.default_rng()
-    with start(4) as cluster, distributed.Client(cluster) as client:
+    with start(3) as cluster, distributed.Client(cluster) as client:
         client.register_plugin(Slow(0.05))
         for run in range(3):
             c = tmp_path / f"c{run}"
             make(c, old, chunks=(16, 16), compressors=None)
-            client.wait_for_workers(4, timeout=60)
+            client.wait_for_workers(3, timeout=60)
             pids = list(client.run(os.getpid).values())
             kill_one(pids, after := draw.uniform(0.1, 1.6))
             ooc_gemm.dask.multiply(a, b, c, client=client, beta=0.5, **OPTIONS)
@@ -492,42 +493,38 @@ def process(*arguments, log):
 
 
 @pytest.fixture
-def launched(tmp_path):
-    """A scheduler and two workers as users start them."""
-    started = []
+def launched(tmp_path, monkeypatch):
+    """A scheduler and two workers with slow disks, as users start them: its address, and its process."""
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
+    file, slow = tmp_path / "scheduler.json", tmp_path / "slow.py"
+    slow.write_text("from test_dask import Slow\nSlow(0.1).setup(None)\n")
+    here = ["--no-dashboard", "--scheduler-file", str(file)]
+    more = ["--nthreads", "1", "--no-nanny", "--memory-limit", "1GiB", "--preload", str(slow)]
     with open(tmp_path / "log", "wb") as log:
-
-        def launch(number):
-            file = tmp_path / f"scheduler{number}.json"
-            where = ["--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(file)]
-            started.append(process("dask", "scheduler", "--port", "0", *where, log=log))
-            (tmp_path / "slow.py").write_text(
-                "from test_dask import Slow\nslow = Slow(0.1)\nslow.setup(None)\n"
-            )
-            usual = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "1GiB"]
-            usual += ["--preload", str(tmp_path / "slow.py"), "--local-directory", str(tmp_path)]
+        started = [process("dask", "scheduler", "--host", "127.0.0.1", "--port", "0", *here, log=log)]
+        started += [
+            process("dask", "worker", *here, *more, "--local-directory", str(tmp_path), log=log)
+            for _ in range(2)
+        ]
+        try:
             while not file.exists():
                 time.sleep(0.05)
-            started.extend(
-                process("dask", "worker", "--scheduler-file", str(file), *usual, log=log) for _ in range(2)
-            )
             with distributed.Client(scheduler_file=str(file), set_as_default=False, timeout=60) as client:
                 client.wait_for_workers(2, timeout=60)
-                return client.scheduler.address, started[-3]
+                address = client.scheduler.address
+            yield address, started[0]
+        finally:
+            for one in started:
+                one.kill()
+                one.wait()
 
-        yield launch
-        for one in started:
-            one.kill()
-            one.wait()
 
-
-def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, launched, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
+def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, launched):
     a, b, old = normal(1000, 60), normal(60, 1100, seed=1), normal(1000, 1100, seed=2)
     a, b = stored(tmp_path, a, b, (250, 60))
     c = tmp_path / "c"
     make(c, old, chunks=(50, 100), compressors=None)
-    address, scheduler = launched(0)
+    address, scheduler = launched
     command = ["multiply", a, b, str(c), "--beta", "0.5", "-d", "cpu", "-Q", "--json"]
     small = ooc(*command, "--scheduler", address, "-M", "1MiB")
     assert small.code == 2
@@ -560,12 +557,8 @@ def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, launched, m
     said = second.communicate(timeout=120)[0].decode()
     assert second.returncode == 1, said
     assert "--resume" in said
-    address, _ = launched(1)
-    third = run("--resume")
-    said = third.communicate(timeout=120)[0].decode()
-    assert third.returncode == 0, said
-    done = json.loads(said.splitlines()[-1])
-    assert 0 < done["blocks_resumed"] < done["blocks"]
+    third = ooc(*command, "--resume")  # one process can go on where a cluster was
+    assert third.code == 0, third.err
     near(zarr.open_array(c)[...], normal(1000, 60).astype("f8") @ normal(60, 1100, seed=1) + 0.5 * old)
     assert left_over(c) == []
 
