@@ -37,12 +37,12 @@ def contest(suite: Suite, folder: Path, kernel: str, counts: list[int], repeat: 
     suite.bar(f"{kernel}: rows that Freivalds' check finds wrong", check.rows_wrong, 0)
     best = {count: statistics.median(r.seconds for r in results) for count, results in found.items()}
     for count, results in found.items():
-        name, result = f"{kernel}, {count} GPU{'s' * (count > 1)}", results[-1]
+        name, result = label(kernel, count), results[-1]
         suite.rows[name] = report(result) | {"all_seconds": [r.seconds for r in results]}
         plan = result.plan
         click.echo(
-            f"{name} ({result.kernel}): {best[count]:.2f} s, {best[1] / best[count]:.2f} times one; predicted "
-            f"{plan.predicted_seconds:.2f} s; {plan.block_count} blocks of {plan.bm}×{plan.bn}×{plan.bk}"
+            f"{name} ({result.kernel}): {best[count]:.2f} s, {best[1] / best[count]:.2f} times one; "
+            f"predicted {plan.predicted_seconds:.2f} s; {plan.block_count} blocks of {plan.bm}×{plan.bn}×{plan.bk}"
         )
         as_predicted(suite, name, result)
         if bar := BARS.get((kernel, count)):
@@ -53,15 +53,19 @@ def traffic(suite: Suite, folder: Path, counts: list[int]) -> None:
     """Little memory: what is read falls with the root of the number of GPUs."""
     read = {}
     for count in counts:
-        name = f"traffic, {count} GPU{'s' * (count > 1)}"
+        name = label("traffic", count)
         result = run(folder, count, memory_limit="4GiB", device_memory_limit="2GiB")
         suite.rows[name] = report(result)
         read[count] = result.bytes_read
         click.echo(
-            f"{name}: read {result.bytes_read / 1e9:.1f} GB, {read[1] / result.bytes_read:.2f} times less than "
-            f"one; {result.seconds:.1f} s; blocks of {result.plan.bm}×{result.plan.bn}"
+            f"{name}: read {result.bytes_read / 1e9:.1f} GB, {read[1] / result.bytes_read:.2f} times less "
+            f"than one; {result.seconds:.1f} s; blocks of {result.plan.bm}×{result.plan.bn}"
         )
         as_predicted(suite, name, result)
+
+
+def label(what: str, count: int) -> str:
+    return f"{what}, {count} GPU{'s' * (count > 1)}"
 
 
 def run(folder: Path, count: int, **options: Any) -> Any:

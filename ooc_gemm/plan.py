@@ -14,11 +14,11 @@ iterated twice and checked. The words:
 
 import math
 import textwrap
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from . import reuse
@@ -538,10 +538,20 @@ class Plan:
 
     def parts(self, block: Block) -> Iterator[Part]:
         """The chunks of C that a block makes, and its mirror image, but for those that are done. Block edges
-        are chunk edges, so each is whole."""
-        yield from self._parts((block.row, block.rows), (block.col, block.cols), mirrored=False)
+        are chunk edges, so each is whole. Of several devices' bands in turns, so that all send at once."""
+        parts = self._parts((block.row, block.rows), (block.col, block.cols), mirrored=False)
         if self.problem.symmetric and not block.diagonal:
-            yield from self._parts((block.col, block.cols), (block.row, block.rows), mirrored=True)
+            turned = self._parts((block.col, block.cols), (block.row, block.rows), mirrored=True)
+            parts = chain(parts, turned)
+        if len(self.budget.weights) == 1:
+            return parts
+        starts = [start for start, stop in bands(block.rows, self.budget.weights) if start < stop]
+
+        def depth(part: Part) -> tuple[bool, int]:
+            row = part.col if part.mirrored else part.row
+            return part.mirrored, row - starts[bisect_right(starts, row) - 1]
+
+        return iter(sorted(parts, key=depth))
 
     def _parts(self, down: tuple[int, int], across: tuple[int, int], mirrored: bool) -> Iterator[Part]:
         """Of (first row, rows) and (first column, columns) of C."""

@@ -31,6 +31,9 @@ from . import Arithmetic, Array, Check, Limits, Member, Operation
 UPLOADS_AT_ONCE = 3
 """Devices' worth of copies that host memory feeds: four H200 take 161 GB/s of 4 × 55."""
 
+MOST_READERS = 32
+"""More of them, and half as many writers, bring less to the devices: they share one interpreter."""
+
 MORE_HOST_BYTES = 256 * MiB
 """Host memory of each further device: a CUDA context's."""
 
@@ -108,8 +111,8 @@ class Several:
             host_baseline=each[0].host_baseline + MORE_HOST_BYTES * (len(each) - 1),
             device=min(least, default=None),
             device_baseline=max(limits.device_baseline for limits in each),
-            readers=sum(limits.readers for limits in each),
-            writers=sum(limits.writers for limits in each),
+            readers=min(MOST_READERS, sum(limits.readers for limits in each)),
+            writers=min(MOST_READERS // 2, sum(limits.writers for limits in each)),
             weights=self._weights,
             linked=self._linked,
         )
