@@ -42,7 +42,8 @@ def contest(suite: Suite, folder: Path, kernel: str, counts: list[int], repeat: 
         plan = result.plan
         click.echo(
             f"{name} ({result.kernel}): {best[count]:.2f} s, {best[1] / best[count]:.2f} times one; "
-            f"predicted {plan.predicted_seconds:.2f} s; {plan.block_count} blocks of {plan.bm}×{plan.bn}×{plan.bk}"
+            f"predicted {plan.predicted_seconds:.2f} s; "
+            f"{plan.block_count} blocks of {plan.bm}×{plan.bn}×{plan.bk}"
         )
         as_predicted(suite, name, result)
         if bar := BARS.get((kernel, count)):
