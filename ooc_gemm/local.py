@@ -5,8 +5,9 @@ own or in shards.
     compressed    file ──► scratch ──► slot      decoded to its place where the whole chunk is wanted
 """
 
-import itertools
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,36 @@ class Folder:
         Raises ValueError where that cannot be known."""
         return 0, None
 
-    def size(self, i: int, j: int) -> int:
-        """The bytes of the chunk as it is stored, 0 where it is missing."""
-        try:
-            return os.stat(f"{self.root}/{self.key(i, j)}").st_size
-        except OSError:
-            return 0
+    def sizes(self, grid: tuple[int, int]) -> tuple[int, ...]:
+        """The bytes of every chunk as it is stored, in row-major order, 0 where it is missing. Takes time for
+        those that are there only: a grid of millions costs nothing to ask for."""
+        found, (down, across) = [0] * (grid[0] * grid[1]), grid
+        for key, entry in self._files():
+            numbers = key.replace("/", ".").removeprefix("c.").split(".")
+            if len(numbers) != 2 or not all(x.isdecimal() and len(x) < 20 for x in numbers):
+                continue
+            i, j = map(int, reversed(numbers) if self._transposed else numbers)
+            if i < down and j < across and key == self.key(i, j):
+                try:
+                    found[i * across + j] = max(1, entry.stat().st_size)
+                except FileNotFoundError:  # a link to nowhere
+                    continue
+                except OSError:  # reading it will say
+                    found[i * across + j] = 1
+        return tuple(found)
+
+    def _files(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """All that may be chunks, by key: c.i.j and i.j lie in one folder, c/i/j and i/j in one for each i."""
+        folders = ["c/"] if self.key(0, 0).startswith("c/") else [""]
+        if self.key(0, 0).endswith("/0"):
+            folders = [f"{top}{entry.name}/" for top in folders for entry in self._entries(top)]
+        for folder in folders:
+            for entry in self._entries(folder):
+                yield folder + entry.name, entry
+
+    def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
+        with contextlib.suppress(OSError), os.scandir(f"{self.root}/{folder}") as entries:
+            yield from entries
 
 
 class Shards(Folder):
@@ -84,7 +109,10 @@ class Shards(Folder):
         self._per = down, across = shard[0] // s.chunk_rows, shard[1] // s.chunk_cols
         self._extents = np.zeros((outer[0] * down, outer[1] * across, 2), np.uint64)
         self._damaged: dict[tuple[int, int], str] = {}
-        for i, j in itertools.product(*map(range, outer)):
+        for at, size in enumerate(super().sizes(outer)):
+            if not size:
+                continue
+            i, j = divmod(at, outer[1])
             key = super().key(i, j)
             try:
                 found = read_index(f"{root}/{key}", down * across, at_end)
@@ -106,9 +134,9 @@ class Shards(Folder):
         offset, size = self._extents[i, j]
         return int(offset), int(size)
 
-    def size(self, i: int, j: int) -> int:
-        """As the index says; 0 where it is damaged."""
-        return int(self._extents[i, j, 1])
+    def sizes(self, grid: tuple[int, int]) -> tuple[int, ...]:
+        """As the indices say; 0 where one is damaged."""
+        return tuple(self._extents[: grid[0], : grid[1], 1].ravel().tolist())
 
 
 class RawSource(Source):

@@ -10,7 +10,9 @@ last one is there, C's metadata stands beside its place under the name `<metadat
 unfinished C is no Zarr array, and nothing can mistake it for a result.
 """
 
+import asyncio
 import contextlib
+import copy
 import math
 import os
 import shutil
@@ -27,13 +29,16 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 import numpy.typing as npt
 import zarr
-from zarr.abc.codec import Codec
-from zarr.codecs import TransposeCodec
+from zarr.abc.codec import ArrayArrayCodec, BytesBytesCodec, Codec
+from zarr.abc.store import RangeByteRequest
+from zarr.codecs import ShardingCodec, TransposeCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore
+from zarr.storage._common import make_store_path
 
-from . import codec, files, shards
+from . import codec, documents, files, shards
+from .documents import SUPPORTED
 from .errors import InputError, RangeError, StoreError
 from .local import CompressedSource, Folder, RawSource, Shards, Source
 from .pages import scratch
@@ -42,18 +47,20 @@ from .ring import Bytes
 
 Array = npt.NDArray[Any]
 
-METADATA = ("zarr.json", ".zarray")
+METADATA = {"zarr.json": 3, ".zarray": 2}
+"""Where the metadata of an array stands, and its version."""
 MAX_CHUNK_BYTES = 1 << 48
 """No file is larger: metadata that says so is corrupt."""
 MAX_ARRAY_BYTES = 1 << 60
 """Nor is any array."""
 MAX_CHUNKS = 1 << 22
 """Chunks of one array that are looked at one by one."""
+ELEMENT_BYTES = 16
+"""What codecs make of an element on the way takes no more."""
 PARTIAL = ".partial"
 DIRECT_BYTES = 256 << 20
 """A C this large is written past the page cache, as fast as the disk is. A smaller one takes no time either
 way, and is likely to be read next."""
-SUPPORTED = "float16, float32, float64, complex64, complex128 and integers of 8 to 64 bits"
 
 
 def describe(spec: Any) -> str:
@@ -103,9 +110,21 @@ def same_place(one: Any, other: Any) -> bool:
 class DecodedSource(Source):
     """Chunks that zarr decodes: remote, of foreign byte order, of several codecs or unknown ones."""
 
-    def __init__(self, name: str, array: zarr.Array[Any], matrix: Matrix, counter: "_CountingStore | None"):
+    def __init__(
+        self,
+        name: str,
+        array: zarr.Array[Any],
+        matrix: Matrix,
+        counter: "_CountingStore | None",
+        folder: Folder | None = None,
+        most: int = 0,
+    ):
+        """`folder`: where its files lie, of `most` bytes each, where they are local ones."""
         super().__init__(name, array.dtype.newbyteorder("="), matrix)
+        if array.order == "F":  # how zarr lays out what it returns; the codec pipelines are for C order
+            array = array.with_config({"order": "C"})
         self._array, self._counter, self._fortran = array, counter, matrix.transposed
+        self._folder, self._most = folder, most
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """zarr decodes the chunk; only the piece is kept. Bytes as they lie in the store."""
@@ -113,6 +132,8 @@ class DecodedSource(Source):
         place = self._place(piece, slot)
         rows, cols = slice(*piece.rows), slice(*piece.cols)
         try:
+            if self._folder is not None:
+                files.check(f"{self._folder.root}/{self._key(piece)}", self._most)
             found: Any = self._array[cols, rows] if self._fortran else self._array[rows, cols]
         except Exception as error:
             raise StoreError(
@@ -203,30 +224,60 @@ def _open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
             raise InputError(
                 f"{name} is the unfinished result of a multiplication that was interrupted; make it again"
             )
-    with _fast_codecs():
-        found = _open(os.fspath(spec) if place is None else str(place), name)
+    found = _open(os.fspath(spec) if place is None else str(place), name)
     if found is None:
         raise InputError(f"{name} is not a Zarr array; check the path")
-    if not isinstance(found, zarr.Array):
+    if isinstance(found, str):
         raise InputError(f"{name} is a Zarr group, not an array; name one of the arrays in it")
     return found
 
 
-def _open(path: str, name: str) -> Any:
-    """The Zarr array or group there, None where there is neither. Raises InputError."""
+def _open(path: str, name: str) -> zarr.Array[Any] | str | None:
+    """The Zarr array there, "group", None where there is neither. Raises InputError."""
+    with _said(path, name):
+        at, key, described = _describe(path, name)
+        if documents.kind(key, described) == "group":
+            return "group"
+        return _array_at(documents.check(name, described, METADATA[key]), at) if key else None
+
+
+def _kind(path: str, name: str) -> str | None:
+    """Whether there is an "array", a "group" or neither; an array need be no matrix. Raises InputError."""
+    with _said(path, name):
+        return documents.kind(*_describe(path, name)[1:])
+
+
+@contextlib.contextmanager
+def _said(path: str, name: str) -> Iterator[None]:
+    """Whatever goes wrong when an array is opened is said in a sentence, and warnings are not."""
     try:
         with warnings.catch_warnings():
-            # Zarr 3.4 reads a chunk size of 0 as 1, and warns.
-            warnings.filterwarnings("error", r".*stored chunk shape .* is invalid")
-            # What zarrs cannot decode, zarr does.
-            warnings.filterwarnings("ignore", r".*unsupported by ZarrsCodecPipeline")
-            return zarr.open(path, mode="r")
-    except FileNotFoundError:
-        return None
-    except UserWarning as error:
-        raise InputError(f"{name}: a chunk size of 0 cannot be right; repair its metadata") from error
+            warnings.simplefilter("ignore")
+            yield
+    except InputError:
+        raise
     except Exception as error:
         raise _unusable(name, error, remote="://" in path) from error
+
+
+def _describe(path: str, name: str) -> tuple[StorePath, str, dict[str, Any]]:
+    """Where there may be an array or a group, the key of its metadata, and that. An empty key where there is
+    neither. (zarr.open, which does this and more, reads and believes all there is.)"""
+    at = sync(make_store_path(path, mode="r"))
+    for key in (*METADATA, ".zgroup"):
+        document = _document(at, key)
+        if document is not None:
+            return at, key, documents.parse(name, document)
+    return at, "", {}
+
+
+def _document(at: StorePath, key: str) -> bytes | None:
+    """One of the metadata documents, or as much of it as there may be. Raises OSError."""
+    most = documents.MAX_BYTES + 1
+    if isinstance(at.store, LocalStore):
+        return files.read_small(Path(at.store.root) / at.path / key, most)
+    found = sync((at / key).get(default_buffer_prototype(), RangeByteRequest(0, most)))
+    return None if found is None else bytes(found.to_bytes())
 
 
 def _unusable(name: str, error: Exception, remote: bool) -> InputError:
@@ -247,12 +298,13 @@ def _unusable(name: str, error: Exception, remote: bool) -> InputError:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return documents.short(f"{type(error).__name__}: {error}")
 
 
 @contextlib.contextmanager
 def _fast_codecs() -> Iterator[None]:
-    """Arrays opened inside use the `zarrs` codec pipeline where it is installed."""
+    """Arrays made inside use the `zarrs` codec pipeline where it is installed: which takes what decompressors
+    make, however much that is."""
     try:
         import zarrs  # noqa: F401
     except ImportError:
@@ -316,6 +368,8 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
     if matrix.grid[0] * matrix.grid[1] > MAX_CHUNKS:
         down, across = matrix.grid[::-1] if fortran else matrix.grid
         raise InputError(f"{name} has {down}×{across} chunks; rechunk it to larger ones")
+    if array.shards is not None:
+        _check_shards(name, matrix, array.shards[::-1] if fortran else array.shards)
     if isinstance(store, LocalStore):
         root = Path(store.root) / array.store_path.path
         folder, compression = Folder(root, metadata, fortran), _compression(metadata)
@@ -324,25 +378,104 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
             compression = inner[1] if inner else None
         compressor = _only_compressor(compression)
         if native and (compression == [] or compressor):
+            fill = array.dtype.type(0) if array.fill_value is None else array.fill_value
             if inner and array.shards is not None:
                 at_end = inner[0]["index_location"] == "end"
                 folder = Shards(root, metadata, matrix, array.shards, at_end)
             if not compressor:
-                return RawSource(name, array.dtype, array.fill_value, _with_missing(matrix, folder), folder)
-            matrix = replace(matrix, whole=True, stored=_sizes(matrix, folder))
-            return CompressedSource(name, array.dtype, array.fill_value, matrix, folder, compressor)
-    matrix = replace(matrix, whole=True)
-    if array.order == "F":  # how zarr lays out what it returns; the codec pipelines are for C order
-        array = array.with_config({"order": "C"})
-    if isinstance(store, LocalStore):
-        if array.shards is None:
-            return DecodedSource(name, array, replace(matrix, stored=_sizes(matrix, folder)), None)
-        sizes = _shard_sizes(matrix, folder, array.shards[::-1] if fortran else array.shards)
-        matrix = replace(matrix, stored=sizes)
-    counter = _CountingStore(store)
-    return DecodedSource(
-        name, _array_at(metadata, StorePath(counter, array.store_path.path)), matrix, counter
-    )
+                return RawSource(name, array.dtype, fill, _with_missing(matrix, folder), folder)
+            matrix = replace(matrix, whole=True, stored=folder.sizes(matrix.grid))
+            return CompressedSource(name, array.dtype, fill, matrix, folder, compressor)
+    return _decoded_source(name, array, matrix)
+
+
+def _check_shards(name: str, s: Matrix, shard: tuple[int, ...]) -> None:
+    """Their indices are held in memory, also where the shards reach far beyond the array."""
+    outer = replace(s, chunk_rows=shard[0], chunk_cols=shard[1])
+    chunks = math.prod(outer.grid) * (shard[0] // s.chunk_rows) * (shard[1] // s.chunk_cols)
+    if outer.chunk_bytes > MAX_CHUNK_BYTES or chunks > MAX_CHUNKS:
+        raise InputError(f"{name}: shards of {chunks} chunks cannot be right; repair its metadata")
+
+
+def _decoded_source(name: str, array: zarr.Array[Any], s: Matrix) -> Source:
+    metadata: Any = array.metadata
+    at, sharded = array.store_path, array.shards
+    if sharded is not None and s.transposed:
+        sharded = sharded[::-1]
+    if sharded is not None and len(metadata.codecs) > 1:  # zarr decodes such a shard whole
+        s, sharded = replace(s, chunk_rows=sharded[0], chunk_cols=sharded[1]), None
+    s = replace(s, whole=True)
+    bounded, most = _bounded(metadata)
+    counter = None if isinstance(at.store, LocalStore) and sharded is None else _CountingStore(at.store)
+    with _fast_codecs() if bounded is metadata else contextlib.nullcontext():
+        array = _array_at(bounded, StorePath(counter, at.path) if counter else at)
+    if not isinstance(at.store, LocalStore):
+        return DecodedSource(name, array, s, counter)
+    folder = Folder(Path(at.store.root) / at.path, metadata, s.transposed)
+    sizes = folder.sizes(s.grid) if sharded is None else _shard_sizes(s, folder, sharded)
+    return DecodedSource(name, array, replace(s, stored=sizes), counter, folder, most)
+
+
+@dataclass(frozen=True, eq=False)
+class _BoundedCodec(BytesBytesCodec):
+    """A compressor, for zarr to decode with."""
+
+    codec: codec.Bounded
+    is_fixed_size = False
+
+    async def _decode_single(self, data: Any, spec: Any) -> Any:
+        found = await asyncio.to_thread(self.codec.decode, data.as_numpy_array())
+        return spec.prototype.buffer.from_array_like(found)
+
+    def compute_encoded_size(self, input_byte_length: int, _chunk_spec: Any) -> int:
+        """Not known."""
+        raise NotImplementedError
+
+
+def _bounded(metadata: Any) -> tuple[Any, int]:
+    """The metadata with codecs that cannot make more of a chunk than it may be, and the most bytes of a file.
+    The same metadata where no codec could."""
+    if metadata.zarr_format == 3:
+        elements = math.prod(metadata.chunk_grid.chunk_shape)
+        codecs, most, _ = _bounded_chain(metadata.codecs, elements, metadata.data_type.item_size)
+        if codecs == metadata.codecs:
+            return metadata, most
+        metadata = copy.copy(metadata)
+        object.__setattr__(metadata, "codecs", codecs)
+        return metadata, most
+    most = math.prod(metadata.chunks) * (ELEMENT_BYTES if metadata.filters else metadata.dtype.item_size)
+    changed, room = copy.copy(metadata), codec.longest(most)
+    if metadata.filters:
+        filters = tuple(codec.Bounded(one.codec_id, one, room, False) for one in metadata.filters)
+        object.__setattr__(changed, "filters", filters)
+    if metadata.compressor is not None:
+        one, exact = metadata.compressor, not metadata.filters
+        one = codec.Bounded(one.codec_id, one, most if exact else room, exact)
+        object.__setattr__(changed, "compressor", one)
+    return (metadata if metadata.compressor is None and not metadata.filters else changed), room
+
+
+def _bounded_chain(chain: tuple[Any, ...], elements: int, itemsize: int) -> tuple[tuple[Any, ...], int, bool]:
+    """The codecs, the most bytes they make of so many elements, and whether they always do."""
+    made, size, exact = [], elements * itemsize, True
+    for one in chain:
+        described = one.to_dict()
+        known = described["name"].removeprefix("numcodecs.")
+        if isinstance(one, ShardingCodec):
+            inner = math.prod(one.chunk_shape)
+            codecs, most, _ = _bounded_chain(one.codecs, inner, itemsize)
+            size, exact = elements // inner * (most + 16) + 4, False
+            one = one if codecs == one.codecs else replace(one, codecs=codecs)
+        elif isinstance(one, ArrayArrayCodec) and known != "transpose":
+            size, exact = elements * ELEMENT_BYTES, False
+        elif known in documents.COMPRESSORS:
+            configuration = dict(described.get("configuration", {}))
+            one = _BoundedCodec(codec.bounded(known, configuration, size, exact))
+            size, exact = codec.longest(size), False
+        elif known in documents.CHECKSUMS:
+            size += 4
+        made.append(one)
+    return tuple(made), size, exact
 
 
 def _array_at(metadata: Any, place: StorePath) -> zarr.Array[Any]:
@@ -391,14 +524,8 @@ def _inner(metadata: Any) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any
     return None if compression is None or not shards.is_known(configuration) else (configuration, compression)
 
 
-def _sizes(s: Matrix, folder: Folder) -> tuple[int, ...]:
-    """The bytes of every chunk as it is stored, 0 where there is none."""
-    down, across = s.grid
-    return tuple(folder.size(i, j) for i in range(down) for j in range(across))
-
-
 def _with_missing(s: Matrix, folder: Folder) -> Matrix:
-    sizes = _sizes(s, folder)
+    sizes = folder.sizes(s.grid)
     return s if all(sizes) else replace(s, stored=tuple(s.chunk_bytes if size else 0 for size in sizes))
 
 
@@ -406,7 +533,7 @@ def _shard_sizes(s: Matrix, folder: Folder, shards: tuple[int, ...]) -> tuple[in
     """An even share of its shard's file for every chunk in it."""
     per = (shards[0] // s.chunk_rows, shards[1] // s.chunk_cols)
     outer = replace(s, chunk_rows=shards[0], chunk_cols=shards[1])
-    sizes, across = _sizes(outer, folder), outer.grid[1]
+    sizes, across = folder.sizes(outer.grid), outer.grid[1]
     down, wide = s.grid
     return tuple(
         sizes[i // per[0] * across + j // per[1]] // (per[0] * per[1])
@@ -472,17 +599,17 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
         if not isinstance(spec, str | zarr.Array):
             raise InputError(f"{name} cannot be written to; give a path, a URL or a zarr.Array as C")
         if not reads:
-            _check_replaced(name, _open(spec, name) if isinstance(spec, str) else spec, force)
+            _check_replaced(name, _kind(spec, name) if isinstance(spec, str) else "array", force)
         return
     if reads:
         if not os.access(place, os.W_OK):
             raise InputError(f"{name} cannot be written: permission denied; choose another C")
         return
     for folder in place.parents:
-        if isinstance(_try_open(folder), zarr.Array):
+        if _kind_there(folder) == "array":
             raise InputError(f"{name} lies inside the Zarr array {folder}; choose another place")
     if os.path.exists(place):
-        found = _try_open(place)
+        found = _kind_there(place)
         partial = any(os.path.exists(place / (key + PARTIAL)) for key in METADATA)
         empty = place.is_dir() and os.access(place, os.R_OK) and not any(place.iterdir())
         if found is None and not (partial or empty):
@@ -502,22 +629,19 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
         raise InputError(f"{name} cannot be created: {parent} is not a writable folder; choose another place")
 
 
-def _check_replaced(name: str, found: Any, force: bool) -> None:
-    """`found` is what stands at C's place, None for nothing."""
-    if isinstance(found, zarr.Group):
+def _check_replaced(name: str, found: str | None, force: bool) -> None:
+    """`found` is the kind of what stands at C's place, None for nothing."""
+    if found == "group":
         raise InputError(f"{name} is a Zarr group; name an array inside it, such as {name}/c")
     if found is not None and not force:
         raise InputError(f"{name} exists; give -f (force=True) to replace it, or choose another place")
 
 
-def _try_open(place: Path) -> Any:
-    """The Zarr array or group in a folder, None where there is none or it cannot be opened."""
-    if not any(os.path.exists(place / key) for key in (*METADATA, ".zgroup")):
-        return None
-    try:
-        return zarr.open(str(place), mode="r")
-    except Exception:
-        return None
+def _kind_there(place: Path) -> str | None:
+    """`_kind` of a folder; None also where it cannot be opened."""
+    with contextlib.suppress(InputError):
+        return _kind(str(place), str(place))
+    return None
 
 
 class Target:
@@ -527,7 +651,7 @@ class Target:
         self.name, self._array, self._block = name, array, block
         self._shape = array.shards or array.chunks
         store = array.store_path.store
-        self._key = METADATA[0] if array.metadata.zarr_format == 3 else METADATA[1]
+        self._key = "zarr.json" if array.metadata.zarr_format == 3 else ".zarray"
         compression = _compression(array.metadata)
         self._compressor = _only_compressor(compression)
         ours = (self._compressor or compression == []) and not _is_fortran(array.metadata)
@@ -668,7 +792,7 @@ def create_target(spec: Any, output: Output, block: np.dtype[Any]) -> Target:
         else:
             at = _remote_place(str(spec))
         target = Target(_array_at(blank.metadata, at), name, block, replaced=place)
-        described = sync((blank.store_path / METADATA[0]).get())
+        described = sync((blank.store_path / "zarr.json").get())
         target.begin(described.to_bytes() if described else b"")
     except OSError as error:
         raise InputError(
