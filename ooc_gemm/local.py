@@ -61,6 +61,10 @@ class Folder:
 
     def key(self, i: int, j: int) -> str:
         """The key of the chunk, or of the shard that holds it."""
+        return self._key(i, j)
+
+    def _key(self, i: int, j: int) -> str:
+        """Of the file in this row and column of the grid of files."""
         return str(self._metadata.encode_chunk_key((j, i) if self._transposed else (i, j)))
 
     def extent(self, i: int, j: int) -> tuple[int, int | None]:
@@ -77,7 +81,7 @@ class Folder:
             if len(numbers) != 2 or not all(x.isdecimal() and len(x) < 20 for x in numbers):
                 continue
             i, j = map(int, reversed(numbers) if self._transposed else numbers)
-            if i < down and j < across and key == self.key(i, j):
+            if i < down and j < across and key == self._key(i, j):
                 try:
                     found[i * across + j] = max(1, entry.stat().st_size)
                 except FileNotFoundError:  # a link to nowhere
@@ -87,9 +91,9 @@ class Folder:
         return tuple(found)
 
     def _files(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """All that may be chunks, by key: c.i.j and i.j lie in one folder, c/i/j and i/j in one for each i."""
-        folders = ["c/"] if self.key(0, 0).startswith("c/") else [""]
-        if self.key(0, 0).endswith("/0"):
+        """What may be chunks, by key: c.i.j and i.j are in one folder, c/i/j and i/j in one for each i."""
+        folders = ["c/"] if self._key(0, 0).startswith("c/") else [""]
+        if self._key(0, 0).endswith("/0"):
             folders = [f"{top}{entry.name}/" for top in folders for entry in self._entries(top)]
         for folder in folders:
             for entry in self._entries(folder):
@@ -113,7 +117,7 @@ class Shards(Folder):
             if not size:
                 continue
             i, j = divmod(at, outer[1])
-            key = super().key(i, j)
+            key = self._key(i, j)
             try:
                 found = read_index(f"{root}/{key}", down * across, at_end)
             except (OSError, ValueError) as error:
@@ -125,7 +129,7 @@ class Shards(Folder):
 
     def key(self, i: int, j: int) -> str:
         """The shard's."""
-        return super().key(i // self._per[0], j // self._per[1])
+        return self._key(i // self._per[0], j // self._per[1])
 
     def extent(self, i: int, j: int) -> tuple[int, int | None]:
         """As the index says."""
