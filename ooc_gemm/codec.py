@@ -60,7 +60,7 @@ def find(name: str, configuration: dict[str, Any]) -> Compressor | None:
     if name == "blosc":
         configuration.pop("typesize", None)  # that of the elements that are encoded
         shuffle = configuration.get("shuffle", 1)
-        configuration["shuffle"] = SHUFFLES.get(shuffle, shuffle)
+        configuration["shuffle"] = SHUFFLES.get(str(shuffle), shuffle)
     try:
         return Compressor(name, numcodecs.get_codec({**configuration, "id": name}))
     except Exception:

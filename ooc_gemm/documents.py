@@ -1,6 +1,6 @@
 """Zarr's metadata, looked through before anything acts on it: it is input like any other.
 
-    zarr.json, .zarray ──► bytes, at most 4 MiB ──► JSON ──► `check` ──► zarr
+    zarr.json, .zarray ──► bytes, at most 2 MiB ──► JSON ──► `check` ──► zarr
 
 What passes has two sane extents, chunks in a regular grid, numbers that can be multiplied, keys that stay
 below the array's folder, and codecs of which it is known how much can come out of them (codec.py). What is
@@ -16,7 +16,7 @@ from typing import Any
 
 from .errors import InputError
 
-MAX_BYTES = 4 << 20
+MAX_BYTES = 2 << 20
 """Of a document. JSON takes up to 33 times its size in memory."""
 MAX_EXTENT = 1 << 62
 MAX_CODECS = 16

@@ -210,7 +210,8 @@ def open_source(spec: Any, name: str | None = None) -> Source:
     else:
         raise InputError(f"{name} is not an array: it has no shape, dtype and slicing")
     check_matrix(name, array.shape, array.dtype)
-    source = _zarr_source(name, array)
+    with _said("", name):
+        source = _zarr_source(name, array)
     source.place = local_path(array)
     return source
 
