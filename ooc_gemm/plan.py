@@ -166,6 +166,8 @@ def _touched(extent: int, step: int, chunk: int) -> tuple[int, ...]:
 @lru_cache(maxsize=1024)
 def _spanned(extent: int, step: int, chunk: int, itemsize: int) -> tuple[int, ...]:
     """For each chunk column: how many columns are read of it, over all ranges of `step`."""
+    if _apart(chunk, step, itemsize):  # so is all that is narrower
+        return tuple(stop - start for start, stop in ranges(extent, chunk))
     counts = [0] * ceil_div(extent, chunk)
     for start, stop in ranges(extent, step):
         for index, lo, hi in overlaps(start, stop, chunk):
