@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .codec import Compressor
+from .codec import Compressor, longest
 from .errors import StoreError
 from .files import ChunkFile, room
 from .pages import PAGE, Bytes, scratch
@@ -200,7 +200,8 @@ class CompressedSource(Source):
     ):
         super().__init__(name, dtype, matrix)
         self._folder, self._fill = folder, fill
-        self.compressor, self._room = compressor, max(matrix.stored or (0,)) + 2 * PAGE
+        self.compressor, self._most = compressor, longest(matrix.chunk_bytes)
+        self._room = min(max(matrix.stored or (0,)), self._most) + 2 * PAGE
 
     def encoded(self, i: int, j: int) -> Bytes | None:
         """A chunk as it is stored, in memory that the thread's next call takes again, or None where it is
@@ -211,6 +212,8 @@ class CompressedSource(Source):
         try:
             with ChunkFile(f"{self._folder.root}/{self._folder.key(i, j)}") as file:
                 size = file.size if size is None else size
+                if size > self._most:
+                    raise ValueError(f"it takes {size} bytes, more than {self._most}")
                 return file.read_range(scratch("encoded", room(offset, size), self._room), offset, size)
         except FileNotFoundError:
             return None

@@ -1,7 +1,6 @@
 """Metadata and chunks that somebody made up: each is a clean error, soon, with little memory, and nothing is
 written. `fuzz.py` makes them by mutation; the attacks that have names are below it."""
 
-import contextlib
 import gzip
 import json
 import os
@@ -237,7 +236,6 @@ HOSTILE = {
     "a number of 5000 digits": ("raw", lambda d: json.dumps(d).replace("12", "1" * 5000), "no JSON"),
     "a fill value of 2 MB": ("raw", lambda d: d.update(fill_value="9" * 2_000_000), "fill value"),
     "a dimension too many": ("raw", grid([1] * 100_000, [1] * 100_000), "two dimensions"),
-    "no text": ("raw", lambda d: "\ufeff" + json.dumps(d), "no JSON"),
 }
 
 
@@ -377,14 +375,9 @@ def test_a_chunk_that_is_no_file(here, layouts, layout):
         chunk.mkdir,
         lambda: (chunk.touch(), os.truncate(chunk, 1 << 40)),
     ):
-        with contextlib.suppress(IsADirectoryError):
-            chunk.unlink()
+        chunk.rmdir() if chunk.is_dir() else chunk.unlink(missing_ok=True)
         make()
-        if layout in ("zstd", "v2 zstd", "gzip") and chunk.is_file():
-            continue  # read whole: the plan has asked for its size by then, and refused
         unreadable("a")
-        if chunk.is_dir():
-            chunk.rmdir()
 
 
 def test_a_link_to_a_chunk_is_followed(here, layouts):
@@ -408,7 +401,7 @@ def index_of(path, change):
 @pytest.mark.parametrize("layout", ["shards", "zstd shards", "gzip shards"])
 @pytest.mark.parametrize(
     ("offset", "length"),
-    [(0, 1 << 40), (1 << 62, 64), ((1 << 64) - 32, 64), (1000, (1 << 64) - 900), (0, 1 << 63), (400, 0)],
+    [(0, 1 << 40), (1 << 62, 64), ((1 << 64) - 32, 64), (1000, (1 << 64) - 900), (0, 1 << 63)],
 )
 def test_an_index_that_points_out_of_its_shard(here, layouts, layout, offset, length):
     shutil.copytree(layouts[layout], "a")
@@ -417,10 +410,7 @@ def test_an_index_that_points_out_of_its_shard(here, layouts, layout, offset, le
         extents[:2] = offset, length
 
     index_of("a", change)
-    if length == 0 and layout != "gzip shards":
-        assert (read_first("a") == 0).all()  # no bytes: not there
-    else:
-        unreadable("a")
+    unreadable("a")
 
 
 def test_chunks_of_a_shard_may_overlap(here, layouts):
