@@ -91,21 +91,20 @@ def limits_table(report: dict[str, Any]) -> str:
     for name, title in LIMITS.items():
         row = report["rows"][name]
         limit = row.get("in_turn_seconds", row.get("limit_seconds"))
-        if row["plan"]["symmetric"]:  # counted as a whole product when it was measured
-            limit = None
         lines.append(
             f"| {title} | **{row['seconds']:.2f}** | {row['predicted_seconds']:.2f} | "
             f"{'–' if limit is None else f'{limit:.2f}'} | {row['bytes_read'] / 1e9:.1f} GB | "
             f"{row['peak_host_bytes'] / 2**30:.1f} GiB | {row['peak_device_bytes'] / 2**30:.1f} GiB |"
         )
     alone, zstd = report["rows"]["large"]["sgemm_alone_seconds"], report["rows"]["zstd"]
+    commits = sorted({row["commit"][:7] for row in report["rows"].values()})
     read, decode = zstd["read_bytes_per_second"], zstd["decode_bytes_per_second"]
     notes = (
         f"{report['device']}, medians in a warm process; the limit is the longest of bytes ÷ rate and "
         "operations ÷ rate, measured in the same run. cuBLAS SGEMM alone, all of 65536³ already on the GPU, "
         f"takes {alone:.1f} s. Readers bring zstd chunks at {read / 1e9:.1f} GB/s decoded, where as many "
         f"threads that only decode reach {decode / 1e9:.1f}. {report['date'][:10]}, "
-        f"commit {report['commit'][:7]}."
+        f"commit {' and '.join(commits)}."
     )
     return "\n".join(lines) + f"\n\n{notes}\n"
 
@@ -127,9 +126,10 @@ def kernels_table(report: dict[str, Any]) -> str:
 
 def kernels_note(report: dict[str, Any]) -> str:
     device, versions = report["device"], report["versions"]
+    rounds = len(report["rows"][0]["seconds_all"])
     return (
-        f"{device['name']}, medians of {report['repeat']} in turns on random data; in brackets the ratio to "
-        f"cuBLAS of the same type and precision. cuBLAS {versions['cublas']}, CuPy {versions['cupy']}; "
+        f"{device['name']}, medians of {rounds} in turns on random data; in brackets the ratio to cuBLAS of "
+        f"the same type and precision. cuBLAS {versions['cublas']}, CuPy {versions['cupy']}; "
         f"{report['date'][:10]}."
     )
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from . import layout, rates, store
+from . import __version__, journal, layout, rates, store
 from .devices import Device, Operation, open_device
 from .errors import InputError
 from .execute import execute
+from .journal import Journal, Stamp
 from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
 from .local import Source
 from .plan import Budget, Matrix, Plan, Problem, make_plan
@@ -37,7 +38,8 @@ class Result:
     precision: str
     seconds: float
     tflops: float
-    """2mnk operations a second; half as many where one half of C is the other's mirror image."""
+    """2mnk operations a second; half as many where one half of C is the other's mirror image, and those of
+    blocks that were done already do not count."""
     bytes_read: int
     """Moved from the stores to the process, counted where it happens."""
     bytes_written: int
@@ -78,6 +80,11 @@ class _Job:
     """Of what follows."""
     device: Device
     dtype: np.dtype[Any]
+    head: dict[str, Any] | None
+    """What makes C what it is, for the journal and C's attributes; None where nobody could tell whether the
+    inputs are still the same."""
+    blocks: int
+    """Of the whole C; the plan may be of what is left."""
 
 
 def multiply(
@@ -102,6 +109,7 @@ def multiply(
     compressor: str = "none",
     rechunk: bool = False,
     force: bool = False,
+    resume: bool = False,
     trace: str | os.PathLike[str] | None = None,
     progress: Callable[[float, Plan, Trace], None] | None = None,
     notice: Callable[[str], None] | None = None,
@@ -113,12 +121,14 @@ def multiply(
     memory_limit: most host memory the process may hold resident, `"8GiB"` or bytes.
     device: `auto`, `cpu`, `cuda` or `cuda:N`; device_memory_limit: most memory of it.
     out_dtype, chunks, shards, compressor: how a new C is stored; force replaces one that exists.
+    resume: continue an interrupted run of the same problem, with these or other limits, on this or another
+    device; where there is no C yet, begin.
     rechunk: copy A or B to better chunks first, beside C, where the plan shows that it pays.
     trace: file for a timeline of every stage. progress: called with (fraction, plan, trace).
     notice: called before anything is written with the plan's advice on chunks, where there is any.
 
     Raises InputError and BudgetError before anything is written; StoreError, RangeError and DeviceError
-    while running, after which C is no Zarr array but an unfinished one.
+    while running, after which C is no Zarr array but an unfinished one, which `resume` continues.
     """
     return _run(
         a,
@@ -128,6 +138,7 @@ def multiply(
         progress=progress,
         notice=notice,
         force=force,
+        resume=resume,
         alpha=alpha,
         beta=beta,
         transpose_a=transpose_a,
@@ -194,31 +205,38 @@ def _run(
     notice: Callable[[str], None] | None,
     beta: complex,
     precision: str = "highest",
+    resume: bool = False,
     **options: Any,
 ) -> Result:
     """Open, plan, execute. `options` are those of `_prepare`."""
     started = time.perf_counter()
-    job = _prepare(a, b, c, writes=True, beta=beta, precision=precision, **options)
-    if trace is not None:
-        _check_trace(trace, [x for x in (a, b, c) if x is not None])
-    plan, watch = job.plan, Trace(keep=trace is not None)
-    if job.copies:
-        check_space(job.copies, c)
-    if notice and plan.advice:
-        notice(plan.advice)
-    with (
-        rechunked(job.copies, job.sources, c) as (sources, copies),
-        _target(c, job, beta != 0) as (target, array),
-    ):
-        try:
-            job.device.start(plan, job.operation, watch)
-            report = (
-                (lambda fraction: progress(fraction, plan, watch)) if progress else (lambda fraction: None)
-            )
-            if plan.problem.m and plan.problem.n:
-                execute(plan, job.device, sources, target, watch, report)
-        finally:
-            job.device.close()
+    with _journal(c, beta, resume) as log:
+        job = _prepare(a, b, c, writes=True, beta=beta, precision=precision, log=log, **options)
+        if trace is not None:
+            _check_trace(trace, [x for x in (a, b, c) if x is not None])
+        plan, watch = job.plan, Trace(keep=trace is not None)
+        copies_wanted = job.copies if plan.block_count else ()
+        if copies_wanted:
+            check_space(copies_wanted, c)
+        if notice and plan.advice:
+            notice(plan.advice)
+        if notice and log:
+            notice(f"{job.blocks - plan.block_count} of {job.blocks} blocks are done already")
+        with (
+            rechunked(copies_wanted, job.sources, c) as (sources, copies),
+            _target(c, job, beta != 0, log) as (target, array),
+        ):
+            try:
+                if plan.block_count and plan.problem.m and plan.problem.n:
+                    job.device.start(plan, job.operation, watch)
+                    report = (
+                        (lambda fraction: progress(fraction, plan, watch))
+                        if progress
+                        else (lambda fraction: None)
+                    )
+                    execute(plan, job.device, sources, target, watch, report)
+            finally:
+                job.device.close()
     if trace is not None:
         watch.write(trace)
     seconds = time.perf_counter() - started
@@ -233,7 +251,7 @@ def _run(
         kernel=job.operation.arithmetic.kernel,
         precision=precision,
         seconds=seconds,
-        tflops=p.flops / seconds / 1e12,
+        tflops=plan.flops / seconds / 1e12,
         bytes_read=watch.bytes["read"],
         bytes_written=watch.bytes["write"],
         bytes_uploaded=watch.bytes["upload"],
@@ -242,8 +260,8 @@ def _run(
         peak_host_bytes=peak_resident_bytes(),
         peak_device_bytes=job.device.peak_bytes(),
         stage_seconds=watch.stage_seconds(),
-        blocks=plan.block_count,
-        blocks_resumed=0,
+        blocks=job.blocks,
+        blocks_resumed=job.blocks - plan.block_count,
         verified=None,
         rechunked=copies,
         plan=plan,
@@ -284,8 +302,9 @@ def _prepare(
     rechunk: bool = False,
     force: bool = False,
     symmetric: bool = False,
+    log: Journal | None = None,
 ) -> _Job:
-    """Everything decided. `symmetric`: op(B) is op(A)ᵀ and β is 0."""
+    """Everything decided. `symmetric`: op(B) is op(A)ᵀ and β is 0. `log`: of the run that is continued."""
     if precision not in PRECISIONS:
         raise InputError(f"{precision!r} is not a precision; choose one of {', '.join(PRECISIONS)}")
     if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
@@ -309,7 +328,10 @@ def _prepare(
         )
     (m, k), n = shape_a, shape_b[1]
     sources, existing = {"a": left, "b": right}, None
-    if c is not None:
+    begun = store.open_partial(c) if log else None
+    if log:
+        existing = begun if beta != 0 else None
+    elif c is not None:
         existing = store.open_existing(c) if beta != 0 else None
         store.check_output(c, [a, b], force, reads=beta != 0)
     if existing is not None:
@@ -331,12 +353,14 @@ def _prepare(
     chosen = open_device(device) if isinstance(device, str) else device
     bound = _bound(left.dtype, right.dtype, out, k, alpha, beta)
     arithmetic = chosen.arithmetic(left.dtype, right.dtype, out, (m, n, k), bound, kernel, precision)
-    unit = shards or chunks
-    if existing is not None:
-        unit = (existing.shards or existing.chunks)[0], (existing.shards or existing.chunks)[1]
+    unit, asked = shards or chunks, chunks
+    if (there := begun or existing) is not None:
+        unit = (there.shards or there.chunks)[0], (there.shards or there.chunks)[1]
+        chunks = there.chunks[0], there.chunks[1]
     output = _output((m, n), out, chunks, shards, compressor)
     height, width = unit or (1, 1)
-    stored = Matrix(m, n, out.itemsize, height, width, whole=output.encoded)
+    held = store.HELD_BY_ZARR if shards else 2
+    stored = Matrix(m, n, out.itemsize, height, width, whole=output.encoded, held=held)
     if existing is not None:
         stored = _updatable(sources["c"].matrix, height, width)
     problem = Problem(
@@ -375,6 +399,28 @@ def _prepare(
     place = store.local_path(c) if c is not None else None if writes else left.place
     made = make_plan(problem, budget, rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize)))
     made, copies = layout.rechunk(made) if rechunk else (layout.advise(made), ())
+    head = _head(
+        sources,
+        {} if log is None else {chunk: was for chunk, (_, was) in log.done.items()},
+        {
+            "shape": [m, n, k],
+            "product": "gram" if symmetric else "multiply",
+            "op(A)": "adjoint" if adjoint_a else "transpose" if transpose_a else "none",
+            "op(B)": "adjoint" if adjoint_b else "transpose" if transpose_b else "none",
+            "alpha": _number(alpha),
+            "beta": _number(beta),
+            "precision": precision,
+            "kernel": kernel,
+            "out_dtype": out.name,
+            "chunks": asked,
+            "shards": shards,
+            "compressor": compressor,
+        },
+    )
+    blocks = made.block_count
+    if log:
+        log.refuse_changes(head or {"inputs": {}, "options": {}})
+        made = made.without(frozenset(log.done))
     if made.problem.symmetric:
         del sources["b"]
     if existing is None:
@@ -390,7 +436,54 @@ def _prepare(
         alpha=alpha,
         beta=beta,
     )
-    return _Job(sources, operation, output, copies, made, chosen, np.result_type(left.dtype, right.dtype))
+    dtype = np.result_type(left.dtype, right.dtype)
+    return _Job(sources, operation, output, copies, made, chosen, dtype, head, blocks)
+
+
+def _head(
+    sources: dict[str, Source], before: dict[tuple[int, int], Stamp], options: dict[str, Any]
+) -> dict[str, Any] | None:
+    """What the journal begins with. `before`: stamps of chunks of C that are new by now."""
+    inputs = {
+        name: {"name": source.name, "is": source.fingerprint(before if name == "c" else None)}
+        for name, source in sources.items()
+    }
+    if any(entry["is"] is None for entry in inputs.values()):
+        return None
+    return {"inputs": inputs, "options": options}
+
+
+def _number(value: complex) -> str:
+    """The same text for 2, 2.0 and 2+0j."""
+    value = complex(value)
+    return str(value) if value.imag else str(value.real)
+
+
+@contextmanager
+def _journal(c: Any, beta: complex, resume: bool) -> Iterator[Journal | None]:
+    """The journal of the run that is to be continued, if there is one to be continued."""
+    if not resume:
+        yield None
+        return
+    place, name = store.local_path(c) if c is not None else None, store.describe(c)
+    if place is None:
+        raise InputError("only a C in a local folder can be continued; leave out --resume (resume=True)")
+    if not (store.is_partial(place) or (place / journal.NAME).exists()):
+        if beta != 0 or any((place / key).exists() for key in store.METADATA):
+            raise InputError(
+                f"{name} is not the unfinished result of an interrupted run; leave out --resume (resume=True)"
+            )
+        yield None
+        return
+    log = Journal.resume(place, name)
+    if not (log.done or store.is_partial(place)):  # killed before it began: C is what it was, or not there
+        log.close()
+        yield None
+        return
+    try:
+        yield log
+    finally:
+        log.close()
 
 
 def _check_trace(trace: str | os.PathLike[str], arrays: list[Any]) -> None:
@@ -472,17 +565,23 @@ def _output(
 
 
 @contextmanager
-def _target(c: Any, job: _Job, reads: bool) -> Iterator[tuple[Any, Any]]:
+def _target(c: Any, job: _Job, reads: bool, log: Journal | None) -> Iterator[tuple[Any, Any]]:
     """Where C goes, and the NumPy array if that is where. C becomes an array when the body succeeds."""
     block = job.operation.arithmetic.block
     if c is None:
         array = np.empty(job.output.shape, job.output.dtype)
         yield store.ArrayTarget(array, job.plan.problem.c, block), array
         return
-    if reads:
-        target = store.Target(store.open_existing(c), store.describe(c), block)
-        target.begin(None)
+    if log:
+        target = store.Target(store.open_partial(c), store.describe(c), block, log)
+        target.proceed()
+    elif reads:
+        target = store.update_target(c, block, job.head)
     else:
-        target = store.create_target(c, job.output, block)
-    yield target, None
-    target.commit()
+        target = store.create_target(c, job.output, block, job.head)
+    try:
+        yield target, None
+    except BaseException:
+        target.pause()
+        raise
+    target.commit({"ooc-gemm": {"version": __version__, **job.head}} if job.head else None)

@@ -39,8 +39,8 @@ def write_rate(
     direct: bool = True,
     chunk: int = CHUNK,
 ) -> float:
-    """Bytes a second at which new files of `chunk` bytes are written into `folder` (made where it is missing)
-    and renamed, until they are all on the disk. They stay there, for `read_rate`."""
+    """Bytes a second at which new files of `chunk` bytes are written into `folder`, made where it is missing,
+    until they are all on the disk. They stay there, for `read_rate`."""
     os.makedirs(folder, exist_ok=True)
     paths = [f"{folder}/{index}" for index in range(max(1, nbytes // chunk))]
     for path in paths:  # replacing a file costs more than making one
@@ -50,7 +50,7 @@ def write_rate(
         buffer[:] = np.random.default_rng(1).integers(0, 256, chunk, np.uint8)
 
     def write(path: str, buffer: Bytes) -> None:
-        files.replace(path, buffer, direct)
+        files.write(path, buffer, direct)
 
     start = time.perf_counter()
     for_a_while(write, paths, buffers)

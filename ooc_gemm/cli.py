@@ -127,6 +127,7 @@ _matrices = _options(
 _problem = _options(_operands, _matrices)
 _running = _options(
     click.option("-f", "--force", is_flag=True, help="Replace C if it exists."),
+    click.option("--resume", is_flag=True, help="Continue an interrupted run of the same problem."),
     click.option(
         "--trace", metavar="FILE", help="Write a timeline of every stage, for Perfetto or chrome://tracing."
     ),
@@ -547,6 +548,55 @@ def engine(
         figures.timeline(report, report["rows"][0], plot)
 
 
+@bench.command(context_settings=CONTEXT)
+@click.argument("folder", default=".", type=_FOLDER)
+@click.option("--hours", type=click.FloatRange(0), help="Go on for so long.  [default: 0.05]")
+@click.option("--cases", type=click.IntRange(1), help="Stop after so many.")
+@click.option("--seed", type=click.IntRange(0), help="For the same cases again.  [default: a new one]")
+@click.option("--case", "only", type=click.IntRange(0), help="This one alone.")
+@click.option("--largest", default="2GiB", show_default=True, metavar="SIZE", help="Most data in a case.")
+@click.option("-d", "--device", default="auto", show_default=True, metavar="NAME")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Show what --json printed earlier; runs nothing.",
+)
+@_json
+@_verbose
+def stress(folder: str, source: str | None, as_json: bool, verbose: bool, **options: Any) -> None:
+    """Random products within the smallest limits, each checked: is any wrong, or over its limit by a byte?
+
+    Shapes, types, layouts, codecs, operations and limits are drawn; arrays are made in a temporary folder in
+    FOLDER (the current one unless given), of which some hold a thousand times what their limit leaves for
+    buffers. Each product is a process of its own, whose peak is what the kernel says of it; behind a wall
+    where the system has one: a control group, else RLIMIT_DATA. On a GPU, its memory is limited likewise.
+
+    Exit status 3 where a result is wrong, 1 where a limit was passed or a product failed.
+    """
+    from . import bench_stress, figures
+
+    if source:
+        report = _read_report(source)
+    else:
+        with _status() as progress:
+            report = bench_stress.run(folder, progress=progress, **options)
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        console = _console()
+        console.print(figures.stress_heading(report))
+        console.print(figures.stress_table(report))
+        for line in figures.stress_summary(report):
+            console.print(line)
+    for line in (failed := list(figures.stress_failures(report))):
+        click.echo(f"Error: {line}", err=True)
+    if failed:
+        raise click.exceptions.Exit(3 if any(row.get("wrong") for row in report["rows"]) else 1)
+    if report["interrupted"]:
+        raise click.exceptions.Exit(130)
+
+
 def _read_report(source: str) -> dict[str, Any]:
     """What --json printed."""
     try:
@@ -689,8 +739,8 @@ def _bar(wanted: bool | None) -> Any:
         task = shown.add_task("", total=1.0, rate="", moved="")
 
         def report(fraction: float, plan: "Plan", trace: Any) -> None:
-            p, seconds = plan.problem, shown.tasks[task].elapsed or 0
-            flops = p.flops * fraction / seconds if seconds else 0.0
+            seconds = shown.tasks[task].elapsed or 0
+            flops = plan.flops * fraction / seconds if seconds else 0.0
             (done, unit), (whole, last) = (
                 _size(nbytes).split() for nbytes in (trace.bytes["read"], plan.bytes_read)
             )
@@ -718,7 +768,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         logging.disable()  # of asyncio, which tells of every task that is dropped
         click.echo(
-            "Interrupted: a C that was begun stays unfinished; run again with -f to start over", err=True
+            "Interrupted: a C that was begun stays unfinished; run again with --resume to go on", err=True
         )
         sys.exit(130)
     except BrokenPipeError:

@@ -206,6 +206,71 @@ def io_table(report: dict[str, Any]) -> Any:
     return table
 
 
+def stress_heading(report: dict[str, Any]) -> str:
+    """What was done, and where."""
+    place = f"{report['place']['mounted']} ({report['place']['type']})"
+    return (
+        f"seed {report['seed']}; {report['device']}; arrays on {place}; wall: {report['wall']}\n"
+        "data: bytes of A, B and C, over those of the buffers that hold parts of them"
+    )
+
+
+def stress_table(report: dict[str, Any]) -> Any:
+    """A line a case: what it is, how its arrays lie, and how near its peaks came to their limits."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    rows = report["rows"]
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("case", "product", "m×n×k", "types", "A", "B", "C"):
+        table.add_column(name, overflow="fold")
+    device = any("device_limit" in row for row in rows)
+    for name in ("limit", "peak", *(("on GPU", "peak") if device else ()), "data", "s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        arrays = [escape(row[name]) for name in "abc"]
+        cells = [str(row["case"]), row["what"], _size(row), row["types"], *arrays]
+        cells += _shares(row, "limit", "peak")
+        cells += _shares(row, "device_limit", "device_peak") if device else []
+        cells.append(f"{row['data_bytes'] / row['buffer_bytes']:.3g}×" if row.get("buffer_bytes") else "–")
+        cells.append(f"{row['seconds']:.1f}" if "seconds" in row else "–")
+        table.add_row(*cells, style="bold red" if row["failed"] else "")
+    return table
+
+
+def _shares(row: Row, limit: str, peak: str) -> list[str]:
+    """A limit in MiB, and the peak in percent of it."""
+    most, held = row.get(limit), row.get(peak)
+    share = f"{100 * held / most:.1f} %" if most and held is not None else "–"
+    return [f"{most / 2**20:,.1f} MiB" if most else "–", share]
+
+
+def stress_summary(report: dict[str, Any]) -> Iterator[str]:
+    """What it all came to, and each case that failed with how to repeat it."""
+    rows = report["rows"]
+    shares = [row["peak"] / row["limit"] for row in rows if row.get("limit") and "peak" in row]
+    data = [row["data_bytes"] / row["buffer_bytes"] for row in rows if row.get("buffer_bytes")]
+    least = sum("limit" in row and row["limit"] == row["minimum"] for row in rows)
+    yield (
+        f"{len(rows)} cases in {report['seconds']:,.0f} s, {least} of them within the smallest limit: "
+        f"{sum(bool(row.get('over')) for row in rows)} over their limit, "
+        f"{sum(bool(row.get('wrong')) for row in rows)} wrong, "
+        f"{sum(bool(row['failed']) for row in rows)} failed in any way"
+    )
+    if shares and data:
+        most = f"most data {max(data):,.0f} times the buffers"
+        yield f"highest peak {100 * max(shares):.1f} % of its limit; {most}"
+
+
+def stress_failures(report: dict[str, Any]) -> Iterator[str]:
+    """A sentence for each case that failed, and how to repeat it."""
+    again = f"ooc-gemm bench stress --seed {report['seed']} --largest {report['largest']}"
+    for row in report["rows"]:
+        if row["failed"]:
+            yield f"case {row['case']}: {row['failed']}; repeat it with {again} --case {row['case']}"
+
+
 _WORDS = {"touch": "fresh host memory"}
 
 

@@ -10,8 +10,8 @@ worth that only for what is there already.
 """
 
 import contextlib
+import ctypes
 import errno
-import itertools
 import os
 import random
 import stat
@@ -31,6 +31,7 @@ except ImportError:  # Windows
 else:
     DIRECT = getattr(os, "O_DIRECT", 0)
 NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if os.name == "posix" else None
 LEAST_DIRECT = 256 << 10
 """Fewer bytes go through the page cache, which reads ahead."""
 
@@ -213,14 +214,10 @@ def _turn(fd: int, system: int, flag: int) -> bool:
     return True
 
 
-_numbers = itertools.count()
-
-
-def replace(path: str, data: Bytes | bytes, direct: bool = False) -> None:
-    """Put `data` in the place of a file, whole: to a temporary one that is renamed. `direct`: past the page
-    cache where possible. Raises OSError; nothing is left behind then."""
-    temporary = f"{path}.{os.getpid()}-{next(_numbers)}.tmp"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+def write(path: str, data: Bytes | bytes, direct: bool = False) -> None:
+    """Make a file that holds `data`, or make it anew. `direct`: past the page cache where possible. Raises
+    OSError; nothing is left behind then."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         try:
             view, done = data.data if isinstance(data, np.ndarray) else memoryview(data), 0
@@ -230,11 +227,23 @@ def replace(path: str, data: Bytes | bytes, direct: bool = False) -> None:
                 done += os.write(fd, view[done:])
         finally:
             os.close(fd)
-        os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            os.unlink(path)
         raise
+
+
+def flush(folder: str | os.PathLike[str]) -> None:
+    """Wait until all that was written to the file system of a folder is on the disk. Raises OSError."""
+    if _syncfs is None:
+        os.sync()
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        if _syncfs(fd):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    finally:
+        os.close(fd)
 
 
 def _write_direct(fd: int, view: memoryview) -> int:

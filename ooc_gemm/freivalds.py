@@ -141,8 +141,8 @@ class _Stream:
         self._slot = (
             s.chunk_bytes if s.whole else max(s.chunk_cols * s.itemsize, min(s.chunk_bytes, 4 * MiB), line)
         )
-        # A piece, twice in the wide type (itself and its squares); a decoder holds its chunk twice more.
-        each = self._slot + 2 * self._slot // s.itemsize * 16 + (2 * s.chunk_bytes if s.whole else 0)
+        # A piece, twice in the wide type (itself and its squares); a decoder holds chunks more.
+        each = self._slot + 2 * self._slot // s.itemsize * 16 + (s.held * s.chunk_bytes if s.whole else 0)
         fixed = baseline_bytes(INTERPRETER_BYTES) + vectors
         self._threads = min(4, (limit - fixed) // each)
         if self._threads < 1:

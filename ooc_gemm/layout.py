@@ -253,7 +253,7 @@ def _ledger(
         "baseline": budget.host_baseline,
         "region": round_up(rows * cols * source.itemsize, PAGESIZE),
         "read slots": readers * _slot_bytes(source, rows, cols),
-        "decoding": readers * 2 * source.chunk_bytes if source.whole else 0,
+        "decoding": readers * source.held * source.chunk_bytes if source.whole else 0,
         "write slots": writers * round_up(target.chunk_bytes, PAGESIZE),
     }
 

@@ -7,8 +7,8 @@ own or in shards.
 
 import contextlib
 import os
-from collections.abc import Iterator
-from dataclasses import replace
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from .codec import Compressor, longest
 from .errors import StoreError
 from .files import ChunkFile, room
+from .journal import Stamp, digest
 from .pages import PAGE, Bytes, scratch
 from .plan import Matrix, Piece
 from .shards import read_index
@@ -36,12 +37,27 @@ class Source:
         """The stored matrix S; `transposed` where the array is Sᵀ (Fortran order)."""
         self.place: Path | None = None
         """The folder it lies in, where that is a local one."""
+        self.description = b""
+        """Its metadata, but for attributes."""
+        self.stamps: npt.NDArray[np.int64] | None = None
+        """Of every file, in the order of the grid: size, and time of the last change; None where they cannot
+        be had."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the array as its user sees it."""
         s = self.matrix
         return (s.cols, s.rows) if s.transposed else (s.rows, s.cols)
+
+    def fingerprint(self, before: Mapping[tuple[int, int], Stamp] | None = None) -> str | None:
+        """Another one where the array is another or was written to since; None where that cannot be told.
+        `before`: what to take for the stamps of some files."""
+        if self.stamps is None:
+            return None
+        stamps = self.stamps.copy()
+        for (i, j), was in (before or {}).items():
+            stamps[i * self.matrix.grid[1] + j] = was
+        return digest((self.description, stamps.tobytes()))
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Read into `slot`: a view of the piece's rows × cols there, and the bytes moved.
@@ -72,23 +88,29 @@ class Folder:
         Raises ValueError where that cannot be known."""
         return 0, None
 
-    def sizes(self, grid: tuple[int, int]) -> tuple[int, ...]:
-        """The bytes of every chunk as it is stored, in row-major order, 0 where it is missing. Takes time for
-        those that are there only: a grid of millions costs nothing to ask for."""
-        found, (down, across) = [0] * (grid[0] * grid[1]), grid
+    def path(self, i: int, j: int) -> str:
+        """Of the file."""
+        return f"{self.root}/{self.key(i, j)}"
+
+    def stamps(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
+        """Of every file, in row-major order of their grid. Takes time for those that are there only: a grid
+        of millions costs little to ask for."""
+        found, (down, across) = np.zeros((grid[0] * grid[1], 2), np.int64), grid
+        head, between, number = self._key(0, 0)[:-3], self._key(0, 0)[-2], r"(0|[1-9][0-9]{0,18})"
+        pattern = re.compile(re.escape(head) + number + re.escape(between) + number)
         for key, entry in self._files():
-            numbers = key.replace("/", ".").removeprefix("c.").split(".")
-            if len(numbers) != 2 or not all(x.isdecimal() and len(x) < 20 for x in numbers):
+            if not (match := pattern.fullmatch(key)):
                 continue
-            i, j = map(int, reversed(numbers) if self._transposed else numbers)
-            if i < down and j < across and key == self._key(i, j):
+            i, j = map(int, match.group(2, 1) if self._transposed else match.group(1, 2))
+            if i < down and j < across:
                 try:
-                    found[i * across + j] = max(1, entry.stat().st_size)
+                    is_now = entry.stat()
+                    found[i * across + j] = is_now.st_size, is_now.st_mtime_ns
                 except FileNotFoundError:  # a link to nowhere
                     continue
                 except OSError:  # reading it will say
-                    found[i * across + j] = 1
-        return tuple(found)
+                    found[i * across + j] = 1, 0
+        return found
 
     def _files(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """What may be chunks, by key: c.i.j and i.j are in one folder, c/i/j and i/j in one for each i."""
@@ -107,16 +129,19 @@ class Folder:
 class Shards(Folder):
     """Several chunks in a file, whose index is read when the array is opened."""
 
-    def __init__(self, root: Path, metadata: Any, s: Matrix, shard: tuple[int, ...], at_end: bool):
+    def __init__(
+        self, root: Path, metadata: Any, s: Matrix, outer: Matrix, sizes: tuple[int, ...], at_end: bool
+    ):
+        """`outer`: the matrix in shards, of which `sizes` are, 0 where one is missing."""
         super().__init__(root, metadata)
-        outer = replace(s, chunk_rows=shard[0], chunk_cols=shard[1]).grid
-        self._per = down, across = shard[0] // s.chunk_rows, shard[1] // s.chunk_cols
-        self._extents = np.zeros((outer[0] * down, outer[1] * across, 2), np.uint64)
+        self._grid, grid = s.grid, outer.grid
+        self._per = down, across = outer.chunk_rows // s.chunk_rows, outer.chunk_cols // s.chunk_cols
+        self._extents = np.zeros((grid[0] * down, grid[1] * across, 2), np.uint64)
         self._damaged: dict[tuple[int, int], str] = {}
-        for at, size in enumerate(super().sizes(outer)):
+        for at, size in enumerate(sizes):
             if not size:
                 continue
-            i, j = divmod(at, outer[1])
+            i, j = divmod(at, grid[1])
             key = self._key(i, j)
             try:
                 found = read_index(f"{root}/{key}", down * across, at_end)
@@ -138,9 +163,10 @@ class Shards(Folder):
         offset, size = self._extents[i, j]
         return int(offset), int(size)
 
-    def sizes(self, grid: tuple[int, int]) -> tuple[int, ...]:
-        """As the indices say; 0 where one is damaged."""
-        return tuple(self._extents[: grid[0], : grid[1], 1].ravel().tolist())
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of every chunk, as the index says; 0 where it is missing, or the index is damaged."""
+        return tuple(self._extents[: self._grid[0], : self._grid[1], 1].ravel().tolist())
 
 
 class RawSource(Source):

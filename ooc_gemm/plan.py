@@ -74,6 +74,9 @@ class Matrix:
     stored: tuple[int, ...] | None = None
     """Bytes of every stored chunk in row-major order of the chunk grid, 0 where a chunk is missing.
     None: none is missing and each takes its full decoded size."""
+    held: int = 2
+    """Memory, in chunks, that decoding one whole takes beside its slot, or encoding one: for itself and what
+    is stored of it; more where that is not ours to say."""
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -426,6 +429,34 @@ class Plan:
     """What seconds are predicted by."""
     advice: str | None = None
     """What there is to say of the inputs' chunks: see `layout`."""
+    done: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
+    """Chunks of C that are not made again; a block of which all are done is left out."""
+
+    def without(self, done: frozenset[tuple[int, int]]) -> "Plan":
+        """The same blocks, without those of which all chunks of C are done already. Bytes and seconds are
+        those of what is left."""
+        left, p = replace(self, done=done, found=(), kept=()), self.problem
+        share = left.flops / self.flops if self.flops else 0.0
+        blocks = list(left.blocks())
+        parts = [part for block in blocks for part in left.parts(block)]
+        old = [piece for block in blocks for piece in left.block_pieces(block)]
+        read = sum(sizes[-1] for _, sizes in _visits(left) if sizes)
+        uploaded = p.k * sum(
+            block.rows * p.a.itemsize + (0 if block.diagonal else block.cols * p.b.itemsize)
+            for block in blocks
+        ) + sum(block.rows * block.cols * p.c.itemsize for block in blocks if p.reads_c)
+        downloaded = sum(part.rows * part.cols for part in parts) * p.block_itemsize
+        separate = self.budget.device is not None
+        left = replace(
+            left,
+            bytes_read=read + sum(_moved(p.c, piece) for piece in old),
+            bytes_written=len(parts) * p.c.chunk_bytes,
+            bytes_uploaded=uploaded if separate else 0,
+            bytes_downloaded=downloaded if separate else 0,
+            stage_seconds={stage: seconds * share for stage, seconds in self.stage_seconds.items()},
+            predicted_seconds=self.predicted_seconds * share,
+        )
+        return _with_cache(left, self.cache_slots) if self.cache_slots else left
 
     @property
     def host_bytes(self) -> int:
@@ -439,8 +470,14 @@ class Plan:
 
     @property
     def block_count(self) -> int:
-        """How many blocks C is made in."""
-        return _block_count(self.problem, self.bm, self.bn)
+        """How many blocks are made."""
+        return len(self._places) if self.done else _block_count(self.problem, self.bm, self.bn)
+
+    @property
+    def flops(self) -> float:
+        """Operations of the blocks that are made."""
+        share = self.block_count / max(1, _block_count(self.problem, self.bm, self.bn))
+        return self.problem.flops * share
 
     @property
     def panel_count(self) -> int:
@@ -448,11 +485,20 @@ class Plan:
         return ceil_div(self.problem.k, self.bk)
 
     def blocks(self) -> Iterator[Block]:
-        """Every element of C exactly once; of a symmetric one, those on and below the diagonal."""
-        for index, (i, j) in enumerate(_places(self.problem, self.bm, self.bn, self.by_columns)):
-            row, col = i * self.bm, j * self.bn
-            rows, cols = min(self.bm, self.problem.m - row), min(self.bn, self.problem.n - col)
-            yield Block(index, row, rows, col, cols, diagonal=self.problem.symmetric and i == j)
+        """Every element of C that is not done exactly once; of a symmetric one, those on and below the
+        diagonal."""
+        return (self._block(index, i, j) for index, (i, j) in enumerate(self._places))
+
+    @cached_property
+    def _places(self) -> list[tuple[int, int]]:
+        """Block row and column of each block, in order."""
+        places = _places(self.problem, self.bm, self.bn, self.by_columns)
+        return [place for place in places if not self.done or any(self.parts(self._block(0, *place)))]
+
+    def _block(self, index: int, i: int, j: int) -> Block:
+        row, col = i * self.bm, j * self.bn
+        rows, cols = min(self.bm, self.problem.m - row), min(self.bn, self.problem.n - col)
+        return Block(index, row, rows, col, cols, diagonal=self.problem.symmetric and i == j)
 
     def panels(self) -> Iterator[tuple[int, int]]:
         """The k ranges of a block, in order: every k exactly once."""
@@ -476,8 +522,8 @@ class Plan:
             yield from cut("c", self.problem.c, row, col, self.slot_bytes)
 
     def parts(self, block: Block) -> Iterator[Part]:
-        """The chunks of C that a block makes, and its mirror image. Block edges are chunk edges, so each is
-        whole."""
+        """The chunks of C that a block makes, and its mirror image, but for those that are done. Block edges
+        are chunk edges, so each is whole."""
         yield from self._parts((block.row, block.rows), (block.col, block.cols), mirrored=False)
         if self.problem.symmetric and not block.diagonal:
             yield from self._parts((block.col, block.cols), (block.row, block.rows), mirrored=True)
@@ -488,6 +534,8 @@ class Plan:
         for i, row, row_stop in overlaps(down[0], sum(down), c.chunk_rows):
             for j, col, col_stop in overlaps(across[0], sum(across), c.chunk_cols):
                 size = row_stop - row, col_stop - col
+                if (i, j) in self.done:
+                    continue
                 yield Part((i, j), row - down[0], col - across[0], *size, mirrored)
 
     def __str__(self) -> str:
@@ -650,7 +698,7 @@ def _visits(plan: Plan) -> list[tuple[_Unit, list[int]]]:
         _NOTHING
         if symmetric and operand == "b" and i == j
         else ("a" if symmetric else operand, strip, number)
-        for i, j in _places(plan.problem, plan.bm, plan.bn, plan.by_columns)
+        for i, j in plan._places
         for number in range(plan.panel_count)
         for operand, strip in (("a", i), ("b", j))
     )
@@ -703,16 +751,15 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
     """Every byte of both budgets, by holder."""
     slot = _slot_bytes(p, x)
     chunk = x.c.chunk_rows * x.c.chunk_cols
-    convert = x.c.itemsize != p.block_itemsize or x.c.whole
-    # A decoder holds the encoded chunk and the decoded one; an encoder likewise.
-    whole = [s.chunk_bytes for s in ((p.a, p.b, x.c) if p.reads_c else (p.a, p.b)) if s.whole]
+    encoding = x.c.held if x.c.whole else int(x.c.itemsize != p.block_itemsize)
+    whole = [s.held * s.chunk_bytes for s in ((p.a, p.b, x.c) if p.reads_c else (p.a, p.b)) if s.whole]
     host = {
         "baseline": budget.host_baseline,
         "read ring": x.ring.slots * slot,
         "cache": x.cache * slot,
-        "decoding": x.ring.readers * 2 * max(whole, default=0),
+        "decoding": x.ring.readers * max(whole, default=0),
         "write slots": x.ring.writers * chunk * p.block_itemsize,
-        "encoding": x.ring.writers * chunk * x.c.itemsize * (int(convert) + int(x.c.whole)),
+        "encoding": x.ring.writers * chunk * x.c.itemsize * encoding,
     }
     panels = panel_elements(p, x.bm, x.bn, x.bk)
     scratch = panels[0] * p.scratch[0] + panels[1] * p.scratch[1] + (x.bm + x.bn) * p.line_bytes

@@ -13,12 +13,14 @@ unfinished C is no Zarr array, and nothing can mistake it for a result.
 import asyncio
 import contextlib
 import copy
+import json
 import math
 import os
 import shutil
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -37,18 +39,19 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore
 from zarr.storage._common import make_store_path
 
-from . import codec, documents, files, shards
+from . import codec, documents, files, journal, shards
 from .documents import SUPPORTED
-from .errors import InputError, RangeError, StoreError
+from .errors import Error, InputError, RangeError, StoreError
+from .journal import Journal
 from .local import CompressedSource, Folder, RawSource, Shards, Source
-from .pages import scratch
+from .pages import give_back, scratch
 from .plan import Matrix, Part, Piece
 from .ring import Bytes
 
 Array = npt.NDArray[Any]
 
-METADATA = {"zarr.json": 3, ".zarray": 2}
-"""Where the metadata of an array stands, and its version."""
+METADATA = ("zarr.json", ".zarray")
+"""Where the metadata of an array stands, of version 3 and of version 2."""
 MAX_CHUNK_BYTES = 1 << 48
 """No file is larger: metadata that says so is corrupt."""
 MAX_ARRAY_BYTES = 1 << 60
@@ -57,7 +60,14 @@ MAX_CHUNKS = 1 << 22
 """Chunks of one array that are looked at one by one."""
 ELEMENT_BYTES = 16
 """What codecs make of an element on the way takes no more."""
+HELD_BY_ZARR = 5
+"""Memory, in chunks or shards, that zarr takes to decode one, or to encode it: 2.0 to 4.4 measured over its
+codecs, byte orders and versions, of noise, with what it returns."""
 PARTIAL = ".partial"
+PENDING = ".pending"
+"""A chunk's file until it goes to its place."""
+SAVED_SECONDS = 2.0
+"""After so long what was written is made durable. What takes less is sooner done again."""
 DIRECT_BYTES = 256 << 20
 """A C this large is written past the page cache, as fast as the disk is. A smaller one takes no time either
 way, and is likely to be read next."""
@@ -120,11 +130,11 @@ class DecodedSource(Source):
         most: int = 0,
     ):
         """`folder`: where its files lie, of `most` bytes each, where they are local ones."""
+        matrix = replace(matrix, whole=True, held=HELD_BY_ZARR)
         super().__init__(name, array.dtype.newbyteorder("="), matrix)
-        if array.order == "F":  # how zarr lays out what it returns; the codec pipelines are for C order
-            array = array.with_config({"order": "C"})
         self._array, self._counter, self._fortran = array, counter, matrix.transposed
         self._folder, self._most = folder, most
+        give_back()
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """zarr decodes the chunk; only the piece is kept. Bytes as they lie in the store."""
@@ -221,9 +231,10 @@ def _open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
     if place is not None:
         if not os.path.exists(place):
             raise InputError(f"{name} does not exist; check the path")
-        if any(os.path.exists(place / (key + PARTIAL)) for key in METADATA):
+        if is_partial(place):
             raise InputError(
-                f"{name} is the unfinished result of a multiplication that was interrupted; make it again"
+                f"{name} is the unfinished result of an interrupted run; continue that with --resume "
+                "(resume=True), or make it again"
             )
     found = _open(os.fspath(spec) if place is None else str(place), name)
     if found is None:
@@ -239,7 +250,9 @@ def _open(path: str, name: str) -> zarr.Array[Any] | str | None:
         at, key, described = _describe(path, name)
         if documents.kind(key, described) == "group":
             return "group"
-        return _array_at(documents.check(name, described, METADATA[key]), at) if key else None
+        if not key:
+            return None
+        return _array_at(documents.check(name, described, 3 if key == METADATA[0] else 2), at)
 
 
 def _kind(path: str, name: str) -> str | None:
@@ -352,9 +365,7 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
         chunk = tuple(int(c) for c in array.chunks)
     except Exception as error:
         raise InputError(f"{name} has irregular chunks; rechunk it to a regular grid") from error
-    metadata, store = array.metadata, array.store_path.store
-    native = array.dtype.isnative
-    fortran = _is_fortran(metadata)
+    at, fortran = array.store_path, _is_fortran(array.metadata)
     shape = array.shape
     if fortran:
         shape, chunk = shape[::-1], chunk[::-1]
@@ -369,52 +380,70 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
     if matrix.grid[0] * matrix.grid[1] > MAX_CHUNKS:
         down, across = matrix.grid[::-1] if fortran else matrix.grid
         raise InputError(f"{name} has {down}×{across} chunks; rechunk it to larger ones")
-    if array.shards is not None:
-        _check_shards(name, matrix, array.shards[::-1] if fortran else array.shards)
-    if isinstance(store, LocalStore):
-        root = Path(store.root) / array.store_path.path
-        folder, compression = Folder(root, metadata, fortran), _compression(metadata)
-        inner = _inner(metadata) if array.shards is not None else None
-        if array.shards is not None:
-            compression = inner[1] if inner else None
-        compressor = _only_compressor(compression)
-        if native and (compression == [] or compressor):
-            fill = array.dtype.type(0) if array.fill_value is None else array.fill_value
-            if inner and array.shards is not None:
-                at_end = inner[0]["index_location"] == "end"
-                folder = Shards(root, metadata, matrix, array.shards, at_end)
-            if not compressor:
-                return RawSource(name, array.dtype, fill, _with_missing(matrix, folder), folder)
-            matrix = replace(matrix, whole=True, stored=folder.sizes(matrix.grid))
-            return CompressedSource(name, array.dtype, fill, matrix, folder, compressor)
-    return _decoded_source(name, array, matrix)
+    outer = matrix
+    if array.shards is not None:  # which zarr says where they are all that is done to the elements
+        outer = replace(matrix, chunk_rows=array.shards[0], chunk_cols=array.shards[1])
+        _check_shards(name, matrix, outer)
+    if isinstance(at.store, LocalStore):
+        return _local_source(name, array, matrix, outer, Path(at.store.root) / at.path)
+    return _decoded_source(name, array, matrix, _CountingStore(at.store))
 
 
-def _check_shards(name: str, s: Matrix, shard: tuple[int, ...]) -> None:
+def _check_shards(name: str, s: Matrix, outer: Matrix) -> None:
     """Their indices are held in memory, also where the shards reach far beyond the array."""
-    outer = replace(s, chunk_rows=shard[0], chunk_cols=shard[1])
-    chunks = math.prod(outer.grid) * (shard[0] // s.chunk_rows) * (shard[1] // s.chunk_cols)
+    chunks = math.prod(outer.grid) * (outer.chunk_rows // s.chunk_rows) * (outer.chunk_cols // s.chunk_cols)
     if outer.chunk_bytes > MAX_CHUNK_BYTES or chunks > MAX_CHUNKS:
         raise InputError(f"{name}: shards of {chunks} chunks cannot be right; repair its metadata")
 
 
-def _decoded_source(name: str, array: zarr.Array[Any], s: Matrix) -> Source:
-    metadata: Any = array.metadata
-    at, sharded = array.store_path, array.shards
-    if sharded is not None and s.transposed:
-        sharded = sharded[::-1]
-    if sharded is not None and len(metadata.codecs) > 1:  # zarr decodes such a shard whole
-        s, sharded = replace(s, chunk_rows=sharded[0], chunk_cols=sharded[1]), None
-    s = replace(s, whole=True)
+def _local_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, root: Path) -> Source:
+    """`outer`: the matrix in chunks that are files."""
+    metadata, dtype, shard = array.metadata, array.dtype, array.shards
+    folder = Folder(root, metadata, s.transposed)
+    stamps = folder.stamps(outer.grid)
+    sizes = tuple(np.maximum(stamps[:, 0], stamps.any(axis=1)).tolist())  # an empty file is there, too
+    inner = _inner(metadata) if shard else None
+    compression = inner[1] if inner else None if shard else _compression(metadata)
+    compressor = _only_compressor(compression)
+    source: Source
+    if dtype.isnative and (compression == [] or compressor):
+        fill = dtype.type(0) if array.fill_value is None else array.fill_value
+        if inner and shard:
+            at_end = inner[0]["index_location"] == "end"
+            folder = shards_of = Shards(root, metadata, s, outer, sizes, at_end)
+            sizes = shards_of.sizes
+        if compressor:
+            s = replace(s, whole=True, stored=sizes)
+            source = CompressedSource(name, dtype, fill, s, folder, compressor)
+        else:
+            source = RawSource(name, dtype, fill, _with_missing(s, sizes), folder)
+    else:
+        s = replace(s, stored=_shares(s, outer, sizes) if shard else sizes)
+        counter = _CountingStore(array.store_path.store) if shard else None
+        source = _decoded_source(name, array, s, counter, folder)
+    source.stamps = stamps
+    source.description = json.dumps({**metadata.to_dict(), "attributes": {}}, default=str).encode()
+    return source
+
+
+def _decoded_source(
+    name: str,
+    array: zarr.Array[Any],
+    s: Matrix,
+    counter: "_CountingStore | None",
+    folder: Folder | None = None,
+) -> Source:
+    """Chunks that zarr decodes, with codecs that stay within bounds. Its `zarrs` pipeline, which knows no
+    bounds, has those that no codec could exceed; it refuses types of foreign byte order (v2 has them), and of
+    a part of a chunk in foreign byte order (v3) it gives wrong complex numbers, without a word."""
+    metadata, at = array.metadata, array.store_path
     bounded, most = _bounded(metadata)
-    counter = None if isinstance(at.store, LocalStore) and sharded is None else _CountingStore(at.store)
-    with _fast_codecs() if bounded is metadata else contextlib.nullcontext():
+    fast = bounded is metadata and array.dtype.isnative and array.dtype.kind != "c"
+    with _fast_codecs() if fast else contextlib.nullcontext():
         array = _array_at(bounded, StorePath(counter, at.path) if counter else at)
-    if not isinstance(at.store, LocalStore):
-        return DecodedSource(name, array, s, counter)
-    folder = Folder(Path(at.store.root) / at.path, metadata, s.transposed)
-    sizes = folder.sizes(s.grid) if sharded is None else _shard_sizes(s, folder, sharded)
-    return DecodedSource(name, array, replace(s, stored=sizes), counter, folder, most)
+    if array.order == "F":  # how zarr lays out what it returns; the codec pipelines are for C order
+        array = array.with_config({"order": "C"})
+    return DecodedSource(name, array, s, counter, folder, most)
 
 
 @dataclass(frozen=True, eq=False)
@@ -525,21 +554,18 @@ def _inner(metadata: Any) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any
     return None if compression is None or not shards.is_known(configuration) else (configuration, compression)
 
 
-def _with_missing(s: Matrix, folder: Folder) -> Matrix:
-    sizes = folder.sizes(s.grid)
+def _with_missing(s: Matrix, sizes: tuple[int, ...]) -> Matrix:
     return s if all(sizes) else replace(s, stored=tuple(s.chunk_bytes if size else 0 for size in sizes))
 
 
-def _shard_sizes(s: Matrix, folder: Folder, shards: tuple[int, ...]) -> tuple[int, ...]:
-    """An even share of its shard's file for every chunk in it."""
-    per = (shards[0] // s.chunk_rows, shards[1] // s.chunk_cols)
-    outer = replace(s, chunk_rows=shards[0], chunk_cols=shards[1])
-    sizes, across = folder.sizes(outer.grid), outer.grid[1]
-    down, wide = s.grid
+def _shares(s: Matrix, outer: Matrix, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """For every chunk an even share of its shard's file."""
+    down, across = outer.chunk_rows // s.chunk_rows, outer.chunk_cols // s.chunk_cols
+    rows, cols = s.grid
     return tuple(
-        sizes[i // per[0] * across + j // per[1]] // (per[0] * per[1])
-        for i in range(down)
-        for j in range(wide)
+        sizes[i // down * outer.grid[1] + j // across] // (down * across)
+        for i in range(rows)
+        for j in range(cols)
     )
 
 
@@ -611,16 +637,22 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
             raise InputError(f"{name} lies inside the Zarr array {folder}; choose another place")
     if os.path.exists(place):
         found = _kind_there(place)
-        partial = any(os.path.exists(place / (key + PARTIAL)) for key in METADATA)
-        empty = place.is_dir() and os.access(place, os.R_OK) and not any(place.iterdir())
+        if journal.is_held(place):
+            raise InputError(f"{name} is being written by another process; wait for it, or stop it")
+        partial = is_partial(place)
+        empty = place.is_dir() and os.access(place, os.R_OK)
+        # Of a run that was killed before it had written C's metadata there may be this much.
+        empty = empty and all(
+            entry.name == journal.NAME or entry.suffix == PARTIAL for entry in place.iterdir()
+        )
         if found is None and not (partial or empty):
             raise InputError(
                 f"{name} exists and cannot be opened as a Zarr array; it is left alone, choose another place"
             )
         if partial and not force:
             raise InputError(
-                f"{name} is the unfinished result of an interrupted run; give -f (force=True) to replace it, "
-                "or choose another place"
+                f"{name} is the unfinished result of an interrupted run; continue it with --resume "
+                "(resume=True), or give -f (force=True) to replace it"
             )
         _check_replaced(name, found, force)
     parent = place
@@ -628,6 +660,11 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
         parent = parent.parent
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise InputError(f"{name} cannot be created: {parent} is not a writable folder; choose another place")
+
+
+def is_partial(place: Path) -> bool:
+    """Whether a C that is not finished stands there."""
+    return any(os.path.exists(place / (key + PARTIAL)) for key in METADATA)
 
 
 def _check_replaced(name: str, found: str | None, force: bool) -> None:
@@ -646,24 +683,29 @@ def _kind_there(place: Path) -> str | None:
 
 
 class Target:
-    """The stored C while it is being written."""
+    """The stored C while it is being written. With a journal a chunk goes to its place at the next `save`,
+    without one at once."""
 
-    def __init__(self, array: zarr.Array[Any], name: str, block: np.dtype[Any], replaced: Path | None = None):
-        self.name, self._array, self._block = name, array, block
+    def __init__(self, array: zarr.Array[Any], name: str, block: np.dtype[Any], log: Journal | None = None):
+        self.name, self._array, self._block, self._log = name, array, block, log
         self._shape = array.shards or array.chunks
-        store = array.store_path.store
-        self._key = "zarr.json" if array.metadata.zarr_format == 3 else ".zarray"
+        self._key = METADATA[0] if array.metadata.zarr_format == 3 else METADATA[1]
         compression = _compression(array.metadata)
         self._compressor = _only_compressor(compression)
-        ours = (self._compressor or compression == []) and not _is_fortran(array.metadata)
-        self._folder = None
-        if isinstance(store, LocalStore) and array.dtype.isnative and ours and array.shards is None:
-            self._folder = Folder(Path(store.root) / array.store_path.path, array.metadata)
+        self._plain = array.dtype.isnative and not _is_fortran(array.metadata) and array.shards is None
+        self._plain = self._plain and (compression == [] or self._compressor is not None)
+        place = local_path(array)
+        self._folder = Folder(place, array.metadata) if place else None
+        if not self._plain:
+            give_back()
         self._direct = array.nbytes >= DIRECT_BYTES
-        self._keeps = isinstance(store, MemoryStore)
+        self._keeps = isinstance(array.store_path.store, MemoryStore)
         """The store may keep what it is given, not a copy of it."""
-        self._replaced = replaced
         self._folders: set[str] = set()
+        self._waiting: list[str] = []
+        """Files that are not in their places yet."""
+        self._lock, self._saving, self._saved = threading.Lock(), threading.Lock(), time.monotonic()
+        self._durable = False
 
     def begin(self, metadata: bytes | None) -> None:
         """Mark C as unfinished: its metadata, or that of the new C, stands aside; an old C is no array."""
@@ -671,15 +713,37 @@ class Target:
         for key in METADATA:
             self._delete(key)
 
+    def proceed(self) -> None:
+        """Go on where a run was interrupted. Raises InputError where C was changed since."""
+        assert self._log
+        assert self._folder
+        known = set()
+        for chunk, (now, _) in self._log.done.items():
+            path = self._folder.path(*chunk)
+            if journal.stamp(path + PENDING) == now:
+                self._waiting.append(path)
+            elif journal.stamp(path) != now:
+                raise InputError(
+                    f"{self.name} cannot be continued: its chunk {self._folder.key(*chunk)} was changed or "
+                    f"removed since; {journal.ANEW}"
+                )
+            known.add(path + PENDING)
+        metadata = {key + PARTIAL for key in METADATA}
+        root = Path(self._folder.root)
+        for left in (*root.rglob("*" + PENDING), *root.glob("*" + PARTIAL)):
+            if str(left) not in known and left.name not in metadata:
+                left.unlink()
+        self._durable = bool(self._log.done)
+
     def clear(self) -> None:
         """Remove what is left of an old C. Raises StoreError."""
-        if self._replaced is None:
+        if self._folder is None:
             return
         try:
-            for entry in self._replaced.iterdir():
+            for entry in Path(self._folder.root).iterdir():
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry)
-                elif entry.name != self._key + PARTIAL:
+                elif entry.name not in (self._key + PARTIAL, journal.NAME):
                     entry.unlink()
         except OSError as error:
             raise StoreError(f"{self.name}: its old chunks cannot be removed: {error}") from error
@@ -688,10 +752,54 @@ class Target:
         """What has been written, to be read although it is no array yet."""
         return _zarr_source(self.name, self._array)
 
-    def commit(self) -> None:
-        """All chunks are there: C becomes an array."""
-        self._set(self._key, self._get(self._key + PARTIAL))
-        self._delete(self._key + PARTIAL)
+    def save(self, durable: bool) -> None:
+        """Chunks that are done go to their places; `durable`: when they are on the disk. Raises OSError."""
+        if self._log is None or self._folder is None:
+            return
+        with self._saving:
+            with self._lock:
+                paths, self._waiting, count = self._waiting, [], self._log.count
+            try:
+                if durable:
+                    files.flush(self._folder.root)
+                    self._log.durable(count)
+                while paths:
+                    os.replace(paths[-1] + PENDING, paths[-1])
+                    paths.pop()
+            finally:
+                with self._lock:
+                    self._waiting += paths
+            self._durable |= durable
+            self._saved = time.monotonic()
+
+    def pause(self) -> None:
+        """The run ends before C is finished: what is done is kept for the next."""
+        if self._log:
+            with contextlib.suppress(OSError):
+                self.save(durable=True)
+            self._log.close()
+
+    def commit(self, attributes: dict[str, Any] | None = None) -> None:
+        """All chunks are there: C becomes an array, with some attributes more. Raises StoreError."""
+        try:
+            self.save(self._durable)
+            # A run that was killed right here has done so already.
+            described = self._find(self._key + PARTIAL) or self._get(self._key)
+            if attributes and self._key == METADATA[0]:
+                found = json.loads(described)
+                found["attributes"] = {**found.get("attributes", {}), **attributes}
+                described = json.dumps(found, indent=2).encode()
+            elif attributes:
+                known = json.loads(self._find(".zattrs") or b"{}")
+                self._set(".zattrs", json.dumps({**known, **attributes}, indent=2).encode())
+            self._set(self._key, described)
+            self._delete(self._key + PARTIAL)
+            if self._log:
+                self._log.remove()
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"{self.name} cannot be finished: {error.strerror or error}") from error
 
     def view(self, part: Part, slot: Bytes) -> Array:
         """A whole chunk's room in `slot`; the part of it that lies inside C."""
@@ -725,33 +833,57 @@ class Target:
                 data = data.view(dtype).reshape(values.shape)
                 with np.errstate(over="ignore"):
                     np.copyto(data, values, casting="unsafe")
-            self._write_file(f"{self._folder.root}/{self._folder.key(*part.chunk)}", data)
+            self._write_file(part.chunk, self._encoded(data))
             return data.nbytes
         except Exception as error:
             key = self._array.metadata.encode_chunk_key(part.chunk)
             said = (isinstance(error, OSError) and error.strerror) or error
             raise StoreError(f"{self.name}: chunk {key} cannot be written: {said}") from error
 
-    def _write_file(self, path: str, data: Array) -> None:
+    def _encoded(self, data: Array) -> Bytes | bytes:
+        """A whole chunk, or shard, as it is stored."""
+        if self._plain:
+            return self._compressor.encode(data) if self._compressor else data.reshape(-1).view(np.uint8)
+        # zarr's work, in an array of one chunk.
+        metadata = {**self._array.metadata.to_dict(), "shape": data.shape}
+        alone = _array_at(type(self._array.metadata).from_dict(metadata), StorePath(MemoryStore()))
+        alone.with_config({"write_empty_chunks": True})[...] = data
+        made = sync((alone.store_path / alone.metadata.encode_chunk_key((0, 0))).get())
+        assert made
+        return made.to_bytes()
+
+    def _write_file(self, chunk: tuple[int, int], data: Bytes | bytes) -> None:
+        assert self._folder
+        path = self._folder.path(*chunk)
         folder = os.path.dirname(path)
         if folder not in self._folders:
             os.makedirs(folder, exist_ok=True)
             self._folders.add(folder)
-        if self._compressor:
-            files.replace(path, self._compressor.encode(data))
-        else:
-            files.replace(path, data.reshape(-1).view(np.uint8), self._direct)
+        files.write(path + PENDING, data, self._direct)
+        if self._log is None:
+            os.replace(path + PENDING, path)
+            return
+        now, was = journal.stamp(path + PENDING), journal.stamp(path)
+        with self._lock:
+            self._log.add(chunk, now, was)
+            self._waiting.append(path)
+        if time.monotonic() > self._saved + SAVED_SECONDS and not self._saving.locked():
+            self.save(durable=True)
 
     def _place(self, key: str) -> StorePath:
         return self._array.store_path / key
 
-    def _get(self, key: str) -> bytes:
+    def _find(self, key: str) -> bytes | None:
         found = sync(self._place(key).get())
+        return None if found is None else bytes(found.to_bytes())
+
+    def _get(self, key: str) -> bytes:
+        found = self._find(key)
         if found is None:
             raise StoreError(
                 f"{self.name}: {key} is gone; somebody else changed C while it was being written"
             )
-        return bytes(found.to_bytes())
+        return found
 
     def _set(self, key: str, value: bytes) -> None:
         sync(self._place(key).set(default_buffer_prototype().buffer.from_bytes(value)))
@@ -772,8 +904,11 @@ def _check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
         )
 
 
-def create_target(spec: Any, output: Output, block: np.dtype[Any]) -> Target:
-    """A new C, unfinished; what stood at its place is removed. Raises InputError where it cannot be begun."""
+def create_target(
+    spec: Any, output: Output, block: np.dtype[Any], head: dict[str, Any] | None = None
+) -> Target:
+    """A new C, unfinished; what stood at its place is removed. With `head` a local one has a journal, which
+    begins so. Raises InputError where it cannot be begun."""
     name = describe(spec)
     blank = zarr.create_array(
         MemoryStore(),
@@ -784,24 +919,44 @@ def create_target(spec: Any, output: Output, block: np.dtype[Any]) -> Target:
         compressors=compressors(output.compressor),
         filters=None,
     )
-    place = local_path(spec)
+    place, log = local_path(spec), None
     try:
+        if place and head:
+            log = Journal.create(place, name, head)
         if isinstance(spec, zarr.Array):
             at = spec.store_path
         elif place is not None:
             at = StorePath(sync(LocalStore.open(place)))
         else:
             at = _remote_place(str(spec))
-        target = Target(_array_at(blank.metadata, at), name, block, replaced=place)
-        described = sync((blank.store_path / "zarr.json").get())
+        target = Target(_array_at(blank.metadata, at), name, block, log)
+        described = sync((blank.store_path / METADATA[0]).get())
         target.begin(described.to_bytes() if described else b"")
-    except OSError as error:
-        raise InputError(
-            f"{name} cannot be created: {error.strerror or error}; choose another place"
-        ) from error
-    except Exception as error:
+        target.clear()
+    except BaseException as error:
+        if log:
+            log.close()
+        if isinstance(error, Error) or not isinstance(error, Exception):
+            raise
+        if isinstance(error, OSError):
+            raise InputError(
+                f"{name} cannot be created: {error.strerror or error}; choose another place"
+            ) from error
         raise _unusable(name, error, remote=place is None) from error
-    target.clear()
+    return target
+
+
+def update_target(spec: Any, block: np.dtype[Any], head: dict[str, Any] | None) -> Target:
+    """A C that exists, unfinished from now on; as `create_target`."""
+    place, name, log = local_path(spec), describe(spec), None
+    try:
+        log = Journal.create(place, name, head) if place and head else None
+        target = Target(open_existing(spec), name, block, log)
+        target.begin(None)
+    except BaseException:
+        if log:
+            log.close()
+        raise
     return target
 
 
@@ -829,6 +984,25 @@ def open_existing(spec: Any) -> zarr.Array[Any]:
         return zarr.open_array(os.fspath(spec), mode="r+")
     del array
     return zarr.open_array(str(place), mode="r+")
+
+
+def open_partial(spec: Any) -> zarr.Array[Any]:
+    """A local C that is not finished. Raises InputError."""
+    from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+
+    place, name = local_path(spec), describe(spec)
+    assert place
+    kinds: dict[str, Any] = dict(zip(METADATA, (ArrayV3Metadata, ArrayV2Metadata), strict=True))
+    for key, kind in kinds.items():
+        for path in (place / (key + PARTIAL), place / key):
+            if path.exists():
+                try:
+                    return _array_at(
+                        kind.from_dict(json.loads(path.read_bytes())), StorePath(sync(LocalStore.open(place)))
+                    )
+                except Exception as error:
+                    raise _unusable(name, error, remote=False) from error
+    raise InputError(f"{name} was hardly begun; {journal.ANEW}")
 
 
 class ArrayTarget:

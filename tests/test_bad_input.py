@@ -392,7 +392,7 @@ def test_a_c_whose_replacement_is_interrupted(here, monkeypatch):
         patched.setattr(shutil, "rmtree", interrupt)
         done = ooc("multiply", "a", "b", "old", "-f")
     assert done.code == 130
-    assert "Interrupted: a C that was begun stays unfinished; run again with -f" in done.err
+    assert "Interrupted: a C that was begun stays unfinished; run again with --resume" in done.err
     refused("verify", "a", "b", "old", words=["old is the unfinished result"])
     assert ooc("multiply", "a", "b", "old", "-f").code == 0
     assert ooc("verify", "a", "b", "old").code == 0

@@ -171,7 +171,7 @@ def test_files_are_replaced_whole(tmp_path, monkeypatch, direct, length):
     monkeypatch.setattr(os, "write", watched)
     path = tmp_path / "chunk"
     path.write_bytes(b"old")
-    files.replace(str(path), values, direct)
+    files.write(str(path), values, direct)
     assert path.read_bytes() == values.tobytes()
     assert [entry.name for entry in tmp_path.iterdir()] == ["chunk"]
     if not files._buffered:
@@ -179,18 +179,16 @@ def test_files_are_replaced_whole(tmp_path, monkeypatch, direct, length):
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch, direct):
+def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch, direct):
     path = tmp_path / "chunk"
-    path.write_bytes(b"old")
 
     def full(fd, data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space"):
-        files.replace(str(path), page_aligned(1, MiB)[0], direct)
-    assert path.read_bytes() == b"old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["chunk"]
+        files.write(str(path), page_aligned(1, MiB)[0], direct)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_write_past_the_page_cache_that_cannot_be(tmp_path, monkeypatch):
@@ -206,13 +204,19 @@ def test_a_write_past_the_page_cache_that_cannot_be(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", picky)
     values = page_aligned(1, MiB)[0]
     values[:] = 7
-    files.replace(str(tmp_path / "chunk"), values, True)
+    files.write(str(tmp_path / "chunk"), values, True)
     assert (tmp_path / "chunk").read_bytes() == values.tobytes()
 
 
 def test_large_results_go_past_the_page_cache(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(files, "replace", lambda path, data, direct=False: asked.append(direct))
+    write = files.write
+
+    def watched(path, data, direct=False):
+        asked.append(direct)
+        write(path, data, direct)
+
+    monkeypatch.setattr(files, "write", watched)
     for side, large in ((100, False), (8192, True)):
         array = zarr.create_array(
             tmp_path / str(side), shape=(side, side), chunks=(50, 50), dtype="f4", compressors=None
