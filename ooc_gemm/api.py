@@ -1,8 +1,10 @@
 """multiply, gram and plan: open → plan → execute."""
 
+import errno
 import math
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +14,7 @@ import numpy as np
 
 from . import __version__, journal, layout, rates, store
 from .devices import Device, Operation, open_device
-from .errors import InputError
+from .errors import NO_MEMORY, BudgetError, Error, InputError, OutOfMemoryError
 from .execute import execute
 from .journal import Journal, Stamp
 from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
@@ -130,7 +132,7 @@ def multiply(
     Raises InputError and BudgetError before anything is written; StoreError, RangeError and DeviceError
     while running, after which C is no Zarr array but an unfinished one, which `resume` continues.
     """
-    return _run(
+    return _retried(
         a,
         b,
         c,
@@ -180,7 +182,7 @@ def gram(
     for name in ("transpose_a", "transpose_b", "adjoint_a", "adjoint_b"):
         if name in options:
             raise TypeError(f"gram() has no option {name!r}; transpose=True makes Aᵀ·A")
-    return _run(
+    return _retried(
         a,
         a,
         c,
@@ -193,6 +195,39 @@ def gram(
         symmetric=beta == 0,
         **options,
     )
+
+
+def _retried(
+    a: Any,
+    b: Any,
+    c: Any,
+    *,
+    notice: Callable[[str], None] | None,
+    beta: complex,
+    **options: Any,
+) -> Result:
+    """`_run`, and once more with less of the device's memory where another process has taken it."""
+    try:
+        return _run(a, b, c, notice=notice, beta=beta, **options)
+    except OutOfMemoryError as error:
+        if error.limit is None:
+            raise
+        if error.begun:
+            place = store.local_path(c) if c is not None else None
+            if place is not None and (place / journal.NAME).exists():
+                options["resume"] = True
+            elif beta == 0:
+                options["force"] = True
+            else:  # some blocks may have had their β already
+                raise
+        if notice:
+            what = str(error).partition(";")[0]
+            notice(f"{what}; it goes on with a plan for {error.limit} bytes of that memory")
+        options["device_memory_limit"], failed = error.limit, error
+    try:
+        return _run(a, b, c, notice=notice, beta=beta, **options)
+    except BudgetError as error:
+        raise failed from error
 
 
 def _run(
@@ -223,20 +258,17 @@ def _run(
         if notice and log:
             notice(f"{job.blocks - plan.block_count} of {job.blocks} blocks are done already")
         with (
+            _started(job, watch),
             rechunked(copies_wanted, job.sources, c) as (sources, copies),
             _target(c, job, beta != 0, log) as (target, array),
         ):
-            try:
-                if plan.block_count and plan.problem.m and plan.problem.n:
-                    job.device.start(plan, job.operation, watch)
-                    report = (
-                        (lambda fraction: progress(fraction, plan, watch))
-                        if progress
-                        else (lambda fraction: None)
-                    )
-                    execute(plan, job.device, sources, target, watch, report)
-            finally:
-                job.device.close()
+            if plan.block_count and plan.problem.m and plan.problem.n:
+                report = (
+                    (lambda fraction: progress(fraction, plan, watch))
+                    if progress
+                    else (lambda fraction: None)
+                )
+                execute(plan, job.device, sources, target, watch, report)
     if trace is not None:
         watch.write(trace)
     seconds = time.perf_counter() - started
@@ -460,6 +492,35 @@ def _number(value: complex) -> str:
 
 
 @contextmanager
+def _started(job: _Job, watch: Trace) -> Iterator[None]:
+    """The device, ready for the plan; C is not touched before. What its libraries and the system raise
+    becomes an Error where a user can do something about it."""
+    begun = False
+    try:
+        try:
+            if job.plan.block_count and job.plan.problem.m and job.plan.problem.n:
+                job.device.start(job.plan, job.operation, watch)
+            begun = True
+            yield
+        finally:
+            job.device.close()
+    except Exception as error:
+        if isinstance(error, Error):
+            found: Exception | None = error
+        else:
+            traceback.clear_frames(error.__traceback__)  # they hold on to buffers
+            found = job.device.explain(error)
+        if found is None and (isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM):
+            found = OutOfMemoryError(NO_MEMORY)
+        if isinstance(found, OutOfMemoryError):
+            found.begun, most = begun, job.plan.budget.device
+            found.limit = None if found.limit is None or most is None else min(found.limit, most)
+        if found is None or found is error:
+            raise
+        raise found from error
+
+
+@contextmanager
 def _journal(c: Any, beta: complex, resume: bool) -> Iterator[Journal | None]:
     """The journal of the run that is to be continued, if there is one to be continued."""
     if not resume:
@@ -581,7 +642,7 @@ def _target(c: Any, job: _Job, reads: bool, log: Journal | None) -> Iterator[tup
         target = store.create_target(c, job.output, block, job.head)
     try:
         yield target, None
+        target.commit({"ooc-gemm": {"version": __version__, **job.head}} if job.head else None)
     except BaseException:
         target.pause()
         raise
-    target.commit({"ooc-gemm": {"version": __version__, **job.head}} if job.head else None)

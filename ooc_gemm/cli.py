@@ -3,17 +3,19 @@
 import json
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import __version__
-from .errors import BudgetError, Error, InputError
+from .errors import NO_MEMORY, BudgetError, Error, InputError
 
 if TYPE_CHECKING:
     from .api import Result
@@ -753,11 +755,64 @@ def _bar(wanted: bool | None) -> Any:
 
 def main(args: Sequence[str] | None = None) -> None:
     """The entry point; `args` are those of the process unless given. Exit status: 0 done, 1 failed while
-    running, 2 bad input, 3 verification failed, 130 interrupted."""
+    running, 2 bad input, 3 verification failed, 130 interrupted, 143 terminated."""
     args = sys.argv[1:] if args is None else args
     verbose = "-v" in args or "--verbose" in args
     if not (verbose or sys.warnoptions):
         warnings.simplefilter("ignore")  # what libraries warn of is no matter of the user's
+    try:
+        with _signals():
+            _main(args, verbose)
+    except SystemExit as end:
+        _leave(end.code)
+        raise
+
+
+class _Terminated(BaseException):
+    """SIGTERM has come."""
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM stops a run as Ctrl-C does. While it stops, which is a matter of seconds, further signals
+    change nothing: threads are waited for, and files removed. What the process was started to ignore it
+    ignores."""
+    stopped = False
+
+    def stop(number: int, frame: Any) -> None:
+        nonlocal stopped
+        stopped = True
+        error = sys.exc_info()[1]
+        while error and not isinstance(error, KeyboardInterrupt | _Terminated):
+            error = error.__context__
+        if error is None:
+            raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+        before = {one: handler for one, handler in usual.items() if signal.getsignal(one) == handler}
+    for one in before:
+        signal.signal(one, stop)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, signal.SIG_IGN if stopped else handler)
+
+
+def _leave(code: Any) -> None:
+    """End the process here and now where a thread hangs in a store that never answers: it would be waited
+    for. All threads of ours have ended before, and their files are gone."""
+    store = sys.modules.get(f"{__package__}.store")
+    if store is not None and store.abandoned.is_set():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
+
+
+def _main(args: Sequence[str], verbose: bool) -> None:
+    """Run a command; say how it ended."""
     try:
         sys.exit(cli.main(args, prog_name="ooc-gemm", standalone_mode=False) or 0)
     except click.exceptions.Exit as done:
@@ -765,19 +820,22 @@ def main(args: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort, _Terminated) as error:
         logging.disable()  # of asyncio, which tells of every task that is dropped
-        click.echo(
-            "Interrupted: a C that was begun stays unfinished; run again with --resume to go on", err=True
-        )
-        sys.exit(130)
+        what, code = ("Terminated", 143) if isinstance(error, _Terminated) else ("Interrupted", 130)
+        click.echo(f"{what}: a C that was begun stays unfinished; run again with --resume to go on", err=True)
+        sys.exit(code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
         if verbose:
             traceback.print_exc()
-        text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error} (-v shows where)"
+        text = f"{type(error).__name__}: {error} (-v shows where)"
+        if isinstance(error, Error):
+            text = str(error)
+        elif isinstance(error, MemoryError):
+            text = NO_MEMORY
         click.echo(f"Error: {text}", err=True)
         sys.exit(2 if isinstance(error, InputError | BudgetError) else 1)
 

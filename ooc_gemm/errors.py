@@ -1,5 +1,8 @@
 """Every error this package raises on purpose: `Error`, and the built-in that fits."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class Error(Exception):
     """Base class. The message is one sentence: which array, what is wrong, what to do."""
@@ -37,3 +40,30 @@ class RangeError(Error, OverflowError):
 
 class DeviceError(Error, RuntimeError):
     """A device is missing, or failed."""
+
+
+class OutOfMemoryError(DeviceError, MemoryError):
+    """Memory that a plan counts on is not there, of a device or of the host, although its limit allows it.
+
+    `limit`: the device memory in bytes that another plan may count on; None where that is not the way out.
+    `begun`: C had been begun.
+    """
+
+    def __init__(self, message: str, limit: int | None = None):
+        super().__init__(message)
+        self.limit, self.begun = limit, False
+
+
+NO_MEMORY = "the system gives this process no more memory; give a smaller --memory-limit (memory_limit)"
+
+
+@contextmanager
+def on_thread(name: str) -> Iterator[None]:
+    """Around what a thread does for another, which raises its error again: SystemExit and its like must not
+    end the process there as if somebody had asked for that. They become an Error."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        raise Error(f"a {name} thread died of {error!r}; run again, with -v to see where") from error

@@ -9,13 +9,14 @@ order the streams, and the conductor waits only for bytes to arrive or a C block
 
 import queue
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Device
+from .errors import on_thread
 from .plan import Block, Part, Piece, Plan
-from .ring import Bytes, Event, Ring, Stopped
+from .ring import SIGNAL_SECONDS, Bytes, Event, Ring, Stopped
 from .trace import Trace
 
 
@@ -24,6 +25,9 @@ class Source(Protocol):
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Read into `slot`: a view of the piece's rows × cols there, and the bytes moved."""
+
+    def cancel(self) -> None:
+        """Let no reader wait any longer for a store that may never answer."""
 
 
 class Target(Protocol):
@@ -35,6 +39,9 @@ class Target(Protocol):
     def write(self, part: Part, slot: Bytes) -> int:
         """Store the chunk that `slot` now holds, whole and atomically; the bytes moved."""
 
+    def cancel(self) -> None:
+        """Let no writer wait any longer for a store that may never answer."""
+
 
 @dataclass
 class _CBlock:
@@ -44,8 +51,9 @@ class _CBlock:
 
     def free(self) -> None:
         """Wait for the writes; raises what one failed with."""
-        for write in self.writes:
-            write.result()
+        while wait(self.writes, SIGNAL_SECONDS, FIRST_EXCEPTION).not_done:
+            self.check()
+        self.check()
         self.writes.clear()
 
     def check(self) -> None:
@@ -110,11 +118,16 @@ def execute(
             other.free()
     except BaseException:
         device.cancel()
+        target.cancel()
+        for source in sources.values():
+            source.cancel()
         raise
     finally:
         ring.close()
-        readers.shutdown(cancel_futures=True)
-        writers.shutdown(cancel_futures=True)
+        try:
+            readers.shutdown(cancel_futures=True)
+        finally:  # also where Ctrl-C comes just now
+            writers.shutdown(cancel_futures=True)
 
 
 def _schedule(plan: Plan) -> Iterator[Piece]:
@@ -132,15 +145,16 @@ def _part_bytes(plan: Plan) -> int:
 
 def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trace) -> None:
     try:
-        while True:
-            slot, piece = ring.acquire()
-            with trace.span("read", operand=piece.operand, chunk=piece.chunk) as span:
-                slot.view, span["nbytes"] = sources[piece.source].read(piece, slot.data)
-            device.prepare(slot.data)
-            ring.fill(slot)
+        with on_thread("reader"):
+            while True:
+                slot, piece = ring.acquire()
+                with trace.span("read", operand=piece.operand, chunk=piece.chunk) as span:
+                    slot.view, span["nbytes"] = sources[piece.source].read(piece, slot.data)
+                device.prepare(slot.data)
+                ring.fill(slot)
     except Stopped:
         pass
-    except BaseException as error:
+    except Exception as error:
         ring.close(error)
 
 
@@ -151,6 +165,7 @@ def _upload(ring: Ring, device: Device, pieces: Iterator[Piece], buffer: int) ->
         ring.release(slot, device.upload(slot.view, piece, buffer), piece.kept)
 
 
+@on_thread("writer")
 def _write(
     device: Device,
     target: Target,

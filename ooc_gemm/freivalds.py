@@ -11,8 +11,6 @@ instead of the worst case k), and by Hoeffding |Σ_j x_j·δ_ij| ≤ t·√(Σ_j
 """
 
 import math
-import queue
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
@@ -26,8 +24,9 @@ from .devices.cpu import INTERPRETER_BYTES
 from .errors import BudgetError, InputError
 from .limits import baseline_bytes, default_memory_limit, parse_size
 from .local import Source
-from .pages import page_aligned
-from .plan import MiB, cut
+from .pages import Bytes, page_aligned
+from .plan import MiB, Piece, cut
+from .rechunk import each
 from .tiles import ceil_div
 
 Array = npt.NDArray[Any]
@@ -158,33 +157,29 @@ class _Stream:
         s = self._matrix
         out = np.zeros((s.cols if s.transposed else s.rows, x.shape[1]), x.dtype)
         norms = np.zeros(out.shape[0])
-        slots: queue.SimpleQueue[Array] = queue.SimpleQueue()
-        for buffer in page_aligned(self._threads, self._slot):
-            slots.put(buffer)
         lock = Lock()
         pieces = cut("", s, (0, s.rows), (0, s.cols), self._slot)
 
-        def run() -> None:
-            slot = slots.get()
-            while True:
-                with lock:
-                    piece = next(pieces, None)
-                if piece is None:
-                    return
-                values, moved = self._source.read(piece, slot)
-                wide = values.astype(x.dtype)
-                if self._conjugate:
-                    wide = wide.conj()
-                rows, cols = slice(*piece.rows), slice(*piece.cols)
-                if s.transposed:
-                    wide, rows, cols = wide.T, cols, rows
-                part, squares = _product(wide, x[cols]), np.square(np.abs(wide)).sum(axis=1)
-                with lock:
-                    out[rows] += part
-                    norms[rows] += squares
-                    self.bytes_read += moved
+        def add(piece: Piece, slot: Bytes) -> int:
+            values, moved = self._source.read(piece, slot)
+            wide = values.astype(x.dtype)
+            if self._conjugate:
+                wide = wide.conj()
+            rows, cols = slice(*piece.rows), slice(*piece.cols)
+            if s.transposed:
+                wide, rows, cols = wide.T, cols, rows
+            part, squares = _product(wide, x[cols]), np.square(np.abs(wide)).sum(axis=1)
+            with lock:
+                out[rows] += part
+                norms[rows] += squares
+            return moved
 
-        _all(run, self._threads)
+        slots = page_aligned(self._threads, self._slot)
+        with (
+            ThreadPoolExecutor(self._threads, "ooc-gemm verify") as pool,
+            self._source.cancelled_on_error(),
+        ):
+            self.bytes_read = each(pool, slots, pieces, add)
         return out, norms
 
 
@@ -192,9 +187,3 @@ def _product(a: Array, x: Array) -> Array:
     with np.errstate(all="ignore"):
         found: Array = a @ x
     return found
-
-
-def _all(work: Callable[[], None], threads: int) -> None:
-    with ThreadPoolExecutor(threads, "ooc-gemm verify") as pool:
-        for job in [pool.submit(work) for _ in range(threads)]:
-            job.result()

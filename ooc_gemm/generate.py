@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from . import store
 from .devices.cpu import INTERPRETER_BYTES
-from .errors import BudgetError, InputError
+from .errors import BudgetError, InputError, on_thread
 from .limits import baseline_bytes, default_memory_limit, parse_size
 from .plan import CHUNK_BYTES, MiB, Part
 from .tiles import ceil_div, ranges
@@ -62,6 +62,7 @@ def random(
     for _ in range(threads):
         slots.put(np.empty(unit[0] * unit[1] * kind.itemsize, np.uint8))
 
+    @on_thread("writer")
     def write(part: Part) -> int:
         slot = slots.get()
         try:

@@ -269,6 +269,9 @@ class _Nowhere:
     def write(self, part: Part, slot: Bytes) -> int:
         return 0
 
+    def cancel(self) -> None:
+        pass
+
 
 def _ring_seconds(device: Device) -> tuple[float, float]:
     """Of one piece's way through ring and device, beside its bytes; and of starting and closing a device."""

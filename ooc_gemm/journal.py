@@ -79,8 +79,12 @@ class Journal:
         os.makedirs(folder, exist_ok=True)
         journal = cls(folder, name, create=True)
         journal.head = {"version": VERSION, **head}
-        journal._file.truncate(0)
-        journal._append(journal.head, {"boot": _boot(), "undone": []})
+        try:
+            journal._file.truncate(0)
+            journal._append(journal.head, {"boot": _boot(), "undone": []})
+        except BaseException:
+            journal.remove()
+            raise
         return journal
 
     @classmethod

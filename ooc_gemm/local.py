@@ -5,10 +5,10 @@ own or in shards.
     compressed    file ──► scratch ──► slot      decoded to its place where the whole chunk is wanted
 """
 
-import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,25 @@ class Source:
         Raises StoreError, naming the chunk."""
         raise NotImplementedError
 
+    def cancel(self) -> None:
+        """Let no thread wait any longer for a store that may never answer; local files always do."""
+
+    @contextmanager
+    def cancelled_on_error(self) -> Iterator[None]:
+        """Around threads that read, inside of what waits for them to end."""
+        try:
+            yield
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _missing(self, piece: Piece, key: str) -> None:
+        """The file of a chunk is not there: it counts as the fill value. Raises StoreError where it was
+        there when the array was opened."""
+        s, (i, j) = self.matrix, piece.chunk
+        if s.stored is None or s.stored[i * s.grid[1] + j]:
+            raise StoreError(f"{self.name}: chunk {key} is gone, it was there before; put it back")
+
     def _place(self, piece: Piece, slot: Bytes) -> Array:
         rows, cols = piece.rows[1] - piece.rows[0], piece.span[1] - piece.span[0]
         return slot[: rows * cols * self.dtype.itemsize].view(self.dtype).reshape(rows, cols)
@@ -95,22 +114,28 @@ class Folder:
     def stamps(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
         """Of every file, in row-major order of their grid. Takes time for those that are there only: a grid
         of millions costs little to ask for."""
-        found, (down, across) = np.zeros((grid[0] * grid[1], 2), np.int64), grid
-        head, between, number = self._key(0, 0)[:-3], self._key(0, 0)[-2], r"(0|[1-9][0-9]{0,18})"
-        pattern = re.compile(re.escape(head) + number + re.escape(between) + number)
+        (down, across), places, stamps = grid, list[int](), list[Stamp]()
+        head, between, number = self._key(0, 0)[:-3], self._key(0, 0)[-2], "(0|[1-9][0-9]{0,18})"
+        numbers = re.compile(re.escape(head) + number + re.escape(between) + number).fullmatch
         for key, entry in self._files():
-            if not (match := pattern.fullmatch(key)):
+            if (match := numbers(key)) is None:
                 continue
-            i, j = map(int, match.group(2, 1) if self._transposed else match.group(1, 2))
+            i, j = int(match[1]), int(match[2])
+            if self._transposed:
+                i, j = j, i
             if i < down and j < across:
                 try:
-                    is_now = entry.stat()
-                    found[i * across + j] = is_now.st_size, is_now.st_mtime_ns
+                    found = entry.stat()
+                    stamps.append((found.st_size, found.st_mtime_ns))
                 except FileNotFoundError:  # a link to nowhere
                     continue
                 except OSError:  # reading it will say
-                    found[i * across + j] = 1, 0
-        return found
+                    stamps.append((1, 0))
+                places.append(i * across + j)
+        made = np.zeros((down * across, 2), np.int64)
+        if places:
+            made[places] = stamps
+        return made
 
     def _files(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """What may be chunks, by key: c.i.j and i.j are in one folder, c/i/j and i/j in one for each i."""
@@ -122,7 +147,7 @@ class Folder:
                 yield folder + entry.name, entry
 
     def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
-        with contextlib.suppress(OSError), os.scandir(f"{self.root}/{folder}") as entries:
+        with suppress(OSError), os.scandir(f"{self.root}/{folder}") as entries:
             yield from entries
 
 
@@ -201,6 +226,7 @@ class RawSource(Source):
                     at = base + (row + start // width) * line + col * s.itemsize
                     file.read(data[start : start + step], at)
         except FileNotFoundError:
+            self._missing(piece, key)
             wanted[...] = self._fill
             return wanted, 0
         except ValueError as error:
@@ -208,7 +234,8 @@ class RawSource(Source):
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
-            raise StoreError(f"{self.name}: chunk {key} cannot be read: {error.strerror or error}") from error
+            said = f"cannot be read: {error.strerror or error}; see to its disk, or write it again"
+            raise StoreError(f"{self.name}: chunk {key} {said}") from error
         return wanted, place.nbytes
 
 
@@ -255,9 +282,12 @@ class CompressedSource(Source):
         try:
             data = self.encoded(i, j)
             if data is None:
+                self._missing(piece, self._folder.key(i, j))
                 place[...] = self._fill
                 return place, 0
             self.compressor.decode(data, out)
+        except (MemoryError, StoreError):
+            raise
         except Exception as error:
             key = self._folder.key(i, j)
             raise StoreError(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from . import store
 from .devices import Array
-from .errors import InputError
+from .errors import InputError, on_thread
 from .layout import Copy
 from .local import Source
 from .pages import Bytes, page_aligned
@@ -92,6 +92,7 @@ def _copied(copy: Copy, source: Source, place: Path) -> tuple[Source, int, int]:
     with (
         ThreadPoolExecutor(copy.readers, "ooc-gemm reader") as readers,
         ThreadPoolExecutor(copy.writers, "ooc-gemm writer") as writers,
+        source.cancelled_on_error(),
     ):
         for rows in ranges(t.rows, copy.rows):
             for cols in ranges(t.cols, copy.cols):
@@ -116,20 +117,21 @@ def _copied(copy: Copy, source: Source, place: Path) -> tuple[Source, int, int]:
                     for i, row, row_stop in overlaps(*rows, t.chunk_rows)
                     for j, col, col_stop in overlaps(*cols, t.chunk_cols)
                 )
-                read += _each(readers, read_slots, pieces, fill)
-                written += _each(writers, write_slots, parts, drain)
+                read += each(readers, read_slots, pieces, fill)
+                written += each(writers, write_slots, parts, drain)
     made = target.source()
     made.name, made.matrix = source.name, t
     return made, read, written
 
 
-def _each(
+def each(
     pool: ThreadPoolExecutor, slots: list[Bytes], items: Iterable[T], work: Callable[[T, Bytes], int]
 ) -> int:
     """Work on every item, one thread a slot; the sum of what that returns. After an error, or Ctrl-C, no
     thread takes another item."""
     lock, left = Lock(), iter(items)
 
+    @on_thread("worker")
     def run(slot: Bytes) -> int:
         total = 0
         while True:

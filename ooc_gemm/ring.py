@@ -27,6 +27,9 @@ from .plan import Piece
 
 Bytes = npt.NDArray[np.uint8]
 
+SIGNAL_SECONDS = 0.5
+"""A signal that comes just as the main thread begins to wait is seen only after it: so no wait is longer."""
+
 
 class Event(Protocol):
     """A point in a device's stream."""
@@ -96,7 +99,10 @@ class Ring:
     def take(self) -> Slot:
         """The slot of the next piece in schedule order, once filled. Raises what a reader failed with."""
         with self._changed:
-            self._changed.wait_for(lambda: (self._full and self._full[0].filled) or self._closed)
+            while not self._changed.wait_for(
+                lambda: (self._full and self._full[0].filled) or self._closed, SIGNAL_SECONDS
+            ):
+                pass
             if self._closed:
                 raise self._error or Stopped()
             return self._full.popleft()

@@ -13,6 +13,7 @@ unfinished C is no Zarr array, and nothing can mistake it for a result.
 import asyncio
 import contextlib
 import copy
+import errno
 import json
 import math
 import os
@@ -22,10 +23,11 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -35,7 +37,7 @@ from zarr.abc.codec import ArrayArrayCodec, BytesBytesCodec, Codec
 from zarr.abc.store import RangeByteRequest
 from zarr.codecs import ShardingCodec, TransposeCodec
 from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
+from zarr.core.sync import _get_loop, sync
 from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore
 from zarr.storage._common import make_store_path
 
@@ -48,6 +50,7 @@ from .pages import give_back, scratch
 from .plan import Matrix, Part, Piece
 from .ring import Bytes
 
+T = TypeVar("T")
 Array = npt.NDArray[Any]
 
 METADATA = ("zarr.json", ".zarray")
@@ -71,6 +74,10 @@ SAVED_SECONDS = 2.0
 DIRECT_BYTES = 256 << 20
 """A C this large is written past the page cache, as fast as the disk is. A smaller one takes no time either
 way, and is likely to be read next."""
+TIMEOUT = 60.0
+"""Seconds that a store which is not this machine's may take to answer …"""
+SLOWEST = 1 << 20
+"""… and the bytes that come each second beyond."""
 
 
 def describe(spec: Any) -> str:
@@ -117,6 +124,52 @@ def same_place(one: Any, other: Any) -> bool:
 # ---------------------------------------------------------------------------------------------- reading
 
 
+abandoned = threading.Event()
+"""Set when nobody waits any longer for what may still keep a thread of a store's."""
+
+
+class Answers:
+    """zarr's `sync` with a time limit, for stores that may never answer."""
+
+    def __init__(self, store: Any, nbytes: int = 0):
+        """`nbytes` come or go at a time."""
+        self._seconds = None if isinstance(store, LocalStore) else TIMEOUT + nbytes / SLOWEST
+        self._waiting: set[Future[Any]] = set()
+        self._cancelled = False
+        self._lock = threading.Lock()
+
+    def of(self, question: Coroutine[Any, Any, T]) -> T:
+        """Its answer. Raises TimeoutError, and what the store raises. A local store ends what it has begun
+        even after Ctrl-C: nothing is written after what cleans up."""
+        with self._lock:
+            future = asyncio.run_coroutine_threadsafe(question, _get_loop())
+            self._waiting.add(future)
+            if self._cancelled:
+                future.cancel()
+        try:
+            return future.result(self._seconds)
+        except TimeoutError:
+            if future.done():
+                raise
+            raise TimeoutError(f"no answer within {self._seconds:.3g} s") from None
+        finally:
+            if self._seconds is None:
+                wait([future])
+            elif future.cancel():
+                abandoned.set()
+            with self._lock:
+                self._waiting.discard(future)
+
+    def cancel(self) -> None:
+        """Wake all who wait, with CancelledError, and let nobody wait again, unless the store is local."""
+        if self._seconds is None:
+            return
+        with self._lock:
+            self._cancelled = True
+            for future in self._waiting:
+                future.cancel()
+
+
 class DecodedSource(Source):
     """Chunks that zarr decodes: remote, of foreign byte order, of several codecs or unknown ones."""
 
@@ -134,6 +187,8 @@ class DecodedSource(Source):
         super().__init__(name, array.dtype.newbyteorder("="), matrix)
         self._array, self._counter, self._fortran = array, counter, matrix.transposed
         self._folder, self._most = folder, most
+        store = array.store_path.store
+        self._answers = Answers(getattr(store, "_store", store), matrix.chunk_bytes)
         give_back()
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
@@ -144,15 +199,29 @@ class DecodedSource(Source):
         try:
             if self._folder is not None:
                 files.check(f"{self._folder.root}/{self._key(piece)}", self._most)
-            found: Any = self._array[cols, rows] if self._fortran else self._array[rows, cols]
+            part = (cols, rows) if self._fortran else (rows, cols)
+            found: Any = self._answers.of(self._array.async_array.getitem(part))
+        except MemoryError:
+            raise
+        except TimeoutError as error:
+            raise StoreError(
+                f"{self.name}: chunk {self._key(piece)} does not come ({error}); see to its store, run again"
+            ) from error
         except Exception as error:
             raise StoreError(
-                f"{self.name}: chunk {self._key(piece)} cannot be read or decoded ({error}); write it again"
+                f"{self.name}: chunk {self._key(piece)} cannot be read or decoded "
+                f"({documents.short(error)}); write it again"
             ) from error
+        if self._folder is not None and not os.path.exists(f"{self._folder.root}/{self._key(piece)}"):
+            self._missing(piece, self._key(piece))
         np.copyto(place, found.T if self._fortran else found)
         if self._counter is not None:
             return place, self._counter.taken()
         return place, s.stored[i * s.grid[1] + j] if s.stored else s.chunk_bytes
+
+    def cancel(self) -> None:
+        """Wake who waits for a chunk."""
+        self._answers.cancel()
 
     def _key(self, piece: Piece) -> str:
         """The key of the chunk, or of the shard that holds it."""
@@ -277,7 +346,7 @@ def _said(path: str, name: str) -> Iterator[None]:
 def _describe(path: str, name: str) -> tuple[StorePath, str, dict[str, Any]]:
     """Where there may be an array or a group, the key of its metadata, and that. An empty key where there is
     neither. (zarr.open, which does this and more, reads and believes all there is.)"""
-    at = sync(make_store_path(path, mode="r"))
+    at = Answers(None if "://" in path else LocalStore(path)).of(make_store_path(path, mode="r"))
     for key in (*METADATA, ".zgroup"):
         document = _document(at, key)
         if document is not None:
@@ -290,7 +359,7 @@ def _document(at: StorePath, key: str) -> bytes | None:
     most = documents.MAX_BYTES + 1
     if isinstance(at.store, LocalStore):
         return files.read_small(Path(at.store.root) / at.path / key, most)
-    found = sync((at / key).get(default_buffer_prototype(), RangeByteRequest(0, most)))
+    found = Answers(at.store).of((at / key).get(default_buffer_prototype(), RangeByteRequest(0, most)))
     return None if found is None else bytes(found.to_bytes())
 
 
@@ -701,6 +770,8 @@ class Target:
         self._direct = array.nbytes >= DIRECT_BYTES
         self._keeps = isinstance(array.store_path.store, MemoryStore)
         """The store may keep what it is given, not a copy of it."""
+        store, unit = array.store_path.store, math.prod(self._shape) * array.dtype.itemsize
+        self._answers = Answers(store, unit)
         self._folders: set[str] = set()
         self._waiting: list[str] = []
         """Files that are not in their places yet."""
@@ -775,7 +846,7 @@ class Target:
     def pause(self) -> None:
         """The run ends before C is finished: what is done is kept for the next."""
         if self._log:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # the disk is full; the journal closed
                 self.save(durable=True)
             self._log.close()
 
@@ -799,7 +870,14 @@ class Target:
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
-            raise StoreError(f"{self.name} cannot be finished: {error.strerror or error}") from error
+            raise StoreError(
+                f"{self.name} cannot be finished: {error.strerror or error}; see to its disk and go on with "
+                "--resume (resume=True)"
+            ) from error
+
+    def cancel(self) -> None:
+        """Wake who waits for a store to take a chunk."""
+        self._answers.cancel()
 
     def view(self, part: Part, slot: Bytes) -> Array:
         """A whole chunk's room in `slot`; the part of it that lies inside C."""
@@ -820,10 +898,10 @@ class Target:
         try:
             if self._folder is None:
                 row, col = (index * size for index, size in zip(part.chunk, self._shape, strict=True))
+                place = slice(row, row + part.rows), slice(col, col + part.cols)
                 with np.errstate(over="ignore"):
-                    self._array[row : row + part.rows, col : col + part.cols] = inside.astype(
-                        dtype, copy=self._keeps
-                    )
+                    converted = inside.astype(dtype, copy=self._keeps)
+                self._answers.of(self._array.async_array.setitem(place, converted))
                 return values.size * dtype.itemsize
             values[part.rows :] = 0
             values[: part.rows, part.cols :] = 0
@@ -835,10 +913,17 @@ class Target:
                     np.copyto(data, values, casting="unsafe")
             self._write_file(part.chunk, self._encoded(data))
             return data.nbytes
+        except MemoryError:
+            raise
         except Exception as error:
             key = self._array.metadata.encode_chunk_key(part.chunk)
             said = (isinstance(error, OSError) and error.strerror) or error
-            raise StoreError(f"{self.name}: chunk {key} cannot be written: {said}") from error
+            full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
+            first = "make room there" if full else "see to its disk" if self._folder else "see to its store"
+            then = "go on with --resume (resume=True)" if self._log else "run again with -f (force=True)"
+            raise StoreError(
+                f"{self.name}: chunk {key} cannot be written: {said}; {first} and {then}"
+            ) from error
 
     def _encoded(self, data: Array) -> Bytes | bytes:
         """A whole chunk, or shard, as it is stored."""
@@ -874,7 +959,7 @@ class Target:
         return self._array.store_path / key
 
     def _find(self, key: str) -> bytes | None:
-        found = sync(self._place(key).get())
+        found = self._answers.of(self._place(key).get())
         return None if found is None else bytes(found.to_bytes())
 
     def _get(self, key: str) -> bytes:
@@ -886,11 +971,11 @@ class Target:
         return found
 
     def _set(self, key: str, value: bytes) -> None:
-        sync(self._place(key).set(default_buffer_prototype().buffer.from_bytes(value)))
+        self._answers.of(self._place(key).set(default_buffer_prototype().buffer.from_bytes(value)))
 
     def _delete(self, key: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            sync(self._place(key).delete())
+            self._answers.of(self._place(key).delete())
 
 
 def _check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
@@ -926,7 +1011,7 @@ def create_target(
         if isinstance(spec, zarr.Array):
             at = spec.store_path
         elif place is not None:
-            at = StorePath(sync(LocalStore.open(place)))
+            at = StorePath(_opened(place))
         else:
             at = _remote_place(str(spec))
         target = Target(_array_at(blank.metadata, at), name, block, log)
@@ -953,11 +1038,19 @@ def update_target(spec: Any, block: np.dtype[Any], head: dict[str, Any] | None) 
         log = Journal.create(place, name, head) if place and head else None
         target = Target(open_existing(spec), name, block, log)
         target.begin(None)
-    except BaseException:
+    except BaseException as error:
         if log:
             log.close()
+        if isinstance(error, OSError) and not isinstance(error, Error):
+            said = error.strerror or error
+            raise InputError(f"{name} cannot be updated: {said}; it is as it was, see to its disk") from error
         raise
     return target
+
+
+def _opened(place: Path) -> LocalStore:
+    """A local store, whose folder is made."""
+    return Answers(LocalStore(place)).of(LocalStore.open(place))
 
 
 def scratch_folder(spec: Any) -> Path:
@@ -997,9 +1090,7 @@ def open_partial(spec: Any) -> zarr.Array[Any]:
         for path in (place / (key + PARTIAL), place / key):
             if path.exists():
                 try:
-                    return _array_at(
-                        kind.from_dict(json.loads(path.read_bytes())), StorePath(sync(LocalStore.open(place)))
-                    )
+                    return _array_at(kind.from_dict(json.loads(path.read_bytes())), StorePath(_opened(place)))
                 except Exception as error:
                     raise _unusable(name, error, remote=False) from error
     raise InputError(f"{name} was hardly begun; {journal.ANEW}")
@@ -1010,6 +1101,9 @@ class ArrayTarget:
 
     def __init__(self, out: Array, matrix: Matrix, block: np.dtype[Any]):
         self._out, self._matrix, self._block = out, matrix, block
+
+    def cancel(self) -> None:
+        """Nobody ever waits."""
 
     def view(self, part: Part, slot: Bytes) -> Array:
         """Dense at the front of the slot."""

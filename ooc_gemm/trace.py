@@ -10,6 +10,8 @@ from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any
 
+from .errors import StoreError
+
 STAGES = ("read", "upload", "compute", "download", "write")
 
 
@@ -50,7 +52,8 @@ class Trace:
         return {stage: round(self.seconds[stage], 6) for stage in STAGES}
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """The timeline in Chrome's trace event format: one process, one track a stage and thread."""
+        """The timeline in Chrome's trace event format: one process, one track a stage and thread. Raises
+        StoreError; no part of it is left behind then."""
         tracks = sorted(
             {track for _, track, *_ in self._spans}, key=lambda t: (STAGES.index(t.split()[0]), t)
         )
@@ -77,4 +80,10 @@ class Trace:
                     "args": args,
                 }
             )
-        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        try:
+            Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        except OSError as error:
+            if os.path.isfile(path):
+                os.unlink(path)
+            said = f"the trace {os.fspath(path)} cannot be written: {error.strerror or error}"
+            raise StoreError(f"{said}; the result itself is finished") from error

@@ -388,7 +388,7 @@ def _output_of_failure(command, text):
         (ooc_gemm.RangeError("too large"), 1, "Error: too large\n"),
         (ooc_gemm.DeviceError("it is gone"), 1, "Error: it is gone\n"),
         (ZeroDivisionError("by zero"), 1, "Error: ZeroDivisionError: by zero (-v shows where)\n"),
-        (MemoryError(), 1, "Error: MemoryError"),
+        (MemoryError(), 1, "Error: the system gives this process no more memory; give a smaller"),
     ],
 )
 def test_exit_status(here, monkeypatch, error, code, said):
@@ -414,7 +414,7 @@ def test_a_device_that_does_not_get_started(here, monkeypatch, step, error, code
         patched.setattr(f"ooc_gemm.devices.cpu.{step}", fail)
         done = ooc("multiply", "a", "b", "new", *CPU)
     assert done.code == code
-    assert done.err.strip().startswith("Interrupted: " if code == 130 else "Error: MemoryError")
+    assert done.err.strip().startswith("Interrupted: " if code == 130 else "Error: the system gives")
     assert threadpool_info() == before
     assert ooc("multiply", "a", "b", "new", *CPU, "-f").code == 0
 

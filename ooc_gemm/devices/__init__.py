@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError, RangeError
+from ..errors import DeviceError, InputError, RangeError
 from ..plan import Block, Part, Piece, Plan, Rates
 from ..ring import Bytes, Event
 from ..trace import Trace
@@ -174,6 +174,10 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Finish or drop what is under way; free every buffer."""
+
+    def explain(self, error: Exception) -> DeviceError | None:
+        """What an error of the device's libraries means, asked after `close`; None for any other error.
+        OutOfMemoryError, with a limit that another plan may keep to, where its memory was the matter."""
 
 
 def open_device(name: str) -> Device:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ..errors import InputError
+from ..errors import InputError, on_thread
 from ..pages import page_aligned
 from ..plan import DIAGONAL_STRIPS, Block, MiB, Part, Piece, Plan, Rates
 from ..ring import Bytes, Event, Stopped
@@ -67,7 +67,7 @@ class _Stream:
     event raises it."""
 
     def __init__(self) -> None:
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self._queue: queue.SimpleQueue[Callable[[], None] | _Mark | None] = queue.SimpleQueue()
         self._thread = Thread(target=self._run, name="ooc-gemm compute", daemon=True)
         self._thread.start()
@@ -90,8 +90,9 @@ class _Stream:
                 item.reached.set()
             elif self.error is None:
                 try:
-                    item()
-                except BaseException as error:
+                    with on_thread("compute"):
+                        item()
+                except Exception as error:
                     self.error = error
 
 
@@ -247,6 +248,9 @@ class CPU:
         """Give BLAS its threads back and free the buffers, as far as `start` came."""
         self._started.close()
         self._panels, self._blocks = [], []
+
+    def explain(self, error: Exception) -> None:
+        """It has no memory of its own."""
 
     def _multiply(self, block: Block, k: int, p: int, c: int, first: bool) -> None:
         start = time.perf_counter()

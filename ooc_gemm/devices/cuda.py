@@ -6,6 +6,7 @@
 Nothing here waits for the device but `Event.synchronize`, which readers and writers call.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import numpy as np
 from .. import catalog
 from ..catalog import KERNELS
 from ..complex_gemm import ComplexGemm
-from ..errors import DeviceError, InputError
+from ..errors import NO_MEMORY, DeviceError, InputError, OutOfMemoryError
 from ..mma import Mma
 from ..pages import page_aligned
 from ..plan import Block, MiB, Part, Piece, Plan, Rates, panel_elements
@@ -48,6 +49,8 @@ _CUDA_TYPE = {"f": 0, "d": 1, "e": 2, "F": 4, "D": 5}
 _COMPUTE_32F, _COMPUTE_64F = 68, 70
 _OP_N, _OP_T, _OP_C = 0, 1, 2
 _DEFAULT_ALGORITHM = -1
+_CUDA_FULL, _CUBLAS_FULL = 2, 3
+"""Status of an allocation that failed."""
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 _CLOCK_RATE, _MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH = 13, 36, 37
 """cudaDeviceAttr: kHz, kHz, bits."""
@@ -143,6 +146,8 @@ class CUDA:
         self._pinned: dict[int, Bytes] = {}
         self._streams: dict[str, Any] = {}
         self._spans: list[_Span] = []
+        self._gemm: Any = None
+        self._lower: Any = None
         self._lock = Lock()
 
     def arithmetic(
@@ -305,25 +310,19 @@ class CUDA:
         self._overflow = Overflow(operation)
         arithmetic, self._block_shape = operation.arithmetic, (plan.bm, plan.bn)
         self._device.use()
-        try:
-            for p in range(plan.panel_buffers):
-                sizes = panel_elements(plan.problem, plan.bm, plan.bn, plan.bk)
-                self._arrays["a", p] = self._allocate(sizes[0], arithmetic.panel)
-                self._arrays["b", p] = self._allocate(sizes[1], arithmetic.panel)
-            for c in range(plan.c_buffers):
-                self._arrays["c", c] = self._allocate(plan.bm * plan.bn, arithmetic.block)
-            if plan.problem.symmetric:
-                part = plan.problem.c.chunk_rows * plan.problem.c.chunk_cols
-                self._arrays["mirrored"] = self._allocate(part, arithmetic.block)
-                self._turn = load(catalog.transpose(arithmetic.block.name), "transpose", "mirror")
-            if plan.budget.staged:
-                self._arrays["staging"] = self._allocate(plan.slot_bytes, np.dtype(np.uint8))
-            self._gemm, self._lower = self._open_kernel(plan)
-        except (cupy.cuda.memory.OutOfMemoryError, self._runtime.CUDARuntimeError) as error:
-            raise DeviceError(
-                f"{self.name} has no {plan.device_bytes} bytes free ({error}); "
-                "give a smaller --device-memory-limit"
-            ) from error
+        for p in range(plan.panel_buffers):
+            sizes = panel_elements(plan.problem, plan.bm, plan.bn, plan.bk)
+            self._arrays["a", p] = self._allocate(sizes[0], arithmetic.panel)
+            self._arrays["b", p] = self._allocate(sizes[1], arithmetic.panel)
+        for c in range(plan.c_buffers):
+            self._arrays["c", c] = self._allocate(plan.bm * plan.bn, arithmetic.block)
+        if plan.problem.symmetric:
+            part = plan.problem.c.chunk_rows * plan.problem.c.chunk_cols
+            self._arrays["mirrored"] = self._allocate(part, arithmetic.block)
+            self._turn = load(catalog.transpose(arithmetic.block.name), "transpose", "mirror")
+        if plan.budget.staged:
+            self._arrays["staging"] = self._allocate(plan.slot_bytes, np.dtype(np.uint8))
+        self._gemm, self._lower = self._open_kernel(plan)
         self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in (UPLOAD, COMPUTE, DOWNLOAD)}
         self._base = cupy.cuda.Event()
         self._base.record(self._streams[COMPUTE])
@@ -346,7 +345,12 @@ class CUDA:
         at = buffer.ctypes.data
         if at not in self._pinned:
             self._device.use()
-            self._runtime.hostRegister(at, round_up(buffer.nbytes, PAGESIZE), 0)
+            try:
+                self._runtime.hostRegister(at, round_up(buffer.nbytes, PAGESIZE), 0)
+            except self._runtime.CUDARuntimeError as error:
+                if error.status != _CUDA_FULL:
+                    raise
+                raise OutOfMemoryError(NO_MEMORY) from error
             self._pinned[at] = buffer
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Any:
@@ -576,22 +580,48 @@ class CUDA:
 
     def close(self) -> None:
         """Wait for what is under way, turn events into spans, free everything."""
-        self._device.use()
-        for stream in self._streams.values():
-            stream.synchronize()
-        if self._arrays:
-            self._least_free = min(self._least_free, self._runtime.memGetInfo()[0])
-        for span in self._spans:
-            start, stop = (
-                self._base_time + self._cupy.cuda.get_elapsed_time(self._base, e) / 1e3
-                for e in (span.start, span.stop)
-            )
-            self._trace.add(span.stage, start, stop, span.stage, span.nbytes, **span.args)
-        self._spans, self._streams = [], {}
-        self._arrays.clear()
-        for at in self._pinned:
-            self._runtime.hostUnregister(at)
-        self._pinned.clear()
+        try:
+            self._device.use()
+            for stream in self._streams.values():
+                stream.synchronize()
+            if self._arrays:
+                self._least_free = min(self._least_free, self._runtime.memGetInfo()[0])
+            for span in self._spans:
+                start, stop = (
+                    self._base_time + self._cupy.cuda.get_elapsed_time(self._base, e) / 1e3
+                    for e in (span.start, span.stop)
+                )
+                self._trace.add(span.stage, start, stop, span.stage, span.nbytes, **span.args)
+        finally:
+            self._spans, self._streams = [], {}
+            self._arrays.clear()
+            self._gemm = self._lower = None  # and their scratch
+            for at in self._pinned:
+                with contextlib.suppress(self._runtime.CUDARuntimeError):  # where the device has failed
+                    self._runtime.hostUnregister(at)
+            self._pinned.clear()
+
+    def explain(self, error: Exception) -> DeviceError | None:
+        """What CuPy raises. Another plan may count on half of what is free now."""
+        cuda = self._cupy.cuda
+        failures = (self._runtime.CUDARuntimeError, cuda.driver.CUDADriverError, cuda.cublas.CUBLASError)
+        full = isinstance(error, cuda.memory.OutOfMemoryError)
+        if not (full or isinstance(error, failures)):
+            return None
+        if not full:
+            code = _CUBLAS_FULL if isinstance(error, cuda.cublas.CUBLASError) else _CUDA_FULL
+            if getattr(error, "status", None) != code:
+                return DeviceError(f"{self.name} failed ({error}); run again, or use another device")
+        limit = None
+        with contextlib.suppress(*failures):
+            self._cupy.get_default_memory_pool().free_all_blocks()
+            self._free = self._least_free = self._runtime.memGetInfo()[0]
+            limit = CONTEXT_BYTES + self._free // 2
+        return OutOfMemoryError(
+            f"{self.name} has not the memory that the plan counts on ({error}); "
+            "give a smaller --device-memory-limit (device_memory_limit)",
+            limit,
+        )
 
     def _event(self, stream: Any) -> Any:
         event = self._cupy.cuda.Event(block=True)
