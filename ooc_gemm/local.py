@@ -6,7 +6,6 @@ own or in shards.
 """
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -114,28 +113,29 @@ class Folder:
     def stamps(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
         """Of every file, in row-major order of their grid. Takes time for those that are there only: a grid
         of millions costs little to ask for."""
-        (down, across), places, stamps = grid, list[int](), list[Stamp]()
-        head, between, number = self._key(0, 0)[:-3], self._key(0, 0)[-2], "(0|[1-9][0-9]{0,18})"
-        numbers = re.compile(re.escape(head) + number + re.escape(between) + number).fullmatch
+        found, (down, across) = np.zeros((grid[0] * grid[1], 2), np.int64), grid
+        head, between = self._key(0, 0)[:-3], self._key(0, 0)[-2]
+        places, stamps = list[int](), list[int]()
         for key, entry in self._files():
-            if (match := numbers(key)) is None:
+            try:
+                i, j = map(int, key[len(head) :].split(between))
+            except ValueError:
                 continue
-            i, j = int(match[1]), int(match[2])
+            if key != f"{head}{i}{between}{j}":  # 007 is another file
+                continue
             if self._transposed:
                 i, j = j, i
-            if i < down and j < across:
+            if 0 <= i < down and 0 <= j < across:
                 try:
-                    found = entry.stat()
-                    stamps.append((found.st_size, found.st_mtime_ns))
+                    file = entry.stat()
+                    stamps += file.st_size, file.st_mtime_ns
                 except FileNotFoundError:  # a link to nowhere
                     continue
                 except OSError:  # reading it will say
-                    stamps.append((1, 0))
+                    stamps += 1, 0
                 places.append(i * across + j)
-        made = np.zeros((down * across, 2), np.int64)
-        if places:
-            made[places] = stamps
-        return made
+        found[places] = np.reshape(np.array(stamps, np.int64), (-1, 2))
+        return found
 
     def _files(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """What may be chunks, by key: c.i.j and i.j are in one folder, c/i/j and i/j in one for each i."""

@@ -247,9 +247,10 @@ class ArraySource(Source):
 class _CountingStore(WrapperStore[Any]):
     """Counts the bytes that reads bring into the process, for stores whose pieces are not files."""
 
-    def __init__(self, store: Any):
+    def __init__(self, store: Any, most: int):
+        """No part of a file that is longer than `most` is read: an index may ask for anything."""
         super().__init__(store)
-        self.total = 0
+        self.total, self._most = 0, most
         self._lock = threading.Lock()
 
     def taken(self) -> int:
@@ -263,7 +264,9 @@ class _CountingStore(WrapperStore[Any]):
         return self
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
-        """As the store's own."""
+        """As the store's own. Raises ValueError where that is too much."""
+        if isinstance(byte_range, RangeByteRequest) and byte_range.end - byte_range.start > self._most:
+            raise ValueError(f"its index asks for {byte_range.end - byte_range.start} bytes")
         found = await super().get(key, prototype, byte_range)
         if found is not None:
             with self._lock:
@@ -455,7 +458,7 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
         _check_shards(name, matrix, outer)
     if isinstance(at.store, LocalStore):
         return _local_source(name, array, matrix, outer, Path(at.store.root) / at.path)
-    return _decoded_source(name, array, matrix, _CountingStore(at.store))
+    return _decoded_source(name, array, matrix)
 
 
 def _check_shards(name: str, s: Matrix, outer: Matrix) -> None:
@@ -488,25 +491,19 @@ def _local_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, r
             source = RawSource(name, dtype, fill, _with_missing(s, sizes), folder)
     else:
         s = replace(s, stored=_shares(s, outer, sizes) if shard else sizes)
-        counter = _CountingStore(array.store_path.store) if shard else None
-        source = _decoded_source(name, array, s, counter, folder)
+        source = _decoded_source(name, array, s, folder)
     source.stamps = stamps
     source.description = json.dumps({**metadata.to_dict(), "attributes": {}}, default=str).encode()
     return source
 
 
-def _decoded_source(
-    name: str,
-    array: zarr.Array[Any],
-    s: Matrix,
-    counter: "_CountingStore | None",
-    folder: Folder | None = None,
-) -> Source:
+def _decoded_source(name: str, array: zarr.Array[Any], s: Matrix, folder: Folder | None = None) -> Source:
     """Chunks that zarr decodes, with codecs that stay within bounds. Its `zarrs` pipeline, which knows no
     bounds, has those that no codec could exceed; it refuses types of foreign byte order (v2 has them), and of
     a part of a chunk in foreign byte order (v3) it gives wrong complex numbers, without a word."""
     metadata, at = array.metadata, array.store_path
     bounded, most = _bounded(metadata)
+    counter = _CountingStore(at.store, most) if folder is None or array.shards else None
     fast = bounded is metadata and array.dtype.isnative and array.dtype.kind != "c"
     with _fast_codecs() if fast else contextlib.nullcontext():
         array = _array_at(bounded, StorePath(counter, at.path) if counter else at)
