@@ -8,6 +8,7 @@ own or in shards.
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +118,10 @@ class Folder:
         head, between = self._key(0, 0)[:-3], self._key(0, 0)[-2]
         places, stamps = list[int](), list[int]()
         for key, entry in self._files():
-            try:
-                i, j = map(int, key[len(head) :].split(between))
-            except ValueError:
+            if not key.startswith(head):
                 continue
-            if key != f"{head}{i}{between}{j}":  # 007 is another file
-                continue
+            row, _, col = key[len(head) :].partition(between)
+            i, j = _number(row), _number(col)
             if self._transposed:
                 i, j = j, i
             if 0 <= i < down and 0 <= j < across:
@@ -138,17 +137,28 @@ class Folder:
         return found
 
     def _files(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """What may be chunks, by key: c.i.j and i.j are in one folder, c/i/j and i/j in one for each i."""
+        """What may be chunks, by key: c.i.j and i.j are in one folder, c/i/j and i/j in one for each i.
+        Raises OSError."""
         folders = ["c/"] if self._key(0, 0).startswith("c/") else [""]
         if self._key(0, 0).endswith("/0"):
-            folders = [f"{top}{entry.name}/" for top in folders for entry in self._entries(top)]
+            found = ((top, entry.name) for top in folders for entry in self._entries(top))
+            folders = [f"{top}{name}/" for top, name in found if name.isdecimal()]
         for folder in folders:
             for entry in self._entries(folder):
                 yield folder + entry.name, entry
 
     def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
-        with suppress(OSError), os.scandir(f"{self.root}/{folder}") as entries:
+        with (
+            suppress(FileNotFoundError, NotADirectoryError),
+            os.scandir(f"{self.root}/{folder}") as entries,
+        ):
             yield from entries
+
+
+@lru_cache(1 << 16)
+def _number(text: str) -> int:
+    """As keys have it; -1 for what is none, such as 007."""
+    return int(text) if text.isdecimal() and text == str(int(text)) else -1
 
 
 class Shards(Folder):
