@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from .errors import BudgetError, DeviceError, Error, InputError, RangeError, StoreError
+from .errors import BudgetError, DeviceError, Error, InputError, RangeError, StoreError, VerificationError
 from .plan import Plan
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ __all__ = [
     "RangeError",
     "Result",
     "StoreError",
+    "VerificationError",
     "gram",
     "multiply",
     "plan",

@@ -5,7 +5,7 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,13 +13,22 @@ from typing import Any
 import numpy as np
 
 from . import __version__, journal, layout, rates, store
+from .check import Verdict
 from .devices import Device, Operation, open_device
-from .errors import NO_MEMORY, BudgetError, Error, InputError, OutOfMemoryError
+from .errors import (
+    NO_MEMORY,
+    BudgetError,
+    Error,
+    InputError,
+    OutOfMemoryError,
+    Place,
+    VerificationError,
+)
 from .execute import execute
 from .journal import Journal, Stamp
 from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
 from .local import Source
-from .plan import Budget, Matrix, Plan, Problem, make_plan
+from .plan import Block, Budget, Matrix, Plan, Problem, make_plan
 from .rechunk import Rechunked, check_space, rechunked
 from .trace import Trace
 
@@ -110,6 +119,7 @@ def multiply(
     shards: tuple[int, int] | None = None,
     compressor: str = "none",
     rechunk: bool = False,
+    verify: bool = False,
     force: bool = False,
     resume: bool = False,
     trace: str | os.PathLike[str] | None = None,
@@ -126,11 +136,13 @@ def multiply(
     resume: continue an interrupted run of the same problem, with these or other limits, on this or another
     device; where there is no C yet, begin.
     rechunk: copy A or B to better chunks first, beside C, where the plan shows that it pays.
+    verify: check every block of C while it is on the device, and compute what fails once more.
     trace: file for a timeline of every stage. progress: called with (fraction, plan, trace).
-    notice: called before anything is written with the plan's advice on chunks, where there is any.
+    notice: called with the plan's advice on chunks, before anything is written, and of blocks that fail.
 
-    Raises InputError and BudgetError before anything is written; StoreError, RangeError and DeviceError
-    while running, after which C is no Zarr array but an unfinished one, which `resume` continues.
+    Raises InputError and BudgetError before anything is written; StoreError, RangeError, DeviceError and
+    VerificationError while running, after which C is no Zarr array but an unfinished one, which `resume`
+    continues.
     """
     return _retried(
         a,
@@ -157,6 +169,7 @@ def multiply(
         shards=shards,
         compressor=compressor,
         rechunk=rechunk,
+        verify=verify,
     )
 
 
@@ -268,7 +281,23 @@ def _run(
                     if progress
                     else (lambda fraction: None)
                 )
-                execute(plan, job.device, sources, target, watch, report)
+                verify = job.operation.verify
+                wrong = execute(plan, job.device, sources, target, watch, report, verify)
+                if wrong:
+                    if notice:
+                        notice(f"the check of {_spelled(_places(wrong))} of C failed; computed once more")
+                    again = _only(plan, wrong)
+                    job.device.close()
+                    job.device.start(again, job.operation, watch)
+                    wrong = execute(again, job.device, sources, target, watch, report, verify)
+                if wrong:
+                    name, places = "C" if c is None else store.describe(c), _places(wrong)
+                    rest = "run again" if job.head is None else "continue with --resume (resume=True)"
+                    raise VerificationError(
+                        f"{name} comes out wrong in {_spelled(places)}, also when computed again; "
+                        f"{rest}, on another device than {job.device.name}",
+                        places,
+                    )
     if trace is not None:
         watch.write(trace)
     seconds = time.perf_counter() - started
@@ -294,11 +323,31 @@ def _run(
         stage_seconds=watch.stage_seconds(),
         blocks=job.blocks,
         blocks_resumed=job.blocks - plan.block_count,
-        verified=None,
+        verified=True if job.operation.verify else None,
         rechunked=copies,
         plan=plan,
         array=array,
     )
+
+
+def _places(wrong: Iterable[tuple[Block, Verdict]]) -> tuple[Place, ...]:
+    """Where the blocks lie."""
+    return tuple(
+        ((block.row, block.row + block.rows), (block.col, block.col + block.cols)) for block, _ in wrong
+    )
+
+
+def _spelled(places: tuple[Place, ...]) -> str:
+    some = [f"rows {r}–{rs - 1} × columns {c}–{cs - 1}" for (r, rs), (c, cs) in places[:4]]
+    more = f" and {len(places) - 4} more blocks" if len(places) > 4 else ""
+    return ", ".join(some) + more
+
+
+def _only(plan: Plan, wrong: Iterable[tuple[Block, Verdict]]) -> Plan:
+    """The plan of these blocks alone."""
+    down, across = plan.problem.c.grid
+    todo = {part.chunk for block, _ in wrong for part in plan.parts(block)}
+    return plan.without(frozenset((i, j) for i in range(down) for j in range(across)) - todo)
 
 
 def plan(a: Any, b: Any, **options: Any) -> Plan:
@@ -332,6 +381,7 @@ def _prepare(
     shards: tuple[int, int] | None = None,
     compressor: str = "none",
     rechunk: bool = False,
+    verify: bool = False,
     force: bool = False,
     symmetric: bool = False,
     log: Journal | None = None,
@@ -410,6 +460,7 @@ def _prepare(
         along_k=arithmetic.along_k,
         line_bytes=arithmetic.line_bytes,
         scratch=arithmetic.scratch,
+        check_itemsize=arithmetic.check_type.itemsize if verify else 0,
         kernel=f"{arithmetic.kernel}: {arithmetic.why}",
         symmetric=symmetric,
     )
@@ -422,7 +473,7 @@ def _prepare(
         host_baseline=baseline_bytes(costs.host_baseline) + extra,
         device=costs.device,
         device_baseline=costs.device_baseline,
-        workspace=costs.workspace,
+        workspace=costs.workspace + (costs.check if verify else 0),
         staged=costs.device is not None and (converted or "c" in sources),
         readers=costs.readers,
         writers=costs.writers,
@@ -467,6 +518,7 @@ def _prepare(
         conjugate_b=adjoint_b and right.dtype.kind == "c",
         alpha=alpha,
         beta=beta,
+        verify=verify,
     )
     dtype = np.result_type(left.dtype, right.dtype)
     return _Job(sources, operation, output, copies, made, chosen, dtype, head, blocks)

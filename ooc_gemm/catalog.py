@@ -442,6 +442,37 @@ def combine(pairs: bool, conjugate_a: bool = False, conjugate_b: bool = False) -
     return Config("combine", "complex64", 1, 256, (256, 1), tuple(macros.items()))
 
 
+_CHECKED = {
+    # NumPy's name: ELEMENT, KIND
+    "float16": ("unsigned short", 4),
+    "float32": ("float", 1),
+    "float64": ("double", 1),
+    "complex64": ("float", 2),
+    "complex128": ("double", 2),
+    "int8": ("signed char", 3),
+    "uint8": ("unsigned char", 3),
+    "int32": ("int", 3),
+    "int64": ("long long", 3),
+}
+
+
+def check(dtype: str, exact: bool, vec: int) -> Config:
+    """kernels/check.cu for panels or blocks of this type; `exact`: they hold integers. Rows start at
+    multiples of `vec` elements."""
+    element, kind = _CHECKED[dtype]
+    macros: dict[str, int | str] = {"ELEMENT": element, "KIND": 3 if exact else kind, "VEC": vec}
+    return Config("check", dtype, 8, 256, (256, 1), tuple(macros.items()))
+
+
+def checks() -> Iterator[Config]:
+    """Every configuration of kernels/check.cu."""
+    for dtype, (_, kind) in _CHECKED.items():
+        size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
+        for vec in sorted({1, 2 if dtype == "float64" else 1, 16 // size}):
+            for exact in {kind == 3, dtype == "float64"}:
+                yield check(dtype, exact, vec)
+
+
 def transpose(dtype: str) -> Config:
     """kernels/transpose.cu, by NumPy's name for the type: only its size matters."""
     size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8

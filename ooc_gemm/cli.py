@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import __version__
-from .errors import NO_MEMORY, BudgetError, Error, InputError
+from .errors import NO_MEMORY, BudgetError, Error, InputError, VerificationError
 
 if TYPE_CHECKING:
     from .api import Result
@@ -125,6 +125,7 @@ _matrices = _options(
     click.option(
         "--rechunk", is_flag=True, help="Copy A or B to better chunks first, beside C, where that pays."
     ),
+    click.option("--verify", is_flag=True, help="Check every block of C while it is on the device."),
 )
 _problem = _options(_operands, _matrices)
 _running = _options(
@@ -715,6 +716,7 @@ def _summary(result: "Result", c: str) -> str:
         f"{c}: {result.m}×{result.n} {result.out_dtype} = {operands}\n"
         f"{result.seconds:.2f} s, {_rate(result.tflops * 1e12)} ({result.kernel} on {result.device})\n"
         f"read {_size(result.bytes_read)}, wrote {_size(result.bytes_written)}, peak {peak}{copies}"
+        + ("\nchecked: every block of C is the product, to rounding" if result.verified else "")
     )
 
 
@@ -837,7 +839,8 @@ def _main(args: Sequence[str], verbose: bool) -> None:
         elif isinstance(error, MemoryError):
             text = NO_MEMORY
         click.echo(f"Error: {text}", err=True)
-        sys.exit(2 if isinstance(error, InputError | BudgetError) else 1)
+        codes = (InputError, 2), (BudgetError, 2), (VerificationError, 3), (Exception, 1)
+        sys.exit(next(code for kind, code in codes if isinstance(error, kind)))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,21 @@ class OutOfMemoryError(DeviceError, MemoryError):
         self.limit, self.begun = limit, False
 
 
+Place = tuple[tuple[int, int], tuple[int, int]]
+"""Rows [start, stop) × columns [start, stop) of C."""
+
+
+class VerificationError(Error, ArithmeticError):
+    """Blocks of C failed their check, also when they were computed again; they were not written.
+
+    `blocks`: where they lie.
+    """
+
+    def __init__(self, message: str, blocks: tuple[Place, ...] = ()):
+        super().__init__(message)
+        self.blocks = blocks
+
+
 NO_MEMORY = "the system gives this process no more memory; give a smaller --memory-limit (memory_limit)"
 
 

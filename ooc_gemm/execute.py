@@ -13,7 +13,8 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Device
+from .check import Verdict
+from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Check, Device
 from .errors import on_thread
 from .plan import Block, Part, Piece, Plan
 from .ring import SIGNAL_SECONDS, Bytes, Event, Ring, Stopped
@@ -48,6 +49,9 @@ class _CBlock:
     """A block buffer on the device, and the writes that must end before it is used again."""
 
     writes: list[Future[None]] = field(default_factory=list)
+    checked: tuple[Block, Check] | None = None
+    wrong: list[tuple[Block, Verdict]] = field(default_factory=list)
+    """Blocks that were here and failed their check."""
 
     def free(self) -> None:
         """Wait for the writes; raises what one failed with."""
@@ -55,6 +59,11 @@ class _CBlock:
             self.check()
         self.check()
         self.writes.clear()
+        if self.checked:
+            block, check = self.checked
+            self.checked = None
+            if not check.verdict().ok:
+                self.wrong.append((block, check.verdict()))
 
     def check(self) -> None:
         """Raise what a write failed with, without waiting."""
@@ -70,9 +79,11 @@ def execute(
     target: Target,
     trace: Trace,
     progress: Callable[[float], None] = lambda fraction: None,
-) -> None:
+    verify: bool = False,
+) -> list[tuple[Block, Verdict]]:
     """Run `plan` on a device that has been started with it. `progress` is called on this thread with
-    the fraction of the work that has been handed to the device."""
+    the fraction of the work that has been handed to the device. `verify`: blocks that fail their check are
+    not written but returned."""
     ring = Ring(device.host_buffers(plan.slots + plan.cache_slots, plan.slot_bytes), _schedule(plan))
     write_slots: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
     for slot in device.host_buffers(plan.writers, _part_bytes(plan)):
@@ -110,12 +121,15 @@ def execute(
                 device.scale(block, c)
             if block.diagonal:
                 device.mirror(block, c)
+            check = device.check(block, c) if verify else None
             done = device.record(COMPUTE)
+            blocks[c].checked = (block, check) if check else None
             for part in plan.parts(block):
-                job = writers.submit(_write, device, target, block, part, c, done, write_slots, trace)
+                job = writers.submit(_write, device, target, block, part, c, done, check, write_slots, trace)
                 blocks[c].writes.append(job)
         for other in blocks:
             other.free()
+        return sorted((wrong for x in blocks for wrong in x.wrong), key=lambda wrong: wrong[0].index)
     except BaseException:
         device.cancel()
         target.cancel()
@@ -173,6 +187,7 @@ def _write(
     part: Part,
     c: int,
     done: Event,
+    check: Check | None,
     slots: "queue.SimpleQueue[Bytes]",
     trace: Trace,
 ) -> None:
@@ -181,6 +196,8 @@ def _write(
         device.prepare(slot)
         device.wait(DOWNLOAD, done)
         device.download(block, part, c, target.view(part, slot)).synchronize()
+        if check and not check.verdict().ok:
+            return
         with trace.span("write", chunk=part.chunk) as span:
             span["nbytes"] = target.write(part, slot)
     finally:

@@ -4,10 +4,7 @@ For a vector x of random signs, C·x = op(A)·(op(B)·x) costs O(n²) instead of
 a round with probability at most one half (R. Freivalds, IFIP Congress 1977); in practice an error larger
 than the tolerance is missed only where its row's errors cancel under random signs.
 
-Tolerance. Row i of C·x carries the rounding of C's elements. With unit roundoff u of C's accumulation,
-|δ_ij| ≤ u·f(k)·‖a_i‖·‖b_j‖ (Higham, Accuracy and Stability, §3.1, with f(k) = √k + 4 for blocked sums
-instead of the worst case k), and by Hoeffding |Σ_j x_j·δ_ij| ≤ t·√(Σ_j δ_ij²) fails with probability
-2·exp(−t²/2): t = 8 gives u·f(k)·8·‖a_i‖·‖B‖_F. Storing C rounds once more: 8·u_C·‖c_i‖.
+The tolerance of check.py, and as storing C rounds once more: 8·u_C·‖c_i‖.
 """
 
 import math
@@ -20,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .api import _operand
+from .check import HOEFFDING, Rounding, compare, roundoff
 from .devices.cpu import INTERPRETER_BYTES
 from .errors import BudgetError, InputError
 from .limits import baseline_bytes, default_memory_limit, parse_size
@@ -96,38 +94,21 @@ def verify(
         z, a_rows = streams[1].times(y)
         w, c_rows = streams[2].times(x)
         scale = np.sqrt(a_rows)[:, None] * math.sqrt(float(b_rows.sum()))
-        u = max(_roundoff(left.dtype), _roundoff(right.dtype))
-        tolerance = (
-            8 * u * (math.sqrt(k) + 4) * scale
-            + 8 * _roundoff(product.dtype, stored=True) * np.sqrt(c_rows)[:, None]
-        )
-        tolerance += 8 * np.finfo(np.float64).eps * (math.sqrt(k) + 4) * scale
-        error = np.abs(w - z)
-        finite = np.isfinite(w) & np.isfinite(z) & np.isfinite(tolerance)
+        u = max(roundoff(left.dtype), roundoff(right.dtype))
+        tolerance = Rounding(u).tolerance(scale, k, n)
+        tolerance += HOEFFDING * roundoff(product.dtype, stored=True) * np.sqrt(c_rows)[:, None]
+        bad, ratio = compare(w, z, tolerance)
         neither = ~np.isfinite(w) & ~np.isfinite(z)
-        bad = np.where(finite, error > tolerance, ~neither).any(axis=1)
-        ratio = np.where(
-            finite & (error > 0), error / np.where(tolerance > 0, tolerance, np.finfo(float).tiny), 0.0
-        )
-    wrong = np.flatnonzero(bad)
+    wrong = np.flatnonzero(bad.any(axis=1))
     return Check(
         ok=not wrong.size,
         rounds=rounds,
         rows_wrong=int(wrong.size),
         first_wrong=int(wrong[0]) if wrong.size else None,
-        worst=float(ratio.max()) if ratio.size else 0.0,
+        worst=float(ratio.max(where=np.isfinite(ratio), initial=0.0)),
         rows_not_finite=int(neither.any(axis=1).sum()),
         bytes_read=sum(stream.bytes_read for stream in streams),
     )
-
-
-def _roundoff(dtype: np.dtype[Any], stored: bool = False) -> float:
-    """Unit roundoff of sums of products of this type, or of storing it; 0 for integers."""
-    if dtype.kind in "iu":
-        return 0.0
-    if dtype == np.float16 and not stored:
-        dtype = np.dtype(np.float32)
-    return float(np.finfo(dtype).eps) / 2
 
 
 class _Stream:

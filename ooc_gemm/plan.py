@@ -210,6 +210,8 @@ class Problem:
     """Scratch of the kernel for each row and column of a block."""
     scratch: tuple[int, int] = (0, 0)
     """Scratch of the kernel for each element of a panel of op(A), and of op(B)."""
+    check_itemsize: int = 0
+    """Bytes of an element of the vectors that blocks are checked with; 0 where they are not."""
     kernel: str = ""
     """What multiplies, and why that: for the reader of the plan."""
     symmetric: bool = False
@@ -770,9 +772,11 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
         "C blocks": x.c_buffers * x.bm * x.bn * p.block_itemsize,
         "workspace": budget.workspace + (slot if budget.staged else 0) + scratch,
     }
+    sums, vectors = check_bytes(p, x.bm, x.bn, x.bk)
     if budget.device is None:
-        return host | compute, {}
-    return host, {"baseline": budget.device_baseline} | compute
+        return host | compute | {"checks": sums + vectors}, {}
+    device = {"baseline": budget.device_baseline} | compute | {"checks": sums + vectors}
+    return host | {"checks": x.c_buffers * sums}, device
 
 
 PANEL_BUFFERS = 2
@@ -787,6 +791,13 @@ def panel_elements(p: Problem, bm: int, bn: int, bk: int) -> tuple[int, int]:
         bm * round_up(bk, p.pitch) if a_along_k else bk * round_up(bm, p.pitch),
         bn * round_up(bk, p.pitch) if b_along_k else bk * round_up(bn, p.pitch),
     )
+
+
+def check_bytes(p: Problem, bm: int, bn: int, bk: int) -> tuple[int, int]:
+    """What the check of a block holds: sums that a verdict is made of (`check.Sums`), and vectors."""
+    if not p.check_itemsize:
+        return 0, 0
+    return bm * (3 * p.check_itemsize + 16) + bk * 8, (bn + bk) * p.check_itemsize
 
 
 def _fits(p: Problem, budget: Budget, x: _Candidate) -> bool:

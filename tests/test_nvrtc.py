@@ -89,6 +89,7 @@ def _shipped(arch: str) -> list[nvrtc.Config]:
             whole = number == 90 or "OOC_GEMM_ALL_CONFIGS" in os.environ
             some = every if whole else [every[(i + j + ARCHS.index(arch)) % len(every)]]
             found += [config for trans in some for config in kernel.configs(dtype, *trans)]
+    found += catalog.checks()
     return list(dict.fromkeys(found))
 
 

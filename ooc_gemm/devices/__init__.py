@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..check import Rounding, Verdict
 from ..errors import DeviceError, InputError, RangeError
 from ..plan import Block, Part, Piece, Plan, Rates
 from ..ring import Bytes, Event
@@ -47,6 +48,23 @@ class Arithmetic:
     """Scratch on the device for each row and each column of a block."""
     scratch: tuple[int, int] = (0, 0)
     """Scratch on the device for each element of a panel of op(A), and of op(B)."""
+    exact: bool = False
+    """Every sum is an exact integer, of whatever type."""
+    operand_error: float = 0.0
+    """Largest relative error of an element of a panel as it is multiplied."""
+
+    @property
+    def check_type(self) -> np.dtype[Any]:
+        """What checks of blocks add up in."""
+        if self.exact:
+            return np.dtype(np.int64)
+        return np.dtype(np.complex128 if self.block.kind == "c" else np.float64)
+
+    def rounding(self, run: int) -> Rounding:
+        """Of blocks; `run` terms are added up in one register."""
+        if self.exact:
+            return Rounding(0.0)
+        return Rounding.of(self.block, self.operand_error, run)
 
 
 @dataclass(frozen=True)
@@ -60,6 +78,8 @@ class Operation:
     conjugate_b: bool = False
     alpha: complex = 1.0
     beta: complex = 0.0
+    verify: bool = False
+    """Blocks are checked."""
 
 
 class Overflow:
@@ -107,6 +127,16 @@ class Limits:
     workspace: int
     readers: int
     writers: int
+    check: int = 0
+    """More of the workspace, for checks of blocks."""
+
+
+class Check(Protocol):
+    """The check of a block, under way."""
+
+    def verdict(self) -> Verdict:
+        """What it found; not before the compute stream has reached an event recorded after it, and only until
+        the block's buffer is used again, unless asked before."""
 
 
 class Device(Protocol):
@@ -156,6 +186,9 @@ class Device(Protocol):
 
     def scale(self, block: Block, c: int) -> None:
         """Block c ← β·block c, for products with k = 0."""
+
+    def check(self, block: Block, c: int) -> Check:
+        """Compare block c, which is finished, with what its panels say (`Operation.verify`)."""
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
         """Copy one chunk's part of block c, or of its transpose, to the host."""

@@ -21,14 +21,16 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from ..check import Verdict
 from ..errors import InputError, on_thread
 from ..pages import page_aligned
 from ..plan import DIAGONAL_STRIPS, Block, MiB, Part, Piece, Plan, Rates
 from ..ring import Bytes, Event, Stopped
 from ..tiles import ceil_div, ranges
 from ..trace import Trace
-from . import COMPUTE, Arithmetic, Array, Limits, Operation, Overflow
+from . import COMPUTE, Arithmetic, Array, Check, Limits, Operation, Overflow
 from .blas import Gemm, gemm
+from .cpu_check import TILE_ELEMENTS, Checks
 
 TILE = 2048
 """Largest side of a tile: past it BLAS gains nothing, and a tile should not take long."""
@@ -60,6 +62,17 @@ class _Mark:
         self.reached.wait()
         if self._stream.error is not None:
             raise self._stream.error
+
+
+class _Check:
+    """A verdict that the compute stream gives."""
+
+    def __init__(self) -> None:
+        self.found: Verdict | None = None
+
+    def verdict(self) -> Verdict:
+        assert self.found is not None, "its event is waited for"
+        return self.found
 
 
 class _Stream:
@@ -126,15 +139,16 @@ class CPU:
             panel = np.result_type(a, b, out, np.float32)
             found = Arithmetic(gemm(panel.char)[0], panel, panel, why="NumPy's BLAS")
         elif wide:
-            found = Arithmetic(
-                "numpy", np.dtype(np.int64), np.dtype(np.int64), why="no BLAS is exact for these integers"
-            )
+            long = np.dtype(np.int64)
+            found = Arithmetic("numpy", long, long, why="no BLAS is exact for these integers", exact=True)
         elif a.itemsize == b.itemsize == 1:
             exact = 2**24 // (largest(a) * largest(b))
-            found = Arithmetic("blas", np.dtype(np.float32), block, exact, "exact partial sums in float32")
+            panel, why = np.dtype(np.float32), "exact partial sums in float32"
+            found = Arithmetic("blas", panel, block, exact, why, exact=True)
         else:
             exact = 2**53 // (largest(a) * largest(b))
-            found = Arithmetic("blas", np.dtype(np.float64), block, exact, "exact partial sums in float64")
+            panel, why = np.dtype(np.float64), "exact partial sums in float64"
+            found = Arithmetic("blas", panel, block, exact, why, exact=True)
         if kernel not in ("auto", found.kernel):
             raise InputError(
                 f"kernel {kernel!r} cannot multiply {a} by {b} on the CPU; use {found.kernel!r} or 'auto'"
@@ -152,6 +166,7 @@ class CPU:
             workspace=self.threads * (WORKER_BYTES + scratch),
             readers=min(8, max(4, self.threads)),
             writers=min(8, max(2, self.threads // 2)),
+            check=self.threads * TILE_ELEMENTS * arithmetic.check_type.itemsize,
         )
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
@@ -181,6 +196,7 @@ class CPU:
         self._workers = self._started.enter_context(ThreadPoolExecutor(self.threads, "ooc-gemm worker"))
         self._stream = _Stream()
         self._started.callback(self._stream.close)
+        self._checks = Checks(plan, operation, self._run, self.threads) if operation.verify else None
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
         """Plain memory, page-aligned for direct reads and writes."""
@@ -207,11 +223,17 @@ class CPU:
 
     def scale(self, block: Block, c: int) -> None:
         """β·C in place."""
-        self._stream.submit(partial(self._scale, _shaped(self._blocks[c], (block.rows, block.cols))))
+        self._stream.submit(partial(self._begin, _shaped(self._blocks[c], (block.rows, block.cols))))
 
     def mirror(self, block: Block, c: int) -> None:
         """Tiles below the diagonal, dealt to the workers."""
         self._stream.submit(partial(self._mirror, _shaped(self._blocks[c], (block.rows, block.cols))))
+
+    def check(self, block: Block, c: int) -> Check:
+        """On the compute stream, by the workers."""
+        check = _Check()
+        self._stream.submit(partial(self._check, check, _shaped(self._blocks[c], (block.rows, block.cols))))
+        return check
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
         """A strided copy; a transposition goes by tiles that caches hold."""
@@ -259,6 +281,10 @@ class CPU:
         memory = self._panels[p]["a" if block.diagonal else "b"]
         b = self._operand(memory, (k, block.cols), op.transpose_b, op.conjugate_b)
         out = _shaped(self._blocks[c], (block.rows, block.cols))
+        if self._checks:
+            if first:
+                self._checks.begin(out)
+            self._checks.add(a, b)
         if arithmetic.block.kind == "i":
             if first:
                 self._scale(out)
@@ -302,6 +328,18 @@ class CPU:
             out[...] = 0
         elif beta != 1:
             out *= out.dtype.type(beta if out.dtype.kind == "c" else beta.real)
+
+    def _begin(self, out: Array) -> None:
+        """A block without panels."""
+        if self._checks:
+            self._checks.begin(out)
+        self._scale(out)
+
+    def _check(self, check: _Check, out: Array) -> None:
+        assert self._checks is not None
+        start = time.perf_counter()
+        check.found = self._checks.end(out)
+        self._trace.add("compute", start, time.perf_counter(), "compute")
 
     def _mirror(self, out: Array) -> None:
         above = ~np.tri(min(TURN_TILE, len(out)), dtype=bool)

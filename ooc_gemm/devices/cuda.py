@@ -31,7 +31,8 @@ from ..tiles import ceil_div, round_up
 from ..trace import Trace
 from ..tune import best_config
 from ..wgmma import Wgmma
-from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Limits, Operation, Overflow
+from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Check, Limits, Operation, Overflow
+from .cuda_check import Checks
 
 HOST_BASELINE = 704 * MiB
 """Resident set of a process with a CUDA context, CuPy and cuBLAS loaded (measured 480 to 560 MiB)."""
@@ -148,6 +149,7 @@ class CUDA:
         self._spans: list[_Span] = []
         self._gemm: Any = None
         self._lower: Any = None
+        self._checks: Checks | None = None
         self._lock = Lock()
 
     def arithmetic(
@@ -224,7 +226,7 @@ class CUDA:
         if kernel == "cublas":
             if exact:
                 small = max(a.itemsize, b.itemsize) <= 2 and bound < 2**53
-                return Arithmetic(kernel, float64, float64, why=why) if small else None
+                return Arithmetic(kernel, float64, float64, why=why, exact=True) if small else None
             # Tensor cores are fed by 16 bytes.
             return Arithmetic(kernel, a if half else wide, wide, why=why, pitch=8 if half else 1)
         known, kind = KERNELS[kernel], kernel.removeprefix("mma-")
@@ -246,16 +248,25 @@ class CUDA:
             return Arithmetic(kernel, a, float32, why=why, pitch=8) if half else None
         if kind == "tf32":
             fits = wide == float32
-            return Arithmetic(kernel, wide, wide, why=why, pitch=4, along_k=(True, True)) if fits else None
+            cut = 2.0**-10  # 11 bits are left
+            return (
+                Arithmetic(kernel, wide, wide, why=why, pitch=4, along_k=(True, True), operand_error=cut)
+                if fits
+                else None
+            )
         if kind == "int8":
             fits = exact and a == b and a.itemsize == 1 and bound < 2**31
             int32 = np.dtype(np.int32)
-            return Arithmetic(kernel, a, int32, why=why, pitch=16, along_k=(True, True)) if fits else None
+            return (
+                Arithmetic(kernel, a, int32, why=why, pitch=16, along_k=(True, True), exact=True)
+                if fits
+                else None
+            )
         wide = int64 if exact else wide
         pitch = 2 if kernel == "dmma" else 1  # 16 bytes
         along_k = (None, None) if known.transposes else (True, False)
         return (
-            Arithmetic(kernel, wide, wide, why=why, pitch=pitch, along_k=along_k)
+            Arithmetic(kernel, wide, wide, why=why, pitch=pitch, along_k=along_k, exact=exact)
             if wide.name in known.dtypes
             else None
         )
@@ -323,6 +334,8 @@ class CUDA:
         if plan.budget.staged:
             self._arrays["staging"] = self._allocate(plan.slot_bytes, np.dtype(np.uint8))
         self._gemm, self._lower = self._open_kernel(plan)
+        if operation.verify:
+            self._checks = Checks(plan, operation, self._allocate, self.prepare, self._runtime)
         self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in (UPLOAD, COMPUTE, DOWNLOAD)}
         self._base = cupy.cuda.Event()
         self._base.record(self._streams[COMPUTE])
@@ -404,6 +417,12 @@ class CUDA:
         stream = self._streams[COMPUTE]
         start = self._event(stream)
         a, b, out = self._arrays["a", p], self._arrays["b", p], self._arrays["c", c]
+        lda, ldb = (self._pitch(name, k, lines) for name, lines in (("a", block.rows), ("b", block.cols)))
+        if self._checks:
+            if first:
+                self._checks.begin(block, out, stream)
+            left, right = (a.data.ptr, lda, self._along_k("a")), (b.data.ptr, ldb, self._along_k("b"))
+            self._checks.add(block, k, left, left if block.diagonal else right, stream)
         for memory, conjugate, transpose in (
             (a, op.conjugate_a, op.transpose_a),
             (b, op.conjugate_b, op.transpose_b),
@@ -412,7 +431,6 @@ class CUDA:
                 with stream:
                     self._cupy.conjugate(memory, out=memory)
         beta = op.beta if first else 1.0
-        lda, ldb = (self._pitch(name, k, lines) for name, lines in (("a", block.rows), ("b", block.cols)))
         if block.diagonal:
             b = self._as_b(a, b, (k, block.rows) if op.transpose_a else (block.rows, k), stream)
         gemm = self._lower if block.diagonal else self._gemm
@@ -530,8 +548,19 @@ class CUDA:
                 scalars[1:].ctypes.data, c, _CUDA_TYPE[total.char], ldc, compute, _DEFAULT_ALGORITHM,
             )  # fmt: skip
 
+    def check(self, block: Block, c: int) -> Check:
+        """On the compute stream."""
+        stream = self._streams[COMPUTE]
+        assert self._checks is not None
+        start = self._event(stream)
+        check = self._checks.end(block, self._arrays["c", c], c, stream)
+        self._span(COMPUTE, start, stream, 0, block=block.index)
+        return check
+
     def scale(self, block: Block, c: int) -> None:
         """β·C in place."""
+        if self._checks:
+            self._checks.begin(block, self._arrays["c", c], self._streams[COMPUTE])
         with self._streams[COMPUTE]:
             out, beta = self._arrays["c", c][: block.rows * block.cols], self._op.beta
             if beta == 0:
@@ -595,7 +624,7 @@ class CUDA:
         finally:
             self._spans, self._streams = [], {}
             self._arrays.clear()
-            self._gemm = self._lower = None  # and their scratch
+            self._gemm = self._lower = self._checks = None  # and their scratch
             for at in self._pinned:
                 with contextlib.suppress(self._runtime.CUDARuntimeError):  # where the device has failed
                     self._runtime.hostUnregister(at)
