@@ -54,7 +54,9 @@ def main(commit: str | None, out: str) -> None:
     ):
         report = bench.run(chosen, some, repeat, progress=progress)
         rows += report["rows"]
-        Path(out).write_text(json.dumps({**report, "commit": commit, "rows": rows}, indent=1) + "\n", "utf-8")
+        Path(out).write_text(
+            json.dumps({**report, "repeat": REPEAT, "commit": commit, "rows": rows}, indent=1) + "\n", "utf-8"
+        )
     wrong = [row for row in rows if row["failed"] or not row["correct"]]
     for row in wrong:
         shape = bench.size_of(row["m"], row["n"], row["k"])

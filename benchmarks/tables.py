@@ -126,10 +126,9 @@ def kernels_table(report: dict[str, Any]) -> str:
 
 def kernels_note(report: dict[str, Any]) -> str:
     device, versions = report["device"], report["versions"]
-    rounds = len(report["rows"][0]["seconds_all"])
     return (
-        f"{device['name']}, medians of {rounds} in turns on random data; in brackets the ratio to cuBLAS of "
-        f"the same type and precision. cuBLAS {versions['cublas']}, CuPy {versions['cupy']}; "
+        f"{device['name']}, medians of {report['repeat']} in turns on random data; in brackets the ratio to "
+        f"cuBLAS of the same type and precision. cuBLAS {versions['cublas']}, CuPy {versions['cupy']}; "
         f"{report['date'][:10]}."
     )
 

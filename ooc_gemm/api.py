@@ -1,6 +1,5 @@
 """multiply, gram and plan: open → plan → execute."""
 
-import errno
 import math
 import os
 import time
@@ -8,12 +7,12 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from . import __version__, journal, layout, rates, store
-from .check import Verdict
 from .devices import Device, Operation, open_device
 from .errors import (
     NO_MEMORY,
@@ -23,6 +22,7 @@ from .errors import (
     OutOfMemoryError,
     Place,
     VerificationError,
+    no_memory,
 )
 from .execute import execute
 from .journal import Journal, Stamp
@@ -281,23 +281,10 @@ def _run(
                     if progress
                     else (lambda fraction: None)
                 )
-                verify = job.operation.verify
-                wrong = execute(plan, job.device, sources, target, watch, report, verify)
+                run = partial(execute, device=job.device, sources=sources, target=target, trace=watch)
+                wrong = run(plan, progress=report, verify=job.operation.verify)
                 if wrong:
-                    if notice:
-                        notice(f"the check of {_spelled(_places(wrong))} of C failed; computed once more")
-                    again = _only(plan, wrong)
-                    job.device.close()
-                    job.device.start(again, job.operation, watch)
-                    wrong = execute(again, job.device, sources, target, watch, report, verify)
-                if wrong:
-                    name, places = "C" if c is None else store.describe(c), _places(wrong)
-                    rest = "run again" if job.head is None else "continue with --resume (resume=True)"
-                    raise VerificationError(
-                        f"{name} comes out wrong in {_spelled(places)}, also when computed again; "
-                        f"{rest}, on another device than {job.device.name}",
-                        places,
-                    )
+                    _again(job, run, report, watch, wrong, notice, "C" if c is None else store.describe(c))
     if trace is not None:
         watch.write(trace)
     seconds = time.perf_counter() - started
@@ -330,10 +317,38 @@ def _run(
     )
 
 
-def _places(wrong: Iterable[tuple[Block, Verdict]]) -> tuple[Place, ...]:
+def _again(
+    job: _Job,
+    run: Callable[..., list[Block]],
+    report: Callable[[float], None],
+    watch: Trace,
+    wrong: list[Block],
+    notice: Callable[[str], None] | None,
+    name: str,
+) -> None:
+    """Blocks that failed their check, made once more. `run`: `execute` of a plan. Raises VerificationError
+    where one fails again."""
+    if notice:
+        notice(f"the check of {_spelled(_places(wrong))} of C failed; computed once more")
+    plan, (down, across) = job.plan, job.plan.problem.c.grid
+    todo = {part.chunk for block in wrong for part in plan.parts(block)}
+    plan = plan.without(frozenset((i, j) for i in range(down) for j in range(across)) - todo)
+    job.device.close()
+    job.device.start(plan, job.operation, watch)
+    if wrong := run(plan, progress=report, verify=True):
+        places = _places(wrong)
+        rest = "run again" if job.head is None else "continue with --resume (resume=True)"
+        raise VerificationError(
+            f"{name} comes out wrong in {_spelled(places)}, also when computed again; "
+            f"{rest}, on another device than {job.device.name}",
+            places,
+        )
+
+
+def _places(wrong: Iterable[Block]) -> tuple[Place, ...]:
     """Where the blocks lie."""
     return tuple(
-        ((block.row, block.row + block.rows), (block.col, block.col + block.cols)) for block, _ in wrong
+        ((block.row, block.row + block.rows), (block.col, block.col + block.cols)) for block in wrong
     )
 
 
@@ -341,13 +356,6 @@ def _spelled(places: tuple[Place, ...]) -> str:
     some = [f"rows {r}–{rs - 1} × columns {c}–{cs - 1}" for (r, rs), (c, cs) in places[:4]]
     more = f" and {len(places) - 4} more blocks" if len(places) > 4 else ""
     return ", ".join(some) + more
-
-
-def _only(plan: Plan, wrong: Iterable[tuple[Block, Verdict]]) -> Plan:
-    """The plan of these blocks alone."""
-    down, across = plan.problem.c.grid
-    todo = {part.chunk for block, _ in wrong for part in plan.parts(block)}
-    return plan.without(frozenset((i, j) for i in range(down) for j in range(across)) - todo)
 
 
 def plan(a: Any, b: Any, **options: Any) -> Plan:
@@ -562,7 +570,7 @@ def _started(job: _Job, watch: Trace) -> Iterator[None]:
         else:
             traceback.clear_frames(error.__traceback__)  # they hold on to buffers
             found = job.device.explain(error)
-        if found is None and (isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM):
+        if found is None and no_memory(error):
             found = OutOfMemoryError(NO_MEMORY)
         if isinstance(found, OutOfMemoryError):
             found.begun, most = begun, job.plan.budget.device

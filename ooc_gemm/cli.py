@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import __version__
-from .errors import NO_MEMORY, BudgetError, Error, InputError, VerificationError
+from .errors import NO_MEMORY, BudgetError, Error, InputError, VerificationError, no_memory
 
 if TYPE_CHECKING:
     from .api import Result
@@ -762,6 +762,7 @@ def main(args: Sequence[str] | None = None) -> None:
     verbose = "-v" in args or "--verbose" in args
     if not (verbose or sys.warnoptions):
         warnings.simplefilter("ignore")  # what libraries warn of is no matter of the user's
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # nor what became of zarr's tasks
     try:
         with _signals():
             _main(args, verbose)
@@ -836,7 +837,7 @@ def _main(args: Sequence[str], verbose: bool) -> None:
         text = f"{type(error).__name__}: {error} (-v shows where)"
         if isinstance(error, Error):
             text = str(error)
-        elif isinstance(error, MemoryError):
+        elif no_memory(error):
             text = NO_MEMORY
         click.echo(f"Error: {text}", err=True)
         codes = (InputError, 2), (BudgetError, 2), (VerificationError, 3), (Exception, 1)

@@ -1,5 +1,6 @@
 """Every error this package raises on purpose: `Error`, and the built-in that fits."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -70,6 +71,15 @@ class VerificationError(Error, ArithmeticError):
 
 
 NO_MEMORY = "the system gives this process no more memory; give a smaller --memory-limit (memory_limit)"
+
+
+def no_memory(error: BaseException) -> bool:
+    """Whether the system gives no more memory; a thread needs some for its stack."""
+    return (
+        isinstance(error, MemoryError)
+        or getattr(error, "errno", 0) == errno.ENOMEM
+        or (isinstance(error, RuntimeError) and "can't start new thread" in str(error))
+    )
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .check import Verdict
 from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Check, Device
 from .errors import on_thread
 from .plan import Block, Part, Piece, Plan
@@ -50,7 +49,7 @@ class _CBlock:
 
     writes: list[Future[None]] = field(default_factory=list)
     checked: tuple[Block, Check] | None = None
-    wrong: list[tuple[Block, Verdict]] = field(default_factory=list)
+    wrong: list[Block] = field(default_factory=list)
     """Blocks that were here and failed their check."""
 
     def free(self) -> None:
@@ -63,7 +62,7 @@ class _CBlock:
             block, check = self.checked
             self.checked = None
             if not check.verdict().ok:
-                self.wrong.append((block, check.verdict()))
+                self.wrong.append(block)
 
     def check(self) -> None:
         """Raise what a write failed with, without waiting."""
@@ -80,7 +79,7 @@ def execute(
     trace: Trace,
     progress: Callable[[float], None] = lambda fraction: None,
     verify: bool = False,
-) -> list[tuple[Block, Verdict]]:
+) -> list[Block]:
     """Run `plan` on a device that has been started with it. `progress` is called on this thread with
     the fraction of the work that has been handed to the device. `verify`: blocks that fail their check are
     not written but returned."""
@@ -129,7 +128,7 @@ def execute(
                 blocks[c].writes.append(job)
         for other in blocks:
             other.free()
-        return sorted((wrong for x in blocks for wrong in x.wrong), key=lambda wrong: wrong[0].index)
+        return sorted((block for x in blocks for block in x.wrong), key=lambda block: block.index)
     except BaseException:
         device.cancel()
         target.cancel()

@@ -43,7 +43,7 @@ from zarr.storage._common import make_store_path
 
 from . import codec, documents, files, journal, shards
 from .documents import SUPPORTED
-from .errors import Error, InputError, RangeError, StoreError
+from .errors import NO_MEMORY, Error, InputError, OutOfMemoryError, RangeError, StoreError, no_memory
 from .journal import Journal
 from .local import CompressedSource, Folder, RawSource, Shards, Source
 from .pages import give_back, scratch
@@ -366,8 +366,10 @@ def _document(at: StorePath, key: str) -> bytes | None:
     return None if found is None else bytes(found.to_bytes())
 
 
-def _unusable(name: str, error: Exception, remote: bool) -> InputError:
+def _unusable(name: str, error: Exception, remote: bool) -> Error:
     """What went wrong when an array was opened or begun, and what to do."""
+    if no_memory(error):
+        return OutOfMemoryError(NO_MEMORY)
     if isinstance(error, ImportError):
         return InputError(f"{name} needs a package that is not installed: {error}")
     if isinstance(error, PermissionError) and not remote:
