@@ -539,15 +539,17 @@ def _bounded(metadata: Any) -> tuple[Any, int]:
         object.__setattr__(metadata, "codecs", codecs)
         return metadata, most
     most = math.prod(metadata.chunks) * (ELEMENT_BYTES if metadata.filters else metadata.dtype.item_size)
-    changed, room = copy.copy(metadata), codec.longest(most)
-    if metadata.filters:
-        filters = tuple(codec.Bounded(one.codec_id, one, room, False) for one in metadata.filters)
-        object.__setattr__(changed, "filters", filters)
-    if metadata.compressor is not None:
-        one, exact = metadata.compressor, not metadata.filters
-        one = codec.Bounded(one.codec_id, one, most if exact else room, exact)
-        object.__setattr__(changed, "compressor", one)
-    return (metadata if metadata.compressor is None and not metadata.filters else changed), room
+    room, filters, one = codec.longest(most), metadata.filters, metadata.compressor
+    if not filters and one is None:
+        return metadata, room
+    metadata = copy.copy(metadata)
+    if filters:
+        bounded = tuple(codec.Bounded(each.codec_id, each, room, False) for each in filters)
+        object.__setattr__(metadata, "filters", bounded)
+    if one is not None:
+        one = codec.Bounded(one.codec_id, one, room if filters else most, not filters)
+        object.__setattr__(metadata, "compressor", one)
+    return metadata, room
 
 
 def _bounded_chain(chain: tuple[Any, ...], elements: int, itemsize: int) -> tuple[tuple[Any, ...], int, bool]:
