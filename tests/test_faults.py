@@ -786,6 +786,7 @@ def test_a_gpu_whose_memory_somebody_takes(here, cupy):
     assert np.abs(result.array[rows] - right).max() < 1e-3
     assert not device._arrays
     assert not device._pinned
+    device.taken = None  # now, and not when somebody collects garbage
 
 
 @pytest.mark.gpu
@@ -801,6 +802,21 @@ def test_a_gpu_without_any_memory(here, cupy):
     del taken
     result = ooc_gemm.multiply(a, a, device="cuda", transpose_b=True)
     assert (result.array == 512).all()
+
+
+@pytest.mark.gpu
+def test_a_gpu_without_memory_for_a_context(here, cupy):
+    taken, size = [], 1 << 30
+    while size >= MiB:  # all there is
+        try:
+            taken.append(cupy.cuda.Memory(size))
+        except (cupy.cuda.memory.OutOfMemoryError, cupy.cuda.runtime.CUDARuntimeError):
+            size //= 2
+    done = script("from ooc_gemm.cli import main; main(['multiply', 'a', 'b', 'c', '-d', 'cuda'])")
+    del taken
+    assert (done.returncode, done.stdout) == (1, ""), done
+    assert "Error: cuda cannot be used (" in done.stderr
+    assert not Path("c/zarr.json").exists()
 
 
 @pytest.mark.gpu

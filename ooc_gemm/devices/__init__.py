@@ -55,9 +55,9 @@ class Arithmetic:
 
     @property
     def check_type(self) -> np.dtype[Any]:
-        """What checks of blocks add up in."""
+        """What checks of blocks add up in; integers wrap around."""
         if self.exact:
-            return np.dtype(np.int64)
+            return self.block if self.panel.kind in "iu" else np.dtype(np.int64)
         return np.dtype(np.complex128 if self.block.kind == "c" else np.float64)
 
     def rounding(self, run: int) -> Rounding:

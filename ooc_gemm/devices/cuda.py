@@ -135,14 +135,20 @@ class CUDA:
             raise InputError(f"there is no GPU {index}; this machine has {count}")
         self.name = "cuda" if index == 0 else f"cuda:{index}"
         self._device = cupy.cuda.Device(index)
-        self._device.use()
         properties = self._runtime.getDeviceProperties(index)
         self._capability = 10 * properties["major"] + properties["minor"]
         self.model, self._multiprocessors = (
             properties["name"].decode(),
             int(properties["multiProcessorCount"]),
         )
-        self._free = self._least_free = self._runtime.memGetInfo()[0]
+        try:
+            self._device.use()
+            self._free = self._least_free = self._runtime.memGetInfo()[0]
+        except self._runtime.CUDARuntimeError as error:  # not even for a context
+            raise DeviceError(
+                f"{self.name} cannot be used ({error}); wait until other programs leave it, "
+                "or use another device"
+            ) from error
         self._arrays: dict[Any, Any] = {}
         self._pinned: dict[int, Bytes] = {}
         self._streams: dict[str, Any] = {}
