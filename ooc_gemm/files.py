@@ -14,6 +14,7 @@ import ctypes
 import errno
 import os
 import random
+import stat
 import threading
 from collections import deque
 from functools import cache
@@ -101,17 +102,57 @@ def room(offset: int, size: int) -> int:
     return round_up(offset % PAGE + size, PAGE)
 
 
+NONBLOCK, NOFOLLOW = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)
+
+
+def open_file(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
+    """A file opened for reading, and what it is. Raises OSError, also for what is no file: a folder, a
+    device, which may have no end, a pipe, for whose writer `open` would wait."""
+    fd = os.open(path, os.O_RDONLY | NONBLOCK)
+    try:
+        found = os.fstat(fd)
+        check_is_file(found)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, found
+
+
+def check_is_file(found: os.stat_result) -> None:
+    """Raises OSError for what cannot be a chunk."""
+    if not stat.S_ISREG(found.st_mode):
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        raise OSError(errno.EINVAL, "it is a pipe, a device or a socket, not a file")
+
+
+def check(path: str, most: int) -> None:
+    """Raises OSError and ValueError where there is something that is no file of at most so many bytes."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    check_is_file(found)
+    if found.st_size > most:
+        raise ValueError(f"it holds {found.st_size} bytes, more than {most}")
+
+
+def read_small(path: str | os.PathLike[str], most: int) -> bytes | None:
+    """All of a file, `most` + 1 bytes of it where it is longer, None where there is none. Raises OSError."""
+    try:
+        fd, _ = open_file(path)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return None
+    with open(fd, "rb") as file:
+        return file.read(most + 1)
+
+
 class ChunkFile:
     """One chunk's file, open for reading."""
 
     def __init__(self, path: str, direct: bool = True):
         """`direct`: past the page cache where that is faster. Raises OSError."""
-        self._fd = os.open(path, os.O_RDONLY)
-        try:
-            found = os.fstat(self._fd)
-        except BaseException:
-            os.close(self._fd)
-            raise
+        self._fd, found = open_file(path)
         self.size = found.st_size
         self._system = found.st_dev
         self._direct = bool(DIRECT) and direct and not in_memory(self._system)
@@ -199,9 +240,9 @@ def _turn(fd: int, system: int, flag: int) -> bool:
 
 
 def write(path: str, data: Bytes | bytes, direct: bool = False) -> None:
-    """Make a file that holds `data`, or make it anew. `direct`: past the page cache where possible. Raises
-    OSError; nothing is left behind then."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    """Make a file that holds `data`, or make it anew; no link is followed. `direct`: past the page cache
+    where possible. Raises OSError; nothing is left behind then."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NOFOLLOW | NONBLOCK, 0o666)
     try:
         try:
             view, done = data.data if isinstance(data, np.ndarray) else memoryview(data), 0
