@@ -224,10 +224,18 @@ class Member(Device, Protocol):
     def reaches(self, other: Device) -> bool:
         """Whether `take` works between the two."""
 
-    def take(self, other: Device, source: Array, piece: Piece, buffer: int, uploaded: Event) -> None:
-        """Place a piece that another device, which this one reaches, has been given (`upload`, which returned
-        `uploaded`) by a copy of what is there; `source` as it was for the other. The other's panel may only
-        be written again after a point recorded in this device's upload stream."""
+    def take(
+        self,
+        other: Device,
+        panel: tuple[int, int],
+        rows: tuple[int, int],
+        cols: tuple[int, int],
+        buffer: int,
+        uploaded: Event,
+    ) -> None:
+        """Copy rows × cols of a panel of op(B) as stored, of this size, from another device, which this one
+        reaches, after a point in that one's upload stream. The other's panel may only be written again after
+        a point in this one's."""
 
     def alive(self) -> bool:
         """Whether it still answers, asked after an error."""

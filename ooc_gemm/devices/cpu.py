@@ -220,9 +220,19 @@ class CPU:
         """Another one of this process."""
         return isinstance(other, CPU)
 
-    def take(self, other: Device, source: Array, piece: Piece, buffer: int, uploaded: Event) -> None:
-        """As it came to the other."""
-        self.upload(source, piece, buffer)
+    def take(
+        self,
+        other: Device,
+        panel: tuple[int, int],
+        rows: tuple[int, int],
+        cols: tuple[int, int],
+        buffer: int,
+        uploaded: Event,
+    ) -> None:
+        """At once."""
+        assert isinstance(other, CPU)
+        to, at = (_shaped(device._panels[buffer]["b"], panel) for device in (self, other))
+        np.copyto(to[slice(*rows), slice(*cols)], at[slice(*rows), slice(*cols)])
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """Tiles of the block, dealt to the workers."""

@@ -381,7 +381,9 @@ class CUDA:
         converted from there: the stream's order keeps the next copy from overtaking the conversion."""
         self._device.use()
         self._overflow.upload(piece, buffer, source)
-        target = self._place(piece, source.shape, buffer)
+        target = self._panel(self._arrays[piece.operand, buffer], piece.operand, piece.panel)
+        row, col = piece.into
+        target = target[row : row + source.shape[0], col : col + source.shape[1]]
         stream = self._streams[UPLOAD]
         start = self._event(stream)
         if target.dtype == source.dtype and target.strides[1] == target.itemsize:
@@ -432,25 +434,29 @@ class CUDA:
                 return False
         return True
 
-    def take(self, other: Device, source: Array, piece: Piece, buffer: int, uploaded: Any) -> None:
+    def take(
+        self,
+        other: Device,
+        panel: tuple[int, int],
+        rows: tuple[int, int],
+        cols: tuple[int, int],
+        buffer: int,
+        uploaded: Any,
+    ) -> None:
         """A 2-D copy from panel to panel, on this device's upload stream."""
         assert isinstance(other, CUDA)
         self._device.use()
-        self._overflow.upload(piece, buffer, source)
         stream = self._streams[UPLOAD]
         stream.wait_event(uploaded)
-        to, at = (device._place(piece, source.shape, buffer) for device in (self, other))
+        to, at = (
+            device._panel(device._arrays["b", buffer], "b", panel)[slice(*rows), slice(*cols)]
+            for device in (self, other)
+        )
         if to.strides[1] != to.itemsize:
             to, at = to.T, at.T
         start = self._event(stream)
         self._copy(to.data.ptr, to.strides[0], at.data.ptr, at.strides[0], to, _BY_ADDRESS, stream)
-        self._span(PASS, start, stream, to.nbytes, operand=piece.operand, chunk=piece.chunk)
-
-    def _place(self, piece: Piece, shape: tuple[int, ...], buffer: int) -> Any:
-        """Where a piece belongs on this device."""
-        panel = self._panel(self._arrays[piece.operand, buffer], piece.operand, piece.panel)
-        row, col = piece.into
-        return panel[row : row + shape[0], col : col + shape[1]]
+        self._span(PASS, start, stream, to.nbytes)
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """One GEMM on the compute stream; on the diagonal perhaps one for each strip of rows."""

@@ -16,7 +16,6 @@ goes on before all upload streams have done what others take from it (`record` a
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -26,16 +25,19 @@ from ..errors import DeviceError, DeviceLostError, InputError, OutOfMemoryError
 from ..plan import Block, MiB, Part, Piece, Plan, Rates, band_rows, bands
 from ..ring import Bytes, Event
 from ..trace import Trace
-from . import Arithmetic, Array, Check, Limits, Member, Operation
+from . import UPLOAD, Arithmetic, Array, Check, Limits, Member, Operation
 
 UPLOADS_AT_ONCE = 3
 """Devices' worth of copies that host memory feeds: four H200 take 161 GB/s of 4 × 55."""
 
-MOST_READERS = 32
-"""More of them, and half as many writers, bring less to the devices: they share one interpreter."""
+MOST_THREADS = 32
+"""That read, and that write: more bring less to the devices, for they share one interpreter."""
 
 MORE_HOST_BYTES = 256 * MiB
 """Host memory of each further device: a CUDA context's."""
+
+_Place = tuple[tuple[int, int], tuple[int, ...]]
+"""Row and column in a panel, and how many there are of them."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,11 @@ class Several:
             host_baseline=each[0].host_baseline + MORE_HOST_BYTES * (len(each) - 1),
             device=min(least, default=None),
             device_baseline=max(limits.device_baseline for limits in each),
-            readers=min(MOST_READERS, sum(limits.readers for limits in each)),
-            writers=min(MOST_READERS // 2, sum(limits.writers for limits in each)),
+            readers=min(MOST_THREADS, sum(limits.readers for limits in each)),
+            writers=min(MOST_THREADS, sum(limits.writers for limits in each)),
             weights=self._weights,
-            linked=self._linked,
+            linked=self._linked
+            and arithmetic.panel != np.int64,  # of which each device looks at all elements
         )
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
@@ -132,7 +135,8 @@ class Several:
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Each for blocks as high as its highest band."""
-        self._op, self._turn = operation, cycle(range(len(self.devices)))
+        self._op, self._passes = operation, plan.budget.linked
+        self._arrived: dict[tuple[int, int, tuple[int, int]], list[_Place]] = {}
         for index, device in enumerate(self.devices):
             device.start(replace(plan, bm=band_rows(plan.bm, self._weights, index)), operation, trace)
 
@@ -145,7 +149,8 @@ class Several:
         self.devices[0].prepare(buffer)
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
-        """To the devices whose bands it meets; of op(B) to one after the other in turn, and on to all."""
+        """To the devices whose bands it meets. Of op(B) each device is sent a share of the columns, which the
+        others take from it when the panel is complete (`record`)."""
         events: list[Event] = []
         if piece.operand != "b":
             axis = int(piece.operand == "a" and self._op.transpose_a)
@@ -153,21 +158,32 @@ class Several:
                 if part := _cut(source, piece, axis, rows):
                     events.append(device.upload(*part, buffer))
         if piece.operand == "b" or piece.both:
-            events += self._to_all(source, replace(piece, operand="b"), buffer)
+            piece = replace(piece, operand="b")
+            if self._passes:
+                axis = int(not self._op.transpose_b)
+                index = piece.into[axis] * len(self.devices) // max(1, piece.panel[axis])
+                events.append(self.devices[index].upload(source, piece, buffer))
+                self._arrived.setdefault((index, buffer, piece.panel), []).append((piece.into, source.shape))
+            else:
+                events += [device.upload(source, piece, buffer) for device in self.devices]
         return _All(tuple(events))
 
-    def _to_all(self, source: Array, piece: Piece, buffer: int) -> list[Event]:
-        first = self.devices[next(self._turn)]
-        uploaded = first.upload(source, piece, buffer)
-        events = [uploaded]
-        for device in self.devices:
-            if device is first:
-                continue
-            if self._linked:
-                device.take(first, source, piece, buffer, uploaded)
-            else:
-                events.append(device.upload(source, piece, buffer))
-        return events
+    def _pass_on(self) -> None:
+        """What has been uploaded of op(B)'s panels, from each device to all others."""
+        for (index, buffer, panel), places in self._arrived.items():
+            rows, cols = (
+                (
+                    min(into[axis] for into, _ in places),
+                    max(into[axis] + shape[axis] for into, shape in places),
+                )
+                for axis in (0, 1)
+            )
+            first = self.devices[index]
+            uploaded = first.record(UPLOAD)
+            for device in self.devices:
+                if device is not first:
+                    device.take(first, panel, rows, cols, buffer, uploaded)
+        self._arrived.clear()
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """Every band. On the diagonal, too: what lies above it is made, for half of it lies on no device's
@@ -218,7 +234,9 @@ class Several:
                 yield device, band, some, (slice(first, last), slice(right))
 
     def record(self, stream: str) -> Event:
-        """Of all."""
+        """Of all; op(B)'s panels are where they are needed then."""
+        if stream == UPLOAD:
+            self._pass_on()
         return _All(tuple(device.record(stream) for device in self.devices))
 
     def wait(self, stream: str, event: Event) -> None:
