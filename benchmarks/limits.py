@@ -389,6 +389,20 @@ def zstd(suite: Suite, tmpfs: Path) -> None:
     shutil.rmtree(path)
 
 
+def described(model: str) -> Run:
+    """When, on what and with what."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": model,
+        "versions": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "zarr": zarr.__version__,
+            "cupy": cupy.__version__,
+        },
+    }
+
+
 def rows_before(out: Path) -> Run:
     """What the file holds."""
     return dict(json.loads(out.read_text("utf-8"))["rows"]) if out.exists() else {}
@@ -421,17 +435,8 @@ def main(only: tuple[str, ...], repeat: int, tmpfs: Path, disk: Path, commit: st
     finally:
         for folder in (tmpfs, disk):
             shutil.rmtree(folder, ignore_errors=True)
-        report = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "device": device.model,
-            "versions": {
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                "zarr": zarr.__version__,
-                "cupy": cupy.__version__,
-            },
-            "rows": rows_before(Path(out)) | suite.rows if only else suite.rows,
-        }
+        report = described(device.model)
+        report["rows"] = rows_before(Path(out)) | suite.rows if only else suite.rows
         for row in suite.rows.values():
             row["commit"] = commit
         Path(out).write_text(json.dumps(report, indent=1) + "\n", "utf-8")

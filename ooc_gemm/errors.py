@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class Error(Exception):
@@ -41,6 +42,14 @@ class RangeError(Error, OverflowError):
 
 class DeviceError(Error, RuntimeError):
     """A device is missing, or failed."""
+
+
+class DeviceLostError(DeviceError):
+    """Some of several devices failed. `left`: those that did not, as a device. `begun`: C had been begun."""
+
+    def __init__(self, message: str, left: Any):
+        super().__init__(message)
+        self.left, self.begun = left, False
 
 
 class OutOfMemoryError(DeviceError, MemoryError):

@@ -46,8 +46,8 @@ def _known(usual: Rates, found: dict[str, Any], key: str, inputs: list[Place], c
         return replace(usual, note=f"as usual; {SUGGESTION}")
     rates = replace(
         usual,
-        upload=found["upload_bytes_per_second"],
-        download=found["download_bytes_per_second"],
+        upload=usual.at_once * found["upload_bytes_per_second"],
+        download=usual.at_once * found["download_bytes_per_second"],
         touch=found["touch_bytes_per_second"],
         piece_seconds=found["piece_seconds"],
         start=found["start_seconds"],
@@ -55,6 +55,7 @@ def _known(usual: Rates, found: dict[str, Any], key: str, inputs: list[Place], c
     dates, missing = [found["date"]], []
     if key in found["flops"]:
         rates = replace(rates, **found["flops"][key])
+        rates = replace(rates, flops=usual.devices * rates.flops)
     else:
         missing.append(f"of {key}")
     folders, seconds, total, costs = found.get("folders", {}), 0.0, 0, [0.0]
