@@ -70,7 +70,8 @@ class Several:
         """`weights`: how fast each is; as all others unless given."""
         self.devices, self._weights = devices, tuple(weights or [1] * len(devices))
         kind = devices[0].name.partition(":")[0]
-        self.name = f"{kind}:{','.join(device.name.partition(':')[2] or '0' for device in devices)}"
+        self._indices = [int(device.name.partition(":")[2] or 0) for device in devices]
+        self.name = f"{kind}:{','.join(map(str, self._indices))}"
         models = list(dict.fromkeys(device.model for device in devices))
         self.model = " and ".join(models)
         """Rates are remembered for one of them."""
@@ -262,19 +263,19 @@ class Several:
                 stack.callback(device.close)
 
     def explain(self, error: Exception) -> DeviceError | None:
-        """DeviceLostError where some devices failed and others did not."""
-        found = [found for device in self.devices if (found := device.explain(error))]
+        """DeviceLostError where a device does not answer any more."""
         alive = [device.alive() for device in self.devices]
-        if not all(alive) and any(alive):
-            left = [device for device, lives in zip(self.devices, alive, strict=True) if lives]
-            weights = [weight for weight, lives in zip(self._weights, alive, strict=True) if lives]
-            names = " and ".join(
-                device.name for device, lives in zip(self.devices, alive, strict=True) if not lives
-            )
-            return DeviceLostError(
-                f"{names} failed ({error}); continue with --resume (resume=True) on other devices",
-                left[0] if len(left) == 1 else Several(left, weights),
-            )
+        found = [found for device in self.devices if (found := device.explain(error))]
+        continued = f"failed ({error}); continue with --resume (resume=True)"
+        if not any(alive):
+            return DeviceLostError(f"one of {self.name} {continued}", self._indices)
+        if not all(alive):
+            each = list(zip(self.devices, self._weights, alive, strict=True))
+            left = [device for device, _, lives in each if lives]
+            weights = [weight for _, weight, lives in each if lives]
+            dead = " and ".join(device.name for device, _, lives in each if not lives)
+            rest = left[0] if len(left) == 1 else Several(left, weights)
+            return DeviceLostError(f"{dead} {continued}", self._indices, rest)
         full = [one for one in found if isinstance(one, OutOfMemoryError) and one.limit is not None]
         return min(full, key=lambda one: one.limit or 0) if full else next(iter(found), None)
 
