@@ -12,6 +12,7 @@ from conftest import gpu_missing
 from faults import with_blocks
 
 import ooc_gemm
+import ooc_gemm.api
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.devices.several import Several
 from ooc_gemm.plan import BAND, band_rows, bands
@@ -169,9 +170,9 @@ def test_where_all_fail_the_run_fails(tmp_path):
 def test_where_the_process_is_of_no_use_any_more_the_error_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(CPU, "alive", lambda self: False)
     a = stored(tmp_path / "a", random((256, 256), "f4"), (128, 128))
-    with pytest.raises(ooc_gemm.DeviceError, match="one of cpu:0,0 failed .*--resume") as caught:
+    with pytest.raises(ooc_gemm.DeviceError, match=r"one of cpu:0,0 failed .*--resume") as caught:
         ooc_gemm.multiply(a, a, str(tmp_path / "c"), device=Several([CPU(1), Failing(1, 0)]))
-    assert caught.value.options == {"force": True}
+    assert caught.value.options == {"resume": True}
 
 
 @pytest.mark.gpu

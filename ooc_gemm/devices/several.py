@@ -25,13 +25,13 @@ from ..errors import DeviceError, DeviceLostError, InputError, OutOfMemoryError
 from ..plan import Block, MiB, Part, Piece, Plan, Rates, band_rows, bands
 from ..ring import Bytes, Event
 from ..trace import Trace
-from . import UPLOAD, Arithmetic, Array, Check, Limits, Member, Operation
+from . import COMPUTE, UPLOAD, Arithmetic, Array, Check, Limits, Member, Operation
 
 UPLOADS_AT_ONCE = 3
 """Devices' worth of copies that host memory feeds: four H200 take 161 GB/s of 4 × 55."""
 
-MOST_THREADS = 32
-"""That read, and that write: more bring less to the devices, for they share one interpreter."""
+MOST_READERS, MOST_WRITERS = 24, 16
+"""More bring less: they share one interpreter, and each has a slot that must be pinned for all devices."""
 
 MORE_HOST_BYTES = 256 * MiB
 """Host memory of each further device: a CUDA context's."""
@@ -114,8 +114,8 @@ class Several:
             host_baseline=each[0].host_baseline + MORE_HOST_BYTES * (len(each) - 1),
             device=min(least, default=None),
             device_baseline=max(limits.device_baseline for limits in each),
-            readers=min(MOST_THREADS, sum(limits.readers for limits in each)),
-            writers=min(MOST_THREADS, sum(limits.writers for limits in each)),
+            readers=min(MOST_READERS, sum(limits.readers for limits in each)),
+            writers=min(MOST_WRITERS, sum(limits.writers for limits in each)),
             weights=self._weights,
             linked=self._linked
             and arithmetic.panel != np.int64,  # of which each device looks at all elements
@@ -241,10 +241,10 @@ class Several:
         return _All(tuple(device.record(stream) for device in self.devices))
 
     def wait(self, stream: str, event: Event) -> None:
-        """All for all."""
+        """Each for itself, and before it computes for all: others may still take its panels."""
         assert isinstance(event, _All)
-        for device in self.devices:
-            for one in event.events:
+        for index, device in enumerate(self.devices):
+            for one in event.events if stream == COMPUTE else event.events[index : index + 1]:
                 device.wait(stream, one)
 
     def peak_bytes(self) -> int:
