@@ -132,7 +132,8 @@ def multiply(
     a, b: path, URL, zarr.Array, or anything with shape, dtype and slicing.
     c: path, URL or zarr.Array to write to; without it the result's `array` is a NumPy array.
     memory_limit: most host memory the process may hold resident, `"8GiB"` or bytes.
-    device: `auto`, `cpu`, `cuda` or `cuda:N`; device_memory_limit: most memory of it.
+    device: `auto`, `cpu`, `cuda`, `cuda:N`, or several GPUs that work as one, `cuda:0,1` or `cuda:all`;
+    device_memory_limit: most memory of each.
     out_dtype, chunks, shards, compressor: how a new C is stored; force replaces one that exists.
     resume: continue an interrupted run of the same problem, with these or other limits, on this or another
     device; where there is no C yet, begin.

@@ -105,7 +105,12 @@ _verbose = click.option("-v", "--verbose", is_flag=True, help="More to read; tra
 _matrices = _options(
     _memory,
     click.option(
-        "-d", "--device", default="auto", show_default=True, metavar="NAME", help="auto, cpu, cuda or cuda:N."
+        "-d",
+        "--device",
+        default="auto",
+        show_default=True,
+        metavar="NAME",
+        help="auto, cpu, cuda, cuda:N, cuda:0,1 or cuda:all.",
     ),
     click.option(
         "-D", "--device-memory-limit", metavar="SIZE", help="Most memory of it.  [default: 90 % of free]"

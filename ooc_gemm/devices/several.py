@@ -117,8 +117,7 @@ class Several:
             readers=min(MOST_READERS, sum(limits.readers for limits in each)),
             writers=min(MOST_WRITERS, sum(limits.writers for limits in each)),
             weights=self._weights,
-            linked=self._linked
-            and arithmetic.panel != np.int64,  # of which each device looks at all elements
+            linked=self._linked and arithmetic.panel != np.int64,  # each looks at all of these: `Overflow`
         )
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
@@ -187,8 +186,7 @@ class Several:
         self._arrived.clear()
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
-        """Every band. On the diagonal, too: what lies above it is made, for half of it lies on no device's
-        band alone."""
+        """Every band, whole also where it meets the diagonal."""
         for device, band in self._blocks(block):
             device.multiply(band, panel, p, c, first)
 
