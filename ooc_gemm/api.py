@@ -17,6 +17,7 @@ from .devices import Device, Operation, open_device
 from .errors import (
     NO_MEMORY,
     BudgetError,
+    DeviceLostError,
     Error,
     InputError,
     OutOfMemoryError,
@@ -131,7 +132,8 @@ def multiply(
     a, b: path, URL, zarr.Array, or anything with shape, dtype and slicing.
     c: path, URL or zarr.Array to write to; without it the result's `array` is a NumPy array.
     memory_limit: most host memory the process may hold resident, `"8GiB"` or bytes.
-    device: `auto`, `cpu`, `cuda` or `cuda:N`; device_memory_limit: most memory of it.
+    device: `auto`, `cpu`, `cuda`, `cuda:N`, or several GPUs that work as one, `cuda:0,1` or `cuda:all`;
+    device_memory_limit: most memory of each.
     out_dtype, chunks, shards, compressor: how a new C is stored; force replaces one that exists.
     resume: continue an interrupted run of the same problem, with these or other limits, on this or another
     device; where there is no C yet, begin.
@@ -219,29 +221,40 @@ def retried(
     beta: complex,
     **options: Any,
 ) -> Result:
-    """`_run`, and once more with less of the device's memory where another process has taken it. `options`
-    are those of `multiply`, and `engine`: what carries out a plan as `execute` does, where it is not that."""
+    """`_run`, and once more with less of the device's memory where another process has taken it, or on those
+    of several devices that are left. `options` are those of `multiply`, and `engine`: what carries out a plan
+    as `execute` does, where it is not that."""
     try:
         return _run(a, b, c, notice=notice, beta=beta, **options)
-    except OutOfMemoryError as error:
-        if error.limit is None:
+    except (OutOfMemoryError, DeviceLostError) as error:
+        more: dict[str, Any] | None = _to_go_on(error.begun, c, beta)
+        if isinstance(error, DeviceLostError):
+            error.options, what = more, {"device": error.left} if error.left else None
+            how = f"on {error.left.name}" if error.left else ""
+        else:
+            what = {"device_memory_limit": error.limit} if error.limit else None
+            how = f"with a plan for {error.limit} bytes of that memory"
+        if more is None or what is None:
             raise
-        if error.begun:
-            place = store.local_path(c) if c is not None else None
-            if place is not None and (place / journal.NAME).exists():
-                options["resume"] = True
-            elif beta == 0:
-                options["force"] = True
-            else:  # some blocks may have had their β already
-                raise
         if notice:
-            what = str(error).partition(";")[0]
-            notice(f"{what}; it goes on with a plan for {error.limit} bytes of that memory")
-        options["device_memory_limit"], failed = error.limit, error
+            notice(f"{str(error).partition(';')[0]}; it goes on {how}")
+        options, failed = options | more | what, error
+    again = _run if isinstance(failed, OutOfMemoryError) else retried
     try:
-        return _run(a, b, c, notice=notice, beta=beta, **options)
+        return again(a, b, c, notice=notice, beta=beta, **options)
     except BudgetError as error:
         raise failed from error
+
+
+def _to_go_on(begun: bool, c: Any, beta: complex) -> dict[str, bool] | None:
+    """Options of a run that goes on where one has failed; None where none could: some blocks may have had
+    their β already."""
+    place = store.local_path(c) if begun and c is not None else None
+    if place is not None and (place / journal.NAME).exists():
+        return {"resume": True}
+    if begun and beta == 0:
+        return {"force": True}
+    return None if begun else {}
 
 
 def _run(
@@ -488,6 +501,8 @@ def _prepare(
         readers=costs.readers,
         writers=costs.writers,
         workers=max(1, costs.workers),
+        weights=costs.weights,
+        linked=costs.linked,
     )
     inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
     place = store.local_path(c) if c is not None else None if writes else left.place
@@ -575,8 +590,10 @@ def _started(job: _Job, watch: Trace) -> Iterator[None]:
             found = job.device.explain(error)
         if found is None and no_memory(error):
             found = OutOfMemoryError(NO_MEMORY)
+        if isinstance(found, OutOfMemoryError | DeviceLostError):
+            found.begun = begun
         if isinstance(found, OutOfMemoryError):
-            found.begun, most = begun, job.plan.budget.device
+            most = job.plan.budget.device
             found.limit = None if found.limit is None or most is None else min(found.limit, most)
         if found is None or found is error:
             raise

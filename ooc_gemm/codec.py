@@ -4,6 +4,8 @@ The compressors of numcodecs release the interpreter lock while they work, so as
 time as there are threads. What each of them takes for granted about sizes is checked here.
 """
 
+import bz2
+import lzma
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +14,14 @@ import numcodecs
 import numpy as np
 import numpy.typing as npt
 
+from .documents import COMPRESSORS
 from .pages import Bytes
 
 SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 INFLATED = 1 << 20
 """Bytes that are fed to zlib at a time, and most that come out at a time."""
+LZMA_BYTES = 128 << 20
+"""Memory for lzma's window, of which its strongest preset wants half."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +37,11 @@ class Compressor:
         """Fill `out`. Raises ValueError where `data` does not decode to just as many bytes, and what the
         compressor says of data that is none of its own."""
         if self.name in ("gzip", "zlib"):
-            found: int | None = _inflate(data, out)
+            found = _inflate(data, out)
         else:
-            found = _promised(self.name, data)
-            if found is None:  # a stream that does not say how much it holds
-                decoded = np.frombuffer(self.codec.decode(data), np.uint8)
-                found = len(decoded)
-                if found == len(out):
-                    out[:] = decoded
-            elif found == len(out):
+            promised = _promised(self.name, data)
+            found = len(out) if promised is None else promised  # it fails where that does not fill `out`
+            if found == len(out):
                 self.codec.decode(data, out=out)
         if found != len(out):
             raise ValueError(f"it decodes to {found} bytes instead of {len(out)}")
@@ -59,11 +60,93 @@ def find(name: str, configuration: dict[str, Any]) -> Compressor | None:
     if name == "blosc":
         configuration.pop("typesize", None)  # that of the elements that are encoded
         shuffle = configuration.get("shuffle", 1)
-        configuration["shuffle"] = SHUFFLES.get(shuffle, shuffle)
+        configuration["shuffle"] = SHUFFLES.get(str(shuffle), shuffle)
     try:
         return Compressor(name, numcodecs.get_codec({**configuration, "id": name}))
     except Exception:
         return None
+
+
+def longest(size: int) -> int:
+    """The bytes that a compressor makes of `size` bytes at most."""
+    return size + size // 8 + (64 << 10)
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A codec of a chain, decoding: what comes out of it may take so much memory and no more. (The codecs
+    themselves believe what they are given: a megabyte of gzip may be a gigabyte of zeros.)"""
+
+    name: str
+    """Without `numcodecs.`."""
+    codec: Any
+    """numcodecs's object."""
+    most: int
+    """Bytes that may come out."""
+    exact: bool
+    """They must be as many."""
+
+    def decode(self, data: Any, out: Any = None) -> Any:
+        """As numcodecs's `decode`. Raises ValueError, and what the codec says of data that is none of its
+        own, before it takes more memory."""
+        found = self._unpacked(data) if self.name in COMPRESSORS else self._filtered(data)
+        size = np.asarray(found).nbytes
+        if size > self.most or (self.exact and size != self.most):
+            raise ValueError(f"it decodes to {size} bytes instead of {self.most}")
+        return found
+
+    def get_config(self) -> dict[str, Any]:
+        """As numcodecs's."""
+        return dict(self.codec.get_config())
+
+    def _filtered(self, data: Any) -> Any:
+        """Elements of one type become as many of another."""
+        made, into = (
+            next((np.dtype(getattr(self.codec, key)) for key in keys if hasattr(self.codec, key)), None)
+            for keys in (("encode_dtype", "astype"), ("decode_dtype", "dtype"))
+        )
+        if made and into and np.asarray(data).nbytes // made.itemsize * into.itemsize > self.most:
+            raise ValueError(f"it decodes to more than {self.most} bytes")
+        return self.codec.decode(data)
+
+    def _unpacked(self, data: Any) -> Bytes:
+        data = np.frombuffer(data, np.uint8)
+        if self.name in ("bz2", "lzma"):
+            engine: Any = bz2.BZ2Decompressor() if self.name == "bz2" else self._lzma()
+            decoded = engine.decompress(data, max_length=self.most + 1)
+            if len(decoded) <= self.most and (not engine.eof or engine.unused_data):
+                raise ValueError("it is cut off, or longer than it should be")
+            return np.frombuffer(decoded, np.uint8)
+        if self.name in ("gzip", "zlib"):
+            out = np.empty(self.most, np.uint8)
+            if (found := _inflate(data, out)) > self.most:
+                raise ValueError(f"it decodes to more than {self.most} bytes")
+            return out[:found]
+        promised = _promised(self.name, data)
+        if promised is None:
+            if not self.exact:
+                raise ValueError("it does not say how much it holds")
+            promised = self.most
+        if promised > self.most:
+            raise ValueError(f"it decodes to {promised} bytes instead of {self.most}")
+        out = np.empty(promised, np.uint8)
+        self.codec.decode(data, out=out)
+        return out
+
+    def _lzma(self) -> lzma.LZMADecompressor:
+        if self.codec.format != lzma.FORMAT_RAW:
+            return lzma.LZMADecompressor(self.codec.format, memlimit=LZMA_BYTES)
+        chain = list(self.codec.filters)
+        if sum(one.get("dict_size", 0) for one in chain) > LZMA_BYTES:
+            raise ValueError("its codec wants too much memory")
+        return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=chain)
+
+
+def bounded(name: str, configuration: dict[str, Any], most: int, exact: bool) -> Bounded:
+    """Of the name and configuration in Zarr's metadata, version 3. Raises what numcodecs does."""
+    name = name.removeprefix("numcodecs.")
+    kept = configuration if name == "lzma" else {}  # others decode without
+    return Bounded(name, numcodecs.get_codec({**kept, "id": name}), most, exact)
 
 
 def _promised(name: str, data: Bytes) -> int | None:

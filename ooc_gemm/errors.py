@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class Error(Exception):
@@ -41,6 +42,20 @@ class RangeError(Error, OverflowError):
 
 class DeviceError(Error, RuntimeError):
     """A device is missing, or failed."""
+
+
+class DeviceLostError(DeviceError):
+    """Some of several devices failed. `left`: those that did not, as a device; None where none is of use to
+    this process any more, as after an error of a CUDA kernel.
+
+    `begun`: C had been begun. `options`: with which another process goes on, None where it cannot.
+    """
+
+    def __init__(self, message: str, indices: list[int], left: Any = None):
+        """`indices`: of all of them."""
+        super().__init__(message)
+        self.indices, self.left, self.begun = indices, left, False
+        self.options: dict[str, bool] | None = None
 
 
 class OutOfMemoryError(DeviceError, MemoryError):

@@ -43,6 +43,9 @@ ADVISED_SECONDS = 1.0
 WORTH = 0.9
 """Copies are made where the job then takes less than this share of its time: predictions are not exact."""
 
+MAX_EXTENT = 1 << 34
+"""Of rows or columns. Beyond, which only absurd metadata is, looking at layouts would take long."""
+
 PIECE_BYTES = 4 * MiB
 """Reads of a copy, where chunks can be read in part."""
 
@@ -154,6 +157,8 @@ def _layouts(plan: Plan, factor: float) -> Iterator[Layout]:
     p, within = plan.problem, plan.predicted_seconds / factor
     sides = [("a", p.a), *([] if p.symmetric else [("b", p.b)])]
     operands = "".join(name for name, s in sides if s.chunked and s.rows and s.cols)
+    if any(max(s.rows, s.cols) > MAX_EXTENT for _, s in sides):
+        return
     ideal = _with_chunks(p, operands, CHUNK_BYTES[0])
     if not operands or least_seconds(ideal, plan.budget, plan.used_rates) > within:
         return

@@ -7,16 +7,18 @@ own or in shards.
 
 import itertools
 import math
+import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .codec import Compressor
+from .codec import Compressor, longest
 from .errors import StoreError
 from .files import ChunkFile, room
 from .journal import Stamp, digest
@@ -138,6 +140,10 @@ class Folder:
 
     def key(self, i: int, j: int) -> str:
         """The key of the chunk, or of the shard that holds it."""
+        return self._key(i, j)
+
+    def _key(self, i: int, j: int) -> str:
+        """Of the file in this row and column of the grid of files."""
         return str(self._metadata.encode_chunk_key((j, i) if self._transposed else (i, j)))
 
     def extent(self, i: int, j: int) -> tuple[int, int | None]:
@@ -149,19 +155,73 @@ class Folder:
         """Of the file."""
         return f"{self.root}/{self.key(i, j)}"
 
+    def stamps(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
+        """Of every file, in row-major order of their grid. Takes time for those that are there only: a grid
+        of millions costs little to ask for."""
+        found, (down, across) = np.zeros((grid[0] * grid[1], 2), np.int64), grid
+        head, between = self._key(0, 0)[:-3], self._key(0, 0)[-2]
+        places, stamps = list[int](), list[int]()
+        for key, entry in self._files():
+            if not key.startswith(head):
+                continue
+            row, _, col = key[len(head) :].partition(between)
+            i, j = _number(row), _number(col)
+            if self._transposed:
+                i, j = j, i
+            if 0 <= i < down and 0 <= j < across:
+                try:
+                    file = entry.stat()
+                    stamps += file.st_size, file.st_mtime_ns
+                except FileNotFoundError:  # a link to nowhere
+                    continue
+                except OSError:  # reading it will say
+                    stamps += 1, 0
+                places.append(i * across + j)
+        found[places] = np.reshape(np.array(stamps, np.int64), (-1, 2))
+        return found
+
+    def _files(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """What may be chunks, by key: c.i.j and i.j are in one folder, c/i/j and i/j in one for each i.
+        Raises OSError."""
+        folders = ["c/"] if self._key(0, 0).startswith("c/") else [""]
+        if self._key(0, 0).endswith("/0"):
+            found = ((top, entry.name) for top in folders for entry in self._entries(top))
+            folders = [f"{top}{name}/" for top, name in found if name.isdecimal()]
+        for folder in folders:
+            for entry in self._entries(folder):
+                yield folder + entry.name, entry
+
+    def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
+        with (
+            suppress(FileNotFoundError, NotADirectoryError),
+            os.scandir(f"{self.root}/{folder}") as entries,
+        ):
+            yield from entries
+
+
+@lru_cache(1 << 16)
+def _number(text: str) -> int:
+    """As keys have it; -1 for what is none, such as 007."""
+    return int(text) if text.isdecimal() and text == str(int(text)) else -1
+
 
 class Shards(Folder):
     """Several chunks in a file, whose index is read when the array is opened."""
 
-    def __init__(self, root: Path, metadata: Any, s: Matrix, shard: tuple[int, ...], at_end: bool):
+    def __init__(
+        self, root: Path, metadata: Any, s: Matrix, outer: Matrix, sizes: tuple[int, ...], at_end: bool
+    ):
+        """`outer`: the matrix in shards, of which `sizes` are, 0 where one is missing."""
         super().__init__(root, metadata)
-        outer = replace(s, chunk_rows=shard[0], chunk_cols=shard[1]).grid
-        self._grid = s.grid
-        self._per = down, across = shard[0] // s.chunk_rows, shard[1] // s.chunk_cols
-        self._extents = np.zeros((outer[0] * down, outer[1] * across, 2), np.uint64)
+        self._grid, grid = s.grid, outer.grid
+        self._per = down, across = outer.chunk_rows // s.chunk_rows, outer.chunk_cols // s.chunk_cols
+        self._extents = np.zeros((grid[0] * down, grid[1] * across, 2), np.uint64)
         self._damaged: dict[tuple[int, int], str] = {}
-        for i, j in itertools.product(*map(range, outer)):
-            key = super().key(i, j)
+        for at, size in enumerate(sizes):
+            if not size:
+                continue
+            i, j = divmod(at, grid[1])
+            key = self._key(i, j)
             try:
                 found = read_index(f"{root}/{key}", down * across, at_end)
             except (OSError, ValueError) as error:
@@ -173,7 +233,7 @@ class Shards(Folder):
 
     def key(self, i: int, j: int) -> str:
         """The shard's."""
-        return super().key(i // self._per[0], j // self._per[1])
+        return self._key(i // self._per[0], j // self._per[1])
 
     def extent(self, i: int, j: int) -> tuple[int, int | None]:
         """As the index says."""
@@ -185,7 +245,7 @@ class Shards(Folder):
     @property
     def sizes(self) -> tuple[int, ...]:
         """Of every chunk, as the index says; 0 where it is missing, or the index is damaged."""
-        return tuple(map(int, self._extents[: self._grid[0], : self._grid[1], 1].ravel()))
+        return tuple(self._extents[: self._grid[0], : self._grid[1], 1].ravel().tolist())
 
 
 class RawSource(Source):
@@ -247,7 +307,8 @@ class CompressedSource(Source):
     ):
         super().__init__(name, dtype, matrix)
         self._folder, self._fill = folder, fill
-        self.compressor, self._room = compressor, max(matrix.stored or (0,)) + 2 * PAGE
+        self.compressor, self._most = compressor, longest(matrix.chunk_bytes)
+        self._room = min(max(matrix.stored or (0,)), self._most) + 2 * PAGE
 
     def encoded(self, i: int, j: int) -> Bytes | None:
         """A chunk as it is stored, in memory that the thread's next call takes again, or None where it is
@@ -258,6 +319,8 @@ class CompressedSource(Source):
         try:
             with ChunkFile(f"{self._folder.root}/{self._folder.key(i, j)}") as file:
                 size = file.size if size is None else size
+                if size > self._most:
+                    raise ValueError(f"it takes {size} bytes, more than {self._most}")
                 return file.read_range(scratch("encoded", room(offset, size), self._room), offset, size)
         except FileNotFoundError:
             return None

@@ -32,10 +32,14 @@ def read_index(path: str, count: int, at_end: bool) -> Extents | None:
                 raise ValueError("it is shorter than its index")
             data = np.empty(nbytes + 4, np.uint8)
             file.read(data, file.size - len(data) if at_end else 0)
+            size = np.uint64(file.size)
     except FileNotFoundError:
         return None
     if google_crc32c.value(data[:nbytes].tobytes()) != int.from_bytes(data[nbytes:].tobytes(), "little"):
         raise ValueError("the checksum of its index is wrong")
     found = data[:nbytes].view("<u8").astype(np.uint64).reshape(count, 2)
     found[found[:, 0] == MISSING] = 0
+    offsets, lengths = found.T
+    if (lengths > size).any() or (offsets > size - lengths).any():  # so that no sum can wrap around
+        raise ValueError("its index points past its end")
     return found

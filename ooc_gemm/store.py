@@ -12,6 +12,7 @@ unfinished C is no Zarr array, and nothing can mistake it for a result.
 
 import asyncio
 import contextlib
+import copy
 import errno
 import json
 import math
@@ -33,14 +34,15 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 import zarr
-from zarr.abc.codec import Codec
-from zarr.api import asynchronous
-from zarr.codecs import TransposeCodec
+from zarr.abc.codec import ArrayArrayCodec, BytesBytesCodec, Codec
+from zarr.abc.store import RangeByteRequest
+from zarr.codecs import ShardingCodec, TransposeCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import _get_loop, sync
 from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore
 
-from . import codec, files, journal, shards
+from . import codec, documents, files, journal, shards
+from .documents import SUPPORTED
 from .errors import NO_MEMORY, Error, InputError, OutOfMemoryError, RangeError, StoreError, no_memory
 from .journal import Journal
 from .local import CompressedSource, Folder, RawSource, Shards, Source
@@ -52,12 +54,15 @@ T = TypeVar("T")
 Array = npt.NDArray[Any]
 
 METADATA = ("zarr.json", ".zarray")
+"""Where the metadata of an array stands, of version 3 and of version 2."""
 MAX_CHUNK_BYTES = 1 << 48
 """No file is larger: metadata that says so is corrupt."""
 MAX_ARRAY_BYTES = 1 << 60
 """Nor is any array."""
 MAX_CHUNKS = 1 << 22
 """Chunks of one array that are looked at one by one."""
+ELEMENT_BYTES = 16
+"""What codecs make of an element on the way takes no more."""
 HELD_BY_ZARR = 5
 """Memory, in chunks or shards, that zarr takes to decode one, or to encode it: 2.0 to 4.4 measured over its
 codecs, byte orders and versions, of noise, with what it returns."""
@@ -75,7 +80,6 @@ TIMEOUT = 60.0
 """Seconds that a store which is not this machine's may take to answer …"""
 SLOWEST = 1 << 20
 """… and the bytes that come each second beyond."""
-SUPPORTED = "float16, float32, float64, complex64, complex128 and integers of 8 to 64 bits"
 
 
 def describe(spec: Any) -> str:
@@ -191,10 +195,20 @@ class Answers:
 class DecodedSource(Source):
     """Chunks that zarr decodes: remote, of foreign byte order, of several codecs or unknown ones."""
 
-    def __init__(self, name: str, array: zarr.Array[Any], matrix: Matrix, counter: "_CountingStore | None"):
+    def __init__(
+        self,
+        name: str,
+        array: zarr.Array[Any],
+        matrix: Matrix,
+        counter: "_CountingStore | None",
+        folder: Folder | None = None,
+        most: int = 0,
+    ):
+        """`folder`: where its files lie, of `most` bytes each, where they are local ones."""
         matrix = replace(matrix, whole=True, held=HELD_BY_ZARR)
         super().__init__(name, array.dtype.newbyteorder("="), matrix)
         self._array, self._counter, self._fortran = array, counter, matrix.transposed
+        self._folder, self._most = folder, most
         store = array.store_path.store
         self._answers = Answers(getattr(store, "_store", store), matrix.chunk_bytes)
         give_back()
@@ -205,6 +219,8 @@ class DecodedSource(Source):
         place = self._place(piece, slot)
         rows, cols = slice(*piece.rows), slice(*piece.cols)
         try:
+            if self._folder is not None:
+                files.check(f"{self._folder.root}/{self._key(piece)}", self._most)
             part = (cols, rows) if self._fortran else (rows, cols)
             found: Any = self._answers.of(self._array.async_array.getitem(part))
         except MemoryError:
@@ -216,9 +232,9 @@ class DecodedSource(Source):
         except Exception as error:
             raise StoreError(
                 f"{self.name}: chunk {self._key(piece)} cannot be read or decoded "
-                f"({' '.join(str(error).split())}); write it again"
+                f"({documents.short(error)}); write it again"
             ) from error
-        if self.place is not None and not (self.place / self._key(piece)).exists():
+        if self._folder is not None and not os.path.exists(f"{self._folder.root}/{self._key(piece)}"):
             self._missing(piece, self._key(piece))
         np.copyto(place, found.T if self._fortran else found)
         if self._counter is not None:
@@ -253,9 +269,10 @@ class ArraySource(Source):
 class _CountingStore(WrapperStore[Any]):
     """Counts the bytes that reads bring into the process, for stores whose pieces are not files."""
 
-    def __init__(self, store: Any):
+    def __init__(self, store: Any, most: int):
+        """No part of a file that is longer than `most` is read: an index may ask for anything."""
         super().__init__(store)
-        self.total = 0
+        self.total, self._most = 0, most
         self._lock = threading.Lock()
 
     def taken(self) -> int:
@@ -269,7 +286,9 @@ class _CountingStore(WrapperStore[Any]):
         return self
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
-        """As the store's own."""
+        """As the store's own. Raises ValueError where that is too much."""
+        if isinstance(byte_range, RangeByteRequest) and byte_range.end - byte_range.start > self._most:
+            raise ValueError(f"its index asks for {byte_range.end - byte_range.start} bytes")
         found = await super().get(key, prototype, byte_range)
         if found is not None:
             with self._lock:
@@ -297,7 +316,8 @@ def open_source(spec: Any, name: str | None = None) -> Source:
     else:
         raise InputError(f"{name} is not an array: it has no shape, dtype and slicing")
     check_matrix(name, array.shape, array.dtype)
-    source = _zarr_source(name, array)
+    with _said(name):
+        source = _zarr_source(name, array)
     source.place = local_path(array)
     return source
 
@@ -312,33 +332,60 @@ def _open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
                 f"{name} is the unfinished result of an interrupted run; continue that with --resume "
                 "(resume=True), or make it again"
             )
-    with _fast_codecs():
-        found = _open(os.fspath(spec) if place is None else str(place), name)
+    found = _open(os.fspath(spec) if place is None else str(place), name)
     if found is None:
         raise InputError(f"{name} is not a Zarr array; check the path")
-    if not isinstance(found, zarr.Array):
+    if isinstance(found, str):
         raise InputError(f"{name} is a Zarr group, not an array; name one of the arrays in it")
     return found
 
 
-def _open(path: str, name: str) -> Any:
-    """The Zarr array or group there, None where there is neither. Raises InputError."""
+def _open(path: str, name: str) -> zarr.Array[Any] | str | None:
+    """The Zarr array there, "group", None where there is neither. Raises InputError."""
+    with _said(name, remote="://" in path):
+        at, key, described = _describe(path, name)
+        if documents.kind(key, described) == "group":
+            return "group"
+        return _array_at(documents.check(name, described, key), at) if key else None
+
+
+def _kind(path: str, name: str) -> str | None:
+    """Whether there is an "array", a "group" or neither; an array need be no matrix. Raises InputError."""
+    with _said(name, remote="://" in path):
+        return documents.kind(*_describe(path, name)[1:])
+
+
+@contextlib.contextmanager
+def _said(name: str, remote: bool = False) -> Iterator[None]:
+    """Whatever goes wrong when an array is opened or begun is said in a sentence, and warnings are not."""
     try:
         with warnings.catch_warnings():
-            # Zarr 3.4 reads a chunk size of 0 as 1, and warns.
-            warnings.filterwarnings("error", r".*stored chunk shape .* is invalid")
-            # What zarrs cannot decode, zarr does.
-            warnings.filterwarnings("ignore", r".*unsupported by ZarrsCodecPipeline")
-            if "://" not in path:
-                return zarr.open(path, mode="r")
-            found = Answers(None).of(asynchronous.open(store=path, mode="r"))
-            return zarr.Array(found) if isinstance(found, zarr.AsyncArray) else zarr.Group(found)
-    except FileNotFoundError:
-        return None
-    except UserWarning as error:
-        raise InputError(f"{name}: a chunk size of 0 cannot be right; repair its metadata") from error
+            warnings.simplefilter("ignore")
+            yield
+    except Error:
+        raise
     except Exception as error:
-        raise _unusable(name, error, remote="://" in path) from error
+        raise _unusable(name, error, remote) from error
+
+
+def _describe(path: str, name: str) -> tuple[StorePath, str, dict[str, Any]]:
+    """Where there may be an array or a group, the key of its metadata, and that. An empty key where there is
+    neither. (zarr.open, which does this and more, reads and believes all there is.)"""
+    at = _remote_place(path) if "://" in path else StorePath(LocalStore(path, read_only=True))
+    for key in (*METADATA, ".zgroup"):
+        document = _document(at, key)
+        if document is not None:
+            return at, key, documents.parse(name, document)
+    return at, "", {}
+
+
+def _document(at: StorePath, key: str) -> bytes | None:
+    """One of the metadata documents, or more than there may be of it. Raises OSError."""
+    if isinstance(at.store, LocalStore):
+        return files.read_small(Path(at.store.root) / key, documents.MAX_BYTES)
+    most = RangeByteRequest(0, documents.MAX_BYTES + 1)
+    found = Answers(at.store).of((at / key).get(default_buffer_prototype(), most))
+    return None if found is None else bytes(found.to_bytes())
 
 
 def _unusable(name: str, error: Exception, remote: bool) -> Error:
@@ -361,12 +408,13 @@ def _unusable(name: str, error: Exception, remote: bool) -> Error:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return documents.short(f"{type(error).__name__}: {error}")
 
 
 @contextlib.contextmanager
 def _fast_codecs() -> Iterator[None]:
-    """Arrays opened inside use the `zarrs` codec pipeline where it is installed."""
+    """Arrays made inside use the `zarrs` codec pipeline where it is installed: which takes what decompressors
+    make, however much that is."""
     try:
         import zarrs  # noqa: F401
     except ImportError:
@@ -413,8 +461,7 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
         chunk = tuple(int(c) for c in array.chunks)
     except Exception as error:
         raise InputError(f"{name} has irregular chunks; rechunk it to a regular grid") from error
-    metadata, store = array.metadata, array.store_path.store
-    fortran = _is_fortran(metadata)
+    at, fortran = array.store_path, _is_fortran(array.metadata)
     shape = array.shape
     if fortran:
         shape, chunk = shape[::-1], chunk[::-1]
@@ -429,56 +476,128 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
     if matrix.grid[0] * matrix.grid[1] > MAX_CHUNKS:
         down, across = matrix.grid[::-1] if fortran else matrix.grid
         raise InputError(f"{name} has {down}×{across} chunks; rechunk it to larger ones")
-    if isinstance(store, LocalStore):
-        return _local_source(name, array, matrix, Path(store.root) / array.store_path.path)
-    counter, matrix = _CountingStore(store), replace(matrix, whole=True)
-    array = _decodable(array)
-    return DecodedSource(
-        name, _array_at(array.metadata, StorePath(counter, array.store_path.path)), matrix, counter
-    )
+    outer = matrix
+    if array.shards is not None:  # which zarr says where they are all that is done to the elements
+        outer = replace(matrix, chunk_rows=array.shards[0], chunk_cols=array.shards[1])
+        _check_shards(name, matrix, outer)
+    if isinstance(at.store, LocalStore):
+        return _local_source(name, array, matrix, outer, Path(at.store.root) / at.path)
+    return _decoded_source(name, array, matrix)
 
 
-def _local_source(name: str, array: zarr.Array[Any], s: Matrix, root: Path) -> Source:
+def _check_shards(name: str, s: Matrix, outer: Matrix) -> None:
+    """Their indices are held in memory, also where the shards reach far beyond the array."""
+    chunks = math.prod(outer.grid) * (outer.chunk_rows // s.chunk_rows) * (outer.chunk_cols // s.chunk_cols)
+    if outer.chunk_bytes > MAX_CHUNK_BYTES or chunks > MAX_CHUNKS:
+        raise InputError(f"{name}: shards of {chunks} chunks cannot be right; repair its metadata")
+
+
+def _local_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, root: Path) -> Source:
+    """`outer`: the matrix in chunks that are files."""
     metadata, dtype, shard = array.metadata, array.dtype, array.shards
-    folder: Folder = Folder(root, metadata, s.transposed)
+    folder = Folder(root, metadata, s.transposed)
+    stamps = folder.stamps(outer.grid)
+    sizes = tuple(np.maximum(stamps[:, 0], stamps.any(axis=1)).tolist())  # an empty file is there, too
     inner = _inner(metadata) if shard else None
-    outer = s
-    if shard:
-        rows, cols = shard[::-1] if s.transposed else shard
-        outer = replace(s, chunk_rows=rows, chunk_cols=cols)
-    stamps = _stamps(outer, folder)
-    sizes = tuple(map(int, stamps[:, 0]))
     compression = inner[1] if inner else None if shard else _compression(metadata)
     compressor = _only_compressor(compression)
     source: Source
     if dtype.isnative and (compression == [] or compressor):
+        fill = dtype.type(0) if array.fill_value is None else array.fill_value
         if inner and shard:
-            folder = shards_of = Shards(root, metadata, s, shard, inner[0]["index_location"] == "end")
+            at_end = inner[0]["index_location"] == "end"
+            folder = shards_of = Shards(root, metadata, s, outer, sizes, at_end)
             sizes = shards_of.sizes
         if compressor:
             s = replace(s, whole=True, stored=sizes)
-            source = CompressedSource(name, dtype, array.fill_value, s, folder, compressor)
+            source = CompressedSource(name, dtype, fill, s, folder, compressor)
         else:
-            source = RawSource(name, dtype, array.fill_value, _with_missing(s, sizes), folder)
+            source = RawSource(name, dtype, fill, _with_missing(s, sizes), folder)
     else:
-        array = _decodable(array)
-        counter = _CountingStore(array.store_path.store) if shard else None
-        if counter:
-            array = _array_at(array.metadata, StorePath(counter, array.store_path.path))
-            sizes = _shares(s, outer, sizes)
-        source = DecodedSource(name, array, replace(s, whole=True, stored=sizes), counter)
+        s = replace(s, stored=_shares(s, outer, sizes) if shard else sizes)
+        source = _decoded_source(name, array, s, folder)
     source.stamps = stamps
     source.description = json.dumps({**metadata.to_dict(), "attributes": {}}, default=str).encode()
     return source
 
 
-def _decodable(array: zarr.Array[Any]) -> zarr.Array[Any]:
-    """As codec pipelines read it: zarrs refuses types of foreign byte order (v2 has them), and of a part
-    of a chunk in foreign byte order (v3) it gives wrong complex numbers, without a word. Order is how zarr
-    lays out what it returns; the pipelines are for C order."""
-    if not array.dtype.isnative or array.dtype.kind == "c":
-        array = _array_at(array.metadata, array.store_path)
-    return array.with_config({"order": "C"}) if array.order == "F" else array
+def _decoded_source(name: str, array: zarr.Array[Any], s: Matrix, folder: Folder | None = None) -> Source:
+    """Chunks that zarr decodes, with codecs that stay within bounds. Its `zarrs` pipeline, which knows no
+    bounds, has those that no codec could exceed; it refuses types of foreign byte order (v2 has them), and of
+    a part of a chunk in foreign byte order (v3) it gives wrong complex numbers, without a word."""
+    metadata, at = array.metadata, array.store_path
+    bounded, most = _bounded(metadata)
+    counter = _CountingStore(at.store, most) if folder is None or array.shards else None
+    fast = bounded is metadata and array.dtype.isnative and array.dtype.kind != "c"
+    with _fast_codecs() if fast else contextlib.nullcontext():
+        array = _array_at(bounded, StorePath(counter, at.path) if counter else at)
+    if array.order == "F":  # how zarr lays out what it returns; the codec pipelines are for C order
+        array = array.with_config({"order": "C"})
+    return DecodedSource(name, array, s, counter, folder, most)
+
+
+@dataclass(frozen=True, eq=False)
+class _BoundedCodec(BytesBytesCodec):
+    """A compressor, for zarr to decode with."""
+
+    codec: codec.Bounded
+    is_fixed_size = False
+
+    async def _decode_single(self, data: Any, spec: Any) -> Any:
+        found = await asyncio.to_thread(self.codec.decode, data.as_numpy_array())
+        return spec.prototype.buffer.from_array_like(found)
+
+    def compute_encoded_size(self, input_byte_length: int, _chunk_spec: Any) -> int:
+        """Not known."""
+        raise NotImplementedError
+
+
+def _bounded(metadata: Any) -> tuple[Any, int]:
+    """The metadata with codecs that cannot make more of a chunk than it may be, and the most bytes of a file.
+    The same metadata where no codec could."""
+    if metadata.zarr_format == 3:
+        elements = math.prod(metadata.chunk_grid.chunk_shape)
+        codecs, most, _ = _bounded_chain(metadata.codecs, elements, metadata.data_type.item_size)
+        if codecs == metadata.codecs:
+            return metadata, most
+        metadata = copy.copy(metadata)
+        object.__setattr__(metadata, "codecs", codecs)
+        return metadata, most
+    most = math.prod(metadata.chunks) * (ELEMENT_BYTES if metadata.filters else metadata.dtype.item_size)
+    room, filters, one = codec.longest(most), metadata.filters, metadata.compressor
+    if not filters and one is None:
+        return metadata, room
+    metadata = copy.copy(metadata)
+    if filters:
+        bounded = tuple(codec.Bounded(each.codec_id, each, room, False) for each in filters)
+        object.__setattr__(metadata, "filters", bounded)
+    if one is not None:
+        one = codec.Bounded(one.codec_id, one, room if filters else most, not filters)
+        object.__setattr__(metadata, "compressor", one)
+    return metadata, room
+
+
+def _bounded_chain(chain: tuple[Any, ...], elements: int, itemsize: int) -> tuple[tuple[Any, ...], int, bool]:
+    """The codecs, the most bytes they make of so many elements, and whether they always do."""
+    made, size, exact = [], elements * itemsize, True
+    for one in chain:
+        described = one.to_dict()
+        known = described["name"].removeprefix("numcodecs.")
+        if isinstance(one, ShardingCodec):
+            inner = math.prod(one.chunk_shape)
+            codecs, most, _ = _bounded_chain(one.codecs, inner, itemsize)
+            size, exact = elements // inner * (most + 16) + 4, False
+            one = one if codecs == one.codecs else replace(one, codecs=codecs)
+        elif isinstance(one, ArrayArrayCodec) and known != "transpose":
+            size, exact = elements * ELEMENT_BYTES, False
+        elif known in documents.COMPRESSORS:
+            configuration = dict(described.get("configuration", {}))
+            one = _BoundedCodec(codec.bounded(known, configuration, size, exact))
+            size, exact = codec.longest(size), False
+        elif known in documents.CHECKSUMS:
+            size += 4
+        made.append(one)
+    return tuple(made), size, exact
 
 
 def _array_at(metadata: Any, place: StorePath) -> zarr.Array[Any]:
@@ -525,13 +644,6 @@ def _inner(metadata: Any) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any
     configuration = described[0]["configuration"]
     compression = _beyond_bytes(list(configuration["codecs"]))
     return None if compression is None or not shards.is_known(configuration) else (configuration, compression)
-
-
-def _stamps(s: Matrix, folder: Folder) -> npt.NDArray[np.int64]:
-    """Of every file."""
-    down, across = s.grid
-    found = (journal.stamp(folder.path(i, j)) for i in range(down) for j in range(across))
-    return np.fromiter(found, np.dtype((np.int64, 2)), down * across)
 
 
 def _with_missing(s: Matrix, sizes: tuple[int, ...]) -> Matrix:
@@ -606,17 +718,17 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
         if not isinstance(spec, str | zarr.Array):
             raise InputError(f"{name} cannot be written to; give a path, a URL or a zarr.Array as C")
         if not reads:
-            _check_replaced(name, _open(spec, name) if isinstance(spec, str) else spec, force)
+            _check_replaced(name, _kind(spec, name) if isinstance(spec, str) else "array", force)
         return
     if reads:
         if not os.access(place, os.W_OK):
             raise InputError(f"{name} cannot be written: permission denied; choose another C")
         return
     for folder in place.parents:
-        if isinstance(_try_open(folder), zarr.Array):
+        if _kind_there(folder) == "array":
             raise InputError(f"{name} lies inside the Zarr array {folder}; choose another place")
     if os.path.exists(place):
-        found = _try_open(place)
+        found = _kind_there(place)
         if journal.is_held(place):
             raise InputError(f"{name} is being written by another process; wait for it, or stop it")
         partial = is_partial(place)
@@ -647,22 +759,19 @@ def is_partial(place: Path) -> bool:
     return any(os.path.exists(place / (key + PARTIAL)) for key in METADATA)
 
 
-def _check_replaced(name: str, found: Any, force: bool) -> None:
-    """`found` is what stands at C's place, None for nothing."""
-    if isinstance(found, zarr.Group):
+def _check_replaced(name: str, found: str | None, force: bool) -> None:
+    """`found` is the kind of what stands at C's place, None for nothing."""
+    if found == "group":
         raise InputError(f"{name} is a Zarr group; name an array inside it, such as {name}/c")
     if found is not None and not force:
         raise InputError(f"{name} exists; give -f (force=True) to replace it, or choose another place")
 
 
-def _try_open(place: Path) -> Any:
-    """The Zarr array or group in a folder, None where there is none or it cannot be opened."""
-    if not any(os.path.exists(place / key) for key in (*METADATA, ".zgroup")):
-        return None
-    try:
-        return zarr.open(str(place), mode="r")
-    except Exception:
-        return None
+def _kind_there(place: Path) -> str | None:
+    """`_kind` of a folder; None also where it cannot be opened."""
+    with contextlib.suppress(InputError):
+        return _kind(str(place), str(place))
+    return None
 
 
 class Target:
@@ -774,7 +883,7 @@ class Target:
             described = self._find(self._key + PARTIAL) or self._get(self._key)
             if attributes and self._key == METADATA[0]:
                 found = json.loads(described)
-                found["attributes"] = {**found.get("attributes", {}), **attributes}
+                found["attributes"] = {**(found.get("attributes") or {}), **attributes}
                 described = json.dumps(found, indent=2).encode()
             elif attributes:
                 known = json.loads(self._find(".zattrs") or b"{}")
@@ -971,7 +1080,6 @@ def create_target(
 ) -> Target:
     """A new C, unfinished; what stood at its place is removed. With `head` a local one has a journal, which
     begins so. Raises InputError where it cannot be begun."""
-    name = describe(spec)
     blank = zarr.create_array(
         MemoryStore(),
         shape=output.shape,
@@ -981,53 +1089,41 @@ def create_target(
         compressors=compressors(output.compressor),
         filters=None,
     )
-    place, log = local_path(spec), None
-    try:
-        if place and head:
-            log = Journal.create(place, name, head)
-        if isinstance(spec, zarr.Array):
-            at = spec.store_path
-        elif place is not None:
-            at = StorePath(_opened(place))
-        else:
-            at = _remote_place(str(spec))
-        target = Target(_array_at(blank.metadata, at), name, block, log)
+    with _begun(spec, head, "cannot be created: {}; choose another place") as log:
         described = sync((blank.store_path / METADATA[0]).get())
+        at = spec.store_path if isinstance(spec, zarr.Array) else _writable_place(spec)
+        target = Target(_array_at(blank.metadata, at), describe(spec), block, log)
         target.begin(described.to_bytes() if described else b"")
         target.clear()
-    except BaseException as error:
-        if log:
-            log.close()
-        if isinstance(error, Error) or not isinstance(error, Exception):
-            raise
-        if isinstance(error, OSError):
-            raise InputError(
-                f"{name} cannot be created: {error.strerror or error}; choose another place"
-            ) from error
-        raise _unusable(name, error, remote=place is None) from error
     return target
 
 
 def update_target(spec: Any, block: np.dtype[Any], head: dict[str, Any] | None) -> Target:
     """A C that exists, unfinished from now on; as `create_target`."""
-    place, name, log = local_path(spec), describe(spec), None
-    try:
-        log = Journal.create(place, name, head) if place and head else None
-        target = Target(open_existing(spec), name, block, log)
+    with _begun(spec, head, "cannot be updated: {}; it is as it was, see to its disk") as log:
+        target = Target(open_existing(spec), describe(spec), block, log)
         target.begin(None)
-    except BaseException as error:
-        if log:
-            log.close()
-        if isinstance(error, OSError) and not isinstance(error, Error):
-            said = error.strerror or error
-            raise InputError(f"{name} cannot be updated: {said}; it is as it was, see to its disk") from error
-        raise
     return target
 
 
-def _opened(place: Path) -> LocalStore:
-    """A local store, whose folder is made."""
-    return Answers(LocalStore(place)).of(LocalStore.open(place))
+@contextlib.contextmanager
+def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journal | None]:
+    """The journal of a C that is begun inside, if it has one; where that fails, nobody holds it. `said`: what
+    to say of an OSError."""
+    place, name, log = local_path(spec), describe(spec), None
+    try:
+        with _said(name, remote=place is None):
+            try:
+                log = Journal.create(place, name, head) if place and head else None
+                yield log
+            except OSError as error:
+                if isinstance(error, Error):
+                    raise
+                raise InputError(f"{name} {said.format(error.strerror or error)}") from error
+    except BaseException:
+        if log:
+            log.close()
+        raise
 
 
 def scratch_folder(spec: Any) -> Path:
@@ -1044,32 +1140,35 @@ def _remote_place(url: str) -> StorePath:
     return StorePath(FsspecStore.from_url(url))
 
 
+def _writable_place(spec: str | os.PathLike[str]) -> StorePath:
+    """A local store's folder is made."""
+    if place := local_path(spec):
+        return StorePath(Answers(LocalStore(place)).of(LocalStore.open(place)))
+    return _remote_place(os.fspath(spec))
+
+
 def open_existing(spec: Any) -> zarr.Array[Any]:
     """The C that β·C needs, for reading and writing. Raises InputError."""
     if isinstance(spec, zarr.Array):
         return spec
-    place = local_path(spec)
-    array = _open_array(spec, describe(spec))
-    if place is None:
-        return zarr.open_array(os.fspath(spec), mode="r+")
-    del array
-    return zarr.open_array(str(place), mode="r+")
+    name = describe(spec)
+    array = _open_array(spec, name)
+    with _said(name, remote=local_path(spec) is None):
+        documents.parse(name, _document(array.store_path, ".zattrs") or b"{}")  # they are kept
+        return _array_at(array.metadata, _writable_place(spec))
 
 
 def open_partial(spec: Any) -> zarr.Array[Any]:
     """A local C that is not finished. Raises InputError."""
-    from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
-
     place, name = local_path(spec), describe(spec)
     assert place
-    kinds: dict[str, Any] = dict(zip(METADATA, (ArrayV3Metadata, ArrayV2Metadata), strict=True))
-    for key, kind in kinds.items():
+    for key in METADATA:
         for path in (place / (key + PARTIAL), place / key):
-            if path.exists():
-                try:
-                    return _array_at(kind.from_dict(json.loads(path.read_bytes())), StorePath(_opened(place)))
-                except Exception as error:
-                    raise _unusable(name, error, remote=False) from error
+            with _said(name):
+                document = files.read_small(path, documents.MAX_BYTES)
+                if document is not None:
+                    described = documents.check(name, documents.parse(name, document), key)
+                    return _array_at(described, _writable_place(spec))
     raise InputError(f"{name} was hardly begun; {journal.ANEW}")
 
 

@@ -1,5 +1,6 @@
 """Integer geometry: ranges, grids and their overlaps. Standard library only."""
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -32,4 +33,7 @@ def overlaps(start: int, stop: int, chunk: int) -> Iterator[tuple[int, int, int]
 @lru_cache(maxsize=4096)
 def touches(extent: int, step: int, chunk: int) -> int:
     """How many (range, chunk) pairs meet when [0, extent) is cut every `step` and every `chunk`."""
-    return sum((stop - 1) // chunk - start // chunk + 1 for start, stop in ranges(extent, step))
+    if extent < 1:
+        return 0
+    common = (extent - 1) // math.lcm(step, chunk)  # cuts of both
+    return 1 + (extent - 1) // step + (extent - 1) // chunk - common
