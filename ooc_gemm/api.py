@@ -146,7 +146,7 @@ def multiply(
     VerificationError while running, after which C is no Zarr array but an unfinished one, which `resume`
     continues.
     """
-    return _retried(
+    return retried(
         a,
         b,
         c,
@@ -197,7 +197,7 @@ def gram(
     for name in ("transpose_a", "transpose_b", "adjoint_a", "adjoint_b"):
         if name in options:
             raise TypeError(f"gram() has no option {name!r}; transpose=True makes Aᵀ·A")
-    return _retried(
+    return retried(
         a,
         a,
         c,
@@ -212,7 +212,7 @@ def gram(
     )
 
 
-def _retried(
+def retried(
     a: Any,
     b: Any,
     c: Any,
@@ -222,7 +222,8 @@ def _retried(
     **options: Any,
 ) -> Result:
     """`_run`, and once more with less of the device's memory where another process has taken it, or on those
-    of several devices that are left."""
+    of several devices that are left. `options` are those of `multiply`, and `engine`: what carries out a plan
+    as `execute` does, where it is not that."""
     try:
         return _run(a, b, c, notice=notice, beta=beta, **options)
     except (OutOfMemoryError, DeviceLostError) as error:
@@ -238,7 +239,7 @@ def _retried(
         if notice:
             notice(f"{str(error).partition(';')[0]}; it goes on {how}")
         options, failed = options | more | what, error
-    again = _run if isinstance(failed, OutOfMemoryError) else _retried
+    again = _run if isinstance(failed, OutOfMemoryError) else retried
     try:
         return again(a, b, c, notice=notice, beta=beta, **options)
     except BudgetError as error:
@@ -267,6 +268,7 @@ def _run(
     beta: complex,
     precision: str = "highest",
     resume: bool = False,
+    engine: Callable[..., list[Block]] = execute,
     **options: Any,
 ) -> Result:
     """Open, plan, execute. `options` are those of `_prepare`."""
@@ -294,7 +296,7 @@ def _run(
                     if progress
                     else (lambda fraction: None)
                 )
-                run = partial(execute, device=job.device, sources=sources, target=target, trace=watch)
+                run = partial(engine, device=job.device, sources=sources, target=target, trace=watch)
                 wrong = run(plan, progress=report, verify=job.operation.verify)
                 if wrong:
                     _again(job, run, report, watch, wrong, notice, "C" if c is None else store.describe(c))
@@ -491,13 +493,14 @@ def _prepare(
     extra = m * n * out.itemsize if c is None and writes else 0
     budget = Budget(
         host=limit,
-        host_baseline=baseline_bytes(costs.host_baseline) + extra,
+        host_baseline=extra + (costs.host_baseline if costs.workers else baseline_bytes(costs.host_baseline)),
         device=costs.device,
         device_baseline=costs.device_baseline,
         workspace=costs.workspace + (costs.check if verify else 0),
         staged=costs.device is not None and (converted or "c" in sources),
         readers=costs.readers,
         writers=costs.writers,
+        workers=max(1, costs.workers),
         weights=costs.weights,
         linked=costs.linked,
     )

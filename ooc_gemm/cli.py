@@ -9,7 +9,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -172,16 +172,51 @@ def cli() -> None:
 @click.argument("b")
 @click.argument("c")
 @_problem
+@click.option(
+    "--scheduler",
+    metavar="ADDRESS|local:N",
+    help="Spread C's blocks over the workers of a Dask cluster, of which each may hold the memory limit; "
+    "or over N processes on this machine, which share it and the cores.",
+)
 @_running
 def multiply(
-    a: str, b: str, c: str, progress: bool | None, as_json: bool, verbose: bool, **options: Any
+    a: str,
+    b: str,
+    c: str,
+    scheduler: str | None,
+    progress: bool | None,
+    as_json: bool,
+    verbose: bool,
+    **options: Any,
 ) -> None:
     """C ← α·op(A)·op(B) + β·C."""
     from .api import multiply as run
 
-    with _bar(progress) as report:
+    with ExitStack() as stack:
+        if scheduler:
+            for name in ("rechunk", "trace"):
+                if options.pop(name):
+                    raise click.UsageError(f"--{name} is for one process; leave out --scheduler.")
+            run, cluster = _on_cluster(
+                scheduler, **{key: options.pop(key) for key in ("memory_limit", "device")}
+            )
+            options |= stack.enter_context(cluster)
+        report = stack.enter_context(_bar(progress))
         result = run(a, b, c, progress=report, notice=_note, **options)
     _report(result, c, as_json, verbose)
+
+
+def _on_cluster(scheduler: str, **options: Any) -> tuple[Any, Any]:
+    """What multiplies there, and a context with its options more."""
+    try:
+        from .cluster import connected
+        from .dask import multiply
+    except ImportError as error:
+        raise InputError(
+            f"--scheduler needs a package that is not installed ({error.name}); "
+            "pip install 'ooc-gemm[distributed]'"
+        ) from error
+    return multiply, connected(scheduler, **options)
 
 
 @cli.command(context_settings=CONTEXT)

@@ -82,7 +82,7 @@ class Journal:
         journal.head = {"version": VERSION, **head}
         try:
             journal._file.truncate(0)
-            journal._append(journal.head, {"boot": _boot(), "undone": []})
+            journal._append(journal.head, {"boot": boot_id(), "undone": []})
         except BaseException:
             journal.remove()
             raise
@@ -155,11 +155,11 @@ class Journal:
         if not self.head or b'"durable"' in text[whole:]:
             raise ValueError
         self.count = len(order)
-        lost = [] if boot and boot == _boot() else [chunk for chunk in order[held:] if chunk in self.done]
+        lost = [] if boot and boot == boot_id() else [chunk for chunk in order[held:] if chunk in self.done]
         for chunk in lost:
             del self.done[chunk]
         self._file.truncate(whole)
-        self._append({"boot": _boot(), "undone": lost})
+        self._append({"boot": boot_id(), "undone": lost})
 
     def refuse_changes(self, head: dict[str, Any]) -> None:
         """Raises InputError where what is to be made now, or of what, is not what was begun."""
@@ -234,7 +234,7 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _boot() -> str:
+def boot_id() -> str:
     """Which start of the system this is; "" where it does not say."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -5,9 +5,12 @@ own or in shards.
     compressed    file ──► scratch ──► slot      decoded to its place where the whole chunk is wanted
 """
 
+import itertools
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -86,6 +89,47 @@ class Source:
     def _place(self, piece: Piece, slot: Bytes) -> Array:
         rows, cols = piece.rows[1] - piece.rows[0], piece.span[1] - piece.span[0]
         return slot[: rows * cols * self.dtype.itemsize].view(self.dtype).reshape(rows, cols)
+
+
+class Window(Source):
+    """Rows or columns of another source's array, from one chunk edge to another or to the end."""
+
+    def __init__(self, source: Source, rows: tuple[int, int], cols: tuple[int, int]):
+        """[start, stop) of each, as the array's user sees them."""
+        s = source.matrix
+        if s.transposed:
+            rows, cols = cols, rows
+        first = rows[0] // s.chunk_rows, cols[0] // s.chunk_cols
+        assert (first[0] * s.chunk_rows, first[1] * s.chunk_cols) == (rows[0], cols[0])
+        matrix = replace(s, rows=rows[1] - rows[0], cols=cols[1] - cols[0])
+        if s.stored is not None:
+            lines = (s.stored[i * s.grid[1] :][: s.grid[1]] for i in range(first[0], s.grid[0]))
+            inside = (line[first[1] :][: matrix.grid[1]] for line in lines)
+            some = itertools.islice(itertools.chain.from_iterable(inside), math.prod(matrix.grid))
+            matrix = replace(matrix, stored=tuple(some))
+        super().__init__(source.name, source.dtype, matrix)
+        self._source, self._first, self._at = source, first, (rows[0], cols[0])
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """The same piece of the whole."""
+
+        def moved(some: tuple[int, int], by: int) -> tuple[int, int]:
+            return some[0] + by, some[1] + by
+
+        down, across = self._at
+        chunk = piece.chunk[0] + self._first[0], piece.chunk[1] + self._first[1]
+        there = replace(
+            piece,
+            chunk=chunk,
+            rows=moved(piece.rows, down),
+            cols=moved(piece.cols, across),
+            span=moved(piece.span, across),
+        )
+        return self._source.read(there, slot)
+
+    def cancel(self) -> None:
+        """As the whole."""
+        self._source.cancel()
 
 
 class Folder:

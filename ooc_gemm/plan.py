@@ -299,6 +299,8 @@ class Budget:
     """Most reader threads."""
     writers: int = 2
     """Most writer threads."""
+    workers: int = 1
+    """Processes, each with this budget, that blocks are dealt to."""
     weights: tuple[int, ...] = (1,)
     """How fast each of several devices is: blocks are cut into bands of rows, as high as their devices are
     fast, and limits and baselines of the device are of each."""
@@ -585,6 +587,10 @@ class Plan:
                 "blocks of C",
                 f"{self.block_count} of {self.bm}×{self.bn}, each in {self.panel_count} "
                 f"{'panel' if self.panel_count == 1 else 'panels'} of {self.bk}",
+            ),
+            *(
+                [("workers", f"{self.budget.workers}, each with this much memory")]
+                * (self.budget.workers > 1)
             ),
             ("chunks of C", f"{c.chunk_rows}×{c.chunk_cols}, {_mib(c.chunk_bytes)}"),
             (
@@ -973,6 +979,12 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     return stages, start + longest + last
 
 
+def _rounds(p: Problem, budget: Budget, x: _Candidate) -> float:
+    """The share of a product's time that it takes several workers, of which the busiest decides."""
+    blocks = max(1, _block_count(p, x.bm, x.bn))
+    return ceil_div(blocks, budget.workers) / blocks
+
+
 def taking_turns(read: float, write: float, turns: float) -> float:
     """Seconds of reads and writes that take so long alone and share the store (`Rates.turns`)."""
     return 2 * turns * min(read, write) + abs(read - write)
@@ -1053,17 +1065,19 @@ def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
 def predict(problem: Problem, budget: Budget, rates: Rates) -> float:
     """Predicted seconds of the plan, without making it; infinite where none fits (with symmetric blocks)."""
     x = _best(problem, budget, rates)
-    return math.inf if x is None else _seconds(problem, budget, rates, x)[1]
+    if x is None:
+        return math.inf
+    return _seconds(problem, budget, rates, x)[1] * _rounds(problem, budget, x)
 
 
 def least_seconds(problem: Problem, budget: Budget, rates: Rates) -> float:
     """Predicted seconds with memory without end: no plan is predicted to take less."""
-    return _seconds(problem, budget, rates, _everything(problem, budget))[1]
+    return _seconds(problem, budget, rates, _everything(problem, budget))[1] / budget.workers
 
 
 def _best(problem: Problem, budget: Budget, rates: Rates) -> "_Candidate | None":
     stages, ideal = _seconds(problem, budget, rates, _everything(problem, budget))
-    ideal += _hidden_cost(problem, stages)
+    ideal = (ideal + _hidden_cost(problem, stages)) / budget.workers
     best: tuple[float, int, _Candidate] | None = None
     for c in _outputs(problem):
         for ring in _rings(budget):
@@ -1109,7 +1123,8 @@ def _search(
                     for x in (plain, *_cached(p, budget, plain)):
                         elements = bm * bn + (bm + bn) * bk + x.cache
                         stages, seconds = _seconds(p, budget, rates, x)
-                        found = (seconds + _hidden_cost(p, stages), elements, x)
+                        seconds = seconds * _rounds(p, budget, x) + _hidden_cost(p, stages) / budget.workers
+                        found = (seconds, elements, x)
                         if best is None or found[:2] < best[:2]:
                             best = found
     return best
@@ -1197,7 +1212,7 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
         ledger=host,
         device_ledger=device,
         stage_seconds=stages,
-        predicted_seconds=seconds,
+        predicted_seconds=seconds * _rounds(p, budget, x),
         used_rates=rates,
     )
     return _with_cache(plan, x.cache) if x.cache else plan

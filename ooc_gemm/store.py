@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +69,8 @@ codecs, byte orders and versions, of noise, with what it returns."""
 PARTIAL = ".partial"
 PENDING = ".pending"
 """A chunk's file until it goes to its place."""
+RUN = ".ooc-gemm-run-"
+"""How the folder in C's begins where the workers of a cluster put the chunks that they make."""
 SAVED_SECONDS = 2.0
 """After so long what was written is made durable. What takes less is sooner done again."""
 DIRECT_BYTES = 256 << 20
@@ -105,6 +108,26 @@ def local_path(spec: Any) -> Path | None:
     if url.scheme in ("file", "local"):
         return Path(os.path.realpath(unquote(url.path)))
     return None if "://" in text else Path(os.path.realpath(text))
+
+
+def portable(spec: Any) -> Any:
+    """The same array for another process to open, a path where it is local; None where it cannot."""
+    if (place := local_path(spec)) is not None:
+        return str(place)
+    if isinstance(spec, str):
+        return spec
+    if not isinstance(spec, zarr.Array) or isinstance(spec.store_path.store, MemoryStore):
+        return None
+    system: Any = getattr(spec.store_path.store, "fs", None)  # dask opens paths through fsspec
+    system = getattr(system, "sync_fs", system)
+    if "file" in np.atleast_1d(getattr(system, "protocol", "")):
+        return os.path.join(getattr(spec.store_path.store, "path", ""), spec.store_path.path).rstrip("/")
+    return spec
+
+
+def is_array(spec: Any) -> bool:
+    """Whether zarr has opened it."""
+    return isinstance(spec, zarr.Array)
 
 
 def same_place(one: Any, other: Any) -> bool:
@@ -274,13 +297,15 @@ class _CountingStore(WrapperStore[Any]):
 
 
 def open_source(spec: Any, name: str | None = None) -> Source:
-    """An input from a path, URL, zarr.Array, or anything with shape, dtype and slicing. `name` is what
-    messages call it, where that is not plain from `spec`.
+    """An input from a path, URL, zarr.Array, or anything with shape, dtype and slicing; one that is open
+    stays as it is. `name` is what messages call it, where that is not plain from `spec`.
 
     Raises InputError where it is missing, no array, not 2-D, of a type that cannot be multiplied, or its
     metadata cannot be read.
     """
     name = name or describe(spec)
+    if isinstance(spec, Source):
+        return spec
     if isinstance(spec, zarr.Array):
         array = spec
     elif isinstance(spec, str | os.PathLike):
@@ -802,6 +827,8 @@ class Target:
         for left in (*root.rglob("*" + PENDING), *root.glob("*" + PARTIAL)):
             if str(left) not in known and left.name not in metadata:
                 left.unlink()
+        for folder in root.glob(RUN + "*"):
+            _revoke(folder)
         self._durable = bool(self._log.done)
 
     def clear(self) -> None:
@@ -892,7 +919,7 @@ class Target:
         inside = values[: part.rows, : part.cols]
         dtype = self._array.dtype
         if dtype.kind in "iu":
-            _check_fits(inside, dtype, self.name)
+            check_fits(inside, dtype, self.name)
         try:
             if self._folder is None:
                 row, col = (index * size for index, size in zip(part.chunk, self._shape, strict=True))
@@ -936,13 +963,45 @@ class Target:
         return made.to_bytes()
 
     def _write_file(self, chunk: tuple[int, int], data: Bytes | bytes) -> None:
+        path = self._path(chunk)
+        files.write(path + PENDING, data, self._direct)
+        self._written(chunk, path)
+
+    @contextlib.contextmanager
+    def run_folder(self) -> Iterator[Path]:
+        """For the chunks that workers of a cluster make, while they do. C must be local."""
+        assert self._folder
+        folder = Path(self._folder.root, RUN + uuid4().hex)
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            _revoke(folder)
+
+    def take(self, chunk: tuple[int, int], file: str) -> None:
+        """A chunk that a worker has written, from then on as if written here. Raises StoreError."""
+        path = self._path(chunk)
+        try:
+            os.replace(file, path + PENDING)
+            self._written(chunk, path)
+        except OSError as error:
+            raise StoreError(
+                f"{self.name}: a chunk that a worker has written cannot be moved to its place "
+                f"({error.strerror or error}); see to its disk and go on with --resume (resume=True)"
+            ) from error
+
+    def _path(self, chunk: tuple[int, int]) -> str:
+        """Of its file, whose folder is made."""
         assert self._folder
         path = self._folder.path(*chunk)
         folder = os.path.dirname(path)
         if folder not in self._folders:
             os.makedirs(folder, exist_ok=True)
             self._folders.add(folder)
-        files.write(path + PENDING, data, self._direct)
+        return path
+
+    def _written(self, chunk: tuple[int, int], path: str) -> None:
+        """Its file stands beside its place."""
         if self._log is None:
             os.replace(path + PENDING, path)
             return
@@ -976,7 +1035,36 @@ class Target:
             self._answers.of(self._place(key).delete())
 
 
-def _check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
+def _revoke(folder: Path) -> None:
+    """Remove the folder of a run. Workers may still be at work there: under that name they find it no more,
+    and stop."""
+    gone = folder.with_suffix(".gone")
+    with contextlib.suppress(OSError):
+        os.replace(folder, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+class Share(Target):
+    """What a worker of a cluster makes of C. It changes nothing of that: its chunks go into the folder of the
+    run, each under a name of its own, until the process that keeps the journal takes them over."""
+
+    def __init__(self, spec: Any, name: str, block: np.dtype[Any], folder: Path):
+        super().__init__(open_partial(spec), name, block)
+        self._run = folder
+        self.written: list[tuple[tuple[int, int], str]] = []
+
+    def _write_file(self, chunk: tuple[int, int], data: Bytes | bytes) -> None:
+        path = str(self._run / uuid4().hex)
+        files.write(path, data, self._direct)
+        self.written.append((chunk, path))
+
+    def flush(self) -> None:
+        """Others that share the disk can rely on what was written. Raises OSError."""
+        files.flush(str(self._run))
+
+
+def check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
+    """Raises RangeError where an integer does not fit the type."""
     if values.size == 0 or np.can_cast(values.dtype, dtype):
         return
     info, low, high = np.iinfo(dtype), values.min(), values.max()
@@ -1105,7 +1193,7 @@ class ArrayTarget:
         """Convert and copy. Raises RangeError for integers that do not fit."""
         inside = self.view(part, slot)
         if self._out.dtype.kind in "iu":
-            _check_fits(inside, self._out.dtype, "the result")
+            check_fits(inside, self._out.dtype, "the result")
         row, col = part.chunk[0] * self._matrix.chunk_rows, part.chunk[1] * self._matrix.chunk_cols
         with np.errstate(over="ignore"):
             self._out[row : row + part.rows, col : col + part.cols] = inside

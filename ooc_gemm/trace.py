@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock, get_ident
@@ -41,6 +41,13 @@ class Trace:
             self.bytes[stage] += nbytes
             if self.keep:
                 self._spans.append((stage, track, start, stop, {"bytes": nbytes, **args}))
+
+    def include(self, nbytes: Mapping[str, int], seconds: Mapping[str, float]) -> None:
+        """Totals of another process."""
+        with self._lock:
+            for stage in STAGES:
+                self.bytes[stage] += nbytes.get(stage, 0)
+                self.seconds[stage] += seconds.get(stage, 0.0)
 
     @contextmanager
     def span(self, stage: str, **args: Any) -> Iterator[dict[str, Any]]:

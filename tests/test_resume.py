@@ -319,7 +319,7 @@ def test_when_the_system_went_down(arrays, monkeypatch, beta, tail):
     lines = path.read_bytes().splitlines(keepends=True)
     assert len(lines) == 22
     lines.insert(10, b'{"durable": 8}\n')
-    path.write_bytes(b"".join(lines).replace(journal._boot().encode(), b"some-other-start") + tail)
+    path.write_bytes(b"".join(lines).replace(journal.boot_id().encode(), b"some-other-start") + tail)
     for line in lines[11:]:  # they were not on the disk
         i, j = json.loads(line)["chunk"]
         (Path(c) / "c" / str(i) / (str(j) + store.PENDING)).write_bytes(b"")

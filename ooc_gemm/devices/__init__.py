@@ -129,6 +129,8 @@ class Limits:
     writers: int
     check: int = 0
     """More of the workspace, for checks of blocks."""
+    workers: int = 0
+    """Other processes that do the work, each with these limits; 0: this one does."""
     weights: tuple[int, ...] = (1,)
     """How fast each of several devices is; all other numbers are of each."""
     linked: bool = True

@@ -12,7 +12,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Event as Flag
 from threading import Lock, Thread, get_ident
@@ -42,6 +42,27 @@ INTERPRETER_BYTES = 80 * MiB
 """Python with everything this package imports, and room for what the heap does not give back."""
 WORKER_BYTES = 12 * MiB
 """What BLAS packs operands into, for each worker."""
+
+
+_limiting, _limited = Lock(), 0
+_limits: Any = None
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """BLAS multiplies on the thread that calls it, for this process and as long as anybody is inside."""
+    global _limited, _limits
+    with _limiting:
+        if _limited == 0:
+            _limits = threadpool_limits(limits=1, user_api="blas")
+        _limited += 1
+    try:
+        yield
+    finally:
+        with _limiting:
+            _limited -= 1
+            if _limited == 0:
+                _limits.restore_original_limits()
 
 
 class _Done:
@@ -191,8 +212,7 @@ class CPU:
         ]
         self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]
         self._cancelled = False
-        limits = threadpool_limits(limits=1, user_api="blas")
-        self._started.callback(limits.restore_original_limits)
+        self._started.enter_context(one_blas_thread())
         self._workers = self._started.enter_context(ThreadPoolExecutor(self.threads, "ooc-gemm worker"))
         self._stream = _Stream()
         self._started.callback(self._stream.close)
