@@ -1,0 +1,450 @@
+"""Arrays in object stores: `s3://`, `gs://`, `az://` and `http(s)://`. The only importer of obstore and botocore.
+
+    get a range ──► bytes of the client's ──► slot          a reader asks for one range, and waits
+    slot ──► put                                            a chunk is put whole, and is there or is not
+
+obstore retries what fails for a while (5xx, connections that break or stall) with exponential back-off and
+jitter. Credentials come from the environment and the usual files, as botocore finds them.
+"""
+
+import datetime
+import io
+import os
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from . import redact
+from .errors import InputError, StoreError
+from .files import ChunkFile
+from .journal import ANEW, NAME, Journal, Stamp
+from .local import Folder
+from .pages import Bytes
+
+T = TypeVar("T")
+
+SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https")
+"""What obstore speaks."""
+BANDWIDTH = 1 << 30
+"""Bytes a second that requests are to fill together: 10 Gbit/s, of what one process takes in."""
+STREAM = 96 << 20
+"""Bytes a second of one request, once it is answered: what object stores give each."""
+AT_ONCE = 8, 64
+"""Fewest requests under way, and most."""
+CONNECTION_BYTES = 1 << 20
+"""Memory that the client takes for each."""
+
+
+def requests(latency: float, piece: int) -> int:
+    """How many requests of `piece` bytes at a time fill the bandwidth, each answered after `latency` seconds
+    (Little's law); a power of two, for latencies differ from one measurement to the next."""
+    wanted = BANDWIDTH * (latency / piece + 1 / STREAM)
+    count = AT_ONCE[0]
+    while count * 1.5 < wanted and count < AT_ONCE[1]:
+        count *= 2
+    return count
+
+
+# ---------------------------------------------------------------------------------------------- addresses
+
+
+def speaks(url: str) -> bool:
+    """Whether an address is one of these."""
+    return urlsplit(url).scheme in SCHEMES
+
+
+def connect(url: str, seconds: float) -> Any:
+    """obstore's store for what is below an address; `seconds`: for how long a request may be retried. Raises
+    InputError, and ImportError where it is not installed."""
+    try:
+        from obstore.store import from_url
+    except ImportError as error:
+        raise ImportError("obstore; pip install 'ooc-gemm[remote]'") from error
+    redact.keep_secrets_of(url)
+    address = urlsplit(url)
+    web = address.scheme in ("http", "https")
+    if not web and ("@" in address.netloc and not address.scheme.startswith("abfs") or address.query):
+        raise InputError(
+            f"{redact.url(url)}: credentials do not belong in this address; give them in the environment "
+            "or in the usual files, such as ~/.aws/credentials"
+        )
+    client = {
+        "connect_timeout": datetime.timedelta(seconds=min(10, seconds / 4)),
+        "read_timeout": datetime.timedelta(seconds=seconds / 3),
+        "timeout": datetime.timedelta(seconds=600),
+        "allow_http": True,
+        "pool_max_idle_per_host": str(2 * AT_ONCE[1]),
+    }
+    retry = {
+        "max_retries": 10,
+        "retry_timeout": datetime.timedelta(seconds=0.75 * seconds),
+        "backoff": {
+            "init_backoff": datetime.timedelta(milliseconds=100),
+            "max_backoff": datetime.timedelta(seconds=min(5, seconds / 8)),
+            "base": 2,
+        },
+    }
+    options: dict[str, Any] = {"client_options": client, "retry_config": retry}
+    if address.scheme in ("s3", "s3a"):
+        options |= _aws(redact.url(url))
+    return from_url(url, **options)
+
+
+def _aws(name: str) -> dict[str, Any]:
+    """What the environment and ~/.aws say of credentials, region and endpoint."""
+    try:
+        import botocore.configprovider
+        import botocore.session
+    except ImportError as error:
+        raise ImportError("botocore; pip install 'ooc-gemm[remote]'") from error
+    try:
+        session = botocore.session.get_session()
+        region = os.environ.get("AWS_REGION") or session.get_config_variable("region")
+        endpoint = botocore.configprovider.ConfiguredEndpointProvider(
+            session.full_config, session.get_scoped_config(), "s3"
+        ).provide()
+        unsigned = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true", "yes", "on")
+        found = None if unsigned else session.get_credentials()
+    except Exception as error:  # a profile that is not there, a file that cannot be parsed
+        raise InputError(f"{name}: {' '.join(str(error).split())}; repair ~/.aws/config or AWS_PROFILE") from error
+    options = {key: value for key, value in (("region", region), ("endpoint", endpoint)) if value}
+    if unsigned:
+        return options
+    if found is None:
+        raise InputError(
+            f"{name} needs credentials, and there are none; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or "
+            "AWS_PROFILE, or AWS_SKIP_SIGNATURE=true for a public bucket"
+        )
+    return {**options, "credential_provider": _Credentials(found)}
+
+
+class _Credentials:
+    """botocore's credentials, which it renews, as obstore asks for them."""
+
+    def __init__(self, found: Any):
+        self._found = found
+        self()
+
+    def __call__(self) -> dict[str, Any]:
+        """Those of now."""
+        now = self._found.get_frozen_credentials()
+        redact.keep_secret(now.access_key, now.secret_key, now.token)
+        return {
+            "access_key_id": now.access_key,
+            "secret_access_key": now.secret_key,
+            "token": now.token,
+            "expires_at": datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=10),
+        }
+
+
+# ------------------------------------------------------------------------------------------------ objects
+
+
+class Answers(Protocol):
+    """Waits for asynchronous answers, with a time limit (store.Answers)."""
+
+    def of(self, question: Coroutine[Any, Any, T]) -> T:
+        """The answer."""
+
+    def cancel(self) -> None:
+        """Wake all who wait."""
+
+
+async def _ask(question: Callable[[], Awaitable[T]]) -> T:
+    """obstore wants to be called where the loop runs."""
+    return await question()
+
+
+@dataclass(frozen=True)
+class _Stat:
+    """Of an object, as `Folder.stamps` takes it of a file."""
+
+    st_size: int
+    st_mtime_ns: int
+
+    def stat(self) -> "_Stat":
+        return self
+
+
+def _tag(found: Any) -> int:
+    """Another number where the object is another."""
+    said = found.get("e_tag") or found.get("version") or str(found.get("last_modified"))
+    return int.from_bytes(blake2b(said.encode(), digest_size=8).digest(), "big") >> 1
+
+
+class Objects:
+    """What lies below one address."""
+
+    def __init__(self, store: Any, prefix: str, answers: Answers):
+        """`store`: obstore's."""
+        import obstore
+
+        self._obstore, self._store, self._answers = obstore, store, answers
+        self._prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
+
+    @property
+    def tells(self) -> bool:
+        """Whether it can be asked for all there is, and changes objects only if nobody else has."""
+        return type(self._store).__name__ != "HTTPStore"
+
+    def cancel(self) -> None:
+        """Wake all who wait."""
+        self._answers.cancel()
+
+    def find(self, key: str) -> bytes | None:
+        """An object, None where there is none."""
+        found = self.find_version(key)
+        return None if found is None else found[0]
+
+    def find_version(self, key: str) -> tuple[bytes, Any] | None:
+        """The same, and what `put` takes for its mode to replace just this."""
+        try:
+            data, version = self._answers.of(_ask(lambda: self._get(key)))
+        except FileNotFoundError:
+            return None
+        return bytes(data), version
+
+    async def _get(self, key: str) -> tuple[Any, Any]:
+        found = await self._obstore.get_async(self._store, self._prefix + key)
+        version = {name: found.meta.get(name) for name in ("e_tag", "version")}
+        return await found.bytes_async(), version
+
+    def read(self, key: str, start: int, size: int) -> Any:
+        """Bytes of an object. Raises FileNotFoundError."""
+        path = self._prefix + key
+        return self._answers.of(
+            _ask(lambda: self._obstore.get_range_async(self._store, path, start=start, length=size))
+        )
+
+    def stat(self, key: str) -> Stamp:
+        """Size and tag. Raises FileNotFoundError."""
+        found = self._answers.of(_ask(lambda: self._obstore.head_async(self._store, self._prefix + key)))
+        return int(found["size"]), _tag(found)
+
+    def latency(self, key: str) -> float:
+        """Seconds that an object's name takes there and back, over a connection that is open."""
+        start = time.perf_counter()
+        self.stat(key)
+        return time.perf_counter() - start
+
+    def put(self, key: str, data: Any, mode: Any = "overwrite") -> tuple[Stamp, Any]:
+        """Size, tag and version of the object that is there then: in one request, and so whole or not."""
+        path = self._prefix + key
+        made = self._answers.of(
+            _ask(lambda: self._obstore.put_async(self._store, path, data, mode=mode, use_multipart=False))
+        )
+        if not made.get("e_tag"):
+            return self.stat(key), made
+        return (len(data), _tag(made)), made
+
+    def list(self) -> Iterator[tuple[str, int, int]]:
+        """Keys, sizes and tags of all there is."""
+        stream = self._obstore.list(self._store, self._prefix or None, chunk_size=1000)
+        while True:
+            try:
+                batch = self._answers.of(_ask(stream.__anext__))
+            except StopAsyncIteration:
+                return
+            for found in batch:
+                if found["path"].startswith(self._prefix):
+                    yield found["path"][len(self._prefix) :], int(found["size"]), _tag(found)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove some; those that are not there are none."""
+        paths = [self._prefix + key for key in keys]
+        for at in range(0, len(paths), 1000):
+            some = paths[at : at + 1000]
+            self._answers.of(_ask(lambda some=some: self._obstore.delete_async(self._store, some)))  # type: ignore[misc]
+
+    def has_any(self) -> bool:
+        """Whether there is anything."""
+        return next(self.list(), None) is not None
+
+    def changed(self, error: Exception) -> bool:
+        """Whether an error says that somebody else was there first."""
+        kinds = self._obstore.exceptions
+        return isinstance(error, kinds.AlreadyExistsError | kinds.PreconditionError)
+
+    def cannot(self, error: Exception) -> bool:
+        """Whether an error says that the store knows no conditions."""
+        return isinstance(error, self._obstore.exceptions.NotSupportedError | NotImplementedError)
+
+
+class _Object(ChunkFile):
+    """One chunk's object."""
+
+    def __init__(self, objects: Objects, key: str, name: str):
+        self._objects, self._key, self._name = objects, key, name
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        """Asked for."""
+        return self._said(lambda: self._objects.stat(self._key)[0])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is open."""
+
+    def read(self, into: Bytes, offset: int) -> None:
+        """As of a file. Raises StoreError."""
+        into[:] = self._bytes(offset, len(into))
+
+    def read_range(self, into: Bytes, offset: int, size: int) -> Bytes:
+        """As of a file, in memory of the client's."""
+        return self._bytes(offset, size)
+
+    def _bytes(self, offset: int, size: int) -> Bytes:
+        found = np.frombuffer(self._said(lambda: self._objects.read(self._key, offset, size)), np.uint8)
+        if len(found) != size:
+            raise StoreError(
+                f"{self._name}: chunk {self._key} gives {len(found)} bytes instead of {size}; it was changed while "
+                "it was read, or is cut off: write it again"
+            )
+        return found
+
+    def _said(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except (FileNotFoundError, MemoryError, StoreError):
+            raise
+        except Exception as error:
+            raise StoreError(
+                f"{self._name}: chunk {self._key} does not come ({why(error)}); see to its store, run again"
+            ) from error
+
+
+class RemoteFolder(Folder):
+    """Where the chunks of an array in an object store lie."""
+
+    def __init__(self, objects: Objects, name: str, metadata: Any, transposed: bool = False):
+        super().__init__(Path(), metadata, transposed)
+        self._objects, self._name = objects, name
+        self._sizes: Any = None
+
+    def extent(self, i: int, j: int) -> tuple[int, int | None]:
+        """The size was in the list of all."""
+        return 0, None if self._sizes is None else int(self._sizes[i, j])
+
+    def stamps(self, grid: tuple[int, int]) -> Any:
+        """From the list of all objects."""
+        found = super().stamps(grid)
+        self._sizes = found[:, 0].reshape(grid)
+        return found
+
+    def open(self, key: str, direct: bool = True) -> ChunkFile:
+        """Asks nothing yet."""
+        return _Object(self._objects, key, self._name)
+
+    def each(self, work: Callable[[T], None], items: Iterable[T]) -> None:
+        """Several at a time."""
+        with ThreadPoolExecutor(AT_ONCE[0] * 2, "ooc-gemm opener") as pool:
+            for _ in pool.map(work, items):
+                pass
+
+    def cancel(self) -> None:
+        """Wake who waits."""
+        self._objects.cancel()
+
+    def _files(self) -> Iterator[tuple[str, Any]]:
+        for key, size, tag in self._objects.list():
+            yield key, _Stat(size, tag)
+
+
+def why(error: BaseException) -> str:
+    """What the client says, without what only its authors want to know."""
+    text = str(error).partition("Debug source")[0]
+    return " ".join(text.split())[:300] or type(error).__name__
+
+
+# ------------------------------------------------------------------------------------------------ journal
+
+
+class _Text(io.BytesIO):
+    """A file that is only ever added to, and cut."""
+
+    def write(self, data: Any) -> int:
+        """At the end."""
+        self.seek(0, io.SEEK_END)
+        return super().write(data)
+
+
+class RemoteJournal(Journal):
+    """The journal as an object beside C's chunks, put whole now and then: every chunk that it names was there
+    before. It is put only where it is still what this run has put last: whoever takes C over, to go on with
+    it or to begin anew, so keeps those away who had it."""
+
+    def __init__(self, objects: Objects, name: str):
+        self._objects, self._run, self._version = objects, uuid.uuid4().hex, None
+        super().__init__(Path(), name, create=True)
+
+    @classmethod
+    def begin(cls, objects: Objects, name: str, head: dict[str, Any], replace: bool) -> "RemoteJournal":
+        """A new one, in the place of an older one where `replace` says so. Raises InputError where somebody
+        else was faster, and what the store raises."""
+        journal = cls(objects, name)
+        journal._begin(head)
+        journal._put("overwrite" if replace else "create")
+        return journal
+
+    @classmethod
+    def go_on(cls, objects: Objects, name: str) -> "RemoteJournal":
+        """The one that an interrupted run has left, which is this run's from now on. Raises InputError where
+        there is none, or it cannot be used, and what the store raises."""
+        journal = cls(objects, name)
+        found = objects.find_version(NAME)
+        if found is None:
+            raise InputError(f"{name} has no journal of what was done, so it cannot be continued; {ANEW}")
+        text, journal._version = found
+        journal._file.write(text)
+        journal._file.seek(0)
+        journal._continue()
+        journal._put(journal._version)
+        return journal
+
+    def durable(self, count: int) -> None:
+        """Put it, where chunks were added. Raises StoreError where C is another run's by now."""
+        with self._lock:
+            self._append({"durable": count})
+        try:
+            self._put(self._version)
+        except InputError as error:
+            raise StoreError(str(error)) from None
+
+    def remove(self) -> None:
+        """C is finished."""
+        self._objects.delete([NAME])
+        self.close()
+
+    def _open(self, create: bool) -> BinaryIO:
+        return _Text()
+
+    def _boot(self) -> str:
+        return self._run
+
+    def _put(self, mode: Any) -> None:
+        with self._lock:
+            text = self._file.getvalue()  # type: ignore[attr-defined]
+        try:
+            self._version = self._objects.put(NAME, text, mode)[1]
+        except Exception as error:
+            if self._objects.cannot(error):
+                self._version = self._objects.put(NAME, text)[1]
+                return
+            if not self._objects.changed(error):
+                raise
+            found = self._objects.find_version(NAME)  # our own, whose answer got lost?
+            if found is None or found[0] != text:
+                raise InputError(
+                    f"{self._name} is being written by another process; wait for it, or stop it"
+                ) from error
+            self._version = found[1]
