@@ -17,7 +17,9 @@ from typing import Any
 from .errors import InputError
 
 MAX_BYTES = 2 << 20
-"""Of a document. JSON takes up to 33 times its size in memory."""
+"""Of a document. JSON takes up to 33 times its size in memory …"""
+MAX_NESTED = 1 << 16
+"""… and lists and objects, brackets in strings counted with them, the time of many collections of garbage."""
 MAX_EXTENT = 1 << 62
 MAX_CODECS = 16
 """In a chain: each may take memory of its own."""
@@ -38,6 +40,10 @@ def parse(name: str, document: bytes) -> dict[str, Any]:
     if len(document) > MAX_BYTES:
         raise InputError(
             f"{name}: its metadata takes more than {MAX_BYTES >> 20} MiB; remove attributes from it"
+        )
+    if document.count(b"[") + document.count(b"{") > MAX_NESTED:
+        raise InputError(
+            f"{name}: its metadata has more than {MAX_NESTED} lists and objects; remove attributes from it"
         )
     try:
         found = json.loads(document)
@@ -65,8 +71,9 @@ def kind(key: str, described: dict[str, Any]) -> str | None:
     return "array" if isinstance(described.get("shape"), list) else None
 
 
-def check(name: str, described: dict[str, Any], version: int) -> dict[str, Any]:
-    """What zarr is to make an array of. Raises InputError."""
+def check(name: str, described: dict[str, Any], key: str) -> dict[str, Any]:
+    """What zarr is to make an array of, of the document of this key. Raises InputError."""
+    version = 3 if key == "zarr.json" else 2
     if type(described.get("zarr_format")) is not int or described["zarr_format"] != version:
         raise _bad(name, f"zarr_format is not {version}")
     return _version_3(name, described) if version == 3 else _version_2(name, described)
@@ -90,6 +97,8 @@ def _version_3(name: str, described: dict[str, Any]) -> dict[str, Any]:
         _key(name, keys, None)
     _check_chain(name, described.get("codecs"))
     _check_fill(name, described.get("fill_value"))
+    if not isinstance(described.get("attributes"), dict | None):
+        raise _bad(name, "attributes is no JSON object")
     kept = {key: value for key, value in described.items() if key != "dimension_names"}
     return {**kept, "attributes": {}}
 

@@ -80,10 +80,13 @@ def room(offset: int, size: int) -> int:
     return round_up(offset % PAGE + size, PAGE)
 
 
+NONBLOCK, NOFOLLOW = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)
+
+
 def open_file(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
     """A file opened for reading, and what it is. Raises OSError, also for what is no file: a folder, a
     device, which may have no end, a pipe, for whose writer `open` would wait."""
-    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    fd = os.open(path, os.O_RDONLY | NONBLOCK)
     try:
         found = os.fstat(fd)
         check_is_file(found)
@@ -215,9 +218,9 @@ def _turn(fd: int, system: int, flag: int) -> bool:
 
 
 def write(path: str, data: Bytes | bytes, direct: bool = False) -> None:
-    """Make a file that holds `data`, or make it anew. `direct`: past the page cache where possible. Raises
-    OSError; nothing is left behind then."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    """Make a file that holds `data`, or make it anew; no link is followed. `direct`: past the page cache
+    where possible. Raises OSError; nothing is left behind then."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NOFOLLOW | NONBLOCK, 0o666)
     try:
         try:
             view, done = data.data if isinstance(data, np.ndarray) else memoryview(data), 0

@@ -28,6 +28,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
+from . import files
 from .errors import InputError
 
 try:
@@ -100,6 +101,9 @@ class Journal:
             raise InputError(
                 f"{name} has no journal of what was done, so it cannot be continued; {ANEW}"
             ) from None
+        except OSError as error:
+            said = error.strerror or error
+            raise InputError(f"the journal of {name} cannot be used: {said}; {ANEW}") from error
         journal._continue()
         return journal
 
@@ -116,9 +120,11 @@ class Journal:
 
     def _open(self, create: bool) -> BinaryIO:
         while True:
-            flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
+            # Who made the folder may have put anything there: to write through a link would harm others.
+            flags = os.O_RDWR | os.O_APPEND | files.NOFOLLOW | files.NONBLOCK | (os.O_CREAT if create else 0)
             file = os.fdopen(os.open(self._path, flags, 0o666), "r+b", buffering=0)
             try:
+                files.check_is_file(os.fstat(file.fileno()))
                 _hold(file, self._name)
                 if _is_at(file, self._path):
                     return file
@@ -210,7 +216,7 @@ class Journal:
 def is_held(folder: Path) -> bool:
     """Whether a process is at work on the C in this folder."""
     try:
-        with open(folder / NAME, "rb") as file:
+        with open(files.open_file(folder / NAME)[0], "rb") as file:
             _hold(file, "")
     except InputError:
         return True

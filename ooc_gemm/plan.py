@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from . import reuse
@@ -686,25 +686,24 @@ def _unit(plan: Plan, unit: _Unit) -> Iterator[Piece]:
 def _visits(plan: Plan) -> list[tuple[_Unit, list[int]]]:
     """Every panel in the order of the schedule, op(A)'s before op(B)'s, and what reading its pieces would
     move from the store: bytes of the first, of the first two, and so on."""
-
     symmetric = plan.problem.symmetric
+    nothing = [(_NOTHING, list[int]())] * plan.panel_count
 
     @cache
-    def sizes(unit: _Unit) -> list[int]:
-        if unit == _NOTHING:
-            return []
-        s = plan.problem.a if unit[0] == "a" else plan.problem.b
-        return list(accumulate(_moved(s, piece) for piece in _unit(plan, unit)))
+    def strip(operand: str, at: int) -> list[tuple[_Unit, list[int]]]:
+        s = plan.problem.a if operand == "a" else plan.problem.b
+        units = [(operand, at, number) for number in range(plan.panel_count)]
+        return [(unit, list(accumulate(_moved(s, piece) for piece in _unit(plan, unit)))) for unit in units]
 
-    units = (
-        _NOTHING
-        if symmetric and operand == "b" and i == j
-        else ("a" if symmetric else operand, strip, number)
+    pairs = (
+        zip(
+            strip("a", i),
+            nothing if symmetric and i == j else strip("a" if symmetric else "b", j),
+            strict=True,
+        )
         for i, j in plan._places
-        for number in range(plan.panel_count)
-        for operand, strip in (("a", i), ("b", j))
     )
-    return [(unit, sizes(unit)) for unit in units]
+    return list(chain.from_iterable(chain.from_iterable(pairs)))
 
 
 def _with_cache(plan: Plan, slots: int) -> Plan:

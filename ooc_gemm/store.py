@@ -39,7 +39,6 @@ from zarr.codecs import ShardingCodec, TransposeCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import _get_loop, sync
 from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore
-from zarr.storage._common import make_store_path
 
 from . import codec, documents, files, journal, shards
 from .documents import SUPPORTED
@@ -292,7 +291,7 @@ def open_source(spec: Any, name: str | None = None) -> Source:
     else:
         raise InputError(f"{name} is not an array: it has no shape, dtype and slicing")
     check_matrix(name, array.shape, array.dtype)
-    with _said("", name):
+    with _said(name):
         source = _zarr_source(name, array)
     source.place = local_path(array)
     return source
@@ -318,38 +317,36 @@ def _open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
 
 def _open(path: str, name: str) -> zarr.Array[Any] | str | None:
     """The Zarr array there, "group", None where there is neither. Raises InputError."""
-    with _said(path, name):
+    with _said(name, remote="://" in path):
         at, key, described = _describe(path, name)
         if documents.kind(key, described) == "group":
             return "group"
-        if not key:
-            return None
-        return _array_at(documents.check(name, described, 3 if key == METADATA[0] else 2), at)
+        return _array_at(documents.check(name, described, key), at) if key else None
 
 
 def _kind(path: str, name: str) -> str | None:
     """Whether there is an "array", a "group" or neither; an array need be no matrix. Raises InputError."""
-    with _said(path, name):
+    with _said(name, remote="://" in path):
         return documents.kind(*_describe(path, name)[1:])
 
 
 @contextlib.contextmanager
-def _said(path: str, name: str) -> Iterator[None]:
-    """Whatever goes wrong when an array is opened is said in a sentence, and warnings are not."""
+def _said(name: str, remote: bool = False) -> Iterator[None]:
+    """Whatever goes wrong when an array is opened or begun is said in a sentence, and warnings are not."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except InputError:
+    except Error:
         raise
     except Exception as error:
-        raise _unusable(name, error, remote="://" in path) from error
+        raise _unusable(name, error, remote) from error
 
 
 def _describe(path: str, name: str) -> tuple[StorePath, str, dict[str, Any]]:
     """Where there may be an array or a group, the key of its metadata, and that. An empty key where there is
     neither. (zarr.open, which does this and more, reads and believes all there is.)"""
-    at = Answers(None if "://" in path else LocalStore(path)).of(make_store_path(path, mode="r"))
+    at = _remote_place(path) if "://" in path else StorePath(LocalStore(path, read_only=True))
     for key in (*METADATA, ".zgroup"):
         document = _document(at, key)
         if document is not None:
@@ -358,11 +355,11 @@ def _describe(path: str, name: str) -> tuple[StorePath, str, dict[str, Any]]:
 
 
 def _document(at: StorePath, key: str) -> bytes | None:
-    """One of the metadata documents, or as much of it as there may be. Raises OSError."""
-    most = documents.MAX_BYTES + 1
+    """One of the metadata documents, or more than there may be of it. Raises OSError."""
     if isinstance(at.store, LocalStore):
-        return files.read_small(Path(at.store.root) / at.path / key, most)
-    found = Answers(at.store).of((at / key).get(default_buffer_prototype(), RangeByteRequest(0, most)))
+        return files.read_small(Path(at.store.root) / key, documents.MAX_BYTES)
+    most = RangeByteRequest(0, documents.MAX_BYTES + 1)
+    found = Answers(at.store).of((at / key).get(default_buffer_prototype(), most))
     return None if found is None else bytes(found.to_bytes())
 
 
@@ -542,15 +539,17 @@ def _bounded(metadata: Any) -> tuple[Any, int]:
         object.__setattr__(metadata, "codecs", codecs)
         return metadata, most
     most = math.prod(metadata.chunks) * (ELEMENT_BYTES if metadata.filters else metadata.dtype.item_size)
-    changed, room = copy.copy(metadata), codec.longest(most)
-    if metadata.filters:
-        filters = tuple(codec.Bounded(one.codec_id, one, room, False) for one in metadata.filters)
-        object.__setattr__(changed, "filters", filters)
-    if metadata.compressor is not None:
-        one, exact = metadata.compressor, not metadata.filters
-        one = codec.Bounded(one.codec_id, one, most if exact else room, exact)
-        object.__setattr__(changed, "compressor", one)
-    return (metadata if metadata.compressor is None and not metadata.filters else changed), room
+    room, filters, one = codec.longest(most), metadata.filters, metadata.compressor
+    if not filters and one is None:
+        return metadata, room
+    metadata = copy.copy(metadata)
+    if filters:
+        bounded = tuple(codec.Bounded(each.codec_id, each, room, False) for each in filters)
+        object.__setattr__(metadata, "filters", bounded)
+    if one is not None:
+        one = codec.Bounded(one.codec_id, one, room if filters else most, not filters)
+        object.__setattr__(metadata, "compressor", one)
+    return metadata, room
 
 
 def _bounded_chain(chain: tuple[Any, ...], elements: int, itemsize: int) -> tuple[tuple[Any, ...], int, bool]:
@@ -857,7 +856,7 @@ class Target:
             described = self._find(self._key + PARTIAL) or self._get(self._key)
             if attributes and self._key == METADATA[0]:
                 found = json.loads(described)
-                found["attributes"] = {**found.get("attributes", {}), **attributes}
+                found["attributes"] = {**(found.get("attributes") or {}), **attributes}
                 described = json.dumps(found, indent=2).encode()
             elif attributes:
                 known = json.loads(self._find(".zattrs") or b"{}")
@@ -993,7 +992,6 @@ def create_target(
 ) -> Target:
     """A new C, unfinished; what stood at its place is removed. With `head` a local one has a journal, which
     begins so. Raises InputError where it cannot be begun."""
-    name = describe(spec)
     blank = zarr.create_array(
         MemoryStore(),
         shape=output.shape,
@@ -1003,53 +1001,41 @@ def create_target(
         compressors=compressors(output.compressor),
         filters=None,
     )
-    place, log = local_path(spec), None
-    try:
-        if place and head:
-            log = Journal.create(place, name, head)
-        if isinstance(spec, zarr.Array):
-            at = spec.store_path
-        elif place is not None:
-            at = StorePath(_opened(place))
-        else:
-            at = _remote_place(str(spec))
-        target = Target(_array_at(blank.metadata, at), name, block, log)
+    with _begun(spec, head, "cannot be created: {}; choose another place") as log:
         described = sync((blank.store_path / METADATA[0]).get())
+        at = spec.store_path if isinstance(spec, zarr.Array) else _writable_place(spec)
+        target = Target(_array_at(blank.metadata, at), describe(spec), block, log)
         target.begin(described.to_bytes() if described else b"")
         target.clear()
-    except BaseException as error:
-        if log:
-            log.close()
-        if isinstance(error, Error) or not isinstance(error, Exception):
-            raise
-        if isinstance(error, OSError):
-            raise InputError(
-                f"{name} cannot be created: {error.strerror or error}; choose another place"
-            ) from error
-        raise _unusable(name, error, remote=place is None) from error
     return target
 
 
 def update_target(spec: Any, block: np.dtype[Any], head: dict[str, Any] | None) -> Target:
     """A C that exists, unfinished from now on; as `create_target`."""
-    place, name, log = local_path(spec), describe(spec), None
-    try:
-        log = Journal.create(place, name, head) if place and head else None
-        target = Target(open_existing(spec), name, block, log)
+    with _begun(spec, head, "cannot be updated: {}; it is as it was, see to its disk") as log:
+        target = Target(open_existing(spec), describe(spec), block, log)
         target.begin(None)
-    except BaseException as error:
-        if log:
-            log.close()
-        if isinstance(error, OSError) and not isinstance(error, Error):
-            said = error.strerror or error
-            raise InputError(f"{name} cannot be updated: {said}; it is as it was, see to its disk") from error
-        raise
     return target
 
 
-def _opened(place: Path) -> LocalStore:
-    """A local store, whose folder is made."""
-    return Answers(LocalStore(place)).of(LocalStore.open(place))
+@contextlib.contextmanager
+def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journal | None]:
+    """The journal of a C that is begun inside, if it has one; where that fails, nobody holds it. `said`: what
+    to say of an OSError."""
+    place, name, log = local_path(spec), describe(spec), None
+    try:
+        with _said(name, remote=place is None):
+            try:
+                log = Journal.create(place, name, head) if place and head else None
+                yield log
+            except OSError as error:
+                if isinstance(error, Error):
+                    raise
+                raise InputError(f"{name} {said.format(error.strerror or error)}") from error
+    except BaseException:
+        if log:
+            log.close()
+        raise
 
 
 def scratch_folder(spec: Any) -> Path:
@@ -1066,32 +1052,35 @@ def _remote_place(url: str) -> StorePath:
     return StorePath(FsspecStore.from_url(url))
 
 
+def _writable_place(spec: str | os.PathLike[str]) -> StorePath:
+    """A local store's folder is made."""
+    if place := local_path(spec):
+        return StorePath(Answers(LocalStore(place)).of(LocalStore.open(place)))
+    return _remote_place(os.fspath(spec))
+
+
 def open_existing(spec: Any) -> zarr.Array[Any]:
     """The C that β·C needs, for reading and writing. Raises InputError."""
     if isinstance(spec, zarr.Array):
         return spec
-    place = local_path(spec)
-    array = _open_array(spec, describe(spec))
-    if place is None:
-        return zarr.open_array(os.fspath(spec), mode="r+")
-    del array
-    return zarr.open_array(str(place), mode="r+")
+    name = describe(spec)
+    array = _open_array(spec, name)
+    with _said(name, remote=local_path(spec) is None):
+        documents.parse(name, _document(array.store_path, ".zattrs") or b"{}")  # they are kept
+        return _array_at(array.metadata, _writable_place(spec))
 
 
 def open_partial(spec: Any) -> zarr.Array[Any]:
     """A local C that is not finished. Raises InputError."""
-    from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
-
     place, name = local_path(spec), describe(spec)
     assert place
-    kinds: dict[str, Any] = dict(zip(METADATA, (ArrayV3Metadata, ArrayV2Metadata), strict=True))
-    for key, kind in kinds.items():
+    for key in METADATA:
         for path in (place / (key + PARTIAL), place / key):
-            if path.exists():
-                try:
-                    return _array_at(kind.from_dict(json.loads(path.read_bytes())), StorePath(_opened(place)))
-                except Exception as error:
-                    raise _unusable(name, error, remote=False) from error
+            with _said(name):
+                document = files.read_small(path, documents.MAX_BYTES)
+                if document is not None:
+                    described = documents.check(name, documents.parse(name, document), key)
+                    return _array_at(described, _writable_place(spec))
     raise InputError(f"{name} was hardly begun; {journal.ANEW}")
 
 

@@ -1,10 +1,12 @@
 """Hostile arrays: valid ones of many layouts, after mutations of their metadata, and now and then of a chunk.
 
-    python tests/fuzz.py --count 10000 --seed 1
+    python tests/fuzz.py --count 10000 --seed 6 [--out FILE]
 
-opens each as an operand, plans a product and reads pieces, in a process of its own that is watched: whatever
-the metadata says, it either works or is a clean error, soon and with little memory. Prints a table; exit
-status 1 where something else happened, which is kept to be looked at.
+opens each as an operand, plans its product with its own transpose, which opens it twice more, and reads
+pieces, in a process of its own that is watched: whatever the metadata says, it either works or is a clean
+error, soon and with little memory. What takes too long is tried again, three times in all, for the machine
+may have been busy with other work; the least time counts. Prints a table; exit status 1 where something else
+happened, which is kept to be looked at.
 """
 
 import argparse
@@ -14,17 +16,23 @@ import contextlib
 import gzip
 import json
 import lzma
+import math
 import multiprocessing
 import os
+import platform
 import random
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 import warnings
 import zlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 import numcodecs
@@ -38,7 +46,8 @@ from ooc_gemm.plan import cut
 
 MiB = 1 << 20
 SECONDS, GROWTH = 1.0, 300 * MiB
-"""What one document may take."""
+"""What one document may take, by the clock and of processors."""
+TRIES = 3
 PLANNED = 4096
 """Chunks; with more a plan takes longer, as the product would."""
 
@@ -277,6 +286,30 @@ def make_hostile(r, layouts, place):
 # ---------------------------------------------------------------------------------------------- what happens
 
 
+@dataclass
+class Done:
+    """What became of a document."""
+
+    seed: int
+    seconds: float
+    """By the clock; the least of all tries."""
+    cpu: float
+    """Seconds of processors; the least, too."""
+    first: float = math.inf
+    """Seconds of the first try."""
+    growth: int = 0
+    found: str = ""
+    """As `attempt` says, or more than a word."""
+
+    @property
+    def slow(self):
+        return max(self.seconds, self.cpu) > SECONDS
+
+    @property
+    def bad(self):
+        return self.slow or self.growth > GROWTH or " " in self.found
+
+
 def attempt(path):
     """Open, plan, read: "read", "open" where there are many chunks, or the name of a clean error. Raises
     what is none."""
@@ -325,7 +358,7 @@ def peak_of(work):
 
 
 def try_one(seed, layouts, folder):
-    """Outcome, seconds, growth of the document of a seed."""
+    """What became of the document of a seed."""
     place = Path(folder, str(seed))
     make_hostile(random.Random(seed), layouts, place)
     before = sorted(Path(folder).rglob("*"))
@@ -336,11 +369,18 @@ def try_one(seed, layouts, folder):
         except Exception:
             return traceback.format_exc()
 
-    done = peak_of(work)
+    done, tries = Done(seed, math.inf, math.inf), 0
+    while tries < TRIES and done.slow:
+        started, tries = time.monotonic(), tries + 1
+        found, cpu, growth = peak_of(work)
+        seconds = time.monotonic() - started
+        first = seconds if tries == 1 else done.first
+        done = Done(
+            seed, min(seconds, done.seconds), min(cpu, done.cpu), first, max(growth, done.growth), found
+        )
     assert sorted(Path(folder).rglob("*")) == before, "something was written"
-    if done[0].startswith("Traceback") or done[1] > SECONDS or done[2] > GROWTH:
-        return done  # kept
-    shutil.rmtree(place)
+    if not done.bad:
+        shutil.rmtree(place)  # others are kept
     return done
 
 
@@ -360,12 +400,13 @@ def main():
     parser.add_argument(
         "--seed", type=int, default=1, help="of the first document; the next has the next one"
     )
+    parser.add_argument("--out", type=Path, help="a JSON file for what it came to")
     args = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="fuzz-")
     layouts = make_layouts(Path(folder, "valid"))
     kept, process, pipe = Path(folder, "kept"), None, None
     kept.mkdir()
-    outcomes, bad, slowest, largest = collections.Counter(), [], (0.0, 0), (0, 0)
+    every = []
     for seed in range(args.seed, args.seed + args.count):
         if process is None:
             pipe, other = multiprocessing.Pipe()
@@ -375,33 +416,58 @@ def main():
             assert pipe.recv() == {"read"}, "not even valid arrays can be read"
         pipe.send(seed)
         try:
-            found, seconds, growth = pipe.recv() if pipe.poll(60) else ("no answer for 60 s", 60.0, 0)
+            done = pipe.recv() if pipe.poll(60) else Done(seed, 60.0, 60.0, found="no answer for 60 s")
         except EOFError:
-            found, seconds, growth = "the process died", 0.0, 0
-        if " " in found and not found.startswith("Traceback"):
+            done = Done(seed, math.inf, math.inf, found="the process died")
+        if done.first == math.inf:
             process.kill()
             process.join()
             process = None
-        slowest, largest = max(slowest, (seconds, seed)), max(largest, (growth, seed))
-        if " " in found or seconds > SECONDS or growth > GROWTH:
-            bad.append(seed)
-            print(f"seed {seed}: {seconds:.2f} s, {growth / MiB:.0f} MiB: {found}", flush=True)
-        outcomes["something else" if " " in found else found] += 1
+        every.append(done)
+        if done.bad:
+            print(done, flush=True)
     if process is not None:
         pipe.send(None)
         process.join()
-    print(f"{args.count} documents from seed {args.seed}, {len(bad)} of them bad")
-    for outcome, count in outcomes.most_common():
-        print(f"  {outcome:16} {count:6}")
-    print(
-        f"slowest {slowest[0]:.2f} s (seed {slowest[1]}), largest growth {largest[0] / MiB:.0f} MiB", end=" "
-    )
-    print(f"(seed {largest[1]})")
-    if not bad:
+    report = report_of(args.seed, every)
+    print(json.dumps(report, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+    if not report["bad"]:
         shutil.rmtree(folder)
     else:
         print(f"kept in {kept}")
-    return 1 if bad else 0
+    return 1 if report["bad"] else 0
+
+
+def report_of(seed, every):
+    """What all came to, and where; of times and memory the most."""
+    most = {
+        key: max(every, key=lambda done: getattr(done, key)) for key in ("seconds", "cpu", "first", "growth")
+    }
+    outcomes = collections.Counter("something else" if " " in done.found else done.found for done in every)
+    git = ["git", "-C", os.path.dirname(__file__), "describe", "--always", "--dirty"]
+    return {
+        "suite": "fuzz",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("numcodecs", "numpy", "zarr")},
+        },
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[2],
+        "seed": seed,
+        "count": len(every),
+        "outcomes": dict(outcomes.most_common()),
+        "bad": [done.seed for done in every if done.bad],
+        "tried_again": [done.seed for done in every if done.first > SECONDS],
+        "slowest_seconds": round(most["seconds"].seconds, 2),
+        "slowest_processor_seconds": round(most["cpu"].cpu, 2),
+        "slowest_first_try_seconds": round(most["first"].first, 2),
+        "largest_mib": round(most["growth"].growth / MiB),
+        "seeds": {key: done.seed for key, done in most.items()},
+    }
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 32))
 def test_whatever_the_metadata_says(tmp_path_factory, layouts, seed):
     """What `python tests/fuzz.py --seed SEED --count 1` does in a process of its own."""
@@ -100,8 +100,10 @@ def test_metadata_that_is_too_long(here, layouts):
     file = copied(layouts, "raw")
     os.truncate(file, 1 << 40)
     refused("more than 2 MiB")
-    Path("a", "zarr.json").write_text('{"a":' * 400_000)
+    file.write_text('{"a":' * 60_000)
     refused("no JSON")
+    file.write_text('{"a":' * 400_000)
+    refused("more than 65536 lists and objects")
 
 
 @pytest.mark.parametrize("what", ["pipe", "device", "loop"])
@@ -437,3 +439,73 @@ def test_a_bomb_ends_a_run(here, layouts, bombs):
     assert_one_sentence(done.err, "a: chunk c/0/0 cannot be read or decoded", "write it again")
     assert snapshot("a") == before
     assert not Path("c/zarr.json").exists()
+
+
+# ------------------------------------------------------------------------------------------ where C is to be
+
+
+@pytest.fixture
+def old(here):
+    """The product of `a` with itself is to be added to `c`; beside them a file that is somebody else's."""
+    np_array("a", np.ones((4, 4)), chunks=(4, 4))
+    np_array("c", np.ones((4, 4)), chunks=(4, 4), zarr_format=2, compressors=None)
+    Path("victim").write_text("precious")
+    yield "multiply", "a", "a", "c", "--beta", "1", "-d", "cpu"
+    assert Path("victim").read_text() == "precious"
+
+
+def trap(path, what):
+    Path(path).unlink(missing_ok=True)
+    {
+        "pipe": lambda: os.mkfifo(path),
+        "device": lambda: Path(path).symlink_to("/dev/zero"),
+        "link": lambda: Path(path).symlink_to(Path("victim").absolute()),
+    }[what]()
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "link"])
+def test_a_journal_that_is_none(old, what):
+    trap("c/ooc-gemm.journal", what)
+    done = ooc(*old)
+    assert done.code == 2
+    assert_one_sentence(done.err, "c cannot be updated", "it is as it was")
+    assert np.array_equal(zarr.open_array("c")[...], np.ones((4, 4)))
+    done = ooc(*old[:4], "-f")
+    assert done.code == 2
+    assert_one_sentence(done.err, "c cannot be created", "another place")
+    Path("c/.zarray").rename("c/.zarray.partial")
+    done = ooc(*old, "--resume")
+    assert done.code == 2
+    assert_one_sentence(done.err, "the journal of c cannot be used", "start over")
+
+
+@pytest.mark.parametrize("what", ["pipe", "link"])
+def test_nothing_is_written_through_a_link(old, what):
+    trap("c/0.0.pending", what)
+    done = ooc(*old)
+    assert done.code == 1
+    assert_one_sentence(done.err, "c: chunk 0.0 cannot be written", "--resume")
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "link"])
+def test_attributes_that_are_none(old, what):
+    """They are kept, so they are looked at before C is touched."""
+    trap("c/.zattrs", what)
+    before = snapshot_of_names(Path("c"))
+    done = ooc(*old)
+    assert done.code == 2
+    assert_one_sentence(done.err, "c: its", "metadata")
+    assert snapshot_of_names(Path("c")) == before
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "link"])
+def test_metadata_that_stand_aside(old, what):
+    """Those of a C that is to be continued."""
+    file = Path("c/.zarray.partial")
+    Path("c/.zarray").rename(file)
+    # A journal that says that nothing is done.
+    Path("c/ooc-gemm.journal").write_text('{"version": 1, "options": {}, "inputs": {}}\n')
+    trap(file, what)
+    done = ooc(*old, "--resume")
+    assert done.code == 2
+    assert_one_sentence(done.err, "c: its", "metadata")
