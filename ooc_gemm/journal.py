@@ -161,7 +161,9 @@ class Journal:
         if not self.head or b'"durable"' in text[whole:]:
             raise ValueError
         self.count = len(order)
-        lost = [] if boot and boot == self._boot() else [chunk for chunk in order[held:] if chunk in self.done]
+        lost = (
+            [] if boot and boot == self._boot() else [chunk for chunk in order[held:] if chunk in self.done]
+        )
         for chunk in lost:
             del self.done[chunk]
         self._file.truncate(whole)

@@ -1,4 +1,4 @@
-"""Arrays in object stores: `s3://`, `gs://`, `az://` and `http(s)://`. The only importer of obstore and botocore.
+"""Arrays in object stores: s3://, gs://, az:// and http(s)://. The only importer of obstore and botocore.
 
     get a range ──► bytes of the client's ──► slot          a reader asks for one range, and waits
     slot ──► put                                            a chunk is put whole, and is there or is not
@@ -40,14 +40,18 @@ STREAM = 96 << 20
 """Bytes a second of one request, once it is answered: what object stores give each."""
 AT_ONCE = 8, 64
 """Fewest requests under way, and most."""
+PIECE_BYTES = 4 << 20
+"""Bytes of one request, at most, where a chunk can be read in part."""
+WRITERS = 8
+"""Puts under way: of whole chunks, which are larger."""
 CONNECTION_BYTES = 1 << 20
 """Memory that the client takes for each."""
 
 
 def requests(latency: float, piece: int) -> int:
-    """How many requests of `piece` bytes at a time fill the bandwidth, each answered after `latency` seconds
-    (Little's law); a power of two, for latencies differ from one measurement to the next."""
-    wanted = BANDWIDTH * (latency / piece + 1 / STREAM)
+    """How many requests at a time, each of up to `piece` bytes and answered after `latency` seconds, fill the
+    bandwidth (Little's law); a power of two, for latencies differ from one measurement to the next."""
+    wanted = BANDWIDTH * (latency / max(1, min(piece, PIECE_BYTES)) + 1 / STREAM)
     count = AT_ONCE[0]
     while count * 1.5 < wanted and count < AT_ONCE[1]:
         count *= 2
@@ -72,7 +76,7 @@ def connect(url: str, seconds: float) -> Any:
     redact.keep_secrets_of(url)
     address = urlsplit(url)
     web = address.scheme in ("http", "https")
-    if not web and ("@" in address.netloc and not address.scheme.startswith("abfs") or address.query):
+    if not web and (("@" in address.netloc and not address.scheme.startswith("abfs")) or address.query):
         raise InputError(
             f"{redact.url(url)}: credentials do not belong in this address; give them in the environment "
             "or in the usual files, such as ~/.aws/credentials"
@@ -115,14 +119,15 @@ def _aws(name: str) -> dict[str, Any]:
         unsigned = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true", "yes", "on")
         found = None if unsigned else session.get_credentials()
     except Exception as error:  # a profile that is not there, a file that cannot be parsed
-        raise InputError(f"{name}: {' '.join(str(error).split())}; repair ~/.aws/config or AWS_PROFILE") from error
+        said = " ".join(str(error).split())
+        raise InputError(f"{name}: {said}; repair ~/.aws/config or AWS_PROFILE") from error
     options = {key: value for key, value in (("region", region), ("endpoint", endpoint)) if value}
     if unsigned:
         return options
     if found is None:
         raise InputError(
-            f"{name} needs credentials, and there are none; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or "
-            "AWS_PROFILE, or AWS_SKIP_SIGNATURE=true for a public bucket"
+            f"{name} needs credentials, and there are none; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "or AWS_PROFILE, or AWS_SKIP_SIGNATURE=true for a public bucket"
         )
     return {**options, "credential_provider": _Credentials(found)}
 
@@ -142,7 +147,7 @@ class _Credentials:
             "access_key_id": now.access_key,
             "secret_access_key": now.secret_key,
             "token": now.token,
-            "expires_at": datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=10),
+            "expires_at": datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=10),
         }
 
 
@@ -181,6 +186,11 @@ def _tag(found: Any) -> int:
     return int.from_bytes(blake2b(said.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def _version(found: Any) -> Any:
+    """What `put` takes for its mode to replace just this."""
+    return {name: found[name] for name in ("e_tag", "version") if found.get(name)}
+
+
 class Objects:
     """What lies below one address."""
 
@@ -206,7 +216,7 @@ class Objects:
         return None if found is None else found[0]
 
     def find_version(self, key: str) -> tuple[bytes, Any] | None:
-        """The same, and what `put` takes for its mode to replace just this."""
+        """The same, and its version."""
         try:
             data, version = self._answers.of(_ask(lambda: self._get(key)))
         except FileNotFoundError:
@@ -215,7 +225,7 @@ class Objects:
 
     async def _get(self, key: str) -> tuple[Any, Any]:
         found = await self._obstore.get_async(self._store, self._prefix + key)
-        version = {name: found.meta.get(name) for name in ("e_tag", "version")}
+        version = _version(found.meta)
         return await found.bytes_async(), version
 
     def read(self, key: str, start: int, size: int) -> Any:
@@ -243,8 +253,8 @@ class Objects:
             _ask(lambda: self._obstore.put_async(self._store, path, data, mode=mode, use_multipart=False))
         )
         if not made.get("e_tag"):
-            return self.stat(key), made
-        return (len(data), _tag(made)), made
+            return self.stat(key), _version(made)
+        return (len(data), _tag(made)), _version(made)
 
     def list(self) -> Iterator[tuple[str, int, int]]:
         """Keys, sizes and tags of all there is."""
@@ -264,6 +274,14 @@ class Objects:
         for at in range(0, len(paths), 1000):
             some = paths[at : at + 1000]
             self._answers.of(_ask(lambda some=some: self._obstore.delete_async(self._store, some)))  # type: ignore[misc]
+
+    def has(self, key: str) -> bool:
+        """Whether there is such an object."""
+        try:
+            self.stat(key)
+        except FileNotFoundError:
+            return False
+        return True
 
     def has_any(self) -> bool:
         """Whether there is anything."""
@@ -307,8 +325,8 @@ class _Object(ChunkFile):
         found = np.frombuffer(self._said(lambda: self._objects.read(self._key, offset, size)), np.uint8)
         if len(found) != size:
             raise StoreError(
-                f"{self._name}: chunk {self._key} gives {len(found)} bytes instead of {size}; it was changed while "
-                "it was read, or is cut off: write it again"
+                f"{self._name}: chunk {self._key} gives {len(found)} bytes instead of {size}; it is cut off, or "
+                "was changed since it was looked at: write it again"
             )
         return found
 
