@@ -482,23 +482,23 @@ def _prepare(
     asked_of = [(source.latency, source.matrix.chunk_bytes) for source in sources.values() if source.latency]
     readers = max([costs.readers, *(requests(*one) for one in asked_of)])
     writers = max(costs.writers, WRITERS if c is not None and store.is_remote(c) else 0)
-    clients = (readers if asked_of else 0) + (writers if writers > costs.writers else 0)
     budget = Budget(
         host=limit,
-        host_baseline=baseline_bytes(costs.host_baseline) + extra + clients * CONNECTION_BYTES,
+        host_baseline=baseline_bytes(costs.host_baseline) + extra,
         device=costs.device,
         device_baseline=costs.device_baseline,
         workspace=costs.workspace + (costs.check if verify else 0),
         staged=costs.device is not None and (converted or "c" in sources),
         readers=readers,
         writers=writers,
-        remote=clients > 0,
+        connection=CONNECTION_BYTES if asked_of or (c is not None and store.is_remote(c)) else 0,
     )
     inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
     place = store.local_path(c) if c is not None else None if writes else left.place
     usual = rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize))
-    if asked_of:
-        usual = replace(usual, stream=STREAM, latency=max(asked_of)[0], read=min(usual.read, BANDWIDTH))
+    if asked_of:  # to wait for a network takes nothing from the cores
+        latency, read = max(asked_of)[0], min(usual.read, BANDWIDTH)
+        usual = replace(usual, stream=STREAM, latency=latency, read=read, shared=False)
     made = make_plan(problem, budget, usual)
     made, copies = layout.rechunk(made) if rechunk else (layout.advise(made), ())
     head = _head(

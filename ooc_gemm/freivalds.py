@@ -25,7 +25,7 @@ from .local import Source
 from .pages import Bytes, page_aligned
 from .plan import MiB, Piece, cut
 from .rechunk import each
-from .remote import requests
+from .remote import CONNECTION_BYTES, requests
 from .tiles import ceil_div
 
 Array = npt.NDArray[Any]
@@ -124,7 +124,7 @@ class _Stream:
         )
         # A piece, twice in the wide type (itself and its squares); a decoder holds chunks more.
         held = s.held * s.chunk_bytes if s.whole else self._slot if s.remote else 0
-        each = self._slot + 2 * self._slot // s.itemsize * 16 + held
+        each = self._slot + 2 * self._slot // s.itemsize * 16 + held + (CONNECTION_BYTES if s.remote else 0)
         fixed = baseline_bytes(INTERPRETER_BYTES) + vectors
         most = requests(source.latency, self._slot) if source.latency else 4
         self._threads = min(most, (limit - fixed) // each)

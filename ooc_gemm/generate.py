@@ -12,7 +12,7 @@ from .devices.cpu import INTERPRETER_BYTES
 from .errors import BudgetError, InputError, on_thread
 from .limits import baseline_bytes, default_memory_limit, parse_size
 from .plan import CHUNK_BYTES, MiB, Part
-from .remote import WRITERS
+from .remote import CONNECTION_BYTES, WRITERS
 from .tiles import ceil_div, ranges
 
 
@@ -50,6 +50,7 @@ def random(
     each = (
         unit[0] * unit[1] * (kind.itemsize + 8 + (2 * kind.itemsize if shards or compressor != "none" else 0))
     )
+    each += CONNECTION_BYTES if store.is_remote(out) else 0
     threads = min(2 * WRITERS if store.is_remote(out) else 4, (limit - base) // each)
     if threads < 1:
         raise BudgetError(

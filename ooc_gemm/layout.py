@@ -261,6 +261,7 @@ def _ledger(
         "region": round_up(rows * cols * source.itemsize, PAGESIZE),
         "read slots": readers * _slot_bytes(source, rows, cols),
         "decoding": readers * _held(source, rows, cols),
+        "connections": readers * budget.connection,
         "write slots": writers * round_up(target.chunk_bytes, PAGESIZE),
     }
 

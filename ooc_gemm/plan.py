@@ -306,9 +306,9 @@ class Budget:
     """Most reader threads."""
     writers: int = 2
     """Most writer threads."""
-    remote: bool = False
-    """Inputs come over a network to many readers at a time: fewer are tried, too, for what all of them hold
-    may not fit."""
+    connection: int = 0
+    """What each thread takes that talks to another machine. There are many of them, and fewer are tried, too,
+    for what all of them hold may not fit."""
 
 
 @dataclass(frozen=True)
@@ -633,7 +633,7 @@ def _rings(budget: Budget) -> list[_Ring]:
     r, w = budget.readers, budget.writers
     ample = (16 * MiB, 4 * MiB) if budget.device is not None else (4 * MiB, 1 * MiB)
     counts = [r]
-    while budget.remote and counts[-1] > 4:
+    while budget.connection and counts[-1] > 4:
         counts.append(counts[-1] // 2)
     rings = [_Ring(n, max(1, w * n // r), n + max(2, n // 2), cap) for n in counts for cap in ample]
     return [*rings, _Ring(min(2, r), 1, 3, 1 * MiB)]
@@ -778,6 +778,7 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
         "read ring": x.ring.slots * slot,
         "cache": x.cache * slot,
         "decoding": x.ring.readers * max(beside),
+        "connections": (x.ring.readers + x.ring.writers) * budget.connection,
         "write slots": x.ring.writers * chunk * p.block_itemsize,
         "encoding": x.ring.writers * chunk * x.c.itemsize * encoding,
     }

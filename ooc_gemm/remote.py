@@ -12,14 +12,16 @@ import io
 import os
 import time
 import uuid
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
@@ -81,7 +83,7 @@ def connect(url: str, seconds: float) -> Any:
             f"{redact.url(url)}: credentials do not belong in this address; give them in the environment "
             "or in the usual files, such as ~/.aws/credentials"
         )
-    client = {
+    client: dict[str, Any] = {
         "connect_timeout": datetime.timedelta(seconds=min(10, seconds / 4)),
         "read_timeout": datetime.timedelta(seconds=seconds / 3),
         "timeout": datetime.timedelta(seconds=600),
@@ -100,6 +102,12 @@ def connect(url: str, seconds: float) -> Any:
     options: dict[str, Any] = {"client_options": client, "retry_config": retry}
     if address.scheme in ("s3", "s3a"):
         options |= _aws(redact.url(url))
+    if web and "@" in address.netloc:  # which obstore leaves out
+        user, _, host = address.netloc.rpartition("@")
+        word = b64encode(unquote(user).encode()).decode()
+        redact.keep_secret(word)
+        client["default_headers"] = {"Authorization": f"Basic {word}"}
+        url = address._replace(netloc=host).geturl()
     return from_url(url, **options)
 
 
@@ -107,11 +115,11 @@ def _aws(name: str) -> dict[str, Any]:
     """What the environment and ~/.aws say of credentials, region and endpoint."""
     try:
         import botocore.configprovider
-        import botocore.session
     except ImportError as error:
         raise ImportError("botocore; pip install 'ooc-gemm[remote]'") from error
+    where = {name: text for name, text in os.environ.items() if name.startswith("AWS_") or name == "HOME"}
     try:
-        session = botocore.session.get_session()
+        session = _session(tuple(sorted(where.items())))
         region = os.environ.get("AWS_REGION") or session.get_config_variable("region")
         endpoint = botocore.configprovider.ConfiguredEndpointProvider(
             session.full_config, session.get_scoped_config(), "s3"
@@ -130,6 +138,14 @@ def _aws(name: str) -> dict[str, Any]:
             "or AWS_PROFILE, or AWS_SKIP_SIGNATURE=true for a public bucket"
         )
     return {**options, "credential_provider": _Credentials(found)}
+
+
+@lru_cache(8)
+def _session(where: tuple[tuple[str, str], ...]) -> Any:
+    """Of an environment; to make one takes 50 ms."""
+    import botocore.session
+
+    return botocore.session.get_session()
 
 
 class _Credentials:
@@ -169,6 +185,14 @@ async def _ask(question: Callable[[], Awaitable[T]]) -> T:
     return await question()
 
 
+async def _next(stream: Any) -> Any:
+    """None at the end."""
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        return None
+
+
 @dataclass(frozen=True)
 class _Stat:
     """Of an object, as `Folder.stamps` takes it of a file."""
@@ -200,6 +224,7 @@ class Objects:
 
         self._obstore, self._store, self._answers = obstore, store, answers
         self._prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
+        self._latency: float | None = None
 
     @property
     def tells(self) -> bool:
@@ -241,10 +266,12 @@ class Objects:
         return int(found["size"]), _tag(found)
 
     def latency(self, key: str) -> float:
-        """Seconds that an object's name takes there and back, over a connection that is open."""
-        start = time.perf_counter()
-        self.stat(key)
-        return time.perf_counter() - start
+        """Seconds until an answer: of the list of all, or else of an object."""
+        if self._latency is None:
+            start = time.perf_counter()
+            self.stat(key)
+            self._latency = time.perf_counter() - start
+        return self._latency
 
     def put(self, key: str, data: Any, mode: Any = "overwrite") -> tuple[Stamp, Any]:
         """Size, tag and version of the object that is there then: in one request, and so whole or not."""
@@ -259,11 +286,9 @@ class Objects:
     def list(self) -> Iterator[tuple[str, int, int]]:
         """Keys, sizes and tags of all there is."""
         stream = self._obstore.list(self._store, self._prefix or None, chunk_size=1000)
-        while True:
-            try:
-                batch = self._answers.of(_ask(stream.__anext__))
-            except StopAsyncIteration:
-                return
+        start = time.perf_counter()
+        while (batch := self._answers.of(_next(stream))) is not None:
+            self._latency = self._latency or time.perf_counter() - start
             for found in batch:
                 if found["path"].startswith(self._prefix):
                     yield found["path"][len(self._prefix) :], int(found["size"]), _tag(found)
@@ -325,8 +350,8 @@ class _Object(ChunkFile):
         found = np.frombuffer(self._said(lambda: self._objects.read(self._key, offset, size)), np.uint8)
         if len(found) != size:
             raise StoreError(
-                f"{self._name}: chunk {self._key} gives {len(found)} bytes instead of {size}; it is cut off, or "
-                "was changed since it was looked at: write it again"
+                f"{self._name}: chunk {self._key} gives {len(found)} bytes instead of {size}; it is cut "
+                "off, or was changed since it was looked at: write it again"
             )
         return found
 

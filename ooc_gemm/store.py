@@ -916,9 +916,7 @@ class Target:
                 known = json.loads(self._find(".zattrs") or b"{}")
                 self._set(".zattrs", json.dumps({**known, **attributes}, indent=2).encode())
             self._set(self._key, described)
-            self._delete(self._key + PARTIAL)
-            if self._log:
-                self._log.remove()
+            self._finish()
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
@@ -926,6 +924,12 @@ class Target:
                 f"{self.name} cannot be finished: {error.strerror or error}; see to its disk and go on with "
                 "--resume (resume=True)"
             ) from error
+
+    def _finish(self) -> None:
+        """C is an array: what said that it is not goes."""
+        self._delete(self._key + PARTIAL)
+        if self._log:
+            self._log.remove()
 
     def cancel(self) -> None:
         """Wake who waits for a store to take a chunk."""
@@ -1047,11 +1051,18 @@ class RemoteTarget(Target):
                 f"{self.name} cannot be continued: its chunk {key} was changed or removed since; "
                 f"{journal.ANEW}"
             )
+        self._objects.delete(METADATA)
+
+    def begin(self, metadata: bytes | None) -> None:
+        """As in a folder, with few requests: `clear` is to follow where C is a new one."""
+        self._objects.put(self._key + PARTIAL, self._get(self._key) if metadata is None else metadata)
+        if metadata is None:
+            self._objects.delete(METADATA)
 
     def clear(self) -> None:
-        """Remove what is left of an old C."""
-        kept = self._key + PARTIAL, journal.NAME
-        self._objects.delete([key for key, _, _ in self._objects.list() if key not in kept])
+        """Remove what is left of an old C, what makes it an array first."""
+        left = {key for key, _, _ in self._objects.list()} - {self._key + PARTIAL, journal.NAME}
+        self._objects.delete(sorted(left, key=lambda key: key not in METADATA))
 
     def save(self, durable: bool) -> None:
         """The journal says what is done. Raises StoreError."""
@@ -1090,6 +1101,11 @@ class RemoteTarget(Target):
             raise StoreError(
                 f"{self.name} cannot be finished ({why(error)}); see to its store and {then}"
             ) from error
+
+    def _finish(self) -> None:
+        self._objects.delete([self._key + PARTIAL, journal.NAME])
+        if self._log:
+            self._log.close()
 
     def cancel(self) -> None:
         """Wake who waits for the store to take a chunk."""

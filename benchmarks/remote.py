@@ -1,0 +1,165 @@
+"""The engine against the store's own client, on a real S3 server with 20 ms of latency and 1 % errors.
+
+    python benchmarks/remote.py [--json FILE]
+
+Both sides move the same bytes in the same pieces, with as many requests at a time, through the same proxy,
+in turns: the client (obstore, in threads) gets every chunk of A and B into memory and puts as many bytes as C
+has; the engine multiplies, which is all that and the rest. Server, proxy and engine share the cores of one
+machine, so what binds is written beside it: the same without latency and errors, and the seconds of BLAS.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import s3
+
+CHUNK = 1024
+SHAPES = {"reads": (1024, 1024, 32768), "writes": (6144, 6144, 256), "both": (4096, 4096, 2048)}
+"""m, n, k: few operations a byte, for the store is what is measured."""
+LATENCY, ERRORS = 0.02, 0.01
+
+
+@contextmanager
+def proxy(port, latency, errors):
+    """Its port, and what it saw."""
+    command = [sys.executable, s3.__file__, str(port), str(latency), str(errors)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    seen = {}
+    try:
+        yield int(process.stdout.readline()), seen
+    finally:
+        seen |= json.loads(process.communicate("")[0])
+
+
+def client_seconds(url, keys, sizes, c_chunks, readers, writers):
+    """The store's own client: get all, then put all."""
+    import obstore
+
+    from ooc_gemm import remote
+
+    store = remote.connect(url, 60.0)
+    data = np.random.default_rng(0).integers(0, 255, CHUNK * CHUNK * 4, dtype=np.uint8)
+
+    def get(key):
+        into = np.empty(sizes[key], np.uint8)
+        into[:] = np.frombuffer(obstore.get_range(store, key, start=0, length=sizes[key]), np.uint8)
+
+    def put(number):
+        obstore.put(store, f"client/c/{number}", data, use_multipart=False)
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(readers) as pool:
+        list(pool.map(get, keys))
+    read = time.perf_counter() - start
+    with ThreadPoolExecutor(writers) as pool:
+        list(pool.map(put, range(c_chunks)))
+    return read, time.perf_counter() - start - read
+
+
+def compare(name, url, rounds):
+    import ooc_gemm
+    from ooc_gemm import store
+
+    m, n, k = SHAPES[name]
+    paths = [f"{url}/{name}/{matrix}" for matrix in "abc"]
+    a, b, c = paths
+    objects = store._objects(f"{url}/{name}")
+    sizes = {key: size for key, size, _ in objects.list() if key[:4] in ("a/c/", "b/c/")}
+    options = {"device": "cpu", "memory_limit": "4GiB", "chunks": (CHUNK, CHUNK)}
+    found = {"client": [], "client_read": [], "client_write": [], "engine": []}
+    for _ in range(rounds):
+        result = ooc_gemm.multiply(a, b, c, force=True, **options)
+        found["engine"].append(result.seconds)
+        plan = result.plan
+        read, write = client_seconds(
+            f"{url}/{name}", list(sizes), sizes, (m // CHUNK) * (n // CHUNK), plan.readers, plan.writers
+        )
+        found["client"].append(read + write)
+        found["client_read"].append(read)
+        found["client_write"].append(write)
+        assert result.bytes_read == plan.bytes_read == sum(sizes.values())
+        assert result.bytes_written == plan.bytes_written
+    moved = result.bytes_read + result.bytes_written
+    assert ooc_gemm.verify(a, b, c).ok
+    engine, client = median(found["engine"]), median(found["client"])
+    return {
+        "shape": [m, n, k],
+        "bytes": moved,
+        "requests_at_a_time": [plan.readers, plan.writers],
+        "engine_seconds": engine,
+        "client_seconds": client,
+        "client_read_bytes_per_second": result.bytes_read / median(found["client_read"]),
+        "client_write_bytes_per_second": result.bytes_written / median(found["client_write"]),
+        "blas_seconds": result.stage_seconds["compute"],
+        "engine_bytes_per_second": moved / engine,
+        "client_bytes_per_second": moved / client,
+        "ratio": client / engine,
+        "rounds": {key: [round(one, 3) for one in value] for key, value in found.items()},
+        "peak_host_bytes": result.peak_host_bytes,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=SHAPES)
+    args = parser.parse_args()
+    if why := s3.missing():
+        sys.exit(f"this benchmark {why}")
+    import ooc_gemm
+
+    shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    results = {}
+    with tempfile.TemporaryDirectory(dir=shm) as folder, s3.server(Path(folder) / "s3") as port:
+        url = f"s3://{s3.BUCKET}"
+        os.environ.update(s3.environment(port))
+        for name in args.shapes:
+            m, n, k = SHAPES[name]
+            for matrix, shape in (("a", (m, k)), ("b", (k, n))):
+                chunks = tuple(min(CHUNK, side) for side in shape)
+                ooc_gemm.random(f"{url}/{name}/{matrix}", shape, chunks=chunks)
+        for label, latency, errors in (("slow and failing", LATENCY, ERRORS), ("as it is", 0.0, 0.0)):
+            with proxy(port, latency, errors) as (between, seen):
+                os.environ.update(s3.environment(between))
+                results[label] = {name: compare(name, url, args.rounds) for name in args.shapes}
+            results[label]["proxy"] = seen
+    print(f"{'':18}{'m×n×k':>18}{'MiB':>6}{'requests':>10}{'client':>9}{'engine':>9}{'ratio':>7}{'BLAS':>8}")
+    for label, rows in results.items():
+        for name, row in rows.items():
+            if name != "proxy":
+                shape, at_once = (
+                    "×".join(map(str, row["shape"])),
+                    "+".join(map(str, row["requests_at_a_time"])),
+                )
+                print(
+                    f"{label:18}{shape:>18}{row['bytes'] >> 20:>6}{at_once:>10}"
+                    f"{row['client_seconds']:>7.2f} s{row['engine_seconds']:>7.2f} s{row['ratio']:>7.2f}"
+                    f"{row['blas_seconds']:>6.2f} s"
+                )
+    if args.json:
+        about = {
+            "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+            "server": "SeaweedFS",
+            "latency_seconds": LATENCY,
+            "errors": ERRORS,
+            "date": time.strftime("%Y-%m-%d"),
+        }
+        args.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
