@@ -50,15 +50,17 @@ def client_seconds(url, keys, sizes, c_chunks, readers, writers):
 
     from ooc_gemm import remote
 
-    store = remote.connect(url, 60.0)
+    store, prefix = remote.connect(url, 60.0)
     data = np.random.default_rng(0).integers(0, 255, CHUNK * CHUNK * 4, dtype=np.uint8)
 
     def get(key):
         into = np.empty(sizes[key], np.uint8)
-        into[:] = np.frombuffer(obstore.get_range(store, key, start=0, length=sizes[key]), np.uint8)
+        into[:] = np.frombuffer(
+            obstore.get_range(store, f"{prefix}/{key}", start=0, length=sizes[key]), np.uint8
+        )
 
     def put(number):
-        obstore.put(store, f"client/c/{number}", data, use_multipart=False)
+        obstore.put(store, f"{prefix}/client/c/{number}", data, use_multipart=False)
 
     start = time.perf_counter()
     with ThreadPoolExecutor(readers) as pool:

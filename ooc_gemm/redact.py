@@ -22,7 +22,7 @@ _USER = re.compile(r"(?<=://)[^/?#\s@\"'<>]*(?:@[^/?#\s@\"'<>]*)*@")
 _QUERY = re.compile(r"(\w://[^\s?\"'<>]*\?)[^\s\"'<>)#]+")
 _FIELDS = re.compile(
     r"((?:Signature|Credential|SecurityToken|AWSAccessKeyId|StringToSign\w*|CanonicalRequest\w*)\W{0,3}[=:>]\s*)"
-    r"[^\s,;<&\"']+",
+    r"[\w+/%=.~-]{12,}",
     re.IGNORECASE,
 )
 

@@ -375,6 +375,8 @@ def _document(at: StorePath, key: str) -> bytes | None:
     """One of the metadata documents, or more than there may be of it. Raises OSError."""
     if isinstance(at.store, LocalStore):
         return files.read_small(Path(at.store.root) / key, documents.MAX_BYTES)
+    if isinstance(at.store, ObjectStore):
+        return Objects(at.store.store, at.path, Answers(at.store)).document(key, documents.MAX_BYTES)
     most = RangeByteRequest(0, documents.MAX_BYTES + 1)
     found = Answers(at.store).of((at / key).get(default_buffer_prototype(), most))
     return None if found is None else bytes(found.to_bytes())
@@ -1262,7 +1264,8 @@ def continued(spec: Any, beta: complex) -> RemoteJournal | None:
 
 def _remote_place(url: str) -> StorePath:
     if speaks(url):
-        return StorePath(ObjectStore(connect(url, TIMEOUT)))
+        client, path = connect(url, TIMEOUT)
+        return StorePath(ObjectStore(client), path)
     from zarr.storage import FsspecStore
 
     return StorePath(FsspecStore.from_url(url))
