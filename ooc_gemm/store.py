@@ -486,7 +486,7 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
         source = _folder_source(name, array, matrix, outer, distant)
     else:
         source = _decoded_source(name, array, matrix)
-    source.latency = objects.latency(METADATA[0] if array.metadata.zarr_format == 3 else METADATA[1])
+    source.latency = objects.latency
     return source
 
 

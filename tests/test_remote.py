@@ -63,7 +63,7 @@ def shelf(proxy, request):
 
 def put(url, values, **layout):
     """Store an array with zarr's own means."""
-    layout = {"chunks": (50, 50), "compressors": None} | layout
+    layout = {"chunks": (100, 100), "compressors": None} | layout
     place = store._remote_place(url)
     array = zarr.create_array(place, shape=values.shape, dtype=values.dtype, **layout)
     array[...] = values
@@ -82,20 +82,19 @@ def keys(url):
 LAYOUTS = {
     "raw": {},
     "zstd": {"compressors": zarr.codecs.ZstdCodec()},
-    "shards": {"shards": (100, 100)},
-    "zstd in shards": {"shards": (100, 100), "compressors": zarr.codecs.BloscCodec()},
+    "shards": {"chunks": (50, 50), "shards": (100, 100)},
+    "blosc in shards": {"chunks": (50, 50), "shards": (100, 100), "compressors": zarr.codecs.BloscCodec()},
     "Fortran": {"filters": zarr.codecs.TransposeCodec(order=(1, 0))},
     "only zarr's": {"serializer": zarr.codecs.BytesCodec(endian="big")},
-    "version 2": {"zarr_format": 2, "dtype": "f4"},
+    "version 2": {"zarr_format": 2},
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout(shelf, layout):
-    options = dict(LAYOUTS[layout])
-    options.pop("dtype", None)
+    options = LAYOUTS[layout]
     a, b = A.copy(), B.copy()
-    a[50:100, 200:300] = 0  # chunks that are not stored
+    a[100:200, 200:300] = 0  # a chunk that is not stored
     put(f"{shelf}/a", a, **options)
     put(f"{shelf}/b", b, **options)
     with pytest.raises(ooc_gemm.BudgetError) as small:
@@ -113,7 +112,7 @@ def test_every_layout(shelf, layout):
     assert ooc_gemm.verify(f"{shelf}/a", f"{shelf}/b", f"{shelf}/c").ok
 
 
-@pytest.mark.parametrize("stored", [{}, {"compressor": "zstd"}, {"chunks": (30, 26), "shards": (60, 52)}])
+@pytest.mark.parametrize("stored", [{}, {"compressor": "zstd"}, {"chunks": (75, 65), "shards": (150, 130)}])
 def test_commands(shelf, stored, proxy):
     text = [f"--{name}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for name, v in stored.items()]
     for name, shape in (("a", "300,400"), ("b", "400,260")):
@@ -148,7 +147,7 @@ def test_what_is_not_ours_is_left_alone(shelf):
 def test_an_old_c_goes_with_all_its_chunks(shelf):
     put(f"{shelf}/a", A)
     put(f"{shelf}/b", B)
-    put(f"{shelf}/c", RNG.random((900, 900)), chunks=(30, 30))
+    put(f"{shelf}/c", RNG.random((900, 900)), chunks=(200, 200))
     ooc_gemm.multiply(f"{shelf}/a", f"{shelf}/b", f"{shelf}/c", force=True, chunks=(100, 260), **CPU)
     assert keys(f"{shelf}/c") == ["c/0/0", "c/1/0", "c/2/0", "zarr.json"]
     assert np.array_equal(got(f"{shelf}/c"), C)
@@ -169,8 +168,11 @@ def test_errors_now_and_then(shelf, proxy):
     assert result.bytes_read == result.plan.bytes_read
 
 
-@pytest.mark.parametrize("fault", [503, 403, "hang", "drop"])
-@pytest.mark.parametrize("which", ["GET", "PUT", "metadata"])
+@pytest.mark.parametrize(
+    ("which", "fault"),
+    [(which, fault) for which in ("GET", "PUT") for fault in (503, 403, "hang", "drop")]
+    + [("metadata", 403), ("metadata", "hang")],
+)
 def test_errors_that_last(shelf, proxy, monkeypatch, fault, which):
     put(f"{shelf}/a", A)
     put(f"{shelf}/b", B)
@@ -265,10 +267,11 @@ def test_requests_follow_latency():
 
 
 @pytest.mark.parametrize("operation", ["multiply", "verify"])
-def test_many_requests_at_a_time_hide_latency(shelf, proxy, operation):
-    a = RNG.random((1024, 1024), "f4")
-    put(f"{shelf}/a", a, chunks=(64, 64))
-    put(f"{shelf}/c", a @ a, chunks=(256, 256))
+def test_many_requests_at_a_time_hide_latency(shelf, proxy, monkeypatch, operation):
+    a = RNG.random((800, 800), "f4")
+    put(f"{shelf}/a", a, chunks=(50, 50))
+    put(f"{shelf}/c", a @ a, chunks=(50, 50))
+    monkeypatch.setattr(remote, "_fastest", {})
     proxy.latency, proxy.most = 0.1, 0
     proxy.seen.clear()
     began = time.monotonic()
@@ -290,22 +293,23 @@ print(result.peak_host_bytes, result.plan.budget.host, result.plan.readers)
 """
 
 
-@pytest.mark.parametrize("compressor", ["none", "zstd"])
-def test_memory_stays_within_its_limit(shelf, proxy, compressor):
+@pytest.mark.parametrize(
+    ("compressor", "limit", "least"), [("none", "240MiB", 4), ("none", "500MiB", 16), ("zstd", "300MiB", 4)]
+)
+def test_memory_stays_within_its_limit(shelf, proxy, compressor, limit, least):
     for name in "ab":
-        ooc_gemm.random(f"{shelf}/{name}", (2048, 2048), chunks=(512, 512), compressor=compressor)
-    proxy.latency = 0.05
-    for limit in ("400MiB", "240MiB"):
-        done = subprocess.run(
-            [sys.executable, "-c", MEMORY, f"{shelf}/a", f"{shelf}/b", f"{shelf}/c-{limit}", limit],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        peak, most, readers = map(int, done.stdout.split())
-        assert peak <= most
-        assert readers >= 8 or limit == "240MiB"
+        ooc_gemm.random(f"{shelf}/{name}", (1536, 1536), chunks=(512, 512), compressor=compressor)
+    proxy.latency = 0.02
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, f"{shelf}/a", f"{shelf}/b", f"{shelf}/c", limit],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    peak, most, readers = map(int, done.stdout.split())
+    assert peak <= most
+    assert readers >= least
 
 
 # --------------------------------------------------------------------------------------------- continuing
@@ -314,7 +318,7 @@ def test_memory_stays_within_its_limit(shelf, proxy, compressor):
 @pytest.fixture
 def long(shelf, monkeypatch, proxy):
     """A, B, and how to make C in many chunks, slowly."""
-    a, b = RNG.integers(-9, 9, (600, 200)).astype("f4"), RNG.integers(-9, 9, (200, 600)).astype("f4")
+    a, b = RNG.integers(-9, 9, (400, 100)).astype("f4"), RNG.integers(-9, 9, (100, 400)).astype("f4")
     put(f"{shelf}/a", a)
     put(f"{shelf}/b", b)
     with pytest.raises(ooc_gemm.BudgetError) as small:
@@ -355,12 +359,12 @@ def journal_puts(proxy):
     return sum(method == "PUT" and path.endswith("ooc-gemm.journal") for method, path in proxy.seen)
 
 
-def interrupted(args, proxy, sent):
-    """A run that ends when some chunks are done."""
-    proxy.latency = 0.05
+def interrupted(args, proxy, sent, saved=3):
+    """A run that ends when some chunks are done, and the journal was put so many times."""
+    proxy.latency = 0.03
     proxy.seen.clear()
     process = slowly(*args)
-    wait_for(lambda: process.poll() is not None or (puts(proxy) >= 40 and journal_puts(proxy) >= 3))
+    wait_for(lambda: process.poll() is not None or (puts(proxy) >= 20 and journal_puts(proxy) >= saved))
     assert process.poll() is None, process.communicate()
     process.send_signal(sent)
     process.communicate(timeout=60)
@@ -380,7 +384,7 @@ def test_a_run_that_was_interrupted_goes_on(long, shelf, proxy, sent):
     done = ooc(*args, "--resume", "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["blocks_resumed"] > 0
-    assert puts(proxy) < 144 - 8
+    assert puts(proxy) < 64 - 8
     assert np.array_equal(got(f"{shelf}/c"), expected)
     assert {key for key in keys(f"{shelf}/c") if not key.startswith("c/")} == {"zarr.json"}
 
@@ -395,13 +399,13 @@ def test_what_has_changed_is_noticed(long, shelf, proxy):
     assert (done.code, "chunk c/0/0 was changed or removed since" in done.err) == (2, True)
     there.put("c/0/0", was)
     a = store._objects(f"{shelf}/a")
-    old = a.find("c/1/1")
-    a.put("c/1/1", old[::-1])
+    old = a.find("c/1/0")
+    a.put("c/1/0", old[::-1])
     done = ooc(*args, "--resume")
     assert (done.code, "/a was changed since, or is another array" in done.err) == (2, True)
     done = ooc(*args, "--resume", "--alpha", "2")
     assert (done.code, "alpha was 1.0 and is 2.0" in done.err) == (2, True)
-    a.put("c/1/1", old)
+    a.put("c/1/0", old)
     assert ooc(*args, "--resume").code == 0
     assert np.array_equal(got(f"{shelf}/c"), expected)
     done = ooc(*args, "--resume")
@@ -410,12 +414,15 @@ def test_what_has_changed_is_noticed(long, shelf, proxy):
 
 def test_one_run_at_a_time(long, shelf, proxy):
     args, expected = long
-    proxy.latency = 0.05
+    proxy.latency = 0.03
     first = slowly(*args)
-    wait_for(lambda: puts(proxy) >= 20)
+    wait_for(lambda: puts(proxy) >= 10)
+    first.send_signal(signal.SIGSTOP)
+    proxy.latency = 0
     done = ooc(*args)
     assert (done.code, "still goes on" in done.err) == (2, True)
     assert ooc(*args, "-f").code == 0
+    first.send_signal(signal.SIGCONT)
     _, said = first.communicate(timeout=60)
     assert first.returncode == 1, said
     assert "/c" in said
@@ -447,9 +454,9 @@ def test_two_runs_that_begin_at_once(long, shelf, proxy):
 def test_beta_never_comes_in_twice(long, shelf, proxy):
     args, expected = long
     old = RNG.integers(-9, 9, expected.shape).astype("f4")
-    put(f"{shelf}/c", old)
+    put(f"{shelf}/c", old, chunks=(50, 50))
     update = (*args[:-2], "--beta", "3")
-    interrupted(update, proxy, signal.SIGKILL)
+    interrupted(update, proxy, signal.SIGKILL, saved=0)
     done = ooc(*update, "--resume")
     assert done.code == 2
     assert "chunks may have had their beta already; start over" in done.err
@@ -457,7 +464,7 @@ def test_beta_never_comes_in_twice(long, shelf, proxy):
         done = ooc(*again)
         assert (done.code, "unfinished result" in done.err) == (2, True)
     store._objects(f"{shelf}/c").delete(keys(f"{shelf}/c"))
-    put(f"{shelf}/c", old)
+    put(f"{shelf}/c", old, chunks=(50, 50))
     assert ooc(*update).code == 0
     assert np.array_equal(got(f"{shelf}/c"), expected + 3 * old)
 
@@ -553,8 +560,8 @@ class Files(http.server.SimpleHTTPRequestHandler):
 
 
 def test_the_web(proxy, tmp_path):
-    zarr.create_array("a", data=A, chunks=(50, 50))
-    zarr.create_array("b", data=B, chunks=(50, 50), fill_value=7)
+    zarr.create_array("a", data=A, chunks=(100, 100))
+    zarr.create_array("b", data=B, chunks=(100, 100), fill_value=7)
     Path("b/c/0/0").unlink()
     served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(tmp_path)))
     threading.Thread(target=served.serve_forever, daemon=True).start()
@@ -564,7 +571,7 @@ def test_the_web(proxy, tmp_path):
         result = ooc("multiply", a, b, "c", "-d", "cpu", "-v", "--trace", "trace.json")
         assert result.code == 0, result.err
         other = B.copy()
-        other[:50, :50] = 7
+        other[:100, :100] = 7
         assert np.array_equal(zarr.open_array("c")[:], A.astype("f8") @ other)
         texts = [result.out, result.err, Path("c/zarr.json").read_text(), Path("trace.json").read_text()]
         wrong = a.replace("token-word", "other-word")
