@@ -37,14 +37,14 @@ READERS, WRITERS = 16, 8
 Run = dict[str, Any]
 
 
-def make(path: str, rows: int, cols: int, seed: int, zstd: bool = False) -> str:
-    """A float32 array of N(0, 1) in chunks of 2048², written by many threads; zstd: rounded to sixteenths,
-    so that there is something to compress."""
+def make(path: str, rows: int, cols: int, seed: int, zstd: bool = False, dtype: str = "float32") -> str:
+    """An array of N(0, 1), integers of N(0, 16²), in chunks of 2048², written by many threads; zstd: rounded
+    to sixteenths, so that there is something to compress."""
     from numcodecs import Zstd
 
     shutil.rmtree(path, ignore_errors=True)
     options: dict[str, Any] = {} if zstd else {"compressors": None}
-    array = zarr.create_array(path, shape=(rows, cols), chunks=(CHUNK, CHUNK), dtype="f4", **options)
+    array = zarr.create_array(path, shape=(rows, cols), chunks=(CHUNK, CHUNK), dtype=dtype, **options)
     codec = Zstd(level=1)
     cupy.random.seed(seed)
 
@@ -57,7 +57,8 @@ def make(path: str, rows: int, cols: int, seed: int, zstd: bool = False) -> str:
     with ThreadPoolExecutor(16) as pool:
         for i in range(rows // CHUNK):
             line = cupy.random.standard_normal((CHUNK, cols), dtype="f4")
-            strip = (cupy.rint(line * 16) / 16 if zstd else line).get()
+            line = cupy.rint(line * 16) / 16 if zstd else line * 16 if dtype == "int8" else line
+            strip = line.astype(dtype).get()
             jobs = [
                 pool.submit(write, i, j, strip[:, j * CHUNK : (j + 1) * CHUNK]) for j in range(cols // CHUNK)
             ]
@@ -251,6 +252,8 @@ def cases(suite: Suite, device: Any, only: tuple[str, ...], tmpfs: Path, disk: P
         suite.bar("journal: with ÷ without", kept / none, 1.02)
     shutil.rmtree(disk)
     disk.mkdir()
+    if wanted("verify"):
+        verify(suite, tmpfs)
     if wanted("zstd"):
         zstd(suite, tmpfs)
     if wanted("gram"):
@@ -348,6 +351,26 @@ def gram(suite: Suite, tmpfs: Path) -> None:
     prepare()
 
 
+def verify(suite: Suite, tmpfs: Path) -> None:
+    """--verify beside none, in turns."""
+    for dtype, kernel in (("float32", "auto"), ("float32", "cublas"), ("float16", "auto"), ("int8", "auto")):
+        a, b = (make(str(tmpfs / name), 32768, 32768, seed, dtype=dtype) for seed, name in enumerate("vw"))
+        c, name = tmpfs / "c", f"verify {dtype}, {kernel}"
+        found: dict[bool, list[Any]] = {False: [], True: []}
+        for index in range(2 * suite.repeat + 2):
+            shutil.rmtree(c, ignore_errors=True)
+            options: dict[str, Any] = {"memory_limit": "16GiB", "device_memory_limit": "24GiB"}
+            result = ooc_gemm.multiply(a, b, str(c), kernel=kernel, verify=bool(index % 2), **options)
+            found[bool(index % 2)].append((result.seconds, result.stage_seconds["compute"]))
+        plain, checked = (np.median(found[which][1:], axis=0) for which in (False, True))
+        suite.rows[name] = {"plain": found[False], "verify": found[True]}
+        click.echo(f"{name} ({result.kernel}): {checked[0]:.3f} s beside {plain[0]:.3f} s")
+        suite.bar(f"{name}: seconds, with ÷ without", checked[0] / plain[0], 1.03)
+        suite.bar(f"{name}: seconds of the compute stage, with ÷ without", checked[1] / plain[1], 1.03)
+    for name in "vwc":
+        shutil.rmtree(tmpfs / name)
+
+
 def zstd(suite: Suite, tmpfs: Path) -> None:
     """The engine's readers on zstd chunks beside as many threads that only decode them, from memory."""
     from ooc_gemm.bench_io import decode_rate, source_rate
@@ -366,6 +389,20 @@ def zstd(suite: Suite, tmpfs: Path) -> None:
     shutil.rmtree(path)
 
 
+def described(model: str) -> Run:
+    """When, on what and with what."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": model,
+        "versions": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "zarr": zarr.__version__,
+            "cupy": cupy.__version__,
+        },
+    }
+
+
 def rows_before(out: Path) -> Run:
     """What the file holds."""
     return dict(json.loads(out.read_text("utf-8"))["rows"]) if out.exists() else {}
@@ -373,7 +410,7 @@ def rows_before(out: Path) -> Run:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--only", multiple=True, help="A case: tmpfs, cublas, disk, journal, zstd, gram, large, traffic."
+    "--only", multiple=True, help="A case: tmpfs, cublas, disk, journal, verify, zstd, gram, large, traffic."
 )
 @click.option("--repeat", default=3, show_default=True)
 @click.option("--tmpfs", type=click.Path(path_type=Path), default=Path("/dev/shm"), show_default=True)
@@ -398,17 +435,8 @@ def main(only: tuple[str, ...], repeat: int, tmpfs: Path, disk: Path, commit: st
     finally:
         for folder in (tmpfs, disk):
             shutil.rmtree(folder, ignore_errors=True)
-        report = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "device": device.model,
-            "versions": {
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                "zarr": zarr.__version__,
-                "cupy": cupy.__version__,
-            },
-            "rows": rows_before(Path(out)) | suite.rows if only else suite.rows,
-        }
+        report = described(device.model)
+        report["rows"] = rows_before(Path(out)) | suite.rows if only else suite.rows
         for row in suite.rows.values():
             row["commit"] = commit
         Path(out).write_text(json.dumps(report, indent=1) + "\n", "utf-8")

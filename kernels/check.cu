@@ -5,13 +5,14 @@
 //
 //               v  ─────────────►                                v
 //        rows  ┌─────────────────┐                            │ ┌─────────┐
-//       of a   │ Σ Σ Σ Σ Σ Σ Σ Σ │ ─► out                     │ │ Σ Σ Σ Σ │ a thread has VEC columns
-//       block  └─────────────────┘                            ▼ └─────────┘
-//              threads side by side                               │ │ │ │ ─► out
+//        of a  │ Σ Σ Σ Σ Σ Σ Σ Σ │ ─► out                     │ │ Σ Σ Σ Σ │ a thread has VEC columns,
+//        warp  └─────────────────┘                            ▼ └─────────┘ its warp one row at a time
+//               threads side by side                              │ │ │ │ ─► out
 //
-// Sums are float64, so that what the check itself rounds counts for little, or integers of 64 bits that wrap
-// around, as exact as what they are compared with. They are added to `out` atomically: several blocks share
-// a line. `squares`, where given, gets Σ |x|² of the same lines.
+// What the check itself rounds has to count for little: sums are float64. Those of float16 begin in float32, a
+// few terms each. Sums of integers wrap around at 64 bits, or at 32 where C has no more: they are as exact as
+// what they are compared with. They are added to `out` atomically, for several warps share a line. `squares`,
+// where given and X does not hold integers, gets Σ |x|² of the same lines.
 //
 // Macros: ELEMENT; KIND (1 real, 2 complex, whose parts are ELEMENT, 3 integers, perhaps held in floating
 // point, 4 float16); VEC: elements that are loaded at once, of which rows start at multiples. Launch: THREADS
@@ -22,11 +23,13 @@
 #define INTEGER_KIND 3
 #define HALF_KIND 4
 
-constexpr int THREADS = 256, ROWS = 8;
-constexpr int DEPTH = 128;  // rows that a block of `columns` adds up
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int ROWS = 8;     // of a warp in `rows`
+constexpr int DEPTH = 256;  // rows of a block in `columns`
 
 static_assert(VEC == 1 || VEC == 2 || VEC == 4 || VEC == 8 || VEC == 16, "loads are of 16 bytes at most");
 
+// Sum: what is added up. Part, Square: what a few products, or squares, are added up in first.
 #if KIND == COMPLEX_KIND
 struct alignas(2 * sizeof(ELEMENT)) Element {
     ELEMENT re, im;
@@ -34,12 +37,28 @@ struct alignas(2 * sizeof(ELEMENT)) Element {
 struct alignas(16) Sum {
     double re, im;
 };
+using Part = Sum;
+using Square = double;
 #else
 using Element = ELEMENT;
 #if KIND == INTEGER_KIND
-using Sum = long long;
+template <bool WIDE> struct Integer {
+    using type = long long;
+};
+template <> struct Integer<false> {
+    using type = int;
+};
+using Sum = Integer<(sizeof(ELEMENT) > 4)>::type;
+using Part = Sum;
+using Square = double;
+#elif KIND == HALF_KIND
+using Sum = double;
+using Part = float;
+using Square = float;  // they are 2^-48 to 2^32
 #else
 using Sum = double;
+using Part = double;
+using Square = double;
 #endif
 #endif
 
@@ -49,7 +68,7 @@ struct alignas(VEC * sizeof(Element)) Vector {
 
 static_assert(sizeof(Vector) <= 16, "one load");
 
-__device__ __forceinline__ Sum widened(Element x, bool conjugate) {
+__device__ __forceinline__ Part widened(Element x, bool conjugate) {
 #if KIND == COMPLEX_KIND
     return {x.re, conjugate ? -x.im : x.im};
 #elif KIND == HALF_KIND
@@ -57,142 +76,186 @@ __device__ __forceinline__ Sum widened(Element x, bool conjugate) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x));
     return wide;
 #else
-    return static_cast<Sum>(x);
+    return static_cast<Part>(x);
 #endif
 }
 
-__device__ __forceinline__ void add_product(Sum& sum, Sum x, Sum v) {
+__device__ __forceinline__ void add_product(Part& sum, Part x, Part v) {
 #if KIND == COMPLEX_KIND
     sum.re += x.re * v.re - x.im * v.im;
     sum.im += x.re * v.im + x.im * v.re;
 #elif KIND == INTEGER_KIND
     // Unsigned, for that may wrap around.
-    sum += static_cast<Sum>(static_cast<unsigned long long>(x) * static_cast<unsigned long long>(v));
+    using Bits = unsigned long long;
+    sum = static_cast<Part>(static_cast<Bits>(sum) + static_cast<Bits>(x) * static_cast<Bits>(v));
 #else
     sum += x * v;
 #endif
 }
 
-__device__ __forceinline__ double squared(Sum x) {
+__device__ __forceinline__ Square squared(Part x) {
 #if KIND == COMPLEX_KIND
     return x.re * x.re + x.im * x.im;
 #else
-    return static_cast<double>(x) * static_cast<double>(x);
+    return static_cast<Square>(x) * static_cast<Square>(x);
 #endif
 }
 
+__device__ __forceinline__ double plus(double x, double y) { return x + y; }
+__device__ __forceinline__ double from_lane(double x, int apart) { return __shfl_xor_sync(~0u, x, apart); }
 __device__ __forceinline__ void add(double* to, double x) { atomicAdd(to, x); }
 
-__device__ __forceinline__ void add(long long* to, long long x) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(x));
-}
-
 #if KIND == COMPLEX_KIND
+__device__ __forceinline__ Sum plus(Sum x, Sum y) { return {x.re + y.re, x.im + y.im}; }
+__device__ __forceinline__ Sum from_lane(Sum x, int apart) {
+    return {from_lane(x.re, apart), from_lane(x.im, apart)};
+}
 __device__ __forceinline__ void add(Sum* to, Sum x) {
     atomicAdd(&to->re, x.re);
     atomicAdd(&to->im, x.im);
 }
+#elif KIND == INTEGER_KIND
+__device__ __forceinline__ Sum plus(Sum x, Sum y) {
+    return static_cast<Sum>(static_cast<unsigned long long>(x) + static_cast<unsigned long long>(y));
+}
+__device__ __forceinline__ Sum from_lane(Sum x, int apart) { return __shfl_xor_sync(~0u, x, apart); }
+__device__ __forceinline__ void add(long long* to, long long x) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(x));
+}
+__device__ __forceinline__ void add(int* to, int x) { atomicAdd(to, x); }
 #endif
 
-// The sum over a warp, in its first thread.
-__device__ __forceinline__ double over_warp(double x) {
-#pragma unroll
-    for (int step = 16; step; step >>= 1) x += __shfl_down_sync(0xffffffffu, x, step);
-    return x;
+// VEC elements at once, or, where there are fewer, those.
+template <bool WHOLE> __device__ __forceinline__ Vector loaded(const Element* at, long long here) {
+    if (WHOLE) return *reinterpret_cast<const Vector*>(at);
+    Vector found{};
+    for (int i = 0; i < here; ++i) found.x[i] = at[i];
+    return found;
 }
 
-__device__ __forceinline__ long long over_warp(long long x) {
+// The sums of ROWS numbers over a warp: a thread gets that of row lane / (32 / ROWS). In each step a thread
+// gives half of its rows away, so that ROWS − 1 numbers travel instead of 5·ROWS.
+template <class T> __device__ __forceinline__ T over_warp(T (&x)[ROWS]) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int step = 16; step; step >>= 1) x += __shfl_down_sync(0xffffffffu, x, step);
-    return x;
-}
-
-#if KIND == COMPLEX_KIND
-__device__ __forceinline__ Sum over_warp(Sum x) { return {over_warp(x.re), over_warp(x.im)}; }
-#endif
-
-// Columns past the last may lie in the padding of a row, or in the next one: they are loaded, not used.
-__device__ __forceinline__ Vector loaded(const Element* x) { return *reinterpret_cast<const Vector*>(x); }
-
-// Block (x, y): ROWS rows from x·ROWS on, `width` columns (a multiple of VEC) from y·width on. Every column of
-// v is read once for all ROWS rows.
-extern "C" __global__ void __launch_bounds__(THREADS)
-rows(long long count, long long cols, long long width, const Element* __restrict__ X, long long ldx,
-     const Sum* __restrict__ v, Sum* __restrict__ out, double* __restrict__ squares, int conjugate) {
-    const long long first = blockIdx.x * static_cast<long long>(ROWS), start = blockIdx.y * width;
-    const long long stop = start + width < cols ? start + width : cols;
-    const int height = count - first < ROWS ? static_cast<int>(count - first) : ROWS;
-    const bool norms = squares != nullptr;
-    Sum sum[ROWS] = {};
-    double square[ROWS] = {};
-    for (long long col = start + threadIdx.x * VEC; col < stop; col += THREADS * VEC) {
-        Sum by[VEC] = {};
+    for (int half = ROWS / 2, apart = 16; half; half /= 2, apart /= 2) {
+        const bool upper = lane & apart;
 #pragma unroll
-        for (int i = 0; i < VEC; ++i) {
-            if (col + i < stop) by[i] = v[col + i];
-        }
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            if (r >= height) break;
-            const Vector x = loaded(X + (first + r) * ldx + col);
-#pragma unroll
-            for (int i = 0; i < VEC; ++i) {
-                if (col + i >= stop) break;
-                const Sum wide = widened(x.x[i], conjugate);
-                add_product(sum[r], wide, by[i]);
-                if (norms) square[r] += squared(wide);
-            }
+        for (int i = 0; i < half; ++i) {
+            const T given = upper ? x[i] : x[i + half];
+            x[i] = plus(upper ? x[i + half] : x[i], from_lane(given, apart));
         }
     }
-    __shared__ Sum sums[THREADS / 32][ROWS];
-    __shared__ double all_squares[THREADS / 32][ROWS];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int apart = 16 / ROWS; apart; apart /= 2) x[0] = plus(x[0], from_lane(x[0], apart));
+    return x[0];
+}
+
+// What VEC columns add to the sums of ROWS rows from X on; `here` of them are there, and `height` rows: the
+// last takes the places of those that are not.
+template <bool WHOLE> __device__ __forceinline__ void add_columns(
+    const Element* X, long long ldx, const Sum* v, long long here, int height, bool conjugate, bool norms,
+    Sum (&sum)[ROWS], double (&square)[ROWS]) {
+    Vector x[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) x[r] = loaded<WHOLE>(X + (r < height ? r : height - 1) * ldx, here);
+    Part by[VEC];
+#pragma unroll
+    for (int i = 0; i < VEC; ++i) by[i] = WHOLE || i < here ? static_cast<Part>(v[i]) : Part{};
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        const Sum total = over_warp(sum[r]);
-        const double total_square = over_warp(square[r]);
-        if (lane == 0) {
-            sums[warp][r] = total;
-            all_squares[warp][r] = total_square;
+        Part part{};
+        Square of_part = 0;
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) {
+            const Part wide = widened(x[r].x[i], conjugate);
+            add_product(part, wide, by[i]);
+            if (norms) of_part += squared(wide);
         }
-    }
-    __syncthreads();
-    // A thread for each row and each warp's share of it: no order of additions that matters is left.
-    const int r = threadIdx.x % ROWS, part = threadIdx.x / ROWS;
-    if (part < THREADS / 32 && r < height) {
-        add(out + first + r, sums[part][r]);
-        if (norms) add(squares + first + r, all_squares[part][r]);
+        sum[r] = plus(sum[r], part);
+        square[r] += of_part;
     }
 }
 
-// Block (x, y): THREADS·VEC columns, DEPTH rows.
+// A warp: ROWS rows, and `width` columns (a multiple of VEC) from blockIdx.y·width on. Every column of v is
+// read once for all ROWS rows.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-columns(long long count, long long cols, const Element* __restrict__ X, long long ldx,
-        const Sum* __restrict__ v, Sum* __restrict__ out, double* __restrict__ squares, int conjugate) {
-    const long long col = (blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x) * VEC;
-    const long long first = blockIdx.y * static_cast<long long>(DEPTH);
-    if (col >= cols) return;
-    const int height = count - first < DEPTH ? static_cast<int>(count - first) : DEPTH;
-    const bool norms = squares != nullptr;
-    Sum sum[VEC] = {};
-    double square[VEC] = {};
-    const Element* at = X + first * ldx + col;
-#pragma unroll(VEC > 4 ? 2 : 4)
-    for (int r = 0; r < height; ++r, at += ldx) {
-        const Vector x = loaded(at);
-        const Sum by = v[first + r];
+rows(long long count, long long cols, long long width, const Element* __restrict__ X, long long ldx,
+     const Sum* __restrict__ v, Sum* __restrict__ out, double* __restrict__ squares, int conjugate) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const long long first = (blockIdx.x * static_cast<long long>(WARPS) + warp) * ROWS;
+    if (first >= count) return;
+    const long long start = blockIdx.y * width, stop = start + width < cols ? start + width : cols;
+    const int height = count - first < ROWS ? static_cast<int>(count - first) : ROWS;
+    const bool norms = KIND != INTEGER_KIND && squares;
+    Sum sum[ROWS] = {};
+    double square[ROWS] = {};
+    long long col = start + lane * VEC;
+    X += first * ldx;
+    for (; col + VEC <= stop; col += 32 * VEC)
+        add_columns<true>(X + col, ldx, v + col, VEC, height, conjugate, norms, sum, square);
+    if (col < stop) add_columns<false>(X + col, ldx, v + col, stop - col, height, conjugate, norms, sum, square);
+    const Sum total = over_warp(sum);
+    const double total_square = over_warp(square);
+    constexpr int SHARE = 32 / ROWS;
+    if (lane % SHARE == 0 && lane / SHARE < height) {
+        add(out + first + lane / SHARE, total);
+        if (norms) add(squares + first + lane / SHARE, total_square);
+    }
+}
+
+// What rows from X on, WARPS apart, add to the sums of VEC columns, of which `here` are there.
+template <bool WHOLE> __device__ __forceinline__ void add_rows(
+    const Element* X, long long ldx, const Sum* v, long long count, long long here, bool conjugate, bool norms,
+    Part (&sum)[VEC], Square (&square)[VEC]) {
+#pragma unroll 4
+    for (long long r = 0; r < count; r += WARPS) {
+        const Vector x = loaded<WHOLE>(X + r * ldx, here);
+        const Part by = static_cast<Part>(v[r]);
 #pragma unroll
         for (int i = 0; i < VEC; ++i) {
-            const Sum wide = widened(x.x[i], conjugate);
+            const Part wide = widened(x.x[i], conjugate);
             add_product(sum[i], wide, by);
             if (norms) square[i] += squared(wide);
         }
     }
+}
+
+// Block (x, y): 32·VEC columns, DEPTH rows, which its warps take in turns.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+columns(long long count, long long cols, const Element* __restrict__ X, long long ldx,
+        const Sum* __restrict__ v, Sum* __restrict__ out, double* __restrict__ squares, int conjugate) {
+    constexpr int WIDTH = 32 * VEC;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const long long start = blockIdx.x * static_cast<long long>(WIDTH), here = cols - (start + lane * VEC);
+    const long long first = blockIdx.y * static_cast<long long>(DEPTH) + warp;
+    const long long deep = (count - first + warp < DEPTH ? count - first + warp : DEPTH) - warp;
+    const bool norms = KIND != INTEGER_KIND && squares;
+    Part sum[VEC] = {};
+    Square square[VEC] = {};
+    X += first * ldx + start + lane * VEC;
+    if (here >= VEC)
+        add_rows<true>(X, ldx, v + first, deep, VEC, conjugate, norms, sum, square);
+    else if (here > 0)
+        add_rows<false>(X, ldx, v + first, deep, here, conjugate, norms, sum, square);
+    __shared__ Part sums[WARPS][WIDTH];
+    __shared__ Square all_squares[KIND == INTEGER_KIND ? 1 : WARPS][WIDTH];
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
-        if (col + i >= cols) break;
-        add(out + col + i, sum[i]);
-        if (norms) add(squares + col + i, square[i]);
+        sums[warp][lane * VEC + i] = sum[i];
+        if (norms) all_squares[warp][lane * VEC + i] = square[i];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < WIDTH && start + i < cols; i += THREADS) {
+        Sum total = sums[0][i];
+#pragma unroll
+        for (int w = 1; w < WARPS; ++w) total = plus(total, sums[w][i]);
+        add(out + start + i, total);
+        if (!norms) continue;
+        double total_square = all_squares[0][i];
+#pragma unroll
+        for (int w = 1; w < WARPS; ++w) total_square += all_squares[w][i];
+        add(squares + start + i, total_square);
     }
 }
 

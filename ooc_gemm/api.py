@@ -17,6 +17,7 @@ from .devices import Device, Operation, open_device
 from .errors import (
     NO_MEMORY,
     BudgetError,
+    DeviceLostError,
     Error,
     InputError,
     OutOfMemoryError,
@@ -222,12 +223,20 @@ def _retried(
     beta: complex,
     **options: Any,
 ) -> Result:
-    """`_run`, and once more with less of the device's memory where another process has taken it."""
+    """`_run`, and once more with less of the device's memory where another process has taken it, or on those
+    of several devices that are left."""
     try:
         return _run(a, b, c, notice=notice, beta=beta, **options)
-    except OutOfMemoryError as error:
-        if error.limit is None:
-            raise
+    except (OutOfMemoryError, DeviceLostError) as error:
+        if isinstance(error, OutOfMemoryError):
+            if error.limit is None:
+                raise
+            how, others = (
+                f"with a plan for {error.limit} bytes of that memory",
+                {"device_memory_limit": error.limit},
+            )
+        else:
+            how, others = f"on {error.left.name}", {"device": error.left}
         if error.begun:
             place = store.local_path(c) if c is not None else None
             if place is not None and (place / journal.NAME).exists():
@@ -237,11 +246,11 @@ def _retried(
             else:  # some blocks may have had their β already
                 raise
         if notice:
-            what = str(error).partition(";")[0]
-            notice(f"{what}; it goes on with a plan for {error.limit} bytes of that memory")
-        options["device_memory_limit"], failed = error.limit, error
+            notice(f"{str(error).partition(';')[0]}; it goes on {how}")
+        options, failed = options | others, error
+    again = _run if isinstance(failed, OutOfMemoryError) else _retried
     try:
-        return _run(a, b, c, notice=notice, beta=beta, **options)
+        return again(a, b, c, notice=notice, beta=beta, **options)
     except BudgetError as error:
         raise failed from error
 
@@ -492,6 +501,8 @@ def _prepare(
         readers=readers,
         writers=writers,
         connection=CONNECTION_BYTES if asked_of or (c is not None and store.is_remote(c)) else 0,
+        weights=costs.weights,
+        linked=costs.linked,
     )
     inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
     place = store.local_path(c) if c is not None else None if writes else left.place
@@ -583,8 +594,10 @@ def _started(job: _Job, watch: Trace) -> Iterator[None]:
             found = job.device.explain(error)
         if found is None and no_memory(error):
             found = OutOfMemoryError(NO_MEMORY)
+        if isinstance(found, OutOfMemoryError | DeviceLostError):
+            found.begun = begun
         if isinstance(found, OutOfMemoryError):
-            found.begun, most = begun, job.plan.budget.device
+            most = job.plan.budget.device
             found.limit = None if found.limit is None or most is None else min(found.limit, most)
         if found is None or found is error:
             raise

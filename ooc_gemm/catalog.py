@@ -469,7 +469,7 @@ def checks() -> Iterator[Config]:
     for dtype, (_, kind) in _CHECKED.items():
         size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
         for vec in sorted({1, 2 if dtype == "float64" else 1, 16 // size}):
-            for exact in {kind == 3, dtype == "float64"}:
+            for exact in {kind == 3, kind == 3 or dtype == "float64"}:
                 yield check(dtype, exact, vec)
 
 

@@ -112,7 +112,7 @@ def compare(found: Array, wanted: Array, tolerance: Array, overflows: Any = Fals
 
 @dataclass(frozen=True)
 class Sums:
-    """What has been added up for a block of C, a number for each row; float64, complex128 or int64."""
+    """What has been added up for a block of C, a number for each row; float64, complex128, int64 or int32."""
 
     product: Array
     """op(A)·(op(B)·x)."""
@@ -130,8 +130,9 @@ class Sums:
     @classmethod
     def within(cls, memory: Any, rows: int, depth: int, dtype: np.dtype[Any]) -> "Sums":
         """In a buffer of `plan.check_bytes`, NumPy's or a device's."""
-        vectors = memory[: 3 * rows * dtype.itemsize].view(dtype)
-        norms = memory[3 * rows * dtype.itemsize :][: 8 * (2 * rows + depth)].view(np.float64)
+        split = 8 * (2 * rows + depth)
+        norms = memory[:split].view(np.float64)
+        vectors = memory[split:][: 3 * rows * dtype.itemsize].view(dtype)
         product, found, old = (vectors[i * rows : (i + 1) * rows] for i in range(3))
         return cls(product, found, old, norms[:rows], norms[rows : 2 * rows], norms[2 * rows :])
 
@@ -153,13 +154,14 @@ class Sums:
     ) -> Verdict:
         """The first wrong one counted from where the rows begin; `b`: ‖B‖_F."""
         found, product, old = (x[rows] for x in (self.found, self.product, self.old))
-        exact, wanted = rounding.sums == 0, np.zeros_like(found)
+        exact = rounding.sums == 0
+        wanted = np.zeros(len(found), np.int64 if exact else found.dtype)
         for x, factor in ((product, alpha), (old, beta)):
             if factor != 0:
                 real: float = int(factor.real) if exact else factor.real
                 wanted += (factor if found.dtype.kind == "c" else real) * x
         if exact:
-            wrong = found != wanted
+            wrong = (found - wanted).astype(found.dtype) != 0  # what wraps around may differ by that
             ratio = np.where(wrong, math.inf, 0.0)
         else:
             scale = kept = np.zeros(len(found))

@@ -49,6 +49,14 @@ class DeviceError(Error, RuntimeError):
     """A device is missing, or failed."""
 
 
+class DeviceLostError(DeviceError):
+    """Some of several devices failed. `left`: those that did not, as a device. `begun`: C had been begun."""
+
+    def __init__(self, message: str, left: Any):
+        super().__init__(message)
+        self.left, self.begun = left, False
+
+
 class OutOfMemoryError(DeviceError, MemoryError):
     """Memory that a plan counts on is not there, of a device or of the host, although its limit allows it.
 

@@ -14,7 +14,7 @@ iterated twice and checked. The words:
 
 import math
 import textwrap
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
@@ -280,6 +280,10 @@ class Rates:
     turns: float = 0.5
     """How reads and writes share the store: time of both at once, of equally long ones, over the sum of
     their times alone. 1: they take turns; ½: they do not disturb each other."""
+    devices: int = 1
+    """What `flops` are of."""
+    at_once: int = 1
+    """Of how many of them host memory feeds the copies: what `upload` and `download` are of."""
     start: float = 0.0
     """Seconds before the first read and after the last write, beside those for slots."""
     note: str = ""
@@ -309,6 +313,12 @@ class Budget:
     connection: int = 0
     """What each thread takes that talks to another machine. There are many of them, and fewer are tried, too,
     for what all of them hold may not fit."""
+    weights: tuple[int, ...] = (1,)
+    """How fast each of several devices is: blocks are cut into bands of rows, as high as their devices are
+    fast, and limits and baselines of the device are of each."""
+    linked: bool = True
+    """They can read each other's memory: op(B)'s panels are uploaded to one of them, the others take them
+    from there."""
 
 
 @dataclass(frozen=True)
@@ -347,6 +357,8 @@ class Piece:
     """It stays in host memory for its next use."""
     matrix: str = ""
     """The stored matrix it is cut from, where that is not the operand's: op(B) = op(A)ᵀ is cut from A."""
+    both: bool = False
+    """It belongs to the panel of op(B), too: the block is on the diagonal."""
 
     @property
     def source(self) -> str:
@@ -462,6 +474,8 @@ class Plan:
             block.rows * p.a.itemsize + (0 if block.diagonal else block.cols * p.b.itemsize)
             for block in blocks
         ) + sum(block.rows * block.cols * p.c.itemsize for block in blocks if p.reads_c)
+        off = sum(block.cols for block in blocks if not block.diagonal)
+        uploaded += _uploaded_again(p, self.budget, off, sum(x.rows for x in blocks if x.diagonal))
         downloaded = sum(part.rows * part.cols for part in parts) * p.block_itemsize
         separate = self.budget.device is not None
         left = replace(
@@ -530,7 +544,8 @@ class Plan:
             if operand == "b" and block.diagonal:
                 continue
             found, kept = (x[visit + number] if x else 0 for x in (self.found, self.kept))
-            yield from cut(operand, s, rows, cols, self.slot_bytes, found, kept, matrix)
+            pieces = cut(operand, s, rows, cols, self.slot_bytes, found, kept, matrix)
+            yield from (replace(piece, both=True) for piece in pieces) if block.diagonal else pieces
 
     def block_pieces(self, block: Block) -> Iterator[Piece]:
         """What is read to fill a block with the C that was (β ≠ 0)."""
@@ -540,10 +555,20 @@ class Plan:
 
     def parts(self, block: Block) -> Iterator[Part]:
         """The chunks of C that a block makes, and its mirror image, but for those that are done. Block edges
-        are chunk edges, so each is whole."""
-        yield from self._parts((block.row, block.rows), (block.col, block.cols), mirrored=False)
+        are chunk edges, so each is whole. Of several devices' bands in turns, so that all send at once."""
+        parts = self._parts((block.row, block.rows), (block.col, block.cols), mirrored=False)
         if self.problem.symmetric and not block.diagonal:
-            yield from self._parts((block.col, block.cols), (block.row, block.rows), mirrored=True)
+            turned = self._parts((block.col, block.cols), (block.row, block.rows), mirrored=True)
+            parts = chain(parts, turned)
+        if len(self.budget.weights) == 1:
+            return parts
+        starts = [start for start, stop in bands(block.rows, self.budget.weights) if start < stop]
+
+        def depth(part: Part) -> tuple[bool, int]:
+            row = part.col if part.mirrored else part.row
+            return part.mirrored, row - starts[bisect_right(starts, row) - 1]
+
+        return iter(sorted(parts, key=depth))
 
     def _parts(self, down: tuple[int, int], across: tuple[int, int], mirrored: bool) -> Iterator[Part]:
         """Of (first row, rows) and (first column, columns) of C."""
@@ -782,20 +807,41 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
         "write slots": x.ring.writers * chunk * p.block_itemsize,
         "encoding": x.ring.writers * chunk * x.c.itemsize * encoding,
     }
-    panels = panel_elements(p, x.bm, x.bn, x.bk)
-    scratch = panels[0] * p.scratch[0] + panels[1] * p.scratch[1] + (x.bm + x.bn) * p.line_bytes
+    rows = max(band_rows(x.bm, budget.weights, index) for index in range(len(budget.weights)))
+    panels = panel_elements(p, rows, x.bn, x.bk)
+    scratch = panels[0] * p.scratch[0] + panels[1] * p.scratch[1] + (rows + x.bn) * p.line_bytes
     if p.symmetric and budget.device is not None:
         scratch += chunk * p.block_itemsize  # where a part is transposed
     compute = {
         "panels": PANEL_BUFFERS * sum(panels) * p.panel_itemsize,
-        "C blocks": x.c_buffers * x.bm * x.bn * p.block_itemsize,
+        "C blocks": x.c_buffers * rows * x.bn * p.block_itemsize,
         "workspace": budget.workspace + (slot if budget.staged else 0) + scratch,
     }
-    sums, vectors = check_bytes(p, x.bm, x.bn, x.bk)
+    sums, vectors = check_bytes(p, rows, x.bn, x.bk)
+    count = len(budget.weights)
     if budget.device is None:
-        return host | compute | {"checks": sums + vectors}, {}
+        here = compute | {"checks": sums + vectors}
+        return host | {name: count * size for name, size in here.items()}, {}
     device = {"baseline": budget.device_baseline} | compute | {"checks": sums + vectors}
-    return host | {"checks": x.c_buffers * sums}, device
+    return host | {"checks": count * x.c_buffers * sums}, device
+
+
+BAND = 128
+"""Bands of rows are multiples of this, as tiles of kernels are."""
+
+
+def bands(rows: int, weights: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """[start, stop) for each of several devices; the last ones may have none."""
+    start = 0
+    for index in range(len(weights)):
+        stop = rows if index == len(weights) - 1 else min(rows, start + band_rows(rows, weights, index))
+        yield start, stop
+        start = stop
+
+
+def band_rows(rows: int, weights: tuple[int, ...], index: int) -> int:
+    """The most rows of one device in blocks of up to so many."""
+    return min(rows, round_up(ceil_div(rows * weights[index], sum(weights)), BAND))
 
 
 PANEL_BUFFERS = 2
@@ -817,6 +863,21 @@ def check_bytes(p: Problem, bm: int, bn: int, bk: int) -> tuple[int, int]:
     if not p.check_itemsize:
         return 0, 0
     return bm * (3 * p.check_itemsize + 16) + bk * 8, (bn + bk) * p.check_itemsize
+
+
+def _columns(p: Problem, bm: int, bn: int) -> tuple[int, int]:
+    """Columns of all blocks off the diagonal of a symmetric C, and of those on it."""
+    down = ceil_div(p.m, bm)
+    return (bn * (down * (down - 1) // 2), p.m) if p.symmetric else (down * p.n, 0)
+
+
+def _uploaded_again(p: Problem, budget: Budget, off: int, on: int) -> int:
+    """Bytes that go to several devices beside each piece once: `off` columns of op(B)'s panels to those that
+    cannot take them from another, `on` such columns, that are op(A)'s rows, to one or all."""
+    others = len(budget.weights) - 1
+    apart = 0 if budget.linked else others
+    itemsize = p.a.itemsize if p.symmetric else p.b.itemsize
+    return p.k * itemsize * (off * apart + on * (apart + 1)) if others else 0
 
 
 def _fits(p: Problem, budget: Budget, x: _Candidate) -> bool:
@@ -897,10 +958,13 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
         read += times * share * moving
         handling += times * one.pieces * rates.piece_seconds
         uploaded += times * s.rows * s.cols * s.itemsize
+    uploaded += _uploaded_again(p, budget, *_columns(p, x.bm, x.bn))
     written = x.c.rows * x.c.cols
     cache = x.cache * slot / rates.touch
     thin = rates.thin / x.bk + 64 / x.bm + 64 / x.bn
-    if p.symmetric:  # blocks on the diagonal, in thin strips whose ends stand out
+    if p.symmetric and len(budget.weights) > 1:  # blocks on the diagonal are made whole
+        thin += 1 / max(1, down)
+    elif p.symmetric:  # in thin strips whose ends stand out
         thin += (1 + 64 * DIAGONAL_STRIPS / x.bm) / (DIAGONAL_STRIPS * max(1, down))
     stages = {
         # The conductor hands pieces on while the readers read others.
@@ -1124,10 +1188,11 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
     if p.reads_c:
         bytes_read += p.c.read_bytes(x.bm, x.bn)
         uploaded += p.m * p.n * p.c.itemsize
+    uploaded += _uploaded_again(p, budget, *_columns(p, x.bm, x.bn))
     host, device = _ledgers(p, budget, x)
     stages, seconds = _seconds(p, budget, rates, x)
     separate = budget.device is not None
-    fast = budget.host if budget.device is None else budget.device
+    fast = budget.host if budget.device is None else len(budget.weights) * budget.device
     plan = Plan(
         problem=p,
         budget=budget,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .devices import Arithmetic, Device
+from .files import mounted
 from .plan import Rates
 from .remembered import recall
 from .store import DIRECT_BYTES
@@ -45,8 +46,8 @@ def _known(usual: Rates, found: dict[str, Any], key: str, inputs: list[Place], c
         return replace(usual, note=f"as usual; {SUGGESTION}")
     rates = replace(
         usual,
-        upload=found["upload_bytes_per_second"],
-        download=found["download_bytes_per_second"],
+        upload=usual.at_once * found["upload_bytes_per_second"],
+        download=usual.at_once * found["download_bytes_per_second"],
         touch=found["touch_bytes_per_second"],
         piece_seconds=found["piece_seconds"],
         start=found["start_seconds"],
@@ -54,6 +55,7 @@ def _known(usual: Rates, found: dict[str, Any], key: str, inputs: list[Place], c
     dates, missing = [found["date"]], []
     if key in found["flops"]:
         rates = replace(rates, **found["flops"][key])
+        rates = replace(rates, flops=usual.devices * rates.flops)
     else:
         missing.append(f"of {key}")
     folders, seconds, total, costs = found.get("folders", {}), 0.0, 0, [0.0]
@@ -98,7 +100,7 @@ def file_system(place: Path) -> str:
         place = place.parent
     device = os.stat(place).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    return f"{_mounted().get(number, ('unknown', ''))[0]} {number}"
+    return f"{mounted().get(number, ('unknown', ''))[0]} {number}"
 
 
 def described(place: Path) -> dict[str, str]:
@@ -109,20 +111,7 @@ def described(place: Path) -> dict[str, str]:
 
 def mount_point(system: str) -> str:
     """Where that file system is mounted."""
-    return _mounted().get(system.split()[1], ("", ""))[1]
-
-
-def _mounted() -> dict[str, tuple[str, str]]:
-    """Device number → type and place."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return {}
-    found: dict[str, tuple[str, str]] = {}
-    for line in lines:
-        fields = line.split()
-        found.setdefault(fields[2], (fields[fields.index("-") + 1], fields[4]))
-    return found
+    return mounted().get(system.split()[1], ("", ""))[1]
 
 
 def cached_share(folder: Path) -> float:

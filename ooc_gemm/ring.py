@@ -17,7 +17,7 @@ The plan keeps at most as many pieces at once as the ring has slots beyond those
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from threading import Condition
+from threading import Condition, Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,22 +62,25 @@ class Ring:
         self._full: deque[Slot] = deque()
         self._tasks = tasks
         self._kept: dict[Any, Slot] = {}
-        self._changed = Condition()
+        # One lock, and a condition for either side: a slot that becomes free is news for one reader, and
+        # waking all of 64 would cost more than the reading.
+        self._lock = Lock()
+        self._freed, self._filled = Condition(self._lock), Condition(self._lock)
         self._closed = False
         self._error: BaseException | None = None
 
     def acquire(self) -> tuple[Slot, Piece]:
         """For readers: a free slot and the next piece to read into it. The pair is taken as one, so the
         earliest unread piece always has a slot and the ring cannot deadlock. Raises Stopped."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._free or self._closed)
+        with self._lock:
+            self._freed.wait_for(lambda: self._free or self._closed)
             if self._closed:
                 raise Stopped
             while (task := next(self._tasks, None)) is not None and task.found:
                 # Its slot may still be on its way through the ring, or even be read; it keeps its turn.
                 at = self._kept[task.place] if task.kept else self._kept.pop(task.place)
                 self._full.append(at)
-                self._changed.notify_all()
+                self._filled.notify()
             if task is None:
                 raise Stopped
             slot = self._free.popleft()
@@ -92,14 +95,14 @@ class Ring:
 
     def fill(self, slot: Slot) -> None:
         """For readers: the slot holds its piece."""
-        with self._changed:
+        with self._lock:
             slot.filled = True
-            self._changed.notify_all()
+            self._filled.notify()
 
     def take(self) -> Slot:
         """The slot of the next piece in schedule order, once filled. Raises what a reader failed with."""
-        with self._changed:
-            while not self._changed.wait_for(
+        with self._lock:
+            while not self._filled.wait_for(
                 lambda: (self._full and self._full[0].filled) or self._closed, SIGNAL_SECONDS
             ):
                 pass
@@ -112,13 +115,14 @@ class Ring:
         if kept:
             return
         slot.guard = guard
-        with self._changed:
+        with self._lock:
             self._free.append(slot)
-            self._changed.notify_all()
+            self._freed.notify()
 
     def close(self, error: BaseException | None = None) -> None:
         """Wake everybody who waits: they get Stopped, and who takes gets `error`, the first one given."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._error = self._error or error
-            self._changed.notify_all()
+            self._freed.notify_all()
+            self._filled.notify_all()

@@ -13,6 +13,8 @@ from typing import Any
 from .errors import StoreError
 
 STAGES = ("read", "upload", "compute", "download", "write")
+PASS = "pass"
+"""From device to device: shown in the timeline."""
 
 
 class Trace:
@@ -55,7 +57,7 @@ class Trace:
         """The timeline in Chrome's trace event format: one process, one track a stage and thread. Raises
         StoreError; no part of it is left behind then."""
         tracks = sorted(
-            {track for _, track, *_ in self._spans}, key=lambda t: (STAGES.index(t.split()[0]), t)
+            {track for _, track, *_ in self._spans}, key=lambda t: ((*STAGES, PASS).index(t.split()[0]), t)
         )
         number = {track: index for index, track in enumerate(tracks)}
         events: list[dict[str, Any]] = []

@@ -324,9 +324,9 @@ def test_a_chunk_that_changes_while_running(here, monkeypatch, layout, fault):
     chunk = Path(make("bad", A, **{"chunks": (50, 50), **VANISHING[layout]}), "c/1/1")
     run = api.execute
 
-    def spoil(*args):
+    def spoil(*args, **options):
         chunk.unlink() if fault == "vanishes" else os.truncate(chunk, 60)
-        run(*args)
+        return run(*args, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(api, "execute", spoil)
@@ -650,7 +650,13 @@ def hanging(values, hangs):
     return made
 
 
-def test_a_store_that_hangs(here, monkeypatch):
+@pytest.fixture
+def abandons(monkeypatch):
+    """What the test leaves hanging is forgotten after it: the command line would end the process."""
+    monkeypatch.setattr(store, "abandoned", threading.Event())
+
+
+def test_a_store_that_hangs(here, monkeypatch, abandons):
     monkeypatch.setattr(store, "TIMEOUT", 0.3)
     a, c = hanging(A, "get"), hanging(OLD, "set")
     start = time.monotonic()
@@ -671,7 +677,7 @@ def test_a_store_that_hangs(here, monkeypatch):
     assert np.array_equal(zarr.open_array("c", mode="r")[:], C)
 
 
-def test_nobody_waits_for_a_store_that_hangs_once_the_run_has_failed(here, monkeypatch):
+def test_nobody_waits_for_a_store_that_hangs_once_the_run_has_failed(here, abandons):
     a = hanging(A, "get")
     a.store_path.store.keys, a.store_path.store.breaks = "c/0/1", "c/0/0"
     start = time.monotonic()
@@ -786,6 +792,7 @@ def test_a_gpu_whose_memory_somebody_takes(here, cupy):
     assert np.abs(result.array[rows] - right).max() < 1e-3
     assert not device._arrays
     assert not device._pinned
+    device.taken = None  # now, and not when somebody collects garbage
 
 
 @pytest.mark.gpu
@@ -801,6 +808,21 @@ def test_a_gpu_without_any_memory(here, cupy):
     del taken
     result = ooc_gemm.multiply(a, a, device="cuda", transpose_b=True)
     assert (result.array == 512).all()
+
+
+@pytest.mark.gpu
+def test_a_gpu_without_memory_for_a_context(here, cupy):
+    taken, size = [], 1 << 30
+    while size >= MiB:  # all there is
+        try:
+            taken.append(cupy.cuda.Memory(size))
+        except (cupy.cuda.memory.OutOfMemoryError, cupy.cuda.runtime.CUDARuntimeError):
+            size //= 2
+    done = script("from ooc_gemm.cli import main; main(['multiply', 'a', 'b', 'c', '-d', 'cuda'])")
+    del taken
+    assert (done.returncode, done.stdout) == (1, ""), done
+    assert "Error: cuda cannot be used (" in done.stderr
+    assert not Path("c/zarr.json").exists()
 
 
 @pytest.mark.gpu

@@ -55,9 +55,9 @@ class Arithmetic:
 
     @property
     def check_type(self) -> np.dtype[Any]:
-        """What checks of blocks add up in."""
+        """What checks of blocks add up in; integers wrap around."""
         if self.exact:
-            return np.dtype(np.int64)
+            return self.block if self.panel.kind in "iu" else np.dtype(np.int64)
         return np.dtype(np.complex128 if self.block.kind == "c" else np.float64)
 
     def rounding(self, run: int) -> Rounding:
@@ -129,6 +129,10 @@ class Limits:
     writers: int
     check: int = 0
     """More of the workspace, for checks of blocks."""
+    weights: tuple[int, ...] = (1,)
+    """How fast each of several devices is; all other numbers are of each."""
+    linked: bool = True
+    """Several devices can read each other's memory."""
 
 
 class Check(Protocol):
@@ -181,8 +185,9 @@ class Device(Protocol):
         """Block c ← α·(panels p) + (β if first else 1)·block c. On the diagonal the panel of op(A) is that of
         op(B), too, and only what lies on and below the diagonal counts."""
 
-    def mirror(self, block: Block, c: int) -> None:
-        """Above its diagonal, block c becomes what it is below."""
+    def mirror(self, block: Block, c: int, col: int = 0) -> None:
+        """Above the diagonal that begins in column `col`, as many columns as there are rows become what they
+        are below."""
 
     def scale(self, block: Block, c: int) -> None:
         """Block c ← β·block c, for products with k = 0."""
@@ -213,8 +218,32 @@ class Device(Protocol):
         OutOfMemoryError, with a limit that another plan may keep to, where its memory was the matter."""
 
 
+class Member(Device, Protocol):
+    """A device that can be one of several."""
+
+    def reaches(self, other: Device) -> bool:
+        """Whether `take` works between the two."""
+
+    def take(
+        self,
+        other: Device,
+        panel: tuple[int, int],
+        rows: tuple[int, int],
+        cols: tuple[int, int],
+        buffer: int,
+        uploaded: Event,
+    ) -> None:
+        """Copy rows × cols of a panel of op(B) as stored, of this size, from another device, which this one
+        reaches, after a point in that one's upload stream. The other's panel may only be written again after
+        a point in this one's."""
+
+    def alive(self) -> bool:
+        """Whether it still answers, asked after an error."""
+
+
 def open_device(name: str) -> Device:
-    """The device of a name: `auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`.
+    """The device of a name: `auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:N`, `cuda:N,M,…` or
+    `cuda:all`.
 
     Raises InputError where there is no such device.
     """
@@ -223,10 +252,18 @@ def open_device(name: str) -> Device:
 
         return CPU()
     kind, _, number = name.partition(":")
-    if kind == "cuda" and (not number or number.isdigit()):
-        from .cuda import CUDA
+    if kind == "cuda":
+        from .cuda import CUDA, count
 
-        return CUDA(int(number or 0))
+        wanted = [str(index) for index in range(count())] if number == "all" else (number or "0").split(",")
+        if not all(part.isdigit() for part in wanted) or len(set(wanted)) < len(wanted):
+            raise InputError(f"device {name!r}: write cuda, cuda:1, cuda:0,1 or cuda:all")
+        found = [CUDA(int(index)) for index in wanted]
+        if len(found) == 1:
+            return found[0]
+        from .several import Several
+
+        return Several(list(found), [device.speed for device in found])
     if name == "auto":
         from importlib.util import find_spec
 
@@ -236,8 +273,4 @@ def open_device(name: str) -> Device:
             except InputError:
                 pass
         return open_device("cpu")
-    if kind == "cuda":
-        raise InputError(
-            f"device {name!r}: several GPUs at once are not supported yet; name one, such as cuda:0"
-        )
-    raise InputError(f"{name!r} is not a device; choose auto, cpu, cuda or cuda:N")
+    raise InputError(f"{name!r} is not a device; choose auto, cpu, cuda, cuda:0,1 or cuda:all")

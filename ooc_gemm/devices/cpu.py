@@ -28,7 +28,7 @@ from ..plan import DIAGONAL_STRIPS, Block, MiB, Part, Piece, Plan, Rates
 from ..ring import Bytes, Event, Stopped
 from ..tiles import ceil_div, ranges
 from ..trace import Trace
-from . import COMPUTE, Arithmetic, Array, Check, Limits, Operation, Overflow
+from . import COMPUTE, Arithmetic, Array, Check, Device, Limits, Operation, Overflow
 from .blas import Gemm, gemm
 from .cpu_check import TILE_ELEMENTS, Checks
 
@@ -216,6 +216,24 @@ class CPU:
         self._trace.add("upload", start, time.perf_counter(), "upload")
         return _Done()
 
+    def reaches(self, other: Device) -> bool:
+        """Another one of this process."""
+        return isinstance(other, CPU)
+
+    def take(
+        self,
+        other: Device,
+        panel: tuple[int, int],
+        rows: tuple[int, int],
+        cols: tuple[int, int],
+        buffer: int,
+        uploaded: Event,
+    ) -> None:
+        """At once."""
+        assert isinstance(other, CPU)
+        to, at = (_shaped(device._panels[buffer]["b"], panel) for device in (self, other))
+        np.copyto(to[slice(*rows), slice(*cols)], at[slice(*rows), slice(*cols)])
+
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """Tiles of the block, dealt to the workers."""
         self._overflow.multiply(block, p, c, panel[1] - panel[0], first)
@@ -225,9 +243,10 @@ class CPU:
         """β·C in place."""
         self._stream.submit(partial(self._begin, _shaped(self._blocks[c], (block.rows, block.cols))))
 
-    def mirror(self, block: Block, c: int) -> None:
+    def mirror(self, block: Block, c: int, col: int = 0) -> None:
         """Tiles below the diagonal, dealt to the workers."""
-        self._stream.submit(partial(self._mirror, _shaped(self._blocks[c], (block.rows, block.cols))))
+        whole = _shaped(self._blocks[c], (block.rows, block.cols))
+        self._stream.submit(partial(self._mirror, whole[:, col : col + block.rows]))
 
     def check(self, block: Block, c: int) -> Check:
         """On the compute stream, by the workers."""
@@ -270,6 +289,10 @@ class CPU:
         """Give BLAS its threads back and free the buffers, as far as `start` came."""
         self._started.close()
         self._panels, self._blocks = [], []
+
+    def alive(self) -> bool:
+        """Always."""
+        return True
 
     def explain(self, error: Exception) -> None:
         """It has no memory of its own."""

@@ -28,10 +28,10 @@ from ..ring import Bytes
 from ..roofline import peak_flops
 from ..tensor import BYTES_PER_LINE, load, split_pays, strips
 from ..tiles import ceil_div, round_up
-from ..trace import Trace
+from ..trace import PASS, Trace
 from ..tune import best_config
 from ..wgmma import Wgmma
-from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Check, Limits, Operation, Overflow
+from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Check, Device, Limits, Operation, Overflow
 from .cuda_check import Checks
 
 HOST_BASELINE = 704 * MiB
@@ -52,7 +52,10 @@ _OP_N, _OP_T, _OP_C = 0, 1, 2
 _DEFAULT_ALGORITHM = -1
 _CUDA_FULL, _CUBLAS_FULL = 2, 3
 """Status of an allocation that failed."""
-_HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
+_HOST_TO_DEVICE, _DEVICE_TO_HOST, _BY_ADDRESS = 1, 2, 4
+_PORTABLE = 1
+"""Pinned for all devices."""
+_PEER_ACCESS_IS_ON = 704
 _CLOCK_RATE, _MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH = 13, 36, 37
 """cudaDeviceAttr: kHz, kHz, bits."""
 
@@ -67,16 +70,20 @@ def _cupy() -> Any:
     return cupy
 
 
+def count() -> int:
+    """How many GPUs there are. Raises InputError where there is none."""
+    runtime = _cupy().cuda.runtime
+    try:
+        return int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError as error:
+        raise InputError(f"there is no usable GPU ({error}); use --device cpu") from error
+
+
 def devices() -> list[dict[str, Any]]:
     """What each GPU is; its clocks are the highest ones, and peaks are at them. Raises InputError where
     there is none."""
-    cupy = _cupy()
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise InputError(f"there is no usable GPU ({error}); use --device cpu") from error
-    found = []
-    for index in range(count):
+    cupy, found = _cupy(), []
+    for index in range(count()):
         p = cupy.cuda.runtime.getDeviceProperties(index)
         clock, memory_clock, bus_bits = (
             cupy.cuda.runtime.deviceGetAttribute(attribute, index)
@@ -127,22 +134,25 @@ class CUDA:
     def __init__(self, index: int = 0):
         cupy = self._cupy = _cupy()
         self._runtime = cupy.cuda.runtime
-        try:
-            count = self._runtime.getDeviceCount()
-        except self._runtime.CUDARuntimeError as error:
-            raise InputError(f"there is no usable GPU ({error}); use --device cpu") from error
-        if index >= count:
-            raise InputError(f"there is no GPU {index}; this machine has {count}")
+        if index >= (there := count()):
+            raise InputError(f"there is no GPU {index}; this machine has {there}")
         self.name = "cuda" if index == 0 else f"cuda:{index}"
         self._device = cupy.cuda.Device(index)
-        self._device.use()
         properties = self._runtime.getDeviceProperties(index)
         self._capability = 10 * properties["major"] + properties["minor"]
         self.model, self._multiprocessors = (
             properties["name"].decode(),
             int(properties["multiProcessorCount"]),
         )
-        self._free = self._least_free = self._runtime.memGetInfo()[0]
+        self.speed = self._multiprocessors * int(properties.get("clockRate") or 1_500_000) // 1000
+        try:
+            self._device.use()
+            self._free = self._least_free = self._runtime.memGetInfo()[0]
+        except self._runtime.CUDARuntimeError as error:  # not even for a context
+            raise DeviceError(
+                f"{self.name} cannot be used ({error}); wait until other programs leave it, "
+                "or use another device"
+            ) from error
         self._arrays: dict[Any, Any] = {}
         self._pinned: dict[int, Bytes] = {}
         self._streams: dict[str, Any] = {}
@@ -359,7 +369,7 @@ class CUDA:
         if at not in self._pinned:
             self._device.use()
             try:
-                self._runtime.hostRegister(at, round_up(buffer.nbytes, PAGESIZE), 0)
+                self._runtime.hostRegister(at, round_up(buffer.nbytes, PAGESIZE), _PORTABLE)
             except self._runtime.CUDARuntimeError as error:
                 if error.status != _CUDA_FULL:
                     raise
@@ -410,8 +420,47 @@ class CUDA:
                 to, max(to_pitch, width), at, max(at_pitch, width), width, rows, kind, stream.ptr
             )
 
+    def reaches(self, other: Device) -> bool:
+        """Over NVLink, or a bus that allows it."""
+        if not isinstance(other, CUDA) or not self._runtime.deviceCanAccessPeer(
+            self._device.id, other._device.id
+        ):
+            return False
+        self._device.use()
+        try:
+            self._runtime.deviceEnablePeerAccess(other._device.id)
+        except self._runtime.CUDARuntimeError as error:
+            if error.status != _PEER_ACCESS_IS_ON:
+                return False
+        return True
+
+    def take(
+        self,
+        other: Device,
+        panel: tuple[int, int],
+        rows: tuple[int, int],
+        cols: tuple[int, int],
+        buffer: int,
+        uploaded: Any,
+    ) -> None:
+        """A 2-D copy from panel to panel, on this device's upload stream."""
+        assert isinstance(other, CUDA)
+        self._device.use()
+        stream = self._streams[UPLOAD]
+        stream.wait_event(uploaded)
+        to, at = (
+            device._panel(device._arrays["b", buffer], "b", panel)[slice(*rows), slice(*cols)]
+            for device in (self, other)
+        )
+        if to.strides[1] != to.itemsize:
+            to, at = to.T, at.T
+        start = self._event(stream)
+        self._copy(to.data.ptr, to.strides[0], at.data.ptr, at.strides[0], to, _BY_ADDRESS, stream)
+        self._span(PASS, start, stream, to.nbytes)
+
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """One GEMM on the compute stream; on the diagonal perhaps one for each strip of rows."""
+        self._device.use()
         op, k = self._op, panel[1] - panel[0]
         self._overflow.multiply(block, p, c, k, first)
         stream = self._streams[COMPUTE]
@@ -448,11 +497,13 @@ class CUDA:
             self._cupy.copyto(self._panel(b, "b", shape), self._panel(a, "a", shape))
         return b
 
-    def mirror(self, block: Block, c: int) -> None:
+    def mirror(self, block: Block, c: int, col: int = 0) -> None:
         """In place, on the compute stream."""
+        self._device.use()
         stream, n = self._streams[COMPUTE], block.rows
         start = self._event(stream)
-        args = np.int32(n), np.uintp(self._arrays["c", c].data.ptr), np.int64(n)
+        out = self._arrays["c", c]
+        args = np.int32(n), np.uintp(out.data.ptr + col * out.itemsize), np.int64(block.cols)
         self._turn["mirror"]((ceil_div(n, 32) ** 2,), (32, 8), args, stream=stream)
         self._span(COMPUTE, start, stream, 0, block=block.index)
 
@@ -550,6 +601,7 @@ class CUDA:
 
     def check(self, block: Block, c: int) -> Check:
         """On the compute stream."""
+        self._device.use()
         stream = self._streams[COMPUTE]
         assert self._checks is not None
         start = self._event(stream)
@@ -559,6 +611,7 @@ class CUDA:
 
     def scale(self, block: Block, c: int) -> None:
         """β·C in place."""
+        self._device.use()
         if self._checks:
             self._checks.begin(block, self._arrays["c", c], self._streams[COMPUTE])
         with self._streams[COMPUTE]:
@@ -591,6 +644,7 @@ class CUDA:
 
     def record(self, stream: str) -> Any:
         """An event at the end of the stream."""
+        self._device.use()
         event = self._cupy.cuda.Event(block=True, disable_timing=True)
         event.record(self._streams[stream])
         return event
@@ -620,7 +674,7 @@ class CUDA:
                     self._base_time + self._cupy.cuda.get_elapsed_time(self._base, e) / 1e3
                     for e in (span.start, span.stop)
                 )
-                self._trace.add(span.stage, start, stop, span.stage, span.nbytes, **span.args)
+                self._trace.add(span.stage, start, stop, self._track(span.stage), span.nbytes, **span.args)
         finally:
             self._spans, self._streams = [], {}
             self._arrays.clear()
@@ -629,6 +683,15 @@ class CUDA:
                 with contextlib.suppress(self._runtime.CUDARuntimeError):  # where the device has failed
                     self._runtime.hostUnregister(at)
             self._pinned.clear()
+
+    def alive(self) -> bool:
+        """An error in a kernel takes the whole context with it."""
+        try:
+            self._device.use()
+            self._runtime.deviceSynchronize()
+        except self._runtime.CUDARuntimeError:
+            return False
+        return True
 
     def explain(self, error: Exception) -> DeviceError | None:
         """What CuPy raises. Another plan may count on half of what is free now."""
@@ -651,6 +714,10 @@ class CUDA:
             "give a smaller --device-memory-limit (device_memory_limit)",
             limit,
         )
+
+    def _track(self, stage: str) -> str:
+        """The line of the timeline of one of its streams."""
+        return stage if self.name == "cuda" else f"{stage} {self.name}"
 
     def _event(self, stream: Any) -> Any:
         event = self._cupy.cuda.Event(block=True)

@@ -6,6 +6,7 @@ the old C ──► β·C·x                            C·x             each bl
 """
 
 import random
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -21,10 +22,12 @@ from ..tensor import load
 from ..tiles import ceil_div, round_up
 from . import Operation
 
-THREADS, ROWS, DEPTH = 256, 8, 128
+THREADS, ROWS, DEPTH = 256, 8, 256
 """Of kernels/check.cu."""
-BLOCKS = 1024
-"""Thread blocks that keep any GPU busy."""
+WARPS = 8192
+"""They keep any GPU busy."""
+HALF = 2.0**-24, DEPTH // (THREADS // 32)
+"""How products of float16 begin to be added up: in float32, so many."""
 
 
 class Check:
@@ -51,6 +54,8 @@ class Checks:
         arithmetic = operation.arithmetic
         self._dtype = arithmetic.check_type
         self._rounding = arithmetic.rounding(plan.bk)
+        if arithmetic.panel == np.float16:
+            self._rounding = replace(self._rounding, check=HALF)
         self._nbytes, _ = check_bytes(plan.problem, plan.bm, plan.bn, plan.bk)
         self._memory = allocate(self._nbytes, np.dtype(np.uint8))
         self._sums = Sums.within(self._memory, plan.bm, plan.bk, self._dtype)
@@ -118,16 +123,17 @@ class Checks:
         if 0 in shape:
             return
         i64, u = np.int64, np.uintp
-        to = u(out.data.ptr), u(0 if squares is None else squares.data.ptr), np.int32(conjugate)
+        norms = 0 if squares is None or self._op.arithmetic.exact else squares.data.ptr
+        to = u(out.data.ptr), u(norms), np.int32(conjugate)
         matrix = u(at), i64(pitch), u(v.data.ptr)
         if name == "rows":
-            down, step = ceil_div(rows, ROWS), THREADS * vec
-            across = max(1, min(BLOCKS // down, cols // (4 * step)))
+            strips, step = ceil_div(rows, ROWS), 32 * vec
+            across = max(1, min(WARPS // strips, cols // (4 * step)))
             width = round_up(ceil_div(cols, across), step)
-            grid: tuple[int, int] = down, ceil_div(cols, width)
+            grid: tuple[int, int] = ceil_div(strips, THREADS // 32), ceil_div(cols, width)
             args: tuple[Any, ...] = i64(rows), i64(cols), i64(width), *matrix, *to
         else:
-            grid = ceil_div(cols, THREADS * vec), ceil_div(rows, DEPTH)
+            grid = ceil_div(cols, 32 * vec), ceil_div(rows, DEPTH)
             args = i64(rows), i64(cols), *matrix, *to
         functions[name](grid, (THREADS,), args, stream=stream)
 

@@ -1,0 +1,128 @@
+"""One GPU beside several of one host, Zarr to Zarr, in a warm process:
+
+    python benchmarks/several.py [--size 65536] [--repeat R] [--tmpfs DIR] [--out FILE]
+
+Compute-bound, with cuBLAS and with the fastest kernel as accurate as float32; and with little memory, where
+what counts is how much is read. The contestants take turns. Results are verified. Exit status 1: a bar was
+missed, bytes are not those predicted, or a result is wrong.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+import ooc_gemm
+
+sys.path.insert(0, str(Path(__file__).parent))
+from limits import RESULTS, Suite, described, make, timed
+
+BARS = {("cublas", 2): 1.9, ("cublas", 4): 3.6, ("auto", 4): 2.5}
+"""Times as fast as one GPU."""
+
+
+def contest(suite: Suite, folder: Path, kernel: str, counts: list[int], repeat: int) -> None:
+    """All of A and B pass through once, C stays on the GPUs until it is written."""
+    found: dict[int, list[Any]] = {count: [] for count in counts}
+    for _ in range(repeat):
+        for count in counts:
+            found[count].append(run(folder, count, kernel=kernel, memory_limit="24GiB"))
+    check = ooc_gemm.verify(*(str(folder / name) for name in "abc"))
+    suite.bar(f"{kernel}: rows that Freivalds' check finds wrong", check.rows_wrong, 0)
+    best = {count: statistics.median(r.seconds for r in results) for count, results in found.items()}
+    for count, results in found.items():
+        name, result = label(kernel, count), results[-1]
+        suite.rows[name] = report(result) | {"all_seconds": [r.seconds for r in results]}
+        plan = result.plan
+        click.echo(
+            f"{name} ({result.kernel}): {best[count]:.2f} s, {best[1] / best[count]:.2f} times one; "
+            f"predicted {plan.predicted_seconds:.2f} s; "
+            f"{plan.block_count} blocks of {plan.bm}×{plan.bn}×{plan.bk}"
+        )
+        as_predicted(suite, name, result)
+        if bar := BARS.get((kernel, count)):
+            suite.bar(f"{name}: {bar} × one GPU's time ÷ its own, inverted", bar * best[count] / best[1], 1)
+
+
+def traffic(suite: Suite, folder: Path, counts: list[int]) -> None:
+    """Little memory: what is read falls with the root of the number of GPUs."""
+    read = {}
+    for count in counts:
+        name = label("traffic", count)
+        result = run(folder, count, memory_limit="4GiB", device_memory_limit="2GiB")
+        suite.rows[name] = report(result)
+        read[count] = result.bytes_read
+        click.echo(
+            f"{name}: read {result.bytes_read / 1e9:.1f} GB, {read[1] / result.bytes_read:.2f} times less "
+            f"than one; {result.seconds:.1f} s; blocks of {result.plan.bm}×{result.plan.bn}"
+        )
+        as_predicted(suite, name, result)
+
+
+def label(what: str, count: int) -> str:
+    return f"{what}, {count} GPU{'s' * (count > 1)}"
+
+
+def run(folder: Path, count: int, **options: Any) -> Any:
+    shutil.rmtree(folder / "c", ignore_errors=True)
+    device = "cuda:" + ",".join(map(str, range(count)))
+    return ooc_gemm.multiply(*(str(folder / name) for name in "abc"), device=device, **options)
+
+
+def report(result: Any) -> dict[str, Any]:
+    return {key: value for key, value in result.to_dict().items() if key not in ("rechunked", "verified")}
+
+
+def as_predicted(suite: Suite, name: str, result: Any) -> None:
+    for what in ("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded"):
+        found, said = getattr(result, what), getattr(result.plan, what)
+        suite.bar(f"{name}: {what} beside those predicted", abs(found - said), 0)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--size", default=65536, show_default=True)
+@click.option("--repeat", default=3, show_default=True)
+@click.option("--tmpfs", type=click.Path(path_type=Path), default=Path("/dev/shm"), show_default=True)
+@click.option("--commit", help="What is measured, where there is no git repository.")
+@click.option("--out", type=click.Path(dir_okay=False), default=RESULTS / "several_h200.json")
+def main(size: int, repeat: int, tmpfs: Path, commit: str | None, out: str) -> None:
+    """Measure rates, run the cases, write what was found."""
+    from ooc_gemm import info
+    from ooc_gemm.devices import open_device
+    from ooc_gemm.devices.cuda import count as there
+
+    if commit is None:
+        commit = subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
+    counts = [count for count in (1, 2, 4, 8) if count <= there()]
+    folder, suite = tmpfs / "ooc-gemm-several", Suite(repeat)
+    folder.mkdir(exist_ok=True)
+    try:
+        device = open_device("cuda")
+        with timed("measured rates"):
+            info.measure_with(device, [folder])
+        with timed(f"made A and B, {size}²"):
+            for seed, name in enumerate("ab"):
+                make(str(folder / name), size, size, seed)
+        for count in counts:  # contexts, libraries, kernels
+            for kernel in ("cublas", "auto"):
+                run(folder, count, kernel=kernel, memory_limit="24GiB", alpha=0)
+        for kernel in ("cublas", "auto"):
+            contest(suite, folder, kernel, counts, repeat)
+        traffic(suite, folder, counts)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        found = described(device.model) | {"cores": os.cpu_count(), "rows": suite.rows}
+        for row in suite.rows.values():
+            row["commit"] = commit
+        Path(out).write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    raise SystemExit(bool(suite.missed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""Several devices as one: a block of C is cut into bands of rows, one for each.
+
+                    op(B) panel, on every device: uploaded to one of them, the others take it from there
+                       ┌──────────────┐
+                       └──────────────┘
+    op(A) panel  ┌─┐   ┌──────────────┐ device 0       a chunk is read, pinned and uploaded once; only where a
+    in bands     ├─┤   ├──────────────┤ device 1       device cannot reach into another's memory is op(B)
+                 ├─┤   ├──────────────┤ device 2       uploaded to it, too
+                 └─┘   └──────────────┘ device 3
+
+Bands are as high as their devices are fast. Each device sees a smaller block, and knows nothing of the others
+but where to take panels from. A panel may be overwritten by the kernel that multiplies it: no compute stream
+goes on before all upload streams have done what others take from it (`record` and `wait` are of all).
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..check import Verdict
+from ..errors import DeviceError, DeviceLostError, InputError, OutOfMemoryError
+from ..plan import Block, MiB, Part, Piece, Plan, Rates, band_rows, bands
+from ..ring import Bytes, Event
+from ..trace import Trace
+from . import UPLOAD, Arithmetic, Array, Check, Limits, Member, Operation
+
+UPLOADS_AT_ONCE = 3
+"""Devices' worth of copies that host memory feeds: four H200 take 161 GB/s of 4 × 55."""
+
+MOST_THREADS = 32
+"""That read, and that write: more bring less to the devices, for they share one interpreter."""
+
+MORE_HOST_BYTES = 256 * MiB
+"""Host memory of each further device: a CUDA context's."""
+
+_Place = tuple[tuple[int, int], tuple[int, ...]]
+"""Row and column in a panel, and how many there are of them."""
+
+
+@dataclass(frozen=True)
+class _All:
+    """Events of all devices."""
+
+    events: tuple[Event, ...]
+
+    def synchronize(self) -> None:
+        for event in self.events:
+            event.synchronize()
+
+
+@dataclass(frozen=True)
+class _Checks:
+    """Checks of bands, with the first row of each."""
+
+    bands: tuple[tuple[int, Check], ...]
+
+    def verdict(self) -> Verdict:
+        found = [(row, check.verdict()) for row, check in self.bands]
+        wrong = [row + verdict.row for row, verdict in found if verdict.row is not None]
+        return Verdict(max((verdict.worst for _, verdict in found), default=0.0), min(wrong, default=None))
+
+
+class Several:
+    """Two devices or more, whose arithmetic is the same."""
+
+    def __init__(self, devices: list[Member], weights: list[int] | None = None):
+        """`weights`: how fast each is; as all others unless given."""
+        self.devices, self._weights = devices, tuple(weights or [1] * len(devices))
+        kind = devices[0].name.partition(":")[0]
+        self.name = f"{kind}:{','.join(device.name.partition(':')[2] or '0' for device in devices)}"
+        models = list(dict.fromkeys(device.model for device in devices))
+        self.model = " and ".join(models)
+        """Rates are remembered for one of them."""
+        self._linked = all(one.reaches(other) for one in devices for other in devices if one is not other)
+
+    def arithmetic(
+        self,
+        a: np.dtype[Any],
+        b: np.dtype[Any],
+        out: np.dtype[Any],
+        shape: tuple[int, int, int],
+        bound: int,
+        kernel: str,
+        precision: str,
+    ) -> Arithmetic:
+        """What one of them would choose and all can do."""
+        refused: InputError | None = None
+        for device in self.devices:
+            found = device.arithmetic(a, b, out, shape, bound, kernel, precision)
+            try:
+                same = [
+                    other.arithmetic(a, b, out, shape, bound, found.kernel, precision)
+                    for other in self.devices
+                ]
+            except InputError as error:
+                refused = error
+                continue
+            if all(replace(other, why=found.why) == found for other in same):
+                return found
+        raise refused or InputError(
+            f"{self.name} have no kernel in common for these types; name one with --kernel"
+        )
+
+    def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
+        """Each device may use what the one with the least may."""
+        each = [device.limits(arithmetic, device_memory_limit) for device in self.devices]
+        least = [limits.device for limits in each if limits.device is not None]
+        return replace(
+            each[0],
+            host_baseline=each[0].host_baseline + MORE_HOST_BYTES * (len(each) - 1),
+            device=min(least, default=None),
+            device_baseline=max(limits.device_baseline for limits in each),
+            readers=min(MOST_THREADS, sum(limits.readers for limits in each)),
+            writers=min(MOST_THREADS, sum(limits.writers for limits in each)),
+            weights=self._weights,
+            linked=self._linked
+            and arithmetic.panel != np.int64,  # of which each device looks at all elements
+        )
+
+    def rates(self, arithmetic: Arithmetic) -> Rates:
+        """Added up."""
+        each = [device.rates(arithmetic) for device in self.devices]
+        copies = min(len(each), UPLOADS_AT_ONCE)
+        return replace(
+            each[0],
+            flops=sum(rates.flops for rates in each),
+            upload=copies * each[0].upload,
+            download=copies * each[0].download,
+            devices=len(each),
+            at_once=copies,
+        )
+
+    def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
+        """Each for blocks as high as its highest band."""
+        self._op, self._passes = operation, plan.budget.linked
+        self._arrived: dict[tuple[int, int, tuple[int, int]], list[_Place]] = {}
+        for index, device in enumerate(self.devices):
+            device.start(replace(plan, bm=band_rows(plan.bm, self._weights, index)), operation, trace)
+
+    def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
+        """Of the first: what is pinned for one is pinned for all."""
+        return self.devices[0].host_buffers(count, nbytes)
+
+    def prepare(self, buffer: Bytes) -> None:
+        """By the first."""
+        self.devices[0].prepare(buffer)
+
+    def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
+        """To the devices whose bands it meets. Of op(B) each device is sent a share of the columns, which the
+        others take from it when the panel is complete (`record`)."""
+        events: list[Event] = []
+        if piece.operand != "b":
+            axis = int(piece.operand == "a" and self._op.transpose_a)
+            for device, rows in self._bands(piece.panel[axis]):
+                if part := _cut(source, piece, axis, rows):
+                    events.append(device.upload(*part, buffer))
+        if piece.operand == "b" or piece.both:
+            piece = replace(piece, operand="b")
+            if self._passes:
+                axis = int(not self._op.transpose_b)
+                index = piece.into[axis] * len(self.devices) // max(1, piece.panel[axis])
+                events.append(self.devices[index].upload(source, piece, buffer))
+                self._arrived.setdefault((index, buffer, piece.panel), []).append((piece.into, source.shape))
+            else:
+                events += [device.upload(source, piece, buffer) for device in self.devices]
+        return _All(tuple(events))
+
+    def _pass_on(self) -> None:
+        """What has been uploaded of op(B)'s panels, from each device to all others."""
+        for (index, buffer, panel), places in self._arrived.items():
+            rows, cols = (
+                (
+                    min(into[axis] for into, _ in places),
+                    max(into[axis] + shape[axis] for into, shape in places),
+                )
+                for axis in (0, 1)
+            )
+            first = self.devices[index]
+            uploaded = first.record(UPLOAD)
+            for device in self.devices:
+                if device is not first:
+                    device.take(first, panel, rows, cols, buffer, uploaded)
+        self._arrived.clear()
+
+    def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
+        """Every band. On the diagonal, too: what lies above it is made, for half of it lies on no device's
+        band alone."""
+        for device, band in self._blocks(block):
+            device.multiply(band, panel, p, c, first)
+
+    def mirror(self, block: Block, c: int, col: int = 0) -> None:
+        """Where a band meets the diagonal; `download` takes what lies above from the bands below."""
+        for device, band in self._blocks(block):
+            device.mirror(band, c, band.row - block.row)
+
+    def scale(self, block: Block, c: int) -> None:
+        """Every band."""
+        for device, band in self._blocks(block):
+            device.scale(band, c)
+
+    def check(self, block: Block, c: int) -> Check:
+        """Every band on its device."""
+        return _Checks(
+            tuple((band.row - block.row, device.check(band, c)) for device, band in self._blocks(block))
+        )
+
+    def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
+        """From the devices whose bands it meets."""
+        shares = self._shares(block, part)
+        return _All(tuple(device.download(band, some, c, target[at]) for device, band, some, at in shares))
+
+    def _shares(self, block: Block, part: Part) -> Iterator[tuple[Member, Block, Part, tuple[slice, slice]]]:
+        """What of a part comes from which device, and where in it that belongs."""
+        for device, band in self._blocks(block):
+            start, stop = band.row - block.row, band.row - block.row + band.rows
+            first, last = max(part.row, start) - part.row, min(part.row + part.rows, stop) - part.row
+            left, right = max(part.col, start) - part.col, min(part.col + part.cols, stop) - part.col
+            turned = replace(part, col=part.col + left - start, cols=right - left, mirrored=True)
+            if part.mirrored:  # its columns are rows of the block
+                if left < right:
+                    yield device, band, turned, (slice(None), slice(left, right))
+                continue
+            if block.diagonal:  # columns here that are rows of this band: above the diagonal, in bands before
+                above = min(part.row + part.rows, start) - part.row
+                if left < right and above > 0:
+                    yield device, band, replace(turned, rows=above), (slice(above), slice(left, right))
+            else:
+                right = part.cols
+            if first < last and right > 0:
+                some = replace(part, row=part.row + first - start, rows=last - first, cols=right)
+                yield device, band, some, (slice(first, last), slice(right))
+
+    def record(self, stream: str) -> Event:
+        """Of all; op(B)'s panels are where they are needed then."""
+        if stream == UPLOAD:
+            self._pass_on()
+        return _All(tuple(device.record(stream) for device in self.devices))
+
+    def wait(self, stream: str, event: Event) -> None:
+        """All for all."""
+        assert isinstance(event, _All)
+        for device in self.devices:
+            for one in event.events:
+                device.wait(stream, one)
+
+    def peak_bytes(self) -> int:
+        """Of the device that held most."""
+        return max(device.peak_bytes() for device in self.devices)
+
+    def cancel(self) -> None:
+        """All."""
+        for device in self.devices:
+            device.cancel()
+
+    def close(self) -> None:
+        """All, also where one fails."""
+        with ExitStack() as stack:
+            for device in self.devices:
+                stack.callback(device.close)
+
+    def explain(self, error: Exception) -> DeviceError | None:
+        """DeviceLostError where some devices failed and others did not."""
+        found = [found for device in self.devices if (found := device.explain(error))]
+        alive = [device.alive() for device in self.devices]
+        if not all(alive) and any(alive):
+            left = [device for device, lives in zip(self.devices, alive, strict=True) if lives]
+            weights = [weight for weight, lives in zip(self._weights, alive, strict=True) if lives]
+            names = " and ".join(
+                device.name for device, lives in zip(self.devices, alive, strict=True) if not lives
+            )
+            return DeviceLostError(
+                f"{names} failed ({error}); continue with --resume (resume=True) on other devices",
+                left[0] if len(left) == 1 else Several(left, weights),
+            )
+        full = [one for one in found if isinstance(one, OutOfMemoryError) and one.limit is not None]
+        return min(full, key=lambda one: one.limit or 0) if full else next(iter(found), None)
+
+    def _bands(self, rows: int) -> Iterator[tuple[Member, tuple[int, int]]]:
+        return zip(self.devices, bands(rows, self._weights), strict=True)
+
+    def _blocks(self, block: Block) -> Iterator[tuple[Member, Block]]:
+        """What each device makes of a block, where that is anything."""
+        for device, (start, stop) in self._bands(block.rows):
+            if start < stop:
+                yield device, replace(block, row=block.row + start, rows=stop - start, diagonal=False)
+
+
+def _cut(source: Array, piece: Piece, axis: int, lines: tuple[int, int]) -> tuple[Array, Piece] | None:
+    """What of a piece lies in [start, stop) of the panel's rows, or columns (axis 1)."""
+    at, size = piece.into[axis], source.shape[axis]
+    start, stop = max(at, lines[0]), min(at + size, lines[1])
+    if start >= stop:
+        return None
+    into, panel = list(piece.into), list(piece.panel)
+    into[axis], panel[axis] = start - lines[0], lines[1] - lines[0]
+    part = source[start - at : stop - at] if axis == 0 else source[:, start - at : stop - at]
+    return part, replace(piece, into=(into[0], into[1]), panel=(panel[0], panel[1]))

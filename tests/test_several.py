@@ -1,0 +1,203 @@
+"""Several devices as one: CPUs here, which share nothing but what the protocol gives them; GPUs where
+there are two."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from conftest import gpu_missing
+from faults import with_blocks
+
+import ooc_gemm
+from ooc_gemm.devices.cpu import CPU
+from ooc_gemm.devices.several import Several
+from ooc_gemm.plan import BAND, band_rows, bands
+
+RNG = np.random.default_rng(11)
+
+
+class Apart(CPU):
+    """Nobody reaches its memory."""
+
+    def reaches(self, other):
+        return False
+
+
+class Failing(CPU):
+    """Computes some panels, then never again."""
+
+    def __init__(self, threads, after):
+        super().__init__(threads)
+        self.left = after
+
+    def multiply(self, *args, **options):
+        self.left -= 1
+        if self.left < 0:
+            raise OSError("fallen off the bus")
+        super().multiply(*args, **options)
+
+    def alive(self):
+        return self.left >= 0
+
+
+def cpus(kind=CPU, weights=(1, 1, 1)):
+    return Several([kind(1) for _ in weights], list(weights))
+
+
+def gpus(count=2):
+    if why := gpu_missing():
+        pytest.skip(why)
+    from ooc_gemm.devices.cuda import count as there
+
+    if there() < count:
+        pytest.skip(f"there are no {count} GPUs here")
+    return ooc_gemm.devices.open_device("cuda:" + ",".join(map(str, range(count))))
+
+
+DEVICES = [
+    pytest.param(cpus, id="alike"),
+    pytest.param(lambda: cpus(weights=(5, 1, 3)), id="uneven"),
+    pytest.param(lambda: cpus(Apart, (2, 1)), id="apart"),
+    pytest.param(gpus, id="gpus", marks=pytest.mark.gpu),
+]
+
+
+def stored(path, data, chunks):
+    zarr.create_array(str(path), data=data, chunks=chunks, compressors=None)
+    return str(path)
+
+
+def random(shape, dtype):
+    if np.dtype(dtype).kind in "iu":
+        return RNG.integers(-9, 9, shape).astype(dtype)
+    x = RNG.standard_normal(shape)
+    return (x + 1j * RNG.standard_normal(shape) if np.dtype(dtype).kind == "c" else x).astype(dtype)
+
+
+def close(found, wanted):
+    return np.abs(found - wanted).max() <= 1e-4 * (1 + np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("weights", [(1,), (1, 1), (5, 1, 3), (1, 1, 1, 1)])
+def test_bands_cover_every_row_once(weights):
+    for rows in (0, 1, BAND, BAND + 1, 1000, 4096, 65536):
+        found = list(bands(rows, weights))
+        assert [row for start, stop in found for row in range(start, stop)] == list(range(rows))
+        for smaller in range(max(0, rows - 300), rows + 1):  # a block at an edge fits where a whole one does
+            for index, (start, stop) in enumerate(bands(smaller, weights)):
+                assert stop - start <= band_rows(rows, weights, index)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["f4", "c8", "i1", "i8"])
+@pytest.mark.parametrize(("transpose_a", "transpose_b"), [(False, False), (True, True)])
+def test_the_product_is_right(tmp_path, device, dtype, transpose_a, transpose_b):
+    a, b = random((700, 420), dtype), random((420, 900), dtype)
+    paths = [
+        stored(tmp_path / "a", a.T.copy() if transpose_a else a, (130, 256)),
+        stored(tmp_path / "b", b.T.copy() if transpose_b else b, (200, 100)),
+    ]
+    old = random((700, 900), "i4" if dtype == "i1" else dtype)
+    c = stored(tmp_path / "c", old, (140, 128))
+    result = ooc_gemm.multiply(
+        *paths, c, device=device(), alpha=2, beta=-3, verify=True,
+        transpose_a=transpose_a, transpose_b=transpose_b,
+    )  # fmt: skip
+    wide = np.result_type(a, b, np.int64 if a.dtype.kind == "i" else np.float64)
+    wanted = 2 * (a.astype(wide) @ b.astype(wide)) - 3 * old.astype(wide)
+    found = zarr.open_array(c)[:]
+    assert np.array_equal(found, wanted) if a.dtype.kind == "i" else close(found, wanted)
+    assert result.bytes_read == result.plan.bytes_read
+    assert result.bytes_written == result.plan.bytes_written
+    assert result.bytes_uploaded == result.plan.bytes_uploaded
+    assert result.verified
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_gram_is_symmetric_to_the_bit(tmp_path, device, transpose):
+    g = random((900, 300), "c8")
+    path = stored(tmp_path / "g", g.T.copy() if transpose else g, (128, 128))
+    result = ooc_gemm.gram(path, str(tmp_path / "c"), transpose=transpose, device=device(), chunks=(128, 128))
+    found = zarr.open_array(str(tmp_path / "c"))[:]
+    assert close(found, g.astype("c16") @ g.T.astype("c16"))
+    assert np.array_equal(found, found.T)
+    assert result.bytes_read == result.plan.bytes_read
+    assert result.bytes_uploaded == result.plan.bytes_uploaded
+
+
+def test_devices_must_have_a_kernel_in_common():
+    class Other(CPU):
+        def arithmetic(self, *args):
+            found = super().arithmetic(*args)
+            raise ooc_gemm.InputError(f"no {found.kernel}")
+
+    with pytest.raises(ooc_gemm.InputError, match="no "):
+        ooc_gemm.multiply(np.ones((4, 4)), np.ones((4, 4)), device=Several([CPU(1), Other(1)]))
+
+
+@pytest.mark.parametrize("beta", [0, 2])
+def test_a_device_that_fails_leaves_its_work_to_the_others(tmp_path, monkeypatch, beta):
+    monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(512, 256, 256))
+    a, b, old = random((1024, 512), "f4"), random((512, 1024), "f4"), random((1024, 1024), "f4")
+    paths = stored(tmp_path / "a", a, (256, 256)), stored(tmp_path / "b", b, (256, 256))
+    c = stored(tmp_path / "c", old, (256, 256))
+    notes = []
+    result = ooc_gemm.multiply(
+        *paths,
+        c,
+        device=Several([CPU(1), Failing(1, 5)]),
+        beta=beta,
+        notice=notes.append,
+        **({} if beta else {"force": True, "chunks": (256, 256)}),
+    )
+    assert [note for note in notes if "fallen off the bus" in note and "it goes on on cpu" in note]
+    assert result.device == "cpu"
+    assert close(zarr.open_array(c)[:], a.astype("f8") @ b.astype("f8") + beta * old)
+    assert not [path for path in Path(c).rglob("*") if "ooc-gemm" in path.name]
+
+
+def test_where_all_fail_the_run_fails(tmp_path):
+    a = stored(tmp_path / "a", random((256, 256), "f4"), (128, 128))
+    with pytest.raises(OSError, match="fallen off the bus"):
+        ooc_gemm.multiply(a, a, device=Several([Failing(1, 0), Failing(1, 0)]))
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_fails_leaves_its_work_to_the_others(tmp_path):
+    """In a process of its own, for its context is lost."""
+    gpus(2)
+    text = """
+import sys, numpy as np, cupy, zarr, ooc_gemm
+from ooc_gemm.devices.cuda import CUDA
+bad = 'extern "C" __global__ void bad(int* p) { p[1ll << 40] = 1; }'
+real, calls = CUDA.multiply, []
+def multiply(self, *args, **options):
+    if self._device.id == 1:
+        calls.append(1)
+        if len(calls) == 3:
+            self._device.use()
+            with self._streams["compute"]:
+                cupy.RawKernel(bad, "bad")((1,), (1,), (np.uintp(0),))
+    return real(self, *args, **options)
+CUDA.multiply = multiply
+rng = np.random.default_rng(0)
+a, b, old = (rng.standard_normal((2048, 2048)).astype("f4") for _ in range(3))
+for name, x in zip("abc", (a, b, old)):
+    zarr.create_array(name, data=x, chunks=(256, 256), compressors=None)
+notes = []
+options = dict(device="cuda:0,1", beta=2, notice=notes.append, device_memory_limit="700MiB")
+result = ooc_gemm.multiply("a", "b", "c", **options)
+print(result.device, notes)
+error = np.abs(zarr.open_array("c")[:] - (a.astype("f8") @ b + 2 * old)).max()
+print("right" if error < 1e-2 else f"wrong {error}")
+"""
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert "right" in done.stdout, done
+    assert "cuda:1 failed" in done.stdout, done
