@@ -585,10 +585,3 @@ def test_the_web(proxy, tmp_path):
     for text in texts:
         for secret in ("s3-pass", "token-word", "other-word", "YW5uOnMzLXBhc3M="):
             assert secret not in text
-
-
-def test_without_the_package(proxy, monkeypatch):
-    monkeypatch.setitem(sys.modules, "obstore.store", None)
-    done = ooc("multiply", f"{URL}/a", f"{URL}/b", "c")
-    assert done.code == 2
-    assert "needs a package that is not installed: obstore; pip install 'ooc-gemm[remote]'" in done.err
