@@ -11,6 +11,7 @@ import datetime
 import io
 import math
 import os
+import re
 import time
 import uuid
 from base64 import b64encode
@@ -69,6 +70,19 @@ def requests(latency: float, piece: int) -> int:
 def speaks(url: str) -> bool:
     """Whether an address is one of these."""
     return urlsplit(url).scheme in SCHEMES
+
+
+def normal(url: str) -> str:
+    """One way to write an address, with a slash in the end."""
+    scheme, _, rest = url.partition("://")
+    return f"{'s3' if scheme == 's3a' else scheme}://" + re.sub("/+", "/", rest.rstrip("/") + "/")
+
+
+def address(store: Any) -> str:
+    """Of obstore's store, where there is no doubt about it; or nothing."""
+    schemes = {"S3Store": "s3", "GCSStore": "gs"}
+    scheme = schemes.get(type(store).__name__)
+    return f"{scheme}://{store.config['bucket']}/{store.prefix or ''}" if scheme else ""
 
 
 def connect(url: str, seconds: float) -> tuple[Any, str]:

@@ -47,7 +47,7 @@ from .journal import Journal
 from .local import CompressedSource, Folder, RawSource, Shards, Source
 from .pages import give_back, scratch
 from .plan import Matrix, Part, Piece
-from .remote import Objects, RemoteFolder, RemoteJournal, connect, speaks, why
+from .remote import Objects, RemoteFolder, RemoteJournal, address, connect, normal, speaks, why
 from .ring import Bytes
 
 T = TypeVar("T")
@@ -119,13 +119,24 @@ def same_place(one: Any, other: Any) -> bool:
     """Whether two arrays are one, or one's folder lies inside the other's."""
     a, b = local_path(one), local_path(other)
     if a is None or b is None:
-        if isinstance(one, zarr.Array) and isinstance(other, zarr.Array):
-            return bool(one.store_path == other.store_path)
-        if not (isinstance(one, str) and isinstance(other, str)):
-            return False
-        urls = [url.rstrip("/") + "/" for url in (one, other)]
-        return urls[0].startswith(urls[1]) or urls[1].startswith(urls[0])
+        if (
+            isinstance(one, zarr.Array)
+            and isinstance(other, zarr.Array)
+            and one.store_path == other.store_path
+        ):
+            return True
+        urls = [_address(spec) for spec in (one, other)]
+        return bool(urls[0] and urls[1]) and (urls[0].startswith(urls[1]) or urls[1].startswith(urls[0]))
     return a == b or a in b.parents or b in a.parents
+
+
+def _address(spec: Any) -> str:
+    """Of what is not local, one for each place, where that is known; or nothing."""
+    if isinstance(spec, zarr.Array):
+        at = spec.store_path
+        root = address(at.store.store) if isinstance(at.store, ObjectStore) else ""
+        return root and normal(f"{root}/{at.path}")
+    return normal(spec) if isinstance(spec, str) and "://" in spec else ""
 
 
 # ---------------------------------------------------------------------------------------------- reading

@@ -139,8 +139,12 @@ def test_what_is_not_ours_is_left_alone(shelf):
         assert done.code == 2
         assert "exists and cannot be opened as a Zarr array; it is left alone" in done.err
     assert keys(f"{shelf}/c") == ["notes.txt"]
-    for c in (f"{shelf}/a", shelf, f"{shelf}/a/inside"):
+    for c in (f"{shelf}/a", f"{shelf}//a/", f"{shelf}/a".replace("s3:", "s3a:"), shelf, f"{shelf}/a/inside"):
         assert ooc("multiply", f"{shelf}/a", f"{shelf}/b", c, "-d", "cpu", "-f").code == 2
+    opened = zarr.open_array(store._remote_place(f"{shelf}/a"), mode="r")
+    for a, c in ((opened, f"{shelf}/a"), (f"{shelf}/a", opened), (opened, opened)):
+        with pytest.raises(ooc_gemm.InputError, match="is, contains or lies inside the input"):
+            ooc_gemm.multiply(a, f"{shelf}/b", c, force=True, **CPU)
     assert np.array_equal(got(f"{shelf}/a"), A)
 
 
