@@ -31,6 +31,7 @@ from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resid
 from .local import Source
 from .plan import Block, Budget, Matrix, Plan, Problem, make_plan
 from .rechunk import Rechunked, check_space, rechunked
+from .remote import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests
 from .trace import Trace
 
 PRECISIONS = ("highest", "high", "medium")
@@ -97,6 +98,8 @@ class _Job:
     inputs are still the same."""
     blocks: int
     """Of the whole C; the plan may be of what is left."""
+    force: bool
+    """What stands in C's place is replaced."""
 
 
 def multiply(
@@ -491,6 +494,9 @@ def _prepare(
     turned = problem.panels_along_k != problem.stored_along_k
     converted = turned or any(x.dtype != arithmetic.panel for x in (left, right))
     extra = m * n * out.itemsize if c is None and writes else 0
+    asked_of = [(source.latency, source.matrix.chunk_bytes) for source in sources.values() if source.latency]
+    readers = max([costs.readers, *(requests(*one) for one in asked_of)])
+    writers = max(costs.writers, WRITERS if c is not None and store.is_remote(c) else 0)
     budget = Budget(
         host=limit,
         host_baseline=extra + (costs.host_baseline if costs.workers else baseline_bytes(costs.host_baseline)),
@@ -498,15 +504,20 @@ def _prepare(
         device_baseline=costs.device_baseline,
         workspace=costs.workspace + (costs.check if verify else 0),
         staged=costs.device is not None and (converted or "c" in sources),
-        readers=costs.readers,
-        writers=costs.writers,
+        readers=readers,
+        writers=writers,
+        connection=CONNECTION_BYTES if asked_of or (c is not None and store.is_remote(c)) else 0,
         workers=max(1, costs.workers),
         weights=costs.weights,
         linked=costs.linked,
     )
     inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
     place = store.local_path(c) if c is not None else None if writes else left.place
-    made = make_plan(problem, budget, rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize)))
+    usual = rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize))
+    if asked_of:  # to wait for a network takes nothing from the cores
+        latency, read = max(asked_of)[0], min(usual.read, BANDWIDTH)
+        usual = replace(usual, stream=STREAM, latency=latency, read=read, shared=False)
+    made = make_plan(problem, budget, usual)
     made, copies = layout.rechunk(made) if rechunk else (layout.advise(made), ())
     head = _head(
         sources,
@@ -547,7 +558,7 @@ def _prepare(
         verify=verify,
     )
     dtype = np.result_type(left.dtype, right.dtype)
-    return _Job(sources, operation, output, copies, made, chosen, dtype, head, blocks)
+    return _Job(sources, operation, output, copies, made, chosen, dtype, head, blocks, force)
 
 
 def _head(
@@ -607,8 +618,11 @@ def _journal(c: Any, beta: complex, resume: bool) -> Iterator[Journal | None]:
         yield None
         return
     place, name = store.local_path(c) if c is not None else None, store.describe(c)
+    if c is None:
+        raise InputError("only a C that is stored can be continued; leave out resume=True")
     if place is None:
-        raise InputError("only a C in a local folder can be continued; leave out --resume (resume=True)")
+        yield store.continued(c, beta)
+        return
     if not (store.is_partial(place) or (place / journal.NAME).exists()):
         if beta != 0 or any((place / key).exists() for key in store.METADATA):
             raise InputError(
@@ -714,12 +728,12 @@ def _target(c: Any, job: _Job, reads: bool, log: Journal | None) -> Iterator[tup
         yield store.ArrayTarget(array, job.plan.problem.c, block), array
         return
     if log:
-        target = store.Target(store.open_partial(c), store.describe(c), block, log)
+        target = store.target_at(store.open_partial(c), store.describe(c), block, log)
         target.proceed()
     elif reads:
         target = store.update_target(c, block, job.head)
     else:
-        target = store.create_target(c, job.output, block, job.head)
+        target = store.create_target(c, job.output, block, job.head, job.force)
     try:
         yield target, None
         target.commit({"ooc-gemm": {"version": __version__, **job.head}} if job.head else None)

@@ -24,6 +24,7 @@ from .errors import (
     VerificationError,
     no_memory,
 )
+from .redact import redacted, url
 
 if TYPE_CHECKING:
     from .api import Result
@@ -283,10 +284,12 @@ def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **options: Any)
         note = (
             f"; {_rows(found.rows_not_finite)} NaN or infinite on both sides" if found.rows_not_finite else ""
         )
-        _print(f"{c} is the product, to rounding (worst row at {found.worst:.2g} of its tolerance){note}")
+        _print(
+            f"{url(c)} is the product, to rounding (worst row at {found.worst:.2g} of its tolerance){note}"
+        )
     if not found.ok:
         click.echo(
-            f"Error: {c} is not the product: {_rows(found.rows_wrong)} wrong, "
+            f"Error: {url(c)} is not the product: {_rows(found.rows_wrong)} wrong, "
             f"the first is row {found.first_wrong} (error {found.worst:.3g} times its tolerance at worst); "
             "compute it again",
             err=True,
@@ -321,7 +324,7 @@ def random(out: str, as_json: bool, verbose: bool, **options: Any) -> None:
         made = {"shape": [rows, cols], "dtype": options["dtype"], "bytes_written": written}
         click.echo(json.dumps(made))
     else:
-        _print(f"{out}: {rows}×{cols} {options['dtype']}, wrote {_size(written)}")
+        _print(f"{url(out)}: {rows}×{cols} {options['dtype']}, wrote {_size(written)}")
 
 
 @cli.command(context_settings=CONTEXT)
@@ -761,7 +764,7 @@ def _summary(result: "Result", c: str) -> str:
         for copy in result.rechunked
     )
     return (
-        f"{c}: {result.m}×{result.n} {result.out_dtype} = {operands}\n"
+        f"{url(c)}: {result.m}×{result.n} {result.out_dtype} = {operands}\n"
         f"{result.seconds:.2f} s, {_rate(result.tflops * 1e12)} ({result.kernel} on {result.device})\n"
         f"read {_size(result.bytes_read)}, wrote {_size(result.bytes_written)}, peak {peak}{copies}"
         + ("\nchecked: every block of C is the product, to rounding" if result.verified else "")
@@ -885,7 +888,7 @@ def _main(args: Sequence[str], verbose: bool) -> None:
         sys.exit(1)
     except Exception as error:
         if verbose:
-            traceback.print_exc()
+            click.echo(redacted(traceback.format_exc()), err=True)
         if isinstance(error, DeviceLostError):
             _in_another_process(args, error)
         text = f"{type(error).__name__}: {error} (-v shows where)"
@@ -893,7 +896,7 @@ def _main(args: Sequence[str], verbose: bool) -> None:
             text = str(error)
         elif no_memory(error):
             text = NO_MEMORY
-        click.echo(f"Error: {text}", err=True)
+        click.echo(f"Error: {redacted(text)}", err=True)
         codes = (InputError, 2), (BudgetError, 2), (VerificationError, 3), (Exception, 1)
         sys.exit(next(code for kind, code in codes if isinstance(error, kind)))
 
