@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +35,12 @@ LIMITS = {
     "gram, auto": "the same by `gram`, `fp16x3`",
 }
 """Jobs of limits.py → what they are."""
+SEVERAL = {
+    "cublas": "65536³, tmpfs, `--kernel cublas`",
+    "auto": "the same with `fp16x3`",
+    "traffic": "the same, `-M 4GiB -D 2GiB`",
+}
+"""Jobs of several.py → what they are."""
 TIMED = {
     "cpu": "whole processes, from start to exit",
     "h200": "from the call to the return in a fresh process, CUDA context included",
@@ -109,6 +116,23 @@ def limits_table(report: dict[str, Any]) -> str:
     return "\n".join(lines) + f"\n\n{notes}\n"
 
 
+def several_table(report: dict[str, Any]) -> str:
+    """A line a contestant and number of GPUs."""
+    lines = ["| float32 | GPUs | seconds | times one | predicted | read |", "|---" * 6 + "|"]
+    alone: dict[str, float] = {}
+    for name, row in report["rows"].items():
+        what, _, count = name.partition(", ")
+        seconds = median(row.get("all_seconds", [row["seconds"]]))
+        one = alone.setdefault(what, seconds)
+        lines.append(
+            f"| {SEVERAL[what]} | {count.split()[0]} | **{seconds:.2f}** | {one / seconds:.2f} | "
+            f"{row['plan']['predicted_seconds']:.2f} | {row['bytes_read'] / 1e9:.1f} GB |"
+        )
+    commit = next(iter(report["rows"].values()))["commit"][:7]
+    note = f"{report['device']}, {report['cores']} cores, medians in a warm process; {report['date'][:10]}"
+    return "\n".join(lines) + f"\n\n{note}, commit {commit}.\n"
+
+
 def kernels_table(report: dict[str, Any]) -> str:
     """For each type of A and B: a line a kernel and a column a shape."""
     parts = []
@@ -175,6 +199,8 @@ def render(text: str) -> str:
         report = json.loads(path.read_text(encoding="utf-8"))
         if match[2].startswith("limits_"):
             shown = limits_table(report)
+        elif match[2].startswith("several_"):
+            shown = several_table(report)
         elif not kernels:
             shown = table(report)
         elif match[3]:

@@ -135,7 +135,8 @@ def multiply(
     a, b: path, URL, zarr.Array, or anything with shape, dtype and slicing.
     c: path, URL or zarr.Array to write to; without it the result's `array` is a NumPy array.
     memory_limit: most host memory the process may hold resident, `"8GiB"` or bytes.
-    device: `auto`, `cpu`, `cuda` or `cuda:N`; device_memory_limit: most memory of it.
+    device: `auto`, `cpu`, `cuda`, `cuda:N`, or several GPUs that work as one, `cuda:0,1` or `cuda:all`;
+    device_memory_limit: most memory of each.
     out_dtype, chunks, shards, compressor: how a new C is stored; force replaces one that exists.
     resume: continue an interrupted run of the same problem, with these or other limits, on this or another
     device; where there is no C yet, begin.
@@ -228,31 +229,34 @@ def _retried(
     try:
         return _run(a, b, c, notice=notice, beta=beta, **options)
     except (OutOfMemoryError, DeviceLostError) as error:
-        if isinstance(error, OutOfMemoryError):
-            if error.limit is None:
-                raise
-            how, others = (
-                f"with a plan for {error.limit} bytes of that memory",
-                {"device_memory_limit": error.limit},
-            )
+        more: dict[str, Any] | None = _to_go_on(error.begun, c, beta)
+        if isinstance(error, DeviceLostError):
+            error.options, what = more, {"device": error.left} if error.left else None
+            how = f"on {error.left.name}" if error.left else ""
         else:
-            how, others = f"on {error.left.name}", {"device": error.left}
-        if error.begun:
-            place = store.local_path(c) if c is not None else None
-            if place is not None and (place / journal.NAME).exists():
-                options["resume"] = True
-            elif beta == 0:
-                options["force"] = True
-            else:  # some blocks may have had their β already
-                raise
+            what = {"device_memory_limit": error.limit} if error.limit else None
+            how = f"with a plan for {error.limit} bytes of that memory"
+        if more is None or what is None:
+            raise
         if notice:
             notice(f"{str(error).partition(';')[0]}; it goes on {how}")
-        options, failed = options | others, error
+        options, failed = options | more | what, error
     again = _run if isinstance(failed, OutOfMemoryError) else _retried
     try:
         return again(a, b, c, notice=notice, beta=beta, **options)
     except BudgetError as error:
         raise failed from error
+
+
+def _to_go_on(begun: bool, c: Any, beta: complex) -> dict[str, bool] | None:
+    """Options of a run that goes on where one has failed; None where none could: some blocks may have had
+    their β already."""
+    place = store.local_path(c) if begun and c is not None else None
+    if place is not None and (place / journal.NAME).exists():
+        return {"resume": True}
+    if begun and beta == 0:
+        return {"force": True}
+    return None if begun else {}
 
 
 def _run(

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import __version__
-from .errors import NO_MEMORY, BudgetError, Error, InputError, VerificationError, no_memory
+from .errors import (
+    NO_MEMORY,
+    BudgetError,
+    DeviceLostError,
+    Error,
+    InputError,
+    VerificationError,
+    no_memory,
+)
 from .redact import redacted, url
 
 if TYPE_CHECKING:
@@ -98,7 +106,12 @@ _verbose = click.option("-v", "--verbose", is_flag=True, help="More to read; tra
 _matrices = _options(
     _memory,
     click.option(
-        "-d", "--device", default="auto", show_default=True, metavar="NAME", help="auto, cpu, cuda or cuda:N."
+        "-d",
+        "--device",
+        default="auto",
+        show_default=True,
+        metavar="NAME",
+        help="auto, cpu, cuda, cuda:N, cuda:0,1 or cuda:all.",
     ),
     click.option(
         "-D", "--device-memory-limit", metavar="SIZE", help="Most memory of it.  [default: 90 % of free]"
@@ -774,6 +787,10 @@ def main(args: Sequence[str] | None = None) -> None:
         raise
 
 
+AGAIN = "OOC_GEMM_AGAIN"
+"""In the environment of a process that goes on for one whose GPU failed."""
+
+
 class _Terminated(BaseException):
     """SIGTERM has come."""
 
@@ -837,6 +854,8 @@ def _main(args: Sequence[str], verbose: bool) -> None:
     except Exception as error:
         if verbose:
             click.echo(redacted(traceback.format_exc()), err=True)
+        if isinstance(error, DeviceLostError):
+            _in_another_process(args, error)
         text = f"{type(error).__name__}: {error} (-v shows where)"
         if isinstance(error, Error):
             text = str(error)
@@ -845,6 +864,22 @@ def _main(args: Sequence[str], verbose: bool) -> None:
         click.echo(f"Error: {redacted(text)}", err=True)
         codes = (InputError, 2), (BudgetError, 2), (VerificationError, 3), (Exception, 1)
         sys.exit(next(code for kind, code in codes if isinstance(error, kind)))
+
+
+def _in_another_process(args: Sequence[str], error: DeviceLostError) -> None:
+    """Go on, once, on the GPUs that answer there: a kernel that fails takes CUDA from its whole process.
+    Returns where that cannot be."""
+    from .devices.cuda import answering
+
+    if error.options is None or AGAIN in os.environ:
+        return
+    if left := ",".join(map(str, answering(error.indices))):
+        _note(f"{str(error).partition(';')[0]}; it goes on on cuda:{left} in another process")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        more = ["--device", f"cuda:{left}", *(f"--{name}" for name in error.options or ())]
+        command = [sys.executable, "-m", "ooc_gemm.cli", *args, *more]
+        os.execve(sys.executable, command, os.environ | {AGAIN: "1"})
 
 
 if __name__ == "__main__":

@@ -50,11 +50,17 @@ class DeviceError(Error, RuntimeError):
 
 
 class DeviceLostError(DeviceError):
-    """Some of several devices failed. `left`: those that did not, as a device. `begun`: C had been begun."""
+    """Some of several devices failed. `left`: those that did not, as a device; None where none is of use to
+    this process any more, as after an error of a CUDA kernel.
 
-    def __init__(self, message: str, left: Any):
+    `begun`: C had been begun. `options`: with which another process goes on, None where it cannot.
+    """
+
+    def __init__(self, message: str, indices: list[int], left: Any = None):
+        """`indices`: of all of them."""
         super().__init__(message)
-        self.left, self.begun = left, False
+        self.indices, self.left, self.begun = indices, left, False
+        self.options: dict[str, bool] | None = None
 
 
 class OutOfMemoryError(DeviceError, MemoryError):

@@ -270,7 +270,8 @@ class Rates:
     latency: float = 0.0
     """Seconds that a read waits for its first byte; readers wait side by side."""
     piece_seconds: float = 60e-6
-    """Seconds of one piece's way through the ring beside its bytes; pieces do not overlap in this."""
+    """Seconds of one piece's way through the ring beside its bytes, and of a chunk's of C; pieces do not
+    overlap in this."""
     thin: float = 32.0
     """Panel depth at which a multiplication takes twice its time: it reads and writes C once."""
     decode: float = math.inf
@@ -973,7 +974,7 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
         "upload": uploaded / rates.upload,
         "compute": p.flops / rates.flops * (1 + thin),
         "download": written * p.block_itemsize / rates.download,
-        "write": written * x.c.itemsize / rates.write,
+        "write": written * x.c.itemsize / rates.write + math.prod(x.c.grid) * rates.piece_seconds,
     }
     fresh = x.ring.slots * slot + x.ring.writers * x.c.chunk_rows * x.c.chunk_cols * p.block_itemsize
     start = rates.start + fresh / rates.touch

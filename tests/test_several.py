@@ -1,6 +1,8 @@
 """Several devices as one: CPUs here, which share nothing but what the protocol gives them; GPUs where
 there are two."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from conftest import gpu_missing
 from faults import with_blocks
 
 import ooc_gemm
+import ooc_gemm.api
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.devices.several import Several
 from ooc_gemm.plan import BAND, band_rows, bands
@@ -164,40 +167,50 @@ def test_where_all_fail_the_run_fails(tmp_path):
         ooc_gemm.multiply(a, a, device=Several([Failing(1, 0), Failing(1, 0)]))
 
 
+def test_where_the_process_is_of_no_use_any_more_the_error_says_how_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(CPU, "alive", lambda self: False)
+    a = stored(tmp_path / "a", random((256, 256), "f4"), (128, 128))
+    with pytest.raises(ooc_gemm.DeviceError, match=r"one of cpu:0,0 failed .*--resume") as caught:
+        ooc_gemm.multiply(a, a, str(tmp_path / "c"), device=Several([CPU(1), Failing(1, 0)]))
+    assert caught.value.options == {"resume": True}
+
+
 @pytest.mark.gpu
-def test_a_gpu_that_fails_leaves_its_work_to_the_others(tmp_path):
-    """In a process of its own, for its context is lost."""
+@pytest.mark.parametrize("beta", [0, 2])
+def test_a_gpu_that_fails_leaves_its_work_to_another_process(tmp_path, monkeypatch, beta):
+    """A kernel that fails takes CUDA from its process: the command goes on in another one."""
     gpus(2)
+    monkeypatch.chdir(tmp_path)
+    a, b, old = random((2048, 2048), "f4"), random((2048, 2048), "f4"), random((2048, 2048), "f4")
+    for name, data in zip("abc", (a, b, old), strict=True):
+        stored(tmp_path / name, data, (256, 256))
     text = """
-import sys, numpy as np, cupy, zarr, ooc_gemm
+import sys, time, cupy, numpy as np
+from ooc_gemm import api, store
+from ooc_gemm.cli import main
 from ooc_gemm.devices.cuda import CUDA
+sys.path.insert(0, sys.argv.pop(1))
+from faults import with_blocks
+api.make_plan = with_blocks(512, 512, 1024)
+store.SAVED_SECONDS = 0
 bad = 'extern "C" __global__ void bad(int* p) { p[1ll << 40] = 1; }'
 real, calls = CUDA.multiply, []
 def multiply(self, *args, **options):
-    if self._device.id == 1:
-        calls.append(1)
-        if len(calls) == 3:
-            self._device.use()
-            with self._streams["compute"]:
-                cupy.RawKernel(bad, "bad")((1,), (1,), (np.uintp(0),))
+    time.sleep(0.02)
+    calls.append(self._device.id)
+    if calls.count(1) == 12:
+        self._device.use()
+        with self._streams["compute"]:
+            cupy.RawKernel(bad, "bad")((1,), (1,), (np.uintp(0),))
     return real(self, *args, **options)
 CUDA.multiply = multiply
-rng = np.random.default_rng(0)
-a, b, old = (rng.standard_normal((2048, 2048)).astype("f4") for _ in range(3))
-for name, x in zip("abc", (a, b, old)):
-    zarr.create_array(name, data=x, chunks=(256, 256), compressors=None)
-notes = []
-options = dict(device="cuda:0,1", beta=2, notice=notes.append, device_memory_limit="700MiB")
-result = ooc_gemm.multiply("a", "b", "c", **options)
-print(result.device, notes)
-error = np.abs(zarr.open_array("c")[:] - (a.astype("f8") @ b + 2 * old)).max()
-print("right" if error < 1e-2 else f"wrong {error}")
+main()
 """
-    import subprocess
-    import sys
-
+    command = [sys.executable, "-W", "ignore", "-c", text, str(Path(__file__).parent), "multiply", *"abc"]
+    options = ["--beta", "2"] if beta else ["--force", "--chunks", "256,256"]
     done = subprocess.run(
-        [sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [*command, "--device", "cuda:0,1", *options], capture_output=True, text=True, timeout=120
     )
-    assert "right" in done.stdout, done
-    assert "cuda:1 failed" in done.stdout, done
+    assert done.returncode == 0, done
+    assert "in another process" in done.stderr, done
+    assert close(zarr.open_array("c")[:], a.astype("f8") @ b.astype("f8") + beta * old)

@@ -25,13 +25,13 @@ from ..errors import DeviceError, DeviceLostError, InputError, OutOfMemoryError
 from ..plan import Block, MiB, Part, Piece, Plan, Rates, band_rows, bands
 from ..ring import Bytes, Event
 from ..trace import Trace
-from . import UPLOAD, Arithmetic, Array, Check, Limits, Member, Operation
+from . import COMPUTE, UPLOAD, Arithmetic, Array, Check, Limits, Member, Operation
 
 UPLOADS_AT_ONCE = 3
 """Devices' worth of copies that host memory feeds: four H200 take 161 GB/s of 4 × 55."""
 
-MOST_THREADS = 32
-"""That read, and that write: more bring less to the devices, for they share one interpreter."""
+MOST_READERS, MOST_WRITERS = 24, 16
+"""More bring less: they share one interpreter, and each has a slot that must be pinned for all devices."""
 
 MORE_HOST_BYTES = 256 * MiB
 """Host memory of each further device: a CUDA context's."""
@@ -70,7 +70,8 @@ class Several:
         """`weights`: how fast each is; as all others unless given."""
         self.devices, self._weights = devices, tuple(weights or [1] * len(devices))
         kind = devices[0].name.partition(":")[0]
-        self.name = f"{kind}:{','.join(device.name.partition(':')[2] or '0' for device in devices)}"
+        self._indices = [int(device.name.partition(":")[2] or 0) for device in devices]
+        self.name = f"{kind}:{','.join(map(str, self._indices))}"
         models = list(dict.fromkeys(device.model for device in devices))
         self.model = " and ".join(models)
         """Rates are remembered for one of them."""
@@ -113,11 +114,10 @@ class Several:
             host_baseline=each[0].host_baseline + MORE_HOST_BYTES * (len(each) - 1),
             device=min(least, default=None),
             device_baseline=max(limits.device_baseline for limits in each),
-            readers=min(MOST_THREADS, sum(limits.readers for limits in each)),
-            writers=min(MOST_THREADS, sum(limits.writers for limits in each)),
+            readers=min(MOST_READERS, sum(limits.readers for limits in each)),
+            writers=min(MOST_WRITERS, sum(limits.writers for limits in each)),
             weights=self._weights,
-            linked=self._linked
-            and arithmetic.panel != np.int64,  # of which each device looks at all elements
+            linked=self._linked and arithmetic.panel != np.int64,  # each looks at all of these: `Overflow`
         )
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
@@ -186,8 +186,7 @@ class Several:
         self._arrived.clear()
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
-        """Every band. On the diagonal, too: what lies above it is made, for half of it lies on no device's
-        band alone."""
+        """Every band, whole also where it meets the diagonal."""
         for device, band in self._blocks(block):
             device.multiply(band, panel, p, c, first)
 
@@ -240,10 +239,10 @@ class Several:
         return _All(tuple(device.record(stream) for device in self.devices))
 
     def wait(self, stream: str, event: Event) -> None:
-        """All for all."""
+        """Each for itself, and before it computes for all: others may still take its panels."""
         assert isinstance(event, _All)
-        for device in self.devices:
-            for one in event.events:
+        for index, device in enumerate(self.devices):
+            for one in event.events if stream == COMPUTE else event.events[index : index + 1]:
                 device.wait(stream, one)
 
     def peak_bytes(self) -> int:
@@ -262,19 +261,19 @@ class Several:
                 stack.callback(device.close)
 
     def explain(self, error: Exception) -> DeviceError | None:
-        """DeviceLostError where some devices failed and others did not."""
-        found = [found for device in self.devices if (found := device.explain(error))]
+        """DeviceLostError where a device does not answer any more."""
         alive = [device.alive() for device in self.devices]
-        if not all(alive) and any(alive):
-            left = [device for device, lives in zip(self.devices, alive, strict=True) if lives]
-            weights = [weight for weight, lives in zip(self._weights, alive, strict=True) if lives]
-            names = " and ".join(
-                device.name for device, lives in zip(self.devices, alive, strict=True) if not lives
-            )
-            return DeviceLostError(
-                f"{names} failed ({error}); continue with --resume (resume=True) on other devices",
-                left[0] if len(left) == 1 else Several(left, weights),
-            )
+        found = [found for device in self.devices if (found := device.explain(error))]
+        continued = f"failed ({error}); continue with --resume (resume=True)"
+        if not any(alive):
+            return DeviceLostError(f"one of {self.name} {continued}", self._indices)
+        if not all(alive):
+            each = list(zip(self.devices, self._weights, alive, strict=True))
+            left = [device for device, _, lives in each if lives]
+            weights = [weight for _, weight, lives in each if lives]
+            dead = " and ".join(device.name for device, _, lives in each if not lives)
+            rest = left[0] if len(left) == 1 else Several(left, weights)
+            return DeviceLostError(f"{dead} {continued}", self._indices, rest)
         full = [one for one in found if isinstance(one, OutOfMemoryError) and one.limit is not None]
         return min(full, key=lambda one: one.limit or 0) if full else next(iter(found), None)
 
