@@ -667,7 +667,8 @@ def _rings(budget: Budget) -> list[_Ring]:
     counts = [r]
     while budget.connection and counts[-1] > 4:
         counts.append(counts[-1] // 2)
-    rings = [_Ring(n, max(1, w * n // r), n + max(2, n // 2), cap) for n in counts for cap in ample]
+    share = 1 if budget.connection else 2  # where a request is made again, those behind it need room
+    rings = [_Ring(n, max(1, w * n // r), n + max(2, n // share), cap) for n in counts for cap in ample]
     return [*rings, _Ring(min(2, r), 1, 3, 1 * MiB)]
 
 

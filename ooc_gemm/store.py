@@ -1115,6 +1115,8 @@ class RemoteTarget(Target):
         super().__init__(array, name, block, log)
         self._objects, self._encodes, self._pause = objects, True, SAVED_SECONDS
         self._chunks = RemoteFolder(objects, name, array.metadata)
+        self._described: bytes | None = None
+        """C's metadata, where this run has begun it."""
 
     def proceed(self) -> None:
         """As in a folder."""
@@ -1127,9 +1129,13 @@ class RemoteTarget(Target):
 
     def begin(self, metadata: bytes | None) -> None:
         """As in a folder, with few requests: `clear` is to follow where C is a new one."""
-        self._objects.put(self._key + PARTIAL, self._get(self._key) if metadata is None else metadata)
+        self._described = self._get(self._key) if metadata is None else metadata
+        self._objects.put(self._key + PARTIAL, self._described)
         if metadata is None:
             self._objects.delete(METADATA)
+
+    def _find(self, key: str) -> bytes | None:
+        return (key == self._key + PARTIAL and self._described) or super()._find(key)
 
     def clear(self) -> None:
         """Remove what is left of an old C, what makes it an array first."""
