@@ -294,13 +294,13 @@ def watched(dask_worker):
 def test_computed_operands_are_not_held(client, monkeypatch):
     """Where a step takes longer than what the scheduler does between two."""
     monkeypatch.setattr(ooc_gemm.dask, "MOST_DEPTH", 1024)
-    x = da.random.default_rng(0).random((2048, 1024 * 16), chunks=512, dtype="f4")
-    y = da.random.default_rng(1).random((1024 * 16, 2048), chunks=512, dtype="f4")
+    x = da.random.default_rng(0).random((2048, 1024 * 32), chunks=512, dtype="f4")
+    y = da.random.default_rng(1).random((1024 * 32, 2048), chunks=512, dtype="f4")
     client.run(watch)
     found = matmul(x, y)[:2].compute()
     peak = max(client.run(watched).values())
     near(found, x[:2].compute().astype("f8") @ y.compute(), 0.5)
-    assert peak < (x.nbytes + y.nbytes) / 3
+    assert peak < (x.nbytes + y.nbytes) / 4
 
 
 # ---------------------------------------------------------------------------------------------- multiply
