@@ -71,8 +71,12 @@ class Cluster:
         while not self._file.exists():
             time.sleep(0.05)
         self.workers = [self.worker() for _ in range(WORKERS)]
-        with distributed.Client(self.address, timeout=TIMEOUT) as client:
-            client.wait_for_workers(WORKERS, timeout=TIMEOUT)
+        try:
+            with distributed.Client(self.address, timeout=TIMEOUT) as client:
+                client.wait_for_workers(WORKERS, timeout=TIMEOUT)
+        except BaseException:
+            self.close()
+            raise
 
     def worker(self) -> "subprocess.Popen[bytes]":
         """One more."""

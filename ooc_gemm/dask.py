@@ -131,7 +131,8 @@ def matmul(
     Made in superblocks of its chunks, as few as keep all threads of the current client's workers (without
     one, of this process) busy within their memory. Where x and y are what `dask.array.from_zarr` returned,
     one task makes a superblock and reads the stored chunks itself; else a chain of tasks, each of which adds
-    the product of some chunks along k. Peak memory does not grow with k.
+    the product of some chunks along k, and what is held at a time does not grow with k (but for what a
+    waiting worker computes ahead of the operands' own tasks).
 
     device, precision, kernel: as of `ooc_gemm.multiply`. Integers are exact: a sum that does not fit 64 bits
     raises RangeError where NumPy would wrap. What is not two matrices of numbers in NumPy arrays, or of
