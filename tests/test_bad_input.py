@@ -487,7 +487,7 @@ def test_a_bucket_without_credentials(here, monkeypatch):
         (["-M", "1MiB"], ["smallest that would do is", "MiB)"]),
         (["-d", "tpu"], ["'tpu' is not a device", "auto, cpu, cuda"]),
         (["-d", ""], ["'' is not a device"]),
-        (["-d", "cuda:0,0"], ["CuPy"] if gpu_missing() else ["'cuda:0,0'", "cuda:0,1"]),
+        (["-d", "cuda:0,0"], ["'cuda:0,0'", "cuda:0,1 or cuda:all"]),
         (["-d", "cpu", "--kernel", "nonsense"], ["'nonsense'", "'auto'"]),
         (["-d", "cpu", "--kernel", "cublas"], ["'cublas' cannot multiply float32", "'blas' or 'auto'"]),
         (["--out-dtype", "nope"], ["'nope'", "choose one of float16"]),
