@@ -259,7 +259,7 @@ def open_device(name: str) -> Device:
 
         wanted = [str(index) for index in range(count())] if number == "all" else (number or "0").split(",")
         if not all(part.isdigit() for part in wanted) or len(set(wanted)) < len(wanted):
-            raise InputError(f"device {name!r}: write cuda, cuda:1, cuda:0,1 or cuda:all")
+            raise InputError(f"device {name!r} names no GPUs; write cuda, cuda:1, cuda:0,1 or cuda:all")
         found = [CUDA(int(index)) for index in wanted]
         if len(found) == 1:
             return found[0]
