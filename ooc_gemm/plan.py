@@ -1153,7 +1153,10 @@ def _search(
 
 
 def _cached(p: Problem, budget: Budget, x: _Candidate) -> Iterator[_Candidate]:
-    """The same with what is left of the host budget as a cache, in both orders of blocks."""
+    """The same with what is left of the host budget as a cache, in both orders of blocks. What one of several
+    workers has read is of no use to the others, and of little to its own next blocks."""
+    if budget.workers > 1:
+        return
     down, across, deep = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn), ceil_div(p.k, x.bk)
     spare = (budget.host - sum(_ledgers(p, budget, x)[0].values())) // _slot_bytes(p, x)
     if spare >= LEAST_CACHE_SLOTS and down * across > 1 and 2 * down * across * deep <= MAX_VISITS:
