@@ -271,7 +271,7 @@ def _run(
     beta: complex,
     precision: str = "highest",
     resume: bool = False,
-    engine: Callable[..., list[Block]] = execute,
+    engine: Callable[..., list[Block]] | None = None,
     **options: Any,
 ) -> Result:
     """Open, plan, execute. `options` are those of `_prepare`."""
@@ -299,7 +299,7 @@ def _run(
                     if progress
                     else (lambda fraction: None)
                 )
-                run = partial(engine, device=job.device, sources=sources, target=target, trace=watch)
+                run = partial(engine or execute, device=job.device, sources=sources, target=target, trace=watch)
                 wrong = run(plan, progress=report, verify=job.operation.verify)
                 if wrong:
                     _again(job, run, report, watch, wrong, notice, "C" if c is None else store.describe(c))
