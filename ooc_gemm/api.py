@@ -299,7 +299,9 @@ def _run(
                     if progress
                     else (lambda fraction: None)
                 )
-                run = partial(engine or execute, device=job.device, sources=sources, target=target, trace=watch)
+                run = partial(
+                    engine or execute, device=job.device, sources=sources, target=target, trace=watch
+                )
                 wrong = run(plan, progress=report, verify=job.operation.verify)
                 if wrong:
                     _again(job, run, report, watch, wrong, notice, "C" if c is None else store.describe(c))
