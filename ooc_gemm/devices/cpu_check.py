@@ -6,8 +6,8 @@ int64, which NumPy multiplies without BLAS.
 
 float32 is not converted, for that costs more than all the rest, and altogether 3 % of the product of 4096³:
 pieces are multiplied and squared as they are, which the tolerance knows of, and added up in float64. Where a
-piece's sums leave float32's range, it is done again in float64. Integers of 8 bits, which lie in float32, too,
-are multiplied as they are, modulo a prime.
+piece's sums leave float32's range, it is done again in float64. Integers of 8 bits, which lie in float32,
+too, are multiplied as they are, modulo a prime.
 """
 
 import queue
