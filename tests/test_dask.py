@@ -319,6 +319,7 @@ def left_over(c):
 
 
 def test_on_a_cluster(tmp_path, client):
+    client.restart()  # peaks are those of a process's whole life
     a, b = stored(tmp_path)
     seen = []
     result = ooc_gemm.dask.multiply(

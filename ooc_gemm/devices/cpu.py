@@ -19,6 +19,7 @@ from threading import Lock, Thread, get_ident
 from typing import Any
 
 import numpy as np
+import threadpoolctl
 from threadpoolctl import threadpool_limits
 
 from ..check import Verdict
@@ -54,6 +55,7 @@ def one_blas_thread() -> Iterator[None]:
     global _limited, _limits
     with _limiting:
         if _limited == 0:
+            _let_any_thread_limit()
             _limits = threadpool_limits(limits=1, user_api="blas")
         _limited += 1
     try:
@@ -62,7 +64,17 @@ def one_blas_thread() -> Iterator[None]:
         with _limiting:
             _limited -= 1
             if _limited == 0:
+                _let_any_thread_limit()
                 _limits.restore_original_limits()
+                _let_any_thread_limit()
+
+
+def _let_any_thread_limit() -> None:
+    """threadpoolctl 3.8 lets the first thread that limits OpenBLAS be the only one, and ignores others
+    without a word. Here whoever leaves last lifts the limit, and `_limiting` keeps threads apart."""
+    clear = getattr(threadpoolctl.OpenBLASController, "clear_controlling_thread", None)
+    if clear is not None:
+        clear(force=True)
 
 
 class _Done:
