@@ -6,7 +6,7 @@ python benchmarks/scale.py > docs/scale.md
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ooc_gemm.plan import Budget, Matrix, MiB, Plan, Problem, Rates, make_plan
+from ooc_gemm.plan import Budget, Matrix, MiB, Plan, Problem, Rates, lower_bound_bytes, make_plan
 
 GB, GiB = 10**9, 1 << 30
 HOST = 64 * GiB
@@ -23,6 +23,19 @@ GPU as fast as an H200 with so much memory, 64 GiB of host memory, inputs in raw
 writes one after the other. The bound is the least that any schedule moves between store and a fast memory of
 the device's size; host memory that keeps chunks can pass below it.
 """
+CLUSTERS = (8, 64, 512)
+"""GPUs, eight to a node."""
+NODE, NODE_HOST, STORE = 8, 512 * GiB, 100e9
+"""GPUs of a node, its host memory, and bytes a second of the store that all nodes share."""
+CLUSTER_PAGE = """## 400,000³ float16 on a cluster
+
+Nodes of eight such GPUs with 141 GB each, a worker a node (`--device cuda:all`), 512 GiB of host memory a
+node, and a store that gives all nodes together 100 GB/s. Superblocks are blocks of the plan; a worker makes
+one at a time, and reads what it needs itself. The bound is that of one fast memory as large as all GPUs
+together, which only workers that hand on chunks to each other could reach.
+
+| GPUs | superblocks | read | written | read ÷ bound of all memory | most of it | seconds |
+|---|---|---|---|---|---|---|"""
 HEAD = """| device | disk | blocks of C | host cache | read | written | read ÷ bound | most of it | hours |
 |---|---|---|---|---|---|---|---|---|"""
 
@@ -78,6 +91,22 @@ def plans() -> Iterator[tuple[Job, int, float, Plan]]:
                 yield job, device, disk, make_plan(job.problem, budget, rates)
 
 
+def clusters() -> Iterator[tuple[int, Plan]]:
+    """The first job on clusters; rates are a node's."""
+    job = jobs()[0]
+    for gpus in CLUSTERS:
+        nodes = gpus // NODE
+        budget = Budget(
+            NODE_HOST, 2500 * MiB, DEVICES[-1] * GB, 560 * MiB,
+            readers=24, writers=16, weights=(1,) * NODE, workers=nodes,
+        )  # fmt: skip
+        rates = Rates(
+            NODE * job.flops, STORE / nodes, STORE / nodes, 3 * 54e9, 3 * 52e9,
+            shared=False, piece_seconds=28e-6, turns=1.0, devices=NODE, at_once=3,
+        )  # fmt: skip
+        yield gpus, make_plan(job.problem, budget, rates)
+
+
 def size(nbytes: int) -> str:
     return f"{nbytes / 1e12:.2f} TB" if nbytes >= 1e12 else f"{nbytes / 1e9:.0f} GB"
 
@@ -101,6 +130,15 @@ def main() -> None:
         )
         if (device, disk) == (DEVICES[-1], DISKS[-1]):
             print()
+    print(CLUSTER_PAGE)
+    for gpus, plan in clusters():
+        stage = max(plan.stage_seconds, key=lambda name: plan.stage_seconds[name])
+        bound = lower_bound_bytes(plan.problem, gpus * DEVICES[-1] * GB)
+        print(
+            f"| {gpus} | {plan.block_count} of {plan.bm}×{plan.bn} | {size(plan.bytes_read)} | "
+            f"{size(plan.bytes_written)} | {plan.bytes_read / bound:.2f} | {stage} | "
+            f"{plan.predicted_seconds:.0f} |"
+        )
 
 
 if __name__ == "__main__":

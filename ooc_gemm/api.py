@@ -31,6 +31,7 @@ from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resid
 from .local import Source
 from .plan import Block, Budget, Matrix, Plan, Problem, make_plan
 from .rechunk import Rechunked, check_space, rechunked
+from .remote import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests
 from .trace import Trace
 
 PRECISIONS = ("highest", "high", "medium")
@@ -97,6 +98,8 @@ class _Job:
     inputs are still the same."""
     blocks: int
     """Of the whole C; the plan may be of what is left."""
+    force: bool
+    """What stands in C's place is replaced."""
 
 
 def multiply(
@@ -146,7 +149,7 @@ def multiply(
     VerificationError while running, after which C is no Zarr array but an unfinished one, which `resume`
     continues.
     """
-    return _retried(
+    return retried(
         a,
         b,
         c,
@@ -197,7 +200,7 @@ def gram(
     for name in ("transpose_a", "transpose_b", "adjoint_a", "adjoint_b"):
         if name in options:
             raise TypeError(f"gram() has no option {name!r}; transpose=True makes Aᵀ·A")
-    return _retried(
+    return retried(
         a,
         a,
         c,
@@ -212,7 +215,7 @@ def gram(
     )
 
 
-def _retried(
+def retried(
     a: Any,
     b: Any,
     c: Any,
@@ -222,7 +225,8 @@ def _retried(
     **options: Any,
 ) -> Result:
     """`_run`, and once more with less of the device's memory where another process has taken it, or on those
-    of several devices that are left."""
+    of several devices that are left. `options` are those of `multiply`, and `engine`: what carries out a plan
+    as `execute` does, where it is not that."""
     try:
         return _run(a, b, c, notice=notice, beta=beta, **options)
     except (OutOfMemoryError, DeviceLostError) as error:
@@ -238,7 +242,7 @@ def _retried(
         if notice:
             notice(f"{str(error).partition(';')[0]}; it goes on {how}")
         options, failed = options | more | what, error
-    again = _run if isinstance(failed, OutOfMemoryError) else _retried
+    again = _run if isinstance(failed, OutOfMemoryError) else retried
     try:
         return again(a, b, c, notice=notice, beta=beta, **options)
     except BudgetError as error:
@@ -267,6 +271,7 @@ def _run(
     beta: complex,
     precision: str = "highest",
     resume: bool = False,
+    engine: Callable[..., list[Block]] | None = None,
     **options: Any,
 ) -> Result:
     """Open, plan, execute. `options` are those of `_prepare`."""
@@ -294,7 +299,9 @@ def _run(
                     if progress
                     else (lambda fraction: None)
                 )
-                run = partial(execute, device=job.device, sources=sources, target=target, trace=watch)
+                run = partial(
+                    engine or execute, device=job.device, sources=sources, target=target, trace=watch
+                )
                 wrong = run(plan, progress=report, verify=job.operation.verify)
                 if wrong:
                     _again(job, run, report, watch, wrong, notice, "C" if c is None else store.describe(c))
@@ -489,21 +496,30 @@ def _prepare(
     turned = problem.panels_along_k != problem.stored_along_k
     converted = turned or any(x.dtype != arithmetic.panel for x in (left, right))
     extra = m * n * out.itemsize if c is None and writes else 0
+    asked_of = [(source.latency, source.matrix.chunk_bytes) for source in sources.values() if source.latency]
+    readers = max([costs.readers, *(requests(*one) for one in asked_of)])
+    writers = max(costs.writers, WRITERS if c is not None and store.is_remote(c) else 0)
     budget = Budget(
         host=limit,
-        host_baseline=baseline_bytes(costs.host_baseline) + extra,
+        host_baseline=extra + (costs.host_baseline if costs.workers else baseline_bytes(costs.host_baseline)),
         device=costs.device,
         device_baseline=costs.device_baseline,
         workspace=costs.workspace + (costs.check if verify else 0),
         staged=costs.device is not None and (converted or "c" in sources),
-        readers=costs.readers,
-        writers=costs.writers,
+        readers=readers,
+        writers=writers,
+        connection=CONNECTION_BYTES if asked_of or (c is not None and store.is_remote(c)) else 0,
+        workers=max(1, costs.workers),
         weights=costs.weights,
         linked=costs.linked,
     )
     inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
     place = store.local_path(c) if c is not None else None if writes else left.place
-    made = make_plan(problem, budget, rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize)))
+    usual = rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize))
+    if asked_of:  # to wait for a network takes nothing from the cores
+        latency, read = max(asked_of)[0], min(usual.read, BANDWIDTH)
+        usual = replace(usual, stream=STREAM, latency=latency, read=read, shared=False)
+    made = make_plan(problem, budget, usual)
     made, copies = layout.rechunk(made) if rechunk else (layout.advise(made), ())
     head = _head(
         sources,
@@ -544,7 +560,7 @@ def _prepare(
         verify=verify,
     )
     dtype = np.result_type(left.dtype, right.dtype)
-    return _Job(sources, operation, output, copies, made, chosen, dtype, head, blocks)
+    return _Job(sources, operation, output, copies, made, chosen, dtype, head, blocks, force)
 
 
 def _head(
@@ -604,8 +620,11 @@ def _journal(c: Any, beta: complex, resume: bool) -> Iterator[Journal | None]:
         yield None
         return
     place, name = store.local_path(c) if c is not None else None, store.describe(c)
+    if c is None:
+        raise InputError("only a C that is stored can be continued; leave out resume=True")
     if place is None:
-        raise InputError("only a C in a local folder can be continued; leave out --resume (resume=True)")
+        yield store.continued(c, beta)
+        return
     if not (store.is_partial(place) or (place / journal.NAME).exists()):
         if beta != 0 or any((place / key).exists() for key in store.METADATA):
             raise InputError(
@@ -711,12 +730,12 @@ def _target(c: Any, job: _Job, reads: bool, log: Journal | None) -> Iterator[tup
         yield store.ArrayTarget(array, job.plan.problem.c, block), array
         return
     if log:
-        target = store.Target(store.open_partial(c), store.describe(c), block, log)
+        target = store.target_at(store.open_partial(c), store.describe(c), block, log)
         target.proceed()
     elif reads:
         target = store.update_target(c, block, job.head)
     else:
-        target = store.create_target(c, job.output, block, job.head)
+        target = store.create_target(c, job.output, block, job.head, job.force)
     try:
         yield target, None
         target.commit({"ooc-gemm": {"version": __version__, **job.head}} if job.head else None)

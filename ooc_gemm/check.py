@@ -64,6 +64,8 @@ class Rounding:
     """Half the smallest number that is not 0: what a product that underflows loses."""
     largest: float = math.inf
     """The largest number."""
+    modulus: int = 0
+    """Exact sums are those of the check modulo this; 0: to all bits they have."""
     check: tuple[float, int] = (2.0**-53, 2**62)
     """Unit roundoff of the check's own sums, and of how many terms; those of these go in float64."""
 
@@ -161,7 +163,9 @@ class Sums:
                 real: float = int(factor.real) if exact else factor.real
                 wanted += (factor if found.dtype.kind == "c" else real) * x
         if exact:
-            wrong = (found - wanted).astype(found.dtype) != 0  # what wraps around may differ by that
+            apart = found - wanted
+            # What wraps around may differ by that.
+            wrong = (apart % rounding.modulus if rounding.modulus else apart.astype(found.dtype)) != 0
             ratio = np.where(wrong, math.inf, 0.0)
         else:
             scale = kept = np.zeros(len(found))

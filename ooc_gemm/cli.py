@@ -9,7 +9,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +24,7 @@ from .errors import (
     VerificationError,
     no_memory,
 )
+from .redact import redacted, url
 
 if TYPE_CHECKING:
     from .api import Result
@@ -172,16 +173,51 @@ def cli() -> None:
 @click.argument("b")
 @click.argument("c")
 @_problem
+@click.option(
+    "--scheduler",
+    metavar="ADDRESS|local:N",
+    help="Spread C's blocks over the workers of a Dask cluster, of which each may hold the memory limit; "
+    "or over N processes on this machine, which share it and the cores.",
+)
 @_running
 def multiply(
-    a: str, b: str, c: str, progress: bool | None, as_json: bool, verbose: bool, **options: Any
+    a: str,
+    b: str,
+    c: str,
+    scheduler: str | None,
+    progress: bool | None,
+    as_json: bool,
+    verbose: bool,
+    **options: Any,
 ) -> None:
     """C ← α·op(A)·op(B) + β·C."""
     from .api import multiply as run
 
-    with _bar(progress) as report:
+    with ExitStack() as stack:
+        if scheduler:
+            for name in ("rechunk", "trace"):
+                if options.pop(name):
+                    raise click.UsageError(f"--{name} is for one process; leave out --scheduler.")
+            run, cluster = _on_cluster(
+                scheduler, **{key: options.pop(key) for key in ("memory_limit", "device")}
+            )
+            options |= stack.enter_context(cluster)
+        report = stack.enter_context(_bar(progress))
         result = run(a, b, c, progress=report, notice=_note, **options)
     _report(result, c, as_json, verbose)
+
+
+def _on_cluster(scheduler: str, **options: Any) -> tuple[Any, Any]:
+    """What multiplies there, and a context with its options more."""
+    try:
+        from .cluster import connected
+        from .dask import multiply
+    except ImportError as error:
+        raise InputError(
+            f"--scheduler needs a package that is not installed ({error.name}); "
+            "pip install 'ooc-gemm[distributed]'"
+        ) from error
+    return multiply, connected(scheduler, **options)
 
 
 @cli.command(context_settings=CONTEXT)
@@ -248,10 +284,12 @@ def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **options: Any)
         note = (
             f"; {_rows(found.rows_not_finite)} NaN or infinite on both sides" if found.rows_not_finite else ""
         )
-        _print(f"{c} is the product, to rounding (worst row at {found.worst:.2g} of its tolerance){note}")
+        _print(
+            f"{url(c)} is the product, to rounding (worst row at {found.worst:.2g} of its tolerance){note}"
+        )
     if not found.ok:
         click.echo(
-            f"Error: {c} is not the product: {_rows(found.rows_wrong)} wrong, "
+            f"Error: {url(c)} is not the product: {_rows(found.rows_wrong)} wrong, "
             f"the first is row {found.first_wrong} (error {found.worst:.3g} times its tolerance at worst); "
             "compute it again",
             err=True,
@@ -286,7 +324,7 @@ def random(out: str, as_json: bool, verbose: bool, **options: Any) -> None:
         made = {"shape": [rows, cols], "dtype": options["dtype"], "bytes_written": written}
         click.echo(json.dumps(made))
     else:
-        _print(f"{out}: {rows}×{cols} {options['dtype']}, wrote {_size(written)}")
+        _print(f"{url(out)}: {rows}×{cols} {options['dtype']}, wrote {_size(written)}")
 
 
 @cli.command(context_settings=CONTEXT)
@@ -726,7 +764,7 @@ def _summary(result: "Result", c: str) -> str:
         for copy in result.rechunked
     )
     return (
-        f"{c}: {result.m}×{result.n} {result.out_dtype} = {operands}\n"
+        f"{url(c)}: {result.m}×{result.n} {result.out_dtype} = {operands}\n"
         f"{result.seconds:.2f} s, {_rate(result.tflops * 1e12)} ({result.kernel} on {result.device})\n"
         f"read {_size(result.bytes_read)}, wrote {_size(result.bytes_written)}, peak {peak}{copies}"
         + ("\nchecked: every block of C is the product, to rounding" if result.verified else "")
@@ -850,7 +888,7 @@ def _main(args: Sequence[str], verbose: bool) -> None:
         sys.exit(1)
     except Exception as error:
         if verbose:
-            traceback.print_exc()
+            click.echo(redacted(traceback.format_exc()), err=True)
         if isinstance(error, DeviceLostError):
             _in_another_process(args, error)
         text = f"{type(error).__name__}: {error} (-v shows where)"
@@ -858,7 +896,7 @@ def _main(args: Sequence[str], verbose: bool) -> None:
             text = str(error)
         elif no_memory(error):
             text = NO_MEMORY
-        click.echo(f"Error: {text}", err=True)
+        click.echo(f"Error: {redacted(text)}", err=True)
         codes = (InputError, 2), (BudgetError, 2), (VerificationError, 3), (Exception, 1)
         sys.exit(next(code for kind, code in codes if isinstance(error, kind)))
 

@@ -5,9 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from .redact import redacted
+
 
 class Error(Exception):
-    """Base class. The message is one sentence: which array, what is wrong, what to do."""
+    """Base class. The message is one sentence: which array, what is wrong, what to do; no credentials."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class InputError(Error, ValueError):

@@ -25,6 +25,7 @@ from .local import Source
 from .pages import Bytes, page_aligned
 from .plan import MiB, Piece, cut
 from .rechunk import each
+from .remote import CONNECTION_BYTES, requests
 from .tiles import ceil_div
 
 Array = npt.NDArray[Any]
@@ -122,9 +123,11 @@ class _Stream:
             s.chunk_bytes if s.whole else max(s.chunk_cols * s.itemsize, min(s.chunk_bytes, 4 * MiB), line)
         )
         # A piece, twice in the wide type (itself and its squares); a decoder holds chunks more.
-        each = self._slot + 2 * self._slot // s.itemsize * 16 + (s.held * s.chunk_bytes if s.whole else 0)
+        held = s.held * s.chunk_bytes if s.whole else self._slot if s.remote else 0
+        each = self._slot + 2 * self._slot // s.itemsize * 16 + held + (CONNECTION_BYTES if s.remote else 0)
         fixed = baseline_bytes(INTERPRETER_BYTES) + vectors
-        self._threads = min(4, (limit - fixed) // each)
+        most = requests(source.latency, self._slot) if source.latency else 4
+        self._threads = min(most, (limit - fixed) // each)
         if self._threads < 1:
             raise BudgetError(
                 f"a memory limit of {limit} bytes is too small to check {source.name}; "

@@ -12,6 +12,7 @@ from .devices.cpu import INTERPRETER_BYTES
 from .errors import BudgetError, InputError, on_thread
 from .limits import baseline_bytes, default_memory_limit, parse_size
 from .plan import CHUNK_BYTES, MiB, Part
+from .remote import CONNECTION_BYTES, WRITERS
 from .tiles import ceil_div, ranges
 
 
@@ -49,7 +50,8 @@ def random(
     each = (
         unit[0] * unit[1] * (kind.itemsize + 8 + (2 * kind.itemsize if shards or compressor != "none" else 0))
     )
-    threads = min(4, (limit - base) // each)
+    each += CONNECTION_BYTES if store.is_remote(out) else 0
+    threads = min(2 * WRITERS if store.is_remote(out) else 4, (limit - base) // each)
     if threads < 1:
         raise BudgetError(
             f"a memory limit of {limit} bytes is too small for chunks of {unit[0]}×{unit[1]}; "
@@ -57,7 +59,7 @@ def random(
             minimum_memory_limit=base + each,
         )
     output = store.Output(shape, kind, chunks, shards, compressor)
-    target = store.create_target(out, output, kind)
+    target = store.create_target(out, output, kind, force=force)
     slots: queue.SimpleQueue[npt.NDArray[np.uint8]] = queue.SimpleQueue()
     for _ in range(threads):
         slots.put(np.empty(unit[0] * unit[1] * kind.itemsize, np.uint8))

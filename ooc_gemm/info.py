@@ -210,7 +210,7 @@ def _kernel_rate(device: Device, dtype: str, precision: str, kernel: str, side: 
                 device.download(block, part, 0, target).synchronize()
         finally:
             device.close()
-        seconds.append(min(trace.each["compute"]))
+        seconds.append(trace.least["compute"])
         copied.append((rounds * sum(view.nbytes for view in views), 3 * target.nbytes))
     # A copy of the CPU is made by one thread, and takes one of its cores: in `Rates`, all take part in all.
     cores = device.threads if isinstance(device, CPU) else 1

@@ -79,14 +79,17 @@ class Journal:
         """A new one; what an older one says is gone. Raises InputError and OSError."""
         os.makedirs(folder, exist_ok=True)
         journal = cls(folder, name, create=True)
-        journal.head = {"version": VERSION, **head}
         try:
-            journal._file.truncate(0)
-            journal._append(journal.head, {"boot": _boot(), "undone": []})
+            journal._begin(head)
         except BaseException:
             journal.remove()
             raise
         return journal
+
+    def _begin(self, head: dict[str, Any]) -> None:
+        self.head = {"version": VERSION, **head}
+        self._file.truncate(0)
+        self._append(self.head, {"boot": self._boot(), "undone": []})
 
     @classmethod
     def resume(cls, folder: Path, name: str) -> "Journal":
@@ -101,16 +104,19 @@ class Journal:
         except OSError as error:
             said = error.strerror or error
             raise InputError(f"the journal of {name} cannot be used: {said}; {ANEW}") from error
+        journal._continue()
+        return journal
+
+    def _continue(self) -> None:
         try:
-            journal._read()
+            self._read()
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            journal.close()
+            self.close()
             if isinstance(error, InputError):
                 raise
             raise InputError(
-                f"the journal of {name} is damaged, so it cannot be continued; {ANEW}"
+                f"the journal of {self._name} is damaged, so it cannot be continued; {ANEW}"
             ) from error
-        return journal
 
     def _open(self, create: bool) -> BinaryIO:
         while True:
@@ -155,11 +161,13 @@ class Journal:
         if not self.head or b'"durable"' in text[whole:]:
             raise ValueError
         self.count = len(order)
-        lost = [] if boot and boot == _boot() else [chunk for chunk in order[held:] if chunk in self.done]
+        lost = (
+            [] if boot and boot == self._boot() else [chunk for chunk in order[held:] if chunk in self.done]
+        )
         for chunk in lost:
             del self.done[chunk]
         self._file.truncate(whole)
-        self._append({"boot": _boot(), "undone": lost})
+        self._append({"boot": self._boot(), "undone": lost})
 
     def refuse_changes(self, head: dict[str, Any]) -> None:
         """Raises InputError where what is to be made now, or of what, is not what was begun."""
@@ -189,6 +197,10 @@ class Journal:
         with self._lock:
             self._append({"durable": count})
         os.fsync(self._file.fileno())
+
+    def _boot(self) -> str:
+        """What chunks that nobody has flushed live as long as."""
+        return boot_id()
 
     def _append(self, *entries: dict[str, Any]) -> None:
         self._file.write(b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
@@ -234,7 +246,7 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _boot() -> str:
+def boot_id() -> str:
     """Which start of the system this is; "" where it does not say."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -195,7 +195,7 @@ def _with_chunks(p: Problem, operands: str, size: int) -> Problem:
         outer = chunk_side(extent, max(math.isqrt(elements), elements / k), along)
         sides = outer, chunk_side(k, elements / outer, deep)
         rows, cols = sides if outer_is_rows else sides[::-1]
-        copy = replace(s, chunk_rows=rows, chunk_cols=cols, whole=False, stored=None)
+        copy = replace(s, chunk_rows=rows, chunk_cols=cols, whole=False, stored=None, remote=False)
         p = replace(p, a=copy) if operand == "a" else replace(p, b=copy)
         if p.symmetric:
             p = replace(p, b=replace(copy, transposed=not copy.transposed))
@@ -245,6 +245,13 @@ def _slot_bytes(source: Matrix, rows: int, cols: int) -> int:
     return round_up(piece_bytes(source, rows, cols, PIECE_BYTES), PAGESIZE)
 
 
+def _held(source: Matrix, rows: int, cols: int) -> int:
+    """By a reader, beside its slot."""
+    if source.whole:
+        return source.held * source.chunk_bytes
+    return _slot_bytes(source, rows, cols) if source.remote else 0
+
+
 def _ledger(
     source: Matrix, target: Matrix, budget: Budget, rows: int, cols: int, readers: int, writers: int
 ) -> dict[str, int]:
@@ -253,7 +260,8 @@ def _ledger(
         "baseline": budget.host_baseline,
         "region": round_up(rows * cols * source.itemsize, PAGESIZE),
         "read slots": readers * _slot_bytes(source, rows, cols),
-        "decoding": readers * source.held * source.chunk_bytes if source.whole else 0,
+        "decoding": readers * _held(source, rows, cols),
+        "connections": readers * budget.connection,
         "write slots": writers * round_up(target.chunk_bytes, PAGESIZE),
     }
 

@@ -5,12 +5,15 @@ own or in shards.
     compressed    file ──► scratch ──► slot      decoded to its place where the whole chunk is wanted
 """
 
+import itertools
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +27,7 @@ from .plan import Matrix, Piece
 from .shards import read_index
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 
 class Source:
@@ -42,6 +46,8 @@ class Source:
         self.stamps: npt.NDArray[np.int64] | None = None
         """Of every file, in the order of the grid: size, and time of the last change; None where they cannot
         be had."""
+        self.latency = 0.0
+        """Seconds until a store that is not this machine's answers; 0 where it is."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -88,6 +94,47 @@ class Source:
         return slot[: rows * cols * self.dtype.itemsize].view(self.dtype).reshape(rows, cols)
 
 
+class Window(Source):
+    """Rows or columns of another source's array, from one chunk edge to another or to the end."""
+
+    def __init__(self, source: Source, rows: tuple[int, int], cols: tuple[int, int]):
+        """[start, stop) of each, as the array's user sees them."""
+        s = source.matrix
+        if s.transposed:
+            rows, cols = cols, rows
+        first = rows[0] // s.chunk_rows, cols[0] // s.chunk_cols
+        assert (first[0] * s.chunk_rows, first[1] * s.chunk_cols) == (rows[0], cols[0])
+        matrix = replace(s, rows=rows[1] - rows[0], cols=cols[1] - cols[0])
+        if s.stored is not None:
+            lines = (s.stored[i * s.grid[1] :][: s.grid[1]] for i in range(first[0], s.grid[0]))
+            inside = (line[first[1] :][: matrix.grid[1]] for line in lines)
+            some = itertools.islice(itertools.chain.from_iterable(inside), math.prod(matrix.grid))
+            matrix = replace(matrix, stored=tuple(some))
+        super().__init__(source.name, source.dtype, matrix)
+        self._source, self._first, self._at = source, first, (rows[0], cols[0])
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """The same piece of the whole."""
+
+        def moved(some: tuple[int, int], by: int) -> tuple[int, int]:
+            return some[0] + by, some[1] + by
+
+        down, across = self._at
+        chunk = piece.chunk[0] + self._first[0], piece.chunk[1] + self._first[1]
+        there = replace(
+            piece,
+            chunk=chunk,
+            rows=moved(piece.rows, down),
+            cols=moved(piece.cols, across),
+            span=moved(piece.span, across),
+        )
+        return self._source.read(there, slot)
+
+    def cancel(self) -> None:
+        """As the whole."""
+        self._source.cancel()
+
+
 class Folder:
     """Where the chunks of a local array lie: (i, j) are of the stored matrix."""
 
@@ -110,6 +157,18 @@ class Folder:
     def path(self, i: int, j: int) -> str:
         """Of the file."""
         return f"{self.root}/{self.key(i, j)}"
+
+    def open(self, key: str, direct: bool = True) -> ChunkFile:
+        """The file of a key, for reading. Raises OSError."""
+        return ChunkFile(f"{self.root}/{key}", direct)
+
+    def each(self, work: Callable[[T], None], items: Iterable[T]) -> None:
+        """Work on every item, which asks for a file or two."""
+        for item in items:
+            work(item)
+
+    def cancel(self) -> None:
+        """Let no thread wait any longer for a file."""
 
     def stamps(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
         """Of every file, in row-major order of their grid. Takes time for those that are there only: a grid
@@ -164,28 +223,36 @@ def _number(text: str) -> int:
 class Shards(Folder):
     """Several chunks in a file, whose index is read when the array is opened."""
 
-    def __init__(
-        self, root: Path, metadata: Any, s: Matrix, outer: Matrix, sizes: tuple[int, ...], at_end: bool
-    ):
-        """`outer`: the matrix in shards, of which `sizes` are, 0 where one is missing."""
-        super().__init__(root, metadata)
+    def __init__(self, folder: Folder, s: Matrix, outer: Matrix, sizes: tuple[int, ...], at_end: bool):
+        """`folder`: of the shards. `outer`: the matrix in shards, of which `sizes` are, 0 where one is
+        missing."""
+        super().__init__(folder.root, folder._metadata)
+        self._outer = folder
         self._grid, grid = s.grid, outer.grid
         self._per = down, across = outer.chunk_rows // s.chunk_rows, outer.chunk_cols // s.chunk_cols
         self._extents = np.zeros((grid[0] * down, grid[1] * across, 2), np.uint64)
         self._damaged: dict[tuple[int, int], str] = {}
-        for at, size in enumerate(sizes):
-            if not size:
-                continue
+
+        def look(at: int) -> None:
             i, j = divmod(at, grid[1])
-            key = self._key(i, j)
             try:
-                found = read_index(f"{root}/{key}", down * across, at_end)
+                found = read_index(folder, self._key(i, j), down * across, at_end)
             except (OSError, ValueError) as error:
                 self._damaged[i, j] = str(error)
-                continue
+                return
             if found is not None:
                 part = self._extents[i * down : (i + 1) * down, j * across : (j + 1) * across]
                 part[...] = found.reshape(down, across, 2)
+
+        folder.each(look, (at for at, size in enumerate(sizes) if size))
+
+    def open(self, key: str, direct: bool = True) -> ChunkFile:
+        """The shard."""
+        return self._outer.open(key, direct)
+
+    def cancel(self) -> None:
+        """As of the folder of the shards."""
+        self._outer.cancel()
 
     def key(self, i: int, j: int) -> str:
         """The shard's."""
@@ -211,6 +278,10 @@ class RawSource(Source):
         super().__init__(name, dtype, matrix)
         self._folder, self._fill = folder, fill
 
+    def cancel(self) -> None:
+        """Wake who waits for a chunk."""
+        self._folder.cancel()
+
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Just the rows wanted: one read where they are contiguous in the file."""
         s, (i, j) = self.matrix, piece.chunk
@@ -224,7 +295,7 @@ class RawSource(Source):
             base, size = self._folder.extent(i, j)
             if size == 0:
                 raise FileNotFoundError
-            with ChunkFile(f"{self._folder.root}/{key}") as file:
+            with self._folder.open(key) as file:
                 size = file.size if size is None else size
                 if size != s.chunk_bytes:
                     raise StoreError(
@@ -266,6 +337,10 @@ class CompressedSource(Source):
         self.compressor, self._most = compressor, longest(matrix.chunk_bytes)
         self._room = min(max(matrix.stored or (0,)), self._most) + 2 * PAGE
 
+    def cancel(self) -> None:
+        """Wake who waits for a chunk."""
+        self._folder.cancel()
+
     def encoded(self, i: int, j: int) -> Bytes | None:
         """A chunk as it is stored, in memory that the thread's next call takes again, or None where it is
         missing. Raises OSError and ValueError."""
@@ -273,7 +348,7 @@ class CompressedSource(Source):
         if size == 0:
             return None
         try:
-            with ChunkFile(f"{self._folder.root}/{self._folder.key(i, j)}") as file:
+            with self._folder.open(self._folder.key(i, j)) as file:
                 size = file.size if size is None else size
                 if size > self._most:
                     raise ValueError(f"it takes {size} bytes, more than {self._most}")

@@ -77,6 +77,9 @@ class Matrix:
     held: int = 2
     """Memory, in chunks, that decoding one whole takes beside its slot, or encoding one: for itself and what
     is stored of it; more where that is not ours to say."""
+    remote: bool = False
+    """A read is a round trip to another machine: never of a part of a row; and what comes is held beside its
+    slot."""
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -88,6 +91,11 @@ class Matrix:
         """Bytes of one decoded chunk."""
         return self.chunk_rows * self.chunk_cols * self.itemsize
 
+    @property
+    def skipped(self) -> int:
+        """Bytes of an element, as far as it saves anything not to read it."""
+        return 0 if self.remote else self.itemsize
+
     @cached_property
     def stored_bytes(self) -> int:
         """Bytes of all chunks as stored: what must be read at least."""
@@ -96,7 +104,7 @@ class Matrix:
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """The columns that are read for columns [start, stop) of one chunk: those alone, one read a
         row; or the chunk's whole rows, which are contiguous and so take one read for all."""
-        if self.whole or _apart(self.chunk_cols, stop - start, self.itemsize):
+        if self.whole or _apart(self.chunk_cols, stop - start, self.skipped):
             return start, stop
         first = start // self.chunk_cols * self.chunk_cols
         return first, first + self.chunk_cols
@@ -123,7 +131,7 @@ class Matrix:
             return times * self.chunk_bytes * self._density
         return (
             self.rows
-            * _spanned_total(self.cols, col_step, self.chunk_cols, self.itemsize)
+            * _spanned_total(self.cols, col_step, self.chunk_cols, self.skipped)
             * self.itemsize
             * self._density
         )
@@ -140,7 +148,7 @@ class Matrix:
                 self.cols, col_step, self.chunk_cols
             )
         rows = tuple(stop - start for start, stop in ranges(self.rows, self.chunk_rows))
-        return rows, _spanned(self.cols, col_step, self.chunk_cols, self.itemsize)
+        return rows, _spanned(self.cols, col_step, self.chunk_cols, self.skipped)
 
 
 def _apart(chunk_cols: int, cols: int, itemsize: int) -> bool:
@@ -257,6 +265,10 @@ class Rates:
     shared: bool
     read_seconds: float = 6e-6
     """Seconds of one read call beside its bytes; calls do not overlap."""
+    stream: float = math.inf
+    """Bytes a second that one reader gets."""
+    latency: float = 0.0
+    """Seconds that a read waits for its first byte; readers wait side by side."""
     piece_seconds: float = 60e-6
     """Seconds of one piece's way through the ring beside its bytes, and of a chunk's of C; pieces do not
     overlap in this."""
@@ -299,6 +311,11 @@ class Budget:
     """Most reader threads."""
     writers: int = 2
     """Most writer threads."""
+    workers: int = 1
+    """Processes, each with this budget, that blocks are dealt to."""
+    connection: int = 0
+    """What each thread takes that talks to another machine. There are many of them, and fewer are tried, too,
+    for what all of them hold may not fit."""
     weights: tuple[int, ...] = (1,)
     """How fast each of several devices is: blocks are cut into bands of rows, as high as their devices are
     fast, and limits and baselines of the device are of each."""
@@ -586,6 +603,10 @@ class Plan:
                 f"{self.block_count} of {self.bm}×{self.bn}, each in {self.panel_count} "
                 f"{'panel' if self.panel_count == 1 else 'panels'} of {self.bk}",
             ),
+            *(
+                [("workers", f"{self.budget.workers}, each with this much memory")]
+                * (self.budget.workers > 1)
+            ),
             ("chunks of C", f"{c.chunk_rows}×{c.chunk_cols}, {_mib(c.chunk_bytes)}"),
             (
                 "read",
@@ -643,7 +664,11 @@ class _Ring:
 def _rings(budget: Budget) -> list[_Ring]:
     r, w = budget.readers, budget.writers
     ample = (16 * MiB, 4 * MiB) if budget.device is not None else (4 * MiB, 1 * MiB)
-    rings = [_Ring(r, w, r + max(2, r // 2), cap) for cap in ample]
+    counts = [r]
+    while budget.connection and counts[-1] > 4:
+        counts.append(counts[-1] // 2)
+    share = 1 if budget.connection else 2  # where a request is made again, those behind it need room
+    rings = [_Ring(n, max(1, w * n // r), n + max(2, n // share), cap) for n in counts for cap in ample]
     return [*rings, _Ring(min(2, r), 1, 3, 1 * MiB)]
 
 
@@ -770,7 +795,7 @@ def piece_bytes(s: Matrix, rows: int, cols: int, cap: int) -> int:
     rows, cols = min(rows, s.chunk_rows), min(cols, s.chunk_cols)
     if s.whole:
         return rows * cols * s.itemsize
-    line = (cols if _apart(s.chunk_cols, cols, s.itemsize) else s.chunk_cols) * s.itemsize
+    line = (cols if _apart(s.chunk_cols, cols, s.skipped) else s.chunk_cols) * s.itemsize
     return max(line, min(rows * line, cap))
 
 
@@ -779,12 +804,14 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
     slot = _slot_bytes(p, x)
     chunk = x.c.chunk_rows * x.c.chunk_cols
     encoding = x.c.held if x.c.whole else int(x.c.itemsize != p.block_itemsize)
-    whole = [s.held * s.chunk_bytes for s in ((p.a, p.b, x.c) if p.reads_c else (p.a, p.b)) if s.whole]
+    read = (p.a, p.b, x.c) if p.reads_c else (p.a, p.b)
+    beside = [s.held * s.chunk_bytes if s.whole else slot if s.remote else 0 for s in read]
     host = {
         "baseline": budget.host_baseline,
         "read ring": x.ring.slots * slot,
         "cache": x.cache * slot,
-        "decoding": x.ring.readers * max(whole, default=0),
+        "decoding": x.ring.readers * max(beside),
+        "connections": (x.ring.readers + x.ring.writers) * budget.connection,
         "write slots": x.ring.writers * chunk * p.block_itemsize,
         "encoding": x.ring.writers * chunk * x.c.itemsize * encoding,
     }
@@ -889,7 +916,7 @@ def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
     if s.whole:
         return Pass(nbytes, float(count * s.chunk_bytes), count, count)
     count *= max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
-    apart = _apart(s.chunk_cols, min(col_step, s.chunk_cols), s.itemsize)
+    apart = _apart(s.chunk_cols, min(col_step, s.chunk_cols), s.skipped)
     return Pass(nbytes, 0.0, count, s.rows * col_touches if apart else count)
 
 
@@ -933,8 +960,9 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     read = uploaded = handling = 0.0
     # A few readers do not keep a disk busy.
     rate = rates.read * (1.0 if rates.shared else min(1.0, x.ring.readers / BUSY_READERS))
+    rate, call = min(rate, x.ring.readers * rates.stream), rates.read_seconds + rates.latency / x.ring.readers
     for s, one, times, share in sides:
-        moving = one.nbytes / rate + one.decoded / rates.decode + one.calls * rates.read_seconds
+        moving = one.nbytes / rate + one.decoded / rates.decode + one.calls * call
         read += times * share * moving
         handling += times * one.pieces * rates.piece_seconds
         uploaded += times * s.rows * s.cols * s.itemsize
@@ -971,6 +999,12 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
         max(stages["read"], stages["compute"]) / max(1, blocks) + hidden,
     )
     return stages, start + longest + last
+
+
+def _rounds(p: Problem, budget: Budget, x: _Candidate) -> float:
+    """The share of a product's time that it takes several workers, of which the busiest decides."""
+    blocks = max(1, _block_count(p, x.bm, x.bn))
+    return ceil_div(blocks, budget.workers) / blocks
 
 
 def taking_turns(read: float, write: float, turns: float) -> float:
@@ -1053,17 +1087,19 @@ def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
 def predict(problem: Problem, budget: Budget, rates: Rates) -> float:
     """Predicted seconds of the plan, without making it; infinite where none fits (with symmetric blocks)."""
     x = _best(problem, budget, rates)
-    return math.inf if x is None else _seconds(problem, budget, rates, x)[1]
+    if x is None:
+        return math.inf
+    return _seconds(problem, budget, rates, x)[1] * _rounds(problem, budget, x)
 
 
 def least_seconds(problem: Problem, budget: Budget, rates: Rates) -> float:
     """Predicted seconds with memory without end: no plan is predicted to take less."""
-    return _seconds(problem, budget, rates, _everything(problem, budget))[1]
+    return _seconds(problem, budget, rates, _everything(problem, budget))[1] / budget.workers
 
 
 def _best(problem: Problem, budget: Budget, rates: Rates) -> "_Candidate | None":
     stages, ideal = _seconds(problem, budget, rates, _everything(problem, budget))
-    ideal += _hidden_cost(problem, stages)
+    ideal = (ideal + _hidden_cost(problem, stages)) / budget.workers
     best: tuple[float, int, _Candidate] | None = None
     for c in _outputs(problem):
         for ring in _rings(budget):
@@ -1109,14 +1145,18 @@ def _search(
                     for x in (plain, *_cached(p, budget, plain)):
                         elements = bm * bn + (bm + bn) * bk + x.cache
                         stages, seconds = _seconds(p, budget, rates, x)
-                        found = (seconds + _hidden_cost(p, stages), elements, x)
+                        seconds = seconds * _rounds(p, budget, x) + _hidden_cost(p, stages) / budget.workers
+                        found = (seconds, elements, x)
                         if best is None or found[:2] < best[:2]:
                             best = found
     return best
 
 
 def _cached(p: Problem, budget: Budget, x: _Candidate) -> Iterator[_Candidate]:
-    """The same with what is left of the host budget as a cache, in both orders of blocks."""
+    """The same with what is left of the host budget as a cache, in both orders of blocks. What one of several
+    workers has read is of no use to the others, and of little to its own next blocks."""
+    if budget.workers > 1:
+        return
     down, across, deep = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn), ceil_div(p.k, x.bk)
     spare = (budget.host - sum(_ledgers(p, budget, x)[0].values())) // _slot_bytes(p, x)
     if spare >= LEAST_CACHE_SLOTS and down * across > 1 and 2 * down * across * deep <= MAX_VISITS:
@@ -1197,7 +1237,7 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
         ledger=host,
         device_ledger=device,
         stage_seconds=stages,
-        predicted_seconds=seconds,
+        predicted_seconds=seconds * _rounds(p, budget, x),
         used_rates=rates,
     )
     return _with_cache(plan, x.cache) if x.cache else plan

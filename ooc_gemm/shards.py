@@ -4,7 +4,7 @@ A shard's index is a table of (offset, length) of its chunks in row-major order,
 before or behind them, with a checksum (Zarr's sharding_indexed codec, version 1.0).
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import google_crc32c
 import numpy as np
@@ -22,12 +22,17 @@ def is_known(configuration: dict[str, Any]) -> bool:
     return index == [("bytes", {"endian": "little"}), ("crc32c", {})]
 
 
-def read_index(path: str, count: int, at_end: bool) -> Extents | None:
+class _Folder(Protocol):
+    def open(self, key: str, direct: bool) -> ChunkFile:
+        """The file of a key."""
+
+
+def read_index(folder: _Folder, key: str, count: int, at_end: bool) -> Extents | None:
     """(offset, length) of each chunk, length 0 for one that is missing; None where there is no shard. Raises
     ValueError where the index is not what it should be, and OSError."""
     nbytes = 16 * count
     try:
-        with ChunkFile(path, direct=False) as file:
+        with folder.open(key, direct=False) as file:
             if file.size < nbytes + 4:
                 raise ValueError("it is shorter than its index")
             data = np.empty(nbytes + 4, np.uint8)

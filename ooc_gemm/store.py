@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -38,15 +39,16 @@ from zarr.abc.store import RangeByteRequest
 from zarr.codecs import ShardingCodec, TransposeCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import _get_loop, sync
-from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore
+from zarr.storage import LocalStore, MemoryStore, ObjectStore, StorePath, WrapperStore
 
-from . import codec, documents, files, journal, shards
+from . import codec, documents, files, journal, redact, shards
 from .documents import SUPPORTED
 from .errors import NO_MEMORY, Error, InputError, OutOfMemoryError, RangeError, StoreError, no_memory
 from .journal import Journal
 from .local import CompressedSource, Folder, RawSource, Shards, Source
 from .pages import give_back, scratch
 from .plan import Matrix, Part, Piece
+from .remote import Objects, RemoteFolder, RemoteJournal, address, connect, normal, speaks, why
 from .ring import Bytes
 
 T = TypeVar("T")
@@ -68,6 +70,8 @@ codecs, byte orders and versions, of noise, with what it returns."""
 PARTIAL = ".partial"
 PENDING = ".pending"
 """A chunk's file until it goes to its place."""
+RUN = ".ooc-gemm-run-"
+"""How the folder in C's begins where the workers of a cluster put the chunks that they make."""
 SAVED_SECONDS = 2.0
 """After so long what was written is made durable. What takes less is sooner done again."""
 DIRECT_BYTES = 256 << 20
@@ -82,10 +86,10 @@ SLOWEST = 1 << 20
 def describe(spec: Any) -> str:
     """How messages name an array: its path or URL as given, or what it is."""
     if isinstance(spec, str | os.PathLike):
-        return os.fspath(spec) or "''"
+        return redact.url(os.fspath(spec)) or "''"
     if isinstance(spec, zarr.Array):
         path = local_path(spec)
-        return str(path) if path else str(spec.store_path)
+        return str(path) if path else redact.redacted(str(spec.store_path))
     return f"the {type(spec).__name__} given"
 
 
@@ -107,17 +111,55 @@ def local_path(spec: Any) -> Path | None:
     return None if "://" in text else Path(os.path.realpath(text))
 
 
+def portable(spec: Any) -> Any:
+    """The same array for another process to open, a path where it is local; None where it cannot."""
+    if (place := local_path(spec)) is not None:
+        return str(place)
+    if isinstance(spec, str):
+        return spec
+    if not isinstance(spec, zarr.Array) or isinstance(spec.store_path.store, MemoryStore):
+        return None
+    system: Any = getattr(spec.store_path.store, "fs", None)  # dask opens paths through fsspec
+    system = getattr(system, "sync_fs", system)
+    if "file" in np.atleast_1d(getattr(system, "protocol", "")):
+        return os.path.join(getattr(spec.store_path.store, "path", ""), spec.store_path.path).rstrip("/")
+    return spec
+
+
+def is_array(spec: Any) -> bool:
+    """Whether zarr has opened it."""
+    return isinstance(spec, zarr.Array)
+
+
+def is_remote(spec: Any) -> bool:
+    """Whether an array is, or will be, where requests take a while."""
+    if isinstance(spec, zarr.Array):
+        return isinstance(spec.store_path.store, ObjectStore)
+    return isinstance(spec, str) and local_path(spec) is None
+
+
 def same_place(one: Any, other: Any) -> bool:
     """Whether two arrays are one, or one's folder lies inside the other's."""
     a, b = local_path(one), local_path(other)
     if a is None or b is None:
-        if isinstance(one, zarr.Array) and isinstance(other, zarr.Array):
-            return bool(one.store_path == other.store_path)
-        if not (isinstance(one, str) and isinstance(other, str)):
-            return False
-        urls = [url.rstrip("/") + "/" for url in (one, other)]
-        return urls[0].startswith(urls[1]) or urls[1].startswith(urls[0])
+        if (
+            isinstance(one, zarr.Array)
+            and isinstance(other, zarr.Array)
+            and one.store_path == other.store_path
+        ):
+            return True
+        urls = [_address(spec) for spec in (one, other)]
+        return bool(urls[0] and urls[1]) and (urls[0].startswith(urls[1]) or urls[1].startswith(urls[0]))
     return a == b or a in b.parents or b in a.parents
+
+
+def _address(spec: Any) -> str:
+    """Of what is not local, one for each place, where that is known; or nothing."""
+    if isinstance(spec, zarr.Array):
+        at = spec.store_path
+        root = address(at.store.store) if isinstance(at.store, ObjectStore) else ""
+        return root and normal(f"{root}/{at.path}")
+    return normal(spec) if isinstance(spec, str) and "://" in spec else ""
 
 
 # ---------------------------------------------------------------------------------------------- reading
@@ -151,6 +193,9 @@ class Answers:
             if future.done():
                 raise
             raise TimeoutError(f"no answer within {self._seconds:.3g} s") from None
+        except Exception as error:  # which may be shown in a traceback
+            error.args = tuple(redact.redacted(arg) if isinstance(arg, str) else arg for arg in error.args)
+            raise
         finally:
             if self._seconds is None:
                 wait([future])
@@ -274,13 +319,15 @@ class _CountingStore(WrapperStore[Any]):
 
 
 def open_source(spec: Any, name: str | None = None) -> Source:
-    """An input from a path, URL, zarr.Array, or anything with shape, dtype and slicing. `name` is what
-    messages call it, where that is not plain from `spec`.
+    """An input from a path, URL, zarr.Array, or anything with shape, dtype and slicing; one that is open
+    stays as it is. `name` is what messages call it, where that is not plain from `spec`.
 
     Raises InputError where it is missing, no array, not 2-D, of a type that cannot be multiplied, or its
     metadata cannot be read.
     """
     name = name or describe(spec)
+    if isinstance(spec, Source):
+        return spec
     if isinstance(spec, zarr.Array):
         array = spec
     elif isinstance(spec, str | os.PathLike):
@@ -309,6 +356,12 @@ def _open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
             )
     found = _open(os.fspath(spec) if place is None else str(place), name)
     if found is None:
+        with _said(name, remote=place is None):
+            if place is None and (there := _objects(spec)) and is_begun(there):
+                raise InputError(
+                    f"{name} is the unfinished result of an interrupted run; continue that with --resume "
+                    "(resume=True), or make it again"
+                )
         raise InputError(f"{name} is not a Zarr array; check the path")
     if isinstance(found, str):
         raise InputError(f"{name} is a Zarr group, not an array; name one of the arrays in it")
@@ -358,6 +411,8 @@ def _document(at: StorePath, key: str) -> bytes | None:
     """One of the metadata documents, or more than there may be of it. Raises OSError."""
     if isinstance(at.store, LocalStore):
         return files.read_small(Path(at.store.root) / key, documents.MAX_BYTES)
+    if isinstance(at.store, ObjectStore):
+        return Objects(at.store.store, at.path, Answers(at.store)).document(key, documents.MAX_BYTES)
     most = RangeByteRequest(0, documents.MAX_BYTES + 1)
     found = Answers(at.store).of((at / key).get(default_buffer_prototype(), most))
     return None if found is None else bytes(found.to_bytes())
@@ -383,7 +438,7 @@ def _unusable(name: str, error: Exception, remote: bool) -> Error:
 
 
 def _one_line(error: Exception) -> str:
-    return documents.short(f"{type(error).__name__}: {error}")
+    return documents.short(f"{type(error).__name__}: {why(error)}")
 
 
 @contextlib.contextmanager
@@ -456,8 +511,19 @@ def _zarr_source(name: str, array: zarr.Array[Any]) -> Source:
         outer = replace(matrix, chunk_rows=array.shards[0], chunk_cols=array.shards[1])
         _check_shards(name, matrix, outer)
     if isinstance(at.store, LocalStore):
-        return _local_source(name, array, matrix, outer, Path(at.store.root) / at.path)
-    return _decoded_source(name, array, matrix)
+        folder = Folder(Path(at.store.root) / at.path, array.metadata, fortran)
+        return _folder_source(name, array, matrix, outer, folder)
+    if not isinstance(at.store, ObjectStore):
+        return _decoded_source(name, array, matrix)
+    objects = Objects(at.store.store, at.path, Answers(at.store, outer.chunk_bytes))
+    matrix = replace(matrix, remote=True)
+    if objects.tells:
+        distant = RemoteFolder(objects, name, array.metadata, fortran)
+        source = _folder_source(name, array, matrix, outer, distant)
+    else:
+        source = _decoded_source(name, array, matrix)
+    source.latency = objects.latency
+    return source
 
 
 def _check_shards(name: str, s: Matrix, outer: Matrix) -> None:
@@ -467,10 +533,9 @@ def _check_shards(name: str, s: Matrix, outer: Matrix) -> None:
         raise InputError(f"{name}: shards of {chunks} chunks cannot be right; repair its metadata")
 
 
-def _local_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, root: Path) -> Source:
-    """`outer`: the matrix in chunks that are files."""
+def _folder_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, folder: Folder) -> Source:
+    """`outer`: the matrix in chunks that are files, or objects."""
     metadata, dtype, shard = array.metadata, array.dtype, array.shards
-    folder = Folder(root, metadata, s.transposed)
     stamps = folder.stamps(outer.grid)
     sizes = tuple(np.maximum(stamps[:, 0], stamps.any(axis=1)).tolist())  # an empty file is there, too
     inner = _inner(metadata) if shard else None
@@ -481,7 +546,7 @@ def _local_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, r
         fill = dtype.type(0) if array.fill_value is None else array.fill_value
         if inner and shard:
             at_end = inner[0]["index_location"] == "end"
-            folder = shards_of = Shards(root, metadata, s, outer, sizes, at_end)
+            folder = shards_of = Shards(folder, s, outer, sizes, at_end)
             sizes = shards_of.sizes
         if compressor:
             s = replace(s, whole=True, stored=sizes)
@@ -490,7 +555,7 @@ def _local_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, r
             source = RawSource(name, dtype, fill, _with_missing(s, sizes), folder)
     else:
         s = replace(s, stored=_shares(s, outer, sizes) if shard else sizes)
-        source = _decoded_source(name, array, s, folder)
+        source = _decoded_source(name, array, s, None if s.remote else folder)
     source.stamps = stamps
     source.description = json.dumps({**metadata.to_dict(), "attributes": {}}, default=str).encode()
     return source
@@ -693,7 +758,10 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
         if not isinstance(spec, str | zarr.Array):
             raise InputError(f"{name} cannot be written to; give a path, a URL or a zarr.Array as C")
         if not reads:
-            _check_replaced(name, _kind(spec, name) if isinstance(spec, str) else "array", force)
+            kind = _kind(spec, name) if isinstance(spec, str) else "array"
+            _check_replaced(name, kind, force)
+            if kind is None:
+                _check_free(name, str(spec), force)
         return
     if reads:
         if not os.access(place, os.W_OK):
@@ -727,6 +795,28 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
         parent = parent.parent
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise InputError(f"{name} cannot be created: {parent} is not a writable folder; choose another place")
+
+
+def _check_free(name: str, spec: str, force: bool) -> None:
+    """At an address where no array is there may be an unfinished one, or what is somebody's."""
+    with _said(name, remote=True):
+        there = _objects(spec)
+        if there is None or not there.has_any():
+            return
+        if not is_begun(there):
+            raise InputError(
+                f"{name} exists and cannot be opened as a Zarr array; it is left alone, choose another place"
+            )
+        if not force:
+            raise InputError(
+                f"{name} is the unfinished result of a run that was interrupted, or still goes on; continue "
+                "it with --resume (resume=True), or give -f (force=True) to replace it"
+            )
+
+
+def is_begun(there: Objects) -> bool:
+    """Whether a C that is not finished stands in an object store, or one is begun."""
+    return any(there.has(key) for key in (*(key + PARTIAL for key in METADATA), journal.NAME))
 
 
 def is_partial(place: Path) -> bool:
@@ -763,6 +853,8 @@ class Target:
         self._plain = self._plain and (compression == [] or self._compressor is not None)
         place = local_path(array)
         self._folder = Folder(place, array.metadata) if place else None
+        self._encodes = place is not None
+        """Chunks are encoded here and go to their places whole, not by zarr."""
         if not self._plain:
             give_back()
         self._direct = array.nbytes >= DIRECT_BYTES
@@ -802,6 +894,8 @@ class Target:
         for left in (*root.rglob("*" + PENDING), *root.glob("*" + PARTIAL)):
             if str(left) not in known and left.name not in metadata:
                 left.unlink()
+        for folder in root.glob(RUN + "*"):
+            _revoke(folder)
         self._durable = bool(self._log.done)
 
     def clear(self) -> None:
@@ -862,9 +956,7 @@ class Target:
                 known = json.loads(self._find(".zattrs") or b"{}")
                 self._set(".zattrs", json.dumps({**known, **attributes}, indent=2).encode())
             self._set(self._key, described)
-            self._delete(self._key + PARTIAL)
-            if self._log:
-                self._log.remove()
+            self._finish()
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
@@ -872,6 +964,12 @@ class Target:
                 f"{self.name} cannot be finished: {error.strerror or error}; see to its disk and go on with "
                 "--resume (resume=True)"
             ) from error
+
+    def _finish(self) -> None:
+        """C is an array: what said that it is not goes."""
+        self._delete(self._key + PARTIAL)
+        if self._log:
+            self._log.remove()
 
     def cancel(self) -> None:
         """Wake who waits for a store to take a chunk."""
@@ -892,9 +990,9 @@ class Target:
         inside = values[: part.rows, : part.cols]
         dtype = self._array.dtype
         if dtype.kind in "iu":
-            _check_fits(inside, dtype, self.name)
+            check_fits(inside, dtype, self.name)
         try:
-            if self._folder is None:
+            if not self._encodes:
                 row, col = (index * size for index, size in zip(part.chunk, self._shape, strict=True))
                 place = slice(row, row + part.rows), slice(col, col + part.cols)
                 with np.errstate(over="ignore"):
@@ -911,11 +1009,11 @@ class Target:
                     np.copyto(data, values, casting="unsafe")
             self._write_file(part.chunk, self._encoded(data))
             return data.nbytes
-        except MemoryError:
+        except (MemoryError, StoreError):
             raise
         except Exception as error:
             key = self._array.metadata.encode_chunk_key(part.chunk)
-            said = (isinstance(error, OSError) and error.strerror) or error
+            said = (isinstance(error, OSError) and error.strerror) or why(error)
             full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
             first = "make room there" if full else "see to its disk" if self._folder else "see to its store"
             then = "go on with --resume (resume=True)" if self._log else "run again with -f (force=True)"
@@ -936,13 +1034,45 @@ class Target:
         return made.to_bytes()
 
     def _write_file(self, chunk: tuple[int, int], data: Bytes | bytes) -> None:
+        path = self._path(chunk)
+        files.write(path + PENDING, data, self._direct)
+        self._written(chunk, path)
+
+    @contextlib.contextmanager
+    def run_folder(self) -> Iterator[Path]:
+        """For the chunks that workers of a cluster make, while they do. C must be local."""
+        assert self._folder
+        folder = Path(self._folder.root, RUN + uuid4().hex)
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            _revoke(folder)
+
+    def take(self, chunk: tuple[int, int], file: str) -> None:
+        """A chunk that a worker has written, from then on as if written here. Raises StoreError."""
+        path = self._path(chunk)
+        try:
+            os.replace(file, path + PENDING)
+            self._written(chunk, path)
+        except OSError as error:
+            raise StoreError(
+                f"{self.name}: a chunk that a worker has written cannot be moved to its place "
+                f"({error.strerror or error}); see to its disk and go on with --resume (resume=True)"
+            ) from error
+
+    def _path(self, chunk: tuple[int, int]) -> str:
+        """Of its file, whose folder is made."""
         assert self._folder
         path = self._folder.path(*chunk)
         folder = os.path.dirname(path)
         if folder not in self._folders:
             os.makedirs(folder, exist_ok=True)
             self._folders.add(folder)
-        files.write(path + PENDING, data, self._direct)
+        return path
+
+    def _written(self, chunk: tuple[int, int], path: str) -> None:
+        """Its file stands beside its place."""
         if self._log is None:
             os.replace(path + PENDING, path)
             return
@@ -976,7 +1106,140 @@ class Target:
             self._answers.of(self._place(key).delete())
 
 
-def _check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
+class RemoteTarget(Target):
+    """C in an object store. A chunk goes to its place at once: there it is whole, or is not."""
+
+    def __init__(
+        self, array: zarr.Array[Any], name: str, block: np.dtype[Any], log: Journal | None, objects: Objects
+    ):
+        super().__init__(array, name, block, log)
+        self._objects, self._encodes, self._pause = objects, True, SAVED_SECONDS
+        self._chunks = RemoteFolder(objects, name, array.metadata)
+        self._described: bytes | None = None
+        """C's metadata, where this run has begun it."""
+
+    def proceed(self) -> None:
+        """As in a folder."""
+        if key := self._changed():
+            raise InputError(
+                f"{self.name} cannot be continued: its chunk {key} was changed or removed since; "
+                f"{journal.ANEW}"
+            )
+        self._objects.delete(METADATA)
+
+    def begin(self, metadata: bytes | None) -> None:
+        """As in a folder, with few requests: `clear` is to follow where C is a new one."""
+        self._described = self._get(self._key) if metadata is None else metadata
+        self._objects.put(self._key + PARTIAL, self._described)
+        if metadata is None:
+            self._objects.delete(METADATA)
+
+    def _find(self, key: str) -> bytes | None:
+        return (key == self._key + PARTIAL and self._described) or super()._find(key)
+
+    def clear(self) -> None:
+        """Remove what is left of an old C, what makes it an array first."""
+        left = {key for key, _, _ in self._objects.list()} - {self._key + PARTIAL, journal.NAME}
+        self._objects.delete(sorted(left, key=lambda key: key not in METADATA))
+
+    def save(self, durable: bool) -> None:
+        """The journal says what is done. Raises StoreError."""
+        if self._log is None:
+            return
+        with self._saving:
+            with self._lock:
+                count = self._log.count
+            start = time.monotonic()
+            try:
+                self._log.durable(count)
+            except StoreError:
+                raise
+            except Exception as error:
+                raise StoreError(
+                    f"{self.name}: its journal cannot be written ({why(error)}); see to its store and go on "
+                    "with --resume (resume=True)"
+                ) from error
+            self._saved = time.monotonic()
+            self._pause = max(SAVED_SECONDS, 10 * (self._saved - start))
+
+    def commit(self, attributes: dict[str, Any] | None = None) -> None:
+        """As in a folder, if all chunks are still this run's: nothing else has kept others away. Raises
+        StoreError."""
+        try:
+            if key := self._changed():
+                raise StoreError(
+                    f"{self.name}: somebody else has changed chunk {key} while C was being written; run "
+                    "again with -f (force=True), or write C elsewhere"
+                )
+            super().commit(attributes)
+        except StoreError:
+            raise
+        except Exception as error:
+            then = "go on with --resume (resume=True)" if self._log else "run again with -f (force=True)"
+            raise StoreError(
+                f"{self.name} cannot be finished ({why(error)}); see to its store and {then}"
+            ) from error
+
+    def _finish(self) -> None:
+        self._objects.delete([self._key + PARTIAL, journal.NAME])
+        if self._log:
+            self._log.close()
+
+    def cancel(self) -> None:
+        """Wake who waits for the store to take a chunk."""
+        super().cancel()
+        self._objects.cancel()
+
+    def _changed(self) -> str | None:
+        """The key of a chunk that is not as the journal says."""
+        if self._log is None or not self._log.done:
+            return None
+        down, across = (-(-n // step) for n, step in zip(self._array.shape, self._shape, strict=True))
+        stamps = self._chunks.stamps((down, across))
+        done = self._log.done.items()
+        other = (chunk for chunk, (now, _) in done if (*stamps[chunk[0] * across + chunk[1]],) != now)
+        return next((self._chunks.key(*chunk) for chunk in other), None)
+
+    def _write_file(self, chunk: tuple[int, int], data: Bytes | bytes) -> None:
+        now = self._objects.put(self._chunks.key(*chunk), data)[0]
+        if self._log is None:
+            return
+        with self._lock:
+            self._log.add(chunk, now, (0, 0))
+        if time.monotonic() > self._saved + self._pause and not self._saving.locked():
+            self.save(durable=True)
+
+
+def _revoke(folder: Path) -> None:
+    """Remove the folder of a run. Workers may still be at work there: under that name they find it no more,
+    and stop."""
+    gone = folder.with_suffix(".gone")
+    with contextlib.suppress(OSError):
+        os.replace(folder, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+class Share(Target):
+    """What a worker of a cluster makes of C. It changes nothing of that: its chunks go into the folder of the
+    run, each under a name of its own, until the process that keeps the journal takes them over."""
+
+    def __init__(self, spec: Any, name: str, block: np.dtype[Any], folder: Path):
+        super().__init__(open_partial(spec), name, block)
+        self._run = folder
+        self.written: list[tuple[tuple[int, int], str]] = []
+
+    def _write_file(self, chunk: tuple[int, int], data: Bytes | bytes) -> None:
+        path = str(self._run / uuid4().hex)
+        files.write(path, data, self._direct)
+        self.written.append((chunk, path))
+
+    def flush(self) -> None:
+        """Others that share the disk can rely on what was written. Raises OSError."""
+        files.flush(str(self._run))
+
+
+def check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
+    """Raises RangeError where an integer does not fit the type."""
     if values.size == 0 or np.can_cast(values.dtype, dtype):
         return
     info, low, high = np.iinfo(dtype), values.min(), values.max()
@@ -988,10 +1251,15 @@ def _check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
 
 
 def create_target(
-    spec: Any, output: Output, block: np.dtype[Any], head: dict[str, Any] | None = None
+    spec: Any,
+    output: Output,
+    block: np.dtype[Any],
+    head: dict[str, Any] | None = None,
+    force: bool = False,
 ) -> Target:
-    """A new C, unfinished; what stood at its place is removed. With `head` a local one has a journal, which
-    begins so. Raises InputError where it cannot be begun."""
+    """A new C, unfinished; what stood at its place is removed. With `head` one in a folder or an object store
+    has a journal, which begins so; `force`: also where another run's is there. Raises InputError where it
+    cannot be begun."""
     blank = zarr.create_array(
         MemoryStore(),
         shape=output.shape,
@@ -1004,7 +1272,10 @@ def create_target(
     with _begun(spec, head, "cannot be created: {}; choose another place") as log:
         described = sync((blank.store_path / METADATA[0]).get())
         at = spec.store_path if isinstance(spec, zarr.Array) else _writable_place(spec)
-        target = Target(_array_at(blank.metadata, at), describe(spec), block, log)
+        array = _array_at(blank.metadata, at)
+        if head and (objects := _objects(array)):
+            log = RemoteJournal.begin(objects, describe(spec), head, force)
+        target = target_at(array, describe(spec), block, log)
         target.begin(described.to_bytes() if described else b"")
         target.clear()
     return target
@@ -1013,7 +1284,7 @@ def create_target(
 def update_target(spec: Any, block: np.dtype[Any], head: dict[str, Any] | None) -> Target:
     """A C that exists, unfinished from now on; as `create_target`."""
     with _begun(spec, head, "cannot be updated: {}; it is as it was, see to its disk") as log:
-        target = Target(open_existing(spec), describe(spec), block, log)
+        target = target_at(open_existing(spec), describe(spec), block, log)
         target.begin(None)
     return target
 
@@ -1046,7 +1317,60 @@ def scratch_folder(spec: Any) -> Path:
     return next(folder for folder in place.parents if folder.exists())
 
 
+def target_at(array: zarr.Array[Any], name: str, block: np.dtype[Any], log: Journal | None) -> Target:
+    """An unfinished C."""
+    objects = _objects(array, math.prod(array.shards or array.chunks) * array.dtype.itemsize)
+    return RemoteTarget(array, name, block, log, objects) if objects else Target(array, name, block, log)
+
+
+def _objects(spec: Any, nbytes: int = 0) -> Objects | None:
+    """What lies at an address, or where an array is, in a store that tells what it has and when that changes;
+    None for all else. `nbytes` come or go at a time."""
+    if isinstance(spec, zarr.Array):
+        at = spec.store_path
+    elif local_path(spec) is None and speaks(os.fspath(spec)):
+        at = _remote_place(os.fspath(spec))
+    else:
+        return None
+    if not isinstance(at.store, ObjectStore):
+        return None
+    found = Objects(at.store.store, at.path, Answers(at.store, nbytes))
+    return found if found.tells else None
+
+
+def continued(spec: Any, beta: complex) -> RemoteJournal | None:
+    """The journal of a run whose C is not in a folder; None where it can be begun. Raises InputError."""
+    name = describe(spec)
+    with _said(name, remote=True):
+        there = _objects(spec) if isinstance(spec, str | zarr.Array) else None
+        if there is None:
+            raise InputError(
+                f"{name} cannot be continued, only a C in a local folder or an object store such as s3:// "
+                "can; leave out --resume (resume=True)"
+            )
+        if not is_begun(there):
+            if beta != 0 or isinstance(spec, zarr.Array) or _kind(spec, name):
+                raise InputError(
+                    f"{name} is not the unfinished result of an interrupted run; leave out --resume "
+                    "(resume=True)"
+                )
+            return None
+        if beta != 0 or not there.has(journal.NAME):
+            raise InputError(
+                f"{name} cannot be continued: in an object store chunks may have had their beta already; "
+                f"{journal.ANEW}"
+            )
+        log = RemoteJournal.go_on(there, name)
+        if log.done or any(there.has(key + PARTIAL) for key in METADATA):
+            return log
+        log.remove()  # killed before it began: C is what it was, or not there
+        return None
+
+
 def _remote_place(url: str) -> StorePath:
+    if speaks(url):
+        client, path = connect(url, TIMEOUT)
+        return StorePath(ObjectStore(client), path)
     from zarr.storage import FsspecStore
 
     return StorePath(FsspecStore.from_url(url))
@@ -1071,16 +1395,16 @@ def open_existing(spec: Any) -> zarr.Array[Any]:
 
 
 def open_partial(spec: Any) -> zarr.Array[Any]:
-    """A local C that is not finished. Raises InputError."""
-    place, name = local_path(spec), describe(spec)
-    assert place
-    for key in METADATA:
-        for path in (place / (key + PARTIAL), place / key):
-            with _said(name):
-                document = files.read_small(path, documents.MAX_BYTES)
+    """A C that is not finished. Raises InputError."""
+    name = describe(spec)
+    with _said(name, remote=local_path(spec) is None):
+        at = spec.store_path if isinstance(spec, zarr.Array) else _writable_place(spec)
+        for key in METADATA:
+            for path in (key + PARTIAL, key):
+                document = _document(at, path)
                 if document is not None:
                     described = documents.check(name, documents.parse(name, document), key)
-                    return _array_at(described, _writable_place(spec))
+                    return _array_at(described, at)
     raise InputError(f"{name} was hardly begun; {journal.ANEW}")
 
 
@@ -1105,7 +1429,7 @@ class ArrayTarget:
         """Convert and copy. Raises RangeError for integers that do not fit."""
         inside = self.view(part, slot)
         if self._out.dtype.kind in "iu":
-            _check_fits(inside, self._out.dtype, "the result")
+            check_fits(inside, self._out.dtype, "the result")
         row, col = part.chunk[0] * self._matrix.chunk_rows, part.chunk[1] * self._matrix.chunk_cols
         with np.errstate(over="ignore"):
             self._out[row : row + part.rows, col : col + part.cols] = inside

@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock, get_ident
@@ -25,8 +25,8 @@ class Trace:
         self.keep = keep
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Busy seconds of each stage, added over its threads."""
-        self.each: defaultdict[str, list[float]] = defaultdict(list)
-        """The same, one by one."""
+        self.least: dict[str, float] = {}
+        """The shortest span of each stage. Not all of them: a product of many pieces has a million."""
         self.bytes: defaultdict[str, int] = defaultdict(int)
         """Bytes each stage moved."""
         self._spans: list[tuple[str, str, float, float, dict[str, Any]]] = []
@@ -37,10 +37,17 @@ class Trace:
         """One span of `stage`; `track` is the line of the timeline it is drawn on."""
         with self._lock:
             self.seconds[stage] += stop - start
-            self.each[stage].append(stop - start)
+            self.least[stage] = min(stop - start, self.least.get(stage, stop - start))
             self.bytes[stage] += nbytes
             if self.keep:
                 self._spans.append((stage, track, start, stop, {"bytes": nbytes, **args}))
+
+    def include(self, nbytes: Mapping[str, int], seconds: Mapping[str, float]) -> None:
+        """Totals of another process."""
+        with self._lock:
+            for stage in STAGES:
+                self.bytes[stage] += nbytes.get(stage, 0)
+                self.seconds[stage] += seconds.get(stage, 0.0)
 
     @contextmanager
     def span(self, stage: str, **args: Any) -> Iterator[dict[str, Any]]:

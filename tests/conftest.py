@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 import zarr
 
+from ooc_gemm import store
 from ooc_gemm.cli import main
 from ooc_gemm.devices import COMPUTE, DOWNLOAD, UPLOAD
 from ooc_gemm.devices.cpu import CPU
@@ -23,6 +24,7 @@ class Done(NamedTuple):
 def ooc(*args):
     """`ooc-gemm ARGS` in this process, from the arguments to the exit status."""
     out, err = io.StringIO(), io.StringIO()
+    store.abandoned.clear()  # by a test before: the command line would end this process
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
         main([str(arg) for arg in args])
     return Done(end.value.code, out.getvalue(), err.getvalue())

@@ -456,19 +456,20 @@ def test_remote_places_out_of_reach(far, url):
 
 
 def test_a_remote_store_whose_package_is_missing(here, monkeypatch):
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
     for args in (["s3://bucket/a", "b", "c"], ["a", "b", "s3://bucket/c"]):
         before = snapshot(".")
         done = ooc("multiply", *args)
         assert done.code == 2
-        assert_one_sentence(done.err, "s3://bucket/", "not installed", "nstall s3fs")
+        assert_one_sentence(done.err, "s3://bucket/", "not installed", "pip install 'ooc-gemm[remote]'")
         assert snapshot(".") == before
 
 
 def test_a_bucket_without_credentials(here, monkeypatch):
-    pytest.importorskip("s3fs")
+    pytest.importorskip("obstore")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(here))
     refused("multiply", "a", "b", "s3://no-such-bucket/c", words=["s3://no-such-bucket/c", "credentials"])
     refused("multiply", "s3://no-such-bucket/a", "b", "c", words=["s3://no-such-bucket/a", "credentials"])
@@ -486,7 +487,7 @@ def test_a_bucket_without_credentials(here, monkeypatch):
         (["-M", "1MiB"], ["smallest that would do is", "MiB)"]),
         (["-d", "tpu"], ["'tpu' is not a device", "auto, cpu, cuda"]),
         (["-d", ""], ["'' is not a device"]),
-        (["-d", "cuda:0,1"], ["'cuda:0,1'", "name one"]),
+        (["-d", "cuda:0,0"], ["'cuda:0,0'", "cuda:0,1 or cuda:all"]),
         (["-d", "cpu", "--kernel", "nonsense"], ["'nonsense'", "'auto'"]),
         (["-d", "cpu", "--kernel", "cublas"], ["'cublas' cannot multiply float32", "'blas' or 'auto'"]),
         (["--out-dtype", "nope"], ["'nope'", "choose one of float16"]),

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from conftest import Recording, make
 
 import ooc_gemm
 from ooc_gemm.plan import MIN_DEPTH, Budget, Matrix, Piece, Plan, Problem, Rates, make_plan
+from ooc_gemm.trace import Trace
 
 MiB = 1 << 20
 LAYOUTS = {
@@ -317,6 +319,7 @@ def test_imports_point_one_way():
         "click": {"cli.py"},
         "numcodecs": {"codec.py", "stress.py"},
         "google_crc32c": {"shards.py"},
+        "distributed": {"cluster.py"},
     }
     above = (
         "store",
@@ -453,3 +456,17 @@ def test_tiles_come_out_even_over_the_workers(down, across, threads, found):
     from ooc_gemm.devices.cpu import _even
 
     assert _even(down, across, threads) == found
+
+
+def test_a_million_pieces_take_no_memory_to_time():
+    """A product of 1460 thin blocks passed its limit by them."""
+    trace = Trace()
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):
+            trace.add("read", 1.0, 1.5, "read", 8)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert trace.seconds["read"] == 10_000
+    assert held < 20_000

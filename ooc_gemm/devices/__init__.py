@@ -129,6 +129,8 @@ class Limits:
     writers: int
     check: int = 0
     """More of the workspace, for checks of blocks."""
+    workers: int = 0
+    """Other processes that do the work, each with these limits; 0: this one does."""
     weights: tuple[int, ...] = (1,)
     """How fast each of several devices is; all other numbers are of each."""
     linked: bool = True
@@ -257,7 +259,7 @@ def open_device(name: str) -> Device:
 
         wanted = [str(index) for index in range(count())] if number == "all" else (number or "0").split(",")
         if not all(part.isdigit() for part in wanted) or len(set(wanted)) < len(wanted):
-            raise InputError(f"device {name!r}: write cuda, cuda:1, cuda:0,1 or cuda:all")
+            raise InputError(f"device {name!r} names no GPUs; write cuda, cuda:1, cuda:0,1 or cuda:all")
         found = [CUDA(int(index)) for index in wanted]
         if len(found) == 1:
             return found[0]

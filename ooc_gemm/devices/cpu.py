@@ -12,13 +12,14 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Event as Flag
 from threading import Lock, Thread, get_ident
 from typing import Any
 
 import numpy as np
+import threadpoolctl
 from threadpoolctl import threadpool_limits
 
 from ..check import Verdict
@@ -42,6 +43,38 @@ INTERPRETER_BYTES = 80 * MiB
 """Python with everything this package imports, and room for what the heap does not give back."""
 WORKER_BYTES = 12 * MiB
 """What BLAS packs operands into, for each worker."""
+
+
+_limiting, _limited = Lock(), 0
+_limits: Any = None
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """BLAS multiplies on the thread that calls it, for this process and as long as anybody is inside."""
+    global _limited, _limits
+    with _limiting:
+        if _limited == 0:
+            _let_any_thread_limit()
+            _limits = threadpool_limits(limits=1, user_api="blas")
+        _limited += 1
+    try:
+        yield
+    finally:
+        with _limiting:
+            _limited -= 1
+            if _limited == 0:
+                _let_any_thread_limit()
+                _limits.restore_original_limits()
+                _let_any_thread_limit()
+
+
+def _let_any_thread_limit() -> None:
+    """threadpoolctl 3.8 lets the first thread that limits OpenBLAS be the only one, and ignores others
+    without a word. Here whoever leaves last lifts the limit, and `_limiting` keeps threads apart."""
+    clear = getattr(threadpoolctl.OpenBLASController, "clear_controlling_thread", None)
+    if clear is not None:
+        clear(force=True)
 
 
 class _Done:
@@ -191,8 +224,7 @@ class CPU:
         ]
         self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]
         self._cancelled = False
-        limits = threadpool_limits(limits=1, user_api="blas")
-        self._started.callback(limits.restore_original_limits)
+        self._started.enter_context(one_blas_thread())
         self._workers = self._started.enter_context(ThreadPoolExecutor(self.threads, "ooc-gemm worker"))
         self._stream = _Stream()
         self._started.callback(self._stream.close)

@@ -6,7 +6,8 @@ int64, which NumPy multiplies without BLAS.
 
 float32 is not converted, for that costs more than all the rest, and altogether 3 % of the product of 4096³:
 pieces are multiplied and squared as they are, which the tolerance knows of, and added up in float64. Where a
-piece's sums leave float32's range, it is done again in float64.
+piece's sums leave float32's range, it is done again in float64. Integers of 8 bits, which lie in float32,
+too, are multiplied as they are, modulo a prime.
 """
 
 import queue
@@ -26,6 +27,10 @@ DEPTH = 4096
 """Most elements of a line in a piece."""
 SAFE = 1e-30, 1e38
 """Squared norms in float32 that are right: no square that counts has left its range."""
+MODULUS = 251
+"""Panels of 8-bit integers are checked modulo this: then their products with y = op(B)·x are small enough
+for float32 to add up hundreds of them exactly, in one pass without a conversion. No bit that flips changes a
+sum by a multiple of a prime; any other error passes with a probability of at most 1/2 + 1/251."""
 LEAST_DEPTH = 64
 """Shorter pieces would not be worth float64."""
 
@@ -50,7 +55,9 @@ class Checks:
         for _ in range(threads):
             self._scratch.put(np.empty(TILE_ELEMENTS, dtype))
         self._rounding = operation.arithmetic.rounding(min(plan.bk, BLAS_DEPTH))
-        if operation.arithmetic.panel == np.float32:
+        if operation.arithmetic.exact and operation.arithmetic.panel == np.float32:
+            self._rounding = replace(self._rounding, modulus=MODULUS)
+        elif operation.arithmetic.panel == np.float32:
             self._rounding = replace(self._rounding, check=(2.0**-24, DEPTH))
 
     def begin(self, c: Array) -> None:
@@ -70,7 +77,11 @@ class Checks:
         k = len(b)
         self._y[:k] = 0
         self._times(b, self._x, 1, self._y, self._sums.b)
-        self._times(a, self._y, _largest(b) * b.shape[1], self._sums.product, self._sums.a)
+        largest = _largest(b) * b.shape[1]
+        if self._rounding.modulus:
+            largest = MODULUS // 2
+            self._y[:k] = (self._y[:k] + largest) % MODULUS - largest
+        self._times(a, self._y, largest, self._sums.product, self._sums.a)
 
     def end(self, c: Array) -> Verdict:
         """Compare."""
@@ -87,11 +98,11 @@ class Checks:
         if 0 in (rows, cols):
             return
         exact, dtype = out.dtype.kind == "i", out.dtype
-        depth = min(DEPTH, cols)
+        depth, direct = min(DEPTH, cols), matrix.dtype == np.float32
         if exact:
-            depth = min(depth, 2**53 // (_largest(matrix) * largest))
+            depth = min(depth, 2 ** (24 if direct else 53) // (_largest(matrix) * largest))
             if depth >= min(LEAST_DEPTH, cols):
-                dtype = np.dtype(np.float64)
+                dtype = np.dtype(np.float32 if direct else np.float64)
             else:
                 depth = min(DEPTH, cols)
         along = matrix.strides[1] == matrix.itemsize
@@ -99,7 +110,6 @@ class Checks:
             depth = min(depth, 64)
         height = TILE_ELEMENTS // depth
         vector = vector[:cols].astype(dtype, copy=False)
-        direct = matrix.dtype == np.float32 and not exact
         single = vector.astype(np.float32) if direct else vector
 
         def work(strip: slice, _: slice) -> None:
@@ -107,6 +117,9 @@ class Checks:
             try:
                 for start, stop in ranges(cols, depth):
                     source = matrix[strip, start:stop]
+                    if direct and exact:
+                        out[strip] += (source @ single[start:stop]).astype(out.dtype)
+                        continue
                     if direct and self._add_single(source, single[start:stop], out, squares, strip, along):
                         continue
                     flat = scratch[: source.size].view(dtype)

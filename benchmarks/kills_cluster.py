@@ -1,0 +1,224 @@
+"""Kills workers, schedulers and clients of a cluster with SIGKILL at random moments of a product:
+
+    python benchmarks/kills_cluster.py [--kills N] [--seed S] [--folder DIR] [--out FILE]
+
+Scheduler and workers are processes of their own, four workers, of which one is killed (and another one
+started) at a random moment of each `ooc-gemm multiply --scheduler`: the run must go on and end well.
+Every fifth time the scheduler is killed instead, every fifth the client: then `--resume` on a new cluster
+must end well. C must be NumPy's in float64, to rounding (plans for fewer workers round differently), and
+nothing may be left behind beside it. Exit status 1 where one of this does not hold.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import distributed
+import numpy as np
+import zarr
+from kills import CASES, before, finished
+
+import ooc_gemm
+from ooc_gemm import store
+
+WORKERS = 4
+SHAPE = 1500, 1400, 200
+MARGIN = 2 << 20
+"""Memory of a worker above the least."""
+SLOW = """
+import time
+from ooc_gemm import store
+
+def slowed(write):
+    def slowly(path, data, direct=False):
+        write(path, data, direct)
+        time.sleep({delay})
+
+    return slowly
+
+store.files.write = slowed(store.files.write)
+"""
+"""What workers load first: a slower disk, so that a kill finds them at something."""
+TIMEOUT = 120
+
+
+class Cluster:
+    """A scheduler and workers, each a process."""
+
+    def __init__(self, folder: Path, delay: float):
+        self._folder, self._file = folder, folder / f"scheduler-{time.monotonic_ns()}.json"
+        (folder / "slow.py").write_text(SLOW.format(delay=delay))
+        arguments = [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--no-dashboard",
+            "--scheduler-file",
+            str(self._file),
+        ]
+        self.scheduler = self._start("scheduler", *arguments)
+        while not self._file.exists():
+            time.sleep(0.05)
+        self.workers = [self.worker() for _ in range(WORKERS)]
+        try:
+            with distributed.Client(self.address, timeout=TIMEOUT) as client:
+                client.wait_for_workers(WORKERS, timeout=TIMEOUT)
+        except BaseException:
+            self.close()
+            raise
+
+    def worker(self) -> "subprocess.Popen[bytes]":
+        """One more."""
+        more = ["--nthreads", "1", "--memory-limit", "1GiB", "--no-nanny", "--no-dashboard"]
+        preload = ["--preload", str(self._folder / "slow.py"), "--local-directory", str(self._folder)]
+        return self._start("worker", "--scheduler-file", str(self._file), *more, *preload)
+
+    def _start(self, what: str, *arguments: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "dask", what, *arguments]
+        log = open(self._folder / "log", "ab")  # noqa: SIM115
+        return subprocess.Popen(command, stdout=log, stderr=log)
+
+    @property
+    def address(self) -> str:
+        return str(json.loads(self._file.read_text())["address"])
+
+    def close(self) -> None:
+        for process in (*self.workers, self.scheduler):
+            process.kill()
+            process.wait()
+
+
+def make(folder: Path, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """A, B and the C that was; the latter's values."""
+    m, n, k = SHAPE
+    for name, shape in (("a", (m, k)), ("b", (k, n))):
+        array = zarr.create_array(folder / name, shape=shape, chunks=(256, 100), dtype="f4", compressors=None)
+        array[...] = rng.standard_normal(shape, np.float32)
+    return rng.standard_normal((m, n), np.float32)
+
+
+def command(folder: Path, case: dict[str, Any], address: str, *more: str) -> list[str]:
+    """What a user would type; with so little memory that there are many superblocks."""
+    options = ["--scheduler", address, "-d", "cpu", "-Q", "--json", "-M", "1MiB", *more]
+    if case["beta"]:
+        options += ["--beta", str(case["beta"]), "--alpha", "1.5"]
+    else:
+        options += ["--chunks", ",".join(map(str, case["chunks"])), "--compressor", case["compressor"]]
+    arrays = [str(folder / name) for name in "abc"]
+    return [sys.executable, "-m", "ooc_gemm.cli", "multiply", *arrays, *options]
+
+
+def product(
+    folder: Path, case: dict[str, Any], delay: float, kill: str, after: float, pick: int, *more: str
+) -> tuple[int, str, float, bool]:
+    """One run, of which something is killed: its exit status, what it said, its seconds, and whether the kill
+    came before its end."""
+    cluster = Cluster(folder, delay)
+    try:
+        line = command(folder, case, cluster.address, *more)
+        said = subprocess.run(line, capture_output=True, text=True).stderr
+        if not (least := re.search(r"would do is (\d+) bytes", said)):
+            return 1, said, 0.0, False
+        line[line.index("1MiB")] = str(int(least[1]) + MARGIN)
+        started = time.perf_counter()
+        run = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        hit = False
+        if kill:
+            try:
+                run.wait(after)
+            except subprocess.TimeoutExpired:
+                hit = True
+                one = {"worker": cluster.workers[pick], "scheduler": cluster.scheduler, "client": run}[kill]
+                os.kill(one.pid, signal.SIGKILL)
+                if kill == "worker":
+                    cluster.workers.append(cluster.worker())
+        said, _ = run.communicate(timeout=TIMEOUT)
+        return run.returncode, said, time.perf_counter() - started, hit
+    finally:
+        cluster.close()
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--kills", default=20, show_default=True)
+@click.option("--seed", default=1, show_default=True)
+@click.option("--only", type=click.Choice(["worker", "scheduler", "client"]), help="Kill nothing else.")
+@click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="For arrays.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="A log, as JSON.")
+def main(kills: int, seed: int, only: str | None, folder: Path | None, out: Path | None) -> None:
+    """Kill, compare."""
+    draw, rows, began = random.Random(seed), [], time.perf_counter()
+    cases, delay = [case for case in CASES if not case["gram"]], 0.05
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        place = Path(scratch)
+        old = make(place, np.random.default_rng(seed))
+        a, b = (zarr.open_array(place / name, mode="r")[...].astype(np.float64) for name in "ab")
+        seconds: dict[int, float] = {}
+        while len(rows) < kills:
+            index = draw.randrange(len(cases))
+            case = cases[index]
+            right = 1.5 * a @ b + case["beta"] * old if case["beta"] else a @ b
+            if index not in seconds:
+                before(place, "c", case, old)
+                status, said, seconds[index], _ = product(place, case, delay, "", 0, 0)
+                assert status == 0, said
+            before(place, "c", case, old)
+            kill = only or {3: "scheduler", 4: "client"}.get(len(rows) % 5, "worker")
+            after, pick = draw.uniform(0.3, 1.0) * seconds[index], draw.randrange(WORKERS)
+            status, said, took, hit = product(place, case, delay, kill, after, pick)
+            if not hit:
+                continue
+            wrong, done = [], ""
+            if kill == "worker" and status:
+                wrong.append(f"status {status}: {said.strip()[-300:]}")
+            if kill == "scheduler" and status not in (0, 1, 2):
+                wrong.append(f"status {status}: {said.strip()[-300:]}")
+            if not wrong and not finished(place / "c"):
+                more = ("--resume",) if store.is_partial(place / "c") else ()
+                status, said, *_ = product(place, case, delay, "", 0, 0, *more)
+                if not status:
+                    result = json.loads(said.splitlines()[-1])
+                    done = f", continued with {result['blocks_resumed']} of {result['blocks']} blocks done"
+                if status:
+                    wrong.append(f"{kill} killed, continued, status {status}: {said.strip()[-300:]}")
+            if not wrong:
+                got = zarr.open_array(place / "c", mode="r")[...]
+                if not (error := np.abs(got - right).max()) < 1e-3:
+                    wrong.append(f"an error of {error}")
+                left = [
+                    path.name for path in (place / "c").rglob("*") if path.suffix in (".pending", ".gone")
+                ]
+                left += [path.name for path in (place / "c").glob(store.RUN + "*")]
+                if left:
+                    wrong.append(f"left behind: {left}")
+            rows.append(
+                {"case": case, "kill": kill, "after": after, "took": took, "done": done, "wrong": wrong}
+            )
+            click.echo(
+                f"{len(rows):3} β = {case['beta']:4} {case['compressor']:5} {kill:9} killed at {after:.2f} s,"
+                f" ended at {took:.2f} s{done}; {wrong or 'right'}"
+            )
+    if out:
+        report = {
+            "seed": seed,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "version": ooc_gemm.__version__,
+            "rows": rows,
+        }
+        out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    click.echo(f"{len(rows)} kills in {time.perf_counter() - began:.0f} s, seed {seed}")
+    raise SystemExit(any(row["wrong"] for row in rows))
+
+
+if __name__ == "__main__":
+    main()
