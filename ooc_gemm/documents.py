@@ -149,6 +149,8 @@ def _two(name: str, shape: list[int], chunks: list[int]) -> None:
         raise InputError(f"{name} has shape {what}, but a matrix has two dimensions; reshape it")
     if len(chunks) != 2:
         raise _bad(name, f"chunks of {len(chunks)} dimensions cannot be right")
+    if any(extent and not size for extent, size in zip(shape, chunks, strict=True)):  # zarr 3.4 takes them
+        raise _bad(name, f"chunks of {short(chunks)} cannot be right")
 
 
 def _no_numbers(name: str, kind: Any) -> InputError:
