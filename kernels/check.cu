@@ -68,6 +68,14 @@ struct alignas(VEC * sizeof(Element)) Vector {
 
 static_assert(sizeof(Vector) <= 16, "one load");
 
+// Blocks of `rows` on a multiprocessor. From sm_100 on, sixteen unpacked bytes of eight rows take more than the
+// 128 registers that two of them leave a thread.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int RESIDENT = sizeof(Element) == 1 ? 1 : 2;
+#else
+constexpr int RESIDENT = 2;
+#endif
+
 __device__ __forceinline__ Part widened(Element x, bool conjugate) {
 #if KIND == COMPLEX_KIND
     return {x.re, conjugate ? -x.im : x.im};
@@ -179,7 +187,7 @@ template <bool WHOLE> __device__ __forceinline__ void add_columns(
 
 // A warp: ROWS rows, and `width` columns (a multiple of VEC) from blockIdx.y·width on. Every column of v is
 // read once for all ROWS rows.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 rows(long long count, long long cols, long long width, const Element* __restrict__ X, long long ldx,
      const Sum* __restrict__ v, Sum* __restrict__ out, double* __restrict__ squares, int conjugate) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
