@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import zarr
 
-from ooc_gemm import store
+from ooc_gemm import limits, store
 from ooc_gemm.cli import main
 from ooc_gemm.devices import COMPUTE, DOWNLOAD, UPLOAD
 from ooc_gemm.devices.cpu import CPU
@@ -97,6 +97,12 @@ class Recording(CPU):
                 self.waited.add(id(event))
         self.log.append(("wait", stream))
         super().wait(stream, event)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """Memory limits count as in a process that has done nothing yet, whatever tests ran before."""
+    monkeypatch.setattr(limits, "resident_bytes", lambda: 0)
 
 
 def gpu_missing():

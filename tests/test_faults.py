@@ -43,7 +43,6 @@ OLD = RNG.integers(-9, 9, C.shape).astype("f4")
 def here(request, tmp_path, monkeypatch):
     """A folder with a, b; and a look at what is left in the end."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(api, "baseline_bytes", lambda usual: 512 * MiB)  # whatever other tests have left
     make("a", A, chunks=(50, 50), compressors=None)
     make("b", B, chunks=(50, 50), compressors=None)
     # A driver opens what it wants, when it wants.

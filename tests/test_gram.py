@@ -23,12 +23,6 @@ def thin_strips(monkeypatch):
     monkeypatch.setattr("ooc_gemm.tensor.LEAST_STRIP", 64)
 
 
-@pytest.fixture
-def alone(monkeypatch):
-    """Memory limits count as for a process that has done nothing yet."""
-    monkeypatch.setattr(ooc_gemm.api, "baseline_bytes", lambda least: least)
-
-
 class Slow(Recording):
     """Reads as if from a disk, so that a cache pays."""
 
@@ -86,7 +80,7 @@ def test_layouts_and_exact_bytes(tmp_path, layout, transpose, device):
 @pytest.mark.parametrize(
     "storage", [{}, {"chunks": (100, 100)}, {"chunks": (60, 90)}, {"chunks": (50, 50), "shards": (100, 50)}]
 )
-def test_many_blocks(tmp_path, alone, storage, transpose, device):
+def test_many_blocks(tmp_path, storage, transpose, device):
     a = matrix((607, 725), "f4", 1)
     path = make(tmp_path / "a", a.T if transpose else a, chunks=(100, 130), compressors=None)
     c, expected, counts = str(tmp_path / "c"), a.astype("f8") @ a.T, set()
@@ -105,7 +99,7 @@ def test_many_blocks(tmp_path, alone, storage, transpose, device):
 
 @pytest.mark.parametrize("layout", [{"compressors": None}, {}], ids=["raw", "zstd"])
 @pytest.mark.parametrize("transpose", [False, True])
-def test_a_strip_is_kept_for_both_of_its_uses(tmp_path, alone, layout, transpose):
+def test_a_strip_is_kept_for_both_of_its_uses(tmp_path, layout, transpose):
     a = matrix((700, 500), "f8", 1)
     path = make(tmp_path / "a", a.T if transpose else a, chunks=(64, 50), **layout)
     c, cached = str(tmp_path / "c"), False
@@ -166,7 +160,7 @@ def test_with_beta_it_is_a_multiplication(tmp_path, device):
     assert_close(zarr.open_array(path)[:], 0.5 * (a.astype("f8") @ a.T) - 2.0 * c, 1e-6)
 
 
-def test_chunks_that_allow_no_square_blocks(tmp_path, alone):
+def test_chunks_that_allow_no_square_blocks(tmp_path):
     a = matrix((901, 300), "f4", 1)
     path, c = make(tmp_path / "a", a, chunks=(100, 100), compressors=None), str(tmp_path / "c")
     with pytest.raises(ooc_gemm.BudgetError) as least:

@@ -65,7 +65,6 @@ def here(tmp_path, monkeypatch):
     """A folder with a (500×600) in compressed rows, b (600×700) in good chunks; a CPU slow to read."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(CPU, "rates", SlowReads.rates)
-    monkeypatch.setattr(api, "baseline_bytes", lambda usual: 512 * MiB)  # whatever other tests have left
     monkeypatch.setattr(CPU, "model", SlowReads.model, raising=False)
     make("a", numbers((500, 600), 1), **ROWS)
     make("b", numbers((600, 700), 2), chunks=(600, 700), compressors=None)

@@ -20,7 +20,7 @@ import zarr
 from conftest import ooc
 
 import ooc_gemm
-from ooc_gemm import api, remote, store
+from ooc_gemm import remote, store
 
 pytestmark = pytest.mark.skipif(bool(s3.missing()), reason=s3.missing() or "-")
 
@@ -43,7 +43,6 @@ def proxy(server, monkeypatch, tmp_path):
     """What the environment leads to, and nothing else does."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(store, "abandoned", threading.Event())  # which would end this process
-    monkeypatch.setattr(api, "baseline_bytes", lambda usual: 256 * MiB)  # whatever other tests have left
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)
@@ -334,10 +333,10 @@ def long(shelf, monkeypatch, proxy):
 
 SLOWLY = """
 import sys
-from ooc_gemm import api, store
+from ooc_gemm import limits, store
 from ooc_gemm.cli import main
 store.SAVED_SECONDS = 0.2
-api.baseline_bytes = lambda usual: 256 << 20
+limits.resident_bytes = lambda: 0
 main(sys.argv[1:])
 """
 
