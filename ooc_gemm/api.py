@@ -498,7 +498,8 @@ def _prepare(
     extra = m * n * out.itemsize if c is None and writes else 0
     asked_of = [(source.latency, source.matrix.chunk_bytes) for source in sources.values() if source.latency]
     readers = max([costs.readers, *(requests(*one) for one in asked_of)])
-    writers = max(costs.writers, WRITERS if c is not None and store.is_remote(c) else 0)
+    far = store.is_remote(c)
+    writers = max(costs.writers, WRITERS if far else 0)
     budget = Budget(
         host=limit,
         host_baseline=extra + (costs.host_baseline if costs.workers else baseline_bytes(costs.host_baseline)),
@@ -508,7 +509,7 @@ def _prepare(
         staged=costs.device is not None and (converted or "c" in sources),
         readers=readers,
         writers=writers,
-        connection=CONNECTION_BYTES if asked_of or (c is not None and store.is_remote(c)) else 0,
+        connection=CONNECTION_BYTES if asked_of or far else 0,
         workers=max(1, costs.workers),
         weights=costs.weights,
         linked=costs.linked,

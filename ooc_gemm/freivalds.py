@@ -123,8 +123,8 @@ class _Stream:
             s.chunk_bytes if s.whole else max(s.chunk_cols * s.itemsize, min(s.chunk_bytes, 4 * MiB), line)
         )
         # A piece, twice in the wide type (itself and its squares); a decoder holds chunks more.
-        held = s.held * s.chunk_bytes if s.whole else self._slot if s.remote else 0
-        each = self._slot + 2 * self._slot // s.itemsize * 16 + held + (CONNECTION_BYTES if s.remote else 0)
+        each = self._slot + 2 * self._slot // s.itemsize * 16 + s.beside(self._slot)
+        each += CONNECTION_BYTES if s.remote else 0
         fixed = baseline_bytes(INTERPRETER_BYTES) + vectors
         most = requests(source.latency, self._slot) if source.latency else 4
         self._threads = min(most, (limit - fixed) // each)

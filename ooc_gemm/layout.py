@@ -245,13 +245,6 @@ def _slot_bytes(source: Matrix, rows: int, cols: int) -> int:
     return round_up(piece_bytes(source, rows, cols, PIECE_BYTES), PAGESIZE)
 
 
-def _held(source: Matrix, rows: int, cols: int) -> int:
-    """By a reader, beside its slot."""
-    if source.whole:
-        return source.held * source.chunk_bytes
-    return _slot_bytes(source, rows, cols) if source.remote else 0
-
-
 def _ledger(
     source: Matrix, target: Matrix, budget: Budget, rows: int, cols: int, readers: int, writers: int
 ) -> dict[str, int]:
@@ -260,7 +253,7 @@ def _ledger(
         "baseline": budget.host_baseline,
         "region": round_up(rows * cols * source.itemsize, PAGESIZE),
         "read slots": readers * _slot_bytes(source, rows, cols),
-        "decoding": readers * _held(source, rows, cols),
+        "decoding": readers * source.beside(_slot_bytes(source, rows, cols)),
         "connections": readers * budget.connection,
         "write slots": writers * round_up(target.chunk_bytes, PAGESIZE),
     }

@@ -101,6 +101,12 @@ class Matrix:
         """Bytes of all chunks as stored: what must be read at least."""
         return self.rows * self.cols * self.itemsize if self.stored is None else sum(self.stored)
 
+    def beside(self, slot: int) -> int:
+        """Bytes that a reader holds beside its slot of so many."""
+        if self.whole:
+            return self.held * self.chunk_bytes
+        return slot if self.remote else 0
+
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """The columns that are read for columns [start, stop) of one chunk: those alone, one read a
         row; or the chunk's whole rows, which are contiguous and so take one read for all."""
@@ -805,12 +811,11 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
     chunk = x.c.chunk_rows * x.c.chunk_cols
     encoding = x.c.held if x.c.whole else int(x.c.itemsize != p.block_itemsize)
     read = (p.a, p.b, x.c) if p.reads_c else (p.a, p.b)
-    beside = [s.held * s.chunk_bytes if s.whole else slot if s.remote else 0 for s in read]
     host = {
         "baseline": budget.host_baseline,
         "read ring": x.ring.slots * slot,
         "cache": x.cache * slot,
-        "decoding": x.ring.readers * max(beside),
+        "decoding": x.ring.readers * max(s.beside(slot) for s in read),
         "connections": (x.ring.readers + x.ring.writers) * budget.connection,
         "write slots": x.ring.writers * chunk * p.block_itemsize,
         "encoding": x.ring.writers * chunk * x.c.itemsize * encoding,

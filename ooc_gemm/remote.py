@@ -97,11 +97,7 @@ def connect(url: str, seconds: float) -> tuple[Any, str]:
             "or in the usual files, such as ~/.aws/credentials"
         )
     name, path = redact.url(url), ""
-    if address.scheme in (
-        "s3",
-        "s3a",
-        "gs",
-    ):  # one client, and so one set of connections, for all of a bucket
+    if address.scheme in ("s3", "s3a", "gs"):  # one client, and its connections, for all of a bucket
         url, path = f"{address.scheme}://{address.netloc}", address.path.strip("/")
     where = (one for one in os.environ.items() if one[0] == "HOME" or one[0].partition("_")[0] in VARIABLES)
     try:
