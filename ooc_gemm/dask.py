@@ -430,7 +430,7 @@ class _Step:
         rows, cols = ([edge - edges[0] for edge in edges] for edges in (self.rows, self.cols))
         out = np.empty((rows[-1], cols[-1]), dtype) if before is None else before.copy()
         _, run = gemm(dtype.char)
-        with one_blas_thread():
+        with one_blas_thread:
             for (i, down), (j, across) in itertools.product(
                 *(enumerate(_slices(edges)) for edges in (rows, cols))
             ):

@@ -11,6 +11,7 @@ import queue
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,12 +19,25 @@ from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Check, Device
 from .errors import on_thread
 from .plan import Block, Part, Piece, Plan
 from .ring import SIGNAL_SECONDS, Bytes, Event, Ring, Stopped
+from .shared import Shared
 from .trace import Trace
 
 SWITCH_SECONDS = 5e-4
 """How long a thread may keep the interpreter while others wait for it. Readers and writers need it for
 moments between long calls; the conductor must not wait 5 ms for each of its short ones (four H200: 1.9 s, not
 2.6)."""
+
+
+@Shared
+@contextmanager
+def quick_turns() -> Iterator[None]:
+    """As long as any run is under way in this process, threads change places often."""
+    patience = sys.getswitchinterval()
+    sys.setswitchinterval(min(patience, SWITCH_SECONDS))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(patience)
 
 
 class Source(Protocol):
@@ -77,6 +91,7 @@ class _CBlock:
                 write.result()
 
 
+@quick_turns
 def execute(
     plan: Plan,
     device: Device,
@@ -98,8 +113,6 @@ def execute(
     blocks = [_CBlock() for _ in range(plan.c_buffers)]
     consumed: list[Event | None] = [None] * plan.panel_buffers
     steps, step = plan.block_count * max(1, plan.panel_count), 0
-    patience = sys.getswitchinterval()
-    sys.setswitchinterval(min(patience, SWITCH_SECONDS))
     try:
         for _ in range(plan.readers):
             readers.submit(_read, ring, device, sources, trace)
@@ -144,7 +157,6 @@ def execute(
             source.cancel()
         raise
     finally:
-        sys.setswitchinterval(patience)
         ring.close()
         try:
             readers.shutdown(cancel_futures=True)

@@ -27,6 +27,7 @@ from ..errors import InputError, on_thread
 from ..pages import page_aligned
 from ..plan import DIAGONAL_STRIPS, Block, MiB, Part, Piece, Plan, Rates
 from ..ring import Bytes, Event, Stopped
+from ..shared import Shared
 from ..tiles import ceil_div, ranges
 from ..trace import Trace
 from . import COMPUTE, Arithmetic, Array, Check, Device, Limits, Operation, Overflow
@@ -45,33 +46,23 @@ WORKER_BYTES = 12 * MiB
 """What BLAS packs operands into, for each worker."""
 
 
-_limiting, _limited = Lock(), 0
-_limits: Any = None
-
-
+@Shared
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
     """BLAS multiplies on the thread that calls it, for this process and as long as anybody is inside."""
-    global _limited, _limits
-    with _limiting:
-        if _limited == 0:
-            _let_any_thread_limit()
-            _limits = threadpool_limits(limits=1, user_api="blas")
-        _limited += 1
+    _let_any_thread_limit()
+    limits = threadpool_limits(limits=1, user_api="blas")
     try:
         yield
     finally:
-        with _limiting:
-            _limited -= 1
-            if _limited == 0:
-                _let_any_thread_limit()
-                _limits.restore_original_limits()
-                _let_any_thread_limit()
+        _let_any_thread_limit()
+        limits.restore_original_limits()
+        _let_any_thread_limit()
 
 
 def _let_any_thread_limit() -> None:
     """threadpoolctl 3.8 lets the first thread that limits OpenBLAS be the only one, and ignores others
-    without a word. Here whoever leaves last lifts the limit, and `_limiting` keeps threads apart."""
+    without a word. Here whoever leaves last lifts the limit, and `Shared` keeps threads apart."""
     clear = getattr(threadpoolctl.OpenBLASController, "clear_controlling_thread", None)
     if clear is not None:
         clear(force=True)
@@ -224,7 +215,7 @@ class CPU:
         ]
         self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]
         self._cancelled = False
-        self._started.enter_context(one_blas_thread())
+        self._started.enter_context(one_blas_thread)
         self._workers = self._started.enter_context(ThreadPoolExecutor(self.threads, "ooc-gemm worker"))
         self._stream = _Stream()
         self._started.callback(self._stream.close)

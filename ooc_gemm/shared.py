@@ -1,0 +1,29 @@
+"""State of the whole process that several runs may want at once."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ContextDecorator
+from threading import Lock
+from types import TracebackType
+
+
+class Shared(ContextDecorator):
+    """A context for all who are inside at a time: the first enters it, the last leaves it, on any threads."""
+
+    def __init__(self, context: Callable[[], AbstractContextManager[None]]):
+        self._context, self._lock, self._inside = context, Lock(), 0
+        self.__doc__ = context.__doc__
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._entered = self._context()
+                self._entered.__enter__()
+            self._inside += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._entered.__exit__(None, None, None)
