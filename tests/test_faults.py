@@ -767,6 +767,27 @@ def test_failing_runs_give_gpu_memory_back(here, cupy):
 
 
 @pytest.mark.gpu
+def test_events_of_many_pieces_do_not_pile_up(here, cupy, monkeypatch):
+    from ooc_gemm.devices import cuda
+
+    class Watched(cuda.CUDA):
+        def upload(self, source, piece, buffer):
+            kept.append(len(self._spans))
+            return super().upload(source, piece, buffer)
+
+    kept = []
+    monkeypatch.setattr(cuda, "SPANS", 16)
+    x = RNG.standard_normal((1600, 1600))
+    make("x", x, chunks=(32, 32), compressors=None)
+    result = ooc_gemm.multiply("x", "x", device=Watched())
+    np.testing.assert_allclose(result.array, x @ x, atol=1e-9)
+    assert len(kept) >= 2 * 2500
+    assert max(kept) < 500
+    assert result.bytes_uploaded == result.plan.bytes_uploaded  # the trace has been told of all
+    assert min(result.stage_seconds.values()) > 0
+
+
+@pytest.mark.gpu
 def test_a_gpu_whose_memory_somebody_takes(here, cupy):
     from ooc_gemm.devices.cuda import CUDA
 

@@ -10,6 +10,7 @@ import contextlib
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,9 @@ rounded up by, to 2 MiB (with 32 MiB a product within the smallest limit passed 
 
 THIN = 512
 """Rows or columns of C below which our tiles for float16 lie half empty."""
+
+SPANS = 1024
+"""Operations whose events are kept before the trace is told: a product of many pieces has a million."""
 
 _CUDA_TYPE = {"f": 0, "d": 1, "e": 2, "F": 4, "D": 5}
 _COMPUTE_32F, _COMPUTE_64F = 68, 70
@@ -169,7 +173,8 @@ class CUDA:
         self._arrays: dict[Any, Any] = {}
         self._pinned: dict[int, Bytes] = {}
         self._streams: dict[str, Any] = {}
-        self._spans: list[_Span] = []
+        self._spans: deque[_Span] = deque()
+        self._telling = Lock()
         self._gemm: Any = None
         self._lower: Any = None
         self._checks: Checks | None = None
@@ -682,14 +687,10 @@ class CUDA:
                 stream.synchronize()
             if self._arrays:
                 self._least_free = min(self._least_free, self._runtime.memGetInfo()[0])
-            for span in self._spans:
-                start, stop = (
-                    self._base_time + self._cupy.cuda.get_elapsed_time(self._base, e) / 1e3
-                    for e in (span.start, span.stop)
-                )
-                self._trace.add(span.stage, start, stop, self._track(span.stage), span.nbytes, **span.args)
+            self._tell(0)
         finally:
-            self._spans, self._streams = [], {}
+            self._streams = {}
+            self._spans.clear()
             self._arrays.clear()
             self._gemm = self._lower = self._checks = None  # and their scratch
             for at in self._pinned:
@@ -740,4 +741,20 @@ class CUDA:
     def _span(self, stage: str, start: Any, stream: Any, nbytes: int, **args: Any) -> Any:
         stop = self._event(stream)
         self._spans.append(_Span(stage, start, stop, nbytes, args))
+        self._tell(SPANS)
         return stop
+
+    def _tell(self, keep: int) -> None:
+        """The trace of the oldest spans, as far as the device has come and until so few are left."""
+        if len(self._spans) <= keep or not self._telling.acquire(blocking=False):
+            return
+        try:
+            while len(self._spans) > keep and self._spans[0].stop.done:
+                span = self._spans.popleft()
+                start, stop = (
+                    self._base_time + self._cupy.cuda.get_elapsed_time(self._base, event) / 1e3
+                    for event in (span.start, span.stop)
+                )
+                self._trace.add(span.stage, start, stop, self._track(span.stage), span.nbytes, **span.args)
+        finally:
+            self._telling.release()
