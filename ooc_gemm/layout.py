@@ -24,6 +24,8 @@ from .plan import (
     Plan,
     Problem,
     Rates,
+)
+from .planner import (
     chunk_side,
     least_seconds,
     make_plan,

@@ -14,7 +14,7 @@ iterated twice and checked. The words:
 
 import math
 import textwrap
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
@@ -22,7 +22,6 @@ from itertools import accumulate, chain
 from typing import Any
 
 from . import reuse
-from .errors import BudgetError
 from .tiles import ceil_div, overlaps, ranges, round_up, touches
 
 MiB = 1 << 20
@@ -33,24 +32,6 @@ costs 5 to 10 µs that readers cannot share (the interpreter lock), the page cac
 
 CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB)
 """Chunk sizes tried for a new C, the wanted one first; the smaller ones are for small budgets."""
-
-MAX_VISITS = 200_000
-"""Panels visited in a schedule, up to which a cache is planned: the simulation takes 1 µs each, and more of
-them means blocks so small that there is no memory for a cache either."""
-
-BUSY_READERS = 4
-"""Reader threads that a disk needs to give what it can."""
-
-HIDDEN_COST = 0.12
-"""What a second of a stage that another hides is worth, in seconds: others use the disk and the bus too. Of a
-symmetric product twice that: square blocks come in few sizes, and the next smaller one, for a few percent of
-the time, would read half as much again."""
-
-LEAST_CACHE_SLOTS = 8
-"""Fewer are not worth a cache."""
-
-MIN_DEPTH = 256
-"""Thinnest panel tried: thinner ones save a few MiB and cost many times the reads."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +91,7 @@ class Matrix:
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """The columns that are read for columns [start, stop) of one chunk: those alone, one read a
         row; or the chunk's whole rows, which are contiguous and so take one read for all."""
-        if self.whole or _apart(self.chunk_cols, stop - start, self.skipped):
+        if self.whole or rows_apart(self.chunk_cols, stop - start, self.skipped):
             return start, stop
         first = start // self.chunk_cols * self.chunk_cols
         return first, first + self.chunk_cols
@@ -157,7 +138,7 @@ class Matrix:
         return rows, _spanned(self.cols, col_step, self.chunk_cols, self.skipped)
 
 
-def _apart(chunk_cols: int, cols: int, itemsize: int) -> bool:
+def rows_apart(chunk_cols: int, cols: int, itemsize: int) -> bool:
     """Whether each row is read on its own (where nothing would be wasted, it makes no difference)."""
     return (chunk_cols - cols) * itemsize > ROW_READ_BYTES
 
@@ -183,12 +164,12 @@ def _touched(extent: int, step: int, chunk: int) -> tuple[int, ...]:
 @lru_cache(maxsize=1024)
 def _spanned(extent: int, step: int, chunk: int, itemsize: int) -> tuple[int, ...]:
     """For each chunk column: how many columns are read of it, over all ranges of `step`."""
-    if _apart(chunk, step, itemsize):  # so is all that is narrower
+    if rows_apart(chunk, step, itemsize):  # so is all that is narrower
         return tuple(stop - start for start, stop in ranges(extent, chunk))
     counts = [0] * ceil_div(extent, chunk)
     for start, stop in ranges(extent, step):
         for index, lo, hi in overlaps(start, stop, chunk):
-            counts[index] += hi - lo if _apart(chunk, hi - lo, itemsize) else chunk
+            counts[index] += hi - lo if rows_apart(chunk, hi - lo, itemsize) else chunk
     return tuple(counts)
 
 
@@ -484,7 +465,7 @@ class Plan:
             for block in blocks
         ) + sum(block.rows * block.cols * p.c.itemsize for block in blocks if p.reads_c)
         off = sum(block.cols for block in blocks if not block.diagonal)
-        uploaded += _uploaded_again(p, self.budget, off, sum(x.rows for x in blocks if x.diagonal))
+        uploaded += uploaded_again(p, self.budget, off, sum(x.rows for x in blocks if x.diagonal))
         downloaded = sum(part.rows * part.cols for part in parts) * p.block_itemsize
         separate = self.budget.device is not None
         left = replace(
@@ -496,7 +477,7 @@ class Plan:
             stage_seconds={stage: seconds * share for stage, seconds in self.stage_seconds.items()},
             predicted_seconds=self.predicted_seconds * share,
         )
-        return _with_cache(left, self.cache_slots) if self.cache_slots else left
+        return with_cache(left, self.cache_slots) if self.cache_slots else left
 
     @property
     def host_bytes(self) -> int:
@@ -511,12 +492,12 @@ class Plan:
     @property
     def block_count(self) -> int:
         """How many blocks are made."""
-        return len(self._places) if self.done else _block_count(self.problem, self.bm, self.bn)
+        return len(self._places) if self.done else count_blocks(self.problem, self.bm, self.bn)
 
     @property
     def flops(self) -> float:
         """Operations of the blocks that are made."""
-        share = self.block_count / max(1, _block_count(self.problem, self.bm, self.bn))
+        share = self.block_count / max(1, count_blocks(self.problem, self.bm, self.bn))
         return self.problem.flops * share
 
     @property
@@ -657,39 +638,6 @@ class Plan:
         return out
 
 
-@dataclass(frozen=True)
-class _Ring:
-    """How many threads and how large a slot at most: the choices, ample first."""
-
-    readers: int
-    writers: int
-    slots: int
-    cap: int
-
-
-def _rings(budget: Budget) -> list[_Ring]:
-    r, w = budget.readers, budget.writers
-    ample = (16 * MiB, 4 * MiB) if budget.device is not None else (4 * MiB, 1 * MiB)
-    counts = [r]
-    while budget.connection and counts[-1] > 4:
-        counts.append(counts[-1] // 2)
-    share = 1 if budget.connection else 2  # where a request is made again, those behind it need room
-    rings = [_Ring(n, max(1, w * n // r), n + max(2, n // share), cap) for n in counts for cap in ample]
-    return [*rings, _Ring(min(2, r), 1, 3, 1 * MiB)]
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    c: Matrix
-    bm: int
-    bn: int
-    bk: int
-    c_buffers: int
-    ring: _Ring
-    cache: int = 0
-    by_columns: bool = False
-
-
 Side = tuple[Matrix, tuple[int, int], tuple[int, int]]
 """A stored matrix, and the rows and columns of it that are meant."""
 
@@ -719,13 +667,14 @@ def _places(p: Problem, bm: int, bn: int, by_columns: bool) -> Iterator[tuple[in
             yield (j, i) if by_columns else (i, j)
 
 
-def _block_count(p: Problem, bm: int, bn: int) -> int:
+def count_blocks(p: Problem, bm: int, bn: int) -> int:
     down, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
     return down * (down + 1) // 2 if p.symmetric else down * across
 
 
 _Unit = tuple[str, int, int]
 """A panel, as the cache sees it: its matrix, its number down or across C, its number along k."""
+
 _NOTHING = "", 0, 0
 """The panel of op(B) of a block on the diagonal."""
 
@@ -763,7 +712,7 @@ def _visits(plan: Plan) -> list[tuple[_Unit, list[int]]]:
     return list(chain.from_iterable(chain.from_iterable(pairs)))
 
 
-def _with_cache(plan: Plan, slots: int) -> Plan:
+def with_cache(plan: Plan, slots: int) -> Plan:
     """The plan with what a cache of up to so many slots finds, and no more of them than that takes."""
     panels = _visits(plan)
     visits = [(unit, len(sizes)) for unit, sizes in panels]
@@ -784,61 +733,6 @@ def _moved(s: Matrix, piece: Piece) -> int:
     return (piece.rows[1] - piece.rows[0]) * (piece.span[1] - piece.span[0]) * s.itemsize
 
 
-def _slot_bytes(p: Problem, x: _Candidate) -> int:
-    """The largest piece of any panel."""
-    a, b = p.a, p.b
-    panels = [
-        (a, x.bk, x.bm) if a.transposed else (a, x.bm, x.bk),
-        (b, x.bn, x.bk) if b.transposed else (b, x.bk, x.bn),
-    ]
-    if p.reads_c:
-        panels.append((x.c, x.bm, x.bn))
-    return max(1, *(piece_bytes(s, rows, cols, x.ring.cap) for s, rows, cols in panels))
-
-
-def piece_bytes(s: Matrix, rows: int, cols: int, cap: int) -> int:
-    """The largest piece of rows × cols of S, cut at `cap` where it can be cut (between rows)."""
-    rows, cols = min(rows, s.chunk_rows), min(cols, s.chunk_cols)
-    if s.whole:
-        return rows * cols * s.itemsize
-    line = (cols if _apart(s.chunk_cols, cols, s.skipped) else s.chunk_cols) * s.itemsize
-    return max(line, min(rows * line, cap))
-
-
-def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int], dict[str, int]]:
-    """Every byte of both budgets, by holder."""
-    slot = _slot_bytes(p, x)
-    chunk = x.c.chunk_rows * x.c.chunk_cols
-    encoding = x.c.held if x.c.whole else int(x.c.itemsize != p.block_itemsize)
-    read = (p.a, p.b, x.c) if p.reads_c else (p.a, p.b)
-    host = {
-        "baseline": budget.host_baseline,
-        "read ring": x.ring.slots * slot,
-        "cache": x.cache * slot,
-        "decoding": x.ring.readers * max(s.beside(slot) for s in read),
-        "connections": (x.ring.readers + x.ring.writers) * budget.connection,
-        "write slots": x.ring.writers * chunk * p.block_itemsize,
-        "encoding": x.ring.writers * chunk * x.c.itemsize * encoding,
-    }
-    rows = max(band_rows(x.bm, budget.weights, index) for index in range(len(budget.weights)))
-    panels = panel_elements(p, rows, x.bn, x.bk)
-    scratch = panels[0] * p.scratch[0] + panels[1] * p.scratch[1] + (rows + x.bn) * p.line_bytes
-    if p.symmetric and budget.device is not None:
-        scratch += chunk * p.block_itemsize  # where a part is transposed
-    compute = {
-        "panels": PANEL_BUFFERS * sum(panels) * p.panel_itemsize,
-        "C blocks": x.c_buffers * rows * x.bn * p.block_itemsize,
-        "workspace": budget.workspace + (slot if budget.staged else 0) + scratch,
-    }
-    sums, vectors = check_bytes(p, rows, x.bn, x.bk)
-    count = len(budget.weights)
-    if budget.device is None:
-        here = compute | {"checks": sums + vectors}
-        return host | {name: count * size for name, size in here.items()}, {}
-    device = {"baseline": budget.device_baseline} | compute | {"checks": sums + vectors}
-    return host | {"checks": count * x.c_buffers * sums}, device
-
-
 BAND = 128
 """Bands of rows are multiples of this, as tiles of kernels are."""
 
@@ -857,7 +751,6 @@ def band_rows(rows: int, weights: tuple[int, ...], index: int) -> int:
     return min(rows, round_up(ceil_div(rows * weights[index], sum(weights)), BAND))
 
 
-PANEL_BUFFERS = 2
 DIAGONAL_STRIPS = 16
 """Strips of rows in which a block on the diagonal is made, each up to the diagonal: 17/32 of its products."""
 
@@ -878,374 +771,13 @@ def check_bytes(p: Problem, bm: int, bn: int, bk: int) -> tuple[int, int]:
     return bm * (3 * p.check_itemsize + 16) + bk * 8, (bn + bk) * p.check_itemsize
 
 
-def _columns(p: Problem, bm: int, bn: int) -> tuple[int, int]:
-    """Columns of all blocks off the diagonal of a symmetric C, and of those on it."""
-    down = ceil_div(p.m, bm)
-    return (bn * (down * (down - 1) // 2), p.m) if p.symmetric else (down * p.n, 0)
-
-
-def _uploaded_again(p: Problem, budget: Budget, off: int, on: int) -> int:
+def uploaded_again(p: Problem, budget: Budget, off: int, on: int) -> int:
     """Bytes that go to several devices beside each piece once: `off` columns of op(B)'s panels to those that
     cannot take them from another, `on` such columns, that are op(A)'s rows, to one or all."""
     others = len(budget.weights) - 1
     apart = 0 if budget.linked else others
     itemsize = p.a.itemsize if p.symmetric else p.b.itemsize
     return p.k * itemsize * (off * apart + on * (apart + 1)) if others else 0
-
-
-def _fits(p: Problem, budget: Budget, x: _Candidate) -> bool:
-    host, device = _ledgers(p, budget, x)
-    return sum(host.values()) <= budget.host and (
-        budget.device is None or sum(device.values()) <= budget.device
-    )
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One pass over an operand, cut as a candidate cuts it: estimates."""
-
-    nbytes: float
-    """Moved from the store."""
-    decoded: float
-    """Of chunks that must be decoded."""
-    pieces: float
-    calls: float
-    """Reads."""
-
-
-def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
-    nbytes = s.read_bytes_estimate(row_step, col_step)
-    row_touches = touches(s.rows, row_step, s.chunk_rows)
-    col_touches = touches(s.cols, col_step, s.chunk_cols)
-    count = row_touches * col_touches
-    if s.whole:
-        return Pass(nbytes, float(count * s.chunk_bytes), count, count)
-    count *= max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
-    apart = _apart(s.chunk_cols, min(col_step, s.chunk_cols), s.skipped)
-    return Pass(nbytes, 0.0, count, s.rows * col_touches if apart else count)
-
-
-def _found_shares(x: "_Candidate", a: Pass, b: Pass, down: int, across: int) -> tuple[float, float]:
-    """Which share of all pieces of A, and of B, a cache finds: an estimate of what `reuse.hits` will say.
-    Next block's panel of the operand that stays comes first, then that at the turn, then any."""
-    if x.by_columns:
-        return _found_shares(replace(x, by_columns=False), b, a, across, down)[::-1]
-    strip_a, strip_b = a.pieces / down, b.pieces / across
-    found_a = down * (across - 1) * min(x.cache, strip_a)
-    spare = max(0.0, x.cache - strip_a - strip_b)
-    found_b = (down - 1) * min(b.pieces, min(x.cache, strip_b) + spare)
-    return found_a / max(1.0, a.pieces * across), found_b / max(1.0, b.pieces * down)
-
-
-def _found_share(x: "_Candidate", a: Pass, down: int) -> float:
-    """The same of a symmetric product, whose block row i uses its own strip of A i times more, and i others,
-    of which the last block row has used all but one."""
-    strip = a.pieces / down
-    spare = max(0.0, x.cache - 2 * strip)
-    found = sum(i * min(x.cache, strip) + min(i * strip, min(x.cache, strip) + spare) for i in range(1, down))
-    return found / max(1.0, a.pieces * down)
-
-
-def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[dict[str, float], float]:
-    """Seconds of each stage, and of the whole: their sum where all share the cores, else the longest of three
-    chains and the write-back of the last block, which nothing hides. Multiplying waits for the first panels;
-    after the last reads (which share the store with the writes before) one panel is multiplied; writing
-    waits for the first block."""
-    down, across, deep = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn), ceil_div(p.k, x.bk)
-    slot = _slot_bytes(p, x)
-    a = one_pass(p.a, *((x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)), slot)
-    if p.symmetric:
-        sides = [(p.a, a, across, 1 - _found_share(x, a, down) if x.cache else 1.0)]
-    else:
-        b = one_pass(p.b, *((x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)), slot)
-        found = _found_shares(x, a, b, down, across) if x.cache else (0.0, 0.0)
-        sides = [(p.a, a, across, 1 - found[0]), (p.b, b, down, 1 - found[1])]
-    if p.reads_c:
-        sides.append((x.c, one_pass(x.c, x.bm, x.bn, slot), 1, 1.0))
-    read = uploaded = handling = 0.0
-    # A few readers do not keep a disk busy.
-    rate = rates.read * (1.0 if rates.shared else min(1.0, x.ring.readers / BUSY_READERS))
-    rate, call = min(rate, x.ring.readers * rates.stream), rates.read_seconds + rates.latency / x.ring.readers
-    for s, one, times, share in sides:
-        moving = one.nbytes / rate + one.decoded / rates.decode + one.calls * call
-        read += times * share * moving
-        handling += times * one.pieces * rates.piece_seconds
-        uploaded += times * s.rows * s.cols * s.itemsize
-    uploaded += _uploaded_again(p, budget, *_columns(p, x.bm, x.bn))
-    written = x.c.rows * x.c.cols
-    cache = x.cache * slot / rates.touch
-    thin = rates.thin / x.bk + 64 / x.bm + 64 / x.bn
-    if p.symmetric and len(budget.weights) > 1:  # blocks on the diagonal are made whole
-        thin += 1 / max(1, down)
-    elif p.symmetric:  # in thin strips whose ends stand out
-        thin += (1 + 64 * DIAGONAL_STRIPS / x.bm) / (DIAGONAL_STRIPS * max(1, down))
-    stages = {
-        # The conductor hands pieces on while the readers read others.
-        "read": cache + (read + handling if rates.shared else max(read, handling)),
-        "upload": uploaded / rates.upload,
-        "compute": p.flops / rates.flops * (1 + thin),
-        "download": written * p.block_itemsize / rates.download,
-        "write": written * x.c.itemsize / rates.write + math.prod(x.c.grid) * rates.piece_seconds,
-    }
-    fresh = x.ring.slots * slot + x.ring.writers * x.c.chunk_rows * x.c.chunk_cols * p.block_itemsize
-    start = rates.start + fresh / rates.touch
-    if rates.shared:
-        return stages, start + sum(stages.values())
-    blocks = _block_count(p, x.bm, x.bn)
-    each_read, each_multiply = (stages[name] / max(1, blocks * deep) for name in ("read", "compute"))
-    parts = blocks if x.c_buffers > 1 else 1
-    last = (stages["download"] + stages["write"]) / max(1, parts)
-    hidden = stages["write"] * (1 - 1 / max(1, parts))
-    filled = each_read + stages["upload"] / max(1, blocks * deep)
-    store = taking_turns(stages["read"], hidden, rates.turns)
-    longest = max(
-        filled + stages["compute"],
-        max(store, each_read + stages["upload"]) + each_multiply,
-        max(stages["read"], stages["compute"]) / max(1, blocks) + hidden,
-    )
-    return stages, start + longest + last
-
-
-def _rounds(p: Problem, budget: Budget, x: _Candidate) -> float:
-    """The share of a product's time that it takes several workers, of which the busiest decides."""
-    blocks = max(1, _block_count(p, x.bm, x.bn))
-    return ceil_div(blocks, budget.workers) / blocks
-
-
-def taking_turns(read: float, write: float, turns: float) -> float:
-    """Seconds of reads and writes that take so long alone and share the store (`Rates.turns`)."""
-    return 2 * turns * min(read, write) + abs(read - write)
-
-
-def steps(extent: int, align: int) -> list[int]:
-    """Block sizes to try along an axis, descending: the axis whole, then in 2, 3, … about equal parts,
-    each a multiple of `align`."""
-    top = max(1, ceil_div(extent, align))
-    counts = [*range(1, 13), 14, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 1 << 14, 1 << 16]
-    sizes = {min(extent, ceil_div(top, count) * align) for count in counts if count <= top} | {
-        min(extent, align)
-    }
-    return sorted((max(1, size) for size in sizes), reverse=True)
-
-
-def _depths(p: Problem) -> list[int]:
-    """Panel depths to try: fractions and multiples of both k chunks, powers of two, all of k."""
-    k = max(1, p.k)
-    chunks = {
-        p.a.chunk_rows if p.a.transposed else p.a.chunk_cols,
-        p.b.chunk_cols if p.b.transposed else p.b.chunk_rows,
-    }
-    chunks.add(math.lcm(*chunks))
-    depths = {MIN_DEPTH, 512, 1024, 2048, k}
-    for chunk in chunks:
-        depths.update(chunk * times for times in (1, 2, 4) if chunk * times <= max(4096, chunk))
-        depths.update(ceil_div(chunk, parts) for parts in (2, 4))
-    return sorted({min(k, depth) for depth in depths if depth >= min(k, MIN_DEPTH)})
-
-
-def chunk_side(extent: int, near: float, other: int) -> int:
-    """A chunk side of C of about `near`, a multiple or an even part of the operand's chunk side `other`
-    where that comes close, so that block edges fall on chunk edges of both."""
-    extent = max(1, extent)
-    near = max(1, min(extent, round(near)))
-    if other <= near:
-        return min(extent, near // other * other)
-    side = ceil_div(other, ceil_div(other, near))
-    if other % side == 0:
-        return side
-    return min(extent, round_up(ceil_div(extent, ceil_div(extent, near)), 16))
-
-
-def _outputs(p: Problem) -> list[Matrix]:
-    """C as it may be stored: as asked, or new with chunks of the wanted size or, for small budgets, less."""
-    if not p.free_chunks:
-        return [p.c]
-    rows_of_a = p.a.chunk_cols if p.a.transposed else p.a.chunk_rows
-    cols_of_b = p.b.chunk_rows if p.b.transposed else p.b.chunk_cols
-    found: list[Matrix] = []
-    for size in CHUNK_BYTES:
-        elements = size // p.c.itemsize
-        rows = chunk_side(p.m, max(math.isqrt(elements), elements / max(1, p.n)), rows_of_a)
-        cols = rows if p.symmetric else chunk_side(p.n, elements / rows, cols_of_b)
-        c = replace(p.c, chunk_rows=rows, chunk_cols=cols)
-        if c not in found:
-            found.append(c)
-    return found
-
-
-def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
-    """The schedule of least predicted time among those whose ledgers fit both budgets. Chunks of C of
-    the wanted size and an ample ring come first: less of either must save 5 % to be taken.
-
-    A symmetric C whose blocks cannot be square and small enough is made as if it were not symmetric.
-
-    Raises BudgetError, with the smallest limit that would do, where none fits.
-    """
-    x = _best(problem, budget, rates)
-    if x is None and problem.symmetric:
-        return make_plan(replace(problem, symmetric=False), budget, rates)
-    if x is None:
-        raise _refusal(problem, budget)
-    return _finish(problem, budget, rates, x)
-
-
-def predict(problem: Problem, budget: Budget, rates: Rates) -> float:
-    """Predicted seconds of the plan, without making it; infinite where none fits (with symmetric blocks)."""
-    x = _best(problem, budget, rates)
-    if x is None:
-        return math.inf
-    return _seconds(problem, budget, rates, x)[1] * _rounds(problem, budget, x)
-
-
-def least_seconds(problem: Problem, budget: Budget, rates: Rates) -> float:
-    """Predicted seconds with memory without end: no plan is predicted to take less."""
-    return _seconds(problem, budget, rates, _everything(problem, budget))[1] / budget.workers
-
-
-def _best(problem: Problem, budget: Budget, rates: Rates) -> "_Candidate | None":
-    stages, ideal = _seconds(problem, budget, rates, _everything(problem, budget))
-    ideal = (ideal + _hidden_cost(problem, stages)) / budget.workers
-    best: tuple[float, int, _Candidate] | None = None
-    for c in _outputs(problem):
-        for ring in _rings(budget):
-            found = _search(problem, budget, rates, c, ring)
-            if found and (best is None or found[0] < 0.95 * best[0]):
-                best = found
-            if best and best[0] <= 1.05 * ideal:
-                return best[2]
-    return best[2] if best else None
-
-
-def _everything(p: Problem, budget: Budget) -> _Candidate:
-    """C in one block, and panels so deep that their depth costs nothing: what memory without end allows."""
-    return _Candidate(_outputs(p)[0], max(1, p.m), max(1, p.n), max(1, p.k), 1, _rings(budget)[0])
-
-
-def _hidden_cost(p: Problem, stages: dict[str, float]) -> float:
-    """What hides behind the longest stage is still not for nothing."""
-    return HIDDEN_COST * (2 if p.symmetric else 1) * sum(stages.values())
-
-
-def _search(
-    p: Problem, budget: Budget, rates: Rates, c: Matrix, ring: _Ring
-) -> tuple[float, int, _Candidate] | None:
-    """The best block and panel sizes for one ring and one layout of C: (seconds, elements, candidate)."""
-    best: tuple[float, int, _Candidate] | None = None
-    rows, cols = replace(p, c=c).align
-    heights, widths = steps(p.m, rows), steps(p.n, cols)
-    for c_buffers in (1,) if budget.device is None else (2, 1):
-        for bk in _depths(p):
-            for bm in heights:
-
-                def fits(bn: int, bm: int = bm, bk: int = bk, c_buffers: int = c_buffers) -> bool:
-                    return _fits(p, budget, _Candidate(c, bm, bn, bk, c_buffers, ring))
-
-                if p.symmetric:
-                    chosen = [bm] if fits(bm) else []
-                else:  # narrower blocks only read more
-                    widest = bisect_left(widths, True, key=fits)
-                    chosen = widths[widest : widest + 2]
-                for bn in chosen:
-                    plain = _Candidate(c, bm, bn, bk, c_buffers, ring)
-                    for x in (plain, *_cached(p, budget, plain)):
-                        elements = bm * bn + (bm + bn) * bk + x.cache
-                        stages, seconds = _seconds(p, budget, rates, x)
-                        seconds = seconds * _rounds(p, budget, x) + _hidden_cost(p, stages) / budget.workers
-                        found = (seconds, elements, x)
-                        if best is None or found[:2] < best[:2]:
-                            best = found
-    return best
-
-
-def _cached(p: Problem, budget: Budget, x: _Candidate) -> Iterator[_Candidate]:
-    """The same with what is left of the host budget as a cache, in both orders of blocks. What one of several
-    workers has read is of no use to the others, and of little to its own next blocks."""
-    if budget.workers > 1:
-        return
-    down, across, deep = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn), ceil_div(p.k, x.bk)
-    spare = (budget.host - sum(_ledgers(p, budget, x)[0].values())) // _slot_bytes(p, x)
-    if spare >= LEAST_CACHE_SLOTS and down * across > 1 and 2 * down * across * deep <= MAX_VISITS:
-        yield replace(x, cache=spare, by_columns=False)
-        if not p.symmetric:
-            yield replace(x, cache=spare, by_columns=True)
-
-
-def _refusal(p: Problem, budget: Budget) -> BudgetError:
-    """Which limit is too small, and the smallest that would do: the ledgers grow with every size, so
-    the smallest sizes decide."""
-    needs = []
-    whole = [(s.chunk_bytes, name) for name, s in (("A", p.a), ("B", p.b)) if s.whole]
-    size, name = max(whole, default=(0, ""))
-    why = (
-        f" (a chunk of {name} takes {size} bytes and must be decoded whole)"
-        if size > budget.host // 4
-        else ""
-    )
-    for c in _outputs(p):
-        bm, bn = min(steps(p.m, c.chunk_rows)), min(steps(p.n, c.chunk_cols))
-        for bk in _depths(p):
-            for ring in _rings(budget):
-                host, device = _ledgers(p, budget, _Candidate(c, bm, bn, bk, 1, ring))
-                needs.append((sum(host.values()), sum(device.values())))
-    if budget.device is not None and min(device for _, device in needs) > budget.device:
-        least = min(device for _, device in needs)
-        return BudgetError(
-            f"a device memory limit of {budget.device} bytes is too small for this product; "
-            f"the smallest that would do is {least} bytes ({ceil_div(least, MiB)}MiB)",
-            minimum_device_memory_limit=least,
-        )
-    least = min(host for host, device in needs if budget.device is None or device <= budget.device)
-    return BudgetError(
-        f"a memory limit of {budget.host} bytes is too small for this product{why}; "
-        f"the smallest that would do is {least} bytes ({ceil_div(least, MiB)}MiB)",
-        minimum_memory_limit=least,
-    )
-
-
-def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
-    down, across = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn)
-    p = replace(p, c=x.c)
-    bytes_read = across * p.a.read_bytes(*((x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)))
-    uploaded = across * p.m * p.k * p.a.itemsize
-    if not p.symmetric:  # else each strip of A has met all others as op(A) or as op(B), and itself once
-        bytes_read += down * p.b.read_bytes(*((x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)))
-        uploaded += down * p.k * p.n * p.b.itemsize
-    if p.reads_c:
-        bytes_read += p.c.read_bytes(x.bm, x.bn)
-        uploaded += p.m * p.n * p.c.itemsize
-    uploaded += _uploaded_again(p, budget, *_columns(p, x.bm, x.bn))
-    host, device = _ledgers(p, budget, x)
-    stages, seconds = _seconds(p, budget, rates, x)
-    separate = budget.device is not None
-    fast = budget.host if budget.device is None else len(budget.weights) * budget.device
-    plan = Plan(
-        problem=p,
-        budget=budget,
-        bm=x.bm,
-        bn=x.bn,
-        bk=x.bk,
-        panel_buffers=PANEL_BUFFERS,
-        c_buffers=x.c_buffers,
-        readers=x.ring.readers,
-        writers=x.ring.writers,
-        slots=x.ring.slots,
-        slot_bytes=_slot_bytes(p, x),
-        cache_slots=0,
-        by_columns=x.by_columns,
-        found=(),
-        kept=(),
-        lower_bound_bytes=lower_bound_bytes(p, fast),
-        bytes_read=bytes_read,
-        bytes_written=p.c.grid[0] * p.c.grid[1] * p.c.chunk_bytes,
-        bytes_uploaded=uploaded if separate else 0,
-        bytes_downloaded=p.m * p.n * p.block_itemsize if separate else 0,
-        ledger=host,
-        device_ledger=device,
-        stage_seconds=stages,
-        predicted_seconds=seconds * _rounds(p, budget, x),
-        used_rates=rates,
-    )
-    return _with_cache(plan, x.cache) if x.cache else plan
 
 
 def lower_bound_bytes(p: Problem, fast_bytes: int) -> int:

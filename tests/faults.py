@@ -7,7 +7,7 @@ import numpy as np
 from ooc_gemm.devices import COMPUTE
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.devices.cuda import CUDA
-from ooc_gemm.plan import make_plan
+from ooc_gemm.planner import make_plan
 
 
 class _Faulty:

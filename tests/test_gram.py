@@ -12,7 +12,8 @@ from test_core import LAYOUTS, RATES, assert_close, check_plan, matrix
 
 import ooc_gemm
 import ooc_gemm.api
-from ooc_gemm.plan import Budget, Matrix, Problem, Rates, make_plan
+from ooc_gemm.plan import Budget, Matrix, Problem, Rates
+from ooc_gemm.planner import make_plan
 
 MiB = 1 << 20
 

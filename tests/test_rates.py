@@ -10,7 +10,8 @@ from conftest import make, ooc
 
 from ooc_gemm import bench_engine, bench_store, info, rates, remembered
 from ooc_gemm.devices.cpu import CPU
-from ooc_gemm.plan import Budget, Matrix, Problem, Rates, make_plan, taking_turns
+from ooc_gemm.plan import Budget, Matrix, Problem, Rates
+from ooc_gemm.planner import make_plan, taking_turns
 
 MiB = 1 << 20
 

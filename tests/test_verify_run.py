@@ -14,7 +14,7 @@ import ooc_gemm
 import ooc_gemm.api
 from ooc_gemm.check import ROWS, Rounding, Sums, compare
 from ooc_gemm.devices.cpu import CPU
-from ooc_gemm.plan import make_plan
+from ooc_gemm.planner import make_plan
 
 OPS = (None, "transpose", "adjoint")
 TYPES = ("f2", "f4", "f8", "c8", "c16", "i1", "u1", "i2", "i4", "i8")
