@@ -18,11 +18,13 @@ import numpy as np
 
 from ..check import Sums, Verdict
 from ..plan import Plan, check_bytes
-from ..tiles import ranges
+from ..tiles import ceil_div, ranges
 from . import Array, Operation
 
 TILE_ELEMENTS = 1 << 16
 """Of a piece as converted: 512 KiB, twice that if complex."""
+DIRECT_TIMES = 8
+"""How much larger pieces are that are not converted: what Python does for each counts."""
 DEPTH = 4096
 """Most elements of a line in a piece."""
 SAFE = 1e-30, 1e38
@@ -51,6 +53,7 @@ class Checks:
         self._sums = Sums.within(np.empty(sums, np.uint8), plan.bm, plan.bk, dtype)
         self._x, self._y = np.empty(plan.bn, dtype), np.empty(plan.bk, dtype)
         self._random = np.random.default_rng()
+        self._threads = threads
         self._scratch: queue.SimpleQueue[Array] = queue.SimpleQueue()
         for _ in range(threads):
             self._scratch.put(np.empty(TILE_ELEMENTS, dtype))
@@ -109,6 +112,8 @@ class Checks:
         if not along:  # rows of the tile are columns here: these should be long
             depth = min(depth, 64)
         height = TILE_ELEMENTS // depth
+        if direct:  # without scratch: higher, as long as all workers have some
+            height = max(height, min(DIRECT_TIMES * height, ceil_div(rows, 4 * self._threads)))
         vector = vector[:cols].astype(dtype, copy=False)
         single = vector.astype(np.float32) if direct else vector
 
