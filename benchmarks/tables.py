@@ -41,6 +41,15 @@ SEVERAL = {
     "traffic": "the same, `-M 4GiB -D 2GiB`",
 }
 """Jobs of several.py → what they are."""
+CLUSTERS = {
+    "multiply": "stored arrays, chunks 1024², and the engine alone with two threads",
+    "squares": "dask arrays, chunks 1024²",
+    "rows": "chunks of 256 whole rows",
+    "small": "chunks 512²",
+    "misaligned": "chunks 1000×700 and 900×1300",
+    "computed": "computed operands, chunks 512²",
+}
+"""Cases of clusters.py → what they are."""
 TIMED = {
     "cpu": "whole processes, from start to exit",
     "h200": "from the call to the return in a fresh process, CUDA context included",
@@ -133,6 +142,25 @@ def several_table(report: dict[str, Any]) -> str:
     return "\n".join(lines) + f"\n\n{note}, commit {commit}.\n"
 
 
+def clusters_table(report: dict[str, Any]) -> str:
+    """A line a case: a peer and our own."""
+    lines = ["| 8192³ float32 | memory of a worker | peer | ooc-gemm | times | peak of a worker |"]
+    lines.append("|---" * 6 + "|")
+    for row in report["rows"]:
+        (_, peer), (_, own) = row["seconds"].items()
+        runs = list(row["runs"].values())
+        spilled = max(run.get("spilled", 0) for run in runs[0])
+        peaks = [f"{max(run['peak'] for run in some) >> 20} MiB" for some in runs]
+        beside = f", the peer’s {peaks[0]}" if row["case"] != "multiply" else ""
+        beside += f" and {spilled >> 20} MiB spilled" if spilled else ""
+        lines.append(
+            f"| {CLUSTERS[row['case']]} | {row['memory'] >> 20} MiB | {peer:.1f} s | **{own:.1f} s** | "
+            f"{peer / own:.2f} | {peaks[1]}{beside} |"
+        )
+    note = f"{report['machine']}, dask {report['dask']}; medians of 3 runs with 1 GiB, one with less"
+    return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {report['commit']}.\n"
+
+
 def kernels_table(report: dict[str, Any]) -> str:
     """For each type of A and B: a line a kernel and a column a shape."""
     parts = []
@@ -201,6 +229,8 @@ def render(text: str) -> str:
             shown = limits_table(report)
         elif match[2].startswith("several_"):
             shown = several_table(report)
+        elif match[2] == "clusters":
+            shown = clusters_table(report)
         elif not kernels:
             shown = table(report)
         elif match[3]:
