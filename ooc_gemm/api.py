@@ -29,13 +29,7 @@ from .execute import execute
 from .journal import Journal, Stamp
 from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
 from .local import Source
-from .plan import (
-    Block,
-    Budget,
-    Matrix,
-    Plan,
-    Problem,
-)
+from .plan import Block, Budget, Matrix, Plan, Problem
 from .planner import make_plan
 from .rechunk import Rechunked, check_space, rechunked
 from .remote import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests

@@ -1,4 +1,4 @@
-"""Planning: from shapes, item sizes, chunk grids, budgets and rates to a frozen schedule.
+"""What is planned, and the plan: a frozen schedule, which `planner` chooses.
 
 Nothing here touches a store or a device; everything is integers, and a `Plan` can be printed,
 iterated twice and checked. The words:

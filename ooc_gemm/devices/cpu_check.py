@@ -112,7 +112,7 @@ class Checks:
         if not along:  # rows of the tile are columns here: these should be long
             depth = min(depth, 64)
         height = TILE_ELEMENTS // depth
-        if direct:  # without scratch: higher, as long as all workers have some
+        if direct and along:  # without scratch: higher, as long as all workers have some
             height = max(height, min(DIRECT_TIMES * height, ceil_div(rows, 4 * self._threads)))
         vector = vector[:cols].astype(dtype, copy=False)
         single = vector.astype(np.float32) if direct else vector
