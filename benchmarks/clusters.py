@@ -29,6 +29,7 @@ import dask.array as da
 import zarr
 from dask.utils import format_bytes, parse_bytes
 from distributed import Client, LocalCluster
+from engine import git, machine
 from rich.console import Console
 from rich.table import Table
 
@@ -233,6 +234,8 @@ def main(
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "version": ooc_gemm.__version__,
             "dask": dask.__version__,
+            "machine": machine(),
+            "commit": git("rev-parse", "--short", "HEAD"),
             "rows": rows,
         }
         out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")

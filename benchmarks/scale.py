@@ -6,15 +6,7 @@ python benchmarks/scale.py > docs/scale.md
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ooc_gemm.plan import (
-    Budget,
-    Matrix,
-    MiB,
-    Plan,
-    Problem,
-    Rates,
-    lower_bound_bytes,
-)
+from ooc_gemm.plan import Budget, Matrix, MiB, Plan, Problem, Rates, lower_bound_bytes
 from ooc_gemm.planner import make_plan
 
 GB, GiB = 10**9, 1 << 30

@@ -12,7 +12,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -75,17 +75,26 @@ def cell(row: dict[str, Any]) -> str:
     return f"**{text}**" if row["name"] == "ooc-gemm" else text
 
 
+def hardware(machine: dict[str, Any]) -> str:
+    return f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_bytes'] / 2**30:.0f} GiB"
+
+
+def counts(runs: Iterable[Any]) -> str:
+    """How many runs stand behind each of some figures."""
+    found = sorted(map(len, runs))
+    return str(found[0]) if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
+
+
 def notes(report: dict[str, Any]) -> Iterator[str]:
     machine, versions = report["machine"], report["versions"]
-    runs = sorted({len(row["runs"]) for case in report["cases"] for row in case["contestants"]})
-    count = str(runs[0]) if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"
+    count = counts(row["runs"] for case in report["cases"] for row in case["contestants"])
     with_gpu = f"{versions['gpu']}, " if "gpu" in versions else ""
     names = ("numpy", "zarr", "dask", "cubed", "cupy")
     used = ", ".join(f"{name} {versions[name]}" for name in names if versions.get(name))
     timed = TIMED[report["suite"]]
     yield f"Medians of {count} runs in turn, {timed}; ratios to the first column; peak resident memory."
     yield (
-        f"{with_gpu}{machine['cores']} cores of {machine['cpu']}, {machine['memory_bytes'] / 2**30:.0f} GiB; "
+        f"{with_gpu}{hardware(machine)}; "
         f"Python {versions['python']}, {used}, {', '.join(versions['blas'])}; {report['date'][:10]}."
     )
     smallest = report["smallest"]
@@ -144,7 +153,8 @@ def several_table(report: dict[str, Any]) -> str:
 
 def clusters_table(report: dict[str, Any]) -> str:
     """A line a case: a peer and our own."""
-    lines = ["| 8192³ float32 | memory of a worker | peer | ooc-gemm | times | peak of a worker |"]
+    size = report["rows"][0]["size"]
+    lines = [f"| {size}³ float32 | memory of a worker | peer | ooc-gemm | times | peak of a worker |"]
     lines.append("|---" * 6 + "|")
     for row in report["rows"]:
         (_, peer), (_, own) = row["seconds"].items()
@@ -157,7 +167,8 @@ def clusters_table(report: dict[str, Any]) -> str:
             f"| {CLUSTERS[row['case']]} | {row['memory'] >> 20} MiB | {peer:.1f} s | **{own:.1f} s** | "
             f"{peer / own:.2f} | {peaks[1]}{beside} |"
         )
-    note = f"{report['machine']}, dask {report['dask']}; medians of 3 runs with 1 GiB, one with less"
+    count = counts(runs for row in report["rows"] for runs in row["runs"].values())
+    note = f"{hardware(report['machine'])}; dask {report['dask']}, medians of {count} runs"
     return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {report['commit']}.\n"
 
 

@@ -7,7 +7,6 @@ second of these passes 1.03 in wall time.
 """
 
 import json
-import os
 import platform
 import resource
 import shutil
@@ -21,20 +20,11 @@ from pathlib import Path
 import click
 import numpy as np
 import zarr
+from engine import git, machine
+
+import ooc_gemm
 
 BAR = 1.03
-
-
-def make(path: Path, size: int, dtype: str) -> None:
-    """N(0, 1), or whole numbers within ±100."""
-    rng = np.random.default_rng()
-    array = zarr.create_array(path, shape=(size, size), chunks=(1024, 1024), dtype=dtype, compressors=None)
-    for row in range(0, size, 1024):
-        shape = array[row : row + 1024].shape
-        if dtype == "int8":
-            array[row : row + 1024] = rng.integers(-100, 100, shape, np.int8)
-        else:
-            array[row : row + 1024] = rng.standard_normal(shape, np.float32)
 
 
 def run(folder: Path, dtype: str, memory: str, verify: bool) -> tuple[float, float]:
@@ -63,7 +53,13 @@ def main(size: int, pairs: int, memory: str, place: str | None, out: Path | None
         folder = Path(name)
         for dtype in ("float32", "int8"):
             for operand in "ab":
-                make(folder / f"{dtype}-{operand}", size, dtype)
+                ooc_gemm.random(
+                    folder / f"{dtype}-{operand}",
+                    (size, size),
+                    dtype=dtype,
+                    chunks=(1024, 1024),
+                    seed=ord(operand),
+                )
             found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
             for pair in range(pairs):
                 for verify in (pair % 2 == 1, pair % 2 == 0):
@@ -78,9 +74,9 @@ def main(size: int, pairs: int, memory: str, place: str | None, out: Path | None
             missed |= row["seconds"]["median_of_ratios"] > BAR
     if out:
         versions = {"python": platform.python_version(), "numpy": np.__version__, "zarr": zarr.__version__}
-        about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count()}
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-        about |= {"commit": commit.stdout.strip(), "versions": versions, "size": size, "memory": memory}
+        about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}
+        commit = git("rev-parse", "--short", "HEAD")
+        about |= {"commit": commit, "versions": versions, "size": size, "memory": memory}
         out.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", "utf-8")
     raise SystemExit(missed)
 

@@ -668,13 +668,13 @@ def _places(p: Problem, bm: int, bn: int, by_columns: bool) -> Iterator[tuple[in
 
 
 def count_blocks(p: Problem, bm: int, bn: int) -> int:
+    """How many blocks C is made in."""
     down, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
     return down * (down + 1) // 2 if p.symmetric else down * across
 
 
 _Unit = tuple[str, int, int]
 """A panel, as the cache sees it: its matrix, its number down or across C, its number along k."""
-
 _NOTHING = "", 0, 0
 """The panel of op(B) of a block on the diagonal."""
 

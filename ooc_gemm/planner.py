@@ -45,6 +45,9 @@ the time, would read half as much again."""
 LEAST_CACHE_SLOTS = 8
 """Fewer are not worth a cache."""
 
+PANEL_BUFFERS = 2
+"""Pairs of panels: one is filled while the other is multiplied."""
+
 MIN_DEPTH = 256
 """Thinnest panel tried: thinner ones save a few MiB and cost many times the reads."""
 
@@ -135,9 +138,6 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
         return host | {name: count * size for name, size in here.items()}, {}
     device = {"baseline": budget.device_baseline} | compute | {"checks": sums + vectors}
     return host | {"checks": count * x.c_buffers * sums}, device
-
-
-PANEL_BUFFERS = 2
 
 
 def _columns(p: Problem, bm: int, bn: int) -> tuple[int, int]:

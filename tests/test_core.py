@@ -14,14 +14,7 @@ import zarr
 from conftest import Recording, make
 
 import ooc_gemm
-from ooc_gemm.plan import (
-    Budget,
-    Matrix,
-    Piece,
-    Plan,
-    Problem,
-    Rates,
-)
+from ooc_gemm.plan import Budget, Matrix, Piece, Plan, Problem, Rates
 from ooc_gemm.planner import MIN_DEPTH, make_plan
 from ooc_gemm.trace import Trace
 

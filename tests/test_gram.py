@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from test_core import LAYOUTS, RATES, assert_close, check_plan, matrix
 
 import ooc_gemm
-import ooc_gemm.api
 from ooc_gemm.plan import Budget, Matrix, Problem, Rates
 from ooc_gemm.planner import make_plan
 

@@ -58,7 +58,7 @@ class Slow(Recording):
 
 @pytest.mark.parametrize("layout", [{"compressors": None}, {}], ids=["raw", "zstd"])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_run_reads_what_the_plan_says(tmp_path, monkeypatch, layout, transposed):
+def test_a_run_reads_what_the_plan_says(tmp_path, layout, transposed):
     rng = np.random.default_rng(1)
     a, b = rng.standard_normal((600, 500)), rng.standard_normal((500, 700))
     paths = [
