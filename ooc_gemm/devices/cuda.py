@@ -34,8 +34,9 @@ from ..tiles import ceil_div, round_up
 from ..trace import PASS, Trace
 from ..tune import best_config
 from ..wgmma import Wgmma
-from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Check, Device, Limits, Operation, Overflow
+from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Check, Device, Limits, Operation, Overflow, driver
 from .cuda_check import Checks
+from .driver import Event
 
 HOST_BASELINE = 704 * MiB
 """Resident set of a process with a CUDA context, CuPy and cuBLAS loaded (measured 480 to 560 MiB)."""
@@ -59,7 +60,8 @@ _OP_N, _OP_T, _OP_C = 0, 1, 2
 _DEFAULT_ALGORITHM = -1
 _CUDA_FULL, _CUBLAS_FULL = 2, 3
 """Status of an allocation that failed."""
-_HOST_TO_DEVICE, _DEVICE_TO_HOST, _BY_ADDRESS = 1, 2, 4
+_TO_DEVICE, _TO_HOST = (driver.DEVICE, driver.HOST), (driver.HOST, driver.DEVICE)
+_BETWEEN_DEVICES = driver.EITHER, driver.EITHER
 _PORTABLE = 1
 """Pinned for all devices."""
 _PEER_ACCESS_IS_ON = 704
@@ -139,8 +141,8 @@ class _Span:
     """Two events around an operation, for its time."""
 
     stage: str
-    start: Any
-    stop: Any
+    start: Event
+    stop: Event
     nbytes: int
     args: dict[str, Any]
 
@@ -365,8 +367,7 @@ class CUDA:
         if operation.verify:
             self._checks = Checks(plan, operation, self._allocate, self.prepare, self._runtime)
         self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in (UPLOAD, COMPUTE, DOWNLOAD)}
-        self._base = cupy.cuda.Event()
-        self._base.record(self._streams[COMPUTE])
+        self._base = Event(self._streams[COMPUTE].ptr)
         self._base.synchronize()
         self._base_time = time.perf_counter()
 
@@ -394,49 +395,38 @@ class CUDA:
                 raise OutOfMemoryError(NO_MEMORY) from error
             self._pinned[at] = buffer
 
-    def upload(self, source: Array, piece: Piece, buffer: int) -> Any:
+    def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """A 2-D copy into the panel, or, where the type or the orientation differs, to the staging buffer and
         converted from there: the stream's order keeps the next copy from overtaking the conversion."""
         self._device.use()
         self._overflow.upload(piece, buffer, source)
-        target = self._panel(self._arrays[piece.operand, buffer], piece.operand, piece.panel)
-        row, col = piece.into
-        target = target[row : row + source.shape[0], col : col + source.shape[1]]
-        stream = self._streams[UPLOAD]
-        start = self._event(stream)
-        if target.dtype == source.dtype and target.strides[1] == target.itemsize:
-            self._copy(
-                target.data.ptr,
-                target.strides[0],
-                source.ctypes.data,
-                source.strides[0],
-                source,
-                _HOST_TO_DEVICE,
-                stream,
-            )
+        memory, (row, col) = self._arrays[piece.operand, buffer], piece.into
+        stream, size = self._streams[UPLOAD], source.itemsize
+        start = Event(stream.ptr)
+        if memory.dtype == source.dtype and not self._turned(piece.operand):
+            pitch = self._row(piece.operand, piece.panel[1])
+            at = memory.data.ptr + (row * pitch + col) * size
+            self._copy(_TO_DEVICE, at, pitch * size, source.ctypes.data, source.strides[0], source, stream)
         else:
+            target = self._panel(memory, piece.operand, piece.panel)
+            target = target[row : row + source.shape[0], col : col + source.shape[1]]
+            at, width = self._arrays["staging"].data.ptr, source.shape[1] * size
+            self._copy(_TO_DEVICE, at, width, source.ctypes.data, source.strides[0], source, stream)
             staged = self._arrays["staging"][: source.nbytes].view(source.dtype).reshape(source.shape)
-            self._copy(
-                staged.data.ptr,
-                staged.strides[0],
-                source.ctypes.data,
-                source.strides[0],
-                source,
-                _HOST_TO_DEVICE,
-                stream,
-            )
             with stream:
                 self._cupy.copyto(target, staged, casting="unsafe")
         return self._span(UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk)
 
+    @staticmethod
     def _copy(
-        self, to: int, to_pitch: int, at: int, at_pitch: int, like: Array, kind: int, stream: Any
-    ) -> None:
+        to: tuple[int, int], target: int, target_pitch: int, source: int, source_pitch: int, like: Array,
+        stream: Any,
+    ) -> None:  # fmt: skip
+        """`to`: kinds of memory, as the driver has them; addresses, with bytes from row to row."""
         rows, width = like.shape[0], like.shape[1] * like.itemsize
         if rows and width:
-            self._runtime.memcpy2DAsync(
-                to, max(to_pitch, width), at, max(at_pitch, width), width, rows, kind, stream.ptr
-            )
+            target_pitch, source_pitch = max(target_pitch, width), max(source_pitch, width)
+            driver.copy(to, target, target_pitch, source, source_pitch, width, rows, stream.ptr)
 
     def reaches(self, other: Device) -> bool:
         """Over NVLink, or a bus that allows it."""
@@ -472,8 +462,8 @@ class CUDA:
         )
         if to.strides[1] != to.itemsize:
             to, at = to.T, at.T
-        start = self._event(stream)
-        self._copy(to.data.ptr, to.strides[0], at.data.ptr, at.strides[0], to, _BY_ADDRESS, stream)
+        start = Event(stream.ptr)
+        self._copy(_BETWEEN_DEVICES, to.data.ptr, to.strides[0], at.data.ptr, at.strides[0], to, stream)
         self._span(PASS, start, stream, to.nbytes)
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
@@ -482,7 +472,7 @@ class CUDA:
         op, k = self._op, panel[1] - panel[0]
         self._overflow.multiply(block, p, c, k, first)
         stream = self._streams[COMPUTE]
-        start = self._event(stream)
+        start = Event(stream.ptr)
         a, b, out = self._arrays["a", p], self._arrays["b", p], self._arrays["c", c]
         lda, ldb = (self._pitch(name, k, lines) for name, lines in (("a", block.rows), ("b", block.cols)))
         if self._checks:
@@ -519,7 +509,7 @@ class CUDA:
         """In place, on the compute stream."""
         self._device.use()
         stream, n = self._streams[COMPUTE], block.rows
-        start = self._event(stream)
+        start = Event(stream.ptr)
         out = self._arrays["c", c]
         args = np.int32(n), np.uintp(out.data.ptr + col * out.itemsize), np.int64(block.cols)
         self._turn["mirror"]((ceil_div(n, 32) ** 2,), (32, 8), args, stream=stream)
@@ -537,15 +527,20 @@ class CUDA:
         """Elements from one row of a panel to the next."""
         return round_up(k if self._along_k(operand) else lines, self._op.arithmetic.pitch)
 
+    def _turned(self, operand: str) -> bool:
+        """Whether the operand's panels lie the other way than it is stored."""
+        return operand != "c" and self._stored_along_k(operand) != self._along_k(operand)
+
+    def _row(self, operand: str, cols: int) -> int:
+        """Elements from one row to the next of a panel, or C block, with rows of so many."""
+        return cols if operand == "c" else round_up(cols, self._op.arithmetic.pitch)
+
     def _panel(self, memory: Any, operand: str, shape: tuple[int, int]) -> Any:
         """A panel, or a C block, as a matrix oriented as stored."""
-        op, (rows, cols) = self._op, shape
-        if operand == "c":
-            return memory[: rows * cols].reshape(shape)
-        if self._stored_along_k(operand) != self._along_k(operand):
-            pitch = round_up(rows, op.arithmetic.pitch)
-            return memory[: cols * pitch].reshape(cols, pitch)[:, :rows].T
-        pitch = round_up(cols, op.arithmetic.pitch)
+        rows, cols = shape
+        if self._turned(operand):
+            return self._panel(memory, "c", (cols, self._row(operand, rows)))[:, :rows].T
+        pitch = self._row(operand, cols)
         return memory[: rows * pitch].reshape(rows, pitch)[:, :cols]
 
     def _open_kernel(self, plan: Plan) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -622,7 +617,7 @@ class CUDA:
         self._device.use()
         stream = self._streams[COMPUTE]
         assert self._checks is not None
-        start = self._event(stream)
+        start = Event(stream.ptr)
         check = self._checks.end(block, self._arrays["c", c], c, stream)
         self._span(COMPUTE, start, stream, 0, block=block.index)
         return check
@@ -639,7 +634,7 @@ class CUDA:
             elif beta != 1:
                 out *= out.dtype.type(beta if out.dtype.kind == "c" else beta.real)
 
-    def download(self, block: Block, part: Part, c: int, target: Array) -> Any:
+    def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
         """A 2-D copy out of the block, or of what is transposed on its way into memory for one chunk."""
         self._device.use()
         row, col = (part.col, part.row) if part.mirrored else (part.row, part.col)
@@ -647,7 +642,7 @@ class CUDA:
         at = self._arrays["c", c].data.ptr + row * width + col * target.itemsize
         stream = self._streams[DOWNLOAD]
         with self._lock:  # so that the two events enclose this copy and no other
-            start = self._event(stream)
+            start = Event(stream.ptr)
             if part.mirrored:
                 to = self._arrays["mirrored"].data.ptr
                 args = (
@@ -657,15 +652,13 @@ class CUDA:
                 grid = ceil_div(part.rows, 32) * ceil_div(part.cols, 32)
                 self._turn["transpose"]((grid,), (32, 8), args, stream=stream)
                 at, width = to, part.cols * target.itemsize
-            self._copy(target.ctypes.data, target.strides[0], at, width, target, _DEVICE_TO_HOST, stream)
+            self._copy(_TO_HOST, target.ctypes.data, target.strides[0], at, width, target, stream)
             return self._span(DOWNLOAD, start, stream, target.nbytes, chunk=part.chunk)
 
-    def record(self, stream: str) -> Any:
+    def record(self, stream: str) -> Event:
         """An event at the end of the stream."""
         self._device.use()
-        event = self._cupy.cuda.Event(block=True, disable_timing=True)
-        event.record(self._streams[stream])
-        return event
+        return Event(self._streams[stream].ptr, timed=False)
 
     def wait(self, stream: str, event: Any) -> None:
         """The stream waits on the device; the caller does not."""
@@ -710,7 +703,10 @@ class CUDA:
     def explain(self, error: Exception) -> DeviceError | None:
         """What CuPy raises. Another plan may count on half of what is free now."""
         cuda = self._cupy.cuda
-        failures = (self._runtime.CUDARuntimeError, cuda.driver.CUDADriverError, cuda.cublas.CUBLASError)
+        failures = (
+            self._runtime.CUDARuntimeError, cuda.driver.CUDADriverError, cuda.cublas.CUBLASError,
+            driver.DriverError,
+        )  # fmt: skip
         full = isinstance(error, cuda.memory.OutOfMemoryError)
         if not (full or isinstance(error, failures)):
             return None
@@ -733,13 +729,8 @@ class CUDA:
         """The line of the timeline of one of its streams."""
         return stage if self.name == "cuda" else f"{stage} {self.name}"
 
-    def _event(self, stream: Any) -> Any:
-        event = self._cupy.cuda.Event(block=True)
-        event.record(stream)
-        return event
-
-    def _span(self, stage: str, start: Any, stream: Any, nbytes: int, **args: Any) -> Any:
-        stop = self._event(stream)
+    def _span(self, stage: str, start: Event, stream: Any, nbytes: int, **args: Any) -> Event:
+        stop = Event(stream.ptr)
         self._spans.append(_Span(stage, start, stop, nbytes, args))
         self._tell(SPANS)
         return stop
@@ -752,8 +743,7 @@ class CUDA:
             while len(self._spans) > keep and self._spans[0].stop.done:
                 span = self._spans.popleft()
                 start, stop = (
-                    self._base_time + self._cupy.cuda.get_elapsed_time(self._base, event) / 1e3
-                    for event in (span.start, span.stop)
+                    self._base_time + event.seconds_since(self._base) for event in (span.start, span.stop)
                 )
                 self._trace.add(span.stage, start, stop, self._track(span.stage), span.nbytes, **span.args)
         finally:

@@ -1,0 +1,134 @@
+"""What a GPU is told for every chunk, without giving up the interpreter.
+
+Each of CuPy's calls releases the interpreter's lock. Beside forty readers and writers who want it, whoever
+gives it up for the microsecond of a call must wait for a turn to get it back, and a chunk's way to the device
+is ten such calls. Those below keep it: none of them waits for the device but `Event.synchronize`, which gives
+it up.
+
+They are the driver's. A process has one driver, so CuPy's streams and allocations are its own, too; as with
+CuPy, whoever makes an event or a copy has the device in use.
+"""
+
+import ctypes
+import sys
+from functools import cache
+from typing import Any
+
+HOST, DEVICE, EITHER = 1, 2, 4
+"""CUmemorytype, of an address; either: a device may be any."""
+_BLOCKING, _WITHOUT_TIME = 1, 2
+"""CUevent_flags."""
+_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_ADDRESS = ctypes.c_void_p
+_ARGUMENTS = {
+    "cuEventCreate": (_ADDRESS, ctypes.c_uint),
+    "cuEventRecord": (_ADDRESS, _ADDRESS),
+    "cuEventQuery": (_ADDRESS,),
+    "cuEventElapsedTime": (_ADDRESS, _ADDRESS, _ADDRESS),
+    "cuEventSynchronize": (_ADDRESS,),
+    "cuEventDestroy_v2": (_ADDRESS,),
+    "cuMemcpy2DAsync_v2": (_ADDRESS, _ADDRESS),
+}
+
+
+class DriverError(RuntimeError):
+    """The driver's answer where it is not 0."""
+
+    def __init__(self, call: str, status: int):
+        super().__init__(f"{call}: CUDA error {status}")
+        self.status = status
+
+
+class _Side(ctypes.Structure):
+    """Half of CUDA_MEMCPY2D."""
+
+    _fields_ = (
+        ("x", ctypes.c_size_t),
+        ("y", ctypes.c_size_t),
+        ("kind", ctypes.c_uint),
+        ("host", _ADDRESS),
+        ("device", _ADDRESS),
+        ("array", _ADDRESS),
+        ("pitch", ctypes.c_size_t),
+    )
+
+
+class _Copy(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = (
+        ("source", _Side),
+        ("target", _Side),
+        ("width", ctypes.c_size_t),
+        ("rows", ctypes.c_size_t),
+    )
+
+
+class Event:
+    """A point in a stream: all that it has been given by now. With its time, or without."""
+
+    __slots__ = ("ptr",)
+
+    def __init__(self, stream: int, timed: bool = True):
+        self.ptr = None
+        handle = _ADDRESS()
+        _call("cuEventCreate", ctypes.byref(handle), _BLOCKING if timed else _BLOCKING | _WITHOUT_TIME)
+        self.ptr = handle.value
+        _call("cuEventRecord", self.ptr, stream)
+
+    def __del__(self) -> None:
+        if self.ptr:
+            _keeping("cuEventDestroy_v2")(self.ptr)
+
+    @property
+    def done(self) -> bool:
+        """Whether the device has come so far."""
+        return bool(_keeping("cuEventQuery")(self.ptr) == 0)
+
+    def synchronize(self) -> None:
+        """Wait until it has; others may go on. Raises DriverError where the device has failed."""
+        name = "cuEventSynchronize"
+        if status := _yielding(name)(self.ptr):
+            raise DriverError(name, status)
+
+    def seconds_since(self, earlier: "Event") -> float:
+        """Between two points that the device has come to."""
+        milliseconds = ctypes.c_float()
+        _call("cuEventElapsedTime", ctypes.byref(milliseconds), earlier.ptr, self.ptr)
+        return milliseconds.value / 1e3
+
+
+def copy(
+    to: tuple[int, int], target: int, target_pitch: int, source: int, source_pitch: int, width: int,
+    rows: int, stream: int,
+) -> None:  # fmt: skip
+    """2-D, in a stream. `to`: kinds of memory, (target, source); addresses, with bytes from row to row; bytes
+    of a row, and how many."""
+    sides = (
+        _Side(0, 0, kind, *((at, 0) if kind == HOST else (0, at)), 0, pitch)
+        for kind, at, pitch in ((to[1], source, source_pitch), (to[0], target, target_pitch))
+    )
+    _call("cuMemcpy2DAsync_v2", ctypes.byref(_Copy(*sides, width, rows)), stream)
+
+
+def _call(name: str, *args: Any) -> None:
+    if status := _keeping(name)(*args):
+        raise DriverError(name, status)
+
+
+@cache
+def _keeping(name: str) -> Any:
+    """A function of the driver's, called with the interpreter's lock held."""
+    return _function(ctypes.PyDLL(_LIBRARY), name)
+
+
+@cache
+def _yielding(name: str) -> Any:
+    """And without."""
+    return _function(ctypes.CDLL(_LIBRARY), name)
+
+
+def _function(library: ctypes.CDLL, name: str) -> Any:
+    function = getattr(library, name)
+    function.argtypes = _ARGUMENTS[name]
+    return function
