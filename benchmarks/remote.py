@@ -26,10 +26,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import s3
+from engine import git
 
-SHAPES = {"reads": (16, 16, 1 << 23), "writes": (8192, 8192, 16), "both": (4096, 4096, 2048)}
+SHAPES = {"reads": (16, 16, 1 << 25), "writes": (8192, 16384, 16), "both": (4096, 4096, 2048)}
 """m, n, k: four operations a byte and fewer in the first two, so that the store is what binds; with 16 and
-more (64×64×2097152) BLAS takes so much of what the server shares with it that reads came to .75, not .80."""
+more (64×64×2097152) BLAS takes a good part of what the server shares with it. Seconds each, beside which the
+fifteen round trips of opening and finishing count little."""
 CHUNK_BYTES = 4 << 20
 LATENCY, ERRORS = 0.02, 0.01
 
@@ -44,6 +46,17 @@ def proxy(port, latency, errors):
         yield int(process.stdout.readline()), seen
     finally:
         seen |= json.loads(process.communicate("")[0])
+
+
+def make(url, name):
+    """A and B, in chunks of CHUNK_BYTES."""
+    import ooc_gemm
+
+    m, n, k = SHAPES[name]
+    for matrix, shape in (("a", (m, k)), ("b", (k, n))):
+        side = min(*shape, 1024)
+        chunks = tuple(min(extent, CHUNK_BYTES // 4 // side) if extent != side else side for extent in shape)
+        ooc_gemm.random(f"{url}/{name}/{matrix}", shape, chunks=chunks)
 
 
 def still():
@@ -152,43 +165,33 @@ def main():
     args = parser.parse_args()
     if why := s3.missing():
         sys.exit(f"this benchmark {why}")
-    import ooc_gemm
 
     shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    results = {}
-    with tempfile.TemporaryDirectory(dir=shm) as folder, s3.server(Path(folder) / "s3") as port:
-        url = f"s3://{s3.BUCKET}"
-        os.environ.update(s3.environment(port))
-        for name in args.shapes:
-            m, n, k = SHAPES[name]
-            for matrix, shape in (("a", (m, k)), ("b", (k, n))):
-                side = min(*shape, 1024)
-                chunks = tuple(
-                    min(extent, CHUNK_BYTES // 4 // side) if extent != side else side for extent in shape
-                )
-                ooc_gemm.random(f"{url}/{name}/{matrix}", shape, chunks=chunks)
-        for label, latency, errors in (("slow and failing", LATENCY, ERRORS), ("as it is", 0.0, 0.0)):
-            with proxy(port, latency, errors) as (between, seen):
-                os.environ.update(s3.environment(between))
-                rounds = args.rounds if latency else 1
-                results[label] = {name: compare(name, url, rounds) for name in args.shapes}
-            results[label]["proxy"] = seen
+    conditions = {"slow and failing": (LATENCY, ERRORS), "as it is": (0.0, 0.0)}
+    results = {label: {} for label in conditions}
+    for name in args.shapes:  # each with a server of its own, which keeps what is deleted
+        with tempfile.TemporaryDirectory(dir=shm) as folder, s3.server(Path(folder) / "s3") as port:
+            url = f"s3://{s3.BUCKET}"
+            os.environ.update(s3.environment(port))
+            make(url, name)
+            for label, (latency, errors) in conditions.items():
+                with proxy(port, latency, errors) as (between, seen):
+                    os.environ.update(s3.environment(between))
+                    found = compare(name, url, args.rounds if latency else 1)
+                results[label][name] = found | {"proxy": seen}
     titles = f"{'requests':>10}{'client':>9}{'engine':>9}{'ratio':>7}{'moving':>8}"
     titles += f"{'no BLAS':>10}{'ratio':>7}{'moving':>8}"
     print(f"{'':18}{'m×n×k':>18}{'MiB':>6}{titles}")
     for label, rows in results.items():
-        for name, row in rows.items():
-            if name != "proxy":
-                shape, at_once = (
-                    "×".join(map(str, row["shape"])),
-                    "+".join(map(str, row["requests_at_a_time"])),
-                )
-                print(
-                    f"{label:18}{shape:>18}{row['bytes'] >> 20:>6}{at_once:>10}"
-                    f"{row['client_seconds']:>7.2f} s{row['engine_seconds']:>7.2f} s{row['ratio']:>7.2f}"
-                    f"{row['ratio_moving']:>8.2f}{row['engine_without_blas_seconds']:>8.2f} s"
-                    f"{row['ratio_without_blas']:>7.2f}{row['ratio_moving_without_blas']:>8.2f}"
-                )
+        for row in rows.values():
+            shape = "×".join(map(str, row["shape"]))
+            at_once = "+".join(map(str, row["requests_at_a_time"]))
+            print(
+                f"{label:18}{shape:>18}{row['bytes'] >> 20:>6}{at_once:>10}"
+                f"{row['client_seconds']:>7.2f} s{row['engine_seconds']:>7.2f} s{row['ratio']:>7.2f}"
+                f"{row['ratio_moving']:>8.2f}{row['engine_without_blas_seconds']:>8.2f} s"
+                f"{row['ratio_without_blas']:>7.2f}{row['ratio_moving_without_blas']:>8.2f}"
+            )
     if args.json:
         about = {
             "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
@@ -196,6 +199,7 @@ def main():
             "latency_seconds": LATENCY,
             "errors": ERRORS,
             "date": time.strftime("%Y-%m-%d"),
+            "commit": git("rev-parse", "--short", "HEAD"),
             "load_average": os.getloadavg(),
         }
         args.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")

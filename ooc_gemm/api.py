@@ -32,7 +32,7 @@ from .local import Source
 from .plan import Block, Budget, Matrix, Plan, Problem
 from .planner import make_plan
 from .rechunk import Rechunked, check_space, rechunked
-from .remote import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests
+from .remote import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests, side_by_side
 from .trace import Trace
 
 PRECISIONS = ("highest", "high", "medium")
@@ -430,7 +430,13 @@ def _prepare(
             raise InputError(
                 f"{store.describe(c)} does not exist, and beta is not 0; make C first or leave beta out"
             )
-    left, right = _operand(a, transpose_a or adjoint_a), _operand(b, transpose_b or adjoint_b)
+    works: list[Callable[[], Any]] = [
+        partial(_operand, a, transpose_a or adjoint_a), partial(_operand, b, transpose_b or adjoint_b)
+    ]  # fmt: skip
+    if c is not None and log is None and beta == 0:
+        works.append(partial(store.check_output, c, [a, b], force, reads=False))
+    far = any(map(store.is_remote, (a, b, c)))
+    left, right, *_ = side_by_side(works) if far else [work() for work in works]
     shape_a, shape_b = left.shape, right.shape
     if shape_a[1] != shape_b[0]:
         raise InputError(
@@ -442,9 +448,9 @@ def _prepare(
     begun = store.open_partial(c) if log else None
     if log:
         existing = begun if beta != 0 else None
-    elif c is not None:
-        existing = store.open_existing(c) if beta != 0 else None
-        store.check_output(c, [a, b], force, reads=beta != 0)
+    elif c is not None and beta != 0:
+        existing = store.open_existing(c)
+        store.check_output(c, [a, b], force, reads=True)
     if existing is not None:
         old = store.open_source(existing, store.describe(c))
         if old.shape != (m, n):
@@ -499,8 +505,8 @@ def _prepare(
     extra = m * n * out.itemsize if c is None and writes else 0
     asked_of = [(source.latency, source.matrix.chunk_bytes) for source in sources.values() if source.latency]
     readers = max([costs.readers, *(requests(*one) for one in asked_of)])
-    far = store.is_remote(c)
-    writers = max(costs.writers, WRITERS if far else 0)
+    puts = store.is_remote(c)
+    writers = max(costs.writers, WRITERS if puts else 0)
     budget = Budget(
         host=limit,
         host_baseline=extra + (costs.host_baseline if costs.workers else baseline_bytes(costs.host_baseline)),
@@ -510,7 +516,7 @@ def _prepare(
         staged=costs.device is not None and (converted or "c" in sources),
         readers=readers,
         writers=writers,
-        connection=CONNECTION_BYTES if asked_of or far else 0,
+        connection=CONNECTION_BYTES if asked_of or puts else 0,
         workers=max(1, costs.workers),
         weights=costs.weights,
         linked=costs.linked,
@@ -547,6 +553,8 @@ def _prepare(
         made = made.without(frozenset(log.done))
     if made.problem.symmetric:
         del sources["b"]
+    for source in sources.values():
+        source.borrows = made.budget.device is None
     if existing is None:
         made_c = made.problem.c
         size = (made_c.chunk_rows, made_c.chunk_cols)

@@ -44,7 +44,8 @@ class Source(Protocol):
     """A stored matrix that pieces are read from."""
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """Read into `slot`: a view of the piece's rows × cols there, and the bytes moved."""
+        """Read into `slot`: a view of the piece's rows × cols, there or where it already is, and the bytes
+        moved."""
 
     def cancel(self) -> None:
         """Let no reader wait any longer for a store that may never answer."""

@@ -48,6 +48,8 @@ class Source:
         be had."""
         self.latency = 0.0
         """Seconds until a store that is not this machine's answers; 0 where it is."""
+        self.borrows = False
+        """Pieces may lie where the store's client has put them: no device copies them out of the slot."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -66,8 +68,8 @@ class Source:
         return digest((self.description, stamps.tobytes()))
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """Read into `slot`: a view of the piece's rows × cols there, and the bytes moved.
-        Raises StoreError, naming the chunk."""
+        """Read into `slot`: a view of the piece's rows × cols there (or elsewhere, if it `borrows`), and the
+        bytes moved. Raises StoreError, naming the chunk."""
         raise NotImplementedError
 
     def cancel(self) -> None:
@@ -287,10 +289,10 @@ class RawSource(Source):
         s, (i, j) = self.matrix, piece.chunk
         key = self._folder.key(i, j)
         place = self._place(piece, slot)
-        wanted = place[:, piece.cols[0] - piece.span[0] : piece.cols[1] - piece.span[0]]
         row, col = piece.rows[0] - i * s.chunk_rows, piece.span[0] - j * s.chunk_cols
         line, width = s.chunk_cols * s.itemsize, place.shape[1] * s.itemsize
-        data = place.reshape(-1).view(np.uint8)
+        cols = slice(piece.cols[0] - piece.span[0], piece.cols[1] - piece.span[0])
+        data, lent = place.reshape(-1).view(np.uint8), None
         try:
             base, size = self._folder.extent(i, j)
             if size == 0:
@@ -303,13 +305,15 @@ class RawSource(Source):
                         "it is truncated or corrupt, write it again"
                     )
                 step = len(data) if width == line else width
-                for start in range(0, len(data), step):
+                if self.borrows and step == len(data):
+                    lent = file.lend(base + row * line, step)
+                for start in range(0, len(data) if lent is None else 0, step):
                     at = base + (row + start // width) * line + col * s.itemsize
                     file.read(data[start : start + step], at)
         except FileNotFoundError:
             self._missing(piece, key)
-            wanted[...] = self._fill
-            return wanted, 0
+            place[:, cols] = self._fill
+            return place[:, cols], 0
         except ValueError as error:
             raise StoreError(f"{self.name}: chunk {key} cannot be read ({error}); write it again") from error
         except OSError as error:
@@ -317,7 +321,9 @@ class RawSource(Source):
                 raise
             said = f"cannot be read: {error.strerror or error}; see to its disk, or write it again"
             raise StoreError(f"{self.name}: chunk {key} {said}") from error
-        return wanted, place.nbytes
+        if lent is not None:
+            place = lent.view(self.dtype).reshape(place.shape)
+        return place[:, cols], place.nbytes
 
 
 class CompressedSource(Source):

@@ -15,7 +15,7 @@ import re
 import time
 import uuid
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -62,6 +62,17 @@ def requests(latency: float, piece: int) -> int:
     while count * 1.5 < wanted and count < AT_ONCE[1]:
         count *= 2
     return count
+
+
+OPENER = "ooc-gemm opener"
+"""Threads that ask before there is a plan."""
+
+
+def side_by_side(works: Sequence[Callable[[], T]]) -> list[T]:
+    """What each of some calls returns, that ask for answers which take a while. Raises what the first of them
+    raises that fails."""
+    with ThreadPoolExecutor(len(works), OPENER) as pool:
+        return [found.result() for found in [pool.submit(work) for work in works]]
 
 
 # ---------------------------------------------------------------------------------------------- addresses
@@ -389,6 +400,10 @@ class _Object(ChunkFile):
         """As of a file, in memory of the client's."""
         return self._bytes(offset, size)
 
+    def lend(self, offset: int, size: int) -> Bytes:
+        """The client's."""
+        return self._bytes(offset, size)
+
     def _bytes(self, offset: int, size: int) -> Bytes:
         found = np.frombuffer(self._said(lambda: self._objects.read(self._key, offset, size)), np.uint8)
         if len(found) != size:
@@ -433,7 +448,7 @@ class RemoteFolder(Folder):
 
     def each(self, work: Callable[[T], None], items: Iterable[T]) -> None:
         """Several at a time."""
-        with ThreadPoolExecutor(AT_ONCE[0] * 2, "ooc-gemm opener") as pool:
+        with ThreadPoolExecutor(AT_ONCE[0] * 2, OPENER) as pool:
             for _ in pool.map(work, items):
                 pass
 

@@ -48,7 +48,7 @@ class Slot:
 
     data: Bytes
     view: npt.NDArray[Any] = field(init=False, repr=False)
-    """What the reader put there."""
+    """What the reader put there, or found elsewhere: until the slot is free."""
     guard: Event | None = None
     filled: bool = field(default=False, repr=False)
 
@@ -115,6 +115,7 @@ class Ring:
         if kept:
             return
         slot.guard = guard
+        del slot.view
         with self._lock:
             self._free.append(slot)
             self._freed.notify()

@@ -50,6 +50,7 @@ from .pages import give_back, scratch
 from .plan import Matrix, Part, Piece
 from .remote import Objects, RemoteFolder, RemoteJournal, address, connect, normal, speaks, why
 from .ring import Bytes
+from .shared import Shared
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
@@ -383,12 +384,19 @@ def _kind(path: str, name: str) -> str | None:
         return documents.kind(*_describe(path, name)[1:])
 
 
+@Shared
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 @contextlib.contextmanager
 def _said(name: str, remote: bool = False) -> Iterator[None]:
     """Whatever goes wrong when an array is opened or begun is said in a sentence, and warnings are not."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _without_warnings:
             yield
     except Error:
         raise
@@ -757,11 +765,11 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
     if place is None:
         if not isinstance(spec, str | zarr.Array):
             raise InputError(f"{name} cannot be written to; give a path, a URL or a zarr.Array as C")
-        if not reads:
+        if not reads and not (isinstance(spec, str) and _is_free(name, spec)):
             kind = _kind(spec, name) if isinstance(spec, str) else "array"
             _check_replaced(name, kind, force)
             if kind is None:
-                _check_free(name, str(spec), force)
+                _check_begun(name, str(spec), force)
         return
     if reads:
         if not os.access(place, os.W_OK):
@@ -797,11 +805,18 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
         raise InputError(f"{name} cannot be created: {parent} is not a writable folder; choose another place")
 
 
-def _check_free(name: str, spec: str, force: bool) -> None:
+def _is_free(name: str, spec: str) -> bool:
+    """Whether there is nothing at an address, where that can be told."""
+    with _said(name, remote=True):
+        there = _objects(spec)
+        return there is not None and not there.has_any()
+
+
+def _check_begun(name: str, spec: str, force: bool) -> None:
     """At an address where no array is there may be an unfinished one, or what is somebody's."""
     with _said(name, remote=True):
         there = _objects(spec)
-        if there is None or not there.has_any():
+        if there is None:
             return
         if not is_begun(there):
             raise InputError(
