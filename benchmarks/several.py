@@ -106,6 +106,8 @@ def main(size: int, repeat: int, tmpfs: Path, commit: str | None, out: str) -> N
         device = open_device("cuda")
         with timed("measured rates"):
             info.measure_with(device, [folder])
+            if len(counts) > 1:
+                info.measure_places(open_device("cuda:all"), [folder])
         with timed(f"made A and B, {size}²"):
             for seed, name in enumerate("ab"):
                 make(str(folder / name), size, size, seed)

@@ -11,7 +11,7 @@ from .bench import size_of
 from .catalog import KERNELS
 from .errors import InputError
 from .gpu import CUBLAS, dtypes_of
-from .rates import mount_point
+from .rates import FOLDERS, mount_point
 
 SUFFIXES = (".svg", ".png")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -116,14 +116,16 @@ def rates_tables(rates: dict[str, Any]) -> Iterator[Any]:
         for name in ("read", "cached", "write", "decode"):
             folders.add_column(name, justify="right", no_wrap=True)
         folders.add_column("both", justify="right", no_wrap=True)
-        for system, speed in found.get("folders", {}).items():
+        rows = ((several, *row) for several, key in FOLDERS.items() for row in found.get(key, {}).items())
+        for several, system, speed in rows:
             cells = [
                 f"{_si(speed[f'{name}_bytes_per_second'])}B/s"
                 for name in ("read", "cached", "write", "decode")
             ]
             place = mount_point(system)
-            share = f"{speed['turns']:.0%}"
-            folders.add_row(f"{place} ({system.split()[0]})" if place else system, *cells, share)
+            name = f"{place} ({system.split()[0]})" if place else system
+            name += ", several GPUs" if several else ""
+            folders.add_row(name, *cells, f"{speed['turns']:.0%}")
         if folders.rows:
             yield folders
             yield "both: time of reading and writing at once, of the sum of each alone; 100%: they take turns"

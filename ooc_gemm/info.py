@@ -25,7 +25,7 @@ from .errors import InputError
 from .execute import execute
 from .limits import default_memory_limit
 from .plan import Matrix, MiB, Part, Piece, cut
-from .rates import FILE, file_system, kernel_key
+from .rates import FILE, FOLDERS, file_system, kernel_key
 from .remembered import recall, remember
 from .ring import Bytes
 from .trace import Trace
@@ -86,6 +86,8 @@ def measure(folders: Iterable[str], say: Say = lambda text: None) -> None:
     places = [Path(folder) for folder in folders]
     for device in _devices():
         measure_with(device, places, say)
+        if device.name == "cuda" and (together := open_device("cuda:all")).name != "cuda":
+            measure_places(together, places, say)
 
 
 def measure_with(
@@ -103,11 +105,12 @@ def measure_with(
 
 def measure_places(device: Device, places: Iterable[Path], say: Say = lambda text: None) -> None:
     """The same of folders alone."""
-    known = recall(FILE).get(device.model, {}).get("folders", {})
+    key = FOLDERS[len(limits_of(device).weights) > 1]
+    known = recall(FILE).get(device.model, {}).get(key, {})
     for place in places:
         say(f"{device.name}: reading and writing in {place}")
         known[file_system(place)] = measure_folder(place, device)
-    remember(FILE, device.model, {"folders": known})
+    remember(FILE, device.model, {key: known})
 
 
 def _devices() -> Iterator[Device]:

@@ -2,7 +2,8 @@
 none the usual ones.
 
 The file maps device model → rates of the device, and among them, under "folders", those of each file system
-that was measured with it. What is there, and how it is measured, stands in info.py.
+that was measured with it; several GPUs have more readers and writers: theirs are under "folders_of_several".
+What is there, and how it is measured, stands in info.py.
 """
 
 import math
@@ -21,6 +22,8 @@ from .remembered import recall
 from .store import DIRECT_BYTES
 
 FILE = "rates.json"
+FOLDERS = {False: "folders", True: "folders_of_several"}
+"""By whether there are several devices."""
 SUGGESTION = "measure with `ooc-gemm info --measure`"
 Place = tuple[Path | None, int]
 """The folder of an array, None where it is no local one, and the bytes it holds."""
@@ -58,7 +61,10 @@ def _known(usual: Rates, found: dict[str, Any], key: str, inputs: list[Place], c
         rates = replace(rates, flops=usual.devices * rates.flops)
     else:
         missing.append(f"of {key}")
-    folders, seconds, total, costs = found.get("folders", {}), 0.0, 0, [0.0]
+    folders = dict(found.get(FOLDERS[False], {}))
+    if usual.devices > 1:
+        folders |= found.get(FOLDERS[True], {})
+    seconds, total, costs = 0.0, 0, [0.0]
     decoding = [math.inf]
     systems = {place: file_system(place) for place, _ in (*inputs, c) if place}
     for place, nbytes in inputs:

@@ -10,6 +10,7 @@ from conftest import make, ooc
 
 from ooc_gemm import bench_engine, bench_store, info, rates, remembered
 from ooc_gemm.devices.cpu import CPU
+from ooc_gemm.devices.several import Several
 from ooc_gemm.plan import Budget, Matrix, Problem, Rates
 from ooc_gemm.planner import make_plan, taking_turns
 
@@ -92,6 +93,18 @@ def test_info_measures_and_remembers(cache, arrays):
     shown = ooc("info").out
     assert f"{CPU().model}, measured {own['date']}" in shown
     assert predicted()["rates"] == f"measured {own['date']}"
+
+
+def test_several_devices_have_readers_and_writers_of_their_own(cache, arrays):
+    known_here(arrays)
+    several = Several([CPU(), CPU()])
+    info.measure_places(several, [arrays])
+    (own,) = remembered.recall(rates.FILE)[CPU().model]["folders_of_several"].values()
+    f4, place = np.dtype("f4"), (arrays / "a", 9600)
+    kernel = CPU().arithmetic(f4, f4, f4, (60, 100, 40), 0, "auto", "highest")
+    written = [rates.known(device, kernel, [place], place).write for device in (CPU(), several)]
+    assert written == [1e6, own["write_cached_bytes_per_second"]]
+    assert ", several GPUs" in ooc("info").out
 
 
 def test_plans_say_where_rates_are_from(cache, arrays):
