@@ -2,12 +2,13 @@
 
     python benchmarks/several.py [--size 65536] [--repeat R] [--tmpfs DIR] [--out FILE]
 
-Compute-bound, with cuBLAS and with the fastest kernel as accurate as float32; and with little memory, where
-what counts is how much is read. The contestants take turns. Results are verified. Exit status 1: a bar was
-missed, bytes are not those predicted, or a result is wrong.
+Compute-bound, with cuBLAS and with the fastest kernel as accurate as float32; and with little memory, planned
+as for a disk, of which as little is read as can be. The contestants take turns. Results are verified. Exit
+status 1: a bar was missed, bytes are not those predicted, or a result is wrong.
 """
 
 import json
+import math
 import os
 import shutil
 import statistics
@@ -19,12 +20,19 @@ from typing import Any
 import click
 
 import ooc_gemm
+from ooc_gemm import rates
+from ooc_gemm.devices import open_device
+from ooc_gemm.remembered import remember
 
 sys.path.insert(0, str(Path(__file__).parent))
 from limits import RESULTS, Suite, described, make, timed
 
 BARS = {("cublas", 2): 1.9, ("cublas", 4): 3.6, ("auto", 4): 2.5}
 """Times as fast as one GPU."""
+ROOT = 1.25
+"""How far above one GPU's, over the root of their number, what several read may lie: blocks end at chunks, and
+A and B are read once at least."""
+CASES = ("cublas", "auto", "traffic")
 
 
 def contest(suite: Suite, folder: Path, kernel: str, counts: list[int], repeat: int) -> None:
@@ -51,11 +59,13 @@ def contest(suite: Suite, folder: Path, kernel: str, counts: list[int], repeat: 
 
 
 def traffic(suite: Suite, folder: Path, counts: list[int]) -> None:
-    """Little memory: what is read falls with the root of the number of GPUs."""
-    read = {}
+    """Little memory, and nothing known of the store's speed: it counts as a disk. What is read falls with the
+    root of the number of GPUs."""
+    read, model = {}, open_device("cuda").model
+    remember(rates.FILE, model, {key: {} for key in rates.FOLDERS.values()})
     for count in counts:
         name = label("traffic", count)
-        result = run(folder, count, memory_limit="4GiB", device_memory_limit="2GiB")
+        result = run(folder, count, memory_limit="2304MiB", device_memory_limit="2GiB")
         suite.rows[name] = report(result)
         read[count] = result.bytes_read
         click.echo(
@@ -63,6 +73,8 @@ def traffic(suite: Suite, folder: Path, counts: list[int]) -> None:
             f"than one; {result.seconds:.1f} s; blocks of {result.plan.bm}×{result.plan.bn}"
         )
         as_predicted(suite, name, result)
+        root = read[count] / read[1] * math.sqrt(count)
+        suite.bar(f"{name}: read beside one GPU's ÷ √{count}", root, ROOT)
 
 
 def label(what: str, count: int) -> str:
@@ -89,12 +101,12 @@ def as_predicted(suite: Suite, name: str, result: Any) -> None:
 @click.option("--size", default=65536, show_default=True)
 @click.option("--repeat", default=3, show_default=True)
 @click.option("--tmpfs", type=click.Path(path_type=Path), default=Path("/dev/shm"), show_default=True)
+@click.option("--cases", multiple=True, type=click.Choice(CASES), default=CASES, help="[default: all]")
 @click.option("--commit", help="What is measured, where there is no git repository.")
 @click.option("--out", type=click.Path(dir_okay=False), default=RESULTS / "several_h200.json")
-def main(size: int, repeat: int, tmpfs: Path, commit: str | None, out: str) -> None:
+def main(size: int, repeat: int, tmpfs: Path, cases: tuple[str, ...], commit: str | None, out: str) -> None:
     """Measure rates, run the cases, write what was found."""
     from ooc_gemm import info
-    from ooc_gemm.devices import open_device
     from ooc_gemm.devices.cuda import count as there
 
     if commit is None:
@@ -111,12 +123,14 @@ def main(size: int, repeat: int, tmpfs: Path, commit: str | None, out: str) -> N
         with timed(f"made A and B, {size}²"):
             for seed, name in enumerate("ab"):
                 make(str(folder / name), size, size, seed)
+        kernels = [case for case in cases if case != "traffic"]
         for count in counts:  # contexts, libraries, kernels
-            for kernel in ("cublas", "auto"):
+            for kernel in kernels or ["auto"]:
                 run(folder, count, kernel=kernel, memory_limit="24GiB", alpha=0)
-        for kernel in ("cublas", "auto"):
+        for kernel in kernels:
             contest(suite, folder, kernel, counts, repeat)
-        traffic(suite, folder, counts)
+        if "traffic" in cases:
+            traffic(suite, folder, counts)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         found = described(device.model) | {"cores": os.cpu_count(), "rows": suite.rows}

@@ -38,7 +38,7 @@ LIMITS = {
 SEVERAL = {
     "cublas": "65536³, tmpfs, `--kernel cublas`",
     "auto": "the same with `fp16x3`",
-    "traffic": "the same, `-M 4GiB -D 2GiB`",
+    "traffic": "the same, planned as for a disk, `-M 2304MiB -D 2GiB`",
 }
 """Jobs of several.py → what they are."""
 CLUSTERS = {
