@@ -22,7 +22,7 @@ import click
 import ooc_gemm
 from ooc_gemm import rates
 from ooc_gemm.devices import open_device
-from ooc_gemm.remembered import remember
+from ooc_gemm.remembered import recall, remember
 
 sys.path.insert(0, str(Path(__file__).parent))
 from limits import RESULTS, Suite, described, make, timed
@@ -30,8 +30,15 @@ from limits import RESULTS, Suite, described, make, timed
 BARS = {("cublas", 2): 1.9, ("cublas", 4): 3.6, ("auto", 4): 2.5}
 """Times as fast as one GPU."""
 ROOT = 1.25
-"""How far above one GPU's, over the root of their number, what several read may lie: blocks end at chunks, and
-A and B are read once at least."""
+"""How far above one GPU's, over the root of their number, what several read may lie: blocks end at chunks,
+and A and B are read once at least."""
+DISK = {
+    **dict.fromkeys(("read_bytes_per_second", "cached_bytes_per_second"), 3.4e9),
+    **dict.fromkeys(("write_bytes_per_second", "write_cached_bytes_per_second"), 2.9e9),
+    "turns": 1.0,
+}
+"""Of a machine with one H200, as `ooc-gemm info --measure` finds it."""
+FOLDERS = rates.FOLDERS.values()
 CASES = ("cublas", "auto", "traffic")
 
 
@@ -59,10 +66,11 @@ def contest(suite: Suite, folder: Path, kernel: str, counts: list[int], repeat: 
 
 
 def traffic(suite: Suite, folder: Path, counts: list[int]) -> None:
-    """Little memory, and nothing known of the store's speed: it counts as a disk. What is read falls with the
-    root of the number of GPUs."""
-    read, model = {}, open_device("cuda").model
-    remember(rates.FILE, model, {key: {} for key in rates.FOLDERS.values()})
+    """Little memory, and a store that counts as a disk: what is read falls with the root of the number of
+    GPUs."""
+    read, model, system = {}, open_device("cuda").model, rates.file_system(folder)
+    known = recall(rates.FILE)[model]
+    remember(rates.FILE, model, {key: {system: known[key][system] | DISK} for key in FOLDERS if key in known})
     for count in counts:
         name = label("traffic", count)
         result = run(folder, count, memory_limit="2304MiB", device_memory_limit="2GiB")

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 import zarr
-from conftest import make, ooc
+from conftest import gpu_missing, make, ooc
 
 distributed = pytest.importorskip("distributed")
 
@@ -590,3 +590,29 @@ def test_no_scheduler_no_result(tmp_path):
     with pytest.raises(DeviceError, match="scheduler"):
         ooc_gemm.dask.multiply(a, b, tmp_path / "c", client=client, **OPTIONS)
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.gpu
+def test_workers_with_gpus_have_one_each(tmp_path):
+    if why := gpu_missing():
+        pytest.skip(why)
+    from ooc_gemm.cluster import connected
+    from ooc_gemm.devices.cuda import count
+
+    workers, a, b = min(2, count()), normal(3000, 1000), normal(1000, 2000, seed=1)
+    paths = [make(tmp_path / name, values, chunks=(500, 500)) for name, values in (("a", a), ("b", b))]
+    with connected(f"local:{workers}", "8GiB", "cuda") as options:
+        client = options["client"]
+        seen = client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
+        assert sorted(seen.values()) == [str(index) for index in range(workers)]
+        made = ooc_gemm.dask.multiply(*paths, str(tmp_path / "c"), verify=True, **options)
+        assert (made.device, made.verified) == (f"cuda on {workers} workers", True)
+        assert made.peak_device_bytes > 0
+        with client.as_current():
+            x, y = (da.from_zarr(str(path)) for path in paths)
+            lazy = matmul(x, y, device="cuda").compute()
+            computed = matmul(x + 1, y, device="cuda").compute()
+    want = a.astype("f8") @ b
+    for found in (zarr.open_array(str(tmp_path / "c"))[:], lazy):
+        np.testing.assert_allclose(found, want, atol=1e-3)
+    np.testing.assert_allclose(computed, (a.astype("f8") + 1) @ b, atol=1e-3)
