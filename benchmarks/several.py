@@ -74,7 +74,7 @@ def traffic(suite: Suite, folder: Path, counts: list[int]) -> None:
     for count in counts:
         name = label("traffic", count)
         result = run(folder, count, memory_limit="2304MiB", device_memory_limit="2GiB")
-        suite.rows[name] = report(result)
+        suite.rows[name] = report(result) | {"planned_for": "disk"}
         read[count] = result.bytes_read
         click.echo(
             f"{name}: read {result.bytes_read / 1e9:.1f} GB, {read[1] / result.bytes_read:.2f} times less "

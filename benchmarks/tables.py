@@ -38,7 +38,7 @@ LIMITS = {
 SEVERAL = {
     "cublas": "65536³, tmpfs, `--kernel cublas`",
     "auto": "the same with `fp16x3`",
-    "traffic": "the same, planned as for a disk, `-M 2304MiB -D 2GiB`",
+    "traffic": "the same, `-M {} -D {}`",
 }
 """Jobs of several.py → what they are."""
 CLUSTERS = {
@@ -140,15 +140,17 @@ def several_table(report: dict[str, Any]) -> str:
     alone: dict[str, float] = {}
     for name, row in report["rows"].items():
         what, _, count = name.partition(", ")
+        limits = (f"{row['plan'][f'{of}memory_limit'] >> 20}MiB" for of in ("", "device_"))
         seconds = median(row.get("all_seconds", [row["seconds"]]))
         one = alone.setdefault(what, seconds)
-        lines.append(
-            f"| {SEVERAL[what]} | {count.split()[0]} | **{seconds:.2f}** | {one / seconds:.2f} | "
-            f"{row['plan']['predicted_seconds']:.2f} | {row['bytes_read'] / 1e9:.1f} GB |"
-        )
-    commit = next(iter(report["rows"].values()))["commit"][:7]
+        times = f"**{seconds:.2f}** | {one / seconds:.2f} | {row['plan']['predicted_seconds']:.2f}"
+        job = SEVERAL[what].format(*limits)
+        if "planned_for" in row:
+            job, times = f"{job}, planned as for a disk", "– | – | –"
+        lines.append(f"| {job} | {count.split()[0]} | {times} | {row['bytes_read'] / 1e9:.1f} GB |")
+    commits = " and ".join(dict.fromkeys(row["commit"][:7] for row in report["rows"].values()))
     note = f"{report['device']}, {report['cores']} cores, medians in a warm process; {report['date'][:10]}"
-    return "\n".join(lines) + f"\n\n{note}, commit {commit}.\n"
+    return "\n".join(lines) + f"\n\n{note}, commit {commits}.\n"
 
 
 def clusters_table(report: dict[str, Any]) -> str:
