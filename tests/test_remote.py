@@ -21,6 +21,7 @@ from conftest import ooc
 
 import ooc_gemm
 from ooc_gemm import remote, store
+from ooc_gemm.plan import cut
 
 pytestmark = pytest.mark.skipif(bool(s3.missing()), reason=s3.missing() or "-")
 
@@ -261,6 +262,38 @@ def test_a_chunk_that_changes_while_running(shelf, proxy, monkeypatch):
 
 
 # -------------------------------------------------------------------------------------------- concurrency
+
+
+@pytest.mark.parametrize("layout", ["raw", "shards", "version 2"])
+def test_pieces_stay_where_the_client_has_put_them(shelf, layout):
+    source = store.open_source(put(f"{shelf}/a", A, **LAYOUTS[layout]))
+    side = source.matrix.chunk_rows
+    for rows, cols in (((0, side), (0, side)), ((20, 40), (0, side)), ((20, 40), (10, 30))):
+        for piece in cut("a", source.matrix, rows, cols, MiB):
+            slot = np.zeros(MiB, np.uint8)
+            for source.borrows in (False, True):
+                values, moved = source.read(piece, slot)
+                assert np.array_equal(values, A[slice(*rows), slice(*cols)])
+                assert np.shares_memory(values, slot) != source.borrows
+                assert moved == (rows[1] - rows[0]) * side * 4, "whole rows of a chunk"
+
+
+def test_a_b_and_c_are_asked_for_side_by_side(shelf, monkeypatch):
+    for name, values in (("a", A), ("b", B)):
+        put(f"{shelf}/{name}", values)
+    together, asked, ask = threading.Barrier(3, timeout=20), set(), remote.Objects._timed
+
+    def timed(self, question):
+        here = threading.current_thread()
+        if here.name.startswith(remote.OPENER) and here not in asked:
+            asked.add(here)
+            together.wait()
+        return ask(self, question)
+
+    monkeypatch.setattr(remote.Objects, "_timed", timed)
+    ooc_gemm.multiply(*(f"{shelf}/{name}" for name in "abc"), **CPU)
+    assert len(asked) == 3
+    assert np.array_equal(got(f"{shelf}/c"), C)
 
 
 def test_requests_follow_latency():

@@ -28,6 +28,7 @@ _ARGUMENTS = {
     "cuEventSynchronize": (_ADDRESS,),
     "cuEventDestroy_v2": (_ADDRESS,),
     "cuMemcpy2DAsync_v2": (_ADDRESS, _ADDRESS),
+    "cuGetErrorString": (ctypes.c_int, _ADDRESS),
 }
 
 
@@ -35,7 +36,9 @@ class DriverError(RuntimeError):
     """The driver's answer where it is not 0."""
 
     def __init__(self, call: str, status: int):
-        super().__init__(f"{call}: CUDA error {status}")
+        said = ctypes.c_char_p()
+        _keeping("cuGetErrorString")(status, ctypes.byref(said))
+        super().__init__(f"{call}: {(said.value or b'unknown error').decode()} ({status})")
         self.status = status
 
 

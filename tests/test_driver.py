@@ -1,0 +1,120 @@
+"""What a GPU is told for every chunk, by a driver that stands in for NVIDIA's where there is none."""
+
+import ctypes
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from ooc_gemm.devices import driver
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+LIBRARY = r"""
+#include <string.h>
+#include <dlfcn.h>
+
+typedef struct {  // as the driver's manual has it
+    size_t srcXInBytes, srcY; unsigned srcMemoryType; const void *srcHost; unsigned long long srcDevice;
+    void *srcArray; size_t srcPitch;
+    size_t dstXInBytes, dstY; unsigned dstMemoryType; void *dstHost; unsigned long long dstDevice;
+    void *dstArray; size_t dstPitch;
+    size_t WidthInBytes, Height;
+} CUDA_MEMCPY2D;
+
+extern "C" {
+
+int made, gone, recorded, flags, held, fails;
+void *stream;
+
+static int answer() {
+    int (*check)() = (int (*)())dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    held = check();
+    return fails;
+}
+int cuEventCreate(void **event, unsigned f) {
+    *event = (void *)(size_t)(1000 + ++made);
+    flags = f;
+    return answer();
+}
+int cuEventRecord(void *, void *s) { ++recorded; stream = s; return answer(); }
+int cuEventQuery(void *event) { return answer() ? fails : event == (void *)1001 ? 0 : 600; }
+int cuEventElapsedTime(float *ms, void *from, void *to) {
+    *ms = 1e3f * ((char *)to - (char *)from);
+    return answer();
+}
+int cuEventSynchronize(void *) { return answer(); }
+int cuEventDestroy_v2(void *) { ++gone; return answer(); }
+int cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, void *s) {
+    const char *from = (const char *)(c->srcMemoryType == 1 ? c->srcHost : (void *)c->srcDevice);
+    char *to = (char *)(c->dstMemoryType == 1 ? c->dstHost : (void *)c->dstDevice);
+    for (size_t y = 0; y < c->Height; ++y)
+        memcpy(to + (c->dstY + y) * c->dstPitch + c->dstXInBytes,
+               from + (c->srcY + y) * c->srcPitch + c->srcXInBytes, c->WidthInBytes);
+    stream = s;
+    return answer();
+}
+int cuGetErrorString(int, const char **text) { *text = "an illegal memory access"; return 0; }
+
+}
+"""
+
+
+@pytest.fixture
+def cuda(tmp_path, monkeypatch):
+    """What the library has seen."""
+    (tmp_path / "cuda.cc").write_text(LIBRARY)
+    path = tmp_path / "libcuda.so"
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", path, tmp_path / "cuda.cc", "-ldl"], check=True)
+    library = ctypes.CDLL(str(path))
+    monkeypatch.setattr(driver, "_LIBRARY", str(path))
+    for function in (driver._keeping, driver._yielding):
+        function.cache_clear()
+    yield lambda name, kind=ctypes.c_int: kind.in_dll(library, name)
+    for function in (driver._keeping, driver._yielding):
+        function.cache_clear()
+
+
+def test_events(cuda):
+    first = driver.Event(77)
+    assert (cuda("made").value, cuda("recorded").value, cuda("flags").value) == (1, 1, 1)
+    assert cuda("stream", ctypes.c_void_p).value == 77
+    assert first.done
+    second = driver.Event(78, timed=False)
+    assert cuda("flags").value == 3
+    assert not second.done
+    assert second.seconds_since(first) == 1
+    assert cuda("held").value == 1, "the interpreter was given up"
+    second.synchronize()
+    assert cuda("held").value == 0, "nobody else could run while this thread waited"
+    del first, second
+    assert cuda("gone").value == 2
+
+
+def test_what_fails_says_so_and_leaves_no_event(cuda):
+    event = driver.Event(1)
+    cuda("fails").value = 700
+    for work in (event.synchronize, lambda: driver.Event(1), lambda: event.seconds_since(event)):
+        with pytest.raises(
+            driver.DriverError, match=r"^cuEvent\w+: an illegal memory access \(700\)$"
+        ) as error:
+            work()
+        assert error.value.status == 700
+        del error
+    assert not event.done
+    cuda("fails").value = 0
+    event = None
+    assert cuda("gone").value == 1, "of the one that was made; the other never was"
+
+
+@pytest.mark.parametrize("to", [driver.DEVICE, driver.HOST, driver.EITHER])
+@pytest.mark.parametrize("at", [driver.DEVICE, driver.HOST, driver.EITHER])
+def test_copies(cuda, to, at):
+    source, target = np.arange(60, dtype=np.uint8).reshape(5, 12), np.zeros((4, 20), np.uint8)
+    driver.copy((to, at), target[1:, 3:].ctypes.data, 20, source[2:, 1:].ctypes.data, 12, 7, 3, 9)
+    want = np.zeros_like(target)
+    want[1:, 3:10] = source[2:, 1:8]
+    assert np.array_equal(target, want)
+    assert cuda("stream", ctypes.c_void_p).value == 9
+    assert cuda("held").value == 1
