@@ -1,4 +1,4 @@
-"""Runs a plan. Beside `rechunk`, which prepares operands, the only file with threads.
+"""Runs a plan, in three kinds of threads.
 
     readers            conductor (the caller's thread)                      writers
     chunk → slot ──►   slot → panel, panels → C block, block after block ──► part of C → slot → chunk

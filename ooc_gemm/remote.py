@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -112,9 +113,14 @@ def connect(url: str, seconds: float) -> tuple[Any, str]:
         url, path = f"{address.scheme}://{address.netloc}", address.path.strip("/")
     where = (one for one in os.environ.items() if one[0] == "HOME" or one[0].partition("_")[0] in VARIABLES)
     try:
-        return _client(url, seconds, tuple(sorted(where))), path
+        with _connecting:
+            return _client(url, seconds, tuple(sorted(where))), path
     except InputError as error:
         raise InputError(f"{name} {error}") from error.__cause__
+
+
+_connecting = Lock()
+"""Those who come at once are to have one client."""
 
 
 @lru_cache(16)

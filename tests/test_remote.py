@@ -281,6 +281,7 @@ def test_pieces_stay_where_the_client_has_put_them(shelf, layout):
 def test_a_b_and_c_are_asked_for_side_by_side(shelf, monkeypatch):
     for name, values in (("a", A), ("b", B)):
         put(f"{shelf}/{name}", values)
+    remote._client.cache_clear()
     together, asked, ask = threading.Barrier(3, timeout=20), set(), remote.Objects._timed
 
     def timed(self, question):
@@ -293,6 +294,7 @@ def test_a_b_and_c_are_asked_for_side_by_side(shelf, monkeypatch):
     monkeypatch.setattr(remote.Objects, "_timed", timed)
     ooc_gemm.multiply(*(f"{shelf}/{name}" for name in "abc"), **CPU)
     assert len(asked) == 3
+    assert remote._client.cache_info().misses == 1, "each has made a client of its own"
     assert np.array_equal(got(f"{shelf}/c"), C)
 
 
