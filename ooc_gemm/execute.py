@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from mmap import PAGESIZE
 from typing import Protocol
 
 from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Check, Device
@@ -107,8 +108,6 @@ def execute(
     not written but returned."""
     ring = Ring(device.host_buffers(plan.slots + plan.cache_slots, plan.slot_bytes), _schedule(plan))
     write_slots: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
-    for slot in device.host_buffers(plan.writers, _part_bytes(plan)):
-        write_slots.put(slot)
     readers = ThreadPoolExecutor(plan.readers, "ooc-gemm reader")
     writers = ThreadPoolExecutor(plan.writers, "ooc-gemm writer")
     blocks = [_CBlock() for _ in range(plan.c_buffers)]
@@ -117,6 +116,8 @@ def execute(
     try:
         for _ in range(plan.readers):
             readers.submit(_read, ring, device, sources, trace)
+        for buffer in device.host_buffers(plan.writers, _part_bytes(plan)):
+            writers.submit(_ready, device, buffer, write_slots)
         for block in plan.blocks():
             c = block.index % plan.c_buffers
             if plan.problem.reads_c:
@@ -198,6 +199,16 @@ def _upload(ring: Ring, device: Device, pieces: Iterator[Piece], buffer: int) ->
     for piece in pieces:
         slot = ring.take()
         ring.release(slot, device.upload(slot.view, piece, buffer), piece.kept)
+
+
+def _ready(device: Device, slot: Bytes, slots: "queue.SimpleQueue[Bytes]") -> None:
+    """While the first chunks are read, for all kernels wait while memory is pinned: that takes long where its
+    pages are not there yet. What fails here fails again where the slot is used."""
+    try:
+        slot[::PAGESIZE] = 0
+        device.prepare(slot)
+    finally:
+        slots.put(slot)
 
 
 @on_thread("writer")
