@@ -202,8 +202,8 @@ def _upload(ring: Ring, device: Device, pieces: Iterator[Piece], buffer: int) ->
 
 
 def _ready(device: Device, slot: Bytes, slots: "queue.SimpleQueue[Bytes]") -> None:
-    """While the first chunks are read, for all kernels wait while memory is pinned: that takes long where its
-    pages are not there yet. What fails here fails again where the slot is used."""
+    """Before it is used, when that would hold up what runs: memory is pinned slowly where its pages are not
+    there yet. What fails here fails again where the slot is used."""
     try:
         slot[::PAGESIZE] = 0
         device.prepare(slot)
