@@ -396,6 +396,28 @@ def piece_number(row):
     return Piece("a", (0, 0), (row, row + 1), (0, 1), (0, 1), (0, 0), (1, 1))
 
 
+def test_slots_for_writing_are_ready_before_they_are_used():
+    """All of them, also where C has one chunk: nobody waits for a block before pinning the rest."""
+    from ooc_gemm.devices.cpu import CPU
+
+    slots, ready = [], set()
+
+    class Pinning(CPU):
+        def host_buffers(self, count, nbytes):
+            found = super().host_buffers(count, nbytes)
+            slots[:] = [buffer.ctypes.data for buffer in found]  # those for writing come last
+            return found
+
+        def prepare(self, buffer):
+            ready.add(buffer.ctypes.data)
+
+    ones = np.ones((4, 4))
+    plan = ooc_gemm.multiply(ones, ones, device=Pinning(4)).plan
+    assert plan.problem.c.grid == (1, 1)
+    assert 1 < plan.writers == len(slots)
+    assert ready >= set(slots)
+
+
 def test_a_full_ring_waits_and_hands_on_in_order():
     import threading
 
