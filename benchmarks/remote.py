@@ -31,7 +31,7 @@ from engine import git
 SHAPES = {"reads": (16, 16, 1 << 25), "writes": (8192, 16384, 16), "both": (4096, 4096, 2048)}
 """m, n, k: four operations a byte and fewer in the first two, so that the store is what binds; with 16 and
 more (64×64×2097152) BLAS takes a good part of what the server shares with it. Seconds each, beside which the
-fifteen round trips of opening and finishing count little."""
+round trips of opening and finishing count little."""
 CHUNK_BYTES = 4 << 20
 LATENCY, ERRORS = 0.02, 0.01
 

@@ -554,7 +554,7 @@ def _prepare(
     if made.problem.symmetric:
         del sources["b"]
     for source in sources.values():
-        source.borrows = made.budget.device is None
+        source.borrows = source.latency > 0 and made.budget.device is None
     if existing is None:
         made_c = made.problem.c
         size = (made_c.chunk_rows, made_c.chunk_cols)

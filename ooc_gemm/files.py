@@ -177,10 +177,6 @@ class ChunkFile:
         self._read(into[: round_up(stop, PAGE)], start, stop)
         return into[offset - start : stop]
 
-    def lend(self, offset: int, size: int) -> Bytes | None:
-        """The bytes from `offset` on where they come in memory of their own; None: they are to be read."""
-        return None
-
     def _read(self, into: Bytes, offset: int, need: int) -> None:
         """At least `need` bytes: what lies in whole pages past the page cache, the rest through it."""
         done = 0

@@ -49,7 +49,7 @@ class Source:
         self.latency = 0.0
         """Seconds until a store that is not this machine's answers; 0 where it is."""
         self.borrows = False
-        """Pieces may lie where the store's client has put them: no device copies them out of the slot."""
+        """Pieces lie where a remote store's client has put them: no device copies them out of the slot."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -292,7 +292,7 @@ class RawSource(Source):
         row, col = piece.rows[0] - i * s.chunk_rows, piece.span[0] - j * s.chunk_cols
         line, width = s.chunk_cols * s.itemsize, place.shape[1] * s.itemsize
         cols = slice(piece.cols[0] - piece.span[0], piece.cols[1] - piece.span[0])
-        data, lent = place.reshape(-1).view(np.uint8), None
+        data = place.reshape(-1).view(np.uint8)
         try:
             base, size = self._folder.extent(i, j)
             if size == 0:
@@ -306,8 +306,9 @@ class RawSource(Source):
                     )
                 step = len(data) if width == line else width
                 if self.borrows and step == len(data):
-                    lent = file.lend(base + row * line, step)
-                for start in range(0, len(data) if lent is None else 0, step):
+                    data = file.read_range(data, base + row * line + col * s.itemsize, step)
+                    return data.view(self.dtype).reshape(place.shape)[:, cols], place.nbytes
+                for start in range(0, len(data), step):
                     at = base + (row + start // width) * line + col * s.itemsize
                     file.read(data[start : start + step], at)
         except FileNotFoundError:
@@ -321,8 +322,6 @@ class RawSource(Source):
                 raise
             said = f"cannot be read: {error.strerror or error}; see to its disk, or write it again"
             raise StoreError(f"{self.name}: chunk {key} {said}") from error
-        if lent is not None:
-            place = lent.view(self.dtype).reshape(place.shape)
         return place[:, cols], place.nbytes
 
 

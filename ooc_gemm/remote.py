@@ -406,10 +406,6 @@ class _Object(ChunkFile):
         """As of a file, in memory of the client's."""
         return self._bytes(offset, size)
 
-    def lend(self, offset: int, size: int) -> Bytes:
-        """The client's."""
-        return self._bytes(offset, size)
-
     def _bytes(self, offset: int, size: int) -> Bytes:
         found = np.frombuffer(self._said(lambda: self._objects.read(self._key, offset, size)), np.uint8)
         if len(found) != size:
