@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import tempfile
 import threading
 import time
@@ -396,6 +397,24 @@ def test_memory_for_a_purpose_is_the_threads_own():
     assert len(scratch("mine", PAGE + 1, room=3 * PAGE)) == 3 * PAGE
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(scratch, "mine", 10).result() is not scratch("mine", 10)
+
+
+def test_slots_lie_in_large_pages():
+    """The system has them for memory that is private."""
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text():
+        pytest.skip("this system has no large pages")
+    slots = page_aligned(3, 16 * MiB)
+    for slot in slots:
+        slot[:] = 1
+    held = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            start, stop = (int(number, 16) for number in line.split()[0].split("-"))
+            here = start <= slots[1].ctypes.data < stop
+        elif here and line.startswith("AnonHugePages"):
+            held = int(line.split()[1]) << 10
+    assert held >= 16 * MiB
 
 
 def test_slots_of_the_cpu_are_page_aligned():
