@@ -55,9 +55,9 @@ class ComplexGemm:
         ldc: int,
         stream: Any,
         in_place: str = "",
-        lower: bool = False,
+        **options: Any,
     ) -> None:
-        """C ← α·op(A)·op(B) + β·C; `lower` as TensorGemm has it."""
+        """C ← α·op(A)·op(B) + β·C; `options` as TensorGemm has them."""
         if m == 0 or n == 0:
             return
         if alpha == 0:
@@ -83,7 +83,7 @@ class ComplexGemm:
             b_ptr, ldb = to, pitch
         self.real(
             m, 2 * n, 2 * k, 1.0, a_ptr, lda, b_ptr, ldb, beta.real, c_ptr, 2 * ldc, stream, in_place + "b",
-            lower,
+            **options,
         )  # fmt: skip
 
     def _of_few_rows(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from mmap import PAGESIZE
 from typing import Protocol
 
-from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Check, Device
+from .devices import COMPUTE, UPLOAD, Array, Check, Device
 from .errors import on_thread
 from .plan import Block, Part, Piece, Plan
 from .ring import SIGNAL_SECONDS, Bytes, Event, Ring, Stopped
@@ -144,10 +144,10 @@ def execute(
             if block.diagonal:
                 device.mirror(block, c)
             check = device.check(block, c) if verify else None
-            done = device.record(COMPUTE)
+            device.finish(block, c)
             blocks[c].checked = (block, check) if check else None
             for part in plan.parts(block):
-                job = writers.submit(_write, device, target, block, part, c, done, check, write_slots, trace)
+                job = writers.submit(_write, device, target, block, part, c, check, write_slots, trace)
                 blocks[c].writes.append(job)
         for other in blocks:
             other.free()
@@ -218,7 +218,6 @@ def _write(
     block: Block,
     part: Part,
     c: int,
-    done: Event,
     check: Check | None,
     slots: "queue.SimpleQueue[Bytes]",
     trace: Trace,
@@ -226,7 +225,6 @@ def _write(
     slot = slots.get()
     try:
         device.prepare(slot)
-        device.wait(DOWNLOAD, done)
         device.download(block, part, c, target.view(part, slot)).synchronize()
         if check and not check.verdict().ok:
             return

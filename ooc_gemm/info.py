@@ -18,7 +18,7 @@ import psutil
 from . import local, store
 from .api import _prepare
 from .bench_io import drop, files_in, for_a_while
-from .devices import COMPUTE, DOWNLOAD, UPLOAD, Array, Device, Limits, open_device
+from .devices import COMPUTE, UPLOAD, Array, Device, Limits, open_device
 from .devices.blas import gemm
 from .devices.cpu import CPU, processor
 from .errors import InputError
@@ -208,8 +208,8 @@ def _kernel_rate(device: Device, dtype: str, precision: str, kernel: str, side: 
             target = buffers[0][: part.rows * part.cols * job.operation.arithmetic.block.itemsize]
             target = target.view(job.operation.arithmetic.block).reshape(part.rows, part.cols)
             done.synchronize()
+            device.finish(block, 0)
             for _ in range(3):
-                device.wait(DOWNLOAD, done)
                 device.download(block, part, 0, target).synchronize()
         finally:
             device.close()

@@ -13,7 +13,7 @@ wgmma.py and mma.py launch the product itself.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -138,12 +138,15 @@ class TensorGemm(ABC):
         stream: Any,
         in_place: str = "",
         lower: bool = False,
+        rows: Iterable[tuple[int, int]] = (),
+        after: Callable[[int], None] = lambda stop: None,
     ) -> None:
         """As `nvrtc.launch`, but rows of A and B must start at multiples of PITCH_BYTES (fp16x3), of 16
         bytes, or anywhere (dmma). `in_place`: names of operands that may be overwritten; fp16x3 takes memory
         for the others. `lower`: of C no more than `strips` up to the diagonal, for it is symmetric (a real
         one, or a complex one of real ones side by side: n/m columns for each row); A and B at one address
-        are prepared once."""
+        are prepared once. `rows`: C is made in these strips, [start, stop) each; `after` is called with where
+        one stops when the stream has been given it."""
         if m == 0 or n == 0:
             return
         if alpha == 0:
@@ -163,7 +166,7 @@ class TensorGemm(ABC):
                 self._split_operands(k, prepared, at, skip, in_place, stream)
                 prepared, exponents = {"b": prepared["a"], **prepared}, (at, at if shared else at + 4 * m)
         size = np.dtype(self.configs[0].dtype).itemsize
-        for start, stop in strips(m) if lower else [(0, m)]:
+        for start, stop in rows or (strips(m) if lower else [(0, m)]):
             cut = partial(self._cut, start, stop, n // m * stop if lower else n)
             c = c_ptr + start * ldc * size, ldc
             if not thin:
@@ -171,6 +174,7 @@ class TensorGemm(ABC):
                 self._product(k, alpha, cut(prepared), beta, c, (at, exponents[1]), skip, stream)
             if skip:  # the split may not have come about
                 self._fall_back(plain, depth, k, alpha, cut(given), beta, c, skip, stream)
+            after(stop)
 
     def _cut(self, start: int, stop: int, width: int, operands: Operands) -> Operands:
         """What makes rows [start, stop) of the first `width` columns of C."""

@@ -9,7 +9,7 @@ import zarr
 
 from ooc_gemm import limits, store
 from ooc_gemm.cli import main
-from ooc_gemm.devices import COMPUTE, DOWNLOAD, UPLOAD
+from ooc_gemm.devices import COMPUTE, UPLOAD
 from ooc_gemm.devices.cpu import CPU
 
 
@@ -50,6 +50,7 @@ class Recording(CPU):
         self.used = {}  # panel buffer → events recorded on COMPUTE after its last multiplication
         self.filled = {}  # panel buffer or block → uploads not yet waited for by COMPUTE
         self.waited = set()
+        self.finished = {}  # block buffer → block that has been given all its work
 
     def upload(self, source, piece, buffer):
         kind = "c" if piece.operand == "c" else "panel"
@@ -64,6 +65,7 @@ class Recording(CPU):
     def multiply(self, block, panel, p, c, first):
         assert not self.filled.get(("panel", p)), "a panel is used before its uploads are waited for"
         self.used[p] = set()
+        self.finished.pop(c, None)
         self.log.append(("multiply", p, c, first))
         super().multiply(block, panel, p, c, first)
 
@@ -72,7 +74,12 @@ class Recording(CPU):
         self.log.append(("mirror", c))
         super().mirror(block, c)
 
+    def finish(self, block, c):
+        self.finished[c] = block
+        super().finish(block, c)
+
     def download(self, block, part, c, target):
+        assert self.finished.get(c) == block, "a block is downloaded before it is finished"
         self.log.append(("download", block.index, part.chunk))
         return super().download(block, part, c, target)
 
@@ -91,10 +98,8 @@ class Recording(CPU):
             assert recorded == UPLOAD
             self.filled.clear()
         else:
-            assert recorded == COMPUTE
-            assert stream in (UPLOAD, DOWNLOAD)
-            if stream == UPLOAD:
-                self.waited.add(id(event))
+            assert (stream, recorded) == (UPLOAD, COMPUTE)
+            self.waited.add(id(event))
         self.log.append(("wait", stream))
         super().wait(stream, event)
 

@@ -141,8 +141,7 @@ class Check(Protocol):
     """The check of a block, under way."""
 
     def verdict(self) -> Verdict:
-        """What it found; not before the compute stream has reached an event recorded after it, and only until
-        the block's buffer is used again, unless asked before."""
+        """What it found; waits for it. Only until the block's buffer is used again, unless asked before."""
 
 
 class Device(Protocol):
@@ -197,8 +196,12 @@ class Device(Protocol):
     def check(self, block: Block, c: int) -> Check:
         """Compare block c, which is finished, with what its panels say (`Operation.verify`)."""
 
+    def finish(self, block: Block, c: int) -> None:
+        """Block c has been given all its work: it may be downloaded."""
+
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
-        """Copy one chunk's part of block c, or of its transpose, to the host."""
+        """Copy one chunk's part of block c, or of its transpose, to the host, when it is finished: perhaps
+        before the rest is."""
 
     def record(self, stream: str) -> Event:
         """The point that `stream` has been given work up to."""

@@ -92,10 +92,13 @@ class _Check:
     """A verdict that the compute stream gives."""
 
     def __init__(self) -> None:
+        self.done: _Mark | None = None
         self.found: Verdict | None = None
 
     def verdict(self) -> Verdict:
-        assert self.found is not None, "its event is waited for"
+        if self.done:
+            self.done.synchronize()
+        assert self.found is not None, "it is done"
         return self.found
 
 
@@ -144,6 +147,7 @@ class CPU:
         self.threads = threads or cores or 1
         self.model = f"{processor()}, {self.threads} threads"
         self._started = ExitStack()
+        self._finished: dict[int, _Mark] = {}
 
     def arithmetic(
         self,
@@ -275,10 +279,16 @@ class CPU:
         """On the compute stream, by the workers."""
         check = _Check()
         self._stream.submit(partial(self._check, check, _shaped(self._blocks[c], (block.rows, block.cols))))
+        check.done = self._stream.mark()
         return check
+
+    def finish(self, block: Block, c: int) -> None:
+        """On the compute stream."""
+        self._finished[c] = self._stream.mark()
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
         """A strided copy; a transposition goes by tiles that caches hold."""
+        self._finished[c].synchronize()
         start = time.perf_counter()
         view = _shaped(self._blocks[c], (block.rows, block.cols))
         if part.mirrored:
@@ -296,7 +306,7 @@ class CPU:
         return self._stream.mark() if stream == COMPUTE else _Done()
 
     def wait(self, stream: str, event: Event) -> None:
-        """All streams but compute are the caller itself, and compute only ever waits for copies."""
+        """Uploads are the caller itself, and compute only ever waits for copies."""
         if stream != COMPUTE:
             event.synchronize()
 
@@ -331,9 +341,11 @@ class CPU:
             if first:
                 self._checks.begin(out)
             self._checks.add(a, b)
+        if first and (arithmetic.block.kind == "i" or op.alpha == 0):
+            self._scale(out)
+        if op.alpha == 0:  # some BLAS makes NaN of 0·NaN
+            return
         if arithmetic.block.kind == "i":
-            if first:
-                self._scale(out)
             work = partial(self._exact_tile, a, b, out)
             side = EXACT_TILE
         else:

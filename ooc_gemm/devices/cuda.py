@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from mmap import PAGESIZE
@@ -26,11 +26,11 @@ from ..complex_gemm import ComplexGemm
 from ..errors import NO_MEMORY, DeviceError, InputError, OutOfMemoryError
 from ..mma import Mma
 from ..pages import page_aligned
-from ..plan import Block, MiB, Part, Piece, Plan, Rates, panel_elements
+from ..plan import BAND, Block, MiB, Part, Piece, Plan, Rates, panel_elements
 from ..ring import Bytes
 from ..roofline import peak_flops
 from ..tensor import BYTES_PER_LINE, load, split_pays, strips
-from ..tiles import ceil_div, round_up
+from ..tiles import ceil_div, ranges, round_up
 from ..trace import PASS, Trace
 from ..tune import best_config
 from ..wgmma import Wgmma
@@ -50,6 +50,10 @@ rounded up by, to 2 MiB (with 32 MiB a product within the smallest limit passed 
 
 THIN = 512
 """Rows or columns of C below which our tiles for float16 lie half empty."""
+
+STRIPS, STRIP_ELEMENTS = 8, 1 << 25
+"""A block of C is finished, and leaves, in so many strips of rows, of no fewer elements: those have tiles for
+all multiprocessors many times over."""
 
 SPANS = 1024
 """Operations whose events are kept before the trace is told: a product of many pieces has a million."""
@@ -136,6 +140,16 @@ def devices() -> list[dict[str, Any]]:
     return found
 
 
+_Rows = list[tuple[int, Event]]
+"""Where strips of rows stop, and when each is finished."""
+
+
+def early_strips(rows: int, cols: int) -> list[tuple[int, int]]:
+    """In which the last multiplication makes a block of C."""
+    count = max(1, min(STRIPS, rows * cols // STRIP_ELEMENTS))
+    return list(ranges(rows, round_up(ceil_div(rows, count), BAND)))
+
+
 @dataclass
 class _Span:
     """Two events around an operation, for its time."""
@@ -178,7 +192,8 @@ class CUDA:
         self._spans: deque[_Span] = deque()
         self._telling = Lock()
         self._gemm: Any = None
-        self._lower: Any = None
+        self._early: dict[int, _Rows] = {}
+        self._finished: dict[int, _Rows] = {}
         self._checks: Checks | None = None
         self._lock = Lock()
 
@@ -363,7 +378,8 @@ class CUDA:
             self._turn = load(catalog.transpose(arithmetic.block.name), "transpose", "mirror")
         if plan.budget.staged:
             self._arrays["staging"] = self._allocate(plan.slot_bytes, np.dtype(np.uint8))
-        self._gemm, self._lower = self._open_kernel(plan)
+        self._gemm, self._depth = self._open_kernel(plan), plan.problem.k
+        self._early, self._finished = {}, {}
         if operation.verify:
             self._checks = Checks(plan, operation, self._allocate, self.prepare, self._runtime)
         self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in (UPLOAD, COMPUTE, DOWNLOAD)}
@@ -490,11 +506,15 @@ class CUDA:
         beta = op.beta if first else 1.0
         if block.diagonal:
             b = self._as_b(a, b, (k, block.rows) if op.transpose_a else (block.rows, k), stream)
-        gemm = self._lower if block.diagonal else self._gemm
-        gemm(
+        early: _Rows = []
+        last = panel[1] == self._depth and not (block.diagonal or self._checks)
+        self._gemm(
             block.rows, block.cols, k, op.alpha, a.data.ptr, lda, b.data.ptr, ldb, beta, out.data.ptr,
-            block.cols, stream,
+            block.cols, stream, lower=block.diagonal,
+            rows=early_strips(block.rows, block.cols) if last else (),
+            after=lambda stop: early.append((stop, Event(stream.ptr, timed=False))),
         )  # fmt: skip
+        self._early[c] = early if last else []
         self._span(COMPUTE, start, stream, 0, block=block.index, k=k)
 
     def _as_b(self, a: Any, b: Any, shape: tuple[int, int], stream: Any) -> Any:
@@ -513,6 +533,7 @@ class CUDA:
         out = self._arrays["c", c]
         args = np.int32(n), np.uintp(out.data.ptr + col * out.itemsize), np.int64(block.cols)
         self._turn["mirror"]((ceil_div(n, 32) ** 2,), (32, 8), args, stream=stream)
+        self._early.pop(c, None)
         self._span(COMPUTE, start, stream, 0, block=block.index)
 
     def _along_k(self, operand: str) -> bool:
@@ -543,55 +564,54 @@ class CUDA:
         pitch = self._row(operand, cols)
         return memory[: rows * pitch].reshape(rows, pitch)[:, :cols]
 
-    def _open_kernel(self, plan: Plan) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Functions of (m, n, k, α, a, lda, b, ldb, β, c, ldc, stream) that start the multiplication, the
-        second on the diagonal."""
+    def _open_kernel(self, plan: Plan) -> Callable[..., None]:
+        """A function of (m, n, k, α, a, lda, b, ldb, β, c, ldc, stream), and of `lower`, `rows` and `after`
+        as TensorGemm has them, that starts the multiplication."""
         from .. import nvrtc
 
         op = self._op
         arithmetic = op.arithmetic
         if arithmetic.kernel == "cublas":
             self._handle = self._cupy.cuda.device.get_cublas_handle()
-            return self._cublas, partial(self._by_strips, self._cublas)
+            return partial(self._by_strips, self._cublas)
         trans_a, trans_b = not self._along_k("a"), self._along_k("b")
         kernel, panel = KERNELS[arithmetic.kernel], arithmetic.panel.name
         if panel == "complex64":
             product = ComplexGemm(trans_a, trans_b, op.conjugate_a, op.conjugate_b)
             product.reserve(plan.bm, plan.bn, plan.bk)
-            return partial(product, in_place="a"), partial(product, in_place="a", lower=True)
+            return partial(product, in_place="a")
         if kernel.launcher != "nvrtc":
             kind = Wgmma if kernel.launcher == "wgmma" else Mma
             gemm = kind(kernel.name, trans_a, trans_b, panel, panel)
             gemm.reserve(plan.bm, plan.bn, plan.bk)
-            return (
-                partial(self._real, partial(gemm, in_place="ab")),
-                partial(self._real, partial(gemm, in_place="ab", lower=True)),
-            )
+            return partial(self._real, partial(gemm, in_place="ab"))
         size = plan.bm, plan.bn, plan.bk
         config = best_config(kernel.name, panel, trans_a, trans_b, *size, self.model, self._multiprocessors)
         function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(self._capability))), config)
         launch = partial(self._real, partial(nvrtc.launch, function, config))
-        return launch, partial(self._by_strips, launch)
+        return partial(self._by_strips, launch)
 
     def _by_strips(
         self, gemm: Callable[..., None], m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int,
-        ldb: int, beta: complex, c: int, ldc: int, stream: Any,
+        ldb: int, beta: complex, c: int, ldc: int, stream: Any, lower: bool, rows: Iterable[tuple[int, int]],
+        after: Callable[[int], None],
     ) -> None:  # fmt: skip
-        """What lies on and below the diagonal, and little else."""
+        """As `TensorGemm` does it."""
         arithmetic = self._op.arithmetic
         down = (lda if self._along_k("a") else 1) * arithmetic.panel.itemsize
-        for start, stop in strips(m):
+        for start, stop in rows or (strips(m) if lower else [(0, m)]):
             gemm(
-                stop - start, stop, k, alpha, a + start * down, lda, b, ldb, beta,
+                stop - start, stop if lower else n, k, alpha, a + start * down, lda, b, ldb, beta,
                 c + start * ldc * arithmetic.block.itemsize, ldc, stream,
             )  # fmt: skip
+            after(stop)
 
     @staticmethod
     def _real(
         gemm: Callable[..., None], m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int,
-        beta: complex, *rest: Any,
+        beta: complex, *rest: Any, **options: Any,
     ) -> None:  # fmt: skip
-        gemm(m, n, k, alpha.real, a, lda, b, ldb, beta.real, *rest)
+        gemm(m, n, k, alpha.real, a, lda, b, ldb, beta.real, *rest, **options)
 
     def _cublas(
         self, m: int, n: int, k: int, alpha: complex, a: int, lda: int, b: int, ldb: int, beta: complex,
@@ -634,14 +654,21 @@ class CUDA:
             elif beta != 1:
                 out *= out.dtype.type(beta if out.dtype.kind == "c" else beta.real)
 
+    def finish(self, block: Block, c: int) -> None:
+        """Rows that the last multiplication has made before others are finished before them."""
+        self._finished[c] = self._early.pop(c, []) or [(block.rows, self.record(COMPUTE))]
+
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
         """A 2-D copy out of the block, or of what is transposed on its way into memory for one chunk."""
         self._device.use()
         row, col = (part.col, part.row) if part.mirrored else (part.row, part.col)
+        last = row + (part.cols if part.mirrored else part.rows)
+        done = next(event for stop, event in self._finished[c] if last <= stop)
         width = block.cols * target.itemsize
         at = self._arrays["c", c].data.ptr + row * width + col * target.itemsize
         stream = self._streams[DOWNLOAD]
         with self._lock:  # so that the two events enclose this copy and no other
+            stream.wait_event(done)
             start = Event(stream.ptr)
             if part.mirrored:
                 to = self._arrays["mirrored"].data.ptr
@@ -685,7 +712,8 @@ class CUDA:
             self._streams = {}
             self._spans.clear()
             self._arrays.clear()
-            self._gemm = self._lower = self._checks = None  # and their scratch
+            self._early, self._finished = {}, {}
+            self._gemm = self._checks = None  # and their scratch
             for at in self._pinned:
                 with contextlib.suppress(self._runtime.CUDARuntimeError):  # where the device has failed
                     self._runtime.hostUnregister(at)

@@ -21,6 +21,7 @@ from ..ring import Bytes
 from ..tensor import load
 from ..tiles import ceil_div, round_up
 from . import Operation
+from .driver import Event
 
 THREADS, ROWS, DEPTH = 256, 8, 256
 """Of kernels/check.cu."""
@@ -33,14 +34,15 @@ HALF = 2.0**-24, DEPTH // (THREADS // 32)
 class Check:
     """The sums of a block, on their way to the host."""
 
-    def __init__(self, judge: "partial[Verdict]") -> None:
-        self._judge, self._lock = judge, Lock()
+    def __init__(self, done: Event, judge: "partial[Verdict]") -> None:
+        self._done, self._judge, self._lock = done, judge, Lock()
         self._found: Verdict | None = None
 
     def verdict(self) -> Verdict:
         """Worked out by whoever asks first."""
         with self._lock:
             if self._found is None:
+                self._done.synchronize()
                 self._found = self._judge()
             return self._found
 
@@ -106,7 +108,10 @@ class Checks:
         self._runtime.memcpyAsync(host.ctypes.data, self._memory.data.ptr, self._nbytes, 2, stream.ptr)
         sums = Sums.within(host[: self._nbytes], self._plan.bm, self._plan.bk, self._dtype)
         k, op = self._plan.problem.k, self._op
-        return Check(partial(sums.verdict, block.rows, k, block.cols, op.alpha, op.beta, self._rounding))
+        done = Event(stream.ptr, timed=False)
+        return Check(
+            done, partial(sums.verdict, block.rows, k, block.cols, op.alpha, op.beta, self._rounding)
+        )
 
     def _of_block(self, block: Block, c: Any, out: Any, squares: Any, stream: Any) -> None:
         kernels = self._block[1 if block.cols % 16 else 16]

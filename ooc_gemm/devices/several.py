@@ -206,6 +206,11 @@ class Several:
             tuple((band.row - block.row, device.check(band, c)) for device, band in self._blocks(block))
         )
 
+    def finish(self, block: Block, c: int) -> None:
+        """Every band."""
+        for device, band in self._blocks(block):
+            device.finish(band, c)
+
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
         """From the devices whose bands it meets."""
         shares = self._shares(block, part)
