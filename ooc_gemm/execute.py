@@ -116,8 +116,6 @@ def execute(
     try:
         for _ in range(plan.readers):
             readers.submit(_read, ring, device, sources, trace)
-        for buffer in device.host_buffers(plan.writers, _part_bytes(plan)):
-            writers.submit(_ready, device, buffer, write_slots)
         for block in plan.blocks():
             c = block.index % plan.c_buffers
             if plan.problem.reads_c:
@@ -135,9 +133,13 @@ def execute(
                 device.wait(COMPUTE, device.record(UPLOAD))
                 device.multiply(block, panel, p, c, first=panel[0] == 0)
                 consumed[p] = device.record(COMPUTE)
+                if step == 0:
+                    _make_ready(writers, device, plan, write_slots)
                 step += 1
                 progress(step / steps)
             if plan.panel_count == 0:
+                if block.index == 0:
+                    _make_ready(writers, device, plan, write_slots)
                 blocks[c].free()
                 device.wait(COMPUTE, device.record(UPLOAD))
                 device.scale(block, c)
@@ -201,9 +203,18 @@ def _upload(ring: Ring, device: Device, pieces: Iterator[Piece], buffer: int) ->
         ring.release(slot, device.upload(slot.view, piece, buffer), piece.kept)
 
 
+def _make_ready(
+    writers: ThreadPoolExecutor, device: Device, plan: Plan, slots: "queue.SimpleQueue[Bytes]"
+) -> None:
+    """Slots for writing, when the first panels are there, which they must not hold up, and before a block is
+    finished, which must not wait for them."""
+    for buffer in device.host_buffers(plan.writers, _part_bytes(plan)):
+        writers.submit(_ready, device, buffer, slots)
+
+
 def _ready(device: Device, slot: Bytes, slots: "queue.SimpleQueue[Bytes]") -> None:
-    """Before it is used, when that would hold up what runs: memory is pinned slowly where its pages are not
-    there yet. What fails here fails again where the slot is used."""
+    """Memory is pinned slowly where its pages are not there yet. What fails here fails again where the slot
+    is used."""
     try:
         slot[::PAGESIZE] = 0
         device.prepare(slot)

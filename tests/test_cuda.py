@@ -1,6 +1,5 @@
 """What the engine does with a GPU alone, whatever the kernel."""
 
-import numpy as np
 import pytest
 from conftest import gpu_missing
 from faults import with_blocks

@@ -55,8 +55,9 @@ STRIPS, STRIP_ELEMENTS = 8, 1 << 25
 """A block of C is finished, and leaves, in so many strips of rows, of no fewer elements: those have tiles for
 all multiprocessors many times over."""
 
-SPANS = 1024
-"""Operations whose events are kept before the trace is told: a product of many pieces has a million."""
+SPANS = 128
+"""Operations whose events are kept before the trace is told: a product of many pieces has a million, and at
+the end each takes 15 µs."""
 
 _CUDA_TYPE = {"f": 0, "d": 1, "e": 2, "F": 4, "D": 5}
 _COMPUTE_32F, _COMPUTE_64F = 68, 70
