@@ -751,6 +751,9 @@ def band_rows(rows: int, weights: tuple[int, ...], index: int) -> int:
     return min(rows, round_up(ceil_div(rows * weights[index], sum(weights)), BAND))
 
 
+EARLY_STRIPS = 8
+"""Strips of rows, at most, in which a block is finished: each leaves while the next one is made."""
+
 DIAGONAL_STRIPS = 16
 """Strips of rows in which a block on the diagonal is made, each up to the diagonal: 17/32 of its products."""
 

@@ -8,7 +8,7 @@ from test_core import assert_close, matrix
 import ooc_gemm
 import ooc_gemm.api
 from ooc_gemm.devices import cuda
-from ooc_gemm.plan import BAND
+from ooc_gemm.plan import BAND, EARLY_STRIPS
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from ooc_gemm.plan import BAND
 def test_strips_make_every_row_once(rows, cols):
     strips = cuda.early_strips(rows, cols)
     assert [row for start, stop in strips for row in range(start, stop)] == list(range(rows))
-    assert len(strips) <= cuda.STRIPS
+    assert len(strips) <= EARLY_STRIPS
     for start, stop in strips[:-1]:
         assert (stop - start) % BAND == 0
         assert (stop - start) * cols >= cuda.STRIP_ELEMENTS

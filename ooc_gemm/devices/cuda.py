@@ -26,7 +26,7 @@ from ..complex_gemm import ComplexGemm
 from ..errors import NO_MEMORY, DeviceError, InputError, OutOfMemoryError
 from ..mma import Mma
 from ..pages import page_aligned
-from ..plan import BAND, Block, MiB, Part, Piece, Plan, Rates, panel_elements
+from ..plan import BAND, EARLY_STRIPS, Block, MiB, Part, Piece, Plan, Rates, panel_elements
 from ..ring import Bytes
 from ..roofline import peak_flops
 from ..tensor import BYTES_PER_LINE, load, split_pays, strips
@@ -51,9 +51,8 @@ rounded up by, to 2 MiB (with 32 MiB a product within the smallest limit passed 
 THIN = 512
 """Rows or columns of C below which our tiles for float16 lie half empty."""
 
-STRIPS, STRIP_ELEMENTS = 8, 1 << 25
-"""A block of C is finished, and leaves, in so many strips of rows, of no fewer elements: those have tiles for
-all multiprocessors many times over."""
+STRIP_ELEMENTS = 1 << 25
+"""Of C in a strip that is finished before others, at least: tiles for all multiprocessors many times over."""
 
 SPANS = 128
 """Operations whose events are kept before the trace is told: a product of many pieces has a million, and at
@@ -147,7 +146,7 @@ _Rows = list[tuple[int, Event]]
 
 def early_strips(rows: int, cols: int) -> list[tuple[int, int]]:
     """In which the last multiplication makes a block of C."""
-    count = max(1, min(STRIPS, rows * cols // STRIP_ELEMENTS))
+    count = max(1, min(EARLY_STRIPS, rows * cols // STRIP_ELEMENTS))
     return list(ranges(rows, round_up(ceil_div(rows, count), BAND)))
 
 
