@@ -51,7 +51,7 @@ PANEL_BUFFERS = 2
 
 MIN_DEPTH, MAX_DEPTH = 256, 8192
 """Thinnest panel tried: thinner ones save a few MiB and cost many times the reads. And the deepest, but for
-chunks that are deeper: each has C read and written once (fp16x3 on an H200: 6 % of the time; 26 % at 2048)."""
+chunks that are deeper: C is read and written for each (fp16x3, H200: 6 % of the time; 26 % at 2048)."""
 
 
 @dataclass(frozen=True)
