@@ -2,6 +2,8 @@
 
     python benchmarks/several.py [--size 65536] [--repeat R] [--tmpfs DIR] [--out FILE]
 
+DIR is best a tmpfs with large pages (`mount -t tmpfs -o huge=always tmpfs DIR`): it takes twice as much a
+second.
 Compute-bound, with cuBLAS and with the fastest kernel as accurate as float32; and with little memory, planned
 as for a disk, of which as little is read as can be. The contestants take turns. Results are verified. Exit
 status 1: a bar was missed, bytes are not those predicted, or a result is wrong.
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 
 import ooc_gemm
 from ooc_gemm import rates
@@ -85,6 +88,13 @@ def traffic(suite: Suite, folder: Path, counts: list[int]) -> None:
         suite.bar(f"{name}: read beside one GPU's ÷ √{count}", root, ROOT)
 
 
+def mount(folder: Path) -> str:
+    """Type and options of what it lies on."""
+    there = [x for x in psutil.disk_partitions(all=True) if folder.resolve().is_relative_to(x.mountpoint)]
+    last = max(reversed(there), key=lambda x: len(x.mountpoint))
+    return f"{last.fstype} {last.opts}"
+
+
 def label(what: str, count: int) -> str:
     return f"{what}, {count} GPU{'s' * (count > 1)}"
 
@@ -141,7 +151,7 @@ def main(size: int, repeat: int, tmpfs: Path, cases: tuple[str, ...], commit: st
             traffic(suite, folder, counts)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        found = described(device.model) | {"cores": os.cpu_count(), "rows": suite.rows}
+        found = described(device.model) | {"cores": os.cpu_count(), "store": mount(tmpfs), "rows": suite.rows}
         for row in suite.rows.values():
             row["commit"] = commit
         Path(out).write_text(json.dumps(found, indent=1) + "\n", "utf-8")

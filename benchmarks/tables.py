@@ -149,8 +149,9 @@ def several_table(report: dict[str, Any]) -> str:
             job, times = f"{job}, planned as for a disk", "– | – | –"
         lines.append(f"| {job} | {count.split()[0]} | {times} | {row['bytes_read'] / 1e9:.1f} GB |")
     commits = " and ".join(dict.fromkeys(row["commit"][:7] for row in report["rows"].values()))
-    note = f"{report['device']}, {report['cores']} cores, medians in a warm process; {report['date'][:10]}"
-    return "\n".join(lines) + f"\n\n{note}, commit {commits}.\n"
+    store = ", tmpfs with large pages" if "huge=always" in report.get("store", "") else ""
+    note = f"{report['device']}, {report['cores']} cores, medians in a warm process{store}"
+    return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {commits}.\n"
 
 
 def clusters_table(report: dict[str, Any]) -> str:
