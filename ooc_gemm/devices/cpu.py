@@ -91,13 +91,13 @@ class _Mark:
 class _Check:
     """A verdict that the compute stream gives."""
 
+    done: _Mark
+
     def __init__(self) -> None:
-        self.done: _Mark | None = None
         self.found: Verdict | None = None
 
     def verdict(self) -> Verdict:
-        if self.done:
-            self.done.synchronize()
+        self.done.synchronize()
         assert self.found is not None, "it is done"
         return self.found
 
@@ -322,6 +322,7 @@ class CPU:
         """Give BLAS its threads back and free the buffers, as far as `start` came."""
         self._started.close()
         self._panels, self._blocks = [], []
+        self._finished.clear()
 
     def alive(self) -> bool:
         """Always."""
