@@ -26,22 +26,22 @@ import numpy as np
 import zarr
 
 import ooc_gemm
-from ooc_gemm import store
+from ooc_gemm import store, targets
 
 SLOW = """
 import sys, time
-from ooc_gemm import store
+from ooc_gemm import files, targets
 from ooc_gemm.cli import main
 
-write, delay, log = store.files.write, float(sys.argv[1]), open(sys.argv[2], "a", buffering=1)
+write, delay, log = files.write, float(sys.argv[1]), open(sys.argv[2], "a", buffering=1)
 
 def slowly(path, data, direct=False):
     write(path, data, direct)
     print(path, file=log)
     time.sleep(delay)
 
-store.files.write = slowly
-store.SAVED_SECONDS = float(sys.argv[3])
+files.write = slowly
+targets.SAVED_SECONDS = float(sys.argv[3])
 sys.argv[1:] = sys.argv[4:]
 main()
 """
@@ -152,7 +152,7 @@ def one(case: dict[str, Any], device: str, kills: int, draw: random.Random, fold
             found["wrong"].append(f"{int((got != want).sum())} elements differ after {killed} kills")
         if written > chunks + killed * WRITERS:
             found["wrong"].append(f"{written} chunks written of {chunks}, with {killed} kills")
-        left = [path.name for path in (folder / "c").rglob("*" + store.PENDING)]
+        left = [path.name for path in (folder / "c").rglob("*" + targets.PENDING)]
         if left:
             found["wrong"].append(f"left behind: {left}")
         found["killed"] += killed

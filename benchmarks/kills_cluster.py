@@ -29,7 +29,7 @@ import zarr
 from kills import CASES, before, finished
 
 import ooc_gemm
-from ooc_gemm import store
+from ooc_gemm import store, targets
 
 WORKERS = 4
 SHAPE = 1500, 1400, 200
@@ -37,7 +37,7 @@ MARGIN = 2 << 20
 """Memory of a worker above the least."""
 SLOW = """
 import time
-from ooc_gemm import store
+from ooc_gemm import files
 
 def slowed(write):
     def slowly(path, data, direct=False):
@@ -46,7 +46,7 @@ def slowed(write):
 
     return slowly
 
-store.files.write = slowed(store.files.write)
+files.write = slowed(files.write)
 """
 """What workers load first: a slower disk, so that a kill finds them at something."""
 TIMEOUT = 120
@@ -198,7 +198,7 @@ def main(kills: int, seed: int, only: str | None, folder: Path | None, out: Path
                 left = [
                     path.name for path in (place / "c").rglob("*") if path.suffix in (".pending", ".gone")
                 ]
-                left += [path.name for path in (place / "c").glob(store.RUN + "*")]
+                left += [path.name for path in (place / "c").glob(targets.RUN + "*")]
                 if left:
                     wrong.append(f"left behind: {left}")
             rows.append(

@@ -110,7 +110,7 @@ def compare(name, url, rounds):
     m, n, k = SHAPES[name]
     paths = [f"{url}/{name}/{matrix}" for matrix in "abc"]
     a, b, c = paths
-    objects = store._objects(f"{url}/{name}")
+    objects = store.objects_at(f"{url}/{name}")
     sizes = {key: size for key, size, _ in objects.list() if key[:4] in ("a/c/", "b/c/")}
     side = min(m, 1024)
     trace = os.path.join(tempfile.gettempdir(), f"remote-{os.getpid()}.json")

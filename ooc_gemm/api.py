@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, journal, layout, rates, store
+from . import __version__, journal, layout, rates, store, targets
 from .devices import Device, Operation, open_device
 from .errors import (
     NO_MEMORY,
@@ -87,7 +87,7 @@ class _Job:
 
     sources: dict[str, Source]
     operation: Operation
-    output: store.Output
+    output: targets.Output
     copies: tuple[layout.Copy, ...]
     """Of operands, to be made first."""
     plan: Plan
@@ -434,7 +434,7 @@ def _prepare(
         partial(_operand, a, transpose_a or adjoint_a), partial(_operand, b, transpose_b or adjoint_b)
     ]  # fmt: skip
     if c is not None and log is None and beta == 0:
-        works.append(partial(store.check_output, c, [a, b], force, reads=False))
+        works.append(partial(targets.check_output, c, [a, b], force, reads=False))
     far = any(map(store.is_remote, (a, b, c)))
     left, right, *_ = side_by_side(works) if far else [work() for work in works]
     shape_a, shape_b = left.shape, right.shape
@@ -445,12 +445,12 @@ def _prepare(
         )
     (m, k), n = shape_a, shape_b[1]
     sources, existing = {"a": left, "b": right}, None
-    begun = store.open_partial(c) if log else None
+    begun = targets.open_partial(c) if log else None
     if log:
         existing = begun if beta != 0 else None
     elif c is not None and beta != 0:
-        existing = store.open_existing(c)
-        store.check_output(c, [a, b], force, reads=True)
+        existing = targets.open_existing(c)
+        targets.check_output(c, [a, b], force, reads=True)
     if existing is not None:
         old = store.open_source(existing, store.describe(c))
         if old.shape != (m, n):
@@ -633,7 +633,7 @@ def _journal(c: Any, beta: complex, resume: bool) -> Iterator[Journal | None]:
     if c is None:
         raise InputError("only a C that is stored can be continued; leave out resume=True")
     if place is None:
-        yield store.continued(c, beta)
+        yield targets.continued(c, beta)
         return
     if not (store.is_partial(place) or (place / journal.NAME).exists()):
         if beta != 0 or any((place / key).exists() for key in store.METADATA):
@@ -726,9 +726,9 @@ def _output(
     chunks: tuple[int, int] | None,
     shards: tuple[int, int] | None,
     compressor: str,
-) -> store.Output:
-    store.check_layout(chunks, shards, compressor)
-    return store.Output(shape, dtype, chunks or (1, 1), shards, compressor)
+) -> targets.Output:
+    targets.check_layout(chunks, shards, compressor)
+    return targets.Output(shape, dtype, chunks or (1, 1), shards, compressor)
 
 
 @contextmanager
@@ -737,15 +737,15 @@ def _target(c: Any, job: _Job, reads: bool, log: Journal | None) -> Iterator[tup
     block = job.operation.arithmetic.block
     if c is None:
         array = np.empty(job.output.shape, job.output.dtype)
-        yield store.ArrayTarget(array, job.plan.problem.c, block), array
+        yield targets.ArrayTarget(array, job.plan.problem.c, block), array
         return
     if log:
-        target = store.target_at(store.open_partial(c), store.describe(c), block, log)
+        target = targets.target_at(targets.open_partial(c), store.describe(c), block, log)
         target.proceed()
     elif reads:
-        target = store.update_target(c, block, job.head)
+        target = targets.update_target(c, block, job.head)
     else:
-        target = store.create_target(c, job.output, block, job.head, job.force)
+        target = targets.create_target(c, job.output, block, job.head, job.force)
     try:
         yield target, None
         target.commit({"ooc-gemm": {"version": __version__, **job.head}} if job.head else None)

@@ -22,7 +22,7 @@ import distributed
 from distributed.comm import CommClosedError
 from distributed.core import RPCClosed
 
-from . import journal, store
+from . import journal, store, targets
 from .devices import Arithmetic, Device, Limits, Operation, open_device
 from .devices.cpu import CPU
 from .errors import BudgetError, DeviceError, Error, InputError, StoreError
@@ -185,7 +185,7 @@ def _superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report:
     sources = {name: _source(work, name) for name in work.inputs}
     found: dict[str, Any] = {name: source.matrix for name, source in sources.items()}
     plan = replace(work.plan, problem=replace(work.plan.problem, **found)).without(done)
-    target = store.Share(work.c, work.name, work.operation.arithmetic.block, folder)
+    target = targets.Share(work.c, work.name, work.operation.arithmetic.block, folder)
     device, trace, said = open_here(work.device, worker.state.nthreads), Trace(), time.monotonic()
 
     def tell(fraction: float) -> None:
@@ -216,7 +216,7 @@ def _superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report:
 
 def _source(work: Work, name: str) -> Source:
     """An input, as the plan knows it."""
-    spec = store.open_partial(work.c) if name == "c" else work.inputs[name]
+    spec = targets.open_partial(work.c) if name == "c" else work.inputs[name]
     source = store.open_source(spec, work.name if name == "c" else None)
     turned = {"a": work.operation.transpose_a, "b": work.operation.transpose_b, "c": False}[name]
     source.matrix = replace(source.matrix, transposed=turned)

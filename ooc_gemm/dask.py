@@ -21,7 +21,7 @@ from dask.base import tokenize
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph
 
-from . import api, store
+from . import api, store, targets
 from .cluster import Cluster, open_here, task_limit, tasks_at_a_time
 from .devices.blas import gemm
 from .devices.cpu import one_blas_thread
@@ -421,7 +421,7 @@ class _Step:
         if not self.last:
             return out
         if self.dtype.kind in "iu":
-            store.check_fits(out, self.dtype, "the product")
+            targets.check_fits(out, self.dtype, "the product")
         with np.errstate(over="ignore"):
             return out.astype(self.dtype, copy=False)
 

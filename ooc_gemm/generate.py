@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import store
+from . import store, targets
 from .devices.cpu import INTERPRETER_BYTES
 from .errors import BudgetError, InputError, on_thread
 from .limits import baseline_bytes, default_memory_limit, parse_size
@@ -39,11 +39,11 @@ def random(
     if seed < 0:
         raise InputError(f"seed {seed} is negative; give 0 or more")
     kind = store.matrix_dtype(dtype)
-    store.check_layout(chunks, shards, compressor)
+    targets.check_layout(chunks, shards, compressor)
     if chunks is None:
         rows = max(1, min(shape[0] or 1, int((CHUNK_BYTES[0] // kind.itemsize) ** 0.5)))
         chunks = (rows, max(1, min(shape[1] or 1, CHUNK_BYTES[0] // kind.itemsize // rows)))
-    store.check_output(out, [], force, reads=False)
+    targets.check_output(out, [], force, reads=False)
     unit = shards or chunks
     limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
     base = baseline_bytes(INTERPRETER_BYTES)
@@ -58,8 +58,8 @@ def random(
             f"the smallest that would do is {base + each} bytes ({ceil_div(base + each, MiB)}MiB)",
             minimum_memory_limit=base + each,
         )
-    output = store.Output(shape, kind, chunks, shards, compressor)
-    target = store.create_target(out, output, kind, force=force)
+    output = targets.Output(shape, kind, chunks, shards, compressor)
+    target = targets.create_target(out, output, kind, force=force)
     slots: queue.SimpleQueue[npt.NDArray[np.uint8]] = queue.SimpleQueue()
     for _ in range(threads):
         slots.put(np.empty(unit[0] * unit[1] * kind.itemsize, np.uint8))

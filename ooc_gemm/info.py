@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from . import local, store
+from . import local, store, targets
 from .api import _prepare
 from .bench_io import drop, files_in, for_a_while
 from .devices import COMPUTE, UPLOAD, Array, Device, Limits, open_device
@@ -335,23 +335,23 @@ def measure_folder(place: Path, device: Device) -> Record:
 def _folder_rates(scratch: Path, device: Device, count: int, readers: int, writers: int) -> Record:
     chunk = CHUNK * CHUNK * 4
     # Arrays so large that the page cache is passed by, of which only the first chunks are stored.
-    large = max(count, store.DIRECT_BYTES // chunk)
-    output = store.Output((large * CHUNK, CHUNK), np.dtype("f4"), (CHUNK, CHUNK), None, "none")
-    targets = [store.create_target(str(scratch / name), output, output.dtype) for name in "ab"]
+    large = max(count, targets.DIRECT_BYTES // chunk)
+    output = targets.Output((large * CHUNK, CHUNK), np.dtype("f4"), (CHUNK, CHUNK), None, "none")
+    made = [targets.create_target(str(scratch / name), output, output.dtype) for name in "ab"]
     buffers = device.host_buffers(readers + writers, chunk)
     fill_with_noise(buffers)
     for_reading, for_writing = buffers[:readers], buffers[readers:]
 
-    def write(target: store.Target, index: int, buffer: Bytes) -> int:
+    def write(target: targets.Target, index: int, buffer: Bytes) -> int:
         return target.write(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
 
-    seconds, written = for_a_while(partial(write, targets[0]), range(count), for_writing, LONGEST)
+    seconds, written = for_a_while(partial(write, made[0]), range(count), for_writing, LONGEST)
     write_rate = sum(written) / seconds
     there, memory = range(len(written)), file_system(scratch).startswith(("tmpfs", "ramfs"))
     if memory:  # which a virtual machine may have been given only now
-        again = (_rate(partial(write, targets[0]), there, for_writing) for _ in range(3))
+        again = (_rate(partial(write, made[0]), there, for_writing) for _ in range(3))
         write_rate = max(write_rate, *again)
-    targets[0].commit()
+    made[0].commit()
     source = store.open_source(str(scratch / "a"))
 
     def read(index: int, buffer: Bytes, slot_bytes: int = chunk) -> int:
@@ -373,17 +373,17 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     writes = max(1, min(len(there), round(reads * write_rate / cold)))
     with ThreadPoolExecutor(1) as other:
         start = time.perf_counter()
-        writing = other.submit(for_a_while, partial(write, targets[1]), range(writes), for_writing)
+        writing = other.submit(for_a_while, partial(write, made[1]), range(writes), for_writing)
         for_a_while(read, range(reads), for_reading)
         writing.result()
         both = time.perf_counter() - start
     alone = reads * chunk / cold + writes * chunk / write_rate
-    few = min(len(there), max(1, store.DIRECT_BYTES // chunk - 1))
+    few = min(len(there), max(1, targets.DIRECT_BYTES // chunk - 1))
     small = replace(output, shape=(few * CHUNK, CHUNK))
-    target = store.create_target(str(scratch / "small"), small, output.dtype)
+    target = targets.create_target(str(scratch / "small"), small, output.dtype)
     write_cached = _rate(partial(write, target), range(few), for_writing)
     packed = replace(output, compressor="zstd")
-    target = store.create_target(str(scratch / "z"), packed, output.dtype)
+    target = targets.create_target(str(scratch / "z"), packed, output.dtype)
     some = range(min(len(there), 2 * readers))
     for_a_while(partial(write, target), some, for_writing)
     target.commit()

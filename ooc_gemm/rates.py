@@ -19,7 +19,7 @@ from .devices import Arithmetic, Device
 from .files import mounted
 from .plan import Rates
 from .remembered import recall
-from .store import DIRECT_BYTES
+from .targets import DIRECT_BYTES
 
 FILE = "rates.json"
 FOLDERS = {False: "folders", True: "folders_of_several"}

@@ -21,7 +21,7 @@ import dask.array as da  # noqa: E402
 
 import ooc_gemm  # noqa: E402
 import ooc_gemm.dask  # noqa: E402
-from ooc_gemm import DeviceError, InputError, RangeError, StoreError, journal, store  # noqa: E402
+from ooc_gemm import DeviceError, InputError, RangeError, StoreError, journal, store, targets  # noqa: E402
 from ooc_gemm.dask import matmul  # noqa: E402
 from ooc_gemm.plan import Part  # noqa: E402
 
@@ -40,16 +40,16 @@ class Slow(distributed.WorkerPlugin):
         self.seconds = seconds
 
     def setup(self, worker):
-        self.write = write = store.files.write
+        self.write = write = targets.files.write
 
         def slowly(path, data, direct=False):
             write(path, data, direct)
             time.sleep(self.seconds)
 
-        store.files.write = slowly
+        targets.files.write = slowly
 
     def teardown(self, worker):
-        store.files.write = self.write
+        targets.files.write = self.write
 
 
 def start(workers, **options):
@@ -317,7 +317,7 @@ def left_over(c):
     return [
         path.name
         for path in c.rglob("*")
-        if path.name.startswith((store.RUN, "ooc-gemm.")) or path.suffix in (store.PENDING, store.PARTIAL)
+        if path.name.startswith((targets.RUN, "ooc-gemm.")) or path.suffix in (targets.PENDING, store.PARTIAL)
     ]
 
 
@@ -389,7 +389,7 @@ def test_a_fault_on_a_worker_ends_the_run_and_it_can_go_on(tmp_path, client):
     with pytest.raises(StoreError, match=r"b: chunk c/3/5"):
         ooc_gemm.dask.multiply(*paths, tmp_path / "c", **options)
     assert store.is_partial(tmp_path / "c")
-    assert list((tmp_path / "c").glob(store.RUN + "*")) == []
+    assert list((tmp_path / "c").glob(targets.RUN + "*")) == []
     broken.write_bytes(whole)
     os.utime(broken, ns=(was.st_atime_ns, was.st_mtime_ns))
     with pytest.raises(InputError, match="changed since"):  # it has another size than it had in between
@@ -468,7 +468,7 @@ def test_a_worker_that_counts_as_dead_changes_nothing(tmp_path):
     make(c, old, chunks=(16, 32), compressors=None)
     head = {"inputs": {}, "options": {}}
     block = np.dtype("f4")
-    target = store.update_target(c, block, head)
+    target = targets.update_target(c, block, head)
     part = Part((1, 0), 16, 0, 16, 32)
 
     def write(share, value):
@@ -477,7 +477,7 @@ def test_a_worker_that_counts_as_dead_changes_nothing(tmp_path):
         share.write(part, slot)
 
     with target.run_folder() as folder:
-        dead, other = (store.Share(c, "c", block, folder) for _ in range(2))
+        dead, other = (targets.Share(c, "c", block, folder) for _ in range(2))
         write(dead, 1)
         write(other, 2)
         for taken in other.written:

@@ -27,7 +27,7 @@ from zarr.codecs.numcodecs import Fletcher32
 from zarr.storage import MemoryStore, WrapperStore
 
 import ooc_gemm
-from ooc_gemm import api, store
+from ooc_gemm import api, store, targets
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.errors import OutOfMemoryError
 from ooc_gemm.local import CompressedSource, RawSource
@@ -66,7 +66,7 @@ def open_files(folder):
 def left(folder):
     """Temporary files and folders, and chunks that wait for a run that will never continue."""
     names = [path for path in Path(folder).rglob("*") if ".tmp" in path.name or ".ooc-gemm-" in path.name]
-    pending = Path(folder).rglob("*" + store.PENDING)
+    pending = Path(folder).rglob("*" + targets.PENDING)
     return names + [path for path in pending if not (path.parents[2] / "ooc-gemm.journal").exists()]
 
 
@@ -184,7 +184,7 @@ def test_a_disk_that_fails_on_writing(here, monkeypatch, call):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
-        patched.setattr(store, "SAVED_SECONDS", 0)
+        patched.setattr(targets, "SAVED_SECONDS", 0)
         patched.setattr(os, call, fail)
         failed(
             "-d",
@@ -344,7 +344,7 @@ class Odd(BaseException):
 DYING = {
     "reader": (RawSource, "read"),
     "decoding reader": (CompressedSource, "read"),
-    "writer": (store.Target, "write"),
+    "writer": (targets.Target, "write"),
     "compute": (CPU, "_tile"),
     "uploading": (CPU, "upload"),
     "downloading": (CPU, "download"),
@@ -398,7 +398,7 @@ def test_a_thread_that_dies_elsewhere(here, monkeypatch, command):
             with pytest.raises(ooc_gemm.Error, match=r"thread died of SystemExit\(0\)"), pool(2) as threads:
                 each(threads, [b"", b""], range(9), die)
             return
-        patched.setattr(store.Target if command == "random" else RawSource, "write", die, raising=False)
+        patched.setattr(targets.Target if command == "random" else RawSource, "write", die, raising=False)
         patched.setattr(RawSource, "read", die)
         done = ooc(*args[command])
     assert done.code == 1
@@ -413,7 +413,7 @@ def pool(count):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Odd(), ValueError("odd")], ids=repr)
 def test_a_conductor_that_fails_while_writers_wait(here, monkeypatch, error):
-    write = store.Target.write
+    write = targets.Target.write
 
     def slow(*args):
         time.sleep(0.05)
@@ -423,7 +423,7 @@ def test_a_conductor_that_fails_while_writers_wait(here, monkeypatch, error):
         if fraction > 0.3:
             raise error
 
-    monkeypatch.setattr(store.Target, "write", slow)
+    monkeypatch.setattr(targets.Target, "write", slow)
     limit = many_blocks(chunks=(25, 25))
     with pytest.raises(type(error)):
         ooc_gemm.multiply("a", "b", "c", memory_limit=limit, device="cpu", chunks=(25, 25), progress=fail)

@@ -353,13 +353,13 @@ def test_a_multiplication_that_fails_leaves_no_copy(here):
 
 PROCESS = """
 import sys, time
-from ooc_gemm import cli, store
+from ooc_gemm import cli, targets
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.plan import Rates
 CPU.rates = lambda self, arithmetic: Rates(1e11, 4e9, 1e9, 4e9, 4e9, shared=True, decode=1e6)
 CPU.model = "of these tests"
-write = store.Target.write
-store.Target.write = lambda *args: time.sleep(float(sys.argv[1])) or write(*args)
+write = targets.Target.write
+targets.Target.write = lambda *args: time.sleep(float(sys.argv[1])) or write(*args)
 cli.main(sys.argv[2:])
 """
 

@@ -64,7 +64,7 @@ def shelf(proxy, request):
 def put(url, values, **layout):
     """Store an array with zarr's own means."""
     layout = {"chunks": (100, 100), "compressors": None} | layout
-    place = store._remote_place(url)
+    place = store.remote_place(url)
     array = zarr.create_array(place, shape=values.shape, dtype=values.dtype, **layout)
     array[...] = values
     return url
@@ -72,11 +72,11 @@ def put(url, values, **layout):
 
 def got(url):
     """Read one with zarr's own means."""
-    return zarr.open_array(store._remote_place(url), mode="r")[...]
+    return zarr.open_array(store.remote_place(url), mode="r")[...]
 
 
 def keys(url):
-    return sorted(key for key, _, _ in store._objects(url).list())
+    return sorted(key for key, _, _ in store.objects_at(url).list())
 
 
 LAYOUTS = {
@@ -133,7 +133,7 @@ def test_commands(shelf, stored, proxy):
 def test_what_is_not_ours_is_left_alone(shelf):
     put(f"{shelf}/a", A)
     put(f"{shelf}/b", B)
-    store._objects(shelf).put("c/notes.txt", b"mine")
+    store.objects_at(shelf).put("c/notes.txt", b"mine")
     for more in ([], ["-f"]):
         done = ooc("multiply", f"{shelf}/a", f"{shelf}/b", f"{shelf}/c", "-d", "cpu", *more)
         assert done.code == 2
@@ -141,7 +141,7 @@ def test_what_is_not_ours_is_left_alone(shelf):
     assert keys(f"{shelf}/c") == ["notes.txt"]
     for c in (f"{shelf}/a", f"{shelf}//a/", f"{shelf}/a".replace("s3:", "s3a:"), shelf, f"{shelf}/a/inside"):
         assert ooc("multiply", f"{shelf}/a", f"{shelf}/b", c, "-d", "cpu", "-f").code == 2
-    opened = zarr.open_array(store._remote_place(f"{shelf}/a"), mode="r")
+    opened = zarr.open_array(store.remote_place(f"{shelf}/a"), mode="r")
     for a, c in ((opened, f"{shelf}/a"), (f"{shelf}/a", opened), (opened, opened)):
         with pytest.raises(ooc_gemm.InputError, match="is, contains or lies inside the input"):
             ooc_gemm.multiply(a, f"{shelf}/b", c, force=True, **CPU)
@@ -251,12 +251,12 @@ def test_a_chunk_that_changes_while_running(shelf, proxy, monkeypatch):
     put(f"{shelf}/a", A, compressors=zarr.codecs.ZstdCodec())
     put(f"{shelf}/b", B)
     source = store.open_source(f"{shelf}/a")
-    store._objects(f"{shelf}/a").put("c/0/0", b"short")
+    store.objects_at(f"{shelf}/a").put("c/0/0", b"short")
     plan = ooc_gemm.plan(f"{shelf}/a", f"{shelf}/b", **CPU)
     piece = next(plan.pieces(next(plan.blocks()), next(plan.panels())))
     with pytest.raises(ooc_gemm.StoreError, match=r"/a: chunk c/0/0 gives 5 bytes instead of \d+"):
         source.read(piece, np.zeros(1 << 20, np.uint8))
-    store._objects(f"{shelf}/a").delete(["c/0/0"])
+    store.objects_at(f"{shelf}/a").delete(["c/0/0"])
     with pytest.raises(ooc_gemm.StoreError, match="/a: chunk c/0/0 is gone, it was there before"):
         source.read(piece, np.zeros(1 << 20, np.uint8))
 
@@ -368,9 +368,9 @@ def long(shelf, monkeypatch, proxy):
 
 SLOWLY = """
 import sys
-from ooc_gemm import limits, store
+from ooc_gemm import limits, targets
 from ooc_gemm.cli import main
-store.SAVED_SECONDS = 0.2
+targets.SAVED_SECONDS = 0.2
 limits.resident_bytes = lambda: 0
 main(sys.argv[1:])
 """
@@ -430,13 +430,13 @@ def test_a_run_that_was_interrupted_goes_on(long, shelf, proxy, sent):
 def test_what_has_changed_is_noticed(long, shelf, proxy):
     args, expected = long
     interrupted(args, proxy, signal.SIGTERM)
-    there = store._objects(f"{shelf}/c")
+    there = store.objects_at(f"{shelf}/c")
     was = there.find("c/0/0")
     there.put("c/0/0", bytes(len(was)))
     done = ooc(*args, "--resume")
     assert (done.code, "chunk c/0/0 was changed or removed since" in done.err) == (2, True)
     there.put("c/0/0", was)
-    a = store._objects(f"{shelf}/a")
+    a = store.objects_at(f"{shelf}/a")
     old = a.find("c/1/0")
     a.put("c/1/0", old[::-1])
     done = ooc(*args, "--resume")
@@ -501,7 +501,7 @@ def test_beta_never_comes_in_twice(long, shelf, proxy):
     for again in (update, (*update, "-f")):
         done = ooc(*again)
         assert (done.code, "unfinished result" in done.err) == (2, True)
-    store._objects(f"{shelf}/c").delete(keys(f"{shelf}/c"))
+    store.objects_at(f"{shelf}/c").delete(keys(f"{shelf}/c"))
     put(f"{shelf}/c", old, chunks=(50, 50))
     assert ooc(*update).code == 0
     assert np.array_equal(got(f"{shelf}/c"), expected + 3 * old)
@@ -536,11 +536,11 @@ def test_credentials_from_the_usual_files(shelf, monkeypatch, tmp_path, proxy):
 def test_credentials_are_nowhere(long, shelf, proxy, monkeypatch):
     args, _ = long
     interrupted(args, proxy, signal.SIGTERM)
-    left = b"".join(store._objects(f"{shelf}/c").find(key) for key in keys(f"{shelf}/c") if key[0] != "c")
+    left = b"".join(store.objects_at(f"{shelf}/c").find(key) for key in keys(f"{shelf}/c") if key[0] != "c")
     done = ooc(*args, "--resume", "-v", "--trace", "trace.json", "--json")
     assert done.code == 0
     said = [left.decode(), done.out, done.err, Path("trace.json").read_text()]
-    said.append(store._objects(f"{shelf}/c").find("zarr.json").decode())
+    said.append(store.objects_at(f"{shelf}/c").find("zarr.json").decode())
     assert '"ooc-gemm"' in said[-1]
     proxy.fault = lambda method, path: 403 if "/a/c/" in path else None
     said += failing(*args, "-f", "-v")

@@ -14,7 +14,7 @@ import zarr
 from conftest import make
 
 import ooc_gemm
-from ooc_gemm import InputError, files, journal, store
+from ooc_gemm import InputError, files, journal, store, targets
 
 M, N, K = 300, 260, 200
 LIMIT = "300MiB"
@@ -55,7 +55,7 @@ def stop_after(monkeypatch, count, saved=0.0):
         write(path, data, direct)
 
     monkeypatch.setattr(files, "write", limited)
-    monkeypatch.setattr(store, "SAVED_SECONDS", saved)
+    monkeypatch.setattr(targets, "SAVED_SECONDS", saved)
 
 
 def interrupted(monkeypatch, count, *args, saved=0.0, run=ooc_gemm.multiply, **options):
@@ -69,7 +69,7 @@ def interrupted(monkeypatch, count, *args, saved=0.0, run=ooc_gemm.multiply, **o
 def no_trace(c):
     """C is a result, and nothing but that."""
     left = {path.name for path in Path(c).iterdir()} - {"zarr.json", "c"}
-    return not left and not list(Path(c).rglob("*" + store.PENDING))
+    return not left and not list(Path(c).rglob("*" + targets.PENDING))
 
 
 @pytest.mark.parametrize("saved", [0.0, 60.0])
@@ -110,7 +110,7 @@ def test_beta_comes_in_once_whatever_the_layout(arrays, monkeypatch, layout):
     assert made.attrs["mine"] == 1
     assert made.attrs["ooc-gemm"]["options"]["beta"] == "-2.0"
     assert result.bytes_written == (30 - 17) * 50 * 52 * 4
-    assert not list(Path(c).rglob("*" + store.PENDING))
+    assert not list(Path(c).rglob("*" + targets.PENDING))
     assert not (Path(c) / journal.NAME).exists()
 
 
@@ -313,7 +313,7 @@ def test_when_the_system_went_down(arrays, monkeypatch, beta, tail):
         old_c(c + "1", old)
         old_c(c, old)
     ooc_gemm.multiply(a, b, c + "1", **options)
-    monkeypatch.setattr(store.Target, "pause", lambda self: self._log.close())  # nobody had time for that
+    monkeypatch.setattr(targets.Target, "pause", lambda self: self._log.close())  # nobody had time for that
     interrupted(monkeypatch, 20, a, b, c, saved=60.0, **options)
     path = Path(c) / journal.NAME
     lines = path.read_bytes().splitlines(keepends=True)
@@ -322,7 +322,7 @@ def test_when_the_system_went_down(arrays, monkeypatch, beta, tail):
     path.write_bytes(b"".join(lines).replace(journal.boot_id().encode(), b"some-other-start") + tail)
     for line in lines[11:]:  # they were not on the disk
         i, j = json.loads(line)["chunk"]
-        (Path(c) / "c" / str(i) / (str(j) + store.PENDING)).write_bytes(b"")
+        (Path(c) / "c" / str(i) / (str(j) + targets.PENDING)).write_bytes(b"")
     result = ooc_gemm.multiply(a, b, c, resume=True, **options)
     assert result.bytes_written == (30 - 8) * 50 * 52 * 4
     assert np.array_equal(zarr.open_array(c)[...], zarr.open_array(c + "1")[...])
@@ -359,12 +359,12 @@ def test_short_runs_do_not_wait_for_the_disk(arrays, monkeypatch):
 def test_longer_runs_flush_before_they_put_chunks_in_place(arrays, monkeypatch):
     a, b, c, *_ = arrays
     events, flush, move = [], files.flush, os.replace
-    monkeypatch.setattr(store, "SAVED_SECONDS", 0.0)
+    monkeypatch.setattr(targets, "SAVED_SECONDS", 0.0)
     monkeypatch.setattr(files, "flush", lambda folder: (flush(folder), events.append("flush")))
 
     def watched(old, new):
         move(old, new)
-        events.extend(["place"] if str(old).endswith(store.PENDING) else [])
+        events.extend(["place"] if str(old).endswith(targets.PENDING) else [])
 
     monkeypatch.setattr(os, "replace", watched)
     ooc_gemm.multiply(a, b, c, chunks=(50, 52))
@@ -384,13 +384,13 @@ def test_the_command_line(arrays, tmp_path):
     a, b, c, x, y, _ = arrays
     script = tmp_path / "slow.py"
     script.write_text(
-        "import sys, time\nfrom ooc_gemm import store\nfrom ooc_gemm.cli import main\n"
-        "write = store.files.write\n"
-        "def slowly(*args):\n    write(*args)\n    time.sleep(0.1)\nstore.files.write = slowly\nmain()\n"
+        "import sys, time\nfrom ooc_gemm import targets\nfrom ooc_gemm.cli import main\n"
+        "write = targets.files.write\n"
+        "def slowly(*args):\n    write(*args)\n    time.sleep(0.1)\ntargets.files.write = slowly\nmain()\n"
     )
     command = ["multiply", a, b, c, "--chunks", "50,52", "-Q"]
     with subprocess.Popen([sys.executable, str(script), *command]) as run:
-        while len(list(Path(c).rglob("*" + store.PENDING))) < 5:
+        while len(list(Path(c).rglob("*" + targets.PENDING))) < 5:
             assert run.poll() is None
             time.sleep(0.02)
         run.kill()

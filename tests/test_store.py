@@ -15,7 +15,7 @@ import zarr
 from conftest import make
 
 import ooc_gemm
-from ooc_gemm import bench_io, codec, files, store
+from ooc_gemm import bench_io, codec, files, store, targets
 from ooc_gemm.local import CompressedSource, RawSource
 from ooc_gemm.pages import PAGE, page_aligned, scratch
 from ooc_gemm.plan import Part, cut
@@ -240,7 +240,7 @@ def test_large_results_go_past_the_page_cache(tmp_path, monkeypatch):
         array = zarr.create_array(
             tmp_path / str(side), shape=(side, side), chunks=(50, 50), dtype="f4", compressors=None
         )
-        target = store.Target(array, "c", np.dtype("f4"))
+        target = targets.Target(array, "c", np.dtype("f4"))
         part = Part((0, 0), 0, 0, 50, 50)
         target.write(part, page_aligned(1, 50 * 50 * 4)[0])
         assert asked.pop() == large
