@@ -38,7 +38,7 @@ LIMITS = {
 SEVERAL = {
     "cublas": "65536³, tmpfs, `--kernel cublas`",
     "auto": "the same with `fp16x3`",
-    "traffic": "the same, `-M {} -D {}`",
+    "traffic": "65536³, `-M {} -D {}`",
 }
 """Jobs of several.py → what they are."""
 CLUSTERS = {
