@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-import psutil
 
 import ooc_gemm
 from ooc_gemm import rates
 from ooc_gemm.devices import open_device
+from ooc_gemm.files import mounted
 from ooc_gemm.remembered import recall, remember
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -89,10 +89,9 @@ def traffic(suite: Suite, folder: Path, counts: list[int]) -> None:
 
 
 def mount(folder: Path) -> str:
-    """Type and options of what it lies on."""
-    there = [x for x in psutil.disk_partitions(all=True) if folder.resolve().is_relative_to(x.mountpoint)]
-    last = max(reversed(there), key=lambda x: len(x.mountpoint))
-    return f"{last.fstype} {last.opts}"
+    """Type and options of the file system it lies on."""
+    kind, _, options = mounted()[rates.file_system(folder).split()[1]]
+    return f"{kind} {options}"
 
 
 def label(what: str, count: int) -> str:

@@ -76,17 +76,17 @@ _blind: set[int] = set()
 """File systems that do not tell what the page cache has."""
 
 
-def mounted() -> dict[str, tuple[str, str]]:
-    """The file systems there are: device number (`major:minor`) → type and place."""
+def mounted() -> dict[str, tuple[str, str, str]]:
+    """The file systems there are: device number (`major:minor`) → type, place and options."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8") as file:
             lines = file.read().splitlines()
     except OSError:
         return {}
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[str, tuple[str, str, str]] = {}
     for line in lines:
         fields = line.split()
-        found.setdefault(fields[2], (fields[fields.index("-") + 1], fields[4]))
+        found.setdefault(fields[2], (fields[fields.index("-") + 1], fields[4], fields[-1]))
     return found
 
 
@@ -94,7 +94,7 @@ def mounted() -> dict[str, tuple[str, str]]:
 def in_memory(system: int) -> bool:
     """Whether a file system (`st_dev`) keeps its files in memory: then there is nothing to go past, although
     tmpfs takes O_DIRECT, and no few readers are enough (H200 machine: 6 of them 38 GB/s, 16 59, 64 82)."""
-    return mounted().get(f"{os.major(system)}:{os.minor(system)}", ("", ""))[0] in ("tmpfs", "ramfs")
+    return mounted().get(f"{os.major(system)}:{os.minor(system)}", ("",))[0] in ("tmpfs", "ramfs")
 
 
 def room(offset: int, size: int) -> int:

@@ -1,6 +1,7 @@
 """What this machine has, and how fast it is: whatever `plan.Rates` asks for, found with the engine's own
 readers, writers, ring and devices, so that what is predicted is what is run."""
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ from .devices.blas import gemm
 from .devices.cpu import CPU, processor
 from .errors import InputError
 from .execute import execute
+from .files import in_memory
 from .limits import default_memory_limit
 from .plan import Matrix, MiB, Part, Piece, cut
 from .rates import FILE, FOLDERS, file_system, kernel_key
@@ -347,7 +349,7 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
 
     seconds, written = for_a_while(partial(write, made[0]), range(count), for_writing, LONGEST)
     write_rate = sum(written) / seconds
-    there, memory = range(len(written)), file_system(scratch).startswith(("tmpfs", "ramfs"))
+    there, memory = range(len(written)), in_memory(os.stat(scratch).st_dev)
     if memory:  # which a virtual machine may have been given only now
         again = (_rate(partial(write, made[0]), there, for_writing) for _ in range(3))
         write_rate = max(write_rate, *again)

@@ -106,7 +106,7 @@ def file_system(place: Path) -> str:
         place = place.parent
     device = os.stat(place).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    return f"{mounted().get(number, ('unknown', ''))[0]} {number}"
+    return f"{mounted().get(number, ('unknown',))[0]} {number}"
 
 
 def described(place: Path) -> dict[str, str]:
