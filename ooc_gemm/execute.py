@@ -1,10 +1,11 @@
 """Runs a plan, in three kinds of threads.
 
-    readers            conductor (the caller's thread)                      writers
-    chunk → slot ──►   slot → panel, panels → C block, block after block ──► part of C → slot → chunk
+    readers                    conductor (the caller's thread)                  writers
+    chunk → slot → panel ──►   panels → C block, one pair after the other ──►   part of C → slot → chunk
 
-The conductor takes slots in schedule order and gives the device's three streams their work; events
-order the streams, and the conductor waits only for bytes to arrive or a C block to be free again.
+The conductor opens one pair of panels after the other for uploads and gives the device its multiplications;
+events order the device's three streams, and the conductor waits only for bytes to arrive or a C block to be
+free again.
 """
 
 import queue
@@ -106,7 +107,7 @@ def execute(
     """Run `plan` on a device that has been started with it. `progress` is called on this thread with
     the fraction of the work that has been handed to the device. `verify`: blocks that fail their check are
     not written but returned."""
-    ring = Ring(device.host_buffers(plan.slots + plan.cache_slots, plan.slot_bytes), _schedule(plan))
+    ring = Ring(device.host_buffers(plan.slots + plan.cache_slots, plan.slot_bytes), _turns(plan))
     write_slots: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
     readers = ThreadPoolExecutor(plan.readers, "ooc-gemm reader")
     writers = ThreadPoolExecutor(plan.writers, "ooc-gemm writer")
@@ -120,12 +121,12 @@ def execute(
             c = block.index % plan.c_buffers
             if plan.problem.reads_c:
                 blocks[c].free()
-                _upload(ring, device, plan.block_pieces(block), c)
+                ring.advance(c)
             for panel in plan.panels():
                 p = step % plan.panel_buffers
                 if (event := consumed[p]) is not None:
                     device.wait(UPLOAD, event)
-                _upload(ring, device, plan.pieces(block, panel), p)
+                ring.advance(p)
                 if panel[0] == 0:
                     blocks[c].free()
                 for other in blocks:
@@ -168,12 +169,13 @@ def execute(
             writers.shutdown(cancel_futures=True)
 
 
-def _schedule(plan: Plan) -> Iterator[Piece]:
-    """Every piece in the order in which it is needed."""
+def _turns(plan: Plan) -> Iterator[Iterator[Piece]]:
+    """What fills a pair of panels or, where C counts too, a block, in the order in which it is needed."""
     for block in plan.blocks():
-        yield from plan.block_pieces(block)
+        if plan.problem.reads_c:
+            yield plan.block_pieces(block)
         for panel in plan.panels():
-            yield from plan.pieces(block, panel)
+            yield plan.pieces(block, panel)
 
 
 def _part_bytes(plan: Plan) -> int:
@@ -185,22 +187,20 @@ def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trac
     try:
         with on_thread("reader"):
             while True:
-                slot, piece = ring.acquire()
-                with trace.span("read", operand=piece.operand, chunk=piece.chunk) as span:
-                    slot.view, span["nbytes"] = sources[piece.source].read(piece, slot.data)
-                device.prepare(slot.data)
-                ring.fill(slot)
+                slot, task = ring.acquire()
+                piece = task.piece
+                if not piece.found:
+                    with trace.span("read", operand=piece.operand, chunk=piece.chunk) as span:
+                        view, span["nbytes"] = sources[piece.source].read(piece, slot.data)
+                    device.prepare(slot.data)
+                    slot.view = view
+                buffer = ring.admit(task)
+                assert slot.view is not None, "it is filled"
+                ring.release(slot, task, device.upload(slot.view, piece, buffer))
     except Stopped:
         pass
     except Exception as error:
         ring.close(error)
-
-
-def _upload(ring: Ring, device: Device, pieces: Iterator[Piece], buffer: int) -> None:
-    """Pieces to their places, as they arrive: the ring hands them on in schedule order."""
-    for piece in pieces:
-        slot = ring.take()
-        ring.release(slot, device.upload(slot.view, piece, buffer), piece.kept)
 
 
 def _make_ready(

@@ -22,6 +22,7 @@ from types import TracebackType
 
 import numpy as np
 
+from . import syscalls
 from .pages import PAGE, Bytes
 from .tiles import round_up
 
@@ -97,6 +98,14 @@ def in_memory(system: int) -> bool:
     return mounted().get(f"{os.major(system)}:{os.minor(system)}", ("",))[0] in ("tmpfs", "ramfs")
 
 
+def quick(folder: str | os.PathLike[str]) -> bool:
+    """Whether files there are opened so quickly that nobody else need go on meanwhile (`syscalls`)."""
+    try:
+        return syscalls.THERE and in_memory(os.stat(folder).st_dev)
+    except OSError:
+        return False
+
+
 def room(offset: int, size: int) -> int:
     """Memory that `read_range` needs."""
     return round_up(offset % PAGE + size, PAGE)
@@ -105,12 +114,14 @@ def room(offset: int, size: int) -> int:
 NONBLOCK, NOFOLLOW = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)
 
 
-def open_file(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
+def open_file(
+    path: str | os.PathLike[str], quick: bool = False
+) -> tuple[int, os.stat_result | syscalls.Stat]:
     """A file opened for reading, and what it is. Raises OSError, also for what is no file: a folder, a
     device, which may have no end, a pipe, for whose writer `open` would wait."""
-    fd = os.open(path, os.O_RDONLY | NONBLOCK)
+    fd = (syscalls.open_ if quick else os.open)(path, os.O_RDONLY | NONBLOCK)
     try:
-        found = os.fstat(fd)
+        found = syscalls.stat(fd) if quick else os.fstat(fd)
         check_is_file(found)
     except BaseException:
         os.close(fd)
@@ -118,7 +129,7 @@ def open_file(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
     return fd, found
 
 
-def check_is_file(found: os.stat_result) -> None:
+def check_is_file(found: os.stat_result | syscalls.Stat) -> None:
     """Raises OSError for what cannot be a chunk."""
     if not stat.S_ISREG(found.st_mode):
         if stat.S_ISDIR(found.st_mode):
@@ -150,9 +161,11 @@ def read_small(path: str | os.PathLike[str], most: int) -> bytes | None:
 class ChunkFile:
     """One chunk's file, open for reading."""
 
-    def __init__(self, path: str, direct: bool = True):
-        """`direct`: past the page cache where that is faster. Raises OSError."""
-        self._fd, found = open_file(path)
+    def __init__(self, path: str, direct: bool = True, quick: bool = False):
+        """`direct`: past the page cache where that is faster. `quick`: as the function of that name has said
+        of its folder. Raises OSError."""
+        self._close = syscalls.close if quick else os.close
+        self._fd, found = open_file(path, quick)
         self.size = found.st_size
         self._system = found.st_dev
         self._direct = bool(DIRECT) and direct and not in_memory(self._system)
@@ -163,7 +176,7 @@ class ChunkFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._fd)
+        self._close(self._fd)
 
     def read(self, into: Bytes, offset: int) -> None:
         """Fill `into` from `offset` on. Raises OSError, also where the file ends before."""
@@ -239,19 +252,22 @@ def _turn(fd: int, system: int, flag: int) -> bool:
     return True
 
 
-def write(path: str, data: Bytes | bytes, direct: bool = False) -> None:
+def write(path: str, data: Bytes | bytes, direct: bool = False, quick: bool = False) -> None:
     """Make a file that holds `data`, or make it anew; no link is followed. `direct`: past the page cache
-    where possible. Raises OSError; nothing is left behind then."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NOFOLLOW | NONBLOCK, 0o666)
+    where possible. `quick`: as the function of that name has said. Raises OSError; nothing is left behind
+    then."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NOFOLLOW | NONBLOCK
+    fd = (syscalls.open_ if quick else os.open)(path, flags, 0o666)
     try:
         try:
             view, done = data.data if isinstance(data, np.ndarray) else memoryview(data), 0
-            if direct and DIRECT and isinstance(data, np.ndarray) and data.ctypes.data % PAGE == 0:
+            aligned = isinstance(data, np.ndarray) and data.ctypes.data % PAGE == 0
+            if direct and DIRECT and aligned and not quick:
                 done = _write_direct(fd, view[: len(view) // PAGE * PAGE])
             while done < len(view):
                 done += os.write(fd, view[done:])
         finally:
-            os.close(fd)
+            (syscalls.close if quick else os.close)(fd)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(path)

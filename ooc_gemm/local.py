@@ -11,13 +11,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from . import files
 from .codec import Compressor, longest
 from .errors import StoreError
 from .files import ChunkFile, room
@@ -143,6 +144,11 @@ class Folder:
     def __init__(self, root: Path, metadata: Any, transposed: bool = False):
         self.root, self._metadata, self._transposed = root, metadata, transposed
 
+    @cached_property
+    def quick(self) -> bool:
+        """Files there are opened quickly."""
+        return files.quick(self.root)
+
     def key(self, i: int, j: int) -> str:
         """The key of the chunk, or of the shard that holds it."""
         return self._key(i, j)
@@ -162,7 +168,7 @@ class Folder:
 
     def open(self, key: str, direct: bool = True) -> ChunkFile:
         """The file of a key, for reading. Raises OSError."""
-        return ChunkFile(f"{self.root}/{key}", direct)
+        return ChunkFile(f"{self.root}/{key}", direct, self.quick)
 
     def each(self, work: Callable[[T], None], items: Iterable[T]) -> None:
         """Work on every item, which asks for a file or two."""

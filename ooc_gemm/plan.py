@@ -737,13 +737,15 @@ BAND = 128
 """Bands of rows are multiples of this, as tiles of kernels are."""
 
 
-def bands(rows: int, weights: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+@lru_cache(maxsize=1024)
+def bands(rows: int, weights: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """[start, stop) for each of several devices; the last ones may have none."""
-    start = 0
+    found, start = list[tuple[int, int]](), 0
     for index in range(len(weights)):
         stop = rows if index == len(weights) - 1 else min(rows, start + band_rows(rows, weights, index))
-        yield start, stop
+        found.append((start, stop))
         start = stop
+    return tuple(found)
 
 
 def band_rows(rows: int, weights: tuple[int, ...], index: int) -> int:

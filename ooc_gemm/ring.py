@@ -1,24 +1,28 @@
-"""A fixed ring of host buffers: the back-pressure between readers and the device.
+"""A fixed ring of host buffers: the back-pressure between a store and the device.
 
-A slot goes round:
+A slot goes round with one reader, who does not give it away:
 
-    free ──acquire──► a reader fills it ──► full, in the order acquired ──take──► uploaded ──release──► free
+    free ──acquire──► filled ──admit──► its piece is being uploaded ──release──► free
 
 `release` hands over the event that guards the upload; whoever acquires the slot next waits for it, so
 nobody polls and no buffer is overwritten while it is still being copied.
 
+Pieces belong to turns, each of which fills a pair of panels (or a C block). Readers read ahead as far as
+there are slots; `admit` lets them upload when the conductor has opened the turn, and the conductor waits
+until all pieces of a turn are on their way.
+
 A piece that the plan keeps holds on to its slot, and comes in its turn again without being read:
 
-    full ──take──► uploaded ──release──► kept ─ ─ ─ its next turn ─ ─ ─► full, after those before it
+    filled ──► uploaded ──release──► kept ─ ─ ─ its next turn, with any reader ─ ─ ─► uploaded
 
 The plan keeps at most as many pieces at once as the ring has slots beyond those that go round.
 """
 
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from threading import Condition, Lock
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,88 +46,117 @@ class Stopped(Exception):
     """The ring was closed, because the work is done or somebody failed."""
 
 
+class Task(NamedTuple):
+    """A piece, and the number of its turn."""
+
+    turn: int
+    piece: Piece
+
+
 @dataclass
 class Slot:
     """One buffer, and the event after which it may be written again."""
 
     data: Bytes
-    view: npt.NDArray[Any] = field(init=False, repr=False)
+    view: npt.NDArray[Any] | None = field(default=None, repr=False)
     """What the reader put there, or found elsewhere: until the slot is free."""
     guard: Event | None = None
-    filled: bool = field(default=False, repr=False)
 
 
 class Ring:
-    """Slots, what is to be read into them, and the order in which they are handed on."""
+    """Slots, what is to be read into them, and how far that has come."""
 
-    def __init__(self, buffers: list[Bytes], tasks: Iterator[Piece]):
-        """`tasks` yields the pieces in schedule order."""
+    def __init__(self, buffers: list[Bytes], turns: Iterator[Iterable[Piece]]):
+        """`turns` yields what fills one pair of panels, or C block, after the other."""
         self._free = deque(Slot(data) for data in buffers)
-        self._full: deque[Slot] = deque()
-        self._tasks = tasks
+        self._tasks = (Task(turn, piece) for turn, pieces in enumerate(turns) for piece in pieces)
+        self._next = next(self._tasks, None)
         self._kept: dict[Any, Slot] = {}
-        # One lock, and a condition for either side: a slot that becomes free is news for one reader, and
-        # waking all of 64 would cost more than the reading.
+        self._open, self._buffer = -1, 0
+        self._under_way: Counter[int] = Counter()
+        """Pieces of each turn that readers have and have not uploaded yet."""
+        # One lock, and a condition for whatever is waited for: a slot that becomes free is news for one
+        # reader, and waking all of 64 would cost more than the reading.
         self._lock = Lock()
-        self._freed, self._filled = Condition(self._lock), Condition(self._lock)
+        self._freed, self._filled, self._opened, self._uploaded = (Condition(self._lock) for _ in range(4))
         self._closed = False
         self._error: BaseException | None = None
 
-    def acquire(self) -> tuple[Slot, Piece]:
-        """For readers: a free slot and the next piece to read into it. The pair is taken as one, so the
-        earliest unread piece always has a slot and the ring cannot deadlock. Raises Stopped."""
+    def acquire(self) -> tuple[Slot, Task]:
+        """For readers: the next piece, and a free slot or that in which it is found. They are taken as one,
+        so the earliest unread piece always has a slot and the ring cannot deadlock. Raises Stopped."""
         with self._lock:
-            self._freed.wait_for(lambda: self._free or self._closed)
-            if self._closed:
+            self._freed.wait_for(self._goes_on)
+            task = self._next
+            if self._closed or task is None:
                 raise Stopped
-            while (task := next(self._tasks, None)) is not None and task.found:
-                # Its slot may still be on its way through the ring, or even be read; it keeps its turn.
-                at = self._kept[task.place] if task.kept else self._kept.pop(task.place)
-                self._full.append(at)
-                self._filled.notify()
-            if task is None:
-                raise Stopped
-            slot = self._free.popleft()
-            slot.filled = False
-            self._full.append(slot)
-            if task.kept:
-                self._kept[task.place] = slot
+            piece = task.piece
+            if piece.found:
+                slot = self._kept[piece.place] if piece.kept else self._kept.pop(piece.place)
+            else:
+                slot = self._free.popleft()
+                if piece.kept:
+                    self._kept[piece.place] = slot
+            self._under_way[task.turn] += 1
+            self._next = next(self._tasks, None)
+            if self._next is None:
+                self._freed.notify_all()
+            elif self._next.piece.found:
+                self._freed.notify()
+            if piece.found:  # another reader may still be at it
+                self._filled.wait_for(lambda: slot.view is not None or self._closed)
         if slot.guard is not None:
             slot.guard.synchronize()
             slot.guard = None
         return slot, task
 
-    def fill(self, slot: Slot) -> None:
-        """For readers: the slot holds its piece."""
-        with self._lock:
-            slot.filled = True
-            self._filled.notify()
+    def _goes_on(self) -> bool:
+        return bool(self._closed or self._next is None or self._next.piece.found or self._free)
 
-    def take(self) -> Slot:
-        """The slot of the next piece in schedule order, once filled. Raises what a reader failed with."""
+    def admit(self, task: Task) -> int:
+        """For readers: the slot holds its piece. Waits for its turn, and says which panels, or C block, it is
+        for. Raises Stopped."""
+        if task.piece.kept or task.turn > self._open:
+            with self._lock:
+                self._filled.notify_all()
+                self._opened.wait_for(lambda: task.turn <= self._open or self._closed)
+        if self._closed:
+            raise Stopped
+        return self._buffer
+
+    def release(self, slot: Slot, task: Task, guard: Event) -> None:
+        """For readers: the piece is on its way, and the slot is free once `guard` has completed, unless the
+        piece is kept."""
         with self._lock:
-            while not self._filled.wait_for(
-                lambda: (self._full and self._full[0].filled) or self._closed, SIGNAL_SECONDS
+            if not task.piece.kept:
+                slot.guard, slot.view = guard, None
+                self._free.append(slot)
+                self._freed.notify()
+            self._under_way[task.turn] -= 1
+            if self._has_all(task.turn):
+                self._uploaded.notify()
+
+    def advance(self, buffer: int) -> None:
+        """For the conductor: let the pieces of the next turn be uploaded, to these panels or this C block,
+        and wait until all are on their way. Raises what a reader failed with."""
+        with self._lock:
+            self._open, self._buffer = self._open + 1, buffer
+            self._opened.notify_all()
+            while not self._uploaded.wait_for(
+                lambda: self._has_all(self._open) or self._closed, SIGNAL_SECONDS
             ):
                 pass
             if self._closed:
                 raise self._error or Stopped()
-            return self._full.popleft()
+            del self._under_way[self._open]
 
-    def release(self, slot: Slot, guard: Event, kept: bool = False) -> None:
-        """The slot is free once `guard` has completed, unless its piece is kept."""
-        if kept:
-            return
-        slot.guard = guard
-        del slot.view
-        with self._lock:
-            self._free.append(slot)
-            self._freed.notify()
+    def _has_all(self, turn: int) -> bool:
+        return (self._next is None or self._next.turn > turn) and not self._under_way[turn]
 
     def close(self, error: BaseException | None = None) -> None:
-        """Wake everybody who waits: they get Stopped, and who takes gets `error`, the first one given."""
+        """Wake everybody who waits: readers get Stopped, and the conductor `error`, the first one given."""
         with self._lock:
             self._closed = True
             self._error = self._error or error
-            self._freed.notify_all()
-            self._filled.notify_all()
+            for condition in (self._freed, self._filled, self._opened, self._uploaded):
+                condition.notify_all()

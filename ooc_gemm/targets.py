@@ -214,6 +214,7 @@ class Target:
         self._plain = self._plain and (compression == [] or self._compressor is not None)
         place = local_path(array)
         self._folder = Folder(place, array.metadata) if place else None
+        self._quick = self._folder is not None and self._folder.quick
         self._encodes = place is not None
         """Chunks are encoded here and go to their places whole, not by zarr."""
         if not self._plain:
@@ -396,7 +397,7 @@ class Target:
 
     def _write_file(self, chunk: tuple[int, int], data: Bytes | bytes) -> None:
         path = self._path(chunk)
-        files.write(path + PENDING, data, self._direct)
+        files.write(path + PENDING, data, self._direct, self._quick)
         self._written(chunk, path)
 
     @contextlib.contextmanager
@@ -437,7 +438,7 @@ class Target:
         if self._log is None:
             os.replace(path + PENDING, path)
             return
-        now, was = journal.stamp(path + PENDING), journal.stamp(path)
+        now, was = (journal.stamp(file, self._quick) for file in (path + PENDING, path))
         with self._lock:
             self._log.add(chunk, now, was)
             self._waiting.append(path)

@@ -1,12 +1,15 @@
 """The main job end to end on the CPU: real stores, float64 oracles, ragged shapes."""
 
+import contextlib
 import itertools
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -419,58 +422,85 @@ def test_slots_for_writing_are_ready_before_they_are_used():
     assert ready >= set(slots)
 
 
-def test_a_full_ring_waits_and_hands_on_in_order():
-    import threading
+class Guard:
+    def synchronize(self):
+        pass
 
+
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_readers_read_ahead_and_upload_in_turn(slots):
     from ooc_gemm.ring import Ring, Stopped
 
-    ring = Ring([np.empty(1, np.uint8) for _ in range(2)], map(piece_number, range(1, 101)))
-    held, most, lock = 0, 0, threading.Lock()
-
-    class Guard:
-        def synchronize(self):
-            pass
+    turns = [range(1, 3), range(3, 3), range(3, 4), range(4, 101)]  # numbers of pieces
+    ring = Ring([np.empty(1, np.uint8) for _ in range(slots)], (map(piece_number, turn) for turn in turns))
+    held, most, opened, uploaded, lock = 0, 0, -1, [], threading.Lock()
 
     def read():
         nonlocal held, most
-        try:
+        with contextlib.suppress(Stopped):
             while True:
-                slot, piece = ring.acquire()
+                slot, task = ring.acquire()
+                number = task.piece.rows[0]
                 with lock:
                     held += 1
                     most = max(most, held)
-                time.sleep(0.001 * (piece.rows[0] % 3))
-                slot.view = piece.rows[0]
-                ring.fill(slot)
-        except Stopped:
-            pass
+                time.sleep(0.001 * (number % 3))
+                slot.view = slot.data
+                buffer = ring.admit(task)
+                with lock:
+                    uploaded.append((number, buffer, opened))
+                    held -= 1
+                ring.release(slot, task, Guard())
 
     threads = [threading.Thread(target=read) for _ in range(4)]
     for thread in threads:
         thread.start()
-    taken = []
-    for _ in range(100):
-        slot = ring.take()
-        taken.append(slot.view)
-        with lock:
-            held -= 1
-        ring.release(slot, Guard())
-    ring.close()
+    while held < min(slots, 4):  # pieces of three turns, before one is opened
+        time.sleep(0.001)
+    assert not uploaded
+    for opened, turn in enumerate(turns):
+        ring.advance(opened + 10)
+        assert sorted(number for number, *_ in uploaded if number in turn) == list(turn)
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive()
-    assert taken == list(range(1, 101))
-    assert most <= 2
+    assert sorted(number for number, *_ in uploaded) == list(range(1, 101))
+    assert all(number in turns[turn] and buffer == turn + 10 for number, buffer, turn in uploaded)
+    assert most == min(slots, 4)
 
 
-def test_a_reader_that_fails_wakes_who_takes():
+def test_what_is_kept_is_found_once_it_has_been_read():
     from ooc_gemm.ring import Ring
 
-    ring = Ring([np.empty(1, np.uint8)], iter([piece_number(1)]))
+    piece = piece_number(1)
+    turns = [[replace(piece, kept=True)], [replace(piece, found=True)]]
+    ring = Ring([np.empty(1, np.uint8)], iter(turns))
+    slot, task = ring.acquire()
+    found = []
+    other = threading.Thread(target=lambda: found.append(ring.acquire()))
+    other.start()
+    other.join(0.1)
+    assert other.is_alive()  # the first reader is at it
+    slot.view = slot.data
+    conductor = threading.Thread(target=ring.advance, args=[0])
+    conductor.start()
+    assert ring.admit(task) == 0
+    ring.release(slot, task, Guard())
+    for thread in (conductor, other):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert found[0][0] is slot
+    assert found[0][1].turn == 1
+
+
+def test_a_reader_that_fails_wakes_the_conductor():
+    from ooc_gemm.ring import Ring
+
+    ring = Ring([np.empty(1, np.uint8)], iter([[piece_number(1)]]))
     ring.acquire()
     ring.close(OSError("no disk"))
     with pytest.raises(OSError, match="no disk"):
-        ring.take()
+        ring.advance(0)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ events only: `record` marks a point in one, `wait` makes another wait for it.
 """
 
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -84,7 +85,7 @@ class Operation:
 
 class Overflow:
     """Integers too wide to be safe by their type: a bound on every partial sum, from the largest elements
-    of each panel. Used on the conductor's thread, in the order of the schedule."""
+    of each panel. Panels are multiplied when all of their pieces have been uploaded, by any thread."""
 
     def __init__(self, operation: Operation):
         arithmetic = operation.arithmetic
@@ -92,15 +93,17 @@ class Overflow:
         self._alpha = abs(int(operation.alpha.real)) if self._wanted else 0
         self._beta = abs(int(operation.beta.real)) if self._wanted else 0
         self._largest: dict[tuple[str, int], int] = {}
+        self._lock = Lock()
         self._bounds: dict[int, int] = {}
 
     def upload(self, piece: Piece, buffer: int, source: Array) -> None:
         """Note the largest element of a piece. Raises RangeError where int64 cannot hold it."""
         if not self._wanted or source.size == 0:
             return
-        key = (piece.operand, buffer)
-        self._largest[key] = max(self._largest.get(key, 0), abs(int(source.min())), abs(int(source.max())))
-        if self._largest[key] > INT64_MAX:
+        key, largest = (piece.operand, buffer), max(abs(int(source.min())), abs(int(source.max())))
+        with self._lock:
+            self._largest[key] = max(self._largest.get(key, 0), largest)
+        if largest > INT64_MAX:
             raise RangeError(f"operand {piece.operand} holds integers past int64; convert it to float64")
 
     def multiply(self, block: Block, p: int, c: int, k: int, first: bool) -> None:

@@ -240,7 +240,7 @@ class CPU:
         row, col = piece.into
         rows, cols = source.shape
         np.copyto(_shaped(memory, piece.panel)[row : row + rows, col : col + cols], source, casting="unsafe")
-        self._trace.add("upload", start, time.perf_counter(), "upload")
+        self._trace.add("upload", start, time.perf_counter(), f"upload {get_ident()}")
         return _Done()
 
     def reaches(self, other: Device) -> bool:

@@ -7,11 +7,12 @@ Nothing here waits for the device but `Event.synchronize`, which readers and wri
 """
 
 import contextlib
+import itertools
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from mmap import PAGESIZE
@@ -57,6 +58,9 @@ STRIP_ELEMENTS = 1 << 25
 SPANS = 128
 """Operations whose events are kept before the trace is told: a product of many pieces has a million, and at
 the end each takes 15 µs."""
+
+COPIES_TIMED = 8
+"""One in so many has two events of its own, which take as long as the copy."""
 
 _CUDA_TYPE = {"f": 0, "d": 1, "e": 2, "F": 4, "D": 5}
 _COMPUTE_32F, _COMPUTE_64F = 68, 70
@@ -189,13 +193,17 @@ class CUDA:
         self._arrays: dict[Any, Any] = {}
         self._pinned: dict[int, Bytes] = {}
         self._streams: dict[str, Any] = {}
+        self._times, self._points = driver.Events(timed=True), driver.Events(timed=False)
         self._spans: deque[_Span] = deque()
-        self._telling = Lock()
+        self._copies: dict[str, Iterator[int]] = {}
+        self._untimed = Counter[str]()
+        self._telling, self._counting = Lock(), Lock()
         self._gemm: Any = None
         self._early: dict[int, _Rows] = {}
         self._finished: dict[int, _Rows] = {}
         self._checks: Checks | None = None
         self._lock = Lock()
+        self._staging = Lock()
 
     def arithmetic(
         self,
@@ -380,10 +388,11 @@ class CUDA:
             self._arrays["staging"] = self._allocate(plan.slot_bytes, np.dtype(np.uint8))
         self._gemm, self._depth = self._open_kernel(plan), plan.problem.k
         self._early, self._finished = {}, {}
+        self._copies = {UPLOAD: itertools.count(), DOWNLOAD: itertools.count()}
         if operation.verify:
-            self._checks = Checks(plan, operation, self._allocate, self.prepare, self._runtime)
+            self._checks = Checks(plan, operation, self._allocate, self.prepare, self._runtime, self._points)
         self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in (UPLOAD, COMPUTE, DOWNLOAD)}
-        self._base = Event(self._streams[COMPUTE].ptr)
+        self._base = self._times.record(self._streams[COMPUTE].ptr)
         self._base.synchronize()
         self._base_time = time.perf_counter()
 
@@ -418,7 +427,7 @@ class CUDA:
         self._overflow.upload(piece, buffer, source)
         memory, (row, col) = self._arrays[piece.operand, buffer], piece.into
         stream, size = self._streams[UPLOAD], source.itemsize
-        start = Event(stream.ptr)
+        start = self._from(UPLOAD)
         if memory.dtype == source.dtype and not self._turned(piece.operand):
             pitch = self._row(piece.operand, piece.panel[1])
             at = memory.data.ptr + (row * pitch + col) * size
@@ -427,9 +436,9 @@ class CUDA:
             target = self._panel(memory, piece.operand, piece.panel)
             target = target[row : row + source.shape[0], col : col + source.shape[1]]
             at, width = self._arrays["staging"].data.ptr, source.shape[1] * size
-            self._copy(_TO_DEVICE, at, width, source.ctypes.data, source.strides[0], source, stream)
             staged = self._arrays["staging"][: source.nbytes].view(source.dtype).reshape(source.shape)
-            with stream:
+            with self._staging, stream:
+                self._copy(_TO_DEVICE, at, width, source.ctypes.data, source.strides[0], source, stream)
                 self._cupy.copyto(target, staged, casting="unsafe")
         return self._span(UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk)
 
@@ -471,14 +480,14 @@ class CUDA:
         assert isinstance(other, CUDA)
         self._device.use()
         stream = self._streams[UPLOAD]
-        stream.wait_event(uploaded)
+        driver.wait(stream.ptr, uploaded)
         to, at = (
             device._panel(device._arrays["b", buffer], "b", panel)[slice(*rows), slice(*cols)]
             for device in (self, other)
         )
         if to.strides[1] != to.itemsize:
             to, at = to.T, at.T
-        start = Event(stream.ptr)
+        start = self._times.record(stream.ptr)
         self._copy(_BETWEEN_DEVICES, to.data.ptr, to.strides[0], at.data.ptr, at.strides[0], to, stream)
         self._span(PASS, start, stream, to.nbytes)
 
@@ -488,7 +497,7 @@ class CUDA:
         op, k = self._op, panel[1] - panel[0]
         self._overflow.multiply(block, p, c, k, first)
         stream = self._streams[COMPUTE]
-        start = Event(stream.ptr)
+        start = self._times.record(stream.ptr)
         a, b, out = self._arrays["a", p], self._arrays["b", p], self._arrays["c", c]
         lda, ldb = (self._pitch(name, k, lines) for name, lines in (("a", block.rows), ("b", block.cols)))
         if self._checks:
@@ -512,7 +521,7 @@ class CUDA:
             block.rows, block.cols, k, op.alpha, a.data.ptr, lda, b.data.ptr, ldb, beta, out.data.ptr,
             block.cols, stream, lower=block.diagonal,
             rows=early_strips(block.rows, block.cols) if last else (),
-            after=lambda stop: early.append((stop, Event(stream.ptr, timed=False))),
+            after=lambda stop: early.append((stop, self._points.record(stream.ptr))),
         )  # fmt: skip
         self._early[c] = early if last else []
         self._span(COMPUTE, start, stream, 0, block=block.index, k=k)
@@ -529,7 +538,7 @@ class CUDA:
         """In place, on the compute stream."""
         self._device.use()
         stream, n = self._streams[COMPUTE], block.rows
-        start = Event(stream.ptr)
+        start = self._times.record(stream.ptr)
         out = self._arrays["c", c]
         args = np.int32(n), np.uintp(out.data.ptr + col * out.itemsize), np.int64(block.cols)
         self._turn["mirror"]((ceil_div(n, 32) ** 2,), (32, 8), args, stream=stream)
@@ -637,7 +646,7 @@ class CUDA:
         self._device.use()
         stream = self._streams[COMPUTE]
         assert self._checks is not None
-        start = Event(stream.ptr)
+        start = self._times.record(stream.ptr)
         check = self._checks.end(block, self._arrays["c", c], c, stream)
         self._span(COMPUTE, start, stream, 0, block=block.index)
         return check
@@ -668,8 +677,8 @@ class CUDA:
         at = self._arrays["c", c].data.ptr + row * width + col * target.itemsize
         stream = self._streams[DOWNLOAD]
         with self._lock:  # so that the two events enclose this copy and no other
-            stream.wait_event(done)
-            start = Event(stream.ptr)
+            driver.wait(stream.ptr, done)
+            start = self._from(DOWNLOAD)
             if part.mirrored:
                 to = self._arrays["mirrored"].data.ptr
                 args = (
@@ -685,12 +694,12 @@ class CUDA:
     def record(self, stream: str) -> Event:
         """An event at the end of the stream."""
         self._device.use()
-        return Event(self._streams[stream].ptr, timed=False)
+        return self._points.record(self._streams[stream].ptr)
 
     def wait(self, stream: str, event: Any) -> None:
         """The stream waits on the device; the caller does not."""
         self._device.use()
-        self._streams[stream].wait_event(event)
+        driver.wait(self._streams[stream].ptr, event)
 
     def peak_bytes(self) -> int:
         """Context, and what has gone from free memory since it was made."""
@@ -708,12 +717,18 @@ class CUDA:
             if self._arrays:
                 self._least_free = min(self._least_free, self._runtime.memGetInfo()[0])
             self._tell(0)
+            for stage, nbytes in self._untimed.items():  # at the rate of those like them
+                seconds = self._trace.seconds[stage] / self._trace.bytes[stage]
+                self._trace.include({stage: nbytes}, {stage: nbytes * seconds})
         finally:
+            self._untimed.clear()
             self._streams = {}
             self._spans.clear()
             self._arrays.clear()
             self._early, self._finished = {}, {}
             self._gemm = self._checks = None  # and their scratch
+            self._times.close()
+            self._points.close()
             for at in self._pinned:
                 with contextlib.suppress(self._runtime.CUDARuntimeError):  # where the device has failed
                     self._runtime.hostUnregister(at)
@@ -757,8 +772,18 @@ class CUDA:
         """The line of the timeline of one of its streams."""
         return stage if self.name == "cuda" else f"{stage} {self.name}"
 
-    def _span(self, stage: str, start: Event, stream: Any, nbytes: int, **args: Any) -> Event:
-        stop = Event(stream.ptr)
+    def _from(self, stage: str) -> Event | None:
+        """Where a copy begins that is timed: some are, and all of them for a timeline."""
+        if self._trace.keep or next(self._copies[stage]) % COPIES_TIMED == 0:
+            return self._times.record(self._streams[stage].ptr)
+        return None
+
+    def _span(self, stage: str, start: Event | None, stream: Any, nbytes: int, **args: Any) -> Event:
+        if start is None:
+            with self._counting:
+                self._untimed[stage] += nbytes
+            return self._points.record(stream.ptr)
+        stop = self._times.record(stream.ptr)
         self._spans.append(_Span(stage, start, stop, nbytes, args))
         self._tell(SPANS)
         return stop

@@ -21,7 +21,7 @@ from ..ring import Bytes
 from ..tensor import load
 from ..tiles import ceil_div, round_up
 from . import Operation
-from .driver import Event
+from .driver import Event, Events
 
 THREADS, ROWS, DEPTH = 256, 8, 256
 """Of kernels/check.cu."""
@@ -50,9 +50,11 @@ class Check:
 class Checks:
     """One block at a time is being checked, but the sums of several may be on the host."""
 
-    def __init__(self, plan: Plan, operation: Operation, allocate: Any, prepare: Any, runtime: Any) -> None:
+    def __init__(
+        self, plan: Plan, operation: Operation, allocate: Any, prepare: Any, runtime: Any, points: Events
+    ) -> None:
         """`allocate`: (elements, dtype) → a device array; `prepare` pins host memory; CUDA's runtime."""
-        self._runtime, self._op, self._plan = runtime, operation, plan
+        self._runtime, self._op, self._plan, self._points = runtime, operation, plan, points
         arithmetic = operation.arithmetic
         self._dtype = arithmetic.check_type
         self._rounding = arithmetic.rounding(plan.bk)
@@ -108,7 +110,7 @@ class Checks:
         self._runtime.memcpyAsync(host.ctypes.data, self._memory.data.ptr, self._nbytes, 2, stream.ptr)
         sums = Sums.within(host[: self._nbytes], self._plan.bm, self._plan.bk, self._dtype)
         k, op = self._plan.problem.k, self._op
-        done = Event(stream.ptr, timed=False)
+        done = self._points.record(stream.ptr)
         return Check(
             done, partial(sums.verdict, block.rows, k, block.cols, op.alpha, op.beta, self._rounding)
         )

@@ -27,6 +27,7 @@ _ARGUMENTS = {
     "cuEventElapsedTime": (_ADDRESS, _ADDRESS, _ADDRESS),
     "cuEventSynchronize": (_ADDRESS,),
     "cuEventDestroy_v2": (_ADDRESS,),
+    "cuStreamWaitEvent": (_ADDRESS, _ADDRESS, ctypes.c_uint),
     "cuMemcpy2DAsync_v2": (_ADDRESS, _ADDRESS),
     "cuGetErrorString": (ctypes.c_int, _ADDRESS),
 }
@@ -67,21 +68,43 @@ class _Copy(ctypes.Structure):
     )
 
 
+class Events:
+    """Points in the streams of one device, with their times or without. What is behind one that nobody has
+    any more becomes the next one's: to make it and to destroy it takes longer than to record it."""
+
+    def __init__(self, timed: bool):
+        self._flags = _BLOCKING if timed else _BLOCKING | _WITHOUT_TIME
+        self._free: list[int] = []
+
+    def record(self, stream: int) -> "Event":
+        """All that a stream has been given by now."""
+        try:
+            ptr = self._free.pop()
+        except IndexError:
+            handle = _ADDRESS()
+            _call("cuEventCreate", ctypes.byref(handle), self._flags)
+            assert handle.value
+            ptr = handle.value
+        event = Event(ptr, self._free)
+        _call("cuEventRecord", ptr, stream)
+        return event
+
+    def close(self) -> None:
+        """Destroy those that nobody has."""
+        while self._free:
+            _keeping("cuEventDestroy_v2")(self._free.pop())
+
+
 class Event:
-    """A point in a stream: all that it has been given by now. With its time, or without."""
+    """A point in a stream."""
 
-    __slots__ = ("ptr",)
+    __slots__ = ("_free", "ptr")
 
-    def __init__(self, stream: int, timed: bool = True):
-        self.ptr = None
-        handle = _ADDRESS()
-        _call("cuEventCreate", ctypes.byref(handle), _BLOCKING if timed else _BLOCKING | _WITHOUT_TIME)
-        self.ptr = handle.value
-        _call("cuEventRecord", self.ptr, stream)
+    def __init__(self, ptr: int, free: list[int]):
+        self.ptr, self._free = ptr, free
 
     def __del__(self) -> None:
-        if self.ptr:
-            _keeping("cuEventDestroy_v2")(self.ptr)
+        self._free.append(self.ptr)
 
     @property
     def done(self) -> bool:
@@ -90,6 +113,8 @@ class Event:
 
     def synchronize(self) -> None:
         """Wait until it has; others may go on. Raises DriverError where the device has failed."""
+        if self.done:
+            return
         name = "cuEventSynchronize"
         if status := _yielding(name)(self.ptr):
             raise DriverError(name, status)
@@ -99,6 +124,11 @@ class Event:
         milliseconds = ctypes.c_float()
         _call("cuEventElapsedTime", ctypes.byref(milliseconds), earlier.ptr, self.ptr)
         return milliseconds.value / 1e3
+
+
+def wait(stream: int, event: Event) -> None:
+    """What the stream is given from now on comes after that point."""
+    _call("cuStreamWaitEvent", stream, event.ptr, 0)
 
 
 def copy(
