@@ -8,21 +8,29 @@ events order the device's three streams, and the conductor waits only for bytes 
 free again.
 """
 
+import contextlib
 import queue
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from mmap import PAGESIZE
+from threading import Lock
 from typing import Protocol
 
 from .devices import COMPUTE, UPLOAD, Array, Check, Device
 from .errors import on_thread
 from .plan import Block, Part, Piece, Plan
-from .ring import SIGNAL_SECONDS, Bytes, Event, Ring, Stopped
+from .ring import SIGNAL_SECONDS, Bytes, Event, Ring, Slot, Stopped, Task
 from .shared import Shared
+from .tiles import ceil_div
 from .trace import Trace
+
+THREADS = 2
+"""That begin and end what goes on in the background: one would do, were it never to wait for a slot."""
 
 SWITCH_SECONDS = 5e-4
 """How long a thread may keep the interpreter while others wait for it. Readers and writers need it for
@@ -45,9 +53,12 @@ def quick_turns() -> Iterator[None]:
 class Source(Protocol):
     """A stored matrix that pieces are read from."""
 
-    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """Read into `slot`: a view of the piece's rows × cols, there or where it already is, and the bytes
-        moved."""
+    background: bool
+    """Reads go on by themselves when they are begun."""
+
+    def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
+        """Begin to read into `slot`. To be called for the end, whatever happens: a view of the piece's rows ×
+        cols, there or where it already is, and the bytes moved."""
 
     def cancel(self) -> None:
         """Let no reader wait any longer for a store that may never answer."""
@@ -59,8 +70,12 @@ class Target(Protocol):
     def view(self, part: Part, slot: Bytes) -> Array:
         """Where in `slot` the part's rows × cols belong."""
 
-    def write(self, part: Part, slot: Bytes) -> int:
-        """Store the chunk that `slot` now holds, whole and atomically; the bytes moved."""
+    background: bool
+    """Writes go on by themselves when they are begun."""
+
+    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
+        """Begin to store the chunk that `slot` now holds, whole and atomically. To be called for the end,
+        whatever happens: the bytes moved."""
 
     def cancel(self) -> None:
         """Let no writer wait any longer for a store that may never answer."""
@@ -115,8 +130,9 @@ def execute(
     consumed: list[Event | None] = [None] * plan.panel_buffers
     steps, step = plan.block_count * max(1, plan.panel_count), 0
     try:
-        for _ in range(plan.readers):
-            readers.submit(_read, ring, device, sources, trace)
+        threads, each = _dealt(plan.readers, all(source.background for source in sources.values()))
+        for _ in range(threads):
+            readers.submit(_read, ring, device, sources, trace, each)
         for block in plan.blocks():
             c = block.index % plan.c_buffers
             if plan.problem.reads_c:
@@ -149,8 +165,10 @@ def execute(
             check = device.check(block, c) if verify else None
             device.finish(block, c)
             blocks[c].checked = (block, check) if check else None
-            for part in plan.parts(block):
-                job = writers.submit(_write, device, target, block, part, c, check, write_slots, trace)
+            parts = _InTurn(plan.parts(block))
+            threads, each = _dealt(plan.writers, target.background)
+            for _ in range(threads):
+                job = writers.submit(_write, device, target, block, parts, c, check, write_slots, trace, each)
                 blocks[c].writes.append(job)
         for other in blocks:
             other.free()
@@ -183,24 +201,53 @@ def _part_bytes(plan: Plan) -> int:
     return c.chunk_rows * c.chunk_cols * plan.problem.block_itemsize
 
 
-def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trace) -> None:
+class _InTurn(Iterator[Part]):
+    """Several threads take what comes next."""
+
+    def __init__(self, parts: Iterator[Part]):
+        self._parts, self._lock = parts, Lock()
+
+    def __next__(self) -> Part:
+        with self._lock:
+            return next(self._parts)
+
+
+def _dealt(count: int, background: bool) -> tuple[int, int]:
+    """Threads, and what each begins before it waits for the end of the first, for so many reads or writes at
+    once."""
+    threads = min(count, THREADS) if background else count
+    return threads, ceil_div(count, threads)
+
+
+def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trace, ahead: int) -> None:
+    begun: deque[tuple[Slot, Task, float, Callable[[], tuple[Array, int]] | None]] = deque()
     try:
         with on_thread("reader"):
             while True:
-                slot, task = ring.acquire()
+                while len(begun) < ahead and (found := ring.acquire(wait=not begun)):
+                    slot, (_, piece) = found
+                    start = None if piece.found else sources[piece.source].start(piece, slot.data)
+                    begun.append((*found, time.perf_counter(), start))
+                slot, task, began, end = begun.popleft()
                 piece = task.piece
-                if not piece.found:
-                    with trace.span("read", operand=piece.operand, chunk=piece.chunk) as span:
-                        view, span["nbytes"] = sources[piece.source].read(piece, slot.data)
+                if end:
+                    view, nbytes = end()
+                    now, track = time.perf_counter(), f"read {slot.number}"
+                    trace.add("read", began, now, track, nbytes, operand=piece.operand, chunk=piece.chunk)
                     device.prepare(slot.data)
                     slot.view = view
-                buffer = ring.admit(task)
+                buffer = ring.admit(slot, task)
                 assert slot.view is not None, "it is filled"
                 ring.release(slot, task, device.upload(slot.view, piece, buffer))
     except Stopped:
         pass
     except Exception as error:
         ring.close(error)
+    finally:
+        for *_, end in begun:
+            if end:
+                with contextlib.suppress(Exception):
+                    end()
 
 
 def _make_ready(
@@ -227,19 +274,59 @@ def _write(
     device: Device,
     target: Target,
     block: Block,
-    part: Part,
+    parts: Iterator[Part],
     c: int,
     check: Check | None,
     slots: "queue.SimpleQueue[Bytes]",
     trace: Trace,
+    ahead: int,
 ) -> None:
-    slot = slots.get()
-    try:
-        device.prepare(slot)
-        device.download(block, part, c, target.view(part, slot)).synchronize()
+    """`parts`: shared with other threads. As many as `ahead` are on their way at once, one half from the
+    device, the other to the store."""
+    coming: deque[tuple[Bytes, Part, Event]] = deque()
+    going: deque[tuple[Bytes, Part, float, Callable[[], int]]] = deque()
+
+    def send() -> None:
+        slot, part, came = coming[0]
+        came.synchronize()
+        coming.popleft()
         if check and not check.verdict().ok:
+            slots.put(slot)
             return
-        with trace.span("write", chunk=part.chunk) as span:
-            span["nbytes"] = target.write(part, slot)
+        going.append((slot, part, time.perf_counter(), target.start(part, slot)))
+
+    def end() -> None:
+        slot, part, began, stored = going.popleft()
+        try:
+            nbytes = stored()
+        finally:
+            slots.put(slot)
+        trace.add("write", began, time.perf_counter(), f"write {slot.ctypes.data}", nbytes, chunk=part.chunk)
+
+    try:
+        for part in parts:
+            while (slot := _free(slots, wait=not (coming or going))) is None:
+                (end if going else send)()
+            device.prepare(slot)
+            coming.append((slot, part, device.download(block, part, c, target.view(part, slot))))
+            while len(coming) > ahead // 2:
+                send()
+            while len(going) > (ahead - 1) // 2:
+                end()
+        while coming:
+            send()
+        while going:
+            end()
     finally:
-        slots.put(slot)
+        for slot, *_ in coming:
+            slots.put(slot)
+        while going:
+            with contextlib.suppress(Exception):
+                end()
+
+
+def _free(slots: "queue.SimpleQueue[Bytes]", wait: bool) -> Bytes | None:
+    try:
+        return slots.get(block=wait)
+    except queue.Empty:
+        return None

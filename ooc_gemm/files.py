@@ -17,12 +17,13 @@ import random
 import stat
 import threading
 from collections import deque
+from collections.abc import Callable
 from functools import cache
 from types import TracebackType
 
 import numpy as np
 
-from . import syscalls
+from . import background, syscalls
 from .pages import PAGE, Bytes
 from .tiles import round_up
 
@@ -176,7 +177,27 @@ class ChunkFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nobody reads any more."""
         self._close(self._fd)
+
+    def start(self, into: Bytes, offset: int) -> Callable[[], bool]:
+        """Begin to fill `into` in the background. To be called for the end, whatever happens: whether it is
+        full; the file is closed then. Raises OSError, and is closed."""
+        try:
+            transfer = background.Transfer("read", self._fd, into, offset)
+        except BaseException:
+            self.close()
+            raise
+
+        def end() -> bool:
+            with self, contextlib.suppress(OSError):
+                return transfer.wait() == len(into)
+            return False
+
+        return end
 
     def read(self, into: Bytes, offset: int) -> None:
         """Fill `into` from `offset` on. Raises OSError, also where the file ends before."""
@@ -256,8 +277,7 @@ def write(path: str, data: Bytes | bytes, direct: bool = False, quick: bool = Fa
     """Make a file that holds `data`, or make it anew; no link is followed. `direct`: past the page cache
     where possible. `quick`: as the function of that name has said. Raises OSError; nothing is left behind
     then."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NOFOLLOW | NONBLOCK
-    fd = (syscalls.open_ if quick else os.open)(path, flags, 0o666)
+    fd = _make(path, quick)
     try:
         try:
             view, done = data.data if isinstance(data, np.ndarray) else memoryview(data), 0
@@ -272,6 +292,32 @@ def write(path: str, data: Bytes | bytes, direct: bool = False, quick: bool = Fa
         with contextlib.suppress(OSError):
             os.unlink(path)
         raise
+
+
+def start_write(path: str, data: Bytes) -> Callable[[], bool]:
+    """Begin to `write` in the background, where files are `quick`. To be called for the end, whatever
+    happens: whether all of it is there. Raises OSError."""
+    fd = _make(path, quick=True)
+    try:
+        transfer = background.Transfer("write", fd, data, 0)
+    except BaseException:
+        syscalls.close(fd)
+        raise
+
+    def end() -> bool:
+        try:
+            with contextlib.suppress(OSError):
+                return transfer.wait() == len(data)
+        finally:
+            syscalls.close(fd)
+        return False
+
+    return end
+
+
+def _make(path: str, quick: bool) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NOFOLLOW | NONBLOCK
+    return (syscalls.open_ if quick else os.open)(path, flags, 0o666)
 
 
 def flush(folder: str | os.PathLike[str]) -> None:

@@ -265,14 +265,16 @@ class _Nothing(local.Source):
 class _Nowhere:
     """A C that nobody keeps."""
 
+    background = False
+
     def __init__(self, c: Matrix):
         self._c = c
 
     def view(self, part: Part, slot: Bytes) -> Array:
         return slot[: part.rows * part.cols * 4].view(np.float32).reshape(part.rows, part.cols)
 
-    def write(self, part: Part, slot: Bytes) -> int:
-        return 0
+    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
+        return int
 
     def cancel(self) -> None:
         pass

@@ -11,14 +11,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from . import files
+from . import background, files
 from .codec import Compressor, longest
 from .errors import StoreError
 from .files import ChunkFile, room
@@ -49,6 +49,8 @@ class Source:
         be had."""
         self.latency = 0.0
         """Seconds until a store that is not this machine's answers; 0 where it is."""
+        self.background = False
+        """Reads go on by themselves when they are begun."""
         self.borrows = False
         """Pieces lie where a remote store's client has put them: no device copies them out of the slot."""
 
@@ -72,6 +74,10 @@ class Source:
         """Read into `slot`: a view of the piece's rows × cols there (or elsewhere, if it `borrows`), and the
         bytes moved. Raises StoreError, naming the chunk."""
         raise NotImplementedError
+
+    def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
+        """Begin to `read`. To be called for the end, whatever happens."""
+        return partial(self.read, piece, slot)
 
     def cancel(self) -> None:
         """Let no thread wait any longer for a store that may never answer; local files always do."""
@@ -285,10 +291,39 @@ class RawSource(Source):
     def __init__(self, name: str, dtype: np.dtype[Any], fill: Any, matrix: Matrix, folder: Folder):
         super().__init__(name, dtype, matrix)
         self._folder, self._fill = folder, fill
+        self.background = folder.quick and background.THERE
 
     def cancel(self) -> None:
         """Wake who waits for a chunk."""
         self._folder.cancel()
+
+    def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
+        """In the background, where one read brings all and nothing is odd."""
+        s, (i, j) = self.matrix, piece.chunk
+        place, read = self._place(piece, slot), partial(self.read, piece, slot)
+        if not self.background or place.shape[1] != s.chunk_cols:
+            return read
+        data = place.reshape(-1).view(np.uint8)
+        try:
+            base, size = self._folder.extent(i, j)
+            if size == 0:
+                return read
+            file = self._folder.open(self._folder.key(i, j))
+        except (OSError, ValueError):
+            return read
+        if (file.size if size is None else size) != s.chunk_bytes:
+            file.close()
+            return read
+        row = piece.rows[0] - i * s.chunk_rows
+        end = file.start(data, base + row * s.chunk_cols * s.itemsize)
+
+        def done() -> tuple[Array, int]:
+            if not end():
+                return read()
+            at = j * s.chunk_cols
+            return place[:, piece.cols[0] - at : piece.cols[1] - at], place.nbytes
+
+        return done
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Just the rows wanted: one read where they are contiguous in the file."""

@@ -57,6 +57,7 @@ class Task(NamedTuple):
 class Slot:
     """One buffer, and the event after which it may be written again."""
 
+    number: int
     data: Bytes
     view: npt.NDArray[Any] | None = field(default=None, repr=False)
     """What the reader put there, or found elsewhere: until the slot is free."""
@@ -68,7 +69,7 @@ class Ring:
 
     def __init__(self, buffers: list[Bytes], turns: Iterator[Iterable[Piece]]):
         """`turns` yields what fills one pair of panels, or C block, after the other."""
-        self._free = deque(Slot(data) for data in buffers)
+        self._free = deque(Slot(number, data) for number, data in enumerate(buffers))
         self._tasks = (Task(turn, piece) for turn, pieces in enumerate(turns) for piece in pieces)
         self._next = next(self._tasks, None)
         self._kept: dict[Any, Slot] = {}
@@ -78,14 +79,17 @@ class Ring:
         # One lock, and a condition for whatever is waited for: a slot that becomes free is news for one
         # reader, and waking all of 64 would cost more than the reading.
         self._lock = Lock()
-        self._freed, self._filled, self._opened, self._uploaded = (Condition(self._lock) for _ in range(4))
+        self._freed, self._came, self._uploaded = (Condition(self._lock) for _ in range(3))
         self._closed = False
         self._error: BaseException | None = None
 
-    def acquire(self) -> tuple[Slot, Task]:
-        """For readers: the next piece, and a free slot or that in which it is found. They are taken as one,
-        so the earliest unread piece always has a slot and the ring cannot deadlock. Raises Stopped."""
+    def acquire(self, wait: bool = True) -> tuple[Slot, Task] | None:
+        """For readers: the next piece, and a free slot or that in which it will be found. They are taken as
+        one, so the earliest unread piece always has a slot and the ring cannot deadlock. None, unless it may
+        `wait`, where there are none now. Raises Stopped when there is nothing left to wait for."""
         with self._lock:
+            if not wait and not (self._free and self._next and not self._closed):
+                return None
             self._freed.wait_for(self._goes_on)
             task = self._next
             if self._closed or task is None:
@@ -103,8 +107,6 @@ class Ring:
                 self._freed.notify_all()
             elif self._next.piece.found:
                 self._freed.notify()
-            if piece.found:  # another reader may still be at it
-                self._filled.wait_for(lambda: slot.view is not None or self._closed)
         if slot.guard is not None:
             slot.guard.synchronize()
             slot.guard = None
@@ -113,13 +115,15 @@ class Ring:
     def _goes_on(self) -> bool:
         return bool(self._closed or self._next is None or self._next.piece.found or self._free)
 
-    def admit(self, task: Task) -> int:
-        """For readers: the slot holds its piece. Waits for its turn, and says which panels, or C block, it is
-        for. Raises Stopped."""
-        if task.piece.kept or task.turn > self._open:
+    def admit(self, slot: Slot, task: Task) -> int:
+        """For readers: the slot holds its piece, or will when another reader has it. Waits for that and for
+        the piece's turn, and says which panels, or C block, it is for. Raises Stopped."""
+        if task.piece.kept or task.piece.found or task.turn > self._open:
             with self._lock:
-                self._filled.notify_all()
-                self._opened.wait_for(lambda: task.turn <= self._open or self._closed)
+                self._came.notify_all()
+                self._came.wait_for(
+                    lambda: self._closed or (task.turn <= self._open and slot.view is not None)
+                )
         if self._closed:
             raise Stopped
         return self._buffer
@@ -141,7 +145,7 @@ class Ring:
         and wait until all are on their way. Raises what a reader failed with."""
         with self._lock:
             self._open, self._buffer = self._open + 1, buffer
-            self._opened.notify_all()
+            self._came.notify_all()
             while not self._uploaded.wait_for(
                 lambda: self._has_all(self._open) or self._closed, SIGNAL_SECONDS
             ):
@@ -158,5 +162,5 @@ class Ring:
         with self._lock:
             self._closed = True
             self._error = self._error or error
-            for condition in (self._freed, self._filled, self._opened, self._uploaded):
+            for condition in (self._freed, self._came, self._uploaded):
                 condition.notify_all()

@@ -14,8 +14,9 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,7 +27,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
-from . import documents, files, journal
+from . import background, documents, files, journal
 from .errors import Error, InputError, RangeError, StoreError
 from .journal import Journal
 from .local import Folder, Source
@@ -215,6 +216,9 @@ class Target:
         place = local_path(array)
         self._folder = Folder(place, array.metadata) if place else None
         self._quick = self._folder is not None and self._folder.quick
+        self.background = self._quick and background.THERE and self._plain and not self._compressor
+        self.background = self.background and array.dtype == block and block.kind in "fc"
+        """Writes go on by themselves when they are begun."""
         self._encodes = place is not None
         """Chunks are encoded here and go to their places whole, not by zarr."""
         if not self._plain:
@@ -345,6 +349,34 @@ class Target:
         rows, cols = self._shape
         return slot[: rows * cols * self._block.itemsize].view(self._block).reshape(rows, cols)
 
+    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
+        """Begin to `write`: in the background, where a chunk is stored as it is. To be called for the end,
+        whatever happens."""
+        write = partial(self.write, part, slot)
+        if not self.background:
+            return write
+        values = self._padded(part, slot)
+        path = self._path(part.chunk)
+        try:
+            end = files.start_write(path + PENDING, values.reshape(-1).view(np.uint8))
+        except OSError:
+            return write
+
+        def done() -> int:
+            if not end():
+                return write()  # or it says what the matter is
+            with self._explained(part.chunk):
+                self._written(part.chunk, path)
+            return values.nbytes
+
+        return done
+
+    def _padded(self, part: Part, slot: Bytes) -> Array:
+        values = self._chunk(slot)
+        values[part.rows :] = 0
+        values[: part.rows, part.cols :] = 0
+        return values
+
     def write(self, part: Part, slot: Bytes) -> int:
         """Convert to C's type, encode, write; the bytes moved (decoded ones, where zarr encodes).
         Raises StoreError, and RangeError for integers that do not fit."""
@@ -353,7 +385,7 @@ class Target:
         dtype = self._array.dtype
         if dtype.kind in "iu":
             check_fits(inside, dtype, self.name)
-        try:
+        with self._explained(part.chunk):
             if not self._encodes:
                 row, col = (index * size for index, size in zip(part.chunk, self._shape, strict=True))
                 place = slice(row, row + part.rows), slice(col, col + part.cols)
@@ -361,9 +393,7 @@ class Target:
                     converted = inside.astype(dtype, copy=self._keeps)
                 self._answers.of(self._array.async_array.setitem(place, converted))
                 return values.size * dtype.itemsize
-            values[part.rows :] = 0
-            values[: part.rows, part.cols :] = 0
-            data = values
+            data = self._padded(part, slot)
             if values.dtype != dtype:
                 data = scratch("converted", values.size * dtype.itemsize)[: values.size * dtype.itemsize]
                 data = data.view(dtype).reshape(values.shape)
@@ -371,10 +401,16 @@ class Target:
                     np.copyto(data, values, casting="unsafe")
             self._write_file(part.chunk, self._encoded(data))
             return data.nbytes
+
+    @contextlib.contextmanager
+    def _explained(self, chunk: tuple[int, int]) -> Iterator[None]:
+        """What may fail while a chunk is written. Raises StoreError."""
+        try:
+            yield
         except (MemoryError, StoreError):
             raise
         except Exception as error:
-            key = self._array.metadata.encode_chunk_key(part.chunk)
+            key = self._array.metadata.encode_chunk_key(chunk)
             said = (isinstance(error, OSError) and error.strerror) or why(error)
             full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
             first = "make room there" if full else "see to its disk" if self._folder else "see to its store"
@@ -587,6 +623,7 @@ class Share(Target):
 
     def __init__(self, spec: Any, name: str, block: np.dtype[Any], folder: Path):
         super().__init__(open_partial(spec), name, block)
+        self.background = False
         self._run = folder
         self.written: list[tuple[tuple[int, int], str]] = []
 
@@ -749,6 +786,8 @@ def open_partial(spec: Any) -> zarr.Array[Any]:
 class ArrayTarget:
     """C as a NumPy array in memory."""
 
+    background = False
+
     def __init__(self, out: Array, matrix: Matrix, block: np.dtype[Any]):
         self._out, self._matrix, self._block = out, matrix, block
 
@@ -762,6 +801,10 @@ class ArrayTarget:
             .view(self._block)
             .reshape(part.rows, part.cols)
         )
+
+    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
+        """Nothing yet."""
+        return partial(self.write, part, slot)
 
     def write(self, part: Part, slot: Bytes) -> int:
         """Convert and copy. Raises RangeError for integers that do not fit."""

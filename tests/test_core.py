@@ -446,7 +446,7 @@ def test_readers_read_ahead_and_upload_in_turn(slots):
                     most = max(most, held)
                 time.sleep(0.001 * (number % 3))
                 slot.view = slot.data
-                buffer = ring.admit(task)
+                buffer = ring.admit(slot, task)
                 with lock:
                     uploaded.append((number, buffer, opened))
                     held -= 1
@@ -470,27 +470,39 @@ def test_readers_read_ahead_and_upload_in_turn(slots):
 
 
 def test_what_is_kept_is_found_once_it_has_been_read():
-    from ooc_gemm.ring import Ring
+    from ooc_gemm.ring import Ring, Stopped
 
     piece = piece_number(1)
     turns = [[replace(piece, kept=True)], [replace(piece, found=True)]]
     ring = Ring([np.empty(1, np.uint8)], iter(turns))
-    slot, task = ring.acquire()
-    found = []
-    other = threading.Thread(target=lambda: found.append(ring.acquire()))
-    other.start()
-    other.join(0.1)
-    assert other.is_alive()  # the first reader is at it
+    slot, first = ring.acquire()
+    assert ring.acquire(wait=False) is None  # there is no free slot
+    again, second = ring.acquire()  # but it needs none
+    assert again is slot
+    admitted = []
+
+    def use():
+        admitted.append(ring.admit(slot, second))
+        ring.release(slot, second, Guard())
+
+    def conduct():
+        ring.advance(10)
+        ring.advance(11)
+
+    threads = [threading.Thread(target=use), threading.Thread(target=conduct)]
+    for thread in threads:
+        thread.start()
+    threads[0].join(0.1)
+    assert threads[0].is_alive()  # the first reader is at it
     slot.view = slot.data
-    conductor = threading.Thread(target=ring.advance, args=[0])
-    conductor.start()
-    assert ring.admit(task) == 0
-    ring.release(slot, task, Guard())
-    for thread in (conductor, other):
+    assert ring.admit(slot, first) == 10
+    ring.release(slot, first, Guard())
+    for thread in threads:
         thread.join(10)
         assert not thread.is_alive()
-    assert found[0][0] is slot
-    assert found[0][1].turn == 1
+    assert admitted == [11]
+    with pytest.raises(Stopped):
+        ring.acquire()
 
 
 def test_a_reader_that_fails_wakes_the_conductor():
