@@ -29,12 +29,15 @@ from .execute import execute
 from .journal import Journal, Stamp
 from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
 from .local import Source
-from .plan import Block, Budget, Matrix, Plan, Problem
+from .plan import Block, Budget, Matrix, MiB, Plan, Problem
 from .planner import make_plan
 from .rechunk import Rechunked, check_space, rechunked
 from .remote import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests, side_by_side
 from .trace import Trace
 
+SLOT, MEMORY_SLOT = 16 * MiB, 8 * MiB
+"""Largest slots for reading; and where files lie in memory: what is read from there stays in the caches of
+the CPU until the device has it, if it is not too much."""
 PRECISIONS = ("highest", "high", "medium")
 
 
@@ -517,6 +520,7 @@ def _prepare(
         readers=readers,
         writers=writers,
         connection=CONNECTION_BYTES if asked_of or puts else 0,
+        slot=MEMORY_SLOT if all(source.background for source in sources.values()) else SLOT,
         workers=max(1, costs.workers),
         weights=costs.weights,
         linked=costs.linked,

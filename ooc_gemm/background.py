@@ -34,6 +34,8 @@ class _Control(ctypes.Structure):
 
 _NOTHING = 1
 """SIGEV_NONE."""
+_THREADS = 32
+"""That copy, at most; 20 unless asked for."""
 _POINTER = ctypes.POINTER(_Control)
 
 
@@ -45,6 +47,7 @@ def _library() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
         for name in ("aio_read", "aio_write", "aio_error", "aio_return"):
             getattr(quick, name).argtypes = (_POINTER,)
         quick.aio_return.restype = ctypes.c_ssize_t
+        quick.aio_init((ctypes.c_int * 8)(_THREADS, 2 * _THREADS, 0, 0, 0, 0, 1, 0))
         slow.aio_suspend.argtypes = (ctypes.POINTER(_POINTER), ctypes.c_int, ctypes.c_void_p)
     except (AttributeError, ValueError, OSError, TypeError):
         return None

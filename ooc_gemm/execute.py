@@ -281,8 +281,8 @@ def _write(
     trace: Trace,
     ahead: int,
 ) -> None:
-    """`parts`: shared with other threads. As many as `ahead` are on their way at once, one half from the
-    device, the other to the store."""
+    """`parts`: shared with other threads. As many as `ahead` are on their way at once: a few from the device,
+    which is fast at that, the others to the store."""
     coming: deque[tuple[Bytes, Part, Event]] = deque()
     going: deque[tuple[Bytes, Part, float, Callable[[], int]]] = deque()
 
@@ -309,9 +309,9 @@ def _write(
                 (end if going else send)()
             device.prepare(slot)
             coming.append((slot, part, device.download(block, part, c, target.view(part, slot))))
-            while len(coming) > ahead // 2:
+            while len(coming) > ahead // 4:
                 send()
-            while len(going) > (ahead - 1) // 2:
+            while len(going) >= ahead - ahead // 4:
                 end()
         while coming:
             send()

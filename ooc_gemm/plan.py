@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from . import reuse
@@ -225,6 +225,13 @@ class Problem:
         return (math.lcm(rows, cols),) * 2 if self.symmetric else (rows, cols)
 
     @property
+    def k_chunk(self) -> int:
+        """Where panels are cut at multiples of this, they are cut at edges of chunks of A and of B."""
+        a = self.a.chunk_rows if self.a.transposed else self.a.chunk_cols
+        b = self.b.chunk_cols if self.b.transposed else self.b.chunk_rows
+        return math.lcm(a, b)
+
+    @property
     def stored_along_k(self) -> tuple[bool, bool]:
         """Whether A and B are stored with k along their rows."""
         return not self.a.transposed, self.b.transposed
@@ -298,6 +305,8 @@ class Budget:
     """Most reader threads."""
     writers: int = 2
     """Most writer threads."""
+    slot: int = 16 * MiB
+    """Largest slots that are tried for the read ring of a device with memory of its own."""
     workers: int = 1
     """Processes, each with this budget, that blocks are dealt to."""
     connection: int = 0
@@ -448,6 +457,8 @@ class Plan:
     """What seconds are predicted by."""
     advice: str | None = None
     """What there is to say of the inputs' chunks: see `layout`."""
+    growing: bool = False
+    """Panels grow along k up to `bk` (`growing_panels`); otherwise all but the last are as deep."""
     done: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
     """Chunks of C that are not made again; a block of which all are done is left out."""
 
@@ -503,7 +514,7 @@ class Plan:
     @property
     def panel_count(self) -> int:
         """How many panel pairs each block takes."""
-        return ceil_div(self.problem.k, self.bk)
+        return len(self._panels)
 
     def blocks(self) -> Iterator[Block]:
         """Every element of C that is not done exactly once; of a symmetric one, those on and below the
@@ -523,12 +534,18 @@ class Plan:
 
     def panels(self) -> Iterator[tuple[int, int]]:
         """The k ranges of a block, in order: every k exactly once."""
-        return ranges(self.problem.k, self.bk)
+        return iter(self._panels)
+
+    @cached_property
+    def _panels(self) -> tuple[tuple[int, int], ...]:
+        if self.growing:
+            return growing_panels(self.problem.k, self.bk, self.problem.k_chunk)
+        return tuple(ranges(self.problem.k, self.bk))
 
     def pieces(self, block: Block, panel: tuple[int, int]) -> Iterator[Piece]:
         """What fills one pair of panels; on the diagonal op(A)'s alone."""
         row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
-        visit = 2 * (block.index * self.panel_count + panel[0] // self.bk)
+        visit = 2 * (block.index * self.panel_count + bisect_right(self._panels, panel) - 1)
         matrix = "a" if self.problem.symmetric else ""
         for number, (operand, (s, rows, cols)) in enumerate(_sides(self.problem, row, col, panel).items()):
             if operand == "b" and block.diagonal:
@@ -588,7 +605,7 @@ class Plan:
             (
                 "blocks of C",
                 f"{self.block_count} of {self.bm}×{self.bn}, each in {self.panel_count} "
-                f"{'panel' if self.panel_count == 1 else 'panels'} of {self.bk}",
+                f"{'panel' if self.panel_count == 1 else 'panels'} of {'up to ' * self.growing}{self.bk}",
             ),
             *(
                 [("workers", f"{self.budget.workers}, each with this much memory")]
@@ -682,11 +699,10 @@ _NOTHING = "", 0, 0
 def _unit(plan: Plan, unit: _Unit) -> Iterator[Piece]:
     """The pieces that fill a panel."""
     (operand, strip, number), p = unit, plan.problem
-    row, col, k = (
-        (at * step, min((at + 1) * step, extent))
-        for at, step, extent in ((strip, plan.bm, p.m), (strip, plan.bn, p.n), (number, plan.bk, p.k))
+    row, col = (
+        (strip * step, min((strip + 1) * step, extent)) for step, extent in ((plan.bm, p.m), (plan.bn, p.n))
     )
-    return cut(operand, *_sides(p, row, col, k)[operand], plan.slot_bytes)
+    return cut(operand, *_sides(p, row, col, plan._panels[number])[operand], plan.slot_bytes)
 
 
 def _visits(plan: Plan) -> list[tuple[_Unit, list[int]]]:
@@ -731,6 +747,25 @@ def _moved(s: Matrix, piece: Piece) -> int:
     if s.whole or not stored:
         return stored
     return (piece.rows[1] - piece.rows[0]) * (piece.span[1] - piece.span[0]) * s.itemsize
+
+
+GROWTH, LEAST_GROWN = 1.25, 512
+"""How much deeper than the one before it a panel is, where they grow; and the depth that they begin with, at
+least."""
+
+
+@lru_cache(maxsize=4096)
+def growing_panels(k: int, deepest: int, unit: int) -> tuple[tuple[int, int], ...]:
+    """[0, k) cut at multiples of `unit`. Panels are thin at first, so that the first multiplication begins
+    soon, and grow, by no more than what is multiplied while the next one is read; while the last is
+    multiplied, much of what it makes is written."""
+    step = round_up(LEAST_GROWN, unit)
+    edges = [ceil_div(k, step)]
+    while edges[-1] > 0:
+        depth = math.ceil(edges[-1] * (1 - 1 / GROWTH))
+        edges.append(edges[-1] - max(1, min(depth, deepest // step)))
+    edges.reverse()
+    return tuple((start * step, min(stop * step, k)) for start, stop in pairwise(edges))
 
 
 BAND = 128

@@ -14,6 +14,7 @@ from .plan import (
     CHUNK_BYTES,
     DIAGONAL_STRIPS,
     EARLY_STRIPS,
+    LEAST_GROWN,
     Budget,
     Matrix,
     MiB,
@@ -23,6 +24,7 @@ from .plan import (
     band_rows,
     check_bytes,
     count_blocks,
+    growing_panels,
     lower_bound_bytes,
     panel_elements,
     rows_apart,
@@ -66,7 +68,7 @@ class _Ring:
 
 def _rings(budget: Budget) -> list[_Ring]:
     r, w = budget.readers, budget.writers
-    ample = (16 * MiB, 4 * MiB) if budget.device is not None else (4 * MiB, 1 * MiB)
+    ample = (budget.slot, 4 * MiB) if budget.device is not None else (4 * MiB, 1 * MiB)
     counts = [r]
     while budget.connection and counts[-1] > 4:
         counts.append(counts[-1] // 2)
@@ -85,6 +87,7 @@ class _Candidate:
     ring: _Ring
     cache: int = 0
     by_columns: bool = False
+    growing: bool = False
 
 
 def _slot_bytes(p: Problem, x: _Candidate) -> int:
@@ -246,6 +249,8 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     start = rates.start + fresh / rates.touch
     if rates.shared:
         return stages, start + sum(stages.values())
+    if x.growing:
+        return stages, start + _growing_seconds(p, rates, x, stages)
     blocks = count_blocks(p, x.bm, x.bn)
     each_read, each_multiply = (stages[name] / max(1, blocks * deep) for name in ("read", "compute"))
     parts = blocks if x.c_buffers > 1 else 1
@@ -258,6 +263,20 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     until_tail = max(filled + stages["compute"] - each_multiply, store, each_read + stages["upload"])
     until_last = max(stages["read"], stages["compute"]) / max(1, blocks) + hidden
     return stages, start + max(until_tail + tail, until_last + last)
+
+
+def _growing_seconds(p: Problem, rates: Rates, x: _Candidate, stages: dict[str, float]) -> float:
+    """The one block of panels that grow: each is read when one of two buffers is free, and multiplied when it
+    is there."""
+    panels = growing_panels(p.k, x.bk, p.k_chunk)
+    bringing, multiplying = max(stages["read"], stages["upload"]) / p.k, p.flops / rates.flops / p.k
+    came = done = before = began = took = 0.0
+    for start, stop in panels:
+        came = max(came, before) + (stop - start) * bringing
+        began, took = max(came, done), (stop - start + rates.thin) * multiplying
+        before, done = done, began + took
+    leaving, strips = max(stages["download"], stages["write"]), 1 if p.check_itemsize else EARLY_STRIPS
+    return max(began + took / strips + leaving, done + leaving / strips)
 
 
 def _rounds(p: Problem, budget: Budget, x: _Candidate) -> float:
@@ -288,8 +307,8 @@ def _depths(p: Problem) -> list[int]:
     chunks = {
         p.a.chunk_rows if p.a.transposed else p.a.chunk_cols,
         p.b.chunk_cols if p.b.transposed else p.b.chunk_rows,
+        p.k_chunk,
     }
-    chunks.add(math.lcm(*chunks))
     depths = {MIN_DEPTH, 512, 1024, 2048, k}
     for chunk in chunks:
         depths.update(chunk * times for times in (1, 2, 4, 8) if chunk * times <= max(MAX_DEPTH, chunk))
@@ -401,7 +420,7 @@ def _search(
                     chosen = widths[widest : widest + 2]
                 for bn in chosen:
                     plain = _Candidate(c, bm, bn, bk, c_buffers, ring)
-                    for x in (plain, *_cached(p, budget, plain)):
+                    for x in (plain, *_cached(p, budget, plain), *_growing(p, budget, plain)):
                         elements = bm * bn + (bm + bn) * bk + x.cache
                         stages, seconds = _seconds(p, budget, rates, x)
                         seconds = seconds * _rounds(p, budget, x) + _hidden_cost(p, stages) / budget.workers
@@ -422,6 +441,17 @@ def _cached(p: Problem, budget: Budget, x: _Candidate) -> Iterator[_Candidate]:
         yield replace(x, cache=spare, by_columns=False)
         if not p.symmetric:
             yield replace(x, cache=spare, by_columns=True)
+
+
+def _growing(p: Problem, budget: Budget, x: _Candidate) -> Iterator[_Candidate]:
+    """The same with panels that grow, up to twice as deep, where C is one block of a device with memory of
+    its own."""
+    if budget.device is None or p.symmetric or x.bm < p.m or x.bn < p.n:
+        return
+    for depth in (x.bk, 2 * x.bk):
+        deeper = replace(x, bk=depth, growing=True)
+        if LEAST_GROWN <= depth < p.k and depth % p.k_chunk == 0 and _fits(p, budget, deeper):
+            yield deeper
 
 
 def _refusal(p: Problem, budget: Budget) -> BudgetError:
@@ -486,6 +516,7 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
         slot_bytes=_slot_bytes(p, x),
         cache_slots=0,
         by_columns=x.by_columns,
+        growing=x.growing,
         found=(),
         kept=(),
         lower_bound_bytes=lower_bound_bytes(p, fast),
