@@ -26,18 +26,16 @@ from .errors import (
     no_memory,
 )
 from .execute import execute
+from .files import chunks_at_once
 from .journal import Journal, Stamp
 from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
 from .local import Source
-from .plan import Block, Budget, Matrix, MiB, Plan, Problem
+from .plan import Block, Budget, Matrix, Plan, Problem
 from .planner import make_plan
 from .rechunk import Rechunked, check_space, rechunked
 from .remote import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests, side_by_side
 from .trace import Trace
 
-SLOT, MEMORY_SLOT = 16 * MiB, 8 * MiB
-"""Largest slots for reading; and where files lie in memory: what is read from there stays in the caches of
-the CPU until the device has it, if it is not too much."""
 PRECISIONS = ("highest", "high", "medium")
 
 
@@ -508,6 +506,8 @@ def _prepare(
     extra = m * n * out.itemsize if c is None and writes else 0
     asked_of = [(source.latency, source.matrix.chunk_bytes) for source in sources.values() if source.latency]
     readers = max([costs.readers, *(requests(*one) for one in asked_of)])
+    if all(source.background for source in sources.values()):
+        readers = chunks_at_once(readers)
     puts = store.is_remote(c)
     writers = max(costs.writers, WRITERS if puts else 0)
     budget = Budget(
@@ -520,7 +520,6 @@ def _prepare(
         readers=readers,
         writers=writers,
         connection=CONNECTION_BYTES if asked_of or puts else 0,
-        slot=MEMORY_SLOT if all(source.background for source in sources.values()) else SLOT,
         workers=max(1, costs.workers),
         weights=costs.weights,
         linked=costs.linked,

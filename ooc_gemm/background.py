@@ -10,8 +10,10 @@ a disk is the slower part that does not matter; where files lie in memory it is 
 import ctypes
 import errno
 import os
+from collections.abc import Sequence
 
-from .pages import Bytes
+from .pages import PAGE, Bytes
+from .tiles import ceil_div, ranges, round_up
 
 
 class _Control(ctypes.Structure):
@@ -61,26 +63,35 @@ THERE = _found is not None
 class Transfer:
     """Bytes on their way between a buffer and a file. They must be waited for, whatever happens."""
 
-    def __init__(self, name: str, fd: int, buffer: Bytes, offset: int):
-        """`name`: read or write."""
+    def __init__(self, name: str, fds: Sequence[int], buffer: Bytes, offset: int):
+        """`name`: read or write. `fds`: of one file; through each goes a part of the bytes, all at once."""
         assert _found is not None
         self._quick, self._slow = _found
-        self._buffer = buffer
-        self._control = _Control(
-            fd=fd, buffer=buffer.ctypes.data, nbytes=len(buffer), notify=_NOTHING, offset=offset
-        )
-        self._list = (_POINTER * 1)(ctypes.pointer(self._control))
-        if getattr(self._quick, f"aio_{name}")(self._control):
-            raise _error(ctypes.get_errno())
+        self._buffer = buffer  # until they are there
+        start, at = getattr(self._quick, f"aio_{name}"), buffer.ctypes.data
+        self._controls: list[_Control] = []
+        step = round_up(ceil_div(len(buffer), len(fds)), PAGE)
+        for fd, (first, stop) in zip(fds, ranges(len(buffer), step), strict=False):
+            control = _Control(
+                fd=fd, buffer=at + first, nbytes=stop - first, notify=_NOTHING, offset=offset + first
+            )
+            if start(control):
+                error = _error(ctypes.get_errno())
+                self.wait()
+                raise error
+            self._controls.append(control)
 
-    def wait(self) -> int:
-        """The bytes moved, when they have been; others may go on. To be called once."""
-        while (status := self._quick.aio_error(self._control)) == errno.EINPROGRESS:
-            self._slow.aio_suspend(self._list, 1, None)
-        moved = int(self._quick.aio_return(self._control))
-        if status:
-            raise _error(status)
-        return moved
+    def wait(self) -> bool:
+        """Whether all bytes have been moved, when nothing is under way any more; others may go on."""
+        whole = True
+        while self._controls:
+            control = self._controls[-1]
+            while (status := self._quick.aio_error(control)) == errno.EINPROGRESS:
+                self._slow.aio_suspend((_POINTER * 1)(ctypes.pointer(control)), 1, None)
+            self._controls.pop()
+            moved = self._quick.aio_return(control)
+            whole = whole and not status and moved == control.nbytes
+        return whole
 
 
 def _error(number: int) -> OSError:

@@ -12,8 +12,10 @@ Every function runs `threads` threads that take the next chunk when they are don
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -182,4 +184,20 @@ def for_a_while(
 
     with ThreadPoolExecutor(len(buffers), "ooc-gemm bench") as pool:
         list(pool.map(run, buffers))
+    return time.perf_counter() - start, done
+
+
+def in_background(
+    begin: Callable[[T, Bytes], Callable[[], R]], items: Iterable[T], buffers: list[Bytes], longest: float
+) -> tuple[float, list[R]]:
+    """The same by one thread, for work that goes on by itself when it is begun and ends where what that returned
+    is called."""
+    done, begun, start = list[R](), deque[Callable[[], R]](), time.perf_counter()
+    for item, buffer in zip(items, cycle(buffers), strict=False):
+        if time.perf_counter() > start + longest:
+            break
+        if len(begun) == len(buffers):
+            done.append(begun.popleft()())
+        begun.append(begin(item, buffer))
+    done += [end() for end in begun]
     return time.perf_counter() - start, done

@@ -26,11 +26,7 @@ from .errors import on_thread
 from .plan import Block, Part, Piece, Plan
 from .ring import SIGNAL_SECONDS, Bytes, Event, Ring, Slot, Stopped, Task
 from .shared import Shared
-from .tiles import ceil_div
 from .trace import Trace
-
-THREADS = 2
-"""That begin and end what goes on in the background: one would do, were it never to wait for a slot."""
 
 SWITCH_SECONDS = 5e-4
 """How long a thread may keep the interpreter while others wait for it. Readers and writers need it for
@@ -213,10 +209,9 @@ class _InTurn(Iterator[Part]):
 
 
 def _dealt(count: int, background: bool) -> tuple[int, int]:
-    """Threads, and what each begins before it waits for the end of the first, for so many reads or writes at
-    once."""
-    threads = min(count, THREADS) if background else count
-    return threads, ceil_div(count, threads)
+    """Threads for so many reads or writes at once, and how many each has on their way: one thread has all
+    that go on by themselves. Two would wait for each other for longer than they work."""
+    return (1, count) if background else (count, 1)
 
 
 def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trace, ahead: int) -> None:

@@ -38,6 +38,11 @@ _syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if os.name 
 LEAST_DIRECT = 256 << 10
 """Fewer bytes go through the page cache, which reads ahead."""
 
+PARTS, LEAST_PART = 4, 1 << 20
+"""Of a chunk in memory as many are read at once, each by a thread: so there are few chunks on their way, and
+what was read is still in the caches of the CPU when the device comes for it. And their size, at least."""
+
+
 AT_ONCE = 6
 """Direct reads under way. A few keep a disk busy; with more, readers that also decode wait for the disk all
 together and then leave it idle together."""
@@ -97,6 +102,11 @@ def in_memory(system: int) -> bool:
     """Whether a file system (`st_dev`) keeps its files in memory: then there is nothing to go past, although
     tmpfs takes O_DIRECT, and no few readers are enough (H200 machine: 6 of them 38 GB/s, 16 59, 64 82)."""
     return mounted().get(f"{os.major(system)}:{os.minor(system)}", ("",))[0] in ("tmpfs", "ramfs")
+
+
+def chunks_at_once(readers: int) -> int:
+    """Of files in memory, by so many threads."""
+    return max(2, readers // PARTS)
 
 
 def quick(folder: str | os.PathLike[str]) -> bool:
@@ -186,16 +196,20 @@ class ChunkFile:
     def start(self, into: Bytes, offset: int) -> Callable[[], bool]:
         """Begin to fill `into` in the background. To be called for the end, whatever happens: whether it is
         full; the file is closed then. Raises OSError, and is closed."""
+        fds = [self._fd]
         try:
-            transfer = background.Transfer("read", self._fd, into, offset)
+            while len(fds) < min(PARTS, len(into) // LEAST_PART):
+                fds.append(syscalls.again(self._fd))
+            transfer = background.Transfer("read", fds, into, offset)
         except BaseException:
-            self.close()
+            _close_all(fds)
             raise
 
         def end() -> bool:
-            with self, contextlib.suppress(OSError):
-                return transfer.wait() == len(into)
-            return False
+            try:
+                return transfer.wait()
+            finally:
+                _close_all(fds)
 
         return end
 
@@ -299,20 +313,23 @@ def start_write(path: str, data: Bytes) -> Callable[[], bool]:
     happens: whether all of it is there. Raises OSError."""
     fd = _make(path, quick=True)
     try:
-        transfer = background.Transfer("write", fd, data, 0)
+        transfer = background.Transfer("write", [fd], data, 0)
     except BaseException:
         syscalls.close(fd)
         raise
 
     def end() -> bool:
         try:
-            with contextlib.suppress(OSError):
-                return transfer.wait() == len(data)
+            return transfer.wait()
         finally:
             syscalls.close(fd)
-        return False
 
     return end
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        syscalls.close(fd)
 
 
 def _make(path: str, quick: bool) -> int:

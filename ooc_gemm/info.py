@@ -18,13 +18,13 @@ import psutil
 
 from . import local, store, targets
 from .api import _prepare
-from .bench_io import drop, files_in, for_a_while
+from .bench_io import drop, files_in, for_a_while, in_background
 from .devices import COMPUTE, UPLOAD, Array, Device, Limits, open_device
 from .devices.blas import gemm
 from .devices.cpu import CPU, processor
 from .errors import InputError
 from .execute import execute
-from .files import in_memory
+from .files import chunks_at_once, in_memory
 from .limits import default_memory_limit
 from .plan import Matrix, MiB, Part, Piece, cut
 from .rates import FILE, FOLDERS, file_system, kernel_key
@@ -349,25 +349,41 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     def write(target: targets.Target, index: int, buffer: Bytes) -> int:
         return target.write(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
 
-    seconds, written = for_a_while(partial(write, made[0]), range(count), for_writing, LONGEST)
-    write_rate = sum(written) / seconds
-    there, memory = range(len(written)), in_memory(os.stat(scratch).st_dev)
+    def written(items: Iterable[int]) -> tuple[float, list[int]]:
+        if not made[0].background:
+            return for_a_while(partial(write, made[0]), items, for_writing, LONGEST)
+        return in_background(
+            lambda index, buffer: made[0].start(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer),
+            items, for_writing, LONGEST,
+        )  # fmt: skip
+
+    seconds, sizes = written(range(count))
+    write_rate = sum(sizes) / seconds
+    there, memory = range(len(sizes)), in_memory(os.stat(scratch).st_dev)
     if memory:  # which a virtual machine may have been given only now
-        again = (_rate(partial(write, made[0]), there, for_writing) for _ in range(3))
-        write_rate = max(write_rate, *again)
+        write_rate = max(write_rate, *(_per_second(written(there)) for _ in range(3)))
     made[0].commit()
     source = store.open_source(str(scratch / "a"))
 
+    def pieces_of(index: int, slot_bytes: int = chunk) -> Iterator[Piece]:
+        return cut("a", source.matrix, (index * CHUNK, (index + 1) * CHUNK), (0, CHUNK), slot_bytes)
+
     def read(index: int, buffer: Bytes, slot_bytes: int = chunk) -> int:
-        rows = (index * CHUNK, (index + 1) * CHUNK)
-        pieces = cut("a", source.matrix, rows, (0, CHUNK), slot_bytes)
-        return sum(source.read(piece, buffer)[1] for piece in pieces)
+        return sum(source.read(piece, buffer)[1] for piece in pieces_of(index, slot_bytes))
+
+    def came() -> tuple[float, list[int]]:
+        if not source.background:
+            return for_a_while(read, there, for_reading, LONGEST)
+        seconds, found = in_background(
+            lambda index, buffer: source.start(next(pieces_of(index)), buffer),
+            there, for_reading[: chunks_at_once(readers)], LONGEST,
+        )  # fmt: skip
+        return seconds, [nbytes for _, nbytes in found]
 
     forget(scratch / "a")
-    seconds, moved = for_a_while(read, there, for_reading, LONGEST)
-    cold = sum(moved) / seconds
+    cold = _per_second(came())
     keep(scratch / "a")
-    cached = max(_rate(read, there, for_reading) for _ in range(5))
+    cached = max(_per_second(came()) for _ in range(5))
     seconds, moved = for_a_while(partial(read, slot_bytes=PIECE_BYTES), there[:4], for_reading, LONGEST)
     pieces = sum(moved) / PIECE_BYTES
     piece_seconds = max(0.0, seconds - sum(moved) / cached) / pieces
@@ -409,7 +425,11 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
 
 
 def _rate(work: Callable[[int, Bytes], int], items: Iterable[int], buffers: list[Bytes]) -> float:
-    seconds, moved = for_a_while(work, items, buffers, LONGEST)
+    return _per_second(for_a_while(work, items, buffers, LONGEST))
+
+
+def _per_second(found: tuple[float, list[int]]) -> float:
+    seconds, moved = found
     return sum(moved) / seconds
 
 

@@ -309,13 +309,13 @@ class RawSource(Source):
             if size == 0:
                 return read
             file = self._folder.open(self._folder.key(i, j))
+            if (file.size if size is None else size) != s.chunk_bytes:
+                file.close()
+                return read
+            row = piece.rows[0] - i * s.chunk_rows
+            end = file.start(data, base + row * s.chunk_cols * s.itemsize)
         except (OSError, ValueError):
             return read
-        if (file.size if size is None else size) != s.chunk_bytes:
-            file.close()
-            return read
-        row = piece.rows[0] - i * s.chunk_rows
-        end = file.start(data, base + row * s.chunk_cols * s.itemsize)
 
         def done() -> tuple[Array, int]:
             if not end():

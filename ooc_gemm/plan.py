@@ -305,8 +305,6 @@ class Budget:
     """Most reader threads."""
     writers: int = 2
     """Most writer threads."""
-    slot: int = 16 * MiB
-    """Largest slots that are tried for the read ring of a device with memory of its own."""
     workers: int = 1
     """Processes, each with this budget, that blocks are dealt to."""
     connection: int = 0

@@ -68,7 +68,7 @@ class _Ring:
 
 def _rings(budget: Budget) -> list[_Ring]:
     r, w = budget.readers, budget.writers
-    ample = (budget.slot, 4 * MiB) if budget.device is not None else (4 * MiB, 1 * MiB)
+    ample = (16 * MiB, 4 * MiB) if budget.device is not None else (4 * MiB, 1 * MiB)
     counts = [r]
     while budget.connection and counts[-1] > 4:
         counts.append(counts[-1] // 2)

@@ -14,7 +14,7 @@ import os
 import struct
 from typing import NamedTuple
 
-_AT_FDCWD, _AT_EMPTY_PATH, _BASIC = -100, 0x1000, 0x7FF
+_AT_FDCWD, _AT_EMPTY_PATH, _BASIC, _F_DUPFD_CLOEXEC = -100, 0x1000, 0x7FF, 1030
 _STATX = struct.Struct("=28xH10xQ64xqI12xII")
 """Of struct statx, which is the same everywhere: mode, size, time of the last change, device."""
 
@@ -47,6 +47,11 @@ THERE = _libc is not None
 def open_(path: str | os.PathLike[str], flags: int, mode: int = 0) -> int:
     """As `os.open`."""
     return _done("open", path, os.fsencode(path), flags | os.O_CLOEXEC, mode)
+
+
+def again(fd: int) -> int:
+    """The same file by another number, as `os.dup` gives it."""
+    return _done("fcntl", None, fd, _F_DUPFD_CLOEXEC, 0)
 
 
 def close(fd: int) -> None:
