@@ -190,8 +190,8 @@ def for_a_while(
 def in_background(
     begin: Callable[[T, Bytes], Callable[[], R]], items: Iterable[T], buffers: list[Bytes], longest: float
 ) -> tuple[float, list[R]]:
-    """The same by one thread, for work that goes on by itself when it is begun and ends where what that returned
-    is called."""
+    """The same by one thread, for work that goes on by itself when it is begun, and ends where what that
+    returned is called."""
     done, begun, start = list[R](), deque[Callable[[], R]](), time.perf_counter()
     for item, buffer in zip(items, cycle(buffers), strict=False):
         if time.perf_counter() > start + longest:

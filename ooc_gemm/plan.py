@@ -550,13 +550,28 @@ class Plan:
                 continue
             found, kept = (x[visit + number] if x else 0 for x in (self.found, self.kept))
             pieces = cut(operand, s, rows, cols, self.slot_bytes, found, kept, matrix)
+            along_b = operand == "b"
+            pieces = self._in_turns(pieces, int(s.transposed != along_b), even=along_b)
             yield from (replace(piece, both=True) for piece in pieces) if block.diagonal else pieces
+
+    def _in_turns(self, pieces: Iterator[Piece], axis: int, even: bool) -> Iterator[Piece]:
+        """Those of several devices' bands along an axis of a panel in turns, so that all are sent to at once.
+        `even`: all bands are as wide, whatever the devices."""
+        weights = (1,) * len(self.budget.weights) if even else self.budget.weights
+        if len(weights) == 1:
+            return pieces
+
+        def depth(piece: Piece) -> tuple[int, int]:
+            at, extent = piece.into[axis], piece.panel[axis]
+            return at - bands(extent, weights)[band_of(at, extent, weights)][0], piece.into[1 - axis]
+
+        return iter(sorted(pieces, key=depth))
 
     def block_pieces(self, block: Block) -> Iterator[Piece]:
         """What is read to fill a block with the C that was (β ≠ 0)."""
         if self.problem.reads_c:
             row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
-            yield from cut("c", self.problem.c, row, col, self.slot_bytes)
+            yield from self._in_turns(cut("c", self.problem.c, row, col, self.slot_bytes), 0, even=False)
 
     def parts(self, block: Block) -> Iterator[Part]:
         """The chunks of C that a block makes, and its mirror image, but for those that are done. Block edges
@@ -567,11 +582,11 @@ class Plan:
             parts = chain(parts, turned)
         if len(self.budget.weights) == 1:
             return parts
-        starts = [start for start, stop in bands(block.rows, self.budget.weights) if start < stop]
+        weights = self.budget.weights
 
         def depth(part: Part) -> tuple[bool, int]:
             row = part.col if part.mirrored else part.row
-            return part.mirrored, row - starts[bisect_right(starts, row) - 1]
+            return part.mirrored, row - bands(block.rows, weights)[band_of(row, block.rows, weights)][0]
 
         return iter(sorted(parts, key=depth))
 
@@ -779,6 +794,11 @@ def bands(rows: int, weights: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         found.append((start, stop))
         start = stop
     return tuple(found)
+
+
+def band_of(at: int, rows: int, weights: tuple[int, ...]) -> int:
+    """The number of the band that a row is in."""
+    return bisect_right(bands(rows, weights), (at, rows)) - 1
 
 
 def band_rows(rows: int, weights: tuple[int, ...], index: int) -> int:

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..check import Verdict
 from ..errors import DeviceError, DeviceLostError, InputError, OutOfMemoryError
-from ..plan import Block, MiB, Part, Piece, Plan, Rates, band_rows, bands
+from ..plan import Block, MiB, Part, Piece, Plan, Rates, band_of, band_rows, bands
 from ..ring import Bytes, Event
 from ..trace import Trace
 from . import COMPUTE, UPLOAD, Arithmetic, Array, Check, Limits, Member, Operation
@@ -161,7 +161,7 @@ class Several:
             piece = replace(piece, operand="b")
             if self._passes:
                 axis = int(not self._op.transpose_b)
-                index = piece.into[axis] * len(self.devices) // max(1, piece.panel[axis])
+                index = band_of(piece.into[axis], piece.panel[axis], (1,) * len(self.devices))
                 events.append(self.devices[index].upload(source, piece, buffer))
                 self._arrived.setdefault((index, buffer, piece.panel), []).append((piece.into, source.shape))
             else:
