@@ -455,8 +455,8 @@ class Plan:
     """What seconds are predicted by."""
     advice: str | None = None
     """What there is to say of the inputs' chunks: see `layout`."""
-    growing: bool = False
-    """Panels grow along k up to `bk` (`growing_panels`); otherwise all but the last are as deep."""
+    growth: float = 1.0
+    """Panels grow along k by that, up to `bk` (`growing_panels`); 1: all but the last are as deep."""
     done: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
     """Chunks of C that are not made again; a block of which all are done is left out."""
 
@@ -536,8 +536,8 @@ class Plan:
 
     @cached_property
     def _panels(self) -> tuple[tuple[int, int], ...]:
-        if self.growing:
-            return growing_panels(self.problem.k, self.bk, self.problem.k_chunk)
+        if self.growth > 1:
+            return growing_panels(self.problem.k, self.bk, self.problem.k_chunk, self.growth)
         return tuple(ranges(self.problem.k, self.bk))
 
     def pieces(self, block: Block, panel: tuple[int, int]) -> Iterator[Piece]:
@@ -618,7 +618,8 @@ class Plan:
             (
                 "blocks of C",
                 f"{self.block_count} of {self.bm}×{self.bn}, each in {self.panel_count} "
-                f"{'panel' if self.panel_count == 1 else 'panels'} of {'up to ' * self.growing}{self.bk}",
+                f"{'panel' if self.panel_count == 1 else 'panels'} of "
+                f"{'up to ' if self.growth > 1 else ''}{self.bk}",
             ),
             *(
                 [("workers", f"{self.budget.workers}, each with this much memory")]
@@ -762,20 +763,19 @@ def _moved(s: Matrix, piece: Piece) -> int:
     return (piece.rows[1] - piece.rows[0]) * (piece.span[1] - piece.span[0]) * s.itemsize
 
 
-GROWTH, LEAST_GROWN = 1.25, 512
-"""How much deeper than the one before it a panel is, where they grow; and the depth that they begin with, at
-least."""
+LEAST_GROWN = 512
+"""Depth that panels that grow begin with, at least."""
 
 
 @lru_cache(maxsize=4096)
-def growing_panels(k: int, deepest: int, unit: int) -> tuple[tuple[int, int], ...]:
-    """[0, k) cut at multiples of `unit`. Panels are thin at first, so that the first multiplication begins
-    soon, and grow, by no more than what is multiplied while the next one is read; while the last is
-    multiplied, much of what it makes is written."""
+def growing_panels(k: int, deepest: int, unit: int, growth: float) -> tuple[tuple[int, int], ...]:
+    """[0, k) cut at multiples of `unit`, each panel about `growth` times as deep as the one before. They are
+    thin at first, so that the first multiplication begins soon; each is read while the one before is
+    multiplied; and while the last is multiplied, much of what it makes is written."""
     step = round_up(LEAST_GROWN, unit)
     edges = [ceil_div(k, step)]
     while edges[-1] > 0:
-        depth = math.ceil(edges[-1] * (1 - 1 / GROWTH))
+        depth = math.ceil(edges[-1] * (1 - 1 / growth))
         edges.append(edges[-1] - max(1, min(depth, deepest // step)))
     edges.reverse()
     return tuple((start * step, min(stop * step, k)) for start, stop in pairwise(edges))

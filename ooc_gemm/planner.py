@@ -8,6 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from .errors import BudgetError
 from .plan import (
@@ -56,6 +57,10 @@ MIN_DEPTH, MAX_DEPTH = 256, 8192
 chunks that are deeper: C is read and written for each (fp16x3, H200: 6 % of the time; 26 % at 2048)."""
 
 
+GROWTHS = (1.25, 1.5)
+"""How much deeper than the one before panels are, where they grow."""
+
+
 @dataclass(frozen=True)
 class _Ring:
     """How many threads and how large a slot at most: the choices, ample first."""
@@ -87,7 +92,7 @@ class _Candidate:
     ring: _Ring
     cache: int = 0
     by_columns: bool = False
-    growing: bool = False
+    growth: float = 1.0
 
 
 def _slot_bytes(p: Problem, x: _Candidate) -> int:
@@ -249,7 +254,7 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     start = rates.start + fresh / rates.touch
     if rates.shared:
         return stages, start + sum(stages.values())
-    if x.growing:
+    if x.growth > 1:
         return stages, start + _growing_seconds(p, rates, x, stages)
     blocks = count_blocks(p, x.bm, x.bn)
     each_read, each_multiply = (stages[name] / max(1, blocks * deep) for name in ("read", "compute"))
@@ -268,7 +273,7 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
 def _growing_seconds(p: Problem, rates: Rates, x: _Candidate, stages: dict[str, float]) -> float:
     """The one block of panels that grow: each is read when one of two buffers is free, and multiplied when it
     is there."""
-    panels = growing_panels(p.k, x.bk, p.k_chunk)
+    panels = growing_panels(p.k, x.bk, p.k_chunk, x.growth)
     bringing, multiplying = max(stages["read"], stages["upload"]) / p.k, p.flops / rates.flops / p.k
     came = done = before = began = took = 0.0
     for start, stop in panels:
@@ -448,8 +453,8 @@ def _growing(p: Problem, budget: Budget, x: _Candidate) -> Iterator[_Candidate]:
     its own."""
     if budget.device is None or p.symmetric or x.bm < p.m or x.bn < p.n:
         return
-    for depth in (x.bk, 2 * x.bk):
-        deeper = replace(x, bk=depth, growing=True)
+    for depth, growth in product((x.bk, 2 * x.bk), GROWTHS):
+        deeper = replace(x, bk=depth, growth=growth)
         if LEAST_GROWN <= depth < p.k and depth % p.k_chunk == 0 and _fits(p, budget, deeper):
             yield deeper
 
@@ -516,7 +521,7 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
         slot_bytes=_slot_bytes(p, x),
         cache_slots=0,
         by_columns=x.by_columns,
-        growing=x.growing,
+        growth=x.growth,
         found=(),
         kept=(),
         lower_bound_bytes=lower_bound_bytes(p, fast),
