@@ -40,8 +40,8 @@ import time
 from ooc_gemm import files
 
 def slowed(write):
-    def slowly(path, data, direct=False):
-        write(path, data, direct)
+    def slowly(*args):
+        write(*args)
         time.sleep({delay})
 
     return slowly

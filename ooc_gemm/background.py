@@ -10,47 +10,31 @@ a disk is the slower part that does not matter; where files lie in memory it is 
 import ctypes
 import errno
 import os
+import struct
 from collections.abc import Sequence
 
 from .pages import PAGE, Bytes
 from .tiles import ceil_div, ranges, round_up
 
-
-class _Control(ctypes.Structure):
-    """struct aiocb of glibc, where pointers take 8 bytes."""
-
-    _fields_ = (
-        ("fd", ctypes.c_int),
-        ("opcode", ctypes.c_int),
-        ("priority", ctypes.c_int),
-        ("buffer", ctypes.c_void_p),
-        ("nbytes", ctypes.c_size_t),
-        ("value", ctypes.c_void_p),
-        ("signal", ctypes.c_int),
-        ("notify", ctypes.c_int),
-        ("reserved", ctypes.c_char * 80),
-        ("offset", ctypes.c_int64),
-        ("reserved_too", ctypes.c_char * 32),
-    )
-
-
-_NOTHING = 1
-"""SIGEV_NONE."""
+_CONTROL = struct.Struct("=iii4xQQ12xi80xq32x")
+"""struct aiocb of glibc, where pointers take 8 bytes: file, what to do, priority, buffer, bytes, whom to
+tell, memory of the library's, offset."""
+_READ, _WRITE, _DO_NOT_WAIT, _NOBODY = 0, 1, 1, 1
+"""LIO_READ, LIO_WRITE, LIO_NOWAIT, SIGEV_NONE."""
 _THREADS = 32
 """That copy, at most; 20 unless asked for."""
-_POINTER = ctypes.POINTER(_Control)
 
 
 def _library() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
     try:
         if "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or "") or ctypes.sizeof(ctypes.c_void_p) != 8:
             return None
-        quick, slow = ctypes.PyDLL(None, use_errno=True), ctypes.CDLL(None, use_errno=True)
-        for name in ("aio_read", "aio_write", "aio_error", "aio_return"):
-            getattr(quick, name).argtypes = (_POINTER,)
+        quick, slow = ctypes.PyDLL(None), ctypes.CDLL(None)
+        quick.lio_listio.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+        quick.aio_error.argtypes = quick.aio_return.argtypes = (ctypes.c_void_p,)
         quick.aio_return.restype = ctypes.c_ssize_t
+        slow.aio_suspend.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         quick.aio_init((ctypes.c_int * 8)(_THREADS, 2 * _THREADS, 0, 0, 0, 0, 1, 0))
-        slow.aio_suspend.argtypes = (ctypes.POINTER(_POINTER), ctypes.c_int, ctypes.c_void_p)
     except (AttributeError, ValueError, OSError, TypeError):
         return None
     return quick, slow
@@ -63,36 +47,31 @@ THERE = _found is not None
 class Transfer:
     """Bytes on their way between a buffer and a file. They must be waited for, whatever happens."""
 
-    def __init__(self, name: str, fds: Sequence[int], buffer: Bytes, offset: int):
-        """`name`: read or write. `fds`: of one file; through each goes a part of the bytes, all at once."""
+    def __init__(self, fds: Sequence[int], buffer: Bytes, offset: int, write: bool = False):
+        """`fds`: of one file; through each goes a part of the bytes, all at once."""
         assert _found is not None
-        self._quick, self._slow = _found
-        self._buffer = buffer  # until they are there
-        start, at = getattr(self._quick, f"aio_{name}"), buffer.ctypes.data
-        self._controls: list[_Control] = []
+        quick, _ = _found
+        self._buffer, start = buffer, buffer.ctypes.data  # until they are there
         step = round_up(ceil_div(len(buffer), len(fds)), PAGE)
-        for fd, (first, stop) in zip(fds, ranges(len(buffer), step), strict=False):
-            control = _Control(
-                fd=fd, buffer=at + first, nbytes=stop - first, notify=_NOTHING, offset=offset + first
-            )
-            if start(control):
-                error = _error(ctypes.get_errno())
-                self.wait()
-                raise error
-            self._controls.append(control)
+        self._sizes = [stop - first for first, stop in ranges(len(buffer), step)]
+        self._memory = ctypes.create_string_buffer(_CONTROL.size * len(self._sizes))
+        at = ctypes.addressof(self._memory)
+        for number, size in enumerate(self._sizes):
+            first = number * step
+            _CONTROL.pack_into(
+                self._memory, number * _CONTROL.size,
+                fds[number], _WRITE if write else _READ, 0, start + first, size, _NOBODY, offset + first,
+            )  # fmt: skip
+        self._controls = [at + number * _CONTROL.size for number in range(len(self._sizes))]
+        self._list = struct.pack(f"={len(self._controls)}Q", *self._controls)
+        quick.lio_listio(_DO_NOT_WAIT, self._list, len(self._controls), None)
 
     def wait(self) -> bool:
         """Whether all bytes have been moved, when nothing is under way any more; others may go on."""
-        whole = True
-        while self._controls:
-            control = self._controls[-1]
-            while (status := self._quick.aio_error(control)) == errno.EINPROGRESS:
-                self._slow.aio_suspend((_POINTER * 1)(ctypes.pointer(control)), 1, None)
-            self._controls.pop()
-            moved = self._quick.aio_return(control)
-            whole = whole and not status and moved == control.nbytes
+        assert _found is not None
+        (quick, slow), whole = _found, True
+        for number, control in enumerate(self._controls):
+            while (status := quick.aio_error(control)) == errno.EINPROGRESS:
+                slow.aio_suspend(self._list[8 * number : 8 * number + 8], 1, None)
+            whole = quick.aio_return(control) == self._sizes[number] and not status and whole
         return whole
-
-
-def _error(number: int) -> OSError:
-    return OSError(number, os.strerror(number))

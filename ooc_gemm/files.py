@@ -187,31 +187,7 @@ class ChunkFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nobody reads any more."""
         self._close(self._fd)
-
-    def start(self, into: Bytes, offset: int) -> Callable[[], bool]:
-        """Begin to fill `into` in the background. To be called for the end, whatever happens: whether it is
-        full; the file is closed then. Raises OSError, and is closed."""
-        fds = [self._fd]
-        try:
-            while len(fds) < min(PARTS, len(into) // LEAST_PART):
-                fds.append(syscalls.again(self._fd))
-            transfer = background.Transfer("read", fds, into, offset)
-        except BaseException:
-            _close_all(fds)
-            raise
-
-        def end() -> bool:
-            try:
-                return transfer.wait()
-            finally:
-                _close_all(fds)
-
-        return end
 
     def read(self, into: Bytes, offset: int) -> None:
         """Fill `into` from `offset` on. Raises OSError, also where the file ends before."""
@@ -308,21 +284,32 @@ def write(path: str, data: Bytes | bytes, direct: bool = False, quick: bool = Fa
         raise
 
 
+def start_read(path: str, into: Bytes, offset: int) -> Callable[[], bool]:
+    """Begin to fill `into` in the background, where files are `quick`. To be called for the end, whatever
+    happens: whether it is full. Raises OSError."""
+    fds = [syscalls.open_(path, os.O_RDONLY | NONBLOCK)]
+    return _started(fds, into, offset, min(PARTS, len(into) // LEAST_PART), write=False)
+
+
 def start_write(path: str, data: Bytes) -> Callable[[], bool]:
     """Begin to `write` in the background, where files are `quick`. To be called for the end, whatever
     happens: whether all of it is there. Raises OSError."""
-    fd = _make(path, quick=True)
+    return _started([_make(path, quick=True)], data, 0, 1, write=True)
+
+
+def _started(fds: list[int], data: Bytes, offset: int, parts: int, write: bool) -> Callable[[], bool]:
     try:
-        transfer = background.Transfer("write", [fd], data, 0)
+        while len(fds) < parts:
+            fds.append(syscalls.again(fds[0]))
+        transfer = background.Transfer(fds, data, offset, write)
     except BaseException:
-        syscalls.close(fd)
+        _close_all(fds)
         raise
 
     def end() -> bool:
-        try:
-            return transfer.wait()
-        finally:
-            syscalls.close(fd)
+        whole = transfer.wait()
+        _close_all(fds)
+        return whole
 
     return end
 

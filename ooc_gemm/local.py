@@ -130,8 +130,7 @@ class Window(Source):
 
         down, across = self._at
         chunk = piece.chunk[0] + self._first[0], piece.chunk[1] + self._first[1]
-        there = replace(
-            piece,
+        there = piece._replace(
             chunk=chunk,
             rows=moved(piece.rows, down),
             cols=moved(piece.cols, across),
@@ -288,40 +287,40 @@ class Shards(Folder):
 class RawSource(Source):
     """Raw chunks in local files."""
 
-    def __init__(self, name: str, dtype: np.dtype[Any], fill: Any, matrix: Matrix, folder: Folder):
+    def __init__(
+        self, name: str, dtype: np.dtype[Any], fill: Any, matrix: Matrix, folder: Folder, whole: bool = False
+    ):
+        """`whole`: every chunk that is stored had its full size when that was looked at."""
         super().__init__(name, dtype, matrix)
         self._folder, self._fill = folder, fill
-        self.background = folder.quick and background.THERE
+        self.background = whole and folder.quick and background.THERE
 
     def cancel(self) -> None:
         """Wake who waits for a chunk."""
         self._folder.cancel()
 
     def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
-        """In the background, where one read brings all and nothing is odd."""
-        s, (i, j) = self.matrix, piece.chunk
-        place, read = self._place(piece, slot), partial(self.read, piece, slot)
-        if not self.background or place.shape[1] != s.chunk_cols:
+        """In the background, where one read brings all."""
+        s, (i, j), (start, stop) = self.matrix, piece.chunk, piece.span
+        read = partial(self.read, piece, slot)
+        if not self.background or stop - start != s.chunk_cols:
             return read
-        data = place.reshape(-1).view(np.uint8)
+        rows, line = piece.rows[1] - piece.rows[0], s.chunk_cols * s.itemsize
+        data = slot[: rows * line]
         try:
             base, size = self._folder.extent(i, j)
             if size == 0:
                 return read
-            file = self._folder.open(self._folder.key(i, j))
-            if (file.size if size is None else size) != s.chunk_bytes:
-                file.close()
-                return read
-            row = piece.rows[0] - i * s.chunk_rows
-            end = file.start(data, base + row * s.chunk_cols * s.itemsize)
+            offset = base + (piece.rows[0] - i * s.chunk_rows) * line
+            end = files.start_read(self._folder.path(i, j), data, offset)
         except (OSError, ValueError):
             return read
 
         def done() -> tuple[Array, int]:
             if not end():
-                return read()
-            at = j * s.chunk_cols
-            return place[:, piece.cols[0] - at : piece.cols[1] - at], place.nbytes
+                return read()  # or it says what the matter is
+            place = data.view(self.dtype).reshape(rows, s.chunk_cols)
+            return place[:, piece.cols[0] - start : piece.cols[1] - start], rows * line
 
         return done
 

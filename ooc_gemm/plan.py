@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate, chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import reuse
 from .tiles import ceil_div, overlaps, ranges, round_up, touches
@@ -331,8 +331,7 @@ class Block:
     """It is symmetric: its panels of op(A) are those of op(B), too, and its lower triangle is enough."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """What one read brings into one slot: rows × cols of one chunk of a stored matrix."""
 
     operand: str
@@ -552,7 +551,7 @@ class Plan:
             pieces = cut(operand, s, rows, cols, self.slot_bytes, found, kept, matrix)
             along_b = operand == "b"
             pieces = self._in_turns(pieces, int(s.transposed != along_b), even=along_b)
-            yield from (replace(piece, both=True) for piece in pieces) if block.diagonal else pieces
+            yield from (piece._replace(both=True) for piece in pieces) if block.diagonal else pieces
 
     def _in_turns(self, pieces: Iterator[Piece], axis: int, even: bool) -> Iterator[Piece]:
         """Those of several devices' bands along an axis of a panel in turns, so that all are sent to at once.

@@ -578,7 +578,8 @@ def _folder_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, 
             s = replace(s, whole=True, stored=sizes)
             source = CompressedSource(name, dtype, fill, s, folder, compressor)
         else:
-            source = RawSource(name, dtype, fill, _with_missing(s, sizes), folder)
+            whole = set(sizes) <= {0, s.chunk_bytes}
+            source = RawSource(name, dtype, fill, _with_missing(s, sizes), folder, whole)
     else:
         s = replace(s, stored=_shares(s, outer, sizes) if shard else sizes)
         source = _decoded_source(name, array, s, None if s.remote else folder)

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import tracemalloc
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -473,7 +472,7 @@ def test_what_is_kept_is_found_once_it_has_been_read():
     from ooc_gemm.ring import Ring, Stopped
 
     piece = piece_number(1)
-    turns = [[replace(piece, kept=True)], [replace(piece, found=True)]]
+    turns = [[piece._replace(kept=True)], [piece._replace(found=True)]]
     ring = Ring([np.empty(1, np.uint8)], iter(turns))
     slot, first = ring.acquire()
     assert ring.acquire(wait=False) is None  # there is no free slot

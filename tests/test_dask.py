@@ -42,8 +42,8 @@ class Slow(distributed.WorkerPlugin):
     def setup(self, worker):
         self.write = write = targets.files.write
 
-        def slowly(path, data, direct=False):
-            write(path, data, direct)
+        def slowly(*args):
+            write(*args)
             time.sleep(self.seconds)
 
         targets.files.write = slowly

@@ -1,5 +1,6 @@
 """Interrupted runs, and how they are continued. The oracle is NumPy, and for bits an uninterrupted run."""
 
+import functools
 import json
 import os
 import shutil
@@ -47,14 +48,15 @@ def old_c(path, value, **options):
 
 def stop_after(monkeypatch, count, saved=0.0):
     """Writing fails when so many chunks are written."""
-    left, write = iter(range(count)), files.write
+    left = iter(range(count))
 
-    def limited(path, data, direct=False):
+    def limited(write, *args):
         if next(left, None) is None:
             raise Stop
-        write(path, data, direct)
+        return write(*args)
 
-    monkeypatch.setattr(files, "write", limited)
+    for name in ("write", "start_write"):
+        monkeypatch.setattr(files, name, functools.partial(limited, getattr(files, name)))
     monkeypatch.setattr(targets, "SAVED_SECONDS", saved)
 
 
@@ -385,8 +387,9 @@ def test_the_command_line(arrays, tmp_path):
     script = tmp_path / "slow.py"
     script.write_text(
         "import sys, time\nfrom ooc_gemm import targets\nfrom ooc_gemm.cli import main\n"
-        "write = targets.files.write\n"
-        "def slowly(*args):\n    write(*args)\n    time.sleep(0.1)\ntargets.files.write = slowly\nmain()\n"
+        "write = targets.Target._written\n"
+        "def slowly(*args):\n    write(*args)\n    time.sleep(0.1)\n"
+        "targets.Target._written = slowly\nmain()\n"
     )
     command = ["multiply", a, b, c, "--chunks", "50,52", "-Q"]
     with subprocess.Popen([sys.executable, str(script), *command]) as run:

@@ -30,7 +30,7 @@ from . import COMPUTE, UPLOAD, Arithmetic, Array, Check, Limits, Member, Operati
 UPLOADS_AT_ONCE = 3
 """Devices' worth of copies that host memory feeds: four H200 take 161 GB/s of 4 × 55."""
 
-MOST_READERS, MOST_WRITERS = 24, 24
+MOST_READERS, MOST_WRITERS = 32, 24
 """More bring less: each has a slot that must be pinned for all devices."""
 
 MORE_HOST_BYTES = 256 * MiB
@@ -158,7 +158,7 @@ class Several:
                 if part := _cut(source, piece, axis, rows):
                     events.append(device.upload(*part, buffer))
         if piece.operand == "b" or piece.both:
-            piece = replace(piece, operand="b")
+            piece = piece._replace(operand="b")
             if self._passes:
                 axis = int(not self._op.transpose_b)
                 index = band_of(piece.into[axis], piece.panel[axis], (1,) * len(self.devices))
@@ -302,4 +302,4 @@ def _cut(source: Array, piece: Piece, axis: int, lines: tuple[int, int]) -> tupl
     into, panel = list(piece.into), list(piece.panel)
     into[axis], panel[axis] = start - lines[0], lines[1] - lines[0]
     part = source[start - at : stop - at] if axis == 0 else source[:, start - at : stop - at]
-    return part, replace(piece, into=(into[0], into[1]), panel=(panel[0], panel[1]))
+    return part, piece._replace(into=(into[0], into[1]), panel=(panel[0], panel[1]))

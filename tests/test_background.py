@@ -1,0 +1,195 @@
+"""Files in memory: opened without giving up the interpreter, copied by threads of the C library's."""
+
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from conftest import make
+
+import ooc_gemm
+from ooc_gemm import background, files, store, syscalls, targets
+from ooc_gemm.devices.cpu import CPU
+from ooc_gemm.pages import page_aligned
+from ooc_gemm.plan import Part, cut
+
+MiB = 1 << 20
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture
+def memory():
+    """A folder in memory."""
+    if not (files.quick("/dev/shm") and background.THERE):
+        pytest.skip("there are no files in memory here, or no glibc")
+    folder = Path(tempfile.mkdtemp(prefix="ooc-gemm-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_disk_is_not_memory(tmp_path):
+    assert not files.quick("/proc")
+    assert not files.quick(tmp_path / "nowhere")
+
+
+def test_system_calls_are_those_of_os(memory):
+    path, before = memory / "x", open_files()
+    fd = syscalls.open_(path, os.O_WRONLY | os.O_CREAT, 0o640)
+    again = syscalls.again(fd)
+    assert syscalls.write(fd, b"12345") == 5
+    assert not os.get_inheritable(fd)
+    assert not os.get_inheritable(again)
+    found = os.stat(path)
+    expected = found.st_mode, found.st_size, found.st_mtime_ns, found.st_dev
+    assert stat.S_ISREG(found.st_mode)
+    assert tuple(syscalls.stat(path)) == tuple(syscalls.stat(fd)) == tuple(syscalls.stat(again)) == expected
+    for each in (fd, again):
+        syscalls.close(each)
+    assert open_files() == before
+    with pytest.raises(FileNotFoundError) as caught:
+        syscalls.open_(memory / "y", os.O_RDONLY)
+    assert caught.value.filename == memory / "y"
+    with pytest.raises(FileNotFoundError):
+        syscalls.stat(memory / "y")
+    with pytest.raises(OSError, match="Bad file"):
+        syscalls.close(fd)
+
+
+@pytest.mark.parametrize("length", [1, 4095, MiB, 2 * MiB + 1, 4 * MiB, 9 * MiB + 4097])
+def test_what_is_written_is_read(memory, length):
+    path, before = str(memory / "x"), open_files()
+    data, into = page_aligned(2, length)
+    data[:] = RNG.integers(0, 256, length, np.uint8)
+    assert files.start_write(path, data)()
+    assert Path(path).read_bytes() == data.tobytes()
+    assert files.start_read(path, into, 0)()
+    assert np.array_equal(into, data)
+    if length > 5000:
+        part = into[: length - 5000]
+        assert files.start_read(path, part, 5000)()
+        assert np.array_equal(part, data[5000:])
+    assert not files.start_read(path, into, 1)()  # it ends before
+    assert open_files() == before
+
+
+def test_what_cannot_be_opened(memory):
+    before = open_files()
+    (into,) = page_aligned(1, 4 * MiB)
+    with pytest.raises(FileNotFoundError):
+        files.start_read(str(memory / "x"), into, 0)
+    assert not files.start_read(str(memory), into, 0)()
+    os.mkfifo(memory / "pipe")
+    assert not files.start_read(str(memory / "pipe"), into, 0)()
+    with pytest.raises(OSError, match="directory"):
+        files.start_write(str(memory), into)
+    assert open_files() == before
+
+
+LAYOUTS = {
+    "one": {"chunks": (2000, 2000)},
+    "many": {"chunks": (64, 50)},
+    "wide": {"chunks": (64, 600)},
+    "shards": {"chunks": (32, 32), "shards": (128, 64)},
+    "fortran": {"chunks": (64, 50), "zarr_format": 2, "order": "F"},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("dtype", "background_c"), [("f4", True), ("i2", False)])
+def test_products_in_memory(memory, layout, dtype, background_c):
+    a, b = (RNG.integers(-9, 9, shape).astype(dtype) for shape in ((333, 444), (444, 555)))
+    for name, values in (("a", a), ("b", b)):
+        make(memory / name, values, compressors=None, **LAYOUTS[layout])
+        assert store.open_source(str(memory / name)).background
+    shutil.rmtree(memory / "a" / "c" / "0", ignore_errors=True)  # a row of chunks that are missing
+    a = zarr.open_array(memory / "a")[...]
+    before, kinds = open_files(), []
+
+    class Watching(CPU):
+        def upload(self, source, piece, buffer):
+            kinds.append(threading.current_thread().name)
+            return super().upload(source, piece, buffer)
+
+    paths = [str(memory / name) for name in "abc"]
+    result = ooc_gemm.multiply(*paths, device=Watching(), chunks=(50, 70), memory_limit="150MiB", verify=True)
+    assert np.array_equal(zarr.open_array(memory / "c")[...], a.astype("i8") @ b)
+    assert result.bytes_read == result.plan.bytes_read
+    assert len(set(kinds)) == 1  # one thread has them all
+    assert open_files() == before
+    target = targets.Target(zarr.open_array(memory / "c"), "c", np.dtype("f4" if background_c else "i4"))
+    assert target.background == background_c
+
+
+def test_inputs_that_change_while_they_are_read(memory):
+    values = RNG.standard_normal((512, 512)).astype("f4")
+    make(memory / "a", values, chunks=(512, 512), compressors=None)
+    source = store.open_source(str(memory / "a"))
+    piece = next(cut("a", source.matrix, (0, 512), (0, 512), MiB))
+    (slot,) = page_aligned(1, MiB)
+    view, nbytes = source.start(piece, slot)()
+    assert np.array_equal(view, values)
+    assert nbytes == MiB
+    chunk, before = memory / "a" / "c" / "0" / "0", open_files()
+    os.truncate(chunk, MiB - 4)
+    with pytest.raises(ooc_gemm.StoreError, match="holds 1048572 bytes instead of 1048576"):
+        source.start(piece, slot)()
+    chunk.unlink()
+    with pytest.raises(ooc_gemm.StoreError, match="is gone"):
+        source.start(piece, slot)()
+    chunk.write_bytes(bytes(MiB + 1))
+    with pytest.raises(ooc_gemm.StoreError, match="holds 1048577 bytes"):
+        store.open_source(str(memory / "a")).start(piece, slot)()
+    assert open_files() == before
+
+
+def test_a_write_that_fails(memory, monkeypatch):
+    """It is made again, where it says what the matter is."""
+    array = zarr.create_array(memory / "c", shape=(60, 60), chunks=(50, 50), dtype="f4", compressors=None)
+    target = targets.Target(array, "c", np.dtype("f4"))
+    assert target.background
+    (slot,) = page_aligned(1, 50 * 50 * 4)
+    part = Part((1, 1), 0, 0, 10, 10)
+    target.view(part, slot)[...] = 3
+    monkeypatch.setattr(background.Transfer, "wait", lambda self: False)
+    assert target.start(part, slot)() == 10_000
+    assert np.array_equal(array[50:, 50:], np.full((10, 10), 3, "f4"))
+
+    def full(fd, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(ooc_gemm.StoreError, match="c/1/1 cannot be written: No space left"):
+        target.start(part, slot)()
+
+
+@pytest.mark.parametrize("where", ["upload", "download"])
+def test_a_run_that_fails_waits_for_what_is_under_way(memory, where):
+    x = RNG.standard_normal((900, 900)).astype("f4")
+    make(memory / "x", x, chunks=(100, 100), compressors=None)
+    before = open_files()
+
+    class Failing(CPU):
+        left = 5
+
+    def fail(self, *args):
+        self.left -= 1
+        if self.left < 0:
+            raise MemoryError
+        return getattr(CPU, where)(self, *args)
+
+    setattr(Failing, where, fail)
+    paths = [str(memory / name) for name in "xxc"]
+    with pytest.raises(ooc_gemm.Error):
+        ooc_gemm.multiply(*paths, device=Failing(), chunks=(100, 100), memory_limit="150MiB")
+    assert open_files() == before
+    ooc_gemm.multiply(*paths, device="cpu", chunks=(100, 100), resume=True)
+    np.testing.assert_allclose(zarr.open_array(memory / "c")[...], x.astype("f8") @ x, atol=1e-3)
