@@ -26,7 +26,7 @@ typedef struct {  // as the driver's manual has it
 extern "C" {
 
 int made, gone, recorded, flags, held, fails;
-void *stream;
+void *stream, *waited;
 
 static int answer() {
     int (*check)() = (int (*)())dlsym(RTLD_DEFAULT, "PyGILState_Check");
@@ -34,7 +34,7 @@ static int answer() {
     return fails;
 }
 int cuEventCreate(void **event, unsigned f) {
-    *event = (void *)(size_t)(1000 + ++made);
+    if (!fails) *event = (void *)(size_t)(1000 + ++made);
     flags = f;
     return answer();
 }
@@ -45,6 +45,7 @@ int cuEventElapsedTime(float *ms, void *from, void *to) {
     return answer();
 }
 int cuEventSynchronize(void *) { return answer(); }
+int cuStreamWaitEvent(void *s, void *event, unsigned) { stream = s; waited = event; return answer(); }
 int cuEventDestroy_v2(void *) { ++gone; return answer(); }
 int cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, void *s) {
     const char *from = (const char *)(c->srcMemoryType == 1 ? c->srcHost : (void *)c->srcDevice);
@@ -77,35 +78,61 @@ def cuda(tmp_path, monkeypatch):
 
 
 def test_events(cuda):
-    first = driver.Event(77)
+    times, points = driver.Events(timed=True), driver.Events(timed=False)
+    first = times.record(77)
     assert (cuda("made").value, cuda("recorded").value, cuda("flags").value) == (1, 1, 1)
     assert cuda("stream", ctypes.c_void_p).value == 77
     assert first.done
-    second = driver.Event(78, timed=False)
+    second = points.record(78)
     assert cuda("flags").value == 3
     assert not second.done
     assert second.seconds_since(first) == 1
+    driver.wait(79, second)
+    assert (cuda("stream", ctypes.c_void_p).value, cuda("waited", ctypes.c_void_p).value) == (79, second.ptr)
     assert cuda("held").value == 1, "the interpreter was given up"
+    first.synchronize()
+    assert cuda("held").value == 1, "there was nothing to wait for"
     second.synchronize()
     assert cuda("held").value == 0, "nobody else could run while this thread waited"
-    del first, second
+
+
+def test_events_are_used_again(cuda):
+    points = driver.Events(timed=False)
+    first, second = points.record(1), points.record(1)
+    was = first.ptr
+    del first
+    third = points.record(1)
+    assert third.ptr == was
+    assert (cuda("made").value, cuda("recorded").value, cuda("gone").value) == (2, 3, 0)
+    del second, third
+    points.close()
     assert cuda("gone").value == 2
 
 
 def test_what_fails_says_so_and_leaves_no_event(cuda):
-    event = driver.Event(1)
+    points = driver.Events(timed=False)
+    points.record(1)
+    event = points.record(1)
+    other = driver.Events(timed=False)
     cuda("fails").value = 700
-    for work in (event.synchronize, lambda: driver.Event(1), lambda: event.seconds_since(event)):
-        with pytest.raises(
-            driver.DriverError, match=r"^cuEvent\w+: an illegal memory access \(700\)$"
-        ) as error:
+    failing = (
+        event.synchronize,
+        lambda: points.record(1),
+        lambda: other.record(1),
+        lambda: event.seconds_since(event),
+        lambda: driver.wait(1, event),
+    )
+    for work in failing:
+        with pytest.raises(driver.DriverError, match=r"^cu\w+: an illegal memory access \(700\)$") as error:
             work()
         assert error.value.status == 700
         del error
     assert not event.done
     cuda("fails").value = 0
-    event = None
-    assert cuda("gone").value == 1, "of the one that was made; the other never was"
+    event = failing = work = None
+    points.close()
+    other.close()
+    assert cuda("gone").value == cuda("made").value == 1, "of those that were made; the other never was"
 
 
 @pytest.mark.parametrize("to", [driver.DEVICE, driver.HOST, driver.EITHER])
