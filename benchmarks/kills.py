@@ -35,8 +35,8 @@ from ooc_gemm.cli import main
 
 write, delay, log = files.write, float(sys.argv[1]), open(sys.argv[2], "a", buffering=1)
 
-def slowly(path, *rest):
-    write(path, *rest)
+def slowly(path, data, direct=False):
+    write(path, data, direct)
     print(path, file=log)
     time.sleep(delay)
 

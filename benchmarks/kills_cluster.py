@@ -40,8 +40,8 @@ import time
 from ooc_gemm import files
 
 def slowed(write):
-    def slowly(*args):
-        write(*args)
+    def slowly(path, data, direct=False):
+        write(path, data, direct)
         time.sleep({delay})
 
     return slowly

@@ -1,17 +1,18 @@
-"""Reads and writes of files that go on in threads of the C library's (POSIX asynchronous I/O, glibc).
+"""Reads and writes of files in memory that go on in threads of the C library's: POSIX asynchronous I/O.
 
 A thread of Python's that copies 16 MiB comes back with cold caches to an interpreter that twenty others want:
-a chunk takes it five times as long as one thread that does nothing but begin and end what others copy. Where
-a disk is the slower part that does not matter; where files lie in memory it is what matters.
+a chunk takes it several times as long as one thread that does nothing but begin and end what others copy.
+Where a disk is the slower part that does not matter; where files lie in memory it is what matters. For the
+same reason files are opened and closed here without giving up the interpreter, as `devices.driver` does:
+whoever gives it up for a microsecond waits for a turn to get it back.
 
-`THERE` is False where there is no glibc. Errors are OSError.
+`THERE` is False where there is no glibc.
 """
 
 import ctypes
 import errno
 import os
 import struct
-from collections.abc import Sequence
 
 from .pages import PAGE, Bytes
 from .tiles import ceil_div, ranges, round_up
@@ -21,6 +22,7 @@ _CONTROL = struct.Struct("=iii4xQQ12xi80xq32x")
 tell, memory of the library's, offset."""
 _READ, _WRITE, _DO_NOT_WAIT, _NOBODY = 0, 1, 1, 1
 """LIO_READ, LIO_WRITE, LIO_NOWAIT, SIGEV_NONE."""
+_F_DUPFD_CLOEXEC = 1030
 _THREADS = 32
 """That copy, at most; 20 unless asked for."""
 
@@ -29,7 +31,8 @@ def _library() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
     try:
         if "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or "") or ctypes.sizeof(ctypes.c_void_p) != 8:
             return None
-        quick, slow = ctypes.PyDLL(None), ctypes.CDLL(None)
+        quick, slow = ctypes.PyDLL(None, use_errno=True), ctypes.CDLL(None)
+        quick.open.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_uint)
         quick.lio_listio.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         quick.aio_error.argtypes = quick.aio_return.argtypes = (ctypes.c_void_p,)
         quick.aio_return.restype = ctypes.c_ssize_t
@@ -45,33 +48,54 @@ THERE = _found is not None
 
 
 class Transfer:
-    """Bytes on their way between a buffer and a file. They must be waited for, whatever happens."""
+    """Bytes on their way between a buffer and a file."""
 
-    def __init__(self, fds: Sequence[int], buffer: Bytes, offset: int, write: bool = False):
-        """`fds`: of one file; through each goes a part of the bytes, all at once."""
+    def __init__(self, path: str, flags: int, buffer: Bytes, offset: int, parts: int = 1):
+        """`flags`: of `open`; where they say so, it is a write. In so many parts at once. Raises OSError."""
         assert _found is not None
         quick, _ = _found
-        self._buffer, start = buffer, buffer.ctypes.data  # until they are there
-        step = round_up(ceil_div(len(buffer), len(fds)), PAGE)
-        self._sizes = [stop - first for first, stop in ranges(len(buffer), step)]
-        self._memory = ctypes.create_string_buffer(_CONTROL.size * len(self._sizes))
-        at = ctypes.addressof(self._memory)
-        for number, size in enumerate(self._sizes):
-            first = number * step
+        step = round_up(ceil_div(len(buffer), parts), PAGE)
+        pieces = list(ranges(len(buffer), step))
+        self._sizes, self._buffer = [stop - start for start, stop in pieces], buffer  # until they are there
+        self._files = [_done(quick.open(os.fsencode(path), flags | os.O_CLOEXEC, 0o666), path)]
+        try:
+            for _ in pieces[1:]:  # those of one number are made one after the other
+                self._files.append(_done(quick.fcntl(self._files[0], _F_DUPFD_CLOEXEC, 0), path))
+        except OSError:
+            self._close()
+            raise
+        self._memory = ctypes.create_string_buffer(_CONTROL.size * len(pieces))
+        at, kind = ctypes.addressof(self._memory), _WRITE if flags & os.O_WRONLY else _READ
+        for number, (start, stop) in enumerate(pieces):
             _CONTROL.pack_into(
                 self._memory, number * _CONTROL.size,
-                fds[number], _WRITE if write else _READ, 0, start + first, size, _NOBODY, offset + first,
+                self._files[number], kind, 0, buffer.ctypes.data + start, stop - start, _NOBODY,
+                offset + start,
             )  # fmt: skip
-        self._controls = [at + number * _CONTROL.size for number in range(len(self._sizes))]
-        self._list = struct.pack(f"={len(self._controls)}Q", *self._controls)
-        quick.lio_listio(_DO_NOT_WAIT, self._list, len(self._controls), None)
+        self._controls = [at + number * _CONTROL.size for number in range(len(pieces))]
+        self._list = struct.pack(f"={len(pieces)}Q", *self._controls)
+        quick.lio_listio(_DO_NOT_WAIT, self._list, len(pieces), None)
 
-    def wait(self) -> bool:
-        """Whether all bytes have been moved, when nothing is under way any more; others may go on."""
+    def end(self) -> bool:
+        """Whether all bytes have been moved, when nothing is under way any more; others may go on. Must be
+        called, whatever happens, and once."""
         assert _found is not None
         (quick, slow), whole = _found, True
         for number, control in enumerate(self._controls):
             while (status := quick.aio_error(control)) == errno.EINPROGRESS:
                 slow.aio_suspend(self._list[8 * number : 8 * number + 8], 1, None)
             whole = quick.aio_return(control) == self._sizes[number] and not status and whole
+        self._close()
         return whole
+
+    def _close(self) -> None:
+        assert _found is not None
+        for file in self._files:
+            _found[0].close(file)
+
+
+def _done(result: int, path: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return result

@@ -187,7 +187,7 @@ def for_a_while(
     return time.perf_counter() - start, done
 
 
-def in_background(
+def by_one_thread(
     begin: Callable[[T, Bytes], Callable[[], R]], items: Iterable[T], buffers: list[Bytes], longest: float
 ) -> tuple[float, list[R]]:
     """The same by one thread, for work that goes on by itself when it is begun, and ends where what that

@@ -23,7 +23,7 @@ from types import TracebackType
 
 import numpy as np
 
-from . import background, syscalls
+from . import background
 from .pages import PAGE, Bytes
 from .tiles import round_up
 
@@ -109,10 +109,10 @@ def chunks_at_once(readers: int) -> int:
     return max(2, readers // PARTS)
 
 
-def quick(folder: str | os.PathLike[str]) -> bool:
-    """Whether files there are opened so quickly that nobody else need go on meanwhile (`syscalls`)."""
+def in_background(folder: str | os.PathLike[str]) -> bool:
+    """Whether files there are read and written in the background: those in memory, where that is possible."""
     try:
-        return syscalls.THERE and in_memory(os.stat(folder).st_dev)
+        return background.THERE and in_memory(os.stat(folder).st_dev)
     except OSError:
         return False
 
@@ -125,14 +125,12 @@ def room(offset: int, size: int) -> int:
 NONBLOCK, NOFOLLOW = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)
 
 
-def open_file(
-    path: str | os.PathLike[str], quick: bool = False
-) -> tuple[int, os.stat_result | syscalls.Stat]:
+def open_file(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
     """A file opened for reading, and what it is. Raises OSError, also for what is no file: a folder, a
     device, which may have no end, a pipe, for whose writer `open` would wait."""
-    fd = (syscalls.open_ if quick else os.open)(path, os.O_RDONLY | NONBLOCK)
+    fd = os.open(path, os.O_RDONLY | NONBLOCK)
     try:
-        found = syscalls.stat(fd) if quick else os.fstat(fd)
+        found = os.fstat(fd)
         check_is_file(found)
     except BaseException:
         os.close(fd)
@@ -140,7 +138,7 @@ def open_file(
     return fd, found
 
 
-def check_is_file(found: os.stat_result | syscalls.Stat) -> None:
+def check_is_file(found: os.stat_result) -> None:
     """Raises OSError for what cannot be a chunk."""
     if not stat.S_ISREG(found.st_mode):
         if stat.S_ISDIR(found.st_mode):
@@ -172,11 +170,9 @@ def read_small(path: str | os.PathLike[str], most: int) -> bytes | None:
 class ChunkFile:
     """One chunk's file, open for reading."""
 
-    def __init__(self, path: str, direct: bool = True, quick: bool = False):
-        """`direct`: past the page cache where that is faster. `quick`: as the function of that name has said
-        of its folder. Raises OSError."""
-        self._close = syscalls.close if quick else os.close
-        self._fd, found = open_file(path, quick)
+    def __init__(self, path: str, direct: bool = True):
+        """`direct`: past the page cache where that is faster. Raises OSError."""
+        self._fd, found = open_file(path)
         self.size = found.st_size
         self._system = found.st_dev
         self._direct = bool(DIRECT) and direct and not in_memory(self._system)
@@ -187,7 +183,7 @@ class ChunkFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(self._fd)
+        os.close(self._fd)
 
     def read(self, into: Bytes, offset: int) -> None:
         """Fill `into` from `offset` on. Raises OSError, also where the file ends before."""
@@ -263,21 +259,22 @@ def _turn(fd: int, system: int, flag: int) -> bool:
     return True
 
 
-def write(path: str, data: Bytes | bytes, direct: bool = False, quick: bool = False) -> None:
+_MAKE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NOFOLLOW | NONBLOCK
+
+
+def write(path: str, data: Bytes | bytes, direct: bool = False) -> None:
     """Make a file that holds `data`, or make it anew; no link is followed. `direct`: past the page cache
-    where possible. `quick`: as the function of that name has said. Raises OSError; nothing is left behind
-    then."""
-    fd = _make(path, quick)
+    where possible. Raises OSError; nothing is left behind then."""
+    fd = os.open(path, _MAKE, 0o666)
     try:
         try:
             view, done = data.data if isinstance(data, np.ndarray) else memoryview(data), 0
-            aligned = isinstance(data, np.ndarray) and data.ctypes.data % PAGE == 0
-            if direct and DIRECT and aligned and not quick:
+            if direct and DIRECT and isinstance(data, np.ndarray) and data.ctypes.data % PAGE == 0:
                 done = _write_direct(fd, view[: len(view) // PAGE * PAGE])
             while done < len(view):
                 done += os.write(fd, view[done:])
         finally:
-            (syscalls.close if quick else os.close)(fd)
+            os.close(fd)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -285,43 +282,16 @@ def write(path: str, data: Bytes | bytes, direct: bool = False, quick: bool = Fa
 
 
 def start_read(path: str, into: Bytes, offset: int) -> Callable[[], bool]:
-    """Begin to fill `into` in the background, where files are `quick`. To be called for the end, whatever
-    happens: whether it is full. Raises OSError."""
-    fds = [syscalls.open_(path, os.O_RDONLY | NONBLOCK)]
-    return _started(fds, into, offset, min(PARTS, len(into) // LEAST_PART), write=False)
+    """Begin to fill `into` from `offset` on, `in_background`. To be called for the end, whatever happens:
+    whether it is full. Raises OSError."""
+    parts = max(1, min(PARTS, len(into) // LEAST_PART))
+    return background.Transfer(path, os.O_RDONLY | NONBLOCK, into, offset, parts).end
 
 
 def start_write(path: str, data: Bytes) -> Callable[[], bool]:
-    """Begin to `write` in the background, where files are `quick`. To be called for the end, whatever
-    happens: whether all of it is there. Raises OSError."""
-    return _started([_make(path, quick=True)], data, 0, 1, write=True)
-
-
-def _started(fds: list[int], data: Bytes, offset: int, parts: int, write: bool) -> Callable[[], bool]:
-    try:
-        while len(fds) < parts:
-            fds.append(syscalls.again(fds[0]))
-        transfer = background.Transfer(fds, data, offset, write)
-    except BaseException:
-        _close_all(fds)
-        raise
-
-    def end() -> bool:
-        whole = transfer.wait()
-        _close_all(fds)
-        return whole
-
-    return end
-
-
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        syscalls.close(fd)
-
-
-def _make(path: str, quick: bool) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NOFOLLOW | NONBLOCK
-    return (syscalls.open_ if quick else os.open)(path, flags, 0o666)
+    """Begin to `write`, `in_background`. To be called for the end, whatever happens: whether all of it is
+    there. Raises OSError."""
+    return background.Transfer(path, _MAKE, data, 0).end
 
 
 def flush(folder: str | os.PathLike[str]) -> None:

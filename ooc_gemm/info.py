@@ -18,7 +18,7 @@ import psutil
 
 from . import local, store, targets
 from .api import _prepare
-from .bench_io import drop, files_in, for_a_while, in_background
+from .bench_io import by_one_thread, drop, files_in, for_a_while
 from .devices import COMPUTE, UPLOAD, Array, Device, Limits, open_device
 from .devices.blas import gemm
 from .devices.cpu import CPU, processor
@@ -352,7 +352,7 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     def written(items: Iterable[int]) -> tuple[float, list[int]]:
         if not made[0].background:
             return for_a_while(partial(write, made[0]), items, for_writing, LONGEST)
-        return in_background(
+        return by_one_thread(
             lambda index, buffer: made[0].start(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer),
             items, for_writing, LONGEST,
         )  # fmt: skip
@@ -374,7 +374,7 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     def came() -> tuple[float, list[int]]:
         if not source.background:
             return for_a_while(read, there, for_reading, LONGEST)
-        seconds, found = in_background(
+        seconds, found = by_one_thread(
             lambda index, buffer: source.start(next(pieces_of(index)), buffer),
             there, for_reading[: chunks_at_once(readers)], LONGEST,
         )  # fmt: skip

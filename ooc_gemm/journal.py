@@ -28,7 +28,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
-from . import files, syscalls
+from . import files
 from .errors import InputError
 
 try:
@@ -44,10 +44,10 @@ Stamp = tuple[int, int]
 """Size of a file in bytes, and when it was changed last in ns; (0, 0) where there is none."""
 
 
-def stamp(path: str | Path, quick: bool = False) -> Stamp:
-    """Of a file; `quick`: as `files.quick` has said of its folder."""
+def stamp(path: str | Path) -> Stamp:
+    """Of a file."""
     try:
-        found = (syscalls.stat if quick else os.stat)(path)
+        found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return 0, 0
     return found.st_size, found.st_mtime_ns
@@ -68,7 +68,6 @@ class Journal:
     def __init__(self, folder: Path, name: str, create: bool):
         """`name`: how messages call C. Raises InputError where another process holds it, and OSError."""
         self._path, self._name, self._lock = folder / NAME, name, Lock()
-        self._quick = files.quick(folder)
         self.head: dict[str, Any] = {}
         self.done: dict[Chunk, tuple[Stamp, Stamp]] = {}
         self.count = 0
@@ -204,11 +203,7 @@ class Journal:
         return boot_id()
 
     def _append(self, *entries: dict[str, Any]) -> None:
-        lines = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
-        if self._quick:
-            syscalls.write(self._file.fileno(), lines)
-        else:
-            self._file.write(lines)
+        self._file.write(b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
 
     def remove(self) -> None:
         """C is finished."""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from . import background, files
+from . import files
 from .codec import Compressor, longest
 from .errors import StoreError
 from .files import ChunkFile, room
@@ -150,9 +150,9 @@ class Folder:
         self.root, self._metadata, self._transposed = root, metadata, transposed
 
     @cached_property
-    def quick(self) -> bool:
-        """Files there are opened quickly."""
-        return files.quick(self.root)
+    def background(self) -> bool:
+        """Files there are read and written in the background."""
+        return files.in_background(self.root)
 
     def key(self, i: int, j: int) -> str:
         """The key of the chunk, or of the shard that holds it."""
@@ -173,7 +173,7 @@ class Folder:
 
     def open(self, key: str, direct: bool = True) -> ChunkFile:
         """The file of a key, for reading. Raises OSError."""
-        return ChunkFile(f"{self.root}/{key}", direct, self.quick)
+        return ChunkFile(f"{self.root}/{key}", direct)
 
     def each(self, work: Callable[[T], None], items: Iterable[T]) -> None:
         """Work on every item, which asks for a file or two."""
@@ -293,7 +293,7 @@ class RawSource(Source):
         """`whole`: every chunk that is stored had its full size when that was looked at."""
         super().__init__(name, dtype, matrix)
         self._folder, self._fill = folder, fill
-        self.background = whole and folder.quick and background.THERE
+        self.background = whole and folder.background
 
     def cancel(self) -> None:
         """Wake who waits for a chunk."""

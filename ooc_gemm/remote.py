@@ -433,7 +433,7 @@ class RemoteFolder(Folder):
         super().__init__(Path(), metadata, transposed)
         self._objects, self._name = objects, name
         self._sizes: Any = None
-        self.quick = False
+        self.background = False
 
     def extent(self, i: int, j: int) -> tuple[int, int | None]:
         """The size was in the list of all."""

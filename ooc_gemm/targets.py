@@ -27,7 +27,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
-from . import background, documents, files, journal
+from . import documents, files, journal
 from .errors import Error, InputError, RangeError, StoreError
 from .journal import Journal
 from .local import Folder, Source
@@ -215,9 +215,8 @@ class Target:
         self._plain = self._plain and (compression == [] or self._compressor is not None)
         place = local_path(array)
         self._folder = Folder(place, array.metadata) if place else None
-        self._quick = self._folder is not None and self._folder.quick
-        self.background = self._quick and background.THERE and self._plain and not self._compressor
-        self.background = self.background and array.dtype == block and block.kind in "fc"
+        as_it_is = self._plain and not self._compressor and array.dtype == block and block.kind in "fc"
+        self.background = as_it_is and self._folder is not None and self._folder.background
         """Writes go on by themselves when they are begun."""
         self._encodes = place is not None
         """Chunks are encoded here and go to their places whole, not by zarr."""
@@ -433,7 +432,7 @@ class Target:
 
     def _write_file(self, chunk: tuple[int, int], data: Bytes | bytes) -> None:
         path = self._path(chunk)
-        files.write(path + PENDING, data, self._direct, self._quick)
+        files.write(path + PENDING, data, self._direct)
         self._written(chunk, path)
 
     @contextlib.contextmanager
@@ -474,7 +473,7 @@ class Target:
         if self._log is None:
             os.replace(path + PENDING, path)
             return
-        now, was = (journal.stamp(file, self._quick) for file in (path + PENDING, path))
+        now, was = journal.stamp(path + PENDING), journal.stamp(path)
         with self._lock:
             self._log.add(chunk, now, was)
             self._waiting.append(path)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import stat
 import tempfile
 import threading
 from pathlib import Path
@@ -13,7 +12,7 @@ import zarr
 from conftest import make
 
 import ooc_gemm
-from ooc_gemm import background, files, store, syscalls, targets
+from ooc_gemm import background, files, store, targets
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.pages import page_aligned
 from ooc_gemm.plan import Part, cut
@@ -25,7 +24,7 @@ RNG = np.random.default_rng(0)
 @pytest.fixture
 def memory():
     """A folder in memory."""
-    if not (files.quick("/dev/shm") and background.THERE):
+    if not files.in_background("/dev/shm"):
         pytest.skip("there are no files in memory here, or no glibc")
     folder = Path(tempfile.mkdtemp(prefix="ooc-gemm-test-", dir="/dev/shm"))
     yield folder
@@ -37,31 +36,8 @@ def open_files():
 
 
 def test_a_disk_is_not_memory(tmp_path):
-    assert not files.quick("/proc")
-    assert not files.quick(tmp_path / "nowhere")
-
-
-def test_system_calls_are_those_of_os(memory):
-    path, before = memory / "x", open_files()
-    fd = syscalls.open_(path, os.O_WRONLY | os.O_CREAT, 0o640)
-    again = syscalls.again(fd)
-    assert syscalls.write(fd, b"12345") == 5
-    assert not os.get_inheritable(fd)
-    assert not os.get_inheritable(again)
-    found = os.stat(path)
-    expected = found.st_mode, found.st_size, found.st_mtime_ns, found.st_dev
-    assert stat.S_ISREG(found.st_mode)
-    assert tuple(syscalls.stat(path)) == tuple(syscalls.stat(fd)) == tuple(syscalls.stat(again)) == expected
-    for each in (fd, again):
-        syscalls.close(each)
-    assert open_files() == before
-    with pytest.raises(FileNotFoundError) as caught:
-        syscalls.open_(memory / "y", os.O_RDONLY)
-    assert caught.value.filename == memory / "y"
-    with pytest.raises(FileNotFoundError):
-        syscalls.stat(memory / "y")
-    with pytest.raises(OSError, match="Bad file"):
-        syscalls.close(fd)
+    assert not files.in_background("/proc")
+    assert not files.in_background(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("length", [1, 4095, MiB, 2 * MiB + 1, 4 * MiB, 9 * MiB + 4097])
@@ -159,7 +135,8 @@ def test_a_write_that_fails(memory, monkeypatch):
     (slot,) = page_aligned(1, 50 * 50 * 4)
     part = Part((1, 1), 0, 0, 10, 10)
     target.view(part, slot)[...] = 3
-    monkeypatch.setattr(background.Transfer, "wait", lambda self: False)
+    end = background.Transfer.end
+    monkeypatch.setattr(background.Transfer, "end", lambda self: end(self) and False)
     assert target.start(part, slot)() == 10_000
     assert np.array_equal(array[50:, 50:], np.full((10, 10), 3, "f4"))
 

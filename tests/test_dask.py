@@ -42,8 +42,8 @@ class Slow(distributed.WorkerPlugin):
     def setup(self, worker):
         self.write = write = targets.files.write
 
-        def slowly(*args):
-            write(*args)
+        def slowly(path, data, direct=False):
+            write(path, data, direct)
             time.sleep(self.seconds)
 
         targets.files.write = slowly

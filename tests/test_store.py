@@ -231,9 +231,9 @@ def test_large_results_go_past_the_page_cache(tmp_path, monkeypatch):
     asked = []
     write = files.write
 
-    def watched(path, data, direct, quick):
+    def watched(path, data, direct=False):
         asked.append(direct)
-        write(path, data, direct, quick)
+        write(path, data, direct)
 
     monkeypatch.setattr(files, "write", watched)
     for side, large in ((100, False), (8192, True)):
