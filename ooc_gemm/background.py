@@ -66,11 +66,11 @@ class Transfer:
             raise
         self._memory = ctypes.create_string_buffer(_CONTROL.size * len(pieces))
         at, kind = ctypes.addressof(self._memory), _WRITE if flags & os.O_WRONLY else _READ
+        data = buffer.ctypes.data
         for number, (start, stop) in enumerate(pieces):
             _CONTROL.pack_into(
                 self._memory, number * _CONTROL.size,
-                self._files[number], kind, 0, buffer.ctypes.data + start, stop - start, _NOBODY,
-                offset + start,
+                self._files[number], kind, 0, data + start, stop - start, _NOBODY, offset + start,
             )  # fmt: skip
         self._controls = [at + number * _CONTROL.size for number in range(len(pieces))]
         self._list = struct.pack(f"={len(pieces)}Q", *self._controls)

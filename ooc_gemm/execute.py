@@ -241,7 +241,7 @@ def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trac
     finally:
         for *_, end in begun:
             if end:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(BaseException):
                     end()
 
 
@@ -316,7 +316,7 @@ def _write(
         for slot, *_ in coming:
             slots.put(slot)
         while going:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(BaseException):
                 end()
 
 

@@ -237,7 +237,9 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     uploaded += uploaded_again(p, budget, *_columns(p, x.bm, x.bn))
     written = x.c.rows * x.c.cols
     cache = x.cache * slot / rates.touch
-    thin = rates.thin / x.bk + 64 / x.bm + 64 / x.bn
+    if x.growth > 1:
+        deep = len(growing_panels(p.k, x.bk, p.k_chunk, x.growth))
+    thin = rates.thin * deep / max(1, p.k) + 64 / x.bm + 64 / x.bn
     if p.symmetric and len(budget.weights) > 1:  # blocks on the diagonal are made whole
         thin += 1 / max(1, down)
     elif p.symmetric:  # in thin strips whose ends stand out
@@ -274,7 +276,8 @@ def _growing_seconds(p: Problem, rates: Rates, x: _Candidate, stages: dict[str, 
     """The one block of panels that grow: each is read when one of two buffers is free, and multiplied when it
     is there."""
     panels = growing_panels(p.k, x.bk, p.k_chunk, x.growth)
-    bringing, multiplying = max(stages["read"], stages["upload"]) / p.k, p.flops / rates.flops / p.k
+    bringing = max(stages["read"], stages["upload"]) / p.k
+    multiplying = stages["compute"] / (p.k + rates.thin * len(panels))
     came = done = before = began = took = 0.0
     for start, stop in panels:
         came = max(came, before) + (stop - start) * bringing
