@@ -42,7 +42,6 @@ PARTS, LEAST_PART = 4, 1 << 20
 """Of a chunk in memory as many are read at once, each by a thread: so there are few chunks on their way, and
 what was read is still in the caches of the CPU when the device comes for it. And their size, at least."""
 
-
 AT_ONCE = 6
 """Direct reads under way. A few keep a disk busy; with more, readers that also decode wait for the disk all
 together and then leave it idle together."""

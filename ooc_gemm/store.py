@@ -316,11 +316,14 @@ class _CountingStore(WrapperStore[Any]):
         return self
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
-        """As the store's own. Raises ValueError where that is too much."""
-        if isinstance(byte_range, RangeByteRequest) and byte_range.end - byte_range.start > self._most:
-            raise ValueError(f"its index asks for {byte_range.end - byte_range.start} bytes")
+        """As the store's own. Raises ValueError where that is too much, or more than there is."""
+        wanted = byte_range.end - byte_range.start if isinstance(byte_range, RangeByteRequest) else 0
+        if wanted > self._most:
+            raise ValueError(f"its index asks for {wanted} bytes")
         found = await super().get(key, prototype, byte_range)
         if found is not None:
+            if len(found) < wanted:  # of nothing zarr makes the fill value
+                raise ValueError("its index asks for bytes behind its end")
             with self._lock:
                 self.total += len(found)
         return found

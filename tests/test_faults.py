@@ -27,7 +27,7 @@ from zarr.codecs.numcodecs import Fletcher32
 from zarr.storage import MemoryStore, WrapperStore
 
 import ooc_gemm
-from ooc_gemm import api, store, targets
+from ooc_gemm import api, background, store, targets
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.errors import OutOfMemoryError
 from ooc_gemm.local import CompressedSource, RawSource
@@ -184,6 +184,7 @@ def test_a_disk_that_fails_on_writing(here, monkeypatch, call):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
+        patched.setattr(background, "THERE", False)
         patched.setattr(targets, "SAVED_SECONDS", 0)
         patched.setattr(os, call, fail)
         failed(
@@ -208,6 +209,7 @@ def test_a_disk_that_fails_on_reading(here, monkeypatch, options):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
+        patched.setattr(background, "THERE", False)
         patched.setattr(os, "preadv", fail)
         failed("-d", "cpu", words=[": chunk c/", "cannot be read", "Input/output error", "write it again"])
 
@@ -355,6 +357,7 @@ DYING = {
 @pytest.mark.parametrize("thread", DYING)
 def test_a_thread_that_dies(here, monkeypatch, thread, error):
     """While others wait for it, for slots, and for a block to be free."""
+    monkeypatch.setattr(background, "THERE", False)
     if thread == "decoding reader":
         make("a", A, chunks=(50, 50), overwrite=True)
     limit = many_blocks(chunks=(50, 50))

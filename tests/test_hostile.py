@@ -403,7 +403,7 @@ def index_of(path, change):
 @pytest.mark.parametrize("layout", ["shards", "zstd shards", "gzip shards"])
 @pytest.mark.parametrize(
     ("offset", "length"),
-    [(0, 1 << 40), (1 << 62, 64), ((1 << 64) - 32, 64), (1000, (1 << 64) - 900), (0, 1 << 63)],
+    [(0, 1 << 40), (1 << 40, 64), (1 << 62, 64), ((1 << 64) - 32, 64), (1000, (1 << 64) - 900), (0, 1 << 63)],
 )
 def test_an_index_that_points_out_of_its_shard(here, layouts, layout, offset, length):
     shutil.copytree(layouts[layout], "a")
