@@ -11,7 +11,6 @@ free again.
 import contextlib
 import queue
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -215,20 +214,19 @@ def _dealt(count: int, background: bool) -> tuple[int, int]:
 
 
 def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trace, ahead: int) -> None:
-    begun: deque[tuple[Slot, Task, float, Callable[[], tuple[Array, int]] | None]] = deque()
+    begun: deque[tuple[Slot, Task, Callable[[], tuple[Array, int]] | None]] = deque()
     try:
         with on_thread("reader"):
             while True:
                 while len(begun) < ahead and (found := ring.acquire(wait=not begun)):
                     slot, (_, piece) = found
-                    start = None if piece.found else sources[piece.source].start(piece, slot.data)
-                    begun.append((*found, time.perf_counter(), start))
-                slot, task, began, end = begun.popleft()
+                    end = None if piece.found else sources[piece.source].start(piece, slot.data)
+                    begun.append((*found, end))
+                slot, task, end = begun.popleft()
                 piece = task.piece
                 if end:
-                    view, nbytes = end()
-                    now, track = time.perf_counter(), f"read {slot.number}"
-                    trace.add("read", began, now, track, nbytes, operand=piece.operand, chunk=piece.chunk)
+                    with trace.span("read", operand=piece.operand, chunk=piece.chunk) as span:
+                        view, span["nbytes"] = end()
                     device.prepare(slot.data)
                     slot.view = view
                 buffer = ring.admit(slot, task)
@@ -279,7 +277,7 @@ def _write(
     """`parts`: shared with other threads. As many as `ahead` are on their way at once: a few from the device,
     which is fast at that, the others to the store."""
     coming: deque[tuple[Bytes, Part, Event]] = deque()
-    going: deque[tuple[Bytes, Part, float, Callable[[], int]]] = deque()
+    going: deque[tuple[Bytes, Part, Callable[[], int]]] = deque()
 
     def send() -> None:
         slot, part, came = coming[0]
@@ -288,15 +286,15 @@ def _write(
         if check and not check.verdict().ok:
             slots.put(slot)
             return
-        going.append((slot, part, time.perf_counter(), target.start(part, slot)))
+        going.append((slot, part, target.start(part, slot)))
 
     def end() -> None:
-        slot, part, began, stored = going.popleft()
+        slot, part, stored = going.popleft()
         try:
-            nbytes = stored()
+            with trace.span("write", chunk=part.chunk) as span:
+                span["nbytes"] = stored()
         finally:
             slots.put(slot)
-        trace.add("write", began, time.perf_counter(), f"write {slot.ctypes.data}", nbytes, chunk=part.chunk)
 
     try:
         for part in parts:

@@ -57,7 +57,6 @@ class Task(NamedTuple):
 class Slot:
     """One buffer, and the event after which it may be written again."""
 
-    number: int
     data: Bytes
     view: npt.NDArray[Any] | None = field(default=None, repr=False)
     """What the reader put there, or found elsewhere: until the slot is free."""
@@ -69,7 +68,7 @@ class Ring:
 
     def __init__(self, buffers: list[Bytes], turns: Iterator[Iterable[Piece]]):
         """`turns` yields what fills one pair of panels, or C block, after the other."""
-        self._free = deque(Slot(number, data) for number, data in enumerate(buffers))
+        self._free = deque(Slot(data) for data in buffers)
         self._tasks = (Task(turn, piece) for turn, pieces in enumerate(turns) for piece in pieces)
         self._next = next(self._tasks, None)
         self._kept: dict[Any, Slot] = {}

@@ -24,7 +24,8 @@ class Trace:
         """`keep` the spans for `write`, or only their totals."""
         self.keep = keep
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        """Busy seconds of each stage, added over its threads."""
+        """Busy seconds of each stage, added over its threads; of what goes on in the background, those that a
+        thread waits for it."""
         self.least: dict[str, float] = {}
         """The shortest span of each stage. Not all of them: a product of many pieces has a million."""
         self.bytes: defaultdict[str, int] = defaultdict(int)
