@@ -33,14 +33,24 @@ import sys, time
 from ooc_gemm import files, targets
 from ooc_gemm.cli import main
 
-write, delay, log = files.write, float(sys.argv[1]), open(sys.argv[2], "a", buffering=1)
+write, start_write = files.write, files.start_write
+delay, log = float(sys.argv[1]), open(sys.argv[2], "a", buffering=1)
 
 def slowly(path, data, direct=False):
     write(path, data, direct)
     print(path, file=log)
     time.sleep(delay)
 
-files.write = slowly
+def start_slowly(path, data):
+    end = start_write(path, data)
+    def ended():
+        whole = end()
+        print(path, file=log)
+        time.sleep(delay)
+        return whole
+    return ended
+
+files.write, files.start_write = slowly, start_slowly
 targets.SAVED_SECONDS = float(sys.argv[3])
 sys.argv[1:] = sys.argv[4:]
 main()
