@@ -6,7 +6,7 @@ Where a disk is the slower part that does not matter; where files lie in memory 
 same reason files are opened and closed here without giving up the interpreter, as `devices.driver` does:
 whoever gives it up for a microsecond waits for a turn to get it back.
 
-`THERE` is False where there is no glibc.
+`THERE` is False where there is no glibc, and in processes that were forked.
 """
 
 import ctypes
@@ -45,6 +45,16 @@ def _library() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
 
 _found = _library()
 THERE = _found is not None
+
+
+def _leave() -> None:
+    """The library's threads are not in a process that was forked, and it does not know."""
+    global THERE
+    THERE = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave)
 
 
 class Transfer:

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 from threading import Lock
@@ -191,13 +192,19 @@ def by_one_thread(
     begin: Callable[[T, Bytes], Callable[[], R]], items: Iterable[T], buffers: list[Bytes], longest: float
 ) -> tuple[float, list[R]]:
     """The same by one thread, for work that goes on by itself when it is begun, and ends where what that
-    returned is called."""
+    returned is called. Nothing is under way any more when it returns or raises."""
     done, begun, start = list[R](), deque[Callable[[], R]](), time.perf_counter()
-    for item, buffer in zip(items, cycle(buffers), strict=False):
-        if time.perf_counter() > start + longest:
-            break
-        if len(begun) == len(buffers):
+    try:
+        for item, buffer in zip(items, cycle(buffers), strict=False):
+            if time.perf_counter() > start + longest:
+                break
+            if len(begun) == len(buffers):
+                done.append(begun.popleft()())
+            begun.append(begin(item, buffer))
+        while begun:
             done.append(begun.popleft()())
-        begun.append(begin(item, buffer))
-    done += [end() for end in begun]
+    finally:
+        for end in begun:
+            with suppress(BaseException):
+                end()
     return time.perf_counter() - start, done

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -13,6 +15,7 @@ from conftest import make
 
 import ooc_gemm
 from ooc_gemm import background, files, store, targets
+from ooc_gemm.bench_io import by_one_thread
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.pages import page_aligned
 from ooc_gemm.plan import Part, cut
@@ -105,6 +108,22 @@ def test_products_in_memory(memory, layout, dtype, background_c):
     assert target.background == background_c
 
 
+def test_nothing_is_under_way_when_one_of_many_has_failed():
+    ended = []
+
+    def begin(item, buffer):
+        def end():
+            ended.append(item)
+            if item == 3:
+                raise OSError("3")
+
+        return end
+
+    with pytest.raises(OSError, match="3"):
+        by_one_thread(begin, range(100), page_aligned(4, 1), 60.0)
+    assert ended == [0, 1, 2, 3, 4, 5, 6]
+
+
 def test_inputs_that_change_while_they_are_read(memory):
     values = RNG.standard_normal((512, 512)).astype("f4")
     make(memory / "a", values, chunks=(512, 512), compressors=None)
@@ -146,6 +165,27 @@ def test_a_write_that_fails(memory, monkeypatch):
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(ooc_gemm.StoreError, match="c/1/1 cannot be written: No space left"):
         target.start(part, slot)()
+
+
+FORKED = """
+import os, sys
+import numpy as np
+import ooc_gemm
+from ooc_gemm import files
+def product():
+    return ooc_gemm.multiply(sys.argv[1], sys.argv[1], device="cpu").array
+assert files.in_background(sys.argv[1])
+before = product()
+if (child := os.fork()) == 0:
+    os._exit(0 if np.array_equal(product(), before) and not files.in_background(sys.argv[1]) else 1)
+sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_process_that_was_forked(memory):
+    """The library's threads are not in it."""
+    make(memory / "x", RNG.standard_normal((300, 300)).astype("f4"), chunks=(50, 50), compressors=None)
+    subprocess.run([sys.executable, "-c", FORKED, str(memory / "x")], timeout=60, check=True)
 
 
 @pytest.mark.parametrize("where", ["upload", "download"])
