@@ -49,8 +49,8 @@ THERE = _found is not None
 
 def _leave() -> None:
     """The library's threads are not in a process that was forked, and it does not know."""
-    global THERE
-    THERE = False
+    global THERE, _found
+    THERE, _found = False, None
 
 
 if hasattr(os, "register_at_fork"):
@@ -61,9 +61,11 @@ class Transfer:
     """Bytes on their way between a buffer and a file."""
 
     def __init__(self, path: str, flags: int, buffer: Bytes, offset: int, parts: int = 1):
-        """`flags`: of `open`; where they say so, it is a write. In so many parts at once. Raises OSError."""
-        assert _found is not None
-        quick, _ = _found
+        """`flags`: of `open`; where they say so, it is a write. In so many parts at once. Raises OSError,
+        also in a process that was forked since the folder was looked at."""
+        if _found is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path)
+        self._quick, self._slow = quick, _ = _found
         step = round_up(ceil_div(len(buffer), parts), PAGE)
         pieces = list(ranges(len(buffer), step))
         self._sizes, self._buffer = [stop - start for start, stop in pieces], buffer  # until they are there
@@ -89,8 +91,7 @@ class Transfer:
     def end(self) -> bool:
         """Whether all bytes have been moved, when nothing is under way any more; others may go on. Must be
         called, whatever happens, and once."""
-        assert _found is not None
-        (quick, slow), whole = _found, True
+        quick, slow, whole = self._quick, self._slow, True
         for number, control in enumerate(self._controls):
             while (status := quick.aio_error(control)) == errno.EINPROGRESS:
                 slow.aio_suspend(self._list[8 * number : 8 * number + 8], 1, None)
@@ -99,9 +100,8 @@ class Transfer:
         return whole
 
     def _close(self) -> None:
-        assert _found is not None
         for file in self._files:
-            _found[0].close(file)
+            self._quick.close(file)
 
 
 def _done(result: int, path: str) -> int:

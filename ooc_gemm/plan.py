@@ -561,8 +561,7 @@ class Plan:
             return pieces
 
         def depth(piece: Piece) -> tuple[int, int]:
-            at, extent = piece.into[axis], piece.panel[axis]
-            return at - bands(extent, weights)[band_of(at, extent, weights)][0], piece.into[1 - axis]
+            return band_of(piece.into[axis], piece.panel[axis], weights)[1], piece.into[1 - axis]
 
         return iter(sorted(pieces, key=depth))
 
@@ -585,7 +584,7 @@ class Plan:
 
         def depth(part: Part) -> tuple[bool, int]:
             row = part.col if part.mirrored else part.row
-            return part.mirrored, row - bands(block.rows, weights)[band_of(row, block.rows, weights)][0]
+            return part.mirrored, band_of(row, block.rows, weights)[1]
 
         return iter(sorted(parts, key=depth))
 
@@ -795,9 +794,11 @@ def bands(rows: int, weights: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def band_of(at: int, rows: int, weights: tuple[int, ...]) -> int:
-    """The number of the band that a row is in."""
-    return bisect_right(bands(rows, weights), (at, rows)) - 1
+def band_of(at: int, rows: int, weights: tuple[int, ...]) -> tuple[int, int]:
+    """The number of the band that a row is in, and that of the row within it."""
+    found = bands(rows, weights)
+    number = bisect_right(found, (at, rows)) - 1
+    return number, at - found[number][0]
 
 
 def band_rows(rows: int, weights: tuple[int, ...], index: int) -> int:

@@ -355,8 +355,8 @@ class Target:
         if not self.background:
             return write
         values = self._padded(part, slot)
-        path = self._path(part.chunk)
         try:
+            path = self._path(part.chunk)
             end = files.start_write(path + PENDING, values.reshape(-1).view(np.uint8))
         except OSError:
             return write

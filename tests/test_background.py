@@ -159,9 +159,13 @@ def test_a_write_that_fails(memory, monkeypatch):
     assert target.start(part, slot)() == 10_000
     assert np.array_equal(array[50:, 50:], np.full((10, 10), 3, "f4"))
 
-    def full(fd, data):
+    def full(*args, **options):
         raise OSError(28, "No space left on device")
 
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "makedirs", full)
+        with pytest.raises(ooc_gemm.StoreError, match="c/0/0 cannot be written: No space left"):
+            target.start(Part((0, 0), 0, 0, 50, 50), slot)()
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(ooc_gemm.StoreError, match="c/1/1 cannot be written: No space left"):
         target.start(part, slot)()
@@ -171,13 +175,17 @@ FORKED = """
 import os, sys
 import numpy as np
 import ooc_gemm
-from ooc_gemm import files
+from ooc_gemm import files, store
+from ooc_gemm.plan import cut
 def product():
     return ooc_gemm.multiply(sys.argv[1], sys.argv[1], device="cpu").array
 assert files.in_background(sys.argv[1])
-before = product()
+before, source = product(), store.open_source(sys.argv[1])
+piece, slot = next(cut("a", source.matrix, (0, 50), (0, 50), 10_000)), np.empty(10_000, np.uint8)
+before_there = source.start(piece, slot)()[0].copy()
 if (child := os.fork()) == 0:
-    os._exit(0 if np.array_equal(product(), before) and not files.in_background(sys.argv[1]) else 1)
+    came = source.start(piece, slot)()[0]  # of an array that was opened before
+    os._exit(0 if np.array_equal(product(), before) and np.array_equal(came, before_there) else 1)
 sys.exit(os.waitpid(child, 0)[1])
 """
 

@@ -161,7 +161,7 @@ class Several:
             piece = piece._replace(operand="b")
             if self._passes:
                 axis = int(not self._op.transpose_b)
-                index = band_of(piece.into[axis], piece.panel[axis], (1,) * len(self.devices))
+                index, _ = band_of(piece.into[axis], piece.panel[axis], (1,) * len(self.devices))
                 events.append(self.devices[index].upload(source, piece, buffer))
                 self._arrived.setdefault((index, buffer, piece.panel), []).append((piece.into, source.shape))
             else:
