@@ -18,11 +18,11 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 from . import reuse
-from .tiles import ceil_div, overlaps, ranges, round_up, touches
+from .tiles import band_of, ceil_div, growing_panels, overlaps, ranges, round_up, touches
 
 MiB = 1 << 20
 
@@ -759,51 +759,6 @@ def _moved(s: Matrix, piece: Piece) -> int:
     if s.whole or not stored:
         return stored
     return (piece.rows[1] - piece.rows[0]) * (piece.span[1] - piece.span[0]) * s.itemsize
-
-
-LEAST_GROWN = 512
-"""Depth that panels that grow begin with, at least."""
-
-
-@lru_cache(maxsize=4096)
-def growing_panels(k: int, deepest: int, unit: int, growth: float) -> tuple[tuple[int, int], ...]:
-    """[0, k) cut at multiples of `unit`, each panel about `growth` times as deep as the one before. They are
-    thin at first, so that the first multiplication begins soon; each is read while the one before is
-    multiplied; and while the last is multiplied, much of what it makes is written."""
-    step = round_up(LEAST_GROWN, unit)
-    edges = [ceil_div(k, step)]
-    while edges[-1] > 0:
-        depth = math.ceil(edges[-1] * (1 - 1 / growth))
-        edges.append(edges[-1] - max(1, min(depth, deepest // step)))
-    edges.reverse()
-    return tuple((start * step, min(stop * step, k)) for start, stop in pairwise(edges))
-
-
-BAND = 128
-"""Bands of rows are multiples of this, as tiles of kernels are."""
-
-
-@lru_cache(maxsize=1024)
-def bands(rows: int, weights: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """[start, stop) for each of several devices; the last ones may have none."""
-    found, start = list[tuple[int, int]](), 0
-    for index in range(len(weights)):
-        stop = rows if index == len(weights) - 1 else min(rows, start + band_rows(rows, weights, index))
-        found.append((start, stop))
-        start = stop
-    return tuple(found)
-
-
-def band_of(at: int, rows: int, weights: tuple[int, ...]) -> tuple[int, int]:
-    """The number of the band that a row is in, and that of the row within it."""
-    found = bands(rows, weights)
-    number = bisect_right(found, (at, rows)) - 1
-    return number, at - found[number][0]
-
-
-def band_rows(rows: int, weights: tuple[int, ...], index: int) -> int:
-    """The most rows of one device in blocks of up to so many."""
-    return min(rows, round_up(ceil_div(rows * weights[index], sum(weights)), BAND))
 
 
 EARLY_STRIPS = 8

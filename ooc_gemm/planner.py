@@ -15,24 +15,21 @@ from .plan import (
     CHUNK_BYTES,
     DIAGONAL_STRIPS,
     EARLY_STRIPS,
-    LEAST_GROWN,
     Budget,
     Matrix,
     MiB,
     Plan,
     Problem,
     Rates,
-    band_rows,
     check_bytes,
     count_blocks,
-    growing_panels,
     lower_bound_bytes,
     panel_elements,
     rows_apart,
     uploaded_again,
     with_cache,
 )
-from .tiles import ceil_div, round_up, touches
+from .tiles import LEAST_GROWN, band_rows, ceil_div, growing_panels, round_up, touches
 
 MAX_VISITS = 200_000
 """Panels visited in a schedule, up to which a cache is planned: the simulation takes 1 µs each, and more of

@@ -16,8 +16,9 @@ import zarr
 from conftest import Recording, make
 
 import ooc_gemm
-from ooc_gemm.plan import Budget, Matrix, Piece, Plan, Problem, Rates, growing_panels
+from ooc_gemm.plan import Budget, Matrix, Piece, Plan, Problem, Rates
 from ooc_gemm.planner import MIN_DEPTH, make_plan
+from ooc_gemm.tiles import growing_panels
 from ooc_gemm.trace import Trace
 
 MiB = 1 << 20

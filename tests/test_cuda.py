@@ -8,7 +8,8 @@ from test_core import assert_close, matrix
 import ooc_gemm
 import ooc_gemm.api
 from ooc_gemm.devices import cuda
-from ooc_gemm.plan import BAND, EARLY_STRIPS
+from ooc_gemm.plan import EARLY_STRIPS
+from ooc_gemm.tiles import BAND
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import ooc_gemm
 import ooc_gemm.api
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.devices.several import Several
-from ooc_gemm.plan import BAND, band_of, band_rows, bands
+from ooc_gemm.tiles import BAND, band_of, band_rows, bands
 
 RNG = np.random.default_rng(11)
 

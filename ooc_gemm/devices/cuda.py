@@ -27,11 +27,11 @@ from ..complex_gemm import ComplexGemm
 from ..errors import NO_MEMORY, DeviceError, InputError, OutOfMemoryError
 from ..mma import Mma
 from ..pages import page_aligned
-from ..plan import BAND, EARLY_STRIPS, Block, MiB, Part, Piece, Plan, Rates, panel_elements
+from ..plan import EARLY_STRIPS, Block, MiB, Part, Piece, Plan, Rates, panel_elements
 from ..ring import Bytes
 from ..roofline import peak_flops
 from ..tensor import BYTES_PER_LINE, load, split_pays, strips
-from ..tiles import ceil_div, ranges, round_up
+from ..tiles import BAND, ceil_div, ranges, round_up
 from ..trace import PASS, Trace
 from ..tune import best_config
 from ..wgmma import Wgmma

@@ -22,8 +22,9 @@ import numpy as np
 
 from ..check import Verdict
 from ..errors import DeviceError, DeviceLostError, InputError, OutOfMemoryError
-from ..plan import Block, MiB, Part, Piece, Plan, Rates, band_of, band_rows, bands
+from ..plan import Block, MiB, Part, Piece, Plan, Rates
 from ..ring import Bytes, Event
+from ..tiles import band_of, band_rows, bands
 from ..trace import Trace
 from . import COMPUTE, UPLOAD, Arithmetic, Array, Check, Limits, Member, Operation
 
