@@ -523,6 +523,7 @@ def _prepare(
         workers=max(1, costs.workers),
         weights=costs.weights,
         linked=costs.linked,
+        stacked=all(source.matrix.stacked for source in sources.values()),
     )
     inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
     place = store.local_path(c) if c is not None else None if writes else left.place

@@ -13,6 +13,8 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Sequence
+from functools import cache
 
 from .pages import PAGE, Bytes
 from .tiles import ceil_div, ranges, round_up
@@ -57,36 +59,48 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave)
 
 
-class Transfer:
-    """Bytes on their way between a buffer and a file."""
+Job = tuple[str, int, int]
+"""A file, where in it, and how many bytes."""
 
-    def __init__(self, path: str, flags: int, buffer: Bytes, offset: int, parts: int = 1):
-        """`flags`: of `open`; where they say so, it is a write. In so many parts at once. Raises OSError,
-        also in a process that was forked since the folder was looked at."""
+
+class Transfer:
+    """Bytes on their way between a buffer and files."""
+
+    def __init__(self, jobs: Sequence[Job], flags: int, buffer: Bytes, parts: int = 1):
+        """One file after the other, each in so many parts at once. `flags`: of `open`; where they say so, it is
+        a write. Raises OSError, also in a process that was forked since the folder was looked at."""
         if _found is None:
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path)
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), jobs[0][0])
         self._quick, self._slow = quick, _ = _found
-        step = round_up(ceil_div(len(buffer), parts), PAGE)
-        pieces = list(ranges(len(buffer), step))
-        self._sizes, self._buffer = [stop - start for start, stop in pieces], buffer  # until they are there
-        self._files = [_done(quick.open(os.fsencode(path), flags | os.O_CLOEXEC, 0o666), path)]
+        cuts = [_cuts(size, parts) for _, _, size in jobs]
+        count = sum(map(len, cuts))
+        self._memory, self._buffer = (
+            (ctypes.c_char * (_CONTROL.size * count))(),
+            buffer,
+        )  # until they are there
+        self._sizes, self._files = [size for some in cuts for _, size in some], list[int]()
+        at, kind = 0, _WRITE if flags & os.O_WRONLY else _READ
+        data, flags = buffer.ctypes.data, flags | os.O_CLOEXEC
         try:
-            for _ in pieces[1:]:  # those of one number are made one after the other
-                self._files.append(_done(quick.fcntl(self._files[0], _F_DUPFD_CLOEXEC, 0), path))
+            for (path, offset, nbytes), some in zip(jobs, cuts, strict=True):
+                file = _done(quick.open(os.fsencode(path), flags, 0o666), path)
+                self._files.append(file)
+                for start, size in some:
+                    if start:  # those of one number are made one after the other
+                        file = _done(quick.fcntl(file, _F_DUPFD_CLOEXEC, 0), path)
+                        self._files.append(file)
+                    _CONTROL.pack_into(
+                        self._memory, at, file, kind, 0, data + start, size, _NOBODY, offset + start
+                    )
+                    at += _CONTROL.size
+                data += nbytes
         except OSError:
             self._close()
             raise
-        self._memory = ctypes.create_string_buffer(_CONTROL.size * len(pieces))
-        at, kind = ctypes.addressof(self._memory), _WRITE if flags & os.O_WRONLY else _READ
-        data = buffer.ctypes.data
-        for number, (start, stop) in enumerate(pieces):
-            _CONTROL.pack_into(
-                self._memory, number * _CONTROL.size,
-                self._files[number], kind, 0, data + start, stop - start, _NOBODY, offset + start,
-            )  # fmt: skip
-        self._controls = [at + number * _CONTROL.size for number in range(len(pieces))]
-        self._list = struct.pack(f"={len(pieces)}Q", *self._controls)
-        quick.lio_listio(_DO_NOT_WAIT, self._list, len(pieces), None)
+        first = ctypes.addressof(self._memory)
+        self._controls = range(first, first + at, _CONTROL.size)
+        self._list = struct.pack(f"={count}Q", *self._controls)
+        quick.lio_listio(_DO_NOT_WAIT, self._list, count, None)
 
     def end(self) -> bool:
         """Whether all bytes have been moved, when nothing is under way any more; others may go on. Must be
@@ -102,6 +116,12 @@ class Transfer:
     def _close(self) -> None:
         for file in self._files:
             self._quick.close(file)
+
+
+@cache
+def _cuts(nbytes: int, parts: int) -> list[tuple[int, int]]:
+    """Where parts begin, and their sizes: whole pages but for the last."""
+    return [(start, stop - start) for start, stop in ranges(nbytes, round_up(ceil_div(nbytes, parts), PAGE))]
 
 
 def _done(result: int, path: str) -> int:

@@ -11,6 +11,7 @@ free again.
 import contextlib
 import queue
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -165,8 +166,10 @@ def execute(
             for _ in range(threads):
                 job = writers.submit(_write, device, target, block, parts, c, check, write_slots, trace, each)
                 blocks[c].writes.append(job)
+        freed = readers.submit(device.free_panels)
         for other in blocks:
             other.free()
+        freed.result()
         return sorted((block for x in blocks for block in x.wrong), key=lambda block: block.index)
     except BaseException:
         device.cancel()
@@ -225,8 +228,9 @@ def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trac
                 slot, task, end = begun.popleft()
                 piece = task.piece
                 if end:
-                    with trace.span("read", operand=piece.operand, chunk=piece.chunk) as span:
-                        view, span["nbytes"] = end()
+                    start = time.perf_counter()
+                    view, nbytes = end()
+                    trace.add("read", start, nbytes=nbytes, operand=piece.operand, chunk=piece.chunk)
                     device.prepare(slot.data)
                     slot.view = view
                 buffer = ring.admit(slot, task)
@@ -291,8 +295,9 @@ def _write(
     def end() -> None:
         slot, part, stored = going.popleft()
         try:
-            with trace.span("write", chunk=part.chunk) as span:
-                span["nbytes"] = stored()
+            start = time.perf_counter()
+            nbytes = stored()
+            trace.add("write", start, nbytes=nbytes, chunk=part.chunk)
         finally:
             slots.put(slot)
 

@@ -17,13 +17,14 @@ import random
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import TracebackType
 
 import numpy as np
 
 from . import background
+from .background import Job
 from .pages import PAGE, Bytes
 from .tiles import round_up
 
@@ -280,17 +281,17 @@ def write(path: str, data: Bytes | bytes, direct: bool = False) -> None:
         raise
 
 
-def start_read(path: str, into: Bytes, offset: int) -> Callable[[], bool]:
-    """Begin to fill `into` from `offset` on, `in_background`. To be called for the end, whatever happens:
-    whether it is full. Raises OSError."""
-    parts = max(1, min(PARTS, len(into) // LEAST_PART))
-    return background.Transfer(path, os.O_RDONLY | NONBLOCK, into, offset, parts).end
+def start_read(jobs: Sequence[Job], into: Bytes) -> Callable[[], bool]:
+    """Begin to fill `into`, `in_background`. To be called for the end, whatever happens: whether it is full.
+    Raises OSError."""
+    parts = max(1, min(PARTS, len(into) // (len(jobs) * LEAST_PART)))
+    return background.Transfer(jobs, os.O_RDONLY | NONBLOCK, into, parts).end
 
 
 def start_write(path: str, data: Bytes) -> Callable[[], bool]:
     """Begin to `write`, `in_background`. To be called for the end, whatever happens: whether all of it is
     there. Raises OSError."""
-    return background.Transfer(path, _MAKE, data, 0).end
+    return background.Transfer([(path, 0, len(data))], _MAKE, data).end
 
 
 def flush(folder: str | os.PathLike[str]) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import files
+from .background import Job
 from .codec import Compressor, longest
 from .errors import StoreError
 from .files import ChunkFile, room
@@ -26,6 +27,7 @@ from .journal import Stamp, digest
 from .pages import PAGE, Bytes, scratch
 from .plan import Matrix, Piece
 from .shards import read_index
+from .tiles import overlaps
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -291,28 +293,31 @@ class RawSource(Source):
         self, name: str, dtype: np.dtype[Any], fill: Any, matrix: Matrix, folder: Folder, whole: bool = False
     ):
         """`whole`: every chunk that is stored had its full size when that was looked at."""
-        super().__init__(name, dtype, matrix)
+        background = whole and folder.background
+        super().__init__(name, dtype, replace(matrix, stacked=background))
         self._folder, self._fill = folder, fill
-        self.background = whole and folder.background
+        self.background = background
 
     def cancel(self) -> None:
         """Wake who waits for a chunk."""
         self._folder.cancel()
 
     def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
-        """In the background, where one read brings all."""
-        s, (i, j), (start, stop) = self.matrix, piece.chunk, piece.span
+        """In the background, where one read of each chunk brings all."""
+        s, j, (start, stop) = self.matrix, piece.chunk[1], piece.span
         read = partial(self.read, piece, slot)
         if not self.background or stop - start != s.chunk_cols:
             return read
-        rows, line = piece.rows[1] - piece.rows[0], s.chunk_cols * s.itemsize
+        rows, line, jobs = piece.rows[1] - piece.rows[0], s.chunk_cols * s.itemsize, list[Job]()
         data = slot[: rows * line]
         try:
-            base, size = self._folder.extent(i, j)
-            if size == 0:
-                return read
-            offset = base + (piece.rows[0] - i * s.chunk_rows) * line
-            end = files.start_read(self._folder.path(i, j), data, offset)
+            for i, row, row_stop in overlaps(*piece.rows, s.chunk_rows):
+                base, size = self._folder.extent(i, j)
+                if size == 0:
+                    return read
+                offset = base + (row - i * s.chunk_rows) * line
+                jobs.append((self._folder.path(i, j), offset, (row_stop - row) * line))
+            end = files.start_read(jobs, data)
         except (OSError, ValueError):
             return read
 
@@ -325,6 +330,17 @@ class RawSource(Source):
         return done
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """One chunk after the other."""
+        s, (i, j), (first, stop) = self.matrix, piece.chunk, piece.rows
+        if stop <= (i + 1) * s.chunk_rows:
+            return self._read(piece, slot)
+        place, nbytes = self._place(piece, slot), 0
+        for i, row, row_stop in overlaps(first, stop, s.chunk_rows):
+            part = place[row - first : row_stop - first].reshape(-1).view(np.uint8)
+            nbytes += self._read(piece._replace(chunk=(i, j), rows=(row, row_stop)), part)[1]
+        return place[:, piece.cols[0] - piece.span[0] : piece.cols[1] - piece.span[0]], nbytes
+
+    def _read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Just the rows wanted: one read where they are contiguous in the file."""
         s, (i, j) = self.matrix, piece.chunk
         key = self._folder.key(i, j)

@@ -58,6 +58,8 @@ class Matrix:
     held: int = 2
     """Memory, in chunks, that decoding one whole takes beside its slot, or encoding one: for itself and what
     is stored of it; more where that is not ours to say."""
+    stacked: bool = False
+    """A piece may be of several chunks, one below the other: they are read at once and copied as one."""
     remote: bool = False
     """A read is a round trip to another machine: never of a part of a row; and what comes is held beside its
     slot."""
@@ -87,6 +89,10 @@ class Matrix:
         if self.whole:
             return self.held * self.chunk_bytes
         return slot if self.remote else 0
+
+    def chunks_of_piece(self, slot_bytes: int) -> int:
+        """How many chunks, at most, one piece is of."""
+        return max(1, slot_bytes // max(1, self.chunk_bytes)) if self.stacked else 1
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """The columns that are read for columns [start, stop) of one chunk: those alone, one read a
@@ -313,6 +319,8 @@ class Budget:
     weights: tuple[int, ...] = (1,)
     """How fast each of several devices is: blocks are cut into bands of rows, as high as their devices are
     fast, and limits and baselines of the device are of each."""
+    stacked: bool = False
+    """Pieces may be of several chunks (`Matrix.stacked`)."""
     linked: bool = True
     """They can read each other's memory: op(B)'s panels are uploaded to one of them, the others take them
     from there."""
@@ -332,11 +340,13 @@ class Block:
 
 
 class Piece(NamedTuple):
-    """What one read brings into one slot: rows × cols of one chunk of a stored matrix."""
+    """What one read brings into one slot: rows × cols of one chunk of a stored matrix, or of several that lie
+    one below the other (`Matrix.stacked`)."""
 
     operand: str
     """`a`, `b`, or `c` (β ≠ 0)."""
     chunk: tuple[int, int]
+    """The first."""
     rows: tuple[int, int]
     """[start, stop) in the stored matrix."""
     cols: tuple[int, int]
@@ -367,8 +377,7 @@ class Piece(NamedTuple):
         return self.source, self.rows, self.cols
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One chunk of C and its place in the block that makes it, or in that block's transpose."""
 
     chunk: tuple[int, int]
@@ -394,7 +403,7 @@ def cut(
     also between rows, so that each fits a slot. The first `found` of them are in host memory, the first
     `kept` stay there."""
     panel, number = (rows[1] - rows[0], cols[1] - cols[0]), 0
-    for i, row, row_stop in overlaps(*rows, s.chunk_rows):
+    for _, row, row_stop in overlaps(*rows, s.chunks_of_piece(slot_bytes) * s.chunk_rows):
         for j, col, col_stop in overlaps(*cols, s.chunk_cols):
             span = s.span(col, col_stop)
             fitting = max(1, slot_bytes // ((span[1] - span[0]) * s.itemsize))
@@ -403,7 +412,7 @@ def cut(
                 stop = min(start + step, row_stop)
                 into = (start - rows[0], col - cols[0])
                 yield Piece(
-                    operand, (i, j), (start, stop), (col, col_stop), span, into, panel,
+                    operand, (start // s.chunk_rows, j), (start, stop), (col, col_stop), span, into, panel,
                     number < found, number < kept, matrix,
                 )  # fmt: skip
                 number += 1
@@ -755,10 +764,11 @@ def with_cache(plan: Plan, slots: int) -> Plan:
 
 def _moved(s: Matrix, piece: Piece) -> int:
     """Bytes that reading a piece moves from the store."""
-    stored = s.chunk_bytes if s.stored is None else s.stored[piece.chunk[0] * s.grid[1] + piece.chunk[1]]
-    if s.whole or not stored:
-        return stored
-    return (piece.rows[1] - piece.rows[0]) * (piece.span[1] - piece.span[0]) * s.itemsize
+    width, total = piece.span[1] - piece.span[0], 0
+    for i, row, row_stop in overlaps(*piece.rows, s.chunk_rows):
+        stored = s.chunk_bytes if s.stored is None else s.stored[i * s.grid[1] + piece.chunk[1]]
+        total += stored if s.whole or not stored else (row_stop - row) * width * s.itemsize
+    return total
 
 
 EARLY_STRIPS = 8

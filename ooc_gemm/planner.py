@@ -76,6 +76,8 @@ def _rings(budget: Budget) -> list[_Ring]:
         counts.append(counts[-1] // 2)
     share = 1 if budget.connection else 2  # where a request is made again, those behind it need room
     rings = [_Ring(n, max(1, w * n // r), n + max(2, n // share), cap) for n in counts for cap in ample]
+    if budget.stacked and budget.device is not None:
+        rings.insert(0, _Ring(max(2, r // 2), w, max(2, r // 2) + 2, 32 * MiB))
     return [*rings, _Ring(min(2, r), 1, 3, 1 * MiB)]
 
 
@@ -106,7 +108,7 @@ def _slot_bytes(p: Problem, x: _Candidate) -> int:
 
 def piece_bytes(s: Matrix, rows: int, cols: int, cap: int) -> int:
     """The largest piece of rows × cols of S, cut at `cap` where it can be cut (between rows)."""
-    rows, cols = min(rows, s.chunk_rows), min(cols, s.chunk_cols)
+    rows, cols = min(rows, s.chunks_of_piece(cap) * s.chunk_rows), min(cols, s.chunk_cols)
     if s.whole:
         return rows * cols * s.itemsize
     line = (cols if rows_apart(s.chunk_cols, cols, s.skipped) else s.chunk_cols) * s.itemsize
@@ -180,9 +182,10 @@ def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
     count = row_touches * col_touches
     if s.whole:
         return Pass(nbytes, float(count * s.chunk_bytes), count, count)
-    count *= max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
+    cuts = max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
+    pieces = touches(s.rows, row_step, s.chunks_of_piece(slot) * s.chunk_rows) * col_touches * cuts
     by_rows = rows_apart(s.chunk_cols, min(col_step, s.chunk_cols), s.skipped)
-    return Pass(nbytes, 0.0, count, s.rows * col_touches if by_rows else count)
+    return Pass(nbytes, 0.0, pieces, s.rows * col_touches if by_rows else count * cuts)
 
 
 def _found_shares(x: "_Candidate", a: Pass, b: Pass, down: int, across: int) -> tuple[float, float]:

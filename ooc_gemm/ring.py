@@ -38,6 +38,10 @@ SIGNAL_SECONDS = 0.5
 class Event(Protocol):
     """A point in a device's stream."""
 
+    @property
+    def done(self) -> bool:
+        """Whether everything before this point is."""
+
     def synchronize(self) -> None:
         """Return once everything before this point is done."""
 
@@ -61,6 +65,10 @@ class Slot:
     view: npt.NDArray[Any] | None = field(default=None, repr=False)
     """What the reader put there, or found elsewhere: until the slot is free."""
     guard: Event | None = None
+
+    def is_free(self) -> bool:
+        """Whether it may be written now."""
+        return self.guard is None or self.guard.done
 
 
 class Ring:
@@ -87,7 +95,7 @@ class Ring:
         one, so the earliest unread piece always has a slot and the ring cannot deadlock. None, unless it may
         `wait`, where there are none now. Raises Stopped when there is nothing left to wait for."""
         with self._lock:
-            if not wait and not (self._free and self._next and not self._closed):
+            if not wait and not (self._next and not self._closed and self._free and self._free[0].is_free()):
                 return None
             self._freed.wait_for(self._goes_on)
             task = self._next

@@ -14,7 +14,7 @@ wgmma.py and mma.py launch the product itself.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -325,7 +325,16 @@ def split_pays(m: int, n: int, k: int) -> bool:
 
 
 def load(config: Config, *names: str) -> dict[str, Any]:
+    """Kernels of one source, for the current device."""
     from cupy.cuda import Device
 
-    arch = nvrtc.arch_of(Device().compute_capability)
-    return nvrtc.load_all(nvrtc.compile(config, arch), config, names or (config.kernel,))
+    return _loaded(Device().id, config, names or (config.kernel,))
+
+
+@cache
+def _loaded(device: int, config: Config, names: tuple[str, ...]) -> dict[str, Any]:
+    """They stay loaded: fp16x3 has seven modules, which took a device 15 ms in every run."""
+    from cupy.cuda import Device
+
+    arch = nvrtc.arch_of(Device(device).compute_capability)
+    return nvrtc.load_all(nvrtc.compile(config, arch), config, names)

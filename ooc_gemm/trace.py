@@ -1,11 +1,11 @@
 """What each stage did, when: totals for the result, and a timeline for Perfetto."""
 
 import json
+import math
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any
@@ -34,14 +34,20 @@ class Trace:
         self._lock = Lock()
         self._start = time.perf_counter()
 
-    def add(self, stage: str, start: float, stop: float, track: str, nbytes: int = 0, **args: Any) -> None:
-        """One span of `stage`; `track` is the line of the timeline it is drawn on."""
+    def add(
+        self, stage: str, start: float, stop: float = 0.0, track: str = "", nbytes: int = 0, **args: Any
+    ) -> None:
+        """One span of `stage`, up to now unless `stop` is given; `track` is the line of the timeline it is
+        drawn on, the thread's own unless given."""
+        seconds = (stop or time.perf_counter()) - start
         with self._lock:
-            self.seconds[stage] += stop - start
-            self.least[stage] = min(stop - start, self.least.get(stage, stop - start))
+            self.seconds[stage] += seconds
+            if seconds < self.least.get(stage, math.inf):
+                self.least[stage] = seconds
             self.bytes[stage] += nbytes
-            if self.keep:
-                self._spans.append((stage, track, start, stop, {"bytes": nbytes, **args}))
+        if self.keep:
+            track = track or f"{stage} {get_ident()}"
+            self._spans.append((stage, track, start, start + seconds, {"bytes": nbytes, **args}))
 
     def include(self, nbytes: Mapping[str, int], seconds: Mapping[str, float]) -> None:
         """Totals of another process."""
@@ -49,13 +55,6 @@ class Trace:
             for stage in STAGES:
                 self.bytes[stage] += nbytes.get(stage, 0)
                 self.seconds[stage] += seconds.get(stage, 0.0)
-
-    @contextmanager
-    def span(self, stage: str, **args: Any) -> Iterator[dict[str, Any]]:
-        """Times its body on the thread's own track; the body may add to the arguments it is given."""
-        start = time.perf_counter()
-        yield args
-        self.add(stage, start, time.perf_counter(), f"{stage} {get_ident()}", **args)
 
     def stage_seconds(self) -> dict[str, float]:
         """Busy seconds of every stage."""

@@ -50,13 +50,13 @@ def test_what_is_written_is_read(memory, length):
     data[:] = RNG.integers(0, 256, length, np.uint8)
     assert files.start_write(path, data)()
     assert Path(path).read_bytes() == data.tobytes()
-    assert files.start_read(path, into, 0)()
+    assert files.start_read([(path, 0, len(into))], into)()
     assert np.array_equal(into, data)
     if length > 5000:
         part = into[: length - 5000]
-        assert files.start_read(path, part, 5000)()
+        assert files.start_read([(path, 5000, len(part))], part)()
         assert np.array_equal(part, data[5000:])
-    assert not files.start_read(path, into, 1)()  # it ends before
+    assert not files.start_read([(path, 1, len(into))], into)()  # it ends before
     assert open_files() == before
 
 
@@ -64,10 +64,10 @@ def test_what_cannot_be_opened(memory):
     before = open_files()
     (into,) = page_aligned(1, 4 * MiB)
     with pytest.raises(FileNotFoundError):
-        files.start_read(str(memory / "x"), into, 0)
-    assert not files.start_read(str(memory), into, 0)()
+        files.start_read([(str(memory / "x"), 0, len(into))], into)
+    assert not files.start_read([(str(memory), 0, len(into))], into)()
     os.mkfifo(memory / "pipe")
-    assert not files.start_read(str(memory / "pipe"), into, 0)()
+    assert not files.start_read([(str(memory / "pipe"), 0, len(into))], into)()
     with pytest.raises(OSError, match="directory"):
         files.start_write(str(memory), into)
     assert open_files() == before

@@ -212,6 +212,9 @@ class Device(Protocol):
     def wait(self, stream: str, event: Event) -> None:
         """Let `stream` do nothing more until `event`."""
 
+    def free_panels(self) -> None:
+        """Nothing more is multiplied: give back what only that needs, while blocks are downloaded."""
+
     def peak_bytes(self) -> int:
         """Most device memory held, in bytes; 0 where it computes in host memory."""
 

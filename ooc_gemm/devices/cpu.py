@@ -71,6 +71,8 @@ def _let_any_thread_limit() -> None:
 class _Done:
     """An event of work that is already done."""
 
+    done = True
+
     def synchronize(self) -> None:
         return
 
@@ -81,6 +83,10 @@ class _Mark:
     def __init__(self, stream: "_Stream") -> None:
         self._stream = stream
         self.reached = Flag()
+
+    @property
+    def done(self) -> bool:
+        return self.reached.is_set()
 
     def synchronize(self) -> None:
         self.reached.wait()
@@ -317,6 +323,9 @@ class CPU:
     def cancel(self) -> None:
         """The workers stop after the tile they are at."""
         self._cancelled = True
+
+    def free_panels(self) -> None:
+        """They go with the blocks: that takes no time here."""
 
     def close(self) -> None:
         """Give BLAS its threads back and free the buffers, as far as `start` came."""

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -144,6 +145,8 @@ def devices() -> list[dict[str, Any]]:
     return found
 
 
+_thread = threading.local()
+
 _Rows = list[tuple[int, Event]]
 """Where strips of rows stop, and when each is finished."""
 
@@ -193,7 +196,8 @@ class CUDA:
         self._arrays: dict[Any, Any] = {}
         self._pinned: dict[int, Bytes] = {}
         self._streams: dict[str, Any] = {}
-        self._times, self._points = driver.Events(timed=True), driver.Events(timed=False)
+        use = self._device.use
+        self._times, self._points = driver.Events(timed=True, use=use), driver.Events(timed=False, use=use)
         self._spans: deque[_Span] = deque()
         self._copies: dict[str, Iterator[int]] = {}
         self._untimed = Counter[str]()
@@ -409,21 +413,20 @@ class CUDA:
     def prepare(self, buffer: Bytes) -> None:
         """Pin a buffer, once. Pages come in when they are first touched, by many threads at a time if many
         read; pinned when they are there they cost 25 ms/GiB instead of 400 (H200 machine)."""
-        at = buffer.ctypes.data
-        if at not in self._pinned:
+        if id(buffer) not in self._pinned:
             self._device.use()
             try:
-                self._runtime.hostRegister(at, round_up(buffer.nbytes, PAGESIZE), _PORTABLE)
+                self._runtime.hostRegister(buffer.ctypes.data, round_up(buffer.nbytes, PAGESIZE), _PORTABLE)
             except self._runtime.CUDARuntimeError as error:
                 if error.status != _CUDA_FULL:
                     raise
                 raise OutOfMemoryError(NO_MEMORY) from error
-            self._pinned[at] = buffer
+            self._pinned[id(buffer)] = buffer
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """A 2-D copy into the panel, or, where the type or the orientation differs, to the staging buffer and
         converted from there: the stream's order keeps the next copy from overtaking the conversion."""
-        self._device.use()
+        self._enter()
         self._overflow.upload(piece, buffer, source)
         memory, (row, col) = self._arrays[piece.operand, buffer], piece.into
         stream, size = self._streams[UPLOAD], source.itemsize
@@ -433,6 +436,7 @@ class CUDA:
             at = memory.data.ptr + (row * pitch + col) * size
             self._copy(_TO_DEVICE, at, pitch * size, source.ctypes.data, source.strides[0], source, stream)
         else:
+            self._device.use()
             target = self._panel(memory, piece.operand, piece.panel)
             target = target[row : row + source.shape[0], col : col + source.shape[1]]
             at, width = self._arrays["staging"].data.ptr, source.shape[1] * size
@@ -441,6 +445,13 @@ class CUDA:
                 self._copy(_TO_DEVICE, at, width, source.ctypes.data, source.strides[0], source, stream)
                 self._cupy.copyto(target, staged, casting="unsafe")
         return self._span(UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk)
+
+    def _enter(self) -> None:
+        """Some device must be in use where the driver is called; which one does not matter to copies. To
+        change it would give up the interpreter."""
+        if not hasattr(_thread, "entered"):
+            self._device.use()
+            _thread.entered = True
 
     @staticmethod
     def _copy(
@@ -581,7 +592,6 @@ class CUDA:
         op = self._op
         arithmetic = op.arithmetic
         if arithmetic.kernel == "cublas":
-            self._handle = self._cupy.cuda.device.get_cublas_handle()
             return partial(self._by_strips, self._cublas)
         trans_a, trans_b = not self._along_k("a"), self._along_k("b")
         kernel, panel = KERNELS[arithmetic.kernel], arithmetic.panel.name
@@ -596,8 +606,7 @@ class CUDA:
             return partial(self._real, partial(gemm, in_place="ab"))
         size = plan.bm, plan.bn, plan.bk
         config = best_config(kernel.name, panel, trans_a, trans_b, *size, self.model, self._multiprocessors)
-        function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(self._capability))), config)
-        launch = partial(self._real, partial(nvrtc.launch, function, config))
+        launch = partial(self._real, partial(nvrtc.launch, load(config)[config.kernel], config))
         return partial(self._by_strips, launch)
 
     def _by_strips(
@@ -634,9 +643,10 @@ class CUDA:
         compute = _COMPUTE_64F if total.char in "dD" else _COMPUTE_32F
         transpose_a = (_OP_C if op.conjugate_a else _OP_T) if op.transpose_a else _OP_N
         transpose_b = (_OP_C if op.conjugate_b else _OP_T) if op.transpose_b else _OP_N
+        handle = self._cupy.cuda.device.get_cublas_handle()  # the calling thread's
         with stream:  # CuPy sets cuBLAS's stream to the current one in every call
             cublas.gemmEx(
-                self._handle, transpose_b, transpose_a, n, m, k, scalars[:1].ctypes.data,
+                handle, transpose_b, transpose_a, n, m, k, scalars[:1].ctypes.data,
                 b, _CUDA_TYPE[panel.char], ldb, a, _CUDA_TYPE[panel.char], lda,
                 scalars[1:].ctypes.data, c, _CUDA_TYPE[total.char], ldc, compute, _DEFAULT_ALGORITHM,
             )  # fmt: skip
@@ -669,7 +679,7 @@ class CUDA:
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
         """A 2-D copy out of the block, or of what is transposed on its way into memory for one chunk."""
-        self._device.use()
+        (self._device.use if part.mirrored else self._enter)()
         row, col = (part.col, part.row) if part.mirrored else (part.row, part.col)
         last = row + (part.cols if part.mirrored else part.rows)
         done = next(event for stop, event in self._finished[c] if last <= stop)
@@ -701,6 +711,15 @@ class CUDA:
         self._device.use()
         driver.wait(self._streams[stream].ptr, event)
 
+    def free_panels(self) -> None:
+        """With the kernel's scratch. What is downloaded meanwhile goes on."""
+        self._device.use()
+        self._streams[COMPUTE].synchronize()
+        self._least_free = min(self._least_free, self._runtime.memGetInfo()[0])
+        self._gemm = None
+        for key in [key for key in self._arrays if key[0] in ("a", "b")]:
+            del self._arrays[key]
+
     def peak_bytes(self) -> int:
         """Context, and what has gone from free memory since it was made."""
         return CONTEXT_BYTES + int(self._free - self._least_free)
@@ -729,9 +748,9 @@ class CUDA:
             self._gemm = self._checks = None  # and their scratch
             self._times.close()
             self._points.close()
-            for at in self._pinned:
+            for buffer in self._pinned.values():
                 with contextlib.suppress(self._runtime.CUDARuntimeError):  # where the device has failed
-                    self._runtime.hostUnregister(at)
+                    self._runtime.hostUnregister(buffer.ctypes.data)
             self._pinned.clear()
 
     def alive(self) -> bool:

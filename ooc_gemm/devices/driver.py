@@ -5,12 +5,14 @@ gives it up for the microsecond of a call must wait for a turn to get it back, a
 is ten such calls. Those below keep it: none of them waits for the device but `Event.synchronize`, which gives
 it up.
 
-They are the driver's. A process has one driver, so CuPy's streams and allocations are its own, too; as with
-CuPy, whoever makes an event or a copy has the device in use.
+They are the driver's. A process has one driver, so CuPy's streams and allocations are its own, too. A stream
+says which device is meant; only who makes an event must have that in use, and who calls at all any device.
 """
 
 import ctypes
+import struct
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -43,44 +45,26 @@ class DriverError(RuntimeError):
         self.status = status
 
 
-class _Side(ctypes.Structure):
-    """Half of CUDA_MEMCPY2D."""
-
-    _fields_ = (
-        ("x", ctypes.c_size_t),
-        ("y", ctypes.c_size_t),
-        ("kind", ctypes.c_uint),
-        ("host", _ADDRESS),
-        ("device", _ADDRESS),
-        ("array", _ADDRESS),
-        ("pitch", ctypes.c_size_t),
-    )
-
-
-class _Copy(ctypes.Structure):
-    """CUDA_MEMCPY2D."""
-
-    _fields_ = (
-        ("source", _Side),
-        ("target", _Side),
-        ("width", ctypes.c_size_t),
-        ("rows", ctypes.c_size_t),
-    )
+_COPY = struct.Struct("@NNI4xPPPNNNI4xPPPNNN")
+"""CUDA_MEMCPY2D: of the source and of the target x, y, kind, host, device, array and pitch; width and rows."""
 
 
 class Events:
     """Points in the streams of one device, with their times or without. What is behind one that nobody has
     any more becomes the next one's: to make it and to destroy it takes longer than to record it."""
 
-    def __init__(self, timed: bool):
+    def __init__(self, timed: bool, use: Callable[[], None] = lambda: None):
+        """`use`: makes the device that of the calling thread."""
         self._flags = _BLOCKING if timed else _BLOCKING | _WITHOUT_TIME
         self._free: list[int] = []
+        self._use = use
 
     def record(self, stream: int) -> "Event":
         """All that a stream has been given by now."""
         try:
             ptr = self._free.pop()
         except IndexError:
+            self._use()
             handle = _ADDRESS()
             _call("cuEventCreate", ctypes.byref(handle), self._flags)
             assert handle.value
@@ -137,11 +121,14 @@ def copy(
 ) -> None:  # fmt: skip
     """2-D, in a stream. `to`: kinds of memory, (target, source); addresses, with bytes from row to row; bytes
     of a row, and how many."""
-    sides = (
-        _Side(0, 0, kind, *((at, 0) if kind == HOST else (0, at)), 0, pitch)
-        for kind, at, pitch in ((to[1], source, source_pitch), (to[0], target, target_pitch))
-    )
-    _call("cuMemcpy2DAsync_v2", ctypes.byref(_Copy(*sides, width, rows)), stream)
+    _call(
+        "cuMemcpy2DAsync_v2",
+        _COPY.pack(
+            0, 0, to[1], source, source, 0, source_pitch,
+            0, 0, to[0], target, target, 0, target_pitch, width, rows,
+        ),
+        stream,
+    )  # fmt: skip
 
 
 def _call(name: str, *args: Any) -> None:

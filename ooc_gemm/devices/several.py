@@ -13,10 +13,11 @@ but where to take panels from. A panel may be overwritten by the kernel that mul
 goes on before all upload streams have done what others take from it (`record` and `wait` are of all).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,19 +42,21 @@ _Place = tuple[tuple[int, int], tuple[int, ...]]
 """Row and column in a panel, and how many there are of them."""
 
 
-@dataclass(frozen=True)
-class _All:
+class _All(NamedTuple):
     """Events of all devices."""
 
     events: tuple[Event, ...]
+
+    @property
+    def done(self) -> bool:
+        return all(event.done for event in self.events)
 
     def synchronize(self) -> None:
         for event in self.events:
             event.synchronize()
 
 
-@dataclass(frozen=True)
-class _Checks:
+class _Checks(NamedTuple):
     """Checks of bands, with the first row of each."""
 
     bands: tuple[tuple[int, Check], ...]
@@ -138,8 +141,8 @@ class Several:
         """Each for blocks as high as its highest band."""
         self._op, self._passes = operation, plan.budget.linked
         self._arrived: dict[tuple[int, int, tuple[int, int]], list[_Place]] = {}
-        for index, device in enumerate(self.devices):
-            device.start(replace(plan, bm=band_rows(plan.bm, self._weights, index)), operation, trace)
+        rows = {id(x): band_rows(plan.bm, self._weights, i) for i, x in enumerate(self.devices)}
+        self._each(lambda device: device.start(replace(plan, bm=rows[id(device)]), operation, trace))
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
         """Of the first: what is pinned for one is pinned for all."""
@@ -155,9 +158,10 @@ class Several:
         events: list[Event] = []
         if piece.operand != "b":
             axis = int(piece.operand == "a" and self._op.transpose_a)
+            at = piece.into[axis]
             for device, rows in self._bands(piece.panel[axis]):
-                if part := _cut(source, piece, axis, rows):
-                    events.append(device.upload(*part, buffer))
+                if rows[0] < at + source.shape[axis] and at < rows[1]:
+                    events.append(device.upload(*_cut(source, piece, axis, rows), buffer))
         if piece.operand == "b" or piece.both:
             piece = piece._replace(operand="b")
             if self._passes:
@@ -167,7 +171,7 @@ class Several:
                 self._arrived.setdefault((index, buffer, piece.panel), []).append((piece.into, source.shape))
             else:
                 events += [device.upload(source, piece, buffer) for device in self.devices]
-        return _All(tuple(events))
+        return events[0] if len(events) == 1 else _All(tuple(events))
 
     def _pass_on(self) -> None:
         """What has been uploaded of op(B)'s panels, from each device to all others."""
@@ -223,20 +227,17 @@ class Several:
             start, stop = band.row - block.row, band.row - block.row + band.rows
             first, last = max(part.row, start) - part.row, min(part.row + part.rows, stop) - part.row
             left, right = max(part.col, start) - part.col, min(part.col + part.cols, stop) - part.col
-            turned = replace(part, col=part.col + left - start, cols=right - left, mirrored=True)
-            if part.mirrored:  # its columns are rows of the block
-                if left < right:
-                    yield device, band, turned, (slice(None), slice(left, right))
-                continue
-            if block.diagonal:  # columns here that are rows of this band: above the diagonal, in bands before
-                above = min(part.row + part.rows, start) - part.row
-                if left < right and above > 0:
-                    yield device, band, replace(turned, rows=above), (slice(above), slice(left, right))
-            else:
-                right = part.cols
-            if first < last and right > 0:
-                some = replace(part, row=part.row + first - start, rows=last - first, cols=right)
-                yield device, band, some, (slice(first, last), slice(right))
+            above = part.rows if part.mirrored else min(part.row + part.rows, start) - part.row
+            # Columns that are rows of this band: of the transpose, or above the diagonal in bands before it.
+            if (part.mirrored or (block.diagonal and above > 0)) and left < right:
+                turned = Part(
+                    part.chunk, part.row, part.col + left - start, above, right - left, mirrored=True
+                )
+                yield device, band, turned, (slice(above), slice(left, right))
+            cols = right if block.diagonal else part.cols
+            if not part.mirrored and first < last and cols > 0:
+                some = Part(part.chunk, part.row + first - start, part.col, last - first, cols)
+                yield device, band, some, (slice(first, last), slice(cols))
 
     def record(self, stream: str) -> Event:
         """Of all; op(B)'s panels are where they are needed then."""
@@ -251,6 +252,10 @@ class Several:
             for one in event.events if stream == COMPUTE else event.events[index : index + 1]:
                 device.wait(stream, one)
 
+    def free_panels(self) -> None:
+        """All at once."""
+        self._each(lambda device: device.free_panels())
+
     def peak_bytes(self) -> int:
         """Of the device that held most."""
         return max(device.peak_bytes() for device in self.devices)
@@ -261,10 +266,14 @@ class Several:
             device.cancel()
 
     def close(self) -> None:
-        """All at once, also where one fails: each takes a while to give its memory back."""
+        """All at once."""
+        self._each(lambda device: device.close())
+
+    def _each(self, work: Callable[[Member], None]) -> None:
+        """All at once, and also where one fails: to get memory and to give it back takes each a while."""
         with ThreadPoolExecutor(len(self.devices)) as pool:
-            closing = [pool.submit(device.close) for device in self.devices]
-        for one in closing:
+            working = [pool.submit(work, device) for device in self.devices]
+        for one in working:
             one.result()
 
     def explain(self, error: Exception) -> DeviceError | None:
@@ -289,17 +298,22 @@ class Several:
 
     def _blocks(self, block: Block) -> Iterator[tuple[Member, Block]]:
         """What each device makes of a block, where that is anything."""
-        for device, (start, stop) in self._bands(block.rows):
-            if start < stop:
-                yield device, replace(block, row=block.row + start, rows=stop - start, diagonal=False)
+        for device, band in zip(self.devices, _split(block, self._weights), strict=True):
+            if band.rows:
+                yield device, band
 
 
-def _cut(source: Array, piece: Piece, axis: int, lines: tuple[int, int]) -> tuple[Array, Piece] | None:
-    """What of a piece lies in [start, stop) of the panel's rows, or columns (axis 1)."""
+@lru_cache(maxsize=8)
+def _split(block: Block, weights: tuple[int, ...]) -> list[Block]:
+    """Its bands."""
+    cut = bands(block.rows, weights)
+    return [replace(block, row=block.row + i, rows=stop - i, diagonal=False) for i, stop in cut]
+
+
+def _cut(source: Array, piece: Piece, axis: int, lines: tuple[int, int]) -> tuple[Array, Piece]:
+    """What of a piece lies in [start, stop) of the panel's rows, or columns (axis 1), which it meets."""
     at, size = piece.into[axis], source.shape[axis]
     start, stop = max(at, lines[0]), min(at + size, lines[1])
-    if start >= stop:
-        return None
     into, panel = list(piece.into), list(piece.panel)
     into[axis], panel[axis] = start - lines[0], lines[1] - lines[0]
     part = source[start - at : stop - at] if axis == 0 else source[:, start - at : stop - at]
