@@ -499,6 +499,7 @@ def _prepare(
         check_itemsize=arithmetic.check_type.itemsize if verify else 0,
         kernel=f"{arithmetic.kernel}: {arithmetic.why}",
         symmetric=symmetric,
+        keeps_a=arithmetic.panel.kind != "c" and arithmetic.panel != np.int64,
     )
     costs = chosen.limits(arithmetic, device_limit)
     turned = problem.panels_along_k != problem.stored_along_k

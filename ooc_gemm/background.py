@@ -67,8 +67,8 @@ class Transfer:
     """Bytes on their way between a buffer and files."""
 
     def __init__(self, jobs: Sequence[Job], flags: int, buffer: Bytes, parts: int = 1):
-        """One file after the other, each in so many parts at once. `flags`: of `open`; where they say so, it is
-        a write. Raises OSError, also in a process that was forked since the folder was looked at."""
+        """One file after the other, each in so many parts at once. `flags`: of `open`; where they say so, it
+        is a write. Raises OSError, also in a process that was forked since the folder was looked at."""
         if _found is None:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), jobs[0][0])
         self._quick, self._slow = quick, _ = _found

@@ -123,7 +123,7 @@ def execute(
     readers = ThreadPoolExecutor(plan.readers, "ooc-gemm reader")
     writers = ThreadPoolExecutor(plan.writers, "ooc-gemm writer")
     blocks = [_CBlock() for _ in range(plan.c_buffers)]
-    consumed: list[Event | None] = [None] * plan.panel_buffers
+    consumed: dict[tuple[str, int], Event] = {}
     steps, step = plan.block_count * max(1, plan.panel_count), 0
     try:
         threads, each = _dealt(plan.readers, all(source.background for source in sources.values()))
@@ -133,19 +133,21 @@ def execute(
             c = block.index % plan.c_buffers
             if plan.problem.reads_c:
                 blocks[c].free()
-                ring.advance(c)
-            for panel in plan.panels():
+                ring.advance((c, c))
+            for number, panel in enumerate(plan.panels()):
                 p = step % plan.panel_buffers
-                if (event := consumed[p]) is not None:
+                buffers = number if plan.resident else p, p
+                filled = list(zip("ab", buffers, strict=True))[not plan.brings_a(block) :]
+                for event in {consumed[each] for each in filled if each in consumed}:
                     device.wait(UPLOAD, event)
-                ring.advance(p)
+                ring.advance(buffers)
                 if panel[0] == 0:
                     blocks[c].free()
                 for other in blocks:
                     other.check()
                 device.wait(COMPUTE, device.record(UPLOAD))
                 device.multiply(block, panel, p, c, first=panel[0] == 0)
-                consumed[p] = device.record(COMPUTE)
+                consumed |= dict.fromkeys(zip("ab", buffers, strict=True), device.record(COMPUTE))
                 if step == 0:
                     _make_ready(writers, device, plan, write_slots)
                 step += 1
@@ -233,7 +235,7 @@ def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trac
                     trace.add("read", start, nbytes=nbytes, operand=piece.operand, chunk=piece.chunk)
                     device.prepare(slot.data)
                     slot.view = view
-                buffer = ring.admit(slot, task)
+                buffer = ring.admit(slot, task)[piece.operand != "a"]
                 assert slot.view is not None, "it is filled"
                 ring.release(slot, task, device.upload(slot.view, piece, buffer))
     except Stopped:

@@ -215,6 +215,8 @@ class Problem:
     """Bytes of an element of the vectors that blocks are checked with; 0 where they are not."""
     kernel: str = ""
     """What multiplies, and why that: for the reader of the plan."""
+    keeps_a: bool = False
+    """A panel of op(A) can be multiplied again by another of op(B)."""
     symmetric: bool = False
     """op(B) is op(A)ᵀ, and so C = Cᵀ: blocks on and below the diagonal are made, the others are their
     mirror images."""
@@ -465,6 +467,9 @@ class Plan:
     """What there is to say of the inputs' chunks: see `layout`."""
     growth: float = 1.0
     """Panels grow along k by that, up to `bk` (`growing_panels`); 1: all but the last are as deep."""
+    resident: bool = False
+    """All panels of op(A) stay on the device, each with a buffer of its own, while a row of blocks is made:
+    only the first of those brings them."""
     done: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
     """Chunks of C that are not made again; a block of which all are done is left out."""
 
@@ -478,7 +483,8 @@ class Plan:
         old = [piece for block in blocks for piece in left.block_pieces(block)]
         read = sum(sizes[-1] for _, sizes in _visits(left) if sizes)
         uploaded = p.k * sum(
-            block.rows * p.a.itemsize + (0 if block.diagonal else block.cols * p.b.itemsize)
+            (block.rows * p.a.itemsize if left.brings_a(block) else 0)
+            + (0 if block.diagonal else block.cols * p.b.itemsize)
             for block in blocks
         ) + sum(block.rows * block.cols * p.c.itemsize for block in blocks if p.reads_c)
         off = sum(block.cols for block in blocks if not block.diagonal)
@@ -522,6 +528,16 @@ class Plan:
         """How many panel pairs each block takes."""
         return len(self._panels)
 
+    @property
+    def a_buffers(self) -> int:
+        """How many panels of op(A) the device has room for."""
+        return self.panel_count if self.resident else self.panel_buffers
+
+    def brings_a(self, block: Block) -> bool:
+        """Whether its panels of op(A) are not on the device yet."""
+        i = block.index
+        return not self.resident or i == 0 or self._places[i - 1][0] != self._places[i][0]
+
     def blocks(self) -> Iterator[Block]:
         """Every element of C that is not done exactly once; of a symmetric one, those on and below the
         diagonal."""
@@ -549,12 +565,12 @@ class Plan:
         return tuple(ranges(self.problem.k, self.bk))
 
     def pieces(self, block: Block, panel: tuple[int, int]) -> Iterator[Piece]:
-        """What fills one pair of panels; on the diagonal op(A)'s alone."""
+        """What fills one pair of panels; on the diagonal op(A)'s alone, and where that is there, op(B)'s."""
         row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
         visit = 2 * (block.index * self.panel_count + bisect_right(self._panels, panel) - 1)
         matrix = "a" if self.problem.symmetric else ""
         for number, (operand, (s, rows, cols)) in enumerate(_sides(self.problem, row, col, panel).items()):
-            if operand == "b" and block.diagonal:
+            if (operand == "b" and block.diagonal) or (operand == "a" and not self.brings_a(block)):
                 continue
             found, kept = (x[visit + number] if x else 0 for x in (self.found, self.kept))
             pieces = cut(operand, s, rows, cols, self.slot_bytes, found, kept, matrix)
@@ -626,7 +642,8 @@ class Plan:
                 "blocks of C",
                 f"{self.block_count} of {self.bm}×{self.bn}, each in {self.panel_count} "
                 f"{'panel' if self.panel_count == 1 else 'panels'} of "
-                f"{'up to ' if self.growth > 1 else ''}{self.bk}",
+                f"{'up to ' if self.growth > 1 else ''}{self.bk}"
+                f"{'; those of A stay on the device' if self.resident else ''}",
             ),
             *(
                 [("workers", f"{self.budget.workers}, each with this much memory")]
@@ -669,7 +686,7 @@ class Plan:
         out = {key: getattr(self, key) for key in keys}
         c = self.problem.c
         out.update(kernel=self.problem.kernel, symmetric=self.problem.symmetric)
-        out.update(rates=self.used_rates.note)
+        out.update(rates=self.used_rates.note, resident=self.resident)
         out.update(blocks=self.block_count, panels=self.panel_count, chunks=[c.chunk_rows, c.chunk_cols])
         out.update(host_bytes=self.host_bytes, device_bytes=self.device_bytes)
         out.update(memory_limit=self.budget.host, device_memory_limit=self.budget.device)
@@ -740,11 +757,11 @@ def _visits(plan: Plan) -> list[tuple[_Unit, list[int]]]:
 
     pairs = (
         zip(
-            strip("a", i),
+            strip("a", i) if plan.brings_a(plan._block(index, i, j)) else nothing,
             nothing if symmetric and i == j else strip("a" if symmetric else "b", j),
             strict=True,
         )
-        for i, j in plan._places
+        for index, (i, j) in enumerate(plan._places)
     )
     return list(chain.from_iterable(chain.from_iterable(pairs)))
 

@@ -49,6 +49,13 @@ LEAST_CACHE_SLOTS = 8
 PANEL_BUFFERS = 2
 """Pairs of panels: one is filled while the other is multiplied."""
 
+READY_AGAIN = 300
+"""Columns of a block whose products take as long as to make a panel of op(A) ready once more (fp16x3, H200:
+three times its bytes pass through the memory of the device)."""
+
+WIDTHS_TRIED = 8
+"""Of blocks for which op(A) stays on the device."""
+
 MIN_DEPTH, MAX_DEPTH = 256, 8192
 """Thinnest panel tried: thinner ones save a few MiB and cost many times the reads. And the deepest, but for
 chunks that are deeper: C is read and written for each (fp16x3, H200: 6 % of the time; 26 % at 2048)."""
@@ -75,9 +82,9 @@ def _rings(budget: Budget) -> list[_Ring]:
     while budget.connection and counts[-1] > 4:
         counts.append(counts[-1] // 2)
     share = 1 if budget.connection else 2  # where a request is made again, those behind it need room
+    if budget.stacked:  # in memory: the more slots, the fewer are still in the caches of the CPU
+        share = 4
     rings = [_Ring(n, max(1, w * n // r), n + max(2, n // share), cap) for n in counts for cap in ample]
-    if budget.stacked and budget.device is not None:
-        rings.insert(0, _Ring(max(2, r // 2), w, max(2, r // 2) + 2, 32 * MiB))
     return [*rings, _Ring(min(2, r), 1, 3, 1 * MiB)]
 
 
@@ -92,6 +99,7 @@ class _Candidate:
     cache: int = 0
     by_columns: bool = False
     growth: float = 1.0
+    resident: bool = False
 
 
 def _slot_bytes(p: Problem, x: _Candidate) -> int:
@@ -135,8 +143,11 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
     scratch = panels[0] * p.scratch[0] + panels[1] * p.scratch[1] + (rows + x.bn) * p.line_bytes
     if p.symmetric and budget.device is not None:
         scratch += chunk * p.block_itemsize  # where a part is transposed
+    buffers = PANEL_BUFFERS * panels[1] + (ceil_div(p.k, x.bk) if x.resident else PANEL_BUFFERS) * panels[0]
+    if x.resident:  # where a kernel makes of it what it would else make in its place
+        scratch += panels[0] * p.panel_itemsize
     compute = {
-        "panels": PANEL_BUFFERS * sum(panels) * p.panel_itemsize,
+        "panels": buffers * p.panel_itemsize,
         "C blocks": x.c_buffers * rows * x.bn * p.block_itemsize,
         "workspace": budget.workspace + (slot if budget.staged else 0) + scratch,
     }
@@ -222,16 +233,17 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     else:
         b = one_pass(p.b, *((x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)), slot)
         found = _found_shares(x, a, b, down, across) if x.cache else (0.0, 0.0)
-        sides = [(p.a, a, across, 1 - found[0]), (p.b, b, down, 1 - found[1])]
+        sides = [(p.a, a, 1 if x.resident else across, 1 - found[0]), (p.b, b, down, 1 - found[1])]
     if p.reads_c:
         sides.append((x.c, one_pass(x.c, x.bm, x.bn, slot), 1, 1.0))
-    read = uploaded = handling = 0.0
+    read = uploaded = handling = first = 0.0
     # A few readers do not keep a disk busy.
     rate = rates.read * (1.0 if rates.shared else min(1.0, x.ring.readers / BUSY_READERS))
     rate, call = min(rate, x.ring.readers * rates.stream), rates.read_seconds + rates.latency / x.ring.readers
     for s, one, times, share in sides:
         moving = one.nbytes / rate + one.decoded / rates.decode + one.calls * call
         read += times * share * moving
+        first += moving / (1 if s is p.a else across)
         handling += times * one.pieces * rates.piece_seconds
         uploaded += times * s.rows * s.cols * s.itemsize
     uploaded += uploaded_again(p, budget, *_columns(p, x.bm, x.bn))
@@ -240,6 +252,7 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     if x.growth > 1:
         deep = len(growing_panels(p.k, x.bk, p.k_chunk, x.growth))
     thin = rates.thin * deep / max(1, p.k) + 64 / x.bm + 64 / x.bn
+    thin += READY_AGAIN / x.bn if x.resident else 0.0
     if p.symmetric and len(budget.weights) > 1:  # blocks on the diagonal are made whole
         thin += 1 / max(1, down)
     elif p.symmetric:  # in thin strips whose ends stand out
@@ -268,6 +281,8 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     filled = each_read + stages["upload"] / max(1, blocks * deep)
     store = taking_turns(stages["read"], hidden, rates.turns)
     until_tail = max(filled + stages["compute"] - each_multiply, store, each_read + stages["upload"])
+    if x.resident:  # the first block waits for all of op(A)
+        until_tail = max(until_tail, first + stages["compute"] * (1 - 1 / blocks))
     until_last = max(stages["read"], stages["compute"]) / max(1, blocks) + hidden
     return stages, start + max(until_tail + tail, until_last + last)
 
@@ -428,7 +443,8 @@ def _search(
                     chosen = widths[widest : widest + 2]
                 for bn in chosen:
                     plain = _Candidate(c, bm, bn, bk, c_buffers, ring)
-                    for x in (plain, *_cached(p, budget, plain), *_growing(p, budget, plain)):
+                    others = (_cached, _growing, _resident)
+                    for x in (plain, *(x for make in others for x in make(p, budget, plain))):
                         elements = bm * bn + (bm + bn) * bk + x.cache
                         stages, seconds = _seconds(p, budget, rates, x)
                         seconds = seconds * _rounds(p, budget, x) + _hidden_cost(p, stages) / budget.workers
@@ -460,6 +476,18 @@ def _growing(p: Problem, budget: Budget, x: _Candidate) -> Iterator[_Candidate]:
         deeper = replace(x, bk=depth, growth=growth)
         if LEAST_GROWN <= depth < p.k and depth % p.k_chunk == 0 and _fits(p, budget, deeper):
             yield deeper
+
+
+def _resident(p: Problem, budget: Budget, x: _Candidate) -> Iterator[_Candidate]:
+    """The same in a few blocks side by side, for all of which op(A) stays on a device with memory of its own:
+    while one is made, the one before is written."""
+    if budget.device is None or budget.workers > 1 or p.symmetric or not p.keeps_a or x.bm < p.m:
+        return
+    widths = [bn for bn in steps(p.n, x.c.chunk_cols) if bn <= x.bn and bn < p.n]
+    for bn in widths[:WIDTHS_TRIED] if x.c_buffers > 1 else ():
+        narrower = replace(x, bn=bn, resident=True)
+        if _fits(p, budget, narrower):
+            yield narrower
 
 
 def _refusal(p: Problem, budget: Budget) -> BudgetError:
@@ -497,8 +525,9 @@ def _refusal(p: Problem, budget: Budget) -> BudgetError:
 def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
     down, across = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn)
     p = replace(p, c=x.c)
-    bytes_read = across * p.a.read_bytes(*((x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)))
-    uploaded = across * p.m * p.k * p.a.itemsize
+    times_a = 1 if x.resident else across
+    bytes_read = times_a * p.a.read_bytes(*((x.bk, x.bm) if p.a.transposed else (x.bm, x.bk)))
+    uploaded = times_a * p.m * p.k * p.a.itemsize
     if not p.symmetric:  # else each strip of A has met all others as op(A) or as op(B), and itself once
         bytes_read += down * p.b.read_bytes(*((x.bn, x.bk) if p.b.transposed else (x.bk, x.bn)))
         uploaded += down * p.k * p.n * p.b.itemsize
@@ -525,6 +554,7 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
         cache_slots=0,
         by_columns=x.by_columns,
         growth=x.growth,
+        resident=x.resident,
         found=(),
         kept=(),
         lower_bound_bytes=lower_bound_bytes(p, fast),

@@ -80,7 +80,7 @@ class Ring:
         self._tasks = (Task(turn, piece) for turn, pieces in enumerate(turns) for piece in pieces)
         self._next = next(self._tasks, None)
         self._kept: dict[Any, Slot] = {}
-        self._open, self._buffer = -1, 0
+        self._open, self._buffers = -1, (0, 0)
         self._under_way: Counter[int] = Counter()
         """Pieces of each turn that readers have and have not uploaded yet."""
         # One lock, and a condition for whatever is waited for: a slot that becomes free is news for one
@@ -122,9 +122,10 @@ class Ring:
     def _goes_on(self) -> bool:
         return bool(self._closed or self._next is None or self._next.piece.found or self._free)
 
-    def admit(self, slot: Slot, task: Task) -> int:
+    def admit(self, slot: Slot, task: Task) -> tuple[int, int]:
         """For readers: the slot holds its piece, or will when another reader has it. Waits for that and for
-        the piece's turn, and says which panels, or C block, it is for. Raises Stopped."""
+        the piece's turn, and says which panel of op(A), and which of op(B) or C block, it is for. Raises
+        Stopped."""
         if task.piece.kept or task.piece.found or task.turn > self._open:
             with self._lock:
                 self._came.notify_all()
@@ -133,7 +134,7 @@ class Ring:
                 )
         if self._closed:
             raise Stopped
-        return self._buffer
+        return self._buffers
 
     def release(self, slot: Slot, task: Task, guard: Event) -> None:
         """For readers: the piece is on its way, and the slot is free once `guard` has completed, unless the
@@ -147,11 +148,11 @@ class Ring:
             if self._has_all(task.turn):
                 self._uploaded.notify()
 
-    def advance(self, buffer: int) -> None:
-        """For the conductor: let the pieces of the next turn be uploaded, to these panels or this C block,
-        and wait until all are on their way. Raises what a reader failed with."""
+    def advance(self, buffers: tuple[int, int]) -> None:
+        """For the conductor: let the pieces of the next turn be uploaded, to this panel of op(A) and this one
+        of op(B), or C block, and wait until all are on their way. Raises what a reader failed with."""
         with self._lock:
-            self._open, self._buffer = self._open + 1, buffer
+            self._open, self._buffers = self._open + 1, buffers
             self._came.notify_all()
             while not self._uploaded.wait_for(
                 lambda: self._has_all(self._open) or self._closed, SIGNAL_SECONDS

@@ -298,9 +298,8 @@ class TensorGemm(ABC):
             self._scratch[name] = Memory(max(256, nbytes))
         return int(self._scratch[name].ptr)
 
-    def reserve(self, m: int, n: int, k: int) -> None:
-        """Take the memory for products up to m×n×k now (all in place, no operand turned), and load the
-        kernel."""
+    def reserve(self, m: int, n: int, k: int, in_place: str = "ab") -> None:
+        """Take the memory for products up to m×n×k now (no operand turned), and load the kernel."""
         config, _ = self.choose(m, n, k)
         self._function(config)
         # A smaller product at an edge may be cut in slices: no more than there are places for tiles.
@@ -311,6 +310,10 @@ class TensorGemm(ABC):
             self.memory("flag", _FLAG_BYTES)
             self.memory("exponents", 4 * (m + n))
             self.memory("largest", 4 * max(m, n))
+            for name in {"a", "b"} - set(in_place):
+                lines, pitch = {"a": m, "b": n}[name], PITCH_BYTES // 4
+                padded = k * round_up(lines, pitch) if self._mn[name] else lines * round_up(k, pitch)
+                self.memory(f"planes {name}", 4 * padded)
 
 
 def strips(extent: int) -> Iterator[tuple[int, int]]:

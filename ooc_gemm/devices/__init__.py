@@ -187,7 +187,8 @@ class Device(Protocol):
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """Block c ← α·(panels p) + (β if first else 1)·block c. On the diagonal the panel of op(A) is that of
-        op(B), too, and only what lies on and below the diagonal counts."""
+        op(B), too, and only what lies on and below the diagonal counts. Where panels of op(A) stay
+        (`Plan.resident`), each has its own number, and is not to be changed."""
 
     def mirror(self, block: Block, c: int, col: int = 0) -> None:
         """Above the diagonal that begins in column `col`, as many columns as there are rows become what they

@@ -216,13 +216,12 @@ class CPU:
         self._op, self._trace = operation, trace
         self._overflow = Overflow(operation)
         arithmetic = operation.arithmetic
-        self._panels = [
-            {
-                "a": np.empty(plan.bm * plan.bk, arithmetic.panel),
-                "b": np.empty(plan.bk * plan.bn, arithmetic.panel),
-            }
-            for _ in range(plan.panel_buffers)
-        ]
+        self._step = plan.bk if plan.resident else 0
+        self._panels = {
+            (name, p): np.empty(plan.bk * lines, arithmetic.panel)
+            for name, lines, count in (("a", plan.bm, plan.a_buffers), ("b", plan.bn, plan.panel_buffers))
+            for p in range(count)
+        }
         self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]
         self._cancelled = False
         self._started.enter_context(one_blas_thread)
@@ -242,7 +241,7 @@ class CPU:
         """A strided copy, with conversion to the panel's type."""
         start = time.perf_counter()
         self._overflow.upload(piece, buffer, source)
-        memory = self._blocks[buffer] if piece.operand == "c" else self._panels[buffer][piece.operand]
+        memory = self._blocks[buffer] if piece.operand == "c" else self._panels[piece.operand, buffer]
         row, col = piece.into
         rows, cols = source.shape
         np.copyto(_shaped(memory, piece.panel)[row : row + rows, col : col + cols], source, casting="unsafe")
@@ -264,13 +263,15 @@ class CPU:
     ) -> None:
         """At once."""
         assert isinstance(other, CPU)
-        to, at = (_shaped(device._panels[buffer]["b"], panel) for device in (self, other))
+        to, at = (_shaped(device._panels["b", buffer], panel) for device in (self, other))
         np.copyto(to[slice(*rows), slice(*cols)], at[slice(*rows), slice(*cols)])
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """Tiles of the block, dealt to the workers."""
-        self._overflow.multiply(block, p, c, panel[1] - panel[0], first)
-        self._stream.submit(partial(self._multiply, block, panel[1] - panel[0], p, c, first))
+        k, a = panel[1] - panel[0], self._panels["a", panel[0] // self._step if self._step else p]
+        self._overflow.multiply(block, p, c, k, first)
+        b = a if block.diagonal else self._panels["b", p]
+        self._stream.submit(partial(self._multiply, block, k, a, b, c, first))
 
     def scale(self, block: Block, c: int) -> None:
         """β·C in place."""
@@ -330,7 +331,7 @@ class CPU:
     def close(self) -> None:
         """Give BLAS its threads back and free the buffers, as far as `start` came."""
         self._started.close()
-        self._panels, self._blocks = [], []
+        self._panels, self._blocks = {}, []
         self._finished.clear()
 
     def alive(self) -> bool:
@@ -340,12 +341,11 @@ class CPU:
     def explain(self, error: Exception) -> None:
         """It has no memory of its own."""
 
-    def _multiply(self, block: Block, k: int, p: int, c: int, first: bool) -> None:
+    def _multiply(self, block: Block, k: int, left: Array, right: Array, c: int, first: bool) -> None:
         start = time.perf_counter()
         op, arithmetic = self._op, self._op.arithmetic
-        a = self._operand(self._panels[p]["a"], (block.rows, k), op.transpose_a, op.conjugate_a)
-        memory = self._panels[p]["a" if block.diagonal else "b"]
-        b = self._operand(memory, (k, block.cols), op.transpose_b, op.conjugate_b)
+        a = self._operand(left, (block.rows, k), op.transpose_a, op.conjugate_a)
+        b = self._operand(right, (k, block.cols), op.transpose_b, op.conjugate_b)
         out = _shaped(self._blocks[c], (block.rows, block.cols))
         if self._checks:
             if first:

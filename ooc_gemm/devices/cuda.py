@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from mmap import PAGESIZE
 from threading import Lock
 from typing import Any
@@ -49,6 +50,9 @@ LIBRARY_BYTES = 144 * MiB
 MODULE_BYTES = 48 * MiB
 """Device memory of our own kernels, loaded, of CuPy's that convert and turn, and what a dozen allocations are
 rounded up by, to 2 MiB (with 32 MiB a product within the smallest limit passed it by 7 MB)."""
+
+ALIGN = 512
+"""Bytes that arrays begin at multiples of."""
 
 THIN = 512
 """Rows or columns of C below which our tiles for float16 lie half empty."""
@@ -378,19 +382,22 @@ class CUDA:
         self._overflow = Overflow(operation)
         arithmetic, self._block_shape = operation.arithmetic, (plan.bm, plan.bn)
         self._device.use()
-        for p in range(plan.panel_buffers):
-            sizes = panel_elements(plan.problem, plan.bm, plan.bn, plan.bk)
-            self._arrays["a", p] = self._allocate(sizes[0], arithmetic.panel)
-            self._arrays["b", p] = self._allocate(sizes[1], arithmetic.panel)
-        for c in range(plan.c_buffers):
-            self._arrays["c", c] = self._allocate(plan.bm * plan.bn, arithmetic.block)
+        sizes = panel_elements(plan.problem, plan.bm, plan.bn, plan.bk)
+        panels = {("a", p): (sizes[0], arithmetic.panel) for p in range(plan.a_buffers)}
+        panels |= {("b", p): (sizes[1], arithmetic.panel) for p in range(plan.panel_buffers)}
+        others: dict[Any, tuple[int, np.dtype[Any]]] = {
+            ("c", c): (plan.bm * plan.bn, arithmetic.block) for c in range(plan.c_buffers)
+        }
         if plan.problem.symmetric:
             part = plan.problem.c.chunk_rows * plan.problem.c.chunk_cols
-            self._arrays["mirrored"] = self._allocate(part, arithmetic.block)
+            others["mirrored"] = part, arithmetic.block
             self._turn = load(catalog.transpose(arithmetic.block.name), "transpose", "mirror")
         if plan.budget.staged:
-            self._arrays["staging"] = self._allocate(plan.slot_bytes, np.dtype(np.uint8))
+            others["staging"] = plan.slot_bytes, np.dtype(np.uint8)
+        for some in (panels, others):  # which go at different times
+            self._allocate_all(some)
         self._gemm, self._depth = self._open_kernel(plan), plan.problem.k
+        self._step = plan.bk if plan.resident else 0
         self._early, self._finished = {}, {}
         self._copies = {UPLOAD: itertools.count(), DOWNLOAD: itertools.count()}
         if operation.verify:
@@ -399,6 +406,14 @@ class CUDA:
         self._base = self._times.record(self._streams[COMPUTE].ptr)
         self._base.synchronize()
         self._base_time = time.perf_counter()
+
+    def _allocate_all(self, wanted: dict[Any, tuple[int, np.dtype[Any]]]) -> None:
+        """In one piece: an allocation takes 3 ms where others can reach into it (four H200)."""
+        cupy = self._cupy
+        sizes = [round_up(max(1, n * dtype.itemsize), ALIGN) for n, dtype in wanted.values()]
+        memory = cupy.cuda.Memory(sum(sizes))
+        for (key, (elements, dtype)), at in zip(wanted.items(), accumulate(sizes, initial=0), strict=False):
+            self._arrays[key] = cupy.ndarray((elements,), dtype, cupy.cuda.MemoryPointer(memory, at))
 
     def _allocate(self, elements: int, dtype: np.dtype[Any]) -> Any:
         """Its own allocation: the memory pool keeps more than it is asked for."""
@@ -509,7 +524,8 @@ class CUDA:
         self._overflow.multiply(block, p, c, k, first)
         stream = self._streams[COMPUTE]
         start = self._times.record(stream.ptr)
-        a, b, out = self._arrays["a", p], self._arrays["b", p], self._arrays["c", c]
+        number = panel[0] // self._step if self._step else p
+        a, b, out = self._arrays["a", number], self._arrays["b", p], self._arrays["c", c]
         lda, ldb = (self._pitch(name, k, lines) for name, lines in (("a", block.rows), ("b", block.cols)))
         if self._checks:
             if first:
@@ -602,8 +618,9 @@ class CUDA:
         if kernel.launcher != "nvrtc":
             kind = Wgmma if kernel.launcher == "wgmma" else Mma
             gemm = kind(kernel.name, trans_a, trans_b, panel, panel)
-            gemm.reserve(plan.bm, plan.bn, plan.bk)
-            return partial(self._real, partial(gemm, in_place="ab"))
+            in_place = "b" if plan.resident else "ab"
+            gemm.reserve(plan.bm, plan.bn, plan.bk, in_place)
+            return partial(self._real, partial(gemm, in_place=in_place))
         size = plan.bm, plan.bn, plan.bk
         config = best_config(kernel.name, panel, trans_a, trans_b, *size, self.model, self._multiprocessors)
         launch = partial(self._real, partial(nvrtc.launch, load(config)[config.kernel], config))

@@ -46,7 +46,7 @@ class DriverError(RuntimeError):
 
 
 _COPY = struct.Struct("@NNI4xPPPNNNI4xPPPNNN")
-"""CUDA_MEMCPY2D: of the source and of the target x, y, kind, host, device, array and pitch; width and rows."""
+"""CUDA_MEMCPY2D: x, y, kind, host, device, array and pitch of the source and of the target; width, rows."""
 
 
 class Events:
