@@ -80,6 +80,11 @@ class Matrix:
         return 0 if self.remote else self.itemsize
 
     @cached_property
+    def known(self) -> dict[Any, Any]:
+        """What planning has worked out already: it tries a thousand ways to cut a matrix, in few sizes."""
+        return {}
+
+    @cached_property
     def stored_bytes(self) -> int:
         """Bytes of all chunks as stored: what must be read at least."""
         return self.rows * self.cols * self.itemsize if self.stored is None else sum(self.stored)

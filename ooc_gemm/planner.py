@@ -6,9 +6,11 @@ from bytes and rates. Nothing is tried out but the schedule of a cache.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import product
+from typing import TypeVar, cast
 
 from .errors import BudgetError
 from .plan import (
@@ -31,6 +33,8 @@ from .plan import (
 )
 from .tiles import LEAST_GROWN, band_rows, ceil_div, growing_panels, round_up, touches
 
+T = TypeVar("T")
+
 MAX_VISITS = 200_000
 """Panels visited in a schedule, up to which a cache is planned: the simulation takes 1 µs each, and more of
 them means blocks so small that there is no memory for a cache either."""
@@ -45,6 +49,10 @@ the time, would read half as much again."""
 
 LEAST_CACHE_SLOTS = 8
 """Fewer are not worth a cache."""
+
+TOO_SLOW = 1.5
+"""Blocks that take so many times what others take. Where all of C fits, with several panels, lower ones are
+not tried: they read more, and what is written while others are made soon makes no difference."""
 
 PANEL_BUFFERS = 2
 """Pairs of panels: one is filled while the other is multiplied."""
@@ -114,6 +122,20 @@ def _slot_bytes(p: Problem, x: _Candidate) -> int:
     return max(1, *(piece_bytes(s, rows, cols, x.ring.cap) for s, rows, cols in panels))
 
 
+def _once(work: Callable[..., T]) -> Callable[..., T]:
+    """A function of a matrix and some numbers, whose results the matrix keeps."""
+
+    @wraps(work)
+    def found(s: Matrix, *numbers: int) -> T:
+        key = (work, *numbers)
+        if key not in s.known:
+            s.known[key] = work(s, *numbers)
+        return cast(T, s.known[key])
+
+    return found
+
+
+@_once
 def piece_bytes(s: Matrix, rows: int, cols: int, cap: int) -> int:
     """The largest piece of rows × cols of S, cut at `cap` where it can be cut (between rows)."""
     rows, cols = min(rows, s.chunks_of_piece(cap) * s.chunk_rows), min(cols, s.chunk_cols)
@@ -186,6 +208,7 @@ class Pass:
     """Reads."""
 
 
+@_once
 def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
     nbytes = s.read_bytes_estimate(row_step, col_step)
     row_touches = touches(s.rows, row_step, s.chunk_rows)
@@ -431,6 +454,7 @@ def _search(
     heights, widths = steps(p.m, rows), steps(p.n, cols)
     for c_buffers in (1,) if budget.device is None else (2, 1):
         for bk in _depths(p):
+            whole = False
             for bm in heights:
 
                 def fits(bn: int, bm: int = bm, bk: int = bk, c_buffers: int = c_buffers) -> bool:
@@ -441,6 +465,7 @@ def _search(
                 else:  # narrower blocks only read more
                     widest = 0 if fits(widths[0]) else bisect_left(widths, True, key=fits)
                     chosen = widths[widest : widest + 2]
+                least_here = math.inf
                 for bn in chosen:
                     plain = _Candidate(c, bm, bn, bk, c_buffers, ring)
                     others = (_cached, _growing, _resident)
@@ -451,6 +476,10 @@ def _search(
                         found = (seconds, elements, x)
                         if best is None or found[:2] < best[:2]:
                             best = found
+                        least_here = min(least_here, seconds)
+                whole |= (bm, chosen[:1]) == (heights[0], widths[:1])
+                if whole and 4 * bk <= p.k and best and least_here > TOO_SLOW * best[0]:
+                    break
     return best
 
 

@@ -1,9 +1,6 @@
 """Panels of op(A) that stay on the device while a row of blocks is made."""
 
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,71 +9,137 @@ from conftest import gpu_missing, make
 
 import ooc_gemm
 from ooc_gemm import api, planner
+from ooc_gemm.devices import open_device
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.devices.several import Several
 from ooc_gemm.plan import Budget, Matrix, Problem, Rates
 
 RNG = np.random.default_rng(0)
-RESIDENT = """
-import sys
-from ooc_gemm import planner, api
-"""
+GiB = 1 << 30
 
 
 @pytest.fixture
 def resident(monkeypatch):
-    """Every plan that can be made so is made so: blocks of these columns and panels this deep."""
+    """Every plan has blocks of 300 × 200 and panels 128 deep, and those of op(A) stay."""
 
-    def with_sizes(bm, bn, bk):
-        def make_plan(problem, budget, rates):
-            if not problem.keeps_a:
-                return planner.make_plan(problem, budget, rates)
-            c, ring = planner._outputs(problem)[0], planner._rings(budget)[0]
-            rows, cols = min(bm, problem.m), min(bn, problem.n)
-            x = planner._Candidate(c, rows, cols, bk, 2, ring, resident=True)
-            return planner._finish(problem, budget, rates, x)
+    def make_plan(problem, budget, rates):
+        assert problem.keeps_a
+        c, ring = planner._outputs(problem)[0], planner._rings(budget)[0]
+        x = planner._Candidate(c, min(300, problem.m), 200, 128, 2, ring, resident=True)
+        return planner._finish(problem, budget, rates, x)
 
-        monkeypatch.setattr(api, "make_plan", make_plan)
-
-    return with_sizes
+    monkeypatch.setattr(api, "make_plan", make_plan)
 
 
-def devices():
-    yield pytest.param(lambda: CPU(2), id="cpu")
-    yield pytest.param(lambda: Several([CPU(1) for _ in range(3)], [1, 2, 1]), id="several")
-    yield pytest.param(lambda: ooc_gemm.devices.open_device("cuda"), id="cuda", marks=pytest.mark.gpu)
-    yield pytest.param(lambda: ooc_gemm.devices.open_device("cuda:all"), id="all", marks=pytest.mark.gpu)
+def device_of(name):
+    if name == "cpu":
+        return CPU(2)
+    if name == "several":
+        return Several([CPU(1) for _ in range(3)], [1, 2, 1])
+    if why := gpu_missing():
+        pytest.skip(why)
+    return open_device(name)
 
 
-@pytest.fixture(params=devices())
-def device(request):
-    if "cuda" in request.node.callspec.id or "all" in request.node.callspec.id:
-        if why := gpu_missing():
-            pytest.skip(why)
-    return request.param()
-
-
-@pytest.mark.parametrize("beta", [0, 3])
-@pytest.mark.parametrize("transpose", ["", "a", "b", "ab"])
-@pytest.mark.parametrize("dtype", ["f4", "f2", "i1", "f8"])
-def test_products(tmp_path, device, resident, transpose, beta, dtype):
-    resident(300, 200, 128)
-    a, b, c = (
-        RNG.integers(-4, 5, shape).astype(dtype) for shape in ((700, 500), (500, 900), (700, 900))
-    )
-    want = 2 * (a.astype("i8") @ b.astype("i8")) + beta * c.astype("i8")
-    make(tmp_path / "a", a.T if "a" in transpose else a, chunks=(90, 70))
-    make(tmp_path / "b", b.T if "b" in transpose else b, chunks=(64, 128))
+def check(folder, device, dtype, transpose, beta, **options):
+    a, b, c = (RNG.integers(-4, 5, shape).astype(dtype) for shape in ((700, 500), (500, 900), (700, 900)))
     out = {"i1": "i4", "f2": "f4"}.get(dtype, dtype)
-    make(tmp_path / "c", c.astype(out), chunks=(100, 100))
-    options = {"beta": beta} if beta else {"force": True, "chunks": (100, 100)}
+    want = 2 * (a.astype("i8") @ b.astype("i8")) + beta * c.astype("i8")
+    make(folder / "a", a.T if "a" in transpose else a, chunks=(90, 70))
+    make(folder / "b", b.T if "b" in transpose else b, chunks=(64, 128))
+    make(folder / "c", c.astype(out), chunks=(100, 100))
+    options |= {"beta": beta} if beta else {"force": True, "chunks": (100, 100)}
     result = ooc_gemm.multiply(
-        *(str(tmp_path / name) for name in "abc"), alpha=2, device=device, out_dtype=out,
-        transpose_a="a" in transpose, transpose_b="b" in transpose, verify=True, **options,
+        *(str(folder / name) for name in "abc"), alpha=2, device=device, out_dtype=out,
+        transpose_a="a" in transpose, transpose_b="b" in transpose, **options,
     )  # fmt: skip
     plan = result.plan
     assert plan.resident
+    assert plan.to_dict()["resident"]
+    assert "those of A stay on the device" in str(plan)
     assert (plan.block_count, plan.panel_count) == (15, 4)
-    assert np.array_equal(zarr.open_array(tmp_path / "c")[...], want)
+    assert np.array_equal(zarr.open_array(folder / "c")[...], want)
     for what in ("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded"):
         assert getattr(result, what) == getattr(plan, what), what
+
+
+CASES = [("f4", "", 0), ("f4", "a", 3), ("f4", "b", 0), ("f2", "ab", 3), ("i1", "ab", 0), ("f8", "", 3)]
+
+
+@pytest.mark.parametrize("name", ["cpu", "several", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("dtype", "transpose", "beta"), CASES)
+@pytest.mark.parametrize("verify", [False, True])
+def test_products(tmp_path, resident, name, dtype, transpose, beta, verify):
+    check(tmp_path, device_of(name), dtype, transpose, beta, verify=verify)
+
+
+KERNELS = {
+    "fp16x3": "f4",
+    "mma-fp16x3": "f4",
+    "tf32": "f4",
+    "ffma": "f4",
+    "fp16": "f2",
+    "int8": "i1",
+    "dmma": "f8",
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["cuda", "cuda:all"])
+@pytest.mark.parametrize("transpose", ["", "a", "b", "ab"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_leave_the_panels_as_they_are(tmp_path, resident, name, transpose, kernel):
+    """fp16x3 splits them elsewhere."""
+    device, precision = device_of(name), "medium" if kernel == "tf32" else "highest"
+    check(tmp_path, device, KERNELS[kernel], transpose, 0, kernel=kernel, precision=precision)
+
+
+def test_a_run_that_goes_on(tmp_path, resident):
+    """A block may be the first of its row that is left."""
+    x = RNG.integers(-4, 5, (600, 600)).astype("f4")
+    make(tmp_path / "x", x, chunks=(90, 70))
+    paths, made = [str(tmp_path / name) for name in "xxc"], []
+
+    class Failing(CPU):
+        def finish(self, block, c):
+            made.append(block)
+            if len(made) == 5:
+                raise MemoryError
+            super().finish(block, c)
+
+    with pytest.raises(ooc_gemm.Error):
+        ooc_gemm.multiply(*paths, device=Failing(), chunks=(100, 100))
+    result = ooc_gemm.multiply(*paths, device="cpu", chunks=(100, 100), resume=True)
+    assert 0 < result.blocks_resumed < 6
+    assert np.array_equal(zarr.open_array(tmp_path / "c")[...], x @ x)
+    for what in ("bytes_read", "bytes_written"):
+        assert getattr(result, what) == getattr(result.plan, what), what
+
+
+RATES = Rates(9e14, 9.5e10, 5.4e10, 1.6e11, 1.5e11, shared=False, thin=440, turns=1.0)
+
+
+def problem(n=65536, **options):
+    a = Matrix(n, n, 4, 2048, 2048)
+    return Problem(n, n, n, a, a, replace(a), panel_itemsize=4, block_itemsize=4, keeps_a=True, **options)
+
+
+def test_chosen_where_writing_takes_long():
+    """What four H200 do with files in memory: reads and writes are half of the time, and share it."""
+    rates = replace(RATES, piece_seconds=170e-6, touch=1.2e10, devices=4, at_once=3)
+    budget = Budget(24 * GiB, GiB, 126 * GiB, GiB, readers=8, writers=32, weights=(1,) * 4)
+    plan = planner.make_plan(problem(), budget, rates)
+    alone = planner.make_plan(replace(problem(), keeps_a=False), budget, rates)
+    assert plan.resident
+    assert not alone.resident
+    assert plan.predicted_seconds < 0.95 * alone.predicted_seconds
+    assert plan.bytes_read == alone.bytes_read == plan.problem.a.stored_bytes * 2
+    assert plan.device_bytes <= plan.budget.device
+    for other in (replace(budget, workers=4), replace(budget, device=None)):
+        assert not planner.make_plan(problem(), other, rates).resident
+    assert not planner.make_plan(replace(problem(), symmetric=True), budget, rates).resident
+
+
+def test_one_that_has_no_room():
+    budget = Budget(24 * GiB, GiB, 12 * GiB, GiB, readers=8, writers=32)
+    assert not planner.make_plan(problem(), budget, RATES).resident  # A takes 16 GiB
