@@ -115,7 +115,7 @@ class Window(Source):
             rows, cols = cols, rows
         first = rows[0] // s.chunk_rows, cols[0] // s.chunk_cols
         assert (first[0] * s.chunk_rows, first[1] * s.chunk_cols) == (rows[0], cols[0])
-        matrix = replace(s, rows=rows[1] - rows[0], cols=cols[1] - cols[0])
+        matrix = replace(s, rows=rows[1] - rows[0], cols=cols[1] - cols[0], stacked=False)
         if s.stored is not None:
             lines = (s.stored[i * s.grid[1] :][: s.grid[1]] for i in range(first[0], s.grid[0]))
             inside = (line[first[1] :][: matrix.grid[1]] for line in lines)

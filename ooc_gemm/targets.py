@@ -372,8 +372,9 @@ class Target:
 
     def _padded(self, part: Part, slot: Bytes) -> Array:
         values = self._chunk(slot)
-        values[part.rows :] = 0
-        values[: part.rows, part.cols :] = 0
+        if (part.rows, part.cols) != values.shape:
+            values[part.rows :] = 0
+            values[: part.rows, part.cols :] = 0
         return values
 
     def write(self, part: Part, slot: Bytes) -> int:
@@ -462,7 +463,7 @@ class Target:
         """Of its file, whose folder is made."""
         assert self._folder
         path = self._folder.path(*chunk)
-        folder = os.path.dirname(path)
+        folder = path.rpartition("/")[0]
         if folder not in self._folders:
             os.makedirs(folder, exist_ok=True)
             self._folders.add(folder)

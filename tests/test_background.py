@@ -218,3 +218,36 @@ def test_a_run_that_fails_waits_for_what_is_under_way(memory, where):
     assert open_files() == before
     ooc_gemm.multiply(*paths, device="cpu", chunks=(100, 100), resume=True)
     np.testing.assert_allclose(zarr.open_array(memory / "c")[...], x.astype("f8") @ x, atol=1e-3)
+
+
+def test_pieces_of_several_chunks(memory):
+    """Of those that lie one below the other; whatever is odd about one of them is found."""
+    x = RNG.standard_normal((1000, 130)).astype("f4")
+    make(memory / "x", x, chunks=(100, 50), compressors=None)
+    source = store.open_source(str(memory / "x"))
+    assert source.matrix.stacked
+    (slot,) = page_aligned(1, 4 * source.matrix.chunk_bytes + 5000)
+    rows, cols, before = (30, 970), (0, 130), open_files()
+    pieces = list(cut("a", source.matrix, rows, cols, len(slot)))
+    assert [piece.rows for piece in pieces[::3]] == [(30, 400), (400, 800), (800, 970)]
+    seen = np.zeros(x.shape, int)
+    for piece in pieces:
+        for view, nbytes in (source.start(piece, slot)(), source.read(piece, slot)):
+            assert np.array_equal(view, x[slice(*piece.rows), slice(*piece.cols)])
+            assert nbytes == (piece.rows[1] - piece.rows[0]) * 50 * 4
+        seen[slice(*piece.rows), slice(*piece.cols)] += 1
+    assert (seen[30:970] == 1).all()
+
+    shutil.move(memory / "x" / "c" / "5" / "0", memory / "gone")
+    with pytest.raises(ooc_gemm.StoreError, match="c/5/0 is gone"):
+        source.start(pieces[3], slot)()
+    source = store.open_source(str(memory / "x"))
+    view, nbytes = source.start(pieces[3], slot)()
+    want = x[400:800, :50].copy()
+    want[100:200] = 0
+    assert np.array_equal(view, want)
+    assert nbytes == 300 * 50 * 4
+    os.truncate(memory / "x" / "c" / "7" / "0", 100)
+    with pytest.raises(ooc_gemm.StoreError, match="c/7/0 holds 100 bytes instead of 20000"):
+        source.start(pieces[3], slot)()
+    assert open_files() == before
