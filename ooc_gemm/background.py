@@ -74,10 +74,8 @@ class Transfer:
         self._quick, self._slow = quick, _ = _found
         cuts = [_cuts(size, parts) for _, _, size in jobs]
         count = sum(map(len, cuts))
-        self._memory, self._buffer = (
-            (ctypes.c_char * (_CONTROL.size * count))(),
-            buffer,
-        )  # until they are there
+        self._buffer = buffer  # until all is there
+        self._memory = (ctypes.c_char * (_CONTROL.size * count))()
         self._sizes, self._files = [size for some in cuts for _, size in some], list[int]()
         at, kind = 0, _WRITE if flags & os.O_WRONLY else _READ
         data, flags = buffer.ctypes.data, flags | os.O_CLOEXEC

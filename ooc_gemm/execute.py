@@ -136,18 +136,18 @@ def execute(
                 ring.advance((c, c))
             for number, panel in enumerate(plan.panels()):
                 p = step % plan.panel_buffers
-                buffers = number if plan.resident else p, p
-                filled = list(zip("ab", buffers, strict=True))[not plan.brings_a(block) :]
-                for event in {consumed[each] for each in filled if each in consumed}:
+                a = number if plan.resident else p
+                filled = [("a", a), ("b", p)] if plan.brings_a(block) else [("b", p)]
+                for event in {consumed[buffer] for buffer in filled if buffer in consumed}:
                     device.wait(UPLOAD, event)
-                ring.advance(buffers)
+                ring.advance((a, p))
                 if panel[0] == 0:
                     blocks[c].free()
                 for other in blocks:
                     other.check()
                 device.wait(COMPUTE, device.record(UPLOAD))
                 device.multiply(block, panel, p, c, first=panel[0] == 0)
-                consumed |= dict.fromkeys(zip("ab", buffers, strict=True), device.record(COMPUTE))
+                consumed["a", a] = consumed["b", p] = device.record(COMPUTE)
                 if step == 0:
                     _make_ready(writers, device, plan, write_slots)
                 step += 1

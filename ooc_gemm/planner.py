@@ -127,7 +127,7 @@ def _once(work: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(work)
     def found(s: Matrix, *numbers: int) -> T:
-        key = (work, *numbers)
+        key = work.__name__, *numbers
         if key not in s.known:
             s.known[key] = work(s, *numbers)
         return cast(T, s.known[key])

@@ -143,3 +143,26 @@ def test_chosen_where_writing_takes_long():
 def test_one_that_has_no_room():
     budget = Budget(24 * GiB, GiB, 12 * GiB, GiB, readers=8, writers=32)
     assert not planner.make_plan(problem(), budget, RATES).resident  # A takes 16 GiB
+
+
+@pytest.mark.parametrize("k", [0, 400])
+def test_panels_go_when_nothing_more_is_multiplied(tmp_path, k):
+    log = []
+
+    class Watching(CPU):
+        def multiply(self, *args, **options):
+            log.append("multiply")
+            super().multiply(*args, **options)
+
+        def free_panels(self):
+            log.append("free")
+            super().free_panels()
+
+        def download(self, *args):
+            log.append("download")
+            return super().download(*args)
+
+    ooc_gemm.multiply(np.ones((300, k)), np.ones((k, 300)), device=Watching(1), memory_limit="100MiB")
+    assert log.count("free") == 1
+    assert "multiply" not in log[log.index("free") :]
+    assert ("multiply" in log) == bool(k)

@@ -150,6 +150,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 _thread = threading.local()
+"""`entered`: it has some device in use."""
 
 _Rows = list[tuple[int, Event]]
 """Where strips of rows stop, and when each is finished."""

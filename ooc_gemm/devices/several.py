@@ -230,9 +230,8 @@ class Several:
             above = part.rows if part.mirrored else min(part.row + part.rows, start) - part.row
             # Columns that are rows of this band: of the transpose, or above the diagonal in bands before it.
             if (part.mirrored or (block.diagonal and above > 0)) and left < right:
-                turned = Part(
-                    part.chunk, part.row, part.col + left - start, above, right - left, mirrored=True
-                )
+                col, width = part.col + left - start, right - left
+                turned = Part(part.chunk, part.row, col, above, width, mirrored=True)
                 yield device, band, turned, (slice(above), slice(left, right))
             cols = right if block.diagonal else part.cols
             if not part.mirrored and first < last and cols > 0:
