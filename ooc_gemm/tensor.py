@@ -336,7 +336,7 @@ def load(config: Config, *names: str) -> dict[str, Any]:
 
 @cache
 def _loaded(device: int, config: Config, names: tuple[str, ...]) -> dict[str, Any]:
-    """They stay loaded: fp16x3 has seven modules, which took a device 15 ms in every run."""
+    """They stay loaded: fp16x3 has seven modules."""
     from cupy.cuda import Device
 
     arch = nvrtc.arch_of(Device(device).compute_capability)

@@ -409,7 +409,7 @@ class CUDA:
         self._base_time = time.perf_counter()
 
     def _allocate_all(self, wanted: dict[Any, tuple[int, np.dtype[Any]]]) -> None:
-        """In one piece: an allocation takes 3 ms where others can reach into it (four H200)."""
+        """In one piece: each allocation takes milliseconds where other devices can reach into it."""
         cupy = self._cupy
         sizes = [round_up(max(1, n * dtype.itemsize), ALIGN) for n, dtype in wanted.values()]
         memory = cupy.cuda.Memory(sum(sizes))
