@@ -435,7 +435,7 @@ class Plan:
     bn: int
     bk: int
     panel_buffers: int
-    """Pairs of panels: one is filled while another is used."""
+    """Pairs of panels: one is filled while another is used. Of op(B) alone where op(A)'s are `resident`."""
     c_buffers: int
     """C blocks on the device: with two, one is written back while the other accumulates."""
     readers: int

@@ -57,6 +57,9 @@ not tried: they read more, and what is written while others are made soon makes 
 PANEL_BUFFERS = 2
 """Pairs of panels: one is filled while the other is multiplied."""
 
+RESIDENT_BUFFERS = 4
+"""Panels of op(B) where those of op(A) stay: small ones, and with only two of them readers stop at each."""
+
 READY_AGAIN = 300
 """Columns of a block whose products take as long as to make a panel of op(A) ready once more (fp16x3, H200:
 three times its bytes pass through the memory of the device)."""
@@ -165,8 +168,9 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
     scratch = panels[0] * p.scratch[0] + panels[1] * p.scratch[1] + (rows + x.bn) * p.line_bytes
     if p.symmetric and budget.device is not None:
         scratch += chunk * p.block_itemsize  # where a part is transposed
-    buffers = PANEL_BUFFERS * panels[1] + (ceil_div(p.k, x.bk) if x.resident else PANEL_BUFFERS) * panels[0]
-    if x.resident:  # where a kernel makes of it what it would else make in its place
+    buffers = PANEL_BUFFERS * sum(panels)
+    if x.resident:  # a kernel may need room to make of a panel what it would else make in its place
+        buffers = ceil_div(p.k, x.bk) * panels[0] + RESIDENT_BUFFERS * panels[1]
         scratch += panels[0] * p.panel_itemsize
     compute = {
         "panels": buffers * p.panel_itemsize,
@@ -574,7 +578,7 @@ def _finish(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> Plan:
         bm=x.bm,
         bn=x.bn,
         bk=x.bk,
-        panel_buffers=PANEL_BUFFERS,
+        panel_buffers=RESIDENT_BUFFERS if x.resident else PANEL_BUFFERS,
         c_buffers=x.c_buffers,
         readers=x.ring.readers,
         writers=x.ring.writers,
