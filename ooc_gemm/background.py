@@ -3,8 +3,8 @@
 A thread of Python's that copies 16 MiB comes back with cold caches to an interpreter that twenty others want:
 a chunk takes it several times as long as one thread that does nothing but begin and end what others copy.
 Where a disk is the slower part that does not matter; where files lie in memory it is what matters. For the
-same reason files are opened and closed here without giving up the interpreter, as `devices.driver` does:
-whoever gives it up for a microsecond waits for a turn to get it back.
+same reason files are opened, closed and looked at here without giving up the interpreter, as `devices.driver`
+does: whoever gives it up for a microsecond waits for a turn to get it back.
 
 `THERE` is False where there is no glibc, and in processes that were forked.
 """
@@ -25,6 +25,10 @@ tell, memory of the library's, offset."""
 _READ, _WRITE, _DO_NOT_WAIT, _NOBODY = 0, 1, 1, 1
 """LIO_READ, LIO_WRITE, LIO_NOWAIT, SIGEV_NONE."""
 _F_DUPFD_CLOEXEC = 1030
+_AT_FDCWD, _SIZE_AND_TIME = -100, 0x240
+"""And STATX_SIZE | STATX_MTIME."""
+_STAT = struct.Struct("=40xQ64xqI132x")
+"""struct statx: size, and seconds and nanoseconds of the last change."""
 _THREADS = 32
 """That copy, at most; 20 unless asked for."""
 
@@ -38,6 +42,9 @@ def _library() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
         quick.lio_listio.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         quick.aio_error.argtypes = quick.aio_return.argtypes = (ctypes.c_void_p,)
         quick.aio_return.restype = ctypes.c_ssize_t
+        quick.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
+        quick.write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+        quick.write.restype = ctypes.c_ssize_t
         slow.aio_suspend.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         quick.aio_init((ctypes.c_int * 8)(_THREADS, 2 * _THREADS, 0, 0, 0, 0, 1, 0))
     except (AttributeError, ValueError, OSError, TypeError):
@@ -114,6 +121,24 @@ class Transfer:
     def _close(self) -> None:
         for file in self._files:
             self._quick.close(file)
+
+
+def stamp(path: str) -> tuple[int, int]:
+    """Size of a file in bytes, and when it was changed last in ns. Raises OSError."""
+    if _found is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path)
+    memory = ctypes.create_string_buffer(_STAT.size)
+    _done(_found[0].statx(_AT_FDCWD, os.fsencode(path), 0, _SIZE_AND_TIME, memory), path)
+    size, seconds, ns = _STAT.unpack(memory)
+    return size, seconds * 10**9 + ns
+
+
+def append(file: int, data: bytes, path: str) -> None:
+    """Write to a file in memory that is open for appending. Raises OSError."""
+    if _found is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path)
+    while data:
+        data = data[_done(_found[0].write(file, data, len(data)), path) :]
 
 
 @cache

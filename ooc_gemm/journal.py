@@ -28,7 +28,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
-from . import files
+from . import background, files
 from .errors import InputError
 
 try:
@@ -44,9 +44,11 @@ Stamp = tuple[int, int]
 """Size of a file in bytes, and when it was changed last in ns; (0, 0) where there is none."""
 
 
-def stamp(path: str | Path) -> Stamp:
+def stamp(path: str | Path, in_background: bool = False) -> Stamp:
     """Of a file."""
     try:
+        if in_background and background.THERE:
+            return background.stamp(str(path))
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return 0, 0
@@ -72,6 +74,7 @@ class Journal:
         self.done: dict[Chunk, tuple[Stamp, Stamp]] = {}
         self.count = 0
         """Lines on chunks."""
+        self._in_background = False
         self._file = self._open(create)
 
     @classmethod
@@ -127,6 +130,7 @@ class Journal:
                 files.check_is_file(os.fstat(file.fileno()))
                 _hold(file, self._name)
                 if _is_at(file, self._path):
+                    self._in_background = files.in_background(self._path.parent)
                     return file
             except BaseException:
                 file.close()
@@ -203,7 +207,11 @@ class Journal:
         return boot_id()
 
     def _append(self, *entries: dict[str, Any]) -> None:
-        self._file.write(b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
+        lines = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
+        if self._in_background and background.THERE:
+            background.append(self._file.fileno(), lines, str(self._path))
+        else:
+            self._file.write(lines)
 
     def remove(self) -> None:
         """C is finished."""

@@ -64,6 +64,9 @@ READY_AGAIN = 300
 """Columns of a block whose products take as long as to make a panel of op(A) ready once more (fp16x3, H200:
 three times its bytes pass through the memory of the device)."""
 
+WORTH_KEEPING = 0.97
+"""What op(A) on the device must save to stay there: of the time without."""
+
 WIDTHS_TRIED = 8
 """Of blocks for which op(A) stays on the device."""
 
@@ -477,6 +480,8 @@ def _search(
                         elements = bm * bn + (bm + bn) * bk + x.cache
                         stages, seconds = _seconds(p, budget, rates, x)
                         seconds = seconds * _rounds(p, budget, x) + _hidden_cost(p, stages) / budget.workers
+                        if x.resident:
+                            seconds /= WORTH_KEEPING
                         found = (seconds, elements, x)
                         if best is None or found[:2] < best[:2]:
                             best = found

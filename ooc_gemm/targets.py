@@ -474,7 +474,7 @@ class Target:
         if self._log is None:
             os.replace(path + PENDING, path)
             return
-        now, was = journal.stamp(path + PENDING), journal.stamp(path)
+        now, was = (journal.stamp(each, self.background) for each in (path + PENDING, path))
         with self._lock:
             self._log.add(chunk, now, was)
             self._waiting.append(path)

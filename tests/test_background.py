@@ -14,7 +14,7 @@ import zarr
 from conftest import make
 
 import ooc_gemm
-from ooc_gemm import background, files, store, targets
+from ooc_gemm import background, files, journal, store, targets
 from ooc_gemm.bench_io import by_one_thread
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.pages import page_aligned
@@ -251,3 +251,21 @@ def test_pieces_of_several_chunks(memory):
     with pytest.raises(ooc_gemm.StoreError, match="c/7/0 holds 100 bytes instead of 20000"):
         source.start(pieces[3], slot)()
     assert open_files() == before
+
+
+def test_stamps_and_lines(memory):
+    """As Python's own calls have them, without giving up the interpreter."""
+    path = memory / "x"
+    path.write_bytes(b"abc")
+    os.utime(path, ns=(1, 1_700_000_000_123_456_789))
+    assert journal.stamp(path) == journal.stamp(path, in_background=True) == (3, 1_700_000_000_123_456_789)
+    for nothing in (memory / "y", path / "z"):
+        assert journal.stamp(nothing) == journal.stamp(nothing, in_background=True) == (0, 0)
+    with pytest.raises(OSError, match="too long"):
+        journal.stamp("x" * 5000, in_background=True)
+    with open(path, "ab", buffering=0) as file:
+        background.append(file.fileno(), b"def" * 100_000, str(path))
+        background.append(file.fileno(), b"", str(path))
+    assert path.read_bytes() == b"abc" + b"def" * 100_000
+    with open(path, "rb") as file, pytest.raises(OSError, match="Bad file descriptor"):
+        background.append(file.fileno(), b"x", str(path))

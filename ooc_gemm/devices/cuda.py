@@ -399,6 +399,8 @@ class CUDA:
             self._allocate_all(some)
         self._gemm, self._depth = self._open_kernel(plan), plan.problem.k
         self._step = plan.bk if plan.resident else 0
+        # With one C buffer the next block waits for this one's writes, and nothing hides the last one's.
+        self._by_strips_from = 0 if plan.c_buffers == 1 else plan.block_count - 1
         self._early, self._finished = {}, {}
         self._copies = {UPLOAD: itertools.count(), DOWNLOAD: itertools.count()}
         if operation.verify:
@@ -544,7 +546,8 @@ class CUDA:
         if block.diagonal:
             b = self._as_b(a, b, (k, block.rows) if op.transpose_a else (block.rows, k), stream)
         early: _Rows = []
-        last = panel[1] == self._depth and not (block.diagonal or self._checks)
+        last = panel[1] == self._depth and block.index >= self._by_strips_from
+        last = last and not (block.diagonal or self._checks)
         self._gemm(
             block.rows, block.cols, k, op.alpha, a.data.ptr, lda, b.data.ptr, ldb, beta, out.data.ptr,
             block.cols, stream, lower=block.diagonal,
