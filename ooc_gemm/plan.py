@@ -30,6 +30,9 @@ ROW_READ_BYTES = 32 << 10
 """A read of its own for each row pays when it saves more than this many bytes a row: a `pread` from Python
 costs 5 to 10 µs that readers cannot share (the interpreter lock), the page cache gives 4 GB/s or more."""
 
+MOST_STACKED = 16
+"""Chunks of a piece: each is an open file, of which a process may have 1024."""
+
 CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB)
 """Chunk sizes tried for a new C, the wanted one first; the smaller ones are for small budgets."""
 
@@ -97,7 +100,7 @@ class Matrix:
 
     def chunks_of_piece(self, slot_bytes: int) -> int:
         """How many chunks, at most, one piece is of."""
-        return max(1, slot_bytes // max(1, self.chunk_bytes)) if self.stacked else 1
+        return max(1, min(MOST_STACKED, slot_bytes // max(1, self.chunk_bytes))) if self.stacked else 1
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """The columns that are read for columns [start, stop) of one chunk: those alone, one read a

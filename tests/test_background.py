@@ -18,7 +18,7 @@ from ooc_gemm import background, files, journal, store, targets
 from ooc_gemm.bench_io import by_one_thread
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.pages import page_aligned
-from ooc_gemm.plan import Part, cut
+from ooc_gemm.plan import MOST_STACKED, Part, cut
 
 MiB = 1 << 20
 RNG = np.random.default_rng(0)
@@ -269,3 +269,28 @@ def test_stamps_and_lines(memory):
     assert path.read_bytes() == b"abc" + b"def" * 100_000
     with open(path, "rb") as file, pytest.raises(OSError, match="Bad file descriptor"):
         background.append(file.fileno(), b"x", str(path))
+
+
+def test_small_chunks_do_not_take_all_files(memory):
+    """Of those that a process may open."""
+    import resource
+
+    x = RNG.standard_normal((2000, 200)).astype("f4")
+    make(memory / "x", x, chunks=(10, 10), compressors=None)
+    most = []
+
+    class Watching(CPU):
+        def upload(self, *args):
+            most.append(open_files())
+            return super().upload(*args)
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = open_files()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 150, hard))
+    try:
+        paths = [str(memory / name) for name in "xxc"]
+        result = ooc_gemm.multiply(*paths, transpose_a=True, device=Watching(16), chunks=(50, 50))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert max(most) - before < result.plan.readers * MOST_STACKED + 20
+    np.testing.assert_allclose(zarr.open_array(memory / "c")[...], x.T.astype("f8") @ x, atol=1e-2)
