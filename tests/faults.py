@@ -69,6 +69,7 @@ def with_blocks(bm, bn, bk):
     def make(problem, budget, rates):
         plan = make_plan(problem, budget, rates)
         p = plan.problem
-        return replace(plan, bm=min(bm, p.m), bn=min(bn, p.n), bk=max(1, min(bk, p.k)), found=(), kept=())
+        sizes = {"bm": min(bm, p.m), "bn": min(bn, p.n), "bk": max(1, min(bk, p.k))}
+        return replace(plan, **sizes, found=(), kept=(), resident=False)
 
     return make

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import zarr
 from conftest import gpu_missing, make
+from faults import faulty
 
 import ooc_gemm
 from ooc_gemm import api, planner
@@ -114,6 +115,29 @@ def test_a_run_that_goes_on(tmp_path, resident):
     assert np.array_equal(zarr.open_array(tmp_path / "c")[...], x @ x)
     for what in ("bytes_read", "bytes_written"):
         assert getattr(result, what) == getattr(result.plan, what), what
+
+
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_blocks_that_fail_their_check(resident, kind):
+    """They are made again, now the first ones of their rows."""
+    if kind == "cuda" and (why := gpu_missing()):
+        pytest.skip(why)
+    a, b, left = np.ones((700, 500), "f4"), np.ones((500, 900), "f4"), {(0, 200), (300, 400), (300, 600)}
+
+    def fault(block):
+        if (block.row, block.col) in left:
+            left.remove((block.row, block.col))
+            return 5, 7, 30
+        return None
+
+    said = []
+    result = ooc_gemm.multiply(
+        a, b, device=faulty(kind, fault), verify=True, notice=said.append, chunks=(100, 100)
+    )
+    assert result.plan.resident
+    assert not left
+    assert any("computed once more" in each for each in said)
+    assert (result.array == 500).all()
 
 
 RATES = Rates(9e14, 9.5e10, 5.4e10, 1.6e11, 1.5e11, shared=False, thin=440, turns=1.0)
