@@ -14,7 +14,7 @@ import errno
 import os
 import struct
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 
 from .pages import PAGE, Bytes
 from .tiles import ceil_div, ranges, round_up
@@ -76,9 +76,7 @@ class Transfer:
     def __init__(self, jobs: Sequence[Job], flags: int, buffer: Bytes, parts: int = 1):
         """One file after the other, each in so many parts at once. `flags`: of `open`; where they say so, it
         is a write. Raises OSError, also in a process that was forked since the folder was looked at."""
-        if _found is None:
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), jobs[0][0])
-        self._quick, self._slow = quick, _ = _found
+        self._quick, self._slow = quick, _ = _there(jobs[0][0])
         cuts = [_cuts(size, parts) for _, _, size in jobs]
         count = sum(map(len, cuts))
         self._buffer = buffer  # until all is there
@@ -125,23 +123,27 @@ class Transfer:
 
 def stamp(path: str) -> tuple[int, int]:
     """Size of a file in bytes, and when it was changed last in ns. Raises OSError."""
-    if _found is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path)
+    quick, _ = _there(path)
     memory = ctypes.create_string_buffer(_STAT.size)
-    _done(_found[0].statx(_AT_FDCWD, os.fsencode(path), 0, _SIZE_AND_TIME, memory), path)
+    _done(quick.statx(_AT_FDCWD, os.fsencode(path), 0, _SIZE_AND_TIME, memory), path)
     size, seconds, ns = _STAT.unpack(memory)
     return size, seconds * 10**9 + ns
 
 
 def append(file: int, data: bytes, path: str) -> None:
     """Write to a file in memory that is open for appending. Raises OSError."""
+    quick, _ = _there(path)
+    while data:
+        data = data[_done(quick.write(file, data, len(data)), path) :]
+
+
+def _there(path: str) -> tuple[ctypes.PyDLL, ctypes.CDLL]:
     if _found is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path)
-    while data:
-        data = data[_done(_found[0].write(file, data, len(data)), path) :]
+    return _found
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _cuts(nbytes: int, parts: int) -> list[tuple[int, int]]:
     """Where parts begin, and their sizes: whole pages but for the last."""
     return [(start, stop - start) for start, stop in ranges(nbytes, round_up(ceil_div(nbytes, parts), PAGE))]

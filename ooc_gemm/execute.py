@@ -134,10 +134,10 @@ def execute(
             if plan.problem.reads_c:
                 blocks[c].free()
                 ring.advance((c, c))
-            for number, panel in enumerate(plan.panels()):
+            for panel in plan.panels():
                 p = step % plan.panel_buffers
-                a = number if plan.resident else p
-                filled = [("a", a), ("b", p)] if plan.brings_a(block) else [("b", p)]
+                a = plan.a_buffer(panel, p)
+                filled = [("a", a), ("b", p)] if plan.brings_a(block.index) else [("b", p)]
                 for event in {consumed[buffer] for buffer in filled if buffer in consumed}:
                     device.wait(UPLOAD, event)
                 ring.advance((a, p))

@@ -491,7 +491,7 @@ class Plan:
         old = [piece for block in blocks for piece in left.block_pieces(block)]
         read = sum(sizes[-1] for _, sizes in _visits(left) if sizes)
         uploaded = p.k * sum(
-            (block.rows * p.a.itemsize if left.brings_a(block) else 0)
+            (block.rows * p.a.itemsize if left.brings_a(block.index) else 0)
             + (0 if block.diagonal else block.cols * p.b.itemsize)
             for block in blocks
         ) + sum(block.rows * block.cols * p.c.itemsize for block in blocks if p.reads_c)
@@ -541,9 +541,12 @@ class Plan:
         """How many panels of op(A) the device has room for."""
         return self.panel_count if self.resident else self.panel_buffers
 
-    def brings_a(self, block: Block) -> bool:
-        """Whether its panels of op(A) are not on the device yet."""
-        i = block.index
+    def a_buffer(self, panel: tuple[int, int], p: int) -> int:
+        """Which of them op(A)'s panel of pair p is in."""
+        return panel[0] // self.bk if self.resident else p
+
+    def brings_a(self, i: int) -> bool:
+        """Whether the panels of op(A) of block number i are not on the device yet."""
         return not self.resident or i == 0 or self._places[i - 1][0] != self._places[i][0]
 
     def blocks(self) -> Iterator[Block]:
@@ -578,7 +581,7 @@ class Plan:
         visit = 2 * (block.index * self.panel_count + bisect_right(self._panels, panel) - 1)
         matrix = "a" if self.problem.symmetric else ""
         for number, (operand, (s, rows, cols)) in enumerate(_sides(self.problem, row, col, panel).items()):
-            if (operand == "b" and block.diagonal) or (operand == "a" and not self.brings_a(block)):
+            if (operand == "b" and block.diagonal) or (operand == "a" and not self.brings_a(block.index)):
                 continue
             found, kept = (x[visit + number] if x else 0 for x in (self.found, self.kept))
             pieces = cut(operand, s, rows, cols, self.slot_bytes, found, kept, matrix)
@@ -765,7 +768,7 @@ def _visits(plan: Plan) -> list[tuple[_Unit, list[int]]]:
 
     pairs = (
         zip(
-            strip("a", i) if plan.brings_a(plan._block(index, i, j)) else nothing,
+            strip("a", i) if plan.brings_a(index) else nothing,
             nothing if symmetric and i == j else strip("a" if symmetric else "b", j),
             strict=True,
         )

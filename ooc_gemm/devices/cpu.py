@@ -216,7 +216,7 @@ class CPU:
         self._op, self._trace = operation, trace
         self._overflow = Overflow(operation)
         arithmetic = operation.arithmetic
-        self._step = plan.bk if plan.resident else 0
+        self._a_buffer = plan.a_buffer
         self._panels = {
             (name, p): np.empty(plan.bk * lines, arithmetic.panel)
             for name, lines, count in (("a", plan.bm, plan.a_buffers), ("b", plan.bn, plan.panel_buffers))
@@ -268,7 +268,7 @@ class CPU:
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """Tiles of the block, dealt to the workers."""
-        k, a = panel[1] - panel[0], self._panels["a", panel[0] // self._step if self._step else p]
+        k, a = panel[1] - panel[0], self._panels["a", self._a_buffer(panel, p)]
         self._overflow.multiply(block, p, c, k, first)
         b = a if block.diagonal else self._panels["b", p]
         self._stream.submit(partial(self._multiply, block, k, a, b, c, first))

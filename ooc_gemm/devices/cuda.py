@@ -16,7 +16,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from mmap import PAGESIZE
 from threading import Lock
 from typing import Any
@@ -396,9 +395,9 @@ class CUDA:
         if plan.budget.staged:
             others["staging"] = plan.slot_bytes, np.dtype(np.uint8)
         for some in (panels, others):  # which go at different times
-            self._allocate_all(some)
+            self._arrays |= self._allocate_all(some)
         self._gemm, self._depth = self._open_kernel(plan), plan.problem.k
-        self._step = plan.bk if plan.resident else 0
+        self._a_buffer = plan.a_buffer
         # With one C buffer the next block waits for this one's writes, and nothing hides the last one's.
         self._by_strips_from = 0 if plan.c_buffers == 1 else plan.block_count - 1
         self._early, self._finished = {}, {}
@@ -410,19 +409,21 @@ class CUDA:
         self._base.synchronize()
         self._base_time = time.perf_counter()
 
-    def _allocate_all(self, wanted: dict[Any, tuple[int, np.dtype[Any]]]) -> None:
-        """In one piece: each allocation takes milliseconds where other devices can reach into it."""
+    def _allocate_all(self, wanted: dict[Any, tuple[int, np.dtype[Any]]]) -> dict[Any, Any]:
+        """Arrays in one allocation, which takes milliseconds where other devices can reach into it. Of their
+        own: the memory pool keeps more than it is asked for."""
         cupy = self._cupy
         sizes = [round_up(max(1, n * dtype.itemsize), ALIGN) for n, dtype in wanted.values()]
         memory = cupy.cuda.Memory(sum(sizes))
-        for (key, (elements, dtype)), at in zip(wanted.items(), accumulate(sizes, initial=0), strict=False):
-            self._arrays[key] = cupy.ndarray((elements,), dtype, cupy.cuda.MemoryPointer(memory, at))
+        starts = itertools.accumulate(sizes, initial=0)
+        return {
+            key: cupy.ndarray((elements,), dtype, cupy.cuda.MemoryPointer(memory, at))
+            for (key, (elements, dtype)), at in zip(wanted.items(), starts, strict=False)
+        }
 
     def _allocate(self, elements: int, dtype: np.dtype[Any]) -> Any:
-        """Its own allocation: the memory pool keeps more than it is asked for."""
-        cupy = self._cupy
-        memory = cupy.cuda.Memory(max(1, elements * dtype.itemsize))
-        return cupy.ndarray((elements,), dtype, cupy.cuda.MemoryPointer(memory, 0))
+        """One array."""
+        return self._allocate_all({0: (elements, dtype)})[0]
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
         """Page-aligned memory that nobody has touched yet: `prepare` pins it."""
@@ -527,8 +528,7 @@ class CUDA:
         self._overflow.multiply(block, p, c, k, first)
         stream = self._streams[COMPUTE]
         start = self._times.record(stream.ptr)
-        number = panel[0] // self._step if self._step else p
-        a, b, out = self._arrays["a", number], self._arrays["b", p], self._arrays["c", c]
+        a, b, out = (self._arrays[key] for key in (("a", self._a_buffer(panel, p)), ("b", p), ("c", c)))
         lda, ldb = (self._pitch(name, k, lines) for name, lines in (("a", block.rows), ("b", block.cols)))
         if self._checks:
             if first:
