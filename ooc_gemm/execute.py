@@ -105,6 +105,46 @@ class _CBlock:
                 write.result()
 
 
+class _Pairs:
+    """Pairs of panels on the device, of which each step of a plan fills one and multiplies it."""
+
+    def __init__(self, plan: Plan, device: Device, ring: Ring):
+        self._plan, self._device, self._ring = plan, device, ring
+        self._panels = list(plan.panels())
+        self._opened = 0
+        self._multiplied: dict[tuple[str, int], Event | None] = {}
+        """By panel of op(A) or of op(B): after what it may be filled again; None: that is still to be handed
+        over."""
+
+    def open(self, step: int, early: bool = False) -> None:
+        """Let readers fill the pair of this step, if they may not yet. `early`: only where the device has
+        done with what is there; then they need not wait until the conductor, who has the step before to hand
+        over, comes to this one."""
+        plan = self._plan
+        if step < self._opened or step == plan.block_count * len(self._panels):
+            return
+        a, b = self._buffers(step)
+        filled = [a, b] if plan.brings_a(step // len(self._panels)) else [b]
+        before = {self._multiplied[panel] for panel in filled if panel in self._multiplied}
+        if early and not all(event and event.done for event in before):
+            return
+        for event in before:
+            assert event, "steps are handed over in order"
+            self._device.wait(UPLOAD, event)
+        self._multiplied[a] = self._multiplied[b] = None
+        self._ring.open((a[1], b[1]))
+        self._opened = step + 1
+
+    def multiplied(self, step: int) -> None:
+        """The device has been given this step's multiplication."""
+        event = self._device.record(COMPUTE)
+        self._multiplied |= dict.fromkeys(self._buffers(step), event)
+
+    def _buffers(self, step: int) -> tuple[tuple[str, int], tuple[str, int]]:
+        b = step % self._plan.panel_buffers
+        return ("a", self._plan.a_buffer(self._panels[step % len(self._panels)], b)), ("b", b)
+
+
 @quick_turns
 def execute(
     plan: Plan,
@@ -123,7 +163,7 @@ def execute(
     readers = ThreadPoolExecutor(plan.readers, "ooc-gemm reader")
     writers = ThreadPoolExecutor(plan.writers, "ooc-gemm writer")
     blocks = [_CBlock() for _ in range(plan.c_buffers)]
-    consumed: dict[tuple[str, int], Event] = {}
+    pairs = _Pairs(plan, device, ring)
     steps, step = plan.block_count * max(1, plan.panel_count), 0
     try:
         threads, each = _dealt(plan.readers, all(source.background for source in sources.values()))
@@ -133,21 +173,21 @@ def execute(
             c = block.index % plan.c_buffers
             if plan.problem.reads_c:
                 blocks[c].free()
-                ring.advance((c, c))
-            for panel in plan.panels():
-                p = step % plan.panel_buffers
-                a = plan.a_buffer(panel, p)
-                filled = [("a", a), ("b", p)] if plan.brings_a(block.index) else [("b", p)]
-                for event in {consumed[buffer] for buffer in filled if buffer in consumed}:
-                    device.wait(UPLOAD, event)
-                ring.advance((a, p))
+                ring.open((c, c))
+                ring.wait()
+            for number, panel in enumerate(plan.panels(), 1):
+                pairs.open(step)
+                ring.wait()
+                uploaded = device.record(UPLOAD)
+                if number < plan.panel_count or not plan.problem.reads_c:
+                    pairs.open(step + 1, early=True)
                 if panel[0] == 0:
                     blocks[c].free()
                 for other in blocks:
                     other.check()
-                device.wait(COMPUTE, device.record(UPLOAD))
-                device.multiply(block, panel, p, c, first=panel[0] == 0)
-                consumed["a", a] = consumed["b", p] = device.record(COMPUTE)
+                device.wait(COMPUTE, uploaded)
+                device.multiply(block, panel, step % plan.panel_buffers, c, first=panel[0] == 0)
+                pairs.multiplied(step)
                 if step == 0:
                     _make_ready(writers, device, plan, write_slots)
                 step += 1

@@ -148,12 +148,17 @@ class Ring:
             if self._has_all(task.turn):
                 self._uploaded.notify()
 
-    def advance(self, buffers: tuple[int, int]) -> None:
-        """For the conductor: let the pieces of the next turn be uploaded, to this panel of op(A) and this one
-        of op(B), or C block, and wait until all are on their way. Raises what a reader failed with."""
+    def open(self, buffers: tuple[int, int]) -> None:
+        """For the conductor, when all pieces of the turn before are on their way: let those of the next be
+        uploaded, to this panel of op(A) and this one of op(B), or C block."""
         with self._lock:
             self._open, self._buffers = self._open + 1, buffers
             self._came.notify_all()
+
+    def wait(self) -> None:
+        """For the conductor: until all pieces of the open turn are on their way. Raises what a reader failed
+        with."""
+        with self._lock:
             while not self._uploaded.wait_for(
                 lambda: self._has_all(self._open) or self._closed, SIGNAL_SECONDS
             ):

@@ -446,6 +446,37 @@ def test_the_engine_orders_the_streams():
     )
 
 
+def test_the_next_panels_are_filled_while_a_multiplication_is_handed_over():
+    """With four GPUs handing over takes a while, and readers stood still meanwhile."""
+    from threading import Event
+
+    from ooc_gemm.devices.cpu import CPU
+
+    class Slow(CPU):
+        """Whose first multiplication is handed over only when something of the second has arrived."""
+
+        def __init__(self):
+            super().__init__()
+            self.second, self.met = Event(), []
+
+        def upload(self, source, piece, buffer):
+            if buffer == 1:
+                self.second.set()
+            return super().upload(source, piece, buffer)
+
+        def multiply(self, *args, **options):
+            self.met.append(self.second.wait(20))
+            super().multiply(*args, **options)
+
+    device = Slow()
+    a, b = matrix((700, 1500), "f4", 1), matrix((1500, 900), "f4", 2)
+    with pytest.raises(ooc_gemm.BudgetError) as least:
+        ooc_gemm.multiply(a, b, memory_limit=1, device="cpu")
+    result = ooc_gemm.multiply(a, b, memory_limit=least.value.minimum_memory_limit + MiB, device=device)
+    assert result.plan.panel_count > 1
+    assert device.met[0]
+
+
 def test_a_failing_device_ends_the_run():
     from ooc_gemm.devices.cpu import CPU
 
@@ -520,7 +551,8 @@ def test_readers_read_ahead_and_upload_in_turn(slots):
         time.sleep(0.001)
     assert not uploaded
     for opened, turn in enumerate(turns):
-        ring.advance(opened + 10)
+        ring.open(opened + 10)
+        ring.wait()
         assert sorted(number for number, *_ in uploaded if number in turn) == list(turn)
     for thread in threads:
         thread.join(10)
@@ -547,8 +579,10 @@ def test_what_is_kept_is_found_once_it_has_been_read():
         ring.release(slot, second, Guard())
 
     def conduct():
-        ring.advance(10)
-        ring.advance(11)
+        ring.open(10)
+        ring.wait()
+        ring.open(11)
+        ring.wait()
 
     threads = [threading.Thread(target=use), threading.Thread(target=conduct)]
     for thread in threads:
@@ -572,8 +606,9 @@ def test_a_reader_that_fails_wakes_the_conductor():
     ring = Ring([np.empty(1, np.uint8)], iter([[piece_number(1)]]))
     ring.acquire()
     ring.close(OSError("no disk"))
+    ring.open(0)
     with pytest.raises(OSError, match="no disk"):
-        ring.advance(0)
+        ring.wait()
 
 
 @pytest.mark.parametrize(

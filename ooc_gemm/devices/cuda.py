@@ -211,7 +211,7 @@ class CUDA:
         self._finished: dict[int, _Rows] = {}
         self._checks: Checks | None = None
         self._lock = Lock()
-        self._staging = Lock()
+        self._staging, self._pinning = Lock(), Lock()
 
     def arithmetic(
         self,
@@ -431,11 +431,15 @@ class CUDA:
 
     def prepare(self, buffer: Bytes) -> None:
         """Pin a buffer, once. Pages come in when they are first touched, by many threads at a time if many
-        read; pinned when they are there they cost 25 ms/GiB instead of 400 (H200 machine)."""
+        read; pinned when they are there they cost 25 ms/GiB instead of 400 (H200 machine). The driver pins
+        one after the other anyway, and copies begin between two of them unless more wait."""
         if id(buffer) not in self._pinned:
             self._device.use()
             try:
-                self._runtime.hostRegister(buffer.ctypes.data, round_up(buffer.nbytes, PAGESIZE), _PORTABLE)
+                with self._pinning:
+                    self._runtime.hostRegister(
+                        buffer.ctypes.data, round_up(buffer.nbytes, PAGESIZE), _PORTABLE
+                    )
             except self._runtime.CUDARuntimeError as error:
                 if error.status != _CUDA_FULL:
                     raise
@@ -508,18 +512,18 @@ class CUDA:
     ) -> None:
         """A 2-D copy from panel to panel, on this device's upload stream."""
         assert isinstance(other, CUDA)
-        self._device.use()
-        stream = self._streams[UPLOAD]
+        self._enter()
+        stream, size = self._streams[UPLOAD], self._op.arithmetic.panel.itemsize
         driver.wait(stream.ptr, uploaded)
-        to, at = (
-            device._panel(device._arrays["b", buffer], "b", panel)[slice(*rows), slice(*cols)]
-            for device in (self, other)
-        )
-        if to.strides[1] != to.itemsize:
-            to, at = to.T, at.T
+        if self._turned("b"):
+            panel, rows, cols = panel[::-1], cols, rows
+        pitch = self._row("b", panel[1])
+        at = (rows[0] * pitch + cols[0]) * size
+        width, lines = (cols[1] - cols[0]) * size, rows[1] - rows[0]
+        to, source = (device._arrays["b", buffer].data.ptr + at for device in (self, other))
         start = self._times.record(stream.ptr)
-        self._copy(_BETWEEN_DEVICES, to.data.ptr, to.strides[0], at.data.ptr, at.strides[0], to, stream)
-        self._span(PASS, start, stream, to.nbytes)
+        driver.copy(_BETWEEN_DEVICES, to, pitch * size, source, pitch * size, width, lines, stream.ptr)
+        self._span(PASS, start, stream, width * lines)
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """One GEMM on the compute stream; on the diagonal perhaps one for each strip of rows."""
@@ -724,12 +728,12 @@ class CUDA:
 
     def record(self, stream: str) -> Event:
         """An event at the end of the stream."""
-        self._device.use()
+        self._enter()
         return self._points.record(self._streams[stream].ptr)
 
     def wait(self, stream: str, event: Any) -> None:
         """The stream waits on the device; the caller does not."""
-        self._device.use()
+        self._enter()
         driver.wait(self._streams[stream].ptr, event)
 
     def free_panels(self) -> None:
