@@ -32,7 +32,7 @@ from . import COMPUTE, UPLOAD, Arithmetic, Array, Check, Limits, Member, Operati
 UPLOADS_AT_ONCE = 3
 """Devices' worth of copies that host memory feeds: four H200 take 161 GB/s of 4 × 55."""
 
-MOST_READERS, MOST_WRITERS = 32, 24
+MOST_READERS, MOST_WRITERS = 32, 16
 """More bring less: each has a slot that must be pinned for all devices."""
 
 MORE_HOST_BYTES = 256 * MiB
