@@ -2,7 +2,8 @@
 
 A device has three streams, each doing its work in the order it was given: *upload* (host slot to
 panel), *compute*, and *download* (C block to host slot). The engine orders work between streams by
-events only: `record` marks a point in one, `wait` makes another wait for it.
+events only: `record` marks a point in one, `wait` makes another wait for it. One of several devices has a
+fourth, *pass*: what it takes from others, beside what is uploaded for the next panels.
 
     panels:  buffer p ∈ {0, 1}, each one panel of op(A) and one of op(B), in C order, as stored or with k
              along their rows, which may be padded (`Arithmetic`)
@@ -247,7 +248,7 @@ class Member(Device, Protocol):
     ) -> None:
         """Copy rows × cols of a panel of op(B) as stored, of this size, from another device, which this one
         reaches, after a point in that one's upload stream. The other's panel may only be written again after
-        a point in this one's."""
+        a point in this one's stream of what it takes."""
 
     def alive(self) -> bool:
         """Whether it still answers, asked after an error."""

@@ -404,7 +404,8 @@ class CUDA:
         self._copies = {UPLOAD: itertools.count(), DOWNLOAD: itertools.count()}
         if operation.verify:
             self._checks = Checks(plan, operation, self._allocate, self.prepare, self._runtime, self._points)
-        self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in (UPLOAD, COMPUTE, DOWNLOAD)}
+        names = UPLOAD, PASS, COMPUTE, DOWNLOAD
+        self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in names}
         self._base = self._times.record(self._streams[COMPUTE].ptr)
         self._base.synchronize()
         self._base_time = time.perf_counter()
@@ -510,10 +511,10 @@ class CUDA:
         buffer: int,
         uploaded: Any,
     ) -> None:
-        """A 2-D copy from panel to panel, on this device's upload stream."""
+        """A 2-D copy from panel to panel, on a stream of its own."""
         assert isinstance(other, CUDA)
         self._enter()
-        stream, size = self._streams[UPLOAD], self._op.arithmetic.panel.itemsize
+        stream, size = self._streams[PASS], self._op.arithmetic.panel.itemsize
         driver.wait(stream.ptr, uploaded)
         if self._turned("b"):
             panel, rows, cols = panel[::-1], cols, rows

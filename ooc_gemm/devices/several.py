@@ -26,7 +26,7 @@ from ..errors import DeviceError, DeviceLostError, InputError, OutOfMemoryError
 from ..plan import Block, MiB, Part, Piece, Plan, Rates
 from ..ring import Bytes, Event
 from ..tiles import band_of, band_rows, bands
-from ..trace import Trace
+from ..trace import PASS, Trace
 from . import COMPUTE, UPLOAD, Arithmetic, Array, Check, Limits, Member, Operation
 
 UPLOADS_AT_ONCE = 3
@@ -173,8 +173,14 @@ class Several:
                 events += [device.upload(source, piece, buffer) for device in self.devices]
         return events[0] if len(events) == 1 else _All(tuple(events))
 
-    def _pass_on(self) -> None:
-        """What has been uploaded of op(B)'s panels, from each device to all others."""
+    def _pass_on(self) -> tuple[Event, ...]:
+        """What has been uploaded of op(B)'s panels, from each device to all others: points behind all that is
+        theirs then."""
+        uploaded = [device.record(UPLOAD) for device in self.devices]
+        if not self._arrived:
+            return tuple(uploaded)
+        for device, own in zip(self.devices, uploaded, strict=True):  # its panel is free, and has its share
+            device.wait(PASS, own)
         for (index, buffer, panel), places in self._arrived.items():
             rows, cols = (
                 (
@@ -184,11 +190,11 @@ class Several:
                 for axis in (0, 1)
             )
             first = self.devices[index]
-            uploaded = first.record(UPLOAD)
             for device in self.devices:
                 if device is not first:
-                    device.take(first, panel, rows, cols, buffer, uploaded)
+                    device.take(first, panel, rows, cols, buffer, uploaded[index])
         self._arrived.clear()
+        return tuple(device.record(PASS) for device in self.devices)
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """Every band, whole also where it meets the diagonal."""
@@ -241,7 +247,7 @@ class Several:
     def record(self, stream: str) -> Event:
         """Of all; op(B)'s panels are where they are needed then."""
         if stream == UPLOAD:
-            self._pass_on()
+            return _All(self._pass_on())
         return _All(tuple(device.record(stream) for device in self.devices))
 
     def wait(self, stream: str, event: Event) -> None:
