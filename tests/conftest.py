@@ -85,7 +85,7 @@ class Recording(CPU):
 
     def record(self, stream):
         event = super().record(stream)
-        self.marks[id(event)] = (stream, event)
+        self.marks[id(event)] = (stream, event, list(self.filled) if stream == UPLOAD else [])
         if stream == COMPUTE:
             for events in self.used.values():
                 events.add(id(event))
@@ -93,10 +93,11 @@ class Recording(CPU):
         return event
 
     def wait(self, stream, event):
-        recorded, _ = self.marks[id(event)]
+        recorded, _, filled = self.marks[id(event)]
         if stream == COMPUTE:
             assert recorded == UPLOAD
-            self.filled.clear()
+            for what in filled:
+                self.filled.pop(what, None)
         else:
             assert (stream, recorded) == (UPLOAD, COMPUTE)
             self.waited.add(id(event))

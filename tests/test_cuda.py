@@ -35,7 +35,7 @@ KERNELS = [
 @pytest.mark.parametrize(("kernel", "dtype", "bound"), KERNELS)
 @pytest.mark.parametrize("transpose", [False, True])
 def test_rows_leave_before_others_are_finished(kernel, dtype, bound, transpose, monkeypatch):
-    """The last panels of the last block are multiplied strip by strip, and every strip is right when it leaves."""
+    """The last block's last panels are multiplied strip by strip, and every strip is right when it leaves."""
     if why := gpu_missing():
         pytest.skip(why)
     monkeypatch.setattr(cuda, "STRIP_ELEMENTS", 1 << 16)

@@ -1,8 +1,11 @@
 """Several devices as one: CPUs here, which share nothing but what the protocol gives them; GPUs where
 there are two."""
 
+import itertools
 import subprocess
 import sys
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +16,11 @@ from faults import with_blocks
 
 import ooc_gemm
 import ooc_gemm.api
+from ooc_gemm.devices import COMPUTE, UPLOAD
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.devices.several import Several
 from ooc_gemm.tiles import BAND, band_of, band_rows, bands
+from ooc_gemm.trace import PASS
 
 RNG = np.random.default_rng(11)
 
@@ -25,6 +30,54 @@ class Apart(CPU):
 
     def reaches(self, other):
         return False
+
+
+class Ordered(CPU):
+    """Checks that what each stream does comes after what it needs, as devices with real streams would: a
+    stream knows what it has done itself and what the points it has waited for knew."""
+
+    serial = itertools.count()
+
+    def start(self, plan, operation, trace):
+        super().start(plan, operation, trace)
+        self.plan, self.known = plan, defaultdict(set)  # stream → what is done before it goes on
+        self.uploaded, self.taken, self.lent, self.used = (defaultdict(set) for _ in range(4))  # by panel
+
+    def do(self, stream, *panels):
+        work = next(self.serial)
+        self.known[stream].add(work)
+        for panel in panels:
+            panel.add(work)
+
+    def upload(self, source, piece, buffer):
+        panel = piece.operand, buffer
+        needed = self.used[panel] | self.lent[panel]
+        assert needed <= self.known[UPLOAD], "a panel is overwritten that is still used"
+        self.do(UPLOAD, self.uploaded[panel])
+        return super().upload(source, piece, buffer)
+
+    def take(self, other, panel, rows, cols, buffer, uploaded):
+        at = "b", buffer
+        self.known[PASS] |= uploaded.known
+        assert other.uploaded[at] <= self.known[PASS], "taken before it has been uploaded"
+        assert self.used[at] <= self.known[PASS], "a panel is overwritten that is still used"
+        self.do(PASS, self.taken[at], other.lent[at])
+        super().take(other, panel, rows, cols, buffer, uploaded)
+
+    def multiply(self, block, panel, p, c, first):
+        for at in (("a", self.plan.a_buffer(panel, p)), ("b", p)):
+            assert self.uploaded[at] | self.taken[at] <= self.known[COMPUTE], "multiplied before it is there"
+            self.do(COMPUTE, self.used[at])
+        super().multiply(block, panel, p, c, first)
+
+    def record(self, stream):
+        event = super().record(stream)
+        event.known = frozenset(self.known[stream])
+        return event
+
+    def wait(self, stream, event):
+        self.known[stream] |= event.known
+        super().wait(stream, event)
 
 
 class Failing(CPU):
@@ -119,6 +172,22 @@ def test_the_product_is_right(tmp_path, device, dtype, transpose_a, transpose_b)
     assert result.bytes_written == result.plan.bytes_written
     assert result.bytes_uploaded == result.plan.bytes_uploaded
     assert result.verified
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1), (3, 1)])
+@pytest.mark.parametrize("beta", [0, 2])
+@pytest.mark.parametrize("buffers", [1, 2, 4])
+def test_all_streams_wait_for_what_they_need(tmp_path, monkeypatch, weights, beta, buffers):
+    make = with_blocks(640, 300, 128)
+    monkeypatch.setattr(ooc_gemm.api, "make_plan", lambda *x: replace(make(*x), panel_buffers=buffers))
+    a, b, old = random((700, 1000), "f4"), random((1000, 900), "f4"), random((700, 900), "f4")
+    c = stored(tmp_path / "c", old, (128, 100)) if beta else str(tmp_path / "c")
+    result = ooc_gemm.multiply(
+        stored(tmp_path / "a", a, (100, 100)), stored(tmp_path / "b", b, (128, 70)), c,
+        device=cpus(Ordered, weights), beta=beta, chunks=None if beta else (128, 100),
+    )  # fmt: skip
+    assert close(zarr.open_array(c)[:], a @ b + beta * old)
+    assert result.plan.panel_count > buffers
 
 
 @pytest.mark.parametrize("device", DEVICES)
