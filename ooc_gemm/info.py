@@ -1,6 +1,7 @@
 """What this machine has, and how fast it is: whatever `plan.Rates` asks for, found with the engine's own
 readers, writers, ring and devices, so that what is predicted is what is run."""
 
+import math
 import os
 import tempfile
 import time
@@ -349,12 +350,14 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     def write(target: targets.Target, index: int, buffer: Bytes) -> int:
         return target.write(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
 
-    def written(items: Iterable[int]) -> tuple[float, list[int]]:
-        if not made[0].background:
-            return for_a_while(partial(write, made[0]), items, for_writing, LONGEST)
+    def written(
+        items: Iterable[int], target: targets.Target = made[0], longest: float = LONGEST
+    ) -> tuple[float, list[int]]:
+        if not target.background:
+            return for_a_while(partial(write, target), items, for_writing, longest)
         return by_one_thread(
-            lambda index, buffer: made[0].start(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer),
-            items, for_writing, LONGEST,
+            lambda index, buffer: target.start(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer),
+            items, for_writing, longest,
         )  # fmt: skip
 
     seconds, sizes = written(range(count))
@@ -371,12 +374,12 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     def read(index: int, buffer: Bytes, slot_bytes: int = chunk) -> int:
         return sum(source.read(piece, buffer)[1] for piece in pieces_of(index, slot_bytes))
 
-    def came() -> tuple[float, list[int]]:
+    def came(items: Iterable[int] = there, longest: float = LONGEST) -> tuple[float, list[int]]:
         if not source.background:
-            return for_a_while(read, there, for_reading, LONGEST)
+            return for_a_while(read, items, for_reading, longest)
         seconds, found = by_one_thread(
             lambda index, buffer: source.start(next(pieces_of(index)), buffer),
-            there, for_reading[: chunks_at_once(readers)], LONGEST,
+            items, for_reading[: chunks_at_once(readers)], longest,
         )  # fmt: skip
         return seconds, [nbytes for _, nbytes in found]
 
@@ -384,24 +387,30 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     cold = _per_second(came())
     keep(scratch / "a")
     cached = max(_per_second(came()) for _ in range(5))
+    if memory:  # there is but one way
+        cold = cached = max(cached, cold)
     seconds, moved = for_a_while(partial(read, slot_bytes=PIECE_BYTES), there[:4], for_reading, LONGEST)
     pieces = sum(moved) / PIECE_BYTES
     piece_seconds = max(0.0, seconds - sum(moved) / cached) / pieces
     forget(scratch / "a")
-    # Both at once, each as long as the other would take alone.
     reads = max(1, min(len(there), round(len(there) * cold / max(cold, write_rate))))
     writes = max(1, min(len(there), round(reads * write_rate / cold)))
-    with ThreadPoolExecutor(1) as other:
-        start = time.perf_counter()
-        writing = other.submit(for_a_while, partial(write, made[1]), range(writes), for_writing)
-        for_a_while(read, range(reads), for_reading)
-        writing.result()
-        both = time.perf_counter() - start
+
+    def both() -> float:
+        """Each for as long as the other would take alone."""
+        with ThreadPoolExecutor(1) as other:
+            start = time.perf_counter()
+            writing = other.submit(written, range(writes), made[1], math.inf)
+            came(range(reads), math.inf)
+            writing.result()
+            return time.perf_counter() - start
+
+    together = min(both() for _ in range(5 if memory else 1))
     alone = reads * chunk / cold + writes * chunk / write_rate
     few = min(len(there), max(1, targets.DIRECT_BYTES // chunk - 1))
     small = replace(output, shape=(few * CHUNK, CHUNK))
     target = targets.create_target(str(scratch / "small"), small, output.dtype)
-    write_cached = _rate(partial(write, target), range(few), for_writing)
+    write_cached = write_rate if memory else _rate(partial(write, target), range(few), for_writing)
     packed = replace(output, compressor="zstd")
     target = targets.create_target(str(scratch / "z"), packed, output.dtype)
     some = range(min(len(there), 2 * readers))
@@ -409,16 +418,13 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     target.commit()
     source = store.open_source(str(scratch / "z"))
     seconds, moved = for_a_while(read, some, for_reading, LONGEST)
-    if memory:  # there is but one way, and the same memory
-        cold = cached = max(cached, cold)
-        write_cached, both = write_rate, alone
     return {
         "date": _today(),
         "read_bytes_per_second": cold,
         "cached_bytes_per_second": max(cached, cold),
         "write_bytes_per_second": write_rate,
         "write_cached_bytes_per_second": write_cached,
-        "turns": min(1.0, max(0.5, both / alone)),
+        "turns": min(1.0, max(0.5, together / alone)),
         "decode_bytes_per_second": len(moved) * chunk / seconds,
         "piece_seconds": piece_seconds,
     }
