@@ -14,7 +14,7 @@ import zarr
 from conftest import make
 
 import ooc_gemm
-from ooc_gemm import background, files, journal, store, targets
+from ooc_gemm import background, files, info, journal, store, targets
 from ooc_gemm.bench_io import by_one_thread
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.pages import page_aligned
@@ -284,3 +284,22 @@ def test_small_chunks_do_not_take_all_files(memory):
         assert open_files() - before <= MOST_STACKED
         assert np.array_equal(end()[0], x[slice(*piece.rows)])
     assert open_files() == before
+
+
+def test_reads_and_writes_are_also_measured_at_once(memory, monkeypatch):
+    """In the background, as a product does both: what they have of the memory then is not assumed."""
+    under_way, together = [0], []
+
+    def counting(*args):
+        under_way[0] += 1
+        try:
+            return by_one_thread(*args)
+        finally:
+            together.append(under_way[0])
+            under_way[0] -= 1
+
+    monkeypatch.setattr(info, "by_one_thread", counting)
+    found = info.measure_folder(memory, CPU())
+    assert max(together) == 2
+    assert 0.5 <= found["turns"] <= 1
+    assert not list(memory.iterdir())
