@@ -76,7 +76,6 @@ _TO_DEVICE, _TO_HOST = (driver.DEVICE, driver.HOST), (driver.HOST, driver.DEVICE
 _BETWEEN_DEVICES = driver.EITHER, driver.EITHER
 _PORTABLE = 1
 """Pinned for all devices."""
-_PEER_ACCESS_IS_ON = 704
 _CLOCK_RATE, _MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH = 13, 36, 37
 """cudaDeviceAttr: kHz, kHz, bits."""
 
@@ -198,6 +197,8 @@ class CUDA:
                 "or use another device"
             ) from error
         self._arrays: dict[Any, Any] = {}
+        self._reached_by = set[int]()
+        """Other devices that take panels from this one."""
         self._pinned: dict[int, Bytes] = {}
         self._streams: dict[str, Any] = {}
         use = self._device.use
@@ -394,6 +395,9 @@ class CUDA:
             self._turn = load(catalog.transpose(arithmetic.block.name), "transpose", "mirror")
         if plan.budget.staged:
             others["staging"] = plan.slot_bytes, np.dtype(np.uint8)
+        if self._reached_by:
+            theirs = {key: panels.pop(key) for key in list(panels) if key[0] == "b"}
+            self._arrays |= self._allocate_all(theirs, self._reached_by)
         for some in (panels, others):  # which go at different times
             self._arrays |= self._allocate_all(some)
         self._gemm, self._depth = self._open_kernel(plan), plan.problem.k
@@ -410,12 +414,18 @@ class CUDA:
         self._base.synchronize()
         self._base_time = time.perf_counter()
 
-    def _allocate_all(self, wanted: dict[Any, tuple[int, np.dtype[Any]]]) -> dict[Any, Any]:
-        """Arrays in one allocation, which takes milliseconds where other devices can reach into it. Of their
-        own: the memory pool keeps more than it is asked for."""
+    def _allocate_all(
+        self, wanted: dict[Any, tuple[int, np.dtype[Any]]], reached_by: Iterable[int] = ()
+    ) -> dict[Any, Any]:
+        """Arrays in one allocation, which other devices may reach into. Of their own: the memory pool keeps
+        more than it is asked for."""
         cupy = self._cupy
         sizes = [round_up(max(1, n * dtype.itemsize), ALIGN) for n, dtype in wanted.values()]
-        memory = cupy.cuda.Memory(sum(sizes))
+        if reached_by:
+            owner = driver.Memory(sum(sizes), self._device.id, reached_by)
+            memory = cupy.cuda.UnownedMemory(owner.ptr, sum(sizes), owner, self._device.id)
+        else:
+            memory = cupy.cuda.Memory(sum(sizes))
         starts = itertools.accumulate(sizes, initial=0)
         return {
             key: cupy.ndarray((elements,), dtype, cupy.cuda.MemoryPointer(memory, at))
@@ -494,12 +504,7 @@ class CUDA:
             self._device.id, other._device.id
         ):
             return False
-        self._device.use()
-        try:
-            self._runtime.deviceEnablePeerAccess(other._device.id)
-        except self._runtime.CUDARuntimeError as error:
-            if error.status != _PEER_ACCESS_IS_ON:
-                return False
+        other._reached_by.add(self._device.id)
         return True
 
     def take(

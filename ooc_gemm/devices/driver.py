@@ -12,9 +12,11 @@ says which device is meant; only who makes an event must have that in use, and w
 import ctypes
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
+
+from ..tiles import round_up
 
 HOST, DEVICE, EITHER = 1, 2, 4
 """CUmemorytype, of an address; either: a device may be any."""
@@ -22,7 +24,15 @@ _BLOCKING, _WITHOUT_TIME = 1, 2
 """CUevent_flags."""
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _ADDRESS = ctypes.c_void_p
+_HANDLE, _SIZE = ctypes.c_ulonglong, ctypes.c_size_t
 _ARGUMENTS = {
+    "cuMemCreate": (_ADDRESS, _SIZE, _ADDRESS, _HANDLE),
+    "cuMemAddressReserve": (_ADDRESS, _SIZE, _SIZE, _HANDLE, _HANDLE),
+    "cuMemMap": (_HANDLE, _SIZE, _SIZE, _HANDLE, _HANDLE),
+    "cuMemSetAccess": (_HANDLE, _SIZE, _ADDRESS, _SIZE),
+    "cuMemUnmap": (_HANDLE, _SIZE),
+    "cuMemRelease": (_HANDLE,),
+    "cuMemAddressFree": (_HANDLE, _SIZE),
     "cuEventCreate": (_ADDRESS, ctypes.c_uint),
     "cuEventRecord": (_ADDRESS, _ADDRESS),
     "cuEventQuery": (_ADDRESS,),
@@ -47,6 +57,44 @@ class DriverError(RuntimeError):
 
 _COPY = struct.Struct("@NNI4xPPPNNNI4xPPPNNN")
 """CUDA_MEMCPY2D: x, y, kind, host, device, array and pitch of the source and of the target; width, rows."""
+
+
+_PINNED, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 3
+_KIND = struct.Struct("@iiiiQ8x")
+"""CUmemAllocationProp: type, handles, where (what, number), Windows' metadata, flags."""
+_ACCESS = struct.Struct("@iii")
+"""CUmemAccessDesc: where, and what is allowed there."""
+GRANULE = 2 << 20
+
+
+class Memory:
+    """Of a device, which some others reach into. To let them into all that there is (cuCtxEnablePeerAccess)
+    maps every allocation on each of them, which takes several times as long as to make it."""
+
+    def __init__(self, nbytes: int, device: int, others: Iterable[int]):
+        """Numbers of devices. Raises DriverError."""
+        self._size = round_up(max(1, nbytes), GRANULE)
+        self.ptr = self._mapped = 0
+        address, block = _HANDLE(), _HANDLE()
+        kind = _KIND.pack(_PINNED, 0, _ON_DEVICE, device, 0)
+        _wait_for("cuMemCreate", ctypes.byref(block), self._size, kind, 0)
+        try:
+            _wait_for("cuMemAddressReserve", ctypes.byref(address), self._size, 0, 0, 0)
+            self.ptr = address.value
+            _wait_for("cuMemMap", self.ptr, self._size, 0, block, 0)
+            self._mapped = self._size
+        finally:  # what is mapped stays until it is not
+            _wait_for("cuMemRelease", block)
+        who = [device, *others]
+        allowed = b"".join(_ACCESS.pack(_ON_DEVICE, one, _READ_AND_WRITE) for one in who)
+        _wait_for("cuMemSetAccess", self.ptr, self._size, allowed, len(who))
+
+    def __del__(self) -> None:
+        """Nothing may be under way there."""
+        if self._mapped:
+            _yielding("cuMemUnmap")(self.ptr, self._size)
+        if self.ptr:
+            _yielding("cuMemAddressFree")(self.ptr, self._size)
 
 
 class Events:
@@ -99,9 +147,7 @@ class Event:
         """Wait until it has; others may go on. Raises DriverError where the device has failed."""
         if self.done:
             return
-        name = "cuEventSynchronize"
-        if status := _yielding(name)(self.ptr):
-            raise DriverError(name, status)
+        _wait_for("cuEventSynchronize", self.ptr)
 
     def seconds_since(self, earlier: "Event") -> float:
         """Between two points that the device has come to."""
@@ -133,6 +179,11 @@ def copy(
 
 def _call(name: str, *args: Any) -> None:
     if status := _keeping(name)(*args):
+        raise DriverError(name, status)
+
+
+def _wait_for(name: str, *args: Any) -> None:
+    if status := _yielding(name)(*args):
         raise DriverError(name, status)
 
 
