@@ -56,6 +56,49 @@ int cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, void *s) {
     stream = s;
     return answer();
 }
+
+typedef struct { int type, id; } CUmemLocation;
+typedef struct {
+    int type, requestedHandleTypes; CUmemLocation location; void *win32HandleMetaData;
+    struct { unsigned char compression, rdma; unsigned short usage; unsigned char reserved[4]; } allocFlags;
+} CUmemAllocationProp;
+typedef struct { CUmemLocation location; int flags; } CUmemAccessDesc;
+
+int blocks, addresses, mapped, fails_at, where, others;
+size_t size;
+
+static int at(int step, int *count, int change) {
+    if (step == fails_at) return 2;
+    *count += change;
+    return answer();
+}
+int cuMemCreate(unsigned long long *block, size_t nbytes, const CUmemAllocationProp *p, unsigned long long) {
+    *block = 11, size = nbytes, where = p->location.id;
+    if (p->type != 1 || p->location.type != 1 || p->requestedHandleTypes || p->allocFlags.usage) return 1;
+    return at(1, &blocks, 1);
+}
+typedef unsigned long long u64;
+int cuMemAddressReserve(u64 *ptr, size_t nbytes, size_t, u64, u64) {
+    *ptr = 1 << 20;
+    return nbytes == size ? at(2, &addresses, 1) : 1;
+}
+int cuMemMap(unsigned long long ptr, size_t nbytes, size_t, unsigned long long block, unsigned long long) {
+    return ptr == 1 << 20 && nbytes == size && block == 11 ? at(3, &mapped, 1) : 1;
+}
+int cuMemSetAccess(unsigned long long ptr, size_t nbytes, const CUmemAccessDesc *d, size_t count) {
+    for (others = 0; count--; ++d) {
+        if (d->location.type != 1 || d->flags != 3) return 1;
+        others |= 1 << d->location.id;
+    }
+    return at(4, &held, 0);
+}
+int cuMemUnmap(unsigned long long, size_t) { return at(0, &mapped, -1); }
+int cuMemRelease(unsigned long long) { return at(0, &blocks, -1); }
+int cuMemAddressFree(unsigned long long, size_t) { return at(0, &addresses, -1); }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    *value = attribute == 102 && device == 3;
+    return answer();
+}
 int cuGetErrorString(int, const char **text) { *text = "an illegal memory access"; return 0; }
 
 }
@@ -145,3 +188,27 @@ def test_copies(cuda, to, at):
     assert np.array_equal(target, want)
     assert cuda("stream", ctypes.c_void_p).value == 9
     assert cuda("held").value == 1
+
+
+@pytest.mark.parametrize("step", range(1, 6))
+def test_memory_that_others_reach(cuda, step):
+    """Whatever fails on its way, nothing is left."""
+    cuda("fails_at").value = step if step < 5 else -1
+    if step < 5:
+        with pytest.raises(driver.DriverError) as error:
+            driver.Memory(3 << 20, 2, {0, 5})
+        assert error.value.status == 2
+        del error
+    else:
+        memory = driver.Memory(3 << 20, 2, {0, 5})
+        assert memory.ptr == 1 << 20
+        assert cuda("size", ctypes.c_size_t).value == 4 << 20
+        assert (cuda("where").value, cuda("others").value) == (2, 0b100101)
+        assert cuda("held").value == 0, "this takes a while"
+        del memory
+    assert (cuda("blocks").value, cuda("addresses").value, cuda("mapped").value) == (0, 0, 0)
+
+
+def test_not_all_devices_map_memory(cuda):
+    assert driver.maps_memory(3)
+    assert not driver.maps_memory(0)

@@ -5,8 +5,8 @@ panel), *compute*, and *download* (C block to host slot). The engine orders work
 events only: `record` marks a point in one, `wait` makes another wait for it. One of several devices has a
 fourth, *pass*: what it takes from others, beside what is uploaded for the next panels.
 
-    panels:  buffer p ∈ {0, 1}, each one panel of op(A) and one of op(B), in C order, as stored or with k
-             along their rows, which may be padded (`Arithmetic`)
+    panels:  buffer p ∈ {0, …, panel_buffers − 1}, each one panel of op(A) and one of op(B), in C order, as
+             stored or with k along their rows, which may be padded (`Arithmetic`)
     blocks:  buffer c ∈ {0, …, c_buffers − 1}, bm×bn of C, C order, dense
 """
 

@@ -1,4 +1,4 @@
-"""One NVIDIA GPU through CuPy: three streams, pinned slots, 2-D copies, events.
+"""One NVIDIA GPU through CuPy: streams, pinned slots, 2-D copies, events.
 
     slot (pinned) ──2-D copy, upload stream──► panel ──kernel, compute stream──► C block
                                                        C block ──2-D copy, download stream──► slot (pinned)
@@ -417,8 +417,8 @@ class CUDA:
     def _allocate_all(
         self, wanted: dict[Any, tuple[int, np.dtype[Any]]], reached_by: Iterable[int] = ()
     ) -> dict[Any, Any]:
-        """Arrays in one allocation, which other devices may reach into. Of their own: the memory pool keeps
-        more than it is asked for."""
+        """Arrays in one allocation, that some other devices may reach into. Of their own: the memory pool
+        keeps more than it is asked for."""
         cupy = self._cupy
         sizes = [round_up(max(1, n * dtype.itemsize), ALIGN) for n, dtype in wanted.values()]
         if reached_by:
@@ -500,9 +500,9 @@ class CUDA:
 
     def reaches(self, other: Device) -> bool:
         """Over NVLink, or a bus that allows it."""
-        if not isinstance(other, CUDA) or not self._runtime.deviceCanAccessPeer(
-            self._device.id, other._device.id
-        ):
+        if not isinstance(other, CUDA) or not driver.maps_memory(other._device.id):
+            return False
+        if not self._runtime.deviceCanAccessPeer(self._device.id, other._device.id):
             return False
         other._reached_by.add(self._device.id)
         return True

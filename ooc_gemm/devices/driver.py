@@ -26,6 +26,7 @@ _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _ADDRESS = ctypes.c_void_p
 _HANDLE, _SIZE = ctypes.c_ulonglong, ctypes.c_size_t
 _ARGUMENTS = {
+    "cuDeviceGetAttribute": (_ADDRESS, ctypes.c_int, ctypes.c_int),
     "cuMemCreate": (_ADDRESS, _SIZE, _ADDRESS, _HANDLE),
     "cuMemAddressReserve": (_ADDRESS, _SIZE, _SIZE, _HANDLE, _HANDLE),
     "cuMemMap": (_HANDLE, _SIZE, _SIZE, _HANDLE, _HANDLE),
@@ -59,12 +60,22 @@ _COPY = struct.Struct("@NNI4xPPPNNNI4xPPPNNN")
 """CUDA_MEMCPY2D: x, y, kind, host, device, array and pitch of the source and of the target; width, rows."""
 
 
+_MAPS_MEMORY = 102
+"""CUdevice_attribute: virtual addresses are the program's to manage."""
 _PINNED, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 3
 _KIND = struct.Struct("@iiiiQ8x")
 """CUmemAllocationProp: type, handles, where (what, number), Windows' metadata, flags."""
 _ACCESS = struct.Struct("@iii")
 """CUmemAccessDesc: where, and what is allowed there."""
-GRANULE = 2 << 20
+_GRANULE = 2 << 20
+"""What is mapped is whole ones of these."""
+
+
+def maps_memory(device: int) -> bool:
+    """Whether there is `Memory` of a device."""
+    found = ctypes.c_int()
+    _call("cuDeviceGetAttribute", ctypes.byref(found), _MAPS_MEMORY, device)
+    return bool(found.value)
 
 
 class Memory:
@@ -73,7 +84,7 @@ class Memory:
 
     def __init__(self, nbytes: int, device: int, others: Iterable[int]):
         """Numbers of devices. Raises DriverError."""
-        self._size = round_up(max(1, nbytes), GRANULE)
+        self._size = round_up(max(1, nbytes), _GRANULE)
         self.ptr = self._mapped = 0
         address, block = _HANDLE(), _HANDLE()
         kind = _KIND.pack(_PINNED, 0, _ON_DEVICE, device, 0)
