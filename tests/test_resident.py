@@ -19,14 +19,14 @@ RNG = np.random.default_rng(0)
 GiB = 1 << 30
 
 
-@pytest.fixture
-def resident(monkeypatch):
-    """Every plan has blocks of 300 × 200 and panels 128 deep, and those of op(A) stay."""
+@pytest.fixture(params=[128])
+def resident(request, monkeypatch):
+    """Every plan has blocks of 300 × 200 and panels as deep as the parameter says, and those of op(A) stay."""
 
     def make_plan(problem, budget, rates):
         assert problem.keeps_a
         c, ring = planner._outputs(problem)[0], planner._rings(budget)[0]
-        x = planner._Candidate(c, min(300, problem.m), 200, 128, 2, ring, resident=True)
+        x = planner._Candidate(c, min(300, problem.m), 200, request.param, 2, ring, resident=True)
         return planner._finish(problem, budget, rates, x)
 
     monkeypatch.setattr(api, "make_plan", make_plan)
@@ -58,7 +58,7 @@ def check(folder, device, dtype, transpose, beta, **options):
     assert plan.resident
     assert plan.to_dict()["resident"]
     assert "those of A stay on the device" in str(plan)
-    assert (plan.block_count, plan.panel_count) == (15, 4)
+    assert (plan.block_count, plan.panel_count) == (15, -(-500 // plan.bk))
     assert np.array_equal(zarr.open_array(folder / "c")[...], want)
     for what in ("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded"):
         assert getattr(result, what) == getattr(plan, what), what
@@ -72,6 +72,14 @@ CASES = [("f4", "", 0), ("f4", "a", 3), ("f4", "b", 0), ("f2", "ab", 3), ("i1", 
 @pytest.mark.parametrize("verify", [False, True])
 def test_products(tmp_path, resident, name, dtype, transpose, beta, verify):
     check(tmp_path, device_of(name), dtype, transpose, beta, verify=verify)
+
+
+@pytest.mark.parametrize("resident", [512], indirect=True)
+@pytest.mark.parametrize("name", ["cpu", "several"])
+@pytest.mark.parametrize("beta", [0, 3])
+def test_one_panel_for_all_of_k(tmp_path, resident, name, beta):
+    """The next row of blocks brings op(A) to where it is still needed."""
+    check(tmp_path, device_of(name), "f4", "", beta)
 
 
 KERNELS = {
