@@ -112,9 +112,9 @@ class _Pairs:
         self._plan, self._device, self._ring = plan, device, ring
         self._panels = list(plan.panels())
         self._opened = 0
-        self._multiplied: dict[tuple[str, int], Event | None] = {}
-        """By panel of op(A) or of op(B): after what it may be filled again; None: that is still to be handed
-        over."""
+        self._used: dict[tuple[str, int], tuple[int, Event | None]] = {}
+        """By panel of op(A) or of op(B): the last step that multiplies it, and after what that is done; None:
+        it is still to be handed over."""
 
     def open(self, step: int, early: bool = False) -> None:
         """Let readers fill the pair of this step, if they may not yet. `early`: only where the device has
@@ -125,20 +125,22 @@ class _Pairs:
             return
         a, b = self._buffers(step)
         filled = [a, b] if plan.brings_a(step // len(self._panels)) else [b]
-        before = {self._multiplied[panel] for panel in filled if panel in self._multiplied}
+        before = {self._used[panel][1] for panel in filled if panel in self._used}
         if early and not all(event and event.done for event in before):
             return
         for event in before:
             assert event, "steps are handed over in order"
             self._device.wait(UPLOAD, event)
-        self._multiplied[a] = self._multiplied[b] = None
+        self._used[a] = self._used[b] = step, None
         self._ring.open((a[1], b[1]))
         self._opened = step + 1
 
     def multiplied(self, step: int) -> None:
         """The device has been given this step's multiplication."""
         event = self._device.record(COMPUTE)
-        self._multiplied |= dict.fromkeys(self._buffers(step), event)
+        for panel in self._buffers(step):
+            if self._used[panel][0] == step:  # the next may need op(A)'s, too
+                self._used[panel] = step, event
 
     def _buffers(self, step: int) -> tuple[tuple[str, int], tuple[str, int]]:
         b = step % self._plan.panel_buffers

@@ -21,7 +21,7 @@ GiB = 1 << 30
 
 @pytest.fixture(params=[128])
 def resident(request, monkeypatch):
-    """Every plan has blocks of 300 × 200 and panels as deep as the parameter says, and those of op(A) stay."""
+    """Every plan has blocks of 300 × 200, panels as deep as the parameter says, and those of op(A) stay."""
 
     def make_plan(problem, budget, rates):
         assert problem.keeps_a
