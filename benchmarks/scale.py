@@ -6,8 +6,9 @@ python benchmarks/scale.py > docs/scale.md
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ooc_gemm.plan import Budget, Matrix, MiB, Plan, Problem, Rates, lower_bound_bytes
+from ooc_gemm.plan import Plan, lower_bound_bytes
 from ooc_gemm.planner import make_plan
+from ooc_gemm.problem import Budget, Matrix, MiB, Problem, Rates
 
 GB, GiB = 10**9, 1 << 30
 HOST = 64 * GiB

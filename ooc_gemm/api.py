@@ -30,8 +30,9 @@ from .files import chunks_at_once
 from .journal import Journal, Stamp
 from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
 from .local import Source
-from .plan import Block, Budget, Matrix, Plan, Problem
+from .plan import Block, Plan
 from .planner import make_plan
+from .problem import Budget, Matrix, Problem
 from .rechunk import Rechunked, check_space, rechunked
 from .remote import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests, side_by_side
 from .trace import Trace

@@ -24,8 +24,8 @@ from .api import Result, multiply
 from .devices import open_device
 from .errors import InputError
 from .generate import random
-from .plan import Rates
 from .planner import taking_turns
+from .problem import Rates
 from .rates import described
 from .trace import STAGES
 

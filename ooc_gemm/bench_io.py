@@ -27,7 +27,8 @@ from . import files, store
 from .errors import InputError
 from .local import CompressedSource
 from .pages import PAGE, Bytes, page_aligned
-from .plan import MiB, cut
+from .plan import cut
+from .problem import MiB
 from .tiles import round_up
 
 T = TypeVar("T")

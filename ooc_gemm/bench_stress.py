@@ -28,7 +28,7 @@ from .devices import open_device
 from .errors import InputError
 from .freivalds import verify
 from .limits import parse_size
-from .plan import MiB
+from .problem import MiB
 from .rates import described
 
 Row = dict[str, Any]

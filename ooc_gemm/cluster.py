@@ -36,7 +36,8 @@ from .limits import (
     resident_bytes,
 )
 from .local import Source
-from .plan import Block, Plan, Rates
+from .plan import Block, Plan
+from .problem import Rates
 from .tiles import ceil_div
 from .trace import Trace
 

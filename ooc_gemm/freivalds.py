@@ -23,7 +23,8 @@ from .errors import BudgetError, InputError
 from .limits import baseline_bytes, default_memory_limit, parse_size
 from .local import Source
 from .pages import Bytes, page_aligned
-from .plan import MiB, Piece, cut
+from .plan import Piece, cut
+from .problem import MiB
 from .rechunk import each
 from .remote import CONNECTION_BYTES, requests
 from .tiles import ceil_div

@@ -11,7 +11,8 @@ from . import store, targets
 from .devices.cpu import INTERPRETER_BYTES
 from .errors import BudgetError, InputError, on_thread
 from .limits import baseline_bytes, default_memory_limit, parse_size
-from .plan import CHUNK_BYTES, MiB, Part
+from .plan import Part
+from .problem import CHUNK_BYTES, MiB
 from .remote import CONNECTION_BYTES, WRITERS
 from .tiles import ceil_div, ranges
 

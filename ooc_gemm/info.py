@@ -1,4 +1,4 @@
-"""What this machine has, and how fast it is: whatever `plan.Rates` asks for, found with the engine's own
+"""What this machine has, and how fast it is: whatever `problem.Rates` asks for, found with the engine's own
 readers, writers, ring and devices, so that what is predicted is what is run."""
 
 import math
@@ -27,7 +27,8 @@ from .errors import InputError
 from .execute import execute
 from .files import chunks_at_once, in_memory
 from .limits import default_memory_limit
-from .plan import Matrix, MiB, Part, Piece, cut
+from .plan import Part, Piece, cut
+from .problem import Matrix, MiB
 from .rates import FILE, FOLDERS, file_system, kernel_key
 from .remembered import recall, remember
 from .ring import Bytes

@@ -16,15 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from mmap import PAGESIZE
 
-from .plan import (
-    CHUNK_BYTES,
-    Budget,
-    Matrix,
-    MiB,
-    Plan,
-    Problem,
-    Rates,
-)
+from .plan import Plan
 from .planner import (
     chunk_side,
     least_seconds,
@@ -34,6 +26,7 @@ from .planner import (
     predict,
     steps,
 )
+from .problem import CHUNK_BYTES, Budget, Matrix, MiB, Problem, Rates
 from .tiles import round_up
 
 ADVISED = 2.0

@@ -25,7 +25,8 @@ from .errors import StoreError
 from .files import ChunkFile, room
 from .journal import Stamp, digest
 from .pages import PAGE, Bytes, scratch
-from .plan import Matrix, Piece
+from .plan import Piece
+from .problem import Matrix
 from .shards import read_index
 from .tiles import overlaps
 

@@ -14,23 +14,17 @@ from typing import TypeVar, cast
 
 from .errors import BudgetError
 from .plan import (
-    CHUNK_BYTES,
     DIAGONAL_STRIPS,
     EARLY_STRIPS,
-    Budget,
-    Matrix,
-    MiB,
     Plan,
-    Problem,
-    Rates,
     check_bytes,
     count_blocks,
     lower_bound_bytes,
     panel_elements,
-    rows_apart,
     uploaded_again,
     with_cache,
 )
+from .problem import CHUNK_BYTES, Budget, Matrix, MiB, Problem, Rates, rows_apart
 from .tiles import LEAST_GROWN, band_rows, ceil_div, growing_panels, round_up, touches
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from typing import Any
 
 from .devices import Arithmetic, Device
 from .files import mounted
-from .plan import Rates
+from .problem import Rates
 from .remembered import recall
 from .targets import DIRECT_BYTES
 

@@ -37,7 +37,8 @@ from .documents import SUPPORTED
 from .errors import NO_MEMORY, Error, InputError, OutOfMemoryError, StoreError, no_memory
 from .local import CompressedSource, Folder, RawSource, Shards, Source
 from .pages import give_back
-from .plan import Matrix, Piece
+from .plan import Piece
+from .problem import Matrix
 from .remote import Objects, RemoteFolder, address, connect, normal, speaks, why
 from .ring import Bytes
 from .shared import Shared

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 
-from .plan import MiB
+from .problem import MiB
 from .tiles import ceil_div, ranges
 
 Array = npt.NDArray[Any]

@@ -32,7 +32,8 @@ from .errors import Error, InputError, RangeError, StoreError
 from .journal import Journal
 from .local import Folder, Source
 from .pages import give_back, scratch
-from .plan import Matrix, Part
+from .plan import Part
+from .problem import Matrix
 from .remote import Objects, RemoteFolder, RemoteJournal, why
 from .ring import Bytes
 from .store import (

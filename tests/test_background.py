@@ -18,7 +18,8 @@ from ooc_gemm import background, files, info, journal, store, targets
 from ooc_gemm.bench_io import by_one_thread
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.pages import page_aligned
-from ooc_gemm.plan import MOST_STACKED, Part, cut
+from ooc_gemm.plan import Part, cut
+from ooc_gemm.problem import MOST_STACKED
 
 MiB = 1 << 20
 RNG = np.random.default_rng(0)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from test_core import LAYOUTS, RATES, assert_close, check_plan, matrix
 
 import ooc_gemm
-from ooc_gemm.plan import Budget, Matrix, Problem, Rates
 from ooc_gemm.planner import make_plan
+from ooc_gemm.problem import Budget, Matrix, Problem, Rates
 
 MiB = 1 << 20
 

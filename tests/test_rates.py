@@ -11,8 +11,8 @@ from conftest import make, ooc
 from ooc_gemm import bench_engine, bench_store, info, rates, remembered
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.devices.several import Several
-from ooc_gemm.plan import Budget, Matrix, Problem, Rates
 from ooc_gemm.planner import make_plan, taking_turns
+from ooc_gemm.problem import Budget, Matrix, Problem, Rates
 
 MiB = 1 << 20
 

@@ -19,8 +19,8 @@ from conftest import make, ooc
 import ooc_gemm
 from ooc_gemm import api, layout, rechunk, store
 from ooc_gemm.devices.cpu import CPU
-from ooc_gemm.plan import Budget, Matrix, Problem, Rates
 from ooc_gemm.planner import make_plan
+from ooc_gemm.problem import Budget, Matrix, Problem, Rates
 
 MiB = 1 << 20
 GPU = Rates(5e14, 3.4e9, 2.9e9, 5e10, 5e10, shared=False, decode=2e9)

@@ -13,7 +13,7 @@ from ooc_gemm import api, planner
 from ooc_gemm.devices import open_device
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.devices.several import Several
-from ooc_gemm.plan import Budget, Matrix, Problem, Rates
+from ooc_gemm.problem import Budget, Matrix, Problem, Rates
 
 RNG = np.random.default_rng(0)
 GiB = 1 << 30

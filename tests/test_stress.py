@@ -12,7 +12,7 @@ import zarr
 from conftest import ooc
 
 from ooc_gemm import bench_stress, stress
-from ooc_gemm.plan import MiB
+from ooc_gemm.problem import MiB
 
 SMALL = ("--largest", "64MiB", "-d", "cpu", "--json")
 

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from ..check import Rounding, Verdict
 from ..errors import DeviceError, InputError, RangeError
-from ..plan import Block, Part, Piece, Plan, Rates
+from ..plan import Block, Part, Piece, Plan
+from ..problem import Rates
 from ..ring import Bytes, Event
 from ..trace import Trace
 

@@ -25,7 +25,8 @@ from threadpoolctl import threadpool_limits
 from ..check import Verdict
 from ..errors import InputError, on_thread
 from ..pages import page_aligned
-from ..plan import DIAGONAL_STRIPS, Block, MiB, Part, Piece, Plan, Rates
+from ..plan import DIAGONAL_STRIPS, Block, Part, Piece, Plan
+from ..problem import MiB, Rates
 from ..ring import Bytes, Event, Stopped
 from ..shared import Shared
 from ..tiles import ceil_div, ranges

@@ -28,7 +28,8 @@ from ..complex_gemm import ComplexGemm
 from ..errors import NO_MEMORY, DeviceError, InputError, OutOfMemoryError
 from ..mma import Mma
 from ..pages import page_aligned
-from ..plan import EARLY_STRIPS, Block, MiB, Part, Piece, Plan, Rates, panel_elements
+from ..plan import EARLY_STRIPS, Block, Part, Piece, Plan, panel_elements
+from ..problem import MiB, Rates
 from ..ring import Bytes
 from ..roofline import peak_flops
 from ..tensor import BYTES_PER_LINE, load, split_pays, strips

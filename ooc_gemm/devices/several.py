@@ -23,7 +23,8 @@ import numpy as np
 
 from ..check import Verdict
 from ..errors import DeviceError, DeviceLostError, InputError, OutOfMemoryError
-from ..plan import Block, MiB, Part, Piece, Plan, Rates
+from ..plan import Block, Part, Piece, Plan
+from ..problem import MiB, Rates
 from ..ring import Bytes, Event
 from ..tiles import band_of, band_rows, bands
 from ..trace import PASS, Trace
