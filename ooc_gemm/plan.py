@@ -45,6 +45,8 @@ class Block:
     cols: int
     diagonal: bool = False
     """It is symmetric: its panels of op(A) are those of op(B), too, and its lower triangle is enough."""
+    last: bool = False
+    """No other is made after it."""
 
 
 class Piece(NamedTuple):
@@ -250,7 +252,9 @@ class Plan:
     def blocks(self) -> Iterator[Block]:
         """Every element of C that is not done exactly once; of a symmetric one, those on and below the
         diagonal."""
-        return (self._block(index, i, j) for index, (i, j) in enumerate(self._places))
+        last = self.block_count - 1
+        blocks = (self._block(index, i, j) for index, (i, j) in enumerate(self._places))
+        return (replace(block, last=block.index == last) for block in blocks)
 
     @cached_property
     def _places(self) -> list[tuple[int, int]]:

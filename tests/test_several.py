@@ -190,6 +190,22 @@ def test_all_streams_wait_for_what_they_need(tmp_path, monkeypatch, weights, bet
     assert result.plan.panel_count > buffers
 
 
+def test_each_device_knows_which_block_is_the_last(tmp_path, monkeypatch):
+    """Its band of that leaves strip by strip. (With a plan of its own blocks it thought of others.)"""
+    monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(640, 300, 500))
+    told = []
+
+    class Told(CPU):
+        def multiply(self, block, panel, *args, **options):
+            told.append((block.index, block.last))
+            super().multiply(block, panel, *args, **options)
+
+    a, b = random((700, 1000), "f4"), random((1000, 900), "f4")
+    plan = ooc_gemm.multiply(a, b, device=cpus(Told), chunks=(128, 100)).plan
+    assert {index for index, _ in told} == set(range(plan.block_count))
+    assert {index for index, last in told if last} == {plan.block_count - 1}
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("transpose", [False, True])
 def test_gram_is_symmetric_to_the_bit(tmp_path, device, transpose):

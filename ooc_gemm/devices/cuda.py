@@ -403,8 +403,7 @@ class CUDA:
             self._arrays |= self._allocate_all(some)
         self._gemm, self._depth = self._open_kernel(plan), plan.problem.k
         self._a_buffer = plan.a_buffer
-        # With one C buffer the next block waits for this one's writes, and nothing hides the last one's.
-        self._by_strips_from = 0 if plan.c_buffers == 1 else plan.block_count - 1
+        self._waits_for_writes = plan.c_buffers == 1
         self._early, self._finished = {}, {}
         self._copies = {UPLOAD: itertools.count(), DOWNLOAD: itertools.count()}
         if operation.verify:
@@ -557,7 +556,8 @@ class CUDA:
         if block.diagonal:
             b = self._as_b(a, b, (k, block.rows) if op.transpose_a else (block.rows, k), stream)
         early: _Rows = []
-        last = panel[1] == self._depth and block.index >= self._by_strips_from
+        # Nothing hides the last block's writes, nor those that the next block waits for.
+        last = panel[1] == self._depth and (block.last or self._waits_for_writes)
         last = last and not (block.diagonal or self._checks)
         self._gemm(
             block.rows, block.cols, k, op.alpha, a.data.ptr, lda, b.data.ptr, ldb, beta, out.data.ptr,
