@@ -309,13 +309,13 @@ class Cluster:
     def _asked(self, method: str, *arguments: Any) -> Any:
         threads = self.workers[self._first].threads
         with self._reached():
-            future = self.client.submit(
-                _ask, self._kind, threads, method, *arguments, workers=[self._first], pure=False
+            future = self.client.submit(  # any of them: one may die of it, or just then
+                _ask, self._kind, threads, method, *arguments, workers=list(self.workers), pure=False
             )
             try:
                 return future.result(TIMEOUT)
             except TimeoutError:
-                raise DeviceError(f"worker {self._first} does not answer; restart it") from None
+                raise DeviceError("no worker of the cluster answers; restart them") from None
 
     # What running does.
 
