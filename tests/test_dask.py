@@ -23,7 +23,6 @@ import ooc_gemm  # noqa: E402
 import ooc_gemm.cluster  # noqa: E402
 import ooc_gemm.dask  # noqa: E402
 from ooc_gemm import DeviceError, InputError, RangeError, StoreError, journal, store, targets  # noqa: E402
-from ooc_gemm.cluster import Cluster  # noqa: E402
 from ooc_gemm.dask import matmul  # noqa: E402
 from ooc_gemm.plan import Part  # noqa: E402
 
@@ -468,13 +467,13 @@ def test_a_worker_is_killed_when_it_is_asked(tmp_path, monkeypatch):
     """Before anything runs: another one answers, at once and not after a minute."""
     a, b = stored(tmp_path)
     with start(2) as cluster, distributed.Client(cluster) as client:
-        pids, asked = client.run(os.getpid), Cluster.arithmetic
+        pids, asked = client.run(os.getpid), ooc_gemm.cluster.Cluster.arithmetic
 
         def killed(self, *arguments):
             os.kill(pids[self._first], signal.SIGKILL)
             return asked(self, *arguments)
 
-        monkeypatch.setattr(Cluster, "arithmetic", killed)
+        monkeypatch.setattr(ooc_gemm.cluster.Cluster, "arithmetic", killed)
         monkeypatch.setattr(ooc_gemm.cluster, "TIMEOUT", 20)
         ooc_gemm.dask.multiply(a, b, tmp_path / "c", client=client, **OPTIONS)
     near(zarr.open_array(tmp_path / "c")[...], normal(200, 150).astype("f8") @ normal(150, 170, seed=1))

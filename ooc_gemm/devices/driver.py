@@ -189,12 +189,15 @@ def copy(
 
 
 def _call(name: str, *args: Any) -> None:
-    if status := _keeping(name)(*args):
-        raise DriverError(name, status)
+    _check(name, _keeping(name)(*args))
 
 
 def _wait_for(name: str, *args: Any) -> None:
-    if status := _yielding(name)(*args):
+    _check(name, _yielding(name)(*args))
+
+
+def _check(name: str, status: int) -> None:
+    if status:
         raise DriverError(name, status)
 
 
