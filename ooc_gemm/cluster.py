@@ -309,9 +309,9 @@ class Cluster:
     def _asked(self, method: str, *arguments: Any) -> Any:
         threads = self.workers[self._first].threads
         with self._reached():
-            future = self.client.submit(  # any of them: one may die of it, or just then
-                _ask, self._kind, threads, method, *arguments, workers=list(self.workers), pure=False
-            )
+            # Answers belong together: another worker is asked only where that one has died.
+            where = {"workers": [self._first], "allow_other_workers": True}
+            future = self.client.submit(_ask, self._kind, threads, method, *arguments, **where, pure=False)
             try:
                 return future.result(TIMEOUT)
             except TimeoutError:
