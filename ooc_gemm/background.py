@@ -3,8 +3,8 @@
 A thread of Python's that copies 16 MiB comes back with cold caches to an interpreter that twenty others want:
 a chunk takes it several times as long as one thread that does nothing but begin and end what others copy.
 Where a disk is the slower part that does not matter; where files lie in memory it is what matters. For the
-same reason files are opened, closed and looked at here without giving up the interpreter, as `devices.driver`
-does: whoever gives it up for a microsecond waits for a turn to get it back.
+same reason files are opened, closed and looked at here without giving up the interpreter, as `driver` does:
+whoever gives it up for a microsecond waits for a turn to get it back.
 
 `THERE` is False where there is no glibc, and in processes that were forked.
 """

@@ -109,7 +109,7 @@ class ComplexGemm:
             i64(m), np.int32(n), f32(alpha.real), f32(alpha.imag), u(product), i64(pitch),
             f32(beta.real), f32(beta.imag), u(c_ptr), i64(ldc),
         )  # fmt: skip
-        self._combine((ceil_div(m * n, 256),), (256,), args, stream=stream)
+        self._combine((ceil_div(m * n, 256),), (256,), args, stream)
 
     def reserve(self, m: int, n: int, k: int) -> None:
         """Take the memory for products up to m×n×k now (A in place)."""
@@ -132,7 +132,7 @@ def _embed(
 ) -> None:
     i32, i64, f32, u = np.int32, np.int64, np.float32, np.uintp
     args = (i32(rows), i32(cols), u(x), i64(ldx), u(y), i64(ldy), f32(alpha.real), f32(alpha.imag))
-    kernel((ceil_div(rows, 8) * ceil_div(cols, 32),), (32, 8), args, stream=stream)
+    kernel((ceil_div(rows, 8) * ceil_div(cols, 32),), (32, 8), args, stream)
 
 
 def _scale(ptr: int, m: int, n: int, ld: int, beta: complex, stream: Any) -> None:

@@ -33,4 +33,4 @@ class Mma(TensorGemm):
         if self.kind == "fp16x3":
             args += u(exponents[0]), u(exponents[1]), u(skip)
         grid = (*config.grid(m, n), slices)
-        self._function(config)(grid, config.block, args, config.shared_bytes, stream)
+        self._function(config)(grid, config.block, args, stream, config.shared_bytes)

@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from .driver import Kernel
 from .errors import DeviceError
 from .tiles import ceil_div
 
@@ -104,12 +105,12 @@ def arch_of(compute_capability: str) -> str:
     return f"sm_{compute_capability}" + ("a" if compute_capability == "90" else "")
 
 
-def load(cubin: bytes, config: Config) -> Any:
-    """The kernel, as a CuPy function on the current device; it keeps its module loaded."""
+def load(cubin: bytes, config: Config) -> Kernel:
+    """The kernel, on the current device; it keeps its module loaded."""
     return load_all(cubin, config, (config.kernel,))[config.kernel]
 
 
-def load_all(cubin: bytes, config: Config, names: Iterable[str]) -> dict[str, Any]:
+def load_all(cubin: bytes, config: Config, names: Iterable[str]) -> dict[str, Kernel]:
     """Several kernels of one source."""
     from cupy.cuda import driver, function
 
@@ -119,7 +120,7 @@ def load_all(cubin: bytes, config: Config, names: Iterable[str]) -> dict[str, An
     if config.shared_bytes > _STATIC_SHARED:
         for kernel in found.values():
             driver.funcSetAttribute(kernel.ptr, _MAX_DYNAMIC_SHARED_SIZE, config.shared_bytes)
-    return found
+    return {name: Kernel(kernel) for name, kernel in found.items()}
 
 
 def launch(
@@ -157,7 +158,7 @@ def launch(
         i64(m), i64(n), i64(k), scalar(alpha), pointer(a_ptr), i64(lda), pointer(b_ptr), i64(ldb),
         scalar(beta), pointer(c_ptr), i64(ldc), *(() if guard is None else (pointer(guard),)),
     )  # fmt: skip
-    function(config.grid(m, n), config.block, args, config.shared_bytes, stream)
+    function(config.grid(m, n), config.block, args, stream, config.shared_bytes)
 
 
 @lru_cache

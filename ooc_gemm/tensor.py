@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from . import catalog, nvrtc
+from . import catalog, driver, nvrtc
+from .driver import Kernel
 from .nvrtc import Config
 from .plan import DIAGONAL_STRIPS
 from .tiles import ceil_div, ranges, round_up
@@ -74,7 +75,7 @@ class TensorGemm(ABC):
         self._multiprocessors = int(attributes["MultiProcessorCount"])
         self._shared = int(attributes["MaxSharedMemoryPerMultiprocessor"])
         self._scalar = np.dtype(self.configs[0].dtype).type
-        self._functions: dict[Config, Any] = {}
+        self._functions: dict[Config, Kernel] = {}
         self._sum = load(catalog.sum_slices(self.configs[0].dtype))["sum"]
         if self.kind == "fp16x3":
             self._split = {
@@ -203,7 +204,7 @@ class TensorGemm(ABC):
             np.int64(m), np.int32(n), np.int32(slices), scalar(alpha), np.uintp(parts), scalar(beta),
             np.uintp(c[0]), np.int64(c[1]), np.uintp(skip),
         )  # fmt: skip
-        self._sum((ceil_div(m * n, 256),), (256,), args, 0, stream)
+        self._sum((ceil_div(m * n, 256),), (256,), args, stream)
 
     def _split_operands(
         self, k: int, operands: Operands, exponents: int, skip: int, in_place: str, stream: Any
@@ -214,7 +215,7 @@ class TensorGemm(ABC):
             rows, cols = (k, lines) if self._mn[name] else (lines, k)
             planes = ptr if name in in_place else self.memory(f"planes {name}", rows * ld * 4)
             args = i32(rows), i32(cols), u(ptr), np.int64(ld), u(exponents), u(planes), u(skip)
-            self._split[name]["split"]((ceil_div(rows * ceil_div(cols, 64), 8),), (256,), args, 0, stream)
+            self._split[name]["split"]((ceil_div(rows * ceil_div(cols, 64), 8),), (256,), args, stream)
             operands[name] = planes, ld, lines
             exponents += 4 * lines
 
@@ -228,7 +229,7 @@ class TensorGemm(ABC):
             pitch = round_up(k, PITCH_BYTES // size)
             turned = self.memory(f"turned {name}", lines * pitch * size)
             args = i32(k), i32(lines), u(ptr), i64(ld), u(turned), i64(pitch)
-            turn((ceil_div(k, 32) * ceil_div(lines, 32),), (32, 8), args, 0, stream)
+            turn((ceil_div(k, 32) * ceil_div(lines, 32),), (32, 8), args, stream)
             operands[name] = turned, pitch, lines
 
     def _fall_back(
@@ -249,8 +250,6 @@ class TensorGemm(ABC):
     def _exponents(self, m: int, n: int, k: int, operands: Operands, stream: Any) -> tuple[int, int]:
         """Exponents of all rows of A and columns of B, and whether the split would lose accuracy: the
         addresses of both."""
-        from cupy.cuda import runtime
-
         flag, exponents = self._flag(0, stream), self.memory("exponents", 4 * (m + n))
         u, i32 = np.uintp, np.int32
         at, low = exponents, flag + 4
@@ -261,28 +260,26 @@ class TensorGemm(ABC):
             stored = u(ptr), np.int64(ld)
             if self._mn[name]:
                 largest = self.memory("largest", 4 * max(m, n))
-                runtime.memsetAsync(largest, 0, 4 * lines, stream.ptr)
+                driver.fill(largest, 0, 4 * lines, stream)
                 grid = (ceil_div(lines, 256), ceil_div(k, 128))
                 sizes = i32(k), i32(lines)
-                kernels["column_largest"](grid, (256,), (*sizes, *stored, u(largest)), stream=stream)
+                kernels["column_largest"](grid, (256,), (*sizes, *stored, u(largest)), stream)
                 args = (*sizes, *stored, u(largest), u(at), u(low), limit, u(flag))
-                kernels["column_exponents"](grid, (256,), args, stream=stream)
+                kernels["column_exponents"](grid, (256,), args, stream)
             else:
                 args = (i32(k), *stored, u(at), u(low), limit, u(flag))
-                kernels["row_exponents"]((lines,), (256,), args, stream=stream)
+                kernels["row_exponents"]((lines,), (256,), args, stream)
             at += 4 * lines
             low += 4
         return exponents, flag
 
     def _flag(self, value: int, stream: Any) -> int:
         """The address of the flag that lets `_fall_back` run, every byte of it set to `value`."""
-        from cupy.cuda import runtime
-
         flag = self.memory("flag", _FLAG_BYTES)
-        runtime.memsetAsync(flag, value, _FLAG_BYTES, stream.ptr)
+        driver.fill(flag, value, _FLAG_BYTES, stream)
         return flag
 
-    def _function(self, config: Config) -> Any:
+    def _function(self, config: Config) -> Kernel:
         if config not in self._functions:
             self._functions[config] = load(config)[config.kernel]
         return self._functions[config]
@@ -327,7 +324,7 @@ def split_pays(m: int, n: int, k: int) -> bool:
     return m * n >= SPLIT_PAYS * (m + n) and k >= SPLIT_PAYS_DEEP
 
 
-def load(config: Config, *names: str) -> dict[str, Any]:
+def load(config: Config, *names: str) -> dict[str, Kernel]:
     """Kernels of one source, for the current device."""
     from cupy.cuda import Device
 
@@ -335,7 +332,7 @@ def load(config: Config, *names: str) -> dict[str, Any]:
 
 
 @cache
-def _loaded(device: int, config: Config, names: tuple[str, ...]) -> dict[str, Any]:
+def _loaded(device: int, config: Config, names: tuple[str, ...]) -> dict[str, Kernel]:
     """They stay loaded: fp16x3 has seven modules."""
     from cupy.cuda import Device
 

@@ -3,12 +3,13 @@ Operands that would have to be turned, for few rows or columns of the other, ker
 """
 
 import ctypes
-from functools import lru_cache
+import struct
 from typing import Any
 
 import numpy as np
 
-from . import catalog
+from . import catalog, driver
+from .driver import DriverError
 from .errors import DeviceError
 from .mma import Mma
 from .nvrtc import Config
@@ -53,7 +54,7 @@ class Wgmma(Mma):
         )  # fmt: skip
         at_once = self._multiprocessors // cluster * config.value("RESIDENT")
         grid = min(at_once, config.grid(m, n)[0] * slices) * cluster
-        self._function(config)((grid,), config.block, args, config.shared_bytes, stream)
+        self._function(config)((grid,), config.block, args, stream, config.shared_bytes)
 
     def _map(self, config: Config, name: str, k: int, ptr: int, ld: int, lines: int) -> Any:
         """The tensor map of an operand, as a kernel argument."""
@@ -72,7 +73,7 @@ class Wgmma(Mma):
 
 
 def tensor_map(dtype: str, ptr: int, width: int, height: int, pitch: int, box: tuple[int, int]) -> Any:
-    """A CUtensorMap, as a NumPy scalar that CuPy passes by value: boxes of `box` (elements along a row,
+    """A CUtensorMap, as NumPy has bytes, which are passed by value: boxes of `box` (elements along a row,
     rows) of a matrix of height × width elements, its rows `pitch` bytes apart; zeros beyond.
 
     Raises DeviceError where the driver refuses.
@@ -80,22 +81,15 @@ def tensor_map(dtype: str, ptr: int, width: int, height: int, pitch: int, box: t
     memory = ctypes.create_string_buffer(128 + 64)
     offset = -ctypes.addressof(memory) % 64
     swizzle = _SWIZZLE[box[0] * np.dtype(dtype).itemsize]
-    status = _driver().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(ctypes.addressof(memory) + offset), _MAP_TYPES[dtype], 2, ctypes.c_void_p(ptr),
-        (ctypes.c_uint64 * 2)(width, height), (ctypes.c_uint64 * 1)(pitch), (ctypes.c_uint32 * 2)(*box),
-        (ctypes.c_uint32 * 2)(1, 1), 0, swizzle, _L2_PROMOTION_128, 0,
-    )  # fmt: skip
-    if status != 0:
+    try:
+        driver.call(
+            "cuTensorMapEncodeTiled", ctypes.addressof(memory) + offset, _MAP_TYPES[dtype], 2, ptr,
+            struct.pack("=2Q", width, height), struct.pack("=Q", pitch), struct.pack("=2I", *box),
+            struct.pack("=2I", 1, 1), 0, swizzle, _L2_PROMOTION_128, 0,
+        )  # fmt: skip
+    except DriverError as error:
         raise DeviceError(
             f"the driver refuses a tensor map of {height}×{width} {dtype} with rows of {pitch} bytes "
-            f"(error {status})"
-        )
+            f"({error})"
+        ) from error
     return np.frombuffer(memory.raw[offset : offset + 128], "V128")
-
-
-@lru_cache
-def _driver() -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise DeviceError(f"The CUDA driver was not found ({error}); install NVIDIA's driver.") from error

@@ -71,7 +71,8 @@ def test_it_agrees_with_numpy(config):
                 grid, args = (ceil_div(rows, 8 * ROWS), ceil_div(cols, width)), (i64(width),)
             else:
                 grid, args = (ceil_div(cols, 32 * vec), ceil_div(rows, DEPTH)), ()
-            kernels[name](grid, (THREADS,), (i64(rows), i64(cols), *args, *stored, *tail))
+            args = (i64(rows), i64(cols), *args, *stored, *tail)
+            kernels[name](grid, (THREADS,), args, cupy.cuda.get_current_stream())
             wanted = out + (op @ v if name == "rows" else op.T @ v)
             found, case = to.get(), f"{name} {rows}×{cols}"
             if exact:

@@ -3,11 +3,12 @@
 import ctypes
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from ooc_gemm.devices import driver
+from ooc_gemm import driver
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -55,6 +56,30 @@ int cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, void *s) {
                from + (c->srcY + y) * c->srcPitch + c->srcXInBytes, c->WidthInBytes);
     stream = s;
     return answer();
+}
+
+void *current;
+int retained;
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    ++retained, *context = (void *)(size_t)(500 + device);
+    return answer();
+}
+int cuCtxSetCurrent(void *context) { current = context; return answer(); }
+int cuMemsetD8Async(unsigned long long at, unsigned char value, size_t nbytes, void *s) {
+    memset((void *)at, value, nbytes);
+    stream = s;
+    return answer();
+}
+
+unsigned sizes[7];
+struct { int i; double d; char map[128]; } given;
+int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void *s, void **args, void **extra) {
+    unsigned found[] = {gx, gy, gz, bx, by, bz, shared};
+    memcpy(sizes, found, sizeof sizes);
+    memcpy(&given.i, args[0], 4), memcpy(&given.d, args[1], 8), memcpy(given.map, args[2], 128);
+    stream = s;
+    return function == (void *)33 && !extra ? answer() : 400;
 }
 
 typedef struct { int type, id; } CUmemLocation;
@@ -113,10 +138,11 @@ def cuda(tmp_path, monkeypatch):
     subprocess.run(["g++", "-shared", "-fPIC", "-o", path, tmp_path / "cuda.cc", "-ldl"], check=True)
     library = ctypes.CDLL(str(path))
     monkeypatch.setattr(driver, "_LIBRARY", str(path))
-    for function in (driver._keeping, driver._yielding):
+    remembered = driver._keeping, driver._yielding, driver._context
+    for function in remembered:
         function.cache_clear()
     yield lambda name, kind=ctypes.c_int: kind.in_dll(library, name)
-    for function in (driver._keeping, driver._yielding):
+    for function in remembered:
         function.cache_clear()
 
 
@@ -186,6 +212,40 @@ def test_copies(cuda, to, at):
     want = np.zeros_like(target)
     want[1:, 3:10] = source[2:, 1:8]
     assert np.array_equal(target, want)
+    assert cuda("stream", ctypes.c_void_p).value == 9
+    assert cuda("held").value == 1
+
+
+def test_kernels(cuda):
+    function, stream = SimpleNamespace(ptr=33), SimpleNamespace(ptr=9)
+    map_ = np.frombuffer(bytes(range(128)), "V128")
+    driver.Kernel(function)((7, 5), (256,), (np.int32(-3), np.float64(0.25), map_), stream, 1 << 16)
+    assert list(cuda("sizes", ctypes.c_uint * 7)) == [7, 5, 1, 256, 1, 1, 1 << 16]
+
+    class Given(ctypes.Structure):
+        _fields_ = (("i", ctypes.c_int), ("d", ctypes.c_double), ("map", ctypes.c_ubyte * 128))
+
+    given = cuda("given", Given)
+    assert (given.i, given.d, bytes(given.map)) == (-3, 0.25, bytes(range(128)))
+    assert cuda("stream", ctypes.c_void_p).value == 9
+    assert cuda("held").value == 1
+    cuda("fails").value = 700
+    with pytest.raises(driver.DriverError, match=r"^cuLaunchKernel: an illegal memory access \(700\)$"):
+        driver.Kernel(function)((1,), (1,), (np.int32(1), np.float64(1), map_), stream)
+
+
+def test_a_device_is_used_by_its_own_context(cuda):
+    for device in (2, 0, 2):
+        driver.use(device)
+        assert cuda("current", ctypes.c_void_p).value == 500 + device
+    assert cuda("retained").value == 2, "it is asked for once"
+    assert cuda("held").value == 1
+
+
+def test_memory_is_filled(cuda):
+    memory = np.zeros(9, np.uint8)
+    driver.fill(memory[1:].ctypes.data, 5, 7, SimpleNamespace(ptr=9))
+    assert memory.tolist() == [0, *[5] * 7, 0]
     assert cuda("stream", ctypes.c_void_p).value == 9
     assert cuda("held").value == 1
 

@@ -197,7 +197,7 @@ def test_launch_passes_typed_arguments() -> None:
     function = _Recorder()
     config = nvrtc.Config("some", "float32", 32, 32, (64, 1), ())
     nvrtc.launch(function, config, 33, 32, 0, 2, 256, 5, 512, 6, 0.5, 2**63, 7, stream="s")
-    ((grid, block, args, shared, stream),) = function.calls
+    ((grid, block, args, stream, shared),) = function.calls
     assert (grid, block, shared, stream) == ((2,), (64, 1), 0, "s")
     assert [arg.dtype.char for arg in args] == ["l", "l", "l", "f", "L", "l", "L", "l", "f", "L", "l"]
     assert args == (33, 32, 0, 2, 256, 5, 512, 6, 0.5, 2**63, 7)

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -22,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import catalog
+from .. import catalog, driver
 from ..catalog import KERNELS
 from ..complex_gemm import ComplexGemm
+from ..driver import Event
 from ..errors import NO_MEMORY, DeviceError, InputError, OutOfMemoryError
 from ..mma import Mma
 from ..pages import page_aligned
@@ -37,9 +37,8 @@ from ..tiles import BAND, ceil_div, ranges, round_up
 from ..trace import PASS, Trace
 from ..tune import best_config
 from ..wgmma import Wgmma
-from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Check, Device, Limits, Operation, Overflow, driver
+from . import COMPUTE, DOWNLOAD, UPLOAD, Arithmetic, Array, Check, Device, Limits, Operation, Overflow
 from .cuda_check import Checks
-from .driver import Event
 
 HOST_BASELINE = 704 * MiB
 """Resident set of a process with a CUDA context, CuPy and cuBLAS loaded (measured 480 to 560 MiB)."""
@@ -148,9 +147,6 @@ def devices() -> list[dict[str, Any]]:
     return found
 
 
-_thread = threading.local()
-"""`entered`: it has some device in use."""
-
 _Rows = list[tuple[int, Event]]
 """Where strips of rows stop, and when each is finished."""
 
@@ -202,8 +198,7 @@ class CUDA:
         """Other devices that take panels from this one."""
         self._pinned: dict[int, Bytes] = {}
         self._streams: dict[str, Any] = {}
-        use = self._device.use
-        self._times, self._points = driver.Events(timed=True, use=use), driver.Events(timed=False, use=use)
+        self._times, self._points = (driver.Events(timed) for timed in (True, False))
         self._spans: deque[_Span] = deque()
         self._copies: dict[str, Iterator[int]] = {}
         self._untimed = Counter[str]()
@@ -383,7 +378,7 @@ class CUDA:
         self._op, self._trace = operation, trace
         self._overflow = Overflow(operation)
         arithmetic, self._block_shape = operation.arithmetic, (plan.bm, plan.bn)
-        self._device.use()
+        self._use()
         sizes = panel_elements(plan.problem, plan.bm, plan.bn, plan.bk)
         panels = {("a", p): (sizes[0], arithmetic.panel) for p in range(plan.a_buffers)}
         panels |= {("b", p): (sizes[1], arithmetic.panel) for p in range(plan.panel_buffers)}
@@ -445,7 +440,7 @@ class CUDA:
         read; pinned when they are there they cost 25 ms/GiB instead of 400 (H200 machine). The driver pins
         one after the other anyway, and copies begin between two of them unless more wait."""
         if id(buffer) not in self._pinned:
-            self._device.use()
+            self._use()
             try:
                 with self._pinning:
                     self._runtime.hostRegister(
@@ -460,7 +455,7 @@ class CUDA:
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """A 2-D copy into the panel, or, where the type or the orientation differs, to the staging buffer and
         converted from there: the stream's order keeps the next copy from overtaking the conversion."""
-        self._enter()
+        self._use()
         self._overflow.upload(piece, buffer, source)
         memory, (row, col) = self._arrays[piece.operand, buffer], piece.into
         stream, size = self._streams[UPLOAD], source.itemsize
@@ -470,7 +465,6 @@ class CUDA:
             at = memory.data.ptr + (row * pitch + col) * size
             self._copy(_TO_DEVICE, at, pitch * size, source.ctypes.data, source.strides[0], source, stream)
         else:
-            self._device.use()
             target = self._panel(memory, piece.operand, piece.panel)
             target = target[row : row + source.shape[0], col : col + source.shape[1]]
             at, width = self._arrays["staging"].data.ptr, source.shape[1] * size
@@ -480,12 +474,10 @@ class CUDA:
                 self._cupy.copyto(target, staged, casting="unsafe")
         return self._span(UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk)
 
-    def _enter(self) -> None:
-        """Some device must be in use where the driver is called; which one does not matter to copies. To
-        change it would give up the interpreter."""
-        if not hasattr(_thread, "entered"):
-            self._device.use()
-            _thread.entered = True
+    def _use(self) -> None:
+        """Make it that of the calling thread: it must be so for kernels and events, and some must be for
+        whatever the driver is told."""
+        driver.use(self._device.id)
 
     @staticmethod
     def _copy(
@@ -518,7 +510,7 @@ class CUDA:
     ) -> None:
         """A 2-D copy from panel to panel, on a stream of its own."""
         assert isinstance(other, CUDA)
-        self._enter()
+        self._use()
         stream, size = self._streams[PASS], self._op.arithmetic.panel.itemsize
         driver.wait(stream.ptr, uploaded)
         if self._turned("b"):
@@ -533,7 +525,7 @@ class CUDA:
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """One GEMM on the compute stream; on the diagonal perhaps one for each strip of rows."""
-        self._device.use()
+        self._use()
         op, k = self._op, panel[1] - panel[0]
         self._overflow.multiply(block, p, c, k, first)
         stream = self._streams[COMPUTE]
@@ -578,12 +570,12 @@ class CUDA:
 
     def mirror(self, block: Block, c: int, col: int = 0) -> None:
         """In place, on the compute stream."""
-        self._device.use()
+        self._use()
         stream, n = self._streams[COMPUTE], block.rows
         start = self._times.record(stream.ptr)
         out = self._arrays["c", c]
         args = np.int32(n), np.uintp(out.data.ptr + col * out.itemsize), np.int64(block.cols)
-        self._turn["mirror"]((ceil_div(n, 32) ** 2,), (32, 8), args, stream=stream)
+        self._turn["mirror"]((ceil_div(n, 32) ** 2,), (32, 8), args, stream)
         self._early.pop(c, None)
         self._span(COMPUTE, start, stream, 0, block=block.index)
 
@@ -685,7 +677,7 @@ class CUDA:
 
     def check(self, block: Block, c: int) -> Check:
         """On the compute stream."""
-        self._device.use()
+        self._use()
         stream = self._streams[COMPUTE]
         assert self._checks is not None
         start = self._times.record(stream.ptr)
@@ -695,7 +687,7 @@ class CUDA:
 
     def scale(self, block: Block, c: int) -> None:
         """β·C in place."""
-        self._device.use()
+        self._use()
         if self._checks:
             self._checks.begin(block, self._arrays["c", c], self._streams[COMPUTE])
         with self._streams[COMPUTE]:
@@ -711,7 +703,7 @@ class CUDA:
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
         """A 2-D copy out of the block, or of what is transposed on its way into memory for one chunk."""
-        (self._device.use if part.mirrored else self._enter)()
+        self._use()
         row, col = (part.col, part.row) if part.mirrored else (part.row, part.col)
         last = row + (part.cols if part.mirrored else part.rows)
         done = next(event for stop, event in self._finished[c] if last <= stop)
@@ -728,24 +720,24 @@ class CUDA:
                     np.uintp(to), np.int64(part.cols),
                 )  # fmt: skip
                 grid = ceil_div(part.rows, 32) * ceil_div(part.cols, 32)
-                self._turn["transpose"]((grid,), (32, 8), args, stream=stream)
+                self._turn["transpose"]((grid,), (32, 8), args, stream)
                 at, width = to, part.cols * target.itemsize
             self._copy(_TO_HOST, target.ctypes.data, target.strides[0], at, width, target, stream)
             return self._span(DOWNLOAD, start, stream, target.nbytes, chunk=part.chunk)
 
     def record(self, stream: str) -> Event:
         """An event at the end of the stream."""
-        self._enter()
+        self._use()
         return self._points.record(self._streams[stream].ptr)
 
     def wait(self, stream: str, event: Any) -> None:
         """The stream waits on the device; the caller does not."""
-        self._enter()
+        self._use()
         driver.wait(self._streams[stream].ptr, event)
 
     def free_panels(self) -> None:
         """With the kernel's scratch. What is downloaded meanwhile goes on."""
-        self._device.use()
+        self._use()
         self._streams[COMPUTE].synchronize()
         self._least_free = min(self._least_free, self._runtime.memGetInfo()[0])
         self._gemm = None

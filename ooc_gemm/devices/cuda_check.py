@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import catalog
+from .. import catalog, driver
 from ..check import Sums, Verdict
+from ..driver import Event, Events
 from ..pages import page_aligned
 from ..plan import Block, Plan, check_bytes
 from ..ring import Bytes
 from ..tensor import load
 from ..tiles import ceil_div, round_up
 from . import Operation
-from .driver import Event, Events
 
 THREADS, ROWS, DEPTH = 256, 8, 256
 """Of kernels/check.cu."""
@@ -80,7 +80,7 @@ class Checks:
         """A new vector, and the old C times it."""
         signs = self._panel[0]["signs"]
         args = np.int64(block.cols), np.uint64(random.getrandbits(64)), np.uintp(self._x.data.ptr)
-        signs((ceil_div(block.cols, THREADS),), (THREADS,), args, stream=stream)
+        signs((ceil_div(block.cols, THREADS),), (THREADS,), args, stream)
         self._zero(self._memory, stream)
         if self._op.beta != 0:
             self._of_block(block, c, self._sums.old, self._sums.c, stream)
@@ -142,7 +142,7 @@ class Checks:
         else:
             grid = ceil_div(cols, 32 * vec), ceil_div(rows, DEPTH)
             args = i64(rows), i64(cols), *matrix, *to
-        functions[name](grid, (THREADS,), args, stream=stream)
+        functions[name](grid, (THREADS,), args, stream)
 
     def _zero(self, array: Any, stream: Any) -> None:
-        self._runtime.memsetAsync(array.data.ptr, 0, array.nbytes, stream.ptr)
+        driver.fill(array.data.ptr, 0, array.nbytes, stream)

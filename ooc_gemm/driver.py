@@ -1,22 +1,22 @@
-"""What a GPU is told for every chunk, without giving up the interpreter.
+"""What a GPU is told for every chunk and every pair of panels, without giving up the interpreter.
 
 Each of CuPy's calls releases the interpreter's lock. Beside forty readers and writers who want it, whoever
-gives it up for the microsecond of a call must wait for a turn to get it back, and a chunk's way to the device
-is ten such calls. Those below keep it: none of them waits for the device but `Event.synchronize`, which gives
-it up.
+gives it up for the microsecond of a call must wait for a turn to get it back; a chunk's way to the device is
+ten such calls, a product in three of float16 on four devices seventy. Those below keep it: none of them waits
+for the device but `Event.synchronize`, which gives it up.
 
-They are the driver's. A process has one driver, so CuPy's streams and allocations are its own, too. A stream
-says which device is meant; only who makes an event must have that in use, and who calls at all any device.
+They are the driver's. A process has one driver, so CuPy's streams, modules and allocations are its own, too.
 """
 
 import ctypes
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
-from ..tiles import round_up
+from .tiles import round_up
 
 HOST, DEVICE, EITHER = 1, 2, 4
 """CUmemorytype, of an address; either: a device may be any."""
@@ -26,6 +26,8 @@ _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _ADDRESS = ctypes.c_void_p
 _HANDLE, _SIZE = ctypes.c_ulonglong, ctypes.c_size_t
 _ARGUMENTS = {
+    "cuDevicePrimaryCtxRetain": (_ADDRESS, ctypes.c_int),
+    "cuCtxSetCurrent": (_ADDRESS,),
     "cuDeviceGetAttribute": (_ADDRESS, ctypes.c_int, ctypes.c_int),
     "cuMemCreate": (_ADDRESS, _SIZE, _ADDRESS, _HANDLE),
     "cuMemAddressReserve": (_ADDRESS, _SIZE, _SIZE, _HANDLE, _HANDLE),
@@ -42,6 +44,16 @@ _ARGUMENTS = {
     "cuEventDestroy_v2": (_ADDRESS,),
     "cuStreamWaitEvent": (_ADDRESS, _ADDRESS, ctypes.c_uint),
     "cuMemcpy2DAsync_v2": (_ADDRESS, _ADDRESS),
+    "cuMemsetD8Async": (_HANDLE, ctypes.c_ubyte, _SIZE, _ADDRESS),
+    "cuLaunchKernel": (_ADDRESS, *(ctypes.c_uint,) * 7, _ADDRESS, _ADDRESS, _ADDRESS),
+    "cuTensorMapEncodeTiled": (
+        _ADDRESS,
+        ctypes.c_int,
+        ctypes.c_uint,
+        _ADDRESS,
+        *(_ADDRESS,) * 4,
+        *(ctypes.c_int,) * 4,
+    ),
     "cuGetErrorString": (ctypes.c_int, _ADDRESS),
 }
 
@@ -60,6 +72,19 @@ _COPY = struct.Struct("@NNI4xPPPNNNI4xPPPNNN")
 """CUDA_MEMCPY2D: x, y, kind, host, device, array and pitch of the source and of the target; width, rows."""
 
 
+def use(device: int) -> None:
+    """Make a device that of the calling thread, as CuPy does. Raises DriverError."""
+    call("cuCtxSetCurrent", _context(device))
+
+
+@cache
+def _context(device: int) -> int:
+    """The one that CUDA's runtime uses, too."""
+    context = _HANDLE()
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    return context.value
+
+
 _MAPS_MEMORY = 102
 """CUdevice_attribute: virtual addresses are the program's to manage."""
 _PINNED, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 3
@@ -74,7 +99,7 @@ _GRANULE = 2 << 20
 def maps_memory(device: int) -> bool:
     """Whether there is `Memory` of a device."""
     found = ctypes.c_int()
-    _call("cuDeviceGetAttribute", ctypes.byref(found), _MAPS_MEMORY, device)
+    call("cuDeviceGetAttribute", ctypes.byref(found), _MAPS_MEMORY, device)
     return bool(found.value)
 
 
@@ -112,24 +137,21 @@ class Events:
     """Points in the streams of one device, with their times or without. What is behind one that nobody has
     any more becomes the next one's: to make it and to destroy it takes longer than to record it."""
 
-    def __init__(self, timed: bool, use: Callable[[], None] = lambda: None):
-        """`use`: makes the device that of the calling thread."""
+    def __init__(self, timed: bool):
         self._flags = _BLOCKING if timed else _BLOCKING | _WITHOUT_TIME
         self._free: list[int] = []
-        self._use = use
 
     def record(self, stream: int) -> "Event":
-        """All that a stream has been given by now."""
+        """All that a stream of the device in use has been given by now."""
         try:
             ptr = self._free.pop()
         except IndexError:
-            self._use()
             handle = _ADDRESS()
-            _call("cuEventCreate", ctypes.byref(handle), self._flags)
+            call("cuEventCreate", ctypes.byref(handle), self._flags)
             assert handle.value
             ptr = handle.value
         event = Event(ptr, self._free)
-        _call("cuEventRecord", ptr, stream)
+        call("cuEventRecord", ptr, stream)
         return event
 
     def close(self) -> None:
@@ -163,13 +185,13 @@ class Event:
     def seconds_since(self, earlier: "Event") -> float:
         """Between two points that the device has come to."""
         milliseconds = ctypes.c_float()
-        _call("cuEventElapsedTime", ctypes.byref(milliseconds), earlier.ptr, self.ptr)
+        call("cuEventElapsedTime", ctypes.byref(milliseconds), earlier.ptr, self.ptr)
         return milliseconds.value / 1e3
 
 
 def wait(stream: int, event: Event) -> None:
     """What the stream is given from now on comes after that point."""
-    _call("cuStreamWaitEvent", stream, event.ptr, 0)
+    call("cuStreamWaitEvent", stream, event.ptr, 0)
 
 
 def copy(
@@ -178,7 +200,7 @@ def copy(
 ) -> None:  # fmt: skip
     """2-D, in a stream. `to`: kinds of memory, (target, source); addresses, with bytes from row to row; bytes
     of a row, and how many."""
-    _call(
+    call(
         "cuMemcpy2DAsync_v2",
         _COPY.pack(
             0, 0, to[1], source, source, 0, source_pitch,
@@ -188,7 +210,43 @@ def copy(
     )  # fmt: skip
 
 
-def _call(name: str, *args: Any) -> None:
+class Kernel:
+    """A function of a module that CuPy has loaded."""
+
+    def __init__(self, function: Any):
+        self._function = function
+        """CuPy's, which keeps the module."""
+
+    def __call__(
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[Any],
+        stream: Any,
+        shared_bytes: int = 0,
+    ) -> None:
+        """Start it in a CuPy stream of the device in use. `grid`, `block`: up to three sizes. `args`: NumPy
+        scalars, by value. Raises DriverError."""
+        values = [arg.tobytes() for arg in args]
+        memory = ctypes.create_string_buffer(b"".join(values))
+        starts = accumulate(map(len, values[:-1]), initial=ctypes.addressof(memory))
+        call(
+            "cuLaunchKernel", self._function.ptr, *_three(grid), *_three(block), shared_bytes, stream.ptr,
+            struct.pack(f"@{len(values)}P", *starts), None,
+        )  # fmt: skip
+
+
+def _three(sizes: Sequence[int]) -> tuple[int, ...]:
+    return (*sizes, 1, 1)[:3]
+
+
+def fill(address: int, value: int, nbytes: int, stream: Any) -> None:
+    """Every byte, in a CuPy stream."""
+    call("cuMemsetD8Async", address, value, nbytes, stream.ptr)
+
+
+def call(name: str, *args: Any) -> None:
+    """A function of the driver's. Raises DriverError."""
     _check(name, _keeping(name)(*args))
 
 
