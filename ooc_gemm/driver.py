@@ -237,7 +237,7 @@ class Kernel:
 
 
 def _three(sizes: Sequence[int]) -> tuple[int, ...]:
-    return (*sizes, 1, 1)[:3]
+    return tuple(max(1, size) for size in (*sizes, 1, 1)[:3])  # nothing to do is done by one block
 
 
 def fill(address: int, value: int, nbytes: int, stream: Any) -> None:
