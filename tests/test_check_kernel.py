@@ -84,9 +84,8 @@ def test_it_agrees_with_numpy(config):
                 expected = 1 + norms * (np.abs(op) ** 2).sum(axis=axis)
                 assert np.allclose(squares.get(), expected, rtol=rounding, atol=0), case
     signs = cupy.zeros(100_001, wide)
-    kernels["signs"](
-        (ceil_div(signs.size, THREADS),), (THREADS,), (i64(signs.size), np.uint64(5), u(signs.data.ptr))
-    )
+    args = (i64(signs.size), np.uint64(5), u(signs.data.ptr))
+    kernels["signs"]((ceil_div(signs.size, THREADS),), (THREADS,), args, cupy.cuda.get_current_stream())
     found = signs.get()
     assert set(found.tolist()) == {-1, 1}
     assert abs(int(found.real.sum())) < 6 * signs.size**0.5
