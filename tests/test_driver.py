@@ -73,8 +73,8 @@ int cuMemsetD8Async(unsigned long long at, unsigned char value, size_t nbytes, v
 
 unsigned sizes[7];
 struct { int i; double d; char map[128]; } given;
-int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                   unsigned shared, void *s, void **args, void **extra) {
+int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                   unsigned bz, unsigned shared, void *s, void **args, void **extra) {
     unsigned found[] = {gx, gy, gz, bx, by, bz, shared};
     memcpy(sizes, found, sizeof sizes);
     memcpy(&given.i, args[0], 4), memcpy(&given.d, args[1], 8), memcpy(given.map, args[2], 128);
