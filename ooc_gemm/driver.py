@@ -46,14 +46,7 @@ _ARGUMENTS = {
     "cuMemcpy2DAsync_v2": (_ADDRESS, _ADDRESS),
     "cuMemsetD8Async": (_HANDLE, ctypes.c_ubyte, _SIZE, _ADDRESS),
     "cuLaunchKernel": (_ADDRESS, *(ctypes.c_uint,) * 7, _ADDRESS, _ADDRESS, _ADDRESS),
-    "cuTensorMapEncodeTiled": (
-        _ADDRESS,
-        ctypes.c_int,
-        ctypes.c_uint,
-        _ADDRESS,
-        *(_ADDRESS,) * 4,
-        *(ctypes.c_int,) * 4,
-    ),
+    "cuTensorMapEncodeTiled": (_ADDRESS, ctypes.c_int, ctypes.c_uint, *(_ADDRESS,) * 5, *(ctypes.c_int,) * 4),
     "cuGetErrorString": (ctypes.c_int, _ADDRESS),
 }
 

@@ -73,8 +73,8 @@ class Wgmma(Mma):
 
 
 def tensor_map(dtype: str, ptr: int, width: int, height: int, pitch: int, box: tuple[int, int]) -> Any:
-    """A CUtensorMap, as NumPy has bytes, which are passed by value: boxes of `box` (elements along a row,
-    rows) of a matrix of height × width elements, its rows `pitch` bytes apart; zeros beyond.
+    """A CUtensorMap, as a kernel's argument: boxes of `box` (elements along a row, rows) of a matrix of
+    height × width elements, its rows `pitch` bytes apart; zeros beyond.
 
     Raises DeviceError where the driver refuses.
     """

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ooc_gemm import driver
+from ooc_gemm import driver, wgmma
+from ooc_gemm.errors import DeviceError
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -80,6 +81,16 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
     memcpy(&given.i, args[0], 4), memcpy(&given.d, args[1], 8), memcpy(given.map, args[2], 128);
     stream = s;
     return function == (void *)33 && !extra ? answer() : 400;
+}
+
+int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at, const unsigned long long *sizes,
+                           const unsigned long long *pitches, const unsigned *box, const unsigned *steps,
+                           int interleave, int swizzle, int promotion, int fill) {
+    size_t found[] = {(unsigned)type, rank, (size_t)at, sizes[0], sizes[1], pitches[0], box[0], box[1],
+                      steps[0], steps[1], (unsigned)interleave, (unsigned)swizzle, (unsigned)promotion,
+                      (unsigned)fill, 0, (size_t)map % 64};
+    memcpy(map, found, 128);
+    return answer();
 }
 
 typedef struct { int type, id; } CUmemLocation;
@@ -232,6 +243,18 @@ def test_kernels(cuda):
     cuda("fails").value = 700
     with pytest.raises(driver.DriverError, match=r"^cuLaunchKernel: an illegal memory access \(700\)$"):
         driver.Kernel(function)((1,), (1,), (np.int32(1), np.float64(1), map_), stream)
+
+
+def test_tensor_maps(cuda):
+    map_ = wgmma.tensor_map("float16", 1 << 44, 4096, 300, 8192, (64, 128))
+    assert (
+        map_.tobytes()
+        == np.array([6, 2, 1 << 44, 4096, 300, 8192, 64, 128, 1, 1, 0, 3, 2, 0, 0, 0], np.uint64).tobytes()
+    )
+    assert cuda("held").value == 1
+    cuda("fails").value = 700
+    with pytest.raises(DeviceError, match=r"300×4096 float16 .* 8192 bytes .*illegal memory access"):
+        wgmma.tensor_map("float16", 1 << 44, 4096, 300, 8192, (64, 128))
 
 
 def test_a_device_is_used_by_its_own_context(cuda):
