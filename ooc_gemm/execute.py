@@ -170,16 +170,16 @@ def execute(
     try:
         threads, each = _dealt(plan.readers, all(source.background for source in sources.values()))
         for _ in range(threads):
-            readers.submit(_read, ring, device, sources, trace, each)
+            readers.submit(_read, ring, device, sources, trace, each, bool(plan.budget.connection))
         for block in plan.blocks():
             c = block.index % plan.c_buffers
             if plan.problem.reads_c:
                 blocks[c].free()
                 ring.open((c, c))
-                ring.wait()
+                _wait_for_all(ring, device)
             for number, panel in enumerate(plan.panels(), 1):
                 pairs.open(step)
-                ring.wait()
+                _wait_for_all(ring, device)
                 uploaded = device.record(UPLOAD)
                 if number < plan.panel_count or not plan.problem.reads_c:
                     pairs.open(step + 1, early=True)
@@ -260,7 +260,12 @@ def _dealt(count: int, background: bool) -> tuple[int, int]:
     return (1, count) if background else (count, 1)
 
 
-def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trace, ahead: int) -> None:
+def _read(
+    ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trace, ahead: int, aside: bool
+) -> None:
+    """`ahead`: so many reads are on their way at once. `aside`: what comes before its turn is left to the
+    conductor: where each read takes as long as a network likes, readers would wait for the slowest at every
+    turn."""
     begun: deque[tuple[Slot, Task, Callable[[], tuple[Array, int]] | None]] = deque()
     try:
         with on_thread("reader"):
@@ -277,9 +282,7 @@ def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trac
                     trace.add("read", start, nbytes=nbytes, operand=piece.operand, chunk=piece.chunk)
                     device.prepare(slot.data)
                     slot.view = view
-                buffer = ring.admit(slot, task)[piece.operand != "a"]
-                assert slot.view is not None, "it is filled"
-                ring.release(slot, task, device.upload(slot.view, piece, buffer))
+                _upload(ring, device, slot, task, aside)
     except Stopped:
         pass
     except Exception as error:
@@ -289,6 +292,20 @@ def _read(ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trac
             if end:
                 with contextlib.suppress(BaseException):
                     end()
+
+
+def _upload(ring: Ring, device: Device, slot: Slot, task: Task, aside: bool = False) -> None:
+    if panels := ring.admit(slot, task, aside):
+        assert slot.view is not None, "it is filled"
+        buffer = panels[task.piece.operand != "a"]
+        ring.release(slot, task, device.upload(slot.view, task.piece, buffer))
+
+
+def _wait_for_all(ring: Ring, device: Device) -> None:
+    """Until all pieces of the open turn are on their way: those that were put aside are now sent there."""
+    for slot, task in ring.aside():
+        _upload(ring, device, slot, task)
+    ring.wait()
 
 
 def _make_ready(

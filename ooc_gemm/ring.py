@@ -8,8 +8,8 @@ A slot goes round with one reader, who does not give it away:
 nobody polls and no buffer is overwritten while it is still being copied.
 
 Pieces belong to turns, each of which fills a pair of panels (or a C block). Readers read ahead as far as
-there are slots; `admit` lets them upload when the conductor has opened the turn, and the conductor waits
-until all pieces of a turn are on their way.
+there are slots; `admit` lets them upload when the conductor has opened the turn, or leaves what comes before
+to the conductor, who waits until all pieces of a turn are on their way.
 
 A piece that the plan keeps holds on to its slot, and comes in its turn again without being read:
 
@@ -81,6 +81,8 @@ class Ring:
         self._next = next(self._tasks, None)
         self._kept: dict[Any, Slot] = {}
         self._open, self._buffers = -1, (0, 0)
+        self._aside: dict[int, list[tuple[Slot, Task]]] = {}
+        """By turn."""
         self._under_way: Counter[int] = Counter()
         """Pieces of each turn that readers have and have not uploaded yet."""
         # One lock, and a condition for whatever is waited for: a slot that becomes free is news for one
@@ -122,13 +124,16 @@ class Ring:
     def _goes_on(self) -> bool:
         return bool(self._closed or self._next is None or self._next.piece.found or self._free)
 
-    def admit(self, slot: Slot, task: Task) -> tuple[int, int]:
+    def admit(self, slot: Slot, task: Task, aside: bool = False) -> tuple[int, int] | None:
         """For readers: the slot holds its piece, or will when another reader has it. Waits for that and for
-        the piece's turn, and says which panel of op(A), and which of op(B) or C block, it is for. Raises
-        Stopped."""
+        the piece's turn, and says which panel of op(A), and which of op(B) or C block, it is for. `aside`:
+        where its turn has not come, leaves it to the conductor and says None. Raises Stopped."""
         if task.piece.kept or task.piece.found or task.turn > self._open:
             with self._lock:
                 self._came.notify_all()
+                if aside and task.turn > self._open and not self._closed:
+                    self._aside.setdefault(task.turn, []).append((slot, task))
+                    return None
                 self._came.wait_for(
                     lambda: self._closed or (task.turn <= self._open and slot.view is not None)
                 )
@@ -154,6 +159,12 @@ class Ring:
         with self._lock:
             self._open, self._buffers = self._open + 1, buffers
             self._came.notify_all()
+
+    def aside(self) -> list[tuple[Slot, Task]]:
+        """For the conductor: what readers have put aside and is to be uploaded and released now: its turn is
+        open."""
+        with self._lock:
+            return self._aside.pop(self._open, [])
 
     def wait(self) -> None:
         """For the conductor: until all pieces of the open turn are on their way. Raises what a reader failed

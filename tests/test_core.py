@@ -516,6 +516,8 @@ def test_slots_for_writing_are_ready_before_they_are_used():
 
 
 class Guard:
+    done = True
+
     def synchronize(self):
         pass
 
@@ -561,6 +563,51 @@ def test_readers_read_ahead_and_upload_in_turn(slots):
     assert sorted(number for number, *_ in uploaded) == list(range(1, 101))
     assert all(number in turns[turn] and buffer == turn + 10 for number, buffer, turn in uploaded)
     assert most == min(slots, 4)
+
+
+def test_readers_do_not_wait_for_an_answer_that_takes_long():
+    """They fill all slots meanwhile, and the conductor uploads what they have put aside."""
+    from ooc_gemm.execute import _read, _wait_for_all
+    from ooc_gemm.ring import Ring
+    from ooc_gemm.trace import Trace
+
+    numbers = range(8)
+    ring = Ring([np.empty(1, np.uint8) for _ in range(6)], ([piece_number(n)] for n in numbers))
+    others, full, met, uploaded = set(), threading.Event(), [], []
+
+    class Store:
+        def start(self, piece, slot):
+            return lambda: self.read(piece.rows[0], slot)
+
+        def read(self, number, slot):
+            if number == 0:
+                met.append(full.wait(20))
+            else:
+                others.add(number)
+                if len(others) == 5:
+                    full.set()
+            return slot.reshape(1, 1), 1
+
+    class Memory:
+        def prepare(self, buffer):
+            pass
+
+        def upload(self, view, piece, buffer):
+            uploaded.append((piece.rows[0], buffer))
+            return Guard()
+
+    args = ring, Memory(), {"a": Store()}, Trace(), 1, True
+    threads = [threading.Thread(target=_read, args=args) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in numbers:
+        ring.open((number, -1))
+        _wait_for_all(ring, Memory())
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert met == [True]
+    assert uploaded == [(number, number) for number in numbers]
 
 
 def test_what_is_kept_is_found_once_it_has_been_read():
