@@ -303,8 +303,9 @@ def _upload(ring: Ring, device: Device, slot: Slot, task: Task, aside: bool = Fa
 
 def _wait_for_all(ring: Ring, device: Device) -> None:
     """Until all pieces of the open turn are on their way: those that were put aside are now sent there."""
-    for slot, task in ring.aside():
-        _upload(ring, device, slot, task)
+    with contextlib.suppress(Stopped):  # where a reader has failed: `wait` says with what
+        for slot, task in ring.aside():
+            _upload(ring, device, slot, task)
     ring.wait()
 
 

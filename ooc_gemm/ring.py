@@ -1,6 +1,6 @@
 """A fixed ring of host buffers: the back-pressure between a store and the device.
 
-A slot goes round with one reader, who does not give it away:
+A slot goes round with one reader, who gives it away to nobody but the conductor:
 
     free ──acquire──► filled ──admit──► its piece is being uploaded ──release──► free
 

@@ -610,6 +610,20 @@ def test_readers_do_not_wait_for_an_answer_that_takes_long():
     assert uploaded == [(number, number) for number in numbers]
 
 
+def test_what_a_reader_failed_with_is_said_although_others_have_put_pieces_aside():
+    from ooc_gemm.execute import _wait_for_all
+    from ooc_gemm.ring import Ring
+
+    ring = Ring([np.empty(1, np.uint8)], iter([[piece_number(0)]]))
+    slot, task = ring.acquire()
+    slot.view = slot.data
+    assert ring.admit(slot, task, aside=True) is None
+    ring.open((0, 0))
+    ring.close(ooc_gemm.StoreError("chunk c/0/0 is gone"))
+    with pytest.raises(ooc_gemm.StoreError, match="c/0/0 is gone"):
+        _wait_for_all(ring, None)
+
+
 def test_what_is_kept_is_found_once_it_has_been_read():
     from ooc_gemm.ring import Ring, Stopped
 
