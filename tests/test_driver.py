@@ -240,6 +240,10 @@ def test_kernels(cuda):
     assert (given.i, given.d, bytes(given.map)) == (-3, 0.25, bytes(range(128)))
     assert cuda("stream", ctypes.c_void_p).value == 9
     assert cuda("held").value == 1
+    driver.Kernel(function)((0,), (32, 8), (np.int32(1), np.float64(1), map_), stream)
+    assert list(cuda("sizes", ctypes.c_uint * 7)) == [1, 1, 1, 32, 8, 1, 0], (
+        "k = 0: one block has nothing to do"
+    )
     cuda("fails").value = 700
     with pytest.raises(driver.DriverError, match=r"^cuLaunchKernel: an illegal memory access \(700\)$"):
         driver.Kernel(function)((1,), (1,), (np.int32(1), np.float64(1), map_), stream)
