@@ -1,14 +1,12 @@
 """A `distributed` cluster as a device: its workers make blocks of C, this process, the client, the rest.
 
-The only importer of distributed. A worker holds one superblock, a run of consecutive blocks of the plan, at a
-time and has all of its memory, threads and GPU for that. It writes chunks into a folder of the run's; the
-client takes them over when the superblock is done, and knows what is.
+This file and local_cluster.py are the only importers of distributed. A worker holds one superblock, a run of
+consecutive blocks of the plan, at a time and has all of its memory, threads and GPU for that. It writes
+chunks into a folder of the run's; the client takes them over when the superblock is done, and knows what is.
 """
 
-import logging
 import os
 import queue
-import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import dask
 import distributed
 from distributed.comm import CommClosedError
 from distributed.core import RPCClosed
@@ -36,6 +33,7 @@ from .limits import (
     resident_bytes,
 )
 from .local import Source
+from .local_cluster import local_cluster
 from .plan import Block, Plan
 from .problem import Rates
 from .tiles import ceil_div
@@ -476,9 +474,10 @@ class Cluster:
 
 @contextmanager
 def connected(scheduler: str, memory_limit: str | int | None, device: str) -> Iterator[dict[str, Any]]:
-    """The cluster at an address, or `local:N` for the time: options of `dask.multiply`. N worker processes on
-    this machine share the memory limit, less what this process holds, and the cores. Raises InputError,
-    DeviceError, and BudgetError with the smallest limit that would do for all together."""
+    """Options of `dask.multiply` for the cluster at an address, or for one of N worker processes on this
+    machine that lasts as long as this context (`local:N`). Those share the memory limit, less what this
+    process holds, and the cores. Raises InputError, DeviceError, and BudgetError with the smallest limit that
+    would do for all workers together."""
     kind, _, number = scheduler.partition(":")
     if kind != "local":
         try:
@@ -494,43 +493,21 @@ def connected(scheduler: str, memory_limit: str | int | None, device: str) -> It
     limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
     own, threads = baseline_bytes(CLIENT_BYTES), CPU().threads
     each = max(STEP, (limit - own) // count)
-    # The engine keeps to the limit; what it is given is not for others to take away.
-    config = {
-        f"distributed.worker.memory.{what}": False for what in ("target", "spill", "pause", "terminate")
-    }
-    with dask.config.set(config | {"distributed.worker.multiprocessing-method": "spawn"}):
-        here: dict[str, Any] = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": ":0"}
-        usual = {
-            **here, "nthreads": max(1, threads // count), "memory_limit": each, "silence_logs": logging.ERROR,
-            "preload": [__name__],
-        }  # fmt: skip
-        workers = {
-            index: {"cls": distributed.Nanny, "options": {**usual, **own_gpu}}
-            for index, own_gpu in enumerate(_gpus(count, device))
-        }
-        scheduler_here = {"cls": distributed.Scheduler, "options": {**here, "port": 0}}
-        with (
-            distributed.SpecCluster(workers, scheduler_here, silence_logs=logging.ERROR) as cluster,
-            distributed.Client(cluster, set_as_default=False) as client,
-        ):
-            client.wait_for_workers(count, timeout=TIMEOUT)
-            try:
-                yield {"client": client, "memory_limit": None, "device": device}
-            except BudgetError as error:
-                least = error.minimum_memory_limit
-                if least is None:
-                    raise
-                total = own + least * count
-                raise BudgetError(
-                    f"a memory limit of {limit} bytes is too small for {count} workers; the smallest that "
-                    f"would do is {total} bytes ({ceil_div(total, 1 << 20)}MiB)",
-                    minimum_memory_limit=total,
-                ) from error
-
-
-def dask_setup(worker: Any) -> None:
-    """As a preload of workers on this machine: Ctrl-C, which they get too, is for the client to act on."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    usual = {"nthreads": max(1, threads // count), "memory_limit": each}
+    with local_cluster([{**usual, **own_gpu} for own_gpu in _gpus(count, device)]) as client:
+        client.wait_for_workers(count, timeout=TIMEOUT)
+        try:
+            yield {"client": client, "memory_limit": None, "device": device}
+        except BudgetError as error:
+            least = error.minimum_memory_limit
+            if least is None:
+                raise
+            total = own + least * count
+            raise BudgetError(
+                f"a memory limit of {limit} bytes is too small for {count} workers; the smallest that "
+                f"would do is {total} bytes ({ceil_div(total, 1 << 20)}MiB)",
+                minimum_memory_limit=total,
+            ) from error
 
 
 def _gpus(count: int, device: str) -> list[dict[str, Any]]:
