@@ -1,12 +1,15 @@
 """A `distributed` cluster as a device: its workers make blocks of C, this process, the client, the rest.
 
-This file and local_cluster.py are the only importers of distributed. A worker holds one superblock, a run of
-consecutive blocks of the plan, at a time and has all of its memory, threads and GPU for that. It writes
-chunks into a folder of the run's; the client takes them over when the superblock is done, and knows what is.
+The only importer of distributed. A worker holds one superblock, a run of consecutive blocks of the plan, at a
+time and has all of its memory, threads and GPU for that. It writes chunks into a folder of the run's; the
+client takes them over when the superblock is done, and knows what is.
 """
 
+import logging
 import os
 import queue
+import signal
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import dask
 import distributed
 from distributed.comm import CommClosedError
 from distributed.core import RPCClosed
+from distributed.security import Security
 
 from . import journal, store, targets
 from .devices import Arithmetic, Device, Limits, Operation, open_device
@@ -33,7 +38,6 @@ from .limits import (
     resident_bytes,
 )
 from .local import Source
-from .local_cluster import local_cluster
 from .plan import Block, Plan
 from .problem import Rates
 from .tiles import ceil_div
@@ -494,7 +498,7 @@ def connected(scheduler: str, memory_limit: str | int | None, device: str) -> It
     own, threads = baseline_bytes(CLIENT_BYTES), CPU().threads
     each = max(STEP, (limit - own) // count)
     usual = {"nthreads": max(1, threads // count), "memory_limit": each}
-    with local_cluster([{**usual, **own_gpu} for own_gpu in _gpus(count, device)]) as client:
+    with _local_cluster([{**usual, **own_gpu} for own_gpu in _gpus(count, device)]) as client:
         client.wait_for_workers(count, timeout=TIMEOUT)
         try:
             yield {"client": client, "memory_limit": None, "device": device}
@@ -527,6 +531,65 @@ def _gpus(count: int, device: str) -> list[dict[str, Any]]:
         raise InputError(f"there are {found} GPUs for {count} workers; give local:{found}, or --device cpu")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(found)))).split(",")
     return [{"resources": {"GPU": 1}, "env": {"CUDA_VISIBLE_DEVICES": name}} for name in visible[:count]]
+
+
+@contextmanager
+def _local_cluster(workers: list[dict[str, Any]]) -> Iterator[distributed.Client]:
+    """The client of a scheduler in this process and of worker processes. It is not made the current client.
+
+    workers: for each worker the options of its `distributed.Nanny`.
+
+    Whoever can talk to a scheduler or to a worker can run code as the user who started it, and other users of
+    the machine reach its loopback ports. So every connection is encrypted, and both ends must show a
+    certificate that was made for this run. The private key stays in memory, and in files of a folder that
+    only this user can open for as long as it takes to load it. The HTTP servers, which know no certificates,
+    are stopped.
+
+    Raises InputError where the package `cryptography` is not installed.
+    """
+    try:
+        security = Security.temporary()
+    except ImportError as error:
+        raise InputError(
+            "--scheduler local:N needs the package cryptography to keep other users of this machine out; "
+            "pip install 'ooc-gemm[distributed]'"
+        ) from error
+    # The engine keeps to its memory limit; `distributed` must not spill or pause on top of that.
+    config: dict[str, Any] = {
+        f"distributed.worker.memory.{what}": False for what in ("target", "spill", "pause", "terminate")
+    }
+    config |= {f"distributed.{server}.http.routes": [] for server in ("scheduler", "worker")}
+    config |= {"distributed.worker.multiprocessing-method": "spawn"}
+    options: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "protocol": "tls://",
+        "security": security,
+        "dashboard": False,
+        "dashboard_address": "127.0.0.1:0",
+        "preload": [__name__],
+    }
+    nannies = {
+        index: {"cls": distributed.Nanny, "options": {**options, "silence_logs": logging.ERROR, **own}}
+        for index, own in enumerate(workers)
+    }
+    scheduler = {"cls": distributed.Scheduler, "options": {**options, "port": 0}}
+    # `distributed` imports modules from its temporary folder, also in this process. Its usual one, below
+    # /tmp, may belong to another user.
+    with (
+        tempfile.TemporaryDirectory(prefix="ooc-gemm-", ignore_cleanup_errors=True) as folder,
+        dask.config.set(config | {"temporary-directory": folder}),
+        distributed.SpecCluster(nannies, scheduler, security=security, silence_logs=logging.ERROR) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def dask_setup(server: Any) -> None:
+    """`distributed` calls this when the scheduler or a worker of such a cluster starts."""
+    server.http_server.stop()
+    if isinstance(server, distributed.Worker):
+        # Ctrl-C reaches workers as well; the client acts on it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 _GONE = (
