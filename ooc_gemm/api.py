@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, journal, layout, rates, store, targets
+from . import __version__, journal, layout, provenance, rates, store, targets
 from .devices import Device, Operation, open_device
 from .errors import (
     NO_MEMORY,
@@ -27,12 +27,13 @@ from .errors import (
 )
 from .execute import execute
 from .files import chunks_at_once
-from .journal import Journal, Stamp
+from .journal import Journal
 from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
 from .local import Source
 from .plan import Block, Plan
 from .planner import make_plan
 from .problem import Budget, Matrix, Problem
+from .provenance import Finished
 from .rechunk import Rechunked, check_space, rechunked
 from .remote import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests, side_by_side
 from .trace import Trace
@@ -110,8 +111,8 @@ def multiply(
     b: Any,
     c: Any = None,
     *,
-    alpha: complex = 1.0,
-    beta: complex = 0.0,
+    alpha: complex | None = None,
+    beta: complex | None = None,
     transpose_a: bool = False,
     transpose_b: bool = False,
     adjoint_a: bool = False,
@@ -124,7 +125,7 @@ def multiply(
     out_dtype: Any = None,
     chunks: tuple[int, int] | None = None,
     shards: tuple[int, int] | None = None,
-    compressor: str = "none",
+    compressor: str | None = None,
     rechunk: bool = False,
     verify: bool = False,
     force: bool = False,
@@ -136,13 +137,16 @@ def multiply(
     """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C.
 
     a, b: path, URL, zarr.Array, or anything with shape, dtype and slicing.
+    alpha, beta: α and β; unless given 1 and 0.
     c: path, URL or zarr.Array to write to; without it the result's `array` is a NumPy array.
     memory_limit: most host memory the process may hold resident, `"8GiB"` or bytes.
     device: `auto`, `cpu`, `cuda`, `cuda:N`, or several GPUs that work as one, `cuda:0,1` or `cuda:all`;
     device_memory_limit: most memory of each.
-    out_dtype, chunks, shards, compressor: how a new C is stored; force replaces one that exists.
+    out_dtype, chunks, shards, compressor: how a new C is stored, unless given: NumPy's promotion, chunks near
+    16 MiB, no shards, "none"; force replaces one that exists.
     resume: continue an interrupted run of the same problem, with these or other limits, on this or another
-    device; where there is no C yet, begin.
+    device. alpha, beta, out_dtype, chunks, shards and compressor are those it was begun with, unless they are
+    given again. Where there is no C yet, begin; where C is finished and is the result already, do nothing.
     rechunk: copy A or B to better chunks first, beside C, where the plan shows that it pays.
     verify: check every block of C while it is on the device, and compute what fails once more.
     trace: file for a timeline of every stage. progress: called with (fraction, plan, trace).
@@ -186,7 +190,6 @@ def gram(
     c: Any = None,
     *,
     transpose: bool = False,
-    beta: complex = 0.0,
     trace: str | os.PathLike[str] | None = None,
     progress: Callable[[float, Plan, Trace], None] | None = None,
     notice: Callable[[str], None] | None = None,
@@ -210,10 +213,9 @@ def gram(
         trace=trace,
         progress=progress,
         notice=notice,
-        beta=beta,
         transpose_a=transpose,
         transpose_b=not transpose,
-        symmetric=beta == 0,
+        symmetric=True,
         **options,
     )
 
@@ -224,7 +226,7 @@ def retried(
     c: Any,
     *,
     notice: Callable[[str], None] | None,
-    beta: complex,
+    beta: complex | None = None,
     **options: Any,
 ) -> Result:
     """`_run`, and once more with less of the device's memory where another process has taken it, or on those
@@ -252,13 +254,13 @@ def retried(
         raise failed from error
 
 
-def _to_go_on(begun: bool, c: Any, beta: complex) -> dict[str, bool] | None:
+def _to_go_on(begun: bool, c: Any, beta: complex | None) -> dict[str, bool] | None:
     """Options of a run that goes on where one has failed; None where none could: some blocks may have had
     their β already."""
     place = store.local_path(c) if begun and c is not None else None
     if place is not None and (place / journal.NAME).exists():
         return {"resume": True}
-    if begun and beta == 0:
+    if begun and not beta:
         return {"force": True}
     return None if begun else {}
 
@@ -271,7 +273,7 @@ def _run(
     trace: str | os.PathLike[str] | None,
     progress: Callable[[float, Plan, Trace], None] | None,
     notice: Callable[[str], None] | None,
-    beta: complex,
+    beta: complex | None,
     precision: str = "highest",
     resume: bool = False,
     engine: Callable[..., list[Block]] | None = None,
@@ -289,12 +291,14 @@ def _run(
             check_space(copies_wanted, c)
         if notice and plan.advice:
             notice(plan.advice)
-        if notice and log:
+        if notice and isinstance(log, Finished):
+            notice(str(log))
+        elif notice and log:
             notice(f"{job.blocks - plan.block_count} of {job.blocks} blocks are done already")
         with (
             _started(job, watch),
             rechunked(copies_wanted, job.sources, c) as (sources, copies),
-            _target(c, job, beta != 0, log) as (target, array),
+            _target(c, job, log) as (target, array),
         ):
             if plan.block_count and plan.problem.m and plan.problem.n:
                 report = (
@@ -333,7 +337,7 @@ def _run(
         stage_seconds=watch.stage_seconds(),
         blocks=job.blocks,
         blocks_resumed=job.blocks - plan.block_count,
-        verified=True if job.operation.verify else None,
+        verified=True if job.operation.verify and not isinstance(log, Finished) else None,
         rechunked=copies,
         plan=plan,
         array=array,
@@ -396,8 +400,8 @@ def _prepare(
     c: Any,
     *,
     writes: bool,
-    alpha: complex = 1.0,
-    beta: complex = 0.0,
+    alpha: complex | None = None,
+    beta: complex | None = None,
     transpose_a: bool = False,
     transpose_b: bool = False,
     adjoint_a: bool = False,
@@ -410,14 +414,23 @@ def _prepare(
     out_dtype: Any = None,
     chunks: tuple[int, int] | None = None,
     shards: tuple[int, int] | None = None,
-    compressor: str = "none",
+    compressor: str | None = None,
     rechunk: bool = False,
     verify: bool = False,
     force: bool = False,
     symmetric: bool = False,
-    log: Journal | None = None,
+    log: Journal | Finished | None = None,
 ) -> _Job:
-    """Everything decided. `symmetric`: op(B) is op(A)ᵀ and β is 0. `log`: of the run that is continued."""
+    """Everything decided. `symmetric`: op(B) is op(A)ᵀ. `log`: of the run that is continued."""
+    begun, layout_there = targets.open_partial(c) if log else None, dict[str, Any]()
+    if begun is not None:
+        layout_there = {"chunks": begun.chunks, "shards": begun.shards}
+    given = {"alpha": alpha, "beta": beta, "out_dtype": out_dtype}
+    given |= {"chunks": chunks, "shards": shards, "compressor": compressor}
+    settled = provenance.settled(given, log.head if log else None, layout_there, store.describe(c))
+    alpha, beta = settled["alpha"], settled["beta"]
+    out_dtype, chunks, shards, compressor = (settled[key] for key in provenance.LAYOUT[2:])
+    symmetric = symmetric and beta == 0
     if precision not in PRECISIONS:
         raise InputError(f"{precision!r} is not a precision; choose one of {', '.join(PRECISIONS)}")
     if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
@@ -447,7 +460,6 @@ def _prepare(
         )
     (m, k), n = shape_a, shape_b[1]
     sources, existing = {"a": left, "b": right}, None
-    begun = targets.open_partial(c) if log else None
     if log:
         existing = begun if beta != 0 else None
     elif c is not None and beta != 0:
@@ -535,7 +547,7 @@ def _prepare(
         usual = replace(usual, stream=STREAM, latency=latency, read=read, shared=False)
     made = make_plan(problem, budget, usual)
     made, copies = layout.rechunk(made) if rechunk else (layout.advise(made), ())
-    head = _head(
+    head = provenance.head(
         sources,
         {} if log is None else {chunk: was for chunk, (_, was) in log.done.items()},
         {
@@ -543,8 +555,8 @@ def _prepare(
             "product": "gram" if symmetric else "multiply",
             "op(A)": "adjoint" if adjoint_a else "transpose" if transpose_a else "none",
             "op(B)": "adjoint" if adjoint_b else "transpose" if transpose_b else "none",
-            "alpha": _number(alpha),
-            "beta": _number(beta),
+            "alpha": provenance.number(alpha),
+            "beta": provenance.number(beta),
             "precision": precision,
             "kernel": kernel,
             "out_dtype": out.name,
@@ -555,7 +567,7 @@ def _prepare(
     )
     blocks = made.block_count
     if log:
-        log.refuse_changes(head or {"inputs": {}, "options": {}})
+        provenance.refuse_changes(log, head, store.describe(c))
         made = made.without(frozenset(log.done))
     if made.problem.symmetric:
         del sources["b"]
@@ -577,25 +589,6 @@ def _prepare(
     )
     dtype = np.result_type(left.dtype, right.dtype)
     return _Job(sources, operation, output, copies, made, chosen, dtype, head, blocks, force)
-
-
-def _head(
-    sources: dict[str, Source], before: dict[tuple[int, int], Stamp], options: dict[str, Any]
-) -> dict[str, Any] | None:
-    """What the journal begins with. `before`: stamps of chunks of C that are new by now."""
-    inputs = {
-        name: {"name": source.name, "is": source.fingerprint(before if name == "c" else None)}
-        for name, source in sources.items()
-    }
-    if any(entry["is"] is None for entry in inputs.values()):
-        return None
-    return {"inputs": inputs, "options": options}
-
-
-def _number(value: complex) -> str:
-    """The same text for 2, 2.0 and 2+0j."""
-    value = complex(value)
-    return str(value) if value.imag else str(value.real)
 
 
 @contextmanager
@@ -630,8 +623,9 @@ def _started(job: _Job, watch: Trace) -> Iterator[None]:
 
 
 @contextmanager
-def _journal(c: Any, beta: complex, resume: bool) -> Iterator[Journal | None]:
-    """The journal of the run that is to be continued, if there is one to be continued."""
+def _journal(c: Any, beta: complex | None, resume: bool) -> Iterator[Journal | Finished | None]:
+    """The journal of the run that is to be continued, if there is one to be continued; or C, where it is
+    finished. `beta`: None where it is not given."""
     if not resume:
         yield None
         return
@@ -639,14 +633,15 @@ def _journal(c: Any, beta: complex, resume: bool) -> Iterator[Journal | None]:
     if c is None:
         raise InputError("only a C that is stored can be continued; leave out resume=True")
     if place is None:
-        yield targets.continued(c, beta)
+        yield targets.continued(c, beta or 0)
         return
     if not (store.is_partial(place) or (place / journal.NAME).exists()):
-        if beta != 0 or any((place / key).exists() for key in store.METADATA):
+        done = provenance.finished(c)
+        if done is None and (beta or any((place / key).exists() for key in store.METADATA)):
             raise InputError(
                 f"{name} is not the unfinished result of an interrupted run; leave out --resume (resume=True)"
             )
-        yield None
+        yield done
         return
     log = Journal.resume(place, name)
     if not (log.done or store.is_partial(place)):  # killed before it began: C is what it was, or not there
@@ -738,9 +733,12 @@ def _output(
 
 
 @contextmanager
-def _target(c: Any, job: _Job, reads: bool, log: Journal | None) -> Iterator[tuple[Any, Any]]:
+def _target(c: Any, job: _Job, log: Journal | Finished | None) -> Iterator[tuple[Any, Any]]:
     """Where C goes, and the NumPy array if that is where. C becomes an array when the body succeeds."""
     block = job.operation.arithmetic.block
+    if isinstance(log, Finished):
+        yield None, None
+        return
     if c is None:
         array = np.empty(job.output.shape, job.output.dtype)
         yield targets.ArrayTarget(array, job.plan.problem.c, block), array
@@ -748,13 +746,13 @@ def _target(c: Any, job: _Job, reads: bool, log: Journal | None) -> Iterator[tup
     if log:
         target = targets.target_at(targets.open_partial(c), store.describe(c), block, log)
         target.proceed()
-    elif reads:
+    elif job.operation.beta != 0:
         target = targets.update_target(c, block, job.head)
     else:
         target = targets.create_target(c, job.output, block, job.head, job.force)
     try:
         yield target, None
-        target.commit({"ooc-gemm": {"version": __version__, **job.head}} if job.head else None)
+        target.commit({"version": __version__, **job.head} if job.head else None)
     except BaseException:
         target.pause()
         raise

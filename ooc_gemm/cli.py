@@ -95,10 +95,8 @@ _storage = _options(
     click.option("--shards", type=_Pair(), help="Shard rows and columns; multiples of the chunks."),
     click.option(
         "--compressor",
-        default="none",
-        show_default=True,
         metavar="none|zstd[:LEVEL]|blosc",
-        help="Codec of the array written.",
+        help="Codec of the array written.  [default: none]",
     ),
 )
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
@@ -116,8 +114,8 @@ _matrices = _options(
     click.option(
         "-D", "--device-memory-limit", metavar="SIZE", help="Most memory of it.  [default: 90 % of free]"
     ),
-    click.option("--alpha", type=_Number(), default=1.0, help="α.  [default: 1]"),
-    click.option("--beta", type=_Number(), default=0.0, help="β; C must exist unless it is 0.  [default: 0]"),
+    click.option("--alpha", type=_Number(), help="α.  [default: 1]"),
+    click.option("--beta", type=_Number(), help="β; C must exist unless it is 0.  [default: 0]"),
     click.option(
         "--precision",
         type=click.Choice(["highest", "high", "medium"]),
@@ -144,7 +142,12 @@ _matrices = _options(
 _problem = _options(_operands, _matrices)
 _running = _options(
     click.option("-f", "--force", is_flag=True, help="Replace C if it exists."),
-    click.option("--resume", is_flag=True, help="Continue an interrupted run of the same problem."),
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Continue an interrupted run of the same problem, as it was begun where options of C are not "
+        "given again. Done where C is the result already.",
+    ),
     click.option(
         "--trace", metavar="FILE", help="Write a timeline of every stage, for Perfetto or chrome://tracing."
     ),
@@ -318,6 +321,7 @@ def random(out: str, as_json: bool, verbose: bool, **options: Any) -> None:
     """Write a random array within a memory limit."""
     from .generate import random as write
 
+    options["compressor"] = options["compressor"] or "none"
     written = write(out, **options)
     rows, cols = options["shape"]
     if as_json:

@@ -173,22 +173,6 @@ class Journal:
         self._file.truncate(whole)
         self._append({"boot": self._boot(), "undone": lost})
 
-    def refuse_changes(self, head: dict[str, Any]) -> None:
-        """Raises InputError where what is to be made now, or of what, is not what was begun."""
-        changed = []
-        for name, before in self.head["inputs"].items():
-            if head["inputs"].get(name) != before:
-                changed.append(f"{before['name']} was changed since, or is another array")
-        for name, before in self.head["options"].items():
-            after = head["options"].get(name)
-            if json.dumps(after) != json.dumps(before):
-                changed.append(f"{name} was {_word(before)} and is {_word(after)}")
-        if changed:
-            raise InputError(
-                f"{self._name} cannot be continued: {'; '.join(changed)}; "
-                f"give what it was begun with, or {ANEW}"
-            )
-
     def add(self, chunk: Chunk, now: Stamp, was: Stamp) -> None:
         """That chunk is written."""
         with self._lock:
@@ -260,7 +244,3 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -45,6 +45,8 @@ class Source:
         """The stored matrix S; `transposed` where the array is Sᵀ (Fortran order)."""
         self.place: Path | None = None
         """The folder it lies in, where that is a local one."""
+        self.whereabouts = ""
+        """The place it lies at, the same however that is spelled; empty where that is not known."""
         self.description = b""
         """Its metadata, but for attributes."""
         self.stamps: npt.NDArray[np.int64] | None = None

@@ -353,6 +353,7 @@ def open_source(spec: Any, name: str | None = None) -> Source:
     with explained(name):
         source = zarr_source(name, array)
     source.place = local_path(array)
+    source.whereabouts = str(source.place or _address(spec if isinstance(spec, str) else array))
     return source
 
 
@@ -394,7 +395,7 @@ def is_partial(place: Path) -> bool:
 def _open(path: str, name: str) -> zarr.Array[Any] | str | None:
     """The Zarr array there, "group", None where there is neither. Raises InputError."""
     with explained(name, remote="://" in path):
-        at, key, described = _describe(path, name)
+        at, key, described = look_at(path, name)
         if documents.kind(key, described) == "group":
             return "group"
         return array_at(documents.check(name, described, key), at) if key else None
@@ -403,7 +404,7 @@ def _open(path: str, name: str) -> zarr.Array[Any] | str | None:
 def kind_at(path: str, name: str) -> str | None:
     """Whether there is an "array", a "group" or neither; an array need be no matrix. Raises InputError."""
     with explained(name, remote="://" in path):
-        return documents.kind(*_describe(path, name)[1:])
+        return documents.kind(*look_at(path, name)[1:])
 
 
 @Shared
@@ -426,10 +427,15 @@ def explained(name: str, remote: bool = False) -> Iterator[None]:
         raise _unusable(name, error, remote) from error
 
 
-def _describe(path: str, name: str) -> tuple[StorePath, str, dict[str, Any]]:
+def look_at(spec: Any, name: str) -> tuple[StorePath, str, dict[str, Any]]:
     """Where there may be an array or a group, the key of its metadata, and that. An empty key where there is
-    neither. (zarr.open, which does this and more, reads and believes all there is.)"""
-    at = remote_place(path) if "://" in path else StorePath(LocalStore(path, read_only=True))
+    neither. (zarr.open, which does this and more, reads and believes all there is.) Raises InputError."""
+    if isinstance(spec, zarr.Array):
+        at = spec.store_path
+    elif (place := local_path(spec)) is not None:
+        at = StorePath(LocalStore(place, read_only=True))
+    else:
+        at = remote_place(os.fspath(spec))
     for key in (*METADATA, ".zgroup"):
         document = document_at(at, key)
         if document is not None:
@@ -440,7 +446,7 @@ def _describe(path: str, name: str) -> tuple[StorePath, str, dict[str, Any]]:
 def document_at(at: StorePath, key: str) -> bytes | None:
     """One of the metadata documents, or more than there may be of it. Raises OSError."""
     if isinstance(at.store, LocalStore):
-        return files.read_small(Path(at.store.root) / key, documents.MAX_BYTES)
+        return files.read_small(Path(at.store.root) / at.path / key, documents.MAX_BYTES)
     if isinstance(at.store, ObjectStore):
         return Objects(at.store.store, at.path, Answers(at.store)).document(key, documents.MAX_BYTES)
     most = RangeByteRequest(0, documents.MAX_BYTES + 1)

@@ -27,7 +27,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
-from . import documents, files, journal
+from . import documents, files, journal, provenance
 from .errors import Error, InputError, RangeError, StoreError
 from .journal import Journal
 from .local import Folder, Source
@@ -250,9 +250,13 @@ class Target:
             if journal.stamp(path + PENDING) == now:
                 self._waiting.append(path)
             elif journal.stamp(path) != now:
+                sizes = {journal.stamp(each)[0] for each in (path, path + PENDING)}
+                said = "changed or removed since"
+                if now[0] in sizes:
+                    said = "changed since, or copied without its times (cp -a and rsync -a keep them)"
                 raise InputError(
-                    f"{self.name} cannot be continued: its chunk {self._folder.key(*chunk)} was changed or "
-                    f"removed since; {journal.ANEW}"
+                    f"{self.name} cannot be continued: its chunk {self._folder.key(*chunk)} was {said}; "
+                    f"{journal.ANEW}"
                 )
             known.add(path + PENDING)
         metadata = {key + PARTIAL for key in METADATA}
@@ -308,10 +312,12 @@ class Target:
                 self.save(durable=True)
             self._log.close()
 
-    def commit(self, attributes: dict[str, Any] | None = None) -> None:
-        """All chunks are there: C becomes an array, with some attributes more. Raises StoreError."""
+    def commit(self, made: dict[str, Any] | None = None) -> None:
+        """All chunks are there: C becomes an array. `made`: what it was made of, for its attributes. Raises
+        StoreError."""
         try:
             self.save(self._durable)
+            attributes = made and {provenance.ATTRIBUTE: {**made, "result": self._mark()}}
             # A run that was killed right here has done so already.
             described = self._find(self._key + PARTIAL) or self._get(self._key)
             if attributes and self._key == METADATA[0]:
@@ -330,6 +336,17 @@ class Target:
                 f"{self.name} cannot be finished: {error.strerror or error}; see to its disk and go on with "
                 "--resume (resume=True)"
             ) from error
+
+    def _mark(self) -> str | None:
+        """What the finished C is known by."""
+        stamps = provenance.stamps_of(self._array, self.name, self._grid)
+        return None if stamps is None else provenance.mark(self._array.metadata, stamps)
+
+    @property
+    def _grid(self) -> tuple[int, int]:
+        """Chunks, or shards, down and across."""
+        down, across = (-(-n // step) for n, step in zip(self._array.shape, self._shape, strict=True))
+        return down, across
 
     def _finish(self) -> None:
         """C is an array: what said that it is not goes."""
@@ -516,6 +533,8 @@ class RemoteTarget(Target):
         self._chunks = RemoteFolder(objects, name, array.metadata)
         self._described: bytes | None = None
         """C's metadata, where this run has begun it."""
+        self._stamps: Any = None
+        """Of its chunks, when all of them were looked at last."""
 
     def proceed(self) -> None:
         """As in a folder."""
@@ -561,7 +580,7 @@ class RemoteTarget(Target):
             self._saved = time.monotonic()
             self._pause = max(SAVED_SECONDS, 10 * (self._saved - start))
 
-    def commit(self, attributes: dict[str, Any] | None = None) -> None:
+    def commit(self, made: dict[str, Any] | None = None) -> None:
         """As in a folder, if all chunks are still this run's: nothing else has kept others away. Raises
         StoreError."""
         try:
@@ -570,7 +589,7 @@ class RemoteTarget(Target):
                     f"{self.name}: somebody else has changed chunk {key} while C was being written; run "
                     "again with -f (force=True), or write C elsewhere"
                 )
-            super().commit(attributes)
+            super().commit(made)
         except StoreError:
             raise
         except Exception as error:
@@ -584,6 +603,11 @@ class RemoteTarget(Target):
         if self._log:
             self._log.close()
 
+    def _mark(self) -> str | None:
+        return (
+            super()._mark() if self._stamps is None else provenance.mark(self._array.metadata, self._stamps)
+        )
+
     def cancel(self) -> None:
         """Wake who waits for the store to take a chunk."""
         super().cancel()
@@ -593,8 +617,8 @@ class RemoteTarget(Target):
         """The key of a chunk that is not as the journal says."""
         if self._log is None or not self._log.done:
             return None
-        down, across = (-(-n // step) for n, step in zip(self._array.shape, self._shape, strict=True))
-        stamps = self._chunks.stamps((down, across))
+        across = self._grid[1]
+        self._stamps = stamps = self._chunks.stamps(self._grid)
         done = self._log.done.items()
         other = (chunk for chunk, (now, _) in done if (*stamps[chunk[0] * across + chunk[1]],) != now)
         return next((self._chunks.key(*chunk) for chunk in other), None)
@@ -723,8 +747,9 @@ def target_at(array: zarr.Array[Any], name: str, block: np.dtype[Any], log: Jour
     return RemoteTarget(array, name, block, log, objects) if objects else Target(array, name, block, log)
 
 
-def continued(spec: Any, beta: complex) -> RemoteJournal | None:
-    """The journal of a run whose C is not in a folder; None where it can be begun. Raises InputError."""
+def continued(spec: Any, beta: complex) -> RemoteJournal | provenance.Finished | None:
+    """The journal of a run whose C is not in a folder, or C where it is finished; None where it can be begun.
+    Raises InputError."""
     name = describe(spec)
     with explained(name, remote=True):
         there = objects_at(spec) if isinstance(spec, str | zarr.Array) else None
@@ -734,6 +759,8 @@ def continued(spec: Any, beta: complex) -> RemoteJournal | None:
                 "can; leave out --resume (resume=True)"
             )
         if not is_begun(there):
+            if done := provenance.finished(spec):
+                return done
             if beta != 0 or isinstance(spec, zarr.Array) or kind_at(spec, name):
                 raise InputError(
                     f"{name} is not the unfinished result of an interrupted run; leave out --resume "

@@ -446,6 +446,12 @@ def test_what_has_changed_is_noticed(long, shelf, proxy):
     a.put("c/1/0", old)
     assert ooc(*args, "--resume").code == 0
     assert np.array_equal(got(f"{shelf}/c"), expected)
+    proxy.seen.clear()
+    done = ooc(*args, "--resume")
+    assert (done.code, "is finished already" in done.err, puts(proxy)) == (0, True, 0)
+    done = ooc(*args, "--resume", "--alpha", "2")
+    assert (done.code, "alpha was 1.0 and is 2.0" in done.err) == (2, True)
+    there.put("c/0/0", bytes(len(was)))
     done = ooc(*args, "--resume")
     assert (done.code, "is not the unfinished result" in done.err) == (2, True)
 
