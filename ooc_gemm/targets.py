@@ -620,7 +620,7 @@ class RemoteTarget(Target):
         across = self._grid[1]
         self._stamps = stamps = self._chunks.stamps(self._grid)
         done = self._log.done.items()
-        other = (chunk for chunk, (now, _) in done if (*stamps[chunk[0] * across + chunk[1]],) != now)
+        other = (chunk for chunk, (now, _) in done if (*stamps[chunk[0] * across + chunk[1], :2],) != now)
         return next((self._chunks.key(*chunk) for chunk in other), None)
 
     def _write_file(self, chunk: tuple[int, int], data: Bytes | bytes) -> None:
