@@ -1,4 +1,5 @@
-// C ← α·op(A)·op(B) + β·C in float64 on the tensor cores.
+// C ← α·op(A)·op(B) + β·C in float64 on the tensor cores. A, B and C may be float32 (SOURCE), whose products and
+// sums are float64 all the same: elements are converted between shared memory and registers, C is rounded once.
 //
 // A thread block computes one BM×BN tile of C, a warp WM×WN of it, walking along k in steps of BK. Tiles of A
 // and B pass through a ring of STAGES buffers in shared memory, copied there asynchronously and past the
@@ -8,7 +9,7 @@
 //
 // The tensor cores do not care which row of a tile is called row 0, as long as C is stored by the same names,
 // nor which k is called k 0, as long as A and B agree. So the names are dealt out such that every thread
-// reads pairs of neighbours, 16 bytes, whichever way a tile lies. Of 16 rows (columns) × 8 k, the thread with
+// reads pairs of neighbours (16 bytes of float64), whichever way a tile lies. Of 16 rows (columns) × 8 k, the thread with
 // g = lane / 4 and t = lane % 4 holds
 //
 //                   k 2t  2t+1
@@ -21,19 +22,21 @@
 // one along k. Where A is contiguous along k, the kernel computes Cᵀ = op(B)ᵀ·op(A)ᵀ (FLIP): then A is the right
 // operand, and the ordinary A·B comes out even.
 //
-// To keep the reads of a warp in different banks, 16-byte units of a tile swap places (`unit`).
+// To keep the reads of a warp in different banks, pairs of a tile, its units, swap places (`unit`).
 //
 // Slice y of the grid multiplies its part of k and stores at C + y·m·ldc, for a sum over slices to follow.
 //
-// Matrices are row-major with leading dimensions; addresses need be multiples of 8 bytes only, and copies
-// are of 16 bytes where all rows of A and B begin at multiples of 16. Any m, n, k ≥ 0: what lies beyond an edge
+// Matrices are row-major with leading dimensions; addresses need be multiples of an element only, and copies
+// are of pairs where all rows of A and B begin at multiples of a pair. Any m, n, k ≥ 0: what lies beyond an edge
 // counts as 0 and is neither read nor written.
 //
-// Macros, all set by ooc_gemm/catalog.py: BM, BN, BK, WM, WN, STAGES; K_STEP: k of one instruction, 4, 8 or 16
+// Macros, all set by ooc_gemm/catalog.py: SOURCE (double or float), the type of the elements of A, B and C;
+// GUARDED: a last argument says whether to run at all, for a launch whose need shows on the device; BM, BN, BK, WM, WN, STAGES; K_STEP: k of one instruction, 4, 8 or 16
 // (on less than sm_90, 4 is all there is); RESIDENT: blocks on a multiprocessor at once; GROUP: tiles walked
 // down before going right, so that those that run together cover a piece of C that is about square and share
 // their reads in L2; TRANS_A: A is stored k×m; TRANS_B: B is stored n×k. No headers: NVRTC comes without them.
 
+using S = SOURCE;
 using T = double;
 using u32 = unsigned;
 using u64 = unsigned long long;
@@ -47,7 +50,8 @@ constexpr int SLICE = K_STEP < 8 ? 8 : K_STEP;  // k of a fragment: the picture 
 constexpr int BL = FLIP ? BN : BM, BR = FLIP ? BM : BN;  // of the left operand, of the right one
 constexpr int LEFT = (FLIP ? WN : WM) / 16, RIGHT = (FLIP ? WM : WN) / 16;  // fragments of a warp
 constexpr int TURNS = BK / SLICE * RIGHT;  // of a step: one right fragment each
-constexpr int STAGE_BYTES = (BM + BN) * BK * 8;
+constexpr int SIZE = sizeof(S), UNIT = 2 * SIZE;
+constexpr int STAGE_BYTES = (BM + BN) * BK * SIZE;
 
 static_assert(BM % WM == 0 && BN % WN == 0, "warps must tile the thread block's tile exactly");
 static_assert(WM % 16 == 0 && WN % 16 == 0, "a fragment has 16 rows, or columns");
@@ -56,8 +60,8 @@ static_assert(BK / SLICE % 2 == 0, "a step must begin with the fragments' buffer
 static_assert(BK % 16 == 0, "eight units, which fill all banks, for a row of a right tile");
 static_assert(STAGES >= 3, "one stage is filled while one is multiplied and the next is ready to be read");
 
-struct alignas(16) Pair {
-    T v[2];
+struct alignas(UNIT) Pair {
+    S v[2];
 };
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
@@ -65,15 +69,22 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
 }
 
 // WIDTH elements from global to shared memory, of which the first `valid` are read and the others are 0: all or
-// none where WHOLE. Of one of two the instruction could read 8 bytes of 16, but tools that watch accesses
-// would see 16.
+// none where WHOLE. Of one of two the instruction could read half of a pair, but tools that watch accesses
+// would see all of it.
 template <int WIDTH, bool WHOLE>
-__device__ __forceinline__ void copy(u32 to, const T* from, int valid) {
+__device__ __forceinline__ void copy(u32 to, const S* from, int valid) {
     if (WIDTH == 2 && (WHOLE || valid != 1)) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(8 * valid) : "memory");
+        if (UNIT == 16)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(SIZE * valid)
+                         : "memory");
+        else
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(SIZE * valid)
+                         : "memory");
     } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(8 * valid) : "memory");
-        if (WIDTH == 2) asm volatile("st.shared.f64 [%0], %1;" ::"r"(to + 8), "d"(0.0) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(SIZE * valid), "n"(SIZE)
+                     : "memory");
+        if (WIDTH == 2 && SIZE == 8) asm volatile("st.shared.f64 [%0], %1;" ::"r"(to + SIZE), "d"(0.0) : "memory");
+        if (WIDTH == 2 && SIZE == 4) asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + SIZE), "f"(0.0f) : "memory");
     }
 }
 
@@ -84,7 +95,7 @@ __device__ __forceinline__ void wait_for() {
     __syncthreads();
 }
 
-// The place of an element in a tile, in 16-byte units. Eight units fill all banks, and eight threads (two g, all
+// The place of an element in a tile, in units. Eight of float64 fill all banks, and eight threads (two g, all
 // t) read at a time: of a tile contiguous along k the pairs of k of rows 2g + i, of another one the pair of
 // rows 2g of every k = 2t + i.
 template <int EXTENT, bool K_INNER>
@@ -103,14 +114,14 @@ struct Carrier {
     static_assert(THREADS % INNER == 0, "all copies of a thread lie in one column of the stored tile");
     static_assert(COUNT * WIDTH * THREADS == EXTENT * BK, "every thread copies equally much");
 
-    const T* next;  // what `fetch` takes next
+    const S* next;  // what `fetch` takes next
     long long ld;
     int extent;  // rows (columns) of op() that exist
 
     static __device__ __forceinline__ int inner() { return threadIdx.x % INNER * WIDTH; }
     static __device__ __forceinline__ int outer(int e) { return threadIdx.x / INNER + e * STEP; }
 
-    __device__ __forceinline__ Carrier(const T* corner, long long ld, int extent)
+    __device__ __forceinline__ Carrier(const S* corner, long long ld, int extent)
         : next(corner + outer(0) * ld + inner()), ld(ld), extent(extent) {}
 
     // Copy number e of a tile, each once and in order; `depth` is how much of k is left, and may be none.
@@ -118,7 +129,7 @@ struct Carrier {
         const int row = K_INNER ? outer(e) : inner(), k = K_INNER ? inner() : outer(e);
         const int left = (K_INNER ? depth : extent) - inner();
         const int valid = left < 0 ? 0 : left < WIDTH ? left : WIDTH;
-        const int place = unit<EXTENT, K_INNER>(row, k) * 16 + (K_INNER ? k : row) % 2 * 8;
+        const int place = unit<EXTENT, K_INNER>(row, k) * UNIT + (K_INNER ? k : row) % 2 * SIZE;
         copy<WIDTH, WHOLE>(to + place, next, outer(e) < (K_INNER ? extent : depth) ? valid : 0);
         next += STEP * ld;
         if (K_INNER && e + 1 == COUNT) next += BK - EXTENT * ld;
@@ -131,7 +142,13 @@ struct Fragment {
 };
 
 __device__ __forceinline__ void load(T& x, T& y, u32 from) {
-    asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];" : "=d"(x), "=d"(y) : "r"(from));
+    if (SIZE == 8) {
+        asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];" : "=d"(x), "=d"(y) : "r"(from));
+    } else {
+        float first, second;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(from));
+        x = first, y = second;
+    }
 }
 
 // Fragment number i of a warp in a slice of k; `tile` is where the warp's rows begin. Units as above, with all
@@ -144,11 +161,11 @@ __device__ __forceinline__ void read_fragment(Fragment& to, u32 tile, int i, int
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             if (K_INNER) {
-                const u32 at = tile + (g * BK + (t ^ (g % 2 * 4 + g / 2) ^ k / 2 % 8)) * 16;
-                load(to.v[2 * half][h], to.v[2 * half + 1][h], at + ((i * 16 + h) * (BK / 2) + k / 16 * 8) * 16);
+                const u32 at = tile + (g * BK + (t ^ (g % 2 * 4 + g / 2) ^ k / 2 % 8)) * UNIT;
+                load(to.v[2 * half][h], to.v[2 * half + 1][h], at + ((i * 16 + h) * (BK / 2) + k / 16 * 8) * UNIT);
             } else {
-                const u32 at = tile + (t * EXTENT + (g ^ (2 * t + h))) * 16;
-                load(to.v[2 * half + h][0], to.v[2 * half + h][1], at + ((k + h) * (EXTENT / 2) + i * 8) * 16);
+                const u32 at = tile + (t * EXTENT + (g ^ (2 * t + h))) * UNIT;
+                load(to.v[2 * half + h][0], to.v[2 * half + h][1], at + ((k + h) * (EXTENT / 2) + i * 8) * UNIT);
             }
         }
     }
@@ -192,7 +209,7 @@ using Sums = T[LEFT][RIGHT][2][4];
 
 // An operand from the thread block's corner on.
 struct Operand {
-    const T* corner;
+    const S* corner;
     long long ld;
     int extent;  // rows (columns) of op() that exist, at most a tile's
 };
@@ -205,7 +222,7 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
 
-    constexpr int RIGHT_TILE = BL * BK * 8;  // bytes from a stage's beginning
+    constexpr int RIGHT_TILE = BL * BK * SIZE;  // bytes from a stage's beginning
     const Operand& left = FLIP ? b : a;
     const Operand& right = FLIP ? a : b;
     constexpr bool LEFT_K = FLIP ? B_K : A_K, RIGHT_K = FLIP ? A_K : B_K;
@@ -228,8 +245,8 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
     };
     const auto depth_of = [](long long k) { return k < 0 ? 0 : k < BK ? static_cast<int>(k) : BK; };
 
-    const u32 left_first = first + (FLIP ? warp_n : warp_m) * (LEFT_K ? BK : 1) * 8;
-    const u32 right_first = first + RIGHT_TILE + (FLIP ? warp_m : warp_n) * (RIGHT_K ? BK : 1) * 8;
+    const u32 left_first = first + (FLIP ? warp_n : warp_m) * (LEFT_K ? BK : 1) * SIZE;
+    const u32 right_first = first + RIGHT_TILE + (FLIP ? warp_m : warp_n) * (RIGHT_K ? BK : 1) * SIZE;
     // Fragments are read one ahead of their products: the right operand's one by one, the left one's by slice.
     Fragment l[2][LEFT], r[2];
     const auto read = [&](int stage, int turn) {
@@ -269,8 +286,15 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
 
 // The grid is ⌈m/BM⌉·⌈n/BN⌉ blocks of THREADS threads, times the slices of k.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-dmma(long long m, long long n, long long k, T alpha, const T* __restrict__ A, long long lda,
-     const T* __restrict__ B, long long ldb, T beta, T* __restrict__ C, long long ldc) {
+dmma(long long m, long long n, long long k, T alpha, const S* __restrict__ A, long long lda,
+     const S* __restrict__ B, long long ldb, T beta, S* __restrict__ C, long long ldc
+#if GUARDED
+     , const u32* __restrict__ guard
+#endif
+) {
+#if GUARDED
+    if (*guard == 0) return;
+#endif
     // A launch has less than 2^31 blocks; divisions of 64 bits would take as long as a short tile.
     const u32 tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
     const u32 group = blockIdx.x / (GROUP * tiles_n), within = blockIdx.x % (GROUP * tiles_n);
@@ -289,7 +313,7 @@ dmma(long long m, long long n, long long k, T alpha, const T* __restrict__ A, lo
         const Operand a = {A + (A_K ? m0 * lda + k0 : k0 * lda + m0), lda, rows};
         const Operand b = {B + (B_K ? n0 * ldb + k0 : k0 * ldb + n0), ldb, cols};
         const u64 bits = reinterpret_cast<u64>(A) | reinterpret_cast<u64>(B);
-        const bool aligned = bits % 16 == 0 && (lda | ldb) % 2 == 0;
+        const bool aligned = bits % UNIT == 0 && (lda | ldb) % 2 == 0;
         const bool whole = ((A_K ? k : m) | (B_K ? k : n)) % 2 == 0;
         if (aligned && whole) add_up<2, true>(sum, a, b, depth);
         else if (aligned) add_up<2, false>(sum, a, b, depth);
@@ -301,15 +325,15 @@ dmma(long long m, long long n, long long k, T alpha, const T* __restrict__ A, lo
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
     constexpr int DOWN = FLIP ? 4 : 2, ACROSS = 4 / DOWN;
-    T* const out = C + blockIdx.y * m * ldc;
-    const bool pairs = reinterpret_cast<u64>(out) % 16 == 0 && ldc % 2 == 0;
+    S* const out = C + blockIdx.y * m * ldc;
+    const bool pairs = reinterpret_cast<u64>(out) % UNIT == 0 && ldc % 2 == 0;
 #pragma unroll
     for (int i = 0; i < WM / 16; ++i) {
 #pragma unroll
         for (int h = 0; h < DOWN; ++h) {
             const int row = warp_m + i * 16 + (FLIP ? 4 * t : 2 * g) + h;
             if (row >= rows) continue;
-            T* const line = out + (m0 + row) * ldc + n0;
+            S* const line = out + (m0 + row) * ldc + n0;
 #pragma unroll
             for (int j = 0; j < WN / 16; ++j) {
                 const T(&d)[2][4] = sum[FLIP ? j : i][FLIP ? i : j];
@@ -319,19 +343,19 @@ dmma(long long m, long long n, long long k, T alpha, const T* __restrict__ A, lo
                     // d[odd][2·(odd row of the left operand) + (even column of the right one) / 2 % 2]
                     const T x = FLIP ? d[h % 2][h / 2] : d[0][2 * (h % 2) + q];
                     const T y = FLIP ? d[h % 2][2 + h / 2] : d[1][2 * (h % 2) + q];
-                    Pair c = {{alpha * x, alpha * y}};
+                    T c[2] = {alpha * x, alpha * y};
                     // β = 0 must not read C, which may hold anything.
                     if (pairs && col + 1 < cols) {
                         Pair& to = *reinterpret_cast<Pair*>(line + col);
                         if (beta != 0) {
                             const Pair old = to;
-                            c = {{c.v[0] + beta * old.v[0], c.v[1] + beta * old.v[1]}};
+                            c[0] += beta * old.v[0], c[1] += beta * old.v[1];
                         }
-                        to = c;
+                        to = {{static_cast<S>(c[0]), static_cast<S>(c[1])}};
                     } else {
 #pragma unroll
                         for (int z = 0; z < 2; ++z)
-                            if (col + z < cols) line[col + z] = beta == 0 ? c.v[z] : c.v[z] + beta * line[col + z];
+                            if (col + z < cols) line[col + z] = static_cast<S>(beta == 0 ? c[z] : c[z] + beta * line[col + z]);
                     }
                 }
             }

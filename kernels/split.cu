@@ -1,53 +1,88 @@
-// x = 2^e·(hi + lo): float32 as two float16, for the tensor cores (wgmma.cu, PRODUCTS = 3).
+// Prepares float32 operands for the tensor cores (wgmma.cu and mma.cu, PRODUCTS = 3): x·2^s = hi + lo, two
+// float16 of 11 significant bits each.
 //
-// e is common to a row of op(A), or a column of op(B), and brings its largest element to 2^14 … 2^15. hi and
-// lo hold 11 significant bits each, so 22 bits of x are kept, of elements far below the largest fewer: below
-// 2^-28 of it hi itself is subnormal. More of such elements than `limit`, or a NaN or Inf, raise a
-// flag; then nothing is split, and the product is made in plain float32 instead.
+// The scale of an element is a power of two: s = d[k] − e[line] in A and −d[k] − e[line] in B, where a line is
+// a row of op(A) or a column of op(B). The d cancel in the product; the product kernel multiplies by
+// 2^(e[row] + e[column]) at the end.
+//
+//   e  brings the largest element of a line to 2^14 … 2^15.
+//   d  makes the largest elements of column k of op(A) and row k of op(B) alike (`equilibrate`). Columns in
+//      different units, metres beside pascals, then lose nothing. Where all d are nearly alike, they are left
+//      out, and so are the passes that they would cost.
+//
+// hi + lo holds 22 to 24 bits of x·2^s ≥ 2^-2, and smaller elements to within 2^-25. `judge` decides from
+// counts whether that is as accurate as a float32 product would be. If it is not, or where an element is NaN or
+// infinite, it raises a flag; then nothing is split, and another kernel makes the product.
 //
 // Planes take the place of the floats byte for byte. SEGMENT elements along the contiguous axis become as
 // many of hi and then as many of lo, so one warp can convert a segment in place:
 //
 //     x0 … x63 | x64 … x127 | …     ►     hi0 … hi63 lo0 … lo63 | hi64 … hi127 lo64 … lo127 | …
 //
-// Rows of X are `ld` floats apart, a multiple of SEGMENT; what lies past column `cols` becomes zero. The
-// exponents belong to rows (K_INNER: X is contiguous along k) or to columns.
+// Rows of X are `ld` floats apart, a multiple of SEGMENT; what lies past column `cols` becomes zero. K_INNER: X is
+// contiguous along k, so that its lines are rows; otherwise its lines are columns.
 //
 // Macros: K_INNER.
 
 using u32 = unsigned;
+using u64 = unsigned long long;
 
 constexpr int SEGMENT = 64;
 constexpr int THREADS = 256;
-constexpr int STRIP = 128;  // rows a thread walks down where columns are reduced
-constexpr int NOT_FINITE = 255;  // the exponent field of NaN and Inf
-constexpr int TOP = 127 + 14;
+constexpr int ROW_THREADS = 1024;   // of a block that reduces a row: few blocks at once keep their rows in L2
+constexpr int STRIP = 128;          // rows that a thread walks down where columns are reduced
+constexpr u32 INFINITE = 255u << 23;  // the bits of infinity; those of NaN are larger
+constexpr int TOP = 14;             // the largest element of a line is brought to 2^TOP … 2^(TOP+1)
+constexpr float LOW = 0.125f;       // elements below this may lose more than two bits
+constexpr int MOST_SHIFT = 32;      // the largest |d|
+constexpr int ALIKE = 4;            // d that differ by no more than this are left out
+constexpr int DROPPED = -(1 << 20);  // d of a k that meets nothing but zeros: its elements count as zeros
+constexpr int JUDGES = 512;         // threads of `equilibrate` and of `judge`
 
-// From the bits of the largest magnitude to e. Zeros need none; 2^-e must be a normal float.
-__device__ __forceinline__ int exponent_of(u32 bits) {
-    const int e = static_cast<int>(bits >> 23) - TOP;
-    return bits == 0 ? 0 : e < -126 ? -126 : e;
-}
+// What is known about a line, besides its exponent.
+struct alignas(8) Line {
+    u64 sum;      // of its scaled magnitudes, each rounded down to an integer
+    u64 squares;  // of the same integers
+    u32 largest;  // the bits of the largest magnitude
+    u32 low;      // elements that are not zero and below LOW
+};
 
-__device__ __forceinline__ float power(int e) { return __int_as_float((127 + e) << 23); }
+// Decisions that kernels leave for later ones.
+struct State {
+    u32 fallback;  // nothing is split
+    u32 shifted;   // d is in use
+};
 
 __device__ __forceinline__ u32 magnitude(float x) { return __float_as_int(x) & 0x7fffffff; }
 
-// Whether x loses bits that float32 would keep: hi is subnormal.
-__device__ __forceinline__ bool is_low(float x, u32 largest) {
-    const u32 bits = magnitude(x);
-    return bits != 0 && (bits >> 23) + 28 < (largest >> 23);
+// ⌊log2⌋ of the positive float with these bits.
+__device__ __forceinline__ int floor_log2(u32 bits) {
+    return bits >> 23 ? static_cast<int>(bits >> 23) - 127 : -118 - __clz(bits);
 }
 
-__device__ __forceinline__ void report(u32 found, u32* low, u32 limit, u32* flag) {
-    if (found != 0 && atomicAdd(low, found) + found > limit) *flag = 1;
+// What brings the largest magnitude of a line to 2^TOP …; 0 for a line of zeros.
+__device__ __forceinline__ int exponent_of(u32 bits) {
+    return bits == 0 || bits >= INFINITE ? 0 : floor_log2(bits) - TOP;
 }
 
-__device__ __forceinline__ u32 warp_sum(u32 x) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
-    return x;
+// x·2^e, rounded once: halves of e keep what is in between within range.
+__device__ __forceinline__ float scaled(float x, int e) {
+    const auto power = [](int e) { return __int_as_float((127 + (e < -126 ? -126 : e > 127 ? 127 : e)) << 23); };
+    return x * power(e >> 1) * power(e - (e >> 1));
 }
+
+// How elements are scaled: arrays of d and e, either of which may be missing, and the sign of d.
+struct Scale {
+    const int* depth;
+    const int* exponents;
+    int sign;
+
+    __device__ __forceinline__ float of(float x, long long row, int col) const {
+        const int d = depth == nullptr ? 0 : depth[K_INNER ? col : row];
+        const int e = exponents == nullptr ? 0 : exponents[K_INNER ? row : col];
+        return d == DROPPED ? 0.0f : scaled(x, sign * d - e);
+    }
+};
 
 __device__ __forceinline__ u32 warp_max(u32 x) {
 #pragma unroll
@@ -58,85 +93,268 @@ __device__ __forceinline__ u32 warp_max(u32 x) {
     return x;
 }
 
-// `low` counts all of X's, from 0. One block a row.
-extern "C" __global__ void __launch_bounds__(THREADS)
-row_exponents(int cols, const float* __restrict__ X, long long ld, int* __restrict__ exponents, u32* low,
-              u32 limit, u32* flag) {
-    __shared__ u32 parts[THREADS / 32];
-    const float* const row = X + blockIdx.x * ld;
+template <typename T>
+__device__ __forceinline__ T warp_sum(T x) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
+    return x;
+}
+
+// Counts of scaled magnitudes.
+struct Counts {
+    u64 sum = 0, squares = 0;
+    u32 low = 0;
+
+    __device__ __forceinline__ void add(float y) {
+        const u32 whole = static_cast<u32>(y);
+        sum += whole;
+        squares += static_cast<u64>(whole) * whole;
+        low += y != 0 && y < LOW;
+    }
+};
+
+// The largest scaled magnitude of a row, by one block of ROW_THREADS; all threads get it.
+__device__ __forceinline__ u32 largest_of_row(int cols, const float* row, const Scale& scale, u32* parts) {
     u32 largest = 0;
-    for (int j = threadIdx.x; j < cols; j += THREADS) {
-        const u32 bits = magnitude(row[j]);
+#pragma unroll 4
+    for (int j = threadIdx.x; j < cols; j += ROW_THREADS) {
+        const u32 bits = magnitude(scale.of(row[j], blockIdx.x, j));
         largest = bits > largest ? bits : largest;
     }
     largest = warp_max(largest);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = largest;
     __syncthreads();
-#pragma unroll
-    for (int w = 0; w < THREADS / 32; ++w) largest = parts[w] > largest ? parts[w] : largest;
+#pragma unroll 8
+    for (int w = 0; w < ROW_THREADS / 32; ++w) largest = parts[w] > largest ? parts[w] : largest;
+    return largest;
+}
 
-    u32 found = 0;
-    for (int j = threadIdx.x; j < cols; j += THREADS) found += is_low(row[j], largest);
-    found = warp_sum(found);
-    if (threadIdx.x % 32 == 0) report(found, low, limit, flag);
+// ---- lines -------------------------------------------------------------------------------------------------
+//
+// Before the d are known, lines are reduced without them, which is final if d turns out to be left out. With
+// `depth`, they are reduced again, from the exponents found before, unless it is left out.
+
+// Lines that are rows: one block each. The second sweep finds most of a row in the caches.
+extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+row_lines(int cols, const float* __restrict__ X, long long ld, const int* __restrict__ depth, int sign,
+          Line* __restrict__ lines, int* __restrict__ exponents, State* state) {
+    __shared__ u32 parts[ROW_THREADS / 32], lows[ROW_THREADS / 32];
+    __shared__ u64 sums[ROW_THREADS / 32], squares[ROW_THREADS / 32];
+    if (depth != nullptr && state->shifted == 0) return;
+    const float* const row = X + blockIdx.x * ld;
+    const Scale before = {depth, depth == nullptr ? nullptr : exponents, sign};
+    const u32 largest = largest_of_row(cols, row, before, parts);
+    const int exponent = (depth == nullptr ? 0 : exponents[blockIdx.x]) + exponent_of(largest);
+    Counts counts;
+#pragma unroll 4
+    for (int j = threadIdx.x; j < cols; j += ROW_THREADS) {
+        const int d = depth == nullptr ? 0 : depth[j];
+        if (d != DROPPED) counts.add(fabsf(scaled(row[j], sign * d - exponent)));
+    }
+    counts.sum = warp_sum(counts.sum), counts.squares = warp_sum(counts.squares), counts.low = warp_sum(counts.low);
+    if (threadIdx.x % 32 == 0) {
+        const int warp = threadIdx.x / 32;
+        sums[warp] = counts.sum, squares[warp] = counts.squares, lows[warp] = counts.low;
+    }
+    __syncthreads();  // all threads have also read the exponent that is replaced now
     if (threadIdx.x == 0) {
-        exponents[blockIdx.x] = exponent_of(largest);
-        if (largest >> 23 == NOT_FINITE) *flag = 1;
+        Line line = {0, 0, largest, 0};
+        for (int w = 0; w < ROW_THREADS / 32; ++w) line.sum += sums[w], line.squares += squares[w], line.low += lows[w];
+        lines[blockIdx.x] = line;
+        exponents[blockIdx.x] = exponent;
+        if (largest >= INFINITE) state->fallback = 1;
     }
 }
 
-// Columns take two launches: the bits of every column's largest magnitude, from 0; then the rest.
-// Blocks of THREADS columns × STRIP rows.
+// Lines that are columns take three launches. Blocks of THREADS columns × STRIP rows, numbered along rows first.
+struct Strip {
+    int col, first, last;
+
+    __device__ Strip(int rows, int cols) {
+        const int across = (cols + THREADS - 1) / THREADS;
+        col = blockIdx.x % across * THREADS + threadIdx.x;
+        first = blockIdx.x / across * STRIP;
+        last = rows - first < STRIP ? rows : first + STRIP;
+    }
+};
+
+// The largest magnitudes, from 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
-column_largest(int rows, int cols, const float* __restrict__ X, long long ld, u32* __restrict__ largest) {
-    const int col = blockIdx.x * THREADS + threadIdx.x;
-    const int first = blockIdx.y * STRIP, last = first + STRIP < rows ? first + STRIP : rows;
-    if (col >= cols) return;
+column_largest(int rows, int cols, const float* __restrict__ X, long long ld, const int* __restrict__ depth, int sign,
+               Line* __restrict__ lines, const int* __restrict__ exponents, const State* state) {
+    const Strip strip(rows, cols);
+    if (strip.col >= cols || (depth != nullptr && state->shifted == 0)) return;
+    const int e = depth == nullptr ? 0 : exponents[strip.col];
     u32 found = 0;
 #pragma unroll 8
-    for (int row = first; row < last; ++row) {
-        const u32 bits = magnitude(X[row * ld + col]);
+    for (int row = strip.first; row < strip.last; ++row) {
+        const int d = depth == nullptr ? 0 : depth[row];
+        const u32 bits = d == DROPPED ? 0 : magnitude(scaled(X[row * ld + strip.col], sign * d - e));
         found = bits > found ? bits : found;
     }
-    if (found != 0) atomicMax(&largest[col], found);
+    if (found != 0) atomicMax(&lines[strip.col].largest, found);
+}
+
+// Exponents from the largest magnitudes; all else of a line is set to 0.
+extern "C" __global__ void __launch_bounds__(THREADS)
+column_exponents(int cols, const int* __restrict__ depth, Line* __restrict__ lines, int* __restrict__ exponents,
+                 State* state) {
+    const int col = blockIdx.x * THREADS + threadIdx.x;
+    if (col >= cols || (depth != nullptr && state->shifted == 0)) return;
+    const u32 largest = lines[col].largest;
+    if (largest >= INFINITE) state->fallback = 1;
+    exponents[col] = (depth == nullptr ? 0 : exponents[col]) + exponent_of(largest);
+    lines[col] = {0, 0, 0, 0};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-column_exponents(int rows, int cols, const float* __restrict__ X, long long ld, const u32* __restrict__ largest,
-                 int* __restrict__ exponents, u32* low, u32 limit, u32* flag) {
-    const int col = blockIdx.x * THREADS + threadIdx.x;
-    const int first = blockIdx.y * STRIP, last = first + STRIP < rows ? first + STRIP : rows;
-    u32 found = 0;
-    if (col < cols) {
-        const u32 top = largest[col];
-        if (blockIdx.y == 0) {
-            exponents[col] = exponent_of(top);
-            if (top >> 23 == NOT_FINITE) *flag = 1;
-        }
+column_counts(int rows, int cols, const float* __restrict__ X, long long ld, const int* __restrict__ depth, int sign,
+              Line* __restrict__ lines, const int* __restrict__ exponents, const State* state) {
+    const Strip strip(rows, cols);
+    if (strip.col >= cols || (depth != nullptr && state->shifted == 0)) return;
+    const int e = exponents[strip.col];
+    Counts counts;
 #pragma unroll 8
-        for (int row = first; row < last; ++row) found += is_low(X[row * ld + col], top);
+    for (int row = strip.first; row < strip.last; ++row) {
+        const int d = depth == nullptr ? 0 : depth[row];
+        if (d != DROPPED) counts.add(fabsf(scaled(X[row * ld + strip.col], sign * d - e)));
     }
-    found = warp_sum(found);
-    if (threadIdx.x % 32 == 0) report(found, low, limit, flag);
+    Line& line = lines[strip.col];
+    if (counts.sum != 0) atomicAdd(&line.sum, counts.sum), atomicAdd(&line.squares, counts.squares);
+    if (counts.low != 0) atomicAdd(&line.low, counts.low);
 }
+
+// ---- depth -------------------------------------------------------------------------------------------------
+//
+// The bits of the largest element of every k. K_INNER: from 0.
+
+extern "C" __global__ void __launch_bounds__(K_INNER ? THREADS : ROW_THREADS)
+depth_largest(int rows, int cols, const float* __restrict__ X, long long ld, u32* __restrict__ largest) {
+#if K_INNER
+    const Strip strip(rows, cols);
+    if (strip.col >= cols) return;
+    u32 found = 0;
+#pragma unroll 8
+    for (int row = strip.first; row < strip.last; ++row) {
+        const u32 bits = magnitude(X[row * ld + strip.col]);
+        found = bits > found ? bits : found;
+    }
+    if (found != 0) atomicMax(&largest[strip.col], found);
+#else
+    __shared__ u32 parts[ROW_THREADS / 32];
+    const u32 found = largest_of_row(cols, X + blockIdx.x * ld, {nullptr, nullptr, 0}, parts);
+    if (threadIdx.x == 0) largest[blockIdx.x] = found;
+#endif
+}
+
+__device__ __forceinline__ int block_max(int x) {
+    __shared__ int parts[JUDGES / 32];
+    __syncthreads();
+    for (int step = 16; step > 0; step /= 2) {
+        const int other = __shfl_xor_sync(0xffffffff, x, step);
+        x = other > x ? other : x;
+    }
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+#pragma unroll 1
+    for (int w = 0; w < JUDGES / 32; ++w) x = parts[w] > x ? parts[w] : x;
+    return x;
+}
+
+// d from the largest elements of each k on both sides; whether it is used. One block. What all d have in common
+// makes no difference and is left out.
+extern "C" __global__ void __launch_bounds__(JUDGES)
+equilibrate(int k, const u32* __restrict__ a, const u32* __restrict__ b, int* __restrict__ depth, State* state) {
+    constexpr int NONE = -1000;
+    const auto log2_of = [](u32 bits) { return bits == 0 ? NONE : floor_log2(bits); };
+    const auto raise = [](int& most, int x) { most = x > most ? x : most; };
+    int most = NONE, least = NONE;                    // of d, of −d
+    int a_paired = NONE, b_paired = NONE;             // largest elements that meet others
+    int a_alone = NONE, b_alone = NONE;               // largest elements that meet zeros only
+    for (int i = threadIdx.x; i < k; i += JUDGES) {
+        const int x = log2_of(a[i]), y = log2_of(b[i]);
+        if (x != NONE && y != NONE) {
+            const int d = (y - x) >> 1;
+            raise(most, d), raise(least, -d), raise(a_paired, x), raise(b_paired, y);
+        } else {
+            raise(a_alone, x), raise(b_alone, y);
+        }
+    }
+    most = block_max(most), least = block_max(least);
+    a_paired = block_max(a_paired), b_paired = block_max(b_paired);
+    a_alone = block_max(a_alone), b_alone = block_max(b_alone);
+    const int middle = (most - least) >> 1;
+    for (int i = threadIdx.x; i < k; i += JUDGES) {
+        const int d = ((log2_of(b[i]) - log2_of(a[i])) >> 1) - middle;
+        depth[i] = a[i] == 0 || b[i] == 0 ? DROPPED : d < -MOST_SHIFT ? -MOST_SHIFT : d > MOST_SHIFT ? MOST_SHIFT : d;
+    }
+    if (threadIdx.x == 0)
+        state->shifted = most + least > ALIKE || a_alone > a_paired + ALIKE || b_alone > b_paired + ALIKE;
+}
+
+// ---- the decision ------------------------------------------------------------------------------------------
+
+// Extremes over the lines of one operand, but for lines of zeros.
+struct Extremes {
+    float mass = 1e30f;   // least Σ|x| ÷ largest |x|
+    float terms = 1e30f;  // least (Σ|x|)² ÷ Σx²: how many terms a sum effectively has
+    float low = 0;        // most low elements
+};
+
+__device__ __forceinline__ Extremes extremes(int count, const Line* lines) {
+    Extremes found;
+    for (int i = threadIdx.x; i < count; i += JUDGES) {
+        const Line line = lines[i];
+        if (line.sum == 0) continue;
+        const float sum = static_cast<float>(line.sum);
+        found.mass = fminf(found.mass, sum / (2 << TOP));
+        found.terms = fminf(found.terms, sum / static_cast<float>(line.squares) * sum);
+        found.low = fmaxf(found.low, static_cast<float>(line.low));
+    }
+    // Positive floats are ordered like their bits.
+    found.mass = __int_as_float(-block_max(-__float_as_int(found.mass)));
+    found.terms = __int_as_float(-block_max(-__float_as_int(found.terms)));
+    found.low = __int_as_float(block_max(__float_as_int(found.low)));
+    return found;
+}
+
+// Raises the flag where a float32 product might be more accurate. One block; `terms` and `share` are thresholds.
+//
+// Low elements: a row of op(A) with L of them, at least LOW elsewhere, meets a column of op(B) with
+// Σ|b| ≥ M·max|b|. The low elements carry errors of up to 2^-25 each, so the error of the sum is at most
+// 2^-25·Σ_low|b|, and Σ|a||b| is at least LOW·Σ_others|b|. With Σ_low|b| ≤ L·max|b|, the error is below
+// 2^-22·L/(M − L) of Σ|a||b|, wherever the zeros of the column lie: 2^-23.6 for L = M/4.
+//
+// Few terms: each product keeps 22 to 24 bits, float32 all 24. A float32 sum loses more than that by its roundings
+// if it has many terms of similar size, and less if a few of them dominate it, or most are zeros.
+extern "C" __global__ void __launch_bounds__(JUDGES)
+judge(int m, int n, int k, const Line* __restrict__ a, const Line* __restrict__ b, float share, float terms,
+      State* state) {
+    const Extremes x = extremes(m, a), y = extremes(n, b);
+    const bool fits = x.low <= share * y.mass && y.low <= share * x.mass && x.terms * y.terms >= terms * k;
+    if (threadIdx.x == 0 && !fits) state->fallback = 1;
+}
+
+// ---- the split ---------------------------------------------------------------------------------------------
 
 // X and `planes` may be the same memory. One warp a segment; a block takes THREADS / 32 of them.
 extern "C" __global__ void __launch_bounds__(THREADS)
-split(int rows, int cols, const float* X, long long ld, const int* __restrict__ exponents, u32* planes,
-      const u32* __restrict__ flag) {
-    if (*flag != 0) return;
+split(int rows, int cols, const float* X, long long ld, const int* __restrict__ depth, int sign,
+      const int* __restrict__ exponents, u32* planes, const State* __restrict__ state) {
+    if (state->fallback != 0) return;
     const int across = (cols + SEGMENT - 1) / SEGMENT, lane = threadIdx.x % 32;
     const long long segment = blockIdx.x * static_cast<long long>(THREADS / 32) + threadIdx.x / 32;
     const long long row = segment / across;
     if (row >= rows) return;
     const int col = static_cast<int>(segment % across) * SEGMENT + 2 * lane;
     const long long at = row * ld + col;
+    const Scale scale = {state->shifted != 0 ? depth : nullptr, exponents, sign};
 
     u32 hi = 0, lo = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         if (col + i < cols) {
-            const float x = X[at + i] * power(-exponents[K_INNER ? row : col + i]);
+            const float x = scale.of(X[at + i], row, col + i);
             unsigned short h, l;
             float back;
             asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));

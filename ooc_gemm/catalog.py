@@ -314,11 +314,22 @@ def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
         if trans_a:
             bm, bn, wm, wn = bn, bm, wn, wm
         macros: dict[str, int | str] = {
-            "BM": bm, "BN": bn, "BK": 16, "WM": wm, "WN": wn, "STAGES": stages, "RESIDENT": resident,
-            "K_STEP": 8, "GROUP": 8, "TRANS_A": int(trans_a), "TRANS_B": int(trans_b),
+            "SOURCE": "double", "BM": bm, "BN": bn, "BK": 16, "WM": wm, "WN": wn, "STAGES": stages,
+            "RESIDENT": resident, "K_STEP": 8, "GROUP": 8, "TRANS_A": int(trans_a), "TRANS_B": int(trans_b),
         }  # fmt: skip
         threads, shared = 32 * (bm // wm) * (bn // wn), stages * (bm + bn) * 16 * 8
         found.append(Config("dmma", dtype, bm, bn, (threads, 1), tuple(macros.items()), shared))
+    return found
+
+
+def float64_sums(trans_a: bool, trans_b: bool) -> list[Config]:
+    """kernels/dmma.cu for float32, with products and sums in float64, which runs only where a flag on the
+    device says so. α and β are float64."""
+    found = []
+    for config in dmma("float64", trans_a, trans_b):
+        macros = {**dict(config.macros), "SOURCE": "float", "GUARDED": 1}
+        shared = config.shared_bytes // 2
+        found.append(replace(config, dtype="float32", macros=tuple(macros.items()), shared_bytes=shared))
     return found
 
 
@@ -372,7 +383,13 @@ _SUM_COST = {"dmma": 1_600_000, "mma": 6_000_000}
 
 
 def choose_mma(
-    configs: list[Config], m: int, n: int, k: int, multiprocessors: int, shared: int = 228 << 10
+    configs: list[Config],
+    m: int,
+    n: int,
+    k: int,
+    multiprocessors: int,
+    shared: int = 228 << 10,
+    most_slices: int = 64,
 ) -> tuple[Config, int]:
     """Of kernels/dmma.cu or mma.cu: the configuration, and in how many slices k is cut, by the work of the
     busiest multiprocessor, in products. `shared`: bytes of shared memory of a multiprocessor."""
@@ -380,7 +397,7 @@ def choose_mma(
     def plans(config: Config) -> Iterator[tuple[float, Config, int]]:
         resident = min(config.value("RESIDENT"), shared // (config.shared_bytes + _RESERVED_SHARED))
         tiles, places = config.grid(m, n)[0], multiprocessors * resident
-        for slices in range(1, 65):
+        for slices in range(1, most_slices + 1):
             if slices > 1 and (tiles * slices > places or slices * 256 > k):
                 break
             rounds, rest = divmod(tiles * slices, places)

@@ -162,7 +162,7 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
     }
     rows = max(band_rows(x.bm, budget.weights, index) for index in range(len(budget.weights)))
     panels = panel_elements(p, rows, x.bn, x.bk)
-    scratch = panels[0] * p.scratch[0] + panels[1] * p.scratch[1] + (rows + x.bn) * p.line_bytes
+    scratch = panels[0] * p.scratch[0] + panels[1] * p.scratch[1] + (rows + x.bn + x.bk) * p.line_bytes
     if p.symmetric and budget.device is not None:
         scratch += chunk * p.block_itemsize  # where a part is transposed
     buffers = PANEL_BUFFERS * sum(panels)

@@ -194,7 +194,7 @@ class Problem:
     along_k: tuple[bool | None, bool | None] = (None, None)
     """Whether panels of op(A), and of op(B), lie with k along their rows; None: as the operand is stored."""
     line_bytes: int = 0
-    """Scratch of the kernel for each row and column of a block."""
+    """Scratch of the kernel for each row and column of a block, and each k of a panel."""
     scratch: tuple[int, int] = (0, 0)
     """Scratch of the kernel for each element of a panel of op(A), and of op(B)."""
     check_itemsize: int = 0

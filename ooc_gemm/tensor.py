@@ -1,8 +1,8 @@
 """What all GEMMs on tensor cores share: operands prepared for the instructions, k in slices where C has too
 few tiles to go round, and the fallback of float32 where three float16 products would not do.
 
-    fp16x3   float32  ──row and column exponents, range──► split in two float16 planes ──► 3 products
-                                          └── out of range, NaN, Inf: ffma instead, decided on the device
+    fp16x3   float32  ──powers of two along m, n and k──► split in two float16 planes ──► 3 products
+                                          └── inaccurate, NaN, Inf: sums in float64, decided on the device
     fp16     float16  ─────────────────────────────────────────────────────────────────► 1 product
     tf32     float32  ──for wgmma, an operand contiguous along m or n: transposed──────► 1 product
     int8     int8, uint8  ──likewise, also for mma─────────────────────────────────────► 1 product
@@ -28,19 +28,36 @@ from .tiles import ceil_div, ranges, round_up
 PITCH_BYTES = 256
 """Rows of an operand must start at multiples of this: a segment of both planes of split.cu, and more than
 the 16 bytes that tensor maps and ldmatrix ask for."""
-BYTES_PER_LINE = 12
-"""Device memory for each row and column of C: exponents, and the largest magnitudes they come from."""
-LOW_SHARE = 32
-"""fp16x3 takes operands of which at most one element in this many lies too low to keep its bits."""
+LINE_BYTES, DEPTH_BYTES, _STATE_BYTES = 24, 12, 8
+"""Device memory of split.cu: `Line`; the largest elements and d of each k; `State`."""
+BYTES_PER_LINE = LINE_BYTES + 4
+"""Device memory for each row and column of C, and more than enough for each k: `Line` and an exponent."""
+LOW_SHARE = 1 / 4
+"""fp16x3 takes operands where a line has at most this share of low elements, measured by the elements that
+carry the sums of the other operand (`judge` in split.cu)."""
+LEAST_TERMS, LEAST_DENSITY = 32, 1 / 16
+"""Least number of terms that a sum must effectively have for three products to be as accurate as float32, and
+their least share of k: the sums of fp16x3 are rounded as often for a term of zero as for another."""
+FLOAT64_AT_FULL_RATE = ("80", "90", "100")
+"""Compute capabilities whose float64 tensor cores are as fast as float32 arithmetic."""
 FALLBACK_SLICES = 8
-"""A plain float32 sum over all of k would be less accurate than SGEMM's, which is made of several."""
+"""Elsewhere the fallback is plain float32. One sum over all of k would be less accurate than SGEMM's, which
+is made of several."""
 SPLIT_PAYS, SPLIT_PAYS_DEEP = 600, 256
 """m·n/(m + n), and k, from which fp16x3 is ahead of plain float32 on an H200, its split included."""
 LEAST_STRIP = 1024
 """Rows of a strip of a symmetric C, at least; strips begin where segments of split.cu may begin."""
-_FLAG_BYTES = 12
-"""The flag of split.cu, and a count for each operand."""
-_SPLIT_KERNELS = ("row_exponents", "column_largest", "column_exponents", "split")
+_SPLIT_KERNELS = (
+    "row_lines", "column_largest", "column_exponents", "column_counts", "depth_largest", "equilibrate",
+    "judge", "split",
+)  # fmt: skip
+
+_SIGN = {"a": 1, "b": -1}
+"""Of d: what op(A) is multiplied by, op(B) is divided by."""
+_JUDGES, _ROW_THREADS = 512, 1024
+"""Threads of `equilibrate` and `judge`, and of kernels that reduce a row."""
+_DEVICE_TO_HOST = 2
+"""cudaMemcpyKind."""
 
 Operands = dict[str, tuple[int, int, int]]
 """a, b → address, elements from one row to the next, lines (rows of op(A), columns of op(B))."""
@@ -81,7 +98,12 @@ class TensorGemm(ABC):
             self._split = {
                 name: load(catalog.split(not mn), *_SPLIT_KERNELS) for name, mn in self._mn.items()
             }
-            self._plain = [catalog.guarded(config) for config in catalog.ffma("float32", trans_a, trans_b)]
+            self._float64 = Device().compute_capability in FLOAT64_AT_FULL_RATE
+            self._plain = (
+                catalog.float64_sums(trans_a, trans_b)
+                if self._float64
+                else [catalog.guarded(config) for config in catalog.ffma("float32", trans_a, trans_b)]
+            )
         self._scratch: dict[str, Any] = {}
 
     @abstractmethod
@@ -157,14 +179,12 @@ class TensorGemm(ABC):
         if self.kind == "fp16x3" and k:
             thin = self._chooses and not split_pays(m, n, k)
             if thin:
-                plain = catalog.choose_ffma(self._plain, m, n, k, self._multiprocessors)
-                depth, skip = k, self._flag(1, stream)
+                skip = self._state(1, stream)
             else:
-                plain, depth = self._plain[0], max(1024, ceil_div(k, FALLBACK_SLICES))
                 shared = lower and a_ptr == b_ptr
                 prepared = {"a": given["a"]} if shared else dict(given)
-                at, skip = self._exponents(m, n, k, prepared, stream)
-                self._split_operands(k, prepared, at, skip, in_place, stream)
+                skip = self._prepare(k, prepared, in_place, stream)
+                at = self.memory("exponents", 4 * (m + n))
                 prepared, exponents = {"b": prepared["a"], **prepared}, (at, at if shared else at + 4 * m)
         size = np.dtype(self.configs[0].dtype).itemsize
         for start, stop in rows or (strips(m) if lower else [(0, m)]):
@@ -174,7 +194,7 @@ class TensorGemm(ABC):
                 at = exponents[0] + 4 * start
                 self._product(k, alpha, cut(prepared), beta, c, (at, exponents[1]), skip, stream)
             if skip:  # the split may not have come about
-                self._fall_back(plain, depth, k, alpha, cut(given), beta, c, skip, stream)
+                self._fall_back(k, alpha, cut(given), beta, c, skip, stream)
             after(stop)
 
     def _cut(self, start: int, stop: int, width: int, operands: Operands) -> Operands:
@@ -206,19 +226,6 @@ class TensorGemm(ABC):
         )  # fmt: skip
         self._sum((ceil_div(m * n, 256),), (256,), args, stream)
 
-    def _split_operands(
-        self, k: int, operands: Operands, exponents: int, skip: int, in_place: str, stream: Any
-    ) -> None:
-        """Float32 → two float16 planes, in the same memory or in other."""
-        i32, u = np.int32, np.uintp
-        for name, (ptr, ld, lines) in operands.items():
-            rows, cols = (k, lines) if self._mn[name] else (lines, k)
-            planes = ptr if name in in_place else self.memory(f"planes {name}", rows * ld * 4)
-            args = i32(rows), i32(cols), u(ptr), np.int64(ld), u(exponents), u(planes), u(skip)
-            self._split[name]["split"]((ceil_div(rows * ceil_div(cols, 64), 8),), (256,), args, stream)
-            operands[name] = planes, ld, lines
-            exponents += 4 * lines
-
     def _turn_operands(self, config: Config, k: int, operands: Operands, stream: Any) -> None:
         """Those that must lie along k, and do not."""
         i32, i64, u = np.int32, np.int64, np.uintp
@@ -233,13 +240,31 @@ class TensorGemm(ABC):
             operands[name] = turned, pitch, lines
 
     def _fall_back(
-        self, plain: Config, depth: int, k: int, alpha: float, operands: Operands, beta: float,
-        c: tuple[int, int], flag: int, stream: Any,
-    ) -> None:  # fmt: skip
-        """Plain float32, `depth` of k at a time. Nothing happens unless the flag is raised; then A and B are
-        still as they were."""
+        self,
+        k: int,
+        alpha: float,
+        operands: Operands,
+        beta: float,
+        c: tuple[int, int],
+        flag: int,
+        stream: Any,
+    ) -> None:
+        """The product in float64, or in plain float32 where that would take much longer. Nothing happens
+        unless the flag is raised; then A and B are still as they were."""
         (a, lda, m), (b, ldb, n) = operands["a"], operands["b"]
-        for start, stop in ranges(k, depth):
+        if self._float64:
+            plain, _ = catalog.choose_mma(
+                self._plain, m, n, k, self._multiprocessors, self._shared, most_slices=1
+            )
+            i64, f64, u = np.int64, np.float64, np.uintp
+            args = (
+                i64(m), i64(n), i64(k), f64(alpha), u(a), i64(lda), u(b), i64(ldb), f64(beta),
+                u(c[0]), i64(c[1]), u(flag),
+            )  # fmt: skip
+            self._function(plain)(plain.grid(m, n), plain.block, args, stream, plain.shared_bytes)
+            return
+        plain = catalog.choose_ffma(self._plain, m, n, k, self._multiprocessors)
+        for start, stop in ranges(k, max(1024, ceil_div(k, FALLBACK_SLICES))):
             a_ptr = a + 4 * start * (lda if self._mn["a"] else 1)
             b_ptr = b + 4 * start * (ldb if self._mn["b"] else 1)
             nvrtc.launch(
@@ -247,37 +272,85 @@ class TensorGemm(ABC):
                 beta if start == 0 else 1.0, *c, stream, flag,
             )  # fmt: skip
 
-    def _exponents(self, m: int, n: int, k: int, operands: Operands, stream: Any) -> tuple[int, int]:
-        """Exponents of all rows of A and columns of B, and whether the split would lose accuracy: the
-        addresses of both."""
-        flag, exponents = self._flag(0, stream), self.memory("exponents", 4 * (m + n))
-        u, i32 = np.uintp, np.int32
-        at, low = exponents, flag + 4
-        args: tuple[Any, ...]
-        for name, (ptr, ld, lines) in operands.items():
-            kernels = self._split[name]
-            limit = np.uint32(min(2**32 - 1, lines * k // LOW_SHARE))
-            stored = u(ptr), np.int64(ld)
-            if self._mn[name]:
-                largest = self.memory("largest", 4 * max(m, n))
-                driver.fill(largest, 0, 4 * lines, stream)
-                grid = (ceil_div(lines, 256), ceil_div(k, 128))
-                sizes = i32(k), i32(lines)
-                kernels["column_largest"](grid, (256,), (*sizes, *stored, u(largest)), stream)
-                args = (*sizes, *stored, u(largest), u(at), u(low), limit, u(flag))
-                kernels["column_exponents"](grid, (256,), args, stream)
-            else:
-                args = (i32(k), *stored, u(at), u(low), limit, u(flag))
-                kernels["row_exponents"]((lines,), (256,), args, stream)
-            at += 4 * lines
-            low += 4
-        return exponents, flag
+    def _prepare(self, k: int, operands: Operands, in_place: str, stream: Any) -> int:
+        """Split float32 operands into two float16 planes each, in the same memory or in other; where that
+        would cost accuracy, leave them as they are. With a single operand the other one is its transpose.
 
-    def _flag(self, value: int, stream: Any) -> int:
-        """The address of the flag that lets `_fall_back` run, every byte of it set to `value`."""
-        flag = self.memory("flag", _FLAG_BYTES)
-        driver.fill(flag, value, _FLAG_BYTES, stream)
-        return flag
+        `operands` then name the planes; exponents of all lines lie in the memory of that name. Returns the
+        address of the state, which begins with the flag for `_fall_back`."""
+        u, i32, i64 = np.uintp, np.int32, np.int64
+        state, lines = self._state(0, stream), sum(lines for _, _, lines in operands.values())
+        at = self.memory("lines", LINE_BYTES * lines), self.memory("exponents", 4 * lines)
+        depth = self.memory("depth", DEPTH_BYTES * k)
+        args: tuple[Any, ...]
+        largest = {"a": depth + 4 * k, "b": depth + 8 * k}
+        places: dict[str, tuple[int, int]] = {}
+        for name, (_, _, count) in operands.items():
+            places[name] = at
+            at = at[0] + LINE_BYTES * count, at[1] + 4 * count
+            self._find_lines(k, name, operands[name], 0, places[name], state, stream)
+        if len(operands) == 2:  # otherwise both sides of every k are alike
+            driver.fill(largest["a"], 0, 8 * k, stream)
+            for name, (ptr, ld, count) in operands.items():
+                rows, cols = (k, count) if self._mn[name] else (count, k)
+                args = i32(rows), i32(cols), u(ptr), i64(ld), u(largest[name])
+                grid, block = (rows, _ROW_THREADS) if self._mn[name] else (_strips(rows, cols), 256)
+                self._split[name]["depth_largest"]((grid,), (block,), args, stream)
+            args = i32(k), u(largest["a"]), u(largest["b"]), u(depth), u(state)
+            self._split["a"]["equilibrate"]((1,), (_JUDGES,), args, stream)
+            for name, operand in operands.items():
+                self._find_lines(k, name, operand, depth, places[name], state, stream)
+        (a, (_, _, m)), (b, (_, _, n)) = (
+            (places[name][0], operands[name]) for name in ("a", "b" if "b" in operands else "a")
+        )
+        f32 = np.float32
+        terms = max(LEAST_TERMS, LEAST_DENSITY * k)
+        args = i32(m), i32(n), i32(k), u(a), u(b), f32(LOW_SHARE), f32(terms), u(state)
+        self._split["a"]["judge"]((1,), (_JUDGES,), args, stream)
+        for name, (ptr, ld, count) in operands.items():
+            rows, cols = (k, count) if self._mn[name] else (count, k)
+            planes = ptr if name in in_place else self.memory(f"planes {name}", rows * ld * 4)
+            args = (
+                i32(rows), i32(cols), u(ptr), i64(ld), u(depth), i32(_SIGN[name]), u(places[name][1]),
+                u(planes), u(state),
+            )  # fmt: skip
+            self._split[name]["split"]((ceil_div(rows * ceil_div(cols, 64), 8),), (256,), args, stream)
+            operands[name] = planes, ld, count
+        return state
+
+    def _find_lines(
+        self, k: int, name: str, operand: tuple[int, int, int], depth: int, place: tuple[int, int],
+        state: int, stream: Any,
+    ) -> None:  # fmt: skip
+        """Exponents and counts of the lines of one operand; `depth`: the address of d, once it is known."""
+        (ptr, ld, count), (lines, exponents) = operand, place
+        u, i32 = np.uintp, np.int32
+        kernels, stored, found = self._split[name], (u(ptr), np.int64(ld)), (u(lines), u(exponents), u(state))
+        scale = u(depth), i32(_SIGN[name])
+        if not self._mn[name]:
+            kernels["row_lines"]((count,), (_ROW_THREADS,), (i32(k), *stored, *scale, *found), stream)
+            return
+        if not depth:
+            driver.fill(lines, 0, LINE_BYTES * count, stream)
+        args, grid = (i32(k), i32(count), *stored, *scale, *found), (_strips(k, count),)
+        kernels["column_largest"](grid, (256,), args, stream)
+        kernels["column_exponents"]((ceil_div(count, 256),), (256,), (i32(count), u(depth), *found), stream)
+        kernels["column_counts"](grid, (256,), args, stream)
+
+    def _state(self, fallback: int, stream: Any) -> int:
+        """The address of the state of split.cu, every byte of it set to `fallback`."""
+        state = self.memory("state", _STATE_BYTES)
+        driver.fill(state, fallback, _STATE_BYTES, stream)
+        return state
+
+    def fell_back(self) -> bool:
+        """Whether the last product of fp16x3 was made by the fallback. Waits for the device."""
+        from cupy.cuda import runtime
+
+        runtime.deviceSynchronize()
+        state = np.zeros(2, np.uint32)
+        runtime.memcpy(state.ctypes.data, self.memory("state", _STATE_BYTES), state.nbytes, _DEVICE_TO_HOST)
+        return bool(state[0])
 
     def _function(self, config: Config) -> Kernel:
         if config not in self._functions:
@@ -304,13 +377,19 @@ class TensorGemm(ABC):
         self.memory("slices", np.dtype(config.dtype).itemsize * max(places))
         if self.kind == "fp16x3":
             self._function(self._plain[0])
-            self.memory("flag", _FLAG_BYTES)
+            self.memory("state", _STATE_BYTES)
             self.memory("exponents", 4 * (m + n))
-            self.memory("largest", 4 * max(m, n))
+            self.memory("lines", LINE_BYTES * (m + n))
+            self.memory("depth", DEPTH_BYTES * k)
             for name in {"a", "b"} - set(in_place):
                 lines, pitch = {"a": m, "b": n}[name], PITCH_BYTES // 4
                 padded = k * round_up(lines, pitch) if self._mn[name] else lines * round_up(k, pitch)
                 self.memory(f"planes {name}", 4 * padded)
+
+
+def _strips(rows: int, cols: int) -> int:
+    """Blocks of 256 columns × 128 rows, in one dimension, which is the only one of a grid that is long."""
+    return ceil_div(rows, 128) * ceil_div(cols, 256)
 
 
 def strips(extent: int) -> Iterator[tuple[int, int]]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_wgmma import always
 
 from ooc_gemm import catalog
 
@@ -88,9 +89,12 @@ def _random(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> np.
 @pytest.mark.gpu
 @pytest.mark.parametrize(("trans_a", "trans_b"), TRANS)
 @pytest.mark.parametrize("kernel", TYPES)
-def test_agrees_with_numpy(cupy: Any, kernel: str, trans_a: bool, trans_b: bool) -> None:
+def test_agrees_with_numpy(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch, kernel: str, trans_a: bool, trans_b: bool
+) -> None:
     from ooc_gemm.mma import Mma
 
+    always(monkeypatch, "split")
     types, out, wide = TYPES[kernel]
     rng, stream = np.random.default_rng(7), cupy.cuda.Stream(non_blocking=True)
     for config in (None, *Mma(kernel, trans_a, trans_b, *types).configs):
@@ -113,29 +117,13 @@ def test_agrees_with_numpy(cupy: Any, kernel: str, trans_a: bool, trans_b: bool)
             x, y = (a.T if trans_a else a).astype(wide), (b.T if trans_b else b).astype(wide)
             old = c[:, :n].astype(wide) * beta if beta else np.zeros((m, n), wide)
             case = f"{config} m={m} n={n} k={k} α={alpha} β={beta}"
+            assert kernel != "mma-fp16x3" or config is None or k * alpha == 0 or not gemm.fell_back(), case
             bound = 2 * EPS[kernel] * (abs(alpha) * (abs(x) @ abs(y)) + abs(old)) + (
                 1e-30 if EPS[kernel] else 0
             )
             # Written so that NaN fails.
             assert (abs(found[:, :n] - (alpha * (x @ y) + old)) <= bound).all(), case
             assert np.array_equal(found[:, n:], c[:, n:], equal_nan=out != "int32"), f"padding of C, {case}"
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("draw", ["standard_normal", "random"])
-def test_three_products_are_no_less_accurate_than_sgemm(cupy: Any, draw: str) -> None:
-    from ooc_gemm.mma import Mma
-
-    rng, (m, n, k) = np.random.default_rng(3), (2048, 2304, 8192)
-    da, db = (cupy.asarray(getattr(rng, draw)(shape).astype("f4")) for shape in ((m, k), (k, n)))
-    want, sgemm, found = da.astype("f8") @ db.astype("f8"), da @ db, cupy.full((m, n), np.nan, "f4")
-    gemm = Mma("mma-fp16x3", False, False, "float32", "float32")
-    gemm(m, n, k, 1, da.data.ptr, k, db.data.ptr, n, 0, found.data.ptr, n, cupy.cuda.get_current_stream())
-
-    def error(x: Any) -> float:
-        return float(cupy.linalg.norm(x - want) / cupy.linalg.norm(want))
-
-    assert error(found) <= 1.001 * error(sgemm)
 
 
 @pytest.mark.gpu
@@ -152,6 +140,7 @@ def test_three_products_keep_nan_and_infinity_where_numpy_has_them(cupy: Any) ->
         m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n,
         cupy.cuda.get_current_stream(), "ab",
     )  # fmt: skip
+    assert gemm.fell_back()
     with np.errstate(invalid="ignore"):
         want = a.astype("f8") @ b.astype("f8")
     finite, got = np.isfinite(want), found.get()

@@ -48,7 +48,7 @@ class Arithmetic:
     along_k: tuple[bool | None, bool | None] = (None, None)
     """Whether panels of op(A), and of op(B), lie with k along their rows; None: as the operand is stored."""
     line_bytes: int = 0
-    """Scratch on the device for each row and each column of a block."""
+    """Scratch on the device for each row and column of a block, and each k of a panel."""
     scratch: tuple[int, int] = (0, 0)
     """Scratch on the device for each element of a panel of op(A), and of op(B)."""
     exact: bool = False
