@@ -24,9 +24,11 @@ from .api import Result, multiply
 from .devices import open_device
 from .errors import InputError
 from .generate import random
+from .kernel_rate import Random
 from .planner import taking_turns
 from .problem import Rates
 from .rates import described
+from .remembered import for_now
 from .trace import STAGES
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -83,7 +85,21 @@ def run(
     **options: Any,
 ) -> dict[str, Any]:
     """The report. `options` are those of `multiply`; `cold`: A and B are dropped from the page cache before
-    every run. Rates of the device and of the folder are measured first, and remembered."""
+    every run. Rates of the device and of the folder are measured first, and used for the plans of these runs:
+    those that are remembered stay as they are."""
+    with for_now():
+        return _run(cases, folder, repeat, cold, peers, progress, options)
+
+
+def _run(
+    cases: Iterable[Case],
+    folder: str,
+    repeat: int,
+    cold: bool,
+    peers: bool,
+    progress: Say,
+    options: dict[str, Any],
+) -> dict[str, Any]:
     place = Path(folder)
     device = open_device(options.get("device", "auto"))
     cases = list(cases)
@@ -108,7 +124,7 @@ def run(
 
 def _warm(options: dict[str, Any]) -> None:
     """Contexts, libraries, kernels: what a process does once."""
-    small = info._Random((512, 512), "float32")
+    small = Random((512, 512), "float32")
     multiply(small, small, **{**options, "memory_limit": None, "device_memory_limit": None})
 
 

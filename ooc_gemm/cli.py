@@ -350,7 +350,9 @@ def info(folders: tuple[str, ...], measure: bool, as_json: bool, verbose: bool) 
         raise click.UsageError("FOLDERs are measured; add --measure.")
     if measure:
         with _status() as progress:
-            found_here.measure(folders or (".",), progress)
+            unused = found_here.measure(folders or (".",), progress)
+        for sentence in unused:
+            _note(sentence)
     found = found_here.collect()
     if as_json:
         click.echo(json.dumps(found))
@@ -473,6 +475,7 @@ def kernels(
     """
     from . import bench as bench_kernels
     from . import figures
+    from .remembered import not_written
 
     if listed:
         if as_json:
@@ -492,6 +495,8 @@ def kernels(
             found = list(bench_kernels.tune(chosen, repeat, progress))
         lines = [figures.choice_line(choice) for choice in found]
         _print(json.dumps(found) if as_json else "\n".join(lines) or "Each is shipped in one configuration")
+        if why := not_written():
+            _note(why)
         return
     shapes = [(size, size, size) for size in sizes or (() if given else bench_kernels.SIZES)] + given
     with _status() as progress:

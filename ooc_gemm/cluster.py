@@ -291,6 +291,11 @@ class Cluster:
         found: Rates = self._asked("rates", arithmetic)
         return found
 
+    def most_flops(self, kernel: str, panel: str) -> float:
+        """Of each worker."""
+        found: float = self._asked("most_flops", kernel, panel)
+        return found
+
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Workers start their devices for each superblock."""
         self._operation = operation

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from . import nvrtc
+from . import cache, nvrtc
 from .catalog import KERNELS
 from .complex_gemm import ComplexGemm
 from .errors import InputError
@@ -58,6 +58,7 @@ CUBLAS = {
 
 def require_cupy() -> Any:
     """CuPy, where there is a GPU to use it with; InputError where there is not."""
+    cache.guard_cupy()
     try:
         import cupy
 

@@ -10,28 +10,30 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from . import local, store, targets
+from . import kernel_rate, local, store, targets
 from .api import _prepare
 from .bench_io import by_one_thread, drop, files_in, for_a_while
-from .devices import COMPUTE, UPLOAD, Array, Device, Limits, open_device
+from .cache import distrusted, folder
+from .devices import Array, Device, Limits, open_device
 from .devices.blas import gemm
 from .devices.cpu import CPU, processor
+from .devices.several import Several
 from .errors import InputError
 from .execute import execute
 from .files import chunks_at_once, in_memory
 from .limits import default_memory_limit
 from .plan import Part, Piece, cut
 from .problem import Matrix, MiB
-from .rates import FILE, FOLDERS, file_system, kernel_key
-from .remembered import recall, remember
+from .rates import FILE, FOLDERS, file_system, kernel_key, possible
+from .remembered import not_written, recall, remember
 from .ring import Bytes
+from .roofline import most_flops
 from .trace import Trace
 
 Record = dict[str, Any]
@@ -45,14 +47,7 @@ LONGEST = 2.0
 """Seconds of one measurement of a folder."""
 PIECE_BYTES = 64 << 10
 """Of pieces so small that what a read costs beside its bytes shows."""
-STEADY = 0.15
-"""Seconds that a kernel is timed over."""
-DEPTHS = (512, 2048)
-"""Panel depths that a kernel is timed at."""
-SIDES = (8192, 4096, 2048, 1024)
-"""Of square blocks of C that a kernel may be timed at."""
 TOUCHED_BYTES = 512 * MiB
-LARGEST_BLOCK = 256 * MiB
 TYPES = (
     *((dtype, "highest") for dtype in ("float32", "float64", "float16", "complex64", "complex128", "int8")),
     ("float32", "medium"),
@@ -81,17 +76,33 @@ def collect() -> Record:
     models = [CPU().model, *(gpu["name"] for gpu in found.get("gpus", []))]
     known = recall(FILE)
     found["rates"] = {model: known[model] for model in models if model in known}
+    most: dict[str, Callable[[str, str], float]] = {CPU().model: CPU().most_flops}
+    for gpu in found.get("gpus", []):
+        major, minor = map(int, gpu["compute_capability"].split("."))
+        most[gpu["name"]] = partial(
+            most_flops, capability=(major, minor), multiprocessors=gpu["multiprocessors"],
+            clock_hertz=gpu["clock_hertz"],
+        )  # fmt: skip
+    for model, rates in found["rates"].items():
+        rates["flops"] = possible(rates.get("flops"), most[model])
+    found["cache"] = distrusted() or str(folder())
     return found
 
 
-def measure(folders: Iterable[str], say: Say = lambda text: None) -> None:
-    """Measures every device here, and each folder's file system with each, and remembers the rates. Raises
-    InputError where a folder has no space left."""
-    places = [Path(folder) for folder in folders]
+def measure(folders: Iterable[str], say: Say = lambda text: None) -> list[str]:
+    """Measure every device here, and each folder's file system with each, and remember the rates.
+
+    folders: paths of folders that can be written to. say: called with what is measured next.
+
+    Returns sentences about what was measured and is not remembered. Raises InputError where a folder has no
+    space left.
+    """
+    places, refused = [Path(folder) for folder in folders], []
     for device in _devices():
-        measure_with(device, places, say)
+        refused += measure_with(device, places, say)
         if device.name == "cuda" and (together := open_device("cuda:all")).name != "cuda":
             measure_places(together, places, say)
+    return [*refused, *filter(None, [not_written()])]
 
 
 def measure_with(
@@ -99,12 +110,17 @@ def measure_with(
     places: Iterable[Path],
     say: Say = lambda text: None,
     dtypes: Iterable[str] | None = None,
-) -> None:
-    """The same for one device, and kernels of some types alone."""
+) -> list[str]:
+    """The same for one device, and kernels of some types alone. Rates of kernels that cannot be true are not
+    remembered; there is a sentence for each."""
     record = measure_device(device, say, dtypes)
-    record["flops"] = recall(FILE).get(device.model, {}).get("flops", {}) | record["flops"]
+    refused = record.pop("refused")
+    known = recall(FILE).get(device.model, {}).get("flops")
+    known = {key: rate for key, rate in possible(known, device.most_flops).items() if key not in refused}
+    record["flops"] = known | record["flops"]
     remember(FILE, device.model, record)
     measure_places(device, places, say)
+    return list(refused.values())
 
 
 def measure_places(device: Device, places: Iterable[Path], say: Say = lambda text: None) -> None:
@@ -131,40 +147,35 @@ def _today() -> str:
 # ---- devices -----------------------------------------------------------------------------------
 
 
-class _Random:
-    """A matrix made as it is asked for."""
-
-    def __init__(self, shape: tuple[int, int], dtype: str):
-        self.shape, self.dtype = shape, np.dtype(dtype)
-
-    def __getitem__(self, index: tuple[slice, slice]) -> Array:
-        from .measure import random
-
-        rows, cols = (part.stop - part.start for part in index)
-        return random(np.random.Generator(np.random.SFC64(1)), rows, cols, self.dtype.name)
-
-
 def measure_device(
     device: Device, say: Say = lambda text: None, dtypes: Iterable[str] | None = None
 ) -> Record:
-    """Copies, fresh memory, the ring, and every kernel that `auto` chooses here, or for these types."""
+    """Copies, fresh memory, the ring, and every kernel that `auto` chooses here, or for these types. Of
+    several devices the first is measured: planning multiplies the rate of one by their number. `refused`:
+    of kernels whose rate cannot be true, why."""
+    if isinstance(device, Several):
+        device = device.devices[0]
     wanted = None if dtypes is None else set(dtypes)
-    record: Record = {"date": _today(), "flops": {}}
+    refused: dict[str, str] = {}
+    record: Record = {"date": _today(), "flops": {}, "refused": refused}
     kernels = [(dtype, precision, "auto") for dtype, precision in TYPES]
     if device.name != "cpu":
         kernels.append(("float32", "highest", "cublas"))
     kernels = [kind for kind in kernels if wanted is None or kind[0] in wanted] or kernels[:1]
     for dtype, precision, kernel in kernels:
         one = np.dtype(dtype)
-        arithmetic = device.arithmetic(one, one, _out(dtype), (SIDES[0],) * 3, 1, kernel, precision)
+        arithmetic = device.arithmetic(
+            one, one, _out(dtype), (kernel_rate.SIDES[0],) * 3, 1, kernel, precision
+        )
         key = kernel_key(arithmetic)
         if key not in record["flops"]:
             say(f"{device.name}: multiplying {dtype}, {kernel}")
-            rate = device.rates(arithmetic).flops
-            side = next((n for n in SIDES if 2 * n * n * DEPTHS[1] / rate < 2 * STEADY), SIDES[-1])
-            while side * side * arithmetic.block.itemsize > LARGEST_BLOCK:
-                side //= 2
-            record["flops"][key], copies = _kernel_rate(device, dtype, precision, kernel, side)
+            side = kernel_rate.side_of(device, arithmetic)
+            try:
+                record["flops"][key], copies = kernel_rate.kernel_rate(device, dtype, precision, kernel, side)
+            except kernel_rate.ImplausibleError as error:
+                refused[key] = str(error)
+                continue
             record = copies | record  # of the first type, float32
     say(f"{device.name}: memory and the ring")
     record["touch_bytes_per_second"] = _touch_rate(device)
@@ -174,60 +185,6 @@ def measure_device(
 
 def _out(dtype: str) -> np.dtype[Any]:
     return np.dtype(np.int32 if dtype == "int8" else dtype)
-
-
-def _kernel_rate(device: Device, dtype: str, precision: str, kernel: str, side: int) -> tuple[Record, Record]:
-    """Operations a second of one kernel on a large C block, and how they depend on the depth of panels; the
-    rates at which panels came and C went. Panels are brought anew for each multiplication: some kernels leave
-    other things there."""
-    seconds, copied = [], []
-    for depth in DEPTHS:
-        job = _prepare(
-            _Random((side, depth), dtype), _Random((depth, side), dtype), None,
-            writes=False, device=device, memory_limit="1TiB", precision=precision, kernel=kernel,
-        )  # fmt: skip
-        plan, trace = replace(job.plan, bm=side, bn=side, bk=depth, c_buffers=1), Trace()
-        block = next(plan.blocks())
-        pieces = list(plan.pieces(block, (0, depth)))
-        part = next(plan.parts(block))
-        size = max(plan.slot_bytes, part.rows * part.cols * job.operation.arithmetic.block.itemsize)
-        rounds, end = 0, time.perf_counter() + 4 * STEADY
-        try:
-            device.start(plan, job.operation, trace)
-            buffers = device.host_buffers(min(len(pieces), 8), size)
-            for buffer in buffers:
-                buffer[:] = 0
-                device.prepare(buffer)
-            views = [
-                job.sources[p.operand].read(p, b)[0] for p, b in zip(pieces, cycle(buffers), strict=False)
-            ]
-            while rounds < 2 or (rounds < 50 and time.perf_counter() < end):
-                for view, piece in zip(views, pieces, strict=True):
-                    device.upload(view, piece, 0)
-                device.wait(COMPUTE, device.record(UPLOAD))
-                device.multiply(block, (0, depth), 0, 0, True)
-                done = device.record(COMPUTE)
-                device.wait(UPLOAD, done)
-                rounds += 1
-            target = buffers[0][: part.rows * part.cols * job.operation.arithmetic.block.itemsize]
-            target = target.view(job.operation.arithmetic.block).reshape(part.rows, part.cols)
-            done.synchronize()
-            device.finish(block, 0)
-            for _ in range(3):
-                device.download(block, part, 0, target).synchronize()
-        finally:
-            device.close()
-        seconds.append(trace.least["compute"])
-        copied.append((rounds * sum(view.nbytes for view in views), 3 * target.nbytes))
-    # A copy of the CPU is made by one thread, and takes one of its cores: in `Rates`, all take part in all.
-    cores = device.threads if isinstance(device, CPU) else 1
-    each = max(1e-12, (seconds[1] - seconds[0]) / (DEPTHS[1] - DEPTHS[0]))
-    once = max(0.0, seconds[1] - each * DEPTHS[1])
-    uploads, downloads = copied[-1]
-    return {"flops": 2.0 * side * side / each, "thin": once / each}, {
-        "upload_bytes_per_second": cores * uploads / trace.seconds["upload"],
-        "download_bytes_per_second": cores * downloads / trace.seconds["download"],
-    }
 
 
 def _touch_rate(device: Device) -> float:
@@ -248,7 +205,9 @@ def _touch_rate(device: Device) -> float:
         once_more = time.perf_counter() - again
     del buffers
     device.close()
-    return TOUCHED_BYTES / max(1e-9, time.perf_counter() - start - 2 * once_more)
+    first = time.perf_counter() - start - once_more
+    # Where both take about as long, the difference says nothing but that it is small.
+    return TOUCHED_BYTES / max(0.01 * first, first - once_more)
 
 
 def limits_of(device: Device) -> Limits:
@@ -285,7 +244,7 @@ class _Nowhere:
 def _ring_seconds(device: Device) -> tuple[float, float]:
     """Of one piece's way through ring and device, beside its bytes; and of starting and closing a device."""
     side, chunk = 512, 16
-    random = _Random((side, side), "float32")
+    random = kernel_rate.Random((side, side), "float32")
     job = _prepare(random, random, None, writes=False, device=device, memory_limit="1TiB")
     small = Matrix(side, side, 4, chunk, chunk)
     problem = replace(job.plan.problem, a=small, b=small)

@@ -8,14 +8,13 @@
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from . import cache
 from .driver import Kernel
 from .errors import DeviceError
 from .tiles import ceil_div
@@ -92,11 +91,13 @@ def compile(config: Config, arch: str, check_spills: bool = False) -> bytes:
         options += ["--ptxas-options=--warn-on-spills", "--ptxas-options=-Werror"]
         return _compile(source, config.kernel, options)
     key = hashlib.sha256(json.dumps([source, options, version]).encode()).hexdigest()
-    path = _cache_dir() / f"{key}.cubin"
-    cubin = _read(path)
-    if cubin is None:
+    name = f"{key}.cubin"
+    cubin = cache.read(name)
+    # A machine that went down at the wrong moment leaves an empty file under the final name.
+    if cubin is None or not cubin.startswith(b"\x7fELF"):
         cubin = _compile(source, config.kernel, options)
-        _write(path, cubin)
+        with contextlib.suppress(OSError):  # a cache that cannot be written costs a second at the next start
+            cache.write(name, cubin)
     return cubin
 
 
@@ -200,40 +201,3 @@ def _compile(source: str, name: str, options: list[str]) -> bytes:
         return bytes(cubin)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-
-
-def _cache_dir() -> Path:
-    """Where cubins are kept: $OOC_GEMM_CACHE, else ooc-gemm/kernels in the user's cache directory."""
-    own = os.environ.get("OOC_GEMM_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "ooc-gemm" / "kernels"
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        cubin = path.read_bytes()
-    except OSError:
-        return None
-    # A machine that went down at the wrong moment leaves an empty file under the final name.
-    return cubin if cubin.startswith(b"\x7fELF") else None
-
-
-def _write(path: Path, cubin: bytes) -> None:
-    """A cache that cannot be written costs a second at the next start, and is no error."""
-    with contextlib.suppress(OSError):
-        replace_file(path, cubin)
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Under a temporary name first: others see the old file or the new one, whole. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with open(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise

@@ -8,7 +8,8 @@ What is there, and how it is measured, stands in info.py.
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from ctypes import CDLL, addressof, byref, c_char, c_size_t, c_ubyte, c_void_p
 from dataclasses import replace
 from mmap import ACCESS_COPY, PAGESIZE, mmap
@@ -39,12 +40,15 @@ def known(device: Device, arithmetic: Arithmetic, inputs: Iterable[Place], c: Pl
     """Rates of a device for a kernel, operands at these places and the result at that."""
     usual, found = device.rates(arithmetic), recall(FILE).get(device.model, {})
     try:
-        return _known(usual, found, kernel_key(arithmetic), list(inputs), c)
+        return _known(usual, found, kernel_key(arithmetic), list(inputs), c, device.most_flops)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a file of another version
         return replace(usual, note=f"as usual; {SUGGESTION}")
 
 
-def _known(usual: Rates, found: dict[str, Any], key: str, inputs: list[Place], c: Place) -> Rates:
+def _known(
+    usual: Rates, found: dict[str, Any], key: str, inputs: list[Place], c: Place,
+    most: Callable[[str, str], float],
+) -> Rates:  # fmt: skip
     if not found:
         return replace(usual, note=f"as usual; {SUGGESTION}")
     rates = replace(
@@ -56,8 +60,9 @@ def _known(usual: Rates, found: dict[str, Any], key: str, inputs: list[Place], c
         start=found["start_seconds"],
     )
     dates, missing = [found["date"]], []
-    if key in found["flops"]:
-        rates = replace(rates, **found["flops"][key])
+    speeds = possible(found["flops"], most)
+    if key in speeds:
+        rates = replace(rates, **speeds[key])
         rates = replace(rates, flops=usual.devices * rates.flops)
     else:
         missing.append(f"of {key}")
@@ -92,6 +97,18 @@ def _known(usual: Rates, found: dict[str, Any], key: str, inputs: list[Place], c
     if missing:
         note += f", but {' and '.join(missing)} as usual; {SUGGESTION} FOLDER"
     return replace(rates, note=note)
+
+
+def possible(flops: Any, most: Callable[[str, str], float]) -> dict[str, Any]:
+    """Of remembered rates of kernels, by their keys, those that a device can have. `most`: of the device, as
+    `Device.most_flops`."""
+    found = {}
+    for key, speed in flops.items() if isinstance(flops, dict) else ():
+        with suppress(KeyError, TypeError, ValueError):  # in a file of another version
+            kernel, panel = key.split()[:2]
+            if 0 < speed["flops"] <= most(kernel, panel):
+                found[key] = speed
+    return found
 
 
 def kernel_key(arithmetic: Arithmetic) -> str:

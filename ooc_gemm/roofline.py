@@ -8,6 +8,7 @@
  bound by memory │ by compute
 """
 
+import math
 from dataclasses import dataclass
 
 from .tiles import ceil_div
@@ -127,7 +128,7 @@ run at the rate of their type."""
 
 def peak_of(kernel: str, dtype: str, peaks: dict[str, float]) -> tuple[str, float] | None:
     """The roof over a kernel, of `peak_flops`: what it is called, and operations a second. None: unknown."""
-    real = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
+    real = {"complex64": "float32", "complex128": "float64", "uint8": "int8"}.get(dtype, dtype)
     name, products = _SPENT.get(kernel.removeprefix("mma-"), (real, 1))
     if kernel == "cublas" and real == "float64":
         name = "float64_tensor"
@@ -136,6 +137,29 @@ def peak_of(kernel: str, dtype: str, peaks: dict[str, float]) -> tuple[str, floa
     if name not in peaks:
         return None
     return (name if products == 1 else f"{name} / {products}"), peaks[name] / products
+
+
+_BOOSTED = (7, 5), (8, 6), (8, 9), (12, 0)
+"""Architectures of boards that run up to a tenth faster than the clock they report."""
+
+
+def most_flops(
+    kernel: str, dtype: str, capability: tuple[int, int], multiprocessors: int, clock_hertz: float
+) -> float:
+    """Operations a second that a kernel cannot exceed on a GPU. A complex multiplication and addition count
+    as two operations, as in plans. `dtype`: of the panels that it multiplies. What is not in the tables (an
+    architecture, integers of 32 and 64 bits) gets a bound that is far too high; without a clock it is
+    infinite."""
+    clock_hertz *= 1.1 if capability in _BOOSTED else 1.0
+    peaks = peak_flops(capability, multiprocessors, clock_hertz)
+    known = peak_of(kernel, dtype, peaks)
+    if known:
+        _, most = known
+    elif peaks:
+        most = max(peaks.values())
+    else:
+        most = 4.0 * max(map(max, _FMA_PER_CLOCK.values())) * multiprocessors * clock_hertz
+    return (most / (4 if dtype.startswith("complex") else 1)) or math.inf
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

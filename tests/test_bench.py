@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import gpu_missing
 
-from ooc_gemm import bench, catalog, figures, gpu, measure, nvrtc, roofline, tune
+from ooc_gemm import bench, cache, catalog, figures, gpu, measure, nvrtc, roofline, tune
 from ooc_gemm.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -273,7 +273,7 @@ def test_tuning_is_remembered_by_device_and_class(two_configs: list[nvrtc.Config
     assert _best((8192, 8192, 8192)) == _best((4096, 4096, 64)) == _best((512, 512, 65536)) == other
     assert _best((907, 907, 907)) == _best((64, 8192, 8192)) == default
     assert _best((8192, 8192, 8192), "another GPU") == default
-    assert [path.name for path in nvrtc._cache_dir().iterdir()] == ["tuned.json"]  # no temporary file
+    assert [path.name for path in cache.folder().iterdir()] == ["tuned.json"]  # no temporary file
     list(tune.choose([("toy", "float32")], seconds, "another GPU"))
     assert _best((8192, 8192, 8192)) == _best((8192, 8192, 8192), "another GPU") == other
 
@@ -285,7 +285,7 @@ def test_what_is_no_longer_shipped_or_damaged_is_not_used(two_configs: list[nvrt
     two_configs.pop()
     assert _best((8192, 8192, 8192)) == default
     for text in ("", "[1]", '{"GPU": 3}', "{"):
-        (nvrtc._cache_dir() / "tuned.json").write_text(text)
+        (cache.folder() / "tuned.json").write_text(text)
         assert _best((8192, 8192, 8192)) == default
 
 

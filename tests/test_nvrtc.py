@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ooc_gemm import cache as cache_folder
 from ooc_gemm import catalog, nvrtc
 from ooc_gemm.errors import DeviceError
 
@@ -156,11 +157,11 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.delenv("OOC_GEMM_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "")
-    assert nvrtc._cache_dir() == Path("/home/somebody/.cache/ooc-gemm/kernels")
+    assert cache_folder.folder() == Path("/home/somebody/.cache/ooc-gemm/kernels")
     monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
-    assert nvrtc._cache_dir() == Path("/scratch/ooc-gemm/kernels")
+    assert cache_folder.folder() == Path("/scratch/ooc-gemm/kernels")
     monkeypatch.setenv("OOC_GEMM_CACHE", "/kernels")
-    assert nvrtc._cache_dir() == Path("/kernels")
+    assert cache_folder.folder() == Path("/kernels")
 
 
 @pytest.mark.usefixtures("compiler", "cache")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import make, ooc
 
-from ooc_gemm import bench_engine, bench_store, info, rates, remembered
+from ooc_gemm import bench_engine, bench_store, info, kernel_rate, rates, remembered
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.devices.several import Several
 from ooc_gemm.planner import make_plan, taking_turns
@@ -24,9 +24,9 @@ def cache(monkeypatch, tmp_path):
     monkeypatch.setattr(info, "CHUNK", 64)
     monkeypatch.setattr(bench_store, "CHUNK", 64)
     monkeypatch.setattr(info, "FOLDER_BYTES", MiB)
-    monkeypatch.setattr(info, "STEADY", 0.001)
-    monkeypatch.setattr(info, "SIDES", (64,))
-    monkeypatch.setattr(info, "DEPTHS", (32, 64))
+    monkeypatch.setattr(kernel_rate, "STEADY", 0.001)
+    monkeypatch.setattr(kernel_rate, "SIDES", (64,))
+    monkeypatch.setattr(kernel_rate, "DEPTHS", (32, 64))
     monkeypatch.setattr(info, "TOUCHED_BYTES", MiB)
     return tmp_path / "cache"
 
@@ -218,7 +218,7 @@ def test_bench_engine(cache, arrays):
         assert all(peer["seconds"] > 0 for peer in row["peers"].values()), row["peers"]
     assert report["rows"][0]["bytes_read"] == 2 * 300 * 300 * 4
     left = sorted(path.name for path in arrays.iterdir())
-    assert left == ["a", "b", "cache"]
+    assert left == ["a", "b"], "nothing is left behind, and nothing is remembered"
     (arrays / "report.json").write_text(done.out)
     shown = ooc("bench", "engine", "--from", "report.json")
     assert "300³ float32, small: " in shown.out

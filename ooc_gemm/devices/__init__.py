@@ -175,6 +175,10 @@ class Device(Protocol):
     def rates(self, arithmetic: Arithmetic) -> Rates:
         """How fast each stage usually is, for predictions."""
 
+    def most_flops(self, kernel: str, panel: str) -> float:
+        """Operations a second that a kernel cannot exceed on this device, for panels of a type of that name;
+        infinite where nothing is known. A measured rate above it is wrong."""
+
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Allocate every buffer of the plan."""
 

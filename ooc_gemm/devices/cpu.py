@@ -47,6 +47,12 @@ WORKER_BYTES = 12 * MiB
 """What BLAS packs operands into, for each worker."""
 
 
+CLOCK_HERTZ = 8e9
+BYTES_PER_CLOCK = 512
+"""Bytes of results that a core makes at most: two vector units of 64 bytes multiply and add, which makes 256;
+matrix units, such as Apple's, make more."""
+
+
 @Shared
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
@@ -211,6 +217,12 @@ class CPU:
             each /= 4  # real operations for one complex multiplication and addition, counted as two
         copies = 4e9 * self.threads
         return Rates(each * self.threads, copies, copies / 4, copies, copies, shared=True)
+
+    def most_flops(self, kernel: str, panel: str) -> float:
+        """Twice what two vector units of 512 bits do, at a clock that no processor reaches."""
+        dtype = np.dtype(panel)
+        parts = 2 if dtype.kind == "c" else 1
+        return self.threads * CLOCK_HERTZ * BYTES_PER_CLOCK / (dtype.itemsize / parts) / parts**2
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Allocate panels and blocks; take BLAS's threads from it, for this process, until `close`."""

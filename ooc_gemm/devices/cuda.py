@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import catalog, driver
+from .. import cache, catalog, driver
 from ..catalog import KERNELS
 from ..complex_gemm import ComplexGemm
 from ..driver import Event
@@ -31,7 +31,7 @@ from ..pages import page_aligned
 from ..plan import EARLY_STRIPS, Block, Part, Piece, Plan, panel_elements
 from ..problem import MiB, Rates
 from ..ring import Bytes
-from ..roofline import peak_flops
+from ..roofline import most_flops, peak_flops
 from ..tensor import BYTES_PER_LINE, load, split_pays, strips
 from ..tiles import BAND, ceil_div, ranges, round_up
 from ..trace import PASS, Trace
@@ -81,6 +81,7 @@ _CLOCK_RATE, _MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH = 13, 36, 37
 
 
 def _cupy() -> Any:
+    cache.guard_cupy()
     try:
         import cupy
     except ImportError as error:
@@ -371,6 +372,11 @@ class CUDA:
         }
         flops *= factor.get(arithmetic.kernel, 0.75)
         return Rates(flops, 3e9, 3e9, 50e9, 50e9, shared=False)
+
+    def most_flops(self, kernel: str, panel: str) -> float:
+        """By architecture, multiprocessors and the highest clock."""
+        clock = 1e3 * self._runtime.deviceGetAttribute(_CLOCK_RATE, self._device.id)
+        return most_flops(kernel, panel, divmod(self._capability, 10), self._multiprocessors, clock)
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Allocate panels and blocks; make streams; load the kernel."""

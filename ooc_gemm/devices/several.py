@@ -138,6 +138,10 @@ class Several:
             at_once=copies,
         )
 
+    def most_flops(self, kernel: str, panel: str) -> float:
+        """Of all together."""
+        return sum(device.most_flops(kernel, panel) for device in self.devices)
+
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Each for blocks as high as its highest band."""
         self._op, self._passes = operation, plan.budget.linked

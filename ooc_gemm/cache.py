@@ -1,0 +1,99 @@
+"""The folder in which compiled kernels, tunings and measured rates are kept between runs.
+
+Compiled kernels are code that runs in this process, and rates decide about plans. So files are read only from
+a folder that belongs to the user of this process and that nobody else may write to, and only files of
+which the same holds. A folder of which it does not hold is left as it is, and nothing in it is used.
+"""
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+"""Access control lists show here, too: their mask stands in the place of the group's rights."""
+
+
+def folder() -> Path:
+    """$OOC_GEMM_CACHE, else ooc-gemm/kernels in the user's cache folder."""
+    own = os.environ.get("OOC_GEMM_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "ooc-gemm" / "kernels"
+
+
+def read(name: str) -> bytes | None:
+    """What the file `name` of the folder holds; None where there is none, or none that can be trusted."""
+    try:
+        with _opened(folder()) as there:
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=there)
+            with open(file, "rb") as found:
+                about = os.fstat(file)
+                if stat.S_ISREG(about.st_mode) and not _whose(about):
+                    return found.read()
+    except OSError:
+        pass
+    return None
+
+
+def write(name: str, data: bytes) -> None:
+    """Keep `data` as the file `name`. The file gets its name when it is complete, so that others see the old
+    file or the new one. Makes the folder, for this user alone, where there is none. Raises OSError."""
+    path = folder()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _opened(path) as there:
+        temporary = f"{name}.{secrets.token_hex(8)}.tmp"
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=there)
+        try:
+            with open(file, "wb") as new:
+                new.write(data)
+            os.replace(temporary, name, src_dir_fd=there, dst_dir_fd=there)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=there)
+            raise
+
+
+def distrusted(path: Path | None = None) -> str:
+    """Why nothing is read from a folder, the cache folder unless given: a sentence; "" where it can be
+    trusted, or is not there yet."""
+    path = path or folder()
+    try:
+        with _opened(path):
+            return ""
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"the cache folder {path} is not used: {error.strerror or error}"
+
+
+def guard_cupy() -> None:
+    """Call before CuPy compiles anything. CuPy keeps kernels of its own in a folder ($CUPY_CACHE_DIR, else
+    ~/.cupy/kernel_cache) and loads what it finds there. Where that folder cannot be trusted, CuPy is told to
+    keep its kernels in memory."""
+    if distrusted(Path(os.environ.get("CUPY_CACHE_DIR", os.path.expanduser("~/.cupy/kernel_cache")))):
+        os.environ["CUPY_CACHE_IN_MEMORY"] = "1"
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A descriptor of a folder: what is checked is what is read, whatever becomes of its name. Raises
+    OSError; PermissionError where the folder is not this user's alone."""
+    there = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if why := _whose(os.fstat(there)):
+            raise PermissionError(0, why)
+        yield there
+    finally:
+        os.close(there)
+
+
+def _whose(about: os.stat_result) -> str:
+    """Why others could have written what is there; "" where only this user could."""
+    if about.st_uid != os.geteuid():
+        return f"it belongs to user {about.st_uid}, and this process to user {os.geteuid()}"
+    if about.st_mode & _OTHERS_WRITE:
+        return "others may write to it; take that right away with chmod go-w, and empty the folder"
+    return ""
