@@ -212,6 +212,33 @@ def kernels_summary(report: dict[str, Any], wanted: str) -> str:
     return "\n".join(lines) + f"\n\n{kernels_note(report)}\n"
 
 
+def accuracy_table(report: dict[str, Any]) -> str:
+    """A line a kernel and path: how many inputs took it, and the largest ratios to cuBLAS' errors."""
+    lines = [
+        "| kernel | type | path | inputs | error in the Frobenius norm | largest error |",
+        "|---" * 6 + "|",
+    ]
+    by_path: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in report["rows"]:
+        by_path.setdefault((row["kernel"], row["dtype"], row["path"]), []).append(row)
+    for names, rows in sorted(by_path.items()):
+        worst = (max(row[ratio] for row in rows) for ratio in ("ratio", "ratio_largest"))
+        lines.append(f"| {' | '.join((*names, str(len(rows)), *(f'{x:.2f}' for x in worst)))} |")
+    families = len({row["family"] for row in report["rows"]})
+    speed = ", ".join(
+        f"{row['tflops']:.0f} TFLOP/s, {row['ratio']:.2f} times SGEMM, at {row['m']}³"
+        for row in report["speed"]
+        if (row["kernel"], row["dtype"]) == ("fp16x3", "float32")
+    )
+    note = (
+        f"{report['device']}, C of {report['m']}×{report['n']}, {families} families of inputs; errors against a "
+        "product in float64, as multiples of those of cuBLAS' SGEMM or CGEMM on the same inputs; the largest "
+        f"error is relative to |A|·|B|. With N(0, 1), `fp16x3` reaches {speed}. {report['date'][:10]}, "
+        f"commit {report['commit'][:7]}."
+    )
+    return "\n".join(lines) + f"\n\n{note}\n"
+
+
 def rate(tflops: float) -> str:
     return f"{tflops:.3g}" if tflops < 1000 else f"{tflops:.0f}"
 
@@ -243,6 +270,8 @@ def render(text: str) -> str:
             shown = limits_table(report)
         elif match[2].startswith("several_"):
             shown = several_table(report)
+        elif match[2].startswith("accuracy_"):
+            shown = accuracy_table(report)
         elif match[2] == "clusters":
             shown = clusters_table(report)
         elif not kernels:

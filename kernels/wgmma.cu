@@ -14,7 +14,7 @@
 // with 11 significant bits, and a·b ≈ lo·hi + hi·lo + hi·hi: what is left out, lo·lo, lies 2^-22 below. The
 // tensor cores truncate as they add up, so no sum in them may grow long: every PROMOTE elements of k it is
 // added, with correct rounding, to a second sum in ordinary registers. 64 is short enough for the error of
-// an SGEMM (measured: docs/kernels.md).
+// an SGEMM (measured: benchmarks/accuracy.py).
 //
 // Operands are described by tensor maps, which fill with zeros past every edge; rows must start at multiples
 // of 16 bytes. A stored matrix is contiguous along k ("K-major": A as it is, B transposed) or along m or n
