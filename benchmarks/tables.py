@@ -231,9 +231,10 @@ def accuracy_table(report: dict[str, Any]) -> str:
         if (row["kernel"], row["dtype"]) == ("fp16x3", "float32")
     )
     note = (
-        f"{report['device']}, C of {report['m']}×{report['n']}, {families} families of inputs; errors against "
-        "a product in float64, as multiples of those of cuBLAS' SGEMM or CGEMM on the same inputs; the largest "
-        f"error is relative to |A|·|B|. With N(0, 1), `fp16x3` reaches {speed}. {report['date'][:10]}, "
+        f"{report['device']}, C of {report['m']}×{report['n']}, {families} families of inputs; errors "
+        "against a product in float64, as multiples of those of cuBLAS' SGEMM or CGEMM on the same inputs; "
+        f"the largest error is relative to |A|·|B|. With N(0, 1), `fp16x3` reaches {speed}. "
+        f"{report['date'][:10]}, "
         f"commit {report['commit'][:7]}."
     )
     return "\n".join(lines) + f"\n\n{note}\n"
