@@ -14,6 +14,7 @@ import click
 import cupy
 import numpy as np
 
+from ooc_gemm import tensor
 from ooc_gemm.catalog import KERNELS
 from ooc_gemm.gpu import open_gemm
 from ooc_gemm.measure import poison, random, rounding
@@ -40,6 +41,20 @@ def stored(values: np.ndarray, pitch: int) -> Any:
     )
 
 
+THRESHOLDS = {"split": (1e30, 0.0, 0.0), "fallback": (-1.0, 1e30, 0.0)}
+"""Paths of fp16x3 → LOW_SHARE, LEAST_TERMS and LEAST_DENSITY of tensor.py, with which all inputs take it."""
+
+
+def paths(kernel: str) -> tuple[str, ...]:
+    return tuple(THRESHOLDS) if kernel.endswith("fp16x3") else ("",)
+
+
+def take(path: str) -> None:
+    """What fp16x3 does next."""
+    if path:
+        tensor.LOW_SHARE, tensor.LEAST_TERMS, tensor.LEAST_DENSITY = THRESHOLDS[path]
+
+
 def worst(
     kernel: str, dtype: str, trans: tuple[bool, bool], config: Any, shape: Any, factors: Any, pad: int
 ) -> float:
@@ -47,14 +62,17 @@ def worst(
     (m, n, k), (alpha, beta), rng = shape, factors, np.random.Generator(np.random.SFC64(1))
     out = np.dtype(OUT_DTYPE.get(dtype, dtype))
     a, b = (random(rng, *size, dtype) for size in ((m, k), (k, n)))
+    if kernel.endswith("fp16x3"):  # units along k, which are made alike first
+        units = np.float32(2.0) ** rng.integers(-20, 21, k)
+        a, b = a * units, b / units[:, None]
     c = random(rng, m, n, "int8" if out.kind == "i" else out.name).astype(out)
     wide = np.result_type(a, np.int64 if out.kind == "i" else np.float64)
     product_, magnitude = a.astype(wide) @ b.astype(wide), abs(a).astype("f8") @ abs(b).astype("f8")
     want = alpha * product_ + (beta * c.astype(wide) if beta else 0)
     if beta == 0:
         c[:] = poison(out)
-    tensor = KERNELS[kernel].launcher != "nvrtc" and kernel != "dmma"
-    unit = PITCH_BYTES // np.dtype(dtype).itemsize if tensor else 1
+    prepared = KERNELS[kernel].launcher != "nvrtc" and kernel != "dmma"
+    unit = PITCH_BYTES // np.dtype(dtype).itemsize if prepared else 1
 
     def pitch(cols: int) -> int:
         return round_up(max(1, cols), unit) + pad * unit
@@ -86,16 +104,19 @@ def main(one_shape: bool, kernels: tuple[str, ...]) -> None:
                 continue
             for config in kernel.configs(dtype, *trans):
                 cases = product(
-                    SHAPES[:1] if one_shape else SHAPES, FACTORS[:1] if one_shape else FACTORS, (0, 3)
+                    SHAPES[:1] if one_shape else SHAPES,
+                    FACTORS[:1] if one_shape else FACTORS,
+                    (0, 3),
+                    paths(name),
                 )
-                for shape, factors, pad in cases:
+                for shape, factors, pad, path in cases:
+                    take(path)
                     found = worst(name, dtype, trans, config, shape, factors, pad)
                     ran += 1
                     if not found <= 1:  # so that NaN fails
                         failed += 1
-                        print(
-                            f"FAIL {name} {dtype} {trans} {config} {shape} {factors} pad {pad}: {found:.2g}"
-                        )
+                        case = f"{shape} {factors} pad {pad} {path}"
+                        print(f"FAIL {name} {dtype} {trans} {config} {case}: {found:.2g}")
         print(f"{name}: {ran} launches so far, {failed} failed", flush=True)
     raise SystemExit(bool(failed))
 
