@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -885,7 +886,9 @@ def _main(args: Sequence[str], verbose: bool) -> None:
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.ClickException as error:
-        error.show()
+        said = StringIO()
+        error.show(said)
+        click.echo(redacted(said.getvalue()), nl=False, err=True)  # it quotes arguments
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort, _Terminated) as error:
         logging.disable()  # of asyncio, which tells of every task that is dropped

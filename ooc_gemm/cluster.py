@@ -626,6 +626,11 @@ def _slim(plan: Plan) -> Plan:
 def _portable(spec: Any) -> Any:
     """An input as a worker finds it. Raises InputError."""
     found = store.portable(spec)
+    if found is None and next(store.secrets_of(spec), None) is not None:
+        raise InputError(
+            f"{store.describe(spec)} has credentials in its address or in its store, which are not sent to "
+            "workers; give its address without them and set them in the environment of the workers"
+        )
     if found is None:
         raise InputError(
             f"{store.describe(spec)} is not where workers find it; store it as a Zarr array first"

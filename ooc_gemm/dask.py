@@ -68,8 +68,9 @@ def multiply(
 ) -> api.Result:
     """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C, its blocks spread over the workers of a cluster.
 
-    a, b: path, URL or zarr.Array, which all workers can open; c: path of C in a folder that they share with
-    this process.
+    a, b: path, URL or zarr.Array, which all workers can open. Workers take credentials of object stores from
+    their own environment; an address or an open array that holds some is refused.
+    c: path of C in a folder that workers share with this process.
     client: of the cluster, unless given the current one. GPU workers that say so by the resource `GPU`, as
     those of dask-cuda do, are the only ones used where there are any.
     memory_limit: most host memory that a worker may hold resident; unless given what it holds before
@@ -153,7 +154,8 @@ def matmul(
     if None in stored:
         graph, parents = _from_chunks(name, x, y, down, across, dtype, options), [x, y]
     else:
-        graph, parents = _from_stores(name, stored, k, down, across, {"dtype": dtype, **options}), []
+        graph = _from_stores(name, stored, k, down, across, {"dtype": dtype, **options})
+        parents = [array for array, spec in zip((x, y), stored, strict=True) if isinstance(spec, TaskRef)]
     layers = HighLevelGraph.from_collections(name, graph, dependencies=parents)
     return da.Array(layers, name, chunks, dtype=dtype, meta=np.empty((0, 0), dtype))
 
@@ -237,19 +239,21 @@ def _accumulated(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _stored(x: Any, axis: int, cut: list[Span]) -> Any:
-    """What `from_zarr` opened to make x, if that is all that x is and the cut along an axis is at its chunks'
-    edges; else None."""
+    """What a task opens to read x, where x is just what `from_zarr` opened and the cut along an axis is at
+    its chunks' edges; else None. This is the path of the array, or a reference to what the user's own graph
+    holds: an open array is not copied into ours, for it may bring credentials along."""
     layer = x.dask.layers.get(x.name)
     if not isinstance(layer, Blockwise) or getattr(layer.task, "func", None) is not getter:
         return None
-    found = layer.indices[0][0]
-    if isinstance(found, TaskRef):
-        found = x.dask.layers.get(found.key, {}).get(found.key)
-    spec = store.portable(found) if store.is_array(found) else None
-    if spec is None or (found.shape, found.dtype) != (x.shape, x.dtype):
+    found = held = layer.indices[0][0]
+    if isinstance(held, TaskRef):
+        found = x.dask.layers.get(held.key, {}).get(held.key)
+    if not store.is_array(found) or (found.shape, found.dtype) != (x.shape, x.dtype):
         return None
-    aligned = all(span.start % found.chunks[axis] == 0 for span in cut)
-    return spec if aligned else None
+    if any(span.start % found.chunks[axis] for span in cut):
+        return None
+    spec = store.portable(found)
+    return held if isinstance(held, TaskRef) and not isinstance(spec, str) else spec
 
 
 def _from_stores(
@@ -259,8 +263,8 @@ def _from_stores(
     graph: dict[Any, Any] = {}
     for (i, rows), (j, cols) in itertools.product(enumerate(down), enumerate(across)):
         key = _key(name, rows, cols, ("block-" + name, i, j))
-        x, y = (stored[0], (rows.start, rows.stop), (0, k)), (stored[1], (0, k), (cols.start, cols.stop))
-        graph[key] = Task(key, _product, x, y, **options)
+        ranges = [((rows.start, rows.stop), (0, k)), ((0, k), (cols.start, cols.stop))]
+        graph[key] = Task(key, _product, *stored, ranges, **options)
         graph |= _chunks(name, key, rows, cols)
     return graph
 
@@ -366,13 +370,14 @@ _gpu = threading.Lock()
 
 
 def _product(
-    x: tuple[Any, tuple[int, int], tuple[int, int]],
-    y: tuple[Any, tuple[int, int], tuple[int, int]],
+    x: Any,
+    y: Any,
+    ranges: list[tuple[tuple[int, int], tuple[int, int]]],
     dtype: np.dtype[Any],
     **options: Any,
 ) -> Any:
-    """Of parts of two stored arrays."""
-    left, right = (Window(store.open_source(spec), rows, cols) for spec, rows, cols in (x, y))
+    """The product of parts of two stored arrays, in the ranges of rows and columns given for each."""
+    left, right = (Window(store.open_source(spec), *part) for spec, part in zip((x, y), ranges, strict=True))
     return _engine(left, right, dtype, **options)
 
 

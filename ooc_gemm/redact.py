@@ -6,9 +6,12 @@ Every message of an `Error`, every traceback on the command line and every name 
 Standard library only.
 """
 
+import datetime
 import os
 import re
-from urllib.parse import quote, unquote, urlsplit
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, unquote
 
 HIDDEN = "***"
 LEAST = 6
@@ -18,7 +21,11 @@ _known: set[str] = set()
 _VARIABLES = re.compile(
     r"^(AWS|AZURE|GOOGLE|GCS|FSSPEC|S3)_.*(KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL|SIGNATURE)", re.IGNORECASE
 )
-_USER = re.compile(r"(?<=://)[^/?#\s@\"'<>]*(?:@[^/?#\s@\"'<>]*)*@")
+_USER = re.compile(
+    r"(?<=://)(?:[^/?#\s@\"'<>]*(?:@[^/?#\s@\"'<>]*)*@"
+    # A password with a slash in it, which should have been written %2F.
+    r"|[^/?#\s@\"'<>:]*:(?!\d*(?:[/?#\s\"'<>]|$))[^?#\s\"'<>]*@)"
+)
 _QUERY = re.compile(r"(\w://[^\s?\"'<>]*\?)[^\s\"'<>)#]+")
 _FIELDS = re.compile(
     r"((?:Signature|Credential|SecurityToken|AWSAccessKeyId|StringToSign\w*|CanonicalRequest\w*)\W{0,3}[=:>]\s*)"
@@ -27,20 +34,59 @@ _FIELDS = re.compile(
 )
 
 
-def keep_secret(*texts: str | None) -> None:
-    """From now on these are hidden."""
+_PUBLIC = re.compile(
+    r"(aws_|azure_|google_|gcs_|s3_)?"
+    r"(bucket|bucket_name|container|container_name|account_name|endpoint|endpoint_url|region|region_name|"
+    r"default_region|prefix|path|protocol|profile|project|signature_version|addressing_style|user_agent|"
+    r"\w*type|\w*timeout|\w*interval|\w*size|\w*max\w*)",
+    re.IGNORECASE,
+)
+"""Options of stores whose text is no credential."""
+_PLAIN = re.compile(r"true|false|none|[0-9.]{1,5}(ms|s|m|h)?", re.IGNORECASE)
+"""Texts that are no credentials under any name."""
+
+
+def secrets_in(options: Any, name: str = "") -> Iterator[Any]:
+    """The values of a store's options that may be credentials: all that is not known to be public.
+
+    options: names and values, which may contain further ones. name: what `options` stands under.
+    """
+    if isinstance(options, Mapping):
+        for key, value in options.items():
+            yield from secrets_in(value, str(key))
+    elif isinstance(options, list | tuple | set | frozenset):
+        for value in options:
+            yield from secrets_in(value, name)
+    elif isinstance(options, str):
+        public = _PUBLIC.fullmatch(name) and redacted(options) == options
+        if options and not (public or _PLAIN.fullmatch(options)):
+            yield options
+    elif not (options is None or isinstance(options, bool | int | float | datetime.timedelta)):
+        yield options
+
+
+def keep_secret(*texts: Any) -> None:
+    """From now on these are hidden. What is not a text is left out."""
     for text in texts:
-        if text and len(text) >= LEAST:
+        if isinstance(text, bytes):
+            text = text.decode(errors="replace")
+        if isinstance(text, str) and len(text) >= LEAST:
             _known.update((text, quote(text, safe=""), quote(text), unquote(text)))
 
 
 def keep_secrets_of(url: str) -> None:
-    """The userinfo and the query of a URL are secrets."""
+    """The userinfo and the query of a URL are secrets, but for the container in one of Azure's."""
     if "://" not in url:
         return
-    head, _, query = url.partition("?")
-    user = urlsplit(head).netloc.rpartition("@")[0]
+    found, query = _USER.search(without_container(url)), url.partition("?")[2]
+    user = found[0][:-1] if found else ""
     keep_secret(user, *user.split(":"), query, *(part.partition("=")[2] for part in query.split("&")))
+
+
+def without_container(url: str) -> str:
+    """Azure's addresses without the container, which stands where others have a user:
+    `abfss://container@account.dfs.core.windows.net/path`."""
+    return re.sub(r"^(abfss?://)[^:/?#@]*@", r"\1", url)
 
 
 def url(text: str) -> str:

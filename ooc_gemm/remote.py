@@ -192,11 +192,15 @@ def _aws() -> dict[str, Any]:
 
 
 class _Credentials:
-    """botocore's credentials, which it renews, as obstore asks for them."""
+    """botocore's credentials, which it renews, as obstore asks for them. None are pickled: another process
+    that gets this object finds credentials of its own."""
 
     def __init__(self, found: Any):
         self._found = found
         self()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _credentials_here, ()
 
     def __call__(self) -> dict[str, Any]:
         """Those of now."""
@@ -208,6 +212,21 @@ class _Credentials:
             "token": now.token,
             "expires_at": datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=10),
         }
+
+
+def _credentials_here() -> Any:
+    """A credential provider of this process; None where there are no credentials."""
+    return _aws().get("credential_provider")
+
+
+def secrets_of(client: Any) -> Iterator[Any]:
+    """What obstore's store holds, and would pickle, that may be a credential."""
+    provider = getattr(client, "credential_provider", None)
+    if not (provider is None or isinstance(provider, _Credentials)):
+        yield provider
+    for name in ("config", "client_options"):
+        yield from redact.secrets_in(getattr(client, name, None) or {})
+    yield from redact.secrets_in({"endpoint": getattr(client, "url", None)})
 
 
 # ------------------------------------------------------------------------------------------------ objects

@@ -30,7 +30,7 @@ from zarr.abc.store import RangeByteRequest
 from zarr.codecs import ShardingCodec, TransposeCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import _get_loop
-from zarr.storage import LocalStore, MemoryStore, ObjectStore, StorePath, WrapperStore
+from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, WrapperStore, ZipStore
 
 from . import codec, documents, files, journal, redact, shards
 from .documents import SUPPORTED
@@ -40,6 +40,7 @@ from .pages import give_back
 from .plan import Piece
 from .problem import Matrix
 from .remote import Objects, RemoteFolder, address, connect, normal, speaks, why
+from .remote import secrets_of as remote_secrets
 from .ring import Bytes
 from .shared import Shared
 
@@ -73,6 +74,7 @@ def describe(spec: Any) -> str:
         return redact.url(os.fspath(spec)) or "''"
     if isinstance(spec, zarr.Array):
         path = local_path(spec)
+        redact.keep_secret(*secrets_of(spec))
         return str(path) if path else redact.redacted(str(spec.store_path))
     return f"the {type(spec).__name__} given"
 
@@ -96,18 +98,33 @@ def local_path(spec: Any) -> Path | None:
 
 
 def portable(spec: Any) -> Any:
-    """The same array for another process to open, a path where it is local; None where it cannot."""
+    """The same array for another process to open: a path where it is local, else a URL or an open array.
+    None where another process cannot find it, or would be sent credentials with it."""
     if (place := local_path(spec)) is not None:
         return str(place)
+    at = spec.store_path if isinstance(spec, zarr.Array) else None
+    if at and isinstance(at.store, FsspecStore):  # by which dask opens paths
+        system: Any = getattr(at.store.fs, "sync_fs", at.store.fs)
+        if "file" in np.atleast_1d(system.protocol):
+            return os.path.join(at.store.path, at.path).rstrip("/")
+    known = isinstance(spec, str) or (at and isinstance(at.store, FsspecStore | ObjectStore | ZipStore))
+    return spec if known and next(secrets_of(spec), None) is None else None
+
+
+def secrets_of(spec: Any) -> Iterator[Any]:
+    """What an address holds, or the store of an open array, that may be a credential. An open array would be
+    pickled with it."""
     if isinstance(spec, str):
-        return spec
-    if not isinstance(spec, zarr.Array) or isinstance(spec.store_path.store, MemoryStore):
-        return None
-    system: Any = getattr(spec.store_path.store, "fs", None)  # dask opens paths through fsspec
-    system = getattr(system, "sync_fs", system)
-    if "file" in np.atleast_1d(getattr(system, "protocol", "")):
-        return os.path.join(getattr(spec.store_path.store, "path", ""), spec.store_path.path).rstrip("/")
-    return spec
+        yield from redact.secrets_in({"endpoint": redact.without_container(spec)})
+    if not isinstance(spec, zarr.Array):
+        return
+    store = spec.store_path.store
+    if isinstance(store, ObjectStore):
+        yield from remote_secrets(store.store)
+    elif isinstance(store, FsspecStore):
+        yield from redact.secrets_in({"path": store.path})
+        system = getattr(store.fs, "sync_fs", store.fs)
+        yield from redact.secrets_in([system.storage_args, system.storage_options])
 
 
 def is_array(spec: Any) -> bool:
@@ -163,11 +180,10 @@ def objects_at(spec: Any, nbytes: int = 0) -> Objects | None:
 
 def remote_place(url: str) -> StorePath:
     """By obstore where it speaks the scheme, else by fsspec."""
+    redact.keep_secrets_of(url)
     if speaks(url):
         client, path = connect(url, TIMEOUT)
         return StorePath(ObjectStore(client), path)
-    from zarr.storage import FsspecStore
-
     return StorePath(FsspecStore.from_url(url))
 
 
