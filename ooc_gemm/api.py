@@ -232,6 +232,7 @@ def retried(
     """`_run`, and once more with less of the device's memory where another process has taken it, or on those
     of several devices that are left. `options` are those of `multiply`, and `engine`: what carries out a plan
     as `execute` does, where it is not that."""
+    store.refuse_event_loop()
     try:
         return _run(a, b, c, notice=notice, beta=beta, **options)
     except (OutOfMemoryError, DeviceLostError) as error:
@@ -391,6 +392,7 @@ def plan(a: Any, b: Any, **options: Any) -> Plan:
     Takes the options of `multiply` but for c, force, trace, progress and notice. With rechunk it is the plan
     after copies, where its advice says that they are made. Raises InputError, BudgetError.
     """
+    store.refuse_event_loop()
     return _prepare(a, b, None, writes=False, **options).plan
 
 

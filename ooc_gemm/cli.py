@@ -736,9 +736,9 @@ def _rows(count: int) -> str:
 
 
 def _size(nbytes: int) -> str:
-    from dask.utils import format_bytes
+    from .limits import spelled_size
 
-    return str(format_bytes(nbytes)).replace("kiB", "KiB")
+    return spelled_size(nbytes)
 
 
 def _rate(flops: float) -> str:

@@ -15,14 +15,12 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import List, Task, TaskRef
-from dask.array.core import getter
 from dask.base import tokenize
-from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph
 
 from . import api, store, targets
 from .cluster import Cluster, open_here, task_limit, tasks_at_a_time
+from .dask_internals import Blockwise, List, Task, TaskRef, getter
 from .devices.blas import gemm
 from .devices.cpu import one_blas_thread
 from .errors import BudgetError, InputError, RangeError
@@ -82,6 +80,7 @@ def multiply(
 
     Raises what `ooc_gemm.multiply` raises, and DeviceError where scheduler or workers are gone.
     """
+    store.refuse_event_loop()
     if store.local_path(c) is None:
         raise InputError(f"{store.describe(c)} is not in a folder that workers share; give the path of one")
     cluster = Cluster(client, {"a": a, "b": b}, device)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import store
 from .api import _operand
 from .check import HOEFFDING, Rounding, compare, roundoff
 from .devices.cpu import INTERPRETER_BYTES
@@ -68,6 +69,7 @@ def verify(
 ) -> Check:
     """Is C (m×n) = op(A) (m×k)·op(B) (k×n), to rounding? Arguments as of `multiply`; `rounds` random
     vectors. Raises InputError, BudgetError, StoreError."""
+    store.refuse_event_loop()
     if rounds < 1:
         raise InputError(f"{rounds} rounds check nothing; give 1 or more")
     if seed is not None and seed < 0:

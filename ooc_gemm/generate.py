@@ -33,6 +33,7 @@ def random(
     """Write a random array; the bytes written. `distribution` of floating point: `normal` (mean 0,
     variance 1) or `uniform` in [0, 1). Integers are uniform in [−100, 100], or [0, 100]. One seed, type
     and chunk grid always give the same array. Raises InputError, BudgetError, StoreError."""
+    store.refuse_event_loop()
     if len(shape) != 2 or min(shape) < 0:
         raise InputError(f"shape {shape} must be two numbers, rows and columns")
     if distribution not in ("normal", "uniform"):

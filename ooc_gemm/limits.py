@@ -1,6 +1,7 @@
 """Memory of this process: what it holds, held at most, and may use."""
 
 import os
+import re
 from pathlib import Path
 
 import psutil
@@ -12,17 +13,32 @@ STEP = 16 << 20
 """Measured memory is rounded up to this, so that two runs of one problem get one plan."""
 
 
-def parse_size(text: str | int) -> int:
-    """Bytes of `512MiB`, `8GB`, `1e9` or a plain number. Raises InputError."""
-    from dask.utils import parse_bytes
+_SIZE = re.compile(r"\s*(?P<number>\d+\.?\d*(?:e[+-]?\d{1,2})?|\.\d+)\s*(?P<unit>[a-z]*)\s*", re.ASCII)
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", 1):
+    _UNITS |= dict.fromkeys((_letter, f"{_letter}b"), 1000**_power)
+    _UNITS |= dict.fromkeys((f"{_letter}i", f"{_letter}ib"), 1024**_power)
 
-    try:
-        size = int(parse_bytes(text)) if any(map(str.isdigit, str(text))) else -1
-    except (ValueError, OverflowError):
-        size = -1
+
+def parse_size(text: str | int) -> int:
+    """Bytes of `512MiB`, `8GB`, `8g`, `1e9` or a plain number. Without an `i` a unit is a power of 1000, with
+    one a power of 1024; case does not matter, and no unit means bytes. Raises InputError."""
+    found = _SIZE.fullmatch(str(text).lower())
+    size = 0
+    if found and found["unit"] in _UNITS:
+        number = found["number"]
+        size = int((int(number) if number.isdecimal() else float(number)) * _UNITS[found["unit"]])
     if size <= 0:
         raise InputError(f"{text!r} is not a size; write for example 512MiB, 8GB or a number of bytes")
     return size
+
+
+def spelled_size(nbytes: float) -> str:
+    """A number of bytes as people read it: `1.50 GiB`."""
+    for power, prefix in zip((5, 4, 3, 2, 1), "PTGMK", strict=True):
+        if nbytes >= 0.9 * 1024**power:
+            return f"{nbytes / 1024**power:.2f} {prefix}iB"
+    return f"{nbytes} B"
 
 
 def resident_bytes() -> int:

@@ -28,8 +28,6 @@ import zarr
 from zarr.abc.codec import ArrayArrayCodec, BytesBytesCodec, Codec
 from zarr.abc.store import RangeByteRequest
 from zarr.codecs import ShardingCodec, TransposeCodec
-from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import _get_loop
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, WrapperStore, ZipStore
 
 from . import codec, documents, files, journal, redact, shards
@@ -43,6 +41,8 @@ from .remote import Objects, RemoteFolder, address, connect, normal, speaks, why
 from .remote import secrets_of as remote_secrets
 from .ring import Bytes
 from .shared import Shared
+from .zarr_internals import default_buffer_prototype, event_loop
+from .zarr_internals import refuse_event_loop as refuse_event_loop
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
@@ -208,7 +208,7 @@ class Answers:
         """Its answer. Raises TimeoutError, and what the store raises. A local store ends what it has begun
         even after Ctrl-C: nothing is written after what cleans up."""
         with self._lock:
-            future = asyncio.run_coroutine_threadsafe(question, _get_loop())
+            future = asyncio.run_coroutine_threadsafe(question, event_loop())
             self._waiting.add(future)
             if self._cancelled:
                 future.cancel()

@@ -23,8 +23,6 @@ from uuid import uuid4
 
 import numpy as np
 import zarr
-from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
 from . import documents, files, journal, provenance
@@ -58,6 +56,7 @@ from .store import (
     same_place,
     zarr_source,
 )
+from .zarr_internals import default_buffer_prototype, sync
 
 PENDING = ".pending"
 """A chunk's file until it goes to its place."""

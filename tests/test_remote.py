@@ -629,3 +629,17 @@ def test_the_web(proxy, tmp_path):
     for text in texts:
         for secret in ("s3-pass", "token-word", "other-word", "YW5uOnMzLXBhc3M="):
             assert secret not in text
+
+
+def test_an_event_loop_of_the_callers_is_no_matter(shelf):
+    """As in a notebook."""
+    import asyncio
+
+    a = RNG.integers(-9, 9, (150, 120)).astype("f4")
+    put(f"{shelf}/a", a)
+
+    async def cell():
+        ooc_gemm.multiply(f"{shelf}/a", f"{shelf}/a", f"{shelf}/c", transpose_b=True, device="cpu")
+        assert ooc_gemm.verify(f"{shelf}/a", f"{shelf}/a", f"{shelf}/c", transpose_b=True).ok
+
+    asyncio.run(cell())
