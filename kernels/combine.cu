@@ -1,20 +1,27 @@
-// C ← α·Z + β·C in complex numbers, where Z comes out of a real product of few rows (embed.cu) in twice as
-// many, those of re and those of im in turn:
+// C ← α·Z + β·C in complex numbers, where Z comes out of a real product (embed.cu): with re and im side by side,
+// as in C itself, or of few rows in twice as many, those of re and those of im in turn.
 //
-//     PAIRS = 0, of an A doubled:         PAIRS = 1, of rows of re and of im of A times B as it lies:
+//     LAYOUT = 0, of an A doubled:        1, of rows of re and of im of A times B as it lies:
 //
 //       rows 2i  [ …  re(z)  … ]            rows 2i  [ …  re·re  re·im  … ]    z = re·re − im·im
 //          2i+1  [ …  im(z)  … ]               2i+1  [ …  im·re  im·im  … ]        + i·(re·im + im·re)
 //
-// Macros: PAIRS; CONJUGATE_A, CONJUGATE_B, which PAIRS = 1 takes into account. Launch: a thread an element of C.
+//     2, of a B doubled:
+//
+//       rows i   [ … re(z) im(z) … ]
+//
+// α and β are applied here, to finished sums, and to one part of a number at a time where they have one part only:
+// a product with α + 0i would make NaN of what is infinite.
+//
+// Macros: LAYOUT; CONJUGATE_A, CONJUGATE_B, which LAYOUT = 1 takes into account. Launch: a thread an element of C.
 
 struct alignas(8) Complex {
     float re, im;
 };
 
 __device__ __forceinline__ Complex times(float re, float im, Complex x) {
-    // A real factor must not make NaN of Inf.
     if (im == 0) return {re * x.re, re * x.im};
+    if (re == 0) return {-im * x.im, im * x.re};
     return {re * x.re - im * x.im, re * x.im + im * x.re};
 }
 
@@ -25,10 +32,12 @@ combine(long long m, int n, float alpha_re, float alpha_im, const float* __restr
     const long long i = blockIdx.x * 256LL + threadIdx.x, row = i / n;
     const int col = i % n;
     if (row >= m) return;
-    const float* const first = P + 2 * row * ldp;
+    const float* const first = P + (LAYOUT == 2 ? row : 2 * row) * ldp;
     const float* const second = first + ldp;
     Complex z;
-#if PAIRS
+#if LAYOUT == 2
+    z = {first[2 * col], first[2 * col + 1]};
+#elif LAYOUT == 1
     constexpr float a = CONJUGATE_A ? -1 : 1, b = CONJUGATE_B ? -1 : 1;  // signs of im
     z = {first[2 * col] - a * b * second[2 * col + 1], b * first[2 * col + 1] + a * second[2 * col]};
 #else

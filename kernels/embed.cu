@@ -20,17 +20,12 @@ constexpr int ROWS = 1, DOUBLE_N = 2, DOUBLE_K = 3;
 
 // X has rows × cols complex elements, rows `ldx` of them apart; rows of Y lie `ldy` floats apart.
 extern "C" __global__ void __launch_bounds__(256)
-embed(int rows, int cols, const Complex* __restrict__ X, long long ldx, float* __restrict__ Y, long long ldy,
-      float alpha_re, float alpha_im) {
+embed(int rows, int cols, const Complex* __restrict__ X, long long ldx, float* __restrict__ Y, long long ldy) {
     const int across = (cols + 31) / 32;
     const int row = blockIdx.x / across * 8 + threadIdx.y, col = blockIdx.x % across * 32 + threadIdx.x;
     if (row >= rows || col >= cols) return;
     Complex x = X[row * ldx + col];
     if (CONJUGATE) x.im = -x.im;
-    // α = 1 must change nothing, not even NaN and Inf.
-    if (alpha_im != 0 || alpha_re != 1) {
-        x = {alpha_re * x.re - alpha_im * x.im, alpha_re * x.im + alpha_im * x.re};
-    }
     constexpr float sign = CONJUGATE_OTHER ? -1 : 1;
     float* const first = Y + 2 * row * ldy;
     float* const second = first + ldy;

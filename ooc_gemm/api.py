@@ -486,6 +486,7 @@ def _prepare(
     chosen = open_device(device) if isinstance(device, str) else device
     bound = _bound(left.dtype, right.dtype, out, k, alpha, beta)
     arithmetic = chosen.arithmetic(left.dtype, right.dtype, out, (m, n, k), bound, kernel, precision)
+    _check_scalars(alpha, beta, arithmetic.block)
     unit, asked = shards or chunks, chunks
     if (there := begun or existing) is not None:
         unit = (there.shards or there.chunks)[0], (there.shards or there.chunks)[1]
@@ -511,6 +512,7 @@ def _prepare(
         along_k=arithmetic.along_k,
         line_bytes=arithmetic.line_bytes,
         scratch=arithmetic.scratch,
+        block_scratch=arithmetic.product_bytes if alpha.imag or beta.imag else 0,
         check_itemsize=arithmetic.check_type.itemsize if verify else 0,
         kernel=f"{arithmetic.kernel}: {arithmetic.why}",
         symmetric=symmetric,
@@ -707,6 +709,23 @@ def _out_dtype(
         if out.kind in "iu" and value.real != int(value.real):
             raise InputError(f"{name} is {value} but C holds integers; give --out-dtype float64 (out_dtype)")
     return out
+
+
+def _check_scalars(alpha: complex, beta: complex, sums: np.dtype[Any]) -> None:
+    """Raise InputError for an alpha or beta that the type of the sums cannot hold: as infinity it would make
+    NaN of sums that are 0, and as 0, or with few digits, something else than was asked for."""
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        if sums.kind in "iu":
+            fits = abs(int(value.real)) <= np.iinfo(sums).max
+        else:
+            info = np.finfo(sums)
+            largest = max(abs(value.real), abs(value.imag))
+            fits = value == 0 or float(info.tiny) <= largest <= float(info.max)
+        if not fits:
+            raise InputError(
+                f"{name} is {value}, which {sums}, the type of the sums, cannot hold as an ordinary number; "
+                "scale the inputs, or give a wider --out-dtype (out_dtype)"
+            )
 
 
 def _bound(

@@ -451,10 +451,12 @@ def embed(mode: str, conjugate: bool = False, conjugate_other: bool = False) -> 
     return Config("embed", "complex64", 8, 32, (32, 8), tuple(macros.items()))
 
 
-def combine(pairs: bool, conjugate_a: bool = False, conjugate_b: bool = False) -> Config:
-    """kernels/combine.cu."""
+def combine(product: str, conjugate_a: bool = False, conjugate_b: bool = False) -> Config:
+    """kernels/combine.cu for what a real `product` makes: `rows` of re and of im, `pairs` of them of which
+    four make an element, or `elements` as they are in C."""
     macros: dict[str, int | str] = {
-        "PAIRS": int(pairs), "CONJUGATE_A": int(conjugate_a), "CONJUGATE_B": int(conjugate_b),
+        "LAYOUT": {"rows": 0, "pairs": 1, "elements": 2}[product],
+        "CONJUGATE_A": int(conjugate_a), "CONJUGATE_B": int(conjugate_b),
     }  # fmt: skip
     return Config("combine", "complex64", 1, 256, (256, 1), tuple(macros.items()))
 

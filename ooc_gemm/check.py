@@ -168,12 +168,14 @@ class Sums:
             wrong = (apart % rounding.modulus if rounding.modulus else apart.astype(found.dtype)) != 0
             ratio = np.where(wrong, math.inf, 0.0)
         else:
-            scale = kept = np.zeros(len(found))
-            if alpha != 0:
-                scale = abs(alpha) * b * (np.sqrt(self.a[rows]) + math.sqrt(k) * _ROOT_TINY)
+            sums = scale = kept = np.zeros(len(found))
+            if alpha != 0:  # sums of products may be too large before α makes them smaller
+                sums = b * (np.sqrt(self.a[rows]) + math.sqrt(k) * _ROOT_TINY)
+                scale = abs(alpha) * sums
             if beta != 0:
                 kept = abs(beta) * (np.sqrt(self.c[rows]) + math.sqrt(n) * _ROOT_TINY)
             tolerance = rounding.tolerance(scale, k, n, kept, abs(alpha))
-            wrong, ratio = compare(found, wanted, tolerance, ~(scale + kept < rounding.largest))
+            overflows = ~(np.maximum(sums, scale + kept) < rounding.largest)
+            wrong, ratio = compare(found, wanted, tolerance, overflows)
         first = np.flatnonzero(wrong)
         return Verdict(float(ratio.max(initial=0.0)), int(first[0]) if first.size else None)

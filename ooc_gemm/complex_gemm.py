@@ -2,15 +2,19 @@
 
 as a rule      B is doubled, A taken as it lies; the real product writes C        (embed.cu)
 few rows of C  A is prepared, B taken as it lies; C is made of a product's rows   (embed.cu, combine.cu)
+
+α and β are applied to finished sums, as in real products: by the real product itself if both are real, else
+by combine.cu, and then the product is made in other memory first.
 """
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from . import catalog
 from .nvrtc import Config
-from .tensor import load, split_pays
+from .tensor import load, split_pays, strips
 from .tiles import ceil_div, round_up
 from .wgmma import Wgmma
 
@@ -38,7 +42,9 @@ class ComplexGemm:
             "b": embed("double k" if trans_b else "double n", conjugate_b, conjugate_a),
         }
         self._rows = embed("rows")
-        self._combine = load(catalog.combine(not trans_b, conjugate_a, conjugate_b))["combine"]
+        few = catalog.combine("rows" if trans_b else "pairs", conjugate_a, conjugate_b)
+        self._combine_few = load(few)["combine"]
+        self._combine = load(catalog.combine("elements"))["combine"]
 
     def __call__(
         self,
@@ -55,35 +61,53 @@ class ComplexGemm:
         ldc: int,
         stream: Any,
         in_place: str = "",
-        **options: Any,
+        lower: bool = False,
+        rows: Iterable[tuple[int, int]] = (),
+        after: Callable[[int], None] = lambda stop: None,
     ) -> None:
-        """C ← α·op(A)·op(B) + β·C; `options` as TensorGemm has them."""
+        """C ← α·op(A)·op(B) + β·C; `lower`, `rows` and `after` as TensorGemm has them."""
         if m == 0 or n == 0:
             return
         if alpha == 0:
-            k = 0
+            alpha, k = 1.0, 0
         if self._chooses and few_rows(m, n, k):
             self._of_few_rows(m, n, k, alpha, a_ptr, lda, b_ptr, ldb, beta, c_ptr, ldc, stream)
+            after(m)
             return
-        if beta.imag:
-            _scale(c_ptr, m, n, ldc, beta, stream)
-            beta = 1.0
         if k and self._trans_a:
             pitch = round_up(m, 64)
             to = self.real.memory("rows of A", 2 * k * pitch * 4)
-            _embed(self._rows, k, m, a_ptr, lda, to, pitch, 1.0, stream)
+            _embed(self._rows, k, m, a_ptr, lda, to, pitch, stream)
             a_ptr, lda, in_place = to, pitch, "a" + in_place
         else:
             lda *= 2
         if k:
-            rows, cols = (n, k) if self._trans_b else (k, n)
+            depth, cols = (n, k) if self._trans_b else (k, n)
             pitch = round_up(2 * cols, 64)
-            to = self.real.memory("embedded B", 2 * rows * pitch * 4)
-            _embed(self._double["b"], rows, cols, b_ptr, ldb, to, pitch, alpha, stream)
+            to = self.real.memory("embedded B", 2 * depth * pitch * 4)
+            _embed(self._double["b"], depth, cols, b_ptr, ldb, to, pitch, stream)
             b_ptr, ldb = to, pitch
+        in_place += "b"
+        if alpha.imag == beta.imag == 0:
+            self.real(
+                m, 2 * n, 2 * k, alpha.real, a_ptr, lda, b_ptr, ldb, beta.real, c_ptr, 2 * ldc, stream,
+                in_place, lower, rows, after,
+            )  # fmt: skip
+            return
+        product = self.real.memory("product", product_bytes(m, n))
+        strips_of_c = list(rows or (strips(m) if lower else [(0, m)]))
+        starts = {stop: start for start, stop in strips_of_c}
+
+        def combine(stop: int) -> None:
+            start = starts[stop]
+            width = n // m * stop if lower else n  # the rest of these rows has not been made
+            z, c = product + 8 * start * n, c_ptr + 8 * start * ldc
+            _combine(self._combine, stop - start, width, alpha, z, 2 * n, beta, c, ldc, stream)
+            after(stop)
+
         self.real(
-            m, 2 * n, 2 * k, 1.0, a_ptr, lda, b_ptr, ldb, beta.real, c_ptr, 2 * ldc, stream, in_place + "b",
-            **options,
+            m, 2 * n, 2 * k, 1.0, a_ptr, lda, b_ptr, ldb, 0.0, product, 2 * n, stream, in_place, lower,
+            strips_of_c, combine,
         )  # fmt: skip
 
     def _of_few_rows(
@@ -98,22 +122,19 @@ class ComplexGemm:
         product = self.real.memory("embedded B", 8 * m * pitch + 8 * rows * pitch_a)
         prepared = product + 8 * m * pitch
         if self._trans_b:
-            _embed(self._double["a"], rows, cols, a_ptr, lda, prepared, pitch_a, 1.0, stream)
+            _embed(self._double["a"], rows, cols, a_ptr, lda, prepared, pitch_a, stream)
         elif self._trans_a:  # re and im of an element are rows of op(A) already
             prepared, pitch_a = a_ptr, 2 * lda
         else:
-            _embed(self._rows, rows, cols, a_ptr, lda, prepared, pitch_a, 1.0, stream)
+            _embed(self._rows, rows, cols, a_ptr, lda, prepared, pitch_a, stream)
         self.real(2 * m, width, depth, 1.0, prepared, pitch_a, b_ptr, 2 * ldb, 0.0, product, pitch, stream)
-        i64, f32, u = np.int64, np.float32, np.uintp
-        args = (
-            i64(m), np.int32(n), f32(alpha.real), f32(alpha.imag), u(product), i64(pitch),
-            f32(beta.real), f32(beta.imag), u(c_ptr), i64(ldc),
-        )  # fmt: skip
-        self._combine((ceil_div(m * n, 256),), (256,), args, stream)
+        _combine(self._combine_few, m, n, alpha, product, pitch, beta, c_ptr, ldc, stream)
 
-    def reserve(self, m: int, n: int, k: int) -> None:
-        """Take the memory for products up to m×n×k now (A in place)."""
+    def reserve(self, m: int, n: int, k: int, real: bool = True) -> None:
+        """Take the memory for products up to m×n×k now (A in place). `real`: α and β will be."""
         self.real.reserve(m, 2 * n, 2 * k)
+        if not real:
+            self.real.memory("product", product_bytes(m, n))
         if self._trans_a:
             self.real.memory("rows of A", 2 * k * round_up(m, 64) * 4)
         rows, cols = (n, k) if self._trans_b else (k, n)
@@ -127,18 +148,24 @@ def few_rows(m: int, n: int, k: int) -> bool:
     return not split_pays(2 * m, 2 * n, 2 * k) and 16 * m * k + 40 * m * n < 16 * k * n
 
 
-def _embed(
-    kernel: Any, rows: int, cols: int, x: int, ldx: int, y: int, ldy: int, alpha: complex, stream: Any
-) -> None:
-    i32, i64, f32, u = np.int32, np.int64, np.float32, np.uintp
-    args = (i32(rows), i32(cols), u(x), i64(ldx), u(y), i64(ldy), f32(alpha.real), f32(alpha.imag))
+def product_bytes(m: int, n: int) -> int:
+    """Of a product that is made beside C, for a complex α or β."""
+    return 8 * m * n
+
+
+def _embed(kernel: Any, rows: int, cols: int, x: int, ldx: int, y: int, ldy: int, stream: Any) -> None:
+    i32, i64, u = np.int32, np.int64, np.uintp
+    args = i32(rows), i32(cols), u(x), i64(ldx), u(y), i64(ldy)
     kernel((ceil_div(rows, 8) * ceil_div(cols, 32),), (32, 8), args, stream)
 
 
-def _scale(ptr: int, m: int, n: int, ld: int, beta: complex, stream: Any) -> None:
-    import cupy
-
-    memory = cupy.cuda.UnownedMemory(ptr, 8 * ((m - 1) * ld + n), None)
-    with stream:
-        matrix = cupy.ndarray((m, n), "c8", cupy.cuda.MemoryPointer(memory, 0), strides=(8 * ld, 8))
-        matrix *= np.complex64(beta)
+def _combine(
+    kernel: Any, m: int, n: int, alpha: complex, product: int, pitch: int, beta: complex, c: int, ldc: int,
+    stream: Any,
+) -> None:  # fmt: skip
+    i64, f32, u = np.int64, np.float32, np.uintp
+    args = (
+        i64(m), np.int32(n), f32(alpha.real), f32(alpha.imag), u(product), i64(pitch),
+        f32(beta.real), f32(beta.imag), u(c), i64(ldc),
+    )  # fmt: skip
+    kernel((ceil_div(m * n, 256),), (256,), args, stream)

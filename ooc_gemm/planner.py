@@ -68,6 +68,9 @@ MIN_DEPTH, MAX_DEPTH = 256, 8192
 """Thinnest panel tried: thinner ones save a few MiB and cost many times the reads. And the deepest, but for
 chunks that are deeper: C is read and written for each (fp16x3, H200: 6 % of the time; 26 % at 2048)."""
 
+MOST_EXTENT = 2**29
+"""Most rows, columns and depth of what a device with kernels of its own multiplies at a time: some kernels
+count in 32 bits, and to twice as many for complex numbers and for the two planes of a float32."""
 
 GROWTHS = (1.25, 1.5)
 """How much deeper than the one before panels are, where they grow."""
@@ -163,6 +166,7 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
     rows = max(band_rows(x.bm, budget.weights, index) for index in range(len(budget.weights)))
     panels = panel_elements(p, rows, x.bn, x.bk)
     scratch = panels[0] * p.scratch[0] + panels[1] * p.scratch[1] + (rows + x.bn + x.bk) * p.line_bytes
+    scratch += rows * x.bn * p.block_scratch
     if p.symmetric and budget.device is not None:
         scratch += chunk * p.block_itemsize  # where a part is transposed
     buffers = PANEL_BUFFERS * sum(panels)
@@ -190,6 +194,8 @@ def _columns(p: Problem, bm: int, bn: int) -> tuple[int, int]:
 
 
 def _fits(p: Problem, budget: Budget, x: _Candidate) -> bool:
+    if budget.device is not None and max(x.bm, x.bn, x.bk) > MOST_EXTENT:
+        return False
     host, device = _ledgers(p, budget, x)
     return sum(host.values()) <= budget.host and (
         budget.device is None or sum(device.values()) <= budget.device
@@ -526,6 +532,12 @@ def _refusal(p: Problem, budget: Budget) -> BudgetError:
     """Which limit is too small, and the smallest that would do: the ledgers grow with every size, so
     the smallest sizes decide."""
     needs = []
+    rows, cols = min(p.m, p.c.chunk_rows), min(p.n, p.c.chunk_cols)
+    if budget.device is not None and not p.free_chunks and max(rows, cols) > MOST_EXTENT:
+        return BudgetError(
+            f"chunks of C of {rows}×{cols} are longer than the {MOST_EXTENT} rows or columns that a GPU "
+            "multiplies at a time; give smaller --chunks (chunks), or use --device cpu"
+        )
     whole = [(s.chunk_bytes, name) for name, s in (("A", p.a), ("B", p.b)) if s.whole]
     size, name = max(whole, default=(0, ""))
     why = (

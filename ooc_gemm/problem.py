@@ -197,6 +197,8 @@ class Problem:
     """Scratch of the kernel for each row and column of a block, and each k of a panel."""
     scratch: tuple[int, int] = (0, 0)
     """Scratch of the kernel for each element of a panel of op(A), and of op(B)."""
+    block_scratch: int = 0
+    """And for each element of a block."""
     check_itemsize: int = 0
     """Bytes of an element of the vectors that blocks are checked with; 0 where they are not."""
     kernel: str = ""

@@ -32,8 +32,9 @@ TRANS = tuple(product((False, True), repeat=2))
         catalog.embed("rows"),
         catalog.embed("double n", True, False),
         catalog.embed("double k", True, True),
-        catalog.combine(False),
-        catalog.combine(True, True, False),
+        catalog.combine("rows"),
+        catalog.combine("pairs", True, False),
+        catalog.combine("elements"),
         *(catalog.float64_sums(*trans)[0] for trans in product((False, True), repeat=2)),
     ],
 )

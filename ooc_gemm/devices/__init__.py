@@ -51,6 +51,8 @@ class Arithmetic:
     """Scratch on the device for each row and column of a block, and each k of a panel."""
     scratch: tuple[int, int] = (0, 0)
     """Scratch on the device for each element of a panel of op(A), and of op(B)."""
+    product_bytes: int = 0
+    """Scratch on the device for each element of a block where α or β is complex: the product before that."""
     exact: bool = False
     """Every sum is an exact integer, of whatever type."""
     operand_error: float = 0.0

@@ -7,17 +7,21 @@ exports no CBLAS), NumPy with a temporary does the same, slower.
 
 import ctypes
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from ..tiles import ranges
 
 Array = npt.NDArray[Any]
 Gemm = Callable[[Array, Array, Array, complex, complex], None]
 
 _LETTER = {"f": "s", "d": "d", "F": "c", "D": "z"}
 _ROW_MAJOR, _NO_TRANS, _TRANS = 101, 111, 112
+_PART = 256
+"""Rows, columns and depth of what `by_parts` multiplies at a time."""
 
 
 @lru_cache
@@ -39,10 +43,13 @@ def _library() -> tuple[ctypes.CDLL, str, str] | None:
 @lru_cache
 def gemm(char: str) -> tuple[str, Gemm]:
     """(name, function) for a dtype character. The function takes (a, b, c, α, β): a and b are 2-D, each
-    C-contiguous in rows or the transpose of such a view; c likewise but never transposed."""
+    C-contiguous in rows or the transpose of such a view; c likewise but never transposed.
+
+    A complex product is the one of the formula, re·re − im·im and re·im + im·re, also where a part of it is
+    infinite: a real α or β, or one without a real part, then makes no NaN of the other part."""
     found = _library()
     if found is None:
-        return "numpy", _with_temporary
+        return "numpy", partial(_complex, _with_temporary) if char in "FD" else _with_temporary
     library, prefix, suffix = found
     function = getattr(library, f"{prefix}{_LETTER[char]}gemm{suffix}")
     integer = ctypes.c_int64 if suffix else ctypes.c_int
@@ -66,7 +73,85 @@ def gemm(char: str) -> tuple[str, Gemm]:
         data_a, data_b, data_c = a.ctypes.data, b.ctypes.data, c.ctypes.data
         function(_ROW_MAJOR, trans_a, trans_b, m, n, k, x, data_a, lda, data_b, ldb, y, data_c, ldc)
 
-    return "blas", run
+    return "blas", partial(_complex, run) if is_complex else run
+
+
+def scale_in_place(x: Array, factor: complex) -> None:
+    """x ← factor·x. A factor of 0 makes zeros of everything. A complex x is multiplied part by part where the
+    factor has one part only, since inf·(2 + 0i) has a part 0·inf, which is NaN."""
+    with np.errstate(all="ignore"):
+        if factor == 0:
+            x[...] = 0
+        elif factor == 1:
+            return
+        elif x.dtype.kind != "c":
+            x *= x.dtype.type(factor.real)
+        elif factor.imag == 0:
+            for part in (x.real, x.imag):
+                part *= factor.real
+        elif factor.real == 0:
+            real = x.real * factor.imag
+            np.multiply(x.imag, -factor.imag, out=x.real)
+            x.imag = real
+        else:
+            x *= x.dtype.type(factor)
+
+
+def by_parts_bytes(dtype: np.dtype[Any]) -> int:
+    """Memory that `by_parts` takes."""
+    return 5 * _PART**2 * dtype.itemsize
+
+
+def by_parts(a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> None:
+    """c ← α·a·b + β·c of complex numbers, by real products of their parts; β is 0 or 1.
+
+    The library multiplies each sum by α + 0i even where α is 1, and so makes NaN of the real part of a sum
+    whose imaginary part is infinite, and the other way round."""
+    real = c.real.dtype
+    _, run = gemm(real.char)
+    for rows in ranges(c.shape[0], _PART):
+        for cols in ranges(c.shape[1], _PART):
+            out = c[slice(*rows), slice(*cols)]
+            product = np.zeros(out.shape, c.dtype)
+            sums = np.zeros((2, *out.shape), real)
+            for deep in ranges(a.shape[1], _PART):
+                left, right = a[slice(*rows), slice(*deep)], b[slice(*deep), slice(*cols)]
+                # BLAS wants contiguous matrices, and the parts of complex numbers are not.
+                (p, q), (r, s) = ([np.ascontiguousarray(y) for y in (x.real, x.imag)] for x in (left, right))
+                for x, y, to, sign in ((p, r, 0, 1.0), (q, s, 0, -1.0), (p, s, 1, 1.0), (q, r, 1, 1.0)):
+                    run(x, y, sums[to], sign, 1.0)
+            product.real, product.imag = sums
+            scale_in_place(product, alpha)
+            if beta == 0:
+                out[...] = product
+            else:
+                with np.errstate(all="ignore"):
+                    out += product
+
+
+def _complex(run: Gemm, a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> None:
+    """`run`, or `by_parts` where a sum might not be finite."""
+    if beta not in (0, 1):
+        scale_in_place(c, beta)
+        beta = 1.0
+    # No part of a sum is larger than this, and half of the range is left for rounding.
+    bound = 2.0 * a.shape[1] * _largest_part(a) * _largest_part(b)
+    if bound < float(np.finfo(c.dtype).max) / 2:
+        run(a, b, c, alpha, beta)
+    else:  # also where it is NaN
+        by_parts(a, b, c, alpha, beta)
+
+
+def _largest_part(x: Array) -> float:
+    """The largest magnitude among the real and imaginary parts; NaN where there is one."""
+    if x.size == 0:
+        return 0.0
+    along = x if x.strides[1] == x.itemsize else x.T
+    if along.strides[1] != along.itemsize:  # of one row, or one column
+        along = np.ascontiguousarray(along)
+    parts = along.view(x.real.dtype)
+    with np.errstate(all="ignore"):
+        return max(float(parts.max()), -float(parts.min()))
 
 
 def _layout(x: Array) -> tuple[int, int]:
@@ -78,12 +163,11 @@ def _layout(x: Array) -> tuple[int, int]:
 
 
 def _with_temporary(a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> None:
-    product = np.matmul(a, b)
-    if alpha != 1:
-        product *= c.dtype.type(alpha)
-    if beta == 0:
-        c[...] = product
-        return
-    if beta != 1:
-        c *= c.dtype.type(beta)
-    c += product
+    with np.errstate(all="ignore"):
+        product = np.matmul(a, b)
+        scale_in_place(product, alpha)
+        if beta == 0:
+            c[...] = product
+            return
+        scale_in_place(c, beta)
+        c += product

@@ -32,7 +32,7 @@ from ..shared import Shared
 from ..tiles import ceil_div, ranges
 from ..trace import Trace
 from . import COMPUTE, Arithmetic, Array, Check, Device, Limits, Operation, Overflow
-from .blas import Gemm, gemm
+from .blas import Gemm, by_parts_bytes, gemm, scale_in_place
 from .cpu_check import TILE_ELEMENTS, Checks
 
 TILE = 2048
@@ -197,9 +197,10 @@ class CPU:
         return found
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
-        """BLAS's packing buffers, and for exact integers one temporary tile a worker."""
+        """BLAS's packing buffers, and for each worker the temporary tile of exact integers, or the parts of
+        complex numbers."""
         tile = EXACT_TILE**2 * (arithmetic.panel.itemsize + arithmetic.block.itemsize)
-        scratch = tile if arithmetic.block.kind == "i" else 0
+        scratch = {"i": tile, "c": by_parts_bytes(arithmetic.block)}.get(arithmetic.block.kind, 0)
         return Limits(
             host_baseline=INTERPRETER_BYTES,
             device=None,
@@ -404,11 +405,7 @@ class CPU:
             tile += whole
 
     def _scale(self, out: Array) -> None:
-        beta = self._op.beta
-        if beta == 0:
-            out[...] = 0
-        elif beta != 1:
-            out *= out.dtype.type(beta if out.dtype.kind == "c" else beta.real)
+        scale_in_place(out, self._op.beta)
 
     def _begin(self, out: Array) -> None:
         """A block without panels."""

@@ -134,7 +134,7 @@ class Checks:
                         product = tile @ vector[start:stop]
                         out[strip] += product.astype(out.dtype, copy=False)
                         if squares is self._sums.b and not exact:  # their sum is enough
-                            squares[strip.start] += np.vdot(flat, flat).real
+                            squares[strip.start] += _squares(flat[None, :], True)[0]
                         elif squares is not None and not exact:
                             squares[strip] += _squares(tile, along)
             finally:
@@ -164,10 +164,12 @@ class Checks:
 
 
 def _squares(tile: Array, along: bool) -> Array:
-    """Squared norms of the rows; `along`: they are contiguous."""
+    """Squared norms of the rows; `along`: they are contiguous. Where the square of a part is too large, the
+    norm is infinite; the complex product x̄·x would make it NaN."""
     found: Array
     if along:
-        found = np.vecdot(tile, tile).real
+        parts = tile.view(tile.real.dtype)
+        found = np.vecdot(parts, parts)
     elif tile.dtype.kind == "c":
         found = _squares(tile.real, along) + _squares(tile.imag, along)
     else:

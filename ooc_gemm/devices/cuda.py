@@ -23,7 +23,7 @@ import numpy as np
 
 from .. import cache, catalog, driver
 from ..catalog import KERNELS
-from ..complex_gemm import ComplexGemm
+from ..complex_gemm import ComplexGemm, product_bytes
 from ..driver import Event
 from ..errors import NO_MEMORY, DeviceError, InputError, OutOfMemoryError
 from ..mma import Mma
@@ -295,8 +295,9 @@ class CUDA:
             if wide == np.complex64 and kernel == kind:
                 # Rows of re and of im for an A along m; B embedded, at twice its size.
                 return Arithmetic(
-                    kernel, wide, wide, why=why, pitch=64, line_bytes=2 * BYTES_PER_LINE, scratch=(8, 16)
-                )
+                    kernel, wide, wide, why=why, pitch=64, line_bytes=2 * BYTES_PER_LINE, scratch=(8, 16),
+                    product_bytes=product_bytes(1, 1),
+                )  # fmt: skip
             fits = wide == float32
             return (
                 Arithmetic(kernel, float32, float32, why=why, pitch=64, line_bytes=BYTES_PER_LINE)
@@ -551,6 +552,13 @@ class CUDA:
                 with stream:
                     self._cupy.conjugate(memory, out=memory)
         beta = op.beta if first else 1.0
+        if op.alpha == 0:  # a library may make NaN of 0·NaN
+            self._scale(block, c, beta)
+            self._early[c] = []
+            return
+        if op.arithmetic.kernel == "cublas" and out.dtype.kind == "c" and beta != 0:
+            self._scale(block, c, beta)  # cuBLAS would multiply by β + 0i
+            beta = 1.0
         if block.diagonal:
             b = self._as_b(a, b, (k, block.rows) if op.transpose_a else (block.rows, k), stream)
         early: _Rows = []
@@ -626,7 +634,7 @@ class CUDA:
         kernel, panel = KERNELS[arithmetic.kernel], arithmetic.panel.name
         if panel == "complex64":
             product = ComplexGemm(trans_a, trans_b, op.conjugate_a, op.conjugate_b)
-            product.reserve(plan.bm, plan.bn, plan.bk)
+            product.reserve(plan.bm, plan.bn, plan.bk, real=op.alpha.imag == op.beta.imag == 0)
             return partial(product, in_place="a")
         if kernel.launcher != "nvrtc":
             kind = Wgmma if kernel.launcher == "wgmma" else Mma
@@ -696,11 +704,20 @@ class CUDA:
         self._use()
         if self._checks:
             self._checks.begin(block, self._arrays["c", c], self._streams[COMPUTE])
+        self._scale(block, c, self._op.beta)
+
+    def _scale(self, block: Block, c: int, beta: complex) -> None:
+        """β·C in place; a complex C part by part where β is real, as `blas.scale_in_place` does."""
+        out = self._arrays["c", c][: block.rows * block.cols]
         with self._streams[COMPUTE]:
-            out, beta = self._arrays["c", c][: block.rows * block.cols], self._op.beta
             if beta == 0:
                 out.fill(0)
-            elif beta != 1:
+            elif beta == 1:
+                return
+            elif out.dtype.kind == "c" and beta.imag == 0:
+                parts = out.view(out.dtype.char.lower())
+                parts *= parts.dtype.type(beta.real)
+            else:
                 out *= out.dtype.type(beta if out.dtype.kind == "c" else beta.real)
 
     def finish(self, block: Block, c: int) -> None:
