@@ -229,14 +229,16 @@ template <bool WHOLE> __device__ __forceinline__ void add_rows(
     }
 }
 
-// Block (x, y): 32·VEC columns, DEPTH rows, which its warps take in turns.
+// A block: 32·VEC columns and DEPTH rows, which its warps take in turns. The grid has one dimension, for there may be
+// more than 65,535 of either; blocks side by side come one after the other.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 columns(long long count, long long cols, const Element* __restrict__ X, long long ldx,
         const Sum* __restrict__ v, Sum* __restrict__ out, double* __restrict__ squares, int conjugate) {
     constexpr int WIDTH = 32 * VEC;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const long long start = blockIdx.x * static_cast<long long>(WIDTH), here = cols - (start + lane * VEC);
-    const long long first = blockIdx.y * static_cast<long long>(DEPTH) + warp;
+    const unsigned across = static_cast<unsigned>((cols + WIDTH - 1) / WIDTH);
+    const long long start = blockIdx.x % across * static_cast<long long>(WIDTH), here = cols - (start + lane * VEC);
+    const long long first = blockIdx.x / across * static_cast<long long>(DEPTH) + warp;
     const long long deep = (count - first + warp < DEPTH ? count - first + warp : DEPTH) - warp;
     const bool norms = KIND != INTEGER_KIND && squares;
     Part sum[VEC] = {};

@@ -9,6 +9,7 @@ They are the driver's. A process has one driver, so CuPy's streams, modules and 
 """
 
 import ctypes
+import math
 import struct
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
+from .errors import DeviceError
 from .tiles import round_up
 
 HOST, DEVICE, EITHER = 1, 2, 4
@@ -49,6 +51,13 @@ _ARGUMENTS = {
     "cuTensorMapEncodeTiled": (_ADDRESS, ctypes.c_int, ctypes.c_uint, *(_ADDRESS,) * 5, *(ctypes.c_int,) * 4),
     "cuGetErrorString": (ctypes.c_int, _ADDRESS),
 }
+
+
+GRID, BLOCK, THREADS = (2**31 - 1, 65_535, 65_535), (1024, 1024, 64), 1024
+"""Most blocks along x, y and z, threads of a block along each, and threads of a block in all, on every GPU
+that our kernels run on (CUDA C++ Programming Guide, technical specifications)."""
+SHARED_BYTES = 227 << 10
+"""Most shared memory of a block on any GPU. What a particular one has, `nvrtc.load_all` asks it for."""
 
 
 class DriverError(RuntimeError):
@@ -204,10 +213,10 @@ def copy(
 
 
 class Kernel:
-    """A function of a module that CuPy has loaded."""
+    """A function of a module that CuPy has loaded. Every kernel of ours is launched by one."""
 
-    def __init__(self, function: Any):
-        self._function = function
+    def __init__(self, function: Any, name: str = "kernel"):
+        self._function, self._name = function, name
         """CuPy's, which keeps the module."""
 
     def __call__(
@@ -219,7 +228,8 @@ class Kernel:
         shared_bytes: int = 0,
     ) -> None:
         """Start it in a CuPy stream of the device in use. `grid`, `block`: up to three sizes. `args`: NumPy
-        scalars, by value. Raises DriverError."""
+        scalars, by value. Raises DriverError, and DeviceError where no GPU takes a launch of these sizes."""
+        check_launch(self._name, grid, block, shared_bytes)
         values = [arg.tobytes() for arg in args]
         memory = ctypes.create_string_buffer(b"".join(values))
         starts = accumulate(map(len, values[:-1]), initial=ctypes.addressof(memory))
@@ -227,6 +237,26 @@ class Kernel:
             "cuLaunchKernel", self._function.ptr, *_three(grid), *_three(block), shared_bytes, stream.ptr,
             struct.pack(f"@{len(values)}P", *starts), None,
         )  # fmt: skip
+
+
+def check_launch(name: str, grid: Sequence[int], block: Sequence[int], shared_bytes: int) -> None:
+    """Raise DeviceError where a launch of the kernel `name` exceeds what GPUs take. The driver would refuse
+    some of these sizes with a number; of others ctypes would pass on the lowest 32 bits."""
+    blocks, threads = _three(grid), _three(block)
+    fits = (
+        len(grid) <= 3
+        and len(block) <= 3
+        and all(size <= most for size, most in zip(blocks, GRID, strict=True))
+        and all(size <= most for size, most in zip(threads, BLOCK, strict=True))
+        and math.prod(threads) <= THREADS
+        and 0 <= shared_bytes <= SHARED_BYTES
+    )
+    if not fits:
+        raise DeviceError(
+            f"the kernel {name} would need {'×'.join(map(str, blocks))} blocks of "
+            f"{'×'.join(map(str, threads))} threads and {shared_bytes} bytes of shared memory each, which no "
+            "GPU takes; give a smaller --device-memory-limit (device_memory_limit), for smaller blocks of C"
+        )
 
 
 def _three(sizes: Sequence[int]) -> tuple[int, ...]:

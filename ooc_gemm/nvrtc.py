@@ -23,7 +23,6 @@ _STATIC_SHARED = 48 << 10
 """Bytes of shared memory a block gets without asking for more."""
 _MAX_DYNAMIC_SHARED_SIZE = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
-_MAX_GRID = 2**31 - 1
 _INSTALL = "install it with pip install 'ooc-gemm[cuda13]' (for a CUDA 12 driver: 'ooc-gemm[cuda12]')"
 
 
@@ -61,11 +60,8 @@ class Config:
         return tuple(f"-D{name}={value}" for name, value in self.macros)
 
     def grid(self, m: int, n: int) -> tuple[int]:
-        """Thread blocks for an m×n matrix C, in one dimension. ValueError where there are too many."""
-        blocks = ceil_div(m, self.bm) * ceil_div(n, self.bn) * max(1, self.value("SPLIT"))
-        if blocks > _MAX_GRID:
-            raise ValueError(f"C of {m}×{n} needs {blocks} thread blocks; a launch takes {_MAX_GRID}")
-        return (blocks,)
+        """Thread blocks for an m×n matrix C, in one dimension."""
+        return (ceil_div(m, self.bm) * ceil_div(n, self.bn) * max(1, self.value("SPLIT")),)
 
 
 def kernel_source(name: str) -> str:
@@ -121,7 +117,7 @@ def load_all(cubin: bytes, config: Config, names: Iterable[str]) -> dict[str, Ke
     if config.shared_bytes > _STATIC_SHARED:
         for kernel in found.values():
             driver.funcSetAttribute(kernel.ptr, _MAX_DYNAMIC_SHARED_SIZE, config.shared_bytes)
-    return {name: Kernel(kernel) for name, kernel in found.items()}
+    return {name: Kernel(kernel, name) for name, kernel in found.items()}
 
 
 def launch(

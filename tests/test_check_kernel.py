@@ -26,6 +26,7 @@ def test_its_numbers_are_those_of_the_launch():
     assert f"THREADS = {THREADS}, WARPS = THREADS / 32;" in source
     assert f"ROWS = {ROWS};" in source
     assert f"DEPTH = {DEPTH};" in source
+    assert "WIDTH = 32 * VEC;" in source
 
 
 @pytest.mark.gpu
@@ -70,7 +71,7 @@ def test_it_agrees_with_numpy(config):
                 width = 64 * vec
                 grid, args = (ceil_div(rows, 8 * ROWS), ceil_div(cols, width)), (i64(width),)
             else:
-                grid, args = (ceil_div(cols, 32 * vec), ceil_div(rows, DEPTH)), ()
+                grid, args = (ceil_div(cols, 32 * vec) * ceil_div(rows, DEPTH),), ()
             args = (i64(rows), i64(cols), *args, *stored, *tail)
             kernels[name](grid, (THREADS,), args, cupy.cuda.get_current_stream())
             wanted = out + (op @ v if name == "rows" else op.T @ v)

@@ -69,11 +69,6 @@ def test_config_refuses_what_is_no_kernel() -> None:
         replace(SMALL, kernel="../ffma")
 
 
-def test_grid_refuses_more_blocks_than_a_launch_takes() -> None:
-    with pytest.raises(ValueError, match="blocks"):
-        SMALL.grid(2**34, 2**34)
-
-
 # ---- compilation -------------------------------------------------------------------------------
 
 

@@ -137,10 +137,10 @@ class Checks:
             strips, step = ceil_div(rows, ROWS), 32 * vec
             across = max(1, min(WARPS // strips, cols // (4 * step)))
             width = round_up(ceil_div(cols, across), step)
-            grid: tuple[int, int] = ceil_div(strips, THREADS // 32), ceil_div(cols, width)
+            grid: tuple[int, ...] = ceil_div(strips, THREADS // 32), ceil_div(cols, width)
             args: tuple[Any, ...] = i64(rows), i64(cols), i64(width), *matrix, *to
         else:
-            grid = ceil_div(cols, 32 * vec), ceil_div(rows, DEPTH)
+            grid = (ceil_div(cols, 32 * vec) * ceil_div(rows, DEPTH),)
             args = i64(rows), i64(cols), *matrix, *to
         functions[name](grid, (THREADS,), args, stream)
 
