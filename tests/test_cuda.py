@@ -9,6 +9,7 @@ import ooc_gemm
 import ooc_gemm.api
 from ooc_gemm.devices import cuda
 from ooc_gemm.plan import EARLY_STRIPS
+from ooc_gemm.tensor import split_pays
 from ooc_gemm.tiles import BAND
 
 
@@ -39,8 +40,10 @@ def test_rows_leave_before_others_are_finished(kernel, dtype, bound, transpose, 
     if why := gpu_missing():
         pytest.skip(why)
     monkeypatch.setattr(cuda, "STRIP_ELEMENTS", 1 << 16)
-    monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(1536, 1400, 300))
-    a, b, strips = matrix((2560, 700), dtype, 1), matrix((700, 1400), dtype, 2), []
+    # Also the last block, of 1024 rows, and its last panel are large enough for fp16x3 to split them.
+    assert split_pays(1024, 1600, 350)
+    monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(1536, 1600, 350))
+    a, b, strips = matrix((2560, 700), dtype, 1), matrix((700, 1600), dtype, 2), []
 
     class Counting(cuda.CUDA):
         def finish(self, block, c):
@@ -57,3 +60,18 @@ def test_rows_leave_before_others_are_finished(kernel, dtype, bound, transpose, 
     assert_close(found.astype(wide), a.astype(wide) @ b.astype(wide), bound)
     assert strips == [1, 8], "nothing hides the last block's writes"
     assert not exact or found.dtype.kind == "i"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "dtype"), [("fp16x3", "f4"), ("mma-fp16x3", "f4"), ("fp16x3", "c8")])
+def test_blocks_of_a_split_product_pass_their_check(kernel, dtype):
+    """Smaller ones, as in test_verify_run.py, are made in plain float32."""
+    if why := gpu_missing():
+        pytest.skip(why)
+    assert split_pays(1300, 1400, 600)
+    a, b = matrix((1300, 600), dtype, 1), matrix((600, 1400), dtype, 2)
+    for alpha, beta in ((1, 0), (1e-20, 0), (2 - 1j, 0)) if dtype == "c8" else ((1, 0), (1e-20, 0)):
+        result = ooc_gemm.multiply(a, b, alpha=alpha, beta=beta, device="cuda", kernel=kernel, verify=True)
+        assert result.verified
+        wide = "c16" if dtype == "c8" else "f8"
+        assert_close(result.array.astype(wide) / alpha, a.astype(wide) @ b, 1e-6)

@@ -147,6 +147,48 @@ def test_agrees_with_numpy(
         assert np.array_equal(found[:, n:], c[:, n:], equal_nan=kind != "int8"), f"padding of C, {case}"
 
 
+DEEP = (65, 66, 12_000)
+"""Too few tiles to go round, and deep: k is cut in slices whatever the tile, which none of SHAPES is."""
+
+
+@pytest.mark.parametrize(("kind", "tile"), TILES)
+def test_the_deep_shape_is_cut_in_slices(kind: str, tile: int) -> None:
+    config = catalog.wgmma(kind, False, False)[tile]
+    assert catalog.choose_wgmma([config], *DEEP, 132)[1] > 1
+    assert all(catalog.choose_wgmma([config], *shape, 132)[1] == 1 for shape in SHAPES)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("trans", [False, True])
+@pytest.mark.parametrize(("kind", "tile"), TILES)
+def test_slices_of_k_are_added_up(cupy: Any, kind: str, trans: bool, tile: int) -> None:
+    from ooc_gemm.wgmma import Wgmma
+
+    dtype, (m, n, k) = KINDS[kind], DEEP
+    out, wide = ("int32", "int64") if kind == "int8" else ("float32", "float64")
+    config = catalog.KERNELS[kind].configs(dtype, trans, trans)[tile]
+    gemm = Wgmma(kind, trans, trans, dtype, dtype, config)
+    assert gemm.choose(m, n, k)[1] > 1
+    rng, stream = np.random.default_rng(7), cupy.cuda.Stream(non_blocking=True)
+    a, b = _random(rng, (k, m) if trans else (m, k), dtype), _random(rng, (n, k) if trans else (k, n), dtype)
+    x, y = (a.T if trans else a).astype(wide), (b.T if trans else b).astype(wide)
+    for alpha, beta in ((1, 0), (2, -3)):
+        c = _random(rng, (m, n + 3), "int8").astype(out)
+        if beta == 0:
+            c[:] = -(2**31) if kind == "int8" else np.nan
+        da, db, dc = _stored(cupy, a, dtype), _stored(cupy, b, dtype), cupy.asarray(c)
+        cupy.cuda.runtime.deviceSynchronize()
+        left, right, target = ((z.data.ptr, z.shape[1]) for z in (da, db, dc))
+        gemm(m, n, k, alpha, *left, *right, beta, *target, stream)
+        stream.synchronize()
+        found, old = dc.get(), c[:, :n].astype(wide) * beta if beta else 0
+        want, bound = alpha * (x @ y) + old, 0
+        if kind != "int8":
+            bound = 2 * EPS[kind] * (abs(alpha) * (abs(x) @ abs(y)) + np.abs(old))
+        assert (abs(found[:, :n] - want) <= bound).all(), f"{alpha} {beta}"
+        assert np.array_equal(found[:, n:], c[:, n:], equal_nan=kind != "int8")
+
+
 Pair = tuple[np.ndarray, np.ndarray]
 
 
