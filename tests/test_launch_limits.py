@@ -21,8 +21,6 @@ GiB = 1 << 30
 DEVICE_BYTES = 192 * GiB
 """More than any GPU that we know of has."""
 LONG = MOST_EXTENT
-DEEPEST = 65_535 * 128
-"""Of fp16x3 where k is not along rows: column_largest and column_exponents have ⌈k/128⌉ blocks along y."""
 SHAPES = (
     (LONG, 1, 64), (1, LONG, 64), (64, 65, LONG), (3, 5, LONG), (LONG, 80, 1), (80, LONG, 1),
     (150_000, 150_000, 300), (20_000_000, 300, 500), (300, 20_000_000, 500),
@@ -64,15 +62,6 @@ def no_driver(monkeypatch):
         monkeypatch.setattr(module, "load", load)
     monkeypatch.setattr(tensor.TensorGemm, "memory", lambda self, name, nbytes: 1 << 20)
     monkeypatch.setattr(driver, "call", lambda name, *args: None)
-
-
-@pytest.fixture
-def too_deep(request):
-    """Marks what fails as long as the grids of those two kernels are not changed."""
-    params = request.node.callspec.params
-    if params["shape"][2] > DEEPEST and params.get("kernel", "fp16x3").endswith("fp16x3"):
-        reason = "column_largest takes more than 65,535 blocks along y for such a k"
-        request.node.add_marker(pytest.mark.xfail(raises=DeviceError, reason=reason, strict=False))
 
 
 def launched(*names):
@@ -149,7 +138,6 @@ TENSOR = [name for name, it in catalog.KERNELS.items() if it.launcher != "nvrtc"
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kernel", TENSOR)
-@pytest.mark.usefixtures("too_deep")
 def test_tensor_cores(kernel, shape, monkeypatch):
     """With all that prepares their operands and adds up slices; each of fp16x3's ways."""
     for dtype in catalog.KERNELS[kernel].dtypes:
@@ -165,7 +153,6 @@ def test_tensor_cores(kernel, shape, monkeypatch):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("alpha", [2.0, 1j])
-@pytest.mark.usefixtures("too_deep")
 def test_complex_numbers_by_real_products(shape, alpha):
     for trans_a, trans_b in ((False, False), (True, True)):
         product = complex_gemm.ComplexGemm(trans_a, trans_b)
