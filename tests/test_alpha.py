@@ -263,14 +263,19 @@ def test_products_by_parts_agree_with_blas(char, shape):
             assert_near(c, want, 1e-6 if char == "F" else 1e-14)
 
 
-@pytest.mark.parametrize("found", ["blas", "no CBLAS"])
-def test_gemm_with_and_without_cblas(found, monkeypatch):
-    if found == "no CBLAS":
-        gemm.cache_clear()
-        monkeypatch.setattr(blas, "_library", lambda: None)
-    name, run = gemm("F")
+@pytest.fixture(params=["blas", "numpy"])
+def library(request, monkeypatch):
+    """With the library's CBLAS interface, and as if it had none."""
     gemm.cache_clear()
-    assert name == ("numpy" if found == "no CBLAS" else "blas")
+    if request.param == "numpy":
+        monkeypatch.setattr(blas, "_library", lambda: None)
+    yield request.param
+    gemm.cache_clear()
+
+
+def test_gemm_with_and_without_cblas(library):
+    name, run = gemm("F")
+    assert name == library
     a, b = np.full((3, 4), 1e30 + 0j, "F"), np.full((4, 5), 1e30 + 0j, "F")
     c = np.full((3, 5), complex(np.inf, 2), "F")
     run(a, b, c, 2.0, 3.0)
