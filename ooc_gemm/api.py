@@ -299,7 +299,7 @@ def _run(
         with (
             _started(job, watch),
             rechunked(copies_wanted, job.sources, c) as (sources, copies),
-            _target(c, job, log) as (target, array),
+            _target(c, job, log, notice) as (target, array),
         ):
             if plan.block_count and plan.problem.m and plan.problem.n:
                 report = (
@@ -424,7 +424,9 @@ def _prepare(
     log: Journal | Finished | None = None,
 ) -> _Job:
     """Everything decided. `symmetric`: op(B) is op(A)ᵀ. `log`: of the run that is continued."""
-    begun, layout_there = targets.open_partial(c) if log else None, dict[str, Any]()
+    begun, layout_there = None, dict[str, Any]()
+    if log and (log.done or provenance.reads_c(log.head)):
+        begun = targets.open_partial(c)
     if begun is not None:
         layout_there = {"chunks": begun.chunks, "shards": begun.shards}
     given = {"alpha": alpha, "beta": beta, "out_dtype": out_dtype}
@@ -754,7 +756,9 @@ def _output(
 
 
 @contextmanager
-def _target(c: Any, job: _Job, log: Journal | Finished | None) -> Iterator[tuple[Any, Any]]:
+def _target(
+    c: Any, job: _Job, log: Journal | Finished | None, notice: Callable[[str], None] | None
+) -> Iterator[tuple[Any, Any]]:
     """Where C goes, and the NumPy array if that is where. C becomes an array when the body succeeds."""
     block = job.operation.arithmetic.block
     if isinstance(log, Finished):
@@ -764,16 +768,24 @@ def _target(c: Any, job: _Job, log: Journal | Finished | None) -> Iterator[tuple
         array = np.empty(job.output.shape, job.output.dtype)
         yield targets.ArrayTarget(array, job.plan.problem.c, block), array
         return
-    if log:
+    reads = job.operation.beta != 0
+    if log and not log.done and not reads:  # nothing was made yet: what is there may be of a run before
+        log.close()
+        target = targets.create_target(c, job.output, block, job.head, force=True, notice=notice)
+    elif log:
         target = targets.target_at(targets.open_partial(c), store.describe(c), block, log)
         target.proceed()
-    elif job.operation.beta != 0:
+    elif reads:
         target = targets.update_target(c, block, job.head)
     else:
-        target = targets.create_target(c, job.output, block, job.head, job.force)
+        target = targets.create_target(c, job.output, block, job.head, job.force, notice=notice)
     try:
         yield target, None
-        target.commit({"version": __version__, **job.head} if job.head else None)
-    except BaseException:
+        left = target.commit({"version": __version__, **job.head} if job.head else None)
+        if left and notice:
+            notice(left)
+    except BaseException as error:
         target.pause()
+        if kept := target.kept():
+            error.add_note(kept)
         raise

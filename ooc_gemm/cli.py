@@ -142,7 +142,12 @@ _matrices = _options(
 )
 _problem = _options(_operands, _matrices)
 _running = _options(
-    click.option("-f", "--force", is_flag=True, help="Replace C if it exists."),
+    click.option(
+        "-f",
+        "--force",
+        is_flag=True,
+        help="Replace C if it exists; other files in its folder stay.",
+    ),
     click.option(
         "--resume",
         is_flag=True,
@@ -893,6 +898,7 @@ def _main(args: Sequence[str], verbose: bool) -> None:
     except (KeyboardInterrupt, click.Abort, _Terminated) as error:
         logging.disable()  # of asyncio, which tells of every task that is dropped
         what, code = ("Terminated", 143) if isinstance(error, _Terminated) else ("Interrupted", 130)
+        _notes(error)
         click.echo(f"{what}: a C that was begun stays unfinished; run again with --resume to go on", err=True)
         sys.exit(code)
     except BrokenPipeError:
@@ -903,6 +909,7 @@ def _main(args: Sequence[str], verbose: bool) -> None:
             click.echo(redacted(traceback.format_exc()), err=True)
         if isinstance(error, DeviceLostError):
             _in_another_process(args, error)
+        _notes(error)
         text = f"{type(error).__name__}: {error} (-v shows where)"
         if isinstance(error, Error):
             text = str(error)
@@ -911,6 +918,15 @@ def _main(args: Sequence[str], verbose: bool) -> None:
         click.echo(f"Error: {redacted(text)}", err=True)
         codes = (InputError, 2), (BudgetError, 2), (VerificationError, 3), (Exception, 1)
         sys.exit(next(code for kind, code in codes if isinstance(error, kind)))
+
+
+def _notes(error: BaseException) -> None:
+    """What was noted of an error, or of its cause, on its way: what lies where now."""
+    found: BaseException | None = error
+    while found is not None:
+        for text in getattr(found, "__notes__", ()):
+            _note(redacted(text))
+        found = found.__cause__
 
 
 def _in_another_process(args: Sequence[str], error: DeviceLostError) -> None:

@@ -207,6 +207,12 @@ class Journal:
         self._file.close()
 
 
+def is_journal(text: bytes | None) -> bool:
+    """Whether this is how a journal begins, or all that a killed process has written of it."""
+    begin = b'{"version": '
+    return text is not None and text[: len(begin)] == begin[: len(text)]
+
+
 def is_held(folder: Path) -> bool:
     """Whether a process is at work on the C in this folder."""
     try:

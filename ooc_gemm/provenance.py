@@ -83,6 +83,11 @@ def settled(
     return found
 
 
+def reads_c(begun: Mapping[str, Any]) -> bool:
+    """Whether the run that a journal is of, with this head, reads the C that was."""
+    return "c" in (begun.get("inputs") or ())
+
+
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What is not the same, in words: of two heads, that of the run that was begun and that of this one.
 

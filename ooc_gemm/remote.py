@@ -329,6 +329,14 @@ class Objects:
         version = _version(found.meta)
         return await found.bytes_async(), version
 
+    def start(self, key: str, size: int) -> bytes | None:
+        """The first bytes of an object, None where there is none."""
+        try:
+            found = self.stat(key)
+            return bytes(self.read(key, 0, min(size, found[0]))) if found[0] else b""
+        except FileNotFoundError:
+            return None
+
     def read(self, key: str, start: int, size: int) -> Any:
         """Bytes of an object. Raises FileNotFoundError."""
         path = self._prefix + key

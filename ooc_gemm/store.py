@@ -62,6 +62,8 @@ HELD_BY_ZARR = 5
 codecs, byte orders and versions, of noise, with what it returns."""
 PARTIAL = ".partial"
 """What follows the name of the metadata of a C that is not finished."""
+ASIDE = ".ooc-gemm-replaced"
+"""The folder in C's that holds the array which C replaces, until C is finished."""
 TIMEOUT = 60.0
 """Seconds that a store which is not this machine's may take to answer …"""
 SLOWEST = 1 << 20
@@ -399,13 +401,23 @@ def open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
 
 
 def is_begun(there: Objects) -> bool:
-    """Whether a C that is not finished stands in an object store, or one is begun."""
-    return any(there.has(key) for key in (*(key + PARTIAL for key in METADATA), journal.NAME))
+    """Whether a C that is not finished stands in an object store, or one is begun: there is the metadata of
+    an array under the name of unfinished ones, or a journal of ours."""
+    for key in METADATA:
+        text = there.document(key + PARTIAL, documents.MAX_BYTES)
+        with contextlib.suppress(InputError):
+            if text is not None and documents.kind(key, documents.parse("", text)) == "array":
+                return True
+    return journal.is_journal(there.start(journal.NAME, 64))
 
 
 def is_partial(place: Path) -> bool:
-    """Whether a C that is not finished stands there."""
-    return any(os.path.exists(place / (key + PARTIAL)) for key in METADATA)
+    """Whether a C that is not finished stands there. Where an array stands there, too, it is that which
+    counts: a run that was to replace it was killed as it began."""
+    left = [*(key + PARTIAL for key in METADATA), ASIDE]
+    return any(os.path.exists(place / name) for name in left) and not any(
+        os.path.exists(place / key) for key in METADATA
+    )
 
 
 def _open(path: str, name: str) -> zarr.Array[Any] | str | None:

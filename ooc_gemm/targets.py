@@ -25,7 +25,7 @@ import numpy as np
 import zarr
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
-from . import documents, files, journal, provenance
+from . import documents, files, journal, ownership, provenance
 from .errors import Error, InputError, RangeError, StoreError
 from .journal import Journal
 from .local import Folder, Source
@@ -35,6 +35,7 @@ from .problem import Matrix
 from .remote import Objects, RemoteFolder, RemoteJournal, why
 from .ring import Bytes
 from .store import (
+    ASIDE,
     METADATA,
     PARTIAL,
     Answers,
@@ -139,13 +140,9 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
         found = _kind_there(place)
         if journal.is_held(place):
             raise InputError(f"{name} is being written by another process; wait for it, or stop it")
-        partial = is_partial(place)
-        empty = place.is_dir() and os.access(place, os.R_OK)
-        # Of a run that was killed before it had written C's metadata there may be this much.
-        empty = empty and all(
-            entry.name == journal.NAME or entry.suffix == PARTIAL for entry in place.iterdir()
-        )
-        if found is None and not (partial or empty):
+        partial = ownership.is_unfinished(place, name)
+        ours = place.is_dir() and os.access(place, os.R_OK) and ownership.is_ours(place)
+        if found is None and not (partial or ours):
             raise InputError(
                 f"{name} exists and cannot be opened as a Zarr array; it is left alone, choose another place"
             )
@@ -155,6 +152,8 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
                 "(resume=True), or give -f (force=True) to replace it"
             )
         _check_replaced(name, found, force)
+        if not ours:
+            ownership.survey(place, name)
     parent = place
     while not os.path.exists(parent):
         parent = parent.parent
@@ -268,17 +267,14 @@ class Target:
         self._durable = bool(self._log.done)
 
     def clear(self) -> None:
-        """Remove what is left of an old C. Raises StoreError."""
-        if self._folder is None:
-            return
-        try:
-            for entry in Path(self._folder.root).iterdir():
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                elif entry.name not in (self._key + PARTIAL, journal.NAME):
-                    entry.unlink()
-        except OSError as error:
-            raise StoreError(f"{self.name}: its old chunks cannot be removed: {error}") from error
+        """Remove what is left of an old C, where that was not set aside."""
+
+    def kept(self) -> str | None:
+        """What to tell users of the array that C was to replace, where the run ends before C is finished."""
+        if self._folder is None or not ownership.is_kept(self._folder.root):
+            return None
+        aside = self._folder.root / ASIDE
+        return f"the array that {self.name} is to replace is kept as {aside} until {self.name} is finished"
 
     def source(self) -> Source:
         """What has been written, to be read although it is no array yet."""
@@ -311,9 +307,9 @@ class Target:
                 self.save(durable=True)
             self._log.close()
 
-    def commit(self, made: dict[str, Any] | None = None) -> None:
-        """All chunks are there: C becomes an array. `made`: what it was made of, for its attributes. Raises
-        StoreError."""
+    def commit(self, made: dict[str, Any] | None = None) -> str | None:
+        """All chunks are there: C becomes an array. `made`: what it was made of, for its attributes. What is
+        left of an array that C replaces, in words. Raises StoreError."""
         try:
             self.save(self._durable)
             attributes = made and {provenance.ATTRIBUTE: {**made, "result": self._mark()}}
@@ -327,7 +323,7 @@ class Target:
                 known = json.loads(self._find(".zattrs") or b"{}")
                 self._set(".zattrs", json.dumps({**known, **attributes}, indent=2).encode())
             self._set(self._key, described)
-            self._finish()
+            return self._finish()
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
@@ -347,11 +343,13 @@ class Target:
         down, across = (-(-n // step) for n, step in zip(self._array.shape, self._shape, strict=True))
         return down, across
 
-    def _finish(self) -> None:
-        """C is an array: what said that it is not goes."""
+    def _finish(self) -> str | None:
+        """C is an array: what said that it is not goes, and what it replaces."""
         self._delete(self._key + PARTIAL)
+        left = ownership.drop(self._folder.root) if self._folder else None
         if self._log:
             self._log.remove()
+        return left
 
     def cancel(self) -> None:
         """Wake who waits for a store to take a chunk."""
@@ -532,6 +530,8 @@ class RemoteTarget(Target):
         self._chunks = RemoteFolder(objects, name, array.metadata)
         self._described: bytes | None = None
         """C's metadata, where this run has begun it."""
+        self._left: list[str] = []
+        """Objects of an array that C replaces."""
         self._stamps: Any = None
         """Of its chunks, when all of them were looked at last."""
 
@@ -546,6 +546,8 @@ class RemoteTarget(Target):
 
     def begin(self, metadata: bytes | None) -> None:
         """As in a folder, with few requests: `clear` is to follow where C is a new one."""
+        if metadata is not None:
+            self._left = self._survey()
         self._described = self._get(self._key) if metadata is None else metadata
         self._objects.put(self._key + PARTIAL, self._described)
         if metadata is None:
@@ -556,8 +558,20 @@ class RemoteTarget(Target):
 
     def clear(self) -> None:
         """Remove what is left of an old C, what makes it an array first."""
-        left = {key for key, _, _ in self._objects.list()} - {self._key + PARTIAL, journal.NAME}
+        left = {*self._left} - {self._key + PARTIAL, journal.NAME}
         self._objects.delete(sorted(left, key=lambda key: key not in METADATA))
+
+    def _survey(self) -> list[str]:
+        """What belongs to the array that stands there, finished or not. Raises InputError."""
+        keys = [key for key, _, _ in self._objects.list()]
+        found = dict[str, Any]()
+        for key in (*METADATA, *(key + PARTIAL for key in METADATA)):
+            text = self._objects.document(key, documents.MAX_BYTES) if key in keys else None
+            with contextlib.suppress(InputError):
+                if text is not None:
+                    described = documents.parse(self.name, text)
+                    found |= {key: described} if documents.kind(key, described) == "array" else {}
+        return ownership.owned(keys, found, self.name)
 
     def save(self, durable: bool) -> None:
         """The journal says what is done. Raises StoreError."""
@@ -579,7 +593,7 @@ class RemoteTarget(Target):
             self._saved = time.monotonic()
             self._pause = max(SAVED_SECONDS, 10 * (self._saved - start))
 
-    def commit(self, made: dict[str, Any] | None = None) -> None:
+    def commit(self, made: dict[str, Any] | None = None) -> str | None:
         """As in a folder, if all chunks are still this run's: nothing else has kept others away. Raises
         StoreError."""
         try:
@@ -588,7 +602,7 @@ class RemoteTarget(Target):
                     f"{self.name}: somebody else has changed chunk {key} while C was being written; run "
                     "again with -f (force=True), or write C elsewhere"
                 )
-            super().commit(made)
+            return super().commit(made)
         except StoreError:
             raise
         except Exception as error:
@@ -597,10 +611,11 @@ class RemoteTarget(Target):
                 f"{self.name} cannot be finished ({why(error)}); see to its store and {then}"
             ) from error
 
-    def _finish(self) -> None:
+    def _finish(self) -> str | None:
         self._objects.delete([self._key + PARTIAL, journal.NAME])
         if self._log:
             self._log.close()
+        return None
 
     def _mark(self) -> str | None:
         return (
@@ -679,10 +694,12 @@ def create_target(
     block: np.dtype[Any],
     head: dict[str, Any] | None = None,
     force: bool = False,
+    notice: Callable[[str], None] | None = None,
 ) -> Target:
-    """A new C, unfinished; what stood at its place is removed. With `head` one in a folder or an object store
-    has a journal, which begins so; `force`: also where another run's is there. Raises InputError where it
-    cannot be begun."""
+    """A new C, unfinished. An array that stood at its place is set aside, in an object store removed. With
+    `head` one in a folder or an object store has a journal, which begins so; `force`: also where another
+    run's is there; `notice`: called where there is no room to set the array aside. Raises InputError where C
+    cannot be begun; then all is as it was."""
     blank = zarr.create_array(
         MemoryStore(),
         shape=output.shape,
@@ -694,14 +711,36 @@ def create_target(
     )
     with _begun(spec, head, "cannot be created: {}; choose another place") as log:
         described = sync((blank.store_path / METADATA[0]).get())
+        moved = _set_aside(spec, math.prod(output.shape) * output.dtype.itemsize, notice)
+        if log is None and (place := local_path(spec)) is not None:
+            ownership.forget_journal(place)
         at = spec.store_path if isinstance(spec, zarr.Array) else _writable_place(spec)
         array = array_at(blank.metadata, at)
         if head and (objects := objects_at(array)):
             log = RemoteJournal.begin(objects, describe(spec), head, force)
         target = target_at(array, describe(spec), block, log)
-        target.begin(described.to_bytes() if described else b"")
+        try:
+            target.begin(described.to_bytes() if described else b"")
+        except BaseException:
+            if moved:
+                ownership.restore(moved, [METADATA[0] + PARTIAL])
+            raise
         target.clear()
     return target
+
+
+def _set_aside(spec: Any, nbytes: int, notice: Callable[[str], None] | None) -> Path | None:
+    """Make room for a C of so many bytes; its folder, where an array was moved that can be moved back."""
+    place = local_path(spec)
+    if place is None or not place.exists():
+        return None
+    keep = ownership.has_room(place, nbytes)
+    if not keep and notice and _kind_there(place) == "array":
+        notice(
+            f"there is no room for another array beside {describe(spec)}: it is removed before its "
+            "replacement is made"
+        )
+    return place if ownership.set_aside(place, describe(spec), keep) else None
 
 
 def update_target(spec: Any, block: np.dtype[Any], head: dict[str, Any] | None) -> Target:
@@ -717,6 +756,7 @@ def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journa
     """The journal of a C that is begun inside, if it has one; where that fails, nobody holds it. `said`: what
     to say of an OSError."""
     place, name, log = local_path(spec), describe(spec), None
+    missing = [folder for folder in (place, *place.parents) if not folder.exists()] if place else []
     try:
         with explained(name, remote=place is None):
             try:
@@ -727,8 +767,13 @@ def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journa
                     raise
                 raise InputError(f"{name} {said.format(error.strerror or error)}") from error
     except BaseException:
-        if log:
+        if log and place and not is_partial(place):
+            log.remove()
+        elif log:
             log.close()
+        for folder in missing:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
         raise
 
 
