@@ -425,7 +425,7 @@ def _prepare(
 ) -> _Job:
     """Everything decided. `symmetric`: op(B) is op(A)ᵀ. `log`: of the run that is continued."""
     begun, layout_there = None, dict[str, Any]()
-    if log and (log.done or provenance.reads_c(log.head)):
+    if log and (log.done or beta or provenance.reads_c(log.head)):
         begun = targets.open_partial(c)
     if begun is not None:
         layout_there = {"chunks": begun.chunks, "shards": begun.shards}
@@ -763,6 +763,7 @@ def _target(
     block = job.operation.arithmetic.block
     if isinstance(log, Finished):
         yield None, None
+        targets.enter(c, targets.groups_of(c))  # the run that has made C may have been killed before that
         return
     if c is None:
         array = np.empty(job.output.shape, job.output.dtype)
@@ -773,8 +774,7 @@ def _target(
         log.close()
         target = targets.create_target(c, job.output, block, job.head, force=True, notice=notice)
     elif log:
-        target = targets.target_at(targets.open_partial(c), store.describe(c), block, log)
-        target.proceed()
+        target = targets.continued_target(c, block, log)
     elif reads:
         target = targets.update_target(c, block, job.head)
     else:

@@ -208,7 +208,10 @@ def _entries(folder: Path, name: str) -> Iterator[Path]:
 def _check(folder: Path, name: str) -> None:
     """Raises InputError where nothing can be removed from a folder."""
     if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
-        raise _fixed(name, folder)
+        raise InputError(
+            f"{name} cannot be replaced: {folder} is not a writable folder; change its permissions, or "
+            "choose another place"
+        )
 
 
 def _among(name: str, node: Path | str) -> InputError:

@@ -292,6 +292,15 @@ class Objects:
         self._prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
 
     @property
+    def path(self) -> str:
+        """Of the address in its store."""
+        return self._prefix.rstrip("/")
+
+    def at(self, path: str) -> "Objects":
+        """What lies below another path of the same store."""
+        return Objects(self._store, path, self._answers)
+
+    @property
     def tells(self) -> bool:
         """Whether it can be asked for all there is, and changes objects only if nobody else has."""
         return type(self._store).__name__ != "HTTPStore"
@@ -403,6 +412,11 @@ class Objects:
         """Whether an error says that somebody else was there first."""
         kinds = self._obstore.exceptions
         return isinstance(error, kinds.AlreadyExistsError | kinds.PreconditionError)
+
+    def forbids(self, error: Exception) -> bool:
+        """Whether an error says that something must not be asked for."""
+        kinds = self._obstore.exceptions
+        return isinstance(error, kinds.PermissionDeniedError | kinds.UnauthenticatedError | PermissionError)
 
     def cannot(self, error: Exception) -> bool:
         """Whether an error says that the store knows no conditions."""

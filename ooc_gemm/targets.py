@@ -26,6 +26,7 @@ import zarr
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
 from . import documents, files, journal, ownership, provenance
+from .consolidated import Consolidated, above, above_objects
 from .errors import Error, InputError, RangeError, StoreError
 from .journal import Journal
 from .local import Folder, Source
@@ -50,6 +51,7 @@ from .store import (
     is_partial,
     kind_at,
     local_path,
+    look_at,
     objects_at,
     only_compressor,
     open_array,
@@ -231,6 +233,8 @@ class Target:
         """Files that are not in their places yet."""
         self._lock, self._saving, self._saved = threading.Lock(), threading.Lock(), time.monotonic()
         self._durable = False
+        self.groups = Consolidated([], name)
+        """Groups above C, where they are to have C's metadata when it is finished."""
 
     def begin(self, metadata: bytes | None) -> None:
         """Mark C as unfinished: its metadata, or that of the new C, stands aside; an old C is no array."""
@@ -323,7 +327,8 @@ class Target:
                 known = json.loads(self._find(".zattrs") or b"{}")
                 self._set(".zattrs", json.dumps({**known, **attributes}, indent=2).encode())
             self._set(self._key, described)
-            return self._finish()
+            said = self.groups.enter(*_entry(self._array, self.name))
+            return self._finish() or said
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
@@ -709,7 +714,7 @@ def create_target(
         compressors=compressors(output.compressor),
         filters=None,
     )
-    with _begun(spec, head, "cannot be created: {}; choose another place") as log:
+    with _begun(spec, head, "cannot be created: {}; choose another place") as log, _forgotten(spec) as groups:
         described = sync((blank.store_path / METADATA[0]).get())
         moved = _set_aside(spec, math.prod(output.shape) * output.dtype.itemsize, notice)
         if log is None and (place := local_path(spec)) is not None:
@@ -719,6 +724,7 @@ def create_target(
         if head and (objects := objects_at(array)):
             log = RemoteJournal.begin(objects, describe(spec), head, force)
         target = target_at(array, describe(spec), block, log)
+        target.groups = groups
         try:
             target.begin(described.to_bytes() if described else b"")
         except BaseException:
@@ -732,7 +738,7 @@ def create_target(
 def _set_aside(spec: Any, nbytes: int, notice: Callable[[str], None] | None) -> Path | None:
     """Make room for a C of so many bytes; its folder, where an array was moved that can be moved back."""
     place = local_path(spec)
-    if place is None or not place.exists():
+    if place is None or not os.path.exists(place):
         return None
     keep = ownership.has_room(place, nbytes)
     if not keep and notice and _kind_there(place) == "array":
@@ -745,10 +751,63 @@ def _set_aside(spec: Any, nbytes: int, notice: Callable[[str], None] | None) -> 
 
 def update_target(spec: Any, block: np.dtype[Any], head: dict[str, Any] | None) -> Target:
     """A C that exists, unfinished from now on; as `create_target`."""
-    with _begun(spec, head, "cannot be updated: {}; it is as it was, see to its disk") as log:
+    said = "cannot be updated: {}; it is as it was, see to its disk"
+    with _begun(spec, head, said) as log, _forgotten(spec) as groups:
         target = target_at(open_existing(spec), describe(spec), block, log)
+        target.groups = groups
         target.begin(None)
     return target
+
+
+def continued_target(spec: Any, block: np.dtype[Any], log: Journal) -> Target:
+    """A C whose run was interrupted. Raises InputError where it was changed since."""
+    target = target_at(open_partial(spec), describe(spec), block, log)
+    target.proceed()
+    with _forgotten(spec) as groups:
+        target.groups = groups
+    return target
+
+
+@contextlib.contextmanager
+def _forgotten(spec: Any) -> Iterator[Consolidated]:
+    """The groups above C, which have no entry of it any more; they have it again where the body fails and C
+    is still an array. Raises InputError."""
+    groups = groups_of(spec)
+    groups.forget()
+    try:
+        yield groups
+    except BaseException:
+        enter(spec, groups)
+        raise
+
+
+def groups_of(spec: Any) -> Consolidated:
+    """What the groups above C hold of it. Raises InputError."""
+    name, place = describe(spec), local_path(spec)
+    with explained(name, remote=place is None):
+        if place is not None:
+            spelled = os.fspath(spec) if isinstance(spec, str | os.PathLike) else ""
+            return Consolidated(above(place, None if "://" in spelled else spelled), name)
+        objects = objects_at(spec)
+        return Consolidated(above_objects(objects) if objects else [], name)
+
+
+def enter(spec: Any, groups: Consolidated) -> str | None:
+    """Give the groups above C the metadata of the array that is there, if it is one. What to tell the user
+    where that cannot be."""
+    with contextlib.suppress(Error):
+        return groups.enter(*_entry(spec, describe(spec)))
+    return None
+
+
+def _entry(spec: Any, name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The metadata of an array, and its attributes where they stand apart. Raises InputError."""
+    at, key, described = look_at(spec, name)
+    if documents.kind(key, described) != "array":
+        raise InputError(f"{name} is not a Zarr array; check the path")
+    if key == METADATA[0]:
+        return described, None
+    return described, documents.parse(name, document_at(at, ".zattrs") or b"{}")
 
 
 @contextlib.contextmanager
@@ -756,7 +815,7 @@ def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journa
     """The journal of a C that is begun inside, if it has one; where that fails, nobody holds it. `said`: what
     to say of an OSError."""
     place, name, log = local_path(spec), describe(spec), None
-    missing = [folder for folder in (place, *place.parents) if not folder.exists()] if place else []
+    missing = [one for one in (place, *place.parents) if not os.path.exists(one)] if place else []
     try:
         with explained(name, remote=place is None):
             try:
@@ -771,9 +830,9 @@ def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journa
             log.remove()
         elif log:
             log.close()
-        for folder in missing:
+        for one in missing:
             with contextlib.suppress(OSError):
-                folder.rmdir()
+                one.rmdir()
         raise
 
 
