@@ -3,13 +3,22 @@
 python benchmarks/scale.py > docs/scale.md
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
+import numpy as np
+
+import ooc_gemm
+from ooc_gemm.devices import Arithmetic, Limits
+from ooc_gemm.devices.cuda import CUDA
+from ooc_gemm.local import Source
 from ooc_gemm.plan import Plan, lower_bound_bytes
-from ooc_gemm.planner import make_plan
-from ooc_gemm.problem import Budget, Matrix, MiB, Problem, Rates
+from ooc_gemm.problem import Matrix, MiB, Rates
 
+RESULTS = Path(__file__).parent / "results" / "kernels_h200.json"
 GB, GiB = 10**9, 1 << 30
 HOST = 64 * GiB
 DEVICES = (24, 80, 141)
@@ -20,10 +29,12 @@ DISKS = (3.4, 24.0)
 
 PAGE = """# At scale, on paper
 
-What the planner says of products too large to try here; `python benchmarks/scale.py` prints this page. One
-GPU as fast as an H200 with so much memory, 64 GiB of host memory, inputs in raw chunks of 4096², reads and
-writes one after the other. The bound is the least that any schedule moves between store and a fast memory of
-the device's size; host memory that keeps chunks can pass below it.
+What `ooc_gemm.plan` says of products too large to try here; `python benchmarks/scale.py` prints this page.
+One GPU as fast as an H200 with so much memory, 64 GiB of host memory, inputs in raw chunks of 4096², reads
+and writes one after the other. The kernel is the one that `--kernel auto` takes, at the rate that it reaches
+on an H200 with the largest matrices that were tried (benchmarks/results/kernels_h200.json). The bound is the
+least that any schedule moves between store and a fast memory of the device's size; host memory that keeps
+chunks can pass below it.
 """
 CLUSTERS = (8, 64, 512)
 """GPUs, eight to a node."""
@@ -42,43 +53,90 @@ HEAD = """| device | disk | blocks of C | host cache | read | written | read ÷ 
 |---|---|---|---|---|---|---|---|---|"""
 
 
+@cache
+def measured(kernel: str, dtype: str) -> float:
+    """Operations a second of a kernel on an H200, for the largest square matrices that were tried."""
+    rows = [
+        row
+        for row in json.loads(RESULTS.read_text("utf-8"))["rows"]
+        if (row["kernel"], row["dtype"]) == (kernel, dtype)
+        and row["m"] == row["n"] == row["k"]
+        and row["correct"]
+    ]
+    return 1e12 * max(rows, key=lambda row: row["m"])["tflops"]
+
+
+class Paper(CUDA):
+    """An H200 that plans are made for, and that is not here. It chooses kernels, and its limits are those of
+    a GPU; nothing runs on it."""
+
+    name, model = "cuda", "an H200 on paper"
+
+    def __init__(self, memory: int, disk: float):
+        """`memory`: bytes of the device; `disk`: bytes a second, read or written."""
+        self._capability, self._multiprocessors, self._free, self._disk = 90, 132, memory, disk
+
+    def rates(self, arithmetic: Arithmetic) -> Rates:
+        flops = measured(arithmetic.kernel, arithmetic.panel.name)
+        return Rates(flops, self._disk, self._disk, 54e9, 52e9, shared=False, piece_seconds=28e-6, turns=1.0)
+
+
+class PaperCluster(Paper):
+    """Nodes of NODE such GPUs, a worker each."""
+
+    def __init__(self, memory: int, nodes: int):
+        super().__init__(memory, STORE / nodes)
+        self._nodes = nodes
+
+    def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
+        one = super().limits(arithmetic, device_memory_limit)
+        return replace(
+            one, host_baseline=2500 * MiB, readers=24, writers=16, weights=(1,) * NODE, workers=self._nodes
+        )
+
+    def rates(self, arithmetic: Arithmetic) -> Rates:
+        one = super().rates(arithmetic)
+        return replace(
+            one,
+            flops=NODE * one.flops,
+            upload=3 * one.upload,
+            download=3 * one.download,
+            devices=NODE,
+            at_once=3,
+        )
+
+
 @dataclass(frozen=True)
 class Job:
-    """A product, and what multiplies it on an H200 (benchmarks/results/kernels_h200.json)."""
+    """A product: what A and B hold, how many rows and columns they have, and options of `ooc_gemm.plan`."""
 
     title: str
-    problem: Problem
-    flops: float
+    dtype: str
+    shape: tuple[int, int]
+    options: dict[str, object]
+
+    def plan(self, device: CUDA, host: int, memory: int) -> Plan:
+        """By the code that plans a run, for arrays that nobody has stored."""
+        kind = np.dtype(self.dtype)
+        a, b = (Source(name, kind, Matrix(*self.shape, kind.itemsize, 4096, 4096)) for name in "AB")
+        return ooc_gemm.plan(
+            a, b, device=device, memory_limit=host, device_memory_limit=memory, **self.options
+        )
 
 
 def jobs() -> list[Job]:
     """400k × 400k float16, and the relationship matrix of 100,000 people × 1,000,000 markers in int8."""
-    side, people, markers = 400_000, 100_000, 1_000_000
-    half = Matrix(side, side, 2, 4096, 4096)
-    genotypes = Matrix(people, markers, 1, 4096, 4096)
     return [
+        Job("400,000³ float16, C in float32", "float16", (400_000, 400_000), {"out_dtype": "float32"}),
         Job(
-            "400,000³ float16, C in float32",
-            Problem(side, side, side, half, half, Matrix(side, side, 4, 1, 1), 2, 4, pitch=8),
-            745e12,
+            "gram of 100,000 × 1,000,000 int8, C in int32", "int8", (100_000, 1_000_000),
+            {"transpose_b": True, "symmetric": True},
         ),
         Job(
-            "gram of 100,000 × 1,000,000 int8, C in int32",
-            Problem(
-                people,
-                people,
-                markers,
-                genotypes,
-                replace(genotypes, transposed=True),
-                Matrix(people, people, 4, 1, 1),
-                1,
-                4,
-                pitch=16,
-                symmetric=True,
-            ),
-            1500e12,
+            "gram of 100,000 × 100,000 int8, C in int32", "int8", (100_000, 100_000),
+            {"transpose_b": True, "symmetric": True},
         ),
-    ]
+    ]  # fmt: skip
 
 
 def plans() -> Iterator[tuple[Job, int, float, Plan]]:
@@ -86,27 +144,14 @@ def plans() -> Iterator[tuple[Job, int, float, Plan]]:
     for job in jobs():
         for device in DEVICES:
             for disk in DISKS:
-                budget = Budget(HOST, 600 * MiB, device * GB, 560 * MiB, readers=16, writers=8)
-                rates = Rates(
-                    job.flops, disk * GB, disk * GB, 54e9, 52e9, shared=False, piece_seconds=28e-6, turns=1.0
-                )
-                yield job, device, disk, make_plan(job.problem, budget, rates)
+                yield job, device, disk, job.plan(Paper(device * GB, disk * GB), HOST, device * GB)
 
 
 def clusters() -> Iterator[tuple[int, Plan]]:
     """The first job on clusters; rates are a node's."""
-    job = jobs()[0]
     for gpus in CLUSTERS:
-        nodes = gpus // NODE
-        budget = Budget(
-            NODE_HOST, 2500 * MiB, DEVICES[-1] * GB, 560 * MiB,
-            readers=24, writers=16, weights=(1,) * NODE, workers=nodes,
-        )  # fmt: skip
-        rates = Rates(
-            NODE * job.flops, STORE / nodes, STORE / nodes, 3 * 54e9, 3 * 52e9,
-            shared=False, piece_seconds=28e-6, turns=1.0, devices=NODE, at_once=3,
-        )  # fmt: skip
-        yield gpus, make_plan(job.problem, budget, rates)
+        memory = DEVICES[-1] * GB
+        yield gpus, jobs()[0].plan(PaperCluster(memory, gpus // NODE), NODE_HOST, memory)
 
 
 def size(nbytes: int) -> str:
@@ -120,7 +165,7 @@ def main() -> None:
     for job, device, disk, plan in plans():
         if job.title != last:
             last = job.title
-            print(f"## {job.title}\n\n{HEAD}")
+            print(f"## {job.title}\n\nKernel {plan.problem.kernel}.\n\n{HEAD}")
         stage = max(plan.stage_seconds, key=lambda name: plan.stage_seconds[name])
         cache = plan.cache_slots * plan.slot_bytes
         print(
