@@ -4,12 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test lowest check bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo    multiply real data inside a memory limit, and check the result exactly'
 	@echo 'make test    run the tests'
+	@echo 'make lowest  run the tests with the lowest versions that pyproject.toml declares'
 	@echo 'make check   ruff and mypy'
 	@echo 'make bench   measure the engine against its peers (minutes)'
 	@echo 'make clean   remove $(VENV) and the caches'
@@ -19,6 +20,9 @@ demo: $(VENV)/.demo
 	@$(BIN)/python examples/flights.py $(ARGS)
 
 test: $(VENV)/.test
+	@$(BIN)/python -m pytest $(ARGS)
+
+lowest: $(VENV)/.lowest
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.dev
@@ -37,6 +41,13 @@ clean:
 $(VENV)/.demo $(VENV)/.test $(VENV)/.dev $(VENV)/.benchmarks: $(VENV)/.%: pyproject.toml | $(VENV)/.created
 	@echo 'Installing ooc-gemm[$*] into $(VENV) …'
 	@$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@touch $@
+
+# In an environment of its own (VENV=.venv-lowest): direct dependencies at their floors, theirs as new as may be.
+$(VENV)/.lowest: pyproject.toml | $(VENV)/.created
+	@echo 'Installing the lowest versions of all that ooc-gemm[test] names into $(VENV) …'
+	@$(BIN)/python -m pip install --quiet uv
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --resolution lowest-direct --editable '.[test]'
 	@touch $@
 
 $(VENV)/.created:

@@ -11,7 +11,6 @@ They are the driver's. A process has one driver, so CuPy's streams, modules and 
 import ctypes
 import math
 import struct
-import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import accumulate
@@ -24,7 +23,7 @@ HOST, DEVICE, EITHER = 1, 2, 4
 """CUmemorytype, of an address; either: a device may be any."""
 _BLOCKING, _WITHOUT_TIME = 1, 2
 """CUevent_flags."""
-_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_LIBRARY = "libcuda.so.1"
 _ADDRESS = ctypes.c_void_p
 _HANDLE, _SIZE = ctypes.c_ulonglong, ctypes.c_size_t
 _ARGUMENTS = {

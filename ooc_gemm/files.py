@@ -12,6 +12,7 @@ worth that only for what is there already.
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import random
 import stat
@@ -28,14 +29,9 @@ from .background import Job
 from .pages import PAGE, Bytes
 from .tiles import round_up
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    DIRECT = 0
-else:
-    DIRECT = getattr(os, "O_DIRECT", 0)
+DIRECT = getattr(os, "O_DIRECT", 0)
 NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if os.name == "posix" else None
+_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
 LEAST_DIRECT = 256 << 10
 """Fewer bytes go through the page cache, which reads ahead."""
 
@@ -122,7 +118,7 @@ def room(offset: int, size: int) -> int:
     return round_up(offset % PAGE + size, PAGE)
 
 
-NONBLOCK, NOFOLLOW = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)
+NONBLOCK, NOFOLLOW = os.O_NONBLOCK, os.O_NOFOLLOW
 
 
 def open_file(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:

@@ -20,6 +20,7 @@ that no `durable` one covers count for nothing: the files that they name may be 
 The lock on the file keeps a second process away, and goes with the process that holds it.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -30,11 +31,6 @@ from typing import Any, BinaryIO
 
 from . import background, files
 from .errors import InputError
-
-try:
-    import fcntl
-except ImportError:  # Windows: nobody is kept away
-    fcntl = None  # type: ignore[assignment]
 
 NAME = "ooc-gemm.journal"
 VERSION = 1
@@ -227,8 +223,6 @@ def is_held(folder: Path) -> bool:
 
 def _hold(file: BinaryIO, name: str) -> None:
     """Lock it, where the file system can. Raises InputError where another process has."""
-    if not fcntl:
-        return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
