@@ -68,9 +68,9 @@ MIN_DEPTH, MAX_DEPTH = 256, 8192
 """Thinnest panel tried: thinner ones save a few MiB and cost many times the reads. And the deepest, but for
 chunks that are deeper: C is read and written for each (fp16x3, H200: 6 % of the time; 26 % at 2048)."""
 
-MOST_EXTENT = 2**29
-"""Most rows, columns and depth of what a device with kernels of its own multiplies at a time: some kernels
-count in 32 bits, and to twice as many for complex numbers and for the two planes of a float32."""
+MOST_EXTENT = 2**28
+"""Most rows, columns and depth of what a device with kernels of its own multiplies at a time. Some kernels
+count in 32 bits: twice as far for the parts of complex numbers, and again for the two planes of a float32."""
 
 GROWTHS = (1.25, 1.5)
 """How much deeper than the one before panels are, where they grow."""

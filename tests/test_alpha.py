@@ -1,5 +1,8 @@
 """α and β are applied to the finished sums, in every type, also where any of them is very large or small."""
 
+import ctypes
+import mmap
+
 import numpy as np
 import pytest
 import zarr
@@ -13,6 +16,8 @@ from ooc_gemm.devices import blas
 from ooc_gemm.devices.blas import gemm, scale_in_place
 
 ROUNDING = {"f2": 2e-3, "f4": 2e-6, "c8": 2e-6, "f8": 5e-15, "c16": 5e-15}
+MAP_NORESERVE = 0x4000
+"""Linux: address space, and no memory until it is touched."""
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -281,6 +286,42 @@ def test_gemm_with_and_without_cblas(library):
     run(a, b, c, 2.0, 3.0)
     assert (c.real == np.inf).all()
     assert (c.imag == 6).all()
+
+
+def test_a_library_that_counts_in_32_bits(monkeypatch):
+    """Rows that lie further apart than that go to NumPy; NumPy's own library here counts in 64."""
+    asked = []
+
+    class Library:
+        """Its functions write nothing, and take what is passed as 32-bit integers."""
+
+        def __getattr__(self, name):
+            return ctypes.CFUNCTYPE(
+                None,
+                *[ctypes.c_int] * 6,
+                ctypes.c_float,
+                *[ctypes.c_void_p, ctypes.c_int] * 2,
+                ctypes.c_float,
+                ctypes.c_void_p,
+                ctypes.c_int,
+            )(lambda *args: asked.append(args))
+
+    gemm.cache_clear()
+    monkeypatch.setattr(blas, "_library", lambda: (Library(), "cblas_", ""))
+    _, run = gemm("f")
+    gemm.cache_clear()
+    memory = mmap.mmap(-1, 17 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    flat = np.frombuffer(memory, "f4")
+    a = np.lib.stride_tricks.as_strided(flat, (2, 3), (2**33, 4))
+    a[:] = [[1, 2, 3], [4, 5, 6]]
+    b, c = np.ones((3, 4), "f4"), np.zeros((2, 4), "f4")
+    run(a, b, c, 2.0, 0.0)
+    assert not asked
+    assert c.tolist() == [[12] * 4, [30] * 4]
+    run(np.ones((2, 3), "f4"), b, c, 2.0, 0.0)
+    assert len(asked) == 1
+    del a, flat
+    memory.close()
 
 
 def test_scaling_in_place():

@@ -220,5 +220,5 @@ def test_no_block_of_a_plan_is_longer_than_kernels_count(shape):
 def test_chunks_of_c_that_are_too_long_are_refused():
     long = problem(4 * LONG, 1, 8)
     asked = replace(long, c=replace(long.c, chunk_rows=2 * LONG), free_chunks=False)
-    with pytest.raises(BudgetError, match=r"chunks of C of 1073741824×1 are longer .* give smaller --chunks"):
+    with pytest.raises(BudgetError, match=r"chunks of C of 536870912×1 are longer .* give smaller --chunks"):
         make_plan(asked, BUDGET, RATES)

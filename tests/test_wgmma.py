@@ -460,6 +460,8 @@ def test_complex_keeps_nan_and_infinity_where_the_formula_has_them(cupy: Any, m:
 
     rng, stream, (n, k) = np.random.default_rng(3), cupy.cuda.get_current_stream(), (320, 192)
     assert few_rows(m, n, k) == (m == 7)
+    # B is embedded with a configuration that is given; else so small a product would not be split either.
+    config = None if m == 7 else catalog.KERNELS["fp16x3"].configs("float32", False, trans_b)[0]
     a, b = (
         (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype("c8")
         for shape in ((m, k), (k, n))
@@ -467,7 +469,7 @@ def test_complex_keeps_nan_and_infinity_where_the_formula_has_them(cupy: Any, m:
     a[3, 4], b[7, 8], b[9, 10] = complex(np.nan, 1), complex(1, np.inf), -np.inf
     da, db = _stored(cupy, a, "complex64"), _stored(cupy, b.T if trans_b else b, "complex64")
     found = cupy.zeros((m, n), "c8")
-    gemm = ComplexGemm(False, trans_b)
+    gemm = ComplexGemm(False, trans_b, config=config)
     gemm(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n, stream)
     x, y, got = a.astype("c16"), b.astype("c16"), found.get()
     with np.errstate(invalid="ignore"):
@@ -477,3 +479,45 @@ def test_complex_keeps_nan_and_infinity_where_the_formula_has_them(cupy: Any, m:
         assert np.array_equal(np.isnan(want), np.isnan(part))
         assert np.array_equal(want[np.isinf(want)], part[np.isinf(want)])
         assert np.allclose(part[finite], want[finite], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize(("alpha", "beta"), [(1e30, 0), (1e30 - 2e30j, 1), (1e-30j, 0.5 - 1j), (1e-30, 2)])
+@pytest.mark.parametrize("chosen", [False, True])
+def test_complex_alpha_and_beta_come_last(
+    cupy: Any, chosen: bool, alpha: complex, beta: complex, lower: bool
+) -> None:
+    """α·A and α·B alone would overflow, or lose digits; also where C is made in strips, or of a symmetric one
+    only what lies on and below the diagonal."""
+    from ooc_gemm.complex_gemm import ComplexGemm
+    from ooc_gemm.tensor import strips
+
+    rng, stream, (m, k) = np.random.default_rng(3), cupy.cuda.Stream(non_blocking=True), (2500, 300)
+    n = m if lower else 1400
+    config = None if chosen else catalog.KERNELS["fp16x3"].configs("float32", False, True)[0]
+    gemm, size = ComplexGemm(False, True, config=config), float(abs(alpha) ** -0.5)
+
+    def draw(rows: int, cols: int) -> np.ndarray:
+        return rng.standard_normal((rows, cols)) + 1j * rng.standard_normal((rows, cols))
+
+    a = (draw(m, k) * size).astype("c8")
+    b = a if lower else (draw(n, k) * size).astype("c8")
+    c = draw(m, n).astype("c8")
+    da, dc = _stored(cupy, a, "complex64"), cupy.asarray(c)
+    db = da if lower else _stored(cupy, b, "complex64")
+    cupy.cuda.runtime.deviceSynchronize()
+    rows = [(0, 1024), (1024, 2048), (2048, 2500)]
+    stops: list[int] = []
+    gemm(
+        m, n, k, alpha, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], beta, dc.data.ptr, n, stream, "",
+        lower, () if lower else rows, stops.append,
+    )  # fmt: skip
+    stream.synchronize()
+    made = list(strips(m)) if lower else rows
+    assert stops == [stop for _, stop in made]
+    want = alpha * (a.astype("c16") @ b.T.astype("c16")) + (beta * c.astype("c16") if beta else 0)
+    found = dc.get()
+    for start, stop in made:
+        part = np.s_[start:stop, : stop if lower else n]
+        assert np.linalg.norm(found[part] - want[part]) <= 1e-6 * np.linalg.norm(want[part])

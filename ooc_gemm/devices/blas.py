@@ -60,11 +60,16 @@ def gemm(char: str) -> tuple[str, Gemm]:
     function.argtypes = [ctypes.c_int] * 3 + [integer] * 3
     function.argtypes += [scalar, pointer, integer, pointer, integer, scalar, pointer, integer]
 
+    most = 2 ** (8 * ctypes.sizeof(integer) - 1) - 1
+
     def run(a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> None:
         (m, n), k = c.shape, a.shape[1]
         trans_a, lda = _layout(a)
         trans_b, ldb = _layout(b)
         ldc = max(1, c.strides[0] // c.itemsize, n)
+        if max(m, n, k, lda, ldb, ldc) > most:  # ctypes would pass on the lowest 32 bits
+            _with_temporary(a, b, c, alpha, beta)
+            return
         scalars = np.array([alpha, beta], dtype="D").astype(char) if is_complex else None
         if scalars is None:
             x, y = alpha.real, beta.real
