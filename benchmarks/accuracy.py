@@ -170,6 +170,16 @@ def _counts(most: int) -> Callable[[Any, int], Pair]:
     return draw
 
 
+def _whole(most: int) -> Callable[[Any, int], Pair]:
+    """Both hold integers, whose sums float32 holds exactly."""
+
+    def draw(r: Any, k: int) -> Pair:
+        x, y = (r.integers(-most, most + 1, shape).astype("f8") for shape in ((M, k), (k, N)))
+        return x, y
+
+    return draw
+
+
 def _tailed(r: Any, k: int) -> Pair:
     """Ratios of normal numbers: Cauchy's distribution."""
     (x, y), (u, v) = _normal(r, k), _normal(r, k)
@@ -246,6 +256,9 @@ def families() -> Iterator[Family]:
             yield Family(f"{share:.0%} of A not zero", k, _sparse(share))
     for most in (1, 2, 255):
         yield Family(f"A of integers up to {most}", 1024, _counts(most))
+    for most in (1, 8, 60):
+        for k in (1024, 8192):
+            yield Family(f"integers within ±{most}, sums exact in float32", k, _whole(most))
     yield Family("Cauchy's distribution", 4096, _tailed)
     for spread in (1, 2, 4, 8, 12, 40):
         yield Family(f"a unit within 2^±{spread} for each element", 4096, _exponents(spread))

@@ -63,8 +63,8 @@ def worst(
     out = np.dtype(OUT_DTYPE.get(dtype, dtype))
     a, b = (random(rng, *size, dtype) for size in ((m, k), (k, n)))
     if kernel.endswith("fp16x3"):  # units along k, which are made alike first
-        units = np.float32(2.0) ** rng.integers(-20, 21, k)
-        a, b = a * units, b / units[:, None]
+        units = np.ldexp(np.float32(1), rng.integers(-20, 21, k))
+        a, b = (a * units).astype(dtype), (b / units[:, None]).astype(dtype)
     c = random(rng, m, n, "int8" if out.kind == "i" else out.name).astype(out)
     wide = np.result_type(a, np.int64 if out.kind == "i" else np.float64)
     product_, magnitude = a.astype(wide) @ b.astype(wide), abs(a).astype("f8") @ abs(b).astype("f8")

@@ -238,9 +238,6 @@ __device__ __forceinline__ void multiply(S (&d)[4], const u32 (&a)[4], u32 b0, u
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Truncation makes the sum of a step too small, by about one unit in the last place (measured).
-constexpr float UNTRUNCATED = 1.0f + 1 * 0x1p-23f;
-
 // x·2^e, rounded once. 2^e alone may be out of range; where half of it is, so is the result.
 __device__ __forceinline__ float scaled(float x, int e) {
     const auto power = [](int e) { return __int_as_float((127 + (e < -126 ? -126 : e > 127 ? 127 : e)) << 23); };
@@ -357,7 +354,7 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
 #pragma unroll
             for (int j = 0; j < WN / 8; ++j)
 #pragma unroll
-                for (int x = 0; x < 4; ++x) total[i][j][x] = fmaf(sum[i][j][x], UNTRUNCATED, total[i][j][x]), sum[i][j][x] = 0;
+                for (int x = 0; x < 4; ++x) total[i][j][x] += sum[i][j][x], sum[i][j][x] = 0;
 #endif
     }
     asm volatile("cp.async.wait_all;" ::: "memory");

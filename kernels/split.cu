@@ -29,7 +29,7 @@ using u64 = unsigned long long;
 
 constexpr int SEGMENT = 64;
 constexpr int THREADS = 256;
-constexpr int ROW_THREADS = 1024;   // of a block that reduces a row: few blocks at once keep their rows in L2
+constexpr int ROW_THREADS = 512;    // of a block that reduces a row: few blocks at once keep their rows in L2
 constexpr int STRIP = 128;          // rows that a thread walks down where columns are reduced
 constexpr u32 INFINITE = 255u << 23;  // the bits of infinity; those of NaN are larger
 constexpr int TOP = 14;             // the largest element of a line is brought to 2^TOP … 2^(TOP+1)
@@ -78,8 +78,9 @@ struct Scale {
     int sign;
 
     __device__ __forceinline__ float of(float x, long long row, int col) const {
-        const int d = depth == nullptr ? 0 : depth[K_INNER ? col : row];
         const int e = exponents == nullptr ? 0 : exponents[K_INNER ? row : col];
+        if (depth == nullptr) return exponents == nullptr ? x : scaled(x, -e);
+        const int d = depth[K_INNER ? col : row];
         return d == DROPPED ? 0.0f : scaled(x, sign * d - e);
     }
 };
@@ -100,10 +101,10 @@ __device__ __forceinline__ T warp_sum(T x) {
     return x;
 }
 
-// Counts of scaled magnitudes.
+// Counts of scaled magnitudes. A thread adds up fewer than 2^17 of them.
 struct Counts {
-    u64 sum = 0, squares = 0;
-    u32 low = 0;
+    u64 squares = 0;
+    u32 sum = 0, low = 0;
 
     __device__ __forceinline__ void add(float y) {
         const u32 whole = static_cast<u32>(y);
@@ -114,17 +115,19 @@ struct Counts {
 };
 
 // The largest scaled magnitude of a row, by one block of ROW_THREADS; all threads get it.
-__device__ __forceinline__ u32 largest_of_row(int cols, const float* row, const Scale& scale, u32* parts) {
+__device__ __forceinline__ u32 largest_of_row(int cols, const float* values, long long row, const Scale& scale,
+                                              u32* parts) {
     u32 largest = 0;
 #pragma unroll 4
     for (int j = threadIdx.x; j < cols; j += ROW_THREADS) {
-        const u32 bits = magnitude(scale.of(row[j], blockIdx.x, j));
+        const u32 bits = magnitude(scale.of(values[j], row, j));
         largest = bits > largest ? bits : largest;
     }
     largest = warp_max(largest);
+    __syncthreads();  // of a row before, nobody reads any more
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = largest;
     __syncthreads();
-#pragma unroll 8
+#pragma unroll
     for (int w = 0; w < ROW_THREADS / 32; ++w) largest = parts[w] > largest ? parts[w] : largest;
     return largest;
 }
@@ -134,35 +137,42 @@ __device__ __forceinline__ u32 largest_of_row(int cols, const float* row, const 
 // Before the d are known, lines are reduced without them, which is final if d turns out to be left out. With
 // `depth`, they are reduced again, from the exponents found before, unless it is left out.
 
-// Lines that are rows: one block each. The second sweep finds most of a row in the caches.
+// Lines that are rows, one by each block at a time. The second sweep finds most of a row in the caches.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-row_lines(int cols, const float* __restrict__ X, long long ld, const int* __restrict__ depth, int sign,
+row_lines(int rows, int cols, const float* __restrict__ X, long long ld, const int* __restrict__ depth, int sign,
           Line* __restrict__ lines, int* __restrict__ exponents, State* state) {
-    __shared__ u32 parts[ROW_THREADS / 32], lows[ROW_THREADS / 32];
-    __shared__ u64 sums[ROW_THREADS / 32], squares[ROW_THREADS / 32];
+    constexpr int WARPS = ROW_THREADS / 32;
+    __shared__ u32 parts[WARPS], lows[WARPS];
+    __shared__ u64 sums[WARPS], squares[WARPS];
     if (depth != nullptr && state->shifted == 0) return;
-    const float* const row = X + blockIdx.x * ld;
-    const Scale before = {depth, depth == nullptr ? nullptr : exponents, sign};
-    const u32 largest = largest_of_row(cols, row, before, parts);
-    const int exponent = (depth == nullptr ? 0 : exponents[blockIdx.x]) + exponent_of(largest);
-    Counts counts;
+    for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
+        const float* const values = X + row * ld;
+        const Scale before = {depth, depth == nullptr ? nullptr : exponents, sign};
+        const u32 largest = largest_of_row(cols, values, row, before, parts);
+        const int exponent = (depth == nullptr ? 0 : exponents[row]) + exponent_of(largest);
+        Counts counts;
+        if (depth == nullptr) {
 #pragma unroll 4
-    for (int j = threadIdx.x; j < cols; j += ROW_THREADS) {
-        const int d = depth == nullptr ? 0 : depth[j];
-        if (d != DROPPED) counts.add(fabsf(scaled(row[j], sign * d - exponent)));
-    }
-    counts.sum = warp_sum(counts.sum), counts.squares = warp_sum(counts.squares), counts.low = warp_sum(counts.low);
-    if (threadIdx.x % 32 == 0) {
-        const int warp = threadIdx.x / 32;
-        sums[warp] = counts.sum, squares[warp] = counts.squares, lows[warp] = counts.low;
-    }
-    __syncthreads();  // all threads have also read the exponent that is replaced now
-    if (threadIdx.x == 0) {
-        Line line = {0, 0, largest, 0};
-        for (int w = 0; w < ROW_THREADS / 32; ++w) line.sum += sums[w], line.squares += squares[w], line.low += lows[w];
-        lines[blockIdx.x] = line;
-        exponents[blockIdx.x] = exponent;
-        if (largest >= INFINITE) state->fallback = 1;
+            for (int j = threadIdx.x; j < cols; j += ROW_THREADS) counts.add(fabsf(scaled(values[j], -exponent)));
+        } else {
+#pragma unroll 4
+            for (int j = threadIdx.x; j < cols; j += ROW_THREADS)
+                if (depth[j] != DROPPED) counts.add(fabsf(scaled(values[j], sign * depth[j] - exponent)));
+        }
+        const u64 sum = warp_sum<u64>(counts.sum), square = warp_sum(counts.squares);
+        const u32 low = warp_sum(counts.low);
+        if (threadIdx.x % 32 == 0) {
+            const int warp = threadIdx.x / 32;
+            sums[warp] = sum, squares[warp] = square, lows[warp] = low;
+        }
+        __syncthreads();  // all threads have also read the exponent that is replaced now
+        if (threadIdx.x == 0) {
+            Line line = {0, 0, largest, 0};
+            for (int w = 0; w < WARPS; ++w) line.sum += sums[w], line.squares += squares[w], line.low += lows[w];
+            lines[row] = line;
+            exponents[row] = exponent;
+            if (largest >= INFINITE) state->fallback = 1;
+        }
     }
 }
 
@@ -184,12 +194,11 @@ column_largest(int rows, int cols, const float* __restrict__ X, long long ld, co
                Line* __restrict__ lines, const int* __restrict__ exponents, const State* state) {
     const Strip strip(rows, cols);
     if (strip.col >= cols || (depth != nullptr && state->shifted == 0)) return;
-    const int e = depth == nullptr ? 0 : exponents[strip.col];
+    const Scale scale = {depth, depth == nullptr ? nullptr : exponents, sign};
     u32 found = 0;
 #pragma unroll 8
     for (int row = strip.first; row < strip.last; ++row) {
-        const int d = depth == nullptr ? 0 : depth[row];
-        const u32 bits = d == DROPPED ? 0 : magnitude(scaled(X[row * ld + strip.col], sign * d - e));
+        const u32 bits = magnitude(scale.of(X[row * ld + strip.col], row, strip.col));
         found = bits > found ? bits : found;
     }
     if (found != 0) atomicMax(&lines[strip.col].largest, found);
@@ -214,13 +223,16 @@ column_counts(int rows, int cols, const float* __restrict__ X, long long ld, con
     if (strip.col >= cols || (depth != nullptr && state->shifted == 0)) return;
     const int e = exponents[strip.col];
     Counts counts;
+    if (depth == nullptr) {
 #pragma unroll 8
-    for (int row = strip.first; row < strip.last; ++row) {
-        const int d = depth == nullptr ? 0 : depth[row];
-        if (d != DROPPED) counts.add(fabsf(scaled(X[row * ld + strip.col], sign * d - e)));
+        for (int row = strip.first; row < strip.last; ++row) counts.add(fabsf(scaled(X[row * ld + strip.col], -e)));
+    } else {
+#pragma unroll 8
+        for (int row = strip.first; row < strip.last; ++row)
+            if (depth[row] != DROPPED) counts.add(fabsf(scaled(X[row * ld + strip.col], sign * depth[row] - e)));
     }
     Line& line = lines[strip.col];
-    if (counts.sum != 0) atomicAdd(&line.sum, counts.sum), atomicAdd(&line.squares, counts.squares);
+    if (counts.sum != 0) atomicAdd(&line.sum, static_cast<u64>(counts.sum)), atomicAdd(&line.squares, counts.squares);
     if (counts.low != 0) atomicAdd(&line.low, counts.low);
 }
 
@@ -242,8 +254,10 @@ depth_largest(int rows, int cols, const float* __restrict__ X, long long ld, u32
     if (found != 0) atomicMax(&largest[strip.col], found);
 #else
     __shared__ u32 parts[ROW_THREADS / 32];
-    const u32 found = largest_of_row(cols, X + blockIdx.x * ld, {nullptr, nullptr, 0}, parts);
-    if (threadIdx.x == 0) largest[blockIdx.x] = found;
+    for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
+        const u32 found = largest_of_row(cols, X + row * ld, row, {nullptr, nullptr, 0}, parts);
+        if (threadIdx.x == 0) largest[row] = found;
+    }
 #endif
 }
 
@@ -271,6 +285,7 @@ equilibrate(int k, const u32* __restrict__ a, const u32* __restrict__ b, int* __
     int most = NONE, least = NONE;                    // of d, of −d
     int a_paired = NONE, b_paired = NONE;             // largest elements that meet others
     int a_alone = NONE, b_alone = NONE;               // largest elements that meet zeros only
+#pragma unroll 4
     for (int i = threadIdx.x; i < k; i += JUDGES) {
         const int x = log2_of(a[i]), y = log2_of(b[i]);
         if (x != NONE && y != NONE) {
@@ -284,6 +299,7 @@ equilibrate(int k, const u32* __restrict__ a, const u32* __restrict__ b, int* __
     a_paired = block_max(a_paired), b_paired = block_max(b_paired);
     a_alone = block_max(a_alone), b_alone = block_max(b_alone);
     const int middle = (most - least) >> 1;
+#pragma unroll 4
     for (int i = threadIdx.x; i < k; i += JUDGES) {
         const int d = ((log2_of(b[i]) - log2_of(a[i])) >> 1) - middle;
         depth[i] = a[i] == 0 || b[i] == 0 ? DROPPED : d < -MOST_SHIFT ? -MOST_SHIFT : d > MOST_SHIFT ? MOST_SHIFT : d;
@@ -303,6 +319,7 @@ struct Extremes {
 
 __device__ __forceinline__ Extremes extremes(int count, const Line* lines) {
     Extremes found;
+#pragma unroll 4
     for (int i = threadIdx.x; i < count; i += JUDGES) {
         const Line line = lines[i];
         if (line.sum == 0) continue;

@@ -228,9 +228,6 @@ __device__ __forceinline__ void settle(S (&d)[ACC]) {
 }
 
 #if PRODUCTS == 3
-// Truncation makes a sum of PROMOTE products too small, by about one unit in the last place (measured).
-constexpr float UNTRUNCATED = 1.0f + 1 * 0x1p-23f;
-
 // x·2^e, rounded once. 2^e alone may be out of range; where half of it is, so is the result.
 __device__ __forceinline__ float scaled(float x, int e) {
     const auto power = [](int e) { return __int_as_float((127 + (e < -126 ? -126 : e > 127 ? 127 : e)) << 23); };
@@ -459,7 +456,7 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
                     release(stage);
                     before = -1;
 #pragma unroll
-                    for (int i = 0; i < ACC; ++i) total[i] = fmaf(sums[i], UNTRUNCATED, total[i]);
+                    for (int i = 0; i < ACC; ++i) total[i] += sums[i];
                 } else
 #endif
                 {

@@ -54,8 +54,8 @@ _SPLIT_KERNELS = (
 
 _SIGN = {"a": 1, "b": -1}
 """Of d: what op(A) is multiplied by, op(B) is divided by."""
-_JUDGES, _ROW_THREADS = 512, 1024
-"""Threads of `equilibrate` and `judge`, and of kernels that reduce a row."""
+_JUDGES, _ROW_THREADS, _ROWS_AT_ONCE = 512, 512, 4
+"""Threads of `equilibrate` and `judge`, and of kernels that reduce rows; blocks of those on a multiprocessor."""
 _DEVICE_TO_HOST = 2
 """cudaMemcpyKind."""
 
@@ -183,8 +183,8 @@ class TensorGemm(ABC):
             else:
                 shared = lower and a_ptr == b_ptr
                 prepared = {"a": given["a"]} if shared else dict(given)
-                skip = self._prepare(k, prepared, in_place, stream)
                 at = self.memory("exponents", 4 * (m + n))
+                skip = self._prepare(k, prepared, in_place, stream)
                 prepared, exponents = {"b": prepared["a"], **prepared}, (at, at if shared else at + 4 * m)
         size = np.dtype(self.configs[0].dtype).itemsize
         for start, stop in rows or (strips(m) if lower else [(0, m)]):
@@ -294,7 +294,8 @@ class TensorGemm(ABC):
             for name, (ptr, ld, count) in operands.items():
                 rows, cols = (k, count) if self._mn[name] else (count, k)
                 args = i32(rows), i32(cols), u(ptr), i64(ld), u(largest[name])
-                grid, block = (rows, _ROW_THREADS) if self._mn[name] else (_strips(rows, cols), 256)
+                at_once = min(rows, self._multiprocessors * _ROWS_AT_ONCE)
+                grid, block = (at_once, _ROW_THREADS) if self._mn[name] else (_strips(rows, cols), 256)
                 self._split[name]["depth_largest"]((grid,), (block,), args, stream)
             args = i32(k), u(largest["a"]), u(largest["b"]), u(depth), u(state)
             self._split["a"]["equilibrate"]((1,), (_JUDGES,), args, stream)
@@ -328,7 +329,10 @@ class TensorGemm(ABC):
         kernels, stored, found = self._split[name], (u(ptr), np.int64(ld)), (u(lines), u(exponents), u(state))
         scale = u(depth), i32(_SIGN[name])
         if not self._mn[name]:
-            kernels["row_lines"]((count,), (_ROW_THREADS,), (i32(k), *stored, *scale, *found), stream)
+            blocks = min(count, self._multiprocessors * _ROWS_AT_ONCE)
+            kernels["row_lines"](
+                (blocks,), (_ROW_THREADS,), (i32(count), i32(k), *stored, *scale, *found), stream
+            )
             return
         if not depth:
             driver.fill(lines, 0, LINE_BYTES * count, stream)

@@ -276,6 +276,21 @@ def test_fp16x3_is_no_less_accurate_than_sgemm(cupy: Any, name: str, kernel: str
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["fp16x3", "mma-fp16x3"])
+def test_integers_are_exact_where_float32_is(cupy: Any, kernel: str) -> None:
+    from ooc_gemm.mma import Mma
+    from ooc_gemm.wgmma import Wgmma
+
+    rng, (m, n, k) = np.random.default_rng(3), (2048, 2304, 4096)
+    a, b = (rng.integers(-60, 61, shape).astype("f4") for shape in ((m, k), (k, n)))
+    da, db, found = cupy.asarray(a), cupy.asarray(b), cupy.full((m, n), np.nan, "f4")
+    gemm = (Wgmma if kernel == "fp16x3" else Mma)(kernel, False, False, "float32", "float32")
+    gemm(m, n, k, 1, da.data.ptr, k, db.data.ptr, n, 0, found.data.ptr, n, cupy.cuda.get_current_stream())
+    assert not gemm.fell_back()
+    assert bool((found == da.astype("f8") @ db.astype("f8")).all())
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(("trans_a", "trans_b"), TRANS)
 def test_the_fallback_rounds_once(
     cupy: Any, monkeypatch: pytest.MonkeyPatch, trans_a: bool, trans_b: bool
