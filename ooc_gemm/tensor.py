@@ -55,7 +55,8 @@ _SPLIT_KERNELS = (
 _SIGN = {"a": 1, "b": -1}
 """Of d: what op(A) is multiplied by, op(B) is divided by."""
 _JUDGES, _ROW_THREADS, _ROWS_AT_ONCE = 512, 512, 4
-"""Threads of `equilibrate` and `judge`, and of kernels that reduce rows; blocks of those on a multiprocessor."""
+"""Threads of `equilibrate` and `judge`, and of kernels that reduce rows; of those, blocks at once on each
+multiprocessor."""
 _DEVICE_TO_HOST = 2
 """cudaMemcpyKind."""
 
