@@ -104,6 +104,8 @@ class _Job:
     """Of the whole C; the plan may be of what is left."""
     force: bool
     """What stands in C's place is replaced."""
+    fills: bool
+    """C is an array that was given open: its values are replaced, and nothing else of it."""
 
 
 def multiply(
@@ -138,7 +140,9 @@ def multiply(
 
     a, b: path, URL, zarr.Array, or anything with shape, dtype and slicing.
     alpha, beta: α and β; unless given 1 and 0.
-    c: path, URL or zarr.Array to write to; without it the result's `array` is a NumPy array.
+    c: path or URL of an array to make, or an open zarr.Array to fill: its shape and type must be those of the
+    result, its chunks, codecs and attributes stay, and force is not needed. Without c the result's `array` is
+    a NumPy array.
     memory_limit: most host memory the process may hold resident, `"8GiB"` or bytes.
     device: `auto`, `cpu`, `cuda`, `cuda:N`, or several GPUs that work as one, `cuda:0,1` or `cuda:all`;
     device_memory_limit: most memory of each.
@@ -425,7 +429,8 @@ def _prepare(
 ) -> _Job:
     """Everything decided. `symmetric`: op(B) is op(A)ᵀ. `log`: of the run that is continued."""
     begun, layout_there = None, dict[str, Any]()
-    if log and (log.done or beta or provenance.reads_c(log.head)):
+    fills = bool(log.head.get("fills")) if log else store.is_array(c)
+    if log and (log.done or beta or fills or provenance.reads_c(log.head)):
         begun = targets.open_partial(c)
     if begun is not None:
         layout_there = {"chunks": begun.chunks, "shards": begun.shards}
@@ -434,7 +439,7 @@ def _prepare(
     settled = provenance.settled(given, log.head if log else None, layout_there, store.describe(c))
     alpha, beta = settled["alpha"], settled["beta"]
     out_dtype, chunks, shards, compressor = (settled[key] for key in provenance.LAYOUT[2:])
-    symmetric = symmetric and beta == 0
+    symmetric, fills = symmetric and beta == 0, fills and beta == 0
     if precision not in PRECISIONS:
         raise InputError(f"{precision!r} is not a precision; choose one of {', '.join(PRECISIONS)}")
     if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
@@ -453,7 +458,7 @@ def _prepare(
         partial(_operand, a, transpose_a or adjoint_a), partial(_operand, b, transpose_b or adjoint_b)
     ]  # fmt: skip
     if c is not None and log is None and beta == 0:
-        works.append(partial(targets.check_output, c, [a, b], force, reads=False))
+        works.append(partial(targets.check_output, c, [a, b], force, reads=fills))
     far = any(map(store.is_remote, (a, b, c)))
     left, right, *_ = side_by_side(works) if far else [work() for work in works]
     shape_a, shape_b = left.shape, right.shape
@@ -481,6 +486,9 @@ def _prepare(
             )
         sources["c"], out_dtype = old, old.dtype
     out = _out_dtype(left.dtype, right.dtype, out_dtype, alpha, beta)
+    if fills and log is None:
+        targets.check_filled(c, (m, n), out, given, force)
+        begun = c
     if m * n * out.itemsize > store.MAX_ARRAY_BYTES:
         raise InputError(
             f"op({left.name})·op({right.name}) is {m}×{n}, more than can be stored; transpose one or both"
@@ -499,6 +507,8 @@ def _prepare(
     stored = Matrix(m, n, out.itemsize, height, width, whole=output.encoded, held=held)
     if existing is not None:
         stored = _updatable(sources["c"].matrix, height, width)
+    elif fills and begun is not None:
+        stored = _filled(begun, store.open_source(begun, store.describe(c)).matrix)
     problem = Problem(
         m,
         n,
@@ -571,6 +581,8 @@ def _prepare(
             "compressor": compressor,
         },
     )
+    if head and fills:
+        head["fills"] = True
     blocks = made.block_count
     if log:
         provenance.refuse_changes(log, head, store.describe(c))
@@ -594,7 +606,7 @@ def _prepare(
         verify=verify,
     )
     dtype = np.result_type(left.dtype, right.dtype)
-    return _Job(sources, operation, output, copies, made, chosen, dtype, head, blocks, force)
+    return _Job(sources, operation, output, copies, made, chosen, dtype, head, blocks, force, fills)
 
 
 @contextmanager
@@ -690,6 +702,27 @@ def _updatable(c: Matrix, height: int, width: int) -> Matrix:
     return c
 
 
+def _filled(array: Any, s: Matrix) -> Matrix:
+    """How an array that is filled is written, given how it would be read: in whole chunks, or shards."""
+    rows, cols = array.shape
+    height, width = array.shards or array.chunks
+    plain = not (array.shards or s.transposed)
+    return replace(
+        s,
+        rows=rows,
+        cols=cols,
+        chunk_rows=max(1, height),
+        chunk_cols=max(1, width),
+        transposed=False,
+        fortran=False,
+        whole=s.whole or not plain,
+        held=s.held if plain else store.HELD_BY_ZARR,
+        stored=None,
+        stacked=False,
+        remote=False,
+    )
+
+
 def _out_dtype(
     a: np.dtype[Any], b: np.dtype[Any], asked: Any, alpha: complex, beta: complex
 ) -> np.dtype[Any]:
@@ -770,13 +803,15 @@ def _target(
         yield targets.ArrayTarget(array, job.plan.problem.c, block), array
         return
     reads = job.operation.beta != 0
-    if log and not log.done and not reads:  # nothing was made yet: what is there may be of a run before
+    if log and not (
+        log.done or reads or job.fills
+    ):  # nothing was made yet: what is there may be of a run before
         log.close()
         target = targets.create_target(c, job.output, block, job.head, force=True, notice=notice)
     elif log:
         target = targets.continued_target(c, block, log)
-    elif reads:
-        target = targets.update_target(c, block, job.head)
+    elif reads or job.fills:
+        target = targets.update_target(c, block, job.head, fills=job.fills, force=job.force)
     else:
         target = targets.create_target(c, job.output, block, job.head, job.force, notice=notice)
     try:

@@ -163,6 +163,49 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
         raise InputError(f"{name} cannot be created: {parent} is not a writable folder; choose another place")
 
 
+def check_filled(
+    array: zarr.Array[Any], shape: tuple[int, int], dtype: np.dtype[Any], given: dict[str, Any], force: bool
+) -> None:
+    """Refuse an open array that cannot be filled with a result; changes nothing.
+
+    shape, dtype: of the result. given: `chunks`, `shards` and `compressor` as the user gave them, None where
+    not. force: an unfinished C is begun anew. Raises InputError.
+    """
+    name, place = describe(array), local_path(array)
+    if array.read_only:
+        raise InputError(f"{name} is open for reading only; open it with mode='r+'")
+    with explained(name, remote=place is None):
+        if place is not None:
+            unfinished = is_partial(place)
+        else:
+            unfinished = bool((there := objects_at(array)) and not _has_metadata(there) and is_begun(there))
+    if unfinished and not force:
+        raise InputError(
+            f"{name} is the unfinished result of an interrupted run; continue it with resume=True, or begin "
+            "again with force=True"
+        )
+    if tuple(array.shape) != shape:
+        raise InputError(
+            f"{name} has shape {tuple(array.shape)} but the result is {shape[0]}×{shape[1]}; give an array "
+            "of that shape"
+        )
+    if array.dtype.newbyteorder("=") != dtype:
+        raise InputError(
+            f"{name} holds {array.dtype.name} but the result is {dtype}; give an array of that type, or "
+            f"out_dtype={array.dtype.name!r}"
+        )
+    there_now = {"chunks": tuple(array.chunks), "shards": array.shards and tuple(array.shards)}
+    for key, value in given.items():
+        if key in ("chunks", "shards", "compressor") and value is not None:
+            if key in there_now and tuple(value) == there_now[key]:
+                continue
+            raise InputError(f"{name} is an open array, which keeps its {key}; leave out {key}")
+
+
+def _has_metadata(there: Objects) -> bool:
+    return any(there.has(key) for key in METADATA)
+
+
 def _is_free(name: str, spec: str) -> bool:
     """Whether there is nothing at an address, where that can be told."""
     with explained(name, remote=True):
@@ -238,7 +281,7 @@ class Target:
 
     def begin(self, metadata: bytes | None) -> None:
         """Mark C as unfinished: its metadata, or that of the new C, stands aside; an old C is no array."""
-        self._set(self._key + PARTIAL, self._get(self._key) if metadata is None else metadata)
+        self._set(self._key + PARTIAL, self._metadata() if metadata is None else metadata)
         for key in METADATA:
             self._delete(key)
 
@@ -516,6 +559,10 @@ class Target:
             )
         return found
 
+    def _metadata(self) -> bytes:
+        """Of a C that exists, also where it is unfinished. Raises StoreError."""
+        return self._find(self._key) or self._find(self._key + PARTIAL) or self._get(self._key)
+
     def _set(self, key: str, value: bytes) -> None:
         self._answers.of(self._place(key).set(default_buffer_prototype().buffer.from_bytes(value)))
 
@@ -553,7 +600,7 @@ class RemoteTarget(Target):
         """As in a folder, with few requests: `clear` is to follow where C is a new one."""
         if metadata is not None:
             self._left = self._survey()
-        self._described = self._get(self._key) if metadata is None else metadata
+        self._described = self._metadata() if metadata is None else metadata
         self._objects.put(self._key + PARTIAL, self._described)
         if metadata is None:
             self._objects.delete(METADATA)
@@ -749,11 +796,17 @@ def _set_aside(spec: Any, nbytes: int, notice: Callable[[str], None] | None) -> 
     return place if ownership.set_aside(place, describe(spec), keep) else None
 
 
-def update_target(spec: Any, block: np.dtype[Any], head: dict[str, Any] | None) -> Target:
-    """A C that exists, unfinished from now on; as `create_target`."""
+def update_target(
+    spec: Any, block: np.dtype[Any], head: dict[str, Any] | None, fills: bool = False, force: bool = False
+) -> Target:
+    """A C that exists, unfinished from now on; as `create_target`. `fills`: what it held is of no account, so
+    that it can be continued also in an object store."""
     said = "cannot be updated: {}; it is as it was, see to its disk"
     with _begun(spec, head, said) as log, _forgotten(spec) as groups:
-        target = target_at(open_existing(spec), describe(spec), block, log)
+        array = open_existing(spec)
+        if fills and head and (objects := objects_at(array)):
+            log = RemoteJournal.begin(objects, describe(spec), head, force)
+        target = target_at(array, describe(spec), block, log)
         target.groups = groups
         target.begin(None)
     return target

@@ -714,12 +714,15 @@ def test_errors_are_also_the_builtin_that_fits(here):
         ooc_gemm.multiply(5, "b")
 
 
-def test_an_array_in_memory_is_replaced_only_by_force():
+def test_an_array_in_memory_is_filled():
     c = zarr.create_array(zarr.storage.MemoryStore(), shape=(3, 4), chunks=(3, 4), dtype="f8")
     c[...] = 7
     a, b = np.ones((3, 2)), np.ones((2, 4))
-    with pytest.raises(ooc_gemm.InputError, match="exists"):
-        ooc_gemm.multiply(a, b, c)
+    with pytest.raises(ooc_gemm.InputError, match="has shape"):
+        ooc_gemm.multiply(a, np.ones((2, 5)), c)
     assert (c[:] == 7).all()
-    ooc_gemm.multiply(a, b, c, force=True)
-    assert (zarr.open_array(c.store, mode="r")[:] == 2).all()
+    for options in ({}, {"force": True}):
+        c[...] = 7
+        ooc_gemm.multiply(a, b, c, **options)
+        assert (c[:] == 2).all()
+        assert (zarr.open_array(c.store, mode="r")[:] == 2).all()
