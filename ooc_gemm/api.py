@@ -503,8 +503,7 @@ def _prepare(
         chunks = there.chunks[0], there.chunks[1]
     output = _output((m, n), out, chunks, shards, compressor)
     height, width = unit or (1, 1)
-    held = store.HELD_BY_ZARR if shards else 2
-    stored = Matrix(m, n, out.itemsize, height, width, whole=output.encoded, held=held)
+    stored = Matrix(m, n, out.itemsize, height, width, whole=output.encoded, encodes=output.work)
     if existing is not None:
         stored = _updatable(sources["c"].matrix, height, width)
     elif fills and begun is not None:

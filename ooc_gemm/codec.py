@@ -14,8 +14,10 @@ import numcodecs
 import numpy as np
 import numpy.typing as npt
 
+from . import codec_memory
 from .documents import COMPRESSORS
 from .pages import Bytes
+from .problem import MiB
 
 SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 INFLATED = 1 << 20
@@ -133,9 +135,14 @@ class Bounded:
         self.codec.decode(data, out=out)
         return out
 
+    def _lzma_bytes(self) -> int:
+        """What the ledger counts: the dictionary that the metadata tells of, or that of the usual preset."""
+        usual = codec_memory.lzma_dictionary({})
+        return max(usual, codec_memory.lzma_dictionary(self.codec.get_config())) + 2 * MiB
+
     def _lzma(self) -> lzma.LZMADecompressor:
         if self.codec.format != lzma.FORMAT_RAW:
-            return lzma.LZMADecompressor(self.codec.format, memlimit=LZMA_BYTES)
+            return lzma.LZMADecompressor(self.codec.format, memlimit=min(LZMA_BYTES, self._lzma_bytes()))
         chain = list(self.codec.filters)
         if sum(one.get("dict_size", 0) for one in chain) > LZMA_BYTES:
             raise ValueError("its codec wants too much memory")

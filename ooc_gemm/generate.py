@@ -49,9 +49,9 @@ def random(
     unit = shards or chunks
     limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
     base = baseline_bytes(INTERPRETER_BYTES)
-    each = (
-        unit[0] * unit[1] * (kind.itemsize + 8 + (2 * kind.itemsize if shards or compressor != "none" else 0))
-    )
+    output = targets.Output(shape, kind, chunks, shards, compressor)
+    each = unit[0] * unit[1] * (kind.itemsize + 8 + (2 * kind.itemsize if output.encoded else 0))
+    each += output.work.bytes_for(unit[0] * unit[1] * kind.itemsize)
     each += CONNECTION_BYTES if store.is_remote(out) else 0
     threads = min(2 * WRITERS if store.is_remote(out) else 4, (limit - base) // each)
     if threads < 1:
@@ -60,7 +60,6 @@ def random(
             f"the smallest that would do is {base + each} bytes ({ceil_div(base + each, MiB)}MiB)",
             minimum_memory_limit=base + each,
         )
-    output = targets.Output(shape, kind, chunks, shards, compressor)
     target = targets.create_target(out, output, kind, force=force)
     slots: queue.SimpleQueue[npt.NDArray[np.uint8]] = queue.SimpleQueue()
     for _ in range(threads):

@@ -152,7 +152,8 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
     """Every byte of both budgets, by holder."""
     slot = _slot_bytes(p, x)
     chunk = x.c.chunk_rows * x.c.chunk_cols
-    encoding = x.c.held if x.c.whole else int(x.c.itemsize != p.block_itemsize)
+    encoding = chunk * x.c.itemsize * (x.c.held if x.c.whole else int(x.c.itemsize != p.block_itemsize))
+    encoding += x.c.encodes.bytes_for(x.c.chunk_bytes)
     read = (p.a, p.b, x.c) if p.reads_c else (p.a, p.b)
     host = {
         "baseline": budget.host_baseline,
@@ -161,7 +162,7 @@ def _ledgers(p: Problem, budget: Budget, x: _Candidate) -> tuple[dict[str, int],
         "decoding": x.ring.readers * max(s.beside(slot) for s in read),
         "connections": (x.ring.readers + x.ring.writers) * budget.connection,
         "write slots": x.ring.writers * chunk * p.block_itemsize,
-        "encoding": x.ring.writers * chunk * x.c.itemsize * encoding,
+        "encoding": x.ring.writers * encoding,
     }
     rows = max(band_rows(x.bm, budget.weights, index) for index in range(len(budget.weights)))
     panels = panel_elements(p, rows, x.bn, x.bk)

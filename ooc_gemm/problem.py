@@ -24,6 +24,26 @@ CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB)
 
 
 @dataclass(frozen=True)
+class Work:
+    """Memory that a codec works in for one chunk, beside the chunk and what is stored of it."""
+
+    fixed: int = 0
+    """Bytes, whatever the chunk."""
+    per_byte: int = 0
+    """Bytes for each byte of the chunk, whose size is rounded up to a power of two first, …"""
+    most: int = 0
+    """… but no more than this in all."""
+
+    def bytes_for(self, chunk_bytes: int) -> int:
+        """Bytes that a chunk of this size takes."""
+        return self.fixed + min(self.most, self.per_byte << max(0, chunk_bytes - 1).bit_length())
+
+    def __add__(self, other: "Work") -> "Work":
+        """No less than both take together."""
+        return Work(self.fixed + other.fixed, self.per_byte + other.per_byte, self.most + other.most)
+
+
+@dataclass(frozen=True)
 class Matrix:
     """A stored matrix S. An array in Fortran order is described as the transpose of a C-order S."""
 
@@ -47,6 +67,10 @@ class Matrix:
     held: int = 2
     """Memory, in chunks, that decoding one whole takes beside its slot, or encoding one: for itself and what
     is stored of it; more where that is not ours to say."""
+    decodes: Work = Work()
+    """What decoding a chunk takes beside that …"""
+    encodes: Work = Work()
+    """… and encoding one, where C is stored so."""
     stacked: bool = False
     """A piece may be of several chunks, one below the other: they are read at once and copied as one."""
     remote: bool = False
@@ -81,7 +105,7 @@ class Matrix:
     def beside(self, slot: int) -> int:
         """Bytes that a reader holds beside its slot of so many."""
         if self.whole:
-            return self.held * self.chunk_bytes
+            return self.held * self.chunk_bytes + self.decodes.bytes_for(self.chunk_bytes)
         return slot if self.remote else 0
 
     def chunks_of_piece(self, slot_bytes: int) -> int:

@@ -1,9 +1,10 @@
-"""Where the chunks of a sharded array lie in its files: the indices, each read once.
+"""Where the chunks of a sharded array lie in its files: the indices, which are read once each, and made.
 
 A shard's index is a table of (offset, length) of its chunks in row-major order, all ones for a missing one,
 before or behind them, with a checksum (Zarr's sharding_indexed codec, version 1.0).
 """
 
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import google_crc32c
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .files import ChunkFile
+from .pages import Bytes
 
 MISSING = np.uint64(2**64 - 1)
 Extents = npt.NDArray[np.uint64]
@@ -48,3 +50,28 @@ def read_index(folder: _Folder, key: str, count: int, at_end: bool) -> Extents |
     if (lengths > size).any() or (offsets > size - lengths).any():  # so that no sum can wrap around
         raise ValueError("its index points past its end")
     return found
+
+
+def most_bytes(count: int, longest: int) -> int:
+    """Memory that `make` needs for a shard of so many chunks, of which each takes up to `longest` bytes."""
+    return count * (longest + 16) + 4
+
+
+def make(chunks: Iterable[Any], encode: Callable[[Any], Any], count: int, at_end: bool, into: Bytes) -> Bytes:
+    """A shard of all its chunks, at the front of `into`.
+
+    chunks: arrays, in row-major order. encode: makes the bytes that are stored of one. count: how many there
+    are. at_end: the index follows the chunks, it does not precede them. into: memory of `most_bytes`.
+    """
+    nbytes = 16 * count + 4
+    at, extents = 0 if at_end else nbytes, np.empty((count, 2), "<u8")
+    for index, chunk in enumerate(chunks):
+        made = np.frombuffer(encode(chunk), np.uint8)
+        into[at : at + len(made)] = made
+        extents[index] = at, len(made)
+        at += len(made)
+    start = at if at_end else 0
+    table = extents.tobytes()
+    table += google_crc32c.value(table).to_bytes(4, "little")
+    into[start : start + nbytes] = np.frombuffer(table, np.uint8)
+    return into[: at + nbytes if at_end else at]

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -30,13 +31,13 @@ from zarr.abc.store import RangeByteRequest
 from zarr.codecs import ShardingCodec, TransposeCodec
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, WrapperStore, ZipStore
 
-from . import codec, documents, files, journal, redact, shards
+from . import codec, codec_memory, documents, files, journal, redact, shards
 from .documents import SUPPORTED
 from .errors import NO_MEMORY, Error, InputError, OutOfMemoryError, StoreError, no_memory
 from .local import CompressedSource, Folder, RawSource, Shards, Source
 from .pages import give_back
 from .plan import Piece
-from .problem import Matrix
+from .problem import Matrix, Work
 from .remote import Objects, RemoteFolder, address, connect, normal, speaks, why
 from .remote import secrets_of as remote_secrets
 from .ring import Bytes
@@ -254,7 +255,8 @@ class DecodedSource(Source):
         most: int = 0,
     ):
         """`folder`: where its files lie, of `most` bytes each, where they are local ones."""
-        matrix = replace(matrix, whole=True, held=HELD_BY_ZARR)
+        decodes, encodes = _work_of_zarr(array.metadata)
+        matrix = replace(matrix, whole=True, held=HELD_BY_ZARR, decodes=decodes, encodes=encodes)
         super().__init__(name, array.dtype.newbyteorder("="), matrix)
         self._array, self._counter, self._fortran = array, counter, matrix.transposed
         self._folder, self._most = folder, most
@@ -602,7 +604,7 @@ def _folder_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, 
     metadata, dtype, shard = array.metadata, array.dtype, array.shards
     stamps = folder.stamps(outer.grid)
     sizes = tuple(np.maximum(stamps[:, 0], stamps.any(axis=1)).tolist())  # an empty file is there, too
-    inner = _inner(metadata) if shard else None
+    inner = inner_chunks(metadata) if shard else None
     compression = inner[1] if inner else None if shard else compression_of(metadata)
     compressor = only_compressor(compression)
     source: Source
@@ -613,7 +615,14 @@ def _folder_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, 
             folder = shards_of = Shards(folder, s, outer, sizes, at_end)
             sizes = shards_of.sizes
         if compressor:
-            s = replace(s, whole=True, stored=sizes)
+            name_of, configuration = (compression or [("", {})])[0]
+            s = replace(
+                s,
+                whole=True,
+                stored=sizes,
+                decodes=codec_memory.decoding(name_of, configuration),
+                encodes=codec_memory.encoding(name_of, configuration),
+            )
             source = CompressedSource(name, dtype, fill, s, folder, compressor)
         else:
             whole = set(sizes) <= {0, s.chunk_bytes}
@@ -705,6 +714,30 @@ def _bounded_chain(chain: tuple[Any, ...], elements: int, itemsize: int) -> tupl
     return tuple(made), size, exact
 
 
+def _work_of_zarr(metadata: Any) -> tuple[Work, Work]:
+    """What the compressors of an array take where zarr decodes its chunks, and where it encodes them. Most
+    decompressors take less than what HELD_BY_ZARR has room for."""
+    if metadata.zarr_format == 2:
+        described = [one.get_config() for one in (*(metadata.filters or ()), metadata.compressor) if one]
+        chain = [(str(one["id"]), one) for one in described]
+    else:
+        chain = list(_flat([one.to_dict() for one in metadata.codecs]))
+    large = [one for one in chain if one[0].removeprefix("numcodecs.") in ("bz2", "lzma")]
+    return (
+        reduce(Work.__add__, (codec_memory.decoding(*one) for one in large), Work()),
+        reduce(Work.__add__, (codec_memory.encoding(*one) for one in chain), Work()),
+    )
+
+
+def _flat(chain: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and configurations of all codecs, those inside of shards among them."""
+    for one in chain:
+        configuration = dict(one.get("configuration", {}))
+        yield str(one["name"]), configuration
+        if one["name"] == "sharding_indexed":
+            yield from _flat(list(configuration["codecs"]))
+
+
 def array_at(metadata: Any, place: StorePath) -> zarr.Array[Any]:
     """An array of this metadata at a place where none is stored (yet)."""
     return zarr.Array(zarr.AsyncArray(metadata, place))
@@ -742,7 +775,7 @@ def _beyond_bytes(chain: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]
     return described[1:]
 
 
-def _inner(metadata: Any) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]] | None:
+def inner_chunks(metadata: Any) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]] | None:
     """How shards are made and what their chunks are compressed with; None where only zarr can tell."""
     described = [one.to_dict() for one in metadata.codecs]
     if len(described) != 1 or described[0]["name"] != "sharding_indexed":

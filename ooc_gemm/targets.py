@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,14 +25,14 @@ import numpy as np
 import zarr
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
-from . import documents, files, journal, ownership, provenance
+from . import codec, codec_memory, documents, files, journal, ownership, provenance, shards
 from .consolidated import Consolidated, above, above_objects
 from .errors import Error, InputError, RangeError, StoreError
 from .journal import Journal
 from .local import Folder, Source
 from .pages import give_back, scratch
 from .plan import Part
-from .problem import Matrix
+from .problem import Matrix, Work
 from .remote import Objects, RemoteFolder, RemoteJournal, why
 from .ring import Bytes
 from .store import (
@@ -46,6 +46,7 @@ from .store import (
     describe,
     document_at,
     explained,
+    inner_chunks,
     is_begun,
     is_fortran,
     is_partial,
@@ -84,8 +85,19 @@ class Output:
 
     @property
     def encoded(self) -> bool:
-        """Whether zarr must encode the chunks."""
+        """Whether chunks are stored otherwise than as their elements."""
         return self.shards is not None or self.compressor != "none"
+
+    @property
+    def work(self) -> Work:
+        """What encoding takes beside a chunk, or shard, and what is stored of it."""
+        codecs = [one.to_dict() for one in compressors(self.compressor) or ()]
+        each = [codec_memory.encoding(one["name"], one["configuration"]) for one in codecs]
+        work = reduce(Work.__add__, each, Work())
+        if self.shards is None:
+            return work
+        chunk = math.prod(self.chunks) * self.dtype.itemsize  # one, what is stored of it, and a copy of that
+        return Work(fixed=work.bytes_for(chunk) + 3 * codec.longest(chunk))
 
 
 def compressors(text: str) -> Any:
@@ -257,6 +269,10 @@ class Target:
         self._compressor = only_compressor(compression)
         self._plain = array.dtype.isnative and not is_fortran(array.metadata) and array.shards is None
         self._plain = self._plain and (compression == [] or self._compressor is not None)
+        inner = inner_chunks(array.metadata) if array.shards and array.dtype.isnative else None
+        known = inner and (not inner[1] or only_compressor(inner[1]))
+        self._inner = inner if known else None
+        """How chunks of shards are stored, where shards are made here."""
         place = local_path(array)
         self._folder = Folder(place, array.metadata) if place else None
         as_it_is = self._plain and not self._compressor and array.dtype == block and block.kind in "fc"
@@ -264,7 +280,7 @@ class Target:
         """Writes go on by themselves when they are begun."""
         self._encodes = place is not None
         """Chunks are encoded here and go to their places whole, not by zarr."""
-        if not self._plain:
+        if not self._plain or self._compressor:
             give_back()
         self._direct = array.nbytes >= DIRECT_BYTES
         self._keeps = isinstance(array.store_path.store, MemoryStore)
@@ -486,6 +502,8 @@ class Target:
         """A whole chunk, or shard, as it is stored."""
         if self._plain:
             return self._compressor.encode(data) if self._compressor else data.reshape(-1).view(np.uint8)
+        if self._inner:
+            return self._shard(data, *self._inner)
         # zarr's work, in an array of one chunk.
         metadata = {**self._array.metadata.to_dict(), "shape": data.shape}
         alone = array_at(type(self._array.metadata).from_dict(metadata), StorePath(MemoryStore()))
@@ -493,6 +511,22 @@ class Target:
         made = sync((alone.store_path / alone.metadata.encode_chunk_key((0, 0))).get())
         assert made
         return made.to_bytes()
+
+    def _shard(
+        self, data: Array, how: dict[str, Any], compression: list[tuple[str, dict[str, Any]]]
+    ) -> Bytes:
+        """A shard, in memory that the thread's next call takes again."""
+        (height, width), compressor = self._array.chunks, only_compressor(compression)
+        down, across = (size // step for size, step in zip(data.shape, (height, width), strict=True))
+        most = codec.longest(height * width * data.itemsize)
+        chunks = (
+            np.ascontiguousarray(data[i * height : (i + 1) * height, j * width : (j + 1) * width])
+            for i in range(down)
+            for j in range(across)
+        )
+        encode = compressor.encode if compressor else lambda chunk: chunk.reshape(-1).view(np.uint8)
+        into = scratch("shard", shards.most_bytes(down * across, most))
+        return shards.make(chunks, encode, down * across, how["index_location"] == "end", into)
 
     def _write_file(self, chunk: tuple[int, int], data: Bytes | bytes) -> None:
         path = self._path(chunk)
