@@ -255,8 +255,7 @@ class DecodedSource(Source):
         most: int = 0,
     ):
         """`folder`: where its files lie, of `most` bytes each, where they are local ones."""
-        decodes, encodes = _work_of_zarr(array.metadata)
-        matrix = replace(matrix, whole=True, held=HELD_BY_ZARR, decodes=decodes, encodes=encodes)
+        matrix = replace(matrix, whole=True, held=HELD_BY_ZARR)
         super().__init__(name, array.dtype.newbyteorder("="), matrix)
         self._array, self._counter, self._fortran = array, counter, matrix.transposed
         self._folder, self._most = folder, most
@@ -640,6 +639,8 @@ def _decoded_source(name: str, array: zarr.Array[Any], s: Matrix, folder: Folder
     bounds, has those that no codec could exceed; it refuses types of foreign byte order (v2 has them), and of
     a part of a chunk in foreign byte order (v3) it gives wrong complex numbers, without a word."""
     metadata, at = array.metadata, array.store_path
+    decodes, encodes = _work_of_zarr(metadata)
+    s = replace(s, decodes=decodes, encodes=encodes)
     bounded, most = _bounded(metadata)
     counter = _CountingStore(at.store, most) if folder is None or array.shards else None
     fast = bounded is metadata and array.dtype.isnative and array.dtype.kind != "c"

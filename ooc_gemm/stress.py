@@ -29,6 +29,10 @@ PRODUCTS = {"complex64": 3e8, "complex128": 1e8, "int8": 3e8, "uint8": 3e8, "int
 CHUNKS, CHUNKS_OF_C = 1000, 100
 """Most chunks of an ordinary array: zarr takes a millisecond to write one, and a block of one chunk of C
 reads a strip of A and of B."""
+LEVELS = {"zstd": (-7, 22), "blosc": (0, 9), "gzip": (0, 9), "zlib": (0, 9), "bz2": (1, 9), "lzma": (0, 9)}
+"""Of compressors: the lowest and the highest level."""
+SLOW_BYTES = 8 * MiB
+"""Arrays that are larger are compressed at low levels: the highest take seconds for each MiB."""
 CHUNK_BYTES = 48 * MiB
 LARGE_EVERY, HEAVY_EVERY = 40, 10
 """One case in so many is of far more data than memory; one in so many is of a few very large chunks, of
@@ -46,6 +50,8 @@ class Stored:
     chunks: tuple[int, int]
     shards: tuple[int, int] | None = None
     codec: str = "none"
+    level: int = 1
+    """Of the codec, where it has levels."""
     version: Literal[2, 3] = 3
     fortran: bool = False
     big_endian: bool = False
@@ -65,7 +71,7 @@ class Stored:
     def __str__(self) -> str:
         shards = f" in {self.shards[0]}×{self.shards[1]}" if self.shards else ""
         marks = [
-            *([self.codec] if self.codec != "none" else []),
+            *([self.codec + (f":{self.level}" if self.codec in LEVELS else "")] * (self.codec != "none")),
             *(["v2"] if self.version == 2 else []),
             *(["F"] if self.fortran else []),
             *([">"] if self.big_endian else []),
@@ -94,12 +100,12 @@ class Case:
     alpha: complex
     beta: complex
     options: tuple[str, ...]
-    """How a new C is stored."""
+    """How a new C is stored, and what is done beside."""
     normal: bool
     """Values are normal numbers, not small integers."""
     spare: tuple[float, float]
-    """In [0, 1], of host and device: how far the limit lies between the smallest and an ample one, by
-    logarithm; 0 is the smallest itself."""
+    """In [0, 1], of host and device. Up to ½ the limit lies between the smallest (0) and twice that (½), else
+    between the smallest and an ample one, by logarithm."""
 
     @property
     def data_bytes(self) -> int:
@@ -109,7 +115,9 @@ class Case:
     def limit(self, least: int, device: bool = False) -> int:
         """Between the smallest limit and one that holds everything twice."""
         spare, small = self.spare[device], 64 << 10
-        return least + (int(small * ((self.data_bytes + 32 * MiB) * 2 / small) ** spare) if spare else 0)
+        if spare <= 0.5:
+            return int(least * (1 + 2 * spare))
+        return least + int(small * ((self.data_bytes + 32 * MiB) * 2 / small) ** spare)
 
     def arguments(self, folder: Path) -> list[str]:
         """Of the command line."""
@@ -124,7 +132,8 @@ class Case:
     @property
     def stored(self) -> dict[str, str]:
         """How A, B and C lie."""
-        said = dict(option[2:].replace(",", "×").split("=") for option in self.options)
+        valued = (option[2:].replace(",", "×") for option in self.options if "=" in option)
+        said = dict(option.split("=") for option in valued)
         made = said.get("chunks", "as planned") + (f" in {said['shards']}" if "shards" in said else "")
         c = f"{made} {said.get('compressor', '')}".strip()
         return {"a": str(self.a), "b": str(self.b or ""), "c": str(self.c) if self.beta else c}
@@ -170,8 +179,9 @@ def draw(seed: int, number: int, largest: int) -> Case:
     c = replace(_stored(rng, (m, n), out, CHUNKS_OF_C), shards=None, fortran=False, holes=False)
     if beta == 0:
         said += _layout_of_c(rng, c)
+    said += [option for option in ("--verify", "--rechunk") if rng.random() < 0.2]
     normal = all(np.dtype(t).kind in "fc" for t in types) and rng.random() < 0.5
-    spare = tuple(0.0 if rng.random() < 0.3 else rng.random() for _ in range(2))
+    spare = tuple(0.0 if rng.random() < 0.3 else rng.random() / 2 for _ in range(2))
     return Case(
         seed, number, m, n, k, a, b, c, ops[0], ops[1], alpha, beta, tuple(said), normal, (spare[0], spare[1])
     )
@@ -219,7 +229,8 @@ def _heavy(rng: random.Random, seed: int, number: int, largest: int) -> Case:
     a, c = replace(_stored(rng, (one, thin), dtype), holes=False), replace(a, shards=None, fortran=False)
     b = replace(_stored(rng, (thin, other), dtype), holes=False)
     beta = rng.choice((0, 1))
-    said = [] if beta else [f"--chunks={side},{side}", f"--compressor={rng.choice(['zstd:1', 'blosc'])}"]
+    compressor = rng.choice(["zstd:1", "zstd:5", "blosc"])
+    said = [] if beta else [f"--chunks={side},{side}", f"--compressor={compressor}"]
     if not beta and shards:
         said.append(f"--shards={side},{side}")
     return Case(seed, number, one, other, thin, a, b, c, "N", "N", 1, beta, tuple(said), True, (0.0, 0.0))
@@ -274,11 +285,13 @@ def _layout_of_c(rng: random.Random, c: Stored) -> list[str]:
     said = []
     if rng.random() < 0.5:
         said.append(f"--chunks={c.chunks[0]},{c.chunks[1]}")
-        if rng.random() < 0.3 and math.prod(c.chunks) * np.dtype(c.dtype).itemsize <= 4 * MiB:
+        if rng.random() < 0.4 and math.prod(c.chunks) * np.dtype(c.dtype).itemsize <= 4 * MiB:
             down, across = rng.randrange(1, 4), rng.randrange(1, 4)
             said.append(f"--shards={c.chunks[0] * down},{c.chunks[1] * across}")
-    if rng.random() < 0.4:
-        said.append(f"--compressor={rng.choice(['zstd', 'zstd:1', 'blosc'])}")
+    if rng.random() < 0.5:
+        highest = LEVELS["zstd"][1] if c.nbytes <= SLOW_BYTES else 6
+        level = rng.randrange(LEVELS["zstd"][0], highest + 1)
+        said.append(f"--compressor={rng.choice(['zstd', f'zstd:{level}', f'zstd:{level}', 'blosc'])}")
     return said
 
 
@@ -288,13 +301,19 @@ def _stored(rng: random.Random, shape: tuple[int, int], dtype: str, most: int = 
     shards = None
     if version == 3 and rng.random() < 0.2 and math.prod(chunks) * np.dtype(dtype).itemsize <= 4 * MiB:
         shards = chunks[0] * rng.randrange(1, 5), chunks[1] * rng.randrange(1, 5)
-    codecs = ["none", "none", "none", "zstd", "blosc", "gzip", "lz4" if version == 2 else "crc32c"]
+    codecs = ["none", "none", "none", "zstd", "zstd", "blosc", "blosc", "gzip"]
+    codecs += ["lz4", "zlib", "bz2", "lzma"] if version == 2 else ["crc32c"]
+    codec = rng.choice(codecs)
+    low, high = LEVELS.get(codec, (1, 1))
+    if math.prod(shape) * np.dtype(dtype).itemsize > SLOW_BYTES:
+        high = max(low, min(high, 3))
     return Stored(
         shape,
         dtype,
         chunks,
         shards,
-        rng.choice(codecs),
+        codec,
+        rng.randrange(low, high + 1),
         version,
         fortran=rng.random() < 0.2,
         big_endian=np.dtype(dtype).itemsize > 1 and rng.random() < 0.15,
@@ -342,10 +361,14 @@ def write(path: Path, stored: Stored, key: tuple[int, ...], normal: bool) -> Non
     dtype = np.dtype(stored.dtype)
     options: dict[str, Any] = {"fill_value": 2 if stored.holes else 0}
     if stored.version == 2:
+        level = {"level": stored.level}
         ids: dict[str, dict[str, Any]] = {
-            "zstd": {"level": 1},
-            "blosc": {"cname": "lz4"},
-            "gzip": {"level": 1},
+            "zstd": level,
+            "blosc": {"cname": "zstd" if stored.level % 2 else "lz4", "clevel": stored.level},
+            "gzip": level,
+            "zlib": level,
+            "bz2": level,
+            "lzma": {"preset": stored.level},
             "lz4": {},
         }
         codec = ids.get(stored.codec)
@@ -354,12 +377,12 @@ def write(path: Path, stored: Stored, key: tuple[int, ...], normal: bool) -> Non
         dtype = dtype.newbyteorder(">") if stored.big_endian else dtype
     else:
         known: dict[str, Any] = {
-            "zstd": ZstdCodec(level=1),
-            "blosc": BloscCodec(cname="lz4"),
-            "gzip": GzipCodec(level=1),
-            "crc32c": Crc32cCodec(),
+            "zstd": lambda level: ZstdCodec(level=level),
+            "blosc": lambda level: BloscCodec(cname="zstd" if level % 2 else "lz4", clevel=level),
+            "gzip": lambda level: GzipCodec(level=level),
+            "crc32c": lambda level: Crc32cCodec(),
         }
-        options["compressors"] = known.get(stored.codec)
+        options["compressors"] = known[stored.codec](stored.level) if stored.codec in known else None
         if stored.fortran:
             options["filters"] = [TransposeCodec(order=(1, 0))]
         if stored.big_endian:
