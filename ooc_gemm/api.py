@@ -138,7 +138,8 @@ def multiply(
 ) -> Result:
     """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C.
 
-    a, b: path, URL, zarr.Array, or anything with shape, dtype and slicing.
+    a, b: path, URL, zarr.Array, or anything with shape, dtype and slicing. Where that is neither
+    Zarr's nor NumPy's a few pieces are made to measure how much memory one takes, also by `plan`.
     alpha, beta: α and β; unless given 1 and 0.
     c: path or URL of an array to make, or an open zarr.Array to fill: its shape and type must be those of the
     result, its chunks, codecs and attributes stay, and force is not needed. Without c the result's `array` is
@@ -467,6 +468,11 @@ def _prepare(
             f"the inner dimensions differ: op({left.name}) is {shape_a[0]}×{shape_a[1]} and "
             f"op({right.name}) is {shape_b[0]}×{shape_b[1]}; transpose one of them or choose other arrays"
         )
+    left.measure(limit)
+    if a is b:
+        right.matrix = replace(right.matrix, apart=left.matrix.apart)
+    else:
+        right.measure(limit)
     (m, k), n = shape_a, shape_b[1]
     sources, existing = {"a": left, "b": right}, None
     if log:

@@ -128,7 +128,9 @@ class _Stream:
         # A piece, twice in the wide type (itself and its squares); a decoder holds chunks more.
         each = self._slot + 2 * self._slot // s.itemsize * 16 + s.beside(self._slot)
         each += CONNECTION_BYTES if s.remote else 0
-        fixed = baseline_bytes(INTERPRETER_BYTES) + vectors
+        source.measure(limit)
+        s = self._matrix = source.matrix
+        fixed = baseline_bytes(INTERPRETER_BYTES) + vectors + s.apart
         most = requests(source.latency, self._slot) if source.latency else 4
         self._threads = min(most, (limit - fixed) // each)
         if self._threads < 1:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -46,8 +47,31 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+_peak_before = 0
+"""The largest resident set before the system was last told to forget it (`peak_over`)."""
+
+
+def peak_over(work: Callable[[], object]) -> int | None:
+    """Bytes that `work` adds to the resident set for a while, beyond what is still there after it; None where
+    the system cannot tell. Raises what `work` raises."""
+    global _peak_before
+    _peak_before = peak_resident_bytes()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak (proc(5))
+    except OSError:
+        work()
+        return None
+    work()
+    return max(0, _peak_since() - resident_bytes())
+
+
 def peak_resident_bytes() -> int:
-    """The largest resident set this process has had (VmHWM)."""
+    """The largest resident set this process has had."""
+    return max(_peak_before, _peak_since())
+
+
+def _peak_since() -> int:
+    """VmHWM: the largest resident set since the system was told to forget it."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

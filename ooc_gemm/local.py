@@ -75,6 +75,10 @@ class Source:
             stamps[i * self.matrix.grid[1] + j] = was
         return digest((self.description, stamps.tobytes()))
 
+    def measure(self, limit: int) -> None:
+        """Find out how much memory reading takes, where only a trial tells. Raises BudgetError where a memory
+        limit of `limit` bytes cannot be enough for that, and StoreError where nothing can be read."""
+
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Read into `slot`: a view of the piece's rows × cols there (or elsewhere, if it `borrows`), and the
         bytes moved. Raises StoreError, naming the chunk."""

@@ -71,6 +71,8 @@ class Matrix:
     """What decoding a chunk takes beside that …"""
     encodes: Work = Work()
     """… and encoding one, where C is stored so."""
+    apart: int = 0
+    """Memory in bytes that reading takes beside all slots, where the process makes one piece at a time."""
     stacked: bool = False
     """A piece may be of several chunks, one below the other: they are read at once and copied as one."""
     remote: bool = False

@@ -32,6 +32,7 @@ from zarr.codecs import ShardingCodec, TransposeCodec
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, WrapperStore, ZipStore
 
 from . import codec, codec_memory, documents, files, journal, redact, shards
+from .arrays import open_other
 from .documents import SUPPORTED
 from .errors import NO_MEMORY, Error, InputError, OutOfMemoryError, StoreError, no_memory
 from .local import CompressedSource, Folder, RawSource, Shards, Source
@@ -302,20 +303,6 @@ class DecodedSource(Source):
         return str(self._array.metadata.encode_chunk_key(tuple(map(int.__floordiv__, element, stored))))
 
 
-class ArraySource(Source):
-    """Anything with `shape`, `dtype` and slicing. Bytes are those of the elements taken."""
-
-    def __init__(self, name: str, array: Any, matrix: Matrix):
-        super().__init__(name, np.dtype(array.dtype).newbyteorder("="), matrix)
-        self._array = array
-
-    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """A slice."""
-        place = self._place(piece, slot)
-        place[...] = np.asarray(self._array[slice(*piece.rows), slice(*piece.span)])
-        return place[:, piece.cols[0] - piece.span[0] : piece.cols[1] - piece.span[0]], place.nbytes
-
-
 class _CountingStore(WrapperStore[Any]):
     """Counts the bytes that reads bring into the process, for stores whose pieces are not files."""
 
@@ -365,7 +352,7 @@ def open_source(spec: Any, name: str | None = None) -> Source:
         array = open_array(spec, name)
     elif all(hasattr(spec, part) for part in ("shape", "dtype", "__getitem__")):
         check_matrix(name, tuple(spec.shape), spec.dtype)
-        return ArraySource(name, spec, _array_matrix(spec))
+        return open_other(name, spec)
     else:
         raise InputError(f"{name} is not an array: it has no shape, dtype and slicing")
     check_matrix(name, array.shape, array.dtype)
@@ -541,14 +528,6 @@ def check_matrix(name: str, shape: tuple[int, ...], dtype: Any) -> None:
         raise InputError(
             f"{name} holds {dtype}, which cannot be multiplied; convert it to one of {SUPPORTED}"
         )
-
-
-def _array_matrix(array: Any) -> Matrix:
-    """Full rows as chunks: slices of those never reach past the array."""
-    rows, cols = map(int, array.shape)
-    return Matrix(
-        rows, cols, np.dtype(array.dtype).itemsize, max(1, min(rows, 1024)), max(1, cols), chunked=False
-    )
 
 
 def zarr_source(name: str, array: zarr.Array[Any]) -> Source:
