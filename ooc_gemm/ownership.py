@@ -364,7 +364,7 @@ def is_ours(place: Path) -> bool:
     names = {entry.name for entry in os.scandir(place)}
     if not names:
         return True
-    known = all(name == journal.NAME or LITTER.fullmatch(name) for name in names)
+    known = all(name in (journal.NAME, "ooc-gemm.owner") or LITTER.fullmatch(name) for name in names)
     return known and _has_journal(place)
 
 

@@ -808,9 +808,11 @@ def create_target(
         target.groups = groups
         try:
             target.begin(described.to_bytes() if described else b"")
-        except BaseException:
+        except BaseException as error:
             if moved:
                 ownership.restore(moved, [METADATA[0] + PARTIAL])
+            if isinstance(log, RemoteJournal) and isinstance(error, InputError):  # nothing was begun
+                log.remove()
             raise
         target.clear()
     return target

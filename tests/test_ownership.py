@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import s3
 import zarr
 from conftest import make, ooc
 from test_resume import interrupted
@@ -451,16 +453,16 @@ main(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("layout", ["default", "version 2"])
-def test_a_run_that_is_killed_at_any_step(here, layout):
+@pytest.mark.parametrize(("layout", "first"), [("default", 0), ("version 2", 1)])
+def test_a_run_that_is_killed_at_any_step(here, layout, first):
     """There is the old array, or an unfinished one with the old one beside it, or the new one. The run is
-    killed before each change of a name."""
+    killed before every other change of a name."""
     shutil.rmtree("old")
     make("first", np.full((60, 40), 7.0), chunks=(40, 30), attributes={"x": 1}, **LAYOUTS[layout])
     Path("first/c").mkdir(exist_ok=True) if layout == "default" else None
     Path("first/mine").write_text("mine")
     line, seen = ["multiply", "a", "b", "old", *CPU, "--chunks", "40,30"], set()
-    for step in range(60):
+    for step in range(first, 60, 2):
         shutil.rmtree("old", ignore_errors=True)
         shutil.copytree("first", "old")
         command = [sys.executable, "-c", KILLED, str(step), *line, "-f"]
@@ -481,7 +483,7 @@ def test_a_run_that_is_killed_at_any_step(here, layout):
             assert ooc(*line).code == 2
             if any(Path("old", ASIDE, key).exists() for key in store.METADATA):
                 assert (kept() == 7).all()
-        again = ["--resume"] if step % 2 and not finished else ["-f"]
+        again = ["--resume"] if step // 2 % 2 and not finished else ["-f"]
         assert ooc(*line, *again).code == 0
         assert product("old")
         assert sorted(os.listdir("old")) == ["c", "mine", "zarr.json"]
@@ -528,3 +530,73 @@ def test_force_over_the_leftovers_of_a_finished_run(here):
 def test_keys(keys, mine, other):
     assert [keys.takes(tuple(key.split("/"))) for key in mine] == [True] * len(mine)
     assert [keys.takes(tuple(key.split("/"))) for key in other if keys.takes(tuple(key.split("/")))] == []
+
+
+# ------------------------------------------------------------------------------------------ object stores
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    if why := s3.missing():
+        pytest.skip(why)
+    with s3.server(tmp_path_factory.mktemp("s3") / "server") as port:
+        yield port
+
+
+@pytest.fixture
+def shelf(server, here, monkeypatch, request):
+    """Where nothing is yet, in an object store."""
+    monkeypatch.setattr(store, "abandoned", threading.Event())
+    for name, value in s3.environment(server).items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{s3.BUCKET}/{''.join(c if c.isalnum() else '-' for c in request.node.name)}"
+
+
+def put_array(url):
+    """B, object by object: zarr makes no array below another one."""
+    for path in Path("b").rglob("*"):
+        if path.is_file():
+            store.objects_at(url).put(str(path.relative_to("b")), path.read_bytes())
+
+
+def keys(url):
+    return sorted(key for key, _, _ in store.objects_at(url).list())
+
+
+@pytest.mark.parametrize("name", ["thesis.pdf.partial", "zarr.json.partial", "ooc-gemm.journal", "c/0/0"])
+def test_somebody_else_s_objects_are_left_alone(shelf, name):
+    store.objects_at(shelf).put(f"c/{name}", b"mine")
+    for more in ([], ["-f"]):
+        for command in (["multiply", "a", "b"], ["gram", "a"]):
+            done = ooc(*command, f"{shelf}/c", *CPU, *more)
+            assert (done.code, "left alone" in done.err) == (2, True), done
+    assert keys(f"{shelf}/c") == [name]
+    assert store.objects_at(shelf).find(f"c/{name}") == b"mine"
+
+
+@pytest.mark.parametrize("layout", ["default", "v2 keys in folders", "version 2"])
+def test_other_objects_and_arrays_below_stay(shelf, layout):
+    c, options = f"{shelf}/c", LAYOUTS[layout]
+    place = store.remote_place(c)
+    zarr.create_array(place, shape=(60, 40), dtype="f8", chunks=(9, 9), fill_value=0, **options)[...] = 1
+    put_array(f"{c}/below")
+    mine = ["notes.txt", "thesis.pdf.partial", "2023/1", "99.99", "c/readme"]
+    for name in mine:
+        store.objects_at(c).put(name, b"mine")
+    there = {key for key in keys(c) if key.startswith("below/")}
+    assert ooc("multiply", "a", "b", c, *CPU).code == 2
+    done = ooc("multiply", "a", "b", c, *CPU, "-f", "--chunks", "60,40")
+    assert done.code == 0, done
+    assert np.array_equal(zarr.open_array(place, mode="r")[...], C)
+    assert {*keys(c)} == {*mine, *there, "zarr.json", "c/0/0"}
+    assert np.array_equal(zarr.open_array(store.remote_place(f"{c}/below"), mode="r")[...], B)
+
+
+def test_an_array_among_the_chunks_of_another_in_an_object_store(shelf):
+    c = f"{shelf}/c"
+    zarr.create_array(store.remote_place(c), shape=(60, 40), dtype="f8", chunks=(9, 9))[...] = 1
+    put_array(f"{c}/c")
+    before = keys(c)
+    done = ooc("multiply", "a", "b", c, *CPU, "-f")
+    assert (done.code, "stands among its chunks" in done.err) == (2, True), done
+    assert keys(c) == before
