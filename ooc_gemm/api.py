@@ -36,6 +36,7 @@ from .problem import Budget, Matrix, Problem
 from .provenance import Finished
 from .rechunk import Rechunked, check_space, rechunked
 from .remote import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests, side_by_side
+from .scalars import scalar
 from .trace import Trace
 
 PRECISIONS = ("highest", "high", "medium")
@@ -238,6 +239,7 @@ def retried(
     of several devices that are left. `options` are those of `multiply`, and `engine`: what carries out a plan
     as `execute` does, where it is not that."""
     store.refuse_event_loop()
+    beta, options["alpha"] = scalar("beta", beta), scalar("alpha", options.get("alpha"))
     try:
         return _run(a, b, c, notice=notice, beta=beta, **options)
     except (OutOfMemoryError, DeviceLostError) as error:
@@ -435,6 +437,7 @@ def _prepare(
         begun = targets.open_partial(c)
     if begun is not None:
         layout_there = {"chunks": begun.chunks, "shards": begun.shards}
+    alpha, beta = scalar("alpha", alpha), scalar("beta", beta)
     given = {"alpha": alpha, "beta": beta, "out_dtype": out_dtype}
     given |= {"chunks": chunks, "shards": shards, "compressor": compressor}
     settled = provenance.settled(given, log.head if log else None, layout_there, store.describe(c))

@@ -126,7 +126,8 @@ def matmul(
     precision: str = "highest",
     kernel: str = "auto",
 ) -> Any:
-    """x·y of dask arrays, a dask array with the chunks, meta and dtype of `dask.array.matmul`.
+    """x·y of dask arrays, a dask array with the chunks and meta of `dask.array.matmul`. Its dtype is the one
+    that `dask.array.matmul` has for several chunks along k: integers add up in 64 bits.
 
     Made in superblocks of its chunks, as few as keep all threads of the current client's workers (without
     one, of this process) busy within their memory. Where x and y are what `dask.array.from_zarr` returned,
@@ -273,7 +274,7 @@ def _from_chunks(
 ) -> dict[Any, Any]:
     """A chain of tasks a superblock. `gate` p: step p of all superblocks is done."""
     graph: dict[Any, Any] = {}
-    largest = sum(max(span.stop - span.start for span in spans) for spans in (down, across))
+    largest = max(1, sum(max(span.stop - span.start for span in spans) for spans in (down, across)))
     _, memory = tasks_at_a_time()
     depth = memory // (4 * (LAG + 2) * largest * _accumulated(dtype).itemsize)
     depth = max(LEAST_DEPTH, min(depth, MOST_DEPTH))

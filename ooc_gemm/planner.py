@@ -275,7 +275,7 @@ def _seconds(p: Problem, budget: Budget, rates: Rates, x: _Candidate) -> tuple[d
     for s, one, times, share in sides:
         moving = one.nbytes / rate + one.decoded / rates.decode + one.calls * call
         read += times * share * moving
-        first += moving / (1 if s is p.a else across)
+        first += moving / (1 if s is p.a else max(1, across))
         handling += times * one.pieces * rates.piece_seconds
         uploaded += times * s.rows * s.cols * s.itemsize
     uploaded += uploaded_again(p, budget, *_columns(p, x.bm, x.bn))
