@@ -324,6 +324,23 @@ def test_a_library_that_counts_in_32_bits(monkeypatch):
     memory.close()
 
 
+def test_the_bounds_of_complex_sums(monkeypatch):
+    """Numbers whose squares are too large are multiplied by the library all the same, if no sum overflows."""
+    called = []
+    monkeypatch.setattr(blas, "by_parts", lambda *args: called.append(args))
+    for char, size in (("F", 1e15), ("F", 1e-15), ("D", 1e150), ("D", 1e-150)):
+        a = np.full((3, 4), size * (1 - 2j), char)
+        c = np.zeros((3, 3), char)
+        gemm(char)[1](a, a.T, c, 1.0, 0.0)
+        assert not called
+        assert_near(c, np.full((3, 3), 4 * (1 - 2j) ** 2) * size * size, 1e-6)
+    for value in (np.nan, np.inf, 1e19):
+        a = np.ones((3, 4), "F")
+        a[1, 2] = value
+        gemm("F")[1](a, a.T, np.zeros((3, 3), "F"), 1.0, 0.0)
+        assert called.pop()
+
+
 def test_scaling_in_place():
     x = np.array([[np.inf, 1 + 2j, complex(1, np.nan)]], "c8")
     scale_in_place(x, 2.0)

@@ -6,6 +6,7 @@ exports no CBLAS), NumPy with a temporary does the same, slower.
 """
 
 import ctypes
+import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
@@ -139,24 +140,32 @@ def _complex(run: Gemm, a: Array, b: Array, c: Array, alpha: complex, beta: comp
     if beta not in (0, 1):
         scale_in_place(c, beta)
         beta = 1.0
-    # No part of a sum is larger than this, and half of the range is left for rounding.
-    bound = 2.0 * a.shape[1] * _largest_part(a) * _largest_part(b)
-    if bound < float(np.finfo(c.dtype).max) / 2:
+    (p, q), most = (_parts(x) for x in (a, b)), float(np.finfo(c.dtype).max) / 4  # the rest is for rounding
+    # Two bounds of all sums: the first one takes half the time, the second one holds for larger numbers.
+    if _norm(p) * _norm(q) < most or 2.0 * a.shape[1] * _largest(p) * _largest(q) < most:
         run(a, b, c, alpha, beta)
-    else:  # also where it is NaN
+    else:  # also where they are NaN
         by_parts(a, b, c, alpha, beta)
 
 
-def _largest_part(x: Array) -> float:
-    """The largest magnitude among the real and imaginary parts; NaN where there is one."""
-    if x.size == 0:
-        return 0.0
+def _parts(x: Array) -> Array:
+    """Real and imaginary parts as elements of one matrix."""
     along = x if x.strides[1] == x.itemsize else x.T
     if along.strides[1] != along.itemsize:  # of one row, or one column
         along = np.ascontiguousarray(along)
-    parts = along.view(x.real.dtype)
+    return along.view(x.real.dtype)
+
+
+def _norm(x: Array) -> float:
+    """‖x‖_F; infinite where the squares are too large."""
     with np.errstate(all="ignore"):
-        return max(float(parts.max()), -float(parts.min()))
+        return math.sqrt(float(np.vecdot(x, x).sum(dtype=np.float64)))
+
+
+def _largest(x: Array) -> float:
+    """The largest magnitude; NaN where there is one."""
+    with np.errstate(all="ignore"):
+        return max(float(x.max()), -float(x.min())) if x.size else 0.0
 
 
 def _layout(x: Array) -> tuple[int, int]:
