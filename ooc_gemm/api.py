@@ -670,7 +670,8 @@ def _journal(c: Any, beta: complex | None, resume: bool) -> Iterator[Journal | F
         yield done
         return
     log = Journal.resume(place, name)
-    if not (log.done or store.is_partial(place)):  # killed before it began: C is what it was, or not there
+    # Killed before it began: C is what it was, or not there.
+    if not log.head or not (log.done or store.is_partial(place)):
         log.close()
         yield None
         return
@@ -809,6 +810,8 @@ def _target(
     if c is None:
         array = np.empty(job.output.shape, job.output.dtype)
         yield targets.ArrayTarget(array, job.plan.problem.c, block), array
+        for source in job.sources.values():
+            source.check_unchanged()
         return
     reads = job.operation.beta != 0
     if log and not (
@@ -823,7 +826,12 @@ def _target(
     else:
         target = targets.create_target(c, job.output, block, job.head, job.force, notice=notice)
     try:
+        if "c" in job.sources:
+            target.expect(job.sources["c"].stamps)
         yield target, None
+        for name, source in job.sources.items():
+            if name != "c":
+                source.check_unchanged()
         left = target.commit({"version": __version__, **job.head} if job.head else None)
         if left and notice:
             notice(left)

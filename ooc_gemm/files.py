@@ -94,10 +94,16 @@ def mounted() -> dict[str, tuple[str, str, str]]:
 
 
 @cache
+def type_of(system: int) -> str:
+    """What a file system (`st_dev`) is, such as ext4; nothing where that cannot be told."""
+    return mounted().get(f"{os.major(system)}:{os.minor(system)}", ("",))[0]
+
+
+@cache
 def in_memory(system: int) -> bool:
     """Whether a file system (`st_dev`) keeps its files in memory: then there is nothing to go past, although
     tmpfs takes O_DIRECT, and no few readers are enough (H200 machine: 6 of them 38 GB/s, 16 59, 64 82)."""
-    return mounted().get(f"{os.major(system)}:{os.minor(system)}", ("",))[0] in ("tmpfs", "ramfs")
+    return type_of(system) in ("tmpfs", "ramfs")
 
 
 def chunks_at_once(readers: int) -> int:
@@ -290,17 +296,19 @@ def start_write(path: str, data: Bytes) -> Callable[[], bool]:
     return background.Transfer([(path, 0, len(data))], _MAKE, data).end
 
 
-def flush(folder: str | os.PathLike[str]) -> None:
-    """Wait until all that was written to the file system of a folder is on the disk. Raises OSError."""
+def flush(folder: int | str | os.PathLike[str]) -> None:
+    """Wait until all that was written to the file system of a folder is on the disk. `folder`: open, or by
+    name; what has failed to be written since it was opened is an error. Raises OSError."""
     if _syncfs is None:
         os.sync()
         return
-    fd = os.open(folder, os.O_RDONLY)
+    fd = folder if isinstance(folder, int) else os.open(folder, os.O_RDONLY)
     try:
         if _syncfs(fd):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     finally:
-        os.close(fd)
+        if not isinstance(folder, int):
+            os.close(fd)
 
 
 def _write_direct(fd: int, view: memoryview) -> int:

@@ -32,6 +32,17 @@ from .tiles import overlaps
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
+Stamps = npt.NDArray[np.int64]
+
+NUMBERED = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "nfs", "nfs4")
+"""File systems whose files keep their numbers for good; others make them up now and then."""
+
+
+def identity(found: os.stat_result) -> int:
+    """A number for what changes whenever a file is written to or replaced, also where its size and the time
+    of its last modification are set back: the time of its last change, and the number of the file."""
+    number = found.st_ino if files.type_of(found.st_dev) in NUMBERED else 0
+    return hash((found.st_ctime_ns, number)) or 1
 
 
 class Source:
@@ -49,9 +60,10 @@ class Source:
         """The place it lies at, the same however that is spelled; empty where that is not known."""
         self.description = b""
         """Its metadata, but for attributes."""
-        self.stamps: npt.NDArray[np.int64] | None = None
-        """Of every file, in the order of the grid: size, and time of the last change; None where they cannot
-        be had."""
+        self.stamps: Stamps | None = None
+        """Of every file, in the order of the grid (`Folder.stamps`); None where they cannot be had."""
+        self.look: Callable[[], Stamps] | None = None
+        """Asks for the stamps anew."""
         self.latency = 0.0
         """Seconds until a store that is not this machine's answers; 0 where it is."""
         self.background = False
@@ -70,7 +82,7 @@ class Source:
         `before`: what to take for the stamps of some files."""
         if self.stamps is None:
             return None
-        stamps = self.stamps.copy()
+        stamps = self.stamps[:, :2].copy()
         for (i, j), was in (before or {}).items():
             stamps[i * self.matrix.grid[1] + j] = was
         return digest((self.description, stamps.tobytes()))
@@ -78,6 +90,26 @@ class Source:
     def measure(self, limit: int) -> None:
         """Find out how much memory reading takes, where only a trial tells. Raises BudgetError where a memory
         limit of `limit` bytes cannot be enough for that, and StoreError where nothing can be read."""
+
+    def check_unchanged(self) -> None:
+        """Raises StoreError where the array was written to, or replaced, since it was opened, as far as that
+        can be told."""
+        if self.look is None or self.stamps is None:
+            return
+        try:
+            stamps = self.look()
+        except Exception as error:
+            said = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+            raise StoreError(
+                f"{self.name} cannot be looked at again ({said}), so C is not finished; go on with --resume "
+                "(resume=True)"
+            ) from error
+        if np.array_equal(stamps, self.stamps):
+            return
+        raise StoreError(
+            f"{self.name} was changed while C was made of it, so C is not finished; where its values are "
+            "those that it began with go on with --resume (resume=True), else start over with -f (force=True)"
+        )
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Read into `slot`: a view of the piece's rows × cols there (or elsewhere, if it `borrows`), and the
@@ -192,10 +224,11 @@ class Folder:
     def cancel(self) -> None:
         """Let no thread wait any longer for a file."""
 
-    def stamps(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
-        """Of every file, in row-major order of their grid. Takes time for those that are there only: a grid
+    def stamps(self, grid: tuple[int, int]) -> Stamps:
+        """Of every file, in row-major order of their grid: size, time of the last modification, `identity`;
+        three times 0 where there is none. Takes time for those that are there only: a grid
         of millions costs little to ask for."""
-        found, (down, across) = np.zeros((grid[0] * grid[1], 2), np.int64), grid
+        found, (down, across) = np.zeros((grid[0] * grid[1], 3), np.int64), grid
         head, between = self._key(0, 0)[:-3], self._key(0, 0)[-2]
         places, stamps = list[int](), list[int]()
         for key, entry in self._files():
@@ -208,25 +241,32 @@ class Folder:
             if 0 <= i < down and 0 <= j < across:
                 try:
                     file = entry.stat()
-                    stamps += file.st_size, file.st_mtime_ns
+                    stamps += file.st_size, file.st_mtime_ns, identity(file)
                 except FileNotFoundError:  # a link to nowhere
                     continue
                 except OSError:  # reading it will say
-                    stamps += 1, 0
+                    stamps += 1, 0, 0
                 places.append(i * across + j)
-        found[places] = np.reshape(np.array(stamps, np.int64), (-1, 2))
+        found[places] = np.reshape(np.array(stamps, np.int64), (-1, 3))
         return found
 
     def _files(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """What may be chunks, by key: c.i.j and i.j are in one folder, c/i/j and i/j in one for each i.
         Raises OSError."""
+        for folder in self._folders():
+            for entry in self._entries(folder):
+                yield folder + entry.name, entry
+
+    def _folders(self) -> list[str]:
         folders = ["c/"] if self._key(0, 0).startswith("c/") else [""]
         if self._key(0, 0).endswith("/0"):
             found = ((top, entry.name) for top in folders for entry in self._entries(top))
             folders = [f"{top}{name}/" for top, name in found if name.isdecimal()]
-        for folder in folders:
-            for entry in self._entries(folder):
-                yield folder + entry.name, entry
+        return folders
+
+    def folders(self) -> list[str]:
+        """All folders there are for chunks. Raises OSError."""
+        return [f"{self.root}/{folder}".rstrip("/") for folder in ["c/", *self._folders()]]
 
     def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
         with (

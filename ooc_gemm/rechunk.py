@@ -84,7 +84,7 @@ def _copied(copy: Copy, source: Source, place: Path) -> tuple[Source, int, int]:
     """The copy, the bytes read and the bytes written."""
     t = copy.target
     output = targets.Output((t.rows, t.cols), source.dtype, (t.chunk_rows, t.chunk_cols))
-    target = targets.create_target(str(place), output, source.dtype)
+    target = targets.create_target(str(place), output, source.dtype, keep=False)
     (memory,) = page_aligned(1, copy.rows * copy.cols * t.itemsize)
     read_slots = page_aligned(copy.readers, copy.slot_bytes)
     write_slots = page_aligned(copy.writers, t.chunk_bytes)

@@ -261,6 +261,7 @@ class _Stat:
 
     st_size: int
     st_mtime_ns: int
+    st_ctime_ns = st_ino = st_dev = 0
 
     def stat(self) -> "_Stat":
         return self
@@ -553,13 +554,16 @@ class RemoteJournal(Journal):
         journal._file.write(text)
         journal._file.seek(0)
         journal._continue()
+        if not journal.head:
+            raise InputError(f"{name} has no journal of what was done, so it cannot be continued; {ANEW}")
         journal._put(journal._version)
         return journal
 
     def durable(self, count: int) -> None:
         """Put it, where chunks were added. Raises StoreError where C is another run's by now."""
         with self._lock:
-            self._append({"durable": count})
+            self._append({"durable": count, "save": self._saves + 1})
+            self._saves += 1
         try:
             self._put(self._version)
         except InputError as error:
@@ -575,6 +579,13 @@ class RemoteJournal(Journal):
 
     def _boot(self) -> str:
         return self._run
+
+    def _rewrite(self, *entries: dict[str, Any]) -> None:
+        self._file, self._size = _Text(), 0
+        self._append(*entries)
+
+    def _write(self, lines: bytes) -> None:
+        self._file.write(lines)
 
     def _put(self, mode: Any) -> None:
         with self._lock:

@@ -579,7 +579,7 @@ def _check_shards(name: str, s: Matrix, outer: Matrix) -> None:
 
 def _folder_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, folder: Folder) -> Source:
     """`outer`: the matrix in chunks that are files, or objects."""
-    metadata, dtype, shard = array.metadata, array.dtype, array.shards
+    metadata, dtype, shard, files_of = array.metadata, array.dtype, array.shards, folder
     stamps = folder.stamps(outer.grid)
     sizes = tuple(np.maximum(stamps[:, 0], stamps.any(axis=1)).tolist())  # an empty file is there, too
     inner = inner_chunks(metadata) if shard else None
@@ -608,7 +608,7 @@ def _folder_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, 
     else:
         s = replace(s, stored=_shares(s, outer, sizes) if shard else sizes)
         source = _decoded_source(name, array, s, None if s.remote else folder)
-    source.stamps = stamps
+    source.stamps, source.look = stamps, lambda: files_of.stamps(outer.grid)
     source.description = json.dumps({**metadata.to_dict(), "attributes": {}}, default=str).encode()
     return source
 

@@ -25,11 +25,11 @@ import numpy as np
 import zarr
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
-from . import codec, codec_memory, documents, files, journal, ownership, provenance, shards
+from . import codec, codec_memory, documents, durable, files, journal, ownership, provenance, shards
 from .consolidated import Consolidated, above, above_objects
 from .errors import Error, InputError, RangeError, StoreError
 from .journal import Journal
-from .local import Folder, Source
+from .local import Folder, Source, Stamps, identity
 from .pages import give_back, scratch
 from .plan import Part
 from .problem import Matrix, Work
@@ -264,6 +264,8 @@ class Target:
     def __init__(self, array: zarr.Array[Any], name: str, block: np.dtype[Any], log: Journal | None = None):
         self.name, self._array, self._block, self._log = name, array, block, log
         self._shape = array.shards or array.chunks
+        down, across = (-(-n // max(1, step)) for n, step in zip(array.shape, self._shape, strict=True))
+        self._grid = down, across
         self._key = METADATA[0] if array.metadata.zarr_format == 3 else METADATA[1]
         compression = compression_of(array.metadata)
         self._compressor = only_compressor(compression)
@@ -288,29 +290,60 @@ class Target:
         store, unit = array.store_path.store, math.prod(self._shape) * array.dtype.itemsize
         self._answers = Answers(store, unit)
         self._folders: set[str] = set()
-        self._waiting: list[str] = []
-        """Files that are not in their places yet."""
+        self._waiting: list[tuple[int, int]] = []
+        """Chunks whose files are not in their places yet."""
         self._lock, self._saving, self._saved = threading.Lock(), threading.Lock(), time.monotonic()
-        self._durable = False
         self.groups = Consolidated([], name)
         """Groups above C, where they are to have C's metadata when it is finished."""
+        self._disk: durable.Disk | None = None
+        """What flushes the files of this C; None where C is not kept, or is not in a folder."""
+        self._old: Stamps | None = None
+        self._placed: Stamps | None = None
 
-    def begin(self, metadata: bytes | None) -> None:
-        """Mark C as unfinished: its metadata, or that of the new C, stands aside; an old C is no array."""
-        self._set(self._key + PARTIAL, self._metadata() if metadata is None else metadata)
-        for key in METADATA:
-            self._delete(key)
+    def begin(self, metadata: bytes | None, keep: bool = True) -> None:
+        """Mark C as unfinished: its metadata, or that of the new C, stands aside; an old C is no array, and
+        that is on the disk before any chunk is changed. `metadata`: of a new C; None: C is there and updated.
+        `keep`: False for a C that need not survive a power cut. Raises OSError."""
+        if self._folder is None:
+            self._set(self._key + PARTIAL, self._metadata() if metadata is None else metadata)
+            for key in METADATA:
+                self._delete(key)
+            return
+        root = Path(self._folder.root)
+        if keep:
+            self._disk = durable.Disk(root)
+        if metadata is None:
+            self._check_links()
+            if os.path.lexists(root / self._key) or not os.path.lexists(root / (self._key + PARTIAL)):
+                os.replace(root / self._key, root / (self._key + PARTIAL))
+        else:
+            new = durable.prepare(root / (self._key + PARTIAL), metadata, flush=False)
+            os.replace(new, root / (self._key + PARTIAL))
+            if self._disk:
+                self._disk.wrote(str(root / (self._key + PARTIAL)))
+        old = [key for key in METADATA if os.path.lexists(root / key)]
+        for key in old:
+            (root / key).unlink()
+        if old or metadata is None:
+            durable.flush_folders(root)
 
     def proceed(self) -> None:
         """Go on where a run was interrupted. Raises InputError where C was changed since."""
         assert self._log
         assert self._folder
+        try:
+            self._check_links()
+        except OSError as error:
+            raise InputError(f"{self.name} cannot be continued: {error.strerror}; {journal.ANEW}") from error
+        self._disk = durable.Disk(Path(self._folder.root))
         known = set()
         for chunk, (now, _) in self._log.done.items():
             path = self._folder.path(*chunk)
             if journal.stamp(path + PENDING) == now:
-                self._waiting.append(path)
-            elif journal.stamp(path) != now:
+                self._waiting.append(chunk)
+            elif journal.stamp(path) == now:
+                self._note(chunk, path)
+            else:
                 sizes = {journal.stamp(each)[0] for each in (path, path + PENDING)}
                 said = "changed or removed since"
                 if now[0] in sizes:
@@ -327,7 +360,6 @@ class Target:
                 left.unlink()
         for folder in root.glob(RUN + "*"):
             _revoke(folder)
-        self._durable = bool(self._log.done)
 
     def clear(self) -> None:
         """Remove what is left of an old C, where that was not set aside."""
@@ -343,38 +375,60 @@ class Target:
         """What has been written, to be read although it is no array yet."""
         return zarr_source(self.name, self._array)
 
-    def save(self, durable: bool) -> None:
-        """Chunks that are done go to their places; `durable`: when they are on the disk. Raises OSError."""
-        if self._log is None or self._folder is None:
+    def save(self, everything: bool = True) -> None:
+        """Chunks that are done go to their places when they, and the line of the journal that says so, are on
+        the disk. `everything`: as `Disk.flush`. Raises OSError; where it was the flush that failed, the
+        chunks that it was for are not done, and nothing more can be saved."""
+        if self._log is None or self._disk is None or self._folder is None:
             return
         with self._saving:
             with self._lock:
-                paths, self._waiting, count = self._waiting, [], self._log.count
+                chunks, self._waiting, count = self._waiting, [], self._log.count
             try:
-                if durable:
-                    files.flush(self._folder.root)
+                self._disk.flush(everything)
+                if (
+                    everything or self._old is not None
+                ):  # else a chunk in its place may just as well be made again
                     self._log.durable(count)
-                while paths:
-                    os.replace(paths[-1] + PENDING, paths[-1])
-                    paths.pop()
+                while chunks:
+                    path = self._folder.path(*chunks[-1])
+                    os.replace(path + PENDING, path)
+                    self._note(chunks.pop(), path)
             finally:
                 with self._lock:
-                    self._waiting += paths
-            self._durable |= durable
+                    self._waiting += chunks
+                if self._disk.failed:
+                    self._give_up()
             self._saved = time.monotonic()
+
+    def _give_up(self) -> None:
+        """A flush has failed: what was written since the one before may be lost, although it still can be
+        read. It has to be made again."""
+        assert self._log
+        assert self._folder
+        with self._lock:
+            self._waiting = []
+        with contextlib.suppress(OSError):
+            for chunk in self._log.undo():
+                with contextlib.suppress(OSError):
+                    os.unlink(self._folder.path(*chunk) + PENDING)
 
     def pause(self) -> None:
         """The run ends before C is finished: what is done is kept for the next."""
         if self._log:
             with contextlib.suppress(OSError, ValueError):  # the disk is full; the journal closed
-                self.save(durable=True)
+                self.save()
             self._log.close()
+        if self._disk:
+            self._disk.close()
 
     def commit(self, made: dict[str, Any] | None = None) -> str | None:
         """All chunks are there: C becomes an array. `made`: what it was made of, for its attributes. What is
-        left of an array that C replaces, in words. Raises StoreError."""
+        left of an array that C replaces, in words. C's metadata take their name when all else is on the disk,
+        and the journal goes when they are. Raises StoreError."""
         try:
-            self.save(self._durable)
+            self.save(everything=False)
+            self._settle()
             attributes = made and {provenance.ATTRIBUTE: {**made, "result": self._mark()}}
             # A run that was killed right here has done so already.
             described = self._find(self._key + PARTIAL) or self._get(self._key)
@@ -385,7 +439,7 @@ class Target:
             elif attributes:
                 known = json.loads(self._find(".zattrs") or b"{}")
                 self._set(".zattrs", json.dumps({**known, **attributes}, indent=2).encode())
-            self._set(self._key, described)
+            self._publish(described)
             said = self.groups.enter(*_entry(self._array, self.name))
             return self._finish() or said
         except OSError as error:
@@ -401,15 +455,63 @@ class Target:
         stamps = provenance.stamps_of(self._array, self.name, self._grid)
         return None if stamps is None else provenance.mark(self._array.metadata, stamps)
 
-    @property
-    def _grid(self) -> tuple[int, int]:
-        """Chunks, or shards, down and across."""
-        down, across = (-(-n // step) for n, step in zip(self._array.shape, self._shape, strict=True))
-        return down, across
+    def _settle(self) -> None:
+        """All chunks are in their places, and as this run, or the one before, has written them. Raises
+        OSError and StoreError."""
+        if self._disk is None or self._folder is None:
+            return
+        if self._log is None:
+            self._disk.flush(everything=False)
+        if key := self._changed():
+            raise StoreError(
+                f"{self.name}: somebody else has changed its chunk {key} while C was being written, so C is "
+                f"not finished; {journal.ANEW}"
+            )
+
+    def _changed(self) -> str | None:
+        """The key of a chunk that is not as it was when it was put in its place."""
+        if self._log is None or not self._log.done or self._folder is None:
+            return None
+        stamps = self._folder.stamps(self._grid)
+        for (i, j), (now, _) in self._log.done.items():
+            at = i * self._grid[1] + j
+            noted = 0 if self._placed is None else self._placed[at]
+            if (*stamps[at, :2],) != now or noted not in (0, stamps[at, 2]):
+                return self._folder.key(i, j)
+        return None
+
+    def _note(self, chunk: tuple[int, int], path: str) -> None:
+        """Remember the file of a chunk, which is in its place now."""
+        if self._placed is None:
+            self._placed = np.zeros(math.prod(self._grid), np.int64)
+        self._placed[chunk[0] * self._grid[1] + chunk[1]] = identity(os.stat(path))
+
+    def expect(self, old: Stamps | None) -> None:
+        """C is updated: each chunk must be as it was when C was opened until it is written. `old`: the stamps
+        of all chunks then."""
+        self._old = old
+
+    def _publish(self, described: bytes) -> None:
+        """C's metadata take their name. Raises OSError."""
+        if self._folder is None:
+            self._set(self._key, described)
+            return
+        root = Path(self._folder.root)
+        if self._disk is None:
+            durable.replace(root / self._key, described)
+            return
+        new = durable.prepare(root / self._key, described)
+        above = {str(parent) for folder in self._folders for parent in Path(folder).parents}
+        above = {folder for folder in above if root in Path(folder).parents}
+        self._disk.flush_names({*self._folders, *above, str(root)})
+        os.replace(new, root / self._key)
+        durable.flush_folders(root)
 
     def _finish(self) -> str | None:
         """C is an array: what said that it is not goes, and what it replaces."""
         self._delete(self._key + PARTIAL)
+        if self._disk:
+            self._disk.close()
         left = ownership.drop(self._folder.root) if self._folder else None
         if self._log:
             self._log.remove()
@@ -563,20 +665,40 @@ class Target:
         folder = path.rpartition("/")[0]
         if folder not in self._folders:
             os.makedirs(folder, exist_ok=True)
+            check_real(folder, str(self._folder.root))
             self._folders.add(folder)
         return path
 
+    def _check_links(self) -> None:
+        """Raises OSError where C's chunks are to go through a link, which may lead to another array."""
+        assert self._folder
+        for folder in self._folder.folders():
+            check_real(folder, str(self._folder.root))
+
     def _written(self, chunk: tuple[int, int], path: str) -> None:
         """Its file stands beside its place."""
+        if self._disk:
+            self._disk.wrote(path + PENDING)
         if self._log is None:
             os.replace(path + PENDING, path)
             return
         now, was = (journal.stamp(each, self.background) for each in (path + PENDING, path))
+        if (
+            self._old is not None
+            and self._folder
+            and was != (*self._old[chunk[0] * self._grid[1] + chunk[1], :2],)
+        ):
+            raise StoreError(
+                f"{self.name}: somebody else has changed its chunk {self._folder.key(*chunk)} while C was "
+                f"being updated, so C is not finished; {journal.ANEW}"
+            )
         with self._lock:
+            if self._disk and self._disk.failed:
+                raise OSError(self._disk.failed.errno, self._disk.failed.strerror)
             self._log.add(chunk, now, was)
-            self._waiting.append(path)
+            self._waiting.append(chunk)
         if time.monotonic() > self._saved + SAVED_SECONDS and not self._saving.locked():
-            self.save(durable=True)
+            self.save()
 
     def _place(self, key: str) -> StorePath:
         return self._array.store_path / key
@@ -598,6 +720,9 @@ class Target:
         return self._find(self._key) or self._find(self._key + PARTIAL) or self._get(self._key)
 
     def _set(self, key: str, value: bytes) -> None:
+        if self._folder is not None:
+            durable.replace(Path(self._folder.root, key), value)
+            return
         self._answers.of(self._place(key).set(default_buffer_prototype().buffer.from_bytes(value)))
 
     def _delete(self, key: str) -> None:
@@ -630,7 +755,7 @@ class RemoteTarget(Target):
             )
         self._objects.delete(METADATA)
 
-    def begin(self, metadata: bytes | None) -> None:
+    def begin(self, metadata: bytes | None, keep: bool = True) -> None:
         """As in a folder, with few requests: `clear` is to follow where C is a new one."""
         if metadata is not None:
             self._left = self._survey()
@@ -659,7 +784,7 @@ class RemoteTarget(Target):
                     found |= {key: described} if documents.kind(key, described) == "array" else {}
         return ownership.owned(keys, found, self.name)
 
-    def save(self, durable: bool) -> None:
+    def save(self, everything: bool = True) -> None:
         """The journal says what is done. Raises StoreError."""
         if self._log is None:
             return
@@ -730,7 +855,7 @@ class RemoteTarget(Target):
         with self._lock:
             self._log.add(chunk, now, (0, 0))
         if time.monotonic() > self._saved + self._pause and not self._saving.locked():
-            self.save(durable=True)
+            self.save()
 
 
 def _revoke(folder: Path) -> None:
@@ -749,7 +874,7 @@ class Share(Target):
     def __init__(self, spec: Any, name: str, block: np.dtype[Any], folder: Path):
         super().__init__(open_partial(spec), name, block)
         self.background = False
-        self._run = folder
+        self._run, self._disk = folder, durable.Disk(folder)
         self.written: list[tuple[tuple[int, int], str]] = []
 
     def _write_file(self, chunk: tuple[int, int], data: Bytes | bytes) -> None:
@@ -759,7 +884,18 @@ class Share(Target):
 
     def flush(self) -> None:
         """Others that share the disk can rely on what was written. Raises OSError."""
-        files.flush(str(self._run))
+        assert self._disk
+        self._disk.flush()
+
+
+def check_real(folder: str, root: str) -> None:
+    """Raises OSError where a folder, or one of those between it and C's own, `root`, is a link: another array
+    would be written."""
+    while len(folder) > len(root):
+        if os.path.islink(folder):
+            name = folder[len(root) + 1 :]
+            raise OSError(errno.ELOOP, f"its folder {name} is a link, and what it leads to is not C's")
+        folder = folder.rpartition("/")[0]
 
 
 def check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
@@ -781,11 +917,12 @@ def create_target(
     head: dict[str, Any] | None = None,
     force: bool = False,
     notice: Callable[[str], None] | None = None,
+    keep: bool = True,
 ) -> Target:
     """A new C, unfinished. An array that stood at its place is set aside, in an object store removed. With
     `head` one in a folder or an object store has a journal, which begins so; `force`: also where another
-    run's is there; `notice`: called where there is no room to set the array aside. Raises InputError where C
-    cannot be begun; then all is as it was."""
+    run's is there; `notice`: called where there is no room to set the array aside; `keep`: as
+    `Target.begin`. Raises InputError where C cannot be begun; then all is as it was."""
     blank = zarr.create_array(
         MemoryStore(),
         shape=output.shape,
@@ -807,7 +944,7 @@ def create_target(
         target = target_at(array, describe(spec), block, log)
         target.groups = groups
         try:
-            target.begin(described.to_bytes() if described else b"")
+            target.begin(described.to_bytes() if described else b"", keep)
         except BaseException as error:
             if moved:
                 ownership.restore(moved, [METADATA[0] + PARTIAL])
