@@ -1,6 +1,7 @@
 """Every error this package raises on purpose: `Error`, and the built-in that fits."""
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -100,6 +101,18 @@ def no_memory(error: BaseException) -> bool:
         or getattr(error, "errno", 0) == errno.ENOMEM
         or (isinstance(error, RuntimeError) and "can't start new thread" in str(error))
     )
+
+
+def remedy(error: BaseException, usual: str) -> str:
+    """What to do about an error of a file or a store: `usual`, unless too many files are open, of this process
+    or of the system. Clients of object stores tell that by their text only."""
+    found: BaseException | None = error
+    while found is not None:
+        many = getattr(found, "errno", 0) in (errno.EMFILE, errno.ENFILE)
+        if many or os.strerror(errno.EMFILE).lower() in str(found).lower():
+            return "raise the limit on open files (ulimit -n)"
+        found = found.__cause__
+    return usual
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from . import files
 from .background import Job
 from .codec import Compressor, longest
-from .errors import StoreError
+from .errors import StoreError, remedy
 from .files import ChunkFile, room
 from .journal import Stamp, digest
 from .pages import PAGE, Bytes, scratch
@@ -423,8 +423,10 @@ class RawSource(Source):
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
-            said = f"cannot be read: {error.strerror or error}; see to its disk, or write it again"
-            raise StoreError(f"{self.name}: chunk {key} {said}") from error
+            what = remedy(error, "see to its disk, or write it again")
+            raise StoreError(
+                f"{self.name}: chunk {key} cannot be read: {error.strerror or error}; {what}"
+            ) from error
         return place[:, cols], place.nbytes
 
 
@@ -484,7 +486,8 @@ class CompressedSource(Source):
         except Exception as error:
             key = self._folder.key(i, j)
             raise StoreError(
-                f"{self.name}: chunk {key} cannot be read or decoded ({error}); write it again"
+                f"{self.name}: chunk {key} cannot be read or decoded ({error}); "
+                f"{remedy(error, 'write it again')}"
             ) from error
         if not whole:
             row, col = i * s.chunk_rows, j * s.chunk_cols

@@ -29,7 +29,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from . import redact
-from .errors import InputError, StoreError
+from .errors import InputError, StoreError, remedy
 from .files import ChunkFile
 from .journal import ANEW, NAME, Journal, Stamp
 from .local import Folder
@@ -464,7 +464,8 @@ class _Object(ChunkFile):
             raise
         except Exception as error:
             raise StoreError(
-                f"{self._name}: chunk {self._key} does not come ({why(error)}); see to its store, run again"
+                f"{self._name}: chunk {self._key} does not come ({why(error)}); "
+                f"{remedy(error, 'see to its store')}, run again"
             ) from error
 
 

@@ -34,7 +34,7 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, Wrappe
 from . import codec, codec_memory, documents, files, journal, redact, shards
 from .arrays import open_other
 from .documents import SUPPORTED
-from .errors import NO_MEMORY, Error, InputError, OutOfMemoryError, StoreError, no_memory
+from .errors import NO_MEMORY, Error, InputError, OutOfMemoryError, StoreError, no_memory, remedy
 from .local import CompressedSource, Folder, RawSource, Shards, Source
 from .pages import give_back
 from .plan import Piece
@@ -283,7 +283,7 @@ class DecodedSource(Source):
         except Exception as error:
             raise StoreError(
                 f"{self.name}: chunk {self._key(piece)} cannot be read or decoded "
-                f"({documents.short(error)}); write it again"
+                f"({documents.short(error)}); {remedy(error, 'write it again')}"
             ) from error
         if self._folder is not None and not os.path.exists(f"{self._folder.root}/{self._key(piece)}"):
             self._missing(piece, self._key(piece))
@@ -478,6 +478,8 @@ def _unusable(name: str, error: Exception, remote: bool) -> Error:
         return InputError(f"{name} needs a package that is not installed: {error}")
     if isinstance(error, PermissionError) and not remote:
         return InputError(f"{name} cannot be read: permission denied; change its permissions")
+    if what := remedy(error, ""):
+        return InputError(f"{name} cannot be opened ({_one_line(error)}); {what}")
     if "data type" in str(error):
         return InputError(
             f"{name} holds what cannot be multiplied ({_one_line(error)}); convert it to one of {SUPPORTED}"

@@ -27,7 +27,7 @@ from zarr.storage import LocalStore, MemoryStore, StorePath
 
 from . import codec, codec_memory, documents, durable, files, journal, ownership, provenance, shards
 from .consolidated import Consolidated, above, above_objects
-from .errors import Error, InputError, RangeError, StoreError
+from .errors import Error, InputError, RangeError, StoreError, remedy
 from .journal import Journal
 from .local import Folder, Source, Stamps, identity
 from .pages import give_back, scratch
@@ -446,7 +446,8 @@ class Target:
             if isinstance(error, StoreError):
                 raise
             raise StoreError(
-                f"{self.name} cannot be finished: {error.strerror or error}; see to its disk and go on with "
+                f"{self.name} cannot be finished: {error.strerror or error}; "
+                f"{remedy(error, 'see to its disk')} and go on with "
                 "--resume (resume=True)"
             ) from error
 
@@ -595,6 +596,7 @@ class Target:
             said = (isinstance(error, OSError) and error.strerror) or why(error)
             full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
             first = "make room there" if full else "see to its disk" if self._folder else "see to its store"
+            first = remedy(error, first)
             then = "go on with --resume (resume=True)" if self._log else "run again with -f (force=True)"
             raise StoreError(
                 f"{self.name}: chunk {key} cannot be written: {said}; {first} and {then}"
@@ -655,7 +657,7 @@ class Target:
         except OSError as error:
             raise StoreError(
                 f"{self.name}: a chunk that a worker has written cannot be moved to its place "
-                f"({error.strerror or error}); see to its disk and go on with --resume (resume=True)"
+                f"({error.strerror or error}); {remedy(error, 'see to its disk')} and go on with --resume (resume=True)"
             ) from error
 
     def _path(self, chunk: tuple[int, int]) -> str:
@@ -798,8 +800,8 @@ class RemoteTarget(Target):
                 raise
             except Exception as error:
                 raise StoreError(
-                    f"{self.name}: its journal cannot be written ({why(error)}); see to its store and go on "
-                    "with --resume (resume=True)"
+                    f"{self.name}: its journal cannot be written ({why(error)}); "
+                    f"{remedy(error, 'see to its store')} and go on with --resume (resume=True)"
                 ) from error
             self._saved = time.monotonic()
             self._pause = max(SAVED_SECONDS, 10 * (self._saved - start))
@@ -819,7 +821,8 @@ class RemoteTarget(Target):
         except Exception as error:
             then = "go on with --resume (resume=True)" if self._log else "run again with -f (force=True)"
             raise StoreError(
-                f"{self.name} cannot be finished ({why(error)}); see to its store and {then}"
+                f"{self.name} cannot be finished ({why(error)}); "
+                f"{remedy(error, 'see to its store')} and {then}"
             ) from error
 
     def _finish(self) -> str | None:
@@ -1050,7 +1053,8 @@ def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journa
             except OSError as error:
                 if isinstance(error, Error):
                     raise
-                raise InputError(f"{name} {said.format(error.strerror or error)}") from error
+                failed, _, usual = said.format(error.strerror or error).partition("; ")
+                raise InputError(f"{name} {failed}; {remedy(error, usual)}") from error
     except BaseException:
         if log and place and not is_partial(place):
             log.remove()
