@@ -657,7 +657,8 @@ class Target:
         except OSError as error:
             raise StoreError(
                 f"{self.name}: a chunk that a worker has written cannot be moved to its place "
-                f"({error.strerror or error}); {remedy(error, 'see to its disk')} and go on with --resume (resume=True)"
+                f"({error.strerror or error}); {remedy(error, 'see to its disk')} and go on with "
+                "--resume (resume=True)"
             ) from error
 
     def _path(self, chunk: tuple[int, int]) -> str:

@@ -75,13 +75,13 @@ class lazy:
         return ONES[at]
 ONES = np.ones((64, 64), "f4")
 found = []
-for number in range(12):
+for number in range(25):
     multiply(a, lazy(), c, device="cpu", force=True, compressor="zstd", memory_limit="300MiB")
     multiply(a, a, device="cpu", memory_limit="300MiB")
     found.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
-print(found[2], found[-1])
-assert found[-1][0] <= found[2][0], found
-assert found[-1][1] <= found[2][1], found
+files, threads = zip(*found)
+assert max(files[-3:]) <= max(files[:3]), found
+assert threads[-1] < 6 + min(32, os.cpu_count() + 4), found  # zarr's pool grows up to so many
 """
 
 
