@@ -104,8 +104,8 @@ def no_memory(error: BaseException) -> bool:
 
 
 def remedy(error: BaseException, usual: str) -> str:
-    """What to do about an error of a file or a store: `usual`, unless this process, or the system, has too many
-    files open. Clients of object stores tell that by their text only."""
+    """What to do about an error of a file or a store: `usual`, unless too many files are
+    open in this process or system. Clients of object stores tell that by their text only."""
     found: BaseException | None = error
     while found is not None:
         many = getattr(found, "errno", 0) in (errno.EMFILE, errno.ENFILE)
