@@ -402,9 +402,10 @@ def test_messages_say_what_is_there(here):
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
 from ooc_gemm import targets
 from ooc_gemm.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
 written = targets.Target._written
 def slowly(*args):
     written(*args)
