@@ -157,26 +157,32 @@ def bounded(name: str, configuration: dict[str, Any], most: int, exact: bool) ->
 
 
 def _promised(name: str, data: Bytes) -> int | None:
-    """How many bytes the head of `data` says it holds, None where it does not. A decoder that is given just
-    so much room, and fails where it needs more, then fills it."""
-    if len(data) < 16:
-        raise ValueError("it is cut off")
-    if name == "lz4":  # numcodecs puts the size before
-        return int.from_bytes(data[:4].tobytes(), "little")
+    """The decoded size that the header of `data` states, in bytes; None where it states none. A decoder that
+    gets a buffer of this size fills it or fails. Raises ValueError where the header is incomplete."""
+    if name == "lz4":  # numcodecs writes the decoded size before the data
+        return _integer(data, 0, 4)
     if name == "blosc":
-        if int.from_bytes(data[12:16].tobytes(), "little") != len(data):
+        if _integer(data, 12, 4) != len(data):
             raise ValueError("it is cut off, or longer than it should be")
-        return int.from_bytes(data[4:8].tobytes(), "little")
+        return _integer(data, 4, 4)
     # zstd: RFC 8878, 3.1.1.1
     if data[:4].tobytes() != b"\x28\xb5\x2f\xfd":
         raise ValueError("it is no zstd frame")
-    descriptor = int(data[4])
+    descriptor = _integer(data, 4, 1)
     single = descriptor >> 5 & 1
     width = (single, 2, 4, 8)[descriptor >> 6]
     if width == 0:
         return None
     at = 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3]
-    return int.from_bytes(data[at : at + width].tobytes(), "little") + (256 if width == 2 else 0)
+    return _integer(data, at, width) + (256 if width == 2 else 0)
+
+
+def _integer(data: Bytes, at: int, width: int) -> int:
+    """A field of a header: `width` bytes from byte `at`, the least significant first. Raises ValueError where
+    `data` ends before it does."""
+    if len(data) < at + width:
+        raise ValueError("it is cut off")
+    return int.from_bytes(data[at : at + width].tobytes(), "little")
 
 
 def _inflate(data: Bytes, out: Bytes) -> int:
