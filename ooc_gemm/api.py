@@ -4,16 +4,17 @@ import math
 import os
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from . import __version__, journal, layout, provenance, rates, store, targets
-from .devices import Device, Operation, open_device
+from . import __version__, conventions, conversion, journal, layout, provenance, rates, store, targets
+from .devices import INT64_MAX, Device, Operation, open_device
 from .errors import (
     NO_MEMORY,
     BudgetError,
@@ -73,10 +74,13 @@ class Result:
     blocks: int
     blocks_resumed: int
     verified: bool | None
+    overflowed: int
+    """Elements of C, as far as this run made them, that are infinite although the product is finite there:
+    they are too large for C's type."""
     rechunked: tuple[Rechunked, ...]
     """Copies that were made first, their bytes and seconds; `seconds` contains theirs."""
-    plan: Plan
-    array: Any = None
+    plan: Plan = field(repr=False)
+    array: Any = field(default=None, repr=False)
     """C as a NumPy array, where none was given to write to."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,8 +103,10 @@ class _Job:
     device: Device
     dtype: np.dtype[Any]
     head: dict[str, Any] | None
-    """What makes C what it is, for the journal and C's attributes; None where nobody could tell whether the
-    inputs are still the same."""
+    """What makes C what it is, for the journal; None where nobody could tell whether the inputs are still the
+    same."""
+    options: dict[str, Any]
+    """What makes C what it is, beside the inputs: for C's attributes."""
     blocks: int
     """Of the whole C; the plan may be of what is left."""
     force: bool
@@ -148,15 +154,19 @@ def multiply(
     memory_limit: most host memory the process may hold resident, `"8GiB"` or bytes.
     device: `auto`, `cpu`, `cuda`, `cuda:N`, or several GPUs that work as one, `cuda:0,1` or `cuda:all`;
     device_memory_limit: most memory of each.
-    out_dtype, chunks, shards, compressor: how a new C is stored, unless given: NumPy's promotion, chunks near
-    16 MiB, no shards, "none"; force replaces one that exists.
+    out_dtype: type of C. Unless given NumPy's promotion of the inputs, but int32 for 8-bit integers and int64
+    for others: integers are exact, and a sum that does not fit is an error. float16 stays float16.
+    chunks, shards, compressor: how a new C is stored, unless given in chunks near 16 MiB, no shards, "none".
+    force: replace a C that exists.
     resume: continue an interrupted run of the same problem, with these or other limits, on this or another
     device. alpha, beta, out_dtype, chunks, shards and compressor are those it was begun with, unless they are
     given again. Where there is no C yet, begin; where C is finished and is the result already, do nothing.
     rechunk: copy A or B to better chunks first, beside C, where the plan shows that it pays.
     verify: check every block of C while it is on the device, and compute what fails once more.
     trace: file for a timeline of every stage. progress: called with (fraction, plan, trace).
-    notice: called with the plan's advice on chunks, before anything is written, and of blocks that fail.
+    notice: called with a sentence: the plan's advice on chunks, before anything is written; blocks that fail;
+    and what concerns the answer, which is a UserWarning where there is no `notice`: inputs whose attributes
+    or masks are not applied, and finite results that are infinite in C's type.
 
     Raises InputError and BudgetError before anything is written; StoreError, RangeError, DeviceError and
     VerificationError while running, after which C is no Zarr array but an unfinished one, which `resume`
@@ -196,10 +206,24 @@ def gram(
     c: Any = None,
     *,
     transpose: bool = False,
+    alpha: complex | None = None,
+    beta: complex | None = None,
+    memory_limit: str | int | None = None,
+    device: str | Device = "auto",
+    device_memory_limit: str | int | None = None,
+    precision: str = "highest",
+    kernel: str = "auto",
+    out_dtype: Any = None,
+    chunks: tuple[int, int] | None = None,
+    shards: tuple[int, int] | None = None,
+    compressor: str | None = None,
+    rechunk: bool = False,
+    verify: bool = False,
+    force: bool = False,
+    resume: bool = False,
     trace: str | os.PathLike[str] | None = None,
     progress: Callable[[float, Plan, Trace], None] | None = None,
     notice: Callable[[str], None] | None = None,
-    **options: Any,
 ) -> Result:
     """C (m×m) ← α·A·Aᵀ + β·C with A m×k; `transpose`: α·Aᵀ·A + β·C with A k×m. Complex A is not conjugated.
 
@@ -207,11 +231,8 @@ def gram(
     β ≠ 0 saves nothing, for the old C need not be symmetric; nor do chunks of C whose sides have no common
     multiple small enough for square blocks: then this is `multiply` (`plan.problem.symmetric` is False).
 
-    Takes the options of `multiply` but for transpose_a … adjoint_b. Raises what it raises.
+    All other arguments are those of `multiply`. Raises what it raises.
     """
-    for name in ("transpose_a", "transpose_b", "adjoint_a", "adjoint_b"):
-        if name in options:
-            raise TypeError(f"gram() has no option {name!r}; transpose=True makes Aᵀ·A")
     return retried(
         a,
         a,
@@ -222,7 +243,21 @@ def gram(
         transpose_a=transpose,
         transpose_b=not transpose,
         symmetric=True,
-        **options,
+        alpha=alpha,
+        beta=beta,
+        memory_limit=memory_limit,
+        device=device,
+        device_memory_limit=device_memory_limit,
+        precision=precision,
+        kernel=kernel,
+        out_dtype=out_dtype,
+        chunks=chunks,
+        shards=shards,
+        compressor=compressor,
+        rechunk=rechunk,
+        verify=verify,
+        force=force,
+        resume=resume,
     )
 
 
@@ -293,10 +328,13 @@ def _run(
         job = _prepare(a, b, c, writes=True, beta=beta, precision=precision, log=log, **options)
         if trace is not None:
             _check_trace(trace, [x for x in (a, b, c) if x is not None])
-        plan, watch = job.plan, Trace(keep=trace is not None)
+        plan, watch, name = job.plan, Trace(keep=trace is not None), "C" if c is None else store.describe(c)
         copies_wanted = job.copies if plan.block_count else ()
         if copies_wanted:
             check_space(copies_wanted, c)
+        for text in dict.fromkeys(conventions.said(source) for source in job.sources.values()):
+            if text:
+                _tell(notice, text)
         if notice and plan.advice:
             notice(plan.advice)
         if notice and isinstance(log, Finished):
@@ -319,7 +357,10 @@ def _run(
                 )
                 wrong = run(plan, progress=report, verify=job.operation.verify)
                 if wrong:
-                    _again(job, run, report, watch, wrong, notice, "C" if c is None else store.describe(c))
+                    _again(job, run, report, watch, wrong, notice, name)
+            overflowed = target.overflowed if target else 0
+    if overflowed:
+        _tell(notice, conversion.said(overflowed, name, job.output.dtype))
     if trace is not None:
         watch.write(trace)
     seconds = time.perf_counter() - started
@@ -346,10 +387,19 @@ def _run(
         blocks=job.blocks,
         blocks_resumed=job.blocks - plan.block_count,
         verified=True if job.operation.verify and not isinstance(log, Finished) else None,
+        overflowed=overflowed,
         rechunked=copies,
         plan=plan,
         array=array,
     )
+
+
+def _tell(notice: Callable[[str], None] | None, text: str) -> None:
+    """What the caller must hear of the answer: through `notice`, or without one as a warning."""
+    if notice:
+        notice(text)
+    else:
+        warnings.warn(text, stacklevel=5)  # who calls multiply, through `retried` and `_run`
 
 
 def _again(
@@ -372,7 +422,7 @@ def _again(
     job.device.start(plan, job.operation, watch)
     if wrong := run(plan, progress=report, verify=True):
         places = _places(wrong)
-        rest = "run again" if job.head is None else "continue with --resume (resume=True)"
+        rest = "run again" if job.head is None else "continue with resume=True"
         raise VerificationError(
             f"{name} comes out wrong in {_spelled(places)}, also when computed again; "
             f"{rest}, on another device than {job.device.name}",
@@ -393,14 +443,57 @@ def _spelled(places: tuple[Place, ...]) -> str:
     return ", ".join(some) + more
 
 
-def plan(a: Any, b: Any, **options: Any) -> Plan:
-    """What `multiply(a, b, …)` with the same options would do; runs nothing, writes nothing.
+def plan(
+    a: Any,
+    b: Any,
+    *,
+    alpha: complex | None = None,
+    beta: complex | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    adjoint_a: bool = False,
+    adjoint_b: bool = False,
+    memory_limit: str | int | None = None,
+    device: str | Device = "auto",
+    device_memory_limit: str | int | None = None,
+    precision: str = "highest",
+    kernel: str = "auto",
+    out_dtype: Any = None,
+    chunks: tuple[int, int] | None = None,
+    shards: tuple[int, int] | None = None,
+    compressor: str | None = None,
+    rechunk: bool = False,
+    verify: bool = False,
+) -> Plan:
+    """What `multiply(a, b, …)` with the same arguments would do; runs nothing, writes nothing.
 
-    Takes the options of `multiply` but for c, force, trace, progress and notice. With rechunk it is the plan
-    after copies, where its advice says that they are made. Raises InputError, BudgetError.
+    With rechunk it is the plan after copies, where its advice says that they are made. Raises InputError and
+    BudgetError.
     """
     store.refuse_event_loop()
-    return _prepare(a, b, None, writes=False, **options).plan
+    return _prepare(
+        a,
+        b,
+        None,
+        writes=False,
+        alpha=alpha,
+        beta=beta,
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        adjoint_a=adjoint_a,
+        adjoint_b=adjoint_b,
+        memory_limit=memory_limit,
+        device=device,
+        device_memory_limit=device_memory_limit,
+        precision=precision,
+        kernel=kernel,
+        out_dtype=out_dtype,
+        chunks=chunks,
+        shards=shards,
+        compressor=compressor,
+        rechunk=rechunk,
+        verify=verify,
+    ).plan
 
 
 def _prepare(
@@ -459,8 +552,9 @@ def _prepare(
                 f"{store.describe(c)} does not exist, and beta is not 0; make C first or leave beta out"
             )
     works: list[Callable[[], Any]] = [
-        partial(_operand, a, transpose_a or adjoint_a), partial(_operand, b, transpose_b or adjoint_b)
-    ]  # fmt: skip
+        partial(_operand, a, "A", transpose_a or adjoint_a),
+        partial(_operand, b, "B", transpose_b or adjoint_b),
+    ]
     if c is not None and log is None and beta == 0:
         works.append(partial(targets.check_output, c, [a, b], force, reads=fills))
     far = any(map(store.is_remote, (a, b, c)))
@@ -468,7 +562,7 @@ def _prepare(
     shape_a, shape_b = left.shape, right.shape
     if shape_a[1] != shape_b[0]:
         raise InputError(
-            f"the inner dimensions differ: op({left.name}) is {shape_a[0]}×{shape_a[1]} and "
+            f"the inner dimensions of A and B differ: op({left.name}) is {shape_a[0]}×{shape_a[1]} and "
             f"op({right.name}) is {shape_b[0]}×{shape_b[1]}; transpose one of them or choose other arrays"
         )
     left.measure(limit)
@@ -490,9 +584,7 @@ def _prepare(
                 f"{store.describe(c)} has shape {old.shape} but the product is {m}×{n}; choose another C"
             )
         if out_dtype is not None and np.dtype(out_dtype) != old.dtype:
-            raise InputError(
-                f"{old.name} holds {old.dtype}, not {out_dtype}; leave out --out-dtype (out_dtype)"
-            )
+            raise InputError(f"{old.name} holds {old.dtype}, not {out_dtype}; leave out out_dtype")
         sources["c"], out_dtype = old, old.dtype
     out = _out_dtype(left.dtype, right.dtype, out_dtype, alpha, beta)
     if fills and log is None:
@@ -506,6 +598,7 @@ def _prepare(
     bound = _bound(left.dtype, right.dtype, out, k, alpha, beta)
     arithmetic = chosen.arithmetic(left.dtype, right.dtype, out, (m, n, k), bound, kernel, precision)
     _check_scalars(alpha, beta, arithmetic.block)
+    may_wrap = bound > INT64_MAX
     unit, asked = shards or chunks, chunks
     if (there := begun or existing) is not None:
         unit = (there.shards or there.chunks)[0], (there.shards or there.chunks)[1]
@@ -536,7 +629,8 @@ def _prepare(
         check_itemsize=arithmetic.check_type.itemsize if verify else 0,
         kernel=f"{arithmetic.kernel}: {arithmetic.why}",
         symmetric=symmetric,
-        keeps_a=arithmetic.panel.kind != "c" and arithmetic.panel != np.int64,
+        types=(left.dtype.name, right.dtype.name, out.name),
+        keeps_a=arithmetic.panel.kind != "c" and arithmetic.panel != np.int64 and not may_wrap,
     )
     costs = chosen.limits(arithmetic, device_limit)
     turned = problem.panels_along_k != problem.stored_along_k
@@ -571,24 +665,22 @@ def _prepare(
         usual = replace(usual, stream=STREAM, latency=latency, read=read, shared=False)
     made = make_plan(problem, budget, usual)
     made, copies = layout.rechunk(made) if rechunk else (layout.advise(made), ())
-    head = provenance.head(
-        sources,
-        {} if log is None else {chunk: was for chunk, (_, was) in log.done.items()},
-        {
-            "shape": [m, n, k],
-            "product": "gram" if symmetric else "multiply",
-            "op(A)": "adjoint" if adjoint_a else "transpose" if transpose_a else "none",
-            "op(B)": "adjoint" if adjoint_b else "transpose" if transpose_b else "none",
-            "alpha": provenance.number(alpha),
-            "beta": provenance.number(beta),
-            "precision": precision,
-            "kernel": kernel,
-            "out_dtype": out.name,
-            "chunks": asked,
-            "shards": shards,
-            "compressor": compressor,
-        },
-    )
+    options = {
+        "shape": [m, n, k],
+        "product": "gram" if symmetric else "multiply",
+        "op(A)": "adjoint" if adjoint_a else "transpose" if transpose_a else "none",
+        "op(B)": "adjoint" if adjoint_b else "transpose" if transpose_b else "none",
+        "alpha": provenance.number(alpha),
+        "beta": provenance.number(beta),
+        "precision": precision,
+        "kernel": kernel,
+        "out_dtype": out.name,
+        "chunks": asked,
+        "shards": shards,
+        "compressor": compressor,
+    }
+    before = {} if log is None else {chunk: was for chunk, (_, was) in log.done.items()}
+    head = provenance.head(sources, before, options)
     if head and fills:
         head["fills"] = True
     blocks = made.block_count
@@ -612,9 +704,10 @@ def _prepare(
         alpha=alpha,
         beta=beta,
         verify=verify,
+        may_wrap=may_wrap,
     )
     dtype = np.result_type(left.dtype, right.dtype)
-    return _Job(sources, operation, output, copies, made, chosen, dtype, head, blocks, force, fills)
+    return _Job(sources, operation, output, copies, made, chosen, dtype, head, options, blocks, force, fills)
 
 
 @contextmanager
@@ -665,7 +758,7 @@ def _journal(c: Any, beta: complex | None, resume: bool) -> Iterator[Journal | F
         done = provenance.finished(c)
         if done is None and (beta or any((place / key).exists() for key in store.METADATA)):
             raise InputError(
-                f"{name} is not the unfinished result of an interrupted run; leave out --resume (resume=True)"
+                f"{name} is not the unfinished result of an interrupted run; leave out resume=True"
             )
         yield done
         return
@@ -693,9 +786,10 @@ def _check_trace(trace: str | os.PathLike[str], arrays: list[Any]) -> None:
         raise InputError(f"the trace {place} cannot be written there; name another file")
 
 
-def _operand(spec: Any, transpose: bool) -> Source:
-    """An input with op() in its matrix: a transposition of a Fortran-order array is none."""
-    source = store.open_source(spec)
+def _operand(spec: Any, name: str, transpose: bool = False) -> Source:
+    """An input with op() in its matrix: a transposition of a Fortran-order array is none. `name`: what
+    messages call it where it is not stored under one."""
+    source = store.open_source(spec, store.role(spec, name))
     if transpose:
         source.matrix = replace(source.matrix, transposed=not source.matrix.transposed)
     return source
@@ -735,23 +829,23 @@ def _filled(array: Any, s: Matrix) -> Matrix:
 def _out_dtype(
     a: np.dtype[Any], b: np.dtype[Any], asked: Any, alpha: complex, beta: complex
 ) -> np.dtype[Any]:
-    """C's type: NumPy's promotion, except that 8-bit integers make int32."""
+    """C's type: NumPy's promotion, except that sums of integers have room: those of 8 bits make int32, all
+    others int64. That is also so where NumPy has uint64, in which no sum of more than int64 is computed here,
+    or float64 (of int64 and uint64), which is not exact."""
     natural = np.result_type(a, b)
-    if a.kind in "iu" and b.kind in "iu" and a.itemsize == b.itemsize == 1:
-        natural = np.dtype(np.int32)
+    if a.kind in "iu" and b.kind in "iu":
+        natural = np.dtype(np.int32 if a.itemsize == b.itemsize == 1 else np.int64)
     out = natural if asked is None else store.matrix_dtype(asked)
     order = "iufc"
     if order.index(out.kind) < order.index(natural.kind) and not (out.kind == "i" and natural.kind == "u"):
-        raise InputError(
-            f"C cannot hold {natural} results as {out}; leave --out-dtype (out_dtype) out or widen it"
-        )
+        raise InputError(f"C cannot hold {natural} results as {out}; leave out_dtype out or widen it")
     for name, value in (("alpha", alpha), ("beta", beta)):
         if not (math.isfinite(value.real) and math.isfinite(value.imag)):
             raise InputError(f"{name} is {value}; it must be finite")
         if out.kind != "c" and value.imag != 0:
-            raise InputError(f"{name} is complex but C holds {out}; give a complex --out-dtype (out_dtype)")
+            raise InputError(f"{name} is complex but C holds {out}; give a complex out_dtype")
         if out.kind in "iu" and value.real != int(value.real):
-            raise InputError(f"{name} is {value} but C holds integers; give --out-dtype float64 (out_dtype)")
+            raise InputError(f"{name} is {value} but C holds integers; give out_dtype='float64'")
     return out
 
 
@@ -768,7 +862,7 @@ def _check_scalars(alpha: complex, beta: complex, sums: np.dtype[Any]) -> None:
         if not fits:
             raise InputError(
                 f"{name} is {value}, which {sums}, the type of the sums, cannot hold as an ordinary number; "
-                "scale the inputs, or give a wider --out-dtype (out_dtype)"
+                "scale the inputs, or give a wider out_dtype"
             )
 
 
@@ -832,7 +926,7 @@ def _target(
         for name, source in job.sources.items():
             if name != "c":
                 source.check_unchanged()
-        left = target.commit({"version": __version__, **job.head} if job.head else None)
+        left = target.commit({"version": __version__, **(job.head or {"options": job.options})})
         if left and notice:
             notice(left)
     except BaseException as error:

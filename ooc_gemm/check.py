@@ -31,7 +31,7 @@ HOEFFDING = 8.0
 """t above."""
 ROWS = 1 << 14
 """Judged at a time: that takes 2 MiB."""
-_ROOT_TINY = 2.0**-537
+ROOT_TINY = 2.0**-537
 """Elements below this have squares that float64 does not hold."""
 
 
@@ -73,7 +73,7 @@ class Rounding:
     def of(cls, dtype: np.dtype[Any], operands: float = 0.0, run: int = 0) -> "Rounding":
         """Of sums in a floating-point type."""
         info = np.finfo(dtype)
-        return cls(roundoff(dtype), operands, run, float(info.smallest_subnormal) / 2, float(info.max))
+        return cls(roundoff(dtype), operands, run, least(dtype), float(info.max))
 
     def tolerance(self, scale: Array, k: int, n: int, old: Array | float = 0.0, alpha: float = 1.0) -> Array:
         """For a row of C·x, from `scale` = |α|·‖a_i‖·‖B‖_F of its k products an element and its n elements,
@@ -90,6 +90,12 @@ class Rounding:
 def _growth(terms: int) -> float:
     """f above."""
     return math.sqrt(terms) + 4
+
+
+def least(dtype: np.dtype[Any]) -> float:
+    """Half the smallest number that is not 0; of float64, which cannot hold that half, the whole."""
+    smallest = float(np.finfo(dtype).smallest_subnormal)
+    return smallest / 2 or smallest
 
 
 def roundoff(dtype: np.dtype[Any], stored: bool = False) -> float:
@@ -143,7 +149,7 @@ class Sums:
     ) -> Verdict:
         """Of the first `rows` rows: C is n wide, and was α·(k products) + β·(old C)."""
         with np.errstate(all="ignore"):
-            b = math.sqrt(float(self.b.sum()) if k else 0.0) + math.sqrt(k * n) * _ROOT_TINY
+            b = math.sqrt(float(self.b.sum()) if k else 0.0) + math.sqrt(k * n) * ROOT_TINY
             judge = partial(self._judge, k, n, alpha, beta, b, rounding)
             some = [judge(slice(*r)) for r in ranges(rows, ROWS)]
         row = next(
@@ -170,10 +176,10 @@ class Sums:
         else:
             sums = scale = kept = np.zeros(len(found))
             if alpha != 0:  # sums of products may be too large before α makes them smaller
-                sums = b * (np.sqrt(self.a[rows]) + math.sqrt(k) * _ROOT_TINY)
+                sums = b * (np.sqrt(self.a[rows]) + math.sqrt(k) * ROOT_TINY)
                 scale = abs(alpha) * sums
             if beta != 0:
-                kept = abs(beta) * (np.sqrt(self.c[rows]) + math.sqrt(n) * _ROOT_TINY)
+                kept = abs(beta) * (np.sqrt(self.c[rows]) + math.sqrt(n) * ROOT_TINY)
             tolerance = rounding.tolerance(scale, k, n, kept, abs(alpha))
             overflows = ~(np.maximum(sums, scale + kept) < rounding.largest)
             wrong, ratio = compare(found, wanted, tolerance, overflows)

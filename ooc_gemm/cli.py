@@ -26,6 +26,7 @@ from .errors import (
     no_memory,
 )
 from .redact import redacted, url
+from .spelling import for_command_line
 
 if TYPE_CHECKING:
     from .api import Result
@@ -89,6 +90,14 @@ _operands = _options(
     click.option("--adjoint-a", is_flag=True, help="Use Aᴴ, the conjugate transpose."),
     click.option("--adjoint-b", is_flag=True, help="Use Bᴴ."),
 )
+_checked_operands = _options(
+    click.option(
+        "--transpose-a/--no-transpose-a", default=None, help="Use Aᵀ, or A.  [default: as recorded]"
+    ),
+    click.option("--transpose-b/--no-transpose-b", default=None, help="Use Bᵀ, or B."),
+    click.option("--adjoint-a/--no-adjoint-a", default=None, help="Use Aᴴ, the conjugate transpose, or A."),
+    click.option("--adjoint-b/--no-adjoint-b", default=None, help="Use Bᴴ, or B."),
+)
 _storage = _options(
     click.option(
         "--chunks", type=_Pair(), help="Chunk rows and columns of the array written.  [default: near 16 MiB]"
@@ -132,7 +141,9 @@ _matrices = _options(
         help="auto, blas, cublas, or one of `bench kernels --list`.",
     ),
     click.option(
-        "--out-dtype", metavar="DTYPE", help="Type of C.  [default: NumPy's promotion; int8 gives int32]"
+        "--out-dtype",
+        metavar="DTYPE",
+        help="Type of C.  [default: NumPy's promotion; int32 for 8-bit integers, int64 for others]",
     ),
     _storage,
     click.option(
@@ -267,7 +278,10 @@ def plan(a: str, b: str, as_json: bool, verbose: bool, **options: Any) -> None:
                 least = {"minimum_device_memory_limit": error.minimum_device_memory_limit}
             click.echo(json.dumps({"feasible": False, **least}))
         raise
-    click.echo(json.dumps({"feasible": True, **made.to_dict()}) if as_json else str(made))
+    if as_json:
+        click.echo(json.dumps({"feasible": True, **_plan_dict(made.to_dict())}))
+    else:
+        click.echo(_spelled(str(made)))
 
 
 @cli.command(context_settings=CONTEXT)
@@ -275,7 +289,10 @@ def plan(a: str, b: str, as_json: bool, verbose: bool, **options: Any) -> None:
 @click.argument("b")
 @click.argument("c")
 @_memory
-@_operands
+@_checked_operands
+@click.option("--alpha", type=_Number(), help="α.  [default: what C's attributes record, else 1]")
+@click.option("--beta", type=_Number(), help="β; needs --old unless it is 0.  [default: as recorded, else 0]")
+@click.option("--old", metavar="PATH", help="C as it was before, where β is not 0.")
 @click.option(
     "--rounds", default=2, show_default=True, help="Random vectors; each halves the chance to miss an error."
 )
@@ -283,22 +300,24 @@ def plan(a: str, b: str, as_json: bool, verbose: bool, **options: Any) -> None:
 @_json
 @_verbose
 def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **options: Any) -> None:
-    """Is C = op(A)·op(B)?  Freivalds' check; reads each array once. Exit status 3 if not."""
+    """Is C = α·op(A)·op(B) + β·(old C)?  Freivalds' check; reads each array once. Exit status 3 if not.
+
+    α, β and op() are what C's attributes record of the run that made it, unless given.
+    """
     from .freivalds import verify as check
 
     found = check(a, b, c, **options)
+    product = "the product" if found.formula == "A·B" else found.formula
     if as_json:
         click.echo(json.dumps(found.to_dict()))
     elif found.ok:
         note = (
             f"; {_rows(found.rows_not_finite)} NaN or infinite on both sides" if found.rows_not_finite else ""
         )
-        _print(
-            f"{url(c)} is the product, to rounding (worst row at {found.worst:.2g} of its tolerance){note}"
-        )
+        _print(f"{url(c)} is {product}, to rounding (worst row at {found.worst:.2g} of its tolerance){note}")
     if not found.ok:
         click.echo(
-            f"Error: {url(c)} is not the product: {_rows(found.rows_wrong)} wrong, "
+            f"Error: {url(c)} is not {product}: {_rows(found.rows_wrong)} wrong, "
             f"the first is row {found.first_wrong} (error {found.worst:.3g} times its tolerance at worst); "
             "compute it again",
             err=True,
@@ -758,14 +777,28 @@ def _print(*parts: str, sep: str = " ") -> None:
 
 def _note(text: str) -> None:
     """Above the bar where there is one: that knows of what is printed, but not of `click.echo`."""
-    print(f"Note: {text}", file=sys.stderr)
+    print(f"Note: {_spelled(text)}", file=sys.stderr)
+
+
+def _spelled(text: str) -> str:
+    """A message with the options of the command line in the place of Python's arguments."""
+    with_arguments = (multiply, gram, verify, random)
+    found = [param for command in with_arguments for param in command.params]
+    options = {param.name: max(param.opts, key=len) for param in found if isinstance(param, click.Option)}
+    return for_command_line(text, {name: option for name, option in options.items() if name})
+
+
+def _plan_dict(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan as JSON types, whose advice names options."""
+    return {**plan, "advice": plan["advice"] and _spelled(plan["advice"])}
 
 
 def _report(result: "Result", c: str, as_json: bool, verbose: bool) -> None:
     if as_json:
-        click.echo(json.dumps(result.to_dict()))
+        found = result.to_dict()
+        click.echo(json.dumps({**found, "plan": _plan_dict(found["plan"])}))
     else:
-        _print(result.plan.table() + "\n\n" if verbose else "", _summary(result, c), sep="")
+        _print(_spelled(result.plan.table()) + "\n\n" if verbose else "", _summary(result, c), sep="")
 
 
 def _summary(result: "Result", c: str) -> str:
@@ -912,9 +945,9 @@ def _main(args: Sequence[str], verbose: bool) -> None:
         _notes(error)
         text = f"{type(error).__name__}: {error} (-v shows where)"
         if isinstance(error, Error):
-            text = str(error)
+            text = _spelled(str(error))
         elif no_memory(error):
-            text = NO_MEMORY
+            text = _spelled(NO_MEMORY)
         click.echo(f"Error: {redacted(text)}", err=True)
         codes = (InputError, 2), (BudgetError, 2), (VerificationError, 3), (Exception, 1)
         sys.exit(next(code for kind, code in codes if isinstance(error, kind)))

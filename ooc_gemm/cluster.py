@@ -175,6 +175,8 @@ class Report:
     """Of each stage."""
     peak: int
     peak_device: int
+    overflowed: int
+    """Elements that became infinite in C's type."""
 
 
 def _superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report:
@@ -205,7 +207,13 @@ def _superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report:
         if work.boot != journal.boot_id():
             target.flush()
         return Report(
-            target.written, wrong, trace.bytes, trace.seconds, peak_resident_bytes(), device.peak_bytes()
+            target.written,
+            wrong,
+            trace.bytes,
+            trace.seconds,
+            peak_resident_bytes(),
+            device.peak_bytes(),
+            target.overflowed,
         )
     except Exception as error:
         device.close()
@@ -384,6 +392,7 @@ class Cluster:
                         for chunk, path in report.written:
                             target.take(chunk, path)
                         wrong += report.wrong
+                        target.overflowed += report.overflowed
                         trace.include(report.moved, report.seconds)
                         read += report.moved["read"]
                         self.peak_host = max(self.peak_host, report.peak)
@@ -409,8 +418,7 @@ class Cluster:
                     seen = looked if self.workers else seen
                     if looked > seen + TIMEOUT:
                         raise DeviceError(
-                            "the cluster has no workers any more; add some and continue with --resume "
-                            "(resume=True)"
+                            "the cluster has no workers any more; add some and continue with resume=True"
                         )
             finally:
                 self._forget(topic, list(running))
@@ -436,8 +444,8 @@ class Cluster:
         one.deaths, one.fraction, one.bytes_read = one.deaths + 1, 0.0, 0
         if one.deaths == DEATHS:
             raise DeviceError(
-                f"{DEATHS} workers have died of the same blocks of C; give a smaller --memory-limit "
-                "(memory_limit) and continue with --resume (resume=True)"
+                f"{DEATHS} workers have died of the same blocks of C; give a smaller memory_limit "
+                "and continue with resume=True"
             )
         todo.insert(0, one)
 
@@ -533,7 +541,7 @@ def _gpus(count: int, device: str) -> list[dict[str, Any]]:
     if not found:
         return [{}] * count
     if count > found:
-        raise InputError(f"there are {found} GPUs for {count} workers; give local:{found}, or --device cpu")
+        raise InputError(f"there are {found} GPUs for {count} workers; give local:{found}, or device='cpu'")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(found)))).split(",")
     return [{"resources": {"GPU": 1}, "env": {"CUDA_VISIBLE_DEVICES": name}} for name in visible[:count]]
 
@@ -598,8 +606,7 @@ def dask_setup(server: Any) -> None:
 
 
 _GONE = (
-    "the scheduler of the cluster is gone or does not answer; "
-    "start another one and continue with --resume (resume=True)"
+    "the scheduler of the cluster is gone or does not answer; start another one and continue with resume=True"
 )
 
 

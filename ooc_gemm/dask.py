@@ -385,7 +385,8 @@ def _engine(x: Any, y: Any, dtype: np.dtype[Any], device: str, **options: Any) -
     """x·y within what this task may hold; where that is too little, within the least that does."""
     here = open_here(device, 1)
     with _gpu if here.name != "cpu" else nullcontext():
-        run = partial(api.multiply, x, y, device=here, out_dtype=dtype, **options)
+        # What overflows becomes infinite without a word, as in `dask.array.matmul`.
+        run = partial(api.multiply, x, y, device=here, out_dtype=dtype, notice=_nothing, **options)
         try:
             return run(memory_limit=task_limit()).array
         except BudgetError as error:

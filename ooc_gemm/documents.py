@@ -4,8 +4,8 @@
 
 What passes has two sane extents, chunks in a regular grid, numbers that can be multiplied, keys that stay
 below the array's folder, and codecs of which it is known how much can come out of them (codec.py). What is
-not needed to read an array, its attributes and the names of its dimensions, is left out. All else is left to
-zarr to refuse.
+not needed here, most attributes and the names of dimensions, is left out. All else is left to zarr to
+refuse.
 
 Standard library only.
 """
@@ -30,6 +30,8 @@ NUMBERS_2 = re.compile(r"[<>|=]?([iu][1248]|f[248]|c8|c16)")
 COMPRESSORS = frozenset({"zstd", "blosc", "lz4", "gzip", "zlib", "bz2", "lzma"})
 """Codecs whose output may be much longer than their input."""
 CHECKSUMS = frozenset({"crc32c", "crc32", "adler32", "fletcher32", "jenkins_lookup3"})
+ATTRIBUTES = ("ooc-gemm", "scale_factor", "add_offset", "_FillValue", "missing_value")
+"""Attributes that are read: what made C (recorded.py), and how values are packed (conventions.py)."""
 FILTERS = frozenset({"shuffle", "delta", "fixedscaleoffset", "quantize", "bitround", "astype"})
 """Codecs that keep the number of elements."""
 OTHERS = frozenset({"bytes", "endian", "transpose", "sharding_indexed", "scale_offset", "cast_value"})
@@ -100,7 +102,12 @@ def _version_3(name: str, described: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(described.get("attributes"), dict | None):
         raise _bad(name, "attributes is no JSON object")
     kept = {key: value for key, value in described.items() if key != "dimension_names"}
-    return {**kept, "attributes": {}}
+    return {**kept, "attributes": attributes(described.get("attributes"))}
+
+
+def attributes(found: Any) -> dict[str, Any]:
+    """Those that are of use here."""
+    return {key: found[key] for key in ATTRIBUTES if key in found} if isinstance(found, dict) else {}
 
 
 def _version_2(name: str, described: dict[str, Any]) -> dict[str, Any]:
@@ -127,6 +134,7 @@ def _version_2(name: str, described: dict[str, Any]) -> dict[str, Any]:
     _check_fill(name, described.get("fill_value"))
     known = ("zarr_format", "shape", "chunks", "dtype", "order", "fill_value", "dimension_separator")
     kept = {key: described[key] for key in known if key in described}
+    kept["attributes"] = attributes(described.get("attributes"))
     return {**kept, "filters": filters or None, "compressor": compressor}
 
 

@@ -254,7 +254,7 @@ def check_launch(name: str, grid: Sequence[int], block: Sequence[int], shared_by
         raise DeviceError(
             f"the kernel {name} would need {'×'.join(map(str, blocks))} blocks of "
             f"{'×'.join(map(str, threads))} threads and {shared_bytes} bytes of shared memory each, which no "
-            "GPU takes; give a smaller --device-memory-limit (device_memory_limit), for smaller blocks of C"
+            "GPU takes; give a smaller device_memory_limit, for smaller blocks of C"
         )
 
 

@@ -91,7 +91,7 @@ class VerificationError(Error, ArithmeticError):
         self.blocks = blocks
 
 
-NO_MEMORY = "the system gives this process no more memory; give a smaller --memory-limit (memory_limit)"
+NO_MEMORY = "the system gives this process no more memory; give a smaller memory_limit"
 
 
 def no_memory(error: BaseException) -> bool:
@@ -124,4 +124,4 @@ def on_thread(name: str) -> Iterator[None]:
     except Exception:
         raise
     except BaseException as error:
-        raise Error(f"a {name} thread died of {error!r}; run again, with -v to see where") from error
+        raise Error(f"a {name} thread died of {error!r}; run again") from error

@@ -43,7 +43,7 @@ NAME = "ooc-gemm.journal"
 OURS = (NAME, NAME + durable.NEW, locks.OWNER)
 """Files that a run keeps beside C's."""
 VERSION = 1
-ANEW = "start over with -f (force=True), or where beta is not 0 from a C as it was"
+ANEW = "start over with force=True, or where beta is not 0 from a C as it was"
 Chunk = tuple[int, int]
 Stamp = tuple[int, int]
 """Size of a file in bytes, and when it was changed last in ns; (0, 0) where there is none."""

@@ -94,7 +94,7 @@ def advise(plan: Plan) -> Plan:
         return plan
     chosen = next(layout for layout in found if layout.seconds <= 1.05 * best)
     if chosen.total < WORTH * plan.predicted_seconds:
-        todo = f"rechunk (--rechunk) copies first and takes {_time(chosen.total)} in all"
+        todo = f"rechunk=True copies first and takes {_time(chosen.total)} in all"
     else:
         todo = "copies for this job alone would not pay, but storing it so from the start would"
     times = plan.predicted_seconds / chosen.seconds

@@ -64,6 +64,10 @@ class Source:
         """Of every file, in the order of the grid (`Folder.stamps`); None where they cannot be had."""
         self.look: Callable[[], Stamps] | None = None
         """Asks for the stamps anew."""
+        self.attributes: Mapping[str, Any] = {}
+        """Those of its attributes that are of use here (`documents.ATTRIBUTES`)."""
+        self.undecoded = ""
+        """What its values would have to be decoded by, in words; empty where they are plain values."""
         self.latency = 0.0
         """Seconds until a store that is not this machine's answers; 0 where it is."""
         self.background = False
@@ -101,14 +105,14 @@ class Source:
         except Exception as error:
             said = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
             raise StoreError(
-                f"{self.name} cannot be looked at again ({said}), so C is not finished; go on with --resume "
-                "(resume=True)"
+                f"{self.name} cannot be looked at again ({said}), so C is not finished; "
+                "go on with resume=True"
             ) from error
         if np.array_equal(stamps, self.stamps):
             return
         raise StoreError(
             f"{self.name} was changed while C was made of it, so C is not finished; where its values are "
-            "those that it began with go on with --resume (resume=True), else start over with -f (force=True)"
+            "those that it began with go on with resume=True, else start over with force=True"
         )
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:

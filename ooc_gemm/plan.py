@@ -350,6 +350,7 @@ class Plan:
         hold = "input holds" if p.symmetric else "inputs hold"
         rows = [
             ("product", f"{p.m}×{p.k} · {p.k}×{p.n}{mirrored}"),
+            *([("type of C", _type_words(p))] if p.types[2] else []),
             *([("kernel", p.kernel)] if p.kernel else []),
             (
                 "blocks of C",
@@ -397,13 +398,26 @@ class Plan:
             *("ledger", "device_ledger", "stage_seconds", "predicted_seconds", "advice"),
         ]
         out = {key: getattr(self, key) for key in keys}
-        c = self.problem.c
+        p, c = self.problem, self.problem.c
         out.update(kernel=self.problem.kernel, symmetric=self.problem.symmetric)
+        out.update(out_dtype=p.types[2])
         out.update(rates=self.used_rates.note, resident=self.resident)
         out.update(blocks=self.block_count, panels=self.panel_count, chunks=[c.chunk_rows, c.chunk_cols])
         out.update(host_bytes=self.host_bytes, device_bytes=self.device_bytes)
         out.update(memory_limit=self.budget.host, device_memory_limit=self.budget.device)
         return out
+
+
+def _type_words(p: Problem) -> str:
+    """C's type, where it comes from, and what becomes of a result that it cannot hold."""
+    a, b, c = p.types
+    if "int" in c:
+        beyond = "sums are exact, and one that does not fit is an error"
+    elif c == "float16":
+        beyond = "sums are kept in float32, and one past 65504 becomes infinite"
+    else:
+        beyond = ""
+    return "; ".join(filter(None, [f"{c}, of {a} · {b}", beyond]))
 
 
 Side = tuple[Matrix, tuple[int, int], tuple[int, int]]

@@ -538,7 +538,7 @@ def _refusal(p: Problem, budget: Budget) -> BudgetError:
     if budget.device is not None and not p.free_chunks and max(rows, cols) > MOST_EXTENT:
         return BudgetError(
             f"chunks of C of {rows}×{cols} are longer than the {MOST_EXTENT} rows or columns that a GPU "
-            "multiplies at a time; give smaller --chunks (chunks), or use --device cpu"
+            "multiplies at a time; give smaller chunks=(M, N), or use device='cpu'"
         )
     whole = [(s.chunk_bytes, name) for name, s in (("A", p.a), ("B", p.b)) if s.whole]
     size, name = max(whole, default=(0, ""))

@@ -4,7 +4,7 @@ Nothing here touches a store or a device; everything is numbers.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -61,7 +61,7 @@ class Matrix:
     """S is the transpose of the array that its user sees."""
     chunked: bool = True
     """False: it has no chunks, and those here are only how it is read."""
-    stored: tuple[int, ...] | None = None
+    stored: tuple[int, ...] | None = field(default=None, repr=False)
     """Bytes of every stored chunk in row-major order of the chunk grid, 0 where a chunk is missing.
     None: none is missing and each takes its full decoded size."""
     held: int = 2
@@ -229,6 +229,8 @@ class Problem:
     """Bytes of an element of the vectors that blocks are checked with; 0 where they are not."""
     kernel: str = ""
     """What multiplies, and why that: for the reader of the plan."""
+    types: tuple[str, str, str] = ("", "", "")
+    """Types of the elements of A, B and C: for the reader of the plan."""
     keeps_a: bool = False
     """A panel of op(A) can be multiplied again by another of op(B)."""
     symmetric: bool = False

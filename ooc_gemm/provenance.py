@@ -77,9 +77,7 @@ def settled(
         if not isinstance(found["compressor"], str):
             raise TypeError
     except (LookupError, TypeError, ValueError) as error:
-        raise InputError(
-            f"what {name} was begun with cannot be read; start over with -f (force=True)"
-        ) from error
+        raise InputError(f"what {name} was begun with cannot be read; start over with force=True") from error
     return found
 
 
@@ -120,7 +118,7 @@ def refuse_changes(log: "Journal | Finished", head: Mapping[str, Any] | None, na
         if other := log.others(head):
             raise InputError(
                 f"{name} is not the unfinished result of an interrupted run but a finished array, and "
-                f"not the result asked for: {'; '.join(other)}; leave out --resume (resume=True)"
+                f"not the result asked for: {'; '.join(other)}; leave out resume=True"
             )
     elif other := differences(log.head, head):
         raise InputError(

@@ -44,7 +44,7 @@ def check_space(copies: Iterable[Copy], c: Any) -> None:
     if wanted > free:
         raise InputError(
             f"rechunking takes {wanted} bytes in {folder}, where {free} are free; "
-            "write C to another disk or leave out --rechunk (rechunk)"
+            "write C to another disk or leave out rechunk=True"
         )
 
 
@@ -72,7 +72,7 @@ def _hidden_folder(c: Any) -> Iterator[Path]:
         folder = tempfile.mkdtemp(".rechunked", ".ooc-gemm-", parent)
     except OSError as error:
         raise InputError(
-            f"no copy can be made in {parent} ({error.strerror}); leave out --rechunk (rechunk)"
+            f"no copy can be made in {parent} ({error.strerror}); leave out rechunk=True"
         ) from error
     try:
         yield Path(folder)

@@ -31,7 +31,7 @@ from zarr.abc.store import RangeByteRequest
 from zarr.codecs import ShardingCodec, TransposeCodec
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, WrapperStore, ZipStore
 
-from . import codec, codec_memory, documents, files, journal, redact, shards
+from . import codec, codec_memory, conventions, documents, files, journal, redact, shards
 from .arrays import open_other
 from .documents import SUPPORTED
 from .errors import NO_MEMORY, Error, InputError, OutOfMemoryError, StoreError, no_memory, remedy
@@ -336,6 +336,11 @@ class _CountingStore(WrapperStore[Any]):
         return found
 
 
+def role(spec: Any, name: str) -> str:
+    """How messages name an operand: what it is stored as, or which it is (`A`)."""
+    return describe(spec) if isinstance(spec, str | os.PathLike | zarr.Array) else name
+
+
 def open_source(spec: Any, name: str | None = None) -> Source:
     """An input from a path, URL, zarr.Array, or anything with shape, dtype and slicing; one that is open
     stays as it is. `name` is what messages call it, where that is not plain from `spec`.
@@ -350,9 +355,16 @@ def open_source(spec: Any, name: str | None = None) -> Source:
         array = spec
     elif isinstance(spec, str | os.PathLike):
         array = open_array(spec, name)
+    elif hasattr(getattr(spec, "_meta", spec), "nnz"):  # scipy.sparse, sparse, dask arrays of those
+        raise InputError(
+            f"{name} is sparse ({type(spec).__name__}), and only dense matrices are multiplied; "
+            "give it as a dense one, such as x.toarray() or x.todense()"
+        )
     elif all(hasattr(spec, part) for part in ("shape", "dtype", "__getitem__")):
         check_matrix(name, tuple(spec.shape), spec.dtype)
-        return open_other(name, spec)
+        other = open_other(name, spec)
+        other.undecoded = conventions.ignored(spec, getattr(spec, "attrs", {}))
+        return other
     else:
         raise InputError(f"{name} is not an array: it has no shape, dtype and slicing")
     check_matrix(name, array.shape, array.dtype)
@@ -360,6 +372,8 @@ def open_source(spec: Any, name: str | None = None) -> Source:
         source = zarr_source(name, array)
     source.place = local_path(array)
     source.whereabouts = str(source.place or _address(spec if isinstance(spec, str) else array))
+    source.attributes = documents.attributes(dict(array.metadata.attributes))
+    source.undecoded = conventions.ignored(array, source.attributes)
     return source
 
 
@@ -371,16 +385,16 @@ def open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
             raise InputError(f"{name} does not exist; check the path")
         if is_partial(place):
             raise InputError(
-                f"{name} is the unfinished result of an interrupted run; continue that with --resume "
-                "(resume=True), or make it again"
+                f"{name} is the unfinished result of an interrupted run; continue that with "
+                "resume=True, or make it again"
             )
     found = _open(os.fspath(spec) if place is None else str(place), name)
     if found is None:
         with explained(name, remote=place is None):
             if place is None and (there := objects_at(spec)) and is_begun(there):
                 raise InputError(
-                    f"{name} is the unfinished result of an interrupted run; continue that with --resume "
-                    "(resume=True), or make it again"
+                    f"{name} is the unfinished result of an interrupted run; continue that with "
+                    "resume=True, or make it again"
                 )
         raise InputError(f"{name} is not a Zarr array; check the path")
     if isinstance(found, str):
@@ -414,7 +428,18 @@ def _open(path: str, name: str) -> zarr.Array[Any] | str | None:
         at, key, described = look_at(path, name)
         if documents.kind(key, described) == "group":
             return "group"
+        if key == METADATA[1]:
+            described["attributes"] = _attributes(at, name)
         return array_at(documents.check(name, described, key), at) if key else None
+
+
+def _attributes(at: StorePath, name: str) -> dict[str, Any]:
+    """Of version 2, where they are a document of their own. An array can be read without: so nothing that is
+    wrong with them is an error."""
+    try:
+        return documents.parse(name, document_at(at, ".zattrs") or b"{}")
+    except (InputError, OSError):
+        return {}
 
 
 def kind_at(path: str, name: str) -> str | None:

@@ -27,6 +27,7 @@ from zarr.storage import LocalStore, MemoryStore, StorePath
 
 from . import codec, codec_memory, documents, durable, files, journal, ownership, provenance, shards
 from .consolidated import Consolidated, above, above_objects
+from .conversion import convert
 from .errors import Error, InputError, RangeError, StoreError, remedy
 from .journal import Journal
 from .local import Folder, Source, Stamps, identity
@@ -122,7 +123,9 @@ def check_layout(chunks: tuple[int, int] | None, shards: tuple[int, int] | None,
         if sizes is not None and (len(sizes) != 2 or min(sizes) < 1):
             raise InputError(f"{name} {sizes} must be two positive numbers; write for example 2048,2048")
     if shards is not None and (chunks is None or any(s % c for s, c in zip(shards, chunks, strict=True))):
-        raise InputError(f"shards {shards} need chunks that divide them; give both, such as --chunks 512,512")
+        raise InputError(
+            f"shards {shards} need chunks that divide them; give both, such as chunks=(512, 512)"
+        )
 
 
 def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None:
@@ -162,8 +165,8 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
             )
         if partial and not force:
             raise InputError(
-                f"{name} is the unfinished result of an interrupted run; continue it with --resume "
-                "(resume=True), or give -f (force=True) to replace it"
+                f"{name} is the unfinished result of an interrupted run; continue it with "
+                "resume=True, or give force=True to replace it"
             )
         _check_replaced(name, found, force)
         if not ours:
@@ -238,7 +241,7 @@ def _check_begun(name: str, spec: str, force: bool) -> None:
         if not force:
             raise InputError(
                 f"{name} is the unfinished result of a run that was interrupted, or still goes on; continue "
-                "it with --resume (resume=True), or give -f (force=True) to replace it"
+                "it with resume=True, or give force=True to replace it"
             )
 
 
@@ -247,7 +250,7 @@ def _check_replaced(name: str, found: str | None, force: bool) -> None:
     if found == "group":
         raise InputError(f"{name} is a Zarr group; name an array inside it, such as {name}/c")
     if found is not None and not force:
-        raise InputError(f"{name} exists; give -f (force=True) to replace it, or choose another place")
+        raise InputError(f"{name} exists; give force=True to replace it, or choose another place")
 
 
 def _kind_there(place: Path) -> str | None:
@@ -299,6 +302,8 @@ class Target:
         """What flushes the files of this C; None where C is not kept, or is not in a folder."""
         self._old: Stamps | None = None
         self._placed: Stamps | None = None
+        self.overflowed = 0
+        """Finite elements that are infinite in C, because they are too large for its type."""
 
     def begin(self, metadata: bytes | None, keep: bool = True) -> None:
         """Mark C as unfinished: its metadata, or that of the new C, stands aside; an old C is no array, and
@@ -448,7 +453,7 @@ class Target:
             raise StoreError(
                 f"{self.name} cannot be finished: {error.strerror or error}; "
                 f"{remedy(error, 'see to its disk')} and go on with "
-                "--resume (resume=True)"
+                "resume=True"
             ) from error
 
     def _mark(self) -> str | None:
@@ -571,18 +576,25 @@ class Target:
             if not self._encodes:
                 row, col = (index * size for index, size in zip(part.chunk, self._shape, strict=True))
                 place = slice(row, row + part.rows), slice(col, col + part.cols)
-                with np.errstate(over="ignore"):
-                    converted = inside.astype(dtype, copy=self._keeps)
+                converted = inside
+                if self._keeps or inside.dtype != dtype:
+                    converted = np.empty(inside.shape, dtype)
+                    self._overflowed(convert(inside, converted))
                 self._answers.of(self._array.async_array.setitem(place, converted))
                 return values.size * dtype.itemsize
             data = self._padded(part, slot)
             if values.dtype != dtype:
                 data = scratch("converted", values.size * dtype.itemsize)[: values.size * dtype.itemsize]
                 data = data.view(dtype).reshape(values.shape)
-                with np.errstate(over="ignore"):
-                    np.copyto(data, values, casting="unsafe")
+                self._overflowed(convert(values, data))
             self._write_file(part.chunk, self._encoded(data))
             return data.nbytes
+
+    def _overflowed(self, count: int) -> None:
+        """So many elements more."""
+        if count:
+            with self._lock:
+                self.overflowed += count
 
     @contextlib.contextmanager
     def _explained(self, chunk: tuple[int, int]) -> Iterator[None]:
@@ -597,7 +609,7 @@ class Target:
             full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
             first = "make room there" if full else "see to its disk" if self._folder else "see to its store"
             first = remedy(error, first)
-            then = "go on with --resume (resume=True)" if self._log else "run again with -f (force=True)"
+            then = "go on with resume=True" if self._log else "run again with force=True"
             raise StoreError(
                 f"{self.name}: chunk {key} cannot be written: {said}; {first} and {then}"
             ) from error
@@ -657,8 +669,7 @@ class Target:
         except OSError as error:
             raise StoreError(
                 f"{self.name}: a chunk that a worker has written cannot be moved to its place "
-                f"({error.strerror or error}); {remedy(error, 'see to its disk')} and go on with "
-                "--resume (resume=True)"
+                f"({error.strerror or error}); {remedy(error, 'see to its disk')} and go on with resume=True"
             ) from error
 
     def _path(self, chunk: tuple[int, int]) -> str:
@@ -802,7 +813,7 @@ class RemoteTarget(Target):
             except Exception as error:
                 raise StoreError(
                     f"{self.name}: its journal cannot be written ({why(error)}); "
-                    f"{remedy(error, 'see to its store')} and go on with --resume (resume=True)"
+                    f"{remedy(error, 'see to its store')} and go on with resume=True"
                 ) from error
             self._saved = time.monotonic()
             self._pause = max(SAVED_SECONDS, 10 * (self._saved - start))
@@ -814,13 +825,13 @@ class RemoteTarget(Target):
             if key := self._changed():
                 raise StoreError(
                     f"{self.name}: somebody else has changed chunk {key} while C was being written; run "
-                    "again with -f (force=True), or write C elsewhere"
+                    "again with force=True, or write C elsewhere"
                 )
             return super().commit(made)
         except StoreError:
             raise
         except Exception as error:
-            then = "go on with --resume (resume=True)" if self._log else "run again with -f (force=True)"
+            then = "go on with resume=True" if self._log else "run again with force=True"
             raise StoreError(
                 f"{self.name} cannot be finished ({why(error)}); "
                 f"{remedy(error, 'see to its store')} and {then}"
@@ -909,9 +920,7 @@ def check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
     info, low, high = np.iinfo(dtype), values.min(), values.max()
     if int(low) < int(info.min) or int(high) > int(info.max):
         value = low if int(low) < int(info.min) else high
-        raise RangeError(
-            f"{name}: the exact value {value} does not fit {dtype}; give a wider --out-dtype (out_dtype)"
-        )
+        raise RangeError(f"{name}: the exact value {value} does not fit {dtype}; give a wider out_dtype")
 
 
 def create_target(
@@ -1090,15 +1099,14 @@ def continued(spec: Any, beta: complex) -> RemoteJournal | provenance.Finished |
         if there is None:
             raise InputError(
                 f"{name} cannot be continued, only a C in a local folder or an object store such as s3:// "
-                "can; leave out --resume (resume=True)"
+                "can; leave out resume=True"
             )
         if not is_begun(there):
             if done := provenance.finished(spec):
                 return done
             if beta != 0 or isinstance(spec, zarr.Array) or kind_at(spec, name):
                 raise InputError(
-                    f"{name} is not the unfinished result of an interrupted run; leave out --resume "
-                    "(resume=True)"
+                    f"{name} is not the unfinished result of an interrupted run; leave out resume=True"
                 )
             return None
         if beta != 0 or not there.has(journal.NAME):
@@ -1152,6 +1160,7 @@ class ArrayTarget:
 
     def __init__(self, out: Array, matrix: Matrix, block: np.dtype[Any]):
         self._out, self._matrix, self._block = out, matrix, block
+        self.overflowed, self._lock = 0, threading.Lock()
 
     def cancel(self) -> None:
         """Nobody ever waits."""
@@ -1174,6 +1183,7 @@ class ArrayTarget:
         if self._out.dtype.kind in "iu":
             check_fits(inside, self._out.dtype, "the result")
         row, col = part.chunk[0] * self._matrix.chunk_rows, part.chunk[1] * self._matrix.chunk_cols
-        with np.errstate(over="ignore"):
-            self._out[row : row + part.rows, col : col + part.cols] = inside
+        if found := convert(inside, self._out[row : row + part.rows, col : col + part.cols]):
+            with self._lock:
+                self.overflowed += found
         return part.rows * part.cols * self._out.itemsize

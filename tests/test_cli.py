@@ -22,7 +22,7 @@ MiB = 1 << 20
 CPU = ("-d", "cpu")
 RESULT = """m n k dtype out_dtype device kernel precision seconds tflops bytes_read bytes_written
 bytes_uploaded bytes_downloaded lower_bound_bytes peak_host_bytes peak_device_bytes stage_seconds
-blocks blocks_resumed verified rechunked plan"""
+blocks blocks_resumed verified overflowed rechunked plan"""
 
 
 def stored_bytes(path):
@@ -141,6 +141,9 @@ def test_verify_json(here):
         "worst": pytest.approx(0.5, abs=0.5),
         "rows_not_finite": 0,
         "bytes_read": sum(map(stored_bytes, "abc")),
+        "alpha": 1,
+        "beta": 0,
+        "formula": "A·B",
     }
     wrong = zarr.open_array("c", mode="r+")
     wrong[7, 8] += 1

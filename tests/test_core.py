@@ -143,7 +143,7 @@ def test_missing_chunks_are_the_fill_value(tmp_path, device):
 def test_integers_never_wrap(device):
     k = 131_072  # 2^14 · 2^17 = 2^31, one more than int32 holds
     a = np.full((1, k), -128, "i1")
-    with pytest.raises(ooc_gemm.RangeError, match="out-dtype"):
+    with pytest.raises(ooc_gemm.RangeError, match="out_dtype"):
         ooc_gemm.multiply(a, a, transpose_b=True, device=device)
     assert ooc_gemm.multiply(a, a, transpose_b=True, device=device, out_dtype="i8").array[0, 0] == 2**31
     big = np.full((2, 2), 2**40)

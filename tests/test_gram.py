@@ -175,7 +175,7 @@ def test_chunks_that_allow_no_square_blocks(tmp_path):
 def test_integers_never_wrap(device):
     k = 131_072
     a = np.full((1, k), -128, "i1")
-    with pytest.raises(ooc_gemm.RangeError, match="out-dtype"):
+    with pytest.raises(ooc_gemm.RangeError, match="out_dtype"):
         ooc_gemm.gram(a, device=device)
     assert ooc_gemm.gram(a, device=device, out_dtype="i8").array[0, 0] == 2**31
     with pytest.raises(ooc_gemm.RangeError, match="int64"):

@@ -253,7 +253,9 @@ def test_without_resume_a_partial_c_is_left_alone(partial):
         lambda: ooc_gemm.multiply(a, b, c, beta=1),
         lambda: ooc_gemm.multiply(c, b, a + "3"),
     ):
-        with pytest.raises(InputError, match=r"unfinished result of an interrupted run; continue .*--resume"):
+        with pytest.raises(
+            InputError, match=r"unfinished result of an interrupted run; continue .*resume=True"
+        ):
             run()
     assert snapshot(c) == before
     ooc_gemm.multiply(a, b, c, force=True)

@@ -153,7 +153,7 @@ def test_the_layout_that_c_has_may_be_given(here, monkeypatch):
         (["--alpha", "1"], "alpha was 2.0 and is 1.0"),
         (["--compressor", "none"], "compressor was zstd and is none"),
         (["--chunks", "50,50"], "chunks was [50, 52] and is [50, 50]"),
-        (["--out-dtype", "float32"], "out_dtype was float64 and is float32"),
+        (["--out-dtype", "float32"], "--out-dtype was float64 and is float32"),
         (["--beta", "1"], "beta was 0.0 and is 1.0"),
     ],
 )

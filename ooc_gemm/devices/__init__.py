@@ -85,15 +85,17 @@ class Operation:
     beta: complex = 0.0
     verify: bool = False
     """Blocks are checked."""
+    may_wrap: bool = False
+    """Sums of these integers might pass int64: each panel is looked at."""
 
 
 class Overflow:
-    """Integers too wide to be safe by their type: a bound on every partial sum, from the largest elements
-    of each panel. Panels are multiplied when all of their pieces have been uploaded, by any thread."""
+    """Integers too wide, or alpha or beta too large, to be safe by their types: a bound on every partial sum,
+    from the largest elements of each panel. Panels are multiplied when all of their pieces have been
+    uploaded, by any thread."""
 
     def __init__(self, operation: Operation):
-        arithmetic = operation.arithmetic
-        self._wanted = arithmetic.block == np.int64 and arithmetic.panel == np.int64
+        self._wanted = operation.may_wrap
         self._alpha = abs(int(operation.alpha.real)) if self._wanted else 0
         self._beta = abs(int(operation.beta.real)) if self._wanted else 0
         self._largest: dict[tuple[str, int], int] = {}

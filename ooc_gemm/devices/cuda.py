@@ -86,7 +86,7 @@ def _cupy() -> Any:
         import cupy
     except ImportError as error:
         raise InputError(
-            "there is no CuPy; install it with pip install 'ooc-gemm[cuda13]' or use --device cpu"
+            "there is no CuPy; install it with pip install 'ooc-gemm[cuda13]' or use device='cpu'"
         ) from error
     return cupy
 
@@ -97,7 +97,7 @@ def count() -> int:
     try:
         return int(runtime.getDeviceCount())
     except runtime.CUDARuntimeError as error:
-        raise InputError(f"there is no usable GPU ({error}); use --device cpu") from error
+        raise InputError(f"there is no usable GPU ({error}); use device='cpu'") from error
 
 
 _ANSWER = "import cupy, sys; cupy.cuda.Device(int(sys.argv[1])).use(); assert cupy.arange(8).sum() == 28"
@@ -830,7 +830,7 @@ class CUDA:
             limit = CONTEXT_BYTES + self._free // 2
         return OutOfMemoryError(
             f"{self.name} has not the memory that the plan counts on ({error}); "
-            "give a smaller --device-memory-limit (device_memory_limit)",
+            "give a smaller device_memory_limit",
             limit,
         )
 

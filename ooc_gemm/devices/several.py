@@ -107,7 +107,7 @@ class Several:
             if all(replace(other, why=found.why) == found for other in same):
                 return found
         raise refused or InputError(
-            f"{self.name} have no kernel in common for these types; name one with --kernel"
+            f"{self.name} have no kernel in common for these types; name one with kernel='NAME'"
         )
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
@@ -122,7 +122,7 @@ class Several:
             readers=min(MOST_READERS, sum(limits.readers for limits in each)),
             writers=min(MOST_WRITERS, sum(limits.writers for limits in each)),
             weights=self._weights,
-            linked=self._linked and arithmetic.panel != np.int64,  # each looks at all of these: `Overflow`
+            linked=self._linked and arithmetic.block != np.int64,  # each looks at all of these: `Overflow`
         )
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
@@ -290,7 +290,7 @@ class Several:
         """DeviceLostError where a device does not answer any more."""
         alive = [device.alive() for device in self.devices]
         found = [found for device in self.devices if (found := device.explain(error))]
-        continued = f"failed ({error}); continue with --resume (resume=True)"
+        continued = f"failed ({error}); continue with resume=True"
         if not any(alive):
             return DeviceLostError(f"one of {self.name} {continued}", self._indices)
         if not all(alive):

@@ -1,0 +1,35 @@
+"""From the type that sums are kept in to the type that C is stored in."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+SLAB = 1 << 16
+"""Elements that are looked at together, so that looking takes little memory."""
+
+
+def convert(values: Array, out: Array) -> int:
+    """Copy a matrix into `out`, in its type. Returns how many finite elements became infinite, because they
+    are too large for that type; a complex one counts where one of its parts is too large."""
+    with np.errstate(over="ignore"):
+        np.copyto(out, values, casting="unsafe")
+    if out.dtype.kind not in "fc" or np.can_cast(values.dtype, out.dtype):
+        return 0
+    found, rows = 0, max(1, SLAB // max(1, out.shape[1]))
+    for row in range(0, len(out), rows):
+        infinite = np.isinf(out[row : row + rows])
+        if infinite.any():
+            found += int(np.count_nonzero(infinite & np.isfinite(values[row : row + rows])))
+    return found
+
+
+def said(count: int, name: str, dtype: np.dtype[Any]) -> str:
+    """What the user is told of so many infinite elements of C."""
+    elements = "1 element is" if count == 1 else f"{count} elements are"
+    wider = {"float16": "float32", "float32": "float64", "complex64": "complex128"}[dtype.name]
+    return (
+        f"{elements} infinite in {name}, although the product is finite there: {dtype} ends at "
+        f"{float(np.finfo(dtype).max):.6g}; give out_dtype={wider!r} to keep them"
+    )

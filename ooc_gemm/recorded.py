@@ -1,0 +1,58 @@
+"""What C's attributes say of the run that made it.
+
+A finished C carries, under `ooc-gemm`, the version, the inputs, and the options that make it what it is. They
+are input like any other: what cannot be right counts as not there.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .provenance import ATTRIBUTE
+
+OPERATIONS = ("none", "transpose", "adjoint")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """C = alpha·op(A)·op(B) + beta·(the C before), as recorded; where nothing is, the plain product."""
+
+    alpha: complex = 1.0
+    beta: complex = 0.0
+    op_a: str = "none"
+    """`none`, `transpose` or `adjoint`."""
+    op_b: str = "none"
+    precision: str = "highest"
+    kernel: str = "auto"
+
+
+def read(attributes: Mapping[str, Any]) -> Recorded:
+    """What the attributes of an array say."""
+    found = attributes.get(ATTRIBUTE)
+    options = found.get("options") if isinstance(found, dict) else None
+    if not isinstance(options, dict):
+        return Recorded()
+
+    def operation(name: str) -> str:
+        said = options.get(name)
+        return said if said in OPERATIONS else "none"
+
+    return Recorded(
+        _number(options.get("alpha"), 1.0),
+        _number(options.get("beta"), 0.0),
+        operation("op(A)"),
+        operation("op(B)"),
+        str(options.get("precision")),
+        str(options.get("kernel")),
+    )
+
+
+def _number(text: Any, otherwise: float) -> complex:
+    try:
+        value = complex(text)
+    except (TypeError, ValueError):
+        return otherwise
+    if not (math.isfinite(value.real) and math.isfinite(value.imag)):
+        return otherwise
+    return value if value.imag else value.real
