@@ -80,7 +80,7 @@ def launched(*names):
 def test_what_no_gpu_takes_is_refused_in_one_place(grid, block, shared):
     kernel = driver.Kernel(SimpleNamespace(ptr=1), "some")
     with pytest.raises(
-        DeviceError, match=r"the kernel some would need .*; give a smaller --device-memory-limit"
+        DeviceError, match=r"the kernel some would need .*; give a smaller device_memory_limit"
     ):
         kernel(grid, block, (np.int32(1),), STREAM, shared)
 
@@ -220,5 +220,5 @@ def test_no_block_of_a_plan_is_longer_than_kernels_count(shape):
 def test_chunks_of_c_that_are_too_long_are_refused():
     long = problem(4 * LONG, 1, 8)
     asked = replace(long, c=replace(long.c, chunk_rows=2 * LONG), free_chunks=False)
-    with pytest.raises(BudgetError, match=r"chunks of C of 536870912×1 are longer .* give smaller --chunks"):
+    with pytest.raises(BudgetError, match=r"chunks of C of 536870912×1 are longer .* give smaller chunks="):
         make_plan(asked, BUDGET, RATES)
