@@ -229,7 +229,7 @@ def test_a_short_run_whose_flush_fails(monkeypatch, beta):
     options = {} if beta else {"chunks": (300, 260)}
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fsync)
-        with pytest.raises(StoreError, match=r"c cannot be finished: Input/output error; .*--resume"):
+        with pytest.raises(StoreError, match=r"c cannot be finished: Input/output error; .*resume=True"):
             run(beta, **options)
     run(beta, resume=True, **options)
     assert is_result(beta)
