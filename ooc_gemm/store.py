@@ -651,9 +651,8 @@ def _decoded_source(name: str, array: zarr.Array[Any], s: Matrix, folder: Folder
     counter = _CountingStore(at.store, most) if folder is None or array.shards else None
     fast = bounded is metadata and array.dtype.isnative and array.dtype.kind != "c"
     with _fast_codecs() if fast else contextlib.nullcontext():
-        array = array_at(bounded, StorePath(counter, at.path) if counter else at)
-    if array.order == "F":  # how zarr lays out what it returns; the codec pipelines are for C order
-        array = array.with_config({"order": "C"})
+        # What zarr returns lies in C order: the codec pipelines are for that.
+        array = array_at(bounded, StorePath(counter, at.path) if counter else at, {"order": "C"})
     return DecodedSource(name, array, s, counter, folder, most)
 
 
@@ -745,9 +744,10 @@ def _flat(chain: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from _flat(list(configuration["codecs"]))
 
 
-def array_at(metadata: Any, place: StorePath) -> zarr.Array[Any]:
-    """An array of this metadata at a place where none is stored (yet)."""
-    return zarr.Array(zarr.AsyncArray(metadata, place))
+def array_at(metadata: Any, place: StorePath, config: Any = None) -> zarr.Array[Any]:
+    """An array of this metadata at a place where none is stored (yet). `config`: zarr's settings of an open
+    array that are not as usual, such as `order`."""
+    return zarr.Array(zarr.AsyncArray(metadata, place, config))
 
 
 def is_fortran(metadata: Any) -> bool:

@@ -622,8 +622,9 @@ class Target:
             return self._shard(data, *self._inner)
         # zarr's work, in an array of one chunk.
         metadata = {**self._array.metadata.to_dict(), "shape": data.shape}
-        alone = array_at(type(self._array.metadata).from_dict(metadata), StorePath(MemoryStore()))
-        alone.with_config({"write_empty_chunks": True})[...] = data
+        described = type(self._array.metadata).from_dict(metadata)
+        alone = array_at(described, StorePath(MemoryStore()), {"write_empty_chunks": True})
+        alone[...] = data
         made = sync((alone.store_path / alone.metadata.encode_chunk_key((0, 0))).get())
         assert made
         return made.to_bytes()
