@@ -69,7 +69,7 @@ def test_an_ordinary_running_loop_is_no_matter(arrays):
         ooc_gemm.multiply("a", "t", "c", beta=1.0, device="cpu")
         ooc_gemm.gram("a", "g", device="cpu")
         ooc_gemm.random("r", (30, 40), compressor="zstd")
-        assert ooc_gemm.verify("a", "t", "g").ok
+        assert ooc_gemm.verify("a", "a", "g").ok
         return ooc_gemm.multiply(zarr.array(A), "t", device="cpu").array
 
     found = asyncio.run(cells())
