@@ -135,7 +135,8 @@ def test_three_products_keep_nan_and_infinity_where_numpy_has_them(cupy: Any) ->
     a[3, 4], b[7, 8], b[9, 10] = np.nan, np.inf, -np.inf
     da, db = (_stored(cupy, x, "float32", None) for x in (a, b))
     found = cupy.zeros((m, n), "f4")
-    config = catalog.KERNELS["mma-fp16x3"].configs("float32", False, False)[0]  # or the block would be too thin
+    # Without a configuration the block would be too thin for a split.
+    config = catalog.KERNELS["mma-fp16x3"].configs("float32", False, False)[0]
     gemm = Mma("mma-fp16x3", False, False, "float32", "float32", config)
     gemm(
         m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n,
