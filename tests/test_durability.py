@@ -560,7 +560,7 @@ def test_an_array_counts_beside_metadata_that_stand_aside():
     journal.Journal.create(Path("c"), "c", {"inputs": {}, "options": {}}).close()
     assert not store.is_partial(Path("c"))
     assert ooc_gemm.multiply("b", "c", "d", transpose_b=True).n == 300
-    with pytest.raises(InputError, match="c exists; give -f"):
+    with pytest.raises(InputError, match="c exists; give force=True"):
         run()
     run(0.5)
     assert is_result(0.5)
