@@ -338,7 +338,8 @@ def test_an_operand_and_its_transpose_are_prepared_once(cupy: Any, monkeypatch: 
     gemm(m, m, k, 1, *at, *at, 0, found.data.ptr, m, stream, lower=True)
     assert not gemm.fell_back()
     x = a.astype("f8")
-    wrong = np.tril(abs(found.get() - x @ x.T)) > 2 * EPS["fp16x3"] * (abs(x) @ abs(x.T))
+    # Twice the usual bound: on the diagonal all terms are positive, and truncation makes each sum smaller.
+    wrong = np.tril(abs(found.get() - x @ x.T)) > 4 * EPS["fp16x3"] * (abs(x) @ abs(x.T))
     assert not wrong.any()
 
 
