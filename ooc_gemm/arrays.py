@@ -14,8 +14,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +84,7 @@ class LazySource(Source):
         super().__init__(name, np.dtype(array.dtype).newbyteorder("="), matrix)
         self._array, self._mapped = array, mapped
         self._depth = getattr(_here, "depth", 0)
+        self._thread = _thread(os.getpid(), self._depth)
 
     def measure(self, limit: int) -> None:
         """Find out what making a piece takes beside the slot it goes to. Raises BudgetError where a memory
@@ -141,7 +143,8 @@ class LazySource(Source):
         return view, stored[i * s.grid[1] + j]
 
     def _alone(self, work: Callable[[], T]) -> T:
-        return _thread(os.getpid(), self._depth).submit(work).result()
+        self._thread = _thread(os.getpid(), self._depth)  # another one after a fork
+        return self._thread.submit(work).result()
 
     def _made(self, rows: tuple[int, int], cols: tuple[int, int]) -> Array:
         """A piece. Raises StoreError, whatever the array raises."""
@@ -163,7 +166,11 @@ class LazySource(Source):
 _here = threading.local()
 
 
-@cache
+_threads: WeakValueDictionary[tuple[int, int], ThreadPoolExecutor] = WeakValueDictionary()
+"""Process and depth → thread. Each ends with the last array that uses it."""
+_starting = threading.Lock()
+
+
 def _thread(process: int, depth: int) -> ThreadPoolExecutor:
     """The thread that makes pieces of lazy arrays. What the allocator keeps is kept for a thread, so it is
     measured and used by the same one.
@@ -175,7 +182,11 @@ def _thread(process: int, depth: int) -> ThreadPoolExecutor:
     def begin() -> None:
         _here.depth = depth + 1
 
-    return ThreadPoolExecutor(1, "ooc-gemm lazy input", initializer=begin)
+    with _starting:
+        found = _threads.get((process, depth))
+        if found is None:
+            found = _threads[process, depth] = ThreadPoolExecutor(1, "ooc-gemm lazy input", initializer=begin)
+        return found
 
 
 def _computed(part: Any) -> Any:

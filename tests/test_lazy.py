@@ -105,7 +105,7 @@ def test_what_an_input_raises_is_a_store_error_that_names_it(tmp_path, error, la
     plan(calls, B, device="cpu")
     lazy = Lazy(A, calls.calls + 1 if late else 1, error)
     with pytest.raises(
-        StoreError, match=r"the Lazy given: rows 0–49 × columns 0–39 cannot be read"
+        StoreError, match=r"A: rows 0–49 × columns 0–39 cannot be read"
     ) as raised:
         multiply(lazy, B, tmp_path / "c", device="cpu")
     assert raised.value.__cause__ is error
@@ -133,7 +133,7 @@ def test_verify_reads_lazy_arrays(tmp_path):
 
 def test_a_chunk_that_cannot_fit_the_limit_is_not_made():
     lazy = Lazy(np.broadcast_to(np.float32(1), (1 << 15, 1 << 15)), chunks=(1 << 15, 1 << 15))
-    with pytest.raises(BudgetError, match="the Lazy given: a chunk of it takes 4294967296 bytes") as raised:
+    with pytest.raises(BudgetError, match="A: a chunk of it takes 4294967296 bytes") as raised:
         plan(lazy, lazy, memory_limit="1GiB", device="cpu")
     assert lazy.calls == 0
     assert raised.value.minimum_memory_limit > 2 << 32
@@ -154,7 +154,7 @@ def test_slices_that_are_not_what_was_promised_are_refused(wrong):
             found = super().__getitem__(at)
             return {"shape": found[1:], "type": found.astype("c8"), "sparse": object()}[wrong]
 
-    with pytest.raises(StoreError, match="the Wrong given: rows 0–49"):
+    with pytest.raises(StoreError, match="A: rows 0–49"):
         multiply(Wrong(A), B, device="cpu")
 
 
