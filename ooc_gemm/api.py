@@ -23,6 +23,7 @@ from .errors import (
     InputError,
     OutOfMemoryError,
     Place,
+    StoreError,
     VerificationError,
     no_memory,
 )
@@ -362,7 +363,10 @@ def _run(
     if overflowed:
         _tell(notice, conversion.said(overflowed, name, job.output.dtype))
     if trace is not None:
-        watch.write(trace)
+        try:
+            watch.write(trace)
+        except StoreError as error:  # which does not make the result any less finished
+            _tell(notice, str(error))
     seconds = time.perf_counter() - started
     p = plan.problem
     return Result(

@@ -32,7 +32,8 @@ def random(
 ) -> int:
     """Write a random array; the bytes written. `distribution` of floating point: `normal` (mean 0,
     variance 1) or `uniform` in [0, 1). Integers are uniform in [−100, 100], or [0, 100]. One seed, type
-    and chunk grid always give the same array. Raises InputError, BudgetError, StoreError."""
+    and chunk grid always give the same array. Where it cannot be finished nothing is left in a local folder,
+    and an array that it was to replace stays. Raises InputError, BudgetError, StoreError."""
     store.refuse_event_loop()
     if len(shape) != 2 or min(shape) < 0:
         raise InputError(f"shape {shape} must be two numbers, rows and columns")
@@ -80,9 +81,13 @@ def random(
         for row, row_stop in ranges(shape[0], unit[0])
         for col, col_stop in ranges(shape[1], unit[1])
     )
-    with ThreadPoolExecutor(threads, "ooc-gemm random") as pool:
-        written = sum(pool.map(write, parts))
-    target.commit()
+    try:
+        with ThreadPoolExecutor(threads, "ooc-gemm random") as pool:
+            written = sum(pool.map(write, parts))
+        target.commit()
+    except BaseException:
+        target.discard()  # nobody could continue it
+        raise
     return written
 
 

@@ -294,6 +294,22 @@ def restore(place: Path, new: Iterable[str] = ()) -> None:
         aside.rmdir()
 
 
+def discard(place: Path, name: str) -> None:
+    """Remove a C that can be neither finished nor continued; an array that it was to replace is there again.
+    `name`: how messages call C. Raises InputError and OSError."""
+    new = survey(place, name)
+    for path in (*new.chunks, *new.attributes, *new.litter):
+        if path.name != ASIDE:
+            _remove(path)
+    if is_kept(place):
+        restore(place, [key + PARTIAL for key in METADATA])
+        return
+    for key in METADATA:
+        (place / (key + PARTIAL)).unlink(missing_ok=True)
+    with suppress(OSError):  # there are files of others
+        place.rmdir()
+
+
 def _put_back(folder: Path, to: Path) -> None:
     for entry in list(os.scandir(folder)):
         target = to / entry.name

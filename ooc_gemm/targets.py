@@ -369,6 +369,14 @@ class Target:
     def clear(self) -> None:
         """Remove what is left of an old C, where that was not set aside."""
 
+    def discard(self) -> None:
+        """Remove a C in a folder that can be neither finished nor continued, as far as that is possible."""
+        if self._disk:
+            self._disk.close()
+        if self._folder is not None:
+            with contextlib.suppress(OSError, InputError):
+                ownership.discard(Path(self._folder.root), self.name)
+
     def kept(self) -> str | None:
         """What to tell users of the array that C was to replace, where the run ends before C is finished."""
         if self._folder is None or not ownership.is_kept(self._folder.root):

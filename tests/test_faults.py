@@ -27,7 +27,7 @@ from zarr.codecs.numcodecs import Fletcher32
 from zarr.storage import MemoryStore, WrapperStore
 
 import ooc_gemm
-from ooc_gemm import api, background, store, targets
+from ooc_gemm import api, background, generate, store, targets
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.errors import OutOfMemoryError
 from ooc_gemm.local import CompressedSource, RawSource
@@ -141,6 +141,32 @@ def test_a_full_disk(disk, stored):
     assert left("disk") == []
 
 
+def test_random_on_a_full_disk_leaves_nothing(disk):
+    """Nobody could continue it."""
+    done = ooc("random", "disk/r", "--shape", "2000,2000", "--chunks", "60,52")
+    assert (done.code, done.out) == (1, "")
+    assert_one_sentence(done.err, "disk/r: chunk c/", "No space left on device")
+    assert not Path("disk/r").exists()
+    assert left("disk") == []
+
+
+def test_random_that_fails_leaves_the_array_that_it_was_to_replace(here, monkeypatch):
+    make("old", OLD[:20, :20], chunks=(20, 20))
+    drawn = []
+
+    def draw(*args):
+        drawn.append(args)
+        if len(drawn) > 3:
+            raise OSError(errno.EIO, "Input/output error")
+        return np.zeros((10, 10), "f4")
+
+    monkeypatch.setattr(generate, "_draw", draw)
+    done = ooc("random", "old", "--shape", "200,200", "--chunks", "10,10", "--force")
+    assert done.code == 1
+    assert np.array_equal(zarr.open_array("old", mode="r")[:], OLD[:20, :20])
+    assert sorted(entry.name for entry in Path("old").iterdir()) == ["c", "zarr.json"]
+
+
 def test_a_disk_that_is_full_at_once(disk):
     make("disk/old", OLD[:20, :20], chunks=(20, 20))
     make("x", A[:20, :20], chunks=(20, 20))
@@ -155,8 +181,9 @@ def test_a_disk_that_is_full_at_once(disk):
     assert np.array_equal(zarr.open_array("disk/old", mode="r")[:], OLD[:20, :20])
     assert not Path("disk/old/ooc-gemm.journal").exists()
     done = ooc("multiply", "a", "b", "c", "-d", "cpu", "--trace", "disk/trace.json")
-    assert done.code == 1
-    assert_one_sentence(done.err, "the trace disk/trace.json cannot be written", "result itself is finished")
+    assert done.code == 0, "the result is finished"
+    assert "the trace disk/trace.json cannot be written: No space left" in done.err
+    assert "the result itself is finished" in done.err
     assert not Path("disk/trace.json").exists()
     assert np.array_equal(zarr.open_array("c", mode="r")[:], C)
 

@@ -104,9 +104,7 @@ def test_what_an_input_raises_is_a_store_error_that_names_it(tmp_path, error, la
     calls = Lazy(A)
     plan(calls, B, device="cpu")
     lazy = Lazy(A, calls.calls + 1 if late else 1, error)
-    with pytest.raises(
-        StoreError, match=r"A: rows 0–49 × columns 0–39 cannot be read"
-    ) as raised:
+    with pytest.raises(StoreError, match=r"A: rows 0–49 × columns 0–39 cannot be read") as raised:
         multiply(lazy, B, tmp_path / "c", device="cpu")
     assert raised.value.__cause__ is error
     assert type(error).__name__ in str(raised.value)
