@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -917,9 +918,27 @@ def _leave(code: Any) -> None:
         os._exit(code or 0)
 
 
+ADDRESS_SPACE, FOR_EACH_CORE = 1 << 30, 64 << 20
+"""Bytes of address space that libraries, and their threads, need to start (with 2 cores, 0.8 GiB is too
+little, 1.2 GiB is enough)."""
+
+
+def _check_address_space() -> None:
+    """Refuse where a limit on address space (`ulimit -v`) would make NumPy's BLAS end the process while it is
+    imported. Raises InputError."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    least = ADDRESS_SPACE + FOR_EACH_CORE * len(os.sched_getaffinity(0))
+    if "numpy" not in sys.modules and limit != resource.RLIM_INFINITY and limit < least:
+        raise InputError(
+            f"the address space of this process is limited to {limit >> 20} MiB, and its libraries need "
+            f"{least >> 20}; raise that limit (ulimit -v), and limit memory with memory_limit instead"
+        )
+
+
 def _main(args: Sequence[str], verbose: bool) -> None:
     """Run a command; say how it ended."""
     try:
+        _check_address_space()
         sys.exit(cli.main(args, prog_name="ooc-gemm", standalone_mode=False) or 0)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)

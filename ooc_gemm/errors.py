@@ -91,7 +91,10 @@ class VerificationError(Error, ArithmeticError):
         self.blocks = blocks
 
 
-NO_MEMORY = "the system gives this process no more memory; give a smaller memory_limit"
+NO_MEMORY = (
+    "the system gives this process no more memory; give a smaller memory_limit, or raise what limits its "
+    "address space (ulimit -v)"
+)
 
 
 def no_memory(error: BaseException) -> bool:

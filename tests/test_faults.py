@@ -27,7 +27,7 @@ from zarr.codecs.numcodecs import Fletcher32
 from zarr.storage import MemoryStore, WrapperStore
 
 import ooc_gemm
-from ooc_gemm import api, background, generate, store, targets
+from ooc_gemm import api, background, cli, generate, store, targets
 from ooc_gemm.devices.cpu import CPU
 from ooc_gemm.errors import OutOfMemoryError
 from ooc_gemm.local import CompressedSource, RawSource
@@ -643,6 +643,23 @@ main(["multiply", "wide", "tall", "c", "-d", "cpu", "-M", "4GiB"])
     assert (done.returncode, done.stdout) == (1, "")
     assert_one_sentence(done.stderr, "no more memory", "smaller --memory-limit")
     assert not Path("c/zarr.json").exists()
+
+
+@pytest.mark.parametrize("kilobytes", [100_000, 300_000, 800_000])
+def test_too_little_address_space_is_said_before_blas_ends_the_process(here, kilobytes):
+    command = f"ulimit -v {kilobytes}; exec {sys.executable} -m ooc_gemm.cli multiply a b c -d cpu"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert_one_sentence(done.stderr, f"limited to {kilobytes >> 10} MiB", "ulimit -v", "--memory-limit")
+    assert not Path("c").exists()
+
+
+def test_enough_address_space(here):
+    least = (cli.ADDRESS_SPACE + cli.FOR_EACH_CORE * len(os.sched_getaffinity(0))) >> 10
+    command = f"ulimit -v {least}; exec {sys.executable} -m ooc_gemm.cli multiply a b c -d cpu -M 200MiB"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert np.array_equal(zarr.open_array("c", mode="r")[:], C)
 
 
 # ------------------------------------------------------------------------------------------------- far away
