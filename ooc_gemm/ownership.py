@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from . import documents, files, journal
+from .durable import flush_folders
 from .errors import InputError
 from .store import ASIDE, METADATA, PARTIAL, is_partial
 
@@ -266,16 +267,16 @@ def _move(old: Files, place: Path, aside: Path) -> None:
     aside.mkdir(exist_ok=True)
     for path in old.metadata:
         os.replace(path, aside / (path.name + PARTIAL))
-    _flush(place, aside)
+    flush_folders(place, aside)
     for path in (*old.attributes, *old.chunks):
         to = aside / path.relative_to(place)
         to.parent.mkdir(parents=True, exist_ok=True)
         os.rename(path, to)
-    _flush(place, aside)
+    flush_folders(place, aside)
     for key in METADATA:
         with suppress(FileNotFoundError):
             os.replace(aside / (key + PARTIAL), aside / key)
-    _flush(aside)
+    flush_folders(aside)
 
 
 def restore(place: Path, new: Iterable[str] = ()) -> None:
@@ -290,7 +291,7 @@ def restore(place: Path, new: Iterable[str] = ()) -> None:
             for name in (key, key + PARTIAL):
                 with suppress(FileNotFoundError):
                     os.replace(aside / name, place / key)
-        _flush(place)
+        flush_folders(place)
         aside.rmdir()
 
 
@@ -360,15 +361,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _flush(*folders: Path) -> None:
-    for folder in folders:
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 # ------------------------------------------------------------------------------------------- what is ours
