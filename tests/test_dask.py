@@ -545,11 +545,12 @@ def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, launched):
     make(c, old, chunks=(50, 100), compressors=None)
     address, scheduler = launched
     command = ["multiply", a, b, str(c), "--beta", "0.5", "-d", "cpu", "-Q", "--json"]
-    small = ooc(*command, "--scheduler", address, "-M", "1MiB")
-    assert small.code == 2
-    limit = int(re.search(r"would do is (\d+) bytes", small.err)[1]) + 2 * MiB
 
     def run(*more):
+        """Within the smallest limit: workers hold more after a run than before it."""
+        small = ooc(*command, "--scheduler", address, "-M", "1MiB", *more)
+        assert small.code == 2
+        limit = int(re.search(r"would do is (\d+) bytes", small.err)[1]) + 2 * MiB
         more = ("--scheduler", address, "-M", str(limit), *more)
         return process("ooc_gemm.cli", *command, *more, log=subprocess.PIPE)
 
