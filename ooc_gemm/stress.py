@@ -173,7 +173,7 @@ def draw(seed: int, number: int, largest: int) -> Case:
     ops = [rng.choice("NTC" if np.dtype(t).kind == "c" else "NT") for t in types]
     if gram:
         ops = ["N", "T"] if rng.random() < 0.5 else ["T", "N"]
-    out, said = _out(rng, types, k, alpha, beta)
+    out, said = _out(rng, types)
     a = _stored(rng, (m, k) if ops[0] == "N" else (k, m), types[0])
     b = None if gram else _stored(rng, (k, n) if ops[1] == "N" else (n, k), types[1])
     c = replace(_stored(rng, (m, n), out, CHUNKS_OF_C), shards=None, fortran=False, holes=False)
@@ -264,17 +264,12 @@ def _scalars(rng: random.Random, types: tuple[str, str]) -> tuple[complex, compl
     return rng.choice(alphas), rng.choice(betas)
 
 
-def _out(
-    rng: random.Random, types: tuple[str, str], k: int, alpha: complex, beta: complex
-) -> tuple[str, list[str]]:
+def _out(rng: random.Random, types: tuple[str, str]) -> tuple[str, list[str]]:
     """The type of C, and how it is asked for where it is not the usual."""
     a, b = map(np.dtype, types)
     natural: np.dtype[Any] = np.result_type(a, b)
     if natural.kind in "iu":
-        if a.itemsize == b.itemsize == 1:
-            natural = np.dtype(np.int32)
-        elif (9 * k + 6) * 2 > np.iinfo(natural).max:
-            return "int64", ["--out-dtype=int64"]
+        natural = np.dtype(np.int32 if a.itemsize == b.itemsize == 1 else np.int64)
     wider = {"e": "float32", "f": "float64", "F": "complex128", "i": "int64"}.get(natural.char)
     if wider and rng.random() < 0.2:
         return wider, [f"--out-dtype={wider}"]
