@@ -100,7 +100,7 @@ def finished(c: Path) -> bool:
 def command(folder: Path, c: str, case: dict[str, Any], device: str) -> list[str]:
     """What a user would type."""
     inputs = [str(folder / "a")] if case["gram"] else [str(folder / "a"), str(folder / "b")]
-    options = ["-d", device, "-Q", "--json", "-M", "2GiB" if device != "cpu" else "108MiB"]
+    options = ["-d", device, "-Q", "--json", "-M", "2GiB" if device != "cpu" else "112MiB"]
     if case["beta"]:
         options += ["--beta", str(case["beta"]), "--alpha", "1.5"]
     else:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-import ooc_gemm
+from ooc_gemm.api import _prepare
 from ooc_gemm.devices import Arithmetic, Limits
 from ooc_gemm.devices.cuda import CUDA
 from ooc_gemm.local import Source
@@ -119,9 +119,8 @@ class Job:
         """By the code that plans a run, for arrays that nobody has stored."""
         kind = np.dtype(self.dtype)
         a, b = (Source(name, kind, Matrix(*self.shape, kind.itemsize, 4096, 4096)) for name in "AB")
-        return ooc_gemm.plan(
-            a, b, device=device, memory_limit=host, device_memory_limit=memory, **self.options
-        )
+        options = {"device": device, "memory_limit": host, "device_memory_limit": memory, **self.options}
+        return _prepare(a, b, None, writes=False, **options).plan  # as `multiply` and `gram` have it
 
 
 def jobs() -> list[Job]:

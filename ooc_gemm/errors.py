@@ -92,8 +92,8 @@ class VerificationError(Error, ArithmeticError):
 
 
 NO_MEMORY = (
-    "the system gives this process no more memory; give a smaller memory_limit, or raise what limits its "
-    "address space (ulimit -v)"
+    "the system gives this process no more memory; give a smaller memory_limit, or raise the limit on its "
+    "address space"
 )
 
 

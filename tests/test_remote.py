@@ -127,7 +127,7 @@ def test_commands(shelf, stored, proxy):
     assert {key for key in keys(f"{shelf}/c") if not key.startswith("c/")} == {"zarr.json"}
     done = ooc("multiply", f"{shelf}/a", f"{shelf}/b", f"{shelf}/c", "-d", "cpu")
     assert done.code == 2
-    assert "exists; give -f" in done.err
+    assert "exists; give --force" in done.err
 
 
 def test_what_is_not_ours_is_left_alone(shelf):

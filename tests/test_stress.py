@@ -136,7 +136,7 @@ def test_the_oracle_of_normal_numbers_lets_no_nan_pass(tmp_path, wrong):
 
 
 def test_a_process_that_holds_more_than_its_limit_is_noticed(tmp_path, monkeypatch):
-    hold = "import mmap; held = mmap.mmap(-1, 200 << 20); held.write(bytes(200 << 20)); held.close()"
+    hold = "import mmap; held = mmap.mmap(-1, 300 << 20); held.write(bytes(300 << 20)); held.close()"
     wrapped(tmp_path, monkeypatch, before=hold)
     done = ooc("bench", "stress", tmp_path, "--case", 1, "--seed", 4, *SMALL)
     (row,) = report_of(done)
@@ -291,7 +291,12 @@ def test_complex_numbers_of_foreign_byte_order(tmp_path, dtype, fortran):
     import ooc_gemm
 
     stress.write(
-        tmp_path / "a", stress.Stored((10, 7), dtype, (4, 4), None, "gzip", 3, fortran, True), (1,), False
+        tmp_path / "a",
+        stress.Stored(
+            (10, 7), dtype, (4, 4), codec="gzip", level=3, version=3, fortran=fortran, big_endian=True
+        ),
+        (1,),
+        False,
     )
     values = zarr.open_array(tmp_path / "a", mode="r")[:]
     assert np.array_equal(ooc_gemm.multiply(tmp_path / "a", np.eye(7, dtype=dtype)).array, values)
