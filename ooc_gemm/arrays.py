@@ -84,7 +84,7 @@ class LazySource(Source):
         super().__init__(name, np.dtype(array.dtype).newbyteorder("="), matrix)
         self._array, self._mapped = array, mapped
         self._depth = getattr(_here, "depth", 0)
-        self._thread = _thread(os.getpid(), self._depth)
+        self._thread: ThreadPoolExecutor | None = _thread(os.getpid(), self._depth)
 
     def measure(self, limit: int) -> None:
         """Find out what making a piece takes beside the slot it goes to. Raises BudgetError where a memory
@@ -143,8 +143,14 @@ class LazySource(Source):
         return view, stored[i * s.grid[1] + j]
 
     def _alone(self, work: Callable[[], T]) -> T:
-        self._thread = _thread(os.getpid(), self._depth)  # another one after a fork
-        return self._thread.submit(work).result()
+        thread = self._thread = _thread(os.getpid(), self._depth)  # another one after a fork
+        try:
+            return thread.submit(work).result()
+        except BaseException:
+            self._thread = None  # the error may keep this array alive, which must not keep the thread
+            raise
+        finally:
+            del thread
 
     def _made(self, rows: tuple[int, int], cols: tuple[int, int]) -> Array:
         """A piece. Raises StoreError, whatever the array raises."""

@@ -280,8 +280,8 @@ def test_rechunk_for_other_results(here, monkeypatch):
     assert np.array_equal(result.array, product)
     assert [copy.operand for copy in result.rechunked] == ["a"]
     for store_ in (zarr.storage.MemoryStore(), zarr.storage.LocalStore(here / "c")):
-        c = zarr.create_array(store_, shape=(1, 1), chunks=(1, 1), dtype="f4")
-        ooc_gemm.multiply("a", "b", c, force=True, memory_limit=limit, **options)
+        c = zarr.create_array(store_, shape=product.shape, chunks=(100, 100), dtype=product.dtype)
+        ooc_gemm.multiply("a", "b", c, memory_limit=limit + 8 * MiB, **options)
         assert np.array_equal(zarr.open_array(store_)[:], product)
     assert made == [here / "temporary", here / "temporary", here]
     assert not list((here / "temporary").iterdir())
