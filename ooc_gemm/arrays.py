@@ -69,7 +69,7 @@ class ArraySource(Source):
         self._array = array
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """A slice."""
+        """Copies a slice of the array into the slot."""
         place = self._place(piece, slot)
         np.copyto(place, self._array[slice(*piece.rows), slice(*piece.span)], casting="unsafe")
         return place[:, piece.cols[0] - piece.span[0] : piece.cols[1] - piece.span[0]], place.nbytes

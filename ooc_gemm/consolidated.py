@@ -35,7 +35,7 @@ class Group(Protocol):
 
     @property
     def key(self) -> str:
-        """C's path below it."""
+        """The path of C below this group."""
 
     def read(self, document: str) -> bytes | None:
         """A document of the group, None where there is none. Raises what the store raises."""
@@ -46,13 +46,13 @@ class Group(Protocol):
 
 @dataclass(frozen=True)
 class LocalGroup:
-    """In a folder."""
+    """A group whose metadata is a file in a local folder."""
 
     folder: Path
     key: str
 
     def read(self, document: str) -> bytes | None:
-        """The file."""
+        """Reads the file of that name in the folder."""
         try:
             return files.read_small(self.folder / document, MAX_BYTES)
         except OSError as error:
@@ -104,7 +104,7 @@ class LocalGroup:
 
 @dataclass(frozen=True)
 class RemoteGroup:
-    """In an object store."""
+    """A group whose metadata is an object in an object store."""
 
     objects: Objects
     key: str
@@ -149,7 +149,7 @@ def above(place: Path | None, spelled: str | None) -> list[Group]:
 
 
 def above_objects(objects: Objects) -> list[Group]:
-    """Places above an address."""
+    """Returns the places above an address where groups may be, the nearest first."""
     parts = objects.path.split("/") if objects.path else []
     return [
         RemoteGroup(objects.at("/".join(parts[:count])), "/".join(parts[count:]))
