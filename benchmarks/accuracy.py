@@ -22,11 +22,13 @@ from typing import Any
 import click
 import numpy as np
 
-from ooc_gemm import __version__, bench, tensor
-from ooc_gemm.complex_gemm import ComplexGemm
-from ooc_gemm.gpu import require_cupy
-from ooc_gemm.mma import Mma
-from ooc_gemm.wgmma import Wgmma
+from ooc_gemm import __version__
+from ooc_gemm.bench import kernels as bench
+from ooc_gemm.bench.gpu import require_cupy
+from ooc_gemm.cuda_kernels import tensor
+from ooc_gemm.cuda_kernels.complex_gemm import ComplexGemm
+from ooc_gemm.cuda_kernels.mma import Mma
+from ooc_gemm.cuda_kernels.wgmma import Wgmma
 
 RESULTS = Path(__file__).resolve().parent / "results"
 M, N = 2048, 2304

@@ -35,7 +35,7 @@ from rich.table import Table
 
 import ooc_gemm
 import ooc_gemm.dask
-from ooc_gemm.limits import peak_resident_bytes
+from ooc_gemm.support.memory import peak_resident_bytes
 
 WORKERS = 2
 CASES = {

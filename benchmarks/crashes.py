@@ -37,7 +37,9 @@ import zarr
 from recorder import Entry, Recorder
 
 import ooc_gemm
-from ooc_gemm import files, journal, store, targets
+from ooc_gemm.storage.io import files
+from ooc_gemm.storage.read import store
+from ooc_gemm.storage.write import journal, targets
 
 SLOW = """
 import sys, threading, time

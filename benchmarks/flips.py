@@ -17,7 +17,7 @@ import numpy as np
 
 import ooc_gemm
 import ooc_gemm.api
-from ooc_gemm.check import Sums
+from ooc_gemm.engine.check import Sums
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from faults import faulty, flip_bit, upper_bits, with_blocks

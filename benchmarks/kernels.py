@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from ooc_gemm import bench
-from ooc_gemm.catalog import KERNELS
+from ooc_gemm.bench import kernels as bench
+from ooc_gemm.cuda_kernels.catalog import KERNELS
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SQUARES = (907, 1024, 1025, 2047, 2048, 2049, 4096, 4097, 8192)

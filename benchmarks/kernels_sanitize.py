@@ -14,13 +14,13 @@ import click
 import cupy
 import numpy as np
 
-from ooc_gemm import tensor
-from ooc_gemm.catalog import KERNELS
-from ooc_gemm.gpu import open_gemm
-from ooc_gemm.measure import poison, random, rounding
-from ooc_gemm.roofline import OUT_DTYPE
-from ooc_gemm.tensor import PITCH_BYTES
-from ooc_gemm.tiles import round_up
+from ooc_gemm.bench.gpu import open_gemm
+from ooc_gemm.bench.measure import poison, random, rounding
+from ooc_gemm.cuda_kernels import tensor
+from ooc_gemm.cuda_kernels.catalog import KERNELS
+from ooc_gemm.cuda_kernels.roofline import OUT_DTYPE
+from ooc_gemm.cuda_kernels.tensor import PITCH_BYTES
+from ooc_gemm.support.intervals import round_up
 
 SHAPES = (
     (129, 257, 71), (1, 1, 1), (17, 3, 2), (257, 65, 64), (1, 300, 33), (300, 1, 33), (66, 130, 0),

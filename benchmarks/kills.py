@@ -26,7 +26,8 @@ import numpy as np
 import zarr
 
 import ooc_gemm
-from ooc_gemm import store, targets
+from ooc_gemm.storage.read import store
+from ooc_gemm.storage.write import targets
 
 SLOW = """
 import sys, time

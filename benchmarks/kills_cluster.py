@@ -29,7 +29,8 @@ import zarr
 from kills import CASES, before, finished
 
 import ooc_gemm
-from ooc_gemm import store, targets
+from ooc_gemm.storage.read import store
+from ooc_gemm.storage.write import targets
 
 WORKERS = 4
 SHAPE = 1500, 1400, 200

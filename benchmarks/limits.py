@@ -111,7 +111,7 @@ class Suite:
         repeat: int | None = None,
     ) -> Run:
         """Some runs of a multiplication, and the one of median ratio to its limit, beside its plan."""
-        from ooc_gemm.bench_engine import limit_seconds
+        from ooc_gemm.bench.engine import limit_seconds
 
         found = []
         for _ in range(repeat or self.repeat):
@@ -170,7 +170,7 @@ class Suite:
 
 def cases(suite: Suite, device: Any, only: tuple[str, ...], tmpfs: Path, disk: Path) -> None:
     """Every case, in an order that makes each pair of operands once."""
-    from ooc_gemm import info
+    from ooc_gemm.bench import info
 
     def wanted(name: str) -> bool:
         return not only or name in only
@@ -292,7 +292,7 @@ def without_journal() -> Iterator[None]:
 
 def in_turn_seconds(disk: Path) -> float:
     """To read A and B as the engine's readers do, and then to write as much as C holds."""
-    from ooc_gemm.bench_io import source_rate, write_rate
+    from ooc_gemm.bench.io import source_rate, write_rate
 
     arrays = [zarr.open_array(disk / name, mode="r") for name in "ab"]
     seconds = sum(x.nbytes / source_rate(x, READERS) for x in arrays)
@@ -373,7 +373,7 @@ def verify(suite: Suite, tmpfs: Path) -> None:
 
 def zstd(suite: Suite, tmpfs: Path) -> None:
     """The engine's readers on zstd chunks beside as many threads that only decode them, from memory."""
-    from ooc_gemm.bench_io import decode_rate, source_rate
+    from ooc_gemm.bench.io import decode_rate, source_rate
 
     path, threads = make(str(tmpfs / "z"), 16384, 32768, 9, zstd=True), 16
     pairs = [(decode_rate(path, threads), source_rate(path, threads, rounds=8)) for _ in range(suite.repeat)]
@@ -419,7 +419,7 @@ def rows_before(out: Path) -> Run:
 @click.option("--out", type=click.Path(dir_okay=False), default=RESULTS / "limits_h200.json")
 def main(only: tuple[str, ...], repeat: int, tmpfs: Path, disk: Path, commit: str | None, out: str) -> None:
     """Measure rates, run the cases, write what was found; with --only, beside what there is of others."""
-    from ooc_gemm import info
+    from ooc_gemm.bench import info
     from ooc_gemm.devices import open_device
 
     if commit is None:

@@ -61,7 +61,7 @@ def make(url, name):
 
 def still():
     """The CPU, without its BLAS."""
-    from ooc_gemm.devices.cpu import CPU
+    from ooc_gemm.devices.cpu.device import CPU
 
     class Still(CPU):
         def _multiply(self, *args):
@@ -80,7 +80,7 @@ def client_seconds(url, sizes, c_chunks, c_bytes, readers, writers):
     """The store's own client: get all, then put all."""
     import obstore
 
-    from ooc_gemm import remote
+    from ooc_gemm.storage.io import remote
 
     store, prefix = remote.connect(url, 60.0)
     data = np.random.default_rng(0).integers(0, 255, c_bytes, dtype=np.uint8)
@@ -105,7 +105,7 @@ def client_seconds(url, sizes, c_chunks, c_bytes, readers, writers):
 
 def compare(name, url, rounds):
     import ooc_gemm
-    from ooc_gemm import store
+    from ooc_gemm.storage.read import store
 
     m, n, k = SHAPES[name]
     paths = [f"{url}/{name}/{matrix}" for matrix in "abc"]

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from ooc_gemm.api import _prepare
-from ooc_gemm.devices import Arithmetic, Limits
-from ooc_gemm.devices.cuda import CUDA
-from ooc_gemm.local import Source
-from ooc_gemm.plan import Plan, lower_bound_bytes
-from ooc_gemm.problem import Matrix, MiB, Rates
+from ooc_gemm.devices.cuda.device import CUDA
+from ooc_gemm.engine.ports import Arithmetic, Limits
+from ooc_gemm.planning.plan import Plan, lower_bound_bytes
+from ooc_gemm.planning.problem import Matrix, MiB, Rates
+from ooc_gemm.storage.read.local import Source
 
 RESULTS = Path(__file__).parent / "results" / "kernels_h200.json"
 GB, GiB = 10**9, 1 << 30

@@ -22,10 +22,10 @@ from typing import Any
 import click
 
 import ooc_gemm
-from ooc_gemm import rates
 from ooc_gemm.devices import open_device
-from ooc_gemm.files import mounted
-from ooc_gemm.remembered import recall, remember
+from ooc_gemm.run import rates
+from ooc_gemm.storage.io.files import mounted
+from ooc_gemm.support.remembered import recall, remember
 
 sys.path.insert(0, str(Path(__file__).parent))
 from limits import RESULTS, Suite, described, make, timed
@@ -123,8 +123,8 @@ def as_predicted(suite: Suite, name: str, result: Any) -> None:
 @click.option("--out", type=click.Path(dir_okay=False), default=RESULTS / "several_h200.json")
 def main(size: int, repeat: int, tmpfs: Path, cases: tuple[str, ...], commit: str | None, out: str) -> None:
     """Measure rates, run the cases, write what was found."""
-    from ooc_gemm import info
-    from ooc_gemm.devices.cuda import count as there
+    from ooc_gemm.bench import info
+    from ooc_gemm.devices.cuda.device import count as there
 
     if commit is None:
         commit = subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()

@@ -8,13 +8,21 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from .errors import BudgetError, DeviceError, Error, InputError, RangeError, StoreError, VerificationError
-from .plan import Plan
+from .planning.plan import Plan
+from .support.errors import (
+    BudgetError,
+    DeviceError,
+    Error,
+    InputError,
+    RangeError,
+    StoreError,
+    VerificationError,
+)
 
 if TYPE_CHECKING:
     from .api import Result, gram, multiply, plan
-    from .freivalds import Check, verify
-    from .generate import random
+    from .run.freivalds import Check, verify
+    from .run.generate import random
 
 __all__ = [
     "BudgetError",
@@ -39,17 +47,14 @@ try:
 except PackageNotFoundError:  # a checkout that is not installed
     __version__ = "0+unknown"
 
-# `plan` is a module, loaded above, and a function of the API: the name is the function's.
-globals().pop("plan", None)
-
 _HOME = {
     "gram": "api",
     "multiply": "api",
     "plan": "api",
     "Result": "api",
-    "random": "generate",
-    "verify": "freivalds",
-    "Check": "freivalds",
+    "random": "run.generate",
+    "verify": "run.freivalds",
+    "Check": "run.freivalds",
 }
 
 

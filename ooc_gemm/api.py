@@ -13,9 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, conventions, conversion, journal, layout, provenance, rates, store, targets
-from .devices import INT64_MAX, Device, Operation, open_device
-from .errors import (
+from . import __version__
+from .devices import open_device
+from .engine.execute import execute
+from .engine.ports import INT64_MAX, Device, Operation
+from .planning import layouts
+from .planning.plan import Block, Plan
+from .planning.problem import Budget, Matrix, Problem
+from .planning.search import make_plan
+from .run import rates
+from .run.rechunk import Rechunked, check_space, rechunked
+from .run.scalars import scalar
+from .storage.format import conventions
+from .storage.io.files import chunks_at_once
+from .storage.io.remote import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests, side_by_side
+from .storage.read import store
+from .storage.read.local import Source
+from .storage.write import conversion, journal, provenance, targets
+from .storage.write.journal import Journal
+from .storage.write.provenance import Finished
+from .support.errors import (
     NO_MEMORY,
     BudgetError,
     DeviceLostError,
@@ -27,19 +44,8 @@ from .errors import (
     VerificationError,
     no_memory,
 )
-from .execute import execute
-from .files import chunks_at_once
-from .journal import Journal
-from .limits import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
-from .local import Source
-from .plan import Block, Plan
-from .planner import make_plan
-from .problem import Budget, Matrix, Problem
-from .provenance import Finished
-from .rechunk import Rechunked, check_space, rechunked
-from .remote import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests, side_by_side
-from .scalars import scalar
-from .trace import Trace
+from .support.memory import baseline_bytes, default_memory_limit, parse_size, peak_resident_bytes
+from .support.trace import Trace
 
 PRECISIONS = ("highest", "high", "medium")
 
@@ -97,7 +103,7 @@ class _Job:
     sources: dict[str, Source]
     operation: Operation
     output: targets.Output
-    copies: tuple[layout.Copy, ...]
+    copies: tuple[layouts.Copy, ...]
     """Of operands, to be made first."""
     plan: Plan
     """Of what follows."""
@@ -556,8 +562,8 @@ def _prepare(
                 f"{store.describe(c)} does not exist, and beta is not 0; make C first or leave beta out"
             )
     works: list[Callable[[], Any]] = [
-        partial(_operand, a, "A", transpose_a or adjoint_a),
-        partial(_operand, b, "B", transpose_b or adjoint_b),
+        partial(open_operand, a, "A", transpose_a or adjoint_a),
+        partial(open_operand, b, "B", transpose_b or adjoint_b),
     ]
     if c is not None and log is None and beta == 0:
         works.append(partial(targets.check_output, c, [a, b], force, reads=fills))
@@ -668,7 +674,7 @@ def _prepare(
         latency, read = max(asked_of)[0], min(usual.read, BANDWIDTH)
         usual = replace(usual, stream=STREAM, latency=latency, read=read, shared=False)
     made = make_plan(problem, budget, usual)
-    made, copies = layout.rechunk(made) if rechunk else (layout.advise(made), ())
+    made, copies = layouts.rechunk(made) if rechunk else (layouts.advise(made), ())
     options = {
         "shape": [m, n, k],
         "product": "gram" if symmetric else "multiply",
@@ -788,15 +794,6 @@ def _check_trace(trace: str | os.PathLike[str], arrays: list[Any]) -> None:
     target = file if os.path.exists(file) else os.path.dirname(file)
     if os.path.isdir(file) or not os.access(target, os.W_OK) or not os.path.isdir(os.path.dirname(file)):
         raise InputError(f"the trace {place} cannot be written there; name another file")
-
-
-def _operand(spec: Any, name: str, transpose: bool = False) -> Source:
-    """An input with op() in its matrix: a transposition of a Fortran-order array is none. `name`: what
-    messages call it where it is not stored under one."""
-    source = store.open_source(spec, store.role(spec, name))
-    if transpose:
-        source.matrix = replace(source.matrix, transposed=not source.matrix.transposed)
-    return source
 
 
 def _updatable(c: Matrix, height: int, width: int) -> Matrix:

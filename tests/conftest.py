@@ -7,10 +7,11 @@ from typing import NamedTuple
 import pytest
 import zarr
 
-from ooc_gemm import limits, store
 from ooc_gemm.cli import main
-from ooc_gemm.devices import COMPUTE, UPLOAD
-from ooc_gemm.devices.cpu import CPU
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.engine.ports import COMPUTE, UPLOAD
+from ooc_gemm.storage.read import store
+from ooc_gemm.support import memory as limits
 
 
 class Done(NamedTuple):

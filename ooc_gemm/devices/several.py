@@ -21,14 +21,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..check import Verdict
-from ..errors import DeviceError, DeviceLostError, InputError, OutOfMemoryError
-from ..plan import Block, Part, Piece, Plan
-from ..problem import MiB, Rates
-from ..ring import Bytes, Event
-from ..tiles import band_of, band_rows, bands
-from ..trace import PASS, Trace
-from . import COMPUTE, UPLOAD, Arithmetic, Array, Check, Limits, Member, Operation
+from ..engine.check import Verdict
+from ..engine.ports import COMPUTE, UPLOAD, Arithmetic, Array, Check, Limits, Member, Operation
+from ..engine.ring import Event
+from ..planning.plan import Block, Part, Piece, Plan
+from ..planning.problem import MiB, Rates
+from ..support.buffers import Bytes
+from ..support.errors import DeviceError, DeviceLostError, InputError, OutOfMemoryError
+from ..support.intervals import band_of, band_rows, bands
+from ..support.trace import PASS, Trace
 
 UPLOADS_AT_ONCE = 3
 """Devices' worth of copies that host memory feeds: four H200 take 161 GB/s of 4 × 55."""

@@ -1,0 +1,1 @@
+"""What `ooc-gemm bench` and `ooc-gemm info` do."""

@@ -1,0 +1,227 @@
+"""One way to run every GEMM on a GPU: ours, and cuBLAS beside them.
+
+    open_gemm(kernel, dtype, …, m, n, k) ──► Gemm ──gemm(α, A, B, β, C, stream)──► enqueued, not waited for
+
+Matrices are 2-D CuPy arrays as stored (A is k×m where trans_a), row-major, whose rows may be padded, and
+must be to multiples of `tensor.PITCH_BYTES` for what runs on tensor cores.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..cuda_kernels import nvrtc
+from ..cuda_kernels.catalog import KERNELS
+from ..cuda_kernels.complex_gemm import ComplexGemm
+from ..cuda_kernels.mma import Mma
+from ..cuda_kernels.nvrtc import Config
+from ..cuda_kernels.roofline import OUT_DTYPE
+from ..cuda_kernels.tuning import best_config
+from ..cuda_kernels.wgmma import Wgmma
+from ..support import cache
+from ..support.errors import InputError
+
+
+class Gemm(Protocol):
+    """C ← α·op(A)·op(B) + β·C for one shape and type, compiled and ready."""
+
+    @property
+    def config(self) -> Config | None:
+        """What it was compiled with; None for cuBLAS."""
+
+    @property
+    def tile(self) -> tuple[int, int] | None:
+        """Rows and columns of C for which each element of A and B is loaded once; None: not known."""
+
+    def __call__(self, alpha: complex, a: Any, b: Any, beta: complex, c: Any, stream: Any) -> None:
+        """Enqueue it. ValueError where an array has another shape than it was opened for."""
+
+
+_R16, _R32, _R64, _R8I, _R32I, _C32, _C64 = 2, 0, 1, 3, 10, 4, 5
+_IN_32F, _IN_TF32, _IN_64F, _IN_32I = 68, 77, 70, 72
+_CUBLAS = {
+    ("cublas", "float32"): (_R32, _R32, _IN_32F),
+    ("cublas", "float64"): (_R64, _R64, _IN_64F),
+    ("cublas", "float16"): (_R16, _R32, _IN_32F),
+    ("cublas", "int8"): (_R8I, _R32I, _IN_32I),
+    ("cublas", "complex64"): (_C32, _C32, _IN_32F),
+    ("cublas", "complex128"): (_C64, _C64, _IN_64F),
+    ("cublas-tf32", "float32"): (_R32, _R32, _IN_TF32),
+}
+"""cudaDataType of A and B, of C, and cublasComputeType."""
+CUBLAS = {
+    "cublas": "cuBLAS: float32 as SGEMM, float16 with float32 sums, int8 with int32 sums",
+    "cublas-tf32": "cuBLAS: float32 rounded to TF32 for the tensor cores",
+}
+"""Name → one line."""
+
+
+def require_cupy() -> Any:
+    """CuPy, where there is a GPU to use it with; InputError where there is not."""
+    cache.guard_cupy()
+    try:
+        import cupy
+
+        if cupy.cuda.runtime.getDeviceCount():
+            return cupy
+        why = "there is no GPU"
+    except ImportError:
+        why = "there is no CuPy; install it with pip install 'ooc-gemm[cuda13]'"
+    except Exception as error:  # CuPy's own class, which there is no name for without it
+        why = f"there is no usable GPU ({error})"
+    raise InputError(f"kernels run on an NVIDIA GPU, and {why}")
+
+
+def device_name(cupy: Any) -> str:
+    """Of the current device, as `ooc-gemm info` shows it."""
+    return str(cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode())
+
+
+def dtypes_of(kernel: str) -> tuple[str, ...]:
+    """Types of A and B that a kernel takes. InputError where there is no such kernel."""
+    if kernel in KERNELS:
+        return KERNELS[kernel].dtypes
+    if kernel in CUBLAS:
+        return tuple(dtype for name, dtype in _CUBLAS if name == kernel)
+    raise InputError(f"{kernel!r} is not a kernel; choose among {', '.join((*KERNELS, *CUBLAS))}")
+
+
+def open_gemm(
+    kernel: str,
+    dtype: str,
+    trans_a: bool,
+    trans_b: bool,
+    m: int,
+    n: int,
+    k: int,
+    config: Config | None = None,
+) -> Gemm:
+    """A kernel of the catalog, or of CUBLAS, for m×k times k×n on the current device; `dtype` is the type
+    of A and B. Without a config, the best known for the shape.
+
+    InputError where there is no such kernel, or it takes no such type or operands, or the device is too old.
+    """
+    if dtype not in dtypes_of(kernel):
+        raise InputError(f"kernel {kernel!r} does not take {dtype}; it takes {', '.join(dtypes_of(kernel))}")
+    cupy = require_cupy()
+    if kernel in CUBLAS:
+        return _Cublas(cupy.cuda, *_CUBLAS[kernel, dtype], dtype, trans_a, trans_b, m, n, k)
+    found = KERNELS[kernel]
+    if (trans_a or trans_b) and not found.transposes:
+        raise InputError(f"kernel {kernel!r} takes no transposed operands")
+    capability = int(cupy.cuda.Device().compute_capability)
+    if found.only_arch not in (None, capability):
+        only, has = found.only_arch / 10, capability / 10
+        raise InputError(f"kernel {kernel!r} is for compute capability {only} alone, and this GPU has {has}")
+    if capability < found.min_arch:
+        least, has = found.min_arch / 10, capability / 10
+        raise InputError(f"kernel {kernel!r} needs compute capability {least}, and this GPU has {has}")
+    if found.launcher != "nvrtc":
+        return _Tensor(kernel, dtype, trans_a, trans_b, m, n, k, config)
+    device = device_name(cupy), int(cupy.cuda.Device().attributes["MultiProcessorCount"])
+    config = config or best_config(kernel, dtype, trans_a, trans_b, m, n, k, *device)
+    function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(capability))), config)
+    return _Plain(function, config, trans_a, trans_b, m, n, k)
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """A kernel of the signature that all of the ladder share."""
+
+    function: Any
+    config: Config
+    trans_a: bool
+    trans_b: bool
+    m: int
+    n: int
+    k: int
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """1×1 where nothing is shared between threads."""
+        return (1, 1) if self.config.kernel.startswith("naive") else (self.config.bm, self.config.bn)
+
+    def __call__(self, alpha: complex, a: Any, b: Any, beta: complex, c: Any, stream: Any) -> None:
+        m, n, k = self.m, self.n, self.k
+        lda, ldb, ldc = _leading(a, m, k, self.trans_a), _leading(b, k, n, self.trans_b), _leading(c, m, n)
+        nvrtc.launch(
+            self.function, self.config, m, n, k, alpha, a.data.ptr, lda, b.data.ptr, ldb, beta,  # type: ignore[arg-type]
+            c.data.ptr, ldc, stream,
+        )  # fmt: skip
+
+
+class _Tensor:
+    """What wgmma.py and mma.py launch; they choose the configuration where none is given."""
+
+    def __init__(
+        self,
+        kernel: str,
+        dtype: str,
+        trans_a: bool,
+        trans_b: bool,
+        m: int,
+        n: int,
+        k: int,
+        config: Config | None,
+    ):
+        self._shape, self._trans = (m, n, k), (trans_a, trans_b)
+        if dtype == "complex64":
+            self._gemm: Any = ComplexGemm(trans_a, trans_b, config=config)
+            self.config = self._gemm.real.choose(m, 2 * n, 2 * k)[0]
+        else:
+            kind = Wgmma if KERNELS[kernel].launcher == "wgmma" else Mma
+            self._gemm = kind(kernel, trans_a, trans_b, dtype, dtype, config)
+            self.config = self._gemm.choose(m, n, k)[0]
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        return self.config.bm, self.config.bn
+
+    def __call__(self, alpha: complex, a: Any, b: Any, beta: complex, c: Any, stream: Any) -> None:
+        m, n, k = self._shape
+        lda, ldb = _leading(a, m, k, self._trans[0]), _leading(b, k, n, self._trans[1])
+        self._gemm(
+            m, n, k, alpha, a.data.ptr, lda, b.data.ptr, ldb, beta, c.data.ptr, _leading(c, m, n), stream
+        )
+
+
+@dataclass(frozen=True)
+class _Cublas:
+    """cuBLAS is column-major, so it is asked for Cᵀ = op(B)ᵀ·op(A)ᵀ, each as it lies."""
+
+    cuda: Any
+    in_type: int
+    out_type: int
+    compute: int
+    dtype: str
+    trans_a: bool
+    trans_b: bool
+    m: int
+    n: int
+    k: int
+    config: None = None
+    tile: None = None
+
+    def __call__(self, alpha: complex, a: Any, b: Any, beta: complex, c: Any, stream: Any) -> None:
+        m, n, k = self.m, self.n, self.k
+        lda, ldb, ldc = _leading(a, m, k, self.trans_a), _leading(b, k, n, self.trans_b), _leading(c, m, n)
+        if m == 0 or n == 0:
+            return
+        scalars = np.array([alpha, beta]).astype(OUT_DTYPE.get(self.dtype, self.dtype))
+        with stream:  # CuPy sets cuBLAS's stream to the current one in every call
+            self.cuda.cublas.gemmEx(
+                self.cuda.device.get_cublas_handle(), int(self.trans_b), int(self.trans_a), n, m, k,
+                scalars[:1].ctypes.data, b.data.ptr, self.in_type, ldb, a.data.ptr, self.in_type, lda,
+                scalars[1:].ctypes.data, c.data.ptr, self.out_type, ldc, self.compute, -1,
+            )  # fmt: skip
+
+
+def _leading(array: Any, rows: int, cols: int, transposed: bool = False) -> int:
+    """Elements from one stored row to the next. ValueError where the array is not rows×cols as stored."""
+    shape = (cols, rows) if transposed else (rows, cols)
+    if array.shape != shape or (shape[1] > 1 and array.strides[1] != array.itemsize):
+        raise ValueError(
+            f"an array of shape {array.shape} and strides {array.strides} is not {shape} in rows"
+        )
+    return max(int(array.strides[0] // array.itemsize), shape[1], 1)

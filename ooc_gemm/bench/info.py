@@ -1,0 +1,416 @@
+"""What this machine has, and how fast it is: whatever `problem.Rates` asks for, found with the engine's own
+readers, writers, ring and devices, so that what is predicted is what is run."""
+
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from ..api import _prepare
+from ..cuda_kernels.roofline import most_flops
+from ..devices import open_device
+from ..devices.cpu.blas import gemm
+from ..devices.cpu.device import CPU, processor
+from ..devices.several import Several
+from ..engine.execute import execute
+from ..engine.ports import Array, Device, Limits
+from ..planning.plan import Part, Piece, cut
+from ..planning.problem import Matrix, MiB
+from ..run.rates import FILE, FOLDERS, file_system, kernel_key, possible
+from ..storage.io.files import chunks_at_once, in_memory
+from ..storage.read import local, store
+from ..storage.write import targets
+from ..support.buffers import Bytes
+from ..support.cache import distrusted, folder
+from ..support.errors import InputError
+from ..support.memory import default_memory_limit
+from ..support.remembered import not_written, recall, remember
+from ..support.trace import Trace
+from . import kernel_rate
+from .io import by_one_thread, drop, files_in, for_a_while
+
+Record = dict[str, Any]
+Say = Callable[[str], None]
+
+CHUNK = 2048
+"""Side of the float32 chunks that are written and read, of 16 MiB each."""
+FOLDER_BYTES = 1 << 30
+"""Written and read in a folder, unless that takes longer than LONGEST."""
+LONGEST = 2.0
+"""Seconds of one measurement of a folder."""
+PIECE_BYTES = 64 << 10
+"""Of pieces so small that what a read costs beside its bytes shows."""
+TOUCHED_BYTES = 512 * MiB
+TYPES = (
+    *((dtype, "highest") for dtype in ("float32", "float64", "float16", "complex64", "complex128", "int8")),
+    ("float32", "medium"),
+)
+
+
+def collect() -> Record:
+    """Devices and memory, sizes in bytes, and the rates remembered of these devices."""
+    from threadpoolctl import threadpool_info
+
+    blas = [info for info in threadpool_info() if info["user_api"] == "blas"]
+    found: Record = {
+        "processor": processor(),
+        "cores": CPU().threads,
+        "memory_bytes": psutil.virtual_memory().total,
+        "default_memory_limit_bytes": default_memory_limit(),
+        "blas": ", ".join(f"{info['internal_api']} {info['version']}" for info in blas) or "not found",
+        "in_place_gemm": gemm("f")[0],
+    }
+    try:
+        from ..devices.cuda.device import devices
+
+        found["gpus"] = devices()
+    except Exception as error:
+        found["gpu"] = f"none ({error})"
+    models = [CPU().model, *(gpu["name"] for gpu in found.get("gpus", []))]
+    known = recall(FILE)
+    found["rates"] = {model: known[model] for model in models if model in known}
+    most: dict[str, Callable[[str, str], float]] = {CPU().model: CPU().most_flops}
+    for gpu in found.get("gpus", []):
+        major, minor = map(int, gpu["compute_capability"].split("."))
+        most[gpu["name"]] = partial(
+            most_flops, capability=(major, minor), multiprocessors=gpu["multiprocessors"],
+            clock_hertz=gpu["clock_hertz"],
+        )  # fmt: skip
+    for model, rates in found["rates"].items():
+        rates["flops"] = possible(rates.get("flops"), most[model])
+    found["cache"] = distrusted() or str(folder())
+    return found
+
+
+def measure(folders: Iterable[str], say: Say = lambda text: None) -> list[str]:
+    """Measure every device here, and each folder's file system with each, and remember the rates.
+
+    folders: paths of folders that can be written to. say: called with what is measured next.
+
+    Returns sentences about what was measured and is not remembered. Raises InputError where a folder has no
+    space left.
+    """
+    places, refused = [Path(folder) for folder in folders], []
+    for device in _devices():
+        refused += measure_with(device, places, say)
+        if device.name == "cuda" and (together := open_device("cuda:all")).name != "cuda":
+            measure_places(together, places, say)
+    return [*refused, *filter(None, [not_written()])]
+
+
+def measure_with(
+    device: Device,
+    places: Iterable[Path],
+    say: Say = lambda text: None,
+    dtypes: Iterable[str] | None = None,
+) -> list[str]:
+    """The same for one device, and kernels of some types alone. Rates of kernels that cannot be true are not
+    remembered; there is a sentence for each."""
+    record = measure_device(device, say, dtypes)
+    refused = record.pop("refused")
+    known = recall(FILE).get(device.model, {}).get("flops")
+    known = {key: rate for key, rate in possible(known, device.most_flops).items() if key not in refused}
+    record["flops"] = known | record["flops"]
+    remember(FILE, device.model, record)
+    measure_places(device, places, say)
+    return list(refused.values())
+
+
+def measure_places(device: Device, places: Iterable[Path], say: Say = lambda text: None) -> None:
+    """The same of folders alone."""
+    key = FOLDERS[len(limits_of(device).weights) > 1]
+    known = recall(FILE).get(device.model, {}).get(key, {})
+    for place in places:
+        say(f"{device.name}: reading and writing in {place}")
+        known[file_system(place)] = measure_folder(place, device)
+    remember(FILE, device.model, {key: known})
+
+
+def _devices() -> Iterator[Device]:
+    yield CPU()
+    automatic = open_device("auto")
+    if automatic.name != "cpu":
+        yield automatic
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+# ---- devices -----------------------------------------------------------------------------------
+
+
+def measure_device(
+    device: Device, say: Say = lambda text: None, dtypes: Iterable[str] | None = None
+) -> Record:
+    """Copies, fresh memory, the ring, and every kernel that `auto` chooses here, or for these types. Of
+    several devices the first is measured: planning multiplies the rate of one by their number. `refused`:
+    of kernels whose rate cannot be true, why."""
+    if isinstance(device, Several):
+        device = device.devices[0]
+    wanted = None if dtypes is None else set(dtypes)
+    refused: dict[str, str] = {}
+    record: Record = {"date": _today(), "flops": {}, "refused": refused}
+    kernels = [(dtype, precision, "auto") for dtype, precision in TYPES]
+    if device.name != "cpu":
+        kernels.append(("float32", "highest", "cublas"))
+    kernels = [kind for kind in kernels if wanted is None or kind[0] in wanted] or kernels[:1]
+    for dtype, precision, kernel in kernels:
+        one = np.dtype(dtype)
+        arithmetic = device.arithmetic(
+            one, one, _out(dtype), (kernel_rate.SIDES[0],) * 3, 1, kernel, precision
+        )
+        key = kernel_key(arithmetic)
+        if key not in record["flops"]:
+            say(f"{device.name}: multiplying {dtype}, {kernel}")
+            side = kernel_rate.side_of(device, arithmetic)
+            try:
+                record["flops"][key], copies = kernel_rate.kernel_rate(device, dtype, precision, kernel, side)
+            except kernel_rate.ImplausibleError as error:
+                refused[key] = str(error)
+                continue
+            record = copies | record  # of the first type, float32
+    say(f"{device.name}: memory and the ring")
+    record["touch_bytes_per_second"] = _touch_rate(device)
+    record["piece_seconds"], record["start_seconds"] = _ring_seconds(device)
+    return record
+
+
+def _out(dtype: str) -> np.dtype[Any]:
+    return np.dtype(np.int32 if dtype == "int8" else dtype)
+
+
+def _touch_rate(device: Device) -> float:
+    """Bytes a second at which fresh memory costs readers more than memory they have had before, the device
+    makes it ready, and it is given back."""
+    count = 32
+
+    def touch(buffer: Bytes) -> None:
+        buffer[:] = 0
+        device.prepare(buffer)
+
+    with ThreadPoolExecutor(limits_of(device).readers) as pool:
+        start = time.perf_counter()
+        buffers = device.host_buffers(count, TOUCHED_BYTES // count)
+        list(pool.map(touch, buffers))
+        again = time.perf_counter()
+        list(pool.map(touch, buffers))
+        once_more = time.perf_counter() - again
+    del buffers
+    device.close()
+    first = time.perf_counter() - start - once_more
+    # Where both take about as long, the difference says nothing but that it is small.
+    return TOUCHED_BYTES / max(0.01 * first, first - once_more)
+
+
+def limits_of(device: Device) -> Limits:
+    """What it allows for float32; readers and writers are the same for all types."""
+    one = np.dtype(np.float32)
+    return device.limits(device.arithmetic(one, one, one, (CHUNK,) * 3, 0, "auto", "highest"), None)
+
+
+class _Nothing(local.Source):
+    """Pieces that are there at once."""
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        return self._place(piece, slot), 0
+
+
+class _Nowhere:
+    """A C that nobody keeps."""
+
+    background = False
+
+    def __init__(self, c: Matrix):
+        self._c = c
+
+    def view(self, part: Part, slot: Bytes) -> Array:
+        return slot[: part.rows * part.cols * 4].view(np.float32).reshape(part.rows, part.cols)
+
+    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
+        return int
+
+    def cancel(self) -> None:
+        pass
+
+
+def _ring_seconds(device: Device) -> tuple[float, float]:
+    """Of one piece's way through ring and device, beside its bytes; and of starting and closing a device."""
+    side, chunk = 512, 16
+    random = kernel_rate.Random((side, side), "float32")
+    job = _prepare(random, random, None, writes=False, device=device, memory_limit="1TiB")
+    small = Matrix(side, side, 4, chunk, chunk)
+    problem = replace(job.plan.problem, a=small, b=small)
+    plan = replace(job.plan, problem=problem, slot_bytes=chunk * chunk * 4)
+    source = _Nothing("nothing", np.dtype(np.float32), small)
+    count = sum(1 for block in plan.blocks() for panel in plan.panels() for _ in plan.pieces(block, panel))
+
+    def run() -> tuple[float, float]:
+        start = time.perf_counter()
+        device.start(plan, job.operation, Trace())
+        try:
+            started = time.perf_counter()
+            execute(plan, device, {"a": source, "b": source}, _Nowhere(problem.c), Trace())
+            done = time.perf_counter()
+        finally:
+            device.close()
+        return (done - started) / count, started - start + time.perf_counter() - done
+
+    found = [run() for _ in range(3)]
+    return min(each for each, _ in found), min(fixed for _, fixed in found)
+
+
+# ---- folders -----------------------------------------------------------------------------------
+
+
+def chunks_that_fit(place: Path) -> int:
+    """How many chunks are written to measure a folder. InputError where there is no space for them."""
+    count = min(FOLDER_BYTES, psutil.disk_usage(str(place)).free // 4) // (CHUNK * CHUNK * 4)
+    if count < 2:
+        raise InputError(f"{place} has too little space left to measure it; name another folder")
+    return count
+
+
+def fill_with_noise(buffers: list[Bytes]) -> None:
+    """Each of a chunk, and no two alike."""
+    numbers = np.random.default_rng(0).standard_normal(CHUNK * CHUNK, np.float32)
+    for index, buffer in enumerate(buffers):
+        buffer.view(np.float32)[:] = np.roll(numbers, index)
+
+
+def measure_folder(place: Path, device: Device) -> Record:
+    """Rates of a file system as the engine's readers and writers reach them, in as many threads as the device
+    takes, with its buffers; the files are gone afterwards."""
+    limits = limits_of(device)
+    count = chunks_that_fit(place)
+    try:
+        with tempfile.TemporaryDirectory(prefix="ooc-gemm-", dir=place) as scratch:
+            return _folder_rates(Path(scratch), device, count, limits.readers, limits.writers)
+    finally:
+        device.close()
+
+
+def _folder_rates(scratch: Path, device: Device, count: int, readers: int, writers: int) -> Record:
+    chunk = CHUNK * CHUNK * 4
+    # Arrays so large that the page cache is passed by, of which only the first chunks are stored.
+    large = max(count, targets.DIRECT_BYTES // chunk)
+    output = targets.Output((large * CHUNK, CHUNK), np.dtype("f4"), (CHUNK, CHUNK), None, "none")
+    made = [targets.create_target(str(scratch / name), output, output.dtype) for name in "ab"]
+    buffers = device.host_buffers(readers + writers, chunk)
+    fill_with_noise(buffers)
+    for_reading, for_writing = buffers[:readers], buffers[readers:]
+
+    def write(target: targets.Target, index: int, buffer: Bytes) -> int:
+        return target.write(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
+
+    def written(
+        items: Iterable[int], target: targets.Target = made[0], longest: float = LONGEST
+    ) -> tuple[float, list[int]]:
+        if not target.background:
+            return for_a_while(partial(write, target), items, for_writing, longest)
+        return by_one_thread(
+            lambda index, buffer: target.start(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer),
+            items, for_writing, longest,
+        )  # fmt: skip
+
+    seconds, sizes = written(range(count))
+    write_rate = sum(sizes) / seconds
+    there, memory = range(len(sizes)), in_memory(os.stat(scratch).st_dev)
+    if memory:  # which a virtual machine may have been given only now
+        write_rate = max(write_rate, *(_per_second(written(there)) for _ in range(3)))
+    made[0].commit()
+    source = store.open_source(str(scratch / "a"))
+
+    def pieces_of(index: int, slot_bytes: int = chunk) -> Iterator[Piece]:
+        return cut("a", source.matrix, (index * CHUNK, (index + 1) * CHUNK), (0, CHUNK), slot_bytes)
+
+    def read(index: int, buffer: Bytes, slot_bytes: int = chunk) -> int:
+        return sum(source.read(piece, buffer)[1] for piece in pieces_of(index, slot_bytes))
+
+    def came(items: Iterable[int] = there, longest: float = LONGEST) -> tuple[float, list[int]]:
+        if not source.background:
+            return for_a_while(read, items, for_reading, longest)
+        seconds, found = by_one_thread(
+            lambda index, buffer: source.start(next(pieces_of(index)), buffer),
+            items, for_reading[: chunks_at_once(readers)], longest,
+        )  # fmt: skip
+        return seconds, [nbytes for _, nbytes in found]
+
+    forget(scratch / "a")
+    cold = _per_second(came())
+    keep(scratch / "a")
+    cached = max(_per_second(came()) for _ in range(5))
+    if memory:  # there is but one way
+        cold = cached = max(cached, cold)
+    seconds, moved = for_a_while(partial(read, slot_bytes=PIECE_BYTES), there[:4], for_reading, LONGEST)
+    pieces = sum(moved) / PIECE_BYTES
+    piece_seconds = max(0.0, seconds - sum(moved) / cached) / pieces
+    forget(scratch / "a")
+    reads = max(1, min(len(there), round(len(there) * cold / max(cold, write_rate))))
+    writes = max(1, min(len(there), round(reads * write_rate / cold)))
+
+    def both() -> float:
+        """Each for as long as the other would take alone."""
+        with ThreadPoolExecutor(1) as other:
+            start = time.perf_counter()
+            writing = other.submit(written, range(writes), made[1], math.inf)
+            came(range(reads), math.inf)
+            writing.result()
+            return time.perf_counter() - start
+
+    together = min(both() for _ in range(5 if memory else 1))
+    alone = reads * chunk / cold + writes * chunk / write_rate
+    few = min(len(there), max(1, targets.DIRECT_BYTES // chunk - 1))
+    small = replace(output, shape=(few * CHUNK, CHUNK))
+    target = targets.create_target(str(scratch / "small"), small, output.dtype)
+    write_cached = write_rate if memory else _rate(partial(write, target), range(few), for_writing)
+    packed = replace(output, compressor="zstd")
+    target = targets.create_target(str(scratch / "z"), packed, output.dtype)
+    some = range(min(len(there), 2 * readers))
+    for_a_while(partial(write, target), some, for_writing)
+    target.commit()
+    source = store.open_source(str(scratch / "z"))
+    seconds, moved = for_a_while(read, some, for_reading, LONGEST)
+    return {
+        "date": _today(),
+        "read_bytes_per_second": cold,
+        "cached_bytes_per_second": max(cached, cold),
+        "write_bytes_per_second": write_rate,
+        "write_cached_bytes_per_second": write_cached,
+        "turns": min(1.0, max(0.5, together / alone)),
+        "decode_bytes_per_second": len(moved) * chunk / seconds,
+        "piece_seconds": piece_seconds,
+    }
+
+
+def _rate(work: Callable[[int, Bytes], int], items: Iterable[int], buffers: list[Bytes]) -> float:
+    return _per_second(for_a_while(work, items, buffers, LONGEST))
+
+
+def _per_second(found: tuple[float, list[int]]) -> float:
+    seconds, moved = found
+    return sum(moved) / seconds
+
+
+def forget(folder: Path) -> None:
+    """Take the files of a folder out of the page cache, where the system lets us."""
+    drop(files_in(folder))
+
+
+def keep(folder: Path) -> None:
+    """Read the files of a folder into the page cache."""
+    buffer = bytearray(4 * MiB)
+    for path in files_in(folder):
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass

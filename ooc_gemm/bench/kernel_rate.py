@@ -1,0 +1,156 @@
+"""How fast a device multiplies, found by multiplying panels of several depths.
+
+    t(depth) = once + each · depth     the kernel's rate follows from `each`, what a panel costs from `once`
+
+A fast device multiplies a shallow panel in less time than the host needs to start the kernel, and then t does
+not depend on the depth at all. So panels are made deeper until the part that does not depend on the depth is
+small. A rate above what the device can do at all (`Device.most_flops`) is refused.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from ..api import _prepare
+from ..devices.cpu.device import CPU
+from ..engine.ports import COMPUTE, UPLOAD, Arithmetic, Array, Device
+from ..planning.problem import MiB
+from ..run.rates import kernel_key
+from ..support.errors import DeviceError
+from ..support.trace import Trace
+
+Record = dict[str, Any]
+
+STEADY = 0.15
+"""Seconds that a kernel is timed over."""
+DEPTHS = (512, 2048)
+"""Panel depths that a kernel is timed at first."""
+DEEPER = 4
+"""How many times deeper the next panel is than the last one."""
+LARGEST_SHARE = 0.2
+"""Most of the deepest panel's time that may not depend on its depth."""
+LARGEST_PANEL = 512 * MiB
+SIDES = (8192, 4096, 2048, 1024)
+"""Of square blocks of C that a kernel may be timed at."""
+LARGEST_BLOCK = 256 * MiB
+
+
+class Random:
+    """A matrix that is made as it is asked for."""
+
+    def __init__(self, shape: tuple[int, int], dtype: str):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+
+    def __getitem__(self, index: tuple[slice, slice]) -> Array:
+        from .measure import random
+
+        rows, cols = (part.stop - part.start for part in index)
+        return random(np.random.Generator(np.random.SFC64(1)), rows, cols, self.dtype.name)
+
+
+class ImplausibleError(DeviceError):
+    """A rate was measured that the device cannot have."""
+
+
+def side_of(device: Device, arithmetic: Arithmetic) -> int:
+    """Of the block of C that the kernel is timed at: large, but not so large that it takes long."""
+    rate = device.rates(arithmetic).flops
+    side = next((n for n in SIDES if 2 * n * n * DEPTHS[1] / rate < 2 * STEADY), SIDES[-1])
+    while side * side * arithmetic.block.itemsize > LARGEST_BLOCK:
+        side //= 2
+    return side
+
+
+def kernel_rate(device: Device, dtype: str, precision: str, kernel: str, side: int) -> tuple[Record, Record]:
+    """Operations a second of one kernel on a large C block (`flops`), and what a panel costs beside them, as
+    columns of a panel that would take as long (`thin`); and bytes a second at which panels came and C went.
+    Raises ImplausibleError where the rate is above what the device can do."""
+    copies: Record = {}
+    arithmetic: Arithmetic | None = None
+
+    def seconds(depth: int) -> float:
+        nonlocal copies, arithmetic
+        took, copies, arithmetic = _timed(device, dtype, precision, kernel, side, depth)
+        return took
+
+    each, once = line(seconds, LARGEST_PANEL // (side * np.dtype(dtype).itemsize))
+    flops = 2.0 * side * side / each if each > 0 else math.inf
+    assert arithmetic is not None
+    most = device.most_flops(arithmetic.kernel, arithmetic.panel.name)
+    if not (0 < flops <= most and math.isfinite(flops)):
+        raise ImplausibleError(
+            f"{kernel_key(arithmetic)} was measured at {flops / 1e12:.4g} Tflop/s on {device.model}, which "
+            f"can do {most / 1e12:.4g} at most, so the rate is not kept; measure again on an idle device"
+        )
+    return {"flops": flops, "thin": once / each}, copies
+
+
+def line(seconds: Callable[[int], float], deepest: int) -> tuple[float, float]:
+    """(each, once) of t(depth) = once + each · depth, by times of panels of some depths: those of DEPTHS, and
+    deeper ones up to `deepest` while too much of the time does not depend on the depth. Where even the
+    deepest panel does not tell the two apart, all of its time counts as depending on the depth: that makes a
+    rate too low, never too high."""
+    (first, second), (before, now) = DEPTHS, map(seconds, DEPTHS)
+    while True:
+        each = min((now - before) / (second - first), now / second)
+        once = now - each * second
+        if each > 0 and once <= LARGEST_SHARE * now:
+            return each, once
+        if second * DEEPER > deepest:
+            return now / second, 0.0
+        first, before, second = second, now, second * DEEPER
+        now = seconds(second)
+
+
+def _timed(
+    device: Device, dtype: str, precision: str, kernel: str, side: int, depth: int
+) -> tuple[float, Record, Arithmetic]:
+    """Seconds of the fastest of many multiplications of panels of this depth, the rates of copies, and the
+    arithmetic. Panels are brought anew for each multiplication: some kernels leave other things there."""
+    job = _prepare(
+        Random((side, depth), dtype), Random((depth, side), dtype), None,
+        writes=False, device=device, memory_limit="1TiB", precision=precision, kernel=kernel,
+    )  # fmt: skip
+    arithmetic = job.operation.arithmetic
+    plan, trace = replace(job.plan, bm=side, bn=side, bk=depth, c_buffers=1), Trace()
+    block = next(plan.blocks())
+    pieces = list(plan.pieces(block, (0, depth)))
+    part = next(plan.parts(block))
+    size = max(plan.slot_bytes, part.rows * part.cols * arithmetic.block.itemsize)
+    rounds, end = 0, time.perf_counter() + 4 * STEADY
+    try:
+        device.start(plan, job.operation, trace)
+        buffers = device.host_buffers(min(len(pieces), 8), size)
+        for buffer in buffers:
+            buffer[:] = 0
+            device.prepare(buffer)
+        views = [job.sources[p.operand].read(p, b)[0] for p, b in zip(pieces, cycle(buffers), strict=False)]
+        while rounds < 2 or (rounds < 50 and time.perf_counter() < end):
+            for view, piece in zip(views, pieces, strict=True):
+                device.upload(view, piece, 0)
+            device.wait(COMPUTE, device.record(UPLOAD))
+            device.multiply(block, (0, depth), 0, 0, True)
+            done = device.record(COMPUTE)
+            device.wait(UPLOAD, done)
+            rounds += 1
+        target = buffers[0][: part.rows * part.cols * arithmetic.block.itemsize]
+        target = target.view(arithmetic.block).reshape(part.rows, part.cols)
+        done.synchronize()
+        device.finish(block, 0)
+        for _ in range(3):
+            device.download(block, part, 0, target).synchronize()
+    finally:
+        device.close()
+    # A copy of the CPU is made by one thread, and takes one of its cores: in `Rates`, all take part in all.
+    cores = device.threads if isinstance(device, CPU) else 1
+    uploaded, downloaded = rounds * sum(view.nbytes for view in views), 3 * target.nbytes
+    copies = {
+        "upload_bytes_per_second": cores * uploaded / trace.seconds["upload"],
+        "download_bytes_per_second": cores * downloaded / trace.seconds["download"],
+    }
+    return trace.least["compute"], copies, arithmetic

@@ -1,0 +1,192 @@
+"""One product on a GPU, judged: `Case` holds operands and knows what is right, `Stopwatch` times."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..cuda_kernels.roofline import OUT_DTYPE
+from ..cuda_kernels.tensor import PITCH_BYTES
+from ..support.intervals import round_up
+from .gpu import Gemm
+
+ROWS_CHECKED = 1024
+WIDE_CHECKED = 16, 256
+"""Rows and columns that are checked of 64-bit types, in NumPy."""
+FLUSH_BYTES = 256 << 20
+LONG_ENOUGH = 2e-3
+"""Seconds that launches between two events take together; a shorter kernel is launched several times."""
+MOST_LAUNCHES = 20
+
+
+def errors(got: Any, want: Any, threshold: float) -> dict[str, float | None]:
+    """How far `got` is from `want`, of a wider type: NumPy or CuPy arrays, of one shape.
+
+    root_mean_square: of `want`. beyond_percent: elements whose error is above threshold × that; an error that
+    is NaN or infinite counts as beyond. The other three are None where an error is NaN or infinite.
+    """
+    if got.size == 0:
+        names = "beyond_percent", "root_mean_square", "mean_squared", "largest", "relative_frobenius"
+        return dict.fromkeys(names, 0.0)
+    difference = abs(got.astype(want.dtype) - want)
+    difference = difference.astype(np.float64) if difference.dtype.kind in "iu" else difference
+    scale = math.sqrt(float((abs(want).astype(np.float64) ** 2).mean()))
+    within = (difference <= threshold * scale) & (difference < math.inf)  # False where NaN
+    mean_squared = float((difference**2).mean())
+    none = 0.0 if mean_squared == 0 else math.inf
+    relative = math.sqrt(mean_squared) / scale if scale else none
+    values = {
+        "mean_squared": mean_squared,
+        "largest": float(difference.max()),
+        "relative_frobenius": relative,
+    }
+    finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    beyond = 100 * (1 - float(within.mean()))
+    return {"beyond_percent": beyond, "root_mean_square": scale if math.isfinite(scale) else None, **finite}
+
+
+def rounding(kernel: str, dtype: str, k: int) -> float:
+    """What rounding may do to an element of a product of random matrices, relative to the root mean square
+    of the product; 0 for integers. A sum of k products (2·k for each part of a complex one) loses up to half
+    a unit in each addition, which adds up like √k; 8 and 6 are standard deviations, the constants cover small
+    k. TF32 rounds its operands to 11 bits, and tensor cores add with three bits less than float32 has."""
+    if np.dtype(dtype).kind in "iu":
+        return 0.0
+    wide, terms = np.dtype(dtype).char in "dD", 2 * k if np.dtype(dtype).kind == "c" else k
+    tf32 = kernel.endswith("tf32")
+    tensor = dtype == "float16" or tf32
+    unit = 2.0**-53 if wide else 2.0**-21 if tensor else 2.0**-24
+    operands = 2.0**-11 if tf32 else 0.0
+    return operands * (8 + 32 / math.sqrt(k or 1)) + unit * (6 * math.sqrt(terms) + 32)
+
+
+@dataclass
+class Case:
+    """Operands on the device, C, and what C should be. The columns that pad the rows are poisoned."""
+
+    cupy: Any
+    stream: Any
+    dtype: str
+    trans_a: bool
+    trans_b: bool
+    m: int
+    n: int
+    k: int
+
+    def __post_init__(self) -> None:
+        rng = np.random.Generator(np.random.SFC64(1))
+        m, n, k = self.m, self.n, self.k
+        with self.stream:
+            self.a = self._random(rng, *((k, m) if self.trans_a else (m, k)))
+            self.b = self._random(rng, *((n, k) if self.trans_b else (k, n)))
+            self.c = self._padded(m, n, OUT_DTYPE.get(self.dtype, self.dtype))
+            self.rows, self.cols, self.want = self._reference()
+        self.stream.synchronize()
+
+    def _padded(self, rows: int, cols: int, dtype: str) -> Any:
+        """Rows that begin at multiples of PITCH_BYTES, as the engine's panels do."""
+        unit = PITCH_BYTES // np.dtype(dtype).itemsize
+        return self.cupy.full((rows, round_up(cols, unit)), poison(dtype), dtype)[:, :cols]
+
+    def _random(self, rng: np.random.Generator, rows: int, cols: int) -> Any:
+        array = self._padded(rows, cols, self.dtype)
+        array[...] = self.cupy.asarray(random(rng, rows, cols, self.dtype))
+        return array
+
+    def _reference(self) -> tuple[Any, Any, Any]:
+        """Rows and columns, and the product there: in float64 on the device, of every column; for types
+        that have as many bits, fewer of them in NumPy's longest type (int64 stays exact)."""
+        a = self.a.T if self.trans_a else self.a
+        b = self.b.T if self.trans_b else self.b
+        kind, nbytes = np.dtype(self.dtype).kind, np.dtype(self.dtype).itemsize
+        if nbytes // (2 if kind == "c" else 1) < 8:
+            rows, wide = self._some(self.m, ROWS_CHECKED), "complex128" if kind == "c" else "float64"
+            return rows, slice(None), self.cupy.matmul(a[rows].astype(wide), b.astype(wide))
+        rows, cols = self._some(self.m, WIDE_CHECKED[0]), self._some(self.n, WIDE_CHECKED[1])
+        long = {"f": np.longdouble, "c": np.clongdouble}.get(kind, np.int64)
+        return rows, cols, a[rows].get().astype(long) @ b[:, cols].get().astype(long)
+
+    def _some(self, extent: int, count: int) -> Any:
+        """Up to `count` indices, the first and the last among them."""
+        return self.cupy.asarray(np.unique(np.linspace(0, max(extent - 1, 0), min(extent, count), dtype=int)))
+
+    def run(self, gemm: Gemm) -> None:
+        gemm(1, self.a, self.b, 0, self.c, self.stream)
+
+    def check(self, gemm: Gemm, threshold: float) -> dict[str, Any]:
+        """Runs once over a poisoned C. Besides the errors: how many elements of all of C are not finite, or
+        for integers were not written."""
+        with self.stream:
+            self.c.fill(poison(self.c.dtype))
+            self.run(gemm)
+            integer = self.c.dtype.kind in "iu"
+            bad = self.c == poison(self.c.dtype) if integer else ~self.cupy.isfinite(self.c)
+            got = self.c[self.rows][:, self.cols]
+            found = errors(got.get() if isinstance(self.want, np.ndarray) else got, self.want, threshold)
+            return {
+                "threshold": threshold,
+                "elements_checked": int(self.want.size),
+                **found,
+                "not_finite": int(bad.sum()),
+            }
+
+
+def random(rng: np.random.Generator, rows: int, cols: int, dtype: str) -> npt.NDArray[Any]:
+    """N(0, 1), each part of a complex number; integers over the range of int8 or uint8, in any type. On the
+    host, so that the data are the same on every device."""
+    kind = np.dtype(dtype).kind
+    if kind in "iu":
+        small: Any = np.uint8 if kind == "u" else np.int8
+        limits = np.iinfo(small)
+        return rng.integers(limits.min, limits.max, (rows, cols), small, endpoint=True).astype(dtype)
+    if kind == "c":
+        return rng.standard_normal((rows, cols, 2), np.float32).view(np.complex64)[..., 0].astype(dtype)
+    return rng.standard_normal((rows, cols), np.float32).astype(dtype)
+
+
+def poison(dtype: Any) -> Any:
+    kind = np.dtype(dtype).kind
+    return np.iinfo(dtype).min if kind == "i" else np.iinfo(dtype).max if kind == "u" else np.nan
+
+
+class Stopwatch:
+    """Times launches on one stream by events, and knows the bandwidth of device memory."""
+
+    def __init__(self, cupy: Any, stream: Any):
+        self._cupy, self._stream = cupy, stream
+        self._buffer = cupy.cuda.alloc(FLUSH_BYTES)
+        self.bandwidth = 1e12
+        self.bandwidth = self._copy_rate()
+
+    def _copy_rate(self) -> float:
+        """Bytes read and written a second by a copy from half of the buffer to the other, past L2."""
+        half, device_to_device = FLUSH_BYTES // 2, 3
+        to, at = self._buffer.ptr, self._buffer.ptr + half
+
+        def copy() -> None:
+            self._cupy.cuda.runtime.memcpyAsync(to, at, half, device_to_device, self._stream.ptr)
+
+        copy()
+        return 2 * half / median(self.time(copy, 10) for _ in range(5))
+
+    def time(self, launch: Callable[[], None], count: int) -> float:
+        """Seconds of one of `count` launches in a row. The device is kept busy before them, so that it
+        does not wait for the host in between; what they read twice may come from L2."""
+        busy = math.ceil(count * 50e-6 * self.bandwidth / FLUSH_BYTES)
+        for _ in range(busy):
+            self._cupy.cuda.runtime.memsetAsync(self._buffer.ptr, 0, FLUSH_BYTES, self._stream.ptr)
+        start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+        start.record(self._stream)
+        for _ in range(count):
+            launch()
+        stop.record(self._stream)
+        stop.synchronize()
+        return float(self._cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / count
+
+    def count(self, launch: Callable[[], None]) -> int:
+        """How many launches make a time long enough, after one to warm up."""
+        return max(1, min(MOST_LAUNCHES, math.ceil(LONG_ENOUGH / self.time(launch, 1))))

@@ -1,0 +1,84 @@
+"""How fast files are read, written and decoded in a folder, and beside that by the engine's readers and
+writers. What is reported is a plain dict, ready for JSON: figures.py shows it.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..devices import open_device
+from ..planning.plan import Part
+from ..run.rates import described
+from ..storage.write import targets
+from ..support.buffers import Bytes, page_aligned
+from .info import CHUNK, chunks_that_fit, fill_with_noise, keep, limits_of
+from .io import decode_rate, files_in, flush, for_a_while, read_rate, source_rate, write_rate
+
+Say = Callable[[str], None]
+Row = dict[str, Any]
+
+
+def run(folder: str = ".", device: str = "auto", progress: Say = lambda text: None) -> dict[str, Any]:
+    """The report: a row for each way, in it bytes a second by each number of threads. Raises InputError."""
+    place, chosen = Path(folder), open_device(device)
+    threads = sorted({1, 4, limits_of(chosen).readers})
+    with tempfile.TemporaryDirectory(prefix="ooc-gemm-", dir=place) as scratch:
+        rows = list(_rows(Path(scratch), threads, chunks_that_fit(place), progress))
+    return {
+        "suite": "io",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": chosen.model,
+        "place": described(place),
+        "threads": threads,
+        "rows": rows,
+    }
+
+
+def _rows(scratch: Path, threads: list[int], count: int, say: Say) -> Iterator[Row]:
+    chunk = CHUNK * CHUNK * 4
+    buffers = page_aligned(max(threads), chunk)
+    fill_with_noise(buffers)
+
+    def row(group: str, way: str, rate: Callable[[int], float]) -> Row:
+        found = []
+        for number in threads:
+            say(f"{group}: {way}, {number} at a time")
+            found.append(rate(number))
+        return {"group": group, "way": way, "bytes_per_second": found}
+
+    files, raw, packed = (str(scratch / name) for name in ("files", "raw", "zstd"))
+    yield row("write", "direct", lambda n: write_rate(files, count * chunk, n, True, chunk))
+    yield row("write", "buffered", lambda n: write_rate(files, count * chunk, n, False, chunk))
+    yield row("write", "engine", lambda n: _store_rate(raw, "none", count, buffers[:n]))
+    yield row("read", "direct", lambda n: read_rate(files, n, direct=True))
+    yield row("read", "buffered", lambda n: read_rate(files, n, direct=False))
+    yield row("read", "engine", lambda n: source_rate(raw, n, cold=True))
+    yield row("read cached", "buffered", lambda n: read_rate(files, n, cached=True))
+    keep(Path(raw))
+    yield row("read cached", "engine", lambda n: source_rate(raw, n))
+    say("decode zstd: encoding")
+    _store_rate(packed, "zstd", min(count, 2 * max(threads)), buffers)
+    yield row("decode zstd", "in memory", lambda n: decode_rate(packed, n, seconds=0.5))
+    keep(Path(packed))
+    yield row("decode zstd", "engine", lambda n: source_rate(packed, n))
+
+
+def _store_rate(path: str, compressor: str, count: int, buffers: list[Bytes]) -> float:
+    """Bytes a second at which the engine's writers store chunks, until all are on the disk."""
+    output = targets.Output((count * CHUNK, CHUNK), np.dtype(np.float32), (CHUNK, CHUNK), None, "none")
+    target = targets.create_target(path, replace(output, compressor=compressor), output.dtype)
+
+    def write(index: int, buffer: Bytes) -> int:
+        return target.write(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
+
+    seconds, moved = for_a_while(write, range(count), buffers)
+    target.commit()
+    start = time.perf_counter()
+    flush(files_in(Path(path)))
+    return sum(moved) / (seconds + time.perf_counter() - start)

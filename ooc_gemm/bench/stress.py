@@ -1,0 +1,343 @@
+"""The stress test: random products (stress.py), each made by a process of its own within a limit as small as
+can be, and behind a wall where the system lets us build one. What is reported is a plain dict, ready for
+JSON: figures.py shows it.
+
+The peak is the kernel's account of the process (`ru_maxrss`), not ours. A process also inherits that of the
+one that started it, so a small one stands between: it builds the wall, starts the product and waits for it.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..devices import open_device
+from ..planning.problem import MiB
+from ..run.freivalds import verify
+from ..run.rates import described
+from ..support.errors import InputError
+from ..support.memory import parse_size
+from . import random_products as stress
+
+Row = dict[str, Any]
+Say = Callable[[str], None]
+
+COMMAND = [sys.executable, "-W", "ignore", "-m", "ooc_gemm.cli"]
+TIMEOUT = 600
+"""Seconds after which a case counts as hung."""
+AGREE = 16 * MiB
+"""What a process says of its own peak is this near to what the kernel says when it has ended."""
+CUDA_ENDS = 96 * MiB
+"""With CUDA its end takes more (seen: 45 to 63 MB)."""
+STACKS = 64 * MiB
+"""Room for stacks of threads that the idle run did not need."""
+
+_START = """
+import json, os, resource, signal, sys
+said = json.loads(sys.argv[1])
+child = os.fork()
+if child == 0:
+    if said["group"]:
+        with open(said["group"] + "/cgroup.procs", "w") as file:
+            file.write(str(os.getpid()))
+    if said["data"]:
+        resource.setrlimit(resource.RLIMIT_DATA, (said["data"], said["data"]))
+    os.execvp(said["command"][0], said["command"])
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
+signal.alarm(said["seconds"])
+_, status, used = os.wait4(child, 0)
+peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+os.write(said["report"], json.dumps([os.waitstatus_to_exitcode(status), peak]).encode())
+"""
+
+_IDLE = """
+import sys, time
+import numpy as np
+from ooc_gemm import multiply
+
+class Slow:
+    shape, dtype = (2048, 2048), np.dtype(np.float32)
+    def __getitem__(self, at):
+        time.sleep(0.01)
+        return np.ones((2048, 2048), np.float32)[at]
+
+def look(fraction, plan, trace):
+    with open("/proc/self/status") as file:
+        found = dict(line.split(":") for line in file)
+    held.append(sum(sign * int(found[name].split()[0]) for name, sign in (("VmData", 1), ("RssAnon", -1))))
+
+held = []
+multiply(Slow(), Slow(), memory_limit="8GiB", device=sys.argv[1], chunks=(256, 256), progress=look)
+print(max(held) * 1024)
+"""
+
+
+@dataclass(frozen=True)
+class Wall:
+    """What stops a process that would pass its limit."""
+
+    kind: str
+    """`cgroup`: the kernel kills it. `RLIMIT_DATA`: it gets no more private memory. `none`."""
+    group: str = ""
+    reserve: int = 0
+    """RLIMIT_DATA counts what is reserved, touched or not: this much more than the limit, for stacks and
+    libraries' buffers."""
+
+    def __str__(self) -> str:
+        return {
+            "cgroup": "the cgroup's memory.max, equal to the limit",
+            "RLIMIT_DATA": f"RLIMIT_DATA, the limit and {self.reserve // MiB} MiB reserved but not held",
+            "none": "none",
+        }[self.kind]
+
+
+NO_WALL = Wall("none")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended."""
+
+    code: int
+    """Negative: the signal."""
+    out: str
+    err: str
+    peak: int
+    """The largest resident set it had, in bytes."""
+    seconds: float
+
+    @property
+    def said(self) -> str:
+        """Its last word."""
+        return (self.err.strip().splitlines() or [f"exit status {self.code}, without a word"])[-1]
+
+
+def run(
+    folder: str = ".",
+    device: str = "auto",
+    hours: float | None = None,
+    cases: int | None = None,
+    seed: int | None = None,
+    only: int | None = None,
+    largest: str | int = "2GiB",
+    progress: Say = lambda text: None,
+) -> dict[str, Any]:
+    """The report: a row for each case, until there were `cases` or `hours` are over (three minutes where
+    neither is given); `only`: this one alone. Ends early when interrupted. Raises InputError."""
+    place, chosen, nbytes = Path(folder), open_device(device), parse_size(largest)
+    if shutil.disk_usage(place).free < 2 * nbytes:
+        raise InputError(f"{folder} has no room for twice {largest}; name another, or less (--largest)")
+    seed = random.SystemRandom().randrange(10**6) if seed is None else seed
+    start, seconds = time.monotonic(), 3600 * (0.05 if hours is None and cases is None else hours or 1e9)
+    rows: list[Row] = []
+    interrupted = False
+    with tempfile.TemporaryDirectory(prefix="ooc-gemm-", dir=place) as scratch, wall(chosen.name) as built:
+        for number in itertools.count() if only is None else (only,):
+            if len(rows) == cases or time.monotonic() - start > seconds:
+                break
+            case = stress.draw(seed, number, nbytes)
+            progress(f"case {number}: {case.what} {case.m}×{case.n}×{case.k}, {_told(rows)}")
+            try:
+                rows.append(_case(case, Path(scratch) / str(number), chosen.name, built))
+            except KeyboardInterrupt:
+                interrupted = True
+                break
+    return {
+        "suite": "stress",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": seed,
+        "largest": nbytes,
+        "device": chosen.model,
+        "place": described(place),
+        "wall": str(built),
+        "seconds": time.monotonic() - start,
+        "interrupted": interrupted,
+        "rows": rows,
+    }
+
+
+def _told(rows: list[Row]) -> str:
+    bad = sum(bool(row["failed"]) for row in rows)
+    return f"{len(rows)} done, {bad} bad" if bad else f"{len(rows)} done, all well"
+
+
+def _case(case: stress.Case, place: Path, device: str, built: Wall) -> Row:
+    """Make the arrays, find the smallest limits, multiply within the drawn ones, judge."""
+    place.mkdir()
+    row: Row = {
+        "case": case.number,
+        "what": case.what,
+        "m": case.m,
+        "n": case.n,
+        "k": case.k,
+        "types": case.types,
+        **case.stored,
+        "values": "normal" if case.normal else "integers",
+        "data_bytes": case.data_bytes,
+    }
+    try:
+        stress.store(case, place)
+        command = [*COMMAND, *case.arguments(place), f"--device={device}", "--json", "--no-progress"]
+        if device != "cpu":
+            least = _least(command, "--memory-limit=64GiB", "--device-memory-limit=1")
+            row["device_minimum"], row["device_limit"] = least, case.limit(least, device=True)
+            command.append(f"--device-memory-limit={row['device_limit']}")
+        row["minimum"] = _least(command, "--memory-limit=1")
+        row["limit"] = case.limit(row["minimum"])
+        if not case.beta and (place / "c").exists():
+            raise ValueError("a refused product left something at C's place")
+        ended = launch([*command, f"--memory-limit={row['limit']}"], built, row["limit"])
+        row.update(seconds=ended.seconds, code=ended.code, **_figures(ended))
+        complaints = list(judge(ended, row["limit"], row.get("device_limit")))
+        row["over"] = any("passed" in one for one in complaints)
+        if not ended.code:
+            row["wrong"] = stress.check(case, place) or _verified(case, place)
+            complaints += [row["wrong"]] if row["wrong"] else []
+    except Exception as error:
+        complaints = [f"{type(error).__name__}: {error}"]
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return {**row, "failed": "; ".join(complaints) or None}
+
+
+def _least(command: list[str], *limits: str) -> int:
+    """The smallest limit that would do, as the refusal of a smaller one says."""
+    ended = launch([*command, *limits])
+    found = re.search(r"the smallest that would do is (\d+) bytes", ended.err)
+    if ended.code != 2 or not found:
+        raise ValueError(f"{' '.join(limits)} was not refused as too small: {ended.said}")
+    return int(found[1])
+
+
+def _figures(ended: Ended) -> Row:
+    """What there is to tell of a run, beside whether it was right."""
+    if ended.code:
+        return {"peak": ended.peak}
+    result = json.loads(ended.out)
+    ledger = {**result["plan"]["ledger"], **result["plan"]["device_ledger"]}
+    data = sum(size for name, size in ledger.items() if name not in ("baseline", "workspace"))
+    return {
+        "peak": max(ended.peak, result["peak_host_bytes"]),
+        "peak_reported": result["peak_host_bytes"],
+        "device_peak": result["peak_device_bytes"],
+        "kernel": result["kernel"],
+        "blocks": result["blocks"],
+        "buffer_bytes": data,
+        "ledger": result["plan"]["ledger"],
+        "device_ledger": result["plan"]["device_ledger"],
+    }
+
+
+def judge(ended: Ended, limit: int, device_limit: int | None = None) -> Iterator[str]:
+    """What is to be said against a run, whatever its result."""
+    if ended.peak > limit:
+        yield f"it passed its limit by {ended.peak - limit:,} bytes"
+    if ended.code:
+        yield ended.said if ended.code > 0 else f"killed by signal {-ended.code}"
+        return
+    result = json.loads(ended.out)
+    said, on_device = result["peak_host_bytes"], result["peak_device_bytes"]
+    if said > limit >= ended.peak:
+        yield f"it says that it passed its limit by {said - limit:,} bytes"
+    if abs(said - ended.peak) > (AGREE if device_limit is None else CUDA_ENDS):
+        yield f"it says that its peak was {said:,} bytes, and the kernel says {ended.peak:,}"
+    if device_limit is not None and on_device > device_limit:
+        yield f"it passed its device limit by {on_device - device_limit:,} bytes"
+
+
+def _verified(case: stress.Case, place: Path) -> str | None:
+    """What `verify` says, where it knows the product."""
+    if case.alpha != 1 or case.beta:
+        return None
+    ops = {"transpose_a": case.op_a == "T", "adjoint_a": case.op_a == "C"}
+    ops |= {"transpose_b": case.op_b == "T", "adjoint_b": case.op_b == "C"}
+    a, b, c = (str(place / name) for name in ("a", "b" if case.b else "a", "c"))
+    found = verify(a, b, c, seed=case.number, **ops)
+    return None if found.ok else f"verify finds {found.rows_wrong} rows wrong, and NumPy does not"
+
+
+# ------------------------------------------------------------------------------------------------ processes
+
+
+def launch(command: list[str], built: Wall = NO_WALL, limit: int = 0) -> Ended:
+    """Run a command behind a wall at `limit`, and wait for it."""
+    if built.group:
+        Path(built.group, "memory.max").write_text(str(limit))
+    report, told = os.pipe()
+    said = {
+        "command": command,
+        "group": built.group,
+        "data": limit + built.reserve if built.kind == "RLIMIT_DATA" else 0,
+        "seconds": TIMEOUT,
+        "report": told,
+    }
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _START, json.dumps(said)],
+            capture_output=True,
+            text=True,
+            pass_fds=[told],
+        )
+    finally:
+        os.close(told)
+        with os.fdopen(report) as file:
+            heard = file.read()
+    code, peak = json.loads(heard)
+    return Ended(code, done.stdout, done.stderr, peak, time.monotonic() - start)
+
+
+@contextlib.contextmanager
+def wall(device: str) -> Iterator[Wall]:
+    """The hardest that this system lets us build."""
+    group = own_group()
+    if group is not None:
+        try:
+            yield Wall("cgroup", str(group))
+        finally:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+        return
+    if sys.platform != "linux":
+        yield NO_WALL
+        return
+    idle = launch([sys.executable, "-W", "ignore", "-c", _IDLE, device])
+    yield NO_WALL if idle.code else Wall("RLIMIT_DATA", reserve=int(idle.out) + STACKS)
+
+
+def own_group(root: Path = Path("/sys/fs/cgroup"), listed: Path = Path("/proc/self/cgroup")) -> Path | None:
+    """A new control group (v2) that limits memory, in the nearest one above this process that lets us."""
+    try:
+        paths = [line[3:] for line in listed.read_text().splitlines() if line.startswith("0::")]
+    except OSError:
+        return None
+    for path in paths:
+        here = Path(os.path.normpath(f"{root}/{path}"))
+        for folder in (here, *here.parents):
+            group = folder / f"ooc-gemm-{os.getpid()}"
+            try:
+                if "memory" not in (folder / "cgroup.subtree_control").read_text().split():
+                    continue
+                group.mkdir()
+            except OSError:
+                continue
+            if os.access(group / "memory.max", os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK):
+                with contextlib.suppress(OSError):
+                    (group / "memory.swap.max").write_text("0")
+                return group
+            with contextlib.suppress(OSError):
+                group.rmdir()
+    return None

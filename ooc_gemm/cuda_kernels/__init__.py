@@ -1,0 +1,1 @@
+"""The host side of kernels/: which there are, how they are compiled, chosen and launched."""

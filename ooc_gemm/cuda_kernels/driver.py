@@ -1,0 +1,299 @@
+"""What a GPU is told for every chunk and every pair of panels, without giving up the interpreter.
+
+Each of CuPy's calls releases the interpreter's lock. Beside forty readers and writers who want it, whoever
+gives it up for the microsecond of a call must wait for a turn to get it back; a chunk's way to the device is
+ten such calls, a product in three of float16 on four devices seventy. Those below keep it: none of them waits
+for the device but `Event.synchronize`, which gives it up.
+
+They are the driver's. A process has one driver, so CuPy's streams, modules and allocations are its own, too.
+"""
+
+import ctypes
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+from ..support.errors import DeviceError
+from ..support.intervals import round_up
+
+HOST, DEVICE, EITHER = 1, 2, 4
+"""CUmemorytype, of an address; either: a device may be any."""
+_BLOCKING, _WITHOUT_TIME = 1, 2
+"""CUevent_flags."""
+_LIBRARY = "libcuda.so.1"
+_ADDRESS = ctypes.c_void_p
+_HANDLE, _SIZE = ctypes.c_ulonglong, ctypes.c_size_t
+_ARGUMENTS = {
+    "cuDevicePrimaryCtxRetain": (_ADDRESS, ctypes.c_int),
+    "cuCtxSetCurrent": (_ADDRESS,),
+    "cuDeviceGetAttribute": (_ADDRESS, ctypes.c_int, ctypes.c_int),
+    "cuMemCreate": (_ADDRESS, _SIZE, _ADDRESS, _HANDLE),
+    "cuMemAddressReserve": (_ADDRESS, _SIZE, _SIZE, _HANDLE, _HANDLE),
+    "cuMemMap": (_HANDLE, _SIZE, _SIZE, _HANDLE, _HANDLE),
+    "cuMemSetAccess": (_HANDLE, _SIZE, _ADDRESS, _SIZE),
+    "cuMemUnmap": (_HANDLE, _SIZE),
+    "cuMemRelease": (_HANDLE,),
+    "cuMemAddressFree": (_HANDLE, _SIZE),
+    "cuEventCreate": (_ADDRESS, ctypes.c_uint),
+    "cuEventRecord": (_ADDRESS, _ADDRESS),
+    "cuEventQuery": (_ADDRESS,),
+    "cuEventElapsedTime": (_ADDRESS, _ADDRESS, _ADDRESS),
+    "cuEventSynchronize": (_ADDRESS,),
+    "cuEventDestroy_v2": (_ADDRESS,),
+    "cuStreamWaitEvent": (_ADDRESS, _ADDRESS, ctypes.c_uint),
+    "cuMemcpy2DAsync_v2": (_ADDRESS, _ADDRESS),
+    "cuMemsetD8Async": (_HANDLE, ctypes.c_ubyte, _SIZE, _ADDRESS),
+    "cuLaunchKernel": (_ADDRESS, *(ctypes.c_uint,) * 7, _ADDRESS, _ADDRESS, _ADDRESS),
+    "cuTensorMapEncodeTiled": (_ADDRESS, ctypes.c_int, ctypes.c_uint, *(_ADDRESS,) * 5, *(ctypes.c_int,) * 4),
+    "cuGetErrorString": (ctypes.c_int, _ADDRESS),
+}
+
+
+GRID, BLOCK, THREADS = (2**31 - 1, 65_535, 65_535), (1024, 1024, 64), 1024
+"""Most blocks along x, y and z, threads of a block along each, and threads of a block in all, on every GPU
+that our kernels run on (CUDA C++ Programming Guide, technical specifications)."""
+SHARED_BYTES = 227 << 10
+"""Most shared memory of a block on any GPU. What a particular one has, `nvrtc.load_all` asks it for."""
+
+
+class DriverError(RuntimeError):
+    """The driver's answer where it is not 0."""
+
+    def __init__(self, call: str, status: int):
+        said = ctypes.c_char_p()
+        _keeping("cuGetErrorString")(status, ctypes.byref(said))
+        super().__init__(f"{call}: {(said.value or b'unknown error').decode()} ({status})")
+        self.status = status
+
+
+_COPY = struct.Struct("@NNI4xPPPNNNI4xPPPNNN")
+"""CUDA_MEMCPY2D: x, y, kind, host, device, array and pitch of the source and of the target; width, rows."""
+
+
+def use(device: int) -> None:
+    """Make a device that of the calling thread, as CuPy does. Raises DriverError."""
+    call("cuCtxSetCurrent", _context(device))
+
+
+@cache
+def _context(device: int) -> int:
+    """The one that CUDA's runtime uses, too."""
+    context = _HANDLE()
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    return context.value
+
+
+_MAPS_MEMORY = 102
+"""CUdevice_attribute: virtual addresses are the program's to manage."""
+_PINNED, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 3
+_KIND = struct.Struct("@iiiiQ8x")
+"""CUmemAllocationProp: type, handles, where (what, number), Windows' metadata, flags."""
+_ACCESS = struct.Struct("@iii")
+"""CUmemAccessDesc: where, and what is allowed there."""
+_GRANULE = 2 << 20
+"""What is mapped is whole ones of these."""
+
+
+def maps_memory(device: int) -> bool:
+    """Whether there is `Memory` of a device."""
+    found = ctypes.c_int()
+    call("cuDeviceGetAttribute", ctypes.byref(found), _MAPS_MEMORY, device)
+    return bool(found.value)
+
+
+class Memory:
+    """Of a device, which some others reach into. To let them into all that there is (cuCtxEnablePeerAccess)
+    maps every allocation on each of them, which takes several times as long as to make it."""
+
+    def __init__(self, nbytes: int, device: int, others: Iterable[int]):
+        """Numbers of devices. Raises DriverError."""
+        self._size = round_up(max(1, nbytes), _GRANULE)
+        self.ptr = self._mapped = 0
+        address, block = _HANDLE(), _HANDLE()
+        kind = _KIND.pack(_PINNED, 0, _ON_DEVICE, device, 0)
+        _wait_for("cuMemCreate", ctypes.byref(block), self._size, kind, 0)
+        try:
+            _wait_for("cuMemAddressReserve", ctypes.byref(address), self._size, 0, 0, 0)
+            self.ptr = address.value
+            _wait_for("cuMemMap", self.ptr, self._size, 0, block, 0)
+            self._mapped = self._size
+        finally:  # what is mapped stays until it is not
+            _wait_for("cuMemRelease", block)
+        who = [device, *others]
+        allowed = b"".join(_ACCESS.pack(_ON_DEVICE, one, _READ_AND_WRITE) for one in who)
+        _wait_for("cuMemSetAccess", self.ptr, self._size, allowed, len(who))
+
+    def __del__(self) -> None:
+        """Nothing may be under way there."""
+        if self._mapped:
+            _yielding("cuMemUnmap")(self.ptr, self._size)
+        if self.ptr:
+            _yielding("cuMemAddressFree")(self.ptr, self._size)
+
+
+class Events:
+    """Points in the streams of one device, with their times or without. What is behind one that nobody has
+    any more becomes the next one's: to make it and to destroy it takes longer than to record it."""
+
+    def __init__(self, timed: bool):
+        self._flags = _BLOCKING if timed else _BLOCKING | _WITHOUT_TIME
+        self._free: list[int] = []
+
+    def record(self, stream: int) -> "Event":
+        """All that a stream of the device in use has been given by now."""
+        try:
+            ptr = self._free.pop()
+        except IndexError:
+            handle = _ADDRESS()
+            call("cuEventCreate", ctypes.byref(handle), self._flags)
+            assert handle.value
+            ptr = handle.value
+        event = Event(ptr, self._free)
+        call("cuEventRecord", ptr, stream)
+        return event
+
+    def close(self) -> None:
+        """Destroy those that nobody has."""
+        while self._free:
+            _keeping("cuEventDestroy_v2")(self._free.pop())
+
+
+class Event:
+    """A point in a stream."""
+
+    __slots__ = ("_free", "ptr")
+
+    def __init__(self, ptr: int, free: list[int]):
+        self.ptr, self._free = ptr, free
+
+    def __del__(self) -> None:
+        self._free.append(self.ptr)
+
+    @property
+    def done(self) -> bool:
+        """Whether the device has come so far."""
+        return bool(_keeping("cuEventQuery")(self.ptr) == 0)
+
+    def synchronize(self) -> None:
+        """Wait until it has; others may go on. Raises DriverError where the device has failed."""
+        if self.done:
+            return
+        _wait_for("cuEventSynchronize", self.ptr)
+
+    def seconds_since(self, earlier: "Event") -> float:
+        """Between two points that the device has come to."""
+        milliseconds = ctypes.c_float()
+        call("cuEventElapsedTime", ctypes.byref(milliseconds), earlier.ptr, self.ptr)
+        return milliseconds.value / 1e3
+
+
+def wait(stream: int, event: Event) -> None:
+    """What the stream is given from now on comes after that point."""
+    call("cuStreamWaitEvent", stream, event.ptr, 0)
+
+
+def copy(
+    to: tuple[int, int], target: int, target_pitch: int, source: int, source_pitch: int, width: int,
+    rows: int, stream: int,
+) -> None:  # fmt: skip
+    """2-D, in a stream. `to`: kinds of memory, (target, source); addresses, with bytes from row to row; bytes
+    of a row, and how many."""
+    call(
+        "cuMemcpy2DAsync_v2",
+        _COPY.pack(
+            0, 0, to[1], source, source, 0, source_pitch,
+            0, 0, to[0], target, target, 0, target_pitch, width, rows,
+        ),
+        stream,
+    )  # fmt: skip
+
+
+class Kernel:
+    """A function of a module that CuPy has loaded. Every kernel of ours is launched by one."""
+
+    def __init__(self, function: Any, name: str = "kernel"):
+        self._function, self._name = function, name
+        """CuPy's, which keeps the module."""
+
+    def __call__(
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[Any],
+        stream: Any,
+        shared_bytes: int = 0,
+    ) -> None:
+        """Start it in a CuPy stream of the device in use. `grid`, `block`: up to three sizes. `args`: NumPy
+        scalars, by value. Raises DriverError, and DeviceError where no GPU takes a launch of these sizes."""
+        check_launch(self._name, grid, block, shared_bytes)
+        values = [arg.tobytes() for arg in args]
+        memory = ctypes.create_string_buffer(b"".join(values))
+        starts = accumulate(map(len, values[:-1]), initial=ctypes.addressof(memory))
+        call(
+            "cuLaunchKernel", self._function.ptr, *_three(grid), *_three(block), shared_bytes, stream.ptr,
+            struct.pack(f"@{len(values)}P", *starts), None,
+        )  # fmt: skip
+
+
+def check_launch(name: str, grid: Sequence[int], block: Sequence[int], shared_bytes: int) -> None:
+    """Raise DeviceError where a launch of the kernel `name` exceeds what GPUs take. The driver would refuse
+    some of these sizes with a number; of others ctypes would pass on the lowest 32 bits."""
+    blocks, threads = _three(grid), _three(block)
+    fits = (
+        len(grid) <= 3
+        and len(block) <= 3
+        and all(size <= most for size, most in zip(blocks, GRID, strict=True))
+        and all(size <= most for size, most in zip(threads, BLOCK, strict=True))
+        and math.prod(threads) <= THREADS
+        and 0 <= shared_bytes <= SHARED_BYTES
+    )
+    if not fits:
+        raise DeviceError(
+            f"the kernel {name} would need {'×'.join(map(str, blocks))} blocks of "
+            f"{'×'.join(map(str, threads))} threads and {shared_bytes} bytes of shared memory each, which no "
+            "GPU takes; give a smaller device_memory_limit, for smaller blocks of C"
+        )
+
+
+def _three(sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(max(1, size) for size in (*sizes, 1, 1)[:3])  # nothing to do is done by one block
+
+
+def fill(address: int, value: int, nbytes: int, stream: Any) -> None:
+    """Every byte, in a CuPy stream."""
+    call("cuMemsetD8Async", address, value, nbytes, stream.ptr)
+
+
+def call(name: str, *args: Any) -> None:
+    """A function of the driver's. Raises DriverError."""
+    _check(name, _keeping(name)(*args))
+
+
+def _wait_for(name: str, *args: Any) -> None:
+    _check(name, _yielding(name)(*args))
+
+
+def _check(name: str, status: int) -> None:
+    if status:
+        raise DriverError(name, status)
+
+
+@cache
+def _keeping(name: str) -> Any:
+    """A function of the driver's, called with the interpreter's lock held."""
+    return _function(ctypes.PyDLL(_LIBRARY), name)
+
+
+@cache
+def _yielding(name: str) -> Any:
+    """And without."""
+    return _function(ctypes.CDLL(_LIBRARY), name)
+
+
+def _function(library: ctypes.CDLL, name: str) -> Any:
+    function = getattr(library, name)
+    function.argtypes = _ARGUMENTS[name]
+    return function

@@ -1,0 +1,8 @@
+"""The Dask side: products of dask arrays, and products made by a `distributed` cluster.
+
+Needs the extra `distributed`.
+"""
+
+from .arrays import matmul, multiply
+
+__all__ = ["matmul", "multiply"]

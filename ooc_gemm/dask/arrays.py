@@ -1,0 +1,467 @@
+"""The Dask side: products of dask arrays, and products made by a `distributed` cluster.
+
+Needs the extra `distributed`.
+"""
+
+import itertools
+import math
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
+
+from .. import api
+from ..devices.cpu.blas import gemm
+from ..devices.cpu.device import one_blas_thread
+from ..planning.plan import Plan
+from ..storage.read import store
+from ..storage.read.local import Window
+from ..storage.write import targets
+from ..support.errors import BudgetError, InputError, RangeError
+from ..support.memory import STEP
+from ..support.trace import Trace
+from .cluster import Cluster, open_here, task_limit, tasks_at_a_time
+from .internals import Blockwise, List, Task, TaskRef, getter
+
+FLOPS, BYTES = 60e9, 1e9
+"""What a thread multiplies and takes in a second, about: for the shape of superblocks."""
+LEAST_DEPTH, MOST_DEPTH = 256, 2048
+"""Of a step, in k. A step copies its superblock, which takes a few percent of the least one's time."""
+LAG = 2
+"""So many steps any superblock may be ahead of any other."""
+
+
+def multiply(
+    a: Any,
+    b: Any,
+    c: Any,
+    *,
+    client: Any = None,
+    alpha: complex | None = None,
+    beta: complex | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    adjoint_a: bool = False,
+    adjoint_b: bool = False,
+    memory_limit: str | int | None = None,
+    device: str = "auto",
+    device_memory_limit: str | int | None = None,
+    precision: str = "highest",
+    kernel: str = "auto",
+    out_dtype: Any = None,
+    chunks: tuple[int, int] | None = None,
+    shards: tuple[int, int] | None = None,
+    compressor: str | None = None,
+    verify: bool = False,
+    force: bool = False,
+    resume: bool = False,
+    progress: Callable[[float, Plan, Trace], None] | None = None,
+    notice: Callable[[str], None] | None = None,
+) -> api.Result:
+    """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C, its blocks spread over the workers of a cluster.
+
+    a, b: path, URL or zarr.Array, which all workers can open. Workers take credentials of object stores from
+    their own environment; an address or an open array that holds some is refused.
+    c: path of C in a folder that workers share with this process.
+    client: of the cluster, unless given the current one. GPU workers that say so by the resource `GPU`, as
+    those of dask-cuda do, are the only ones used where there are any.
+    memory_limit: most host memory that a worker may hold resident; unless given what it holds before
+    `distributed` begins to spill.
+
+    The rest as `ooc_gemm.multiply`. A worker that dies has its blocks done again by others; where scheduler
+    or client die, C can be continued with `resume`, also by `ooc_gemm.multiply`. The result's bytes and stage
+    seconds are those of all workers, and its peaks those of the worker that held most.
+
+    Raises what `ooc_gemm.multiply` raises, and DeviceError where scheduler or workers are gone.
+    """
+    store.refuse_event_loop()
+    if store.local_path(c) is None:
+        raise InputError(f"{store.describe(c)} is not in a folder that workers share; give the path of one")
+    cluster = Cluster(client, {"a": a, "b": b}, device)
+    result = api.retried(
+        a,
+        b,
+        c,
+        engine=cluster.execute,
+        device=cluster,
+        memory_limit=cluster.memory_limit if memory_limit is None else memory_limit,
+        trace=None,
+        progress=progress,
+        notice=notice,
+        alpha=alpha,
+        beta=beta,
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        adjoint_a=adjoint_a,
+        adjoint_b=adjoint_b,
+        device_memory_limit=device_memory_limit,
+        precision=precision,
+        kernel=kernel,
+        out_dtype=out_dtype,
+        chunks=chunks,
+        shards=shards,
+        compressor=compressor,
+        verify=verify,
+        force=force,
+        resume=resume,
+    )
+    plan = replace(result.plan, bytes_read=cluster.predicted_bytes_read)
+    return replace(result, plan=plan, peak_host_bytes=cluster.peak_host)
+
+
+# ------------------------------------------------------------------------------------------ dask arrays
+
+
+def matmul(
+    x: Any,
+    y: Any,
+    *,
+    device: str = "auto",
+    precision: str = "highest",
+    kernel: str = "auto",
+) -> Any:
+    """x·y of dask arrays, a dask array with the chunks and meta of `dask.array.matmul`. Its dtype is the one
+    that `dask.array.matmul` has for several chunks along k: integers add up in 64 bits.
+
+    Made in superblocks of its chunks, as few as keep all threads of the current client's workers (without
+    one, of this process) busy within their memory. Where x and y are what `dask.array.from_zarr` returned,
+    one task makes a superblock and reads the stored chunks itself; else a chain of tasks, each of which adds
+    the product of some chunks along k, and what is held at a time does not grow with k (but for what a
+    waiting worker computes ahead of the operands' own tasks).
+
+    device, precision, kernel: as of `ooc_gemm.multiply`. Integers are exact: a sum that does not fit 64 bits
+    raises RangeError where NumPy would wrap. What is not two matrices of numbers in NumPy arrays, or of
+    unknown size, goes to `dask.array.matmul`. A slice of the result takes the superblocks that hold it.
+    """
+    x, y = da.asanyarray(x), da.asanyarray(y)
+    if not all(_ours(array) for array in (x, y)):
+        return da.matmul(x, y)
+    if x.shape[1] != y.shape[0]:
+        da.matmul(x, y)  # raises
+        raise ValueError(f"the inner dimensions of {x.shape} and {y.shape} differ")
+    dtype = np.zeros(0, np.result_type(x.dtype, y.dtype)).sum().dtype
+    options = {"device": device, "precision": precision, "kernel": kernel}
+    chunks, k = (x.chunks[0], y.chunks[1]), x.shape[1]
+    down, across = _superblocks(chunks, k, dtype)
+    name = f"ooc-gemm-matmul-{tokenize(x, y, options, down, across)}"
+    stored = [_stored(x, 0, down), _stored(y, 1, across)]
+    if None in stored:
+        graph, parents = _from_chunks(name, x, y, down, across, dtype, options), [x, y]
+    else:
+        graph = _from_stores(name, stored, k, down, across, {"dtype": dtype, **options})
+        parents = [array for array, spec in zip((x, y), stored, strict=True) if isinstance(spec, TaskRef)]
+    layers = HighLevelGraph.from_collections(name, graph, dependencies=parents)
+    return da.Array(layers, name, chunks, dtype=dtype, meta=np.empty((0, 0), dtype))
+
+
+def _ours(x: Any) -> bool:
+    return (
+        x.ndim == 2
+        and type(x._meta) is np.ndarray
+        and not any(math.isnan(size) for size in x.shape)
+        and x.dtype.isnative
+        and x.dtype.kind in "iufc"
+        and x.dtype.itemsize <= (16 if x.dtype.kind == "c" else 8)
+    )
+
+
+@dataclass(frozen=True)
+class Span:
+    """A superblock's extent down or across C."""
+
+    first: int
+    """Number of its first chunk."""
+    edges: list[int]
+    """Where its chunks begin and end in C."""
+
+    @property
+    def start(self) -> int:
+        """In C."""
+        return self.edges[0]
+
+    @property
+    def stop(self) -> int:
+        """In C."""
+        return self.edges[-1]
+
+    @property
+    def chunks(self) -> range:
+        """Numbers of its chunks."""
+        return range(self.first, self.first + len(self.edges) - 1)
+
+    def within(self, chunk: int) -> tuple[int, int]:
+        """Where a chunk begins and ends in the superblock."""
+        low, high = self.edges[chunk - self.first : chunk - self.first + 2]
+        return low - self.start, high - self.start
+
+
+def _superblocks(chunks: tuple[tuple[int, ...], ...], k: int, dtype: Any) -> tuple[list[Span], list[Span]]:
+    """How C is cut, down and across: into superblocks that keep all threads busy, of which each fits four
+    times into a task's memory: as it was and as it is made, what is multiplied, and chunks cut from it."""
+    threads, memory = tasks_at_a_time()
+    room = memory // (4 * _accumulated(dtype).itemsize)
+
+    def seconds(cut: tuple[list[Span], list[Span]]) -> tuple[bool, float, int]:
+        rows, cols = (max(span.stop - span.start for span in spans) for spans in cut)
+        count = len(cut[0]) * len(cut[1])
+        each = 2.0 * rows * cols * k / FLOPS + (rows + cols) * k * dtype.itemsize / BYTES
+        return rows * cols > room, math.ceil(count / threads) * each, count
+
+    down, across = ([_cut(sizes, parts) for parts in _parts(len(sizes))] for sizes in chunks)
+    return min(itertools.product(down, across), key=seconds)
+
+
+def _parts(chunks: int) -> list[int]:
+    """Numbers of parts to try."""
+    few = {*range(1, 17), *(round(16 * 1.2**i) for i in range(1, 60)), chunks}
+    return sorted(parts for parts in few if parts <= chunks)
+
+
+def _cut(sizes: tuple[int, ...], parts: int) -> list[Span]:
+    """About equal parts of whole chunks."""
+    edges = [0, *itertools.accumulate(sizes)]
+    at = [bisect_left(edges, edges[-1] * part / parts) for part in range(1, parts)]
+    firsts = sorted({0, *at, len(sizes)})
+    return [Span(first, edges[first : last + 1]) for first, last in itertools.pairwise(firsts)]
+
+
+def _accumulated(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What results of a type add up in."""
+    if dtype.kind in "iu":
+        return np.dtype(np.int64)
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+def _stored(x: Any, axis: int, cut: list[Span]) -> Any:
+    """What a task opens to read x, where x is just what `from_zarr` opened and the cut along an axis is at
+    its chunks' edges; else None. This is the path of the array, or a reference to what the user's own graph
+    holds: an open array is not copied into ours, for it may bring credentials along."""
+    layer = x.dask.layers.get(x.name)
+    if not isinstance(layer, Blockwise) or getattr(layer.task, "func", None) is not getter:
+        return None
+    found = held = layer.indices[0][0]
+    if isinstance(held, TaskRef):
+        found = x.dask.layers.get(held.key, {}).get(held.key)
+    if not store.is_array(found) or (found.shape, found.dtype) != (x.shape, x.dtype):
+        return None
+    if any(span.start % found.chunks[axis] for span in cut):
+        return None
+    spec = store.portable(found)
+    return held if isinstance(held, TaskRef) and not isinstance(spec, str) else spec
+
+
+def _from_stores(
+    name: str, stored: list[Any], k: int, down: list[Span], across: list[Span], options: dict[str, Any]
+) -> dict[Any, Any]:
+    """One task a superblock."""
+    graph: dict[Any, Any] = {}
+    for (i, rows), (j, cols) in itertools.product(enumerate(down), enumerate(across)):
+        key = _key(name, rows, cols, ("block-" + name, i, j))
+        ranges = [((rows.start, rows.stop), (0, k)), ((0, k), (cols.start, cols.stop))]
+        graph[key] = Task(key, _product, *stored, ranges, **options)
+        graph |= _chunks(name, key, rows, cols)
+    return graph
+
+
+def _from_chunks(
+    name: str, x: Any, y: Any, down: list[Span], across: list[Span], dtype: Any, options: dict[str, Any]
+) -> dict[Any, Any]:
+    """A chain of tasks a superblock. `gate` p: step p of all superblocks is done."""
+    graph: dict[Any, Any] = {}
+    largest = max(1, sum(max(span.stop - span.start for span in spans) for spans in (down, across)))
+    _, memory = tasks_at_a_time()
+    depth = memory // (4 * (LAG + 2) * largest * _accumulated(dtype).itemsize)
+    depth = max(LEAST_DEPTH, min(depth, MOST_DEPTH))
+    edges_x, edges_y = ([0, *itertools.accumulate(sizes)] for sizes in (x.chunks[1], y.chunks[0]))
+    steps = list(itertools.pairwise(_k_edges(edges_x, edges_y, depth)))
+    blocks = list(itertools.product(enumerate(down), enumerate(across)))
+    for p, (start, stop) in enumerate(steps):
+        in_x, in_y = (_overlapping(edges, start, stop) for edges in (edges_x, edges_y))
+        pieces = _pieces(in_x, in_y, start, stop)
+        last = p == len(steps) - 1
+        for (i, rows), (j, cols) in blocks:
+            key = ("step-" + name, i, j, p)
+            before = TaskRef(("step-" + name, i, j, p - 1)) if p else None
+            wait = TaskRef(("gate-" + name, p - LAG)) if p >= LAG and len(blocks) > 1 else None
+            left = [List(*(TaskRef((x.name, r, q)) for q, *_ in in_x)) for r in rows.chunks]
+            right = [List(*(TaskRef((y.name, q, s)) for s in cols.chunks)) for q, *_ in in_y]
+            if last:
+                key = _key(name, rows, cols, key)
+                graph |= _chunks(name, key, rows, cols)
+            step = _Step(rows.edges, cols.edges, pieces, last, dtype, options)
+            graph[key] = Task(key, step, before, wait, List(*left), List(*right))
+            if p < len(steps) - LAG and len(blocks) > 1:
+                token = ("token-" + name, i, j, p)
+                graph[token] = Task(token, _nothing, TaskRef(key))
+        if p < len(steps) - LAG and len(blocks) > 1:
+            gate = ("gate-" + name, p)
+            tokens = (TaskRef(("token-" + name, i, j, p)) for (i, _), (j, _) in blocks)
+            graph[gate] = Task(gate, _nothing, List(*tokens))
+    return graph
+
+
+def _key(name: str, rows: Span, cols: Span, key: Any) -> Any:
+    """Of the task that makes a superblock: a chunk's own where it is just that."""
+    return (name, rows.first, cols.first) if len(rows.chunks) == len(cols.chunks) == 1 else key
+
+
+def _chunks(name: str, block: Any, rows: Span, cols: Span) -> dict[Any, Any]:
+    """A superblock's chunks, cut from it."""
+    if block[0] == name:
+        return {}
+    return {
+        (key := (name, i, j)): Task(key, _part, TaskRef(block), *rows.within(i), *cols.within(j))
+        for i, j in itertools.product(rows.chunks, cols.chunks)
+    }
+
+
+def _k_edges(x: list[int], y: list[int], depth: int) -> list[int]:
+    """Where steps begin and end: at edges of chunks, of the larger ones where that may be, and no more than
+    `depth` apart where that may be."""
+    coarse, fine = sorted((x, y), key=len)
+    every, found = sorted({*fine, *coarse}), [0]
+    while (start := found[-1]) < every[-1]:
+        last = (edges[bisect_right(edges, start + depth) - 1] for edges in (coarse, fine))
+        found.append(next((edge for edge in last if edge > start), every[bisect_right(every, start)]))
+    return found if every[-1] else [0, 0]
+
+
+def _overlapping(edges: list[int], start: int, stop: int) -> list[tuple[int, int, int]]:
+    """Chunks that hold some of [start, stop): number, and where they begin and end."""
+    first = max(0, bisect_right(edges, start) - 1)
+    some = itertools.takewhile(lambda q: edges[q] < stop, range(first, len(edges) - 1))
+    return [(q, edges[q], edges[q + 1]) for q in some if edges[q] < edges[q + 1]]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Of the k of a step: what one chunk of x and one of y share."""
+
+    x: int
+    """The chunk's number among those of the step."""
+    in_x: slice
+    """Its columns."""
+    y: int
+    in_y: slice
+
+
+def _pieces(
+    in_x: list[tuple[int, int, int]], in_y: list[tuple[int, int, int]], start: int, stop: int
+) -> list[_Piece]:
+    found = []
+    for (p, (_, x, x_stop)), (q, (_, y, y_stop)) in itertools.product(enumerate(in_x), enumerate(in_y)):
+        low, high = max(x, y, start), min(x_stop, y_stop, stop)
+        if low < high:
+            found.append(_Piece(p, slice(low - x, high - x), q, slice(low - y, high - y)))
+    return found
+
+
+# ------------------------------------------------------------------------------------------ tasks
+
+
+_gpu = threading.Lock()
+"""One task at a time has it: plans count on its memory."""
+
+
+def _product(
+    x: Any,
+    y: Any,
+    ranges: list[tuple[tuple[int, int], tuple[int, int]]],
+    dtype: np.dtype[Any],
+    **options: Any,
+) -> Any:
+    """The product of parts of two stored arrays, in the ranges of rows and columns given for each."""
+    left, right = (Window(store.open_source(spec), *part) for spec, part in zip((x, y), ranges, strict=True))
+    return _engine(left, right, dtype, **options)
+
+
+def _engine(x: Any, y: Any, dtype: np.dtype[Any], device: str, **options: Any) -> Any:
+    """x·y within what this task may hold; where that is too little, within the least that does."""
+    here = open_here(device, 1)
+    with _gpu if here.name != "cpu" else nullcontext():
+        # What overflows becomes infinite without a word, as in `dask.array.matmul`.
+        run = partial(api.multiply, x, y, device=here, out_dtype=dtype, notice=_nothing, **options)
+        try:
+            return run(memory_limit=task_limit()).array
+        except BudgetError as error:
+            if error.minimum_memory_limit is None:
+                raise
+            return run(memory_limit=error.minimum_memory_limit + STEP).array
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Adds the product of some chunks to a superblock; a new array."""
+
+    rows: list[int]
+    """Where x's chunks begin and end in C."""
+    cols: list[int]
+    """And y's."""
+    pieces: list[_Piece]
+    last: bool
+    dtype: np.dtype[Any]
+    """Of the last step's result; before, what it adds up in."""
+    options: dict[str, Any]
+
+    def __call__(self, before: Any, wait: None, x: list[list[Any]], y: list[list[Any]]) -> Any:
+        """`x`: chunks by their place down C and along k; `y`: along k and across C."""
+        dtype = _accumulated(self.dtype)
+        if not self.pieces:  # k = 0
+            out = np.zeros((self.rows[-1] - self.rows[0], self.cols[-1] - self.cols[0]), dtype)
+        elif dtype.kind in "fc" and open_here(self.options["device"], 1).name == "cpu":
+            out = self._blas(before, x, y, dtype)
+        else:
+            left = [[x[i][p.x][:, p.in_x] for p in self.pieces] for i in range(len(x))]
+            right = [[chunk[p.in_y] for chunk in y[p.y]] for p in self.pieces]
+            out = part = _engine(np.block(left), np.block(right), dtype, **self.options)
+            if before is not None:
+                out = before + part
+                if dtype.kind == "i" and (((before ^ out) & (part ^ out)) < 0).any():
+                    raise RangeError("a sum of products may exceed int64; convert the operands to float64")
+        if not self.last:
+            return out
+        if self.dtype.kind in "iu":
+            targets.check_fits(out, self.dtype, "the product")
+        with np.errstate(over="ignore"):
+            return out.astype(self.dtype, copy=False)
+
+    def _blas(self, before: Any, x: list[list[Any]], y: list[list[Any]], dtype: np.dtype[Any]) -> Any:
+        x, y = ([[_for_blas(chunk, dtype) for chunk in line] for line in some] for some in (x, y))
+        rows, cols = ([edge - edges[0] for edge in edges] for edges in (self.rows, self.cols))
+        out = np.empty((rows[-1], cols[-1]), dtype) if before is None else before.copy()
+        _, run = gemm(dtype.char)
+        with one_blas_thread:
+            for (i, down), (j, across) in itertools.product(
+                *(enumerate(_slices(edges)) for edges in (rows, cols))
+            ):
+                for number, p in enumerate(self.pieces):
+                    beta = 0.0 if before is None and number == 0 else 1.0
+                    run(x[i][p.x][:, p.in_x], y[p.y][j][p.in_y], out[down, across], 1.0, beta)
+        return out
+
+
+def _slices(edges: list[int]) -> list[slice]:
+    return [slice(*pair) for pair in itertools.pairwise(edges)]
+
+
+def _for_blas(chunk: Any, dtype: np.dtype[Any]) -> Any:
+    """In its type and one of its layouts."""
+    chunk = chunk.astype(dtype, copy=False)
+    return chunk if chunk.itemsize in chunk.strides else np.ascontiguousarray(chunk)
+
+
+def _part(block: Any, row: int, row_stop: int, col: int, col_stop: int) -> Any:
+    """A copy, so that the superblock does not live on in it."""
+    return block[row:row_stop, col:col_stop].copy()
+
+
+def _nothing(*_: Any) -> None:
+    """Only to be waited for."""

@@ -1,0 +1,1 @@
+"""The device that computes with BLAS in host memory."""

@@ -1,0 +1,187 @@
+"""In-place GEMM (C ← α·op(A)·op(B) + β·C) from the BLAS library that NumPy has loaded.
+
+`numpy.matmul` cannot accumulate: it needs a temporary and one more pass over C for every panel. The
+library behind it can, so its CBLAS interface is called directly. Where it is not found (a BLAS that
+exports no CBLAS), NumPy with a temporary does the same, slower.
+"""
+
+import ctypes
+import math
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...support.intervals import ranges
+
+Array = npt.NDArray[Any]
+Gemm = Callable[[Array, Array, Array, complex, complex], None]
+
+_LETTER = {"f": "s", "d": "d", "F": "c", "D": "z"}
+_ROW_MAJOR, _NO_TRANS, _TRANS = 101, 111, 112
+_PART = 256
+"""Rows, columns and depth of what `by_parts` multiplies at a time."""
+
+
+@lru_cache
+def _library() -> tuple[ctypes.CDLL, str, str] | None:
+    """The loaded BLAS with a CBLAS interface, and how its names are decorated."""
+    from threadpoolctl import threadpool_info
+
+    for info in threadpool_info():
+        if info["user_api"] != "blas":
+            continue
+        library = ctypes.CDLL(info["filepath"])
+        for prefix in ("scipy_cblas_", "cblas_"):
+            for suffix in ("64_", "_64", ""):
+                if hasattr(library, f"{prefix}sgemm{suffix}"):
+                    return library, prefix, suffix
+    return None
+
+
+@lru_cache
+def gemm(char: str) -> tuple[str, Gemm]:
+    """(name, function) for a dtype character. The function takes (a, b, c, α, β): a and b are 2-D, each
+    C-contiguous in rows or the transpose of such a view; c likewise but never transposed.
+
+    A complex product is the one of the formula, re·re − im·im and re·im + im·re, also where a part of it is
+    infinite: a real α or β, or one without a real part, then makes no NaN of the other part."""
+    found = _library()
+    if found is None:
+        return "numpy", partial(_complex, _with_temporary) if char in "FD" else _with_temporary
+    library, prefix, suffix = found
+    function = getattr(library, f"{prefix}{_LETTER[char]}gemm{suffix}")
+    integer = ctypes.c_int64 if suffix else ctypes.c_int
+    is_complex = char in "FD"
+    pointer = ctypes.c_void_p
+    scalar = pointer if is_complex else {"f": ctypes.c_float, "d": ctypes.c_double}[char]
+    function.restype = None
+    function.argtypes = [ctypes.c_int] * 3 + [integer] * 3
+    function.argtypes += [scalar, pointer, integer, pointer, integer, scalar, pointer, integer]
+
+    most = 2 ** (8 * ctypes.sizeof(integer) - 1) - 1
+
+    def run(a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> None:
+        (m, n), k = c.shape, a.shape[1]
+        trans_a, lda = _layout(a)
+        trans_b, ldb = _layout(b)
+        ldc = max(1, c.strides[0] // c.itemsize, n)
+        if max(m, n, k, lda, ldb, ldc) > most:  # ctypes would pass on the lowest 32 bits
+            _with_temporary(a, b, c, alpha, beta)
+            return
+        scalars = np.array([alpha, beta], dtype="D").astype(char) if is_complex else None
+        if scalars is None:
+            x, y = alpha.real, beta.real
+        else:
+            x, y = scalars[:1].ctypes.data, scalars[1:].ctypes.data
+        data_a, data_b, data_c = a.ctypes.data, b.ctypes.data, c.ctypes.data
+        function(_ROW_MAJOR, trans_a, trans_b, m, n, k, x, data_a, lda, data_b, ldb, y, data_c, ldc)
+
+    return "blas", partial(_complex, run) if is_complex else run
+
+
+def scale_in_place(x: Array, factor: complex) -> None:
+    """x ← factor·x. A factor of 0 makes zeros of everything. A complex x is multiplied part by part where the
+    factor has one part only, since inf·(2 + 0i) has a part 0·inf, which is NaN."""
+    with np.errstate(all="ignore"):
+        if factor == 0:
+            x[...] = 0
+        elif factor == 1:
+            return
+        elif x.dtype.kind != "c":
+            x *= x.dtype.type(factor.real)
+        elif factor.imag == 0:
+            for part in (x.real, x.imag):
+                part *= factor.real
+        elif factor.real == 0:
+            real = x.real * factor.imag
+            np.multiply(x.imag, -factor.imag, out=x.real)
+            x.imag = real
+        else:
+            x *= x.dtype.type(factor)
+
+
+def by_parts_bytes(dtype: np.dtype[Any]) -> int:
+    """Memory that `by_parts` takes."""
+    return 5 * _PART**2 * dtype.itemsize
+
+
+def by_parts(a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> None:
+    """c ← α·a·b + β·c of complex numbers, by real products of their parts; β is 0 or 1.
+
+    The library multiplies each sum by α + 0i even where α is 1, and so makes NaN of the real part of a sum
+    whose imaginary part is infinite, and the other way round."""
+    real = c.real.dtype
+    _, run = gemm(real.char)
+    for rows in ranges(c.shape[0], _PART):
+        for cols in ranges(c.shape[1], _PART):
+            out = c[slice(*rows), slice(*cols)]
+            product = np.zeros(out.shape, c.dtype)
+            sums = np.zeros((2, *out.shape), real)
+            for deep in ranges(a.shape[1], _PART):
+                left, right = a[slice(*rows), slice(*deep)], b[slice(*deep), slice(*cols)]
+                # BLAS wants contiguous matrices, and the parts of complex numbers are not.
+                (p, q), (r, s) = ([np.ascontiguousarray(y) for y in (x.real, x.imag)] for x in (left, right))
+                for x, y, to, sign in ((p, r, 0, 1.0), (q, s, 0, -1.0), (p, s, 1, 1.0), (q, r, 1, 1.0)):
+                    run(x, y, sums[to], sign, 1.0)
+            product.real, product.imag = sums
+            scale_in_place(product, alpha)
+            if beta == 0:
+                out[...] = product
+            else:
+                with np.errstate(all="ignore"):
+                    out += product
+
+
+def _complex(run: Gemm, a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> None:
+    """`run`, or `by_parts` where a sum might not be finite."""
+    if beta not in (0, 1):
+        scale_in_place(c, beta)
+        beta = 1.0
+    (p, q), most = (_parts(x) for x in (a, b)), float(np.finfo(c.dtype).max) / 4  # the rest is for rounding
+    # Two bounds of all sums: the first one takes half the time, the second one holds for larger numbers.
+    if _norm(p) * _norm(q) < most or 2.0 * a.shape[1] * _largest(p) * _largest(q) < most:
+        run(a, b, c, alpha, beta)
+    else:  # also where they are NaN
+        by_parts(a, b, c, alpha, beta)
+
+
+def _parts(x: Array) -> Array:
+    """Real and imaginary parts as elements of one matrix."""
+    along = x if x.strides[1] == x.itemsize else x.T
+    if along.strides[1] != along.itemsize:  # of one row, or one column
+        along = np.ascontiguousarray(along)
+    return along.view(x.real.dtype)
+
+
+def _norm(x: Array) -> float:
+    """‖x‖_F; infinite where the squares are too large."""
+    with np.errstate(all="ignore"):
+        return math.sqrt(float(np.vecdot(x, x).sum(dtype=np.float64)))
+
+
+def _largest(x: Array) -> float:
+    """The largest magnitude; NaN where there is one."""
+    with np.errstate(all="ignore"):
+        return max(float(x.max()), -float(x.min())) if x.size else 0.0
+
+
+def _layout(x: Array) -> tuple[int, int]:
+    """CBLAS transposition flag and leading dimension of a view. The stride of an axis of one element means
+    nothing, and BLAS wants a leading dimension no smaller than a row."""
+    if x.strides[1] == x.itemsize or x.shape[1] == 1:
+        return _NO_TRANS, max(1, x.strides[0] // x.itemsize, x.shape[1])
+    return _TRANS, max(1, x.strides[1] // x.itemsize, x.shape[0])
+
+
+def _with_temporary(a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> None:
+    with np.errstate(all="ignore"):
+        product = np.matmul(a, b)
+        scale_in_place(product, alpha)
+        if beta == 0:
+            c[...] = product
+            return
+        scale_in_place(c, beta)
+        c += product

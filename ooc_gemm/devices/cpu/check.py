@@ -1,0 +1,183 @@
+"""Checks of the blocks that the CPU makes: products of panels with vectors, by the same workers.
+
+A worker takes some lines, converts them piece by piece to float64 in memory that its cache holds, and reads
+them there for the product and for the norms. Integers that float64 might not add up exactly go by way of
+int64, which NumPy multiplies without BLAS.
+
+float32 is not converted, for that costs more than all the rest, and altogether 3 % of the product of 4096³:
+pieces are multiplied and squared as they are, which the tolerance knows of, and added up in float64. Where a
+piece's sums leave float32's range, it is done again in float64. Integers of 8 bits, which lie in float32,
+too, are multiplied as they are, modulo a prime.
+"""
+
+import queue
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ...engine.check import Sums, Verdict
+from ...engine.ports import Array, Operation
+from ...planning.plan import Plan, check_bytes
+from ...support.intervals import ceil_div, ranges
+
+TILE_ELEMENTS = 1 << 16
+"""Of a piece as converted: 512 KiB, twice that if complex."""
+DIRECT_TIMES = 8
+"""How much larger pieces are that are not converted: what Python does for each counts."""
+DEPTH = 4096
+"""Most elements of a line in a piece."""
+SAFE = 1e-30, 1e38
+"""Squared norms in float32 that are right: no square that counts has left its range."""
+MODULUS = 251
+"""Panels of 8-bit integers are checked modulo this: then their products with y = op(B)·x are small enough
+for float32 to add up hundreds of them exactly, in one pass without a conversion. No bit that flips changes a
+sum by a multiple of a prime; any other error passes with a probability of at most 1/2 + 1/251."""
+LEAST_DEPTH = 64
+"""Shorter pieces would not be worth float64."""
+
+BLAS_DEPTH = 1024
+"""Terms that BLAS adds up in one register, at most: what it packs of a panel along k."""
+
+Run = Callable[[Callable[[slice, slice], None], Iterator[tuple[slice, slice]]], None]
+"""What deals tiles to workers."""
+
+
+class Checks:
+    """One block at a time is being checked."""
+
+    def __init__(self, plan: Plan, operation: Operation, run: Run, threads: int):
+        self._op, self._run, self._k = operation, run, plan.problem.k
+        dtype = operation.arithmetic.check_type
+        sums, _ = check_bytes(plan.problem, plan.bm, plan.bn, plan.bk)
+        self._sums = Sums.within(np.empty(sums, np.uint8), plan.bm, plan.bk, dtype)
+        self._x, self._y = np.empty(plan.bn, dtype), np.empty(plan.bk, dtype)
+        self._random = np.random.default_rng()
+        self._threads = threads
+        self._scratch: queue.SimpleQueue[Array] = queue.SimpleQueue()
+        for _ in range(threads):
+            self._scratch.put(np.empty(TILE_ELEMENTS, dtype))
+        self._rounding = operation.arithmetic.rounding(min(plan.bk, BLAS_DEPTH))
+        if operation.arithmetic.exact and operation.arithmetic.panel == np.float32:
+            self._rounding = replace(self._rounding, modulus=MODULUS)
+        elif operation.arithmetic.panel == np.float32:
+            self._rounding = replace(self._rounding, check=(2.0**-24, DEPTH))
+
+    def begin(self, c: Array) -> None:
+        """A new vector, and the old C times it."""
+        rows, cols = c.shape
+        self._x[:cols] = 1 - 2 * self._random.integers(0, 2, cols, np.int8)
+        for x in (self._sums.product, self._sums.a, self._sums.old, self._sums.c):
+            x[:rows] = 0
+        self._sums.b[:] = 0
+        if self._op.beta != 0:
+            self._times(c, self._x, 1, self._sums.old, self._sums.c)
+
+    def add(self, a: Array, b: Array) -> None:
+        """The products of a pair of panels."""
+        if self._op.alpha == 0:  # then NaN in A and B is none in C
+            return
+        k = len(b)
+        self._y[:k] = 0
+        self._times(b, self._x, 1, self._y, self._sums.b)
+        largest = _largest(b) * b.shape[1]
+        if self._rounding.modulus:
+            largest = MODULUS // 2
+            self._y[:k] = (self._y[:k] + largest) % MODULUS - largest
+        self._times(a, self._y, largest, self._sums.product, self._sums.a)
+
+    def end(self, c: Array) -> Verdict:
+        """Compare."""
+        rows, cols = c.shape
+        self._sums.found[:rows] = 0
+        self._times(c, self._x, 1, self._sums.found, None)
+        op = self._op
+        return self._sums.verdict(rows, self._k, cols, op.alpha, op.beta, self._rounding)
+
+    def _times(self, matrix: Array, vector: Array, largest: int, out: Array, squares: Array | None) -> None:
+        """out += matrix·vector, of which no element exceeds `largest` if they are integers; squares +=
+        squared norms of the rows."""
+        rows, cols = matrix.shape
+        if 0 in (rows, cols):
+            return
+        exact, dtype = out.dtype.kind == "i", out.dtype
+        depth, direct = min(DEPTH, cols), matrix.dtype == np.float32
+        if exact:
+            depth = min(depth, 2 ** (24 if direct else 53) // (_largest(matrix) * largest))
+            if depth >= min(LEAST_DEPTH, cols):
+                dtype = np.dtype(np.float32 if direct else np.float64)
+            else:
+                depth = min(DEPTH, cols)
+        along = matrix.strides[1] == matrix.itemsize
+        if not along:  # rows of the tile are columns here: these should be long
+            depth = min(depth, 64)
+        height = TILE_ELEMENTS // depth
+        if direct and along:  # without scratch: higher, as long as all workers have some
+            height = max(height, min(DIRECT_TIMES * height, ceil_div(rows, 4 * self._threads)))
+        vector = vector[:cols].astype(dtype, copy=False)
+        single = vector.astype(np.float32) if direct else vector
+
+        def work(strip: slice, _: slice) -> None:
+            scratch = self._scratch.get()
+            try:
+                for start, stop in ranges(cols, depth):
+                    source = matrix[strip, start:stop]
+                    if direct and exact:
+                        out[strip] += (source @ single[start:stop]).astype(out.dtype)
+                        continue
+                    if direct and self._add_single(source, single[start:stop], out, squares, strip, along):
+                        continue
+                    flat = scratch[: source.size].view(dtype)
+                    tile = flat.reshape(source.shape) if along else flat.reshape(source.shape[::-1]).T
+                    with np.errstate(all="ignore"):
+                        np.copyto(tile, source, casting="unsafe")
+                        product = tile @ vector[start:stop]
+                        out[strip] += product.astype(out.dtype, copy=False)
+                        if squares is self._sums.b and not exact:  # their sum is enough
+                            squares[strip.start] += _squares(flat[None, :], True)[0]
+                        elif squares is not None and not exact:
+                            squares[strip] += _squares(tile, along)
+            finally:
+                self._scratch.put(scratch)
+
+        self._run(work, ((slice(*strip), slice(0)) for strip in ranges(rows, height)))
+
+    def _add_single(
+        self, source: Array, vector: Array, out: Array, squares: Array | None, strip: slice, along: bool
+    ) -> bool:
+        """The piece's share in float32; nothing, and False, where that would not do."""
+        with np.errstate(all="ignore"):
+            product = source @ vector
+            if not np.isfinite(product).all():
+                return False
+            if squares is not None:
+                total = squares is self._sums.b
+                norms = _squares(source.T if total and not along else source, along or total)
+                if not (norms.min() > SAFE[0] and norms.max() < SAFE[1]):
+                    return False
+                if total:
+                    squares[strip.start] += norms.sum(dtype=np.float64)
+                else:
+                    squares[strip] += norms
+            out[strip] += product
+        return True
+
+
+def _squares(tile: Array, along: bool) -> Array:
+    """Squared norms of the rows; `along`: they are contiguous. Where the square of a part is too large, the
+    norm is infinite; the complex product x̄·x would make it NaN."""
+    found: Array
+    if along:
+        parts = tile.view(tile.real.dtype)
+        found = np.vecdot(parts, parts)
+    elif tile.dtype.kind == "c":
+        found = _squares(tile.real, along) + _squares(tile.imag, along)
+    else:
+        found = np.square(tile) @ np.ones(tile.shape[1], tile.dtype)
+    return found
+
+
+def _largest(panel: Array) -> int:
+    """The largest magnitude of an integer in a panel or block: those of 8 bits are multiplied in float32,
+    those of 16 bits in float64."""
+    return {"f": 2**8, "d": 2**16, "i": 2**31}.get(panel.dtype.char, 2**63)

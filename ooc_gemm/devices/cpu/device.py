@@ -1,0 +1,505 @@
+"""The CPU: panels and C blocks in host memory, BLAS on tiles of the block.
+
+Uploads and downloads are copies made by whoever asks; multiplications run on a stream of their own, a
+thread that deals tiles of the C block to one worker a core, each of which calls BLAS single-threaded.
+So a worker that loses its core to a reader or writer for a while holds up one tile, not all the others.
+"""
+
+import math
+import os
+import platform
+import queue
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from threading import Event as Flag
+from threading import Lock, Thread, get_ident
+from typing import Any
+
+import numpy as np
+import threadpoolctl
+from threadpoolctl import threadpool_limits
+
+from ...engine.check import Verdict
+from ...engine.ports import COMPUTE, Arithmetic, Array, Check, Device, Limits, Operation, Overflow
+from ...engine.ring import Event, Stopped
+from ...planning.plan import DIAGONAL_STRIPS, Block, Part, Piece, Plan
+from ...planning.problem import MiB, Rates
+from ...support.buffers import Bytes, page_aligned
+from ...support.errors import InputError, on_thread
+from ...support.intervals import ceil_div, ranges
+from ...support.shared import Shared
+from ...support.trace import Trace
+from .blas import Gemm, by_parts_bytes, gemm, scale_in_place
+from .check import TILE_ELEMENTS, Checks
+
+TILE = 2048
+"""Largest side of a tile: past it BLAS gains nothing, and a tile should not take long."""
+EXACT_TILE = 1024
+"""The same for integers, whose products pass through a temporary a tile."""
+TURN_TILE = 256
+"""Side of the tiles in which a block is transposed: twice as fast as in one piece."""
+INTERPRETER_BYTES = 80 * MiB
+"""Python with everything this package imports, and room for what the heap does not give back."""
+WORKER_BYTES = 12 * MiB
+"""What BLAS packs operands into, for each worker."""
+
+
+CLOCK_HERTZ = 8e9
+BYTES_PER_CLOCK = 512
+"""Bytes of results that a core makes at most: two vector units of 64 bytes multiply and add, which makes 256;
+matrix units, such as Apple's, make more."""
+
+
+@Shared
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """BLAS multiplies on the thread that calls it, for this process and as long as anybody is inside."""
+    _let_any_thread_limit()
+    limits = threadpool_limits(limits=1, user_api="blas")
+    try:
+        yield
+    finally:
+        _let_any_thread_limit()
+        limits.restore_original_limits()
+        _let_any_thread_limit()
+
+
+def _let_any_thread_limit() -> None:
+    """threadpoolctl 3.8 lets the first thread that limits OpenBLAS be the only one, and ignores others
+    without a word. Here whoever leaves last lifts the limit, and `Shared` keeps threads apart."""
+    clear = getattr(threadpoolctl.OpenBLASController, "clear_controlling_thread", None)
+    if clear is not None:
+        clear(force=True)
+
+
+class _Done:
+    """An event of work that is already done."""
+
+    done = True
+
+    def synchronize(self) -> None:
+        return
+
+
+class _Mark:
+    """An event of the compute stream."""
+
+    def __init__(self, stream: "_Stream") -> None:
+        self._stream = stream
+        self.reached = Flag()
+
+    @property
+    def done(self) -> bool:
+        return self.reached.is_set()
+
+    def synchronize(self) -> None:
+        self.reached.wait()
+        if self._stream.error is not None:
+            raise self._stream.error
+
+
+class _Check:
+    """A verdict that the compute stream gives."""
+
+    done: _Mark
+
+    def __init__(self) -> None:
+        self.found: Verdict | None = None
+
+    def verdict(self) -> Verdict:
+        self.done.synchronize()
+        assert self.found is not None, "it is done"
+        return self.found
+
+
+class _Stream:
+    """A thread that runs what it is given, in order. After an error it runs nothing more, and every
+    event raises it."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self._queue: queue.SimpleQueue[Callable[[], None] | _Mark | None] = queue.SimpleQueue()
+        self._thread = Thread(target=self._run, name="ooc-gemm compute", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        self._queue.put(work)
+
+    def mark(self) -> _Mark:
+        mark = _Mark(self)
+        self._queue.put(mark)
+        return mark
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, _Mark):
+                item.reached.set()
+            elif self.error is None:
+                try:
+                    with on_thread("compute"):
+                        item()
+                except Exception as error:
+                    self.error = error
+
+
+class CPU:
+    """NumPy's BLAS on this machine's cores."""
+
+    name = "cpu"
+
+    def __init__(self, threads: int | None = None):
+        """`threads`: workers that multiply; all cores this process may use unless given."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self.threads = threads or cores or 1
+        self.model = f"{processor()}, {self.threads} threads"
+        self._started = ExitStack()
+        self._finished: dict[int, _Mark] = {}
+
+    def arithmetic(
+        self,
+        a: np.dtype[Any],
+        b: np.dtype[Any],
+        out: np.dtype[Any],
+        shape: tuple[int, int, int],
+        bound: int,
+        kernel: str,
+        precision: str,
+    ) -> Arithmetic:
+        """Floating point in BLAS (float16 in float32). Integers of 8 and 16 bits in float32 and float64
+        BLAS, as many products at a time as are exact; wider ones by NumPy in int64."""
+        wide = max(a.itemsize, b.itemsize) > 2
+        block = np.dtype(np.int32 if bound < 2**31 else np.int64)
+        if out.kind in "fc":
+            panel = np.result_type(a, b, out, np.float32)
+            found = Arithmetic(gemm(panel.char)[0], panel, panel, why="NumPy's BLAS")
+        elif wide:
+            long = np.dtype(np.int64)
+            found = Arithmetic("numpy", long, long, why="no BLAS is exact for these integers", exact=True)
+        elif a.itemsize == b.itemsize == 1:
+            exact = 2**24 // (largest(a) * largest(b))
+            panel, why = np.dtype(np.float32), "exact partial sums in float32"
+            found = Arithmetic("blas", panel, block, exact, why, exact=True)
+        else:
+            exact = 2**53 // (largest(a) * largest(b))
+            panel, why = np.dtype(np.float64), "exact partial sums in float64"
+            found = Arithmetic("blas", panel, block, exact, why, exact=True)
+        if kernel not in ("auto", found.kernel):
+            raise InputError(
+                f"kernel {kernel!r} cannot multiply {a} by {b} on the CPU; use {found.kernel!r} or 'auto'"
+            )
+        return found
+
+    def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
+        """BLAS's packing buffers, and for each worker the temporary tile of exact integers, or the parts of
+        complex numbers."""
+        tile = EXACT_TILE**2 * (arithmetic.panel.itemsize + arithmetic.block.itemsize)
+        scratch = {"i": tile, "c": by_parts_bytes(arithmetic.block)}.get(arithmetic.block.kind, 0)
+        return Limits(
+            host_baseline=INTERPRETER_BYTES,
+            device=None,
+            device_baseline=0,
+            workspace=self.threads * (WORKER_BYTES + scratch),
+            readers=min(8, max(4, self.threads)),
+            writers=min(8, max(2, self.threads // 2)),
+            check=self.threads * TILE_ELEMENTS * arithmetic.check_type.itemsize,
+        )
+
+    def rates(self, arithmetic: Arithmetic) -> Rates:
+        """Of one core with 256-bit vectors, times the cores; every stage shares them."""
+        each = {"f": 60e9, "d": 30e9, "F": 60e9, "D": 30e9}.get(arithmetic.panel.char, 1e9)
+        if arithmetic.panel.kind == "c":
+            each /= 4  # real operations for one complex multiplication and addition, counted as two
+        copies = 4e9 * self.threads
+        return Rates(each * self.threads, copies, copies / 4, copies, copies, shared=True)
+
+    def most_flops(self, kernel: str, panel: str) -> float:
+        """Twice what two vector units of 512 bits do, at a clock that no processor reaches."""
+        dtype = np.dtype(panel)
+        parts = 2 if dtype.kind == "c" else 1
+        return self.threads * CLOCK_HERTZ * BYTES_PER_CLOCK / (dtype.itemsize / parts) / parts**2
+
+    def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
+        """Allocate panels and blocks; take BLAS's threads from it, for this process, until `close`."""
+        self._op, self._trace = operation, trace
+        self._overflow = Overflow(operation)
+        arithmetic = operation.arithmetic
+        self._a_buffer = plan.a_buffer
+        self._panels = {
+            (name, p): np.empty(plan.bk * lines, arithmetic.panel)
+            for name, lines, count in (("a", plan.bm, plan.a_buffers), ("b", plan.bn, plan.panel_buffers))
+            for p in range(count)
+        }
+        self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]
+        self._cancelled = False
+        self._started.enter_context(one_blas_thread)
+        self._workers = self._started.enter_context(ThreadPoolExecutor(self.threads, "ooc-gemm worker"))
+        self._stream = _Stream()
+        self._started.callback(self._stream.close)
+        self._checks = Checks(plan, operation, self._run, self.threads) if operation.verify else None
+
+    def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
+        """Plain memory, page-aligned for direct reads and writes."""
+        return page_aligned(count, nbytes)
+
+    def prepare(self, buffer: Bytes) -> None:
+        """Memory is memory."""
+
+    def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
+        """A strided copy, with conversion to the panel's type."""
+        start = time.perf_counter()
+        self._overflow.upload(piece, buffer, source)
+        memory = self._blocks[buffer] if piece.operand == "c" else self._panels[piece.operand, buffer]
+        row, col = piece.into
+        rows, cols = source.shape
+        np.copyto(_shaped(memory, piece.panel)[row : row + rows, col : col + cols], source, casting="unsafe")
+        self._trace.add("upload", start, time.perf_counter(), f"upload {get_ident()}")
+        return _Done()
+
+    def reaches(self, other: Device) -> bool:
+        """Another one of this process."""
+        return isinstance(other, CPU)
+
+    def take(
+        self,
+        other: Device,
+        panel: tuple[int, int],
+        rows: tuple[int, int],
+        cols: tuple[int, int],
+        buffer: int,
+        uploaded: Event,
+    ) -> None:
+        """At once."""
+        assert isinstance(other, CPU)
+        to, at = (_shaped(device._panels["b", buffer], panel) for device in (self, other))
+        np.copyto(to[slice(*rows), slice(*cols)], at[slice(*rows), slice(*cols)])
+
+    def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
+        """Tiles of the block, dealt to the workers."""
+        k, a = panel[1] - panel[0], self._panels["a", self._a_buffer(panel, p)]
+        self._overflow.multiply(block, p, c, k, first)
+        b = a if block.diagonal else self._panels["b", p]
+        self._stream.submit(partial(self._multiply, block, k, a, b, c, first))
+
+    def scale(self, block: Block, c: int) -> None:
+        """β·C in place."""
+        self._stream.submit(partial(self._begin, _shaped(self._blocks[c], (block.rows, block.cols))))
+
+    def mirror(self, block: Block, c: int, col: int = 0) -> None:
+        """Tiles below the diagonal, dealt to the workers."""
+        whole = _shaped(self._blocks[c], (block.rows, block.cols))
+        self._stream.submit(partial(self._mirror, whole[:, col : col + block.rows]))
+
+    def check(self, block: Block, c: int) -> Check:
+        """On the compute stream, by the workers."""
+        check = _Check()
+        self._stream.submit(partial(self._check, check, _shaped(self._blocks[c], (block.rows, block.cols))))
+        check.done = self._stream.mark()
+        return check
+
+    def finish(self, block: Block, c: int) -> None:
+        """On the compute stream."""
+        self._finished[c] = self._stream.mark()
+
+    def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
+        """A strided copy; a transposition goes by tiles that caches hold."""
+        self._finished[c].synchronize()
+        start = time.perf_counter()
+        view = _shaped(self._blocks[c], (block.rows, block.cols))
+        if part.mirrored:
+            source = view.T[part.row : part.row + part.rows, part.col : part.col + part.cols]
+            for rows in slices(part.rows, TURN_TILE):
+                for cols in slices(part.cols, TURN_TILE):
+                    np.copyto(target[rows, cols], source[rows, cols])
+        else:
+            np.copyto(target, view[part.row : part.row + part.rows, part.col : part.col + part.cols])
+        self._trace.add("download", start, time.perf_counter(), f"download {get_ident()}")
+        return _Done()
+
+    def record(self, stream: str) -> Event:
+        """Copies are done when they return; multiplications have a stream."""
+        return self._stream.mark() if stream == COMPUTE else _Done()
+
+    def wait(self, stream: str, event: Event) -> None:
+        """Uploads are the caller itself, and compute only ever waits for copies."""
+        if stream != COMPUTE:
+            event.synchronize()
+
+    def peak_bytes(self) -> int:
+        """None of its own."""
+        return 0
+
+    def cancel(self) -> None:
+        """The workers stop after the tile they are at."""
+        self._cancelled = True
+
+    def free_panels(self) -> None:
+        """They go with the blocks: that takes no time here."""
+
+    def close(self) -> None:
+        """Give BLAS its threads back and free the buffers, as far as `start` came."""
+        self._started.close()
+        self._panels, self._blocks = {}, []
+        self._finished.clear()
+
+    def alive(self) -> bool:
+        """Always."""
+        return True
+
+    def explain(self, error: Exception) -> None:
+        """It has no memory of its own."""
+
+    def _multiply(self, block: Block, k: int, left: Array, right: Array, c: int, first: bool) -> None:
+        start = time.perf_counter()
+        op, arithmetic = self._op, self._op.arithmetic
+        a = self._operand(left, (block.rows, k), op.transpose_a, op.conjugate_a)
+        b = self._operand(right, (k, block.cols), op.transpose_b, op.conjugate_b)
+        out = _shaped(self._blocks[c], (block.rows, block.cols))
+        if self._checks:
+            if first:
+                self._checks.begin(out)
+            self._checks.add(a, b)
+        if first and (arithmetic.block.kind == "i" or op.alpha == 0):
+            self._scale(out)
+        if op.alpha == 0:  # some BLAS makes NaN of 0·NaN
+            return
+        if arithmetic.block.kind == "i":
+            work = partial(self._exact_tile, a, b, out)
+            side = EXACT_TILE
+        else:
+            work = partial(self._tile, gemm(arithmetic.panel.char)[1], a, b, out, op.beta if first else 1.0)
+            side = TILE
+        self._deal(work, out.shape, side, lower=block.diagonal)
+        self._trace.add("compute", start, time.perf_counter(), "compute", block=block.index, k=k)
+
+    def _operand(self, memory: Array, shape: tuple[int, int], transpose: bool, conjugate: bool) -> Array:
+        panel = _shaped(memory, shape[::-1] if transpose else shape)
+        if conjugate:
+            np.conjugate(panel, out=panel)
+        return panel.T if transpose else panel
+
+    def _tile(
+        self, run: Gemm, a: Array, b: Array, out: Array, beta: complex, rows: slice, cols: slice
+    ) -> None:
+        run(a[rows], b[:, cols], out[rows, cols], self._op.alpha, beta)
+
+    def _exact_tile(self, a: Array, b: Array, out: Array, rows: slice, cols: slice) -> None:
+        arithmetic, alpha = self._op.arithmetic, int(self._op.alpha.real)
+        tile = out[rows, cols]
+        if arithmetic.kernel == "numpy":
+            tile += alpha * np.matmul(a[rows], b[:, cols])
+            return
+        _, run = gemm(arithmetic.panel.char)
+        exact = np.empty(tile.shape, arithmetic.panel)
+        for start, stop in ranges(a.shape[1], arithmetic.exact_k):
+            run(a[rows, start:stop], b[start:stop, cols], exact, 1.0, 0.0)
+            whole = exact.astype(out.dtype)
+            if alpha != 1:
+                whole *= alpha
+            tile += whole
+
+    def _scale(self, out: Array) -> None:
+        scale_in_place(out, self._op.beta)
+
+    def _begin(self, out: Array) -> None:
+        """A block without panels."""
+        if self._checks:
+            self._checks.begin(out)
+        self._scale(out)
+
+    def _check(self, check: _Check, out: Array) -> None:
+        assert self._checks is not None
+        start = time.perf_counter()
+        check.found = self._checks.end(out)
+        self._trace.add("compute", start, time.perf_counter(), "compute")
+
+    def _mirror(self, out: Array) -> None:
+        above = ~np.tri(min(TURN_TILE, len(out)), dtype=bool)
+
+        def turn(rows: slice, cols: slice) -> None:
+            if rows == cols:
+                tile = out[rows, cols]
+                np.copyto(tile, tile.T.copy(), where=above[: len(tile), : len(tile)])
+            else:
+                np.copyto(out[cols, rows], out[rows, cols].T)
+
+        start = time.perf_counter()
+        self._run(turn, ((r, c) for r in slices(len(out), TURN_TILE) for c in slices(r.stop, TURN_TILE)))
+        self._trace.add("compute", start, time.perf_counter(), "compute")
+
+    def _deal(
+        self, work: Callable[[slice, slice], None], shape: tuple[int, int], side: int, lower: bool
+    ) -> None:
+        """Cut `shape` into tiles, several a worker; `lower`: only those that reach the diagonal or below."""
+        if 0 in shape:
+            return
+        wanted = math.isqrt(shape[0] * shape[1] // (4 * self.threads))
+        if lower:
+            wanted = min(wanted, shape[0] // DIAGONAL_STRIPS)
+        side = max(256, min(side, wanted))
+        down, across = (ceil_div(extent, side) for extent in shape)
+        if not lower:
+            across = _even(down, across, self.threads)
+        steps = ceil_div(shape[0], down), ceil_div(shape[1], across)
+        tiles = ((rows, cols) for rows in slices(shape[0], steps[0]) for cols in slices(shape[1], steps[1]))
+        self._run(work, (tile for tile in tiles if not lower or tile[1].start < tile[0].stop))
+
+    def _run(self, work: Callable[[slice, slice], None], tiles: Iterator[tuple[slice, slice]]) -> None:
+        """Let the workers take the tiles in turn."""
+        lock = Lock()
+
+        def run() -> None:
+            while True:
+                with lock:
+                    tile = next(tiles, None)
+                if tile is None:
+                    return
+                if self._cancelled:
+                    raise Stopped
+                work(*tile)
+
+        for job in [self._workers.submit(run) for _ in range(self.threads)]:
+            job.result()
+
+
+def _even(down: int, across: int, threads: int) -> int:
+    """A few more tile columns where that leaves fewer workers without a tile in the last round: nine tiles
+    take two workers as long as ten."""
+
+    def rounds(columns: int) -> float:
+        tiles = down * columns
+        return ceil_div(tiles, threads) * threads / tiles
+
+    return min(range(across, across + threads), key=rounds)
+
+
+def slices(extent: int, step: int) -> Iterator[slice]:
+    """[0, extent) cut every `step`."""
+    return (slice(*r) for r in ranges(extent, step))
+
+
+def _shaped(memory: Array, shape: tuple[int, int]) -> Array:
+    """The front of a flat buffer as a dense matrix."""
+    return memory[: shape[0] * shape[1]].reshape(shape)
+
+
+def processor() -> str:
+    """What the CPU calls itself."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+            return next(names, "") or platform.machine()
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+def largest(dtype: np.dtype[Any]) -> int:
+    """The largest magnitude an integer type can hold."""
+    info = np.iinfo(dtype)
+    return max(-int(info.min), int(info.max))

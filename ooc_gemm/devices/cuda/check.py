@@ -1,0 +1,147 @@
+"""Checks of the blocks that a GPU makes: kernels/check.cu, on the compute stream.
+
+                      x ──► y = op(B)·x ──► z += op(A)·y       each pair of panels, before it is multiplied
+the old C ──► β·C·x                            C·x             each block
+                 └──────── one copy ────────────┴──► host: check.Sums.verdict
+"""
+
+import random
+from dataclasses import replace
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from ...cuda_kernels import catalog, driver
+from ...cuda_kernels.driver import Event, Events
+from ...cuda_kernels.tensor import load
+from ...engine.check import Sums, Verdict
+from ...engine.ports import Operation
+from ...planning.plan import Block, Plan, check_bytes
+from ...support.buffers import Bytes, page_aligned
+from ...support.intervals import ceil_div, round_up
+
+THREADS, ROWS, DEPTH = 256, 8, 256
+"""Of kernels/check.cu."""
+WARPS = 8192
+"""They keep any GPU busy."""
+HALF = 2.0**-24, DEPTH // (THREADS // 32)
+"""How products of float16 begin to be added up: in float32, so many."""
+
+
+class Check:
+    """The sums of a block, on their way to the host."""
+
+    def __init__(self, done: Event, judge: "partial[Verdict]") -> None:
+        self._done, self._judge, self._lock = done, judge, Lock()
+        self._found: Verdict | None = None
+
+    def verdict(self) -> Verdict:
+        """Worked out by whoever asks first."""
+        with self._lock:
+            if self._found is None:
+                self._done.synchronize()
+                self._found = self._judge()
+            return self._found
+
+
+class Checks:
+    """One block at a time is being checked, but the sums of several may be on the host."""
+
+    def __init__(
+        self, plan: Plan, operation: Operation, allocate: Any, prepare: Any, runtime: Any, points: Events
+    ) -> None:
+        """`allocate`: (elements, dtype) → a device array; `prepare` pins host memory; CUDA's runtime."""
+        self._runtime, self._op, self._plan, self._points = runtime, operation, plan, points
+        arithmetic = operation.arithmetic
+        self._dtype = arithmetic.check_type
+        self._rounding = arithmetic.rounding(plan.bk)
+        if arithmetic.panel == np.float16:
+            self._rounding = replace(self._rounding, check=HALF)
+        self._nbytes, _ = check_bytes(plan.problem, plan.bm, plan.bn, plan.bk)
+        self._memory = allocate(self._nbytes, np.dtype(np.uint8))
+        self._sums = Sums.within(self._memory, plan.bm, plan.bk, self._dtype)
+        self._x, self._y = allocate(plan.bn, self._dtype), allocate(plan.bk, self._dtype)
+        self._host: list[Bytes] = page_aligned(plan.c_buffers, self._nbytes)
+        for buffer in self._host:
+            prepare(buffer)
+        self._panel = self._kernels(arithmetic.panel, arithmetic.pitch)
+        self._block = {pitch: self._kernels(arithmetic.block, pitch) for pitch in (1, 16)}
+
+    def _kernels(self, dtype: np.dtype[Any], pitch: int) -> tuple[dict[str, Any], int]:
+        """Of a matrix whose rows start at multiples of so many elements; how many are loaded at once."""
+        vec = min(max(1, 16 // dtype.itemsize), pitch & -pitch)
+        config = catalog.check(dtype.name, self._op.arithmetic.exact, vec)
+        return load(config, "rows", "columns", "signs"), vec
+
+    def begin(self, block: Block, c: Any, stream: Any) -> None:
+        """A new vector, and the old C times it."""
+        signs = self._panel[0]["signs"]
+        args = np.int64(block.cols), np.uint64(random.getrandbits(64)), np.uintp(self._x.data.ptr)
+        signs((ceil_div(block.cols, THREADS),), (THREADS,), args, stream)
+        self._zero(self._memory, stream)
+        if self._op.beta != 0:
+            self._of_block(block, c, self._sums.old, self._sums.c, stream)
+
+    def add(
+        self, block: Block, k: int, a: tuple[int, int, bool], b: tuple[int, int, bool], stream: Any
+    ) -> None:
+        """The products of a pair of panels: address, elements from row to row, whether k lies along rows."""
+        op = self._op
+        if op.alpha == 0:  # then NaN in A and B is none in C
+            return
+        self._zero(self._y, stream)
+        times, sums = partial(self._times, self._panel), self._sums
+        for (at, pitch, along_k), lines, conjugate, v, out, squares in (
+            (b, block.cols, op.conjugate_b, self._x, self._y, sums.b),
+            (a, block.rows, op.conjugate_a, self._y, sums.product, sums.a),
+        ):
+            # op(B) is k × columns, and stored as such unless k lies along the rows; op(A) is rows × k.
+            shape = (lines, k) if along_k else (k, lines)
+            name = "rows" if along_k == (v is self._y) else "columns"
+            times(name, shape, at, pitch, v, out, squares, conjugate, stream)
+
+    def end(self, block: Block, c: Any, number: int, stream: Any) -> Check:
+        """The finished block; then all that a verdict is made of goes to the host."""
+        self._of_block(block, c, self._sums.found, None, stream)
+        host = self._host[number]
+        self._runtime.memcpyAsync(host.ctypes.data, self._memory.data.ptr, self._nbytes, 2, stream.ptr)
+        sums = Sums.within(host[: self._nbytes], self._plan.bm, self._plan.bk, self._dtype)
+        k, op = self._plan.problem.k, self._op
+        done = self._points.record(stream.ptr)
+        return Check(
+            done, partial(sums.verdict, block.rows, k, block.cols, op.alpha, op.beta, self._rounding)
+        )
+
+    def _of_block(self, block: Block, c: Any, out: Any, squares: Any, stream: Any) -> None:
+        kernels = self._block[1 if block.cols % 16 else 16]
+        shape = block.rows, block.cols
+        self._times(kernels, "rows", shape, c.data.ptr, block.cols, self._x, out, squares, False, stream)
+
+    def _times(
+        self, kernels: tuple[dict[str, Any], int], name: str, shape: tuple[int, int], at: int, pitch: int,
+        v: Any, out: Any, squares: Any, conjugate: bool, stream: Any,
+    ) -> None:  # fmt: skip
+        """`rows` or `columns` of a stored matrix."""
+        functions, vec = kernels
+        rows, cols = shape
+        if 0 in shape:
+            return
+        i64, u = np.int64, np.uintp
+        norms = 0 if squares is None or self._op.arithmetic.exact else squares.data.ptr
+        to = u(out.data.ptr), u(norms), np.int32(conjugate)
+        matrix = u(at), i64(pitch), u(v.data.ptr)
+        if name == "rows":
+            strips, step = ceil_div(rows, ROWS), 32 * vec
+            across = max(1, min(WARPS // strips, cols // (4 * step)))
+            width = round_up(ceil_div(cols, across), step)
+            grid: tuple[int, ...] = ceil_div(strips, THREADS // 32), ceil_div(cols, width)
+            args: tuple[Any, ...] = i64(rows), i64(cols), i64(width), *matrix, *to
+        else:
+            grid = (ceil_div(cols, 32 * vec) * ceil_div(rows, DEPTH),)
+            args = i64(rows), i64(cols), *matrix, *to
+        functions[name](grid, (THREADS,), args, stream)
+
+    def _zero(self, array: Any, stream: Any) -> None:
+        driver.fill(array.data.ptr, 0, array.nbytes, stream)

@@ -1,0 +1,187 @@
+"""Freivalds' check: how far C·x may lie from op(A)·(op(B)·x), and what the difference says.
+
+For a vector x of random signs, C·x = op(A)·(op(B)·x) costs O(n²) instead of O(n³), and a wrong C passes
+with probability at most one half (R. Freivalds, IFIP Congress 1977); an error in a single element always
+shows, whatever the signs.
+
+Tolerance. Row i of C·x carries the rounding of C's elements. With unit roundoff u of C's accumulation,
+|δ_ij| ≤ u·f(k)·‖a_i‖·‖b_j‖ (Higham, Accuracy and Stability, §3.1, with f(k) = √k + 4 for blocked sums
+instead of the worst case k), and by Hoeffding |Σ_j x_j·δ_ij| ≤ t·√(Σ_j δ_ij²) fails with probability
+2·exp(−t²/2): t = 8 gives u·f(k)·8·‖a_i‖·‖B‖_F. An old C, times β, is rounded along with the rest and adds
+u·f(k)·8·|β|·‖c_i‖. The check itself adds up in float64.
+
+Rounding is not random where all products are alike (a constant matrix), nor where sums are truncated, as
+tensor cores do: there it grows with the number of terms that one register adds up in turn, `run`. A share
+of that is added to f: at 1/8 it covers a drift of u a term, which is twice the largest possible mean of
+rounding to nearest and that of truncation in steps of sixteen or eight terms, taken by random signs.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..support.intervals import ranges
+
+Array = npt.NDArray[Any]
+HOEFFDING = 8.0
+"""t above."""
+ROWS = 1 << 14
+"""Judged at a time: that takes 2 MiB."""
+ROOT_TINY = 2.0**-537
+"""Elements below this have squares that float64 does not hold."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the check of a block found."""
+
+    worst: float
+    """Largest error over its tolerance; 1 and below passes."""
+    row: int | None
+    """The first row of the block that is wrong."""
+
+    @property
+    def ok(self) -> bool:
+        """Nothing was found."""
+        return self.row is None
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a sum of products is rounded."""
+
+    sums: float
+    """Unit roundoff of what they are added up in; 0 where every sum is exact."""
+    operands: float = 0.0
+    """Largest relative error of an operand as it is multiplied."""
+    run: int = 0
+    """Terms that one register adds up in turn, at most."""
+    least: float = 0.0
+    """Half the smallest number that is not 0: what a product that underflows loses."""
+    largest: float = math.inf
+    """The largest number."""
+    modulus: int = 0
+    """Exact sums are those of the check modulo this; 0: to all bits they have."""
+    check: tuple[float, int] = (2.0**-53, 2**62)
+    """Unit roundoff of the check's own sums, and of how many terms; those of these go in float64."""
+
+    @classmethod
+    def of(cls, dtype: np.dtype[Any], operands: float = 0.0, run: int = 0) -> "Rounding":
+        """Of sums in a floating-point type."""
+        info = np.finfo(dtype)
+        return cls(roundoff(dtype), operands, run, least(dtype), float(info.max))
+
+    def tolerance(self, scale: Array, k: int, n: int, old: Array | float = 0.0, alpha: float = 1.0) -> Array:
+        """For a row of C·x, from `scale` = |α|·‖a_i‖·‖B‖_F of its k products an element and its n elements,
+        and `old` = |β|·‖c_i‖."""
+        unit, most = self.check
+        own = unit * (_growth(min(k, most)) + _growth(min(n, most)))
+        each = self.sums * (_growth(k) + min(k, self.run) / 8) + own
+        underflow = HOEFFDING * math.sqrt(n) * (k * alpha + 4) * self.least
+        # One factor each: 0·∞ would be NaN.
+        tolerance: Array = HOEFFDING * ((each + 2 * self.operands) * scale + each * old) + underflow
+        return tolerance
+
+
+def _growth(terms: int) -> float:
+    """f above."""
+    return math.sqrt(terms) + 4
+
+
+def least(dtype: np.dtype[Any]) -> float:
+    """Half the smallest number that is not 0; of float64, which cannot hold that half, the whole."""
+    smallest = float(np.finfo(dtype).smallest_subnormal)
+    return smallest / 2 or smallest
+
+
+def roundoff(dtype: np.dtype[Any], stored: bool = False) -> float:
+    """Unit roundoff of sums of products of this type, or of storing it; 0 for integers."""
+    if dtype.kind in "iu":
+        return 0.0
+    if dtype == np.float16 and not stored:
+        dtype = np.dtype(np.float32)
+    return float(np.finfo(dtype).eps) / 2
+
+
+def compare(found: Array, wanted: Array, tolerance: Array, overflows: Any = False) -> tuple[Array, Array]:
+    """What is wrong, and every error over its tolerance. Where neither is finite, that is right; where
+    numbers may grow too large (`overflows`), one is enough."""
+    error = np.abs(found - wanted)
+    finite = np.isfinite(found) & np.isfinite(wanted)
+    right = (~np.isfinite(found) & ~np.isfinite(wanted)) | overflows
+    wrong = np.where(finite, ~(error <= tolerance), ~right)
+    ratio = np.where(finite & (error > 0), error / np.maximum(tolerance, np.finfo(float).tiny), 0.0)
+    return wrong, np.where(wrong & ~finite, math.inf, ratio)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What has been added up for a block of C, a number for each row; float64, complex128, int64 or int32."""
+
+    product: Array
+    """op(A)·(op(B)·x)."""
+    found: Array
+    """C·x."""
+    old: Array
+    """The C that was, times x."""
+    a: Array
+    """Squared norms of op(A)'s rows."""
+    c: Array
+    """And of those of the C that was."""
+    b: Array
+    """Squared norms of op(B), in parts."""
+
+    @classmethod
+    def within(cls, memory: Any, rows: int, depth: int, dtype: np.dtype[Any]) -> "Sums":
+        """In a buffer of `plan.check_bytes`, NumPy's or a device's."""
+        split = 8 * (2 * rows + depth)
+        norms = memory[:split].view(np.float64)
+        vectors = memory[split:][: 3 * rows * dtype.itemsize].view(dtype)
+        product, found, old = (vectors[i * rows : (i + 1) * rows] for i in range(3))
+        return cls(product, found, old, norms[:rows], norms[rows : 2 * rows], norms[2 * rows :])
+
+    def verdict(
+        self, rows: int, k: int, n: int, alpha: complex, beta: complex, rounding: Rounding
+    ) -> Verdict:
+        """Of the first `rows` rows: C is n wide, and was α·(k products) + β·(old C)."""
+        with np.errstate(all="ignore"):
+            b = math.sqrt(float(self.b.sum()) if k else 0.0) + math.sqrt(k * n) * ROOT_TINY
+            judge = partial(self._judge, k, n, alpha, beta, b, rounding)
+            some = [judge(slice(*r)) for r in ranges(rows, ROWS)]
+        row = next(
+            (r * ROWS + verdict.row for r, verdict in enumerate(some) if verdict.row is not None), None
+        )
+        return Verdict(max((verdict.worst for verdict in some), default=0.0), row)
+
+    def _judge(
+        self, k: int, n: int, alpha: complex, beta: complex, b: float, rounding: Rounding, rows: slice
+    ) -> Verdict:
+        """The first wrong one counted from where the rows begin; `b`: ‖B‖_F."""
+        found, product, old = (x[rows] for x in (self.found, self.product, self.old))
+        exact = rounding.sums == 0
+        wanted = np.zeros(len(found), np.int64 if exact else found.dtype)
+        for x, factor in ((product, alpha), (old, beta)):
+            if factor != 0:
+                real: float = int(factor.real) if exact else factor.real
+                wanted += (factor if found.dtype.kind == "c" else real) * x
+        if exact:
+            apart = found - wanted
+            # What wraps around may differ by that.
+            wrong = (apart % rounding.modulus if rounding.modulus else apart.astype(found.dtype)) != 0
+            ratio = np.where(wrong, math.inf, 0.0)
+        else:
+            sums = scale = kept = np.zeros(len(found))
+            if alpha != 0:  # sums of products may be too large before α makes them smaller
+                sums = b * (np.sqrt(self.a[rows]) + math.sqrt(k) * ROOT_TINY)
+                scale = abs(alpha) * sums
+            if beta != 0:
+                kept = abs(beta) * (np.sqrt(self.c[rows]) + math.sqrt(n) * ROOT_TINY)
+            tolerance = rounding.tolerance(scale, k, n, kept, abs(alpha))
+            overflows = ~(np.maximum(sums, scale + kept) < rounding.largest)
+            wrong, ratio = compare(found, wanted, tolerance, overflows)
+        first = np.flatnonzero(wrong)
+        return Verdict(float(ratio.max(initial=0.0)), int(first[0]) if first.size else None)

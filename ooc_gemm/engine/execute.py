@@ -1,0 +1,393 @@
+"""Runs a plan, in three kinds of threads.
+
+    readers                    conductor (the caller's thread)                  writers
+    chunk → slot → panel ──►   panels → C block, one pair after the other ──►   part of C → slot → chunk
+
+The conductor opens one pair of panels after the other for uploads and gives the device its multiplications;
+events order the device's three streams, and the conductor waits only for bytes to arrive or a C block to be
+free again.
+"""
+
+import contextlib
+import queue
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from mmap import PAGESIZE
+from threading import Lock
+from typing import Protocol
+
+from ..planning.plan import Block, Part, Piece, Plan
+from ..support.buffers import Bytes
+from ..support.errors import on_thread
+from ..support.shared import Shared
+from ..support.trace import Trace
+from .ports import COMPUTE, UPLOAD, Array, Check, Device
+from .ring import SIGNAL_SECONDS, Event, Ring, Slot, Stopped, Task
+
+SWITCH_SECONDS = 5e-4
+"""How long a thread may keep the interpreter while others wait for it. Readers and writers need it for
+moments between long calls; the conductor must not wait 5 ms for each of its short ones (four H200: 1.9 s, not
+2.6)."""
+
+
+@Shared
+@contextmanager
+def quick_turns() -> Iterator[None]:
+    """As long as any run is under way in this process, threads change places often."""
+    patience = sys.getswitchinterval()
+    sys.setswitchinterval(min(patience, SWITCH_SECONDS))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(patience)
+
+
+class Source(Protocol):
+    """A stored matrix that pieces are read from."""
+
+    background: bool
+    """Reads go on by themselves when they are begun."""
+
+    def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
+        """Begin to read into `slot`. To be called for the end, whatever happens: a view of the piece's rows ×
+        cols, there or where it already is, and the bytes moved."""
+
+    def cancel(self) -> None:
+        """Let no reader wait any longer for a store that may never answer."""
+
+
+class Target(Protocol):
+    """The stored C."""
+
+    def view(self, part: Part, slot: Bytes) -> Array:
+        """Where in `slot` the part's rows × cols belong."""
+
+    background: bool
+    """Writes go on by themselves when they are begun."""
+
+    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
+        """Begin to store the chunk that `slot` now holds, whole and atomically. To be called for the end,
+        whatever happens: the bytes moved."""
+
+    def cancel(self) -> None:
+        """Let no writer wait any longer for a store that may never answer."""
+
+
+@dataclass
+class _CBlock:
+    """A block buffer on the device, and the writes that must end before it is used again."""
+
+    writes: list[Future[None]] = field(default_factory=list)
+    checked: tuple[Block, Check] | None = None
+    wrong: list[Block] = field(default_factory=list)
+    """Blocks that were here and failed their check."""
+
+    def free(self) -> None:
+        """Wait for the writes; raises what one failed with."""
+        while wait(self.writes, SIGNAL_SECONDS, FIRST_EXCEPTION).not_done:
+            self.check()
+        self.check()
+        self.writes.clear()
+        if self.checked:
+            block, check = self.checked
+            self.checked = None
+            if not check.verdict().ok:
+                self.wrong.append(block)
+
+    def check(self) -> None:
+        """Raise what a write failed with, without waiting."""
+        for write in self.writes:
+            if write.done():
+                write.result()
+
+
+class _Pairs:
+    """Pairs of panels on the device, of which each step of a plan fills one and multiplies it."""
+
+    def __init__(self, plan: Plan, device: Device, ring: Ring):
+        self._plan, self._device, self._ring = plan, device, ring
+        self._panels = list(plan.panels())
+        self._opened = 0
+        self._used: dict[tuple[str, int], tuple[int, Event | None]] = {}
+        """By panel of op(A) or of op(B): the last step that multiplies it, and after what that is done; None:
+        it is still to be handed over."""
+
+    def open(self, step: int, early: bool = False) -> None:
+        """Let readers fill the pair of this step, if they may not yet. `early`: only where the device has
+        done with what is there; then they need not wait until the conductor, who has the step before to hand
+        over, comes to this one."""
+        plan = self._plan
+        if step < self._opened or step == plan.block_count * len(self._panels):
+            return
+        a, b = self._buffers(step)
+        filled = [a, b] if plan.brings_a(step // len(self._panels)) else [b]
+        before = {self._used[panel][1] for panel in filled if panel in self._used}
+        if early and not all(event and event.done for event in before):
+            return
+        for event in before:
+            assert event, "steps are handed over in order"
+            self._device.wait(UPLOAD, event)
+        self._used[a] = self._used[b] = step, None
+        self._ring.open((a[1], b[1]))
+        self._opened = step + 1
+
+    def multiplied(self, step: int) -> None:
+        """The device has been given this step's multiplication."""
+        event = self._device.record(COMPUTE)
+        for panel in self._buffers(step):
+            if self._used[panel][0] == step:  # the next may need op(A)'s, too
+                self._used[panel] = step, event
+
+    def _buffers(self, step: int) -> tuple[tuple[str, int], tuple[str, int]]:
+        b = step % self._plan.panel_buffers
+        return ("a", self._plan.a_buffer(self._panels[step % len(self._panels)], b)), ("b", b)
+
+
+@quick_turns
+def execute(
+    plan: Plan,
+    device: Device,
+    sources: Mapping[str, Source],
+    target: Target,
+    trace: Trace,
+    progress: Callable[[float], None] = lambda fraction: None,
+    verify: bool = False,
+) -> list[Block]:
+    """Run `plan` on a device that has been started with it. `progress` is called on this thread with
+    the fraction of the work that has been handed to the device. `verify`: blocks that fail their check are
+    not written but returned."""
+    ring = Ring(device.host_buffers(plan.slots + plan.cache_slots, plan.slot_bytes), _turns(plan))
+    write_slots: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
+    readers = ThreadPoolExecutor(plan.readers, "ooc-gemm reader")
+    writers = ThreadPoolExecutor(plan.writers, "ooc-gemm writer")
+    blocks = [_CBlock() for _ in range(plan.c_buffers)]
+    pairs = _Pairs(plan, device, ring)
+    steps, step = plan.block_count * max(1, plan.panel_count), 0
+    try:
+        threads, each = _dealt(plan.readers, all(source.background for source in sources.values()))
+        for _ in range(threads):
+            readers.submit(_read, ring, device, sources, trace, each, bool(plan.budget.connection))
+        for block in plan.blocks():
+            c = block.index % plan.c_buffers
+            if plan.problem.reads_c:
+                blocks[c].free()
+                ring.open((c, c))
+                _wait_for_all(ring, device)
+            for number, panel in enumerate(plan.panels(), 1):
+                pairs.open(step)
+                _wait_for_all(ring, device)
+                uploaded = device.record(UPLOAD)
+                if number < plan.panel_count or not plan.problem.reads_c:
+                    pairs.open(step + 1, early=True)
+                if panel[0] == 0:
+                    blocks[c].free()
+                for other in blocks:
+                    other.check()
+                device.wait(COMPUTE, uploaded)
+                device.multiply(block, panel, step % plan.panel_buffers, c, first=panel[0] == 0)
+                pairs.multiplied(step)
+                if step == 0:
+                    _make_ready(writers, device, plan, write_slots)
+                step += 1
+                progress(step / steps)
+            if plan.panel_count == 0:
+                if block.index == 0:
+                    _make_ready(writers, device, plan, write_slots)
+                blocks[c].free()
+                device.wait(COMPUTE, device.record(UPLOAD))
+                device.scale(block, c)
+            if block.diagonal:
+                device.mirror(block, c)
+            check = device.check(block, c) if verify else None
+            device.finish(block, c)
+            blocks[c].checked = (block, check) if check else None
+            parts = _InTurn(plan.parts(block))
+            threads, each = _dealt(plan.writers, target.background)
+            for _ in range(threads):
+                job = writers.submit(_write, device, target, block, parts, c, check, write_slots, trace, each)
+                blocks[c].writes.append(job)
+        freed = readers.submit(device.free_panels)
+        for other in blocks:
+            other.free()
+        freed.result()
+        return sorted((block for x in blocks for block in x.wrong), key=lambda block: block.index)
+    except BaseException:
+        device.cancel()
+        target.cancel()
+        for source in sources.values():
+            source.cancel()
+        raise
+    finally:
+        ring.close()
+        try:
+            readers.shutdown(cancel_futures=True)
+        finally:  # also where Ctrl-C comes just now
+            writers.shutdown(cancel_futures=True)
+
+
+def _turns(plan: Plan) -> Iterator[Iterator[Piece]]:
+    """What fills a pair of panels or, where C counts too, a block, in the order in which it is needed."""
+    for block in plan.blocks():
+        if plan.problem.reads_c:
+            yield plan.block_pieces(block)
+        for panel in plan.panels():
+            yield plan.pieces(block, panel)
+
+
+def _part_bytes(plan: Plan) -> int:
+    c = plan.problem.c
+    return c.chunk_rows * c.chunk_cols * plan.problem.block_itemsize
+
+
+class _InTurn(Iterator[Part]):
+    """Several threads take what comes next."""
+
+    def __init__(self, parts: Iterator[Part]):
+        self._parts, self._lock = parts, Lock()
+
+    def __next__(self) -> Part:
+        with self._lock:
+            return next(self._parts)
+
+
+def _dealt(count: int, background: bool) -> tuple[int, int]:
+    """Threads for so many reads or writes at once, and how many each has on their way: one thread has all
+    that go on by themselves. Two would wait for each other for longer than they work."""
+    return (1, count) if background else (count, 1)
+
+
+def _read(
+    ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trace, ahead: int, aside: bool
+) -> None:
+    """`ahead`: so many reads are on their way at once. `aside`: what comes before its turn is left to the
+    conductor: where each read takes as long as a network likes, readers would wait for the slowest at every
+    turn."""
+    begun: deque[tuple[Slot, Task, Callable[[], tuple[Array, int]] | None]] = deque()
+    try:
+        with on_thread("reader"):
+            while True:
+                while len(begun) < ahead and (found := ring.acquire(wait=not begun)):
+                    slot, (_, piece) = found
+                    end = None if piece.found else sources[piece.source].start(piece, slot.data)
+                    begun.append((*found, end))
+                slot, task, end = begun.popleft()
+                piece = task.piece
+                if end:
+                    start = time.perf_counter()
+                    view, nbytes = end()
+                    trace.add("read", start, nbytes=nbytes, operand=piece.operand, chunk=piece.chunk)
+                    device.prepare(slot.data)
+                    slot.view = view
+                _upload(ring, device, slot, task, aside)
+    except Stopped:
+        pass
+    except Exception as error:
+        ring.close(error)
+    finally:
+        for *_, end in begun:
+            if end:
+                with contextlib.suppress(BaseException):
+                    end()
+
+
+def _upload(ring: Ring, device: Device, slot: Slot, task: Task, aside: bool = False) -> None:
+    if panels := ring.admit(slot, task, aside):
+        assert slot.view is not None, "it is filled"
+        buffer = panels[task.piece.operand != "a"]
+        ring.release(slot, task, device.upload(slot.view, task.piece, buffer))
+
+
+def _wait_for_all(ring: Ring, device: Device) -> None:
+    """Until all pieces of the open turn are on their way: those that were put aside are now sent there."""
+    with contextlib.suppress(Stopped):  # where a reader has failed: `wait` says with what
+        for slot, task in ring.aside():
+            _upload(ring, device, slot, task)
+    ring.wait()
+
+
+def _make_ready(
+    writers: ThreadPoolExecutor, device: Device, plan: Plan, slots: "queue.SimpleQueue[Bytes]"
+) -> None:
+    """Slots for writing, when the first panels are there, which they must not hold up, and before a block is
+    finished, which must not wait for them."""
+    for buffer in device.host_buffers(plan.writers, _part_bytes(plan)):
+        writers.submit(_ready, device, buffer, slots)
+
+
+def _ready(device: Device, slot: Bytes, slots: "queue.SimpleQueue[Bytes]") -> None:
+    """Memory is pinned slowly where its pages are not there yet. What fails here fails again where the slot
+    is used."""
+    try:
+        slot[::PAGESIZE] = 0
+        device.prepare(slot)
+    finally:
+        slots.put(slot)
+
+
+@on_thread("writer")
+def _write(
+    device: Device,
+    target: Target,
+    block: Block,
+    parts: Iterator[Part],
+    c: int,
+    check: Check | None,
+    slots: "queue.SimpleQueue[Bytes]",
+    trace: Trace,
+    ahead: int,
+) -> None:
+    """`parts`: shared with other threads. As many as `ahead` are on their way at once: a few from the device,
+    which is fast at that, the others to the store."""
+    coming: deque[tuple[Bytes, Part, Event]] = deque()
+    going: deque[tuple[Bytes, Part, Callable[[], int]]] = deque()
+
+    def send() -> None:
+        slot, part, came = coming[0]
+        came.synchronize()
+        coming.popleft()
+        if check and not check.verdict().ok:
+            slots.put(slot)
+            return
+        going.append((slot, part, target.start(part, slot)))
+
+    def end() -> None:
+        slot, part, stored = going.popleft()
+        try:
+            start = time.perf_counter()
+            nbytes = stored()
+            trace.add("write", start, nbytes=nbytes, chunk=part.chunk)
+        finally:
+            slots.put(slot)
+
+    try:
+        for part in parts:
+            while (slot := _free(slots, wait=not (coming or going))) is None:
+                (end if going else send)()
+            device.prepare(slot)
+            coming.append((slot, part, device.download(block, part, c, target.view(part, slot))))
+            while len(coming) > ahead // 4:
+                send()
+            while len(going) >= ahead - ahead // 4:
+                end()
+        while coming:
+            send()
+        while going:
+            end()
+    finally:
+        for slot, *_ in coming:
+            slots.put(slot)
+        while going:
+            with contextlib.suppress(BaseException):
+                end()
+
+
+def _free(slots: "queue.SimpleQueue[Bytes]", wait: bool) -> Bytes | None:
+    try:
+        return slots.get(block=wait)
+    except queue.Empty:
+        return None

@@ -1,0 +1,190 @@
+"""A fixed ring of host buffers: the back-pressure between a store and the device.
+
+A slot goes round with one reader, who gives it away to nobody but the conductor:
+
+    free ──acquire──► filled ──admit──► its piece is being uploaded ──release──► free
+
+`release` hands over the event that guards the upload; whoever acquires the slot next waits for it, so
+nobody polls and no buffer is overwritten while it is still being copied.
+
+Pieces belong to turns, each of which fills a pair of panels (or a C block). Readers read ahead as far as
+there are slots; `admit` lets them upload when the conductor has opened the turn, or leaves what comes before
+to the conductor, who waits until all pieces of a turn are on their way.
+
+A piece that the plan keeps holds on to its slot, and comes in its turn again without being read:
+
+    filled ──► uploaded ──release──► kept ─ ─ ─ its next turn, with any reader ─ ─ ─► uploaded
+
+The plan keeps at most as many pieces at once as the ring has slots beyond those that go round.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from threading import Condition, Lock
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..planning.plan import Piece
+
+Bytes = npt.NDArray[np.uint8]
+
+SIGNAL_SECONDS = 0.5
+"""A signal that comes just as the main thread begins to wait is seen only after it: so no wait is longer."""
+
+
+class Event(Protocol):
+    """A point in a device's stream."""
+
+    @property
+    def done(self) -> bool:
+        """Whether everything before this point is."""
+
+    def synchronize(self) -> None:
+        """Return once everything before this point is done."""
+
+
+class Stopped(Exception):
+    """The ring was closed, because the work is done or somebody failed."""
+
+
+class Task(NamedTuple):
+    """A piece, and the number of its turn."""
+
+    turn: int
+    piece: Piece
+
+
+@dataclass
+class Slot:
+    """One buffer, and the event after which it may be written again."""
+
+    data: Bytes
+    view: npt.NDArray[Any] | None = field(default=None, repr=False)
+    """What the reader put there, or found elsewhere: until the slot is free."""
+    guard: Event | None = None
+
+    def is_free(self) -> bool:
+        """Whether it may be written now."""
+        return self.guard is None or self.guard.done
+
+
+class Ring:
+    """Slots, what is to be read into them, and how far that has come."""
+
+    def __init__(self, buffers: list[Bytes], turns: Iterator[Iterable[Piece]]):
+        """`turns` yields what fills one pair of panels, or C block, after the other."""
+        self._free = deque(Slot(data) for data in buffers)
+        self._tasks = (Task(turn, piece) for turn, pieces in enumerate(turns) for piece in pieces)
+        self._next = next(self._tasks, None)
+        self._kept: dict[Any, Slot] = {}
+        self._open, self._buffers = -1, (0, 0)
+        self._aside: dict[int, list[tuple[Slot, Task]]] = {}
+        """By turn."""
+        self._under_way: Counter[int] = Counter()
+        """Pieces of each turn that readers have and have not uploaded yet."""
+        # One lock, and a condition for whatever is waited for: a slot that becomes free is news for one
+        # reader, and waking all of 64 would cost more than the reading.
+        self._lock = Lock()
+        self._freed, self._came, self._uploaded = (Condition(self._lock) for _ in range(3))
+        self._closed = False
+        self._error: BaseException | None = None
+
+    def acquire(self, wait: bool = True) -> tuple[Slot, Task] | None:
+        """For readers: the next piece, and a free slot or that in which it will be found. They are taken as
+        one, so the earliest unread piece always has a slot and the ring cannot deadlock. None, unless it may
+        `wait`, where there are none now. Raises Stopped when there is nothing left to wait for."""
+        with self._lock:
+            if not wait and not (self._next and not self._closed and self._free and self._free[0].is_free()):
+                return None
+            self._freed.wait_for(self._goes_on)
+            task = self._next
+            if self._closed or task is None:
+                raise Stopped
+            piece = task.piece
+            if piece.found:
+                slot = self._kept[piece.place] if piece.kept else self._kept.pop(piece.place)
+            else:
+                slot = self._free.popleft()
+                if piece.kept:
+                    self._kept[piece.place] = slot
+            self._under_way[task.turn] += 1
+            self._next = next(self._tasks, None)
+            if self._next is None:
+                self._freed.notify_all()
+            elif self._next.piece.found:
+                self._freed.notify()
+        if slot.guard is not None:
+            slot.guard.synchronize()
+            slot.guard = None
+        return slot, task
+
+    def _goes_on(self) -> bool:
+        return bool(self._closed or self._next is None or self._next.piece.found or self._free)
+
+    def admit(self, slot: Slot, task: Task, aside: bool = False) -> tuple[int, int] | None:
+        """For readers: the slot holds its piece, or will when another reader has it. Waits for that and for
+        the piece's turn, and says which panel of op(A), and which of op(B) or C block, it is for. `aside`:
+        where its turn has not come, leaves it to the conductor and says None. Raises Stopped."""
+        if task.piece.kept or task.piece.found or task.turn > self._open:
+            with self._lock:
+                self._came.notify_all()
+                if aside and task.turn > self._open and not self._closed:
+                    self._aside.setdefault(task.turn, []).append((slot, task))
+                    return None
+                self._came.wait_for(
+                    lambda: self._closed or (task.turn <= self._open and slot.view is not None)
+                )
+        if self._closed:
+            raise Stopped
+        return self._buffers
+
+    def release(self, slot: Slot, task: Task, guard: Event) -> None:
+        """For readers: the piece is on its way, and the slot is free once `guard` has completed, unless the
+        piece is kept."""
+        with self._lock:
+            if not task.piece.kept:
+                slot.guard, slot.view = guard, None
+                self._free.append(slot)
+                self._freed.notify()
+            self._under_way[task.turn] -= 1
+            if self._has_all(task.turn):
+                self._uploaded.notify()
+
+    def open(self, buffers: tuple[int, int]) -> None:
+        """For the conductor, when all pieces of the turn before are on their way: let those of the next be
+        uploaded, to this panel of op(A) and this one of op(B), or C block."""
+        with self._lock:
+            self._open, self._buffers = self._open + 1, buffers
+            self._came.notify_all()
+
+    def aside(self) -> list[tuple[Slot, Task]]:
+        """For the conductor: what readers have put aside and is to be uploaded and released now: its turn is
+        open."""
+        with self._lock:
+            return self._aside.pop(self._open, [])
+
+    def wait(self) -> None:
+        """For the conductor: until all pieces of the open turn are on their way. Raises what a reader failed
+        with."""
+        with self._lock:
+            while not self._uploaded.wait_for(
+                lambda: self._has_all(self._open) or self._closed, SIGNAL_SECONDS
+            ):
+                pass
+            if self._closed:
+                raise self._error or Stopped()
+            del self._under_way[self._open]
+
+    def _has_all(self, turn: int) -> bool:
+        return (self._next is None or self._next.turn > turn) and not self._under_way[turn]
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Wake everybody who waits: readers get Stopped, and the conductor `error`, the first one given."""
+        with self._lock:
+            self._closed = True
+            self._error = self._error or error
+            for condition in (self._freed, self._came, self._uploaded):
+                condition.notify_all()

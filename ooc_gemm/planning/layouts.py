@@ -1,0 +1,258 @@
+"""Layouts: which chunks of the inputs would do better, and what copying an input to them first would cost.
+
+Standard library only, like all planning; `rechunk` carries the copies out. A copy goes region by region: what
+is read of the source fills one region in memory, and leaves it as whole chunks of the copy.
+
+     source chunks                region                     chunks of the copy
+    ═══════════════          ┌──────────────┐              ┌──────┬──────┐
+    ═══════════════   read   │              │    write     │      │      │
+    ═══════════════  ──────► │   in memory  │  ──────────► ├──────┼──────┤
+    ═══════════════          └──────────────┘              └──────┴──────┘
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from mmap import PAGESIZE
+
+from ..support.intervals import round_up
+from .plan import Plan
+from .problem import CHUNK_BYTES, Budget, Matrix, MiB, Problem, Rates
+from .search import chunk_side, least_seconds, make_plan, one_pass, piece_bytes, predict, steps
+
+ADVISED = 2.0
+"""The plan speaks of chunks where better ones would make the job this many times as fast."""
+
+ADVISED_SECONDS = 1.0
+"""And where that saves at least so much."""
+
+WORTH = 0.9
+"""Copies are made where the job then takes less than this share of its time: predictions are not exact."""
+
+MAX_EXTENT = 1 << 34
+"""Of rows or columns. Beyond, which only absurd metadata is, looking at layouts would take long."""
+
+PIECE_BYTES = 4 * MiB
+"""Reads of a copy, where chunks can be read in part."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An operand and its copy in other chunks. Sizes in bytes."""
+
+    operand: str
+    source: Matrix
+    target: Matrix
+    rows: int
+    """Of a region: whole chunks of the copy."""
+    cols: int
+    readers: int
+    writers: int
+    slot_bytes: int
+    """What a reader holds: one piece of the source. A writer holds one chunk of the copy."""
+    ledger: dict[str, int]
+    """Who holds how much of the host budget."""
+    bytes_read: int
+    bytes_written: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A problem with some of its operands in other chunks."""
+
+    problem: Problem
+    operands: str
+    """`a`, `b` or `ab`."""
+    seconds: float
+    """Predicted for it."""
+    copies: tuple[Copy, ...]
+    """How to make it; empty where the memory limit is too small for that."""
+
+    @property
+    def total(self) -> float:
+        """Predicted seconds of the copies and the job after them."""
+        return self.seconds + sum(copy.seconds for copy in self.copies) if self.copies else math.inf
+
+
+def advise(plan: Plan) -> Plan:
+    """The plan, with advice where other chunks would make it several times as fast."""
+    if plan.predicted_seconds < ADVISED_SECONDS:
+        return plan
+    found = list(_layouts(plan, ADVISED))
+    best = min((layout.seconds for layout in found), default=math.inf)
+    if best > min(plan.predicted_seconds / ADVISED, plan.predicted_seconds - ADVISED_SECONDS):
+        return plan
+    chosen = next(layout for layout in found if layout.seconds <= 1.05 * best)
+    if chosen.total < WORTH * plan.predicted_seconds:
+        todo = f"rechunk=True copies first and takes {_time(chosen.total)} in all"
+    else:
+        todo = "copies for this job alone would not pay, but storing it so from the start would"
+    times = plan.predicted_seconds / chosen.seconds
+    words = f"{_chunks(plan, chosen)} make this {times:.1f} times as slow as {_better(chosen)} would; {todo}"
+    return replace(plan, advice=words)
+
+
+def rechunk(plan: Plan) -> tuple[Plan, tuple[Copy, ...]]:
+    """The copies to make first, and the plan of the job after them; or the plan as it is and no copies, where
+    that is predicted to take hardly longer. The advice says which and why."""
+    without = plan.predicted_seconds
+    found = [layout for layout in _layouts(plan, 1.0) if layout.seconds < without]
+    best = min(found, key=lambda layout: layout.total, default=None)
+    if best is None or not best.copies:
+        return replace(plan, advice="nothing is rechunked: within the limits no other chunks are faster"), ()
+    if best.total >= WORTH * without:
+        best = min((layout for layout in found if layout.copies), key=lambda layout: layout.seconds)
+    copying, rest, before = map(_time, (best.total - best.seconds, best.seconds, without))
+    if best.total >= WORTH * without:
+        cost = f"copying {' and '.join(best.operands.upper())} takes {copying} and the rest {rest}"
+        return replace(plan, advice=f"nothing is rechunked: {cost}, all as it is {before}"), ()
+    words = f"{_chunks(plan, best)} are first copied to {_better(best)}"
+    words += f", which takes {copying}, and the rest {rest} instead of {before}"
+    return replace(make_plan(best.problem, plan.budget, plan.used_rates), advice=words), best.copies
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
+
+
+def _chunks(plan: Plan, layout: Layout) -> str:
+    """What there is: `chunks of 1×4096 in A and 64×64 in B`."""
+    shapes = zip(layout.operands.upper(), _shapes(plan.problem, layout.operands), strict=True)
+    return "chunks of " + " and ".join(f"{shape} in {name}" for name, shape in shapes)
+
+
+def _better(layout: Layout) -> str:
+    """What would do better: `raw ones of 2048×2048`."""
+    return "raw ones of " + " and ".join(dict.fromkeys(_shapes(layout.problem, layout.operands)))
+
+
+def _shapes(p: Problem, operands: str) -> list[str]:
+    """Chunks as the user of the arrays sees them."""
+    sides = [(s.chunk_rows, s.chunk_cols, s.fortran) for s in _matrices(p, operands)]
+    return [f"{cols}×{rows}" if fortran else f"{rows}×{cols}" for rows, cols, fortran in sides]
+
+
+def _matrices(p: Problem, operands: str) -> list[Matrix]:
+    return [p.a if operand == "a" else p.b for operand in operands]
+
+
+def _layouts(plan: Plan, factor: float) -> Iterator[Layout]:
+    """Layouts to look at, fewer operands first; none where good chunks for all would not make it `factor`
+    times as fast. Where memory without end would not either, as is usual, that is cheap to know."""
+    p, within = plan.problem, plan.predicted_seconds / factor
+    sides = [("a", p.a), *([] if p.symmetric else [("b", p.b)])]
+    operands = "".join(name for name, s in sides if s.chunked and s.rows and s.cols)
+    if any(max(s.rows, s.cols) > MAX_EXTENT for _, s in sides):
+        return
+    ideal = _with_chunks(p, operands, CHUNK_BYTES[0])
+    if not operands or least_seconds(ideal, plan.budget, plan.used_rates) > within:
+        return
+    best: Layout | None = None
+    for size in CHUNK_BYTES:
+        found = _layout(plan, operands, size)
+        if best and best.copies and found.seconds > 0.95 * best.seconds:
+            break
+        if found.seconds <= within:
+            best, chunk_bytes = found, size
+    if best is None:
+        return
+    if len(operands) > 1:
+        yield from (_layout(plan, one, chunk_bytes) for one in operands)
+    yield best
+
+
+def _layout(plan: Plan, operands: str, chunk_bytes: int) -> Layout:
+    problem = _with_chunks(plan.problem, operands, chunk_bytes)
+    seconds = predict(problem, plan.budget, plan.used_rates)
+    return Layout(problem, operands, seconds, _copies(problem, operands, plan))
+
+
+def _with_chunks(p: Problem, operands: str, size: int) -> Problem:
+    """The problem with these operands in raw chunks of about `size` bytes, nearly square, whose edges fall
+    on those of C's chunks, and on the other operand's along k."""
+    for operand in operands:
+        s, other = (p.a, p.b) if operand == "a" else (p.b, p.a)
+        along = p.c.chunk_rows if operand == "a" else p.c.chunk_cols
+        deep = other.chunk_cols if other.transposed == (operand == "a") else other.chunk_rows
+        elements, extents = size // s.itemsize, (s.rows, s.cols)
+        outer_is_rows = s.transposed == (operand == "b")
+        extent, k = extents if outer_is_rows else extents[::-1]
+        outer = chunk_side(extent, max(math.isqrt(elements), elements / k), along)
+        sides = outer, chunk_side(k, elements / outer, deep)
+        rows, cols = sides if outer_is_rows else sides[::-1]
+        copy = replace(s, chunk_rows=rows, chunk_cols=cols, whole=False, stored=None, remote=False)
+        p = replace(p, a=copy) if operand == "a" else replace(p, b=copy)
+        if p.symmetric:
+            p = replace(p, b=replace(copy, transposed=not copy.transposed))
+    return p
+
+
+def _copies(better: Problem, operands: str, plan: Plan) -> tuple[Copy, ...]:
+    """How to give these operands better chunks; none where a copy does not fit the memory limit."""
+    sides = _matrices(plan.problem, operands), _matrices(better, operands)
+    found = [plan_copy(*side, plan.budget, plan.used_rates) for side in zip(operands, *sides, strict=True)]
+    made = tuple(copy for copy in found if copy is not None)
+    return made if len(made) == len(found) else ()
+
+
+def plan_copy(operand: str, source: Matrix, target: Matrix, budget: Budget, rates: Rates) -> Copy | None:
+    """The fastest regions and threads that fit the host budget; None where none do."""
+    for readers, writers in ((budget.readers, budget.writers), (1, 1)):
+        found = []
+        for rows in steps(source.rows, target.chunk_rows):
+            widths = steps(source.cols, target.chunk_cols)
+
+            def fits(cols: int, rows: int = rows, threads: tuple[int, int] = (readers, writers)) -> bool:
+                return sum(_ledger(source, target, budget, rows, cols, *threads).values()) <= budget.host
+
+            for cols in widths[bisect_left(widths, True, key=fits) :][:1]:
+                found.append((_seconds(source, target, rates, rows, cols), rows * cols, rows, cols))
+        if found:
+            seconds, _, rows, cols = min(found)
+            return Copy(
+                operand=operand,
+                source=source,
+                target=target,
+                rows=rows,
+                cols=cols,
+                readers=readers,
+                writers=writers,
+                slot_bytes=_slot_bytes(source, rows, cols),
+                ledger=_ledger(source, target, budget, rows, cols, readers, writers),
+                bytes_read=source.read_bytes(rows, cols),
+                bytes_written=math.prod(target.grid) * target.chunk_bytes,
+                seconds=seconds,
+            )
+    return None
+
+
+def _slot_bytes(source: Matrix, rows: int, cols: int) -> int:
+    return round_up(piece_bytes(source, rows, cols, PIECE_BYTES), PAGESIZE)
+
+
+def _ledger(
+    source: Matrix, target: Matrix, budget: Budget, rows: int, cols: int, readers: int, writers: int
+) -> dict[str, int]:
+    """Every byte of the host budget while copying, by holder."""
+    return {
+        "baseline": budget.host_baseline,
+        "region": round_up(rows * cols * source.itemsize, PAGESIZE),
+        "read slots": readers * _slot_bytes(source, rows, cols),
+        "decoding": readers * source.beside(_slot_bytes(source, rows, cols)),
+        "connections": readers * budget.connection,
+        "write slots": writers * round_up(target.chunk_bytes, PAGESIZE),
+    }
+
+
+def _seconds(source: Matrix, target: Matrix, rates: Rates, rows: int, cols: int) -> float:
+    """A region is read, then written."""
+    read = one_pass(source, rows, cols, _slot_bytes(source, rows, cols))
+    return (
+        read.nbytes / rates.read
+        + read.decoded / rates.decode
+        + read.calls * rates.read_seconds
+        + read.pieces * rates.piece_seconds
+        + math.prod(target.grid) * target.chunk_bytes / rates.write
+    )

@@ -1,0 +1,344 @@
+"""What is planned: a product of stored matrices; what the machine does a second; how much memory there is.
+
+Nothing here touches a store or a device; everything is numbers.
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+from ..support.intervals import ceil_div, overlaps, ranges, touches
+
+MiB = 1 << 20
+
+ROW_READ_BYTES = 32 << 10
+"""A read of its own for each row pays when it saves more than this many bytes a row: a `pread` from Python
+costs 5 to 10 µs that readers cannot share (the interpreter lock), the page cache gives 4 GB/s or more."""
+
+MOST_STACKED = 16
+"""Chunks of a piece: each is an open file, of which a process may have 1024."""
+
+CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB)
+"""Chunk sizes tried for a new C, the wanted one first; the smaller ones are for small budgets."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Memory that a codec works in for one chunk, beside the chunk and what is stored of it."""
+
+    fixed: int = 0
+    """Bytes, whatever the chunk."""
+    per_byte: int = 0
+    """Bytes for each byte of the chunk, whose size is rounded up to a power of two first, …"""
+    most: int = 0
+    """… but no more than this in all."""
+
+    def bytes_for(self, chunk_bytes: int) -> int:
+        """Bytes that a chunk of this size takes."""
+        return self.fixed + min(self.most, self.per_byte << max(0, chunk_bytes - 1).bit_length())
+
+    def __add__(self, other: "Work") -> "Work":
+        """No less than both take together."""
+        return Work(self.fixed + other.fixed, self.per_byte + other.per_byte, self.most + other.most)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A stored matrix S. An array in Fortran order is described as the transpose of a C-order S."""
+
+    rows: int
+    cols: int
+    itemsize: int
+    """Bytes of an element as stored and decoded."""
+    chunk_rows: int
+    chunk_cols: int
+    transposed: bool = False
+    """op(X) is Sᵀ (or Sᴴ), not S."""
+    whole: bool = False
+    """Chunks can only be decoded whole; otherwise any rectangle of a chunk can be read."""
+    fortran: bool = False
+    """S is the transpose of the array that its user sees."""
+    chunked: bool = True
+    """False: it has no chunks, and those here are only how it is read."""
+    stored: tuple[int, ...] | None = field(default=None, repr=False)
+    """Bytes of every stored chunk in row-major order of the chunk grid, 0 where a chunk is missing.
+    None: none is missing and each takes its full decoded size."""
+    held: int = 2
+    """Memory, in chunks, that decoding one whole takes beside its slot, or encoding one: for itself and what
+    is stored of it; more where that is not ours to say."""
+    decodes: Work = Work()
+    """What decoding a chunk takes beside that …"""
+    encodes: Work = Work()
+    """… and encoding one, where C is stored so."""
+    apart: int = 0
+    """Memory in bytes that reading takes beside all slots, where the process makes one piece at a time."""
+    stacked: bool = False
+    """A piece may be of several chunks, one below the other: they are read at once and copied as one."""
+    remote: bool = False
+    """A read is a round trip to another machine: never of a part of a row; and what comes is held beside its
+    slot."""
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Number of chunks along rows and columns."""
+        return ceil_div(self.rows, self.chunk_rows), ceil_div(self.cols, self.chunk_cols)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of one decoded chunk."""
+        return self.chunk_rows * self.chunk_cols * self.itemsize
+
+    @property
+    def skipped(self) -> int:
+        """Bytes of an element, as far as it saves anything not to read it."""
+        return 0 if self.remote else self.itemsize
+
+    @cached_property
+    def known(self) -> dict[Any, Any]:
+        """What planning has worked out already: it tries a thousand ways to cut a matrix, in few sizes."""
+        return {}
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        """Bytes of all chunks as stored: what must be read at least."""
+        return self.rows * self.cols * self.itemsize if self.stored is None else sum(self.stored)
+
+    def beside(self, slot: int) -> int:
+        """Bytes that a reader holds beside its slot of so many."""
+        if self.whole:
+            return self.held * self.chunk_bytes + self.decodes.bytes_for(self.chunk_bytes)
+        return slot if self.remote else 0
+
+    def chunks_of_piece(self, slot_bytes: int) -> int:
+        """How many chunks, at most, one piece is of."""
+        return max(1, min(MOST_STACKED, slot_bytes // max(1, self.chunk_bytes))) if self.stacked else 1
+
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """The columns that are read for columns [start, stop) of one chunk: those alone, one read a
+        row; or the chunk's whole rows, which are contiguous and so take one read for all."""
+        if self.whole or rows_apart(self.chunk_cols, stop - start, self.skipped):
+            return start, stop
+        first = start // self.chunk_cols * self.chunk_cols
+        return first, first + self.chunk_cols
+
+    def read_bytes(self, row_step: int, col_step: int) -> int:
+        """Bytes moved from the store when S is read once, cut every `row_step` rows and `col_step`
+        columns as well as at chunk edges. Exact."""
+        rows, cols = self._cover(row_step, col_step)
+        if self.stored is None:
+            return sum(rows) * sum(cols) * (self.chunk_bytes if self.whole else self.itemsize)
+        across, total = self.grid[1], 0
+        for i, times in enumerate(rows):
+            line = self.stored[i * across : (i + 1) * across]
+            sizes = line if self.whole else [self.itemsize if size else 0 for size in line]
+            total += times * sum(map(int.__mul__, cols, sizes))
+        return total
+
+    def read_bytes_estimate(self, row_step: int, col_step: int) -> float:
+        """`read_bytes` without a look at each chunk: exact but for the spread of `stored`."""
+        if self.whole:
+            times = touches(self.rows, row_step, self.chunk_rows) * touches(
+                self.cols, col_step, self.chunk_cols
+            )
+            return times * self.chunk_bytes * self._density
+        return (
+            self.rows
+            * _spanned_total(self.cols, col_step, self.chunk_cols, self.skipped)
+            * self.itemsize
+            * self._density
+        )
+
+    @cached_property
+    def _density(self) -> float:
+        if self.stored is None:
+            return 1.0
+        return self.stored_bytes / max(1, len(self.stored) * self.chunk_bytes)
+
+    def _cover(self, row_step: int, col_step: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if self.whole:
+            return _touched(self.rows, row_step, self.chunk_rows), _touched(
+                self.cols, col_step, self.chunk_cols
+            )
+        rows = tuple(stop - start for start, stop in ranges(self.rows, self.chunk_rows))
+        return rows, _spanned(self.cols, col_step, self.chunk_cols, self.skipped)
+
+
+def rows_apart(chunk_cols: int, cols: int, itemsize: int) -> bool:
+    """Whether each row is read on its own (where nothing would be wasted, it makes no difference)."""
+    return (chunk_cols - cols) * itemsize > ROW_READ_BYTES
+
+
+@lru_cache(maxsize=1024)
+def _touched(extent: int, step: int, chunk: int) -> tuple[int, ...]:
+    """For each chunk along an axis: how many of the ranges of `step` meet it."""
+    counts = [0] * ceil_div(extent, chunk)
+    for start, stop in ranges(extent, step):
+        for index, _, _ in overlaps(start, stop, chunk):
+            counts[index] += 1
+    return tuple(counts)
+
+
+@lru_cache(maxsize=1024)
+def _spanned(extent: int, step: int, chunk: int, itemsize: int) -> tuple[int, ...]:
+    """For each chunk column: how many columns are read of it, over all ranges of `step`."""
+    if rows_apart(chunk, step, itemsize):  # so is all that is narrower
+        return tuple(stop - start for start, stop in ranges(extent, chunk))
+    counts = [0] * ceil_div(extent, chunk)
+    for start, stop in ranges(extent, step):
+        for index, lo, hi in overlaps(start, stop, chunk):
+            counts[index] += hi - lo if rows_apart(chunk, hi - lo, itemsize) else chunk
+    return tuple(counts)
+
+
+@lru_cache(maxsize=1024)
+def _spanned_total(extent: int, step: int, chunk: int, itemsize: int) -> int:
+    return sum(_spanned(extent, step, chunk, itemsize))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C, as sizes."""
+
+    m: int
+    n: int
+    k: int
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    """As it is stored: `chunk_rows` × `chunk_cols` is what one write makes (a shard, where C has any)."""
+    panel_itemsize: int
+    """Bytes of an element in a panel."""
+    block_itemsize: int
+    """Bytes of an element of a C block while it accumulates."""
+    reads_c: bool = False
+    """β ≠ 0."""
+    free_chunks: bool = True
+    """C is new and the planner may choose its chunks; those of `c` are ignored."""
+    pitch: int = 1
+    """Rows of panels start at multiples of this many elements."""
+    along_k: tuple[bool | None, bool | None] = (None, None)
+    """Whether panels of op(A), and of op(B), lie with k along their rows; None: as the operand is stored."""
+    line_bytes: int = 0
+    """Scratch of the kernel for each row and column of a block, and each k of a panel."""
+    scratch: tuple[int, int] = (0, 0)
+    """Scratch of the kernel for each element of a panel of op(A), and of op(B)."""
+    block_scratch: int = 0
+    """And for each element of a block."""
+    check_itemsize: int = 0
+    """Bytes of an element of the vectors that blocks are checked with; 0 where they are not."""
+    kernel: str = ""
+    """What multiplies, and why that: for the reader of the plan."""
+    types: tuple[str, str, str] = ("", "", "")
+    """Types of the elements of A, B and C: for the reader of the plan."""
+    keeps_a: bool = False
+    """A panel of op(A) can be multiplied again by another of op(B)."""
+    symmetric: bool = False
+    """op(B) is op(A)ᵀ, and so C = Cᵀ: blocks on and below the diagonal are made, the others are their
+    mirror images."""
+
+    @property
+    def flops(self) -> int:
+        """Operations of the product; of a symmetric one, those of half of C and its diagonal."""
+        return (self.m + 1 if self.symmetric else 2 * self.m) * self.n * self.k
+
+    @property
+    def align(self) -> tuple[int, int]:
+        """What block heights and widths are multiples of: chunks of C; of a symmetric one both ways."""
+        rows, cols = self.c.chunk_rows, self.c.chunk_cols
+        return (math.lcm(rows, cols),) * 2 if self.symmetric else (rows, cols)
+
+    @property
+    def k_chunk(self) -> int:
+        """Where panels are cut at multiples of this, they are cut at edges of chunks of A and of B."""
+        a = self.a.chunk_rows if self.a.transposed else self.a.chunk_cols
+        b = self.b.chunk_cols if self.b.transposed else self.b.chunk_rows
+        return math.lcm(a, b)
+
+    @property
+    def stored_along_k(self) -> tuple[bool, bool]:
+        """Whether A and B are stored with k along their rows."""
+        return not self.a.transposed, self.b.transposed
+
+    @property
+    def panels_along_k(self) -> tuple[bool, bool]:
+        """`along_k`, with what is stored where nothing else is wanted."""
+        a, b = (
+            stored if wanted is None else wanted
+            for stored, wanted in zip(self.stored_along_k, self.along_k, strict=True)
+        )
+        return a, b
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the machine does a second. `shared`: every stage runs on the same cores, so that their
+    times add up instead of hiding behind the longest."""
+
+    flops: float
+    read: float
+    write: float
+    upload: float
+    download: float
+    shared: bool
+    read_seconds: float = 6e-6
+    """Seconds of one read call beside its bytes; calls do not overlap."""
+    stream: float = math.inf
+    """Bytes a second that one reader gets."""
+    latency: float = 0.0
+    """Seconds that a read waits for its first byte; readers wait side by side."""
+    piece_seconds: float = 60e-6
+    """Seconds of one piece's way through the ring beside its bytes, and of a chunk's of C; pieces do not
+    overlap in this."""
+    thin: float = 32.0
+    """Panel depth at which a multiplication takes twice its time: it reads and writes C once."""
+    decode: float = math.inf
+    """Decoded bytes a second of chunks that must be decoded, by all readers."""
+    touch: float = 6e9
+    """Bytes a second at which fresh host memory can be had (and made ready for copies to the device)."""
+    turns: float = 0.5
+    """How reads and writes share the store: time of both at once, of equally long ones, over the sum of
+    their times alone. 1: they take turns; ½: they do not disturb each other."""
+    devices: int = 1
+    """What `flops` are of."""
+    at_once: int = 1
+    """Of how many of them host memory feeds the copies: what `upload` and `download` are of."""
+    start: float = 0.0
+    """Seconds before the first read and after the last write, beside those for slots."""
+    note: str = ""
+    """Where these numbers are from: for the reader of the plan."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits in bytes, and what is spent before the plan spends anything."""
+
+    host: int
+    """Most memory the process may hold resident."""
+    host_baseline: int
+    """Interpreter, libraries, thread stacks."""
+    device: int | None
+    """Most memory of the device; None where the device computes in host memory."""
+    device_baseline: int = 0
+    """Context and library workspaces."""
+    workspace: int = 0
+    """Scratch of the device's arithmetic, in the memory the device computes in."""
+    staged: bool = False
+    """Uploads are converted on the device and need one slot of scratch there."""
+    readers: int = 4
+    """Most reader threads."""
+    writers: int = 2
+    """Most writer threads."""
+    workers: int = 1
+    """Processes, each with this budget, that blocks are dealt to."""
+    connection: int = 0
+    """What each thread takes that talks to another machine. There are many of them, and fewer are tried, too,
+    for what all of them hold may not fit."""
+    weights: tuple[int, ...] = (1,)
+    """How fast each of several devices is: blocks are cut into bands of rows, as high as their devices are
+    fast, and limits and baselines of the device are of each."""
+    stacked: bool = False
+    """Pieces may be of several chunks (`Matrix.stacked`)."""
+    linked: bool = True
+    """They can read each other's memory: op(B)'s panels are uploaded to one of them, the others take them
+    from there."""

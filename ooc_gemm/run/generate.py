@@ -1,0 +1,102 @@
+"""Random arrays, written chunk by chunk within a memory limit: inputs to try things on."""
+
+import queue
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..devices.cpu.device import INTERPRETER_BYTES
+from ..planning.plan import Part
+from ..planning.problem import CHUNK_BYTES, MiB
+from ..storage.io.remote import CONNECTION_BYTES, WRITERS
+from ..storage.read import store
+from ..storage.write import targets
+from ..support.errors import BudgetError, InputError, on_thread
+from ..support.intervals import ceil_div, ranges
+from ..support.memory import baseline_bytes, default_memory_limit, parse_size
+
+
+def random(
+    out: Any,
+    shape: tuple[int, int],
+    *,
+    dtype: Any = "float32",
+    chunks: tuple[int, int] | None = None,
+    shards: tuple[int, int] | None = None,
+    compressor: str = "none",
+    distribution: str = "normal",
+    seed: int = 0,
+    memory_limit: str | int | None = None,
+    force: bool = False,
+) -> int:
+    """Write a random array; the bytes written. `distribution` of floating point: `normal` (mean 0,
+    variance 1) or `uniform` in [0, 1). Integers are uniform in [−100, 100], or [0, 100]. One seed, type
+    and chunk grid always give the same array. Where it cannot be finished nothing is left in a local folder,
+    and an array that it was to replace stays. Raises InputError, BudgetError, StoreError."""
+    store.refuse_event_loop()
+    if len(shape) != 2 or min(shape) < 0:
+        raise InputError(f"shape {shape} must be two numbers, rows and columns")
+    if distribution not in ("normal", "uniform"):
+        raise InputError(f"{distribution!r} is not a distribution; choose normal or uniform")
+    if seed < 0:
+        raise InputError(f"seed {seed} is negative; give 0 or more")
+    kind = store.matrix_dtype(dtype)
+    targets.check_layout(chunks, shards, compressor)
+    if chunks is None:
+        rows = max(1, min(shape[0] or 1, int((CHUNK_BYTES[0] // kind.itemsize) ** 0.5)))
+        chunks = (rows, max(1, min(shape[1] or 1, CHUNK_BYTES[0] // kind.itemsize // rows)))
+    targets.check_output(out, [], force, reads=False)
+    unit = shards or chunks
+    limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
+    base = baseline_bytes(INTERPRETER_BYTES)
+    output = targets.Output(shape, kind, chunks, shards, compressor)
+    each = unit[0] * unit[1] * (kind.itemsize + 8 + (2 * kind.itemsize if output.encoded else 0))
+    each += output.work.bytes_for(unit[0] * unit[1] * kind.itemsize)
+    each += CONNECTION_BYTES if store.is_remote(out) else 0
+    threads = min(2 * WRITERS if store.is_remote(out) else 4, (limit - base) // each)
+    if threads < 1:
+        raise BudgetError(
+            f"a memory limit of {limit} bytes is too small for chunks of {unit[0]}×{unit[1]}; "
+            f"the smallest that would do is {base + each} bytes ({ceil_div(base + each, MiB)}MiB)",
+            minimum_memory_limit=base + each,
+        )
+    target = targets.create_target(out, output, kind, force=force)
+    slots: queue.SimpleQueue[npt.NDArray[np.uint8]] = queue.SimpleQueue()
+    for _ in range(threads):
+        slots.put(np.empty(unit[0] * unit[1] * kind.itemsize, np.uint8))
+
+    @on_thread("writer")
+    def write(part: Part) -> int:
+        slot = slots.get()
+        try:
+            rng = np.random.default_rng([seed, *part.chunk])
+            target.view(part, slot)[...] = _draw(rng, (part.rows, part.cols), kind, distribution)
+            return target.write(part, slot)
+        finally:
+            slots.put(slot)
+
+    parts = (
+        Part((row // unit[0], col // unit[1]), 0, 0, row_stop - row, col_stop - col)
+        for row, row_stop in ranges(shape[0], unit[0])
+        for col, col_stop in ranges(shape[1], unit[1])
+    )
+    try:
+        with ThreadPoolExecutor(threads, "ooc-gemm random") as pool:
+            written = sum(pool.map(write, parts))
+        target.commit()
+    except BaseException:
+        target.discard()  # nobody could continue it
+        raise
+    return written
+
+
+def _draw(rng: np.random.Generator, shape: tuple[int, int], dtype: Any, distribution: str) -> Any:
+    if dtype.kind in "iu":
+        return rng.integers(0 if dtype.kind == "u" else -100, 100, shape, dtype, endpoint=True)
+    exact: Any = np.float64 if dtype in (np.float64, np.complex128) else np.float32
+    draw = rng.standard_normal if distribution == "normal" else rng.random
+    if dtype.kind == "c":
+        return draw(shape, exact) + 1j * draw(shape, exact)
+    return draw(shape, exact)

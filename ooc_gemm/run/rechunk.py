@@ -1,0 +1,150 @@
+"""Copies operands to better chunks, as `layout` has planned it: out of core, within the memory limit."""
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+from ..engine.ports import Array
+from ..planning.layouts import Copy
+from ..planning.plan import Part, Piece, cut
+from ..storage.read.local import Source
+from ..storage.write import targets
+from ..support.buffers import Bytes, page_aligned
+from ..support.errors import InputError, on_thread
+from ..support.intervals import overlaps, ranges
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rechunked:
+    """A copy that was made for one multiplication. Sizes in bytes, times in seconds."""
+
+    operand: str
+    """`a` or `b`."""
+    name: str
+    """Of the array that was copied."""
+    bytes_read: int
+    """Counted where it happens, beside those of the multiplication."""
+    bytes_written: int
+    seconds: float
+
+
+def check_space(copies: Iterable[Copy], c: Any) -> None:
+    """Refuse copies that have no room beside C. Raises InputError."""
+    folder = targets.scratch_folder(c)
+    wanted, free = sum(copy.bytes_written for copy in copies), shutil.disk_usage(folder).free
+    if wanted > free:
+        raise InputError(
+            f"rechunking takes {wanted} bytes in {folder}, where {free} are free; "
+            "write C to another disk or leave out rechunk=True"
+        )
+
+
+@contextlib.contextmanager
+def rechunked(
+    copies: Sequence[Copy], sources: Mapping[str, Source], c: Any
+) -> Iterator[tuple[dict[str, Source], tuple[Rechunked, ...]]]:
+    """The sources with copies in the place of those that are copied, and what that took. The copies lie in a
+    hidden folder beside C, or among temporary files where C is no local array, until the body ends."""
+    found, done = dict(sources), []
+    with _hidden_folder(c) if copies else contextlib.nullcontext(Path()) as folder:
+        for copy in copies:
+            start, source = time.perf_counter(), sources[copy.operand]
+            found[copy.operand], read, written = _copied(copy, source, folder / copy.operand)
+            seconds = time.perf_counter() - start
+            done.append(Rechunked(copy.operand, source.name, read, written, seconds))
+        yield found, tuple(done)
+
+
+@contextlib.contextmanager
+def _hidden_folder(c: Any) -> Iterator[Path]:
+    """A folder of our own that is removed again."""
+    parent = targets.scratch_folder(c)
+    try:
+        folder = tempfile.mkdtemp(".rechunked", ".ooc-gemm-", parent)
+    except OSError as error:
+        raise InputError(
+            f"no copy can be made in {parent} ({error.strerror}); leave out rechunk=True"
+        ) from error
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copied(copy: Copy, source: Source, place: Path) -> tuple[Source, int, int]:
+    """The copy, the bytes read and the bytes written."""
+    t = copy.target
+    output = targets.Output((t.rows, t.cols), source.dtype, (t.chunk_rows, t.chunk_cols))
+    target = targets.create_target(str(place), output, source.dtype, keep=False)
+    (memory,) = page_aligned(1, copy.rows * copy.cols * t.itemsize)
+    read_slots = page_aligned(copy.readers, copy.slot_bytes)
+    write_slots = page_aligned(copy.writers, t.chunk_bytes)
+    read = written = 0
+    with (
+        ThreadPoolExecutor(copy.readers, "ooc-gemm reader") as readers,
+        ThreadPoolExecutor(copy.writers, "ooc-gemm writer") as writers,
+        source.cancelled_on_error(),
+    ):
+        for rows in ranges(t.rows, copy.rows):
+            for cols in ranges(t.cols, copy.cols):
+                shape = rows[1] - rows[0], cols[1] - cols[0]
+                size = shape[0] * shape[1] * t.itemsize
+                region = memory[:size].view(source.dtype).reshape(shape)
+
+                def fill(piece: Piece, slot: Bytes, region: Array = region) -> int:
+                    view, nbytes = source.read(piece, slot)
+                    row, col = piece.into
+                    region[row : row + view.shape[0], col : col + view.shape[1]] = view
+                    return nbytes
+
+                def drain(part: Part, slot: Bytes, region: Array = region) -> int:
+                    inside = region[part.row : part.row + part.rows, part.col : part.col + part.cols]
+                    target.view(part, slot)[...] = inside
+                    return target.write(part, slot)
+
+                pieces = cut(copy.operand, copy.source, rows, cols, copy.slot_bytes)
+                parts = (
+                    Part((i, j), row - rows[0], col - cols[0], row_stop - row, col_stop - col)
+                    for i, row, row_stop in overlaps(*rows, t.chunk_rows)
+                    for j, col, col_stop in overlaps(*cols, t.chunk_cols)
+                )
+                read += each(readers, read_slots, pieces, fill)
+                written += each(writers, write_slots, parts, drain)
+    made = target.source()
+    made.name, made.matrix = source.name, t
+    return made, read, written
+
+
+def each(
+    pool: ThreadPoolExecutor, slots: list[Bytes], items: Iterable[T], work: Callable[[T, Bytes], int]
+) -> int:
+    """Work on every item, one thread a slot; the sum of what that returns. After an error, or Ctrl-C, no
+    thread takes another item."""
+    lock, left = Lock(), iter(items)
+
+    @on_thread("worker")
+    def run(slot: Bytes) -> int:
+        total = 0
+        while True:
+            with lock:
+                item = next(left, None)
+            if item is None:
+                return total
+            total += work(item, slot)
+
+    jobs = [pool.submit(run, slot) for slot in slots]
+    try:
+        wait(jobs, return_when=FIRST_EXCEPTION)
+    finally:
+        with lock:
+            left = iter(())
+    return sum(job.result() for job in jobs)

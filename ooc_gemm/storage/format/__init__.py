@@ -1,0 +1,1 @@
+"""What is stored: metadata, codecs, shards."""

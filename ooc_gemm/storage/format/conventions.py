@@ -1,0 +1,63 @@
+"""What an input says of its values that the engine does not apply: scaling, missing values, masks.
+
+xarray, netCDF and GDAL store packed numbers, and say in the attributes how to decode them. The engine
+multiplies what is stored. It says so, lest anybody takes that for a product of the decoded values.
+"""
+
+import base64
+import binascii
+import math
+import struct
+from collections.abc import Container
+from typing import Any
+
+import numpy as np
+
+from ..read.local import Source
+
+SCALING = ("scale_factor", "add_offset")
+MISSING = ("_FillValue", "missing_value")
+
+
+def ignored(spec: Any, attributes: Container[str]) -> str:
+    """How `spec` would have to be decoded, in words; empty where it holds plain values. A NaN that stands for
+    missing values is a plain value: a product has NaN there either way."""
+    if isinstance(spec, np.ma.MaskedArray):
+        return "a mask" if np.ma.is_masked(spec) else ""
+    if isinstance(getattr(spec, "_meta", None), np.ma.MaskedArray):  # dask's
+        return "a mask"
+    return " and ".join(_found(attributes))
+
+
+def said(source: Source) -> str:
+    """What the user is told of an input; empty where there is nothing to tell."""
+    if source.undecoded == "a mask":
+        return (
+            f"{source.name} has a mask, which is not applied; the values under it are multiplied like others"
+        )
+    if not source.undecoded:
+        return ""
+    return (
+        f"{source.name} has {source.undecoded} in its attributes, which are not applied; its values are "
+        "multiplied as they are stored"
+    )
+
+
+def _found(attributes: Any) -> list[str]:
+    found = [name for name in SCALING if name in attributes]
+    return found + [name for name in MISSING if name in attributes and not _is_nan(attributes[name])]
+
+
+def _is_nan(value: Any) -> bool:
+    """Also as JSON has it: `NaN`, and in version 3 xarray's base64 of a float64."""
+    if isinstance(value, str):
+        if value == "NaN":
+            return True
+        try:
+            (value,) = struct.unpack("<d", base64.b64decode(value, validate=True))
+        except (binascii.Error, ValueError, struct.error):
+            return False
+    try:
+        return math.isnan(np.asarray(value).item())
+    except (TypeError, ValueError):
+        return False

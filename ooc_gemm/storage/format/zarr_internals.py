@@ -1,0 +1,31 @@
+"""Names that zarr has and does not document. Everything else in this package takes them from here, and
+tests/system/test_internals.py fails when one of them changes."""
+
+import asyncio
+
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import _get_loop, sync
+
+from ...support.errors import InputError
+
+__all__ = ["default_buffer_prototype", "event_loop", "refuse_event_loop", "sync"]
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """The event loop that zarr runs in a thread of its own."""
+    loop: asyncio.AbstractEventLoop = _get_loop()
+    return loop
+
+
+def refuse_event_loop() -> None:
+    """Raise InputError in the thread that runs zarr's event loop: who waits there for zarr waits for himself.
+    Any other event loop may be running."""
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if running is event_loop():
+        raise InputError(
+            "ooc_gemm was called from inside zarr's own event loop, which it needs itself; "
+            "call it from another thread, for example by asyncio.to_thread"
+        )

@@ -1,0 +1,1 @@
+"""Files and objects: direct, cached and asynchronous reads and writes, flushes and locks."""

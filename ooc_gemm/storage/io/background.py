@@ -1,0 +1,158 @@
+"""Reads and writes of files in memory that go on in threads of the C library's: POSIX asynchronous I/O.
+
+A thread of Python's that copies 16 MiB comes back with cold caches to an interpreter that twenty others want:
+a chunk takes it several times as long as one thread that does nothing but begin and end what others copy.
+Where a disk is the slower part that does not matter; where files lie in memory it is what matters. For the
+same reason files are opened, closed and looked at here without giving up the interpreter, as `driver` does:
+whoever gives it up for a microsecond waits for a turn to get it back.
+
+`THERE` is False where there is no glibc, and in processes that were forked.
+"""
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+
+from ...support.buffers import PAGE, Bytes
+from ...support.intervals import ceil_div, ranges, round_up
+
+_CONTROL = struct.Struct("=iii4xQQ12xi80xq32x")
+"""struct aiocb of glibc, where pointers take 8 bytes: file, what to do, priority, buffer, bytes, whom to
+tell, memory of the library's, offset."""
+_READ, _WRITE, _DO_NOT_WAIT, _NOBODY = 0, 1, 1, 1
+"""LIO_READ, LIO_WRITE, LIO_NOWAIT, SIGEV_NONE."""
+_F_DUPFD_CLOEXEC = 1030
+_AT_FDCWD, _SIZE_AND_TIME = -100, 0x240
+"""And STATX_SIZE | STATX_MTIME."""
+_STAT = struct.Struct("=40xQ64xqI132x")
+"""struct statx: size, and seconds and nanoseconds of the last change."""
+_THREADS = 16
+"""That copy, at most; 20 unless asked for. Enough for what memory gives (98 GB/s of files beside four H200),
+and few enough that all have work: to begin a read wakes no one, and nobody waits for the library's one lock.
+With 32 that took 80 µs a chunk."""
+
+
+def _library() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
+    try:
+        if "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or "") or ctypes.sizeof(ctypes.c_void_p) != 8:
+            return None
+        quick, slow = ctypes.PyDLL(None, use_errno=True), ctypes.CDLL(None)
+        quick.open.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_uint)
+        quick.lio_listio.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+        quick.aio_error.argtypes = quick.aio_return.argtypes = (ctypes.c_void_p,)
+        quick.aio_return.restype = ctypes.c_ssize_t
+        quick.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
+        quick.write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+        quick.write.restype = ctypes.c_ssize_t
+        slow.aio_suspend.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+        quick.aio_init((ctypes.c_int * 8)(_THREADS, 2 * _THREADS, 0, 0, 0, 0, 1, 0))
+    except (AttributeError, ValueError, OSError, TypeError):
+        return None
+    return quick, slow
+
+
+_found = _library()
+THERE = _found is not None
+
+
+def _leave() -> None:
+    """The library's threads are not in a process that was forked, and it does not know."""
+    global THERE, _found
+    THERE, _found = False, None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave)
+
+
+Job = tuple[str, int, int]
+"""A file, where in it, and how many bytes."""
+
+
+class Transfer:
+    """Bytes on their way between a buffer and files."""
+
+    def __init__(self, jobs: Sequence[Job], flags: int, buffer: Bytes, parts: int = 1):
+        """One file after the other, each in so many parts at once. `flags`: of `open`; where they say so, it
+        is a write. Raises OSError, also in a process that was forked since the folder was looked at."""
+        self._quick, self._slow = quick, _ = _there(jobs[0][0])
+        cuts = [_cuts(size, parts) for _, _, size in jobs]
+        count = sum(map(len, cuts))
+        self._buffer = buffer  # until all is there
+        self._memory = (ctypes.c_char * (_CONTROL.size * count))()
+        self._sizes, self._files = [size for some in cuts for _, size in some], list[int]()
+        at, kind = 0, _WRITE if flags & os.O_WRONLY else _READ
+        data, flags = buffer.ctypes.data, flags | os.O_CLOEXEC
+        try:
+            for (path, offset, nbytes), some in zip(jobs, cuts, strict=True):
+                file = _done(quick.open(os.fsencode(path), flags, 0o666), path)
+                self._files.append(file)
+                for start, size in some:
+                    if start:  # those of one number are made one after the other
+                        file = _done(quick.fcntl(file, _F_DUPFD_CLOEXEC, 0), path)
+                        self._files.append(file)
+                    _CONTROL.pack_into(
+                        self._memory, at, file, kind, 0, data + start, size, _NOBODY, offset + start
+                    )
+                    at += _CONTROL.size
+                data += nbytes
+        except OSError:
+            self._close()
+            raise
+        first = ctypes.addressof(self._memory)
+        self._controls = range(first, first + at, _CONTROL.size)
+        self._list = struct.pack(f"={count}Q", *self._controls)
+        quick.lio_listio(_DO_NOT_WAIT, self._list, count, None)
+
+    def end(self) -> bool:
+        """Whether all bytes have been moved, when nothing is under way any more; others may go on. Must be
+        called, whatever happens, and once."""
+        quick, slow, whole = self._quick, self._slow, True
+        for number, control in enumerate(self._controls):
+            while (status := quick.aio_error(control)) == errno.EINPROGRESS:
+                slow.aio_suspend(self._list[8 * number : 8 * number + 8], 1, None)
+            whole = quick.aio_return(control) == self._sizes[number] and not status and whole
+        self._close()
+        return whole
+
+    def _close(self) -> None:
+        for file in self._files:
+            self._quick.close(file)
+
+
+def stamp(path: str) -> tuple[int, int]:
+    """Size of a file in bytes, and when it was changed last in ns. Raises OSError."""
+    quick, _ = _there(path)
+    memory = ctypes.create_string_buffer(_STAT.size)
+    _done(quick.statx(_AT_FDCWD, os.fsencode(path), 0, _SIZE_AND_TIME, memory), path)
+    size, seconds, ns = _STAT.unpack(memory)
+    return size, seconds * 10**9 + ns
+
+
+def append(file: int, data: bytes, path: str) -> None:
+    """Write to a file in memory that is open for appending. Raises OSError."""
+    quick, _ = _there(path)
+    while data:
+        data = data[_done(quick.write(file, data, len(data)), path) :]
+
+
+def _there(path: str) -> tuple[ctypes.PyDLL, ctypes.CDLL]:
+    if _found is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path)
+    return _found
+
+
+@lru_cache(maxsize=1024)
+def _cuts(nbytes: int, parts: int) -> list[tuple[int, int]]:
+    """Where parts begin, and their sizes: whole pages but for the last."""
+    return [(start, stop - start) for start, stop in ranges(nbytes, round_up(ceil_div(nbytes, parts), PAGE))]
+
+
+def _done(result: int, path: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return result

@@ -1,0 +1,328 @@
+"""Chunks in local files: read into a slot, past the page cache where that is faster; written whole or not
+at all.
+
+    file ──► slot                   O_DIRECT, where the place in the file and the slot are aligned
+    file ──► page cache ──► slot    what the page cache already has, small and unaligned parts, and
+                                    file systems that cannot do otherwise
+
+The page cache costs a copy and a page allocated for every page read: half of what a fast disk delivers. It is
+worth that only for what is there already.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import random
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cache
+from types import TracebackType
+
+import numpy as np
+
+from ...support.buffers import PAGE, Bytes
+from ...support.intervals import round_up
+from . import background
+from .background import Job
+
+DIRECT = getattr(os, "O_DIRECT", 0)
+NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+LEAST_DIRECT = 256 << 10
+"""Fewer bytes go through the page cache, which reads ahead."""
+
+PARTS, LEAST_PART = 4, 1 << 20
+"""Of a chunk in memory as many are read at once, each by a thread: so there are few chunks on their way, and
+what was read is still in the caches of the CPU when the device comes for it. And their size, at least."""
+
+AT_ONCE = 6
+"""Direct reads under way. A few keep a disk busy; with more, readers that also decode wait for the disk all
+together and then leave it idle together."""
+
+
+class Queue:
+    """Lets `count` threads in at a time, in the order in which they came. A semaphore lets whoever has just
+    left in again before those who wait: then the piece that is needed first may be read last, while all
+    slots fill up behind it and every reader stands still (seen in timelines of cold reads)."""
+
+    def __init__(self, count: int):
+        self._free = count
+        self._waiting: deque[threading.Lock] = deque()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._free += 1
+
+
+_turns = Queue(AT_ONCE)
+_buffered: set[int] = set()
+"""File systems (`st_dev`) that cannot read and write past the page cache."""
+_blind: set[int] = set()
+"""File systems that do not tell what the page cache has."""
+
+
+def mounted() -> dict[str, tuple[str, str, str]]:
+    """The file systems there are: device number (`major:minor`) → type, place and options."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    found: dict[str, tuple[str, str, str]] = {}
+    for line in lines:
+        fields = line.split()
+        found.setdefault(fields[2], (fields[fields.index("-") + 1], fields[4], fields[-1]))
+    return found
+
+
+@cache
+def type_of(system: int) -> str:
+    """What a file system (`st_dev`) is, such as ext4; nothing where that cannot be told."""
+    return mounted().get(f"{os.major(system)}:{os.minor(system)}", ("",))[0]
+
+
+@cache
+def in_memory(system: int) -> bool:
+    """Whether a file system (`st_dev`) keeps its files in memory: then there is nothing to go past, although
+    tmpfs takes O_DIRECT, and no few readers are enough (H200 machine: 6 of them 38 GB/s, 16 59, 64 82)."""
+    return type_of(system) in ("tmpfs", "ramfs")
+
+
+def chunks_at_once(readers: int) -> int:
+    """Of files in memory, by so many threads."""
+    return max(2, readers // PARTS)
+
+
+def in_background(folder: str | os.PathLike[str]) -> bool:
+    """Whether files there are read and written in the background: those in memory, where that is possible."""
+    try:
+        return background.THERE and in_memory(os.stat(folder).st_dev)
+    except OSError:
+        return False
+
+
+def room(offset: int, size: int) -> int:
+    """Memory that `read_range` needs."""
+    return round_up(offset % PAGE + size, PAGE)
+
+
+NONBLOCK, NOFOLLOW = os.O_NONBLOCK, os.O_NOFOLLOW
+
+
+def open_file(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
+    """A file opened for reading, and what it is. Raises OSError, also for what is no file: a folder, a
+    device, which may have no end, a pipe, for whose writer `open` would wait."""
+    fd = os.open(path, os.O_RDONLY | NONBLOCK)
+    try:
+        found = os.fstat(fd)
+        check_is_file(found)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, found
+
+
+def check_is_file(found: os.stat_result) -> None:
+    """Raises OSError for what cannot be a chunk."""
+    if not stat.S_ISREG(found.st_mode):
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        raise OSError(errno.EINVAL, "it is a pipe, a device or a socket, not a file")
+
+
+def check(path: str, most: int) -> None:
+    """Raises OSError and ValueError where there is something that is no file of at most so many bytes."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    check_is_file(found)
+    if found.st_size > most:
+        raise ValueError(f"it holds {found.st_size} bytes, more than {most}")
+
+
+def read_small(path: str | os.PathLike[str], most: int) -> bytes | None:
+    """All of a file, `most` + 1 bytes of it where it is longer, None where there is none. Raises OSError."""
+    try:
+        fd, _ = open_file(path)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return None
+    with open(fd, "rb") as file:
+        return file.read(most + 1)
+
+
+class ChunkFile:
+    """One chunk's file, open for reading."""
+
+    def __init__(self, path: str, direct: bool = True):
+        """`direct`: past the page cache where that is faster. Raises OSError."""
+        self._fd, found = open_file(path)
+        self.size = found.st_size
+        self._system = found.st_dev
+        self._direct = bool(DIRECT) and direct and not in_memory(self._system)
+
+    def __enter__(self) -> "ChunkFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    def read(self, into: Bytes, offset: int) -> None:
+        """Fill `into` from `offset` on. Raises OSError, also where the file ends before."""
+        self._read(into, offset, len(into))
+
+    def read_range(self, into: Bytes, offset: int, size: int) -> Bytes:
+        """`size` bytes from `offset` on, somewhere in `into`, which has `room` for them: with what is around
+        them in whole pages. Raises OSError."""
+        start = offset // PAGE * PAGE
+        stop = offset - start + size
+        self._read(into[: round_up(stop, PAGE)], start, stop)
+        return into[offset - start : stop]
+
+    def _read(self, into: Bytes, offset: int, need: int) -> None:
+        """At least `need` bytes: what lies in whole pages past the page cache, the rest through it."""
+        done = 0
+        aligned = not (offset % PAGE or into.ctypes.data % PAGE)
+        if self._direct and aligned and need >= LEAST_DIRECT and not self._is_cached(into, offset, need):
+            done = self._read_direct(into[: len(into) // PAGE * PAGE], offset, need)
+        while done < need:
+            got = os.preadv(self._fd, [into.data[done:]], offset + done)
+            if got == 0:
+                raise OSError("the file became shorter while it was read")
+            done += got
+
+    def _read_direct(self, into: Bytes, offset: int, need: int) -> int:
+        """The bytes that came past the page cache: 0 where the file system cannot. The rest is to be read
+        through it."""
+        if not _turn(self._fd, self._system, DIRECT):
+            return 0
+        done = 0
+        try:
+            with _turns:
+                while done < min(need, len(into)) and done % PAGE == 0:
+                    got = os.preadv(self._fd, [into.data[done:]], offset + done)
+                    if got == 0:
+                        break
+                    done += got
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            _buffered.add(self._system)
+        if done < need:
+            _turn(self._fd, self._system, 0)
+        return done
+
+    def _is_cached(self, into: Bytes, offset: int, need: int) -> bool:
+        """Whether the page cache has this part of the file, judged by one of its pages. Asking for one makes
+        the system read it: so it is another each time, and not the file's first, which brings in more."""
+        if self._system in _blind or self._system in _buffered or not NOWAIT:
+            return False
+        at = random.randrange(1, need // PAGE) * PAGE
+        try:
+            return os.preadv(self._fd, [into.data[at : at + PAGE]], offset + at, NOWAIT) > 0
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+            _blind.add(self._system)
+            return False
+
+
+def _turn(fd: int, system: int, flag: int) -> bool:
+    """Let what follows go past the page cache (flag DIRECT), or through it (0); whether it does."""
+    if flag and system in _buffered:
+        return False
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flag)
+    except OSError:
+        _buffered.add(system)
+        return False
+    return True
+
+
+_MAKE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NOFOLLOW | NONBLOCK
+
+
+def write(path: str, data: Bytes | bytes, direct: bool = False) -> None:
+    """Make a file that holds `data`, or make it anew; no link is followed. `direct`: past the page cache
+    where possible. Raises OSError; nothing is left behind then."""
+    fd = os.open(path, _MAKE, 0o666)
+    try:
+        try:
+            view, done = data.data if isinstance(data, np.ndarray) else memoryview(data), 0
+            if direct and DIRECT and isinstance(data, np.ndarray) and data.ctypes.data % PAGE == 0:
+                done = _write_direct(fd, view[: len(view) // PAGE * PAGE])
+            while done < len(view):
+                done += os.write(fd, view[done:])
+        finally:
+            os.close(fd)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+
+
+def start_read(jobs: Sequence[Job], into: Bytes) -> Callable[[], bool]:
+    """Begin to fill `into`, `in_background`. To be called for the end, whatever happens: whether it is full.
+    Raises OSError."""
+    parts = max(1, min(PARTS, len(into) // (len(jobs) * LEAST_PART)))
+    return background.Transfer(jobs, os.O_RDONLY | NONBLOCK, into, parts).end
+
+
+def start_write(path: str, data: Bytes) -> Callable[[], bool]:
+    """Begin to `write`, `in_background`. To be called for the end, whatever happens: whether all of it is
+    there. Raises OSError."""
+    return background.Transfer([(path, 0, len(data))], _MAKE, data).end
+
+
+def flush(folder: int | str | os.PathLike[str]) -> None:
+    """Wait until all that was written to the file system of a folder is on the disk. `folder`: open, or by
+    name; what has failed to be written since it was opened is an error. Raises OSError."""
+    if _syncfs is None:
+        os.sync()
+        return
+    fd = folder if isinstance(folder, int) else os.open(folder, os.O_RDONLY)
+    try:
+        if _syncfs(fd):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    finally:
+        if not isinstance(folder, int):
+            os.close(fd)
+
+
+def _write_direct(fd: int, view: memoryview) -> int:
+    """The bytes that went past the page cache: 0 where the file system cannot. The rest is to be written
+    through it."""
+    system, done = os.fstat(fd).st_dev, 0
+    if len(view) < LEAST_DIRECT or in_memory(system) or not _turn(fd, system, DIRECT):
+        return 0
+    try:
+        while done < len(view) and done % PAGE == 0:
+            done += os.write(fd, view[done:])
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        _buffered.add(system)
+    _turn(fd, system, 0)
+    return done

@@ -1,0 +1,255 @@
+"""Inputs that are no Zarr arrays: NumPy arrays, and lazy ones, which are anything with shape, dtype and
+slicing (dask, xarray, h5py, memory maps, classes of their users).
+
+A NumPy array is in memory already, and whoever reads a piece copies it. How much memory a lazy array takes
+while it makes a piece is not known here. So pieces of lazy arrays are made one at a time, by one thread for
+the whole process. What one takes is measured before a plan is made, and the ledger counts it.
+"""
+
+import contextlib
+import gc
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from ...planning.plan import Piece
+from ...planning.problem import Matrix, MiB
+from ...support.buffers import Bytes, give_back
+from ...support.errors import BudgetError, Error, InputError, StoreError
+from ...support.intervals import ceil_div
+from ...support.memory import peak_over, resident_bytes
+from .local import Source
+
+T = TypeVar("T")
+Array = npt.NDArray[Any]
+
+UNIT_BYTES = 4 * MiB
+"""Smaller chunks of a lazy array are read several at a time, up to about this many bytes."""
+MARGIN = 1.25
+"""One piece may take so much more than those that were measured, …"""
+CACHES = 16 * MiB
+"""… and libraries fill caches while a run goes on (HDF5: 1 to 16 MiB for each array)."""
+UNMEASURED = 6
+"""Units that a piece is taken to need where the system cannot measure."""
+
+
+def open_other(name: str, array: Any) -> Source:
+    """The source of an array that is not Zarr's. `name`: what messages call it. Raises InputError where its
+    extents are not known."""
+    try:
+        rows, cols = (int(extent) for extent in array.shape)
+    except (TypeError, ValueError) as error:  # dask: nan
+        raise InputError(
+            f"{name} has shape {tuple(array.shape)}; make its extents known first "
+            "(dask: compute_chunk_sizes), so that they are numbers"
+        ) from error
+    itemsize = np.dtype(array.dtype).itemsize
+    mapped = _mapped(array)
+    if isinstance(array, np.ndarray) and mapped is None:
+        matrix = Matrix(rows, cols, itemsize, max(1, min(rows, 1024)), max(1, cols), chunked=False)
+        return ArraySource(name, array, matrix)
+    return LazySource(name, array, _lazy_matrix(array, rows, cols, itemsize), mapped)
+
+
+class ArraySource(Source):
+    """A NumPy array in memory. Bytes are those of the elements taken."""
+
+    def __init__(self, name: str, array: Any, matrix: Matrix):
+        super().__init__(name, np.dtype(array.dtype).newbyteorder("="), matrix)
+        self._array = array
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """Copies a slice of the array into the slot."""
+        place = self._place(piece, slot)
+        np.copyto(place, self._array[slice(*piece.rows), slice(*piece.span)], casting="unsafe")
+        return place[:, piece.cols[0] - piece.span[0] : piece.cols[1] - piece.span[0]], place.nbytes
+
+
+class LazySource(Source):
+    """An array of which pieces are made when they are asked for, one at a time. Bytes are those of the
+    chunks, or elements, that are asked for."""
+
+    def __init__(self, name: str, array: Any, matrix: Matrix, mapped: mmap.mmap | None):
+        """`mapped`: the file's pages that it consists of, which are given back when they were read."""
+        super().__init__(name, np.dtype(array.dtype).newbyteorder("="), matrix)
+        self._array, self._mapped = array, mapped
+        self._depth = getattr(_here, "depth", 0)
+        self._thread: ThreadPoolExecutor | None = _thread(os.getpid(), self._depth)
+
+    def measure(self, limit: int) -> None:
+        """Find out what making a piece takes beside the slot it goes to. Raises BudgetError where a memory
+        limit of `limit` bytes cannot be enough, before any piece is made, and StoreError where one fails."""
+        s = self.matrix
+        unit = min(s.chunk_rows, s.rows) * min(s.chunk_cols, s.cols) * s.itemsize
+        if not unit:
+            return
+        least = resident_bytes() + 2 * unit
+        if limit < least:
+            raise BudgetError(
+                f"a memory limit of {limit} bytes is too small for {self.name}: a chunk of it takes {unit} "
+                f"bytes, twice while it is made; the smallest that may do is {least} bytes "
+                f"({ceil_div(least, MiB)}MiB)",
+                minimum_memory_limit=least,
+            )
+        give_back()
+        most = max(self._alone(partial(self._peak, rows, cols)) for rows, cols in self._samples())
+        self.matrix = replace(s, apart=int(MARGIN * most) + CACHES)
+
+    def _samples(self) -> set[tuple[tuple[int, int], tuple[int, int]]]:
+        """Rows and columns of a few pieces, as large as they get: the first, one in the middle, one at the
+        end; where any part can be read, also of tall ones."""
+        s, found = self.matrix, set()
+        shapes = [(s.chunk_rows, s.chunk_cols)]
+        if not s.whole:
+            shapes.append((min(s.rows, 1024), max(1, min(s.cols, UNIT_BYTES // s.itemsize // 1024))))
+        for height, width in shapes:
+            for share in (0.0, 0.5, 1.0):
+                row, col = (
+                    int(share * max(0, extent - size)) // size * size
+                    for extent, size in ((s.rows, height), (s.cols, width))
+                )
+                found.add(((row, min(row + height, s.rows)), (col, min(col + width, s.cols))))
+        return found
+
+    def _peak(self, rows: tuple[int, int], cols: tuple[int, int]) -> int:
+        found = peak_over(lambda: self._made(rows, cols).shape)
+        return UNMEASURED * self.matrix.chunk_bytes if found is None else found
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """Made on the thread of lazy arrays."""
+        s, place = self.matrix, self._place(piece, slot)
+        span = piece.span[0], min(piece.span[1], s.cols)
+
+        def make() -> None:
+            np.copyto(place[:, : span[1] - span[0]], self._made(piece.rows, span), casting="unsafe")
+            if self._mapped is not None:
+                self._mapped.madvise(mmap.MADV_DONTNEED)
+
+        self._alone(make)
+        view = place[:, piece.cols[0] - span[0] : piece.cols[1] - span[0]]
+        if not s.whole:
+            return view, place.nbytes
+        (i, j), stored = piece.chunk, s.stored or ()
+        return view, stored[i * s.grid[1] + j]
+
+    def _alone(self, work: Callable[[], T]) -> T:
+        thread = self._thread = _thread(os.getpid(), self._depth)  # another one after a fork
+        try:
+            return thread.submit(work).result()
+        except BaseException:
+            self._thread = None  # the error may keep this array alive, which must not keep the thread
+            raise
+        finally:
+            del thread
+
+    def _made(self, rows: tuple[int, int], cols: tuple[int, int]) -> Array:
+        """A piece. Raises StoreError, whatever the array raises."""
+        shape = rows[1] - rows[0], cols[1] - cols[0]
+        try:
+            found = np.asarray(_computed(self._array[slice(*rows), slice(*cols)]))
+            if found.shape != shape or not np.can_cast(found.dtype, self.dtype, "same_kind"):
+                raise TypeError(f"its slice is {found.shape} {found.dtype}, not {shape} {self.dtype}")
+            return found
+        except (Error, MemoryError):
+            raise
+        except BaseException as error:  # also StopIteration and SystemExit, which mean something to who waits
+            raise StoreError(
+                f"{self.name}: rows {rows[0]}–{rows[1] - 1} × columns {cols[0]}–{cols[1] - 1} cannot be read "
+                f"({type(error).__name__}: {error}); see to where they come from, then run again"
+            ) from error
+
+
+_here = threading.local()
+
+
+_threads: WeakValueDictionary[tuple[int, int], ThreadPoolExecutor] = WeakValueDictionary()
+"""Process and depth → thread. Each ends with the last array that uses it."""
+_starting = threading.Lock()
+
+
+def _thread(process: int, depth: int) -> ThreadPoolExecutor:
+    """The thread that makes pieces of lazy arrays. What the allocator keeps is kept for a thread, so it is
+    measured and used by the same one.
+
+    process: its number, since after a fork there is no such thread. depth: how many pieces of other lazy
+    arrays are being made that need this piece. They keep the threads of the depths before busy.
+    """
+
+    def begin() -> None:
+        _here.depth = depth + 1
+
+    with _starting:
+        found = _threads.get((process, depth))
+        if found is None:
+            found = _threads[process, depth] = ThreadPoolExecutor(1, "ooc-gemm lazy input", initializer=begin)
+        return found
+
+
+def _computed(part: Any) -> Any:
+    """dask's collections are computed here, task by task, unless a cluster computes them elsewhere."""
+    graph = getattr(part, "__dask_graph__", None)
+    if graph is None or graph() is None:
+        return part
+    from dask.base import get_scheduler
+
+    if getattr(get_scheduler(), "__self__", None) is not None:  # the method of a distributed.Client
+        return part.compute()
+    found = part.compute(scheduler="synchronous")
+    gc.collect(1)  # graphs are cycles that hold on to blocks
+    return found
+
+
+def _mapped(array: Any) -> mmap.mmap | None:
+    """The memory map that an array is a view of, where its pages can be given back: not where writes to them
+    are private."""
+    private = False
+    while isinstance(array, np.ndarray):
+        private |= isinstance(array, np.memmap) and array.mode == "c"
+        array = array.base
+    if private or not isinstance(array, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return None
+    return array
+
+
+def _lazy_matrix(array: Any, rows: int, cols: int, itemsize: int) -> Matrix:
+    """How a lazy array is read: by its own chunks, each of which must be made whole, or in bands of rows."""
+    chunks = _chunks(array, (rows, cols))
+    if chunks is None:
+        width = max(1, min(cols, UNIT_BYTES // itemsize))
+        height = max(1, min(rows, 1024, UNIT_BYTES // (width * itemsize)))
+        return Matrix(rows, cols, itemsize, height, width, chunked=False)
+    height, width = chunks
+    while 2 * height * width * itemsize <= UNIT_BYTES and (height < rows or width < cols):
+        if (height <= width and height < rows) or width >= cols:
+            height *= 2
+        else:
+            width *= 2
+    plain = Matrix(rows, cols, itemsize, height, width, whole=True, chunked=False, held=0)
+    down, across = plain.grid
+    stored = (
+        min(height, rows - i * height) * min(width, cols - j * width) * itemsize
+        for i in range(down)
+        for j in range(across)
+    )
+    return replace(plain, stored=tuple(stored))
+
+
+def _chunks(array: Any, shape: tuple[int, int]) -> tuple[int, int] | None:
+    """The sizes of a lazy array's own chunks, the largest where they differ; None where it tells of none."""
+    encoding = getattr(array, "encoding", None)  # xarray: as it lies in its file
+    stored = [encoding.get(key) for key in ("chunks", "chunksizes")] if isinstance(encoding, dict) else []
+    for said in (getattr(array, "chunks", None), *stored):
+        with contextlib.suppress(TypeError, ValueError):
+            height, width = (int(max(one) if isinstance(one, tuple | list) else one) for one in said or ())
+            if height > 0 and width > 0:
+                return min(height, max(1, shape[0])), min(width, max(1, shape[1]))
+    return None

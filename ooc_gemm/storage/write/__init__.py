@@ -1,0 +1,1 @@
+"""C, its journal, its attributes, and what is around it."""

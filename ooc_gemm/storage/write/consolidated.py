@@ -1,0 +1,253 @@
+"""Consolidated metadata of the groups that C lies in.
+
+A group may hold copies of the metadata of all arrays below it. While C is unfinished such a copy would make
+it look like an array, and afterwards like the array that C has replaced. So C's entry is removed when a run
+begins, and written again when C is finished. That goes for every group above C, of version 3 (in `zarr.json`)
+and of version 2 (`.zmetadata`).
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...support.errors import InputError, StoreError
+from ..io import files
+from ..io.remote import Objects, side_by_side, why
+
+DOCUMENTS = ("zarr.json", ".zmetadata")
+"""What holds consolidated metadata, of version 3 and of version 2."""
+MARKS = (b'"consolidated_metadata"', b'"metadata"')
+"""Without which there are none in it."""
+MAX_BYTES = 32 << 20
+"""A longer document is not changed, and no C is begun below its group."""
+TRIES = 20
+"""How often a document in an object store is changed anew because somebody else was faster."""
+
+
+class Group(Protocol):
+    """A place above C's where there may be a group."""
+
+    @property
+    def key(self) -> str:
+        """The path of C below this group."""
+
+    def read(self, document: str) -> bytes | None:
+        """A document of the group, None where there is none. Raises what the store raises."""
+
+    def change(self, document: str, change: Callable[[bytes], bytes | None]) -> None:
+        """Replace a document by what `change` makes of it; None leaves it. Raises what the store raises."""
+
+
+@dataclass(frozen=True)
+class LocalGroup:
+    """A group whose metadata is a file in a local folder."""
+
+    folder: Path
+    key: str
+
+    def read(self, document: str) -> bytes | None:
+        """Reads the file of that name in the folder."""
+        try:
+            return files.read_small(self.folder / document, MAX_BYTES)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ELOOP):
+                return None  # nobody can read C through that group, or it is no file
+            raise
+
+    def change(self, document: str, change: Callable[[bytes], bytes | None]) -> None:
+        """At once and durably, one process at a time."""
+        with self._alone():
+            text = self.read(document)
+            new = None if text is None else change(text)
+            if new is None:
+                return
+            path = self.folder / document
+            beside = path.with_name(f"{document}.ooc-gemm-{os.getpid()}.new")
+            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | files.NOFOLLOW, 0o666)
+            try:
+                with open(fd, "wb") as file:
+                    with contextlib.suppress(OSError):
+                        os.fchmod(fd, os.stat(path).st_mode & 0o777)
+                    file.write(new)
+                    file.flush()
+                    os.fsync(fd)
+                os.replace(beside, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    beside.unlink()
+                raise
+            self._flush()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        fd = os.open(self.folder, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _flush(self) -> None:
+        fd = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+@dataclass(frozen=True)
+class RemoteGroup:
+    """A group whose metadata is an object in an object store."""
+
+    objects: Objects
+    key: str
+
+    def read(self, document: str) -> bytes | None:
+        """The object; None also where it must not be read."""
+        found = self._version(document)
+        return found and found[0]
+
+    def _version(self, document: str) -> tuple[bytes, Any] | None:
+        try:
+            return self.objects.find_version(document)
+        except Exception as error:
+            if self.objects.forbids(error):
+                return None
+            raise
+
+    def change(self, document: str, change: Callable[[bytes], bytes | None]) -> None:
+        """Only where it still is what was changed."""
+        for left in reversed(range(TRIES)):
+            found = self._version(document)
+            new = None if found is None else change(found[0])
+            if found is None or new is None:
+                return
+            try:
+                self.objects.put(document, new, found[1])
+            except Exception as error:
+                if self.objects.cannot(error):
+                    self.objects.put(document, new)
+                elif not self.objects.changed(error) or not left:
+                    raise
+                else:
+                    continue
+            return
+
+
+def above(place: Path | None, spelled: str | None) -> list[Group]:
+    """Places above a folder. place: the folder, links resolved. spelled: its path as given."""
+    paths = [path for path in (place, Path(os.path.abspath(spelled)) if spelled else None) if path]
+    found = {(parent, path.relative_to(parent).as_posix()): None for path in paths for parent in path.parents}
+    return [LocalGroup(folder, key) for folder, key in found]
+
+
+def above_objects(objects: Objects) -> list[Group]:
+    """Returns the places above an address where groups may be, the nearest first."""
+    parts = objects.path.split("/") if objects.path else []
+    return [
+        RemoteGroup(objects.at("/".join(parts[:count])), "/".join(parts[count:]))
+        for count in reversed(range(len(parts)))
+    ]
+
+
+class Consolidated:
+    """What the groups above one C hold of it."""
+
+    def __init__(self, groups: list[Group], name: str):
+        """groups: places above C. name: how messages call C. Raises InputError where one cannot be read."""
+        self._name = name
+        looks = [(group, document) for group in groups for document in DOCUMENTS]
+
+        def look(one: tuple[Group, str]) -> bool:
+            text = one[0].read(one[1])
+            return text is not None and MARKS[DOCUMENTS.index(one[1])] in text
+
+        if any(isinstance(group, RemoteGroup) for group in groups):
+            held = side_by_side([lambda one=one: look(one) for one in looks])  # type: ignore[misc]
+        else:
+            held = [look(one) for one in looks]
+        self._holders = [one for one, holds in zip(looks, held, strict=True) if holds]
+
+    def forget(self) -> None:
+        """C is to be begun: no group has an entry of it any more. Raises InputError where that cannot be."""
+        for group, document in self._holders:
+            try:
+                group.change(document, lambda text, key=group.key: _without(text, key))  # type: ignore[misc]
+            except Exception as error:
+                raise InputError(
+                    f"{self._name} cannot be begun: a group above it holds its metadata in {document}, which "
+                    f"cannot be changed ({_said(error)}); make it writable, or choose another place"
+                ) from error
+
+    def enter(self, entry: dict[str, Any], attributes: dict[str, Any] | None) -> str | None:
+        """C is finished: its groups have its metadata again. entry: of C's zarr.json or .zarray. attributes:
+        of its .zattrs, None for version 3. What to tell the user where a group cannot have them."""
+        said = None
+        for group, document in self._holders:
+            try:
+                group.change(
+                    document,
+                    lambda text, key=group.key: _with(text, key, entry, attributes),  # type: ignore[misc]
+                )
+            except Exception as error:
+                said = (
+                    f"{self._name} is finished, but is missing in the consolidated metadata of a group above "
+                    f"it, which cannot be changed ({_said(error)}); consolidate them again"
+                )
+        return said
+
+
+def _said(error: Exception) -> str:
+    return getattr(error, "strerror", None) or why(error)
+
+
+def _entries(text: bytes) -> tuple[dict[str, Any], dict[str, Any], bool] | None:
+    """A document, the entries in it and whether they are of version 3; None where there are none. Raises
+    StoreError where it is too long."""
+    if len(text) > MAX_BYTES:
+        raise StoreError(f"it takes more than {MAX_BYTES >> 20} MiB")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    inline = found.get("consolidated_metadata")
+    new = found.get("zarr_format") == 3
+    entries = inline.get("metadata") if new and isinstance(inline, dict) else found.get("metadata")
+    return (found, entries, new) if isinstance(entries, dict) else None
+
+
+def _without(text: bytes, key: str) -> bytes | None:
+    """The document without entries of C and what is below it; None where it has none."""
+    if (parsed := _entries(text)) is None:
+        return None
+    found, entries, _ = parsed
+    gone = [one for one in entries if one == key or one.startswith(f"{key}/")]
+    for one in gone:
+        del entries[one]
+    return json.dumps(found, indent=2).encode() if gone else None
+
+
+def _with(text: bytes, key: str, entry: dict[str, Any], attributes: dict[str, Any] | None) -> bytes | None:
+    """The document with C's entry; None where it has no place there."""
+    if (parsed := _entries(text)) is None:
+        return None
+    found, entries, new = parsed
+    between = [key[:at] for at, letter in enumerate(key) if letter == "/"]
+    if new != (attributes is None) or any(
+        one + ("" if new else "/.zgroup") not in entries for one in between
+    ):
+        return None
+    made = {key: entry} if attributes is None else {f"{key}/.zarray": entry, f"{key}/.zattrs": attributes}
+    if all(entries.get(one) == value for one, value in made.items()):
+        return None
+    entries.update(made)
+    return json.dumps(found, indent=2).encode()

@@ -1,0 +1,411 @@
+"""Which files in C's folder belong to an array there, and what becomes of them when a new C replaces it.
+
+Files that do not belong to the array, and arrays that lie below it, stay. The old array's files are moved
+into a folder inside C's, and removed when the new C is finished:
+
+    c/zarr.json     ──►  c/.ooc-gemm-replaced/zarr.json.partial     first: from now on C is no array
+    c/c/…           ──►  c/.ooc-gemm-replaced/c/…
+                         c/.ooc-gemm-replaced/zarr.json             last: the old array is complete there
+
+So a run that is killed at any time leaves the old array, or an unfinished C with the old array in that
+folder.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...support.errors import InputError
+from ..format import documents
+from ..io import files
+from ..io.durable import flush_folders
+from ..read.store import ASIDE, METADATA, PARTIAL, is_partial
+from . import journal
+
+NODES = (*METADATA, ".zgroup")
+"""Files that make a folder an array or a group."""
+LITTER = re.compile(
+    r"\.ooc-gemm-run-\w+(\.gone)?|ooc-gemm\.(journal|owner)\.new"
+    r"|(zarr(\.json)?|\.zarray|\.zattrs)(\.[0-9a-f]+)?(\.partial)?\.(new|partial|pending)"
+)
+"""What runs that were killed leave beside C's metadata."""
+SUFFIX = re.compile(r"(\.pending|(\.[0-9a-f]{32})?\.partial)$")
+"""What follows the name of a chunk that is being written, by us or by zarr."""
+NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+ENDLESS = 1 << 62
+"""Chunks along a dimension, where their number is not known."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """How an array names its chunks."""
+
+    default: bool
+    """Keys begin with `c`, as those of version 3 do."""
+    separator: str
+    grid: tuple[int, ...]
+    """Chunks along each dimension."""
+
+    def takes(self, path: tuple[str, ...]) -> bool | None:
+        """Whether this is the path of a chunk, inside the array's folder: True; of a folder of chunks: None;
+        of neither: False."""
+        extents = self.grid if self.grid or self.default else (1,)  # a v2 array of no dimensions has chunk 0
+        levels = 1 if self.separator == "." else len(extents) + self.default
+        if len(path) > levels:
+            return False
+        last = len(path) == levels
+        parts = (*path[:-1], SUFFIX.sub("", path[-1])) if last else path
+        if self.separator == ".":
+            parts = tuple(parts[0].split("."))
+        if self.default:
+            if parts[0] != "c":
+                return False
+            # Below `c` there are chunks only; some may be of an array that was larger.
+            parts, extents = parts[1:], (ENDLESS,) * len(extents)
+        if len(parts) > len(extents) or (last and len(parts) < len(extents)):
+            return False
+        numbers = all(
+            NUMBER.fullmatch(part) and int(part) < extent
+            for part, extent in zip(parts, extents, strict=False)
+        )
+        return (True if last else None) if numbers else False
+
+
+ANY = Keys(True, "/", (ENDLESS, ENDLESS))
+"""Those of a C of ours of which no more is known."""
+
+
+def keys_of(name: str, key: str, described: dict[str, Any]) -> Keys:
+    """How an array of this metadata names its chunks. `key`: of the document. Raises InputError where that
+    is not known."""
+    shape, separator = described.get("shape"), described.get("dimension_separator", ".")
+    sizes, default = described.get("chunks"), False
+    if key.startswith(METADATA[0]):
+        encoding = described.get("chunk_key_encoding") or {"name": "default"}
+        if isinstance(encoding, str):
+            encoding = {"name": encoding}
+        if not isinstance(encoding, dict) or encoding.get("name") not in ("default", "v2"):
+            raise _unknown(name)
+        default = encoding["name"] == "default"
+        inside = encoding.get("configuration") or {}
+        usual = "/" if default else "."
+        separator = encoding.get("separator") or (
+            inside.get("separator", usual) if isinstance(inside, dict) else None
+        )
+        grid = described.get("chunk_grid")
+        sizes = grid.get("configuration", {}).get("chunk_shape") if isinstance(grid, dict) else None
+    if separator not in (".", "/") or not isinstance(shape, list):
+        raise _unknown(name)
+    try:
+        counts = tuple(-(-int(n) // max(1, int(size))) for n, size in zip(shape, sizes or (), strict=True))
+    except (TypeError, ValueError):
+        counts = (ENDLESS,) * len(shape)
+    return Keys(default, str(separator), counts)
+
+
+def _unknown(name: str) -> InputError:
+    return InputError(
+        f"{name} names its chunks in a way that is not known here, so they cannot be told from other files; "
+        "remove it yourself, or choose another place"
+    )
+
+
+@dataclass
+class Files:
+    """What belongs to an array in a folder."""
+
+    chunks: list[Path] = field(default_factory=list)
+    """Files, and folders of nothing else."""
+    metadata: list[Path] = field(default_factory=list)
+    """Of an array: it goes first."""
+    attributes: list[Path] = field(default_factory=list)
+    litter: list[Path] = field(default_factory=list)
+    """Of runs that were interrupted."""
+
+
+def survey(place: Path, name: str) -> Files:
+    """What belongs to the array, finished or not, in a folder. `name`: how messages call it. Raises
+    InputError where it cannot be told, or could not be removed, or where C's chunks have no room."""
+    _check(place, name)
+    found, keys, described_by = Files(), list[Keys](), list[str]()
+    unfinished = [key + PARTIAL for key in METADATA]
+    for path in (place / key for key in (*METADATA, *unfinished, *(f"{ASIDE}/{key}" for key in unfinished))):
+        described = _document(path, name)
+        if described is not None:
+            keys.append(keys_of(name, path.name, described))
+            described_by.append(path.name)
+    keys = keys or [ANY]
+    found.metadata = [place / key for key in METADATA if (place / key).exists()]
+    if any(key.startswith(METADATA[1]) for key in described_by) and (place / ".zattrs").exists():
+        found.attributes = [place / ".zattrs"]
+    found.litter = [entry for entry in _entries(place, name) if LITTER.fullmatch(entry.name)]
+    found.chunks = _chunks(place, (), keys, name)[0]
+    room = place / "c"
+    shared = any(one.default and one.separator == "/" for one in keys) and room.is_dir()
+    if room not in found.chunks and not shared and os.path.lexists(room):
+        raise InputError(
+            f"{name} cannot be replaced: {room} is not part of it and stands where the chunks of the new "
+            "array are to go; move it away, or choose another place"
+        )
+    return found
+
+
+def _document(path: Path, name: str) -> dict[str, Any] | None:
+    """The metadata of an array; None where there are none that can be read."""
+    with suppress(OSError, InputError):
+        text = files.read_small(path, documents.MAX_BYTES)
+        if text is not None:
+            described = documents.parse(name, text)
+            return described if documents.kind(path.name, described) == "array" else None
+    return None
+
+
+def _chunks(folder: Path, path: tuple[str, ...], keys: list[Keys], name: str) -> tuple[list[Path], bool]:
+    """Paths of chunks, and of folders of nothing else, below a folder, and whether it holds nothing else.
+    `path`: of the folder, inside the array's."""
+    found, only = list[Path](), True
+    for entry in _entries(folder, name):
+        inside = (*path, entry.name)
+        if path and entry.name in NODES:
+            raise _among(name, folder)
+        answers = {one.takes(inside) for one in keys}
+        if None in answers and entry.is_dir() and not entry.is_symlink():
+            _check(entry, name)
+            if entry.is_mount():
+                raise _fixed(name, entry)
+            below, nothing_else = _chunks(entry, inside, keys, name)
+            found += [entry] if nothing_else else below
+            only = only and nothing_else
+        elif entry.is_symlink() and answers != {False}:  # what it leads to is somebody's
+            found.append(entry)
+        elif True in answers and entry.is_dir():
+            raise _among(name, entry)
+        elif True in answers:
+            if os.geteuid() == 0 and not os.access(entry, os.W_OK):  # nobody may, not even root
+                raise _fixed(name, entry)
+            found.append(entry)
+        else:
+            only = False
+    return found, only
+
+
+def _entries(folder: Path, name: str) -> Iterator[Path]:
+    """All there is in a folder, if there is one. Raises InputError where it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                yield folder / entry.name
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except PermissionError as error:
+        raise _fixed(name, folder) from error
+
+
+def _check(folder: Path, name: str) -> None:
+    """Raises InputError where nothing can be removed from a folder."""
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(
+            f"{name} cannot be replaced: {folder} is not a writable folder; change its permissions, or "
+            "choose another place"
+        )
+
+
+def _among(name: str, node: Path | str) -> InputError:
+    return InputError(
+        f"{name} cannot be replaced: {node}, an array, a group or a folder of something else, stands "
+        "among its chunks; move it away, or choose another place"
+    )
+
+
+def _fixed(name: str, path: Path) -> InputError:
+    return InputError(
+        f"{name} cannot be replaced: {path} cannot be changed or removed; change its permissions, or choose "
+        "another place"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ set aside
+
+
+def set_aside(place: Path, name: str, keep: bool) -> bool:
+    """Clear C's folder of the array that stands there, finished or not.
+
+    place: C's folder. name: how messages call C. keep: whether a finished array is kept in `ASIDE` until
+    `drop`, or removed at once. Returns whether this call has moved one there, which `restore` can undo.
+    Raises InputError and OSError; nothing is changed then.
+    """
+    aside, moved = place / ASIDE, False
+    finished = any((place / key).exists() for key in METADATA)
+    if finished and aside.exists():  # the run that has made this array was killed before it was removed
+        shutil.rmtree(aside)
+    if finished or _is_incomplete(aside):
+        moved = True
+        try:
+            _move(survey(place, name), place, aside)
+        except BaseException:
+            restore(place)
+            raise
+    old = survey(place, name)
+    for path in (*old.chunks, *old.attributes, *old.litter):
+        _remove(path)
+    if not keep and aside.exists():
+        shutil.rmtree(aside)
+        return False
+    return moved
+
+
+def _is_incomplete(aside: Path) -> bool:
+    return any((aside / (key + PARTIAL)).exists() for key in METADATA)
+
+
+def _move(old: Files, place: Path, aside: Path) -> None:
+    aside.mkdir(exist_ok=True)
+    for path in old.metadata:
+        os.replace(path, aside / (path.name + PARTIAL))
+    flush_folders(place, aside)
+    for path in (*old.attributes, *old.chunks):
+        to = aside / path.relative_to(place)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(path, to)
+    flush_folders(place, aside)
+    for key in METADATA:
+        with suppress(FileNotFoundError):
+            os.replace(aside / (key + PARTIAL), aside / key)
+    flush_folders(aside)
+
+
+def restore(place: Path, new: Iterable[str] = ()) -> None:
+    """Put the array that was set aside back, before any chunk of the new C was written. `new`: files of the
+    new C."""
+    aside = place / ASIDE
+    for name in new:
+        (place / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        _put_back(aside, place)
+        for key in METADATA:
+            for name in (key, key + PARTIAL):
+                with suppress(FileNotFoundError):
+                    os.replace(aside / name, place / key)
+        flush_folders(place)
+        aside.rmdir()
+
+
+def discard(place: Path, name: str) -> None:
+    """Remove a C that can be neither finished nor continued; an array that it was to replace is there again.
+    `name`: how messages call C. Raises InputError and OSError."""
+    new = survey(place, name)
+    for path in (*new.chunks, *new.attributes, *new.litter):
+        if path.name != ASIDE:
+            _remove(path)
+    if is_kept(place):
+        restore(place, [key + PARTIAL for key in METADATA])
+        return
+    for key in METADATA:
+        (place / (key + PARTIAL)).unlink(missing_ok=True)
+    with suppress(OSError):  # there are files of others
+        place.rmdir()
+
+
+def _put_back(folder: Path, to: Path) -> None:
+    for entry in list(os.scandir(folder)):
+        target = to / entry.name
+        if entry.name in METADATA or entry.name.endswith(PARTIAL):
+            continue
+        if entry.is_dir(follow_symlinks=False) and target.is_dir():
+            _put_back(Path(entry.path), target)
+            os.rmdir(entry.path)
+        else:
+            os.rename(entry.path, target)
+
+
+def forget_journal(place: Path) -> None:
+    """Remove the journal of a run before, where this one has none. Raises OSError."""
+    if _has_journal(place):
+        (place / journal.NAME).unlink()
+
+
+def is_kept(place: Path) -> bool:
+    """Whether an array that C replaces is kept, complete or not."""
+    return (place / ASIDE).is_dir()
+
+
+def drop(place: Path) -> str | None:
+    """C is finished: remove the array that it has replaced. What to tell the user where that cannot be."""
+    aside = place / ASIDE
+    if not aside.is_dir():
+        return None
+    try:
+        shutil.rmtree(aside)
+    except OSError as error:
+        return f"the array that was replaced cannot be removed from {aside} ({error.strerror or error})"
+    return None
+
+
+def has_room(place: Path, nbytes: int) -> bool:
+    """Whether the disk takes so many bytes more."""
+    while not place.exists():
+        place = place.parent
+    try:
+        return shutil.disk_usage(place).free >= nbytes
+    except OSError:
+        return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------------------------------- what is ours
+
+
+def is_ours(place: Path) -> bool:
+    """Whether a folder without an array holds nothing, or what a run of ours has left that was killed before
+    C was begun. Raises OSError."""
+    names = {entry.name for entry in os.scandir(place)}
+    if not names:
+        return True
+    known = all(name in (journal.NAME, "ooc-gemm.owner") or LITTER.fullmatch(name) for name in names)
+    return known and _has_journal(place)
+
+
+def is_unfinished(place: Path, name: str) -> bool:
+    """Whether what lies in a folder without an array is an unfinished C: metadata beside a journal of ours,
+    or of an array; or the array that C replaces. `name`: how messages call it. Raises OSError."""
+    if not is_partial(place):
+        return False
+    aside = any((place / ASIDE / key).exists() for key in (*METADATA, *(key + PARTIAL for key in METADATA)))
+    described = (_document(place / (key + PARTIAL), name) for key in METADATA)
+    return aside or _has_journal(place) or any(one is not None for one in described)
+
+
+def _has_journal(place: Path) -> bool:
+    try:
+        return journal.is_journal(files.read_small(place / journal.NAME, 64))
+    except OSError:  # what is no file is none
+        return False
+
+
+def owned(keys: Iterable[str], metadata: dict[str, dict[str, Any]], name: str) -> list[str]:
+    """Which objects below an address belong to the array there. keys: all there are. metadata: the documents
+    of the array, by key. name: how messages call it. Raises InputError."""
+    grammar = [keys_of(name, key, described) for key, described in metadata.items()] or [ANY]
+    found = []
+    for key in keys:
+        path = tuple(key.split("/"))
+        ours = key in (*METADATA, journal.NAME) or bool(LITTER.fullmatch(key))
+        ours = ours or (key == ".zattrs" and any(one.startswith(METADATA[1]) for one in metadata))
+        if ours or any(one.takes(path) for one in grammar):
+            found.append(key)
+        elif path[-1] in NODES and any(one.takes(path[:-1]) is not False for one in (*grammar, ANY)):
+            raise _among(name, "/".join((name, *path[:-1])))
+    return found

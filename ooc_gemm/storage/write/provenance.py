@@ -1,0 +1,201 @@
+"""What a C is made of: inputs and options, as the head of its journal and the attributes of a finished C have
+them. Decides whether a run that is given now is the one that was begun, or is finished already."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...support.errors import InputError
+from ...support.intervals import ceil_div
+from ..format import documents
+from ..io.remote import RemoteFolder
+from ..read import store
+from ..read.local import Folder, Source
+from .journal import ANEW, Journal, Stamp, digest
+
+ATTRIBUTE = "ooc-gemm"
+"""The attribute of a finished C that says what it was made of."""
+LAYOUT = ("alpha", "beta", "out_dtype", "chunks", "shards", "compressor")
+"""Options that a run which continues takes from the journal where they are not given again (None)."""
+
+
+def head(
+    sources: Mapping[str, Source],
+    before: Mapping[tuple[int, int], Stamp],
+    options: dict[str, Any],
+) -> dict[str, Any] | None:
+    """What a journal begins with; None where nobody could tell whether the inputs are still the same.
+
+    sources: the inputs `a` and `b`, and `c` where C is read. before: stamps that chunks of C had before this
+    run wrote them. options: all that can change a bit of the result, as JSON types.
+    """
+    inputs = {}
+    for name, source in sources.items():
+        mark = source.fingerprint(before if name == "c" else None)
+        if mark is None:
+            return None
+        inputs[name] = {"name": source.name, "is": mark}
+        if name != "c":  # which is where the journal is
+            inputs[name]["at"] = digest([source.whereabouts.encode()])
+    return {"inputs": inputs, "options": options}
+
+
+def number(value: complex) -> str:
+    """The same text for 2, 2.0 and 2+0j."""
+    value = complex(value)
+    return str(value) if value.imag else str(value.real)
+
+
+def settled(
+    given: Mapping[str, Any], begun: Mapping[str, Any] | None, there: Mapping[str, Any], name: str
+) -> dict[str, Any]:
+    """The options of `LAYOUT`, none of them left open but what C's type, chunks and shards may be.
+
+    given: options as the user gave them, None for those not given. begun: the head of the journal of a run
+    that continues, which says what was not given, or None. there: `chunks` and `shards` that C has, if any;
+    to give those is to give what the run was begun with. name: how messages call C. Raises InputError where
+    the head cannot be used.
+    """
+    found = dict(given)
+    if begun is None:
+        usual = {"alpha": 1.0, "beta": 0.0, "compressor": "none"}
+        return found | {key: value for key, value in usual.items() if found[key] is None}
+    try:
+        before = begun["options"]
+        for key in LAYOUT:
+            if found[key] is None or (key in there and found[key] == there[key]):
+                found[key] = before[key]
+        for key in ("alpha", "beta"):
+            value = complex(found[key])
+            found[key] = value if value.imag else value.real
+        for key in ("chunks", "shards"):
+            if found[key] is not None:
+                rows, cols = found[key]
+                found[key] = int(rows), int(cols)
+        if not isinstance(found["compressor"], str):
+            raise TypeError
+    except (LookupError, TypeError, ValueError) as error:
+        raise InputError(f"what {name} was begun with cannot be read; start over with force=True") from error
+    return found
+
+
+def reads_c(begun: Mapping[str, Any]) -> bool:
+    """Whether the run that a journal is of, with this head, reads the C that was."""
+    return "c" in (begun.get("inputs") or ())
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What is not the same, in words: of two heads, that of the run that was begun and that of this one.
+
+    An input is the same where it lies at the same place, however that is spelled, and has not changed.
+    """
+    found = []
+    for name, was in before["inputs"].items():
+        found_now = now["inputs"].get(name)
+        if found_now is None or any(was.get(key) != found_now.get(key) for key in ("is", "at")):
+            found.append(f"{was['name']} was changed since, or is another array")
+    for name, was in before["options"].items():
+        after = now["options"].get(name)
+        if json.dumps(after) != json.dumps(was):
+            found.append(f"{name} was {_word(was)} and is {_word(after)}")
+    return found
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def refuse_changes(log: "Journal | Finished", head: Mapping[str, Any] | None, name: str) -> None:
+    """Raises InputError where what is to be made now, or of what, is not what was begun, or is finished.
+
+    log: of the run that was begun, or a finished C. head: of this run, None where its inputs cannot be known
+    again. name: how messages call C.
+    """
+    head = head or {"inputs": {}, "options": {}}
+    if isinstance(log, Finished):
+        if other := log.others(head):
+            raise InputError(
+                f"{name} is not the unfinished result of an interrupted run but a finished array, and "
+                f"not the result asked for: {'; '.join(other)}; leave out resume=True"
+            )
+    elif other := differences(log.head, head):
+        raise InputError(
+            f"{name} cannot be continued: {'; '.join(other)}; give what it was begun with, or {ANEW}"
+        )
+
+
+def mark(metadata: Any, stamps: npt.NDArray[np.int64]) -> str:
+    """What a finished C is known by: its metadata, but for attributes, and the stamps of all its chunks."""
+    described = json.dumps({**metadata.to_dict(), "attributes": {}}, default=str).encode()
+    return digest([described, stamps[:, :2].tobytes()])
+
+
+class Finished:
+    """A C that is finished and says what it was made of. It stands in for the journal of a run of which
+    everything is done."""
+
+    def __init__(self, name: str, record: Mapping[str, Any], grid: tuple[int, int], changed: bool):
+        """name: how messages call C. record: what its attributes say. grid: its chunks, or shards, down and
+        across. changed: whether C is another than when it was finished."""
+        self.name, self._changed = name, changed
+        self.head: dict[str, Any] = {"inputs": dict(record["inputs"]), "options": dict(record["options"])}
+        self.head["inputs"].pop("c", None)  # C as it was before
+        self.done = {(i, j): ((0, 0), (0, 0)) for i in range(grid[0]) for j in range(grid[1])}
+        """All chunks, as a journal has them."""
+
+    def others(self, head: Mapping[str, Any]) -> list[str]:
+        """What is not as it is asked for now, in words."""
+        changed = ["its chunks were changed since, or copied without their times"] if self._changed else []
+        return differences(self.head, head) + changed
+
+    def __str__(self) -> str:
+        options = self.head["options"]
+        return (
+            f"{self.name} is finished already, with the same inputs, alpha {options['alpha']} and beta "
+            f"{options['beta']}; nothing was done"
+        )
+
+
+def finished(spec: Any) -> Finished | None:
+    """The finished C at a place, as far as it says what it was made of; None where it does not.
+
+    spec: path, URL or zarr.Array. Raises InputError where its metadata cannot be read.
+    """
+    name = store.describe(spec)
+    with store.explained(name, remote=store.local_path(spec) is None):
+        at, key, described = store.look_at(spec, name)
+        if documents.kind(key, described) != "array":
+            return None
+        if key == store.METADATA[1]:
+            attributes = documents.parse(name, store.document_at(at, ".zattrs") or b"{}")
+        else:
+            attributes = described.get("attributes") or {}
+        record: Any = attributes.get(ATTRIBUTE)
+        try:
+            parts = record["inputs"], record["options"], record["result"]
+            usable = all(isinstance(x["name"], str) for x in parts[0].values()) and {*LAYOUT} <= {*parts[1]}
+        except (AttributeError, LookupError, TypeError):
+            return None
+        if not usable:
+            return None
+        array = store.array_at(documents.check(name, described, key), at)
+        unit = array.shards or array.chunks
+        grid = ceil_div(array.shape[0], unit[0]), ceil_div(array.shape[1], unit[1])
+        if grid[0] * grid[1] > store.MAX_CHUNKS:
+            return None
+        stamps = stamps_of(array, name, grid)
+        if stamps is None:
+            return None
+        return Finished(name, record, grid, mark(array.metadata, stamps) != parts[2])
+
+
+def stamps_of(array: Any, name: str, grid: tuple[int, int]) -> npt.NDArray[np.int64] | None:
+    """Stamps of the files or objects of an array, in row-major order; None where they cannot be had."""
+    if place := store.local_path(array):
+        return Folder(place, array.metadata).stamps(grid)
+    if objects := store.objects_at(array):
+        return RemoteFolder(objects, name, array.metadata).stamps(grid)  # type: ignore[no-any-return]
+    return None

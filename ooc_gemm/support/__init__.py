@@ -1,0 +1,1 @@
+"""What all other packages use: errors, memory, buffers, traces, and the folder of what runs remember."""

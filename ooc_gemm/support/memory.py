@@ -1,0 +1,127 @@
+"""Memory of this process: what it holds, held at most, and may use."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from .errors import InputError
+from .intervals import round_up
+
+STEP = 16 << 20
+"""Measured memory is rounded up to this, so that two runs of one problem get one plan."""
+
+
+_SIZE = re.compile(r"\s*(?P<number>\d+\.?\d*(?:e[+-]?\d{1,2})?|\.\d+)\s*(?P<unit>[a-z]*)\s*", re.ASCII)
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", 1):
+    _UNITS |= dict.fromkeys((_letter, f"{_letter}b"), 1000**_power)
+    _UNITS |= dict.fromkeys((f"{_letter}i", f"{_letter}ib"), 1024**_power)
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of `512MiB`, `8GB`, `8g`, `1e9` or a plain number. Without an `i` a unit is a power of 1000, with
+    one a power of 1024; case does not matter, and no unit means bytes. Raises InputError."""
+    found = _SIZE.fullmatch(str(text).lower())
+    size = 0
+    if found and found["unit"] in _UNITS:
+        number = found["number"]
+        size = int((int(number) if number.isdecimal() else float(number)) * _UNITS[found["unit"]])
+    if size <= 0:
+        raise InputError(f"{text!r} is not a size; write for example 512MiB, 8GB or a number of bytes")
+    return size
+
+
+def spelled_size(nbytes: float) -> str:
+    """A number of bytes as people read it: `1.50 GiB`."""
+    for power, prefix in zip((5, 4, 3, 2, 1), "PTGMK", strict=True):
+        if nbytes >= 0.9 * 1024**power:
+            return f"{nbytes / 1024**power:.2f} {prefix}iB"
+    return f"{nbytes} B"
+
+
+def resident_bytes() -> int:
+    """The resident set of this process now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+_peak_before = 0
+"""The largest resident set before the system was last told to forget it (`peak_over`)."""
+
+
+def peak_over(work: Callable[[], object]) -> int | None:
+    """Bytes that `work` adds to the resident set for a while, beyond what is still there after it; None where
+    the system cannot tell. Raises what `work` raises."""
+    global _peak_before
+    _peak_before = peak_resident_bytes()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak (proc(5))
+    except OSError:
+        work()
+        return None
+    work()
+    return max(0, _peak_since() - resident_bytes())
+
+
+def peak_resident_bytes() -> int:
+    """The largest resident set this process has had."""
+    return max(_peak_before, _peak_since())
+
+
+def _peak_since() -> int:
+    """VmHWM: the largest resident set since the system was told to forget it."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) * (1 if sys.platform == "darwin" else 1024)
+
+
+def baseline_bytes(usual: int) -> int:
+    """What the process holds before the plan's buffers: `usual` in a process of its own, and what was
+    measured, rounded up, in one that already holds more."""
+    return max(usual, round_up(resident_bytes(), STEP))
+
+
+def free_bytes() -> int:
+    """What this process may still use: free memory, or what its control group has left."""
+    free = int(psutil.virtual_memory().available)
+    return min([free, *(limit - used for limit, used in _cgroup_files())])
+
+
+def default_memory_limit() -> int:
+    """60 % of what this process may use."""
+    return max(STEP, int(0.6 * free_bytes()) + resident_bytes()) // STEP * STEP
+
+
+def _cgroup_files() -> list[tuple[int, int]]:
+    """(limit, used) in bytes of every control group above this process that limits memory."""
+    found = []
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    root = Path("/sys/fs/cgroup")
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        names = ("memory.max", "memory.current")
+        top = root
+        if controllers:
+            names, top = ("memory.limit_in_bytes", "memory.usage_in_bytes"), root / "memory"
+        group = Path(os.path.normpath(f"{top}/{path}"))
+        for folder in [group, *group.parents]:
+            try:
+                found.append((int((folder / names[0]).read_text()), int((folder / names[1]).read_text())))
+            except (OSError, ValueError):
+                continue
+    return found

@@ -1,0 +1,539 @@
+"""Hopper's tensor cores against NumPy; what can be checked of them without a GPU."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ooc_gemm.cuda_kernels import catalog, nvrtc, tensor
+from ooc_gemm.support.errors import DeviceError
+
+KINDS = {"fp16x3": "float32", "fp16": "float16", "tf32": "float32", "int8": "int8"}
+EPS = {"fp16x3": 2.0**-22, "fp16": 2.0**-20, "tf32": 2.0**-10}
+"""Largest relative error of a product of two elements, with room for how they are added up."""
+SHAPES = (
+    (1, 1, 1), (2, 3, 17), (129, 193, 65), (128, 192, 64), (257, 385, 129), (300, 70, 1025), (1, 2000, 3),
+    (2000, 1, 3), (130, 200, 0), (513, 257, 64),
+)  # fmt: skip
+TILES = [(kind, i) for kind in KINDS for i in range(len(catalog.wgmma(kind, False, False)))]
+PADS = 0, 3
+"""Columns of C past its last: with either, some of SHAPES have rows that start at multiples of 16 bytes, of
+which some end in between."""
+TRANS = tuple(product((False, True), repeat=2))
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(catalog.split(k_inner) for k_inner in (False, True)),
+        *(catalog.transpose(name) for name in ("int8", "float32", "int64", "complex128")),
+        catalog.embed("rows"),
+        catalog.embed("double n", True, False),
+        catalog.embed("double k", True, True),
+        catalog.combine("rows"),
+        catalog.combine("pairs", True, False),
+        catalog.combine("elements"),
+        *(catalog.float64_sums(*trans)[0] for trans in product((False, True), repeat=2)),
+    ],
+)
+def test_preparations_compile_without_spills(config: nvrtc.Config, arch: str) -> None:
+    if config.kernel == "dmma" and arch == "sm_75":
+        pytest.skip("float64 tensor cores exist from compute capability 8.0")
+    try:
+        nvrtc._version()
+    except DeviceError as error:
+        pytest.skip(f"no NVRTC: {error}")
+    assert nvrtc.compile(config, arch, check_spills=True).startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_choice_fills_the_device(kind: str) -> None:
+    wide, narrow, *thin = configs = catalog.wgmma(kind, False, False)
+    assert catalog.choose_wgmma(configs, 8192, 8192, 8192, 132) == (wide, 1)
+    assert catalog.choose_wgmma(configs, 131072, 64, 4096, 132) == (narrow, 1)
+    assert catalog.choose_wgmma(configs, 8192, 8192, 64, 132) == (wide, 1)
+    assert catalog.choose_wgmma(configs, 1024, 1024, 1024, 132)[0] == narrow
+    if thin:
+        for m, n in ((64, 8192), (8192, 64), (1, 8192)):
+            assert catalog.choose_wgmma(configs, m, n, 8192, 132) == (thin[0], 1)
+        assert catalog.choose_wgmma(configs, 64, 1024, 65536, 132) == (thin[0], 8)
+    config, slices = catalog.choose_wgmma(configs, 256, 256, 65536, 132)
+    assert slices * config.grid(256, 256)[0] >= 60
+    assert catalog.choose_wgmma(configs, 256, 256, 64, 132)[1] == 1
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="bf16"):
+        catalog.wgmma("bf16", False, False)
+
+
+@pytest.fixture
+def cupy() -> Any:
+    """CuPy, on a machine with a Hopper GPU."""
+    from conftest import gpu_missing
+
+    if why := gpu_missing():
+        pytest.skip(why)
+    import cupy
+
+    if cupy.cuda.Device().compute_capability != "90":
+        pytest.skip("wgmma exists on compute capability 9.0 only")
+    return cupy
+
+
+def _stored(cupy: Any, values: np.ndarray, dtype: str) -> Any:
+    """On the device, in rows of a multiple of 256 bytes, poison past their ends and below the last."""
+    size = np.dtype(dtype).itemsize
+    pitch = -(-max(1, values.shape[1] * size) // 256) * 256 // size
+    full = np.full((values.shape[0] + 1, pitch), 99 if dtype == "int8" else np.nan, dtype)
+    full[:-1, : values.shape[1]] = values
+    return cupy.asarray(full)
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> np.ndarray:
+    if dtype == "int8":
+        return rng.integers(-128, 128, shape, "int8")
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def always(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """fp16x3 takes one path for all finite elements, also for the few terms of small tests."""
+    share, terms = (1e30, 0.0) if path == "split" else (-1.0, 1e30)
+    monkeypatch.setattr(tensor, "LOW_SHARE", share)
+    monkeypatch.setattr(tensor, "LEAST_TERMS", terms)
+    monkeypatch.setattr(tensor, "LEAST_DENSITY", 0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("trans_a", "trans_b"), TRANS)
+@pytest.mark.parametrize(("kind", "tile"), TILES)
+def test_agrees_with_numpy(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch, kind: str, trans_a: bool, trans_b: bool, tile: int
+) -> None:
+    from ooc_gemm.cuda_kernels.wgmma import Wgmma
+
+    always(monkeypatch, "split")
+    dtype = KINDS[kind]
+    out = "int32" if kind == "int8" else "float32"
+    wide = "int64" if kind == "int8" else "float64"
+    config = catalog.KERNELS[kind].configs(dtype, trans_a, trans_b)[tile]
+    gemm = Wgmma(kind, trans_a, trans_b, dtype, dtype, config)
+    rng = np.random.default_rng(7)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cases = product(SHAPES, ((1, 0), (2, -3), (0, 2)), ("", "ab"), PADS)
+    for (m, n, k), (alpha, beta), in_place, pad in cases:
+        a = _random(rng, (k, m) if trans_a else (m, k), dtype)
+        b = _random(rng, (n, k) if trans_b else (k, n), dtype)
+        c = _random(rng, (m, n + pad), "int8").astype(out)
+        if beta == 0:
+            c[:] = -(2**31) if kind == "int8" else np.nan
+        da, db, dc = _stored(cupy, a, dtype), _stored(cupy, b, dtype), cupy.asarray(c)
+        cupy.cuda.runtime.deviceSynchronize()
+        left, right, target = ((x.data.ptr, x.shape[1]) for x in (da, db, dc))
+        gemm(m, n, k, alpha, *left, *right, beta, *target, stream, in_place)
+        stream.synchronize()
+        found = dc.get()
+        x, y = (a.T if trans_a else a).astype(wide), (b.T if trans_b else b).astype(wide)
+        old = c[:, :n].astype(wide) * beta if beta else 0
+        case = f"m={m} n={n} k={k} α={alpha} β={beta} in place={in_place} pad={pad}"
+        assert kind != "fp16x3" or k * alpha == 0 or not gemm.fell_back(), case
+        if kind == "int8":
+            assert np.array_equal(found[:, :n], alpha * (x @ y) + old), case
+        else:
+            bound = EPS[kind] * (abs(alpha) * (abs(x) @ abs(y)) + np.abs(old)) + 1e-30
+            assert (abs(found[:, :n] - (alpha * (x @ y) + old)) <= 2 * bound).all(), case
+        assert np.array_equal(found[:, n:], c[:, n:], equal_nan=kind != "int8"), f"padding of C, {case}"
+
+
+DEEP = (65, 66, 12_000)
+"""Too few tiles to go round, and deep: k is cut in slices whatever the tile, which none of SHAPES is."""
+
+
+@pytest.mark.parametrize(("kind", "tile"), TILES)
+def test_the_deep_shape_is_cut_in_slices(kind: str, tile: int) -> None:
+    config = catalog.wgmma(kind, False, False)[tile]
+    assert catalog.choose_wgmma([config], *DEEP, 132)[1] > 1
+    assert all(catalog.choose_wgmma([config], *shape, 132)[1] == 1 for shape in SHAPES)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("trans", [False, True])
+@pytest.mark.parametrize(("kind", "tile"), TILES)
+def test_slices_of_k_are_added_up(cupy: Any, kind: str, trans: bool, tile: int) -> None:
+    from ooc_gemm.cuda_kernels.wgmma import Wgmma
+
+    dtype, (m, n, k) = KINDS[kind], DEEP
+    out, wide = ("int32", "int64") if kind == "int8" else ("float32", "float64")
+    config = catalog.KERNELS[kind].configs(dtype, trans, trans)[tile]
+    gemm = Wgmma(kind, trans, trans, dtype, dtype, config)
+    assert gemm.choose(m, n, k)[1] > 1
+    rng, stream = np.random.default_rng(7), cupy.cuda.Stream(non_blocking=True)
+    a, b = _random(rng, (k, m) if trans else (m, k), dtype), _random(rng, (n, k) if trans else (k, n), dtype)
+    x, y = (a.T if trans else a).astype(wide), (b.T if trans else b).astype(wide)
+    for alpha, beta in ((1, 0), (2, -3)):
+        c = _random(rng, (m, n + 3), "int8").astype(out)
+        if beta == 0:
+            c[:] = -(2**31) if kind == "int8" else np.nan
+        da, db, dc = _stored(cupy, a, dtype), _stored(cupy, b, dtype), cupy.asarray(c)
+        cupy.cuda.runtime.deviceSynchronize()
+        left, right, target = ((z.data.ptr, z.shape[1]) for z in (da, db, dc))
+        gemm(m, n, k, alpha, *left, *right, beta, *target, stream)
+        stream.synchronize()
+        found, old = dc.get(), c[:, :n].astype(wide) * beta if beta else 0
+        want, bound = alpha * (x @ y) + old, 0
+        if kind != "int8":
+            bound = 2 * EPS[kind] * (abs(alpha) * (abs(x) @ abs(y)) + np.abs(old))
+        assert (abs(found[:, :n] - want) <= bound).all(), f"{alpha} {beta}"
+        assert np.array_equal(found[:, n:], c[:, n:], equal_nan=kind != "int8")
+
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def _pair(rng: np.random.Generator, m: int, k: int, n: int) -> Pair:
+    return rng.standard_normal((m, k)), rng.standard_normal((k, n))
+
+
+def _in_units(rng: np.random.Generator, m: int, k: int, n: int) -> Pair:
+    """Columns of A in units that B's rows have the inverse of: metres beside pascals."""
+    (a, b), units = _pair(rng, m, k, n), 2.0 ** rng.integers(-20, 21, k)
+    return a * units, b / units[:, None]
+
+
+def _one_column(rng: np.random.Generator, m: int, k: int, n: int) -> Pair:
+    a, b = _pair(rng, m, k, n)
+    a[:, 7] *= 2.0**24
+    b[7] *= 2.0**-24
+    return a, b
+
+
+def _meets_zeros(rng: np.random.Generator, m: int, k: int, n: int) -> Pair:
+    a, b = _pair(rng, m, k, n)
+    a[:, 7] *= 1e7
+    b[7] = 0
+    return a, b
+
+
+def _rows_of_all_magnitudes(rng: np.random.Generator, m: int, k: int, n: int) -> Pair:
+    a, b = _pair(rng, m, k, n)
+    return a * 2.0 ** rng.integers(-50, 51, (m, 1)), b * 2.0 ** rng.integers(-50, 51, (1, n))
+
+
+def _one_huge_element_a_row(rng: np.random.Generator, m: int, k: int, n: int) -> Pair:
+    a, b = _pair(rng, m, k, n)
+    a[np.arange(m), rng.integers(0, k, m)] = 1e9
+    return a, b
+
+
+INPUTS = {
+    "N(0,1)": (_pair, "split"),
+    "U(0,1)": (lambda rng, m, k, n: (rng.random((m, k)), rng.random((k, n))), "split"),
+    "columns in different units": (_in_units, "split"),
+    "one column and its row": (_one_column, "split"),
+    "a large column meets zeros": (_meets_zeros, "split"),
+    "rows of all magnitudes": (_rows_of_all_magnitudes, "split"),
+    "exponents ±40": (
+        lambda rng, m, k, n: tuple(x * 2.0 ** rng.integers(-40, 41, x.shape) for x in _pair(rng, m, k, n)),
+        "fallback",
+    ),
+    "one huge element a row": (_one_huge_element_a_row, "fallback"),
+    "lognormal, sigma 4": (
+        lambda rng, m, k, n: tuple(np.exp(4 * x) for x in _pair(rng, m, k, n)), "fallback"
+    ),
+}  # fmt: skip
+"""How A and B are made, and the path that fp16x3 takes for them."""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [1024, 8192])
+@pytest.mark.parametrize("kernel", ["fp16x3", "mma-fp16x3"])
+@pytest.mark.parametrize("name", INPUTS)
+def test_fp16x3_is_no_less_accurate_than_sgemm(cupy: Any, name: str, kernel: str, k: int) -> None:
+    """benchmarks/accuracy.py has many more."""
+    from ooc_gemm.cuda_kernels.mma import Mma
+    from ooc_gemm.cuda_kernels.wgmma import Wgmma
+
+    rng, (m, n) = np.random.default_rng(3), (2048, 2304)
+    draw, path = INPUTS[name]
+    a, b = (x.astype("f4") for x in draw(rng, m, k, n))
+    da, db, found = cupy.asarray(a), cupy.asarray(b), cupy.full((m, n), np.nan, "f4")
+    want, size = da.astype("f8") @ db.astype("f8"), abs(da).astype("f8") @ abs(db).astype("f8")
+    sgemm = da @ db
+    gemm = (Wgmma if kernel == "fp16x3" else Mma)(kernel, False, False, "float32", "float32")
+    gemm(m, n, k, 1, da.data.ptr, k, db.data.ptr, n, 0, found.data.ptr, n, cupy.cuda.get_current_stream())
+
+    def errors(x: Any) -> tuple[float, float]:
+        difference = abs(x - want)
+        return float(cupy.linalg.norm(difference) / cupy.linalg.norm(want)), float((difference / size).max())
+
+    (norm, largest), (their_norm, their_largest) = errors(found), errors(sgemm)
+    print(f"{name}, k = {k}: {norm:.3e} and {largest:.3e}, SGEMM {their_norm:.3e} and {their_largest:.3e}")
+    assert gemm.fell_back() == (path == "fallback")
+    assert norm <= their_norm
+    assert largest <= 1.5 * their_largest
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["fp16x3", "mma-fp16x3"])
+def test_integers_are_exact_where_float32_is(cupy: Any, kernel: str) -> None:
+    from ooc_gemm.cuda_kernels.mma import Mma
+    from ooc_gemm.cuda_kernels.wgmma import Wgmma
+
+    rng, (m, n, k) = np.random.default_rng(3), (2048, 2304, 4096)
+    a, b = (rng.integers(-60, 61, shape).astype("f4") for shape in ((m, k), (k, n)))
+    da, db, found = cupy.asarray(a), cupy.asarray(b), cupy.full((m, n), np.nan, "f4")
+    gemm = (Wgmma if kernel == "fp16x3" else Mma)(kernel, False, False, "float32", "float32")
+    gemm(m, n, k, 1, da.data.ptr, k, db.data.ptr, n, 0, found.data.ptr, n, cupy.cuda.get_current_stream())
+    assert not gemm.fell_back()
+    assert bool((found == da.astype("f8") @ db.astype("f8")).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("trans_a", "trans_b"), TRANS)
+def test_the_fallback_rounds_once(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch, trans_a: bool, trans_b: bool
+) -> None:
+    """At ragged shapes, and with every layout of C."""
+    from ooc_gemm.cuda_kernels.wgmma import Wgmma
+
+    always(monkeypatch, "fallback")
+    config = catalog.KERNELS["fp16x3"].configs("float32", trans_a, trans_b)[
+        0
+    ]  # or it would not be split at all
+    gemm = Wgmma("fp16x3", trans_a, trans_b, "float32", "float32", config)
+    rng, stream = np.random.default_rng(7), cupy.cuda.Stream(non_blocking=True)
+    for (m, n, k), (alpha, beta), pad in product(SHAPES, ((1, 0), (2, -3), (0, 2)), PADS):
+        a = _random(rng, (k, m) if trans_a else (m, k), "float32")
+        b = _random(rng, (n, k) if trans_b else (k, n), "float32")
+        c = _random(rng, (m, n + pad), "float32")
+        if beta == 0:
+            c[:] = np.nan
+        da, db, dc = _stored(cupy, a, "float32"), _stored(cupy, b, "float32"), cupy.asarray(c)
+        cupy.cuda.runtime.deviceSynchronize()
+        left, right, target = ((x.data.ptr, x.shape[1]) for x in (da, db, dc))
+        gemm(m, n, k, alpha, *left, *right, beta, *target, stream, "ab")
+        stream.synchronize()
+        case = f"m={m} n={n} k={k} α={alpha} β={beta} pad={pad}"
+        assert k * alpha == 0 or gemm.fell_back(), case
+        x, y = (a.T if trans_a else a).astype("f8"), (b.T if trans_b else b).astype("f8")
+        want = alpha * (x @ y) + (c[:, :n].astype("f8") * beta if beta else 0)
+        bound = 2.0**-24 * abs(want) + 2.0**-50 * (abs(alpha) * (abs(x) @ abs(y)) + abs(want))
+        found = dc.get()
+        assert (abs(found[:, :n] - want) <= bound).all(), case
+        assert np.array_equal(found[:, n:], c[:, n:], equal_nan=True), f"padding of C, {case}"
+
+
+@pytest.mark.gpu
+def test_an_operand_and_its_transpose_are_prepared_once(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `gram` multiplies: of C only strips up to the diagonal."""
+    from ooc_gemm.cuda_kernels.wgmma import Wgmma
+
+    rng, (m, k), stream = np.random.default_rng(3), (2048, 1500), cupy.cuda.get_current_stream()
+    a = (rng.standard_normal((m, k)) * 2.0 ** rng.integers(-20, 21, (m, 1))).astype("f4")
+    da, found = _stored(cupy, a, "float32"), cupy.zeros((m, m), "f4")
+    gemm = Wgmma("fp16x3", False, True, "float32", "float32")
+    at = da.data.ptr, da.shape[1]
+    gemm(m, m, k, 1, *at, *at, 0, found.data.ptr, m, stream, lower=True)
+    assert not gemm.fell_back()
+    x = a.astype("f8")
+    # Twice the usual bound: on the diagonal all terms are positive, and truncation makes each sum smaller.
+    wrong = np.tril(abs(found.get() - x @ x.T)) > 4 * EPS["fp16x3"] * (abs(x) @ abs(x.T))
+    assert not wrong.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_fp16x3_keeps_nan_and_infinity_where_numpy_has_them(cupy: Any, trans_b: bool) -> None:
+    from ooc_gemm.cuda_kernels.wgmma import Wgmma
+
+    rng, (m, n, k) = np.random.default_rng(3), (200, 320, 192)
+    a, b = rng.standard_normal((m, k)).astype("f4"), rng.standard_normal((k, n)).astype("f4")
+    a[3, 4], b[7, 8], b[9, 10] = np.nan, np.inf, -np.inf
+    da, db = _stored(cupy, a, "float32"), _stored(cupy, b.T if trans_b else b, "float32")
+    found = cupy.zeros((m, n), "f4")
+    config = catalog.KERNELS["fp16x3"].configs("float32", False, trans_b)[
+        0
+    ]  # or it would not be split at all
+    gemm = Wgmma("fp16x3", False, trans_b, "float32", "float32", config)
+    gemm(
+        m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n,
+        cupy.cuda.get_current_stream(), "ab",
+    )  # fmt: skip
+    assert gemm.fell_back()
+    with np.errstate(invalid="ignore"):
+        want = a.astype("f8") @ b.astype("f8")
+    finite, got = np.isfinite(want), found.get()
+    assert np.array_equal(np.isnan(want), np.isnan(got))
+    assert np.array_equal(want[np.isinf(want)], got[np.isinf(want)])
+    assert np.allclose(got[finite], want[finite], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(64, 2000, 700), (2000, 64, 700), (900, 1000, 64), (1500, 1400, 300)]
+)
+def test_fp16x3_at_any_shape(cupy: Any, m: int, n: int, k: int) -> None:
+    """By split, or by the fallback where that would not pay."""
+    from ooc_gemm.cuda_kernels.wgmma import Wgmma
+
+    rng, stream = np.random.default_rng(4), cupy.cuda.get_current_stream()
+    a, b = rng.standard_normal((m, k)).astype("f4"), rng.standard_normal((k, n)).astype("f4")
+    da, db, found = _stored(cupy, a, "float32"), _stored(cupy, b, "float32"), cupy.full((m, n), np.nan, "f4")
+    gemm = Wgmma("fp16x3", False, False, "float32", "float32")
+    gemm(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n, stream)
+    want = a.astype("f8") @ b.astype("f8")
+    assert (abs(found.get() - want) <= 2 * EPS["fp16x3"] * (abs(a).astype("f8") @ abs(b))).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("trans_a", "trans_b"), TRANS)
+def test_tf32_at_any_shape(cupy: Any, trans_a: bool, trans_b: bool) -> None:
+    """Also where the kernel without transposition is chosen."""
+    from ooc_gemm.cuda_kernels.wgmma import Wgmma
+
+    rng, stream = np.random.default_rng(4), cupy.cuda.get_current_stream()
+    gemm = Wgmma("tf32", trans_a, trans_b, "float32", "float32")
+    for m, n, k in ((64, 2001, 703), (2001, 66, 703), (63, 65, 5000), (900, 1000, 64)):
+        a = _random(rng, (k, m) if trans_a else (m, k), "float32")
+        b = _random(rng, (n, k) if trans_b else (k, n), "float32")
+        da, db, found = (
+            _stored(cupy, a, "float32"),
+            _stored(cupy, b, "float32"),
+            cupy.full((m, n), np.nan, "f4"),
+        )
+        gemm(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n, stream)
+        x, y = (a.T if trans_a else a).astype("f8"), (b.T if trans_b else b).astype("f8")
+        assert (abs(found.get() - x @ y) <= 2 * EPS["tf32"] * (abs(x) @ abs(y))).all(), (m, n, k)
+    turned_b = not trans_b
+    assert gemm.choose(64, 8192, 8192)[0].kernel == ("mma" if turned_b else "wgmma")
+    assert gemm.choose(8192, 8192, 8192)[0].kernel == "wgmma"
+
+
+def test_few_rows_leave_b_as_it_lies() -> None:
+    from ooc_gemm.cuda_kernels.complex_gemm import few_rows
+
+    assert few_rows(64, 8192, 8192)
+    assert few_rows(1, 3000, 40)
+    assert not few_rows(8192, 8192, 8192)
+    assert not few_rows(131072, 64, 4096)
+    assert not few_rows(8192, 8192, 64)
+    assert not few_rows(64, 8192, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("conjugate", TRANS)
+@pytest.mark.parametrize(("trans_a", "trans_b"), TRANS)
+@pytest.mark.parametrize("chosen", [False, True])
+def test_complex_agrees_with_numpy(
+    cupy: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    trans_a: bool,
+    trans_b: bool,
+    conjugate: tuple[bool, bool],
+    chosen: bool,
+) -> None:
+    from ooc_gemm.cuda_kernels.complex_gemm import ComplexGemm
+
+    if not chosen:
+        always(monkeypatch, "split")
+    rng, stream = np.random.default_rng(9), cupy.cuda.Stream(non_blocking=True)
+    config = None if chosen else catalog.KERNELS["fp16x3"].configs("float32", trans_a, trans_b)[0]
+    gemm = ComplexGemm(trans_a, trans_b, *conjugate, config)
+
+    def draw(*shape: int) -> np.ndarray:
+        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype("c8")
+
+    shapes = (*SHAPES, (5, 1001, 130), (66, 700, 900)) if chosen else SHAPES
+    for (m, n, k), (alpha, beta) in product(shapes, ((1, 0), (2 - 1j, -3j), (1j, 2))):
+        a, b = draw(*((k, m) if trans_a else (m, k))), draw(*((n, k) if trans_b else (k, n)))
+        c = draw(m, n + 3)
+        if beta == 0:
+            c[:] = np.nan
+        da, db, dc = _stored(cupy, a, "complex64"), _stored(cupy, b, "complex64"), cupy.asarray(c)
+        cupy.cuda.runtime.deviceSynchronize()
+        left, right, target = ((x.data.ptr, x.shape[1]) for x in (da, db, dc))
+        gemm(m, n, k, alpha, *left, *right, beta, *target, stream, "a")
+        stream.synchronize()
+        found, wide = dc.get(), (a.T if trans_a else a, b.T if trans_b else b)
+        x, y = (
+            z.conj().astype("c16") if flag else z.astype("c16")
+            for z, flag in zip(wide, conjugate, strict=True)
+        )
+        old = c[:, :n].astype("c16") * beta if beta else 0
+        bound = 2 * EPS["fp16x3"] * (abs(alpha) * (abs(x) @ abs(y)) + np.abs(old)) + 1e-30
+        assert (abs(found[:, :n] - (alpha * (x @ y) + old)) <= bound).all(), f"{m}x{n}x{k} {alpha} {beta}"
+        assert np.array_equal(found[:, n:], c[:, n:], equal_nan=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("m", [7, 300])
+def test_complex_keeps_nan_and_infinity_where_the_formula_has_them(cupy: Any, m: int, trans_b: bool) -> None:
+    """With few rows, and by B embedded."""
+    from ooc_gemm.cuda_kernels.complex_gemm import ComplexGemm, few_rows
+
+    rng, stream, (n, k) = np.random.default_rng(3), cupy.cuda.get_current_stream(), (320, 192)
+    assert few_rows(m, n, k) == (m == 7)
+    # B is embedded with a configuration that is given; else so small a product would not be split either.
+    config = None if m == 7 else catalog.KERNELS["fp16x3"].configs("float32", False, trans_b)[0]
+    a, b = (
+        (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype("c8")
+        for shape in ((m, k), (k, n))
+    )
+    a[3, 4], b[7, 8], b[9, 10] = complex(np.nan, 1), complex(1, np.inf), -np.inf
+    da, db = _stored(cupy, a, "complex64"), _stored(cupy, b.T if trans_b else b, "complex64")
+    found = cupy.zeros((m, n), "c8")
+    gemm = ComplexGemm(False, trans_b, config=config)
+    gemm(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n, stream)
+    x, y, got = a.astype("c16"), b.astype("c16"), found.get()
+    with np.errstate(invalid="ignore"):
+        parts = (x.real @ y.real - x.imag @ y.imag, got.real), (x.real @ y.imag + x.imag @ y.real, got.imag)
+    for want, part in parts:
+        finite = np.isfinite(want)
+        assert np.array_equal(np.isnan(want), np.isnan(part))
+        assert np.array_equal(want[np.isinf(want)], part[np.isinf(want)])
+        assert np.allclose(part[finite], want[finite], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize(("alpha", "beta"), [(1e30, 0), (1e30 - 2e30j, 1), (1e-30j, 0.5 - 1j), (1e-30, 2)])
+@pytest.mark.parametrize("chosen", [False, True])
+def test_complex_alpha_and_beta_come_last(
+    cupy: Any, chosen: bool, alpha: complex, beta: complex, lower: bool
+) -> None:
+    """α·A and α·B alone would overflow, or lose digits; also where C is made in strips, or of a symmetric one
+    only what lies on and below the diagonal."""
+    from ooc_gemm.cuda_kernels.complex_gemm import ComplexGemm
+    from ooc_gemm.cuda_kernels.tensor import strips
+
+    rng, stream, (m, k) = np.random.default_rng(3), cupy.cuda.Stream(non_blocking=True), (2500, 300)
+    n = m if lower else 1400
+    config = None if chosen else catalog.KERNELS["fp16x3"].configs("float32", False, True)[0]
+    gemm, size = ComplexGemm(False, True, config=config), float(abs(alpha) ** -0.5)
+
+    def draw(rows: int, cols: int) -> np.ndarray:
+        return rng.standard_normal((rows, cols)) + 1j * rng.standard_normal((rows, cols))
+
+    a = (draw(m, k) * size).astype("c8")
+    b = a if lower else (draw(n, k) * size).astype("c8")
+    c = draw(m, n).astype("c8")
+    da, dc = _stored(cupy, a, "complex64"), cupy.asarray(c)
+    db = da if lower else _stored(cupy, b, "complex64")
+    cupy.cuda.runtime.deviceSynchronize()
+    rows = [(0, 1024), (1024, 2048), (2048, 2500)]
+    stops: list[int] = []
+    gemm(
+        m, n, k, alpha, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], beta, dc.data.ptr, n, stream, "",
+        lower, () if lower else rows, stops.append,
+    )  # fmt: skip
+    stream.synchronize()
+    made = list(strips(m)) if lower else rows
+    assert stops == [stop for _, stop in made]
+    want = alpha * (a.astype("c16") @ b.T.astype("c16")) + (beta * c.astype("c16") if beta else 0)
+    found = dc.get()
+    for start, stop in made:
+        part = np.s_[start:stop, : stop if lower else n]
+        assert np.linalg.norm(found[part] - want[part]) <= 1e-6 * np.linalg.norm(want[part])

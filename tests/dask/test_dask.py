@@ -1,0 +1,638 @@
+"""Products of dask arrays, and products made by clusters of processes, some of which are killed."""
+
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import zarr
+from conftest import gpu_missing, make, ooc
+
+distributed = pytest.importorskip("distributed")
+
+import dask  # noqa: E402
+import dask.array as da  # noqa: E402
+
+import ooc_gemm  # noqa: E402
+import ooc_gemm.dask.arrays  # noqa: E402
+import ooc_gemm.dask.cluster  # noqa: E402
+from ooc_gemm import DeviceError, InputError, RangeError, StoreError  # noqa: E402
+from ooc_gemm.dask import matmul  # noqa: E402
+from ooc_gemm.planning.plan import Part  # noqa: E402
+from ooc_gemm.storage.read import store  # noqa: E402
+from ooc_gemm.storage.write import journal, targets  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:Increasing number of chunks"),
+]
+MiB = 1 << 20
+
+
+class Slow(distributed.WorkerPlugin):
+    """A slower disk on every worker, also those that come later."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def setup(self, worker):
+        self.write = write = targets.files.write
+
+        def slowly(path, data, direct=False):
+            write(path, data, direct)
+            time.sleep(self.seconds)
+
+        targets.files.write = slowly
+
+    def teardown(self, worker):
+        targets.files.write = self.write
+
+
+def start(workers, **options):
+    return distributed.LocalCluster(
+        n_workers=workers, threads_per_worker=1, memory_limit="1GiB", dashboard_address=":0", **options
+    )
+
+
+@pytest.fixture(scope="module")
+def client():
+    """Of two processes with a thread each."""
+    with start(2) as cluster, distributed.Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Superblocks as for a worker with room for a few chunks."""
+    monkeypatch.setattr(ooc_gemm.dask.arrays, "tasks_at_a_time", lambda: (3, 40_000))
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def stored(tmp_path, a=None, b=None, chunks=(40, 30)):
+    a = normal(200, 150) if a is None else a
+    b = normal(150, 170, seed=1) if b is None else b
+    return make(tmp_path / "a", a, chunks=chunks, compressors=None), make(
+        tmp_path / "b", b, chunks=chunks, compressors=None
+    )
+
+
+def near(found, want, tolerance=1e-3):
+    assert found.shape == want.shape
+    assert (np.abs(found - want) <= tolerance).all()  # NaN fails
+
+
+# ---------------------------------------------------------------------------------------------- matmul
+
+
+@pytest.mark.parametrize("left", [(70, 60), (7, 60), (16, 13), ((30, 1, 39), (10, 50)), (1, 1)])
+@pytest.mark.parametrize("right", [(60, 50), (60, 7), (13, 16), ((59, 1), (50,))])
+def test_any_chunks(left, right, few):
+    a, b = normal(70, 60), normal(60, 50)
+    x, y = da.from_array(a, chunks=left), da.from_array(b, chunks=right)
+    z, like = matmul(x, y), da.matmul(x, y)
+    assert (z.chunks, z.dtype, z.shape) == (like.chunks, like.dtype, like.shape)
+    assert (type(z._meta), z._meta.shape, z._meta.dtype) == (np.ndarray, like._meta.shape, like._meta.dtype)
+    near(z.compute(), a.astype("f8") @ b)
+
+
+@pytest.mark.parametrize("one", ["f2", "f4", "f8", "c8", "c16", "i1", "u1", "i2", "u2", "i4", "i8"])
+@pytest.mark.parametrize("other", ["same", "f4"])
+def test_any_type(one, other, few, tmp_path):
+    if other == "same":
+        other = one
+    a, b = (normal(40, 30) * 5).astype(one), (normal(30, 20, seed=1) * 5).astype(other)
+    x, y = da.from_array(a, chunks=(16, 7)), da.from_array(b, chunks=(9, 9))
+    exact = np.result_type(a, b).kind in "iu"
+    want = a.astype("i8" if exact else "c16") @ b.astype("i8" if exact else "c16")
+    paths = stored(tmp_path, a, b, (16, 8))
+    for z in (matmul(x, y), matmul(*map(da.from_zarr, paths))):
+        found = z.compute()
+        assert found.dtype == z.dtype == da.matmul(x, y).dtype
+        # As NumPy, whose small integers would wrap before they are added up, does it in larger ones.
+        near(found, want, 0 if exact else (3e-3 if "f2" in (one, other) else 1e-5) * np.abs(want).max())
+
+
+def test_errors_are_those_of_dask():
+    for x, y in (
+        (da.ones((6, 4), chunks=2), da.ones((5, 3), chunks=2)),
+        (da.ones((6, 4), chunks=2), 3),
+        (da.ones((4, 6), chunks=2), unknown := (rows := da.ones((6, 4), chunks=2))[rows[:, 0] > 0]),
+    ):
+        with pytest.raises(Exception) as theirs:
+            da.matmul(x, y)
+        with pytest.raises(type(theirs.value)) as ours:
+            matmul(x, y)
+        assert str(ours.value) == str(theirs.value)
+    with pytest.raises(ValueError, match="inner dimensions"):  # dask finds out when it computes
+        matmul(da.ones((3, 1), chunks=1), da.ones((5, 4), chunks=5))
+    near(matmul(unknown, da.ones((4, 3), chunks=2)).compute(), np.full((6, 3), 4.0))
+
+
+def test_vectors_and_stacks():
+    a, b = normal(5, 20, 30), normal(5, 30, 10)
+    x, y = da.from_array(a, chunks=7), da.from_array(b, chunks=7)
+    near(matmul(x, y).compute(), a @ b)
+    near(matmul(x[0], y[0, :, 0]).compute(), a[0] @ b[0, :, 0])
+    near(matmul(x[0, 0], y[0]).compute(), a[0, 0] @ b[0])
+    near(matmul(a[0], b[0]).compute(), a[0] @ b[0])  # NumPy arrays
+
+
+def test_nothing_to_multiply_and_nothing_finite():
+    for dtype in ("f4", "i2"):
+        found = matmul(da.ones((3, 0), dtype=dtype), da.ones((0, 4), dtype=dtype)).compute()
+        assert (found == np.zeros((3, 4))).all()
+    assert matmul(da.ones((0, 3)), da.ones((3, 4))).compute().shape == (0, 4)
+    a, b = normal(20, 30), normal(30, 10)
+    a[3, 4], b[7, 2] = np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        found, want = matmul(da.from_array(a, chunks=8), da.from_array(b, chunks=8)).compute(), a @ b
+    assert (np.isfinite(found) == np.isfinite(want)).all()
+    near(found[np.isfinite(want)], want[np.isfinite(want)])
+
+
+@pytest.mark.parametrize("depth", [1, 256])
+def test_integers_are_exact_or_refused(few, monkeypatch, depth):
+    for name in ("LEAST_DEPTH", "MOST_DEPTH"):
+        monkeypatch.setattr(ooc_gemm.dask.arrays, name, depth)
+
+    def product(large):
+        a = np.ones((4, 40), np.int64)
+        a[:, :2] = large
+        x = da.from_array(a, chunks=(4, 1))
+        return matmul(x, x.T).compute()
+
+    with pytest.raises(RangeError):
+        product(2**31)
+    assert (product(2**28) == 2**57 + 38).all()
+
+
+@pytest.mark.parametrize("chunk", [3, 40])
+def test_from_zarr_one_task_a_block_and_no_data(tmp_path, few, chunk):
+    sizes = {}
+    for k in (40, 400):
+        a, b = normal(90, k), normal(k, 80)
+        paths = (
+            stored(tmp_path / str(k), a, b, (10, chunk))[0],
+            make(tmp_path / str(k) / "right", b, chunks=(chunk, 20)),
+        )
+        z = matmul(*map(da.from_zarr, paths))
+        sizes[k] = len(z.dask)
+        cuts = 9 * 4
+        assert cuts < len(z.dask) <= 2 * cuts
+        assert len(pickle.dumps(z)) < 40_000
+        near(z.compute(), a.astype("f8") @ b)
+    assert sizes[40] == sizes[400]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"zarr_format": 2, "order": "F", "compressors": None},
+        {"zarr_format": 2},
+        {"compressors": None},
+        {"chunks": (10, 5), "shards": (20, 30)},
+    ],
+)
+def test_from_zarr_in_any_layout(tmp_path, few, layout):
+    a, b = normal(90, 70), normal(70, 80)
+    options = {"chunks": (20, 30), **layout}
+    paths = make(tmp_path / "a", a, **options), make(tmp_path / "b", b, **options)
+    x, y = map(da.from_zarr, paths)
+    near(matmul(x, y).compute(), a.astype("f8") @ b)
+    again = [da.from_zarr(zarr.open_array(path, mode="r"), inline_array=True) for path in paths]
+    assert len(matmul(*again).dask) == len(matmul(x, y).dask)
+
+
+def test_from_zarr_and_something_done(tmp_path, few):
+    a, b = normal(90, 70), normal(70, 80)
+    x, y = map(da.from_zarr, stored(tmp_path, a, b, (20, 30)))
+    near(matmul(x + 1, y).compute(), (a + 1.0) @ b)
+    near(matmul(x[3:], y).compute(), a[3:].astype("f8") @ b)
+    near(matmul(x.T, x).compute(), a.T.astype("f8") @ a)
+    near(matmul(x.rechunk((17, 70)), y).compute(), a.astype("f8") @ b)
+    one = da.from_zarr(str(tmp_path / "a"), chunks=(35, 70))  # not at the edges of chunks
+    near(matmul(one, y).compute(), a.astype("f8") @ b)
+
+
+def test_missing_chunks_are_the_fill_value(tmp_path):
+    empty = zarr.create_array(tmp_path / "e", shape=(50, 40), chunks=(10, 10), dtype="f4", fill_value=2)
+    empty[10:20, 5:30] = 3
+    x = da.from_zarr(str(tmp_path / "e"))
+    near(matmul(x, x.T).compute(), empty[...].astype("f8") @ empty[...].T)
+    near(matmul(x, da.from_zarr(make(tmp_path / "b", normal(40, 9)))).compute(), empty[...] @ normal(40, 9))
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_inside_a_larger_graph(tmp_path, few, client, computed):
+    a, b = normal(90, 70), normal(70, 80)
+    x, y = map(da.from_zarr, stored(tmp_path, a, b, (20, 30)))
+    want = a.astype("f8") @ b
+    if computed:
+        x = -x
+        want = -want
+    z = matmul(x, y)
+    near((z * 2 + 1).sum(axis=0).compute(), (want * 2 + 1).sum(axis=0), 1e-2)
+    near(z[5:33:2, 70:].compute(), want[5:33:2, 70:])
+    near(dask.optimize(z)[0].compute(), want)
+    near(z.persist().compute(), want)
+    near(matmul(z, y.T).compute(), want @ b.T, 1e-2)
+    one, _ = dask.compute(z, x.sum())
+    near(one, want)
+    z.to_zarr(str(tmp_path / "z"))
+    near(zarr.open_array(tmp_path / "z")[...], want)
+
+
+def test_a_slice_makes_no_more_than_it_needs(tmp_path, few):
+    x, y = map(da.from_zarr, stored(tmp_path))
+    z = matmul(x, y)
+    (part,) = dask.optimize(z[:1, :1])
+    (whole,) = dask.optimize(z)
+    assert len(part.dask) <= 3 < len(whole.dask)
+
+
+def test_a_broken_chunk_is_named(tmp_path, client):
+    a, b = stored(tmp_path)
+    (tmp_path / "a" / "c" / "1" / "2").write_bytes(b"short")
+    with pytest.raises(StoreError, match=r"a: chunk c/1/2 holds 5 bytes"):
+        matmul(da.from_zarr(a), da.from_zarr(b)).compute()
+
+
+def test_blas_gets_its_threads_back(few):
+    from threadpoolctl import threadpool_info
+
+    before = [one["num_threads"] for one in threadpool_info()]
+    x = da.from_array(normal(200, 200), chunks=20)
+    matmul(x, x).compute(scheduler="threads", num_workers=4)
+    assert [one["num_threads"] for one in threadpool_info()] == before
+
+
+def watch(dask_worker):
+    """Note from now on the most that a worker holds for others."""
+    import asyncio
+
+    async def look():
+        while True:
+            dask_worker.most = max(dask_worker.most, dask_worker.state.nbytes)
+            await asyncio.sleep(0.005)
+
+    dask_worker.most = 0
+    dask_worker.watching = dask_worker.loop.asyncio_loop.create_task(look())
+
+
+def watched(dask_worker):
+    dask_worker.watching.cancel()
+    return dask_worker.most
+
+
+def test_computed_operands_are_not_held(client, monkeypatch):
+    """Where a step takes longer than what the scheduler does between two: a worker that gets no processor
+    for a while lets the others compute ahead, so one run in three will do. (Without gates none does.)"""
+    monkeypatch.setattr(ooc_gemm.dask.arrays, "MOST_DEPTH", 1024)
+    x = da.random.default_rng(0).random((2048, 1024 * 32), chunks=512, dtype="f4")
+    y = da.random.default_rng(1).random((1024 * 32, 2048), chunks=512, dtype="f4")
+    right, peaks = x[:2].compute().astype("f8") @ y.compute(), []
+    while not peaks or min(peaks) >= (x.nbytes + y.nbytes) / 4:
+        assert len(peaks) < 3, peaks
+        client.run(watch)
+        found = matmul(x, y)[:2].compute()
+        peaks.append(max(client.run(watched).values()))
+        near(found, right, 0.5)
+
+
+# ---------------------------------------------------------------------------------------------- multiply
+
+
+OPTIONS = {"memory_limit": "512MiB", "device": "cpu"}
+
+
+def left_over(c):
+    """What should not lie in a finished C's folder."""
+    return [
+        path.name
+        for path in c.rglob("*")
+        if path.name.startswith((targets.RUN, "ooc-gemm.")) or path.suffix in (targets.PENDING, store.PARTIAL)
+    ]
+
+
+def test_on_a_cluster(tmp_path, client):
+    client.restart()  # peaks are those of a process's whole life
+    a, b = stored(tmp_path)
+    seen = []
+    result = ooc_gemm.dask.multiply(
+        a, b, tmp_path / "c", client=client, chunks=(32, 48), verify=True,
+        progress=lambda fraction, plan, trace: seen.append(fraction), **OPTIONS,
+    )  # fmt: skip
+    c = zarr.open_array(tmp_path / "c", mode="r")
+    near(c[...], normal(200, 150).astype("f8") @ normal(150, 170, seed=1))
+    assert result.verified is True
+    assert result.blocks >= 2, "both workers have something to do"
+    assert result.bytes_read == result.plan.bytes_read
+    assert result.bytes_written == result.plan.bytes_written
+    assert 50 * MiB < result.peak_host_bytes < 512 * MiB
+    assert seen == sorted(seen)
+    assert seen[-1] == 1
+    assert c.attrs["ooc-gemm"]["options"]["product"] == "multiply"
+    assert left_over(tmp_path / "c") == []
+    with pytest.raises(InputError, match="exists"):
+        ooc_gemm.dask.multiply(a, b, tmp_path / "c", client=client, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"compressor": "zstd"}, {"chunks": (10, 16), "shards": (40, 48)}, {"out_dtype": "f8"}]
+)
+def test_layouts_and_operations(tmp_path, client, layout):
+    a, b = normal(150, 200), normal(150, 170, seed=1)
+    paths = stored(tmp_path, a, b)
+    options = {"transpose_a": True, "alpha": -2.0, "client": client, **OPTIONS}
+    ooc_gemm.dask.multiply(*paths, tmp_path / "c", **options, **layout)
+    want = -2.0 * a.T.astype("f8") @ b
+    near(zarr.open_array(tmp_path / "c")[...], want)
+    if "shards" not in layout:
+        ooc_gemm.dask.multiply(*paths, tmp_path / "c", beta=0.5, **options)
+        near(zarr.open_array(tmp_path / "c")[...], 1.5 * want)
+
+
+def test_what_workers_cannot_see_is_refused(tmp_path, client):
+    a, b = stored(tmp_path)
+    with pytest.raises(InputError, match="store it as a Zarr array"):
+        ooc_gemm.dask.multiply(normal(20, 150), b, tmp_path / "c", client=client, **OPTIONS)
+    with pytest.raises(InputError, match="memory://"):
+        ooc_gemm.dask.multiply(a, b, "memory://c", client=client, **OPTIONS)
+    with pytest.raises(InputError, match="inner dimensions"):
+        ooc_gemm.dask.multiply(a, a, tmp_path / "c", client=client, **OPTIONS)
+    with pytest.raises(ooc_gemm.BudgetError) as least:
+        ooc_gemm.dask.multiply(a, b, tmp_path / "c", client=client, memory_limit="1MiB", device="cpu")
+    assert not (tmp_path / "c").exists()
+    limit = least.value.minimum_memory_limit + 16 * MiB
+    ooc_gemm.dask.multiply(a, b, tmp_path / "c", client=client, memory_limit=limit, device="cpu")
+
+
+def test_the_current_client_is_the_one(tmp_path, client):
+    a, b = stored(tmp_path)
+    with client.as_current():
+        assert ooc_gemm.dask.multiply(a, b, tmp_path / "c", **OPTIONS).device == "cpu on 2 workers"
+
+
+def test_a_fault_on_a_worker_ends_the_run_and_it_can_go_on(tmp_path, client):
+    paths = stored(tmp_path)
+    options = {"client": client, "chunks": (16, 16), **OPTIONS}
+    broken = tmp_path / "b" / "c" / "3" / "5"
+    whole, was = broken.read_bytes(), os.stat(broken)
+    broken.write_bytes(bytes(len(whole) - 1))
+    with pytest.raises(StoreError, match=r"b: chunk c/3/5"):
+        ooc_gemm.dask.multiply(*paths, tmp_path / "c", **options)
+    assert store.is_partial(tmp_path / "c")
+    assert list((tmp_path / "c").glob(targets.RUN + "*")) == []
+    broken.write_bytes(whole)
+    os.utime(broken, ns=(was.st_atime_ns, was.st_mtime_ns))
+    with pytest.raises(InputError, match="changed since"):  # it has another size than it had in between
+        ooc_gemm.dask.multiply(*paths, tmp_path / "c", resume=True, **options)
+    ooc_gemm.dask.multiply(*paths, tmp_path / "c", force=True, **options)
+    near(zarr.open_array(tmp_path / "c")[...], normal(200, 150).astype("f8") @ normal(150, 170, seed=1))
+
+
+class Wrong(distributed.WorkerPlugin):
+    """The first tile that this worker multiplies comes out wrong."""
+
+    def setup(self, worker):
+        from ooc_gemm.devices.cpu.device import CPU
+
+        self.tile, left = CPU._tile, [1]
+        tile = self.tile
+
+        def wrongly(self, run, a, b, out, *more):
+            tile(self, run, a, b, out, *more)
+            if left:
+                out[0, 0] += 100 * left.pop()
+
+        CPU._tile = wrongly
+
+    def teardown(self, worker):
+        from ooc_gemm.devices.cpu.device import CPU
+
+        CPU._tile = self.tile
+
+
+def test_what_fails_its_check_is_made_again(tmp_path, client):
+    a, b = stored(tmp_path)
+    said = []
+    client.register_plugin(Wrong(), name="wrong")
+    try:
+        ooc_gemm.dask.multiply(
+            a, b, tmp_path / "c", client=client, verify=True, notice=said.append, **OPTIONS
+        )
+    finally:
+        client.unregister_worker_plugin("wrong")
+    assert any("computed once more" in one for one in said)
+    near(zarr.open_array(tmp_path / "c")[...], normal(200, 150).astype("f8") @ normal(150, 170, seed=1))
+
+
+def kill_one(pids, after):
+    def kill():
+        time.sleep(after)
+        os.kill(pids[0], signal.SIGKILL)
+
+    threading.Thread(target=kill).start()
+
+
+def test_workers_are_killed(tmp_path):
+    """And β·C is added once all the same."""
+    a, b = stored(tmp_path)
+    old = normal(200, 170, seed=2)
+    want = normal(150, 170, seed=1)
+    want = normal(200, 150).astype("f8") @ want + 0.5 * old
+    draw = np.random.default_rng()
+    with start(3) as cluster, distributed.Client(cluster) as client:
+        client.register_plugin(Slow(0.05))
+        for run in range(3):
+            c = tmp_path / f"c{run}"
+            make(c, old, chunks=(16, 16), compressors=None)
+            client.wait_for_workers(3, timeout=60)
+            pids = list(client.run(os.getpid).values())
+            kill_one(pids, after := draw.uniform(0.1, 1.6))
+            ooc_gemm.dask.multiply(a, b, c, client=client, beta=0.5, **OPTIONS)
+            near(zarr.open_array(c)[...], want)
+            assert left_over(c) == [], after
+
+
+def test_a_worker_is_killed_when_it_is_asked(tmp_path, monkeypatch):
+    """Before anything runs: another one answers, at once and not after a minute."""
+    a, b = stored(tmp_path)
+    with start(2) as cluster, distributed.Client(cluster) as client:
+        pids, asked = client.run(os.getpid), ooc_gemm.dask.cluster.Cluster.arithmetic
+
+        def killed(self, *arguments):
+            os.kill(pids[self._first], signal.SIGKILL)
+            return asked(self, *arguments)
+
+        monkeypatch.setattr(ooc_gemm.dask.cluster.Cluster, "arithmetic", killed)
+        monkeypatch.setattr(ooc_gemm.dask.cluster, "TIMEOUT", 20)
+        ooc_gemm.dask.multiply(a, b, tmp_path / "c", client=client, **OPTIONS)
+    near(zarr.open_array(tmp_path / "c")[...], normal(200, 150).astype("f8") @ normal(150, 170, seed=1))
+
+
+def test_a_worker_that_counts_as_dead_changes_nothing(tmp_path):
+    """It is alive, and goes on writing what another one has done in its place."""
+    c, old = tmp_path / "c", normal(32, 32)
+    make(c, old, chunks=(16, 32), compressors=None)
+    head = {"inputs": {}, "options": {}}
+    block = np.dtype("f4")
+    target = targets.update_target(c, block, head)
+    part = Part((1, 0), 16, 0, 16, 32)
+
+    def write(share, value):
+        slot = np.empty(16 * 32 * 4, np.uint8)
+        share.view(part, slot)[...] = value
+        share.write(part, slot)
+
+    with target.run_folder() as folder:
+        dead, other = (targets.Share(c, "c", block, folder) for _ in range(2))
+        write(dead, 1)
+        write(other, 2)
+        for taken in other.written:
+            target.take(*taken)
+        write(dead, 3)
+    with pytest.raises(StoreError, match="cannot be written"):
+        write(dead, 4)
+    target.commit()
+    near(zarr.open_array(c)[...], np.vstack([old[:16], np.full((16, 32), 2)]), 0)
+    assert left_over(c) == []
+
+
+def process(*arguments, log):
+    return subprocess.Popen([sys.executable, "-m", *arguments], stdout=log, stderr=subprocess.STDOUT)
+
+
+@pytest.fixture
+def launched(tmp_path, monkeypatch):
+    """A scheduler and two workers with slow disks, as users start them: its address, and its process."""
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
+    file, slow = tmp_path / "scheduler.json", tmp_path / "slow.py"
+    slow.write_text("from test_dask import Slow\nSlow(0.1).setup(None)\n")
+    here = ["--no-dashboard", "--scheduler-file", str(file)]
+    more = ["--nthreads", "1", "--no-nanny", "--memory-limit", "1GiB", "--preload", str(slow)]
+    with open(tmp_path / "log", "wb") as log:
+        started = [process("dask", "scheduler", "--host", "127.0.0.1", "--port", "0", *here, log=log)]
+        started += [
+            process("dask", "worker", *here, *more, "--local-directory", str(tmp_path), log=log)
+            for _ in range(2)
+        ]
+        try:
+            while not file.exists():
+                time.sleep(0.05)
+            with distributed.Client(scheduler_file=str(file), set_as_default=False, timeout=60) as client:
+                client.wait_for_workers(2, timeout=60)
+                address = client.scheduler.address
+            yield address, started[0]
+        finally:
+            for one in started:
+                one.kill()
+                one.wait()
+
+
+def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, launched):
+    a, b, old = normal(1000, 60), normal(60, 1100, seed=1), normal(1000, 1100, seed=2)
+    a, b = stored(tmp_path, a, b, (250, 60))
+    c = tmp_path / "c"
+    make(c, old, chunks=(50, 100), compressors=None)
+    address, scheduler = launched
+    command = ["multiply", a, b, str(c), "--beta", "0.5", "-d", "cpu", "-Q", "--json"]
+
+    def run(*more):
+        """Within the smallest limit: workers hold more after a run than before it."""
+        small = ooc(*command, "--scheduler", address, "-M", "1MiB", *more)
+        assert small.code == 2
+        limit = int(re.search(r"would do is (\d+) bytes", small.err)[1]) + 2 * MiB
+        more = ("--scheduler", address, "-M", str(limit), *more)
+        return process("ooc_gemm.cli", *command, *more, log=subprocess.PIPE)
+
+    def chunks():
+        log = c / journal.NAME
+        return log.read_bytes().count(b'"chunk"') if log.exists() else 0
+
+    def more_are_done():
+        before, end = chunks(), time.monotonic() + 60
+        while chunks() <= before and time.monotonic() < end:
+            time.sleep(0.02)
+
+    first = run()
+    more_are_done()
+    other = ooc(*command, "--resume")
+    assert other.code == 2
+    assert "being written by another process" in other.err
+    first.kill()
+    first.communicate()
+    assert store.is_partial(c)
+    second = run("--resume")
+    more_are_done()
+    scheduler.kill()
+    said = second.communicate(timeout=120)[0].decode()
+    assert second.returncode == 1, said
+    assert "--resume" in said
+    third = ooc(*command, "--resume")  # one process can go on where a cluster was
+    assert third.code == 0, third.err
+    near(zarr.open_array(c)[...], normal(1000, 60).astype("f8") @ normal(60, 1100, seed=1) + 0.5 * old)
+    assert left_over(c) == []
+
+
+def test_command_line(tmp_path, monkeypatch):
+    a, b = stored(tmp_path)
+    command = ["multiply", a, b, tmp_path / "c", "-d", "cpu", "--scheduler"]
+    done = ooc(*command, "local:2", "-M", "900MiB", "--json")
+    assert done.code == 0, done.err
+    near(zarr.open_array(tmp_path / "c")[...], normal(200, 150).astype("f8") @ normal(150, 170, seed=1))
+    small = ooc(*command, "local:2", "-f", "-M", "100MiB")
+    assert small.code == 2
+    assert "too small for 2 workers" in small.err
+    for wrong, what in (("local:0", "no cluster"), ("local:x", "no cluster"), ("nowhere", "address")):
+        monkeypatch.setattr("ooc_gemm.dask.cluster.TIMEOUT", 2)
+        refused = ooc(*command, wrong, "-f")
+        assert refused.code == 2
+        assert what in refused.err
+    assert ooc(*command, "local:2", "-f", "--trace", "t").code == 2
+
+
+def test_no_scheduler_no_result(tmp_path):
+    a, b = stored(tmp_path)
+    with start(1) as cluster:
+        client = distributed.Client(cluster)
+    client.close()
+    with pytest.raises(DeviceError, match="scheduler"):
+        ooc_gemm.dask.multiply(a, b, tmp_path / "c", client=client, **OPTIONS)
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.gpu
+def test_workers_with_gpus_have_one_each(tmp_path):
+    if why := gpu_missing():
+        pytest.skip(why)
+    from ooc_gemm.dask.cluster import connected
+    from ooc_gemm.devices.cuda.device import count
+
+    workers, a, b = min(2, count()), normal(3000, 1000), normal(1000, 2000, seed=1)
+    paths = [make(tmp_path / name, values, chunks=(500, 500)) for name, values in (("a", a), ("b", b))]
+    with connected(f"local:{workers}", "8GiB", "cuda") as options:
+        client = options["client"]
+        seen = client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
+        assert sorted(seen.values()) == [str(index) for index in range(workers)]
+        made = ooc_gemm.dask.multiply(*paths, str(tmp_path / "c"), verify=True, **options)
+        assert (made.device, made.verified) == (f"cuda on {workers} workers", True)
+        assert made.peak_device_bytes > 0
+        with client.as_current():
+            x, y = (da.from_zarr(str(path)) for path in paths)
+            lazy = matmul(x, y, device="cuda").compute()
+            computed = matmul(x + 1, y, device="cuda").compute()
+    want = a.astype("f8") @ b
+    for found in (zarr.open_array(str(tmp_path / "c"))[:], lazy):
+        np.testing.assert_allclose(found, want, atol=1e-3)
+    np.testing.assert_allclose(computed, (a.astype("f8") + 1) @ b, atol=1e-3)

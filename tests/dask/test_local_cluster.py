@@ -1,0 +1,191 @@
+"""`--scheduler local:N`: nobody but the process that started a cluster can talk to it."""
+
+import contextlib
+import os
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import zarr
+from conftest import make, ooc
+
+distributed = pytest.importorskip("distributed")
+pytest.importorskip("cryptography")
+
+from distributed.security import Security  # noqa: E402
+
+from ooc_gemm.dask.cluster import connected  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def listening():
+    """The addresses on which this process and its children accept connections."""
+    me = psutil.Process()
+    return {
+        found.laddr
+        for process in (me, *me.children(recursive=True))
+        for found in process.net_connections("tcp")
+        if found.status == psutil.CONN_LISTEN
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where everything temporary of the cluster goes."""
+    found = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(found))
+        patch.setattr(tempfile, "tempdir", None)
+        yield found
+    tempfile.tempdir = None
+
+
+@pytest.fixture(scope="module")
+def keys(folder):
+    """How the files with keys, and their folders, could be accessed when each of them was used."""
+    modes = []
+    load = ssl.SSLContext.load_cert_chain
+
+    def loaded(self, certificate, key=None, *more):
+        modes.extend(stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) for path in (certificate, key))
+        load(self, certificate, key, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl.SSLContext, "load_cert_chain", loaded)
+        yield modes
+
+
+@pytest.fixture(scope="module")
+def cluster(folder, keys):
+    """The client of a cluster, and the addresses where it listens."""
+    before = listening()
+    with connected("local:2", "1GiB", "cpu") as options:
+        yield options["client"], listening() - before
+
+
+def answered(address, context=None):
+    """What an address sends to somebody who connects; distributed's servers introduce themselves."""
+    with socket.create_connection(address, timeout=5) as connection:
+        connection.settimeout(1)
+        with contextlib.suppress(OSError):
+            if context is None:
+                connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                return connection.recv(100)
+            with context.wrap_socket(connection) as encrypted:
+                return encrypted.recv(100)
+    return b""
+
+
+def trusting(security=None):
+    """A TLS client that believes every server, with the certificate of a client where one is given."""
+    context = (
+        security.get_connection_args("client")["ssl_context"] if security else ssl.create_default_context()
+    )
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def test_every_port_asks_for_the_certificate(cluster):
+    client, addresses = cluster
+    assert len(addresses) >= 5, "of the scheduler, two nannies and two workers"
+    mine = trusting(client.security)
+    for address in addresses:
+        assert address.ip == "127.0.0.1"
+        assert answered(address, mine), "this probe tells who is let in"
+        assert answered(address) == b""
+        assert answered(address, trusting()) == b""
+        assert answered(address, trusting(Security.temporary())) == b""
+
+
+STRANGER = """
+import sys
+import distributed
+from distributed.security import Security
+address = sys.argv[1]
+security = Security.temporary() if address.startswith("tls") else None
+try:
+    with distributed.Client(address, security=security, timeout=3) as client:
+        print("connected", client.run_on_scheduler(lambda: "ran"))
+except (OSError, TypeError):
+    print("refused")
+"""
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
+def test_another_process_cannot_run_anything(cluster, scheme):
+    client, _ = cluster
+    address = client.scheduler.address
+    assert address.startswith("tls://127.0.0.1:")
+    said = subprocess.run(
+        [sys.executable, "-c", STRANGER, address.replace("tls", scheme)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert said.stdout.strip() == "refused", said.stderr
+
+
+def modules_from():
+    """The folders from which this process imports modules."""
+    return [path or os.getcwd() for path in sys.path]
+
+
+def test_modules_come_from_no_folder_that_others_can_write(cluster, folder):
+    client, _ = cluster
+    for paths in (modules_from(), *client.run(modules_from).values()):
+        for path in paths:
+            if Path(path).is_relative_to(folder):
+                inside = [Path(path), *Path(path).parents]
+                closed = [one for one in inside if one.is_relative_to(folder) and one != folder]
+                assert any(stat.S_IMODE(one.stat().st_mode) == 0o700 for one in closed), path
+            else:
+                assert "dask-scratch-space" not in path
+
+
+def test_keys_lie_in_no_file_that_others_can_read(cluster, folder, keys):
+    assert len(keys) >= 4
+    assert set(keys) == {0o700}
+    secret = cluster[0].security.tls_client_key.encode()
+    assert b"PRIVATE KEY" in secret
+    for path in folder.rglob("*"):
+        assert not path.is_file() or secret[40:120] not in path.read_bytes()
+    for process in psutil.Process().children(recursive=True):
+        for name in ("cmdline", "environ"):
+            assert secret[40:120] not in Path(f"/proc/{process.pid}/{name}").read_bytes()
+
+
+def test_a_product_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "temporary").mkdir()
+    values = np.random.default_rng(0).integers(-9, 9, (60, 60)).astype("f4")
+    a = make(tmp_path / "a", values, chunks=(20, 20))
+    before = listening()
+    done = ooc("multiply", a, a, tmp_path / "c", "-d", "cpu", "--scheduler", "local:2", "-M", "900MiB")
+    assert done.code == 0, done.err
+    assert np.array_equal(zarr.open_array(tmp_path / "c")[:], values @ values)
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert listening() <= before
+
+
+def test_without_cryptography(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    a = make(tmp_path / "a", np.ones((4, 4), "f4"))
+    done = ooc("multiply", a, a, tmp_path / "c", "--scheduler", "local:2")
+    assert done.code == 2
+    assert "pip install 'ooc-gemm[distributed]'" in done.err
+    assert not (tmp_path / "c").exists()

@@ -1,0 +1,77 @@
+"""What the engine does with a GPU alone, whatever the kernel."""
+
+import pytest
+from conftest import gpu_missing
+from faults import with_blocks
+from test_core import assert_close, matrix
+
+import ooc_gemm
+import ooc_gemm.api
+from ooc_gemm.cuda_kernels.tensor import split_pays
+from ooc_gemm.devices.cuda import device as cuda
+from ooc_gemm.planning.plan import EARLY_STRIPS
+from ooc_gemm.support.intervals import BAND
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols"), [(1, 1), (100, 10**7), (4096, 4096), (70_000, 1000), (40_000, 65_536)]
+)
+def test_strips_make_every_row_once(rows, cols):
+    strips = cuda.early_strips(rows, cols)
+    assert [row for start, stop in strips for row in range(start, stop)] == list(range(rows))
+    assert len(strips) <= EARLY_STRIPS
+    for start, stop in strips[:-1]:
+        assert (stop - start) % BAND == 0
+        assert (stop - start) * cols >= cuda.STRIP_ELEMENTS
+
+
+KERNELS = [
+    ("cublas", "f4", 1e-6), ("ffma", "f4", 1e-6), ("fp16x3", "f4", 1e-6), ("fp16", "f2", 1e-3),
+    ("tf32", "f4", 1e-3), ("dmma", "f8", 1e-14), ("int8", "i1", 0), ("ffma", "i8", 0), ("auto", "c8", 1e-6),
+    ("mma-fp16x3", "f4", 1e-6),
+]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "dtype", "bound"), KERNELS)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_rows_leave_before_others_are_finished(kernel, dtype, bound, transpose, monkeypatch):
+    """The last block's last panels are multiplied strip by strip, and every strip is right when it leaves."""
+    if why := gpu_missing():
+        pytest.skip(why)
+    monkeypatch.setattr(cuda, "STRIP_ELEMENTS", 1 << 16)
+    # Also the last block, of 1024 rows, and its last panel are large enough for fp16x3 to split them.
+    assert split_pays(1024, 1600, 350)
+    monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(1536, 1600, 350))
+    a, b, strips = matrix((2560, 700), dtype, 1), matrix((700, 1600), dtype, 2), []
+
+    class Counting(cuda.CUDA):
+        def finish(self, block, c):
+            super().finish(block, c)
+            strips.append(len(self._finished[c]))
+
+    left, right = (a.T.copy(), b.T.copy()) if transpose else (a, b)
+    found = ooc_gemm.multiply(
+        left, right, transpose_a=transpose, transpose_b=transpose, device=Counting(0), kernel=kernel,
+        chunks=(256, 200), precision="medium" if kernel == "tf32" else "highest",
+    ).array  # fmt: skip
+    exact = a.dtype.kind in "iu"
+    wide = {"i": "i8", "c": "c16"}.get(a.dtype.kind, "f8")
+    assert_close(found.astype(wide), a.astype(wide) @ b.astype(wide), bound)
+    assert strips == [1, 8], "nothing hides the last block's writes"
+    assert not exact or found.dtype.kind == "i"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "dtype"), [("fp16x3", "f4"), ("mma-fp16x3", "f4"), ("fp16x3", "c8")])
+def test_blocks_of_a_split_product_pass_their_check(kernel, dtype):
+    """Smaller ones, as in test_verify_run.py, are made in plain float32."""
+    if why := gpu_missing():
+        pytest.skip(why)
+    assert split_pays(1300, 1400, 600)
+    a, b = matrix((1300, 600), dtype, 1), matrix((600, 1400), dtype, 2)
+    for alpha, beta in ((1, 0), (1e-20, 0), (2 - 1j, 0)) if dtype == "c8" else ((1, 0), (1e-20, 0)):
+        result = ooc_gemm.multiply(a, b, alpha=alpha, beta=beta, device="cuda", kernel=kernel, verify=True)
+        assert result.verified
+        wide = "c16" if dtype == "c8" else "f8"
+        assert_close(result.array.astype(wide) / alpha, a.astype(wide) @ b, 1e-6)

