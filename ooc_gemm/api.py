@@ -22,6 +22,7 @@ from .planning.plan import Block, Plan
 from .planning.problem import Budget, Matrix, Problem
 from .planning.search import make_plan
 from .run import rates
+from .run.operands import open_operand
 from .run.rechunk import Rechunked, check_space, rechunked
 from .run.scalars import scalar
 from .storage.format import conventions
