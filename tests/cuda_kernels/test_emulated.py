@@ -10,18 +10,14 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-from emulator import ORDERS, Emulator, Fault, Problem, compiler_missing
+from emulator import ORDERS, PLAIN, SIGNATURE, Emulator, Fault, Problem, compiler_missing
 
-from ooc_gemm.cuda_kernels.catalog import KERNELS, Kernel
+from ooc_gemm.cuda_kernels.catalog import KERNELS
 from ooc_gemm.cuda_kernels.nvrtc import Config, kernel_source
 
 if why := compiler_missing():
     pytest.skip(why, allow_module_level=True)
 
-SIGNATURE = (
-    "long long m, long long n, long long k, T alpha, const T* A, long long lda, const T* B, long long ldb, "
-    "T beta, T* C, long long ldc"
-)
 LADDER = {
     "naive-uncoalesced", "naive", "tiled", "microtile", "register", "rectangular", "vectorized", "warptile"
 }  # fmt: skip
@@ -31,17 +27,6 @@ FACTORS = ((1, 0), (2, -3), (-1, 1), (0, 2), (3, 0))
 LAYOUTS = ((0, 1, 0), (3, 1, 1), (1, 4, 0), (4, 4, 3))
 """Least padding of a row, what its length is a multiple of, and how far from a 16-byte boundary the first
 one begins. Only the third lets kernels use 16-byte accesses at any shape."""
-
-
-def _is_plain(kernel: Kernel) -> bool:
-    """Runs on the oldest GPUs, which takes no assembly, and with the arguments that all the ladder takes."""
-    config = kernel.configs(kernel.dtypes[0], False, False)[0]
-    source = kernel_source(config.kernel).replace("__restrict__", "").replace("i64", "long long")
-    arguments = re.search(rf"\b{config.kernel}\(([^)#]*)", source)
-    return kernel.min_arch <= 75 and arguments is not None and arguments[1].split() == SIGNATURE.split()
-
-
-PLAIN = [name for name, kernel in KERNELS.items() if _is_plain(kernel)]
 
 
 def _shipped(name: str) -> dict[str, Config]:

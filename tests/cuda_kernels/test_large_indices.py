@@ -7,8 +7,7 @@ import re
 import subprocess
 
 import pytest
-from emulator import _COMPILE, _HEADER, _with_dynamic_memory, compiler_missing
-from test_emulated import PLAIN
+from emulator import _COMPILE, _HEADER, PLAIN, _with_dynamic_memory, compiler_missing
 
 from ooc_gemm.cuda_kernels import catalog
 from ooc_gemm.cuda_kernels.nvrtc import kernel_source

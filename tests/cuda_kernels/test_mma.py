@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_wgmma import always
+from precision import always
 
 from ooc_gemm.cuda_kernels import catalog
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from precision import always
 
-from ooc_gemm.cuda_kernels import catalog, nvrtc, tensor
+from ooc_gemm.cuda_kernels import catalog, nvrtc
 from ooc_gemm.support.errors import DeviceError
 
 KINDS = {"fp16x3": "float32", "fp16": "float16", "tf32": "float32", "int8": "int8"}
@@ -96,14 +97,6 @@ def _random(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> np.
     if dtype == "int8":
         return rng.integers(-128, 128, shape, "int8")
     return rng.standard_normal(shape).astype(dtype)
-
-
-def always(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """fp16x3 takes one path for all finite elements, also for the few terms of small tests."""
-    share, terms = (1e30, 0.0) if path == "split" else (-1.0, 1e30)
-    monkeypatch.setattr(tensor, "LOW_SHARE", share)
-    monkeypatch.setattr(tensor, "LEAST_TERMS", terms)
-    monkeypatch.setattr(tensor, "LEAST_DENSITY", 0.0)
 
 
 @pytest.mark.gpu

@@ -6,9 +6,9 @@ import mmap
 import numpy as np
 import pytest
 import zarr
+from arrays import assert_close, matrix
 from conftest import gpu_missing, make, ooc
 from faults import with_blocks
-from test_core import assert_close, matrix
 
 import ooc_gemm
 import ooc_gemm.api

@@ -1,9 +1,9 @@
 """What the engine does with a GPU alone, whatever the kernel."""
 
 import pytest
+from arrays import assert_close, matrix
 from conftest import gpu_missing
 from faults import with_blocks
-from test_core import assert_close, matrix
 
 import ooc_gemm
 import ooc_gemm.api

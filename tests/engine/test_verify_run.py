@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 import zarr
+from arrays import matrix
 from conftest import gpu_missing, make, ooc
 from faults import faulty, upper_bits, with_blocks
-from test_core import matrix
 
 import ooc_gemm
 import ooc_gemm.api

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ooc_gemm.cuda_kernels.nvrtc import Config
+from ooc_gemm.cuda_kernels.catalog import KERNELS, Kernel
+from ooc_gemm.cuda_kernels.nvrtc import Config, kernel_source
 
 ORDERS = ("forward", "backward", "shuffled")
 """How the threads of a block take turns between barriers."""
@@ -22,6 +23,12 @@ _COMPILE = [
     "-fsanitize=address,undefined,bounds-strict", "-fno-sanitize-recover=all",
     "-fsanitize-sections=shared_memory",
 ]  # fmt: skip
+
+
+SIGNATURE = (
+    "long long m, long long n, long long k, T alpha, const T* A, long long lda, const T* B, long long ldb, "
+    "T beta, T* C, long long ldc"
+)
 
 
 def compiler_missing() -> str:
@@ -127,3 +134,14 @@ def _with_dynamic_memory(source: str) -> str:
     """An array whose size comes with the launch is no C++."""
     pointer = r"\1* const \2 = reinterpret_cast<\1*>(cuda_on_cpu::dynamic_shared_memory.first);"
     return re.sub(r"extern __shared__ (\w+) (\w+)\[\];", pointer, source)
+
+
+def _is_plain(kernel: Kernel) -> bool:
+    """Runs on the oldest GPUs, which takes no assembly, and with the arguments that all the ladder takes."""
+    config = kernel.configs(kernel.dtypes[0], False, False)[0]
+    source = kernel_source(config.kernel).replace("__restrict__", "").replace("i64", "long long")
+    arguments = re.search(rf"\b{config.kernel}\(([^)#]*)", source)
+    return kernel.min_arch <= 75 and arguments is not None and arguments[1].split() == SIGNATURE.split()
+
+
+PLAIN = [name for name, kernel in KERNELS.items() if _is_plain(kernel)]

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import zarr
+from arrays import LAYOUTS, assert_close, matrix
 from conftest import Recording, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_core import LAYOUTS, RATES, assert_close, check_plan, matrix
+from plans import RATES, check_plan
 
 import ooc_gemm
 from ooc_gemm.planning.problem import Budget, Matrix, Problem, Rates

@@ -12,7 +12,7 @@ import pytest
 import s3
 import zarr
 from conftest import make, ooc
-from test_resume import interrupted
+from interruption import interrupted
 
 import ooc_gemm
 from ooc_gemm.storage.read import store

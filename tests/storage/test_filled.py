@@ -9,7 +9,7 @@ import pytest
 import s3
 import zarr
 from conftest import make
-from test_resume import interrupted
+from interruption import interrupted
 
 import ooc_gemm
 from ooc_gemm import InputError

@@ -16,7 +16,8 @@ import pytest
 import s3
 import zarr
 from conftest import make, ooc
-from test_resume import interrupted
+from interruption import interrupted
+from outcome import snapshot
 
 import ooc_gemm
 from ooc_gemm.storage.read import store
@@ -36,12 +37,6 @@ def here(tmp_path, monkeypatch):
     make("b", B, chunks=(20, 20), compressors=None)
     make("old", np.full((60, 40), 7.0), chunks=(9, 9))
     return tmp_path
-
-
-def snapshot(folder):
-    """Every file and folder, and what it holds."""
-    found = sorted(Path(folder).rglob("*"))
-    return {str(path): path.read_bytes() if path.is_file() else None for path in found}
 
 
 def product(path):

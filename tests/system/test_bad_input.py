@@ -15,26 +15,12 @@ import pytest
 import zarr
 from conftest import make, ooc
 from fsspec.implementations.memory import MemoryFileSystem
+from outcome import assert_one_sentence, snapshot
 
 import ooc_gemm
 
 V3, V2 = "zarr.json", ".zarray"
 CHUNK = ("chunk_grid", "configuration", "chunk_shape")
-
-
-def snapshot(folder):
-    """Every file, folder and link below, with what it holds."""
-    return {
-        str(path): os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
-        for path in Path(folder).rglob("*")
-    }
-
-
-def assert_one_sentence(error, *words):
-    assert error.startswith("Error: ")
-    assert error.count("\n") == 1
-    for word in words:
-        assert word in error
 
 
 def refused(*args, words):

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import zarr
 from conftest import gpu_missing, make, ooc
+from outcome import assert_one_sentence
 from threadpoolctl import threadpool_info
 from zarr.codecs import Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.codecs.numcodecs import Fletcher32
@@ -73,13 +74,6 @@ def left(folder):
     names = [path for path in Path(folder).rglob("*") if ".tmp" in path.name or ".ooc-gemm-" in path.name]
     pending = Path(folder).rglob("*" + targets.PENDING)
     return names + [path for path in pending if not (path.parents[2] / "ooc-gemm.journal").exists()]
-
-
-def assert_one_sentence(error, *words):
-    assert error.startswith("Error: "), error
-    assert error.count("\n") == 1, error
-    for word in words:
-        assert word in error, error
 
 
 def failed(*args, words, code=1):

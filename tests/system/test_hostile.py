@@ -20,7 +20,7 @@ import zarr
 from conftest import ooc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_bad_input import assert_one_sentence, snapshot
+from outcome import assert_one_sentence, snapshot
 
 import ooc_gemm
 from ooc_gemm.planning.plan import cut

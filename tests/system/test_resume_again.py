@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zarr
 from conftest import make, ooc
-from test_resume import interrupted, old_c
+from interruption import interrupted, old_c
 
 import ooc_gemm
 from ooc_gemm import InputError
