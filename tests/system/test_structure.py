@@ -1,6 +1,7 @@
 """The table of imports: which package may use which, and where each library is used."""
 
 import ast
+import functools
 import sys
 from pathlib import Path
 
@@ -40,20 +41,24 @@ LIBRARIES = {
 """For each library the files that may import it."""
 
 
+@functools.cache
 def modules():
     """Every file of the package, its path in it, and what it imports: (module, name, whether at the top)."""
+    every = []
     for file in sorted(PACKAGE.rglob("*.py")):
         path = file.relative_to(PACKAGE)
         folder = ("ooc_gemm", *path.parent.parts)
         found, tree = [], ast.parse(file.read_text("utf-8"))
+        top = {id(node) for node in tree.body}
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
-                found += [(alias.name, "", node in tree.body) for alias in node.names]
+                found += [(alias.name, "", id(node) in top) for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 base = folder[: len(folder) + 1 - node.level] if node.level else ()
                 module = ".".join([*base, *filter(None, [node.module])])
-                found += [(module, alias.name, node in tree.body) for alias in node.names]
-        yield path, found
+                found += [(module, alias.name, id(node) in top) for alias in node.names]
+        every.append((path, found))
+    return every
 
 
 def package_of(module, name):
