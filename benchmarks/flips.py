@@ -16,7 +16,7 @@ import click
 import numpy as np
 
 import ooc_gemm
-import ooc_gemm.api
+import ooc_gemm.run.prepare
 from ooc_gemm.engine.check import Sums
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -51,7 +51,7 @@ def operands(dtype: np.dtype, name: str, side: int, k: int, rng: np.random.Gener
 
 def multiply(a, b, device, side, depth, **options):
     """In blocks side × side, in panels `depth` deep."""
-    ooc_gemm.api.make_plan = with_blocks(side, side, depth)
+    ooc_gemm.run.prepare.make_plan = with_blocks(side, side, depth)
     out = "int64" if a.dtype.kind in "iu" else np.result_type(a, np.float32)
     return ooc_gemm.multiply(a, b, device=device, verify=True, chunks=(side, side), out_dtype=out, **options)
 

@@ -28,7 +28,7 @@ import numpy as np
 import zarr
 
 import ooc_gemm
-import ooc_gemm.api
+from ooc_gemm.storage.write import provenance
 
 RESULTS = Path(__file__).resolve().parent / "results"
 CHUNK, GiB = 2048, 1 << 30
@@ -282,12 +282,12 @@ def cases(suite: Suite, device: Any, only: tuple[str, ...], tmpfs: Path, disk: P
 @contextmanager
 def without_journal() -> Iterator[None]:
     """Nothing is kept to continue from, and nothing is flushed."""
-    kept = ooc_gemm.api._head
-    ooc_gemm.api._head = lambda *args: None
+    kept = provenance.head
+    provenance.head = lambda *args: None
     try:
         yield
     finally:
-        ooc_gemm.api._head = kept
+        provenance.head = kept
 
 
 def in_turn_seconds(disk: Path) -> float:

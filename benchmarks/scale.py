@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ooc_gemm.api import _prepare
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.engine.ports import Arithmetic, Limits
 from ooc_gemm.planning.plan import Plan, lower_bound_bytes
 from ooc_gemm.planning.problem import Matrix, MiB, Rates
+from ooc_gemm.run.prepare import prepare
 from ooc_gemm.storage.read.local import Source
 
 RESULTS = Path(__file__).parent / "results" / "kernels_h200.json"
@@ -120,7 +120,7 @@ class Job:
         kind = np.dtype(self.dtype)
         a, b = (Source(name, kind, Matrix(*self.shape, kind.itemsize, 4096, 4096)) for name in "AB")
         options = {"device": device, "memory_limit": host, "device_memory_limit": memory, **self.options}
-        return _prepare(a, b, None, writes=False, **options).plan  # as `multiply` and `gram` have it
+        return prepare(a, b, None, writes=False, **options).plan  # as `multiply` and `gram` have it
 
 
 def jobs() -> list[Job]:

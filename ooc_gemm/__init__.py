@@ -20,9 +20,10 @@ from .support.errors import (
 )
 
 if TYPE_CHECKING:
-    from .api import Result, gram, multiply, plan
-    from .run.freivalds import Check, verify
+    from .api import gram, multiply, plan
     from .run.generate import random
+    from .run.result import Result
+    from .run.verify import Check, verify
 
 __all__ = [
     "BudgetError",
@@ -51,10 +52,10 @@ _HOME = {
     "gram": "api",
     "multiply": "api",
     "plan": "api",
-    "Result": "api",
+    "Result": "run.result",
     "random": "run.generate",
-    "verify": "run.freivalds",
-    "Check": "run.freivalds",
+    "verify": "run.verify",
+    "Check": "run.verify",
 }
 
 

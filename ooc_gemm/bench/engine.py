@@ -20,12 +20,13 @@ import numpy as np
 import psutil
 
 from .. import __version__
-from ..api import Result, multiply
+from ..api import multiply
 from ..devices import open_device
 from ..planning.problem import Rates
 from ..planning.search import taking_turns
 from ..run.generate import random
 from ..run.rates import described
+from ..run.result import Result
 from ..support.errors import InputError
 from ..support.remembered import for_now
 from ..support.trace import STAGES

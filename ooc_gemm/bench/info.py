@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import psutil
 
-from ..api import _prepare
 from ..cuda_kernels.roofline import most_flops
 from ..devices import open_device
 from ..devices.cpu.blas import gemm
@@ -26,6 +25,7 @@ from ..engine.execute import execute
 from ..engine.ports import Array, Device, Limits
 from ..planning.plan import Part, Piece, cut
 from ..planning.problem import Matrix, MiB
+from ..run.prepare import prepare
 from ..run.rates import FILE, FOLDERS, file_system, kernel_key, possible
 from ..storage.io.files import chunks_at_once, in_memory
 from ..storage.read import local, store
@@ -248,7 +248,7 @@ def _ring_seconds(device: Device) -> tuple[float, float]:
     """Of one piece's way through ring and device, beside its bytes; and of starting and closing a device."""
     side, chunk = 512, 16
     random = kernel_rate.Random((side, side), "float32")
-    job = _prepare(random, random, None, writes=False, device=device, memory_limit="1TiB")
+    job = prepare(random, random, None, writes=False, device=device, memory_limit="1TiB")
     small = Matrix(side, side, 4, chunk, chunk)
     problem = replace(job.plan.problem, a=small, b=small)
     plan = replace(job.plan, problem=problem, slot_bytes=chunk * chunk * 4)

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..api import _prepare
 from ..devices.cpu.device import CPU
 from ..engine.ports import COMPUTE, UPLOAD, Arithmetic, Array, Device
 from ..planning.problem import MiB
+from ..run.prepare import prepare
 from ..run.rates import kernel_key
 from ..support.errors import DeviceError
 from ..support.trace import Trace
@@ -112,7 +112,7 @@ def _timed(
 ) -> tuple[float, Record, Arithmetic]:
     """Seconds of the fastest of many multiplications of panels of this depth, the rates of copies, and the
     arithmetic. Panels are brought anew for each multiplication: some kernels leave other things there."""
-    job = _prepare(
+    job = prepare(
         Random((side, depth), dtype), Random((depth, side), dtype), None,
         writes=False, device=device, memory_limit="1TiB", precision=precision, kernel=kernel,
     )  # fmt: skip

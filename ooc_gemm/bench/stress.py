@@ -25,8 +25,8 @@ from typing import Any
 
 from ..devices import open_device
 from ..planning.problem import MiB
-from ..run.freivalds import verify
 from ..run.rates import described
+from ..run.verify import verify
 from ..support.errors import InputError
 from ..support.memory import parse_size
 from . import random_products as stress

@@ -30,8 +30,8 @@ from ..support.redact import redacted, url
 from .spelling import for_command_line
 
 if TYPE_CHECKING:
-    from ..api import Result
     from ..planning.plan import Plan
+    from ..run.result import Result
 
     _ParamType = click.ParamType[Any]
 else:
@@ -305,7 +305,7 @@ def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **options: Any)
 
     α, β and op() are what C's attributes record of the run that made it, unless given.
     """
-    from ..run.freivalds import verify as check
+    from ..run.verify import verify as check
 
     found = check(a, b, c, **options)
     product = "the product" if found.formula == "A·B" else found.formula

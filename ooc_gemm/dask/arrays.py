@@ -18,10 +18,12 @@ import numpy as np
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
-from .. import api
+from ..api import multiply as multiply_here
 from ..devices.cpu.blas import gemm
 from ..devices.cpu.device import one_blas_thread
 from ..planning.plan import Plan
+from ..run.result import Result
+from ..run.retry import retried
 from ..storage.read import store
 from ..storage.read.local import Window
 from ..storage.write import targets
@@ -65,7 +67,7 @@ def multiply(
     resume: bool = False,
     progress: Callable[[float, Plan, Trace], None] | None = None,
     notice: Callable[[str], None] | None = None,
-) -> api.Result:
+) -> Result:
     """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C, its blocks spread over the workers of a cluster.
 
     a, b: path, URL or zarr.Array, which all workers can open. Workers take credentials of object stores from
@@ -86,7 +88,7 @@ def multiply(
     if store.local_path(c) is None:
         raise InputError(f"{store.describe(c)} is not in a folder that workers share; give the path of one")
     cluster = Cluster(client, {"a": a, "b": b}, device)
-    result = api.retried(
+    result = retried(
         a,
         b,
         c,
@@ -388,7 +390,7 @@ def _engine(x: Any, y: Any, dtype: np.dtype[Any], device: str, **options: Any) -
     here = open_here(device, 1)
     with _gpu if here.name != "cpu" else nullcontext():
         # What overflows becomes infinite without a word, as in `dask.array.matmul`.
-        run = partial(api.multiply, x, y, device=here, out_dtype=dtype, notice=_nothing, **options)
+        run = partial(multiply_here, x, y, device=here, out_dtype=dtype, notice=_nothing, **options)
         try:
             return run(memory_limit=task_limit()).array
         except BudgetError as error:

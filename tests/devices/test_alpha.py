@@ -11,7 +11,7 @@ from conftest import gpu_missing, make, ooc
 from faults import with_blocks
 
 import ooc_gemm
-import ooc_gemm.api
+import ooc_gemm.run.prepare
 from ooc_gemm.devices.cpu import blas
 from ooc_gemm.devices.cpu.blas import gemm, scale_in_place
 
@@ -32,7 +32,7 @@ def needs_its_device(request):
 def blocks(request, monkeypatch):
     """Several panels: β is for the first of them alone, α for each."""
     if request.param:
-        monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(64, 32, 48))
+        monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(64, 32, 48))
 
 
 def kernel_for(kind, dtype):

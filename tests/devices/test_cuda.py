@@ -6,7 +6,7 @@ from conftest import gpu_missing
 from faults import with_blocks
 
 import ooc_gemm
-import ooc_gemm.api
+import ooc_gemm.run.prepare
 from ooc_gemm.cuda_kernels.tensor import split_pays
 from ooc_gemm.devices.cuda import device as cuda
 from ooc_gemm.planning.plan import EARLY_STRIPS
@@ -42,7 +42,7 @@ def test_rows_leave_before_others_are_finished(kernel, dtype, bound, transpose, 
     monkeypatch.setattr(cuda, "STRIP_ELEMENTS", 1 << 16)
     # Also the last block, of 1024 rows, and its last panel are large enough for fp16x3 to split them.
     assert split_pays(1024, 1600, 350)
-    monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(1536, 1600, 350))
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(1536, 1600, 350))
     a, b, strips = matrix((2560, 700), dtype, 1), matrix((700, 1600), dtype, 2), []
 
     class Counting(cuda.CUDA):

@@ -15,8 +15,8 @@ from conftest import gpu_missing
 from faults import with_blocks
 
 import ooc_gemm
-import ooc_gemm.api
 import ooc_gemm.devices
+import ooc_gemm.run.prepare
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.several import Several
 from ooc_gemm.engine.ports import COMPUTE, UPLOAD
@@ -180,7 +180,9 @@ def test_the_product_is_right(tmp_path, device, dtype, transpose_a, transpose_b)
 @pytest.mark.parametrize("buffers", [1, 2, 4])
 def test_all_streams_wait_for_what_they_need(tmp_path, monkeypatch, weights, beta, buffers):
     make = with_blocks(640, 300, 128)
-    monkeypatch.setattr(ooc_gemm.api, "make_plan", lambda *x: replace(make(*x), panel_buffers=buffers))
+    monkeypatch.setattr(
+        ooc_gemm.run.prepare, "make_plan", lambda *x: replace(make(*x), panel_buffers=buffers)
+    )
     a, b, old = random((700, 1000), "f4"), random((1000, 900), "f4"), random((700, 900), "f4")
     c = stored(tmp_path / "c", old, (128, 100)) if beta else str(tmp_path / "c")
     result = ooc_gemm.multiply(
@@ -193,7 +195,7 @@ def test_all_streams_wait_for_what_they_need(tmp_path, monkeypatch, weights, bet
 
 def test_each_device_knows_which_block_is_the_last(tmp_path, monkeypatch):
     """Its band of that leaves strip by strip. (With a plan of its own blocks it thought of others.)"""
-    monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(640, 300, 500))
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(640, 300, 500))
     told = []
 
     class Told(CPU):
@@ -232,7 +234,7 @@ def test_devices_must_have_a_kernel_in_common():
 
 @pytest.mark.parametrize("beta", [0, 2])
 def test_a_device_that_fails_leaves_its_work_to_the_others(tmp_path, monkeypatch, beta):
-    monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(512, 256, 256))
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(512, 256, 256))
     a, b, old = random((1024, 512), "f4"), random((512, 1024), "f4"), random((1024, 1024), "f4")
     paths = stored(tmp_path / "a", a, (256, 256)), stored(tmp_path / "b", b, (256, 256))
     c = stored(tmp_path / "c", old, (256, 256))
@@ -276,12 +278,13 @@ def test_a_gpu_that_fails_leaves_its_work_to_another_process(tmp_path, monkeypat
         stored(tmp_path / name, data, (256, 256))
     text = """
 import sys, time, cupy, numpy as np
-from ooc_gemm import api, targets
+from ooc_gemm.run import prepare
+from ooc_gemm.storage.write import targets
 from ooc_gemm.cli import main
-from ooc_gemm.devices.cuda import CUDA
+from ooc_gemm.devices.cuda.device import CUDA
 sys.path.insert(0, sys.argv.pop(1))
 from faults import with_blocks
-api.make_plan = with_blocks(512, 512, 1024)
+prepare.make_plan = with_blocks(512, 512, 1024)
 targets.SAVED_SECONDS = 0
 bad = 'extern "C" __global__ void bad(int* p) { p[1ll << 40] = 1; }'
 real, calls = CUDA.multiply, []

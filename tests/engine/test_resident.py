@@ -9,13 +9,13 @@ from conftest import gpu_missing, make
 from faults import faulty
 
 import ooc_gemm
-from ooc_gemm import api
 from ooc_gemm.cuda_kernels import tensor
 from ooc_gemm.devices import open_device
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.several import Several
 from ooc_gemm.planning import search as planner
 from ooc_gemm.planning.problem import Budget, Matrix, Problem, Rates
+from ooc_gemm.run import prepare
 
 RNG = np.random.default_rng(0)
 GiB = 1 << 30
@@ -31,7 +31,7 @@ def resident(request, monkeypatch):
         x = planner._Candidate(c, min(300, problem.m), 200, request.param, 2, ring, resident=True)
         return planner._finish(problem, budget, rates, x)
 
-    monkeypatch.setattr(api, "make_plan", make_plan)
+    monkeypatch.setattr(prepare, "make_plan", make_plan)
 
 
 def device_of(name):

@@ -11,7 +11,7 @@ from conftest import gpu_missing, make, ooc
 from faults import faulty, upper_bits, with_blocks
 
 import ooc_gemm
-import ooc_gemm.api
+import ooc_gemm.run.prepare
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.engine.check import ROWS, Rounding, Sums, compare
 from ooc_gemm.planning.search import make_plan
@@ -36,7 +36,7 @@ def small_blocks(request, monkeypatch):
     case = getattr(request.node, "callspec", None)
     if case and case.params.get("kind") == "cuda" and (why := gpu_missing()):
         pytest.skip(why)
-    monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(64, 32, 48))
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(64, 32, 48))
 
 
 def run(a, b, verify=True, **options):
@@ -79,7 +79,7 @@ def test_what_is_right_passes(dtype, kind):
 
 @on("dtype", TYPES, ["f4"])
 def test_gram_passes(dtype, kind, monkeypatch):
-    monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(64, 64, 48))
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(64, 64, 48))
     for transpose in (False, True):
         a = matrix((133, 200) if transpose else (200, 133), dtype, 1)
         options = {"transpose": transpose, "chunks": (32, 32), "out_dtype": wide(dtype), "device": kind}
@@ -129,17 +129,17 @@ def hard(name, shape, rng, dtype):
 def test_rounding_alone_is_no_error(name, dtype, kind, monkeypatch):
     rng = np.random.default_rng(7)
     for depth in (500, 5000):
-        monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(64, 32, depth))
+        monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(64, 32, depth))
         a, b = hard(name, (150, 3000), rng, dtype), hard(name, (3000, 70), rng, dtype)
         assert run(a, b, device=kind).verified
         assert run(b, a, transpose_a=True, transpose_b=True, device=kind).verified
-        monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(64, 64, depth))
+        monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(64, 64, depth))
         assert ooc_gemm.gram(a, device=kind, chunks=(64, 64), verify=True).verified
 
 
 @on("precision", ["medium"], ["high", "medium"])
 def test_lower_precision_is_no_error(precision, kind, monkeypatch):
-    monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(704, 704, 512))
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(704, 704, 512))
     for name in ("positive", "constant", "badly scaled"):
         rng = np.random.default_rng(7)
         a, b = hard(name, (700, 1500), rng, "f4"), hard(name, (1500, 700), rng, "f4")
@@ -236,7 +236,7 @@ def test_an_old_c_is_updated_once(tmp_path, kind):
 @on()
 @pytest.mark.parametrize(("row", "col"), [(64, 64), (128, 0)])
 def test_gram_is_checked_on_and_off_the_diagonal(row, col, kind, monkeypatch):
-    monkeypatch.setattr(ooc_gemm.api, "make_plan", with_blocks(64, 64, 48))
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(64, 64, 48))
     a, once = matrix((200, 100), "f4", 1), Once(row, col, (9, 33, 30))
     result = ooc_gemm.gram(a, verify=True, chunks=(32, 32), device=faulty(kind, once))
     assert once.left == 0
@@ -260,12 +260,12 @@ def test_the_command_says_so(tmp_path, monkeypatch):
     assert done.code == 0
     assert json.loads(done.out)["verified"] is True
     with monkeypatch.context() as patch:
-        patch.setattr(ooc_gemm.api, "make_plan", make_plan)
+        patch.setattr(ooc_gemm.run.prepare, "make_plan", make_plan)
         done = ooc("gram", paths[0], tmp_path / "g", "--verify", "-d", "cpu")
     assert done.code == 0
     assert "checked" in done.out
     device = faulty("cpu", Once(64, 32, (5, 17, 30), times=9))
-    monkeypatch.setattr(ooc_gemm.api, "open_device", lambda name: device)
+    monkeypatch.setattr(ooc_gemm.run.prepare, "open_device", lambda name: device)
     done = ooc("multiply", *paths, "--verify", "--chunks", "64,32", "-f")
     assert done.code == 3
     assert "rows 64–127 × columns 32–63" in done.err
@@ -288,7 +288,7 @@ def test_the_ledger_is_what_is_held(monkeypatch):
                 held["scratch"] = sum(checks._scratch.get().nbytes for _ in range(self.threads))
             super().close()
 
-    monkeypatch.setattr(ooc_gemm.api, "make_plan", make_plan)
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", make_plan)
     for dtype in ("f4", "c8", "i1"):
         a, b = matrix((300, 200), dtype, 1), matrix((200, 100), dtype, 2)
         device = Weighed()

@@ -10,7 +10,7 @@ from conftest import Recording, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ooc_gemm.api
+import ooc_gemm.run.prepare
 from ooc_gemm.planning import reuse
 
 

@@ -17,12 +17,12 @@ import zarr
 from conftest import make, ooc
 
 import ooc_gemm
-from ooc_gemm import api
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.planning import layouts as layout
 from ooc_gemm.planning.problem import Budget, Matrix, Problem, Rates
 from ooc_gemm.planning.search import make_plan
 from ooc_gemm.run import rechunk
+from ooc_gemm.run.prepare import prepare
 from ooc_gemm.storage.read import store
 
 MiB = 1 << 20
@@ -219,7 +219,7 @@ def test_rechunk(here, name):
     make("a", numbers((500, 600), 1), overwrite=True, **LAYOUTS[name])
     limit = least("a", "b", device="cpu") + MiB
     options = {"memory_limit": limit, "device": "cpu", "rechunk": True}
-    planned = api._prepare("a", "b", None, writes=False, **options)
+    planned = prepare("a", "b", None, writes=False, **options)
     found = multiply("a", "b", limit)
     assert len(found["rechunked"]) == len(planned.copies)
     if not planned.copies:

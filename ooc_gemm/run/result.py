@@ -1,0 +1,53 @@
+"""What a multiplication did."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..planning.plan import Plan
+from .rechunk import Rechunked
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a multiplication did. Sizes in bytes, times in seconds."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    out_dtype: str
+    device: str
+    kernel: str
+    precision: str
+    seconds: float
+    tflops: float
+    """2mnk operations a second; half as many where one half of C is the other's mirror image, and those of
+    blocks that were done already do not count."""
+    bytes_read: int
+    """Moved from the stores to the process, counted where it happens."""
+    bytes_written: int
+    bytes_uploaded: int
+    bytes_downloaded: int
+    lower_bound_bytes: int
+    """Least bytes any schedule moves with the memory that was allowed."""
+    peak_host_bytes: int
+    """The largest resident set the process has had."""
+    peak_device_bytes: int
+    stage_seconds: dict[str, float]
+    """Busy seconds of each stage, added over its threads."""
+    blocks: int
+    blocks_resumed: int
+    verified: bool | None
+    overflowed: int
+    """Elements of C, as far as this run made them, that are infinite although the product is finite there:
+    they are too large for C's type."""
+    rechunked: tuple[Rechunked, ...]
+    """Copies that were made first, their bytes and seconds; `seconds` contains theirs."""
+    plan: Plan = field(repr=False)
+    array: Any = field(default=None, repr=False)
+    """C as a NumPy array, where none was given to write to."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        out = {key: value for key, value in self.__dict__.items() if key not in ("plan", "array")}
+        return {**out, "rechunked": [asdict(copy) for copy in self.rechunked], "plan": self.plan.to_dict()}
