@@ -43,7 +43,8 @@ from ooc_gemm.storage.write import journal, targets
 
 SLOW = """
 import sys, threading, time
-from ooc_gemm import files, targets
+from ooc_gemm.storage.io import files
+from ooc_gemm.storage.write import targets
 from ooc_gemm.cli import main
 
 write = files.write

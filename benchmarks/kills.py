@@ -31,7 +31,8 @@ from ooc_gemm.storage.write import targets
 
 SLOW = """
 import sys, time
-from ooc_gemm import files, targets
+from ooc_gemm.storage.io import files
+from ooc_gemm.storage.write import targets
 from ooc_gemm.cli import main
 
 write, start_write = files.write, files.start_write

@@ -38,7 +38,7 @@ MARGIN = 2 << 20
 """Memory of a worker above the least."""
 SLOW = """
 import time
-from ooc_gemm import files
+from ooc_gemm.storage.io import files
 
 def slowed(write):
     def slowly(path, data, direct=False):

@@ -55,7 +55,8 @@ def multiply(
     out_dtype: type of C. Unless given NumPy's promotion of the inputs, but int32 for 8-bit integers and int64
     for others: integers are exact, and a sum that does not fit is an error. float16 stays float16.
     chunks, shards, compressor: how a new C is stored, unless given in chunks near 16 MiB, no shards, "none".
-    force: replace a C that exists.
+    force: replace a C that exists. In a folder the old C is kept until the new one is finished; in an object
+    store, which has no rename, it is removed when the run begins.
     resume: continue an interrupted run of the same problem, with these or other limits, on this or another
     device. alpha, beta, out_dtype, chunks, shards and compressor are those it was begun with, unless they are
     given again. Where there is no C yet, begin; where C is finished and is the result already, do nothing.

@@ -158,7 +158,8 @@ _running = _options(
         "-f",
         "--force",
         is_flag=True,
-        help="Replace C if it exists; other files in its folder stay.",
+        help="Replace C if it exists; other files in its folder stay. In an object store C is removed first, "
+        "elsewhere when the new C is finished.",
     ),
     click.option(
         "--resume",
@@ -340,7 +341,9 @@ def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **options: Any)
 @click.option("--seed", default=0, show_default=True)
 @_storage
 @_memory
-@click.option("-f", "--force", is_flag=True, help="Replace OUT if it exists.")
+@click.option(
+    "-f", "--force", is_flag=True, help="Replace OUT if it exists; in an object store it is removed first."
+)
 @_json
 @_verbose
 def random(out: str, as_json: bool, verbose: bool, **options: Any) -> None:

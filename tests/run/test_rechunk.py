@@ -359,8 +359,9 @@ def test_a_multiplication_that_fails_leaves_no_copy(here):
 
 PROCESS = """
 import sys, time
-from ooc_gemm import cli, targets
-from ooc_gemm.devices.cpu import CPU
+from ooc_gemm import cli
+from ooc_gemm.storage.write import targets
+from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.planning.problem import Rates
 CPU.rates = lambda self, arithmetic: Rates(1e11, 4e9, 1e9, 4e9, 4e9, shared=True, decode=1e6)
 CPU.model = "of these tests"

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import s3
 import zarr
-from conftest import ooc
+from conftest import Done, ooc
 
 import ooc_gemm
 from ooc_gemm.planning.plan import cut
@@ -513,6 +513,113 @@ def test_beta_never_comes_in_twice(long, shelf, proxy):
     put(f"{shelf}/c", old, chunks=(50, 50))
     assert ooc(*update).code == 0
     assert np.array_equal(got(f"{shelf}/c"), expected + 3 * old)
+
+
+# ------------------------------------------------------------------------------------ changes during a run
+
+
+def when_some_are_done(proxy, change):
+    """Calls `change` once, when some chunks of C are there and others are not."""
+    left, lock = [change], threading.Lock()
+
+    def fault(method, path):
+        with lock:
+            now = left.pop() if left and puts(proxy) >= 20 else None
+        if now:
+            now()
+
+    proxy.seen.clear()
+    proxy.fault = fault
+    return left
+
+
+def alone(*args):
+    """In a process of its own, which ends without waiting for a store that it no longer needs."""
+    process = start(*args)
+    out, err = process.communicate(timeout=100)
+    return Done(process.returncode, out, err)
+
+
+def is_unfinished(url):
+    there = keys(url)
+    return "zarr.json" not in there and {"zarr.json.partial", "ooc-gemm.journal"} <= {*there}
+
+
+@pytest.mark.parametrize("change", ["overwritten", "removed"])
+@pytest.mark.parametrize("which", "ab")
+def test_an_input_that_changes_during_the_run(long, shelf, proxy, which, change):
+    args, expected = long
+    source = store.objects_at(f"{shelf}/{which}")
+    was = source.find("c/0/0")
+
+    def write():
+        if change == "overwritten":
+            source.put("c/0/0", was[::-1])
+        else:
+            source.delete(["c/0/0"])
+
+    left = when_some_are_done(proxy, write)
+    done = alone(*args)
+    assert (done.code, left) == (1, [])
+    if change == "overwritten" or "was changed" in done.err:  # a chunk that is gone may be missed earlier
+        assert f"{shelf}/{which} was changed while C was made of it, so C is not finished" in done.err
+    else:
+        assert f"{shelf}/{which}: chunk c/0/0 is gone, it was there before" in done.err
+    assert is_unfinished(f"{shelf}/c")
+    done = ooc(*args, "--resume")
+    assert (done.code, f"{shelf}/{which} was changed since" in done.err) == (2, True)
+    source.put("c/0/0", was)
+    assert ooc(*args, "-f").code == 0
+    assert np.array_equal(got(f"{shelf}/c"), expected)
+
+
+@pytest.mark.parametrize("change", ["overwritten", "removed"])
+def test_a_chunk_of_c_that_changes_during_the_run(long, shelf, proxy, change):
+    args, expected = long
+    there, changed = store.objects_at(f"{shelf}/c"), []
+
+    def write():
+        changed.append(next(key for key in keys(f"{shelf}/c") if key.startswith("c/")))
+        if change == "overwritten":
+            there.put(changed[0], bytes(50 * 50 * 4))
+        else:
+            there.delete(changed)
+
+    left = when_some_are_done(proxy, write)
+    done = alone(*args)
+    assert (done.code, left) == (1, [])
+    assert f"{shelf}/c: somebody else has changed " in done.err
+    assert f"chunk {changed[0]} " in done.err
+    assert is_unfinished(f"{shelf}/c")
+    done = ooc(*args, "--resume")
+    assert (done.code, f"its chunk {changed[0]} was changed or removed since" in done.err) == (2, True)
+    assert ooc(*args, "-f").code == 0
+    assert np.array_equal(got(f"{shelf}/c"), expected)
+
+
+def test_an_old_c_is_removed_before_its_replacement_is_made(long, shelf, proxy):
+    """As the help of -f says; where nothing was begun it stays."""
+    args, expected = long
+    old = RNG.random((120, 70))
+    put(f"{shelf}/c", old, chunks=(10, 70))
+    there = f"the array at {shelf}/c is removed before its replacement is made: an object store cannot set it"
+    a = store.objects_at(f"{shelf}/a")
+    described = a.find("zarr.json")
+    a.delete(["zarr.json"])
+    done = ooc(*args, "-f")
+    assert (done.code, "is not a Zarr array" in done.err, there in done.err) == (2, True, False)
+    assert np.array_equal(got(f"{shelf}/c"), old)
+    a.put("zarr.json", described)
+    proxy.fault = lambda method, path: 403 if method == "PUT" and "/c/c/" in path else None
+    done = alone(*args, "-f")
+    proxy.fault = lambda method, path: None
+    assert (done.code, there in done.err) == (1, True)
+    assert is_unfinished(f"{shelf}/c")
+    assert not any(key.startswith("c/") for key in keys(f"{shelf}/c"))
+    done = ooc(*args, "--resume")
+    assert (done.code, there in done.err) == (0, False)
+    assert np.array_equal(got(f"{shelf}/c"), expected)
+    assert "In an object store C is removed first" in " ".join(ooc("multiply", "--help").out.split())
 
 
 # -------------------------------------------------------------------------------------------- credentials

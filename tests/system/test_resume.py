@@ -356,7 +356,7 @@ def test_the_command_line(arrays, tmp_path):
     a, b, c, x, y, _ = arrays
     script = tmp_path / "slow.py"
     script.write_text(
-        "import sys, time\nfrom ooc_gemm import targets\nfrom ooc_gemm.cli import main\n"
+        "import sys, time\nfrom ooc_gemm.storage.write import targets\nfrom ooc_gemm.cli import main\n"
         "write = targets.Target._written\n"
         "def slowly(*args):\n    write(*args)\n    time.sleep(0.1)\n"
         "targets.Target._written = slowly\nmain()\n"

@@ -306,10 +306,16 @@ class Target:
         self.overflowed = 0
         """Finite elements that are infinite in C, because they are too large for its type."""
 
-    def begin(self, metadata: bytes | None, keep: bool = True) -> None:
+    def begin(
+        self,
+        metadata: bytes | None,
+        keep: bool = True,
+        notice: Callable[[str], None] | None = None,
+    ) -> None:
         """Mark C as unfinished: its metadata, or that of the new C, stands aside; an old C is no array, and
         that is on the disk before any chunk is changed. `metadata`: of a new C; None: C is there and updated.
-        `keep`: False for a C that need not survive a power cut. Raises OSError."""
+        `keep`: False for a C that need not survive a power cut. `notice`: called before an old array is
+        removed that cannot be kept until C is finished. Raises OSError."""
         if self._folder is None:
             self._set(self._key + PARTIAL, self._metadata() if metadata is None else metadata)
             for key in METADATA:
@@ -366,9 +372,6 @@ class Target:
                 left.unlink()
         for folder in root.glob(RUN + "*"):
             _revoke(folder)
-
-    def clear(self) -> None:
-        """Remove what is left of an old C, where that was not set aside."""
 
     def discard(self) -> None:
         """Remove a C in a folder that can be neither finished nor continued, as far as that is possible."""
@@ -765,8 +768,6 @@ class RemoteTarget(Target):
         self._chunks = RemoteFolder(objects, name, array.metadata)
         self._described: bytes | None = None
         """C's metadata, where this run has begun it."""
-        self._left: list[str] = []
-        """Objects of an array that C replaces."""
         self._stamps: Any = None
         """Of its chunks, when all of them were looked at last."""
 
@@ -779,22 +780,26 @@ class RemoteTarget(Target):
             )
         self._objects.delete(METADATA)
 
-    def begin(self, metadata: bytes | None, keep: bool = True) -> None:
-        """As in a folder, with few requests: `clear` is to follow where C is a new one."""
-        if metadata is not None:
-            self._left = self._survey()
+    def begin(
+        self,
+        metadata: bytes | None,
+        keep: bool = True,
+        notice: Callable[[str], None] | None = None,
+    ) -> None:
+        """As in a folder, with few requests. An old array is removed, what makes it an array first."""
+        old = list(METADATA) if metadata is None else self._survey()
+        if notice and metadata is not None and any(key in METADATA for key in old):
+            notice(
+                f"the array at {self.name} is removed before its replacement is made: an object store cannot "
+                "set it aside"
+            )
         self._described = self._metadata() if metadata is None else metadata
         self._objects.put(self._key + PARTIAL, self._described)
-        if metadata is None:
-            self._objects.delete(METADATA)
+        left = {*old} - {self._key + PARTIAL, journal.NAME}
+        self._objects.delete(sorted(left, key=lambda key: key not in METADATA))
 
     def _find(self, key: str) -> bytes | None:
         return (key == self._key + PARTIAL and self._described) or super()._find(key)
-
-    def clear(self) -> None:
-        """Remove what is left of an old C, what makes it an array first."""
-        left = {*self._left} - {self._key + PARTIAL, journal.NAME}
-        self._objects.delete(sorted(left, key=lambda key: key not in METADATA))
 
     def _survey(self) -> list[str]:
         """What belongs to the array that stands there, finished or not. Raises InputError."""
@@ -944,7 +949,7 @@ def create_target(
 ) -> Target:
     """A new C, unfinished. An array that stood at its place is set aside, in an object store removed. With
     `head` one in a folder or an object store has a journal, which begins so; `force`: also where another
-    run's is there; `notice`: called where there is no room to set the array aside; `keep`: as
+    run's is there; `notice`: called where the array cannot be set aside and is removed; `keep`: as
     `Target.begin`. Raises InputError where C cannot be begun; then all is as it was."""
     blank = zarr.create_array(
         MemoryStore(),
@@ -967,14 +972,13 @@ def create_target(
         target = target_at(array, describe(spec), block, log)
         target.groups = groups
         try:
-            target.begin(described.to_bytes() if described else b"", keep)
+            target.begin(described.to_bytes() if described else b"", keep, notice)
         except BaseException as error:
             if moved:
                 ownership.restore(moved, [METADATA[0] + PARTIAL])
             if isinstance(log, RemoteJournal) and isinstance(error, InputError):  # nothing was begun
                 log.remove()
             raise
-        target.clear()
     return target
 
 
