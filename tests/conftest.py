@@ -5,6 +5,7 @@ import io
 from typing import NamedTuple
 
 import pytest
+import s3
 import zarr
 
 from ooc_gemm.cli import main
@@ -110,6 +111,15 @@ class Recording(CPU):
 def fresh(monkeypatch):
     """Memory limits count as in a process that has done nothing yet, whatever tests ran before."""
     monkeypatch.setattr(limits, "resident_bytes", lambda: 0)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """The port of a real S3 server, one for all tests of a process."""
+    if why := s3.missing():
+        pytest.skip(why)
+    with s3.server(tmp_path_factory.mktemp("s3") / "server") as port:
+        yield port
 
 
 def gpu_missing():

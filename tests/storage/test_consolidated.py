@@ -226,13 +226,6 @@ def test_two_runs_below_one_group(here):
 # ------------------------------------------------------------------------------------------ object stores
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with s3.server(tmp_path_factory.mktemp("s3") / "server") as port:
-        yield port
-
-
-@pytest.mark.skipif(bool(s3.missing()), reason=s3.missing() or "-")
 @pytest.mark.parametrize("how", OPTIONS)
 def test_groups_in_an_object_store(server, here, monkeypatch, version, how):
     for name, value in s3.environment(server).items():

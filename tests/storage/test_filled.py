@@ -159,17 +159,15 @@ def test_in_a_group(here):
     assert np.array_equal(zarr.open_group("g", mode="r")["sub/c"][...], C)
 
 
-@pytest.mark.skipif(bool(s3.missing()), reason=s3.missing() or "-")
-def test_in_an_object_store(here, monkeypatch, tmp_path_factory):
-    with s3.server(tmp_path_factory.mktemp("s3") / "server") as port:
-        for name, value in s3.environment(port).items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(store, "abandoned", threading.Event())
-        for layout in ("raw", "shards", "version 2"):
-            place = store.remote_place(f"s3://{s3.BUCKET}/{layout.replace(' ', '-')}")
-            c = opened(place, layout)
-            ooc_gemm.multiply("a", "b", c, device="cpu")
-            again = zarr.open_array(place, mode="r")
-            assert np.array_equal(again[...], C)
-            assert (again.attrs["mine"], again.metadata.fill_value) == ([1, 2], 3)
-            assert ooc_gemm.multiply("a", "b", c, device="cpu", resume=True).bytes_written == 0
+def test_in_an_object_store(here, monkeypatch, server):
+    for name, value in s3.environment(server).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(store, "abandoned", threading.Event())
+    for layout in ("raw", "shards", "version 2"):
+        place = store.remote_place(f"s3://{s3.BUCKET}/{layout.replace(' ', '-')}")
+        c = opened(place, layout)
+        ooc_gemm.multiply("a", "b", c, device="cpu")
+        again = zarr.open_array(place, mode="r")
+        assert np.array_equal(again[...], C)
+        assert (again.attrs["mine"], again.metadata.fill_value) == ([1, 2], 3)
+        assert ooc_gemm.multiply("a", "b", c, device="cpu", resume=True).bytes_written == 0

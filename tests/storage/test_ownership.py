@@ -532,14 +532,6 @@ def test_keys(keys, mine, other):
 # ------------------------------------------------------------------------------------------ object stores
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    if why := s3.missing():
-        pytest.skip(why)
-    with s3.server(tmp_path_factory.mktemp("s3") / "server") as port:
-        yield port
-
-
 @pytest.fixture
 def shelf(server, here, monkeypatch, request):
     """Where nothing is yet, in an object store."""

@@ -34,12 +34,6 @@ CPU = {"device": "cpu", "memory_limit": "600MiB"}
 URL = f"s3://{s3.BUCKET}"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with s3.server(tmp_path_factory.mktemp("s3") / "server") as port:
-        yield port
-
-
 @pytest.fixture
 def proxy(server, monkeypatch, tmp_path):
     """What the environment leads to, and nothing else does."""

@@ -80,12 +80,6 @@ class Listener:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with s3.server(tmp_path_factory.mktemp("s3") / "server") as port:
-        yield port
-
-
-@pytest.fixture(scope="module")
 def environment(server, tmp_path_factory):
     """Credentials stand in the environment, of this process and of what it starts."""
     with pytest.MonkeyPatch.context() as patch:
