@@ -189,7 +189,7 @@ def test_what_a_cpu_measures_is_far_below_its_bound(monkeypatch):
     assert 0 < found["flops"] < 0.8 * cpu.most_flops("blas", "float32")
 
 
-@pytest.mark.parametrize("device", ["cpu", Several([Chip(), Chip()])], ids=str)
+@pytest.mark.parametrize("device", ["cpu", Several([Chip(), Chip()])], ids=["cpu", "several"])
 def test_bench_engine_leaves_remembered_rates_as_they_are(quick, cache, tmp_path, monkeypatch, device):
     remembered.remember(rates.FILE, CPU().model, {"date": "2026-01-03", "flops": {}})
     remembered.remember(rates.FILE, "Chip", {"date": "2026-01-03", "flops": {}})
