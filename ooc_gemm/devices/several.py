@@ -8,9 +8,10 @@
                  ├─┤   ├──────────────┤ device 2       uploaded to it, too
                  └─┘   └──────────────┘ device 3
 
-Bands are as high as their devices are fast. Each device sees a smaller block, and knows nothing of the others
-but where to take panels from. A panel may be overwritten by the kernel that multiplies it: no compute stream
-goes on before all upload streams have done what others take from it (`record` and `wait` are of all).
+The height of a band is in proportion to the speed of its device. Each device sees a smaller block, and knows
+nothing of the others but where to copy panels from. A kernel may overwrite the panel that it multiplies, so
+no compute stream goes on before all devices have copied what they need from it (`record` and `wait` concern
+all).
 """
 
 from collections.abc import Callable, Iterator
@@ -32,20 +33,21 @@ from ..support.intervals import band_of, band_rows, bands
 from ..support.trace import PASS, Trace
 
 UPLOADS_AT_ONCE = 3
-"""Devices' worth of copies that host memory feeds: four H200 take 161 GB/s of 4 × 55."""
+"""Number of devices whose copies host memory can feed at full speed: four H200 reach 161 GB/s of 4 × 55."""
 
 MOST_READERS, MOST_WRITERS = 32, 16
-"""More bring less: each has a slot that must be pinned for all devices."""
+"""The most readers and writers. More are slower, because each has a slot that must be pinned for all
+devices."""
 
 MORE_HOST_BYTES = 256 * MiB
-"""Host memory of each further device: a CUDA context's."""
+"""Host memory that each device after the first takes for its CUDA context."""
 
 _Place = tuple[tuple[int, int], tuple[int, ...]]
-"""Row and column in a panel, and how many there are of them."""
+"""First row and column in a panel, and the number of rows and columns."""
 
 
 class _All(NamedTuple):
-    """Events of all devices."""
+    """An event that completes when the events of all devices have."""
 
     events: tuple[Event, ...]
 
@@ -59,7 +61,7 @@ class _All(NamedTuple):
 
 
 class _Checks(NamedTuple):
-    """Checks of bands, with the first row of each."""
+    """The checks of the bands of a block, with the first row of each band."""
 
     bands: tuple[tuple[int, Check], ...]
 
@@ -70,17 +72,17 @@ class _Checks(NamedTuple):
 
 
 class Several:
-    """Two devices or more, whose arithmetic is the same."""
+    """Two or more devices that work as one. All of them use the same arithmetic."""
 
     def __init__(self, devices: list[Member], weights: list[int] | None = None):
-        """`weights`: how fast each is; as all others unless given."""
+        """`weights`: the relative speed of each device; by default all are equal."""
         self.devices, self._weights = devices, tuple(weights or [1] * len(devices))
         kind = devices[0].name.partition(":")[0]
         self._indices = [int(device.name.partition(":")[2] or 0) for device in devices]
         self.name = f"{kind}:{','.join(map(str, self._indices))}"
         models = list(dict.fromkeys(device.model for device in devices))
         self.model = " and ".join(models)
-        """Rates are remembered for one of them."""
+        """Rates are remembered under the model of one device."""
         self._linked = all(one.reaches(other) for one in devices for other in devices if one is not other)
 
     def arithmetic(
@@ -93,7 +95,7 @@ class Several:
         kernel: str,
         precision: str,
     ) -> Arithmetic:
-        """What one of them would choose and all can do."""
+        """Returns what the first device chooses that all can do. Raises InputError if there is nothing."""
         refused: InputError | None = None
         for device in self.devices:
             found = device.arithmetic(a, b, out, shape, bound, kernel, precision)
@@ -112,7 +114,7 @@ class Several:
         )
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
-        """Each device may use what the one with the least may."""
+        """Each device may use as much memory as the device with the least."""
         each = [device.limits(arithmetic, device_memory_limit) for device in self.devices]
         least = [limits.device for limits in each if limits.device is not None]
         return replace(
@@ -127,7 +129,7 @@ class Several:
         )
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
-        """Added up."""
+        """Sums the rates of the devices. Copies add up only as far as host memory can feed them."""
         each = [device.rates(arithmetic) for device in self.devices]
         copies = min(len(each), UPLOADS_AT_ONCE)
         return replace(
@@ -140,27 +142,27 @@ class Several:
         )
 
     def most_flops(self, kernel: str, panel: str) -> float:
-        """Of all together."""
+        """Sums the limits of the devices."""
         return sum(device.most_flops(kernel, panel) for device in self.devices)
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
-        """Each for blocks as high as its highest band."""
+        """Starts all devices at once, each for blocks as high as its highest band."""
         self._op, self._passes = operation, plan.budget.linked
         self._arrived: dict[tuple[int, int, tuple[int, int]], list[_Place]] = {}
         rows = {id(x): band_rows(plan.bm, self._weights, i) for i, x in enumerate(self.devices)}
         self._each(lambda device: device.start(replace(plan, bm=rows[id(device)]), operation, trace))
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
-        """Of the first: what is pinned for one is pinned for all."""
+        """Delegates to the first device: memory that is pinned for one device is pinned for all."""
         return self.devices[0].host_buffers(count, nbytes)
 
     def prepare(self, buffer: Bytes) -> None:
-        """By the first."""
+        """Delegates to the first device."""
         self.devices[0].prepare(buffer)
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
-        """To the devices whose bands it meets. Of op(B) each device is sent a share of the columns, which the
-        others take from it when the panel is complete (`record`)."""
+        """Uploads each row of op(A) and of C to the device whose band contains it. Of op(B) each device gets
+        a share of the columns, which the others copy from it when the panel is complete (`record`)."""
         events: list[Event] = []
         if piece.operand != "b":
             axis = int(piece.operand == "a" and self._op.transpose_a)
@@ -180,8 +182,8 @@ class Several:
         return events[0] if len(events) == 1 else _All(tuple(events))
 
     def _pass_on(self) -> tuple[Event, ...]:
-        """What has been uploaded of op(B)'s panels, from each device to all others: points behind all that is
-        theirs then."""
+        """Copies what has been uploaded of the panels of op(B) from each device to all others. Returns an
+        event for each device that completes when its panels are complete."""
         uploaded = [device.record(UPLOAD) for device in self.devices]
         if not self._arrived:
             return tuple(uploaded)
@@ -203,38 +205,40 @@ class Several:
         return tuple(device.record(PASS) for device in self.devices)
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
-        """Every band, whole also where it meets the diagonal."""
+        """Multiplies every band. A band that meets the diagonal is multiplied whole."""
         for device, band in self._blocks(block):
             device.multiply(band, panel, p, c, first)
 
     def mirror(self, block: Block, c: int, col: int = 0) -> None:
-        """Where a band meets the diagonal; `download` takes what lies above from the bands below."""
+        """Mirrors the square of each band that meets the diagonal. `download` takes the rest of what lies
+        above the diagonal from the bands below it."""
         for device, band in self._blocks(block):
             device.mirror(band, c, band.row - block.row)
 
     def scale(self, block: Block, c: int) -> None:
-        """Every band."""
+        """Scales every band on its device."""
         for device, band in self._blocks(block):
             device.scale(band, c)
 
     def check(self, block: Block, c: int) -> Check:
-        """Every band on its device."""
+        """Checks every band on its device."""
         return _Checks(
             tuple((band.row - block.row, device.check(band, c)) for device, band in self._blocks(block))
         )
 
     def finish(self, block: Block, c: int) -> None:
-        """Every band."""
+        """Finishes every band on its device."""
         for device, band in self._blocks(block):
             device.finish(band, c)
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
-        """From the devices whose bands it meets."""
+        """Downloads each share of the part from the device that holds it."""
         shares = self._shares(block, part)
         return _All(tuple(device.download(band, some, c, target[at]) for device, band, some, at in shares))
 
     def _shares(self, block: Block, part: Part) -> Iterator[tuple[Member, Block, Part, tuple[slice, slice]]]:
-        """What of a part comes from which device, and where in it that belongs."""
+        """Yields the shares of a part: the device that holds it, its band, the share in that band, and its
+        place in the part."""
         for device, band in self._blocks(block):
             start, stop = band.row - block.row, band.row - block.row + band.rows
             first, last = max(part.row, start) - part.row, min(part.row + part.rows, stop) - part.row
@@ -251,44 +255,47 @@ class Several:
                 yield device, band, some, (slice(first, last), slice(cols))
 
     def record(self, stream: str) -> Event:
-        """Of all; op(B)'s panels are where they are needed then."""
+        """Records an event on every device. In the upload stream, the panels of op(B) are then on all
+        devices."""
         if stream == UPLOAD:
             return _All(self._pass_on())
         return _All(tuple(device.record(stream) for device in self.devices))
 
     def wait(self, stream: str, event: Event) -> None:
-        """Each for itself, and before it computes for all: others may still take its panels."""
+        """Each device waits for its own event. A compute stream waits for those of all devices, because
+        others may still be copying panels from this one."""
         assert isinstance(event, _All)
         for index, device in enumerate(self.devices):
             for one in event.events if stream == COMPUTE else event.events[index : index + 1]:
                 device.wait(stream, one)
 
     def free_panels(self) -> None:
-        """All at once."""
+        """Frees the panels of all devices at once."""
         self._each(lambda device: device.free_panels())
 
     def peak_bytes(self) -> int:
-        """Of the device that held most."""
+        """Returns the peak of the device that held most."""
         return max(device.peak_bytes() for device in self.devices)
 
     def cancel(self) -> None:
-        """All."""
+        """Cancels all devices."""
         for device in self.devices:
             device.cancel()
 
     def close(self) -> None:
-        """All at once."""
+        """Closes all devices at once."""
         self._each(lambda device: device.close())
 
     def _each(self, work: Callable[[Member], None]) -> None:
-        """All at once, and also where one fails: to get memory and to give it back takes each a while."""
+        """Calls `work` for all devices at once, because each takes a while to allocate and free memory. If
+        one fails, the others finish first."""
         with ThreadPoolExecutor(len(self.devices)) as pool:
             working = [pool.submit(work, device) for device in self.devices]
         for one in working:
             one.result()
 
     def explain(self, error: Exception) -> DeviceError | None:
-        """DeviceLostError where a device does not answer any more."""
+        """Returns a DeviceLostError if a device no longer answers."""
         alive = [device.alive() for device in self.devices]
         found = [found for device in self.devices if (found := device.explain(error))]
         continued = f"failed ({error}); continue with resume=True"
@@ -308,7 +315,7 @@ class Several:
         return zip(self.devices, bands(rows, self._weights), strict=True)
 
     def _blocks(self, block: Block) -> Iterator[tuple[Member, Block]]:
-        """What each device makes of a block, where that is anything."""
+        """Yields each device that has a band of the block, and that band."""
         for device, band in zip(self.devices, _split(block, self._weights), strict=True):
             if band.rows:
                 yield device, band
@@ -316,13 +323,13 @@ class Several:
 
 @lru_cache(maxsize=8)
 def _split(block: Block, weights: tuple[int, ...]) -> list[Block]:
-    """Its bands."""
+    """Cut a block into bands, one for each device."""
     cut = bands(block.rows, weights)
     return [replace(block, row=block.row + i, rows=stop - i, diagonal=False) for i, stop in cut]
 
 
 def _cut(source: Array, piece: Piece, axis: int, lines: tuple[int, int]) -> tuple[Array, Piece]:
-    """What of a piece lies in [start, stop) of the panel's rows, or columns (axis 1), which it meets."""
+    """Cut a piece down to what lies in `lines`, a range of the panel's rows (axis 0) or columns (axis 1)."""
     at, size = piece.into[axis], source.shape[axis]
     start, stop = max(at, lines[0]), min(at + size, lines[1])
     into, panel = list(piece.into), list(piece.panel)

@@ -1,4 +1,4 @@
-"""Freivalds' check: how far C·x may lie from op(A)·(op(B)·x), and what the difference says.
+"""Freivalds' check: the tolerance for the difference between C·x and op(A)·(op(B)·x), and the verdict.
 
 For a vector x of random signs, C·x = op(A)·(op(B)·x) costs O(n²) instead of O(n³), and a wrong C passes
 with probability at most one half (R. Freivalds, IFIP Congress 1977); an error in a single element always
@@ -28,25 +28,25 @@ from ..support.intervals import ranges
 
 Array = npt.NDArray[Any]
 HOEFFDING = 8.0
-"""t above."""
+"""t in the formula above."""
 ROWS = 1 << 14
-"""Judged at a time: that takes 2 MiB."""
+"""Number of rows judged at a time, which takes 2 MiB."""
 ROOT_TINY = 2.0**-537
-"""Elements below this have squares that float64 does not hold."""
+"""Smaller elements have squares that float64 cannot represent."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the check of a block found."""
+    """The result of the check of a block."""
 
     worst: float
-    """Largest error over its tolerance; 1 and below passes."""
+    """Largest ratio of an error to its tolerance; a ratio of at most 1 passes."""
     row: int | None
-    """The first row of the block that is wrong."""
+    """The first wrong row of the block; None if the block passed."""
 
     @property
     def ok(self) -> bool:
-        """Nothing was found."""
+        """Whether the block passed."""
         return self.row is None
 
 
@@ -55,29 +55,30 @@ class Rounding:
     """How a sum of products is rounded."""
 
     sums: float
-    """Unit roundoff of what they are added up in; 0 where every sum is exact."""
+    """Unit roundoff of the type in which products are added up; 0 if every sum is exact."""
     operands: float = 0.0
-    """Largest relative error of an operand as it is multiplied."""
+    """Largest relative error of an element of an operand at the time it is multiplied."""
     run: int = 0
-    """Terms that one register adds up in turn, at most."""
+    """The most terms that one register adds up in turn."""
     least: float = 0.0
-    """Half the smallest number that is not 0: what a product that underflows loses."""
+    """Half the smallest positive number, which is the most that a product loses when it underflows."""
     largest: float = math.inf
-    """The largest number."""
+    """The largest finite number."""
     modulus: int = 0
-    """Exact sums are those of the check modulo this; 0: to all bits they have."""
+    """Exact sums are compared modulo this; 0: in all their bits."""
     check: tuple[float, int] = (2.0**-53, 2**62)
-    """Unit roundoff of the check's own sums, and of how many terms; those of these go in float64."""
+    """Unit roundoff of the check's own sums, and the most terms that are added up so; such sums are then
+    added up in float64."""
 
     @classmethod
     def of(cls, dtype: np.dtype[Any], operands: float = 0.0, run: int = 0) -> "Rounding":
-        """Of sums in a floating-point type."""
+        """The rounding of sums in a floating-point type."""
         info = np.finfo(dtype)
         return cls(roundoff(dtype), operands, run, least(dtype), float(info.max))
 
     def tolerance(self, scale: Array, k: int, n: int, old: Array | float = 0.0, alpha: float = 1.0) -> Array:
-        """For a row of C·x, from `scale` = |α|·‖a_i‖·‖B‖_F of its k products an element and its n elements,
-        and `old` = |β|·‖c_i‖."""
+        """Return the tolerance of each row of C·x, whose n elements are sums of k products each. `scale` is
+        |α|·‖a_i‖·‖B‖_F of each row, `old` is |β|·‖c_i‖, and `alpha` is |α|."""
         unit, most = self.check
         own = unit * (_growth(min(k, most)) + _growth(min(n, most)))
         each = self.sums * (_growth(k) + min(k, self.run) / 8) + own
@@ -88,18 +89,20 @@ class Rounding:
 
 
 def _growth(terms: int) -> float:
-    """f above."""
+    """f in the formula above."""
     return math.sqrt(terms) + 4
 
 
 def least(dtype: np.dtype[Any]) -> float:
-    """Half the smallest number that is not 0; of float64, which cannot hold that half, the whole."""
+    """Half the smallest positive number of a type; of float64, which cannot represent that half, the number
+    itself."""
     smallest = float(np.finfo(dtype).smallest_subnormal)
     return smallest / 2 or smallest
 
 
 def roundoff(dtype: np.dtype[Any], stored: bool = False) -> float:
-    """Unit roundoff of sums of products of this type, or of storing it; 0 for integers."""
+    """Unit roundoff of sums of products of this type or, if `stored`, of numbers stored in it; 0 for
+    integers."""
     if dtype.kind in "iu":
         return 0.0
     if dtype == np.float16 and not stored:
@@ -108,8 +111,11 @@ def roundoff(dtype: np.dtype[Any], stored: bool = False) -> float:
 
 
 def compare(found: Array, wanted: Array, tolerance: Array, overflows: Any = False) -> tuple[Array, Array]:
-    """What is wrong, and every error over its tolerance. Where neither is finite, that is right; where
-    numbers may grow too large (`overflows`), one is enough."""
+    """Return which elements are wrong, and the ratio of each error to its tolerance.
+
+    Elements agree if neither is finite. Where sums may overflow (`overflows`) they agree if one is not
+    finite.
+    """
     error = np.abs(found - wanted)
     finite = np.isfinite(found) & np.isfinite(wanted)
     right = (~np.isfinite(found) & ~np.isfinite(wanted)) | overflows
@@ -120,24 +126,25 @@ def compare(found: Array, wanted: Array, tolerance: Array, overflows: Any = Fals
 
 @dataclass(frozen=True)
 class Sums:
-    """What has been added up for a block of C, a number for each row; float64, complex128, int64 or int32."""
+    """The sums of the check of a block of C: a number for each row, in float64, complex128, int64 or
+    int32."""
 
     product: Array
     """op(A)·(op(B)·x)."""
     found: Array
     """C·x."""
     old: Array
-    """The C that was, times x."""
+    """The old C times x."""
     a: Array
-    """Squared norms of op(A)'s rows."""
+    """Squared norms of the rows of op(A)."""
     c: Array
-    """And of those of the C that was."""
+    """Squared norms of the rows of the old C."""
     b: Array
-    """Squared norms of op(B), in parts."""
+    """The squared norm of op(B), in parts that are still to be added up."""
 
     @classmethod
     def within(cls, memory: Any, rows: int, depth: int, dtype: np.dtype[Any]) -> "Sums":
-        """In a buffer of `plan.check_bytes`, NumPy's or a device's."""
+        """Lay the sums out in a buffer of `plan.check_bytes` bytes, which may be an array of a device."""
         split = 8 * (2 * rows + depth)
         norms = memory[:split].view(np.float64)
         vectors = memory[split:][: 3 * rows * dtype.itemsize].view(dtype)
@@ -147,7 +154,8 @@ class Sums:
     def verdict(
         self, rows: int, k: int, n: int, alpha: complex, beta: complex, rounding: Rounding
     ) -> Verdict:
-        """Of the first `rows` rows: C is n wide, and was α·(k products) + β·(old C)."""
+        """Judge the first `rows` rows of a C of n columns, whose elements are α·(sum of k products) + β·(old
+        C)."""
         with np.errstate(all="ignore"):
             b = math.sqrt(float(self.b.sum()) if k else 0.0) + math.sqrt(k * n) * ROOT_TINY
             judge = partial(self._judge, k, n, alpha, beta, b, rounding)
@@ -160,7 +168,7 @@ class Sums:
     def _judge(
         self, k: int, n: int, alpha: complex, beta: complex, b: float, rounding: Rounding, rows: slice
     ) -> Verdict:
-        """The first wrong one counted from where the rows begin; `b`: ‖B‖_F."""
+        """Judge some rows. The row in the verdict is counted from the first of them. `b` is ‖B‖_F."""
         found, product, old = (x[rows] for x in (self.found, self.product, self.old))
         exact = rounding.sums == 0
         wanted = np.zeros(len(found), np.int64 if exact else found.dtype)

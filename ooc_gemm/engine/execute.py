@@ -1,11 +1,10 @@
-"""Runs a plan, in three kinds of threads.
+"""Runs a plan with three kinds of threads.
 
     readers                    conductor (the caller's thread)                  writers
     chunk → slot → panel ──►   panels → C block, one pair after the other ──►   part of C → slot → chunk
 
-The conductor opens one pair of panels after the other for uploads and gives the device its multiplications;
-events order the device's three streams, and the conductor waits only for bytes to arrive or a C block to be
-free again.
+The conductor opens one pair of panels after the other for uploads and hands multiplications to the device.
+Events order the device's three streams. The conductor waits only for uploads and for a free C block.
 """
 
 import contextlib
@@ -30,15 +29,15 @@ from .ports import COMPUTE, UPLOAD, Array, Check, Device
 from .ring import SIGNAL_SECONDS, Event, Ring, Slot, Stopped, Task
 
 SWITCH_SECONDS = 5e-4
-"""How long a thread may keep the interpreter while others wait for it. Readers and writers need it for
-moments between long calls; the conductor must not wait 5 ms for each of its short ones (four H200: 1.9 s, not
-2.6)."""
+"""Seconds for which a thread may keep the interpreter while others wait for it. Readers and writers need it
+briefly between long calls, and the conductor must not wait Python's usual 5 ms for each of its short calls
+(four H200: 1.9 s instead of 2.6)."""
 
 
 @Shared
 @contextmanager
 def quick_turns() -> Iterator[None]:
-    """As long as any run is under way in this process, threads change places often."""
+    """Let threads take turns more often while any run is under way in this process."""
     patience = sys.getswitchinterval()
     sys.setswitchinterval(min(patience, SWITCH_SECONDS))
     try:
@@ -48,31 +47,32 @@ def quick_turns() -> Iterator[None]:
 
 
 class Source(Protocol):
-    """A stored matrix that pieces are read from."""
+    """A stored matrix from which pieces are read."""
 
     background: bool
-    """Reads go on by themselves when they are begun."""
+    """Whether a read that has been started continues without a thread of Python's."""
 
     def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
-        """Begin to read into `slot`. To be called for the end, whatever happens: a view of the piece's rows ×
-        cols, there or where it already is, and the bytes moved."""
+        """Start to read `piece` into `slot`. The function that is returned must be called, whatever happens.
+        It waits for the read and returns a view of the piece's rows × cols, in the slot or where the data
+        already is, and the number of bytes read."""
 
     def cancel(self) -> None:
         """Let no reader wait any longer for a store that may never answer."""
 
 
 class Target(Protocol):
-    """The stored C."""
+    """The stored C, to which chunks are written."""
 
     def view(self, part: Part, slot: Bytes) -> Array:
-        """Where in `slot` the part's rows × cols belong."""
+        """Return the view of `slot` in which the part's rows × cols belong."""
 
     background: bool
-    """Writes go on by themselves when they are begun."""
+    """Whether a write that has been started continues without a thread of Python's."""
 
     def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
-        """Begin to store the chunk that `slot` now holds, whole and atomically. To be called for the end,
-        whatever happens: the bytes moved."""
+        """Start to store the chunk in `slot`, whole and atomically. The function that is returned must be
+        called, whatever happens. It waits for the write and returns the number of bytes written."""
 
     def cancel(self) -> None:
         """Let no writer wait any longer for a store that may never answer."""
@@ -80,15 +80,15 @@ class Target(Protocol):
 
 @dataclass
 class _CBlock:
-    """A block buffer on the device, and the writes that must end before it is used again."""
+    """A block buffer on the device, and the writes that must end before the buffer is used again."""
 
     writes: list[Future[None]] = field(default_factory=list)
     checked: tuple[Block, Check] | None = None
     wrong: list[Block] = field(default_factory=list)
-    """Blocks that were here and failed their check."""
+    """Blocks that were computed in this buffer and failed their check."""
 
     def free(self) -> None:
-        """Wait for the writes; raises what one failed with."""
+        """Wait for the writes. Raises the error of the first that failed."""
         while wait(self.writes, SIGNAL_SECONDS, FIRST_EXCEPTION).not_done:
             self.check()
         self.check()
@@ -100,27 +100,27 @@ class _CBlock:
                 self.wrong.append(block)
 
     def check(self) -> None:
-        """Raise what a write failed with, without waiting."""
+        """Raise the error of a write that has failed. Does not wait."""
         for write in self.writes:
             if write.done():
                 write.result()
 
 
 class _Pairs:
-    """Pairs of panels on the device, of which each step of a plan fills one and multiplies it."""
+    """The pairs of panels on the device. Each step of a plan fills one pair and multiplies it."""
 
     def __init__(self, plan: Plan, device: Device, ring: Ring):
         self._plan, self._device, self._ring = plan, device, ring
         self._panels = list(plan.panels())
         self._opened = 0
         self._used: dict[tuple[str, int], tuple[int, Event | None]] = {}
-        """By panel of op(A) or of op(B): the last step that multiplies it, and after what that is done; None:
-        it is still to be handed over."""
+        """For each panel of op(A) and op(B): the last step that multiplies it, and the event after which that
+        is done; None if the step has not been handed to the device yet."""
 
     def open(self, step: int, early: bool = False) -> None:
-        """Let readers fill the pair of this step, if they may not yet. `early`: only where the device has
-        done with what is there; then they need not wait until the conductor, who has the step before to hand
-        over, comes to this one."""
+        """Let readers fill the pair of this step, unless they may already. `early`: only if the device no
+        longer needs what the pair holds. Readers then need not wait until the conductor has handed over the
+        step before."""
         plan = self._plan
         if step < self._opened or step == plan.block_count * len(self._panels):
             return
@@ -137,7 +137,7 @@ class _Pairs:
         self._opened = step + 1
 
     def multiplied(self, step: int) -> None:
-        """The device has been given this step's multiplication."""
+        """Note that the device has been given this step's multiplication."""
         event = self._device.record(COMPUTE)
         for panel in self._buffers(step):
             if self._used[panel][0] == step:  # the next may need op(A)'s, too
@@ -158,9 +158,11 @@ def execute(
     progress: Callable[[float], None] = lambda fraction: None,
     verify: bool = False,
 ) -> list[Block]:
-    """Run `plan` on a device that has been started with it. `progress` is called on this thread with
-    the fraction of the work that has been handed to the device. `verify`: blocks that fail their check are
-    not written but returned."""
+    """Run `plan` on a device that has been started with it.
+
+    `progress` is called on this thread with the fraction of the work that has been handed to the device.
+    `verify`: check each block before it is written; blocks that fail are not written but returned.
+    """
     ring = Ring(device.host_buffers(plan.slots + plan.cache_slots, plan.slot_bytes), _turns(plan))
     write_slots: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
     readers = ThreadPoolExecutor(plan.readers, "ooc-gemm reader")
@@ -231,7 +233,8 @@ def execute(
 
 
 def _turns(plan: Plan) -> Iterator[Iterator[Piece]]:
-    """What fills a pair of panels or, where C counts too, a block, in the order in which it is needed."""
+    """Yield the pieces of each turn, in the order in which the device needs them. A turn fills a pair of
+    panels or, if the old C is read, a block."""
     for block in plan.blocks():
         if plan.problem.reads_c:
             yield plan.block_pieces(block)
@@ -245,7 +248,7 @@ def _part_bytes(plan: Plan) -> int:
 
 
 class _InTurn(Iterator[Part]):
-    """Several threads take what comes next."""
+    """An iterator of which several threads take the next part."""
 
     def __init__(self, parts: Iterator[Part]):
         self._parts, self._lock = parts, Lock()
@@ -256,17 +259,21 @@ class _InTurn(Iterator[Part]):
 
 
 def _dealt(count: int, background: bool) -> tuple[int, int]:
-    """Threads for so many reads or writes at once, and how many each has on their way: one thread has all
-    that go on by themselves. Two would wait for each other for longer than they work."""
+    """Return the number of threads for `count` reads or writes at once, and how many of them each thread has
+    under way. One thread handles all background operations, because two would wait for each other for longer
+    than they work."""
     return (1, count) if background else (count, 1)
 
 
 def _read(
     ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trace, ahead: int, aside: bool
 ) -> None:
-    """`ahead`: so many reads are on their way at once. `aside`: what comes before its turn is left to the
-    conductor: where each read takes as long as a network likes, readers would wait for the slowest at every
-    turn."""
+    """Read pieces and upload them until there are none left.
+
+    `ahead`: the number of reads under way at once. `aside`: leave pieces whose turn has not come to the
+    conductor. Over a network the time of a read varies much, and readers would wait for the slowest one at
+    every turn.
+    """
     begun: deque[tuple[Slot, Task, Callable[[], tuple[Array, int]] | None]] = deque()
     try:
         with on_thread("reader"):
@@ -303,7 +310,8 @@ def _upload(ring: Ring, device: Device, slot: Slot, task: Task, aside: bool = Fa
 
 
 def _wait_for_all(ring: Ring, device: Device) -> None:
-    """Until all pieces of the open turn are on their way: those that were put aside are now sent there."""
+    """Upload the pieces of the open turn that were put aside, and wait until all of its pieces are being
+    uploaded."""
     with contextlib.suppress(Stopped):  # where a reader has failed: `wait` says with what
         for slot, task in ring.aside():
             _upload(ring, device, slot, task)
@@ -313,15 +321,15 @@ def _wait_for_all(ring: Ring, device: Device) -> None:
 def _make_ready(
     writers: ThreadPoolExecutor, device: Device, plan: Plan, slots: "queue.SimpleQueue[Bytes]"
 ) -> None:
-    """Slots for writing, when the first panels are there, which they must not hold up, and before a block is
-    finished, which must not wait for them."""
+    """Prepare the slots for writing. This is called when the first panels have arrived, so that it does not
+    delay them, and before a block is finished, so that the block need not wait."""
     for buffer in device.host_buffers(plan.writers, _part_bytes(plan)):
         writers.submit(_ready, device, buffer, slots)
 
 
 def _ready(device: Device, slot: Bytes, slots: "queue.SimpleQueue[Bytes]") -> None:
-    """Memory is pinned slowly where its pages are not there yet. What fails here fails again where the slot
-    is used."""
+    """Touch a slot's pages and prepare it, because memory is pinned slowly where its pages do not exist yet.
+    An error here occurs again where the slot is used, and is reported there."""
     try:
         slot[::PAGESIZE] = 0
         device.prepare(slot)
@@ -341,8 +349,11 @@ def _write(
     trace: Trace,
     ahead: int,
 ) -> None:
-    """`parts`: shared with other threads. As many as `ahead` are on their way at once: a few from the device,
-    which is fast at that, the others to the store."""
+    """Download parts of a block and store them until there are none left.
+
+    `parts` is shared with other threads. `ahead`: the number of parts under way at once, a quarter of them
+    from the device, which is faster, and the others to the store.
+    """
     coming: deque[tuple[Bytes, Part, Event]] = deque()
     going: deque[tuple[Bytes, Part, Callable[[], int]]] = deque()
 

@@ -1,9 +1,10 @@
 """What the engine asks of a device. `execute` knows nothing else of it.
 
-A device has three streams, each doing its work in the order it was given: *upload* (host slot to
-panel), *compute*, and *download* (C block to host slot). The engine orders work between streams by
-events only: `record` marks a point in one, `wait` makes another wait for it. One of several devices has a
-fourth, *pass*: what it takes from others, beside what is uploaded for the next panels.
+A device has three streams, each of which does its work in the order in which it was given: *upload* (host
+slot to panel), *compute*, and *download* (C block to host slot). The engine orders work between streams by
+events only: `record` marks a point in one stream, `wait` makes another stream wait for it. A device that is
+one of several has a fourth stream, *pass*, in which it copies from the others while the next panels are
+uploaded.
 
     panels:  buffer p ∈ {0, …, panel_buffers − 1}, each one panel of op(A) and one of op(B), in C order, as
              stored or with k along their rows, which may be padded (`Arithmetic`)
@@ -32,42 +33,43 @@ INT64_MAX = 2**63 - 1
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How a device multiplies: what it holds, what it adds up in, with which kernel."""
+    """How a device multiplies: the types of panels and blocks, the kernel, and what the kernel needs."""
 
     kernel: str
     panel: np.dtype[Any]
-    """Type of panel elements; inputs are converted to it on their way in."""
+    """Type of panel elements, to which inputs are converted on upload."""
     block: np.dtype[Any]
-    """Type of a C block while it accumulates; converted to C's type on its way out."""
+    """Type of a C block while it accumulates. It is converted to C's type after the download."""
     exact_k: int = 0
-    """Integers held in floating point: products summed before they go over to `block`, so that every
-    partial sum is exact. 0: no such limit."""
+    """For integers multiplied in floating point: the number of products that are added up before the sum is
+    added to `block`, so that every partial sum is exact. 0: no such limit."""
     why: str = ""
-    """Why this kernel, for the plan."""
+    """Why this kernel was chosen, as the plan shows it."""
     pitch: int = 1
-    """Rows of panels start at multiples of this many elements."""
+    """Each row of a panel starts at a multiple of this many elements."""
     along_k: tuple[bool | None, bool | None] = (None, None)
     """Whether panels of op(A), and of op(B), lie with k along their rows; None: as the operand is stored."""
     line_bytes: int = 0
-    """Scratch on the device for each row and column of a block, and each k of a panel."""
+    """Bytes of scratch on the device for each row and column of a block, and for each k of a panel."""
     scratch: tuple[int, int] = (0, 0)
-    """Scratch on the device for each element of a panel of op(A), and of op(B)."""
+    """Bytes of scratch on the device for each element of a panel of op(A), and of op(B)."""
     product_bytes: int = 0
-    """Scratch on the device for each element of a block where α or β is complex: the product before that."""
+    """Bytes of scratch on the device for each element of a block if α or β is complex: it holds the product
+    before these are applied."""
     exact: bool = False
-    """Every sum is an exact integer, of whatever type."""
+    """Whether every sum is an exact integer, in whatever type."""
     operand_error: float = 0.0
-    """Largest relative error of an element of a panel as it is multiplied."""
+    """Largest relative error of an element of a panel at the time it is multiplied."""
 
     @property
     def check_type(self) -> np.dtype[Any]:
-        """What checks of blocks add up in; integers wrap around."""
+        """The type in which checks of blocks add up. Integers wrap around."""
         if self.exact:
             return self.block if self.panel.kind in "iu" else np.dtype(np.int64)
         return np.dtype(np.complex128 if self.block.kind == "c" else np.float64)
 
     def rounding(self, run: int) -> Rounding:
-        """Of blocks; `run` terms are added up in one register."""
+        """How blocks are rounded if one register adds up `run` terms."""
         if self.exact:
             return Rounding(0.0)
         return Rounding.of(self.block, self.operand_error, run)
@@ -75,7 +77,7 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class Operation:
-    """C ← α·op(A)·op(B) + β·C, and how."""
+    """The operation C ← α·op(A)·op(B) + β·C, and how it is carried out."""
 
     arithmetic: Arithmetic
     transpose_a: bool = False
@@ -85,15 +87,19 @@ class Operation:
     alpha: complex = 1.0
     beta: complex = 0.0
     verify: bool = False
-    """Blocks are checked."""
+    """Whether each block is checked."""
     may_wrap: bool = False
-    """Sums of these integers might pass int64: each panel is looked at."""
+    """Whether sums of these integers might exceed int64, so that the elements of each panel must be looked
+    at."""
 
 
 class Overflow:
-    """Integers too wide, or alpha or beta too large, to be safe by their types: a bound on every partial sum,
-    from the largest elements of each panel. Panels are multiplied when all of their pieces have been
-    uploaded, by any thread."""
+    """Guards integer sums that might exceed int64: it bounds every partial sum by the largest elements of
+    each panel.
+
+    It is needed where the types of the operands, α or β do not rule an overflow out. Any thread may upload; a
+    panel is multiplied when all of its pieces have been uploaded.
+    """
 
     def __init__(self, operation: Operation):
         self._wanted = operation.may_wrap
@@ -104,7 +110,7 @@ class Overflow:
         self._bounds: dict[int, int] = {}
 
     def upload(self, piece: Piece, buffer: int, source: Array) -> None:
-        """Note the largest element of a piece. Raises RangeError where int64 cannot hold it."""
+        """Note the largest element of a piece. Raises RangeError if int64 cannot hold it."""
         if not self._wanted or source.size == 0:
             return
         key, largest = (piece.operand, buffer), max(abs(int(source.min())), abs(int(source.max())))
@@ -114,7 +120,7 @@ class Overflow:
             raise RangeError(f"operand {piece.operand} holds integers past int64; convert it to float64")
 
     def multiply(self, block: Block, p: int, c: int, k: int, first: bool) -> None:
-        """Raises RangeError where a sum in block `c` may pass int64."""
+        """Update the bound of block `c`. Raises RangeError if a sum in the block may exceed int64."""
         if not self._wanted:
             return
         if first:
@@ -128,30 +134,31 @@ class Overflow:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a device costs beside the plan's buffers, in bytes."""
+    """What a device needs besides the plan's buffers (in bytes), and how many threads serve it."""
 
     host_baseline: int
     device: int | None
-    """Memory of its own that may be used; None where it computes in host memory."""
+    """Memory of the device that may be used; None if it computes in host memory."""
     device_baseline: int
     workspace: int
     readers: int
     writers: int
     check: int = 0
-    """More of the workspace, for checks of blocks."""
+    """Additional workspace for checks of blocks."""
     workers: int = 0
-    """Other processes that do the work, each with these limits; 0: this one does."""
+    """Number of other processes that do the work, each with these limits; 0: this process does it."""
     weights: tuple[int, ...] = (1,)
-    """How fast each of several devices is; all other numbers are of each."""
+    """Relative speed of each of several devices. All other numbers hold for one device."""
     linked: bool = True
-    """Several devices can read each other's memory."""
+    """Whether several devices can read each other's memory."""
 
 
 class Check(Protocol):
-    """The check of a block, under way."""
+    """The check of a block, which may still be under way."""
 
     def verdict(self) -> Verdict:
-        """What it found; waits for it. Only until the block's buffer is used again, unless asked before."""
+        """Wait for the check and return its verdict. The first call must come before the block's buffer is
+        used again."""
 
 
 class Device(Protocol):
@@ -159,7 +166,7 @@ class Device(Protocol):
 
     name: str
     model: str
-    """What rates are remembered by."""
+    """Name of the model, under which rates are remembered."""
 
     def arithmetic(
         self,
@@ -171,81 +178,87 @@ class Device(Protocol):
         kernel: str,
         precision: str,
     ) -> Arithmetic:
-        """How α·op(A)·op(B) + β·C of these types and this shape (m, n, k) is computed. `bound`, for integers:
-        no sum exceeds it. Raises InputError where the device or the kernel cannot."""
+        """Choose how α·op(A)·op(B) + β·C of these types and this shape (m, n, k) is computed. `bound`, for
+        integers: no sum exceeds it. Raises InputError if the device or the kernel cannot do it."""
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
-        """What the device costs, and how much of its memory may be used."""
+        """Return what the device needs, and how much of its memory may be used."""
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
-        """How fast each stage usually is, for predictions."""
+        """Return the default rates of each stage, for predictions where nothing was measured."""
 
     def most_flops(self, kernel: str, panel: str) -> float:
-        """Operations a second that a kernel cannot exceed on this device, for panels of a type of that name;
-        infinite where nothing is known. A measured rate above it is wrong."""
+        """Return the operations per second that a kernel cannot exceed on this device for panels of the type
+        of that name; infinity if nothing is known. A measured rate above it is wrong."""
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Allocate every buffer of the plan."""
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
-        """Host memory for slots, not touched yet."""
+        """Return host memory for slots, which has not been touched yet."""
 
     def prepare(self, buffer: Bytes) -> None:
-        """Called before copies from or to one of them: make it ready for the device to copy at full speed."""
+        """Make a host buffer ready to be copied at full speed. This is called before each copy from or to
+        it."""
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
-        """Place a piece (rows × cols, on the host) in its panel, or C block; the event guards `source`."""
+        """Copy a piece (rows × cols, on the host) to its place in a panel or C block. `source` may change
+        once the event has completed."""
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
-        """Block c ← α·(panels p) + (β if first else 1)·block c. On the diagonal the panel of op(A) is that of
-        op(B), too, and only what lies on and below the diagonal counts. Where panels of op(A) stay
-        (`Plan.resident`), each has its own number, and is not to be changed."""
+        """Compute block c ← α·(panels p) + (β if first else 1)·block c.
+
+        For a block on the diagonal, the panel of op(A) is also that of op(B), and only what lies on and below
+        the diagonal counts. If panels of op(A) stay on the device (`Plan.resident`), each has its own number,
+        and the kernel must not change it.
+        """
 
     def mirror(self, block: Block, c: int, col: int = 0) -> None:
-        """Above the diagonal that begins in column `col`, as many columns as there are rows become what they
-        are below."""
+        """Copy what lies below the diagonal that begins in column `col` to above it, transposed. This
+        concerns as many columns as the block has rows."""
 
     def scale(self, block: Block, c: int) -> None:
-        """Block c ← β·block c, for products with k = 0."""
+        """Compute block c ← β·block c, for products with k = 0."""
 
     def check(self, block: Block, c: int) -> Check:
-        """Compare block c, which is finished, with what its panels say (`Operation.verify`)."""
+        """Start to check the finished block c against its panels (`Operation.verify`)."""
 
     def finish(self, block: Block, c: int) -> None:
-        """Block c has been given all its work: it may be downloaded."""
+        """Note that all work on block c has been handed over, so that it may be downloaded."""
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
-        """Copy one chunk's part of block c, or of its transpose, to the host, when it is finished: perhaps
-        before the rest is."""
+        """Copy the part of block c, or of its transpose, that belongs to one chunk to the host as soon as
+        that part is finished, which may be before the rest of the block is."""
 
     def record(self, stream: str) -> Event:
-        """The point that `stream` has been given work up to."""
+        """Return an event that completes when `stream` has done all work that it has been given so far."""
 
     def wait(self, stream: str, event: Event) -> None:
-        """Let `stream` do nothing more until `event`."""
+        """Make `stream` wait for `event` before it does anything that it is given later."""
 
     def free_panels(self) -> None:
-        """Nothing more is multiplied: give back what only that needs, while blocks are downloaded."""
+        """Free what only multiplications need. This is called after the last one, while blocks are
+        downloaded."""
 
     def peak_bytes(self) -> int:
-        """Most device memory held, in bytes; 0 where it computes in host memory."""
+        """Return the most device memory held so far, in bytes; 0 if the device computes in host memory."""
 
     def cancel(self) -> None:
-        """Drop what is under way as soon as may be; whoever waits for an event is woken."""
+        """Drop the work under way as soon as possible, and wake threads that wait for an event."""
 
     def close(self) -> None:
-        """Finish or drop what is under way; free every buffer."""
+        """Finish or drop the work under way, and free every buffer."""
 
     def explain(self, error: Exception) -> DeviceError | None:
-        """What an error of the device's libraries means, asked after `close`; None for any other error.
-        OutOfMemoryError, with a limit that another plan may keep to, where its memory was the matter."""
+        """Translate an error of the device's libraries; return None for any other error. This is called after
+        `close`. If device memory ran out, the result is an OutOfMemoryError with a limit for another plan."""
 
 
 class Member(Device, Protocol):
     """A device that can be one of several."""
 
     def reaches(self, other: Device) -> bool:
-        """Whether `take` works between the two."""
+        """Whether `take` works from that device to this one."""
 
     def take(
         self,
@@ -256,9 +269,9 @@ class Member(Device, Protocol):
         buffer: int,
         uploaded: Event,
     ) -> None:
-        """Copy rows × cols of a panel of op(B) as stored, of this size, from another device, which this one
-        reaches, after a point in that one's upload stream. The other's panel may only be written again after
-        a point in this one's stream of what it takes."""
+        """Copy rows × cols of a panel of op(B), which is as stored and of size `panel`, from another device
+        that this one reaches. The copy waits for `uploaded`, an event in that device's upload stream. The
+        other panel may be overwritten only after an event in this device's stream *pass*."""
 
     def alive(self) -> bool:
-        """Whether it still answers, asked after an error."""
+        """Whether the device still answers. This is called after an error."""

@@ -1,6 +1,6 @@
-"""A fixed ring of host buffers: the back-pressure between a store and the device.
+"""A fixed ring of host buffers between the store and the device, which limits how far readers read ahead.
 
-A slot goes round with one reader, who gives it away to nobody but the conductor:
+A slot belongs to one reader at a time, or to the conductor:
 
     free ──acquire──► filled ──admit──► its piece is being uploaded ──release──► free
 
@@ -32,7 +32,8 @@ from ..planning.plan import Piece
 Bytes = npt.NDArray[np.uint8]
 
 SIGNAL_SECONDS = 0.5
-"""A signal that comes just as the main thread begins to wait is seen only after it: so no wait is longer."""
+"""The longest that the main thread waits without a break, in seconds. A signal that arrives just as a wait
+begins is handled only after that wait."""
 
 
 class Event(Protocol):
@@ -40,7 +41,7 @@ class Event(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether everything before this point is."""
+        """Whether everything before this point is done."""
 
     def synchronize(self) -> None:
         """Return once everything before this point is done."""
@@ -51,7 +52,7 @@ class Stopped(Exception):
 
 
 class Task(NamedTuple):
-    """A piece, and the number of its turn."""
+    """A piece to be read and uploaded, and the number of its turn."""
 
     turn: int
     piece: Piece
@@ -63,28 +64,29 @@ class Slot:
 
     data: Bytes
     view: npt.NDArray[Any] | None = field(default=None, repr=False)
-    """What the reader put there, or found elsewhere: until the slot is free."""
+    """The data of the slot's piece, in `data` or wherever the store has put it; None while the slot is
+    free."""
     guard: Event | None = None
 
     def is_free(self) -> bool:
-        """Whether it may be written now."""
+        """Whether the slot may be written now."""
         return self.guard is None or self.guard.done
 
 
 class Ring:
-    """Slots, what is to be read into them, and how far that has come."""
+    """The slots, the pieces that are to be read into them, and how far that has come."""
 
     def __init__(self, buffers: list[Bytes], turns: Iterator[Iterable[Piece]]):
-        """`turns` yields what fills one pair of panels, or C block, after the other."""
+        """`turns` yields the pieces that fill one pair of panels (or C block) after the other."""
         self._free = deque(Slot(data) for data in buffers)
         self._tasks = (Task(turn, piece) for turn, pieces in enumerate(turns) for piece in pieces)
         self._next = next(self._tasks, None)
         self._kept: dict[Any, Slot] = {}
         self._open, self._buffers = -1, (0, 0)
         self._aside: dict[int, list[tuple[Slot, Task]]] = {}
-        """By turn."""
+        """Slots that hold pieces of a later turn, by the number of that turn."""
         self._under_way: Counter[int] = Counter()
-        """Pieces of each turn that readers have and have not uploaded yet."""
+        """Number of pieces of each turn that readers hold and have not uploaded yet."""
         # One lock, and a condition for whatever is waited for: a slot that becomes free is news for one
         # reader, and waking all of 64 would cost more than the reading.
         self._lock = Lock()
@@ -93,9 +95,12 @@ class Ring:
         self._error: BaseException | None = None
 
     def acquire(self, wait: bool = True) -> tuple[Slot, Task] | None:
-        """For readers: the next piece, and a free slot or that in which it will be found. They are taken as
-        one, so the earliest unread piece always has a slot and the ring cannot deadlock. None, unless it may
-        `wait`, where there are none now. Raises Stopped when there is nothing left to wait for."""
+        """For readers: take the next piece together with a free slot, or with the slot that keeps the piece.
+
+        Both are taken as one step, so the earliest unread piece always has a slot and the ring cannot
+        deadlock. Returns None if there is no piece or slot now and `wait` is false. Raises Stopped when no
+        piece is left.
+        """
         with self._lock:
             if not wait and not (self._next and not self._closed and self._free and self._free[0].is_free()):
                 return None
@@ -125,9 +130,12 @@ class Ring:
         return bool(self._closed or self._next is None or self._next.piece.found or self._free)
 
     def admit(self, slot: Slot, task: Task, aside: bool = False) -> tuple[int, int] | None:
-        """For readers: the slot holds its piece, or will when another reader has it. Waits for that and for
-        the piece's turn, and says which panel of op(A), and which of op(B) or C block, it is for. `aside`:
-        where its turn has not come, leaves it to the conductor and says None. Raises Stopped."""
+        """For readers: wait until the slot holds its piece (another reader may be reading it) and the turn of
+        the piece has come. Returns the numbers of the panel of op(A), and of the panel of op(B) or C block,
+        to fill.
+
+        `aside`: if the turn has not come, leave the piece to the conductor and return None. Raises Stopped.
+        """
         if task.piece.kept or task.piece.found or task.turn > self._open:
             with self._lock:
                 self._came.notify_all()
@@ -142,8 +150,8 @@ class Ring:
         return self._buffers
 
     def release(self, slot: Slot, task: Task, guard: Event) -> None:
-        """For readers: the piece is on its way, and the slot is free once `guard` has completed, unless the
-        piece is kept."""
+        """For readers: note that the piece is being uploaded. Its slot is free once `guard` has completed,
+        unless the plan keeps the piece."""
         with self._lock:
             if not task.piece.kept:
                 slot.guard, slot.view = guard, None
@@ -154,21 +162,21 @@ class Ring:
                 self._uploaded.notify()
 
     def open(self, buffers: tuple[int, int]) -> None:
-        """For the conductor, when all pieces of the turn before are on their way: let those of the next be
-        uploaded, to this panel of op(A) and this one of op(B), or C block."""
+        """For the conductor, when all pieces of a turn are being uploaded: open the next turn, whose pieces
+        go to this panel of op(A) and this panel of op(B) or C block."""
         with self._lock:
             self._open, self._buffers = self._open + 1, buffers
             self._came.notify_all()
 
     def aside(self) -> list[tuple[Slot, Task]]:
-        """For the conductor: what readers have put aside and is to be uploaded and released now: its turn is
-        open."""
+        """For the conductor: return the pieces of the open turn that readers have put aside. The conductor
+        uploads and releases them."""
         with self._lock:
             return self._aside.pop(self._open, [])
 
     def wait(self) -> None:
-        """For the conductor: until all pieces of the open turn are on their way. Raises what a reader failed
-        with."""
+        """For the conductor: wait until all pieces of the open turn are being uploaded. Raises the error of a
+        reader that failed."""
         with self._lock:
             while not self._uploaded.wait_for(
                 lambda: self._has_all(self._open) or self._closed, SIGNAL_SECONDS
@@ -182,7 +190,8 @@ class Ring:
         return (self._next is None or self._next.turn > turn) and not self._under_way[turn]
 
     def close(self, error: BaseException | None = None) -> None:
-        """Wake everybody who waits: readers get Stopped, and the conductor `error`, the first one given."""
+        """Wake all threads that wait. Readers get Stopped; the conductor gets the first `error` that was
+        given."""
         with self._lock:
             self._closed = True
             self._error = self._error or error

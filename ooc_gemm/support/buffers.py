@@ -1,4 +1,4 @@
-"""Page-aligned host memory: what direct reads and writes, and copies to a device, want.
+"""Page-aligned host memory, as direct reads and writes and copies to a device need it.
 
 Standard library and NumPy only.
 """
@@ -17,14 +17,18 @@ from .intervals import round_up
 Bytes = npt.NDArray[np.uint8]
 
 PAGE = 4096
-"""What addresses, offsets and lengths of direct reads and writes are multiples of. Disks may ask for less;
-where one asks for more, such a read fails and is made through the page cache."""
+"""Addresses, offsets and lengths of direct reads and writes are multiples of this many bytes. Some disks ask
+for less; where one asks for more, such a read fails and goes through the page cache instead."""
 
 
 def page_aligned(count: int, nbytes: int) -> list[Bytes]:
-    """Buffers that start at pages, in memory that nobody has touched yet: one allocation, which goes back to
-    the system with the last of them. Large pages where the system has them, and it has them for memory that
-    is private: half a GiB comes in in 11 ms instead of 100 and goes in 2 instead of 65 (H200 machine)."""
+    """Allocate `count` buffers of `nbytes` bytes, each at the start of a page, in memory that has not been
+    touched.
+
+    They share one mapping, which returns to the system with the last of them. The mapping is private, because
+    systems use large pages for private memory only: half a GiB is mapped in 11 ms instead of 100, and freed
+    in 2 ms instead of 65 (H200 machine).
+    """
     step = round_up(max(1, nbytes), mmap.PAGESIZE)
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     memory = mmap.mmap(-1, max(1, count) * step, **private)
@@ -37,9 +41,11 @@ def page_aligned(count: int, nbytes: int) -> list[Bytes]:
 
 @cache
 def give_back() -> None:
-    """From now on, what is freed of 1 MiB and more goes back to the system at once. glibc learns to keep
-    buffers of up to 32 MiB, apart for each thread that has freed one, and zarr decodes in many threads: six
-    chunks were held where three were in use."""
+    """Make the allocator return freed memory of 1 MiB and more to the system at once, from now on.
+
+    glibc otherwise keeps buffers of up to 32 MiB, separately for each thread that has freed one, and zarr
+    decodes in many threads: six chunks were held where three were in use.
+    """
     m_mmap_threshold = -3
     with contextlib.suppress(OSError, AttributeError, TypeError):  # other systems have no such call
         ctypes.CDLL(None).mallopt(m_mmap_threshold, 1 << 20)
@@ -49,8 +55,11 @@ _held = threading.local()
 
 
 def scratch(purpose: str, nbytes: int, room: int = 0) -> Bytes:
-    """At least `nbytes` and whole pages, for the calling thread alone: the same memory again for the same
-    purpose, until the thread ends. `room`: what it will want at most, where known."""
+    """Return at least `nbytes` bytes, in whole pages, that belong to the calling thread.
+
+    The thread gets the same memory for the same purpose until it ends. `room`: the most bytes that it will
+    ask for, where that is known.
+    """
     found: Bytes | None = getattr(_held, purpose, None)
     if found is None or len(found) < nbytes:
         setattr(_held, purpose, None)  # the old one goes first

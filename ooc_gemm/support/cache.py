@@ -2,7 +2,7 @@
 
 Compiled kernels are code that runs in this process, and rates decide about plans. So files are read only from
 a folder that belongs to the user of this process and that nobody else may write to, and only files of
-which the same holds. A folder of which it does not hold is left as it is, and nothing in it is used.
+which the same holds. A folder that fails this test is left as it is, and nothing in it is used.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-"""Access control lists show here, too: their mask stands in the place of the group's rights."""
+"""Access control lists show in these bits, too: their mask takes the place of the group's rights."""
 
 
 def folder() -> Path:
-    """$OOC_GEMM_CACHE, else ooc-gemm/kernels in the user's cache folder."""
+    """Return the cache folder: $OOC_GEMM_CACHE, else ooc-gemm/kernels in the user's cache folder."""
     own = os.environ.get("OOC_GEMM_CACHE")
     if own:
         return Path(own)
@@ -25,13 +25,13 @@ def folder() -> Path:
 
 
 def read(name: str) -> bytes | None:
-    """What the file `name` of the folder holds; None where there is none, or none that can be trusted."""
+    """Return the contents of the file `name` of the folder; None if it is missing or cannot be trusted."""
     try:
         with _opened(folder()) as there:
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=there)
             with open(file, "rb") as found:
                 about = os.fstat(file)
-                if stat.S_ISREG(about.st_mode) and not _whose(about):
+                if stat.S_ISREG(about.st_mode) and not _why_distrusted(about):
                     return found.read()
     except OSError:
         pass
@@ -39,8 +39,9 @@ def read(name: str) -> bytes | None:
 
 
 def write(name: str, data: bytes) -> None:
-    """Keep `data` as the file `name`. The file gets its name when it is complete, so that others see the old
-    file or the new one. Makes the folder, for this user alone, where there is none. Raises OSError."""
+    """Store `data` as the file `name`. The file gets its name when it is complete, so that other processes
+    see the old file or the new one. Creates the folder, for this user alone, if it is missing. Raises
+    OSError."""
     path = folder()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _opened(path) as there:
@@ -57,8 +58,8 @@ def write(name: str, data: bytes) -> None:
 
 
 def distrusted(path: Path | None = None) -> str:
-    """Why nothing is read from a folder, the cache folder unless given: a sentence; "" where it can be
-    trusted, or is not there yet."""
+    """Say in one sentence why nothing is read from a folder (by default the cache folder); "" if it can be
+    trusted or does not exist yet."""
     path = path or folder()
     try:
         with _opened(path):
@@ -70,28 +71,28 @@ def distrusted(path: Path | None = None) -> str:
 
 
 def guard_cupy() -> None:
-    """Call before CuPy compiles anything. CuPy keeps kernels of its own in a folder ($CUPY_CACHE_DIR, else
-    ~/.cupy/kernel_cache) and loads what it finds there. Where that folder cannot be trusted, CuPy is told to
-    keep its kernels in memory."""
+    """Tell CuPy to keep its kernels in memory if its own cache folder cannot be trusted. Call this before
+    CuPy compiles anything: it loads what it finds in $CUPY_CACHE_DIR, else ~/.cupy/kernel_cache."""
     if distrusted(Path(os.environ.get("CUPY_CACHE_DIR", os.path.expanduser("~/.cupy/kernel_cache")))):
         os.environ["CUPY_CACHE_IN_MEMORY"] = "1"
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A descriptor of a folder: what is checked is what is read, whatever becomes of its name. Raises
-    OSError; PermissionError where the folder is not this user's alone."""
+    """Open a folder and yield its descriptor. Files are opened relative to the descriptor, so the folder that
+    was checked is the one that is read, even if it is renamed. Raises OSError; PermissionError if others may
+    write to it."""
     there = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if why := _whose(os.fstat(there)):
+        if why := _why_distrusted(os.fstat(there)):
             raise PermissionError(0, why)
         yield there
     finally:
         os.close(there)
 
 
-def _whose(about: os.stat_result) -> str:
-    """Why others could have written what is there; "" where only this user could."""
+def _why_distrusted(about: os.stat_result) -> str:
+    """Say why somebody else could have written a file or folder; "" if only this user could."""
     if about.st_uid != os.geteuid():
         return f"it belongs to user {about.st_uid}, and this process to user {os.geteuid()}"
     if about.st_mode & _OTHERS_WRITE:

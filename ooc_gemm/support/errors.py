@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose: `Error`, and the built-in that fits."""
+"""The errors that this package raises on purpose. Each is an `Error` and the built-in exception that fits."""
 
 import errno
 import os
@@ -10,7 +10,8 @@ from .redact import redacted
 
 
 class Error(Exception):
-    """Base class. The message is one sentence: which array, what is wrong, what to do; no credentials."""
+    """Base class. The message is one sentence that names the array, says what is wrong and what to do. It
+    never contains credentials."""
 
     def __init__(self, *args: Any):
         super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
@@ -23,8 +24,8 @@ class InputError(Error, ValueError):
 class BudgetError(Error, MemoryError):
     """The problem does not fit a memory limit; nothing was written.
 
-    `minimum_memory_limit` and `minimum_device_memory_limit` are the smallest limits in bytes that
-    would do, where known.
+    `minimum_memory_limit` and `minimum_device_memory_limit` are the smallest sufficient limits in bytes; None
+    where they are not known.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class BudgetError(Error, MemoryError):
 
 
 class StoreError(Error, OSError):
-    """A chunk could not be read or written while running."""
+    """A chunk could not be read or written during the run."""
 
 
 class RangeError(Error, OverflowError):
@@ -81,9 +82,10 @@ Place = tuple[tuple[int, int], tuple[int, int]]
 
 
 class VerificationError(Error, ArithmeticError):
-    """Blocks of C failed their check, also when they were computed again; they were not written.
+    """Blocks of C failed their check twice, the second time after they were computed again; they were not
+    written.
 
-    `blocks`: where they lie.
+    `blocks`: the rows and columns of each such block.
     """
 
     def __init__(self, message: str, blocks: tuple[Place, ...] = ()):
@@ -98,7 +100,8 @@ NO_MEMORY = (
 
 
 def no_memory(error: BaseException) -> bool:
-    """Whether the system gives no more memory; a thread needs some for its stack."""
+    """Whether an error means that the system gives no more memory. A new thread needs memory for its stack,
+    so failing to start one counts."""
     return (
         isinstance(error, MemoryError)
         or getattr(error, "errno", 0) == errno.ENOMEM
@@ -107,8 +110,8 @@ def no_memory(error: BaseException) -> bool:
 
 
 def remedy(error: BaseException, usual: str) -> str:
-    """What to do about an error of a file or a store: `usual`, unless too many files are
-    open in this process or system. Clients of object stores tell that by their text only."""
+    """Say what the user can do about an error of a file or a store: `usual`, unless too many files are open
+    in this process or system. Clients of object stores report that only in the text of their errors."""
     found: BaseException | None = error
     while found is not None:
         many = getattr(found, "errno", 0) in (errno.EMFILE, errno.ENFILE)
@@ -120,8 +123,8 @@ def remedy(error: BaseException, usual: str) -> str:
 
 @contextmanager
 def on_thread(name: str) -> Iterator[None]:
-    """Around what a thread does for another, which raises its error again: SystemExit and its like must not
-    end the process there as if somebody had asked for that. They become an Error."""
+    """Wrap the work of a thread whose errors are raised again in another thread. SystemExit and the like
+    become an Error, because they would otherwise end the process as if somebody had asked for that."""
     try:
         yield
     except Exception:

@@ -1,4 +1,4 @@
-"""Integer geometry: ranges, grids and their overlaps, panels and bands. Standard library only."""
+"""Integer geometry: ranges, grids, overlaps of grids, panels and bands. Standard library only."""
 
 import math
 from bisect import bisect_right
@@ -13,18 +13,18 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def round_up(a: int, step: int) -> int:
-    """The smallest multiple of `step` that is not below `a`."""
+    """The smallest multiple of `step` that is at least `a`."""
     return ceil_div(a, step) * step
 
 
 def ranges(extent: int, step: int) -> Iterator[tuple[int, int]]:
-    """[0, extent) cut every `step`: (start, stop) pairs in order; the last may be short."""
+    """Cut [0, extent) every `step` and yield (start, stop) pairs in order; the last may be short."""
     for start in range(0, extent, step):
         yield start, min(start + step, extent)
 
 
 def overlaps(start: int, stop: int, chunk: int) -> Iterator[tuple[int, int, int]]:
-    """The chunks that [start, stop) meets: (chunk index, start, stop) of each common range."""
+    """Yield (chunk index, start, stop) for the part of [start, stop) in each chunk that it meets."""
     while start < stop:
         index = start // chunk
         end = min((index + 1) * chunk, stop)
@@ -34,7 +34,7 @@ def overlaps(start: int, stop: int, chunk: int) -> Iterator[tuple[int, int, int]
 
 @lru_cache(maxsize=4096)
 def touches(extent: int, step: int, chunk: int) -> int:
-    """How many (range, chunk) pairs meet when [0, extent) is cut every `step` and every `chunk`."""
+    """Count the (range, chunk) pairs that meet when [0, extent) is cut every `step` and every `chunk`."""
     if extent < 1:
         return 0
     common = (extent - 1) // math.lcm(step, chunk)  # cuts of both
@@ -42,14 +42,17 @@ def touches(extent: int, step: int, chunk: int) -> int:
 
 
 LEAST_GROWN = 512
-"""Depth that panels that grow begin with, at least."""
+"""Least depth of the first panel, in elements, where panels grow."""
 
 
 @lru_cache(maxsize=4096)
 def growing_panels(k: int, deepest: int, unit: int, growth: float) -> tuple[tuple[int, int], ...]:
-    """[0, k) cut at multiples of `unit`, each panel about `growth` times as deep as the one before. They are
-    thin at first, so that the first multiplication begins soon; each is read while the one before is
-    multiplied; and while the last is multiplied, much of what it makes is written."""
+    """Cut [0, k) at multiples of `unit` into panels that are each about `growth` times as deep as the one
+    before.
+
+    The first panels are thin, so that the first multiplication begins soon; each is read while the one before
+    is multiplied; and while the last is multiplied, much of its result is written.
+    """
     step = round_up(LEAST_GROWN, unit)
     edges = [ceil_div(k, step)]
     while edges[-1] > 0:
@@ -60,12 +63,13 @@ def growing_panels(k: int, deepest: int, unit: int, growth: float) -> tuple[tupl
 
 
 BAND = 128
-"""Bands of rows are multiples of this, as tiles of kernels are."""
+"""The height of a band is a multiple of this many rows, as the tiles of kernels are."""
 
 
 @lru_cache(maxsize=1024)
 def bands(rows: int, weights: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """[start, stop) for each of several devices; the last ones may have none."""
+    """Cut [0, rows) into one range of rows for each device, in proportion to `weights`; the last may be
+    empty."""
     found, start = list[tuple[int, int]](), 0
     for index in range(len(weights)):
         stop = rows if index == len(weights) - 1 else min(rows, start + band_rows(rows, weights, index))
@@ -75,12 +79,12 @@ def bands(rows: int, weights: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 
 
 def band_of(at: int, rows: int, weights: tuple[int, ...]) -> tuple[int, int]:
-    """The number of the band that a row is in, and that of the row within it."""
+    """Return the number of the band that contains row `at`, and the number of that row within the band."""
     found = bands(rows, weights)
     number = bisect_right(found, (at, rows)) - 1
     return number, at - found[number][0]
 
 
 def band_rows(rows: int, weights: tuple[int, ...], index: int) -> int:
-    """The most rows of one device in blocks of up to so many."""
+    """The most rows that device number `index` gets of any block of up to `rows` rows."""
     return min(rows, round_up(ceil_div(rows * weights[index], sum(weights)), BAND))

@@ -1,4 +1,4 @@
-"""Memory of this process: what it holds, held at most, and may use."""
+"""Memory of this process: what it holds now, the most that it has held, and what it may use."""
 
 import os
 import re
@@ -43,17 +43,17 @@ def spelled_size(nbytes: float) -> str:
 
 
 def resident_bytes() -> int:
-    """The resident set of this process now."""
+    """The resident set of this process now, in bytes."""
     return int(psutil.Process().memory_info().rss)
 
 
 _peak_before = 0
-"""The largest resident set before the system was last told to forget it (`peak_over`)."""
+"""The largest resident set, in bytes, before `peak_over` last told the system to forget it."""
 
 
 def peak_over(work: Callable[[], object]) -> int | None:
-    """Bytes that `work` adds to the resident set for a while, beyond what is still there after it; None where
-    the system cannot tell. Raises what `work` raises."""
+    """Run `work` and return by how many bytes the resident set rose while it ran, beyond what it still holds
+    afterwards; None if the system cannot tell. Raises what `work` raises."""
     global _peak_before
     _peak_before = peak_resident_bytes()
     try:
@@ -66,12 +66,12 @@ def peak_over(work: Callable[[], object]) -> int | None:
 
 
 def peak_resident_bytes() -> int:
-    """The largest resident set this process has had."""
+    """The largest resident set that this process has had, in bytes."""
     return max(_peak_before, _peak_since())
 
 
 def _peak_since() -> int:
-    """VmHWM: the largest resident set since the system was told to forget it."""
+    """The largest resident set, in bytes, since the system was last told to forget it (VmHWM)."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -86,24 +86,25 @@ def _peak_since() -> int:
 
 
 def baseline_bytes(usual: int) -> int:
-    """What the process holds before the plan's buffers: `usual` in a process of its own, and what was
-    measured, rounded up, in one that already holds more."""
+    """Bytes that the process holds before the plan's buffers are allocated: `usual` in a process of its own,
+    and the measured resident set, rounded up, in a process that already holds more."""
     return max(usual, round_up(resident_bytes(), STEP))
 
 
 def free_bytes() -> int:
-    """What this process may still use: free memory, or what its control group has left."""
+    """Bytes that this process may still allocate: free memory, or what its control group has left."""
     free = int(psutil.virtual_memory().available)
     return min([free, *(limit - used for limit, used in _cgroup_files())])
 
 
 def default_memory_limit() -> int:
-    """60 % of what this process may use."""
+    """The memory limit where none is given, in bytes: what the process holds, and 60 % of what it may still
+    allocate."""
     return max(STEP, int(0.6 * free_bytes()) + resident_bytes()) // STEP * STEP
 
 
 def _cgroup_files() -> list[tuple[int, int]]:
-    """(limit, used) in bytes of every control group above this process that limits memory."""
+    """Return (limit, used), in bytes, of every control group above this process that limits memory."""
     found = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()

@@ -1,7 +1,8 @@
-"""What must not be shown: credentials, in whatever text they turn up.
+"""Hides credentials in every text that is shown or stored.
 
 Every message of an `Error`, every traceback on the command line and every name of an array goes through
-`redacted`. It knows the credentials that were used, those of the environment, and what looks like some.
+`redacted`. It knows the credentials that were used and those of the environment, and recognizes text that
+looks like credentials.
 
 Standard library only.
 """
@@ -15,7 +16,7 @@ from urllib.parse import quote, unquote
 
 HIDDEN = "***"
 LEAST = 6
-"""Shorter texts are not replaced: they would turn up everywhere."""
+"""Texts with fewer characters are not hidden, because they occur everywhere."""
 
 _known: set[str] = set()
 _VARIABLES = re.compile(
@@ -41,15 +42,16 @@ _PUBLIC = re.compile(
     r"\w*type|\w*timeout|\w*interval|\w*size|\w*max\w*)",
     re.IGNORECASE,
 )
-"""Options of stores whose text is no credential."""
+"""Names of store options whose values are not credentials."""
 _PLAIN = re.compile(r"true|false|none|[0-9.]{1,5}(ms|s|m|h)?", re.IGNORECASE)
-"""Texts that are no credentials under any name."""
+"""Texts that are not credentials, whatever the option is called."""
 
 
 def secrets_in(options: Any, name: str = "") -> Iterator[Any]:
-    """The values of a store's options that may be credentials: all that is not known to be public.
+    """Yield the values of a store's options that may be credentials: all that are not known to be public.
 
-    options: names and values, which may contain further ones. name: what `options` stands under.
+    `options`: names and values; a value may itself hold options. `name`: the name of the option that holds
+    `options`.
     """
     if isinstance(options, Mapping):
         for key, value in options.items():
@@ -66,7 +68,7 @@ def secrets_in(options: Any, name: str = "") -> Iterator[Any]:
 
 
 def keep_secret(*texts: Any) -> None:
-    """From now on these are hidden. What is not a text is left out."""
+    """Hide these texts from now on. Values that are not text are ignored."""
     for text in texts:
         if isinstance(text, bytes):
             text = text.decode(errors="replace")
@@ -75,7 +77,7 @@ def keep_secret(*texts: Any) -> None:
 
 
 def keep_secrets_of(url: str) -> None:
-    """The userinfo and the query of a URL are secrets, but for the container in one of Azure's."""
+    """Hide the userinfo and the query of a URL from now on, but not the container in an address of Azure."""
     if "://" not in url:
         return
     found, query = _USER.search(without_container(url)), url.partition("?")[2]
@@ -84,18 +86,18 @@ def keep_secrets_of(url: str) -> None:
 
 
 def without_container(url: str) -> str:
-    """Azure's addresses without the container, which stands where others have a user:
+    """Return an address of Azure without its container, which stands where other URLs have a user:
     `abfss://container@account.dfs.core.windows.net/path`."""
     return re.sub(r"^(abfss?://)[^:/?#@]*@", r"\1", url)
 
 
 def url(text: str) -> str:
-    """A URL as it may be shown: without userinfo and query."""
+    """Return a text in which URLs have no userinfo and no query."""
     return _QUERY.sub(rf"\g<1>{HIDDEN}", _USER.sub(f"{HIDDEN}@", text))
 
 
 def redacted(text: str) -> str:
-    """The text without credentials."""
+    """Return the text with all credentials hidden."""
     text = _FIELDS.sub(rf"\g<1>{HIDDEN}", url(text))
     given = {value for name, value in os.environ.items() if len(value) >= LEAST and _VARIABLES.match(name)}
     for secret in sorted(_known | given, key=len, reverse=True):

@@ -1,4 +1,4 @@
-"""What was measured on this machine, kept as JSON beside the compiled kernels and read anew each time."""
+"""Measurements of this machine, stored as JSON beside the compiled kernels and read again at each use."""
 
 import copy
 import json
@@ -10,25 +10,25 @@ from typing import Any
 from . import cache
 
 Table = dict[str, dict[str, Any]]
-"""Device → name → value."""
+"""Device → name of the measurement → value."""
 
 _unwritten: dict[Path, Table] = {}
-"""By file: what this process alone knows, because it could not be written or is not to be."""
+"""For each file, what only this process knows, because the file could not or must not be written."""
 _why: dict[Path, str] = {}
-"""By folder: why it could not be written to."""
+"""For each folder, why it could not be written to."""
 _for_now = False
 
 
 def recall(name: str) -> Table:
-    """What the file `name` holds, and what this process could not write there. A file that is missing,
-    damaged, or not to be trusted (cache.py) holds nothing."""
+    """Return what the file `name` holds, together with what this process could not write there. A file that
+    is missing, damaged or not trusted (cache.py) counts as empty."""
     file = cache.folder() / name
     return _merged(_in_file(name), _unwritten.get(file, {}))
 
 
 def remember(name: str, device: str, values: dict[str, Any]) -> None:
-    """Add `values` to what `name` holds for a device. Where the cache folder cannot be written they are kept
-    for this process alone, and `not_written` says why."""
+    """Add `values` to what the file `name` holds for a device. If the cache folder cannot be written, only
+    this process remembers them, and `not_written` says why."""
     file = cache.folder() / name
     if not _for_now:
         found = _merged(recall(name), {device: values})
@@ -43,7 +43,7 @@ def remember(name: str, device: str, values: dict[str, Any]) -> None:
 
 
 def not_written() -> str:
-    """Why something could not be remembered, as a sentence; "" where everything was."""
+    """Say in one sentence why something could not be remembered; "" if everything was."""
     folder = cache.folder()
     if folder not in _why:
         return ""
@@ -55,7 +55,7 @@ def not_written() -> str:
 
 @contextmanager
 def for_now() -> Iterator[None]:
-    """What is remembered inside is forgotten at the end: no file changes."""
+    """Forget at the end what was remembered inside this context; no file changes."""
     global _for_now, _unwritten
     before = _for_now, copy.deepcopy(_unwritten)
     _for_now = True

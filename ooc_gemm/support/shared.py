@@ -1,4 +1,4 @@
-"""State of the whole process that several runs may want at once."""
+"""State of the whole process that several runs may need at the same time."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
@@ -7,7 +7,8 @@ from types import TracebackType
 
 
 class Shared(ContextDecorator):
-    """A context for all who are inside at a time: the first enters it, the last leaves it, on any threads."""
+    """A context that threads share: the first thread to come in enters it, and the last one to go leaves
+    it."""
 
     def __init__(self, context: Callable[[], AbstractContextManager[None]]):
         self._context, self._lock, self._inside = context, Lock(), 0

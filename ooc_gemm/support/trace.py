@@ -1,4 +1,4 @@
-"""What each stage did, when: totals for the result, and a timeline for Perfetto."""
+"""Records what each stage did and when: totals for the result, and a timeline for Perfetto."""
 
 import json
 import math
@@ -14,22 +14,23 @@ from .errors import StoreError
 
 STAGES = ("read", "upload", "compute", "download", "write")
 PASS = "pass"
-"""From device to device: shown in the timeline."""
+"""Copies from one device to another, which only the timeline shows."""
 
 
 class Trace:
     """Collects spans from any thread. Times are seconds of `time.perf_counter`."""
 
     def __init__(self, keep: bool = False):
-        """`keep` the spans for `write`, or only their totals."""
+        """`keep`: keep all spans for `write`, and not their totals alone."""
         self.keep = keep
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        """Busy seconds of each stage, added over its threads; of what goes on in the background, those that a
-        thread waits for it."""
+        """Busy seconds of each stage, added up over its threads. Reads and writes in the background count
+        only while a thread waits for them."""
         self.least: dict[str, float] = {}
-        """The shortest span of each stage. Not all of them: a product of many pieces has a million."""
+        """Seconds of the shortest span of each stage. Other spans are not kept, because a product of many
+        pieces has a million."""
         self.bytes: defaultdict[str, int] = defaultdict(int)
-        """Bytes each stage moved."""
+        """Bytes that each stage moved."""
         self._spans: list[tuple[str, str, float, float, dict[str, Any]]] = []
         self._lock = Lock()
         self._start = time.perf_counter()
@@ -37,8 +38,8 @@ class Trace:
     def add(
         self, stage: str, start: float, stop: float = 0.0, track: str = "", nbytes: int = 0, **args: Any
     ) -> None:
-        """One span of `stage`, up to now unless `stop` is given; `track` is the line of the timeline it is
-        drawn on, the thread's own unless given."""
+        """Add a span of `stage` that ends now, or at `stop`. `track` names the line of the timeline on which
+        it is drawn; by default each thread has one of its own."""
         seconds = (stop or time.perf_counter()) - start
         with self._lock:
             self.seconds[stage] += seconds
@@ -50,7 +51,7 @@ class Trace:
             self._spans.append((stage, track, start, start + seconds, {"bytes": nbytes, **args}))
 
     def include(self, nbytes: Mapping[str, int], seconds: Mapping[str, float]) -> None:
-        """Totals of another process."""
+        """Add the totals of another process."""
         with self._lock:
             for stage in STAGES:
                 self.bytes[stage] += nbytes.get(stage, 0)
@@ -61,8 +62,8 @@ class Trace:
         return {stage: round(self.seconds[stage], 6) for stage in STAGES}
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """The timeline in Chrome's trace event format: one process, one track a stage and thread. Raises
-        StoreError; no part of it is left behind then."""
+        """Write the timeline in Chrome's trace event format: one process, and a track for each stage and
+        thread. Raises StoreError, and then leaves no part of the file behind."""
         tracks = sorted(
             {track for _, track, *_ in self._spans}, key=lambda t: ((*STAGES, PASS).index(t.split()[0]), t)
         )

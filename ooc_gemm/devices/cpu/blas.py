@@ -1,8 +1,8 @@
-"""In-place GEMM (C ← α·op(A)·op(B) + β·C) from the BLAS library that NumPy has loaded.
+"""In-place GEMM (C ← α·op(A)·op(B) + β·C) by the BLAS library that NumPy has loaded.
 
 `numpy.matmul` cannot accumulate: it needs a temporary and one more pass over C for every panel. The
-library behind it can, so its CBLAS interface is called directly. Where it is not found (a BLAS that
-exports no CBLAS), NumPy with a temporary does the same, slower.
+library behind it can, so its CBLAS interface is called directly. If that is not found (some BLAS libraries
+export no CBLAS), NumPy does the same with a temporary, more slowly.
 """
 
 import ctypes
@@ -22,12 +22,12 @@ Gemm = Callable[[Array, Array, Array, complex, complex], None]
 _LETTER = {"f": "s", "d": "d", "F": "c", "D": "z"}
 _ROW_MAJOR, _NO_TRANS, _TRANS = 101, 111, 112
 _PART = 256
-"""Rows, columns and depth of what `by_parts` multiplies at a time."""
+"""Rows, columns and depth of the blocks that `by_parts` multiplies."""
 
 
 @lru_cache
 def _library() -> tuple[ctypes.CDLL, str, str] | None:
-    """The loaded BLAS with a CBLAS interface, and how its names are decorated."""
+    """Return the loaded BLAS that has a CBLAS interface, with the prefix and the suffix of its names."""
     from threadpoolctl import threadpool_info
 
     for info in threadpool_info():
@@ -43,11 +43,11 @@ def _library() -> tuple[ctypes.CDLL, str, str] | None:
 
 @lru_cache
 def gemm(char: str) -> tuple[str, Gemm]:
-    """(name, function) for a dtype character. The function takes (a, b, c, α, β): a and b are 2-D, each
-    C-contiguous in rows or the transpose of such a view; c likewise but never transposed.
+    """Return (name, function) for a dtype character. The function takes (a, b, c, α, β): a and b are 2-D,
+    each C-contiguous in rows or the transpose of such a view; c likewise but never transposed.
 
-    A complex product is the one of the formula, re·re − im·im and re·im + im·re, also where a part of it is
-    infinite: a real α or β, or one without a real part, then makes no NaN of the other part."""
+    A complex product follows the formula, re·re − im·im and re·im + im·re, even if a part of it is infinite.
+    So an α or β that is real, or has no real part, does not turn the other part into NaN."""
     found = _library()
     if found is None:
         return "numpy", partial(_complex, _with_temporary) if char in "FD" else _with_temporary
@@ -83,8 +83,8 @@ def gemm(char: str) -> tuple[str, Gemm]:
 
 
 def scale_in_place(x: Array, factor: complex) -> None:
-    """x ← factor·x. A factor of 0 makes zeros of everything. A complex x is multiplied part by part where the
-    factor has one part only, since inf·(2 + 0i) has a part 0·inf, which is NaN."""
+    """Compute x ← factor·x. A factor of 0 turns every element into zero. If the factor is real or has no real
+    part, a complex x is multiplied part by part, since inf·(2 + 0i) would contain 0·inf, which is NaN."""
     with np.errstate(all="ignore"):
         if factor == 0:
             x[...] = 0
@@ -104,15 +104,15 @@ def scale_in_place(x: Array, factor: complex) -> None:
 
 
 def by_parts_bytes(dtype: np.dtype[Any]) -> int:
-    """Memory that `by_parts` takes."""
+    """Bytes that `by_parts` takes."""
     return 5 * _PART**2 * dtype.itemsize
 
 
 def by_parts(a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> None:
-    """c ← α·a·b + β·c of complex numbers, by real products of their parts; β is 0 or 1.
+    """Compute c ← α·a·b + β·c of complex numbers by real products of their parts; β is 0 or 1.
 
-    The library multiplies each sum by α + 0i even where α is 1, and so makes NaN of the real part of a sum
-    whose imaginary part is infinite, and the other way round."""
+    The library multiplies each sum by α + 0i even if α is 1, and so turns the real part of a sum into NaN if
+    its imaginary part is infinite, and vice versa."""
     real = c.real.dtype
     _, run = gemm(real.char)
     for rows in ranges(c.shape[0], _PART):
@@ -136,7 +136,7 @@ def by_parts(a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> Non
 
 
 def _complex(run: Gemm, a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> None:
-    """`run`, or `by_parts` where a sum might not be finite."""
+    """Multiply by `run`, or by `by_parts` if a sum might not be finite."""
     if beta not in (0, 1):
         scale_in_place(c, beta)
         beta = 1.0
@@ -149,7 +149,7 @@ def _complex(run: Gemm, a: Array, b: Array, c: Array, alpha: complex, beta: comp
 
 
 def _parts(x: Array) -> Array:
-    """Real and imaginary parts as elements of one matrix."""
+    """View real and imaginary parts as elements of one matrix."""
     along = x if x.strides[1] == x.itemsize else x.T
     if along.strides[1] != along.itemsize:  # of one row, or one column
         along = np.ascontiguousarray(along)
@@ -157,20 +157,20 @@ def _parts(x: Array) -> Array:
 
 
 def _norm(x: Array) -> float:
-    """‖x‖_F; infinite where the squares are too large."""
+    """‖x‖_F; infinite if the squares are too large."""
     with np.errstate(all="ignore"):
         return math.sqrt(float(np.vecdot(x, x).sum(dtype=np.float64)))
 
 
 def _largest(x: Array) -> float:
-    """The largest magnitude; NaN where there is one."""
+    """The largest magnitude; NaN if x holds one."""
     with np.errstate(all="ignore"):
         return max(float(x.max()), -float(x.min())) if x.size else 0.0
 
 
 def _layout(x: Array) -> tuple[int, int]:
-    """CBLAS transposition flag and leading dimension of a view. The stride of an axis of one element means
-    nothing, and BLAS wants a leading dimension no smaller than a row."""
+    """Return the CBLAS transposition flag and the leading dimension of a view. The stride of an axis of one
+    element means nothing, and BLAS requires a leading dimension no smaller than a row."""
     if x.strides[1] == x.itemsize or x.shape[1] == 1:
         return _NO_TRANS, max(1, x.strides[0] // x.itemsize, x.shape[1])
     return _TRANS, max(1, x.strides[1] // x.itemsize, x.shape[0])

@@ -1,13 +1,13 @@
 """Checks of the blocks that the CPU makes: products of panels with vectors, by the same workers.
 
-A worker takes some lines, converts them piece by piece to float64 in memory that its cache holds, and reads
-them there for the product and for the norms. Integers that float64 might not add up exactly go by way of
-int64, which NumPy multiplies without BLAS.
+A worker takes some rows, converts them piece by piece to float64 in memory that its cache holds, and reads
+them there for the product and for the norms. Integers that float64 might not add up exactly are converted to
+int64 instead, which NumPy multiplies without BLAS.
 
-float32 is not converted, for that costs more than all the rest, and altogether 3 % of the product of 4096³:
-pieces are multiplied and squared as they are, which the tolerance knows of, and added up in float64. Where a
-piece's sums leave float32's range, it is done again in float64. Integers of 8 bits, which lie in float32,
-too, are multiplied as they are, modulo a prime.
+float32 is not converted, because conversion would cost more than all the rest (3 % of the product of 4096³):
+pieces are multiplied and squared as they are, which the tolerance allows for, and added up in float64. A
+piece whose sums leave the range of float32 is done again in float64. Integers of 8 bits, which are stored as
+float32, too, are multiplied as they are, modulo a prime.
 """
 
 import queue
@@ -22,29 +22,30 @@ from ...planning.plan import Plan, check_bytes
 from ...support.intervals import ceil_div, ranges
 
 TILE_ELEMENTS = 1 << 16
-"""Of a piece as converted: 512 KiB, twice that if complex."""
+"""Elements of a converted piece: 512 KiB, twice that if complex."""
 DIRECT_TIMES = 8
-"""How much larger pieces are that are not converted: what Python does for each counts."""
+"""Pieces that are not converted are larger by this factor, because Python's own time for each piece
+counts."""
 DEPTH = 4096
-"""Most elements of a line in a piece."""
+"""The most columns of a piece."""
 SAFE = 1e-30, 1e38
-"""Squared norms in float32 that are right: no square that counts has left its range."""
+"""Squared norms between these are right in float32: no square that counts has left its range."""
 MODULUS = 251
-"""Panels of 8-bit integers are checked modulo this: then their products with y = op(B)·x are small enough
-for float32 to add up hundreds of them exactly, in one pass without a conversion. No bit that flips changes a
-sum by a multiple of a prime; any other error passes with a probability of at most 1/2 + 1/251."""
+"""Panels of 8-bit integers are checked modulo this. Their products with y = op(B)·x are then small enough
+for float32 to add up hundreds of them exactly, in one pass without a conversion. A flipped bit never changes
+a sum by a multiple of a prime; any other error passes with a probability of at most 1/2 + 1/251."""
 LEAST_DEPTH = 64
-"""Shorter pieces would not be worth float64."""
+"""Least columns of a piece for which the conversion to float64 pays."""
 
 BLAS_DEPTH = 1024
-"""Terms that BLAS adds up in one register, at most: what it packs of a panel along k."""
+"""The most terms that BLAS adds up in one register: the depth of a panel that it packs at a time."""
 
 Run = Callable[[Callable[[slice, slice], None], Iterator[tuple[slice, slice]]], None]
-"""What deals tiles to workers."""
+"""A function that deals tiles to workers."""
 
 
 class Checks:
-    """One block at a time is being checked."""
+    """The check of one block at a time."""
 
     def __init__(self, plan: Plan, operation: Operation, run: Run, threads: int):
         self._op, self._run, self._k = operation, run, plan.problem.k
@@ -64,7 +65,7 @@ class Checks:
             self._rounding = replace(self._rounding, check=(2.0**-24, DEPTH))
 
     def begin(self, c: Array) -> None:
-        """A new vector, and the old C times it."""
+        """Begin a block: draw a new vector x, and multiply the old C by it."""
         rows, cols = c.shape
         self._x[:cols] = 1 - 2 * self._random.integers(0, 2, cols, np.int8)
         for x in (self._sums.product, self._sums.a, self._sums.old, self._sums.c):
@@ -74,7 +75,7 @@ class Checks:
             self._times(c, self._x, 1, self._sums.old, self._sums.c)
 
     def add(self, a: Array, b: Array) -> None:
-        """The products of a pair of panels."""
+        """Add the products of a pair of panels with x."""
         if self._op.alpha == 0:  # then NaN in A and B is none in C
             return
         k = len(b)
@@ -87,7 +88,7 @@ class Checks:
         self._times(a, self._y, largest, self._sums.product, self._sums.a)
 
     def end(self, c: Array) -> Verdict:
-        """Compare."""
+        """Multiply the finished block by x, and compare."""
         rows, cols = c.shape
         self._sums.found[:rows] = 0
         self._times(c, self._x, 1, self._sums.found, None)
@@ -95,8 +96,8 @@ class Checks:
         return self._sums.verdict(rows, self._k, cols, op.alpha, op.beta, self._rounding)
 
     def _times(self, matrix: Array, vector: Array, largest: int, out: Array, squares: Array | None) -> None:
-        """out += matrix·vector, of which no element exceeds `largest` if they are integers; squares +=
-        squared norms of the rows."""
+        """Compute out += matrix·vector, and squares += squared norms of the rows. `largest`: no element of an
+        integer vector exceeds it."""
         rows, cols = matrix.shape
         if 0 in (rows, cols):
             return
@@ -145,7 +146,8 @@ class Checks:
     def _add_single(
         self, source: Array, vector: Array, out: Array, squares: Array | None, strip: slice, along: bool
     ) -> bool:
-        """The piece's share in float32; nothing, and False, where that would not do."""
+        """Add a piece's products and norms in float32. Returns False, and adds nothing, if float32 cannot
+        hold them."""
         with np.errstate(all="ignore"):
             product = source @ vector
             if not np.isfinite(product).all():
@@ -164,8 +166,8 @@ class Checks:
 
 
 def _squares(tile: Array, along: bool) -> Array:
-    """Squared norms of the rows; `along`: they are contiguous. Where the square of a part is too large, the
-    norm is infinite; the complex product x̄·x would make it NaN."""
+    """Return the squared norms of the rows; `along`: rows are contiguous. If the square of a part is too
+    large, the norm is infinite; the complex product x̄·x would make it NaN."""
     found: Array
     if along:
         parts = tile.view(tile.real.dtype)
@@ -178,6 +180,6 @@ def _squares(tile: Array, along: bool) -> Array:
 
 
 def _largest(panel: Array) -> int:
-    """The largest magnitude of an integer in a panel or block: those of 8 bits are multiplied in float32,
-    those of 16 bits in float64."""
+    """The largest magnitude of an integer in a panel or block. The panel's type tells the operand's: integers
+    of 8 bits are multiplied in float32, those of 16 bits in float64."""
     return {"f": 2**8, "d": 2**16, "i": 2**31}.get(panel.dtype.char, 2**63)

@@ -1,8 +1,9 @@
-"""The CPU: panels and C blocks in host memory, BLAS on tiles of the block.
+"""The CPU as a device: panels and C blocks lie in host memory, and BLAS multiplies tiles of the block.
 
-Uploads and downloads are copies made by whoever asks; multiplications run on a stream of their own, a
-thread that deals tiles of the C block to one worker a core, each of which calls BLAS single-threaded.
-So a worker that loses its core to a reader or writer for a while holds up one tile, not all the others.
+Uploads and downloads are copies that the calling thread makes. Multiplications have a stream, which is a
+thread that deals tiles of the C block to workers, one for each core, each of which calls BLAS
+single-threaded. So a worker that loses its core to a reader or writer for a while delays one tile and no
+other worker.
 """
 
 import math
@@ -36,27 +37,29 @@ from .blas import Gemm, by_parts_bytes, gemm, scale_in_place
 from .check import TILE_ELEMENTS, Checks
 
 TILE = 2048
-"""Largest side of a tile: past it BLAS gains nothing, and a tile should not take long."""
+"""Largest side of a tile. BLAS is no faster on larger ones, and a tile should not take long."""
 EXACT_TILE = 1024
-"""The same for integers, whose products pass through a temporary a tile."""
+"""Largest side of a tile of integers, each of which needs a temporary for its products."""
 TURN_TILE = 256
-"""Side of the tiles in which a block is transposed: twice as fast as in one piece."""
+"""Side of the tiles in which a block is transposed, which is twice as fast as in one piece."""
 INTERPRETER_BYTES = 80 * MiB
-"""Python with everything this package imports, and room for what the heap does not give back."""
+"""Memory of Python with everything that this package imports, and room for what the heap does not give
+back."""
 WORKER_BYTES = 12 * MiB
-"""What BLAS packs operands into, for each worker."""
+"""Memory into which BLAS packs operands, for each worker."""
 
 
 CLOCK_HERTZ = 8e9
 BYTES_PER_CLOCK = 512
-"""Bytes of results that a core makes at most: two vector units of 64 bytes multiply and add, which makes 256;
-matrix units, such as Apple's, make more."""
+"""The most bytes of results that a core computes in a clock cycle. Two vector units of 64 bytes that multiply
+and add compute 256; matrix units, such as Apple's, compute more."""
 
 
 @Shared
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """BLAS multiplies on the thread that calls it, for this process and as long as anybody is inside."""
+    """Make BLAS use only the thread that calls it, in the whole process, while any thread is in this
+    context."""
     _let_any_thread_limit()
     limits = threadpool_limits(limits=1, user_api="blas")
     try:
@@ -68,15 +71,16 @@ def one_blas_thread() -> Iterator[None]:
 
 
 def _let_any_thread_limit() -> None:
-    """threadpoolctl 3.8 lets the first thread that limits OpenBLAS be the only one, and ignores others
-    without a word. Here whoever leaves last lifts the limit, and `Shared` keeps threads apart."""
+    """Allow any thread to change the limit. In threadpoolctl 3.8 only the first thread that limits OpenBLAS
+    may, and calls of others are ignored silently. Here the last thread to leave lifts the limit; `Shared`
+    serializes them."""
     clear = getattr(threadpoolctl.OpenBLASController, "clear_controlling_thread", None)
     if clear is not None:
         clear(force=True)
 
 
 class _Done:
-    """An event of work that is already done."""
+    """The event of work that is already done."""
 
     done = True
 
@@ -85,7 +89,7 @@ class _Done:
 
 
 class _Mark:
-    """An event of the compute stream."""
+    """An event in the compute stream."""
 
     def __init__(self, stream: "_Stream") -> None:
         self._stream = stream
@@ -102,7 +106,7 @@ class _Mark:
 
 
 class _Check:
-    """A verdict that the compute stream gives."""
+    """A check that runs in the compute stream."""
 
     done: _Mark
 
@@ -116,8 +120,8 @@ class _Check:
 
 
 class _Stream:
-    """A thread that runs what it is given, in order. After an error it runs nothing more, and every
-    event raises it."""
+    """A thread that runs the functions it is given, in order. After an error it runs nothing more, and every
+    event raises that error."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -155,7 +159,8 @@ class CPU:
     name = "cpu"
 
     def __init__(self, threads: int | None = None):
-        """`threads`: workers that multiply; all cores this process may use unless given."""
+        """`threads`: number of workers that multiply; by default one for each core that this process may
+        use."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         self.threads = threads or cores or 1
         self.model = f"{processor()}, {self.threads} threads"
@@ -172,8 +177,9 @@ class CPU:
         kernel: str,
         precision: str,
     ) -> Arithmetic:
-        """Floating point in BLAS (float16 in float32). Integers of 8 and 16 bits in float32 and float64
-        BLAS, as many products at a time as are exact; wider ones by NumPy in int64."""
+        """BLAS multiplies floating-point numbers (float16 in float32). It also multiplies integers of 8 bits
+        in float32 and of 16 bits in float64, as many products at a time as are exact. NumPy multiplies wider
+        ones in int64."""
         wide = max(a.itemsize, b.itemsize) > 2
         block = np.dtype(np.int32 if bound < 2**31 else np.int64)
         if out.kind in "fc":
@@ -197,8 +203,8 @@ class CPU:
         return found
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
-        """BLAS's packing buffers, and for each worker the temporary tile of exact integers, or the parts of
-        complex numbers."""
+        """The workspace holds the packing buffers of BLAS and, for each worker, the temporary tile of exact
+        integers or the parts of complex numbers."""
         tile = EXACT_TILE**2 * (arithmetic.panel.itemsize + arithmetic.block.itemsize)
         scratch = {"i": tile, "c": by_parts_bytes(arithmetic.block)}.get(arithmetic.block.kind, 0)
         return Limits(
@@ -212,7 +218,7 @@ class CPU:
         )
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
-        """Of one core with 256-bit vectors, times the cores; every stage shares them."""
+        """Rates of one core with 256-bit vectors times the number of cores, which all stages share."""
         each = {"f": 60e9, "d": 30e9, "F": 60e9, "D": 30e9}.get(arithmetic.panel.char, 1e9)
         if arithmetic.panel.kind == "c":
             each /= 4  # real operations for one complex multiplication and addition, counted as two
@@ -220,13 +226,13 @@ class CPU:
         return Rates(each * self.threads, copies, copies / 4, copies, copies, shared=True)
 
     def most_flops(self, kernel: str, panel: str) -> float:
-        """Twice what two vector units of 512 bits do, at a clock that no processor reaches."""
+        """Twice the rate of two vector units of 512 bits, at a clock rate that no processor reaches."""
         dtype = np.dtype(panel)
         parts = 2 if dtype.kind == "c" else 1
         return self.threads * CLOCK_HERTZ * BYTES_PER_CLOCK / (dtype.itemsize / parts) / parts**2
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
-        """Allocate panels and blocks; take BLAS's threads from it, for this process, until `close`."""
+        """Allocates panels and blocks, and limits BLAS to one thread in this process until `close`."""
         self._op, self._trace = operation, trace
         self._overflow = Overflow(operation)
         arithmetic = operation.arithmetic
@@ -245,14 +251,14 @@ class CPU:
         self._checks = Checks(plan, operation, self._run, self.threads) if operation.verify else None
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
-        """Plain memory, page-aligned for direct reads and writes."""
+        """Returns plain memory, which is page-aligned for direct reads and writes."""
         return page_aligned(count, nbytes)
 
     def prepare(self, buffer: Bytes) -> None:
-        """Memory is memory."""
+        """Does nothing: the CPU can copy from any memory."""
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
-        """A strided copy, with conversion to the panel's type."""
+        """Copies on the calling thread, and converts to the panel's type."""
         start = time.perf_counter()
         self._overflow.upload(piece, buffer, source)
         memory = self._blocks[buffer] if piece.operand == "c" else self._panels[piece.operand, buffer]
@@ -263,7 +269,7 @@ class CPU:
         return _Done()
 
     def reaches(self, other: Device) -> bool:
-        """Another one of this process."""
+        """Whether the other device is a CPU device, too."""
         return isinstance(other, CPU)
 
     def take(
@@ -275,40 +281,41 @@ class CPU:
         buffer: int,
         uploaded: Event,
     ) -> None:
-        """At once."""
+        """Copies at once, on the calling thread."""
         assert isinstance(other, CPU)
         to, at = (_shaped(device._panels["b", buffer], panel) for device in (self, other))
         np.copyto(to[slice(*rows), slice(*cols)], at[slice(*rows), slice(*cols)])
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
-        """Tiles of the block, dealt to the workers."""
+        """Deals tiles of the block to the workers, in the compute stream."""
         k, a = panel[1] - panel[0], self._panels["a", self._a_buffer(panel, p)]
         self._overflow.multiply(block, p, c, k, first)
         b = a if block.diagonal else self._panels["b", p]
         self._stream.submit(partial(self._multiply, block, k, a, b, c, first))
 
     def scale(self, block: Block, c: int) -> None:
-        """β·C in place."""
+        """Scales the block in place, in the compute stream."""
         self._stream.submit(partial(self._begin, _shaped(self._blocks[c], (block.rows, block.cols))))
 
     def mirror(self, block: Block, c: int, col: int = 0) -> None:
-        """Tiles below the diagonal, dealt to the workers."""
+        """Deals tiles below the diagonal to the workers, in the compute stream."""
         whole = _shaped(self._blocks[c], (block.rows, block.cols))
         self._stream.submit(partial(self._mirror, whole[:, col : col + block.rows]))
 
     def check(self, block: Block, c: int) -> Check:
-        """On the compute stream, by the workers."""
+        """The workers check the block, in the compute stream."""
         check = _Check()
         self._stream.submit(partial(self._check, check, _shaped(self._blocks[c], (block.rows, block.cols))))
         check.done = self._stream.mark()
         return check
 
     def finish(self, block: Block, c: int) -> None:
-        """On the compute stream."""
+        """Marks the point in the compute stream at which the block is finished."""
         self._finished[c] = self._stream.mark()
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
-        """A strided copy; a transposition goes by tiles that caches hold."""
+        """Copies on the calling thread. A transposed part is copied in tiles that fit the processor's
+        caches."""
         self._finished[c].synchronize()
         start = time.perf_counter()
         view = _shaped(self._blocks[c], (block.rows, block.cols))
@@ -323,37 +330,39 @@ class CPU:
         return _Done()
 
     def record(self, stream: str) -> Event:
-        """Copies are done when they return; multiplications have a stream."""
+        """Only the compute stream has events: a copy is done when it returns."""
         return self._stream.mark() if stream == COMPUTE else _Done()
 
     def wait(self, stream: str, event: Event) -> None:
-        """Uploads are the caller itself, and compute only ever waits for copies."""
+        """Waits on the calling thread, which makes all copies itself. Nothing is to be done for the compute
+        stream: it waits only for copies, and those are done when they return."""
         if stream != COMPUTE:
             event.synchronize()
 
     def peak_bytes(self) -> int:
-        """None of its own."""
+        """Returns 0: the CPU has no memory apart from the host's."""
         return 0
 
     def cancel(self) -> None:
-        """The workers stop after the tile they are at."""
+        """Stops each worker after its current tile."""
         self._cancelled = True
 
     def free_panels(self) -> None:
-        """They go with the blocks: that takes no time here."""
+        """Does nothing: `close` frees panels and blocks together, which takes no time."""
 
     def close(self) -> None:
-        """Give BLAS its threads back and free the buffers, as far as `start` came."""
+        """Undoes what `start` has done: frees the buffers and the workers, and lets BLAS use its threads
+        again."""
         self._started.close()
         self._panels, self._blocks = {}, []
         self._finished.clear()
 
     def alive(self) -> bool:
-        """Always."""
+        """Returns true: the CPU cannot be lost."""
         return True
 
     def explain(self, error: Exception) -> None:
-        """It has no memory of its own."""
+        """Returns None: BLAS raises no errors of its own."""
 
     def _multiply(self, block: Block, k: int, left: Array, right: Array, c: int, first: bool) -> None:
         start = time.perf_counter()
@@ -408,7 +417,7 @@ class CPU:
         scale_in_place(out, self._op.beta)
 
     def _begin(self, out: Array) -> None:
-        """A block without panels."""
+        """Scale a block that has no panels."""
         if self._checks:
             self._checks.begin(out)
         self._scale(out)
@@ -436,7 +445,8 @@ class CPU:
     def _deal(
         self, work: Callable[[slice, slice], None], shape: tuple[int, int], side: int, lower: bool
     ) -> None:
-        """Cut `shape` into tiles, several a worker; `lower`: only those that reach the diagonal or below."""
+        """Cut `shape` into several tiles for each worker, and let the workers do them. `lower`: only tiles
+        that reach the diagonal or lie below it."""
         if 0 in shape:
             return
         wanted = math.isqrt(shape[0] * shape[1] // (4 * self.threads))
@@ -451,7 +461,7 @@ class CPU:
         self._run(work, (tile for tile in tiles if not lower or tile[1].start < tile[0].stop))
 
     def _run(self, work: Callable[[slice, slice], None], tiles: Iterator[tuple[slice, slice]]) -> None:
-        """Let the workers take the tiles in turn."""
+        """Let each worker take the next tile until there are none, and wait for all workers."""
         lock = Lock()
 
         def run() -> None:
@@ -469,8 +479,8 @@ class CPU:
 
 
 def _even(down: int, across: int, threads: int) -> int:
-    """A few more tile columns where that leaves fewer workers without a tile in the last round: nine tiles
-    take two workers as long as ten."""
+    """Return the number of tile columns, a few more than `across` if fewer workers are then without a tile in
+    the last round: nine tiles take two workers as long as ten."""
 
     def rounds(columns: int) -> float:
         tiles = down * columns
@@ -480,17 +490,17 @@ def _even(down: int, across: int, threads: int) -> int:
 
 
 def slices(extent: int, step: int) -> Iterator[slice]:
-    """[0, extent) cut every `step`."""
+    """Cut [0, extent) every `step`."""
     return (slice(*r) for r in ranges(extent, step))
 
 
 def _shaped(memory: Array, shape: tuple[int, int]) -> Array:
-    """The front of a flat buffer as a dense matrix."""
+    """View the beginning of a flat buffer as a dense matrix."""
     return memory[: shape[0] * shape[1]].reshape(shape)
 
 
 def processor() -> str:
-    """What the CPU calls itself."""
+    """Return the model name of the CPU."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
