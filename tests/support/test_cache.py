@@ -168,7 +168,7 @@ def unwritable(request, monkeypatch, tmp_path):
         ("kernel_rate", "STEADY", 0.0), ("kernel_rate", "SIDES", (64,)), ("kernel_rate", "DEPTHS", (32, 64)),
         ("info", "TYPES", (("float32", "highest"),)),
     ):  # fmt: skip
-        monkeypatch.setattr(f"ooc_gemm.{module}.{name}", value)
+        monkeypatch.setattr(f"ooc_gemm.bench.{module}.{name}", value)
     return place
 
 
