@@ -29,7 +29,7 @@ from ..run.prepare import prepare
 from ..run.rates import FILE, FOLDERS, file_system, kernel_key, possible
 from ..storage.io.files import chunks_at_once, in_memory
 from ..storage.read import local, store
-from ..storage.write import targets
+from ..storage.write import layout, opening, targets
 from ..support.buffers import Bytes
 from ..support.cache import distrusted, folder
 from ..support.errors import InputError
@@ -304,8 +304,8 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     chunk = CHUNK * CHUNK * 4
     # Arrays so large that the page cache is passed by, of which only the first chunks are stored.
     large = max(count, targets.DIRECT_BYTES // chunk)
-    output = targets.Output((large * CHUNK, CHUNK), np.dtype("f4"), (CHUNK, CHUNK), None, "none")
-    made = [targets.create_target(str(scratch / name), output, output.dtype) for name in "ab"]
+    output = layout.Output((large * CHUNK, CHUNK), np.dtype("f4"), (CHUNK, CHUNK), None, "none")
+    made = [opening.create_target(str(scratch / name), output, output.dtype) for name in "ab"]
     buffers = device.host_buffers(readers + writers, chunk)
     fill_with_noise(buffers)
     for_reading, for_writing = buffers[:readers], buffers[readers:]
@@ -372,10 +372,10 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     alone = reads * chunk / cold + writes * chunk / write_rate
     few = min(len(there), max(1, targets.DIRECT_BYTES // chunk - 1))
     small = replace(output, shape=(few * CHUNK, CHUNK))
-    target = targets.create_target(str(scratch / "small"), small, output.dtype)
+    target = opening.create_target(str(scratch / "small"), small, output.dtype)
     write_cached = write_rate if memory else _rate(partial(write, target), range(few), for_writing)
     packed = replace(output, compressor="zstd")
-    target = targets.create_target(str(scratch / "z"), packed, output.dtype)
+    target = opening.create_target(str(scratch / "z"), packed, output.dtype)
     some = range(min(len(there), 2 * readers))
     for_a_while(partial(write, target), some, for_writing)
     target.commit()

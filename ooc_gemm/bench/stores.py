@@ -15,7 +15,7 @@ import numpy as np
 from ..devices import open_device
 from ..planning.plan import Part
 from ..run.rates import described
-from ..storage.write import targets
+from ..storage.write import layout, opening
 from ..support.buffers import Bytes, page_aligned
 from .info import CHUNK, chunks_that_fit, fill_with_noise, keep, limits_of
 from .io import decode_rate, files_in, flush, for_a_while, read_rate, source_rate, write_rate
@@ -71,8 +71,8 @@ def _rows(scratch: Path, threads: list[int], count: int, say: Say) -> Iterator[R
 
 def _store_rate(path: str, compressor: str, count: int, buffers: list[Bytes]) -> float:
     """Bytes a second at which the engine's writers store chunks, until all are on the disk."""
-    output = targets.Output((count * CHUNK, CHUNK), np.dtype(np.float32), (CHUNK, CHUNK), None, "none")
-    target = targets.create_target(path, replace(output, compressor=compressor), output.dtype)
+    output = layout.Output((count * CHUNK, CHUNK), np.dtype(np.float32), (CHUNK, CHUNK), None, "none")
+    target = opening.create_target(path, replace(output, compressor=compressor), output.dtype)
 
     def write(index: int, buffer: Bytes) -> int:
         return target.write(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)

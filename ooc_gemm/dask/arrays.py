@@ -26,7 +26,7 @@ from ..run.result import Result
 from ..run.retry import retried
 from ..storage.read import store
 from ..storage.read.local import Window
-from ..storage.write import targets
+from ..storage.write import conversion
 from ..support.errors import BudgetError, InputError, RangeError
 from ..support.memory import STEP
 from ..support.trace import Trace
@@ -431,7 +431,7 @@ class _Step:
         if not self.last:
             return out
         if self.dtype.kind in "iu":
-            targets.check_fits(out, self.dtype, "the product")
+            conversion.check_fits(out, self.dtype, "the product")
         with np.errstate(over="ignore"):
             return out.astype(self.dtype, copy=False)
 

@@ -32,7 +32,7 @@ from ..planning.plan import Block, Plan
 from ..planning.problem import Rates
 from ..storage.read import store
 from ..storage.read.local import Source
-from ..storage.write import journal, targets
+from ..storage.write import journal, reopen, targets
 from ..support.errors import BudgetError, DeviceError, Error, InputError, StoreError
 from ..support.intervals import ceil_div
 from ..support.memory import (
@@ -229,7 +229,7 @@ def _superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report:
 
 def _source(work: Work, name: str) -> Source:
     """An input, as the plan knows it."""
-    spec = targets.open_partial(work.c) if name == "c" else work.inputs[name]
+    spec = reopen.open_partial(work.c) if name == "c" else work.inputs[name]
     source = store.open_source(spec, work.name if name == "c" else None)
     turned = {"a": work.operation.transpose_a, "b": work.operation.transpose_b, "c": False}[name]
     source.matrix = replace(source.matrix, transposed=turned)

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import __version__
 from ..storage.read import store
-from ..storage.write import journal, provenance, targets
+from ..storage.write import consolidated, in_memory, journal, opening, provenance
 from ..storage.write.journal import Journal
 from ..storage.write.provenance import Finished
 from ..support.errors import InputError
@@ -26,7 +26,7 @@ def journal_of(c: Any, beta: complex | None, resume: bool) -> Iterator[Journal |
     if c is None:
         raise InputError("only a C that is stored can be continued; leave out resume=True")
     if place is None:
-        yield targets.continued(c, beta or 0)
+        yield opening.continued(c, beta or 0)
         return
     if not (store.is_partial(place) or (place / journal.NAME).exists()):
         done = provenance.finished(c)
@@ -56,11 +56,13 @@ def opened_target(
     block = job.operation.arithmetic.block
     if isinstance(log, Finished):
         yield None, None
-        targets.enter(c, targets.groups_of(c))  # the run that has made C may have been killed before that
+        consolidated.enter(
+            c, consolidated.groups_of(c)
+        )  # the run that has made C may have been killed before that
         return
     if c is None:
         array = np.empty(job.output.shape, job.output.dtype)
-        yield targets.ArrayTarget(array, job.plan.problem.c, block), array
+        yield in_memory.ArrayTarget(array, job.plan.problem.c, block), array
         for source in job.sources.values():
             source.check_unchanged()
         return
@@ -69,13 +71,13 @@ def opened_target(
         log.done or reads or job.fills
     ):  # nothing was made yet: what is there may be of a run before
         log.close()
-        target = targets.create_target(c, job.output, block, job.head, force=True, notice=notice)
+        target = opening.create_target(c, job.output, block, job.head, force=True, notice=notice)
     elif log:
-        target = targets.continued_target(c, block, log)
+        target = opening.continued_target(c, block, log)
     elif reads or job.fills:
-        target = targets.update_target(c, block, job.head, fills=job.fills, force=job.force)
+        target = opening.update_target(c, block, job.head, fills=job.fills, force=job.force)
     else:
-        target = targets.create_target(c, job.output, block, job.head, job.force, notice=notice)
+        target = opening.create_target(c, job.output, block, job.head, job.force, notice=notice)
     try:
         if "c" in job.sources:
             target.expect(job.sources["c"].stamps)

@@ -12,7 +12,7 @@ from ..planning.plan import Part
 from ..planning.problem import CHUNK_BYTES, MiB
 from ..storage.io.remote import CONNECTION_BYTES, WRITERS
 from ..storage.read import store
-from ..storage.write import targets
+from ..storage.write import checks, layout, opening
 from ..support.errors import BudgetError, InputError, on_thread
 from ..support.intervals import ceil_div, ranges
 from ..support.memory import baseline_bytes, default_memory_limit, parse_size
@@ -43,15 +43,15 @@ def random(
     if seed < 0:
         raise InputError(f"seed {seed} is negative; give 0 or more")
     kind = store.matrix_dtype(dtype)
-    targets.check_layout(chunks, shards, compressor)
+    layout.check_layout(chunks, shards, compressor)
     if chunks is None:
         rows = max(1, min(shape[0] or 1, int((CHUNK_BYTES[0] // kind.itemsize) ** 0.5)))
         chunks = (rows, max(1, min(shape[1] or 1, CHUNK_BYTES[0] // kind.itemsize // rows)))
-    targets.check_output(out, [], force, reads=False)
+    checks.check_output(out, [], force, reads=False)
     unit = shards or chunks
     limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
     base = baseline_bytes(INTERPRETER_BYTES)
-    output = targets.Output(shape, kind, chunks, shards, compressor)
+    output = layout.Output(shape, kind, chunks, shards, compressor)
     each = unit[0] * unit[1] * (kind.itemsize + 8 + (2 * kind.itemsize if output.encoded else 0))
     each += output.work.bytes_for(unit[0] * unit[1] * kind.itemsize)
     each += CONNECTION_BYTES if store.is_remote(out) else 0
@@ -62,7 +62,7 @@ def random(
             f"the smallest that would do is {base + each} bytes ({ceil_div(base + each, MiB)}MiB)",
             minimum_memory_limit=base + each,
         )
-    target = targets.create_target(out, output, kind, force=force)
+    target = opening.create_target(out, output, kind, force=force)
     slots: queue.SimpleQueue[npt.NDArray[np.uint8]] = queue.SimpleQueue()
     for _ in range(threads):
         slots.put(np.empty(unit[0] * unit[1] * kind.itemsize, np.uint8))

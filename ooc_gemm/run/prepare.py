@@ -18,7 +18,7 @@ from ..storage.io.files import chunks_at_once
 from ..storage.io.remote import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests, side_by_side
 from ..storage.read import store
 from ..storage.read.local import Source
-from ..storage.write import provenance, targets
+from ..storage.write import checks, layout, provenance, reopen
 from ..storage.write.journal import Journal
 from ..storage.write.provenance import Finished
 from ..support.errors import InputError
@@ -38,7 +38,7 @@ class Job:
 
     sources: dict[str, Source]
     operation: Operation
-    output: targets.Output
+    output: layout.Output
     copies: tuple[layouts.Copy, ...]
     """Of operands, to be made first."""
     plan: Plan
@@ -89,7 +89,7 @@ def prepare(
     begun, layout_there = None, dict[str, Any]()
     fills = bool(log.head.get("fills")) if log else store.is_array(c)
     if log and (log.done or beta or fills or provenance.reads_c(log.head)):
-        begun = targets.open_partial(c)
+        begun = reopen.open_partial(c)
     if begun is not None:
         layout_there = {"chunks": begun.chunks, "shards": begun.shards}
     alpha, beta = scalar("alpha", alpha), scalar("beta", beta)
@@ -118,7 +118,7 @@ def prepare(
         partial(open_operand, b, "B", transpose_b or adjoint_b),
     ]
     if c is not None and log is None and beta == 0:
-        works.append(partial(targets.check_output, c, [a, b], force, reads=fills))
+        works.append(partial(checks.check_output, c, [a, b], force, reads=fills))
     far = any(map(store.is_remote, (a, b, c)))
     left, right, *_ = side_by_side(works) if far else [work() for work in works]
     shape_a, shape_b = left.shape, right.shape
@@ -137,8 +137,8 @@ def prepare(
     if log:
         existing = begun if beta != 0 else None
     elif c is not None and beta != 0:
-        existing = targets.open_existing(c)
-        targets.check_output(c, [a, b], force, reads=True)
+        existing = reopen.open_existing(c)
+        checks.check_output(c, [a, b], force, reads=True)
     if existing is not None:
         old = store.open_source(existing, store.describe(c))
         if old.shape != (m, n):
@@ -150,7 +150,7 @@ def prepare(
         sources["c"], out_dtype = old, old.dtype
     out = choose_dtype(left.dtype, right.dtype, out_dtype, alpha, beta)
     if fills and log is None:
-        targets.check_filled(c, (m, n), out, given, force)
+        checks.check_filled(c, (m, n), out, given, force)
         begun = c
     if m * n * out.itemsize > store.MAX_ARRAY_BYTES:
         raise InputError(
@@ -309,6 +309,6 @@ def _output(
     chunks: tuple[int, int] | None,
     shards: tuple[int, int] | None,
     compressor: str,
-) -> targets.Output:
-    targets.check_layout(chunks, shards, compressor)
-    return targets.Output(shape, dtype, chunks or (1, 1), shards, compressor)
+) -> layout.Output:
+    layout.check_layout(chunks, shards, compressor)
+    return layout.Output(shape, dtype, chunks or (1, 1), shards, compressor)

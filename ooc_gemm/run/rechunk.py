@@ -15,7 +15,7 @@ from ..engine.ports import Array
 from ..planning.layouts import Copy
 from ..planning.plan import Part, Piece, cut
 from ..storage.read.local import Source
-from ..storage.write import targets
+from ..storage.write import layout, opening
 from ..support.buffers import Bytes, page_aligned
 from ..support.errors import InputError, on_thread
 from ..support.intervals import overlaps, ranges
@@ -39,7 +39,7 @@ class Rechunked:
 
 def check_space(copies: Iterable[Copy], c: Any) -> None:
     """Refuse copies that have no room beside C. Raises InputError."""
-    folder = targets.scratch_folder(c)
+    folder = opening.scratch_folder(c)
     wanted, free = sum(copy.bytes_written for copy in copies), shutil.disk_usage(folder).free
     if wanted > free:
         raise InputError(
@@ -67,7 +67,7 @@ def rechunked(
 @contextlib.contextmanager
 def _hidden_folder(c: Any) -> Iterator[Path]:
     """A folder of our own that is removed again."""
-    parent = targets.scratch_folder(c)
+    parent = opening.scratch_folder(c)
     try:
         folder = tempfile.mkdtemp(".rechunked", ".ooc-gemm-", parent)
     except OSError as error:
@@ -83,8 +83,8 @@ def _hidden_folder(c: Any) -> Iterator[Path]:
 def _copied(copy: Copy, source: Source, place: Path) -> tuple[Source, int, int]:
     """The copy, the bytes read and the bytes written."""
     t = copy.target
-    output = targets.Output((t.rows, t.cols), source.dtype, (t.chunk_rows, t.chunk_cols))
-    target = targets.create_target(str(place), output, source.dtype, keep=False)
+    output = layout.Output((t.rows, t.cols), source.dtype, (t.chunk_rows, t.chunk_cols))
+    target = opening.create_target(str(place), output, source.dtype, keep=False)
     (memory,) = page_aligned(1, copy.rows * copy.cols * t.itemsize)
     read_slots = page_aligned(copy.readers, copy.slot_bytes)
     write_slots = page_aligned(copy.writers, t.chunk_bytes)

@@ -26,7 +26,7 @@ from ooc_gemm import DeviceError, InputError, RangeError, StoreError  # noqa: E4
 from ooc_gemm.dask import matmul  # noqa: E402
 from ooc_gemm.planning.plan import Part  # noqa: E402
 from ooc_gemm.storage.read import store  # noqa: E402
-from ooc_gemm.storage.write import journal, targets  # noqa: E402
+from ooc_gemm.storage.write import journal, opening, targets  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -487,7 +487,7 @@ def test_a_worker_that_counts_as_dead_changes_nothing(tmp_path):
     make(c, old, chunks=(16, 32), compressors=None)
     head = {"inputs": {}, "options": {}}
     block = np.dtype("f4")
-    target = targets.update_target(c, block, head)
+    target = opening.update_target(c, block, head)
     part = Part((1, 0), 16, 0, 16, 32)
 
     def write(share, value):

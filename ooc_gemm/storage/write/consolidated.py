@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...support.errors import InputError, StoreError
+from ...support.errors import Error, InputError, StoreError
+from ..format import documents
 from ..io import files
 from ..io.remote import Objects, side_by_side, why
+from ..read.store import METADATA, describe, document_at, explained, local_path, look_at, objects_at
 
 DOCUMENTS = ("zarr.json", ".zmetadata")
 """What holds consolidated metadata, of version 3 and of version 2."""
@@ -202,6 +204,48 @@ class Consolidated:
                     f"it, which cannot be changed ({_said(error)}); consolidate them again"
                 )
         return said
+
+
+@contextlib.contextmanager
+def forgotten(spec: Any) -> Iterator[Consolidated]:
+    """The groups above C, which have no entry of it any more; they have it again where the body fails and C
+    is still an array. Raises InputError."""
+    groups = groups_of(spec)
+    groups.forget()
+    try:
+        yield groups
+    except BaseException:
+        enter(spec, groups)
+        raise
+
+
+def groups_of(spec: Any) -> Consolidated:
+    """What the groups above C hold of it. Raises InputError."""
+    name, place = describe(spec), local_path(spec)
+    with explained(name, remote=place is None):
+        if place is not None:
+            spelled = os.fspath(spec) if isinstance(spec, str | os.PathLike) else ""
+            return Consolidated(above(place, None if "://" in spelled else spelled), name)
+        objects = objects_at(spec)
+        return Consolidated(above_objects(objects) if objects else [], name)
+
+
+def enter(spec: Any, groups: Consolidated) -> str | None:
+    """Give the groups above C the metadata of the array that is there, if it is one. What to tell the user
+    where that cannot be."""
+    with contextlib.suppress(Error):
+        return groups.enter(*entry_of(spec, describe(spec)))
+    return None
+
+
+def entry_of(spec: Any, name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The metadata of an array, and its attributes where they stand apart. Raises InputError."""
+    at, key, described = look_at(spec, name)
+    if documents.kind(key, described) != "array":
+        raise InputError(f"{name} is not a Zarr array; check the path")
+    if key == METADATA[0]:
+        return described, None
+    return described, documents.parse(name, document_at(at, ".zattrs") or b"{}")
 
 
 def _said(error: Exception) -> str:

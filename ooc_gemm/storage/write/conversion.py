@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...support.errors import RangeError
+
 Array = npt.NDArray[Any]
 SLAB = 1 << 16
 """Elements that are looked at together, so that looking takes little memory."""
@@ -33,3 +35,13 @@ def said(count: int, name: str, dtype: np.dtype[Any]) -> str:
         f"{elements} infinite in {name}, although the product is finite there: {dtype} ends at "
         f"{float(np.finfo(dtype).max):.6g}; give out_dtype={wider!r} to keep them"
     )
+
+
+def check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
+    """Raises RangeError where an integer does not fit the type."""
+    if values.size == 0 or np.can_cast(values.dtype, dtype):
+        return
+    info, low, high = np.iinfo(dtype), values.min(), values.max()
+    if int(low) < int(info.min) or int(high) > int(info.max):
+        value = low if int(low) < int(info.min) else high
+        raise RangeError(f"{name}: the exact value {value} does not fit {dtype}; give a wider out_dtype")

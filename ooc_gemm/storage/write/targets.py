@@ -11,28 +11,25 @@ import json
 import math
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import zarr
-from zarr.storage import LocalStore, MemoryStore, StorePath
+from zarr.storage import MemoryStore, StorePath
 
 from ...planning.plan import Part
-from ...planning.problem import Matrix, Work
 from ...support.buffers import Bytes, give_back, scratch
-from ...support.errors import Error, InputError, RangeError, StoreError, remedy
-from ..format import codec, codec_memory, documents, shards
+from ...support.errors import InputError, StoreError, remedy
+from ..format import codec, documents, shards
 from ..format.zarr_internals import default_buffer_prototype, sync
 from ..io import durable, files
-from ..io.remote import Objects, RemoteFolder, RemoteJournal, why
+from ..io.remote import Objects, RemoteFolder, why
 from ..read.local import Folder, Source, Stamps, identity
 from ..read.store import (
     ASIDE,
@@ -42,27 +39,17 @@ from ..read.store import (
     Array,
     array_at,
     compression_of,
-    describe,
-    document_at,
-    explained,
     inner_chunks,
-    is_begun,
     is_fortran,
-    is_partial,
-    kind_at,
     local_path,
-    look_at,
-    objects_at,
     only_compressor,
-    open_array,
-    remote_place,
-    same_place,
     zarr_source,
 )
 from . import journal, ownership, provenance
-from .consolidated import Consolidated, above, above_objects
-from .conversion import convert
+from .consolidated import Consolidated, entry_of
+from .conversion import check_fits, convert
 from .journal import Journal
+from .reopen import open_partial
 
 PENDING = ".pending"
 """A chunk's file until it goes to its place."""
@@ -73,192 +60,6 @@ SAVED_SECONDS = 2.0
 DIRECT_BYTES = 256 << 20
 """A C this large is written past the page cache, as fast as the disk is. A smaller one takes no time either
 way, and is likely to be read next."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """How a new C is stored."""
-
-    shape: tuple[int, int]
-    dtype: np.dtype[Any]
-    chunks: tuple[int, int]
-    shards: tuple[int, int] | None = None
-    compressor: str = "none"
-
-    @property
-    def encoded(self) -> bool:
-        """Whether chunks are stored otherwise than as their elements."""
-        return self.shards is not None or self.compressor != "none"
-
-    @property
-    def work(self) -> Work:
-        """What encoding takes beside a chunk, or shard, and what is stored of it."""
-        codecs = [one.to_dict() for one in compressors(self.compressor) or ()]
-        each = [codec_memory.encoding(one["name"], one["configuration"]) for one in codecs]
-        work = reduce(Work.__add__, each, Work())
-        if self.shards is None:
-            return work
-        chunk = math.prod(self.chunks) * self.dtype.itemsize  # one, what is stored of it, and a copy of that
-        return Work(fixed=work.bytes_for(chunk) + 3 * codec.longest(chunk))
-
-
-def compressors(text: str) -> Any:
-    """zarr's codecs for `none`, `zstd`, `zstd:LEVEL` or `blosc`. Raises InputError."""
-    from zarr.codecs import BloscCodec, ZstdCodec
-
-    name, _, level = text.partition(":")
-    if text == "none":
-        return None
-    if text == "blosc":
-        return [BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle")]
-    with contextlib.suppress(ValueError):
-        if name == "zstd":
-            return [ZstdCodec(level=int(level or 3))]
-    raise InputError(f"{text!r} is not a compressor; choose none, zstd, zstd:LEVEL (up to 22) or blosc")
-
-
-def check_layout(chunks: tuple[int, int] | None, shards: tuple[int, int] | None, compressor: str) -> None:
-    """Refuse a layout of a new array that cannot be. Raises InputError."""
-    compressors(compressor)
-    for name, sizes in (("chunks", chunks), ("shards", shards)):
-        if sizes is not None and (len(sizes) != 2 or min(sizes) < 1):
-            raise InputError(f"{name} {sizes} must be two positive numbers; write for example 2048,2048")
-    if shards is not None and (chunks is None or any(s % c for s, c in zip(shards, chunks, strict=True))):
-        raise InputError(
-            f"shards {shards} need chunks that divide them; give both, such as chunks=(512, 512)"
-        )
-
-
-def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None:
-    """Refuse a C that cannot or must not be written; changes nothing. Raises InputError."""
-    name = describe(spec)
-    for other in inputs:
-        if same_place(spec, other):
-            raise InputError(
-                f"{name} is, contains or lies inside the input {describe(other)}; write C somewhere else"
-            )
-    place = local_path(spec)
-    if place is None:
-        if not isinstance(spec, str | zarr.Array):
-            raise InputError(f"{name} cannot be written to; give a path, a URL or a zarr.Array as C")
-        if not reads and not (isinstance(spec, str) and _is_free(name, spec)):
-            kind = kind_at(spec, name) if isinstance(spec, str) else "array"
-            _check_replaced(name, kind, force)
-            if kind is None:
-                _check_begun(name, str(spec), force)
-        return
-    if reads:
-        if not os.access(place, os.W_OK):
-            raise InputError(f"{name} cannot be written: permission denied; choose another C")
-        return
-    for folder in place.parents:
-        if _kind_there(folder) == "array":
-            raise InputError(f"{name} lies inside the Zarr array {folder}; choose another place")
-    if os.path.exists(place):
-        found = _kind_there(place)
-        if journal.is_held(place):
-            raise InputError(f"{name} is being written by another process; wait for it, or stop it")
-        partial = ownership.is_unfinished(place, name)
-        ours = place.is_dir() and os.access(place, os.R_OK) and ownership.is_ours(place)
-        if found is None and not (partial or ours):
-            raise InputError(
-                f"{name} exists and cannot be opened as a Zarr array; it is left alone, choose another place"
-            )
-        if partial and not force:
-            raise InputError(
-                f"{name} is the unfinished result of an interrupted run; continue it with "
-                "resume=True, or give force=True to replace it"
-            )
-        _check_replaced(name, found, force)
-        if not ours:
-            ownership.survey(place, name)
-    parent = place
-    while not os.path.exists(parent):
-        parent = parent.parent
-    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-        raise InputError(f"{name} cannot be created: {parent} is not a writable folder; choose another place")
-
-
-def check_filled(
-    array: zarr.Array[Any], shape: tuple[int, int], dtype: np.dtype[Any], given: dict[str, Any], force: bool
-) -> None:
-    """Refuse an open array that cannot be filled with a result; changes nothing.
-
-    shape, dtype: of the result. given: `chunks`, `shards` and `compressor` as the user gave them, None where
-    not. force: an unfinished C is begun anew. Raises InputError.
-    """
-    name, place = describe(array), local_path(array)
-    if array.read_only:
-        raise InputError(f"{name} is open for reading only; open it with mode='r+'")
-    with explained(name, remote=place is None):
-        if place is not None:
-            unfinished = is_partial(place)
-        else:
-            unfinished = bool((there := objects_at(array)) and not _has_metadata(there) and is_begun(there))
-    if unfinished and not force:
-        raise InputError(
-            f"{name} is the unfinished result of an interrupted run; continue it with resume=True, or begin "
-            "again with force=True"
-        )
-    if tuple(array.shape) != shape:
-        raise InputError(
-            f"{name} has shape {tuple(array.shape)} but the result is {shape[0]}×{shape[1]}; give an array "
-            "of that shape"
-        )
-    if array.dtype.newbyteorder("=") != dtype:
-        raise InputError(
-            f"{name} holds {array.dtype.name} but the result is {dtype}; give an array of that type, or "
-            f"out_dtype={array.dtype.name!r}"
-        )
-    there_now = {"chunks": tuple(array.chunks), "shards": array.shards and tuple(array.shards)}
-    for key, value in given.items():
-        if key in ("chunks", "shards", "compressor") and value is not None:
-            if key in there_now and tuple(value) == there_now[key]:
-                continue
-            raise InputError(f"{name} is an open array, which keeps its {key}; leave out {key}")
-
-
-def _has_metadata(there: Objects) -> bool:
-    return any(there.has(key) for key in METADATA)
-
-
-def _is_free(name: str, spec: str) -> bool:
-    """Whether there is nothing at an address, where that can be told."""
-    with explained(name, remote=True):
-        there = objects_at(spec)
-        return there is not None and not there.has_any()
-
-
-def _check_begun(name: str, spec: str, force: bool) -> None:
-    """At an address where no array is there may be an unfinished one, or what is somebody's."""
-    with explained(name, remote=True):
-        there = objects_at(spec)
-        if there is None:
-            return
-        if not is_begun(there):
-            raise InputError(
-                f"{name} exists and cannot be opened as a Zarr array; it is left alone, choose another place"
-            )
-        if not force:
-            raise InputError(
-                f"{name} is the unfinished result of a run that was interrupted, or still goes on; continue "
-                "it with resume=True, or give force=True to replace it"
-            )
-
-
-def _check_replaced(name: str, found: str | None, force: bool) -> None:
-    """`found` is the kind of what stands at C's place, None for nothing."""
-    if found == "group":
-        raise InputError(f"{name} is a Zarr group; name an array inside it, such as {name}/c")
-    if found is not None and not force:
-        raise InputError(f"{name} exists; give force=True to replace it, or choose another place")
-
-
-def _kind_there(place: Path) -> str | None:
-    """`kind_at` of a folder; None also where it cannot be opened."""
-    with contextlib.suppress(InputError):
-        return kind_at(str(place), str(place))
-    return None
 
 
 class Target:
@@ -457,7 +258,7 @@ class Target:
                 known = json.loads(self._find(".zattrs") or b"{}")
                 self._set(".zattrs", json.dumps({**known, **attributes}, indent=2).encode())
             self._publish(described)
-            said = self.groups.enter(*_entry(self._array, self.name))
+            said = self.groups.enter(*entry_of(self._array, self.name))
             return self._finish() or said
         except OSError as error:
             if isinstance(error, StoreError):
@@ -926,278 +727,3 @@ def check_real(folder: str, root: str) -> None:
             name = folder[len(root) + 1 :]
             raise OSError(errno.ELOOP, f"its folder {name} is a link, and what it leads to is not C's")
         folder = folder.rpartition("/")[0]
-
-
-def check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
-    """Raises RangeError where an integer does not fit the type."""
-    if values.size == 0 or np.can_cast(values.dtype, dtype):
-        return
-    info, low, high = np.iinfo(dtype), values.min(), values.max()
-    if int(low) < int(info.min) or int(high) > int(info.max):
-        value = low if int(low) < int(info.min) else high
-        raise RangeError(f"{name}: the exact value {value} does not fit {dtype}; give a wider out_dtype")
-
-
-def create_target(
-    spec: Any,
-    output: Output,
-    block: np.dtype[Any],
-    head: dict[str, Any] | None = None,
-    force: bool = False,
-    notice: Callable[[str], None] | None = None,
-    keep: bool = True,
-) -> Target:
-    """A new C, unfinished. An array that stood at its place is set aside, in an object store removed. With
-    `head` one in a folder or an object store has a journal, which begins so; `force`: also where another
-    run's is there; `notice`: called where the array cannot be set aside and is removed; `keep`: as
-    `Target.begin`. Raises InputError where C cannot be begun; then all is as it was."""
-    blank = zarr.create_array(
-        MemoryStore(),
-        shape=output.shape,
-        dtype=output.dtype,
-        chunks=output.chunks,
-        shards=output.shards,
-        compressors=compressors(output.compressor),
-        filters=None,
-    )
-    with _begun(spec, head, "cannot be created: {}; choose another place") as log, _forgotten(spec) as groups:
-        described = sync((blank.store_path / METADATA[0]).get())
-        moved = _set_aside(spec, math.prod(output.shape) * output.dtype.itemsize, notice)
-        if log is None and (place := local_path(spec)) is not None:
-            ownership.forget_journal(place)
-        at = spec.store_path if isinstance(spec, zarr.Array) else _writable_place(spec)
-        array = array_at(blank.metadata, at)
-        if head and (objects := objects_at(array)):
-            log = RemoteJournal.begin(objects, describe(spec), head, force)
-        target = target_at(array, describe(spec), block, log)
-        target.groups = groups
-        try:
-            target.begin(described.to_bytes() if described else b"", keep, notice)
-        except BaseException as error:
-            if moved:
-                ownership.restore(moved, [METADATA[0] + PARTIAL])
-            if isinstance(log, RemoteJournal) and isinstance(error, InputError):  # nothing was begun
-                log.remove()
-            raise
-    return target
-
-
-def _set_aside(spec: Any, nbytes: int, notice: Callable[[str], None] | None) -> Path | None:
-    """Make room for a C of so many bytes; its folder, where an array was moved that can be moved back."""
-    place = local_path(spec)
-    if place is None or not os.path.exists(place):
-        return None
-    keep = ownership.has_room(place, nbytes)
-    if not keep and notice and _kind_there(place) == "array":
-        notice(
-            f"there is no room for another array beside {describe(spec)}: it is removed before its "
-            "replacement is made"
-        )
-    return place if ownership.set_aside(place, describe(spec), keep) else None
-
-
-def update_target(
-    spec: Any, block: np.dtype[Any], head: dict[str, Any] | None, fills: bool = False, force: bool = False
-) -> Target:
-    """A C that exists, unfinished from now on; as `create_target`. `fills`: what it held is of no account, so
-    that it can be continued also in an object store."""
-    said = "cannot be updated: {}; it is as it was, see to its disk"
-    with _begun(spec, head, said) as log, _forgotten(spec) as groups:
-        array = open_existing(spec)
-        if fills and head and (objects := objects_at(array)):
-            log = RemoteJournal.begin(objects, describe(spec), head, force)
-        target = target_at(array, describe(spec), block, log)
-        target.groups = groups
-        target.begin(None)
-    return target
-
-
-def continued_target(spec: Any, block: np.dtype[Any], log: Journal) -> Target:
-    """A C whose run was interrupted. Raises InputError where it was changed since."""
-    target = target_at(open_partial(spec), describe(spec), block, log)
-    target.proceed()
-    with _forgotten(spec) as groups:
-        target.groups = groups
-    return target
-
-
-@contextlib.contextmanager
-def _forgotten(spec: Any) -> Iterator[Consolidated]:
-    """The groups above C, which have no entry of it any more; they have it again where the body fails and C
-    is still an array. Raises InputError."""
-    groups = groups_of(spec)
-    groups.forget()
-    try:
-        yield groups
-    except BaseException:
-        enter(spec, groups)
-        raise
-
-
-def groups_of(spec: Any) -> Consolidated:
-    """What the groups above C hold of it. Raises InputError."""
-    name, place = describe(spec), local_path(spec)
-    with explained(name, remote=place is None):
-        if place is not None:
-            spelled = os.fspath(spec) if isinstance(spec, str | os.PathLike) else ""
-            return Consolidated(above(place, None if "://" in spelled else spelled), name)
-        objects = objects_at(spec)
-        return Consolidated(above_objects(objects) if objects else [], name)
-
-
-def enter(spec: Any, groups: Consolidated) -> str | None:
-    """Give the groups above C the metadata of the array that is there, if it is one. What to tell the user
-    where that cannot be."""
-    with contextlib.suppress(Error):
-        return groups.enter(*_entry(spec, describe(spec)))
-    return None
-
-
-def _entry(spec: Any, name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The metadata of an array, and its attributes where they stand apart. Raises InputError."""
-    at, key, described = look_at(spec, name)
-    if documents.kind(key, described) != "array":
-        raise InputError(f"{name} is not a Zarr array; check the path")
-    if key == METADATA[0]:
-        return described, None
-    return described, documents.parse(name, document_at(at, ".zattrs") or b"{}")
-
-
-@contextlib.contextmanager
-def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journal | None]:
-    """The journal of a C that is begun inside, if it has one; where that fails, nobody holds it. `said`: what
-    to say of an OSError."""
-    place, name, log = local_path(spec), describe(spec), None
-    missing = [one for one in (place, *place.parents) if not os.path.exists(one)] if place else []
-    try:
-        with explained(name, remote=place is None):
-            try:
-                log = Journal.create(place, name, head) if place and head else None
-                yield log
-            except OSError as error:
-                if isinstance(error, Error):
-                    raise
-                failed, _, usual = said.format(error.strerror or error).partition("; ")
-                raise InputError(f"{name} {failed}; {remedy(error, usual)}") from error
-    except BaseException:
-        if log and place and not is_partial(place):
-            log.remove()
-        elif log:
-            log.close()
-        for one in missing:
-            with contextlib.suppress(OSError):
-                one.rmdir()
-        raise
-
-
-def scratch_folder(spec: Any) -> Path:
-    """Where to put what is needed only while C is made: beside C where that is local."""
-    place = local_path(spec)
-    if place is None:
-        return Path(tempfile.gettempdir())
-    return next(folder for folder in place.parents if folder.exists())
-
-
-def target_at(array: zarr.Array[Any], name: str, block: np.dtype[Any], log: Journal | None) -> Target:
-    """An unfinished C."""
-    objects = objects_at(array, math.prod(array.shards or array.chunks) * array.dtype.itemsize)
-    return RemoteTarget(array, name, block, log, objects) if objects else Target(array, name, block, log)
-
-
-def continued(spec: Any, beta: complex) -> RemoteJournal | provenance.Finished | None:
-    """The journal of a run whose C is not in a folder, or C where it is finished; None where it can be begun.
-    Raises InputError."""
-    name = describe(spec)
-    with explained(name, remote=True):
-        there = objects_at(spec) if isinstance(spec, str | zarr.Array) else None
-        if there is None:
-            raise InputError(
-                f"{name} cannot be continued, only a C in a local folder or an object store such as s3:// "
-                "can; leave out resume=True"
-            )
-        if not is_begun(there):
-            if done := provenance.finished(spec):
-                return done
-            if beta != 0 or isinstance(spec, zarr.Array) or kind_at(spec, name):
-                raise InputError(
-                    f"{name} is not the unfinished result of an interrupted run; leave out resume=True"
-                )
-            return None
-        if beta != 0 or not there.has(journal.NAME):
-            raise InputError(
-                f"{name} cannot be continued: in an object store chunks may have had their beta already; "
-                f"{journal.ANEW}"
-            )
-        log = RemoteJournal.go_on(there, name)
-        if log.done or any(there.has(key + PARTIAL) for key in METADATA):
-            return log
-        log.remove()  # killed before it began: C is what it was, or not there
-        return None
-
-
-def _writable_place(spec: str | os.PathLike[str]) -> StorePath:
-    """A local store's folder is made."""
-    if place := local_path(spec):
-        return StorePath(Answers(LocalStore(place)).of(LocalStore.open(place)))
-    return remote_place(os.fspath(spec))
-
-
-def open_existing(spec: Any) -> zarr.Array[Any]:
-    """The C that β·C needs, for reading and writing. Raises InputError."""
-    if isinstance(spec, zarr.Array):
-        return spec
-    name = describe(spec)
-    array = open_array(spec, name)
-    with explained(name, remote=local_path(spec) is None):
-        documents.parse(name, document_at(array.store_path, ".zattrs") or b"{}")  # they are kept
-        return array_at(array.metadata, _writable_place(spec))
-
-
-def open_partial(spec: Any) -> zarr.Array[Any]:
-    """A C that is not finished. Raises InputError."""
-    name = describe(spec)
-    with explained(name, remote=local_path(spec) is None):
-        at = spec.store_path if isinstance(spec, zarr.Array) else _writable_place(spec)
-        for key in METADATA:
-            for path in (key + PARTIAL, key):
-                document = document_at(at, path)
-                if document is not None:
-                    described = documents.check(name, documents.parse(name, document), key)
-                    return array_at(described, at)
-    raise InputError(f"{name} was hardly begun; {journal.ANEW}")
-
-
-class ArrayTarget:
-    """C as a NumPy array in memory."""
-
-    background = False
-
-    def __init__(self, out: Array, matrix: Matrix, block: np.dtype[Any]):
-        self._out, self._matrix, self._block = out, matrix, block
-        self.overflowed, self._lock = 0, threading.Lock()
-
-    def cancel(self) -> None:
-        """Nobody ever waits."""
-
-    def view(self, part: Part, slot: Bytes) -> Array:
-        """Dense at the front of the slot."""
-        return (
-            slot[: part.rows * part.cols * self._block.itemsize]
-            .view(self._block)
-            .reshape(part.rows, part.cols)
-        )
-
-    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
-        """Nothing yet."""
-        return partial(self.write, part, slot)
-
-    def write(self, part: Part, slot: Bytes) -> int:
-        """Convert and copy. Raises RangeError for integers that do not fit."""
-        inside = self.view(part, slot)
-        if self._out.dtype.kind in "iu":
-            check_fits(inside, self._out.dtype, "the result")
-        row, col = part.chunk[0] * self._matrix.chunk_rows, part.chunk[1] * self._matrix.chunk_cols
-        if found := convert(inside, self._out[row : row + part.rows, col : col + part.cols]):
-            with self._lock:
-                self.overflowed += found
-        return part.rows * part.cols * self._out.itemsize

@@ -1,0 +1,52 @@
+"""C as a NumPy array in memory."""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...planning.plan import Part
+from ...planning.problem import Matrix
+from ...support.buffers import Bytes
+from ..read.store import (
+    Array,
+)
+from .conversion import check_fits, convert
+
+
+class ArrayTarget:
+    """C as a NumPy array in memory."""
+
+    background = False
+
+    def __init__(self, out: Array, matrix: Matrix, block: np.dtype[Any]):
+        self._out, self._matrix, self._block = out, matrix, block
+        self.overflowed, self._lock = 0, threading.Lock()
+
+    def cancel(self) -> None:
+        """Nobody ever waits."""
+
+    def view(self, part: Part, slot: Bytes) -> Array:
+        """Dense at the front of the slot."""
+        return (
+            slot[: part.rows * part.cols * self._block.itemsize]
+            .view(self._block)
+            .reshape(part.rows, part.cols)
+        )
+
+    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
+        """Nothing yet."""
+        return partial(self.write, part, slot)
+
+    def write(self, part: Part, slot: Bytes) -> int:
+        """Convert and copy. Raises RangeError for integers that do not fit."""
+        inside = self.view(part, slot)
+        if self._out.dtype.kind in "iu":
+            check_fits(inside, self._out.dtype, "the result")
+        row, col = part.chunk[0] * self._matrix.chunk_rows, part.chunk[1] * self._matrix.chunk_cols
+        if found := convert(inside, self._out[row : row + part.rows, col : col + part.cols]):
+            with self._lock:
+                self.overflowed += found
+        return part.rows * part.cols * self._out.itemsize

@@ -1,0 +1,191 @@
+"""Targets of a new C, of one that is updated or filled, and of one whose run was interrupted."""
+
+import contextlib
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.storage import MemoryStore
+
+from ...support.errors import Error, InputError, remedy
+from ..format.zarr_internals import sync
+from ..io.remote import RemoteJournal
+from ..read.store import (
+    METADATA,
+    PARTIAL,
+    array_at,
+    describe,
+    explained,
+    is_begun,
+    is_partial,
+    kind_at,
+    local_path,
+    objects_at,
+)
+from . import journal, ownership, provenance
+from .checks import kind_there
+from .consolidated import forgotten
+from .journal import Journal
+from .layout import Output, compressors
+from .reopen import open_existing, open_partial, writable_place
+from .targets import RemoteTarget, Target
+
+
+def create_target(
+    spec: Any,
+    output: Output,
+    block: np.dtype[Any],
+    head: dict[str, Any] | None = None,
+    force: bool = False,
+    notice: Callable[[str], None] | None = None,
+    keep: bool = True,
+) -> Target:
+    """A new C, unfinished. An array that stood at its place is set aside, in an object store removed. With
+    `head` one in a folder or an object store has a journal, which begins so; `force`: also where another
+    run's is there; `notice`: called where the array cannot be set aside and is removed; `keep`: as
+    `Target.begin`. Raises InputError where C cannot be begun; then all is as it was."""
+    blank = zarr.create_array(
+        MemoryStore(),
+        shape=output.shape,
+        dtype=output.dtype,
+        chunks=output.chunks,
+        shards=output.shards,
+        compressors=compressors(output.compressor),
+        filters=None,
+    )
+    with _begun(spec, head, "cannot be created: {}; choose another place") as log, forgotten(spec) as groups:
+        described = sync((blank.store_path / METADATA[0]).get())
+        moved = _set_aside(spec, math.prod(output.shape) * output.dtype.itemsize, notice)
+        if log is None and (place := local_path(spec)) is not None:
+            ownership.forget_journal(place)
+        at = spec.store_path if isinstance(spec, zarr.Array) else writable_place(spec)
+        array = array_at(blank.metadata, at)
+        if head and (objects := objects_at(array)):
+            log = RemoteJournal.begin(objects, describe(spec), head, force)
+        target = target_at(array, describe(spec), block, log)
+        target.groups = groups
+        try:
+            target.begin(described.to_bytes() if described else b"", keep, notice)
+        except BaseException as error:
+            if moved:
+                ownership.restore(moved, [METADATA[0] + PARTIAL])
+            if isinstance(log, RemoteJournal) and isinstance(error, InputError):  # nothing was begun
+                log.remove()
+            raise
+    return target
+
+
+def _set_aside(spec: Any, nbytes: int, notice: Callable[[str], None] | None) -> Path | None:
+    """Make room for a C of so many bytes; its folder, where an array was moved that can be moved back."""
+    place = local_path(spec)
+    if place is None or not os.path.exists(place):
+        return None
+    keep = ownership.has_room(place, nbytes)
+    if not keep and notice and kind_there(place) == "array":
+        notice(
+            f"there is no room for another array beside {describe(spec)}: it is removed before its "
+            "replacement is made"
+        )
+    return place if ownership.set_aside(place, describe(spec), keep) else None
+
+
+def update_target(
+    spec: Any, block: np.dtype[Any], head: dict[str, Any] | None, fills: bool = False, force: bool = False
+) -> Target:
+    """A C that exists, unfinished from now on; as `create_target`. `fills`: what it held is of no account, so
+    that it can be continued also in an object store."""
+    said = "cannot be updated: {}; it is as it was, see to its disk"
+    with _begun(spec, head, said) as log, forgotten(spec) as groups:
+        array = open_existing(spec)
+        if fills and head and (objects := objects_at(array)):
+            log = RemoteJournal.begin(objects, describe(spec), head, force)
+        target = target_at(array, describe(spec), block, log)
+        target.groups = groups
+        target.begin(None)
+    return target
+
+
+def continued_target(spec: Any, block: np.dtype[Any], log: Journal) -> Target:
+    """A C whose run was interrupted. Raises InputError where it was changed since."""
+    target = target_at(open_partial(spec), describe(spec), block, log)
+    target.proceed()
+    with forgotten(spec) as groups:
+        target.groups = groups
+    return target
+
+
+@contextlib.contextmanager
+def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journal | None]:
+    """The journal of a C that is begun inside, if it has one; where that fails, nobody holds it. `said`: what
+    to say of an OSError."""
+    place, name, log = local_path(spec), describe(spec), None
+    missing = [one for one in (place, *place.parents) if not os.path.exists(one)] if place else []
+    try:
+        with explained(name, remote=place is None):
+            try:
+                log = Journal.create(place, name, head) if place and head else None
+                yield log
+            except OSError as error:
+                if isinstance(error, Error):
+                    raise
+                failed, _, usual = said.format(error.strerror or error).partition("; ")
+                raise InputError(f"{name} {failed}; {remedy(error, usual)}") from error
+    except BaseException:
+        if log and place and not is_partial(place):
+            log.remove()
+        elif log:
+            log.close()
+        for one in missing:
+            with contextlib.suppress(OSError):
+                one.rmdir()
+        raise
+
+
+def scratch_folder(spec: Any) -> Path:
+    """Where to put what is needed only while C is made: beside C where that is local."""
+    place = local_path(spec)
+    if place is None:
+        return Path(tempfile.gettempdir())
+    return next(folder for folder in place.parents if folder.exists())
+
+
+def target_at(array: zarr.Array[Any], name: str, block: np.dtype[Any], log: Journal | None) -> Target:
+    """An unfinished C."""
+    objects = objects_at(array, math.prod(array.shards or array.chunks) * array.dtype.itemsize)
+    return RemoteTarget(array, name, block, log, objects) if objects else Target(array, name, block, log)
+
+
+def continued(spec: Any, beta: complex) -> RemoteJournal | provenance.Finished | None:
+    """The journal of a run whose C is not in a folder, or C where it is finished; None where it can be begun.
+    Raises InputError."""
+    name = describe(spec)
+    with explained(name, remote=True):
+        there = objects_at(spec) if isinstance(spec, str | zarr.Array) else None
+        if there is None:
+            raise InputError(
+                f"{name} cannot be continued, only a C in a local folder or an object store such as s3:// "
+                "can; leave out resume=True"
+            )
+        if not is_begun(there):
+            if done := provenance.finished(spec):
+                return done
+            if beta != 0 or isinstance(spec, zarr.Array) or kind_at(spec, name):
+                raise InputError(
+                    f"{name} is not the unfinished result of an interrupted run; leave out resume=True"
+                )
+            return None
+        if beta != 0 or not there.has(journal.NAME):
+            raise InputError(
+                f"{name} cannot be continued: in an object store chunks may have had their beta already; "
+                f"{journal.ANEW}"
+            )
+        log = RemoteJournal.go_on(there, name)
+        if log.done or any(there.has(key + PARTIAL) for key in METADATA):
+            return log
+        log.remove()  # killed before it began: C is what it was, or not there
+        return None

@@ -1,0 +1,55 @@
+"""C as it is stored, finished or not, opened for writing."""
+
+import os
+from typing import Any
+
+import zarr
+from zarr.storage import LocalStore, StorePath
+
+from ...support.errors import InputError
+from ..format import documents
+from ..read.store import (
+    METADATA,
+    PARTIAL,
+    Answers,
+    array_at,
+    describe,
+    document_at,
+    explained,
+    local_path,
+    open_array,
+    remote_place,
+)
+from . import journal
+
+
+def writable_place(spec: str | os.PathLike[str]) -> StorePath:
+    """A local store's folder is made."""
+    if place := local_path(spec):
+        return StorePath(Answers(LocalStore(place)).of(LocalStore.open(place)))
+    return remote_place(os.fspath(spec))
+
+
+def open_existing(spec: Any) -> zarr.Array[Any]:
+    """The C that β·C needs, for reading and writing. Raises InputError."""
+    if isinstance(spec, zarr.Array):
+        return spec
+    name = describe(spec)
+    array = open_array(spec, name)
+    with explained(name, remote=local_path(spec) is None):
+        documents.parse(name, document_at(array.store_path, ".zattrs") or b"{}")  # they are kept
+        return array_at(array.metadata, writable_place(spec))
+
+
+def open_partial(spec: Any) -> zarr.Array[Any]:
+    """A C that is not finished. Raises InputError."""
+    name = describe(spec)
+    with explained(name, remote=local_path(spec) is None):
+        at = spec.store_path if isinstance(spec, zarr.Array) else writable_place(spec)
+        for key in METADATA:
+            for path in (key + PARTIAL, key):
+                document = document_at(at, path)
+                if document is not None:
+                    described = documents.check(name, documents.parse(name, document), key)
+                    return array_at(described, at)
+    raise InputError(f"{name} was hardly begun; {journal.ANEW}")
