@@ -1,0 +1,59 @@
+"""Documents agree with the code: the table of imports, links, named files, and the list of results."""
+
+import re
+from pathlib import Path
+
+import pytest
+from test_structure import USES
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+PLACES = (
+    "support|planning|storage|engine|cuda_kernels|devices|run|dask|bench|cli",
+    "tests|benchmarks|examples|docs|kernels",
+)
+
+
+def test_the_table_of_imports_is_the_one_that_is_tested():
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*) \|$", ARCHITECTURE.read_text("utf-8"), re.MULTILINE)
+    assert {package: set(uses.split(", ")) - {"–"} for package, uses in rows} == USES
+
+
+def test_the_architecture_is_short():
+    assert len(ARCHITECTURE.read_text("utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text("utf-8")):
+        if "://" not in link:
+            assert (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_are_there(page):
+    ours, others = PLACES
+    for name in re.findall(r"`([\w/.]+/[\w.]*)`", page.read_text("utf-8")):
+        top = name.split("/")[0]
+        if re.fullmatch(ours, top) and not (ROOT / name).exists():
+            assert (ROOT / "ooc_gemm" / name).exists(), name
+        elif re.fullmatch(others, top):
+            assert (ROOT / name).exists(), name
+
+
+def test_every_result_says_how_it_was_measured():
+    listed = set(
+        re.findall(
+            r"^\| `([\w.-]+\.json)` \|",
+            (ROOT / "docs" / "measurements" / "README.md").read_text("utf-8"),
+            re.MULTILINE,
+        )
+    )
+    assert listed == {path.name for path in (ROOT / "benchmarks" / "results").glob("*.json")}
+
+
+def test_every_decision_is_listed():
+    folder = ROOT / "docs" / "decisions"
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", (folder / "README.md").read_text("utf-8")))
+    assert listed == {path.name for path in folder.glob("*.md")} - {"README.md"}
