@@ -4,26 +4,39 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lowest check bench clean
+WORKERS ?= auto
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+FAST = -m 'not slow'
+
+.PHONY: help demo test test-all coverage lowest check bench clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make demo    multiply real data inside a memory limit, and check the result exactly'
-	@echo 'make test    run the tests'
-	@echo 'make lowest  run the tests with the lowest versions that pyproject.toml declares'
-	@echo 'make check   ruff and mypy'
-	@echo 'make bench   measure the engine against its peers (minutes)'
-	@echo 'make clean   remove $(VENV) and the caches'
+	@echo 'make demo      multiply real data inside a memory limit, and check the result exactly'
+	@echo 'make test      run the tests that prove a working installation (3 minutes on 2 cores)'
+	@echo 'make test-all  run all tests: also kills, clusters, random programs, every kernel compiled'
+	@echo 'make coverage  run all tests, and print which lines of ooc_gemm they do not reach'
+	@echo 'make lowest    make test with the lowest versions that pyproject.toml declares'
+	@echo 'make check     ruff and mypy'
+	@echo 'make bench     measure the engine against its peers (minutes)'
+	@echo 'make clean     remove $(VENV) and the caches'
 	@echo 'Each installs what it needs into $(VENV). PYTHON=python3.12 chooses another Python.'
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/flights.py $(ARGS)
 
+# As many processes as there are cores; WORKERS=0 runs all tests in one, in the order of the files.
 test: $(VENV)/.test
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(FAST) $(ARGS)
+
+test-all: $(VENV)/.test
+	@$(PYTEST) $(ARGS)
+
+coverage: $(VENV)/.test
+	@$(PYTEST) --cov --cov-report=term-missing --cov-fail-under=92 $(ARGS)
 
 lowest: $(VENV)/.lowest
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(FAST) $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

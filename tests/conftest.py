@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 from typing import NamedTuple
 
 import pytest
@@ -120,6 +121,12 @@ def server(tmp_path_factory):
         pytest.skip(why)
     with s3.server(tmp_path_factory.mktemp("s3") / "server") as port:
         yield port
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """As many processes as this one may use cores; one where there is a GPU, whose memory some tests fill."""
+    return len(os.sched_getaffinity(0)) if gpu_missing() else 1
 
 
 def gpu_missing():

@@ -1,4 +1,3 @@
-import os
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -72,27 +71,22 @@ def test_config_refuses_what_is_no_kernel() -> None:
 # ---- compilation -------------------------------------------------------------------------------
 
 
-def _shipped(arch: str) -> list[nvrtc.Config]:
-    """Every configuration of every kernel that exists there: the transpositions in turn, and all of them on
-    sm_90a and where OOC_GEMM_ALL_CONFIGS is set."""
+def _runs_on(kernel: catalog.Kernel, arch: str) -> bool:
     number = int(arch.removeprefix("sm_").removesuffix("a"))
+    return kernel.min_arch <= number and kernel.only_arch in (None, number)
+
+
+def _shipped(kernel: catalog.Kernel) -> list[nvrtc.Config]:
+    """Every configuration, for all types and transpositions."""
     found = []
-    for i, kernel in enumerate(catalog.KERNELS.values()):
-        if kernel.min_arch > number or kernel.only_arch not in (None, number):
-            continue
-        for j, dtype in enumerate(kernel.dtypes):
-            every = TRANS if kernel.transposes else TRANS[:1]
-            whole = number == 90 or "OOC_GEMM_ALL_CONFIGS" in os.environ
-            some = every if whole else [every[(i + j + ARCHS.index(arch)) % len(every)]]
-            found += [config for trans in some for config in kernel.configs(dtype, *trans)]
-    found += catalog.checks()
+    for dtype, trans in product(kernel.dtypes, TRANS if kernel.transposes else TRANS[:1]):
+        found += kernel.configs(dtype, *trans)
     return list(dict.fromkeys(found))
 
 
-@pytest.mark.usefixtures("compiler")
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("arch", ARCHS)
-def test_shipped_kernels_compile_without_spills(arch: str) -> None:
+def _refused(configs: list[nvrtc.Config], arch: str) -> list[str]:
+    """What the compiler says of those that do not compile, or spill registers."""
+
     def compiled(config: nvrtc.Config) -> str | None:
         try:
             nvrtc.compile(config, arch, check_spills=True)
@@ -100,10 +94,40 @@ def test_shipped_kernels_compile_without_spills(arch: str) -> None:
             return str(error)
         return None
 
-    configs = _shipped(arch)
-    assert {config.kernel for config in configs} >= {"ffma", "tiled"}
     with ThreadPoolExecutor() as pool:
-        assert [said for said in pool.map(compiled, configs) if said] == []
+        return [said for said in pool.map(compiled, configs) if said]
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("name", catalog.KERNELS)
+def test_a_configuration_of_every_kernel_compiles_without_spills(name: str) -> None:
+    kernel = catalog.KERNELS[name]
+    arch = next(arch for arch in ("sm_80", "sm_90a") if _runs_on(kernel, arch))
+    assert _refused(kernel.configs(kernel.dtypes[0], False, False)[-1:], arch) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [(arch, name) for arch in ARCHS for name, it in catalog.KERNELS.items() if _runs_on(it, arch)],
+)
+def test_shipped_kernels_compile_without_spills(arch: str, name: str) -> None:
+    assert _refused(_shipped(catalog.KERNELS[name]), arch) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("arch", ARCHS)
+def test_checks_compile_without_spills(arch: str) -> None:
+    assert _refused(list(dict.fromkeys(catalog.checks())), arch) == []
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_there_are_kernels_for_every_architecture(arch: str) -> None:
+    configs = [config for it in catalog.KERNELS.values() if _runs_on(it, arch) for config in _shipped(it)]
+    assert {config.kernel for config in configs} >= {"ffma", "tiled"}
 
 
 @pytest.mark.usefixtures("compiler")

@@ -1,6 +1,7 @@
 """What pyproject.toml says of Pythons, systems and versions is what .ci/run tests."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -10,7 +11,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 def test_classifiers_name_the_pythons_that_are_tested():
     run = (ROOT / ".ci" / "run").read_text("utf-8")
-    tested = set(re.findall(r"^(?:\w+=\w+ )?make test .*VENV=\.venv-(3\.\d+)", run, re.MULTILINE))
+    tested = set(re.findall(r"^make (?:test|coverage) .*VENV=\.venv-(3\.\d+)", run, re.MULTILINE))
     said = {
         found[1]
         for text in PROJECT["classifiers"]
@@ -26,6 +27,27 @@ def test_every_dependency_has_a_floor_and_ci_tries_it():
     assert all(re.fullmatch(r"[\w-]+>=[\d.]+", text) for text in PROJECT["dependencies"])
     assert re.search(r"^make lowest ", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
     assert "--resolution lowest-direct" in (ROOT / "Makefile").read_text("utf-8")
+
+
+def command(target):
+    """What `make TARGET` runs as the last."""
+    done = subprocess.run(["make", "-n", "-C", ROOT, target], capture_output=True, text=True, check=True)
+    return next(line for line in done.stdout.splitlines() if " -m pytest " in line)
+
+
+def test_every_test_is_run():
+    """`make test` leaves out what is marked slow, `make test-all` and `make coverage` leave out nothing, and
+    CI chooses no tests itself."""
+    chosen = re.compile(r"-m '|-k |--deselect|--ignore|tests/")
+    assert chosen.findall(command("test")) == chosen.findall(command("lowest")) == ["-m '"]
+    assert "-m 'not slow'" in command("test")
+    for target in ("test-all", "coverage"):
+        assert not chosen.search(command(target)), target
+    run = (ROOT / ".ci" / "run").read_text("utf-8")
+    assert re.search(r"^make coverage ", run, re.MULTILINE)
+    assert "ARGS" not in run
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]["ini_options"]
+    assert not chosen.search(options["addopts"])
 
 
 def test_nothing_is_there_for_systems_that_nobody_tests():
