@@ -1,5 +1,5 @@
-"""Multiplies real arrays and compares: with what the plan said, with the limit that the hardware sets, with
-other ways to do it. What is reported is a plain dict, ready for JSON: figures.py shows it.
+"""Multiplies real arrays and compares the time with the plan's prediction, with the limit of the hardware,
+and with other programs. The report is a plain dict, ready for JSON; figures.py shows it.
 """
 
 import json
@@ -39,7 +39,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "small": {"chunks": (512, 512)},
     "zstd": {"compressor": "zstd"},
 }
-"""Name → how A and B are stored; squares of 16 MiB where nothing is said, None for the whole row."""
+"""Name → how A and B are stored. Chunks are squares of 16 MiB unless given; None stands for a whole row."""
 
 PEERS = {
     "NumPy in core": """
@@ -54,7 +54,7 @@ def run(a, b, c):
     (da.from_zarr(a) @ da.from_zarr(b)).to_zarr(c, compressors=None)
 """,
 }
-"""What others would write; each runs in a process of its own."""
+"""Name → program that somebody would write without this package. Each runs in a process of its own."""
 _TIMED = """
 import sys, time
 start = time.perf_counter()
@@ -68,7 +68,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Case:
-    """One product, and how A and B lie in the store."""
+    """One product, and how A and B are stored."""
 
     m: int
     n: int
@@ -86,9 +86,12 @@ def run(
     progress: Say = lambda text: None,
     **options: Any,
 ) -> dict[str, Any]:
-    """The report. `options` are those of `multiply`; `cold`: A and B are dropped from the page cache before
-    every run. Rates of the device and of the folder are measured first, and used for the plans of these runs:
-    those that are remembered stay as they are."""
+    """Measure every case and return the report.
+
+    `options` are those of `multiply`. `cold`: drop A and B from the page cache before every run. Rates of the
+    device and of the folder are measured first and used for the plans of these runs only; remembered rates
+    stay as they are.
+    """
     with for_now():
         return _run(cases, folder, repeat, cold, peers, progress, options)
 
@@ -125,7 +128,7 @@ def _run(
 
 
 def _warm(options: dict[str, Any]) -> None:
-    """Contexts, libraries, kernels: what a process does once."""
+    """Run a small product, so that contexts, libraries and kernels, which a process loads once, are there."""
     small = Random((512, 512), "float32")
     multiply(small, small, **{**options, "memory_limit": None, "device_memory_limit": None})
 
@@ -197,8 +200,8 @@ def _multiply(a: str, b: str, c: str, cold: bool, options: dict[str, Any]) -> Re
 
 
 def limit_seconds(result: Result, rates: Rates) -> dict[str, float]:
-    """How long each part of the hardware is needed at least: bytes ÷ rate, operations ÷ rate. Reads and
-    writes share the store as they were measured to."""
+    """Return the least seconds that each part of the hardware needs: bytes ÷ rate, operations ÷ rate. Reads
+    and writes share the store as measured (`Rates.turns`)."""
     read, write = result.bytes_read / rates.read, result.bytes_written / rates.write
     return {
         "read": read,
@@ -211,7 +214,7 @@ def limit_seconds(result: Result, rates: Rates) -> dict[str, float]:
 
 
 def read_spans(path: Path) -> list[dict[str, Any]]:
-    """The spans of a trace: stage, lane, start and stop in seconds, bytes, and for multiplications the
+    """Read the spans of a trace: stage, lane, start and stop in seconds, bytes, and for multiplications the
     block."""
     events = json.loads(path.read_text())["traceEvents"]
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
@@ -239,7 +242,8 @@ def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _stages(result: Result, spans: list[dict[str, Any]]) -> dict[str, Row]:
-    """Of each stage: bytes, threads, seconds in which any of them works, and their share of the whole run."""
+    """Return for each stage: bytes, threads, seconds in which any of them works, and their share of the
+    run."""
     wall = max((span["stop"] for span in spans), default=0.0)
     found = {}
     for stage in STAGES:
@@ -257,7 +261,8 @@ def _stages(result: Result, spans: list[dict[str, Any]]) -> dict[str, Row]:
 
 
 def _peer(name: str, case: Case, a: str, b: str, c: str, repeat: int, cold: bool) -> Row:
-    """Median seconds from the opened process to the stored result; or why there are none."""
+    """Return the median seconds of a peer from the call to the stored result, or the reason why there are
+    none."""
     whole = (case.m * case.k + case.k * case.n + case.m * case.n) * np.dtype(case.dtype).itemsize
     if name == "NumPy in core" and whole > psutil.virtual_memory().available:
         return {"seconds": None, "failed": "it needs more memory than there is"}
@@ -282,7 +287,7 @@ def _peer(name: str, case: Case, a: str, b: str, c: str, repeat: int, cold: bool
 def cases(
     shapes: Iterable[tuple[int, int, int]], dtypes: Iterable[str], layouts: Iterable[str]
 ) -> list[Case]:
-    """Every combination. InputError where a layout is none."""
+    """Return a case for every combination. Raises InputError if a layout is unknown."""
     found = []
     for layout in layouts:
         if layout not in LAYOUTS:

@@ -1,5 +1,5 @@
-"""Shows what bench.py reports: tables by rich, a picture by matplotlib. Both are imported here only when
-they are used."""
+"""Shows the reports of benchmarks: rich draws the tables, matplotlib the pictures. Both are imported only
+when they are used."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,8 @@ from .kernels import size_of
 
 SUFFIXES = (".svg", ".png")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's, which colour-blind readers tell apart, without yellow; black is for cuBLAS."""
+"""The colours of Okabe and Ito, which colour-blind readers can tell apart, without yellow. Black stands for
+cuBLAS."""
 _MARKERS = "osD^vPX<"
 Row = dict[str, Any]
 
@@ -24,7 +25,7 @@ Row = dict[str, Any]
 
 
 def tables(report: dict[str, Any]) -> Iterator[Any]:
-    """Two tables a type: speed and error, then work and the roofline."""
+    """Yield two tables for each type: speed and error, then work and the roofline."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -67,7 +68,7 @@ def tables(report: dict[str, Any]) -> Iterator[Any]:
 
 
 def listing() -> list[dict[str, Any]]:
-    """Every kernel in a line."""
+    """Return a line for every kernel."""
     lines = {**{name: kernel.explanation for name, kernel in KERNELS.items()}, **CUBLAS}
     return [
         {"kernel": name, "dtypes": dtypes_of(name), "explanation": explanation}
@@ -76,7 +77,7 @@ def listing() -> list[dict[str, Any]]:
 
 
 def listing_table() -> Any:
-    """The same, to read."""
+    """Return the listing as a table."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -86,7 +87,7 @@ def listing_table() -> Any:
 
 
 def choice_line(choice: dict[str, Any]) -> str:
-    """What --tune found for one class of shapes."""
+    """Say what --tune found for one class of shapes."""
     before = choice["default_seconds"]
     gain = f", {before / choice['seconds']:.2f}× as fast as the default" if before else ""
     macros = " ".join(f"{name}={value}" for name, value in choice["config"].items())
@@ -95,7 +96,8 @@ def choice_line(choice: dict[str, Any]) -> str:
 
 
 def rates_tables(rates: dict[str, Any]) -> Iterator[Any]:
-    """Of each device a heading and two tables: what it does, and how its threads read and write."""
+    """Yield a heading and two tables for each device: the rates of its stages, and those of its readers and
+    writers."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -132,15 +134,16 @@ def rates_tables(rates: dict[str, Any]) -> Iterator[Any]:
 
 
 def engine_heading(report: dict[str, Any]) -> str:
-    """Where it was measured."""
+    """Say on which device and file system the engine was measured."""
     place = f"{report['place']['mounted']} ({report['place']['type']})"
     state = "inputs not in the page cache" if report["cold"] else "page cache as it is"
     return f"{report['device']}; arrays on {place}, {state}; medians of {report['repeat']}"
 
 
 def engine_tables(report: dict[str, Any]) -> Iterator[Any]:
-    """Of each product a line, a table of its stages (by how many threads; the share of the run in which any
-    of them works, and the rate then; the seconds that the hardware needs at least), and how it compares."""
+    """Yield for each product a line, a table of its stages, and a comparison. The table has the number of
+    threads, the share of the run in which any of them works, the rate in that time, and the least seconds
+    that the hardware needs."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -184,13 +187,13 @@ def engine_tables(report: dict[str, Any]) -> Iterator[Any]:
 
 
 def io_heading(report: dict[str, Any]) -> str:
-    """Where it was measured."""
+    """Say on which file system files were read and written."""
     place = f"{report['place']['mounted']} ({report['place']['type']})"
     return f"files of 16 MiB on {place}, GB/s by so many threads at a time"
 
 
 def io_table(report: dict[str, Any]) -> Any:
-    """A line a way; the engine's own are bold."""
+    """Return a table with a line for each way. Those of the engine are bold."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -209,7 +212,7 @@ def io_table(report: dict[str, Any]) -> Any:
 
 
 def stress_heading(report: dict[str, Any]) -> str:
-    """What was done, and where."""
+    """Say which cases were run, and where."""
     place = f"{report['place']['mounted']} ({report['place']['type']})"
     return (
         f"seed {report['seed']}; {report['device']}; arrays on {place}; wall: {report['wall']}\n"
@@ -218,7 +221,8 @@ def stress_heading(report: dict[str, Any]) -> str:
 
 
 def stress_table(report: dict[str, Any]) -> Any:
-    """A line a case: what it is, how its arrays lie, and how near its peaks came to their limits."""
+    """Return a table with a line for each case: the product, how its arrays are stored, and how near its
+    peaks came to their limits."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
@@ -242,14 +246,14 @@ def stress_table(report: dict[str, Any]) -> Any:
 
 
 def _shares(row: Row, limit: str, peak: str) -> list[str]:
-    """A limit in MiB, and the peak in percent of it."""
+    """Return a limit in MiB, and the peak in percent of it."""
     most, held = row.get(limit), row.get(peak)
     share = f"{100 * held / most:.1f} %" if most and held is not None else "–"
     return [f"{most / 2**20:,.1f} MiB" if most else "–", share]
 
 
 def stress_summary(report: dict[str, Any]) -> Iterator[str]:
-    """What it all came to, and each case that failed with how to repeat it."""
+    """Yield sentences that sum up all cases."""
     rows = report["rows"]
     shares = [row["peak"] / row["limit"] for row in rows if row.get("limit") and "peak" in row]
     data = [row["data_bytes"] / row["buffer_bytes"] for row in rows if row.get("buffer_bytes")]
@@ -266,7 +270,7 @@ def stress_summary(report: dict[str, Any]) -> Iterator[str]:
 
 
 def stress_failures(report: dict[str, Any]) -> Iterator[str]:
-    """A sentence for each case that failed, and how to repeat it."""
+    """Yield a sentence for each case that failed, with the command that repeats it."""
     again = f"ooc-gemm bench stress --seed {report['seed']} --largest {report['largest']}"
     for row in report["rows"]:
         if row["failed"]:
@@ -277,13 +281,13 @@ _WORDS = {"touch": "fresh host memory"}
 
 
 def _limit(row: dict[str, Any]) -> str:
-    """What takes longest."""
+    """Name the part of the hardware that takes longest."""
     by = row["limit_by"]
     return "reads and writes" if by == "store" else str(by)
 
 
 def _si(rate: float) -> str:
-    """Three digits and the prefix of a unit."""
+    """Format a rate as three digits and the prefix of a unit."""
     for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
         if rate >= 0.9995 * scale:
             return f"{rate / scale:.3g} {prefix}"
@@ -291,7 +295,7 @@ def _si(rate: float) -> str:
 
 
 def heading(report: dict[str, Any]) -> str:
-    """What was measured on."""
+    """Say on which GPU kernels were measured."""
     device, rate = report["device"], report["bandwidth_bytes_per_second"] / 1e12
     return (
         f"{device['name']}, {device['multiprocessors']} multiprocessors, {rate:.2f} TB/s by a copy; "
@@ -300,7 +304,7 @@ def heading(report: dict[str, Any]) -> str:
 
 
 def failures(report: dict[str, Any]) -> Iterator[str]:
-    """A line for each row that has no time, or a wrong result."""
+    """Yield a line for each kernel that failed or has a wrong result."""
     for row in report["rows"]:
         name = f"{row['kernel']} {row['dtype']} {_size(row)}"
         if row["failed"] is not None:
@@ -332,7 +336,8 @@ def _short(value: float | None) -> str:
 
 
 def check_plot(path: str) -> None:
-    """InputError where `plot` could not write there; before minutes are spent on measuring."""
+    """Raise InputError if `plot` could not write to this path. This is called before minutes are spent on
+    measuring."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise InputError(f"{path!r}: a plot is written as {' or '.join(SUFFIXES)}")
     if not Path(path).resolve().parent.is_dir():
@@ -341,8 +346,8 @@ def check_plot(path: str) -> None:
 
 
 def plot(report: dict[str, Any], path: str) -> None:
-    """TFLOP/s over sizes, a line a kernel, and the roofline at each kernel's largest size; of square
-    matrices, where there are any."""
+    """Plot TFLOP/s over sizes, with a line for each kernel, and the roofline at each kernel's largest size.
+    Only square matrices are shown, if there are any."""
     check_plot(path)
     plt = _pyplot()
     rows = [row for row in report["rows"] if row["failed"] is None]
@@ -373,11 +378,11 @@ _STAGES = {
     "download": ("download", "#CC79A7"),
     "write": ("write", "#D55E00"),
 }
-"""Stage → how it is called, and its colour."""
+"""Stage → its title and its colour."""
 
 
 def timeline(report: dict[str, Any], row: dict[str, Any], path: str) -> None:
-    """What every thread and stream did when: a band for each stage, in it a lane for each thread."""
+    """Plot what every thread and stream did when: a band for each stage, and in it a lane for each thread."""
     check_plot(path)
     plt = _pyplot()
     lanes: dict[str, list[str]] = {stage: [] for stage in _STAGES}
@@ -463,7 +468,7 @@ def _pyplot() -> Any:
 
 
 def _side(row: Row) -> float:
-    """Of a cube of as many products."""
+    """Return the side of a cube of as many products."""
     return math.cbrt(row["m"] * row["n"] * row["k"])
 
 
@@ -483,7 +488,7 @@ def _styles(series: Iterable[tuple[str, list[Row]]]) -> Iterator[tuple[str, dict
 
 
 def _sweep(axes: Any, series: dict[str, list[Row]], style: dict[str, Any]) -> None:
-    """A line through the round sizes, and hollow markers for the others."""
+    """Plot a line through the round sizes, and hollow markers for the others."""
     rows = [row for rows in series.values() for row in rows]
     rates, sides = [row["tflops"] for row in rows], sorted({_side(row) for row in rows})
     odd = sorted({_side(row) for row in rows if not _round(row)})
@@ -516,7 +521,7 @@ def _round(row: Row) -> bool:
 
 
 def _label_right(axes: Any, ends: list[tuple[float, float, str]], style: dict[str, Any]) -> None:
-    """Names in a column right of the axes, each at the height of its y, x, or as near as fits, and joined
+    """Write names in a column right of the axes, each as near to the height of its point as fits, and joined
     to it by a thin line."""
     axes.figure.draw_without_rendering()  # settles the layout
     lowest, highest = (axes.transAxes.transform((0, y))[1] for y in (0, 1))
@@ -534,8 +539,8 @@ def _label_right(axes: Any, ends: list[tuple[float, float, str]], style: dict[st
 
 
 def spread(wanted: list[float], spacing: float) -> list[float]:
-    """Heights at least `spacing` apart and near the wanted ones, which ascend: what would overlap forms a
-    group, spaced evenly around its middle."""
+    """Return heights that are at least `spacing` apart and near the wanted ones, which ascend. Names that
+    would overlap form a group, spaced evenly around its middle."""
     groups: list[list[float]] = []
     for height in wanted:
         groups.append([height])
@@ -551,7 +556,8 @@ def _span(group: list[float], spacing: float) -> tuple[float, float]:
 
 
 def _roofline(axes: Any, report: dict[str, Any], series: dict[str, list[Row]], style: dict[str, Any]) -> None:
-    """Points at each kernel's largest size; cuBLAS, whose loads are not known, as a line."""
+    """Plot the roofline, with a point at each kernel's largest size. cuBLAS, whose loads are not known, is a
+    line."""
     bandwidth = report["bandwidth_bytes_per_second"] / 1e12
     largest = {name: rows[-1] for name, rows in series.items()}
     points = {name: row for name, row in largest.items() if row["intensity"]}

@@ -1,4 +1,4 @@
-"""One way to run every GEMM on a GPU: ours, and cuBLAS beside them.
+"""One way to run every GEMM on a GPU: our kernels, and cuBLAS beside them.
 
     open_gemm(kernel, dtype, …, m, n, k) ──► Gemm ──gemm(α, A, B, β, C, stream)──► enqueued, not waited for
 
@@ -28,14 +28,15 @@ class Gemm(Protocol):
 
     @property
     def config(self) -> Config | None:
-        """What it was compiled with; None for cuBLAS."""
+        """The configuration that the kernel was compiled with; None for cuBLAS."""
 
     @property
     def tile(self) -> tuple[int, int] | None:
         """Rows and columns of C for which each element of A and B is loaded once; None: not known."""
 
     def __call__(self, alpha: complex, a: Any, b: Any, beta: complex, c: Any, stream: Any) -> None:
-        """Enqueue it. ValueError where an array has another shape than it was opened for."""
+        """Enqueue the product. Raises ValueError if an array has another shape than the one it was opened
+        for."""
 
 
 _R16, _R32, _R64, _R8I, _R32I, _C32, _C64 = 2, 0, 1, 3, 10, 4, 5
@@ -54,11 +55,11 @@ CUBLAS = {
     "cublas": "cuBLAS: float32 as SGEMM, float16 with float32 sums, int8 with int32 sums",
     "cublas-tf32": "cuBLAS: float32 rounded to TF32 for the tensor cores",
 }
-"""Name → one line."""
+"""Name → explanation in one line."""
 
 
 def require_cupy() -> Any:
-    """CuPy, where there is a GPU to use it with; InputError where there is not."""
+    """Return CuPy. Raises InputError if there is no GPU that it can use."""
     cache.guard_cupy()
     try:
         import cupy
@@ -74,12 +75,12 @@ def require_cupy() -> Any:
 
 
 def device_name(cupy: Any) -> str:
-    """Of the current device, as `ooc-gemm info` shows it."""
+    """Return the name of the current device, as `ooc-gemm info` shows it."""
     return str(cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode())
 
 
 def dtypes_of(kernel: str) -> tuple[str, ...]:
-    """Types of A and B that a kernel takes. InputError where there is no such kernel."""
+    """Return the types of A and B that a kernel takes. Raises InputError if there is no such kernel."""
     if kernel in KERNELS:
         return KERNELS[kernel].dtypes
     if kernel in CUBLAS:
@@ -127,7 +128,7 @@ def open_gemm(
 
 @dataclass(frozen=True)
 class _Plain:
-    """A kernel of the signature that all of the ladder share."""
+    """A kernel with the signature that all kernels of the ladder share."""
 
     function: Any
     config: Config
@@ -139,7 +140,7 @@ class _Plain:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """1×1 where nothing is shared between threads."""
+        """The tile of the configuration; 1×1 if threads share nothing."""
         return (1, 1) if self.config.kernel.startswith("naive") else (self.config.bm, self.config.bn)
 
     def __call__(self, alpha: complex, a: Any, b: Any, beta: complex, c: Any, stream: Any) -> None:
@@ -152,7 +153,7 @@ class _Plain:
 
 
 class _Tensor:
-    """What wgmma.py and mma.py launch; they choose the configuration where none is given."""
+    """A kernel that wgmma.py or mma.py launches. They choose the configuration if none is given."""
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class _Tensor:
 
 @dataclass(frozen=True)
 class _Cublas:
-    """cuBLAS is column-major, so it is asked for Cᵀ = op(B)ᵀ·op(A)ᵀ, each as it lies."""
+    """cuBLAS is column-major, so it computes Cᵀ = op(B)ᵀ·op(A)ᵀ of the operands as they lie."""
 
     cuda: Any
     in_type: int
@@ -218,7 +219,8 @@ class _Cublas:
 
 
 def _leading(array: Any, rows: int, cols: int, transposed: bool = False) -> int:
-    """Elements from one stored row to the next. ValueError where the array is not rows×cols as stored."""
+    """Return the elements from one stored row to the next. Raises ValueError if the array is not rows×cols as
+    stored."""
     shape = (cols, rows) if transposed else (rows, cols)
     if array.shape != shape or (shape[1] > 1 and array.strides[1] != array.itemsize):
         raise ValueError(

@@ -1,5 +1,5 @@
-"""What this machine has, and how fast it is: whatever `problem.Rates` asks for, found with the engine's own
-readers, writers, ring and devices, so that what is predicted is what is run."""
+"""Lists what this machine has, and measures how fast it is: all rates that plans use, taken with the engine's
+own readers, writers, ring and devices, so that predictions concern what is run."""
 
 import math
 import os
@@ -43,13 +43,13 @@ Record = dict[str, Any]
 Say = Callable[[str], None]
 
 CHUNK = 2048
-"""Side of the float32 chunks that are written and read, of 16 MiB each."""
+"""Rows and columns of the float32 chunks that are written and read, of 16 MiB each."""
 FOLDER_BYTES = 1 << 30
-"""Written and read in a folder, unless that takes longer than LONGEST."""
+"""Bytes that are written and read in a folder, unless that takes longer than LONGEST."""
 LONGEST = 2.0
-"""Seconds of one measurement of a folder."""
+"""The most seconds that one measurement of a folder takes."""
 PIECE_BYTES = 64 << 10
-"""Of pieces so small that what a read costs beside its bytes shows."""
+"""Size of the pieces that show what a read costs besides its bytes."""
 TOUCHED_BYTES = 512 * MiB
 TYPES = (
     *((dtype, "highest") for dtype in ("float32", "float64", "float16", "complex64", "complex128", "int8")),
@@ -58,7 +58,7 @@ TYPES = (
 
 
 def collect() -> Record:
-    """Devices and memory, sizes in bytes, and the rates remembered of these devices."""
+    """Return the devices, the memory (sizes in bytes), and the rates that are remembered of these devices."""
     from threadpoolctl import threadpool_info
 
     blas = [info for info in threadpool_info() if info["user_api"] == "blas"]
@@ -95,10 +95,10 @@ def collect() -> Record:
 def measure(folders: Iterable[str], say: Say = lambda text: None) -> list[str]:
     """Measure every device here, and each folder's file system with each, and remember the rates.
 
-    folders: paths of folders that can be written to. say: called with what is measured next.
+    `folders`: paths of folders that can be written to. `say` is called with what is measured next.
 
-    Returns sentences about what was measured and is not remembered. Raises InputError where a folder has no
-    space left.
+    Returns a sentence for each rate that was measured and is not remembered. Raises InputError if a folder
+    has no space left.
     """
     places, refused = [Path(folder) for folder in folders], []
     for device in _devices():
@@ -114,8 +114,8 @@ def measure_with(
     say: Say = lambda text: None,
     dtypes: Iterable[str] | None = None,
 ) -> list[str]:
-    """The same for one device, and kernels of some types alone. Rates of kernels that cannot be true are not
-    remembered; there is a sentence for each."""
+    """Measure one device (only kernels for `dtypes`, if given) and the file systems of `places`, and remember
+    the rates. A kernel's rate that cannot be true is not remembered; a sentence about it is returned."""
     record = measure_device(device, say, dtypes)
     refused = record.pop("refused")
     known = recall(FILE).get(device.model, {}).get("flops")
@@ -127,7 +127,7 @@ def measure_with(
 
 
 def measure_places(device: Device, places: Iterable[Path], say: Say = lambda text: None) -> None:
-    """The same of folders alone."""
+    """Measure the file system of each place with a device, and remember the rates."""
     key = FOLDERS[len(limits_of(device).weights) > 1]
     known = recall(FILE).get(device.model, {}).get(key, {})
     for place in places:
@@ -153,9 +153,12 @@ def _today() -> str:
 def measure_device(
     device: Device, say: Say = lambda text: None, dtypes: Iterable[str] | None = None
 ) -> Record:
-    """Copies, fresh memory, the ring, and every kernel that `auto` chooses here, or for these types. Of
-    several devices the first is measured: planning multiplies the rate of one by their number. `refused`:
-    of kernels whose rate cannot be true, why."""
+    """Measure copies, fresh memory, the ring, and every kernel that `auto` chooses for `dtypes` (by default
+    all types).
+
+    If there are several devices, the first is measured, because planning multiplies the rate of one by their
+    number. `refused` in the record says of each kernel whose rate cannot be true why that is so.
+    """
     if isinstance(device, Several):
         device = device.devices[0]
     wanted = None if dtypes is None else set(dtypes)
@@ -191,8 +194,8 @@ def _out(dtype: str) -> np.dtype[Any]:
 
 
 def _touch_rate(device: Device) -> float:
-    """Bytes a second at which fresh memory costs readers more than memory they have had before, the device
-    makes it ready, and it is given back."""
+    """Return the bytes per second of what fresh memory costs in addition to memory that was used before:
+    readers touch it, the device makes it ready, and it is freed."""
     count = 32
 
     def touch(buffer: Bytes) -> None:
@@ -214,20 +217,20 @@ def _touch_rate(device: Device) -> float:
 
 
 def limits_of(device: Device) -> Limits:
-    """What it allows for float32; readers and writers are the same for all types."""
+    """Return the limits of a device for float32. Readers and writers are the same for all types."""
     one = np.dtype(np.float32)
     return device.limits(device.arithmetic(one, one, one, (CHUNK,) * 3, 0, "auto", "highest"), None)
 
 
 class _Nothing(local.Source):
-    """Pieces that are there at once."""
+    """A source whose pieces need no reading."""
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         return self._place(piece, slot), 0
 
 
 class _Nowhere:
-    """A C that nobody keeps."""
+    """A target that discards C."""
 
     background = False
 
@@ -245,7 +248,8 @@ class _Nowhere:
 
 
 def _ring_seconds(device: Device) -> tuple[float, float]:
-    """Of one piece's way through ring and device, beside its bytes; and of starting and closing a device."""
+    """Return the seconds that one piece takes through ring and device besides its bytes, and the seconds that
+    starting and closing the device take."""
     side, chunk = 512, 16
     random = kernel_rate.Random((side, side), "float32")
     job = prepare(random, random, None, writes=False, device=device, memory_limit="1TiB")
@@ -274,7 +278,8 @@ def _ring_seconds(device: Device) -> tuple[float, float]:
 
 
 def chunks_that_fit(place: Path) -> int:
-    """How many chunks are written to measure a folder. InputError where there is no space for them."""
+    """Return how many chunks are written to measure a folder. Raises InputError if there is no space for
+    them."""
     count = min(FOLDER_BYTES, psutil.disk_usage(str(place)).free // 4) // (CHUNK * CHUNK * 4)
     if count < 2:
         raise InputError(f"{place} has too little space left to measure it; name another folder")
@@ -282,15 +287,15 @@ def chunks_that_fit(place: Path) -> int:
 
 
 def fill_with_noise(buffers: list[Bytes]) -> None:
-    """Each of a chunk, and no two alike."""
+    """Fill each buffer, of the size of a chunk, with noise; no two are alike."""
     numbers = np.random.default_rng(0).standard_normal(CHUNK * CHUNK, np.float32)
     for index, buffer in enumerate(buffers):
         buffer.view(np.float32)[:] = np.roll(numbers, index)
 
 
 def measure_folder(place: Path, device: Device) -> Record:
-    """Rates of a file system as the engine's readers and writers reach them, in as many threads as the device
-    takes, with its buffers; the files are gone afterwards."""
+    """Measure the rates that the engine's readers and writers reach on a file system, with the device's
+    buffers and as many threads as it takes. The files are removed afterwards."""
     limits = limits_of(device)
     count = chunks_that_fit(place)
     try:
@@ -360,7 +365,8 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     writes = max(1, min(len(there), round(reads * write_rate / cold)))
 
     def both() -> float:
-        """Each for as long as the other would take alone."""
+        """Return the seconds of reading and writing at once, with so much of each that both alone take
+        equally long."""
         with ThreadPoolExecutor(1) as other:
             start = time.perf_counter()
             writing = other.submit(written, range(writes), made[1], math.inf)
@@ -403,7 +409,7 @@ def _per_second(found: tuple[float, list[int]]) -> float:
 
 
 def forget(folder: Path) -> None:
-    """Take the files of a folder out of the page cache, where the system lets us."""
+    """Take the files of a folder out of the page cache, if the system allows it."""
     drop(files_in(folder))
 
 

@@ -1,10 +1,10 @@
-"""How fast this machine reads, writes and decodes: bytes a second, of the functions that the engine uses.
+"""Measures how fast the functions that the engine uses read, write and decode, in bytes per second.
 
     direct       disk ──► memory, past the page cache
     buffered     disk ──► page cache ──► memory
     cached       page cache ──► memory; a file system in memory is the same
-    decode       memory ──► memory, what a compressed chunk costs where the disk costs nothing
-    source       what the engine's readers get of a stored array
+    decode       memory ──► memory: what a compressed chunk costs if the disk costs nothing
+    source       a stored array, read by the engine's readers
 
 Every function runs `threads` threads that take the next chunk when they are done with one.
 """
@@ -44,8 +44,8 @@ def write_rate(
     direct: bool = True,
     chunk: int = CHUNK,
 ) -> float:
-    """Bytes a second at which new files of `chunk` bytes are written into `folder`, made where it is missing,
-    until they are all on the disk. They stay there, for `read_rate`."""
+    """Write new files of `chunk` bytes into `folder`, which is created if it is missing, and return the bytes
+    per second until all are on the disk. The files stay there for `read_rate`."""
     os.makedirs(folder, exist_ok=True)
     paths = [f"{folder}/{index}" for index in range(max(1, nbytes // chunk))]
     for path in paths:  # replacing a file costs more than making one
@@ -71,8 +71,9 @@ def read_rate(
     cached: bool = False,
     buffers: list[Bytes] | None = None,
 ) -> float:
-    """Bytes a second at which the files in `folder` are read into memory: `buffers` where given, one a thread
-    and as large as the largest file. They are taken out of the page cache first, or brought into it."""
+    """Read the files in `folder` into memory and return the bytes per second. `buffers`, if given: one for
+    each thread, as large as the largest file. The files are first taken out of the page cache or, if
+    `cached`, brought into it."""
     paths = [entry.path for entry in os.scandir(folder) if entry.is_file()]
     if not paths:
         raise InputError(f"{folder} holds no files; write some first")
@@ -97,13 +98,13 @@ def read_rate(
 
 
 def files_in(folder: Path) -> Iterator[str]:
-    """Every file below a folder."""
+    """Yield the path of every file below a folder."""
     return (str(path) for path in folder.rglob("*") if path.is_file())
 
 
 def flush(paths: Iterable[str], forget: bool = False) -> None:
-    """Wait until files are on the disk; `forget`: and take them out of the page cache, where the system lets
-    us."""
+    """Wait until files are on the disk. `forget`: also take them out of the page cache, if the system allows
+    it."""
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -120,8 +121,8 @@ def drop(paths: Iterable[str]) -> None:
 
 
 def decode_rate(spec: Any, threads: int = 16, seconds: float = 2.0) -> float:
-    """Decoded bytes a second that `threads` threads make of the encoded chunks of a stored array, from memory
-    to memory: as many different chunks as threads, again and again. Raises InputError where chunks are not
+    """Decode chunks of a stored array from memory to memory, and return the decoded bytes per second. Each of
+    `threads` threads decodes a chunk of its own, again and again. Raises InputError unless the chunks are
     compressed files that the engine decodes itself."""
     source = store.open_source(spec)
     if not isinstance(source, CompressedSource):
@@ -152,9 +153,9 @@ def decode_rate(spec: Any, threads: int = 16, seconds: float = 2.0) -> float:
 def source_rate(
     spec: Any, threads: int = 16, buffers: list[Bytes] | None = None, cold: bool = False, rounds: int = 1
 ) -> float:
-    """Decoded bytes a second that `threads` threads get of a stored array by the engine's own `read`, chunk
-    after chunk, all of them `rounds` times, into `buffers` where given: one a thread, of a decoded chunk.
-    `cold`: a local array's files are taken out of the page cache first."""
+    """Read a stored array with the engine's own `read` in `threads` threads, and return the decoded bytes per
+    second. Every chunk is read `rounds` times, into `buffers`, if given: one for each thread, as large as a
+    decoded chunk. `cold`: take the files of a local array out of the page cache first."""
     source = store.open_source(spec)
     s = source.matrix
     buffers = buffers or page_aligned(threads, s.chunk_bytes)
@@ -171,8 +172,8 @@ def source_rate(
 def for_a_while(
     work: Callable[[T, Bytes], R], items: Iterable[T], buffers: list[Bytes], longest: float = math.inf
 ) -> tuple[float, list[R]]:
-    """`work` on the items by a thread a buffer, as long as there are any, and `longest` seconds at most: the
-    seconds, and what it returned. Raises what it raised."""
+    """Call `work` for each item, in one thread for each buffer, until there are none or `longest` seconds are
+    over. Returns the seconds and what `work` returned. Raises what `work` raises."""
     todo, done, lock = iter(items), list[R](), Lock()
     start = time.perf_counter()
 
@@ -193,8 +194,8 @@ def for_a_while(
 def by_one_thread(
     begin: Callable[[T, Bytes], Callable[[], R]], items: Iterable[T], buffers: list[Bytes], longest: float
 ) -> tuple[float, list[R]]:
-    """The same by one thread, for work that goes on by itself when it is begun, and ends where what that
-    returned is called. Nothing is under way any more when it returns or raises."""
+    """Do the same in one thread, for work that continues in the background once it is started: `work` starts
+    it and returns a function that waits for its end. Nothing is under way when this returns or raises."""
     done, begun, start = list[R](), deque[Callable[[], R]](), time.perf_counter()
     try:
         for item, buffer in zip(items, cycle(buffers), strict=False):

@@ -1,10 +1,10 @@
-"""How fast a device multiplies, found by multiplying panels of several depths.
+"""Measures how fast a device multiplies, by panels of several depths.
 
-    t(depth) = once + each · depth     the kernel's rate follows from `each`, what a panel costs from `once`
+    t(depth) = once + each · depth     `each` gives the kernel's rate, `once` what a panel costs besides
 
 A fast device multiplies a shallow panel in less time than the host needs to start the kernel, and then t does
-not depend on the depth at all. So panels are made deeper until the part that does not depend on the depth is
-small. A rate above what the device can do at all (`Device.most_flops`) is refused.
+not depend on the depth. So panels are made deeper until `once` is a small part of t. A rate above what the
+device can do at all (`Device.most_flops`) is refused.
 """
 
 import math
@@ -27,21 +27,21 @@ from ..support.trace import Trace
 Record = dict[str, Any]
 
 STEADY = 0.15
-"""Seconds that a kernel is timed over."""
+"""Seconds for which a kernel is timed."""
 DEPTHS = (512, 2048)
-"""Panel depths that a kernel is timed at first."""
+"""Depths of the first two panels for which a kernel is timed."""
 DEEPER = 4
-"""How many times deeper the next panel is than the last one."""
+"""Factor by which each further panel is deeper than the one before."""
 LARGEST_SHARE = 0.2
-"""Most of the deepest panel's time that may not depend on its depth."""
+"""The largest share of the deepest panel's time that may be independent of its depth."""
 LARGEST_PANEL = 512 * MiB
 SIDES = (8192, 4096, 2048, 1024)
-"""Of square blocks of C that a kernel may be timed at."""
+"""Sides of the square blocks of C for which a kernel may be timed."""
 LARGEST_BLOCK = 256 * MiB
 
 
 class Random:
-    """A matrix that is made as it is asked for."""
+    """A random matrix whose parts are made when they are asked for."""
 
     def __init__(self, shape: tuple[int, int], dtype: str):
         self.shape, self.dtype = shape, np.dtype(dtype)
@@ -54,11 +54,12 @@ class Random:
 
 
 class ImplausibleError(DeviceError):
-    """A rate was measured that the device cannot have."""
+    """The measured rate is above what the device can do."""
 
 
 def side_of(device: Device, arithmetic: Arithmetic) -> int:
-    """Of the block of C that the kernel is timed at: large, but not so large that it takes long."""
+    """Return the side of the block of C for which the kernel is timed: large, but not so large that it takes
+    long."""
     rate = device.rates(arithmetic).flops
     side = next((n for n in SIDES if 2 * n * n * DEPTHS[1] / rate < 2 * STEADY), SIDES[-1])
     while side * side * arithmetic.block.itemsize > LARGEST_BLOCK:
@@ -67,9 +68,9 @@ def side_of(device: Device, arithmetic: Arithmetic) -> int:
 
 
 def kernel_rate(device: Device, dtype: str, precision: str, kernel: str, side: int) -> tuple[Record, Record]:
-    """Operations a second of one kernel on a large C block (`flops`), and what a panel costs beside them, as
-    columns of a panel that would take as long (`thin`); and bytes a second at which panels came and C went.
-    Raises ImplausibleError where the rate is above what the device can do."""
+    """Measure one kernel on a large C block. Returns its operations per second (`flops`) with what a panel
+    costs besides, as the depth of a panel that would take as long (`thin`), and the bytes per second of
+    uploads and downloads. Raises ImplausibleError if the rate is above what the device can do."""
     copies: Record = {}
     arithmetic: Arithmetic | None = None
 
@@ -91,10 +92,10 @@ def kernel_rate(device: Device, dtype: str, precision: str, kernel: str, side: i
 
 
 def line(seconds: Callable[[int], float], deepest: int) -> tuple[float, float]:
-    """(each, once) of t(depth) = once + each · depth, by times of panels of some depths: those of DEPTHS, and
-    deeper ones up to `deepest` while too much of the time does not depend on the depth. Where even the
-    deepest panel does not tell the two apart, all of its time counts as depending on the depth: that makes a
-    rate too low, never too high."""
+    """Return (each, once) of t(depth) = once + each · depth from the times of panels of the DEPTHS, and of
+    deeper ones, up to `deepest`, while `once` is too large a share. If even the deepest panel does not tell
+    the two apart, all of its time counts as depending on the depth: then the rate is too low, but never too
+    high."""
     (first, second), (before, now) = DEPTHS, map(seconds, DEPTHS)
     while True:
         each = min((now - before) / (second - first), now / second)
@@ -110,8 +111,9 @@ def line(seconds: Callable[[int], float], deepest: int) -> tuple[float, float]:
 def _timed(
     device: Device, dtype: str, precision: str, kernel: str, side: int, depth: int
 ) -> tuple[float, Record, Arithmetic]:
-    """Seconds of the fastest of many multiplications of panels of this depth, the rates of copies, and the
-    arithmetic. Panels are brought anew for each multiplication: some kernels leave other things there."""
+    """Return the seconds of the fastest of many multiplications of panels of this depth, the rates of copies,
+    and the arithmetic. Panels are uploaded again for each multiplication, because some kernels overwrite
+    them."""
     job = prepare(
         Random((side, depth), dtype), Random((depth, side), dtype), None,
         writes=False, device=device, memory_limit="1TiB", precision=precision, kernel=kernel,

@@ -3,8 +3,8 @@
     for each type and shape:   operands ──► every contestant once, checked against float64
                                        └──► rounds: every contestant, each timed, in an order drawn anew
 
-One round lets every contestant run once, so that all see the same clocks and temperatures. What is reported
-is a plain dict, ready for JSON: figures.py shows it.
+In one round every contestant runs once, so that all see the same clocks and temperatures. The report is a
+plain dict, ready for JSON; figures.py shows it.
 """
 
 import platform
@@ -27,7 +27,8 @@ from .gpu import Gemm, device_name, dtypes_of, open_gemm, require_cupy
 from .measure import Case, Stopwatch, rounding
 
 STORED_N_BY_K = ("int8", "uint8")
-"""Types whose B is always stored n×k: cuBLAS is ten times slower otherwise, which would flatter us."""
+"""Types whose B is always stored n×k. cuBLAS is ten times slower otherwise, which would flatter our
+kernels."""
 SIZES = (907, 1024, 1025, 2048, 2049, 4096, 8192)
 
 Shape = tuple[int, int, int]
@@ -35,8 +36,8 @@ Report = Callable[[str], None]
 
 
 def pairs(kernels: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str]]:
-    """Which kernel is run on which type of A and B: every kernel of the catalog, and float32 where a kernel
-    takes it, unless told otherwise. InputError where a named kernel takes none of the types."""
+    """Return (kernel, type of A and B) of each contestant. By default that is every kernel of the catalog, in
+    float32 if it takes that. Raises InputError if a named kernel takes none of the types."""
     found = []
     for kernel in kernels or KERNELS:
         takes = dtypes_of(kernel)
@@ -51,7 +52,8 @@ def pairs(kernels: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str]
 
 
 def select(report: dict[str, Any], kernels: Sequence[str], dtypes: Sequence[str]) -> dict[str, Any]:
-    """The rows of some kernels, with what they are compared with, and types; all where none is named."""
+    """Return the report with the rows of some types and kernels, and of the rivals of these kernels. An empty
+    list means all."""
     wanted = {*kernels, *map(rival, kernels)}
     rows = [
         row
@@ -62,7 +64,7 @@ def select(report: dict[str, Any], kernels: Sequence[str], dtypes: Sequence[str]
 
 
 def rival(kernel: str) -> str:
-    """What a kernel's time is compared with: cuBLAS at the same type and precision."""
+    """Return the name with which a kernel's time is compared: cuBLAS at the same type and precision."""
     return "cublas-tf32" if kernel.endswith("tf32") else "cublas"
 
 
@@ -75,8 +77,8 @@ def run(
     threshold: float | None = None,
     progress: Report = lambda text: None,
 ) -> dict[str, Any]:
-    """The report. `threshold`: error of an element that counts as beyond, relative to the root mean square
-    of the product; by default what rounding may do at the kernel's precision."""
+    """Measure and return the report. `threshold`: an element counts as beyond rounding if its error exceeds
+    this, relative to the root mean square of the product. The default follows from the kernel's precision."""
     cupy = require_cupy()
     device = devices()[cupy.cuda.Device().id]
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -124,7 +126,7 @@ def _measure(
     threshold: float | None,
     device: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """A row for cuBLAS and for each kernel."""
+    """Measure one shape, and return a row for cuBLAS and for each kernel."""
     shape = case.m, case.n, case.k
     rows: dict[str, dict[str, Any]] = {}
     running: dict[str, tuple[Gemm, int]] = {}
@@ -173,9 +175,9 @@ def _measure(
 def _rounds(
     case: Case, running: dict[Any, tuple[Gemm, int]], stopwatch: Stopwatch, repeat: int
 ) -> dict[Any, list[float]]:
-    """Seconds of each contestant in each round. The order is drawn anew each time: a GPU at its power limit
-    lowers its clocks a little after whoever drew the power, and with a fixed order, or one that alternates,
-    it is always the same one who pays for that."""
+    """Return the seconds of each contestant in each round. The order is random in each round: a GPU at its
+    power limit lowers its clocks a little later, and in a fixed or alternating order the same contestant
+    would always pay for another's power."""
     seconds: dict[Any, list[float]] = {key: [] for key in running}
     draw = random.Random(1)
     for _ in range(repeat):
@@ -188,8 +190,8 @@ def _rounds(
 def tune(
     chosen: Iterable[tuple[str, str]], repeat: int = 7, progress: Report = lambda text: None
 ) -> Iterator[dict[str, Any]]:
-    """Finds the fastest configuration of each kernel for each class of shapes, and remembers it (tune.py).
-    One that fails, or whose result is wrong, is left out."""
+    """Find the fastest configuration of each kernel for each class of shapes, and remember it. A
+    configuration that fails, or whose result is wrong, is left out."""
     cupy = require_cupy()
     stream = cupy.cuda.Stream(non_blocking=True)
     stopwatch = Stopwatch(cupy, stream)

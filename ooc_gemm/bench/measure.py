@@ -1,4 +1,5 @@
-"""One product on a GPU, judged: `Case` holds operands and knows what is right, `Stopwatch` times."""
+"""Times and judges one product on a GPU: `Case` holds the operands and knows the right result, `Stopwatch`
+times."""
 
 import math
 from collections.abc import Callable
@@ -16,18 +17,20 @@ from .gpu import Gemm
 
 ROWS_CHECKED = 1024
 WIDE_CHECKED = 16, 256
-"""Rows and columns that are checked of 64-bit types, in NumPy."""
+"""Number of rows and columns of a product of 64-bit types that NumPy checks."""
 FLUSH_BYTES = 256 << 20
 LONG_ENOUGH = 2e-3
-"""Seconds that launches between two events take together; a shorter kernel is launched several times."""
+"""Least seconds between two events. A kernel that is shorter is launched several times between them."""
 MOST_LAUNCHES = 20
 
 
 def errors(got: Any, want: Any, threshold: float) -> dict[str, float | None]:
-    """How far `got` is from `want`, of a wider type: NumPy or CuPy arrays, of one shape.
+    """Return how far `got` is from `want`, which has a wider type. Both are NumPy or CuPy arrays of one
+    shape.
 
-    root_mean_square: of `want`. beyond_percent: elements whose error is above threshold × that; an error that
-    is NaN or infinite counts as beyond. The other three are None where an error is NaN or infinite.
+    `root_mean_square` is that of `want`. `beyond_percent` is the share of elements whose error exceeds
+    threshold × root_mean_square, or is NaN or infinite. The other three numbers are None if an error is NaN
+    or infinite.
     """
     if got.size == 0:
         names = "beyond_percent", "root_mean_square", "mean_squared", "largest", "relative_frobenius"
@@ -50,10 +53,11 @@ def errors(got: Any, want: Any, threshold: float) -> dict[str, float | None]:
 
 
 def rounding(kernel: str, dtype: str, k: int) -> float:
-    """What rounding may do to an element of a product of random matrices, relative to the root mean square
-    of the product; 0 for integers. A sum of k products (2·k for each part of a complex one) loses up to half
-    a unit in each addition, which adds up like √k; 8 and 6 are standard deviations, the constants cover small
-    k. TF32 rounds its operands to 11 bits, and tensor cores add with three bits less than float32 has."""
+    """Return the largest error that rounding may cause in an element of a product of random matrices,
+    relative to the root mean square of the product; 0 for integers. A sum of k products (2·k for each part of
+    a complex one) loses up to half a unit in each addition, which adds up like √k; 8 and 6 are standard
+    deviations, the constants cover small k. TF32 rounds its operands to 11 bits, and tensor cores add with
+    three bits less than float32 has."""
     if np.dtype(dtype).kind in "iu":
         return 0.0
     wide, terms = np.dtype(dtype).char in "dD", 2 * k if np.dtype(dtype).kind == "c" else k
@@ -66,7 +70,8 @@ def rounding(kernel: str, dtype: str, k: int) -> float:
 
 @dataclass
 class Case:
-    """Operands on the device, C, and what C should be. The columns that pad the rows are poisoned."""
+    """The operands and C on the device, and what C should be. Padding at the end of rows is filled with
+    NaN."""
 
     cupy: Any
     stream: Any
@@ -88,7 +93,8 @@ class Case:
         self.stream.synchronize()
 
     def _padded(self, rows: int, cols: int, dtype: str) -> Any:
-        """Rows that begin at multiples of PITCH_BYTES, as the engine's panels do."""
+        """Allocate a matrix whose rows begin at multiples of PITCH_BYTES, as those of the engine's panels
+        do."""
         unit = PITCH_BYTES // np.dtype(dtype).itemsize
         return self.cupy.full((rows, round_up(cols, unit)), poison(dtype), dtype)[:, :cols]
 
@@ -98,8 +104,9 @@ class Case:
         return array
 
     def _reference(self) -> tuple[Any, Any, Any]:
-        """Rows and columns, and the product there: in float64 on the device, of every column; for types
-        that have as many bits, fewer of them in NumPy's longest type (int64 stays exact)."""
+        """Return rows, columns, and the product there. It is computed in float64 on the device, in all
+        columns; for types of 64 bits, in fewer rows and columns, in NumPy's longest type (int64 stays
+        exact)."""
         a = self.a.T if self.trans_a else self.a
         b = self.b.T if self.trans_b else self.b
         kind, nbytes = np.dtype(self.dtype).kind, np.dtype(self.dtype).itemsize
@@ -111,15 +118,15 @@ class Case:
         return rows, cols, a[rows].get().astype(long) @ b[:, cols].get().astype(long)
 
     def _some(self, extent: int, count: int) -> Any:
-        """Up to `count` indices, the first and the last among them."""
+        """Choose up to `count` indices, among them the first and the last."""
         return self.cupy.asarray(np.unique(np.linspace(0, max(extent - 1, 0), min(extent, count), dtype=int)))
 
     def run(self, gemm: Gemm) -> None:
         gemm(1, self.a, self.b, 0, self.c, self.stream)
 
     def check(self, gemm: Gemm, threshold: float) -> dict[str, Any]:
-        """Runs once over a poisoned C. Besides the errors: how many elements of all of C are not finite, or
-        for integers were not written."""
+        """Run once over a poisoned C. Return the errors, and how many elements of C are not finite or, for
+        integers, were not written."""
         with self.stream:
             self.c.fill(poison(self.c.dtype))
             self.run(gemm)
@@ -136,8 +143,8 @@ class Case:
 
 
 def random(rng: np.random.Generator, rows: int, cols: int, dtype: str) -> npt.NDArray[Any]:
-    """N(0, 1), each part of a complex number; integers over the range of int8 or uint8, in any type. On the
-    host, so that the data are the same on every device."""
+    """Return a random matrix: N(0, 1), also for each part of a complex number, or integers over the range of
+    int8 or uint8, in any type. It is made on the host, so that the data is the same on every device."""
     kind = np.dtype(dtype).kind
     if kind in "iu":
         small: Any = np.uint8 if kind == "u" else np.int8
@@ -163,7 +170,8 @@ class Stopwatch:
         self.bandwidth = self._copy_rate()
 
     def _copy_rate(self) -> float:
-        """Bytes read and written a second by a copy from half of the buffer to the other, past L2."""
+        """Return the bytes read and written per second when half of the buffer, which is larger than L2, is
+        copied to the other half."""
         half, device_to_device = FLUSH_BYTES // 2, 3
         to, at = self._buffer.ptr, self._buffer.ptr + half
 
@@ -174,8 +182,8 @@ class Stopwatch:
         return 2 * half / median(self.time(copy, 10) for _ in range(5))
 
     def time(self, launch: Callable[[], None], count: int) -> float:
-        """Seconds of one of `count` launches in a row. The device is kept busy before them, so that it
-        does not wait for the host in between; what they read twice may come from L2."""
+        """Return the seconds of one of `count` launches in a row. The device is busy before them, so that it
+        does not wait for the host in between. What is read twice may come from L2."""
         busy = math.ceil(count * 50e-6 * self.bandwidth / FLUSH_BYTES)
         for _ in range(busy):
             self._cupy.cuda.runtime.memsetAsync(self._buffer.ptr, 0, FLUSH_BYTES, self._stream.ptr)
@@ -188,5 +196,5 @@ class Stopwatch:
         return float(self._cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / count
 
     def count(self, launch: Callable[[], None]) -> int:
-        """How many launches make a time long enough, after one to warm up."""
+        """Launch once to warm up, and return how many launches take LONG_ENOUGH."""
         return max(1, min(MOST_LAUNCHES, math.ceil(LONG_ENOUGH / self.time(launch, 1))))

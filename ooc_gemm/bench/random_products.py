@@ -1,8 +1,9 @@
-"""Random products: drawn by number, stored by zarr itself in every layout that the engine should know, and
-checked without the engine.
+"""Random products for the stress test: cases by number, stored by zarr itself in every layout that the engine
+should read, and checked without the engine.
 
-Half of the values of floating point, and all others, are small integers, whose sums of products every type
-holds exactly: then each element of C must be right to the bit. The rest is normal numbers, right to rounding.
+All integer cases and half of the floating-point ones hold small integers, whose sums of products every type
+holds exactly: then each element of C must be right to the bit. The others hold normal numbers, right to
+rounding.
 """
 
 import math
@@ -25,25 +26,26 @@ Array = npt.NDArray[Any]
 
 TYPES = ["float16", "float32", "float64", "complex64", "complex128", "int8", "uint8", "int16", "int32"]
 PRODUCTS = {"complex64": 3e8, "complex128": 1e8, "int8": 3e8, "uint8": 3e8, "int16": 3e8, "int32": 3e7}
-"""Most of them in an ordinary case, 10⁹ where nothing is said: a second's work of a slow machine."""
+"""The most products m·n·k of an ordinary case by type, 10⁹ for other types: a second of work of a slow
+machine."""
 CHUNKS, CHUNKS_OF_C = 1000, 100
-"""Most chunks of an ordinary array: zarr takes a millisecond to write one, and a block of one chunk of C
-reads a strip of A and of B."""
+"""The most chunks of an ordinary A or B, and of C. zarr takes a millisecond to write one, and a block of one
+chunk of C reads a strip of A and of B."""
 LEVELS = {"zstd": (-7, 22), "blosc": (0, 9), "gzip": (0, 9), "zlib": (0, 9), "bz2": (1, 9), "lzma": (0, 9)}
-"""Of compressors: the lowest and the highest level."""
+"""Compressor → lowest and highest level."""
 SLOW_BYTES = 8 * MiB
-"""Arrays that are larger are compressed at low levels: the highest take seconds for each MiB."""
+"""Larger arrays are compressed at low levels, because the highest ones take seconds for each MiB."""
 CHUNK_BYTES = 48 * MiB
 LARGE_EVERY, HEAVY_EVERY = 40, 10
-"""One case in so many is of far more data than memory; one in so many is of a few very large chunks, of
-noise: then it shows what decoders and encoders hold."""
+"""One case in LARGE_EVERY has far more data than memory. One in HEAVY_EVERY has a few very large chunks of
+noise, which show how much memory decoders and encoders hold."""
 BAND_BYTES = 32 * MiB
-"""Of what is written or read at a time, where chunks are not larger."""
+"""Bytes that are written or read at a time, unless a chunk is larger."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A matrix, and how it lies in its store."""
+    """A matrix, and how it is stored."""
 
     shape: tuple[int, int]
     dtype: str
@@ -51,21 +53,21 @@ class Stored:
     shards: tuple[int, int] | None = None
     codec: str = "none"
     level: int = 1
-    """Of the codec, where it has levels."""
+    """Level of the codec, if it has levels."""
     version: Literal[2, 3] = 3
     fortran: bool = False
     big_endian: bool = False
     holes: bool = False
-    """Some chunks are missing, and stand for 2."""
+    """Whether some chunks are missing, so that their elements have the fill value 2."""
 
     @property
     def nbytes(self) -> int:
-        """Decoded."""
+        """Size of the decoded array, in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
     def unit(self) -> tuple[int, int]:
-        """What is written at a time: a chunk or a shard."""
+        """Shape of what is written at a time: a shard or a chunk."""
         return self.shards or self.chunks
 
     def __str__(self) -> str:
@@ -82,7 +84,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Case:
-    """C ← α·op(A)·op(B) + β·C, or A·Aᵀ for op(A)·op(B)."""
+    """One product: C ← α·op(A)·op(B) + β·C, or the same with A·Aᵀ."""
 
     seed: int
     number: int
@@ -91,36 +93,38 @@ class Case:
     k: int
     a: Stored
     b: Stored | None
-    """None: gram."""
+    """None for `gram`."""
     c: Stored
-    """As it is, where β ≠ 0; else only its shape and type count."""
+    """The old C if β ≠ 0; otherwise only its shape and type count."""
     op_a: str
-    """`N`, `T` or `C`, for nothing, the transpose, the adjoint."""
+    """`N` for the operand as stored, `T` for its transpose, `C` for its adjoint."""
     op_b: str
     alpha: complex
     beta: complex
     options: tuple[str, ...]
-    """How a new C is stored, and what is done beside."""
+    """Options of the command line: how a new C is stored, and what is done in addition."""
     normal: bool
-    """Values are normal numbers, not small integers."""
+    """Whether values are normal numbers instead of small integers."""
     spare: tuple[float, float]
-    """In [0, 1], of host and device. Up to ½ the limit lies between the smallest (0) and twice that (½), else
-    between the smallest and an ample one, by logarithm."""
+    """How ample the limits of host and device are, each in [0, 1]. Up to ½ the limit lies between the
+    smallest (0) and twice that (½); above ½ it lies between the smallest and an ample one, on a logarithmic
+    scale."""
 
     @property
     def data_bytes(self) -> int:
-        """Of A, B and C."""
+        """Size of A, B and C together, in bytes."""
         return self.a.nbytes + (self.b.nbytes if self.b else 0) + self.c.nbytes
 
     def limit(self, least: int, device: bool = False) -> int:
-        """Between the smallest limit and one that holds everything twice."""
+        """Return the limit of the case, in bytes, between the smallest one and one that holds everything
+        twice."""
         spare, small = self.spare[device], 64 << 10
         if spare <= 0.5:
             return int(least * (1 + 2 * spare))
         return least + int(small * ((self.data_bytes + 32 * MiB) * 2 / small) ** spare)
 
     def arguments(self, folder: Path) -> list[str]:
-        """Of the command line."""
+        """Return the arguments of the command line."""
         said = [f"--alpha={self.alpha}", f"--beta={self.beta}", *self.options]
         a, b, c = (str(folder / name) for name in "abc")
         if self.b is None:
@@ -131,7 +135,7 @@ class Case:
 
     @property
     def stored(self) -> dict[str, str]:
-        """How A, B and C lie."""
+        """How A, B and C are stored, in a few words each."""
         valued = (option[2:].replace(",", "×") for option in self.options if "=" in option)
         said = dict(option.split("=") for option in valued)
         made = said.get("chunks", "as planned") + (f" in {said['shards']}" if "shards" in said else "")
@@ -140,7 +144,7 @@ class Case:
 
     @property
     def what(self) -> str:
-        """The product, in a few signs."""
+        """The formula of the product."""
         marks = {"N": "", "T": "ᵀ", "C": "ᴴ"}
         a, b = f"A{marks[self.op_a]}", f"{'A' if self.b is None else 'B'}{marks[self.op_b]}"
         alpha = "" if self.alpha == 1 else f"{self.alpha:g}·"
@@ -148,7 +152,7 @@ class Case:
 
     @property
     def types(self) -> str:
-        """Of A, B and C."""
+        """The types of A, B and C."""
         found = (self.a, self.b or self.a, self.c)
         return " ".join(np.dtype(one.dtype).str[1:] for one in found)
 
@@ -157,7 +161,8 @@ class Case:
 
 
 def draw(seed: int, number: int, largest: int) -> Case:
-    """The case of this number: always the same. `largest`: most bytes of A, B and C together."""
+    """Return the case of this seed and number, which is always the same. `largest`: the most bytes of A, B
+    and C together."""
     rng = random.Random(f"{seed} {number}")
     if number % LARGE_EVERY == LARGE_EVERY - 1:
         return _large(rng, seed, number, largest)
@@ -188,7 +193,7 @@ def draw(seed: int, number: int, largest: int) -> Case:
 
 
 def _large(rng: random.Random, seed: int, number: int, largest: int) -> Case:
-    """Data ≫ memory, and few products: A with few columns of B, few rows of A with B, or an outer product."""
+    """Draw a case of much data and few products: few columns of B, few rows of A, or an outer product."""
     dtype = rng.choice(["int8", "float16", "float32"])
     size = rng.choice(["A", "B", "C"])
     out = "int32" if dtype == "int8" else "float32"
@@ -213,7 +218,7 @@ def _large(rng: random.Random, seed: int, number: int, largest: int) -> Case:
 
 
 def _heavy(rng: random.Random, seed: int, number: int, largest: int) -> Case:
-    """A few chunks of A, or of C, that codecs cannot make smaller."""
+    """Draw a case of a few large chunks of A or C that codecs cannot make smaller."""
     dtype = rng.choice(["float32", "float64", "complex128"])
     side = math.isqrt(round(min(CHUNK_BYTES, largest // 8) * rng.uniform(0.2, 1)) // np.dtype(dtype).itemsize)
     one, other, thin = side * rng.choice((1, 1, 2)), side * rng.choice((1, 2, 3)), rng.randrange(1, 33)
@@ -265,7 +270,7 @@ def _scalars(rng: random.Random, types: tuple[str, str]) -> tuple[complex, compl
 
 
 def _out(rng: random.Random, types: tuple[str, str]) -> tuple[str, list[str]]:
-    """The type of C, and how it is asked for where it is not the usual."""
+    """Draw the type of C, and return it with the option that asks for it, unless it is the default."""
     a, b = map(np.dtype, types)
     natural: np.dtype[Any] = np.result_type(a, b)
     if natural.kind in "iu":
@@ -342,7 +347,7 @@ def _chunks(rng: random.Random, shape: tuple[int, int], itemsize: int, most: int
 
 
 def store(case: Case, folder: Path) -> None:
-    """Write A, B, and the C that is updated."""
+    """Write A, B and, if β ≠ 0, the old C."""
     write(folder / "a", case.a, (case.seed, case.number, 1), case.normal)
     if case.b:
         write(folder / "b", case.b, (case.seed, case.number, 2), case.normal)
@@ -352,7 +357,7 @@ def store(case: Case, folder: Path) -> None:
 
 
 def write(path: Path, stored: Stored, key: tuple[int, ...], normal: bool) -> None:
-    """An array, band by band."""
+    """Write an array, one band of rows at a time."""
     dtype = np.dtype(stored.dtype)
     options: dict[str, Any] = {"fill_value": 2 if stored.holes else 0}
     if stored.version == 2:
@@ -392,7 +397,7 @@ def write(path: Path, stored: Stored, key: tuple[int, ...], normal: bool) -> Non
 
 
 def _bands(shape: tuple[int, int], rows: int, itemsize: int) -> Iterator[tuple[int, int]]:
-    """Ranges of whole chunk rows, as many as are worth a call."""
+    """Yield ranges of whole rows of chunks, of about BAND_BYTES each."""
     fitting = BAND_BYTES // max(1, shape[1] * itemsize)
     return ranges(shape[0], max(rows, fitting // rows * rows))
 
@@ -418,8 +423,8 @@ def _values(key: tuple[int, ...], shape: tuple[int, int], dtype: str, normal: bo
 
 
 def check(case: Case, folder: Path) -> str | None:
-    """What is wrong with C, if anything is: all of it against NumPy in float64, of large ones the product
-    with a random vector; in integers, both exact."""
+    """Return what is wrong with C, or None. A small C is compared with NumPy's product in float64, a large
+    one by its product with a random vector; integers are compared exactly."""
     c = zarr.open_array(folder / "c", mode="r")
     if c.shape != (case.m, case.n) or c.dtype.newbyteorder("=") != np.dtype(case.c.dtype):
         return f"C is {c.shape} {c.dtype}, not {(case.m, case.n)} {case.c.dtype}"
@@ -471,7 +476,7 @@ def _wide(values: Any, op: str = "N") -> Array:
 
 
 def _times(array: Any, x: Array, op: str) -> Array:
-    """op(array)·x, band by band."""
+    """Compute op(array)·x, one band of rows at a time."""
     out = np.zeros((array.shape[0 if op == "N" else 1], x.shape[1]))
     rows = (array.shards or array.chunks)[0]
     for start, stop in _bands(array.shape, rows, array.dtype.itemsize):

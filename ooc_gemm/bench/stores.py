@@ -1,5 +1,5 @@
-"""How fast files are read, written and decoded in a folder, and beside that by the engine's readers and
-writers. What is reported is a plain dict, ready for JSON: figures.py shows it.
+"""Measures how fast files in a folder are read, written and decoded, by plain functions and by the engine's
+readers and writers. The report is a plain dict, ready for JSON; figures.py shows it.
 """
 
 import tempfile
@@ -25,7 +25,8 @@ Row = dict[str, Any]
 
 
 def run(folder: str = ".", device: str = "auto", progress: Say = lambda text: None) -> dict[str, Any]:
-    """The report: a row for each way, in it bytes a second by each number of threads. Raises InputError."""
+    """Measure and return the report: for each way a row with the bytes per second for each number of threads.
+    Raises InputError."""
     place, chosen = Path(folder), open_device(device)
     threads = sorted({1, 4, limits_of(chosen).readers})
     with tempfile.TemporaryDirectory(prefix="ooc-gemm-", dir=place) as scratch:
@@ -70,7 +71,7 @@ def _rows(scratch: Path, threads: list[int], count: int, say: Say) -> Iterator[R
 
 
 def _store_rate(path: str, compressor: str, count: int, buffers: list[Bytes]) -> float:
-    """Bytes a second at which the engine's writers store chunks, until all are on the disk."""
+    """Store chunks with the engine's writers, and return the bytes per second until all are on the disk."""
     output = layout.Output((count * CHUNK, CHUNK), np.dtype(np.float32), (CHUNK, CHUNK), None, "none")
     target = opening.create_target(path, replace(output, compressor=compressor), output.dtype)
 

@@ -1,9 +1,9 @@
-"""The stress test: random products (stress.py), each made by a process of its own within a limit as small as
-can be, and behind a wall where the system lets us build one. What is reported is a plain dict, ready for
-JSON: figures.py shows it.
+"""The stress test: random products (random_products.py), each computed by a process of its own within a limit
+as small as can be. If the system allows it, the limit is enforced (the *wall*). The report is a plain dict,
+ready for JSON; figures.py shows it.
 
-The peak is the kernel's account of the process (`ru_maxrss`), not ours. A process also inherits that of the
-one that started it, so a small one stands between: it builds the wall, starts the product and waits for it.
+The peak is what the kernel says of the process (`ru_maxrss`). A process inherits the peak of the one that
+started it, so a small process stands between: it builds the wall, starts the product and waits for it.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ Say = Callable[[str], None]
 
 COMMAND = [sys.executable, "-W", "ignore", "-m", "ooc_gemm.cli"]
 TIMEOUT = 600
-"""Seconds after which a case counts as hung."""
+"""Seconds after which a case counts as hanging."""
 AGREE = 16 * MiB
-"""What a process says of its own peak is this near to what the kernel says when it has ended."""
+"""Bytes by which a process's own account of its peak may differ from the kernel's after its end."""
 CUDA_ENDS = 96 * MiB
-"""With CUDA its end takes more (seen: 45 to 63 MB)."""
+"""The same with CUDA, where the end of the process takes more memory (45 to 63 MB were seen)."""
 STACKS = 64 * MiB
-"""Room for stacks of threads that the idle run did not need."""
+"""Bytes for stacks of threads, which an idle process does not have."""
 
 _START = """
 import json, os, resource, signal, sys
@@ -87,14 +87,15 @@ print(max(held) * 1024)
 
 @dataclass(frozen=True)
 class Wall:
-    """What stops a process that would pass its limit."""
+    """The means that stops a process which exceeds its limit."""
 
     kind: str
-    """`cgroup`: the kernel kills it. `RLIMIT_DATA`: it gets no more private memory. `none`."""
+    """`cgroup`: the kernel kills the process. `RLIMIT_DATA`: the process gets no more private memory. `none`:
+    nothing stops it."""
     group: str = ""
     reserve: int = 0
-    """RLIMIT_DATA counts what is reserved, touched or not: this much more than the limit, for stacks and
-    libraries' buffers."""
+    """Bytes to add to the limit, because RLIMIT_DATA also counts memory that is reserved and never touched:
+    stacks and buffers of libraries."""
 
     def __str__(self) -> str:
         return {
@@ -112,16 +113,16 @@ class Ended:
     """How a process ended."""
 
     code: int
-    """Negative: the signal."""
+    """Exit status; negative if a signal ended the process."""
     out: str
     err: str
     peak: int
-    """The largest resident set it had, in bytes."""
+    """The largest resident set of the process, in bytes."""
     seconds: float
 
     @property
     def said(self) -> str:
-        """Its last word."""
+        """The last line that the process wrote to standard error."""
         return (self.err.strip().splitlines() or [f"exit status {self.code}, without a word"])[-1]
 
 
@@ -135,8 +136,9 @@ def run(
     largest: str | int = "2GiB",
     progress: Say = lambda text: None,
 ) -> dict[str, Any]:
-    """The report: a row for each case, until there were `cases` or `hours` are over (three minutes where
-    neither is given); `only`: this one alone. Ends early when interrupted. Raises InputError."""
+    """Run cases and return the report, with a row for each. It ends after so many `cases` or `hours` (three
+    minutes if neither is given), or when it is interrupted. `only`: run the case of this number alone. Raises
+    InputError."""
     place, chosen, nbytes = Path(folder), open_device(device), parse_size(largest)
     if shutil.disk_usage(place).free < 2 * nbytes:
         raise InputError(f"{folder} has no room for twice {largest}; name another, or less (--largest)")
@@ -175,7 +177,8 @@ def _told(rows: list[Row]) -> str:
 
 
 def _case(case: stress.Case, place: Path, device: str, built: Wall) -> Row:
-    """Make the arrays, find the smallest limits, multiply within the drawn ones, judge."""
+    """Run one case: write the arrays, find the smallest limits, multiply within the drawn limits, and
+    judge."""
     place.mkdir()
     row: Row = {
         "case": case.number,
@@ -214,7 +217,7 @@ def _case(case: stress.Case, place: Path, device: str, built: Wall) -> Row:
 
 
 def _least(command: list[str], *limits: str) -> int:
-    """The smallest limit that would do, as the refusal of a smaller one says."""
+    """Return the smallest sufficient limit, which the refusal of a smaller one names."""
     ended = launch([*command, *limits])
     found = re.search(r"the smallest that would do is (\d+) bytes", ended.err)
     if ended.code != 2 or not found:
@@ -223,7 +226,7 @@ def _least(command: list[str], *limits: str) -> int:
 
 
 def _figures(ended: Ended) -> Row:
-    """What there is to tell of a run, beside whether it was right."""
+    """Return the figures of a run that the report shows."""
     if ended.code:
         return {"peak": ended.peak}
     result = json.loads(ended.out)
@@ -242,7 +245,7 @@ def _figures(ended: Ended) -> Row:
 
 
 def judge(ended: Ended, limit: int, device_limit: int | None = None) -> Iterator[str]:
-    """What is to be said against a run, whatever its result."""
+    """Yield a sentence for each fault of a run, apart from a wrong result."""
     if ended.peak > limit:
         yield f"it passed its limit by {ended.peak - limit:,} bytes"
     if ended.code:
@@ -259,7 +262,7 @@ def judge(ended: Ended, limit: int, device_limit: int | None = None) -> Iterator
 
 
 def _verified(case: stress.Case, place: Path) -> str | None:
-    """What `verify` says, where it knows the product."""
+    """Return what `verify` finds wrong, or None. Products that it cannot check are skipped."""
     if case.alpha != 1 or case.beta:
         return None
     ops = {"transpose_a": case.op_a == "T", "adjoint_a": case.op_a == "C"}
@@ -302,7 +305,7 @@ def launch(command: list[str], built: Wall = NO_WALL, limit: int = 0) -> Ended:
 
 @contextlib.contextmanager
 def wall(device: str) -> Iterator[Wall]:
-    """The hardest that this system lets us build."""
+    """Build the hardest wall that this system allows, and remove it at the end."""
     group = own_group()
     if group is not None:
         try:
@@ -319,7 +322,8 @@ def wall(device: str) -> Iterator[Wall]:
 
 
 def own_group(root: Path = Path("/sys/fs/cgroup"), listed: Path = Path("/proc/self/cgroup")) -> Path | None:
-    """A new control group (v2) that limits memory, in the nearest one above this process that lets us."""
+    """Make a control group (v2) that limits memory, in the nearest one above this process that allows it.
+    Returns None if there is none."""
     try:
         paths = [line[3:] for line in listed.read_text().splitlines() if line.startswith("0::")]
     except OSError:
