@@ -37,8 +37,8 @@ import zarr
 from recorder import Entry, Recorder
 
 import ooc_gemm
+from ooc_gemm.storage.format import unfinished
 from ooc_gemm.storage.io import files
-from ooc_gemm.storage.read import store
 from ooc_gemm.storage.write import journal, targets
 
 SLOW = """
@@ -128,7 +128,7 @@ def command(folder: Path, case: dict[str, Any]) -> list[str]:
 
 def values(c: Path) -> Any:
     """What is stored; None where there is no array."""
-    if not any((c / key).exists() for key in store.METADATA):
+    if not any((c / key).exists() for key in unfinished.METADATA):
         return None
     return zarr.open_array(c, mode="r")[...]
 
@@ -145,7 +145,7 @@ def unsettle(place: Path, log: list[Entry], began: list[int], ended: list[bool])
     before what the files hold. `began`: how long the log was when the run had begun."""
     with open(place / "other", "wb", buffering=0) as file:
         while not ended:
-            if not began and (place / "c" / journal.NAME).exists():
+            if not began and (place / "c" / unfinished.JOURNAL).exists():
                 began.append(max(0, len(log) - 30))
             file.write(b"x" * 100)
             os.fsync(file.fileno())
@@ -208,7 +208,7 @@ def judged(place: Path, case: dict[str, Any], old: Any, want: Any) -> tuple[str,
         found = values(c)
     except Exception as error:
         return "lost", f"it cannot be opened: {error}"
-    if store.is_partial(c):
+    if unfinished.is_partial(c):
         state = "unfinished"
     elif found is None:
         state = "old" if old is None else "lost"
@@ -219,11 +219,11 @@ def judged(place: Path, case: dict[str, Any], old: Any, want: Any) -> tuple[str,
     if state in ("lost", "wrong"):
         return state, f"{sorted(path.name for path in c.iterdir()) if c.exists() else 'nothing'}"
     again: dict[str, Any] = {"resume": True}
-    if state == "finished" or (state == "old" and not (c / journal.NAME).exists()):
+    if state == "finished" or (state == "old" and not (c / unfinished.JOURNAL).exists()):
         again = {"force": True} if not case["beta"] else {} if state == "old" else {"resume": True}
     if state == "old" and case.get("force"):
         again = {"force": True}
-    if state == "finished" and not (c / journal.NAME).exists():
+    if state == "finished" and not (c / unfinished.JOURNAL).exists():
         return state, ""
     try:
         product(place, case, **again)
@@ -331,7 +331,7 @@ def fail(failures: int, seed: int, scratch: Path) -> dict[str, Any]:
         ended = run_with(Failing(folder / "c", which, number), folder, case)
         state = "finished" if ended else "failed"
         try:
-            if not ended and same(values(folder / "c"), old) and not store.is_partial(folder / "c"):
+            if not ended and same(values(folder / "c"), old) and not unfinished.is_partial(folder / "c"):
                 state = "not begun"
                 product(folder, case)
             elif not ended:
@@ -375,7 +375,7 @@ def rot(runs: int, seed: int, scratch: Path) -> dict[str, Any]:
                     run_with(Failing(place / "c", 0, 0), place, case)
                 refused += len(struck)
                 try:
-                    if store.is_partial(place / "c"):
+                    if unfinished.is_partial(place / "c"):
                         product(place, case, resume=True)
                 except Exception as error:
                     bad.append(f"{type(error).__name__}: {error}")

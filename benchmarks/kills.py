@@ -26,7 +26,7 @@ import numpy as np
 import zarr
 
 import ooc_gemm
-from ooc_gemm.storage.read import store
+from ooc_gemm.storage.format import unfinished
 from ooc_gemm.storage.write import targets
 
 SLOW = """
@@ -93,9 +93,11 @@ def before(folder: Path, name: str, case: dict[str, Any], old: np.ndarray[Any, A
 
 def finished(c: Path) -> bool:
     """Whether C says that it is the result: also of a process that was killed in the moment after."""
-    key = c / store.METADATA[0]
+    key = c / unfinished.METADATA[0]
     return (
-        not store.is_partial(c) and key.exists() and "ooc-gemm" in json.loads(key.read_text())["attributes"]
+        not unfinished.is_partial(c)
+        and key.exists()
+        and "ooc-gemm" in json.loads(key.read_text())["attributes"]
     )
 
 
@@ -145,7 +147,7 @@ def one(case: dict[str, Any], device: str, kills: int, draw: random.Random, fold
         (folder / "written").touch()
         killed = 0
         while not finished(folder / "c"):
-            resume = ["--resume"] if store.is_partial(folder / "c") else []
+            resume = ["--resume"] if unfinished.is_partial(folder / "c") else []
             limit = draw.uniform(0.3, 1.1) * seconds
             status, said, took = run(folder, "c", case, device, delay, limit, *resume)
             if status == -signal.SIGKILL:

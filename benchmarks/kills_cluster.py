@@ -29,7 +29,7 @@ import zarr
 from kills import CASES, before, finished
 
 import ooc_gemm
-from ooc_gemm.storage.read import store
+from ooc_gemm.storage.format import unfinished
 from ooc_gemm.storage.write import targets
 
 WORKERS = 4
@@ -185,7 +185,7 @@ def main(kills: int, seed: int, only: str | None, folder: Path | None, out: Path
             if kill == "scheduler" and status not in (0, 1, 2):
                 wrong.append(f"status {status}: {said.strip()[-300:]}")
             if not wrong and not finished(place / "c"):
-                more = ("--resume",) if store.is_partial(place / "c") else ()
+                more = ("--resume",) if unfinished.is_partial(place / "c") else ()
                 status, said, *_ = product(place, case, delay, "", 0, 0, *more)
                 if not status:
                     result = json.loads(said.splitlines()[-1])

@@ -80,9 +80,9 @@ def client_seconds(url, sizes, c_chunks, c_bytes, readers, writers):
     """The store's own client: get all, then put all."""
     import obstore
 
-    from ooc_gemm.storage.io import remote
+    from ooc_gemm.storage.io import client
 
-    store, prefix = remote.connect(url, 60.0)
+    store, prefix = client.connect(url, 60.0)
     data = np.random.default_rng(0).integers(0, 255, c_bytes, dtype=np.uint8)
 
     def get(key):
@@ -111,7 +111,7 @@ def compare(name, url, rounds):
     paths = [f"{url}/{name}/{matrix}" for matrix in "abc"]
     a, b, c = paths
     objects = store.objects_at(f"{url}/{name}")
-    sizes = {key: size for key, size, _ in objects.list() if key[:4] in ("a/c/", "b/c/")}
+    sizes = {key: size for key, (size, *_) in objects.list() if key[:4] in ("a/c/", "b/c/")}
     side = min(m, 1024)
     trace = os.path.join(tempfile.gettempdir(), f"remote-{os.getpid()}.json")
     options = {"memory_limit": "4GiB", "chunks": (side, side), "force": True, "trace": trace}

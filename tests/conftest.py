@@ -12,7 +12,7 @@ import zarr
 from ooc_gemm.cli import main
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.engine.ports import COMPUTE, UPLOAD
-from ooc_gemm.storage.read import store
+from ooc_gemm.storage.io import answers
 from ooc_gemm.support import memory as limits
 
 
@@ -27,7 +27,7 @@ class Done(NamedTuple):
 def ooc(*args):
     """`ooc-gemm ARGS` in this process, from the arguments to the exit status."""
     out, err = io.StringIO(), io.StringIO()
-    store.abandoned.clear()  # by a test before: the command line would end this process
+    answers.abandoned.clear()  # by a test before: the command line would end this process
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
         main([str(arg) for arg in args])
     return Done(end.value.code, out.getvalue(), err.getvalue())

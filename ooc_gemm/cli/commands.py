@@ -916,8 +916,8 @@ def _signals() -> Iterator[None]:
 def _leave(code: Any) -> None:
     """End the process here and now where a thread hangs in a store that never answers: it would be waited
     for. All threads of ours have ended before, and their files are gone."""
-    store = sys.modules.get("ooc_gemm.storage.read.store")
-    if store is not None and store.abandoned.is_set():
+    answers = sys.modules.get("ooc_gemm.storage.io.answers")
+    if answers is not None and answers.abandoned.is_set():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code or 0)

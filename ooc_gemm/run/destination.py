@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
+from ..storage.format import unfinished
 from ..storage.read import store
-from ..storage.write import consolidated, in_memory, journal, opening, provenance
+from ..storage.write import consolidated, in_memory, opening, provenance
 from ..storage.write.journal import Journal
 from ..storage.write.provenance import Finished
 from ..support.errors import InputError
@@ -28,9 +29,9 @@ def journal_of(c: Any, beta: complex | None, resume: bool) -> Iterator[Journal |
     if place is None:
         yield opening.continued(c, beta or 0)
         return
-    if not (store.is_partial(place) or (place / journal.NAME).exists()):
+    if not (unfinished.is_partial(place) or (place / unfinished.JOURNAL).exists()):
         done = provenance.finished(c)
-        if done is None and (beta or any((place / key).exists() for key in store.METADATA)):
+        if done is None and (beta or any((place / key).exists() for key in unfinished.METADATA)):
             raise InputError(
                 f"{name} is not the unfinished result of an interrupted run; leave out resume=True"
             )
@@ -38,7 +39,7 @@ def journal_of(c: Any, beta: complex | None, resume: bool) -> Iterator[Journal |
         return
     log = Journal.resume(place, name)
     # Killed before it began: C is what it was, or not there.
-    if not log.head or not (log.done or store.is_partial(place)):
+    if not log.head or not (log.done or unfinished.is_partial(place)):
         log.close()
         yield None
         return

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..devices.cpu.device import INTERPRETER_BYTES
 from ..planning.plan import Part
 from ..planning.problem import CHUNK_BYTES, MiB
-from ..storage.io.remote import CONNECTION_BYTES, WRITERS
+from ..storage.io.requests import CONNECTION_BYTES, WRITERS
 from ..storage.read import store
 from ..storage.write import checks, layout, opening
 from ..support.errors import BudgetError, InputError, on_thread

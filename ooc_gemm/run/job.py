@@ -59,7 +59,9 @@ def run_once(
         copies_wanted = job.copies if plan.block_count else ()
         if copies_wanted:
             check_space(copies_wanted, c)
-        for text in dict.fromkeys(conventions.said(source) for source in job.sources.values()):
+        for text in dict.fromkeys(
+            conventions.said(source.name, source.undecoded) for source in job.sources.values()
+        ):
             if text:
                 _tell(notice, text)
         if notice and plan.advice:

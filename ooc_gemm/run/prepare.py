@@ -15,7 +15,7 @@ from ..planning.plan import Plan
 from ..planning.problem import Budget, Matrix, Problem
 from ..planning.search import make_plan
 from ..storage.io.files import chunks_at_once
-from ..storage.io.remote import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests, side_by_side
+from ..storage.io.requests import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests, side_by_side
 from ..storage.read import store
 from ..storage.read.local import Source
 from ..storage.write import checks, layout, provenance, reopen

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from ..storage.format import unfinished
 from ..storage.read import store
-from ..storage.write import journal
 from ..support.errors import BudgetError, DeviceLostError, OutOfMemoryError
 from .job import run_once
 from .result import Result
@@ -51,7 +51,7 @@ def _to_go_on(begun: bool, c: Any, beta: complex | None) -> dict[str, bool] | No
     """Options of a run that goes on where one has failed; None where none could: some blocks may have had
     their β already."""
     place = store.local_path(c) if begun and c is not None else None
-    if place is not None and (place / journal.NAME).exists():
+    if place is not None and (place / unfinished.JOURNAL).exists():
         return {"resume": True}
     if begun and not beta:
         return {"force": True}

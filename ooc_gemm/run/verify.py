@@ -22,7 +22,7 @@ from ..devices.cpu.device import INTERPRETER_BYTES
 from ..engine.check import HOEFFDING, ROOT_TINY, Rounding, compare, least, roundoff
 from ..planning.plan import Piece, cut
 from ..planning.problem import MiB
-from ..storage.io.remote import CONNECTION_BYTES, requests
+from ..storage.io.requests import CONNECTION_BYTES, requests
 from ..storage.read import store
 from ..storage.read.local import Source
 from ..storage.write import recorded

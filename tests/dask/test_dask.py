@@ -25,8 +25,8 @@ import ooc_gemm.dask.cluster  # noqa: E402
 from ooc_gemm import DeviceError, InputError, RangeError, StoreError  # noqa: E402
 from ooc_gemm.dask import matmul  # noqa: E402
 from ooc_gemm.planning.plan import Part  # noqa: E402
-from ooc_gemm.storage.read import store  # noqa: E402
-from ooc_gemm.storage.write import journal, opening, targets  # noqa: E402
+from ooc_gemm.storage.format import unfinished  # noqa: E402
+from ooc_gemm.storage.write import opening, targets  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -320,7 +320,8 @@ def left_over(c):
     return [
         path.name
         for path in c.rglob("*")
-        if path.name.startswith((targets.RUN, "ooc-gemm.")) or path.suffix in (targets.PENDING, store.PARTIAL)
+        if path.name.startswith((targets.RUN, "ooc-gemm."))
+        or path.suffix in (targets.PENDING, unfinished.PARTIAL)
     ]
 
 
@@ -391,7 +392,7 @@ def test_a_fault_on_a_worker_ends_the_run_and_it_can_go_on(tmp_path, client):
     broken.write_bytes(bytes(len(whole) - 1))
     with pytest.raises(StoreError, match=r"b: chunk c/3/5"):
         ooc_gemm.dask.multiply(*paths, tmp_path / "c", **options)
-    assert store.is_partial(tmp_path / "c")
+    assert unfinished.is_partial(tmp_path / "c")
     assert list((tmp_path / "c").glob(targets.RUN + "*")) == []
     broken.write_bytes(whole)
     os.utime(broken, ns=(was.st_atime_ns, was.st_mtime_ns))
@@ -557,7 +558,7 @@ def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, launched):
         return process("ooc_gemm.cli", *command, *more, log=subprocess.PIPE)
 
     def chunks():
-        log = c / journal.NAME
+        log = c / unfinished.JOURNAL
         return log.read_bytes().count(b'"chunk"') if log.exists() else 0
 
     def more_are_done():
@@ -572,7 +573,7 @@ def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, launched):
     assert "being written by another process" in other.err
     first.kill()
     first.communicate()
-    assert store.is_partial(c)
+    assert unfinished.is_partial(c)
     second = run("--resume")
     more_are_done()
     scheduler.kill()

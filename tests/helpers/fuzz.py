@@ -41,6 +41,7 @@ import zarr
 
 import ooc_gemm
 from ooc_gemm.planning.plan import cut
+from ooc_gemm.storage.format import unfinished
 from ooc_gemm.storage.read import store
 from ooc_gemm.support.memory import resident_bytes
 
@@ -272,7 +273,7 @@ def make_hostile(r, layouts, place):
     """A hostile array at a place; what kind it was made of."""
     name = r.choice(list(layouts))
     shutil.copytree(layouts[name], place)
-    file = next(place / key for key in store.METADATA if (place / key).exists())
+    file = next(place / key for key in unfinished.METADATA if (place / key).exists())
     document = json.loads(file.read_text())
     for _ in range(r.randrange(4)):
         mutate(r, document)

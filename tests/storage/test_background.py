@@ -20,8 +20,9 @@ from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.planning.plan import Part, cut
 from ooc_gemm.planning.problem import MOST_STACKED
 from ooc_gemm.storage.io import background, files
+from ooc_gemm.storage.io.stamps import stamp_of
 from ooc_gemm.storage.read import store
-from ooc_gemm.storage.write import journal, targets
+from ooc_gemm.storage.write import targets
 from ooc_gemm.support.buffers import page_aligned
 
 MiB = 1 << 20
@@ -263,11 +264,11 @@ def test_stamps_and_lines(memory):
     path = memory / "x"
     path.write_bytes(b"abc")
     os.utime(path, ns=(1, 1_700_000_000_123_456_789))
-    assert journal.stamp(path) == journal.stamp(path, in_background=True) == (3, 1_700_000_000_123_456_789)
+    assert stamp_of(path) == stamp_of(path, asynchronous=True) == (3, 1_700_000_000_123_456_789)
     for nothing in (memory / "y", path / "z"):
-        assert journal.stamp(nothing) == journal.stamp(nothing, in_background=True) == (0, 0)
+        assert stamp_of(nothing) == stamp_of(nothing, asynchronous=True) == (0, 0)
     with pytest.raises(OSError, match="too long"):
-        journal.stamp("x" * 5000, in_background=True)
+        stamp_of("x" * 5000, asynchronous=True)
     with open(path, "ab", buffering=0) as file:
         background.append(file.fileno(), b"def" * 100_000, str(path))
         background.append(file.fileno(), b"", str(path))

@@ -15,6 +15,7 @@ from conftest import make, ooc
 from interruption import interrupted
 
 import ooc_gemm
+from ooc_gemm.storage.io import answers
 from ooc_gemm.storage.read import store
 from ooc_gemm.storage.write import consolidated, targets
 
@@ -230,7 +231,7 @@ def test_two_runs_below_one_group(here):
 def test_groups_in_an_object_store(server, here, monkeypatch, version, how):
     for name, value in s3.environment(server).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(store, "abandoned", threading.Event())
+    monkeypatch.setattr(answers, "abandoned", threading.Event())
     top = f"s3://{s3.BUCKET}/{how}-{version}"
     group = zarr.create_group(store.remote_place(top), zarr_format=version, overwrite=True)
     for name, values in (("c", OLD), ("other", B)):

@@ -19,8 +19,8 @@ from conftest import make
 import ooc_gemm
 import ooc_gemm.run.job
 from ooc_gemm import InputError, StoreError
+from ooc_gemm.storage.format.unfinished import JOURNAL, is_partial
 from ooc_gemm.storage.io import durable, files, locks
-from ooc_gemm.storage.read import store
 from ooc_gemm.storage.write import journal, targets
 
 RNG = np.random.default_rng(19)
@@ -67,11 +67,11 @@ def unfinished(monkeypatch, count=9, beta=0.0, saved=0.0):
         patched.setattr(targets, "SAVED_SECONDS", saved)
         with pytest.raises(StoreError):
             run(beta)
-    assert store.is_partial(Path("c"))
+    assert is_partial(Path("c"))
 
 
 def lines():
-    return (Path("c") / journal.NAME).read_bytes().splitlines(keepends=True)
+    return (Path("c") / JOURNAL).read_bytes().splitlines(keepends=True)
 
 
 def test_the_power_is_cut():
@@ -213,7 +213,7 @@ def test_a_flush_that_fails_is_not_repeated_and_believed(monkeypatch, beta, numb
         patched.setattr(targets, "SAVED_SECONDS", 0.0)
         with pytest.raises(StoreError, match=os.strerror(number)):
             run(beta)
-    assert store.is_partial(Path("c"))
+    assert is_partial(Path("c"))
     run(beta, resume=True)
     assert is_result(beta)
 
@@ -244,7 +244,7 @@ def test_a_journal_that_cannot_be_flushed_marks_nothing(monkeypatch):
     real = os.fsync
 
     def fsync(file):
-        if os.readlink(f"/proc/self/fd/{file}").endswith(journal.NAME) and os.fstat(file).st_size > 2000:
+        if os.readlink(f"/proc/self/fd/{file}").endswith(JOURNAL) and os.fstat(file).st_size > 2000:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(file)
 
@@ -288,7 +288,7 @@ def test_a_journal_cut_anywhere(monkeypatch, tmp_path, beta):
     monkeypatch.setattr(targets.Target, "pause", lambda self: (self._log.close(), self._disk.close()))
     unfinished(monkeypatch, beta=beta, saved=60.0)
     shutil.copytree("c", "kept")
-    text = (Path("kept") / journal.NAME).read_bytes()
+    text = (Path("kept") / JOURNAL).read_bytes()
     starts = [at for at, byte in enumerate(text) if byte == ord("\n")]
     for size in (starts[1] + 1, starts[2] + 1, starts[2] + 5, starts[4], starts[6] - 1, len(text) - 1):
         shutil.rmtree("c")
@@ -296,7 +296,7 @@ def test_a_journal_cut_anywhere(monkeypatch, tmp_path, beta):
         for path in Path("kept").rglob("*"):
             times = path.stat()
             os.utime(Path("c") / path.relative_to("kept"), ns=(times.st_atime_ns, times.st_mtime_ns))
-        (Path("c") / journal.NAME).write_bytes(text[:size])
+        (Path("c") / JOURNAL).write_bytes(text[:size])
         run(beta, resume=True)
         assert is_result(beta), size
 
@@ -304,7 +304,7 @@ def test_a_journal_cut_anywhere(monkeypatch, tmp_path, beta):
 def test_a_tail_of_which_only_the_end_is_on_the_disk(monkeypatch):
     """The system wrote the page with the last line, and not the one before."""
     unfinished(monkeypatch, saved=60.0)
-    path, found = Path("c") / journal.NAME, lines()
+    path, found = Path("c") / JOURNAL, lines()
     assert [b"durable" in line for line in found[-2:]] == [False, True]
     found[-4] = bytes(len(found[-4]))
     path.write_bytes(b"".join(found))
@@ -354,7 +354,7 @@ def test_a_journal_is_replaced_at_once(tmp_path, monkeypatch):
     real = os.replace
 
     def replace(old, new, **options):
-        if str(new).endswith(journal.NAME):
+        if str(new).endswith(JOURNAL):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(old, new, **options)
 
@@ -411,7 +411,7 @@ def test_an_input_that_changes_during_the_run(monkeypatch, change, layout):
     chunk = "a/0.0" if layout == "v2" else "a/c/0/0"
     with pytest.raises(StoreError, match="a was changed while C was made of it, so C is not finished"):
         run(progress=in_the_middle(functools.partial(change, chunk)))
-    assert store.is_partial(Path("c"))
+    assert is_partial(Path("c"))
     assert not os.path.exists("c/zarr.json")
     if change is rewrite:
         with pytest.raises(InputError, match="was changed since"):
@@ -562,7 +562,7 @@ def test_an_array_counts_beside_metadata_that_stand_aside():
     old_c()
     shutil.copy("c/zarr.json", "c/zarr.json.partial")
     journal.Journal.create(Path("c"), "c", {"inputs": {}, "options": {}}).close()
-    assert not store.is_partial(Path("c"))
+    assert not is_partial(Path("c"))
     assert ooc_gemm.multiply("b", "c", "d", transpose_b=True).n == 300
     with pytest.raises(InputError, match="c exists; give force=True"):
         run()

@@ -13,6 +13,8 @@ from interruption import interrupted
 
 import ooc_gemm
 from ooc_gemm import InputError
+from ooc_gemm.storage.format import unfinished
+from ooc_gemm.storage.io import answers
 from ooc_gemm.storage.read import store
 
 A, B = (np.random.default_rng(7).integers(-9, 9, shape).astype("f4") for shape in ((60, 50), (50, 40)))
@@ -132,7 +134,7 @@ def test_a_fill_that_is_interrupted(here, monkeypatch, layout, by, count):
     c = opened("c", layout)
     before = described("c")
     interrupted(monkeypatch, count, "a", "b", c)
-    assert store.is_partial(here / "c")
+    assert unfinished.is_partial(here / "c")
     with pytest.raises(InputError, match=r"unfinished result .*resume=True"):
         ooc_gemm.multiply("a", "b", c)
     result = ooc_gemm.multiply("a", "b", c if by == "array" else "c", resume=True)
@@ -162,7 +164,7 @@ def test_in_a_group(here):
 def test_in_an_object_store(here, monkeypatch, server):
     for name, value in s3.environment(server).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(store, "abandoned", threading.Event())
+    monkeypatch.setattr(answers, "abandoned", threading.Event())
     for layout in ("raw", "shards", "version 2"):
         place = store.remote_place(f"s3://{s3.BUCKET}/{layout.replace(' ', '-')}")
         c = opened(place, layout)

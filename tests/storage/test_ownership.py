@@ -20,6 +20,8 @@ from interruption import interrupted
 from outcome import snapshot
 
 import ooc_gemm
+from ooc_gemm.storage.format import unfinished
+from ooc_gemm.storage.io import answers
 from ooc_gemm.storage.read import store
 from ooc_gemm.storage.write import journal, ownership
 from ooc_gemm.storage.write.ownership import ASIDE
@@ -81,11 +83,11 @@ def test_a_killed_run_s_journal_does_not_make_other_files_ours(here, beside):
 @pytest.mark.parametrize("text", ["", '{"vers', "mine", '{"mine": 1}\n'])
 def test_a_file_called_as_our_journal(here, text):
     Path("folder").mkdir()
-    Path("folder", journal.NAME).write_text(text)
+    Path("folder", unfinished.JOURNAL).write_text(text)
     done = ooc("multiply", "a", "b", "folder", *CPU)
     if "mine" in text:
         assert (done.code, "left alone" in done.err) == (2, True), done
-        assert Path("folder", journal.NAME).read_text() == text
+        assert Path("folder", unfinished.JOURNAL).read_text() == text
     else:
         assert done.code == 0, done
 
@@ -111,7 +113,7 @@ def test_other_files_and_arrays_below_stay(here, layout, command, state):
     options = LAYOUTS[layout]
     make("old", np.ones((60, 40)), chunks=(9, 9), attributes={"x": 1}, overwrite=True, **options)
     if state == "unfinished":
-        for key in store.METADATA:
+        for key in unfinished.METADATA:
             if Path("old", key).exists():
                 Path("old", key).rename(f"old/{key}.partial")
                 Path("old/ooc-gemm.journal").write_text('{"version": 1, "options": {}, "inputs": {}}\n')
@@ -363,7 +365,7 @@ def kept(c="old"):
 
 def test_the_old_array_is_kept_until_the_new_one_is_finished(here, monkeypatch):
     interrupted(monkeypatch, 3, "a", "b", "old", force=True, chunks=(20, 20))
-    assert store.is_partial(here / "old")
+    assert unfinished.is_partial(here / "old")
     assert (kept() == 7).all()
     interrupted(monkeypatch, 2, "a", "b", "old", resume=True)
     assert (kept() == 7).all()
@@ -467,7 +469,7 @@ def test_a_run_that_is_killed_at_any_step(here, layout, first):
         if done.returncode == 0:
             break
         assert done.returncode == -signal.SIGKILL, done
-        finished = any(Path("old", key).exists() for key in store.METADATA)
+        finished = any(Path("old", key).exists() for key in unfinished.METADATA)
         if finished and (zarr.open_array("old", mode="r")[...] == 7).all():
             seen.add("old")
             assert zarr.open_array("old", mode="r").attrs["x"] == 1
@@ -476,9 +478,9 @@ def test_a_run_that_is_killed_at_any_step(here, layout, first):
             assert product("old")
         else:
             seen.add("unfinished")
-            assert store.is_partial(here / "old")
+            assert unfinished.is_partial(here / "old")
             assert ooc(*line).code == 2
-            if any(Path("old", ASIDE, key).exists() for key in store.METADATA):
+            if any(Path("old", ASIDE, key).exists() for key in unfinished.METADATA):
                 assert (kept() == 7).all()
         again = ["--resume"] if step % 2 and not finished else ["-f"]
         assert ooc(*line, *again).code == 0
@@ -535,7 +537,7 @@ def test_keys(keys, mine, other):
 @pytest.fixture
 def shelf(server, here, monkeypatch, request):
     """Where nothing is yet, in an object store."""
-    monkeypatch.setattr(store, "abandoned", threading.Event())
+    monkeypatch.setattr(answers, "abandoned", threading.Event())
     for name, value in s3.environment(server).items():
         monkeypatch.setenv(name, value)
     return f"s3://{s3.BUCKET}/{''.join(c if c.isalnum() else '-' for c in request.node.name)}"
@@ -549,7 +551,7 @@ def put_array(url):
 
 
 def keys(url):
-    return sorted(key for key, _, _ in store.objects_at(url).list())
+    return sorted(key for key, _ in store.objects_at(url).list())
 
 
 @pytest.mark.parametrize("name", ["thesis.pdf.partial", "zarr.json.partial", "ooc-gemm.journal", "c/0/0"])
@@ -560,7 +562,7 @@ def test_somebody_else_s_objects_are_left_alone(shelf, name):
             done = ooc(*command, f"{shelf}/c", *CPU, *more)
             assert (done.code, "left alone" in done.err) == (2, True), done
     assert keys(f"{shelf}/c") == [name]
-    assert store.objects_at(shelf).find(f"c/{name}") == b"mine"
+    assert store.objects_at(shelf).read(f"c/{name}", 100) == b"mine"
 
 
 @pytest.mark.parametrize("layout", ["default", "v2 keys in folders", "version 2"])

@@ -293,7 +293,7 @@ COMPRESSED = {
 
 
 def file_of(source, i, j):
-    return source._folder.root / source._folder.key(i, j)
+    return source._chunks.place.root / source._chunks.key(i, j)
 
 
 @pytest.mark.parametrize("layout", COMPRESSED)

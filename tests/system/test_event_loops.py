@@ -10,7 +10,7 @@ import zarr
 from conftest import make
 
 import ooc_gemm
-from ooc_gemm.storage.format import zarr_internals
+from ooc_gemm.storage.io import zarr_internals
 
 RNG = np.random.default_rng(0)
 A = RNG.standard_normal((70, 50)).astype("f4")

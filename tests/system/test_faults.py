@@ -31,7 +31,7 @@ import ooc_gemm
 from ooc_gemm.cli import commands as cli
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.run import generate, job
-from ooc_gemm.storage.io import background
+from ooc_gemm.storage.io import answers, background
 from ooc_gemm.storage.read import store
 from ooc_gemm.storage.read.local import CompressedSource, RawSource
 from ooc_gemm.storage.write import targets
@@ -695,11 +695,11 @@ def hanging(values, hangs):
 @pytest.fixture
 def abandons(monkeypatch):
     """What the test leaves hanging is forgotten after it: the command line would end the process."""
-    monkeypatch.setattr(store, "abandoned", threading.Event())
+    monkeypatch.setattr(answers, "abandoned", threading.Event())
 
 
 def test_a_store_that_hangs(here, monkeypatch, abandons):
-    monkeypatch.setattr(store, "TIMEOUT", 0.3)
+    monkeypatch.setattr(answers, "TIMEOUT", 0.3)
     a, c = hanging(A, "get"), hanging(OLD, "set")
     start = time.monotonic()
     with pytest.raises(
@@ -714,7 +714,7 @@ def test_a_store_that_hangs(here, monkeypatch, abandons):
         ooc_gemm.verify("a", "b", hanging(C, "get"))
     assert time.monotonic() - start < 20
     a.store_path.store.hangs = ""
-    monkeypatch.setattr(store, "TIMEOUT", 60)
+    monkeypatch.setattr(answers, "TIMEOUT", 60)
     ooc_gemm.multiply(a, "b", "c", device="cpu", force=True)
     assert np.array_equal(zarr.open_array("c", mode="r")[:], C)
 
@@ -732,7 +732,7 @@ BLOCKING = """
 import os, sys, time
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
-from ooc_gemm.storage.read import store
+from ooc_gemm.storage.io import answers
 from ooc_gemm.cli import main
 
 class Slow(MemoryFileSystem):
@@ -749,7 +749,7 @@ class Slow(MemoryFileSystem):
         return super().cat_file(path, start, end, **options)
 
 fsspec.register_implementation("slow", Slow)
-store.TIMEOUT = float(sys.argv[1])
+answers.TIMEOUT = float(sys.argv[1])
 from ooc_gemm import random
 random("slow://shelf/a", (300, 400), chunks=(100, 100))
 main(["multiply", "slow://shelf/a", "b", "c", "-d", "cpu"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ooc_gemm
-from ooc_gemm.storage.format import zarr_internals
+from ooc_gemm.storage.io import zarr_internals
 
 PACKAGE = Path(ooc_gemm.__file__).parent
 INTERNAL = {

@@ -21,7 +21,7 @@ from conftest import Done, ooc
 
 import ooc_gemm
 from ooc_gemm.planning.plan import cut
-from ooc_gemm.storage.io import remote
+from ooc_gemm.storage.io import answers, client, objects, requests
 from ooc_gemm.storage.read import store
 
 pytestmark = pytest.mark.skipif(bool(s3.missing()), reason=s3.missing() or "-")
@@ -38,7 +38,7 @@ URL = f"s3://{s3.BUCKET}"
 def proxy(server, monkeypatch, tmp_path):
     """What the environment leads to, and nothing else does."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(store, "abandoned", threading.Event())  # which would end this process
+    monkeypatch.setattr(answers, "abandoned", threading.Event())  # which would end this process
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)
@@ -71,7 +71,7 @@ def got(url):
 
 
 def keys(url):
-    return sorted(key for key, _, _ in store.objects_at(url).list())
+    return sorted(key for key, _ in store.objects_at(url).list())
 
 
 LAYOUTS = {
@@ -175,7 +175,7 @@ def test_errors_now_and_then(shelf, proxy):
 def test_errors_that_last(shelf, proxy, monkeypatch, fault, which):
     put(f"{shelf}/a", A)
     put(f"{shelf}/b", B)
-    monkeypatch.setattr(store, "TIMEOUT", 2.0)
+    monkeypatch.setattr(answers, "TIMEOUT", 2.0)
 
     def broken(method, path):
         if which == "metadata":
@@ -201,7 +201,7 @@ def test_errors_that_last(shelf, proxy, monkeypatch, fault, which):
         assert "see to its store" in said
     if isinstance(fault, int):
         assert str(fault) in said
-    monkeypatch.setattr(store, "TIMEOUT", 60.0)
+    monkeypatch.setattr(answers, "TIMEOUT", 60.0)
     proxy.fault = lambda method, path: None
     if which != "metadata":
         with pytest.raises(ooc_gemm.InputError, match=r"not a Zarr array|unfinished"):
@@ -276,27 +276,27 @@ def test_pieces_stay_where_the_client_has_put_them(shelf, layout):
 def test_a_b_and_c_are_asked_for_side_by_side(shelf, monkeypatch):
     for name, values in (("a", A), ("b", B)):
         put(f"{shelf}/{name}", values)
-    remote._client.cache_clear()
-    together, asked, ask = threading.Barrier(3, timeout=20), set(), remote.Objects._timed
+    client._client.cache_clear()
+    together, asked, ask = threading.Barrier(3, timeout=20), set(), objects.Objects._timed
 
     def timed(self, question):
         here = threading.current_thread()
-        if here.name.startswith(remote.OPENER) and here not in asked:
+        if here.name.startswith(requests.OPENER) and here not in asked:
             asked.add(here)
             together.wait()
         return ask(self, question)
 
-    monkeypatch.setattr(remote.Objects, "_timed", timed)
+    monkeypatch.setattr(objects.Objects, "_timed", timed)
     ooc_gemm.multiply(*(f"{shelf}/{name}" for name in "abc"), **CPU)
     assert len(asked) == 3
-    assert remote._client.cache_info().misses == 1, "each has made a client of its own"
+    assert client._client.cache_info().misses == 1, "each has made a client of its own"
     assert np.array_equal(got(f"{shelf}/c"), C)
 
 
 def test_requests_follow_latency():
-    assert [remote.requests(latency, 4 * MiB) for latency in (1e-4, 0.02, 0.1, 1)] == [8, 16, 32, 64]
-    assert remote.requests(0.02, 256 << 10) == 64
-    assert remote.requests(0.02, 64 * MiB) == remote.requests(0.02, 4 * MiB)
+    assert [requests.requests(latency, 4 * MiB) for latency in (1e-4, 0.02, 0.1, 1)] == [8, 16, 32, 64]
+    assert requests.requests(0.02, 256 << 10) == 64
+    assert requests.requests(0.02, 64 * MiB) == requests.requests(0.02, 4 * MiB)
 
 
 @pytest.mark.parametrize("operation", ["multiply", "verify"])
@@ -304,7 +304,7 @@ def test_many_requests_at_a_time_hide_latency(shelf, proxy, monkeypatch, operati
     a = RNG.random((800, 800), "f4")
     put(f"{shelf}/a", a, chunks=(50, 50))
     put(f"{shelf}/c", a @ a, chunks=(50, 50))
-    monkeypatch.setattr(remote, "_fastest", {})
+    monkeypatch.setattr(objects, "_fastest", {})
     proxy.latency, proxy.most = 0.1, 0
     proxy.seen.clear()
     began = time.monotonic()
@@ -427,13 +427,13 @@ def test_what_has_changed_is_noticed(long, shelf, proxy):
     args, expected = long
     interrupted(args, proxy, signal.SIGTERM)
     there = store.objects_at(f"{shelf}/c")
-    was = there.find("c/0/0")
+    was = there.read("c/0/0", MiB)
     there.put("c/0/0", bytes(len(was)))
     done = ooc(*args, "--resume")
     assert (done.code, "chunk c/0/0 was changed or removed since" in done.err) == (2, True)
     there.put("c/0/0", was)
     a = store.objects_at(f"{shelf}/a")
-    old = a.find("c/1/0")
+    old = a.read("c/1/0", MiB)
     a.put("c/1/0", old[::-1])
     done = ooc(*args, "--resume")
     assert (done.code, "/a was changed since, or is another array" in done.err) == (2, True)
@@ -544,7 +544,7 @@ def is_unfinished(url):
 def test_an_input_that_changes_during_the_run(long, shelf, proxy, which, change):
     args, expected = long
     source = store.objects_at(f"{shelf}/{which}")
-    was = source.find("c/0/0")
+    was = source.read("c/0/0", MiB)
 
     def write():
         if change == "overwritten":
@@ -598,7 +598,7 @@ def test_an_old_c_is_removed_before_its_replacement_is_made(long, shelf, proxy):
     put(f"{shelf}/c", old, chunks=(10, 70))
     there = f"the array at {shelf}/c is removed before its replacement is made: an object store cannot set it"
     a = store.objects_at(f"{shelf}/a")
-    described = a.find("zarr.json")
+    described = a.read("zarr.json", MiB)
     a.delete(["zarr.json"])
     done = ooc(*args, "-f")
     assert (done.code, "is not a Zarr array" in done.err, there in done.err) == (2, True, False)
@@ -645,11 +645,13 @@ def test_credentials_from_the_usual_files(shelf, monkeypatch, tmp_path, proxy):
 def test_credentials_are_nowhere(long, shelf, proxy, monkeypatch):
     args, _ = long
     interrupted(args, proxy, signal.SIGTERM)
-    left = b"".join(store.objects_at(f"{shelf}/c").find(key) for key in keys(f"{shelf}/c") if key[0] != "c")
+    left = b"".join(
+        store.objects_at(f"{shelf}/c").read(key, MiB) for key in keys(f"{shelf}/c") if key[0] != "c"
+    )
     done = ooc(*args, "--resume", "-v", "--trace", "trace.json", "--json")
     assert done.code == 0
     said = [left.decode(), done.out, done.err, Path("trace.json").read_text()]
-    said.append(store.objects_at(f"{shelf}/c").find("zarr.json").decode())
+    said.append(store.objects_at(f"{shelf}/c").read("zarr.json", MiB).decode())
     assert '"ooc-gemm"' in said[-1]
     proxy.fault = lambda method, path: 403 if "/a/c/" in path else None
     said += failing(*args, "-f", "-v")

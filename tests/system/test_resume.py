@@ -18,8 +18,8 @@ from outcome import snapshot
 import ooc_gemm
 from ooc_gemm import InputError
 from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.storage.format import unfinished
 from ooc_gemm.storage.io import files
-from ooc_gemm.storage.read import store
 from ooc_gemm.storage.write import journal, targets
 
 M, N, K = 300, 260, 200
@@ -56,7 +56,7 @@ def test_a_run_is_continued(arrays, monkeypatch, beta, count, saved):
         old_c(c, old)
     ooc_gemm.multiply(a, b, c + "1", **options)
     interrupted(monkeypatch, count, a, b, c, saved=saved, **options)
-    assert store.is_partial(Path(c))
+    assert unfinished.is_partial(Path(c))
     result = ooc_gemm.multiply(a, b, c, resume=True, **options)
     assert np.array_equal(zarr.open_array(c)[...], zarr.open_array(c + "1")[...])
     assert result.bytes_read == result.plan.bytes_read
@@ -74,7 +74,7 @@ def test_beta_comes_in_once_whatever_the_layout(arrays, monkeypatch, layout):
     }[layout]
     old_c(c, old, **{"compressors": None, **options})
     for count in (5, 1, 11):
-        resume = {"resume": True} if store.is_partial(Path(c)) else {}
+        resume = {"resume": True} if unfinished.is_partial(Path(c)) else {}
         interrupted(monkeypatch, count, a, b, c, beta=-2, memory_limit=LIMIT, **resume)
     result = ooc_gemm.multiply(a, b, c, beta=-2 + 0j, memory_limit="400MiB", resume=True)
     want = x.astype("f8") @ y - 2.0 * old
@@ -84,7 +84,7 @@ def test_beta_comes_in_once_whatever_the_layout(arrays, monkeypatch, layout):
     assert made.attrs["ooc-gemm"]["options"]["beta"] == "-2.0"
     assert result.bytes_written == (30 - 17) * 50 * 52 * 4
     assert not list(Path(c).rglob("*" + targets.PENDING))
-    assert not (Path(c) / journal.NAME).exists()
+    assert not (Path(c) / unfinished.JOURNAL).exists()
 
 
 def test_another_memory_limit_and_thread_count(arrays, monkeypatch):
@@ -163,7 +163,7 @@ def test_other_options_are_refused(partial, options, said):
         ooc_gemm.multiply(*operands, c, resume=True, **{"chunks": (50, 52), **options})
     after = snapshot(c)
     for found in (before, after):
-        del found[str(Path(c) / journal.NAME)]
+        del found[str(Path(c) / unfinished.JOURNAL)]
     assert after == before
     ooc_gemm.multiply(a, b, c, resume=True, chunks=(50, 52))
 
@@ -194,7 +194,7 @@ def test_a_changed_c_is_refused(arrays, monkeypatch, beta, change):
     options = {"beta": beta} | ({} if beta else {"chunks": (50, 52)})
     interrupted(monkeypatch, 7, a, b, c, **options)
     done = [path for path in Path(c).rglob("c/*/*") if path.stat().st_mtime_ns > Path(b).stat().st_mtime_ns]
-    log = [json.loads(line) for line in (Path(c) / journal.NAME).read_text().splitlines()]
+    log = [json.loads(line) for line in (Path(c) / unfinished.JOURNAL).read_text().splitlines()]
     chunks = {tuple(entry["chunk"]) for entry in log if "chunk" in entry}
     assert done
     assert len(chunks) == 7
@@ -260,7 +260,7 @@ def test_resume_of_what_is_finished(arrays):
 @pytest.mark.parametrize("damage", ["gone", "head", "middle", "version"])
 def test_a_damaged_journal_is_refused(partial, damage):
     a, b, c = partial
-    path = Path(c) / journal.NAME
+    path = Path(c) / unfinished.JOURNAL
     lines = path.read_bytes().splitlines(keepends=True)
     if damage == "gone":
         path.unlink()
@@ -287,7 +287,7 @@ def test_when_the_system_went_down(arrays, monkeypatch, beta, tail):
     ooc_gemm.multiply(a, b, c + "1", **options)
     monkeypatch.setattr(targets.Target, "pause", lambda self: self._log.close())  # nobody had time for that
     interrupted(monkeypatch, 20, a, b, c, saved=60.0, **options)
-    path = Path(c) / journal.NAME
+    path = Path(c) / unfinished.JOURNAL
     lines = path.read_bytes().splitlines(keepends=True)
     assert len(lines) == 22
     lines.insert(10, b'{"durable": 8}\n')

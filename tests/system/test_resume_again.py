@@ -13,7 +13,7 @@ from interruption import interrupted, old_c
 
 import ooc_gemm
 from ooc_gemm import InputError
-from ooc_gemm.storage.write import journal
+from ooc_gemm.storage.format import unfinished
 
 M, N, K = 300, 260, 200
 A, B, OLD = (
@@ -171,7 +171,7 @@ def test_what_is_given_must_be_the_same_even_if_it_is_the_default(here, monkeypa
 @pytest.mark.parametrize("option", ["alpha", "chunks", "compressor", "out_dtype"])
 def test_a_journal_with_options_that_cannot_be(here, monkeypatch, option, damage):
     interrupted(monkeypatch, 7, "a", "b", "c", chunks=(50, 52))
-    path = Path("c", journal.NAME)
+    path = Path("c", unfinished.JOURNAL)
     head, *rest = path.read_text().splitlines(keepends=True)
     entry = json.loads(head)
     entry["options"][option] = damage

@@ -25,6 +25,8 @@ USES = {
     "cli": LOW | {"storage", "devices", "run", "api", "dask", "bench"},
 }
 """For each package those that it may import; all may import the version from `ooc_gemm`."""
+INSIDE = {"storage": ("io", "format", "read", "write")}
+"""For each package of sub-packages these in their order: each may import those before it."""
 LIBRARIES = {
     "zarr": ("storage/", "bench/random_products.py"),
     "cupy": ("cuda_kernels/", "devices/cuda/", "bench/gpu.py"),
@@ -33,8 +35,8 @@ LIBRARIES = {
     "click": ("cli/",),
     "numcodecs": ("storage/format/codec.py", "bench/random_products.py"),
     "google_crc32c": ("storage/format/shards.py",),
-    "obstore": ("storage/io/remote.py",),
-    "botocore": ("storage/io/remote.py",),
+    "obstore": ("storage/io/client.py", "storage/io/objects.py"),
+    "botocore": ("storage/io/client.py",),
     "dask": ("dask/", "storage/read/arrays.py"),
     "distributed": ("dask/cluster.py",),
 }
@@ -77,6 +79,22 @@ def test_imports_point_one_way(package):
         used = {package_of(module, name) for module, name, _ in found if module.split(".")[0] == "ooc_gemm"}
         assert used <= USES[package] | {package, ""}, (str(path), used - USES[package])
     assert seen
+
+
+@pytest.mark.parametrize("package", INSIDE)
+def test_imports_inside_a_package_point_one_way(package):
+    order, seen = INSIDE[package], set()
+    for path, found in modules():
+        if path.parts[0] != package or len(path.parts) < 3:
+            continue
+        here = path.parts[1]
+        seen.add(here)
+        parts = [
+            [*module.split("."), name][1:3] for module, name, _ in found if module.startswith("ooc_gemm.")
+        ]
+        used = {inner for outer, inner in parts if outer == package}
+        assert used <= set(order[: order.index(here) + 1]), (str(path), used)
+    assert seen == set(order)
 
 
 def test_each_library_is_used_in_its_place():

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ..read.local import Source
-
 SCALING = ("scale_factor", "add_offset")
 MISSING = ("_FillValue", "missing_value")
 
@@ -29,17 +27,16 @@ def ignored(spec: Any, attributes: Container[str]) -> str:
     return " and ".join(_found(attributes))
 
 
-def said(source: Source) -> str:
-    """What the user is told of an input; empty where there is nothing to tell."""
-    if source.undecoded == "a mask":
-        return (
-            f"{source.name} has a mask, which is not applied; the values under it are multiplied like others"
-        )
-    if not source.undecoded:
+def said(name: str, undecoded: str) -> str:
+    """What the user is told of an input, by its name and what `ignored` has found; empty where there is
+    nothing to tell."""
+    if undecoded == "a mask":
+        return f"{name} has a mask, which is not applied; the values under it are multiplied like others"
+    if not undecoded:
         return ""
     return (
-        f"{source.name} has {source.undecoded} in its attributes, which are not applied; its values are "
-        "multiplied as they are stored"
+        f"{name} has {undecoded} in its attributes, which are not applied; its values are multiplied as they "
+        "are stored"
     )
 
 

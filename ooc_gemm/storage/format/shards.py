@@ -5,14 +5,14 @@ before or behind them, with a checksum (Zarr's sharding_indexed codec, version 1
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
 from ...support.buffers import Bytes
-from ..io.files import ChunkFile
+from ..io.place import Place
 
 MISSING = np.uint64(2**64 - 1)
 Extents = npt.NDArray[np.uint64]
@@ -24,17 +24,12 @@ def is_known(configuration: dict[str, Any]) -> bool:
     return index == [("bytes", {"endian": "little"}), ("crc32c", {})]
 
 
-class _Folder(Protocol):
-    def open(self, key: str, direct: bool) -> ChunkFile:
-        """The file of a key."""
-
-
-def read_index(folder: _Folder, key: str, count: int, at_end: bool) -> Extents | None:
+def read_index(place: Place, key: str, count: int, at_end: bool) -> Extents | None:
     """(offset, length) of each chunk, length 0 for one that is missing; None where there is no shard. Raises
     ValueError where the index is not what it should be, and OSError."""
     nbytes = 16 * count
     try:
-        with folder.open(key, direct=False) as file:
+        with place.open(key, direct=False) as file:
             if file.size < nbytes + 4:
                 raise ValueError("it is shorter than its index")
             data = np.empty(nbytes + 4, np.uint8)

@@ -7,13 +7,12 @@ own or in shards.
 
 import itertools
 import math
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,26 +22,15 @@ from ...planning.problem import Matrix
 from ...support.buffers import PAGE, Bytes, scratch
 from ...support.errors import StoreError, remedy
 from ...support.intervals import overlaps
+from ..format.chunks import Chunks
 from ..format.codec import Compressor, longest
-from ..format.shards import read_index
 from ..io import files
 from ..io.background import Job
-from ..io.files import ChunkFile, room
-from ..write.journal import Stamp, digest
+from ..io.files import room
+from ..io.folder import Folder
+from ..io.stamps import Stamp, Stamps, digest
 
 Array = npt.NDArray[Any]
-T = TypeVar("T")
-Stamps = npt.NDArray[np.int64]
-
-NUMBERED = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "nfs", "nfs4")
-"""File systems whose files keep their numbers for good; others make them up now and then."""
-
-
-def identity(found: os.stat_result) -> int:
-    """A number for what changes whenever a file is written to or replaced, also where its size and the time
-    of its last modification are set back: the time of its last change, and the number of the file."""
-    number = found.st_ino if files.type_of(found.st_dev) in NUMBERED else 0
-    return hash((found.st_ctime_ns, number)) or 1
 
 
 class Source:
@@ -61,7 +49,7 @@ class Source:
         self.description = b""
         """Its metadata, but for attributes."""
         self.stamps: Stamps | None = None
-        """Of every file, in the order of the grid (`Folder.stamps`); None where they cannot be had."""
+        """Of every file, in the order of the grid (`Chunks.stamps`); None where they cannot be had."""
         self.look: Callable[[], Stamps] | None = None
         """Asks for the stamps anew."""
         self.attributes: Mapping[str, Any] = {}
@@ -188,186 +176,38 @@ class Window(Source):
         self._source.cancel()
 
 
-class Folder:
-    """Where the chunks of a local array lie: (i, j) are of the stored matrix."""
-
-    def __init__(self, root: Path, metadata: Any, transposed: bool = False):
-        self.root, self._metadata, self._transposed = root, metadata, transposed
-
-    @cached_property
-    def background(self) -> bool:
-        """Files there are read and written in the background."""
-        return files.in_background(self.root)
-
-    def key(self, i: int, j: int) -> str:
-        """The key of the chunk, or of the shard that holds it."""
-        return self._key(i, j)
-
-    def _key(self, i: int, j: int) -> str:
-        """Of the file in this row and column of the grid of files."""
-        return str(self._metadata.encode_chunk_key((j, i) if self._transposed else (i, j)))
-
-    def extent(self, i: int, j: int) -> tuple[int, int | None]:
-        """Where in the file the chunk begins, and its bytes: None for all there are, 0 where it is missing.
-        Raises ValueError where that cannot be known."""
-        return 0, None
-
-    def path(self, i: int, j: int) -> str:
-        """Of the file."""
-        return f"{self.root}/{self.key(i, j)}"
-
-    def open(self, key: str, direct: bool = True) -> ChunkFile:
-        """The file of a key, for reading. Raises OSError."""
-        return ChunkFile(f"{self.root}/{key}", direct)
-
-    def each(self, work: Callable[[T], None], items: Iterable[T]) -> None:
-        """Work on every item, which asks for a file or two."""
-        for item in items:
-            work(item)
-
-    def cancel(self) -> None:
-        """Let no thread wait any longer for a file."""
-
-    def stamps(self, grid: tuple[int, int]) -> Stamps:
-        """Of every file, in row-major order of their grid: size, time of the last modification, `identity`;
-        three times 0 where there is none. Takes time for those that are there only: a grid
-        of millions costs little to ask for."""
-        found, (down, across) = np.zeros((grid[0] * grid[1], 3), np.int64), grid
-        head, between = self._key(0, 0)[:-3], self._key(0, 0)[-2]
-        places, stamps = list[int](), list[int]()
-        for key, entry in self._files():
-            if not key.startswith(head):
-                continue
-            row, _, col = key[len(head) :].partition(between)
-            i, j = _number(row), _number(col)
-            if self._transposed:
-                i, j = j, i
-            if 0 <= i < down and 0 <= j < across:
-                try:
-                    file = entry.stat()
-                    stamps += file.st_size, file.st_mtime_ns, identity(file)
-                except FileNotFoundError:  # a link to nowhere
-                    continue
-                except OSError:  # reading it will say
-                    stamps += 1, 0, 0
-                places.append(i * across + j)
-        found[places] = np.reshape(np.array(stamps, np.int64), (-1, 3))
-        return found
-
-    def _files(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """What may be chunks, by key: c.i.j and i.j are in one folder, c/i/j and i/j in one for each i.
-        Raises OSError."""
-        for folder in self._folders():
-            for entry in self._entries(folder):
-                yield folder + entry.name, entry
-
-    def _folders(self) -> list[str]:
-        folders = ["c/"] if self._key(0, 0).startswith("c/") else [""]
-        if self._key(0, 0).endswith("/0"):
-            found = ((top, entry.name) for top in folders for entry in self._entries(top))
-            folders = [f"{top}{name}/" for top, name in found if name.isdecimal()]
-        return folders
-
-    def folders(self) -> list[str]:
-        """All folders there are for chunks. Raises OSError."""
-        return [f"{self.root}/{folder}".rstrip("/") for folder in ["c/", *self._folders()]]
-
-    def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
-        with (
-            suppress(FileNotFoundError, NotADirectoryError),
-            os.scandir(f"{self.root}/{folder}") as entries,
-        ):
-            yield from entries
-
-
-@lru_cache(1 << 16)
-def _number(text: str) -> int:
-    """As keys have it; -1 for what is none, such as 007."""
-    return int(text) if text.isdecimal() and text == str(int(text)) else -1
-
-
-class Shards(Folder):
-    """Several chunks in a file, whose index is read when the array is opened."""
-
-    def __init__(self, folder: Folder, s: Matrix, outer: Matrix, sizes: tuple[int, ...], at_end: bool):
-        """`folder`: of the shards. `outer`: the matrix in shards, of which `sizes` are, 0 where one is
-        missing."""
-        super().__init__(folder.root, folder._metadata)
-        self._outer = folder
-        self._grid, grid = s.grid, outer.grid
-        self._per = down, across = outer.chunk_rows // s.chunk_rows, outer.chunk_cols // s.chunk_cols
-        self._extents = np.zeros((grid[0] * down, grid[1] * across, 2), np.uint64)
-        self._damaged: dict[tuple[int, int], str] = {}
-
-        def look(at: int) -> None:
-            i, j = divmod(at, grid[1])
-            try:
-                found = read_index(folder, self._key(i, j), down * across, at_end)
-            except (OSError, ValueError) as error:
-                self._damaged[i, j] = str(error)
-                return
-            if found is not None:
-                part = self._extents[i * down : (i + 1) * down, j * across : (j + 1) * across]
-                part[...] = found.reshape(down, across, 2)
-
-        folder.each(look, (at for at, size in enumerate(sizes) if size))
-
-    def open(self, key: str, direct: bool = True) -> ChunkFile:
-        """The shard."""
-        return self._outer.open(key, direct)
-
-    def cancel(self) -> None:
-        """As of the folder of the shards."""
-        self._outer.cancel()
-
-    def key(self, i: int, j: int) -> str:
-        """The shard's."""
-        return self._key(i // self._per[0], j // self._per[1])
-
-    def extent(self, i: int, j: int) -> tuple[int, int | None]:
-        """As the index says."""
-        if said := self._damaged.get((i // self._per[0], j // self._per[1])):
-            raise ValueError(said)
-        offset, size = self._extents[i, j]
-        return int(offset), int(size)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Of every chunk, as the index says; 0 where it is missing, or the index is damaged."""
-        return tuple(self._extents[: self._grid[0], : self._grid[1], 1].ravel().tolist())
-
-
 class RawSource(Source):
     """Raw chunks in local files."""
 
     def __init__(
-        self, name: str, dtype: np.dtype[Any], fill: Any, matrix: Matrix, folder: Folder, whole: bool = False
+        self, name: str, dtype: np.dtype[Any], fill: Any, matrix: Matrix, chunks: Chunks, whole: bool = False
     ):
         """`whole`: every chunk that is stored had its full size when that was looked at."""
-        background = whole and folder.background
+        background = whole and chunks.place.traits.asynchronous
         super().__init__(name, dtype, replace(matrix, stacked=background))
-        self._folder, self._fill = folder, fill
+        self._chunks, self._fill = chunks, fill
         self.background = background
 
     def cancel(self) -> None:
         """Wake who waits for a chunk."""
-        self._folder.cancel()
+        self._chunks.place.cancel()
 
     def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
         """In the background, where one read of each chunk brings all."""
         s, j, (start, stop) = self.matrix, piece.chunk[1], piece.span
         read = partial(self.read, piece, slot)
-        if not self.background or stop - start != s.chunk_cols:
+        folder = self._chunks.place
+        if not self.background or stop - start != s.chunk_cols or not isinstance(folder, Folder):
             return read
         rows, line, jobs = piece.rows[1] - piece.rows[0], s.chunk_cols * s.itemsize, list[Job]()
         data = slot[: rows * line]
         try:
             for i, row, row_stop in overlaps(*piece.rows, s.chunk_rows):
-                base, size = self._folder.extent(i, j)
+                base, size = self._chunks.extent(i, j)
                 if size == 0:
                     return read
                 offset = base + (row - i * s.chunk_rows) * line
-                jobs.append((self._folder.path(i, j), offset, (row_stop - row) * line))
+                jobs.append((folder.path(self._chunks.key(i, j)), offset, (row_stop - row) * line))
             end = files.start_read(jobs, data)
         except (OSError, ValueError):
             return read
@@ -394,17 +234,17 @@ class RawSource(Source):
     def _read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Just the rows wanted: one read where they are contiguous in the file."""
         s, (i, j) = self.matrix, piece.chunk
-        key = self._folder.key(i, j)
+        key = self._chunks.key(i, j)
         place = self._place(piece, slot)
         row, col = piece.rows[0] - i * s.chunk_rows, piece.span[0] - j * s.chunk_cols
         line, width = s.chunk_cols * s.itemsize, place.shape[1] * s.itemsize
         cols = slice(piece.cols[0] - piece.span[0], piece.cols[1] - piece.span[0])
         data = place.reshape(-1).view(np.uint8)
         try:
-            base, size = self._folder.extent(i, j)
+            base, size = self._chunks.extent(i, j)
             if size == 0:
                 raise FileNotFoundError
-            with self._folder.open(key) as file:
+            with self._chunks.open(i, j) as file:
                 size = file.size if size is None else size
                 if size != s.chunk_bytes:
                     raise StoreError(
@@ -443,26 +283,26 @@ class CompressedSource(Source):
         dtype: np.dtype[Any],
         fill: Any,
         matrix: Matrix,
-        folder: Folder,
+        chunks: Chunks,
         compressor: Compressor,
     ):
         super().__init__(name, dtype, matrix)
-        self._folder, self._fill = folder, fill
+        self._chunks, self._fill = chunks, fill
         self.compressor, self._most = compressor, longest(matrix.chunk_bytes)
         self._room = min(max(matrix.stored or (0,)), self._most) + 2 * PAGE
 
     def cancel(self) -> None:
         """Wake who waits for a chunk."""
-        self._folder.cancel()
+        self._chunks.place.cancel()
 
     def encoded(self, i: int, j: int) -> Bytes | None:
         """A chunk as it is stored, in memory that the thread's next call takes again, or None where it is
         missing. Raises OSError and ValueError."""
-        offset, size = self._folder.extent(i, j)
+        offset, size = self._chunks.extent(i, j)
         if size == 0:
             return None
         try:
-            with self._folder.open(self._folder.key(i, j)) as file:
+            with self._chunks.open(i, j) as file:
                 size = file.size if size is None else size
                 if size > self._most:
                     raise ValueError(f"it takes {size} bytes, more than {self._most}")
@@ -481,14 +321,14 @@ class CompressedSource(Source):
         try:
             data = self.encoded(i, j)
             if data is None:
-                self._missing(piece, self._folder.key(i, j))
+                self._missing(piece, self._chunks.key(i, j))
                 place[...] = self._fill
                 return place, 0
             self.compressor.decode(data, out)
         except (MemoryError, StoreError):
             raise
         except Exception as error:
-            key = self._folder.key(i, j)
+            key = self._chunks.key(i, j)
             raise StoreError(
                 f"{self.name}: chunk {key} cannot be read or decoded ({error}); "
                 f"{remedy(error, 'write it again')}"

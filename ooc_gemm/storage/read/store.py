@@ -15,12 +15,11 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Coroutine, Iterator
-from concurrent.futures import Future, wait
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -38,21 +37,23 @@ from ...support.buffers import Bytes, give_back
 from ...support.errors import NO_MEMORY, Error, InputError, OutOfMemoryError, StoreError, no_memory, remedy
 from ...support.shared import Shared
 from ..format import codec, codec_memory, conventions, documents, shards
+from ..format.chunks import Chunks, Shards
 from ..format.documents import SUPPORTED
-from ..format.zarr_internals import default_buffer_prototype, event_loop
-from ..format.zarr_internals import refuse_event_loop as refuse_event_loop
-from ..io import files
-from ..io.remote import Objects, RemoteFolder, address, connect, normal, speaks, why
-from ..io.remote import secrets_of as remote_secrets
-from ..write import journal
+from ..format.unfinished import METADATA, is_begun, is_partial
+from ..io import answers, files
+from ..io.answers import Answers
+from ..io.client import address, connect, normal, speaks
+from ..io.client import secrets_of as remote_secrets
+from ..io.folder import Folder
+from ..io.objects import Objects, why
+from ..io.place import Place
+from ..io.zarr_internals import default_buffer_prototype
+from ..io.zarr_internals import refuse_event_loop as refuse_event_loop
 from .arrays import open_other
-from .local import CompressedSource, Folder, RawSource, Shards, Source
+from .local import CompressedSource, RawSource, Source
 
-T = TypeVar("T")
 Array = npt.NDArray[Any]
 
-METADATA = ("zarr.json", ".zarray")
-"""Where the metadata of an array stands, of version 3 and of version 2."""
 MAX_CHUNK_BYTES = 1 << 48
 """No file is larger: metadata that says so is corrupt."""
 MAX_ARRAY_BYTES = 1 << 60
@@ -64,14 +65,6 @@ ELEMENT_BYTES = 16
 HELD_BY_ZARR = 5
 """Memory, in chunks or shards, that zarr takes to decode one, or to encode it: 2.0 to 4.4 measured over its
 codecs, byte orders and versions, of noise, with what it returns."""
-PARTIAL = ".partial"
-"""What follows the name of the metadata of a C that is not finished."""
-ASIDE = ".ooc-gemm-replaced"
-"""The folder in C's that holds the array which C replaces, until C is finished."""
-TIMEOUT = 60.0
-"""Seconds that a store which is not this machine's may take to answer …"""
-SLOWEST = 1 << 20
-"""… and the bytes that come each second beyond."""
 
 
 def describe(spec: Any) -> str:
@@ -181,68 +174,16 @@ def objects_at(spec: Any, nbytes: int = 0) -> Objects | None:
     if not isinstance(at.store, ObjectStore):
         return None
     found = Objects(at.store.store, at.path, Answers(at.store, nbytes))
-    return found if found.tells else None
+    return found if found.traits.listable else None
 
 
 def remote_place(url: str) -> StorePath:
     """By obstore where it speaks the scheme, else by fsspec."""
     redact.keep_secrets_of(url)
     if speaks(url):
-        client, path = connect(url, TIMEOUT)
+        client, path = connect(url, answers.TIMEOUT)
         return StorePath(ObjectStore(client), path)
     return StorePath(FsspecStore.from_url(url))
-
-
-# ---------------------------------------------------------------------------------------------- reading
-
-
-abandoned = threading.Event()
-"""Set when nobody waits any longer for what may still keep a thread of a store's."""
-
-
-class Answers:
-    """zarr's `sync` with a time limit, for stores that may never answer."""
-
-    def __init__(self, store: Any, nbytes: int = 0):
-        """`nbytes` come or go at a time."""
-        self._seconds = None if isinstance(store, LocalStore) else TIMEOUT + nbytes / SLOWEST
-        self._waiting: set[Future[Any]] = set()
-        self._cancelled = False
-        self._lock = threading.Lock()
-
-    def of(self, question: Coroutine[Any, Any, T]) -> T:
-        """Its answer. Raises TimeoutError, and what the store raises. A local store ends what it has begun
-        even after Ctrl-C: nothing is written after what cleans up."""
-        with self._lock:
-            future = asyncio.run_coroutine_threadsafe(question, event_loop())
-            self._waiting.add(future)
-            if self._cancelled:
-                future.cancel()
-        try:
-            return future.result(self._seconds)
-        except TimeoutError:
-            if future.done():
-                raise
-            raise TimeoutError(f"no answer within {self._seconds:.3g} s") from None
-        except Exception as error:  # which may be shown in a traceback
-            error.args = tuple(redact.redacted(arg) if isinstance(arg, str) else arg for arg in error.args)
-            raise
-        finally:
-            if self._seconds is None:
-                wait([future])
-            elif future.cancel():
-                abandoned.set()
-            with self._lock:
-                self._waiting.discard(future)
-
-    def cancel(self) -> None:
-        """Wake all who wait, with CancelledError, and let nobody wait again, unless the store is local."""
-        if self._seconds is None:
-            return
-        with self._lock:
-            self._cancelled = True
-            for future in self._waiting:
-                future.cancel()
 
 
 class DecodedSource(Source):
@@ -273,7 +214,7 @@ class DecodedSource(Source):
         rows, cols = slice(*piece.rows), slice(*piece.cols)
         try:
             if self._folder is not None:
-                files.check(f"{self._folder.root}/{self._key(piece)}", self._most)
+                files.check(self._folder.path(self._key(piece)), self._most)
             part = (cols, rows) if self._fortran else (rows, cols)
             found: Any = self._answers.of(self._array.async_array.getitem(part))
         except MemoryError:
@@ -287,7 +228,7 @@ class DecodedSource(Source):
                 f"{self.name}: chunk {self._key(piece)} cannot be read or decoded "
                 f"({documents.short(error)}); {remedy(error, 'write it again')}"
             ) from error
-        if self._folder is not None and not os.path.exists(f"{self._folder.root}/{self._key(piece)}"):
+        if self._folder is not None and not os.path.exists(self._folder.path(self._key(piece))):
             self._missing(piece, self._key(piece))
         np.copyto(place, found.T if self._fortran else found)
         if self._counter is not None:
@@ -404,26 +345,6 @@ def open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
     return found
 
 
-def is_begun(there: Objects) -> bool:
-    """Whether a C that is not finished stands in an object store, or one is begun: there is the metadata of
-    an array under the name of unfinished ones, or a journal of ours."""
-    for key in METADATA:
-        text = there.document(key + PARTIAL, documents.MAX_BYTES)
-        with contextlib.suppress(InputError):
-            if text is not None and documents.kind(key, documents.parse("", text)) == "array":
-                return True
-    return journal.is_journal(there.start(journal.NAME, 64))
-
-
-def is_partial(place: Path) -> bool:
-    """Whether a C that is not finished stands there. Where an array stands there, too, it is that which
-    counts: a run that was to replace it was killed as it began."""
-    left = [*(key + PARTIAL for key in METADATA), ASIDE]
-    return any(os.path.exists(place / name) for name in left) and not any(
-        os.path.exists(place / key) for key in METADATA
-    )
-
-
 def _open(path: str, name: str) -> zarr.Array[Any] | str | None:
     """The Zarr array there, "group", None where there is neither. Raises InputError."""
     with explained(name, remote="://" in path):
@@ -491,7 +412,7 @@ def document_at(at: StorePath, key: str) -> bytes | None:
     if isinstance(at.store, LocalStore):
         return files.read_small(Path(at.store.root) / at.path / key, documents.MAX_BYTES)
     if isinstance(at.store, ObjectStore):
-        return Objects(at.store.store, at.path, Answers(at.store)).document(key, documents.MAX_BYTES)
+        return Objects(at.store.store, at.path, Answers(at.store)).read(key, documents.MAX_BYTES)
     most = RangeByteRequest(0, documents.MAX_BYTES + 1)
     found = Answers(at.store).of((at / key).get(default_buffer_prototype(), most))
     return None if found is None else bytes(found.to_bytes())
@@ -583,19 +504,19 @@ def zarr_source(name: str, array: zarr.Array[Any]) -> Source:
     if array.shards is not None:  # which zarr says where they are all that is done to the elements
         outer = replace(matrix, chunk_rows=array.shards[0], chunk_cols=array.shards[1])
         _check_shards(name, matrix, outer)
+    place: Place
     if isinstance(at.store, LocalStore):
-        folder = Folder(Path(at.store.root) / at.path, array.metadata, fortran)
-        return _folder_source(name, array, matrix, outer, folder)
-    if not isinstance(at.store, ObjectStore):
+        place = Folder(Path(at.store.root) / at.path)
+    elif isinstance(at.store, ObjectStore):
+        place = Objects(at.store.store, at.path, Answers(at.store, outer.chunk_bytes), name)
+    else:
         return _decoded_source(name, array, matrix)
-    objects = Objects(at.store.store, at.path, Answers(at.store, outer.chunk_bytes))
-    matrix = replace(matrix, remote=True)
-    if objects.tells:
-        distant = RemoteFolder(objects, name, array.metadata, fortran)
-        source = _folder_source(name, array, matrix, outer, distant)
+    matrix = replace(matrix, remote=place.traits.remote)
+    if place.traits.listable:
+        source = _stored_source(name, array, matrix, outer, Chunks(place, array.metadata, fortran))
     else:
         source = _decoded_source(name, array, matrix)
-    source.latency = objects.latency
+    source.latency = place.traits.latency
     return source
 
 
@@ -606,10 +527,10 @@ def _check_shards(name: str, s: Matrix, outer: Matrix) -> None:
         raise InputError(f"{name}: shards of {chunks} chunks cannot be right; repair its metadata")
 
 
-def _folder_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, folder: Folder) -> Source:
-    """`outer`: the matrix in chunks that are files, or objects."""
-    metadata, dtype, shard, files_of = array.metadata, array.dtype, array.shards, folder
-    stamps = folder.stamps(outer.grid)
+def _stored_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, stored: Chunks) -> Source:
+    """outer: the matrix in chunks that are files, or objects. stored: where these lie."""
+    metadata, dtype, shard, chunks = array.metadata, array.dtype, array.shards, stored
+    stamps = stored.stamps(outer.grid)
     sizes = tuple(np.maximum(stamps[:, 0], stamps.any(axis=1)).tolist())  # an empty file is there, too
     inner = inner_chunks(metadata) if shard else None
     compression = inner[1] if inner else None if shard else compression_of(metadata)
@@ -619,7 +540,7 @@ def _folder_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, 
         fill = dtype.type(0) if array.fill_value is None else array.fill_value
         if inner and shard:
             at_end = inner[0]["index_location"] == "end"
-            folder = shards_of = Shards(folder, s, outer, sizes, at_end)
+            chunks = shards_of = Shards(stored, s, outer, sizes, at_end)
             sizes = shards_of.sizes
         if compressor:
             name_of, configuration = (compression or [("", {})])[0]
@@ -630,14 +551,14 @@ def _folder_source(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, 
                 decodes=codec_memory.decoding(name_of, configuration),
                 encodes=codec_memory.encoding(name_of, configuration),
             )
-            source = CompressedSource(name, dtype, fill, s, folder, compressor)
+            source = CompressedSource(name, dtype, fill, s, chunks, compressor)
         else:
             whole = set(sizes) <= {0, s.chunk_bytes}
-            source = RawSource(name, dtype, fill, _with_missing(s, sizes), folder, whole)
+            source = RawSource(name, dtype, fill, _with_missing(s, sizes), chunks, whole)
     else:
         s = replace(s, stored=_shares(s, outer, sizes) if shard else sizes)
-        source = _decoded_source(name, array, s, None if s.remote else folder)
-    source.stamps, source.look = stamps, lambda: files_of.stamps(outer.grid)
+        source = _decoded_source(name, array, s, stored.place if isinstance(stored.place, Folder) else None)
+    source.stamps, source.look = stamps, lambda: stored.stamps(outer.grid)
     source.description = json.dumps({**metadata.to_dict(), "attributes": {}}, default=str).encode()
     return source
 

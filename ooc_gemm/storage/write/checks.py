@@ -9,18 +9,9 @@ import numpy as np
 import zarr
 
 from ...support.errors import InputError
-from ..io.remote import Objects
-from ..read.store import (
-    METADATA,
-    describe,
-    explained,
-    is_begun,
-    is_partial,
-    kind_at,
-    local_path,
-    objects_at,
-    same_place,
-)
+from ..format.unfinished import METADATA, is_begun, is_partial
+from ..io.objects import Objects
+from ..read.store import describe, explained, kind_at, local_path, objects_at, same_place
 from . import journal, ownership
 
 

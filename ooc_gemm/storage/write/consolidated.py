@@ -18,9 +18,11 @@ from typing import Any, Protocol
 
 from ...support.errors import Error, InputError, StoreError
 from ..format import documents
+from ..format.unfinished import METADATA
 from ..io import files
-from ..io.remote import Objects, side_by_side, why
-from ..read.store import METADATA, describe, document_at, explained, local_path, look_at, objects_at
+from ..io.objects import Objects, why
+from ..io.requests import side_by_side
+from ..read.store import describe, document_at, explained, local_path, look_at, objects_at
 
 DOCUMENTS = ("zarr.json", ".zmetadata")
 """What holds consolidated metadata, of version 3 and of version 2."""
@@ -118,7 +120,7 @@ class RemoteGroup:
 
     def _version(self, document: str) -> tuple[bytes, Any] | None:
         try:
-            return self.objects.find_version(document)
+            return self.objects.read_version(document)
         except Exception as error:
             if self.objects.forbids(error):
                 return None
@@ -132,7 +134,7 @@ class RemoteGroup:
             if found is None or new is None:
                 return
             try:
-                self.objects.put(document, new, found[1])
+                self.objects.exchange(document, new, found[1])
             except Exception as error:
                 if self.objects.cannot(error):
                     self.objects.put(document, new)

@@ -10,9 +10,7 @@ import numpy as np
 from ...planning.plan import Part
 from ...planning.problem import Matrix
 from ...support.buffers import Bytes
-from ..read.store import (
-    Array,
-)
+from ..read.store import Array
 from .conversion import check_fits, convert
 
 

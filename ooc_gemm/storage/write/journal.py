@@ -27,7 +27,6 @@ The lock on the file keeps a second process away, and goes with the process that
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -36,36 +35,16 @@ from threading import Lock
 from typing import Any, BinaryIO
 
 from ...support.errors import InputError
+from ..format.unfinished import JOURNAL
 from ..io import background, durable, files, locks
 from ..io.locks import boot_id as boot_id
+from ..io.stamps import Stamp
 
-NAME = "ooc-gemm.journal"
-OURS = (NAME, NAME + durable.NEW, locks.OWNER)
+OURS = (JOURNAL, JOURNAL + durable.NEW, locks.OWNER)
 """Files that a run keeps beside C's."""
 VERSION = 1
 ANEW = "start over with force=True, or where beta is not 0 from a C as it was"
 Chunk = tuple[int, int]
-Stamp = tuple[int, int]
-"""Size of a file in bytes, and when it was changed last in ns; (0, 0) where there is none."""
-
-
-def stamp(path: str | Path, in_background: bool = False) -> Stamp:
-    """Of a file."""
-    try:
-        if in_background and background.THERE:
-            return background.stamp(str(path))
-        found = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return 0, 0
-    return found.st_size, found.st_mtime_ns
-
-
-def digest(parts: Iterable[bytes]) -> str:
-    """A short name for contents."""
-    found = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        found.update(part)
-    return found.hexdigest()
 
 
 class Journal:
@@ -74,7 +53,7 @@ class Journal:
 
     def __init__(self, folder: Path, name: str, create: bool):
         """`name`: how messages call C. Raises InputError where another process holds it, and OSError."""
-        self._path, self._name, self._lock = folder / NAME, name, Lock()
+        self._path, self._name, self._lock = folder / JOURNAL, name, Lock()
         self.head: dict[str, Any] = {}
         """Empty where the run that made the journal was killed before it had said what it makes."""
         self.done: dict[Chunk, tuple[Stamp, Stamp]] = {}
@@ -288,7 +267,7 @@ class Journal:
 
     def _rewrite(self, *entries: dict[str, Any]) -> None:
         """Replace all lines at once, durably; the lock goes with the name. Raises OSError."""
-        lines, new = _lines(entries), self._path.with_name(NAME + durable.NEW)
+        lines, new = _lines(entries), self._path.with_name(JOURNAL + durable.NEW)
         if os.fstat(self._file.fileno()).st_size == 0:
             durable.write_all(self._file.fileno(), lines)
             os.fsync(self._file.fileno())
@@ -333,7 +312,7 @@ class Journal:
     def remove(self) -> None:
         """C is finished."""
         with contextlib.suppress(FileNotFoundError):
-            self._path.with_name(NAME + durable.NEW).unlink()
+            self._path.with_name(JOURNAL + durable.NEW).unlink()
         self._path.unlink(missing_ok=True)
         self.close()
 
@@ -348,16 +327,10 @@ def _lines(entries: Iterable[dict[str, Any]]) -> bytes:
     return b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
 
 
-def is_journal(text: bytes | None) -> bool:
-    """Whether this is how a journal begins, or all that a killed process has written of it."""
-    begin = b'{"version": '
-    return text is not None and text[: len(begin)] == begin[: len(text)]
-
-
 def is_held(folder: Path) -> bool:
     """Whether a process is at work on the C in this folder."""
     try:
-        with open(files.open_file(folder / NAME)[0], "rb") as file:
+        with open(files.open_file(folder / JOURNAL)[0], "rb") as file:
             return locks.is_held(file, folder)
     except OSError:
         return False

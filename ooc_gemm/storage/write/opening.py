@@ -13,20 +13,10 @@ import zarr
 from zarr.storage import MemoryStore
 
 from ...support.errors import Error, InputError, remedy
-from ..format.zarr_internals import sync
-from ..io.remote import RemoteJournal
-from ..read.store import (
-    METADATA,
-    PARTIAL,
-    array_at,
-    describe,
-    explained,
-    is_begun,
-    is_partial,
-    kind_at,
-    local_path,
-    objects_at,
-)
+from ..format.unfinished import JOURNAL, METADATA, PARTIAL, is_begun, is_partial
+from ..io.zarr_internals import sync
+from ..read.store import array_at, describe, explained, kind_at, local_path, objects_at
+from ..write.remote_journal import RemoteJournal
 from . import journal, ownership, provenance
 from .checks import kind_there
 from .consolidated import forgotten
@@ -179,7 +169,7 @@ def continued(spec: Any, beta: complex) -> RemoteJournal | provenance.Finished |
                     f"{name} is not the unfinished result of an interrupted run; leave out resume=True"
                 )
             return None
-        if beta != 0 or not there.has(journal.NAME):
+        if beta != 0 or not there.has(JOURNAL):
             raise InputError(
                 f"{name} cannot be continued: in an object store chunks may have had their beta already; "
                 f"{journal.ANEW}"

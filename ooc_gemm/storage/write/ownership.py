@@ -22,10 +22,9 @@ from typing import Any
 
 from ...support.errors import InputError
 from ..format import documents
+from ..format.unfinished import ASIDE, JOURNAL, METADATA, PARTIAL, is_journal, is_partial
 from ..io import files
 from ..io.durable import flush_folders
-from ..read.store import ASIDE, METADATA, PARTIAL, is_partial
-from . import journal
 
 NODES = (*METADATA, ".zgroup")
 """Files that make a folder an array or a group."""
@@ -328,7 +327,7 @@ def _put_back(folder: Path, to: Path) -> None:
 def forget_journal(place: Path) -> None:
     """Remove the journal of a run before, where this one has none. Raises OSError."""
     if _has_journal(place):
-        (place / journal.NAME).unlink()
+        (place / JOURNAL).unlink()
 
 
 def is_kept(place: Path) -> bool:
@@ -374,7 +373,7 @@ def is_ours(place: Path) -> bool:
     names = {entry.name for entry in os.scandir(place)}
     if not names:
         return True
-    known = all(name in (journal.NAME, "ooc-gemm.owner") or LITTER.fullmatch(name) for name in names)
+    known = all(name in (JOURNAL, "ooc-gemm.owner") or LITTER.fullmatch(name) for name in names)
     return known and _has_journal(place)
 
 
@@ -390,7 +389,7 @@ def is_unfinished(place: Path, name: str) -> bool:
 
 def _has_journal(place: Path) -> bool:
     try:
-        return journal.is_journal(files.read_small(place / journal.NAME, 64))
+        return is_journal(files.read_small(place / JOURNAL, 64))
     except OSError:  # what is no file is none
         return False
 
@@ -402,7 +401,7 @@ def owned(keys: Iterable[str], metadata: dict[str, dict[str, Any]], name: str) -
     found = []
     for key in keys:
         path = tuple(key.split("/"))
-        ours = key in (*METADATA, journal.NAME) or bool(LITTER.fullmatch(key))
+        ours = key in (*METADATA, JOURNAL) or bool(LITTER.fullmatch(key))
         ours = ours or (key == ".zattrs" and any(one.startswith(METADATA[1]) for one in metadata))
         if ours or any(one.takes(path) for one in grammar):
             found.append(key)

@@ -5,16 +5,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ...support.errors import InputError
 from ...support.intervals import ceil_div
 from ..format import documents
-from ..io.remote import RemoteFolder
+from ..format.chunks import Chunks
+from ..format.unfinished import METADATA
+from ..io.folder import Folder
+from ..io.place import Place
+from ..io.stamps import Stamp, Stamps, digest
 from ..read import store
-from ..read.local import Folder, Source
-from .journal import ANEW, Journal, Stamp, digest
+from ..read.local import Source
+from .journal import ANEW, Journal
 
 ATTRIBUTE = "ooc-gemm"
 """The attribute of a finished C that says what it was made of."""
@@ -127,7 +128,7 @@ def refuse_changes(log: "Journal | Finished", head: Mapping[str, Any] | None, na
         )
 
 
-def mark(metadata: Any, stamps: npt.NDArray[np.int64]) -> str:
+def mark(metadata: Any, stamps: Stamps) -> str:
     """What a finished C is known by: its metadata, but for attributes, and the stamps of all its chunks."""
     described = json.dumps({**metadata.to_dict(), "attributes": {}}, default=str).encode()
     return digest([described, stamps[:, :2].tobytes()])
@@ -169,7 +170,7 @@ def finished(spec: Any) -> Finished | None:
         at, key, described = store.look_at(spec, name)
         if documents.kind(key, described) != "array":
             return None
-        if key == store.METADATA[1]:
+        if key == METADATA[1]:
             attributes = documents.parse(name, store.document_at(at, ".zattrs") or b"{}")
         else:
             attributes = described.get("attributes") or {}
@@ -186,16 +187,14 @@ def finished(spec: Any) -> Finished | None:
         grid = ceil_div(array.shape[0], unit[0]), ceil_div(array.shape[1], unit[1])
         if grid[0] * grid[1] > store.MAX_CHUNKS:
             return None
-        stamps = stamps_of(array, name, grid)
+        stamps = stamps_of(array, grid)
         if stamps is None:
             return None
         return Finished(name, record, grid, mark(array.metadata, stamps) != parts[2])
 
 
-def stamps_of(array: Any, name: str, grid: tuple[int, int]) -> npt.NDArray[np.int64] | None:
+def stamps_of(array: Any, grid: tuple[int, int]) -> Stamps | None:
     """Stamps of the files or objects of an array, in row-major order; None where they cannot be had."""
-    if place := store.local_path(array):
-        return Folder(place, array.metadata).stamps(grid)
-    if objects := store.objects_at(array):
-        return RemoteFolder(objects, name, array.metadata).stamps(grid)  # type: ignore[no-any-return]
-    return None
+    local = store.local_path(array)
+    place: Place | None = Folder(local) if local else store.objects_at(array)
+    return None if place is None else Chunks(place, array.metadata).stamps(grid)

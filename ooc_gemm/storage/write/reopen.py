@@ -8,18 +8,9 @@ from zarr.storage import LocalStore, StorePath
 
 from ...support.errors import InputError
 from ..format import documents
-from ..read.store import (
-    METADATA,
-    PARTIAL,
-    Answers,
-    array_at,
-    describe,
-    document_at,
-    explained,
-    local_path,
-    open_array,
-    remote_place,
-)
+from ..format.unfinished import METADATA, PARTIAL
+from ..io.answers import Answers
+from ..read.store import array_at, describe, document_at, explained, local_path, open_array, remote_place
 from . import journal
 
 

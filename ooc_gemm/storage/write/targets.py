@@ -27,15 +27,16 @@ from ...planning.plan import Part
 from ...support.buffers import Bytes, give_back, scratch
 from ...support.errors import InputError, StoreError, remedy
 from ..format import codec, documents, shards
-from ..format.zarr_internals import default_buffer_prototype, sync
+from ..format.chunks import Chunks
+from ..format.unfinished import ASIDE, JOURNAL, METADATA, PARTIAL
 from ..io import durable, files
-from ..io.remote import Objects, RemoteFolder, why
-from ..read.local import Folder, Source, Stamps, identity
+from ..io.answers import Answers
+from ..io.folder import Folder
+from ..io.objects import Objects, why
+from ..io.stamps import Stamps, identity, stamp_of
+from ..io.zarr_internals import default_buffer_prototype, sync
+from ..read.local import Source
 from ..read.store import (
-    ASIDE,
-    METADATA,
-    PARTIAL,
-    Answers,
     Array,
     array_at,
     compression_of,
@@ -81,9 +82,13 @@ class Target:
         self._inner = inner if known else None
         """How chunks of shards are stored, where shards are made here."""
         place = local_path(array)
-        self._folder = Folder(place, array.metadata) if place else None
+        self._folder = Folder(place) if place else None
+        self._chunks: Chunks
+        """Where the chunks lie; not set where zarr writes them."""
+        if self._folder is not None:
+            self._chunks = Chunks(self._folder, array.metadata)
         as_it_is = self._plain and not self._compressor and array.dtype == block and block.kind in "fc"
-        self.background = as_it_is and self._folder is not None and self._folder.background
+        self.background = as_it_is and self._folder is not None and self._folder.traits.asynchronous
         """Writes go on by themselves when they are begun."""
         self._encodes = place is not None
         """Chunks are encoded here and go to their places whole, not by zarr."""
@@ -151,18 +156,18 @@ class Target:
         self._disk = durable.Disk(Path(self._folder.root))
         known = set()
         for chunk, (now, _) in self._log.done.items():
-            path = self._folder.path(*chunk)
-            if journal.stamp(path + PENDING) == now:
+            path = self._folder.path(self._chunks.key(*chunk))
+            if stamp_of(path + PENDING) == now:
                 self._waiting.append(chunk)
-            elif journal.stamp(path) == now:
+            elif stamp_of(path) == now:
                 self._note(chunk, path)
             else:
-                sizes = {journal.stamp(each)[0] for each in (path, path + PENDING)}
+                sizes = {stamp_of(each)[0] for each in (path, path + PENDING)}
                 said = "changed or removed since"
                 if now[0] in sizes:
                     said = "changed since, or copied without its times (cp -a and rsync -a keep them)"
                 raise InputError(
-                    f"{self.name} cannot be continued: its chunk {self._folder.key(*chunk)} was {said}; "
+                    f"{self.name} cannot be continued: its chunk {self._chunks.key(*chunk)} was {said}; "
                     f"{journal.ANEW}"
                 )
             known.add(path + PENDING)
@@ -209,7 +214,7 @@ class Target:
                 ):  # else a chunk in its place may just as well be made again
                     self._log.durable(count)
                 while chunks:
-                    path = self._folder.path(*chunks[-1])
+                    path = self._folder.path(self._chunks.key(*chunks[-1]))
                     os.replace(path + PENDING, path)
                     self._note(chunks.pop(), path)
             finally:
@@ -229,7 +234,7 @@ class Target:
         with contextlib.suppress(OSError):
             for chunk in self._log.undo():
                 with contextlib.suppress(OSError):
-                    os.unlink(self._folder.path(*chunk) + PENDING)
+                    os.unlink(self._folder.path(self._chunks.key(*chunk)) + PENDING)
 
     def pause(self) -> None:
         """The run ends before C is finished: what is done is kept for the next."""
@@ -271,7 +276,7 @@ class Target:
 
     def _mark(self) -> str | None:
         """What the finished C is known by."""
-        stamps = provenance.stamps_of(self._array, self.name, self._grid)
+        stamps = provenance.stamps_of(self._array, self._grid)
         return None if stamps is None else provenance.mark(self._array.metadata, stamps)
 
     def _settle(self) -> None:
@@ -291,12 +296,12 @@ class Target:
         """The key of a chunk that is not as it was when it was put in its place."""
         if self._log is None or not self._log.done or self._folder is None:
             return None
-        stamps = self._folder.stamps(self._grid)
+        stamps = self._chunks.stamps(self._grid)
         for (i, j), (now, _) in self._log.done.items():
             at = i * self._grid[1] + j
             noted = 0 if self._placed is None else self._placed[at]
             if (*stamps[at, :2],) != now or noted not in (0, stamps[at, 2]):
-                return self._folder.key(i, j)
+                return self._chunks.key(i, j)
         return None
 
     def _note(self, chunk: tuple[int, int], path: str) -> None:
@@ -489,7 +494,7 @@ class Target:
     def _path(self, chunk: tuple[int, int]) -> str:
         """Of its file, whose folder is made."""
         assert self._folder
-        path = self._folder.path(*chunk)
+        path = self._folder.path(self._chunks.key(*chunk))
         folder = path.rpartition("/")[0]
         if folder not in self._folders:
             os.makedirs(folder, exist_ok=True)
@@ -500,7 +505,7 @@ class Target:
     def _check_links(self) -> None:
         """Raises OSError where C's chunks are to go through a link, which may lead to another array."""
         assert self._folder
-        for folder in self._folder.folders():
+        for folder in self._folder.folders(self._chunks.pattern):
             check_real(folder, str(self._folder.root))
 
     def _written(self, chunk: tuple[int, int], path: str) -> None:
@@ -510,14 +515,14 @@ class Target:
         if self._log is None:
             os.replace(path + PENDING, path)
             return
-        now, was = (journal.stamp(each, self.background) for each in (path + PENDING, path))
+        now, was = (stamp_of(each, self.background) for each in (path + PENDING, path))
         if (
             self._old is not None
             and self._folder
             and was != (*self._old[chunk[0] * self._grid[1] + chunk[1], :2],)
         ):
             raise StoreError(
-                f"{self.name}: somebody else has changed its chunk {self._folder.key(*chunk)} while C was "
+                f"{self.name}: somebody else has changed its chunk {self._chunks.key(*chunk)} while C was "
                 f"being updated, so C is not finished; {journal.ANEW}"
             )
         with self._lock:
@@ -566,7 +571,7 @@ class RemoteTarget(Target):
     ):
         super().__init__(array, name, block, log)
         self._objects, self._encodes, self._pause = objects, True, SAVED_SECONDS
-        self._chunks = RemoteFolder(objects, name, array.metadata)
+        self._chunks = Chunks(objects, array.metadata)
         self._described: bytes | None = None
         """C's metadata, where this run has begun it."""
         self._stamps: Any = None
@@ -596,7 +601,7 @@ class RemoteTarget(Target):
             )
         self._described = self._metadata() if metadata is None else metadata
         self._objects.put(self._key + PARTIAL, self._described)
-        left = {*old} - {self._key + PARTIAL, journal.NAME}
+        left = {*old} - {self._key + PARTIAL, JOURNAL}
         self._objects.delete(sorted(left, key=lambda key: key not in METADATA))
 
     def _find(self, key: str) -> bytes | None:
@@ -604,10 +609,10 @@ class RemoteTarget(Target):
 
     def _survey(self) -> list[str]:
         """What belongs to the array that stands there, finished or not. Raises InputError."""
-        keys = [key for key, _, _ in self._objects.list()]
+        keys = [key for key, _ in self._objects.list()]
         found = dict[str, Any]()
         for key in (*METADATA, *(key + PARTIAL for key in METADATA)):
-            text = self._objects.document(key, documents.MAX_BYTES) if key in keys else None
+            text = self._objects.read(key, documents.MAX_BYTES) if key in keys else None
             with contextlib.suppress(InputError):
                 if text is not None:
                     described = documents.parse(self.name, text)
@@ -654,7 +659,7 @@ class RemoteTarget(Target):
             ) from error
 
     def _finish(self) -> str | None:
-        self._objects.delete([self._key + PARTIAL, journal.NAME])
+        self._objects.delete([self._key + PARTIAL, JOURNAL])
         if self._log:
             self._log.close()
         return None
@@ -680,7 +685,7 @@ class RemoteTarget(Target):
         return next((self._chunks.key(*chunk) for chunk in other), None)
 
     def _write_file(self, chunk: tuple[int, int], data: Bytes | bytes) -> None:
-        now = self._objects.put(self._chunks.key(*chunk), data)[0]
+        now = self._objects.put(self._chunks.key(*chunk), data)
         if self._log is None:
             return
         with self._lock:

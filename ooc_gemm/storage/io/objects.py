@@ -1,0 +1,247 @@
+"""What lies below one address of an object store, as a place of files.
+
+get a range ──► bytes of the client's ──► slot          a reader asks for one range, and waits
+slot ──► put                                            a chunk is put whole, and is there or is not
+"""
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from hashlib import blake2b
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ...planning.traits import StoreTraits
+from ...support.buffers import Bytes
+from ...support.errors import StoreError, remedy
+from .answers import Answers
+from .folder import numbers
+from .stamps import Listed, Stamp
+
+T = TypeVar("T")
+
+
+async def _ask(question: Callable[[], Awaitable[T]]) -> T:
+    """obstore wants to be called where the loop runs."""
+    return await question()
+
+
+async def _next(stream: Any) -> Any:
+    """None at the end."""
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        return None
+
+
+def _tag(found: Any) -> int:
+    """Another number where the object is another."""
+    said = found.get("e_tag") or found.get("version") or str(found.get("last_modified"))
+    return int.from_bytes(blake2b(said.encode(), digest_size=8).digest(), "big") >> 1
+
+
+_fastest: dict[int, float] = {}
+"""Of each client, by its id."""
+
+
+def _version(found: Any) -> Any:
+    """What `put_async` takes as its mode to replace just this object."""
+    return {name: found[name] for name in ("e_tag", "version") if found.get(name)}
+
+
+class Objects:
+    """The objects below one address (`Place`)."""
+
+    def __init__(self, store: Any, prefix: str, answers: Answers, name: str = ""):
+        """store: obstore's. prefix: the path of the address in it. answers: waits for what the store says.
+        name: what messages call the array there."""
+        import obstore
+
+        self._obstore, self._store, self._answers, self._name = obstore, store, answers, name
+        self._prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
+
+    @property
+    def traits(self) -> StoreTraits:
+        """Of the shortest time in which a list or a small object came. Plain HTTP cannot list."""
+        listable = type(self._store).__name__ != "HTTPStore"
+        return StoreTraits(remote=True, latency=_fastest.get(id(self._store), 0.0), listable=listable)
+
+    @property
+    def path(self) -> str:
+        """The path of the address in its store."""
+        return self._prefix.rstrip("/")
+
+    def at(self, path: str) -> "Objects":
+        """What lies below another path of the same store."""
+        return Objects(self._store, path, self._answers)
+
+    def cancel(self) -> None:
+        """Wakes all threads that wait."""
+        self._answers.cancel()
+
+    def list(self, pattern: str = "") -> Iterator[tuple[str, Listed]]:
+        """Asks for all keys, whatever the pattern; the third number of a stamp is 1."""
+        wanted = numbers(pattern) if pattern else None
+        stream = self._obstore.list(self._store, self._prefix or None, chunk_size=1000)
+        batch = self._timed(_next(stream))
+        while batch is not None:
+            for found in batch:
+                key = found["path"].removeprefix(self._prefix)
+                if found["path"].startswith(self._prefix) and (wanted is None or wanted.fullmatch(key)):
+                    yield key, (int(found["size"]), _tag(found), 1)
+            batch = self._answers.of(_next(stream))
+
+    def open(self, key: str, direct: bool = True) -> "ObjectReader":
+        """Asks nothing yet."""
+        return ObjectReader(self, key, self._name)
+
+    def read(self, key: str, most: int) -> bytes | None:
+        """Returns `most` + 1 bytes of a longer object."""
+        try:
+            found = self._timed(_ask(lambda: self._read(key, most)))
+            return bytes(self.read_range(key, 0, most + 1)) if found is None else found
+        except FileNotFoundError:
+            return None
+
+    async def _read(self, key: str, most: int) -> bytes | None:
+        found = await self._obstore.get_async(self._store, self._prefix + key)
+        return None if found.meta["size"] > most else bytes(await found.bytes_async())
+
+    def read_range(self, key: str, start: int, size: int) -> Any:
+        """A part of an object. Raises FileNotFoundError."""
+        path = self._prefix + key
+        return self._answers.of(
+            _ask(lambda: self._obstore.get_range_async(self._store, path, start=start, length=size))
+        )
+
+    def read_version(self, key: str) -> tuple[bytes, Any] | None:
+        """A whole object and its version, which `exchange` takes; None where there is none."""
+        try:
+            data, version = self._answers.of(_ask(lambda: self._get(key)))
+        except FileNotFoundError:
+            return None
+        return bytes(data), version
+
+    async def _get(self, key: str) -> tuple[Any, Any]:
+        found = await self._obstore.get_async(self._store, self._prefix + key)
+        version = _version(found.meta)
+        return await found.bytes_async(), version
+
+    def stamp(self, key: str) -> Stamp:
+        """The size, and a number made of the tag."""
+        try:
+            found = self._answers.of(_ask(lambda: self._obstore.head_async(self._store, self._prefix + key)))
+        except FileNotFoundError:
+            return 0, 0
+        return int(found["size"]), _tag(found)
+
+    def put(self, key: str, data: Any) -> Stamp:
+        """One request, so that the object is there whole or not at all."""
+        made = self._put(key, data, "overwrite")
+        return (len(data), _tag(made)) if made.get("e_tag") else self.stamp(key)
+
+    def exchange(self, key: str, data: Any, version: Any) -> Any:
+        """Put an object where the one that is there still has this version; its new version. `version`:
+        `create` where there must be none, `overwrite` where any will do. Raises what `changed` knows."""
+        return _version(self._put(key, data, version))
+
+    def _put(self, key: str, data: Any, mode: Any) -> Any:
+        path = self._prefix + key
+        return self._answers.of(
+            _ask(lambda: self._obstore.put_async(self._store, path, data, mode=mode, use_multipart=False))
+        )
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Removes up to 1000 objects with one request."""
+        paths = [self._prefix + key for key in keys]
+        for at in range(0, len(paths), 1000):
+            some = paths[at : at + 1000]
+            self._answers.of(_ask(lambda some=some: self._obstore.delete_async(self._store, some)))  # type: ignore[misc]
+
+    def has(self, key: str) -> bool:
+        """Whether there is such an object."""
+        return self.stamp(key) != (0, 0)
+
+    def has_any(self) -> bool:
+        """Whether there is anything."""
+        return next(self.list(), None) is not None
+
+    def changed(self, error: Exception) -> bool:
+        """Whether an error says that somebody else was there first."""
+        kinds = self._obstore.exceptions
+        return isinstance(error, kinds.AlreadyExistsError | kinds.PreconditionError)
+
+    def forbids(self, error: Exception) -> bool:
+        """Whether an error says that something must not be asked for."""
+        kinds = self._obstore.exceptions
+        return isinstance(error, kinds.PermissionDeniedError | kinds.UnauthenticatedError | PermissionError)
+
+    def cannot(self, error: Exception) -> bool:
+        """Whether an error says that the store knows no conditions."""
+        return isinstance(error, self._obstore.exceptions.NotSupportedError | NotImplementedError)
+
+    def _timed(self, question: Coroutine[Any, Any, T]) -> T:
+        start, which = time.perf_counter(), id(self._store)
+        answer = self._answers.of(question)
+        _fastest[which] = min(_fastest.get(which, math.inf), time.perf_counter() - start)
+        return answer
+
+
+class ObjectReader:
+    """One object that is read in parts (`Readable`)."""
+
+    def __init__(self, objects: Objects, key: str, name: str):
+        self._objects, self._key, self._name = objects, key, name
+
+    @property
+    def size(self) -> int:
+        """Asks the store each time. Raises StoreError."""
+        size, tag = self._said(lambda: self._objects.stamp(self._key))
+        if not (size or tag):
+            raise FileNotFoundError
+        return size
+
+    def __enter__(self) -> "ObjectReader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is open."""
+
+    def read(self, into: Bytes, offset: int) -> None:
+        """Raises StoreError."""
+        into[:] = self._bytes(offset, len(into))
+
+    def read_range(self, into: Bytes, offset: int, size: int) -> Bytes:
+        """Returns memory of the client's. Raises StoreError."""
+        return self._bytes(offset, size)
+
+    def _bytes(self, offset: int, size: int) -> Bytes:
+        data = self._said(lambda: self._objects.read_range(self._key, offset, size))
+        found = np.frombuffer(data, np.uint8)
+        if len(found) != size:
+            raise StoreError(
+                f"{self._name}: chunk {self._key} gives {len(found)} bytes instead of {size}; it is cut "
+                "off, or was changed since it was looked at: write it again"
+            )
+        return found
+
+    def _said(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except (FileNotFoundError, MemoryError, StoreError):
+            raise
+        except Exception as error:
+            raise StoreError(
+                f"{self._name}: chunk {self._key} does not come ({why(error)}); "
+                f"{remedy(error, 'see to its store')}, run again"
+            ) from error
+
+
+def why(error: BaseException) -> str:
+    """What the client says, without what only its authors want to know."""
+    text = str(error).partition("Debug source")[0]
+    return " ".join(text.split())[:300] or type(error).__name__

@@ -1,0 +1,67 @@
+"""The interface of the places where arrays are stored: a local folder, an object store.
+
+Both hold files by key, which is a path with slashes below the place's own. `folder.py` and `objects.py`
+implement it.
+"""
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Protocol
+
+from ...planning.traits import StoreTraits
+from ...support.buffers import Bytes
+from .stamps import Listed, Stamp
+
+
+class Readable(Protocol):
+    """A file or an object that is open for reading."""
+
+    @property
+    def size(self) -> int:
+        """Size in bytes. Raises FileNotFoundError and OSError."""
+
+    def __enter__(self) -> "Readable":
+        """Return this object."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+
+    def read(self, into: Bytes, offset: int) -> None:
+        """Fill `into` with the bytes from `offset` on. Raises OSError, also where the file ends before."""
+
+    def read_range(self, into: Bytes, offset: int, size: int) -> Bytes:
+        """Return `size` bytes from `offset` on. They lie in `into`, which has `files.room` for them, or in
+        memory of the store's client. Raises OSError."""
+
+
+class Place(Protocol):
+    """Files by key. Every method may raise OSError, and what the store's client raises."""
+
+    @property
+    def traits(self) -> StoreTraits:
+        """What this store can do."""
+
+    def list(self, pattern: str = "") -> Iterator[tuple[str, Listed]]:
+        """The keys and stamps of all files, or of those that a pattern such as `c/*/*` describes, in which
+        `*` stands for a number."""
+
+    def open(self, key: str, direct: bool = True) -> Readable:
+        """Open a file for reading. `direct`: past the page cache where that is faster."""
+
+    def read(self, key: str, most: int) -> bytes | None:
+        """A whole file of up to `most` bytes, more than `most` bytes where it is longer, None where there is
+        none."""
+
+    def put(self, key: str, data: bytes) -> Stamp:
+        """Make or replace a file in one step, and return its stamp."""
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove files. A file that does not exist is not an error."""
+
+    def stamp(self, key: str) -> Stamp:
+        """The stamp of a file."""
+
+    def cancel(self) -> None:
+        """Wake all threads that wait for an answer, and let none wait again."""

@@ -1,0 +1,78 @@
+"""Places: a local folder and an object store do the same for whoever reads and writes arrays."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ooc_gemm.storage.io.answers import Answers
+from ooc_gemm.storage.io.folder import Folder
+from ooc_gemm.storage.io.objects import Objects
+from ooc_gemm.storage.io.place import Place
+
+
+@pytest.fixture(params=["folder", "objects"])
+def place(request, tmp_path) -> Place:
+    (tmp_path / "c" / "1").mkdir(parents=True)
+    if request.param == "folder":
+        return Folder(tmp_path)
+    obstore = pytest.importorskip("obstore")
+    return Objects(obstore.store.LocalStore(tmp_path), "", Answers(None), "x")
+
+
+def test_a_file_is_put_found_and_deleted(place):
+    assert place.read("c/1/2", 10) is None
+    assert place.stamp("c/1/2") == (0, 0)
+    stamp = place.put("c/1/2", b"0123456789")
+    assert stamp == place.stamp("c/1/2")
+    assert stamp[0] == 10
+    assert place.read("c/1/2", 10) == b"0123456789"
+    assert place.read("c/1/2", 4) == b"01234", "one byte more than was asked for"
+    assert place.put("c/1/2", b"other") != stamp
+    assert place.read("c/1/2", 10) == b"other"
+    place.put("c/1/3", b"")
+    assert place.read("c/1/3", 10) == b""
+    assert place.stamp("c/1/3") != (0, 0)
+    place.delete(["c/1/2", "c/1/3"])
+    assert place.read("c/1/2", 10) is None
+    if isinstance(place, Folder):
+        place.delete(["c/1/2"])
+
+
+def test_files_are_read_in_parts(place):
+    place.put("c/1/2", bytes(range(100)))
+    with place.open("c/1/2") as file:
+        assert file.size == 100
+        into = np.zeros(20, np.uint8)
+        file.read(into, 30)
+        assert into.tolist() == [*range(30, 50)]
+        assert file.read_range(np.zeros(4096, np.uint8), 95, 5).tolist() == [*range(95, 100)]
+        with pytest.raises(OSError, match=r"became shorter|gives 10 bytes instead of 20"):
+            file.read(into, 90)
+    with pytest.raises(FileNotFoundError), place.open("c/1/4") as file:
+        _ = file.size
+
+
+def test_files_are_listed_by_pattern(place):
+    keys = ("c/1/2", "c/1/2.pending", "c/10/3", "c/x/3", "zarr.json", "0.1", "c/d/4/5")
+    for key in keys:
+        os.makedirs(Path(place.root if isinstance(place, Folder) else ".", key).parent, exist_ok=True)
+        place.put(key, key.encode())
+    listed = dict(place.list("c/*/*"))
+    assert set(listed) == {"c/1/2", "c/10/3"}
+    assert {key: stamp[:2] for key, stamp in listed.items()} == {key: place.stamp(key) for key in listed}
+    assert {key for key, _ in place.list("*.*")} == {"0.1"}
+    assert {key for key, _ in place.list("zarr.json")} == {"zarr.json"}
+    assert {key for key, _ in place.list("*/*")} == set()
+    assert {key for key, _ in place.list()} == {*keys}
+
+
+def test_a_folder_lists_links_that_lead_nowhere_as_nothing(tmp_path):
+    (tmp_path / "c" / "0").mkdir(parents=True)
+    (tmp_path / "c" / "0" / "0").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "c" / "1").symlink_to(tmp_path / "nowhere")
+    place = Folder(tmp_path)
+    assert [*place.list("c/*/*")] == []
+    assert place.folders("c/*/*") == [f"{tmp_path}/c", f"{tmp_path}/c/0", f"{tmp_path}/c/1"]
+    assert place.folders("*.*") == []
