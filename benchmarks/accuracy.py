@@ -32,8 +32,8 @@ from ooc_gemm.cuda_kernels.wgmma import Wgmma
 
 RESULTS = Path(__file__).resolve().parent / "results"
 M, N = 2048, 2304
-"""Large enough for cuBLAS not to split k, which makes it more accurate than a float32 sum, and for the split
-to pay."""
+"""Rows and columns of C: large enough that splitting into float16 pays, and that cuBLAS does not split k,
+which would make it more accurate than a float32 sum."""
 MOST_NORM, MOST_LARGEST = 1.0, 1.5
 SPEED = (8192, 16384)
 REPEAT = 11
@@ -43,7 +43,7 @@ Pair = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Family:
-    """`draw` makes A (M×k) and B (k×N) from a random generator of CuPy's and k."""
+    """A family of inputs. `draw` makes A (M×k) and B (k×N) from a random generator of CuPy's and k."""
 
     name: str
     k: int
@@ -59,7 +59,7 @@ def _uniform(r: Any, k: int) -> Pair:
 
 
 def _scaled(a: float, b: float) -> Callable[[Any, int], Pair]:
-    """N(0, 1) times constants."""
+    """Multiply N(0, 1) by constants."""
 
     def draw(r: Any, k: int) -> Pair:
         x, y = _normal(r, k)
@@ -69,7 +69,7 @@ def _scaled(a: float, b: float) -> Callable[[Any, int], Pair]:
 
 
 def _shifted(shift: int, count: int = 1) -> Callable[[Any, int], Pair]:
-    """Columns of A × 2^shift, the matching rows of B × 2^-shift."""
+    """Multiply some columns of A by 2^shift and the matching rows of B by 2^-shift."""
 
     def draw(r: Any, k: int) -> Pair:
         x, y = _normal(r, k)
@@ -82,8 +82,8 @@ def _shifted(shift: int, count: int = 1) -> Callable[[Any, int], Pair]:
 
 
 def _units(width: int, rows: bool, columns: bool, inverse: bool = True) -> Callable[[Any, int], Pair]:
-    """Units of 2^u, u within ±width: of A's rows and B's columns, and of A's columns; B's rows have the
-    inverse ones, or none."""
+    """Give rows of A and columns of B, or columns of A, units of 2^u with u within ±width. The rows of B get
+    the inverse units of A's columns, or none."""
 
     def draw(r: Any, k: int) -> Pair:
         x, y = _normal(r, k)
@@ -101,7 +101,7 @@ def _units(width: int, rows: bool, columns: bool, inverse: bool = True) -> Calla
 
 
 def _outliers(factor: float, columns: int, zeros: float) -> Callable[[Any, int], Pair]:
-    """Some columns of A × factor, which meet rows of B of which a share is zero."""
+    """Multiply some columns of A by a factor; in the matching rows of B a share of the elements is zero."""
 
     def draw(r: Any, k: int) -> Pair:
         x, y = _normal(r, k)
@@ -113,7 +113,7 @@ def _outliers(factor: float, columns: int, zeros: float) -> Callable[[Any, int],
 
 
 def _elements(factor: float, share: float) -> Callable[[Any, int], Pair]:
-    """A share of A's elements × factor; one element where that would be less."""
+    """Multiply a share of A's elements, at least one, by a factor."""
 
     def draw(r: Any, k: int) -> Pair:
         x, y = _normal(r, k)
@@ -142,7 +142,7 @@ def _mean(mean: float) -> Callable[[Any, int], Pair]:
 
 
 def _cancelling(rest: float) -> Callable[[Any, int], Pair]:
-    """The second half of every sum undoes the first, but for `rest` of it."""
+    """Let the second half of every sum cancel the first, except for `rest` of it."""
 
     def draw(r: Any, k: int) -> Pair:
         x, y = _normal(r, k)
@@ -154,7 +154,7 @@ def _cancelling(rest: float) -> Callable[[Any, int], Pair]:
 
 
 def _sparse(share: float) -> Callable[[Any, int], Pair]:
-    """A share of A's elements is not zero."""
+    """Let only a share of A's elements be nonzero."""
 
     def draw(r: Any, k: int) -> Pair:
         x, y = _normal(r, k)
@@ -164,7 +164,7 @@ def _sparse(share: float) -> Callable[[Any, int], Pair]:
 
 
 def _counts(most: int) -> Callable[[Any, int], Pair]:
-    """A holds small integers, as genotypes and word counts are."""
+    """Let A hold small integers, as genotypes and word counts are."""
 
     def draw(r: Any, k: int) -> Pair:
         return r.integers(0, most + 1, (M, k)).astype("f8"), r.standard_normal((k, N))
@@ -173,7 +173,7 @@ def _counts(most: int) -> Callable[[Any, int], Pair]:
 
 
 def _whole(most: int) -> Callable[[Any, int], Pair]:
-    """Both hold integers, whose sums float32 holds exactly."""
+    """Let A and B hold integers whose sums float32 holds exactly."""
 
     def draw(r: Any, k: int) -> Pair:
         x, y = (r.integers(-most, most + 1, shape).astype("f8") for shape in ((M, k), (k, N)))
@@ -183,13 +183,13 @@ def _whole(most: int) -> Callable[[Any, int], Pair]:
 
 
 def _tailed(r: Any, k: int) -> Pair:
-    """Ratios of normal numbers: Cauchy's distribution."""
+    """Draw ratios of normal numbers (Cauchy's distribution)."""
     (x, y), (u, v) = _normal(r, k), _normal(r, k)
     return x / u, y / v
 
 
 def _exponents(spread: int) -> Callable[[Any, int], Pair]:
-    """Every element has a unit of its own."""
+    """Give every element a unit of its own."""
 
     def draw(r: Any, k: int) -> Pair:
         x, y = _normal(r, k)
@@ -202,7 +202,8 @@ def _exponents(spread: int) -> Callable[[Any, int], Pair]:
 
 
 def _blocks(shift: int) -> Callable[[Any, int], Pair]:
-    """Half of A's columns × 2^shift; half of B's columns meet only those, the others only the rest."""
+    """Multiply half of A's columns by 2^shift. Half of B's columns meet only those, the others only the
+    rest."""
 
     def draw(r: Any, k: int) -> Pair:
         x, y = _normal(r, k)
@@ -269,8 +270,8 @@ def families() -> Iterator[Family]:
 
 
 def _errors(cupy: Any, c: Any, want: Any, size: Any) -> tuple[float, float]:
-    """Relative in the Frobenius norm, and the largest relative to |A|·|B|. Types are converted by NumPy: CuPy
-    flushes subnormal numbers to zero."""
+    """Return the relative error in the Frobenius norm, and the largest error relative to |A|·|B|. NumPy
+    converts types, because CuPy flushes subnormal numbers to zero."""
     difference = cupy.abs(cupy.asarray(c.get().astype(want.dtype)) - want)
     norm = float(cupy.linalg.norm(difference) / cupy.linalg.norm(want))
     return norm, float((difference / cupy.maximum(size, 1e-300)).max())
@@ -320,7 +321,7 @@ def _measure(cupy: Any, kernel: str, dtype: str, family: Family, trans: tuple[bo
 @click.option("--only", default="", help="Families whose name contains this text.")
 @click.option("--speed/--no-speed", default=True, help="Also time the kernels beside cuBLAS.")
 def main(commit: str | None, out: str, always_split: bool, only: str, speed: bool) -> None:
-    """Measure, and write what was found; exit 1 where a bound does not hold."""
+    """Measure all families and write the results. Exit status 1: a bound does not hold."""
     if commit is None:
         commit = subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
     if always_split:

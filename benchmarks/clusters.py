@@ -47,7 +47,7 @@ CASES = {
     "computed": ((512, 512), (512, 512)),
 }
 BARS = {"multiply": 1 / 1.15, "rows": 2.0, "small": 2.0, "misaligned": 1.3}
-"""The peer's time over ours."""
+"""Least ratio of the peer's time to ours."""
 ALONE = """
 import json, sys, time
 import ooc_gemm
@@ -61,13 +61,13 @@ console = Console(highlight=False)
 
 
 def spilled(dask_worker: Any) -> int:
-    """Bytes that a worker has written to its disk."""
+    """Return the bytes that a worker has spilled to its disk."""
     found = getattr(dask_worker.data, "spilled_total", None)
     return int(found.disk) if found else 0
 
 
 def on_cluster(work: Callable[[Client], Any], memory: int) -> Run:
-    """What it took."""
+    """Run `work` on a cluster of its own, and return what it took."""
     lost = []
     with (
         LocalCluster(
@@ -91,7 +91,7 @@ def on_cluster(work: Callable[[Client], Any], memory: int) -> Run:
 
 
 def watch(dask_worker: Any) -> None:
-    """Note from now on the most that is spilled."""
+    """Let a worker note the most bytes that it spills from now on."""
     import asyncio
 
     dask_worker.most_spilled = 0
@@ -105,19 +105,19 @@ def watch(dask_worker: Any) -> None:
 
 
 def watched(dask_worker: Any) -> int:
-    """That."""
+    """Return the most bytes that a worker has spilled since `watch`."""
     dask_worker.watching.cancel()
     return int(dask_worker.most_spilled)
 
 
 def operands(folder: Path, computed: bool) -> list[Any]:
-    """As a user would open them; `computed`: with something to do."""
+    """Open the operands as a user would. `computed`: each is the result of a computation."""
     arrays = [da.from_zarr(str(folder / name)) for name in ("a.zarr", "b.zarr")]
     return [array.map_blocks(abs) for array in arrays] if computed else arrays
 
 
 def stored(folder: Path, product: Callable[[Any, Any], Any], computed: bool) -> Callable[[Client], None]:
-    """Work that makes C."""
+    """Return a function that stores a product of dask arrays as C."""
 
     def work(client: Client) -> None:
         z = product(*operands(folder, computed))
@@ -131,13 +131,13 @@ def stored(folder: Path, product: Callable[[Any, Any], Any], computed: bool) -> 
 
 
 def multiplied(folder: Path) -> Callable[[Client], None]:
-    """The same on the cluster."""
+    """Return a function that computes C by `ooc_gemm.dask.multiply`."""
     a, b, c = (str(folder / f"{name}.zarr") for name in "abc")
     return lambda client: ooc_gemm.dask.multiply(a, b, c, client=client, chunks=(1024, 1024))
 
 
 def alone(folder: Path, memory: int) -> Run:
-    """The engine in a process of its own."""
+    """Run the engine in a process of its own."""
     arrays = [str(folder / f"{name}.zarr") for name in "abc"]
     command = [sys.executable, "-c", ALONE, *arrays, str(memory)]
     root = str(Path(__file__).resolve().parent.parent)
@@ -160,7 +160,7 @@ def check(folder: Path, computed: bool) -> bool:
 
 
 def one(case: str, size: int, memory: int, repeat: int, folder: Path) -> dict[str, Any]:
-    """A case, its contestants in turns."""
+    """Run one case, its contestants in turns."""
     for name, chunks, seed in zip("ab", CASES[case], (0, 1), strict=True):
         limited = tuple(min(c, size) for c in chunks)
         ooc_gemm.random(folder / f"{name}.zarr", (size, size), chunks=limited, seed=seed, force=True)
@@ -205,7 +205,8 @@ def one(case: str, size: int, memory: int, repeat: int, folder: Path) -> dict[st
 def main(
     size: int, memory: str, only: tuple[str, ...], repeat: int, place: Path | None, out: Path | None
 ) -> None:
-    """Both sides in one run."""
+    """Measure products on a cluster beside their peers. Exit status 1: a result is wrong, or a bar was
+    missed."""
     table = Table(
         "case", "", "seconds", "peak of a worker", "spilled", "peer / ours", "bar", title=f"{size}³"
     )

@@ -58,7 +58,7 @@ targets.SAVED_SECONDS = float(sys.argv[1])
 sys.argv[1:] = sys.argv[2:]
 main()
 """
-"""The command line, which takes longer for each chunk: so there are instants between them."""
+"""The command line with a delay for each chunk, so that there are instants between chunks."""
 IMAGE_BYTES = 32 << 20
 SHAPE = 300, 260, 200
 CASES: tuple[dict[str, Any], ...] = (
@@ -76,7 +76,7 @@ LATER = "the next start of this system"
 
 @contextlib.contextmanager
 def mounted(device: Path, place: Path, *options: str) -> Iterator[Path]:
-    """An image as a file system."""
+    """Mount an image as a file system."""
     subprocess.run(["mount", "-o", ",".join(("loop", *options)), device, place], check=True)
     try:
         yield place
@@ -85,7 +85,7 @@ def mounted(device: Path, place: Path, *options: str) -> Iterator[Path]:
 
 
 def make(folder: Path, case: dict[str, Any], rng: np.random.Generator) -> None:
-    """A, B and the C that was."""
+    """Write A, B and the old C."""
     m, n, k = SHAPE
     for name, shape in (("a", (m, k)), ("b", (k, n))):
         array = zarr.create_array(folder / name, shape=shape, chunks=(100, 100), dtype="f4", compressors=None)
@@ -100,7 +100,7 @@ def make(folder: Path, case: dict[str, Any], rng: np.random.Generator) -> None:
 
 
 def options(case: dict[str, Any]) -> dict[str, Any]:
-    """Of `multiply`, as `command` types them."""
+    """Return the options of `multiply` that `command` gives on the command line."""
     if case["beta"]:
         return {"beta": case["beta"], "alpha": 1.5}
     return {"chunks": CHUNKS if not case.get("gram") else (60, 60)} | (
@@ -109,7 +109,7 @@ def options(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def product(folder: Path, case: dict[str, Any], **more: Any) -> Any:
-    """The run, in this process."""
+    """Run the product in this process."""
     c = str(folder / "c")
     if case.get("gram"):
         return ooc_gemm.gram(str(folder / "a"), c, device="cpu", **options(case), **more)
@@ -117,7 +117,7 @@ def product(folder: Path, case: dict[str, Any], **more: Any) -> Any:
 
 
 def command(folder: Path, case: dict[str, Any]) -> list[str]:
-    """What a user would type."""
+    """Return the command that a user would type."""
     found = [str(folder / "a"), *([] if case.get("gram") else [str(folder / "b")]), str(folder / "c")]
     for name, value in options(case).items():
         found += [f"--{name}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
@@ -127,22 +127,22 @@ def command(folder: Path, case: dict[str, Any]) -> list[str]:
 
 
 def values(c: Path) -> Any:
-    """What is stored; None where there is no array."""
+    """Return the values of the stored C; None if there is no array."""
     if not any((c / key).exists() for key in unfinished.METADATA):
         return None
     return zarr.open_array(c, mode="r")[...]
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether both are nothing, or the same to the bit."""
+    """Whether both are None, or equal to the bit."""
     if one is None or other is None:
         return one is other
     return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
 def unsettle(place: Path, log: list[Entry], began: list[int], ended: list[bool]) -> None:
-    """Flush another file all the time: each time the system also writes its journal, so names reach the disk
-    before what the files hold. `began`: how long the log was when the run had begun."""
+    """Flush another file all the time. Each flush also writes the file system's journal, so names reach the
+    disk before the contents of files. `began` gets the length of the log at which the run had begun."""
     with open(place / "other", "wb", buffering=0) as file:
         while not ended:
             if not began and (place / "c" / unfinished.JOURNAL).exists():
@@ -153,8 +153,8 @@ def unsettle(place: Path, log: list[Entry], began: list[int], ended: list[bool])
 
 
 def record(scratch: Path, case: dict[str, Any], seed: int) -> tuple[bytes, list[Entry], int, Any, Any]:
-    """One run: the disk before it, what was written to it, from where on by the run, and the values of C
-    before and after."""
+    """Record one run. Returns the disk before it, what was written, the first entry that the run wrote, and
+    the values of C before and after."""
     image, place, behind = scratch / "image", scratch / "mounted", scratch / "recorder"
     with open(image, "wb") as file:
         file.truncate(IMAGE_BYTES)
@@ -186,7 +186,7 @@ def record(scratch: Path, case: dict[str, Any], seed: int) -> tuple[bytes, list[
 
 
 def on_the_disk(before: bytes, log: list[Entry], instants: list[int], draw: random.Random) -> Iterator[bytes]:
-    """The disk at instants, in rising order: what was flushed, and some of the rest."""
+    """Yield the disk at instants, in rising order. It holds what was flushed, and some of the rest."""
     data, flushed = bytearray(before), 0
     for instant in instants:
         last = max((at for at in range(flushed, instant) if log[at] is None), default=flushed)
@@ -202,7 +202,7 @@ def on_the_disk(before: bytes, log: list[Entry], instants: list[int], draw: rand
 
 
 def judged(place: Path, case: dict[str, Any], old: Any, want: Any) -> tuple[str, str]:
-    """What C is, and what is wrong with that."""
+    """Return what C is (old, unfinished, finished), and what is wrong with it, if anything."""
     c = place / "c"
     try:
         found = values(c)
@@ -236,7 +236,7 @@ def judged(place: Path, case: dict[str, Any], old: Any, want: Any) -> tuple[str,
 
 
 def cut(case: dict[str, Any], instants: int, seed: int, scratch: Path) -> dict[str, Any]:
-    """The power fails at so many instants of a run."""
+    """Let the power fail at so many instants of a run."""
     draw, states, bad = random.Random(seed), Counter[str](), list[str]()
     before, log, began, old, want = record(scratch, case, seed)
     chosen = sorted(draw.sample(range(began + 1, len(log) + 1), min(instants, len(log) - began)))
@@ -260,15 +260,15 @@ def cut(case: dict[str, Any], instants: int, seed: int, scratch: Path) -> dict[s
 
 
 class Failing:
-    """Flushes of this process, of which one fails."""
+    """Lets one flush of this process fail."""
 
     def __init__(self, c: Path, which: int, number: int):
-        """`which` flush of the run fails, with this `number`."""
+        """`which`: the number of the flush that fails. `number`: its errno."""
         self._c, self._which, self._number, self.count = c, which, number, 0
         self._safe: set[tuple[str, int]] = set()
 
     def flush(self, real: Any, what: Any) -> None:
-        """Instead of a flush."""
+        """Flush, or fail instead."""
         self.count += 1
         if self.count != self._which:
             real(what)
@@ -296,7 +296,7 @@ FSYNC, SYNCFS = os.fsync, files.flush
 
 
 def run_with(failing: Failing, folder: Path, case: dict[str, Any], **more: Any) -> bool:
-    """A run in this process; whether it came to its end."""
+    """Run the product in this process, and return whether it finished."""
     os.fsync, files.flush = functools.partial(failing.flush, FSYNC), functools.partial(failing.flush, SYNCFS)
     before, targets.SAVED_SECONDS = targets.SAVED_SECONDS, case["saved"] / 10
     try:
@@ -309,7 +309,7 @@ def run_with(failing: Failing, folder: Path, case: dict[str, Any], **more: Any) 
 
 
 def fail(failures: int, seed: int, scratch: Path) -> dict[str, Any]:
-    """One flush fails in each of so many runs."""
+    """Let one flush fail in each of so many runs."""
     draw, bad, done = random.Random(seed), list[str](), Counter[str]()
     cases = [case for case in CASES if case["name"] != "-f"]
     for index in range(failures):
@@ -345,7 +345,7 @@ def fail(failures: int, seed: int, scratch: Path) -> dict[str, Any]:
 
 
 def rot(runs: int, seed: int, scratch: Path) -> dict[str, Any]:
-    """The disk itself refuses some of a chunk, in so many runs: the system tells that once."""
+    """Let the disk refuse a part of a chunk in each of so many runs. The system reports that once."""
     draw, bad, refused = random.Random(seed), list[str](), 0
     case: dict[str, Any] = {"name": "beta", "beta": 0.5, "saved": 0.1}
     *_, want = record(scratch, case, seed)
@@ -388,7 +388,7 @@ def rot(runs: int, seed: int, scratch: Path) -> dict[str, Any]:
 
 
 def make_again(place: Path, case: dict[str, Any], seed: int) -> None:
-    """A, B and the C that was, where they are there already."""
+    """Write A, B and the old C again, in place of those that are there."""
     for name in "ab":
         shutil.rmtree(place / name)
     make(place, case, np.random.default_rng(seed))
@@ -402,7 +402,7 @@ def make_again(place: Path, case: dict[str, Any], seed: int) -> None:
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="For images.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="A log, as JSON.")
 def main(instants: int, failures: int, cases: int, seed: int, folder: Path | None, out: Path | None) -> None:
-    """Cut the power, mount, resume, compare."""
+    """Cut the power at many instants of runs, mount what is on the disk, resume, and compare."""
     started, rows = time.perf_counter(), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory(dir=folder) as name:
         scratch = Path(name)

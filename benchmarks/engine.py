@@ -38,7 +38,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 MiB = 1 << 20
 GiB = 1 << 30
 TIMEOUT = 1800
-"""Seconds after which a contestant is ended."""
+"""Seconds after which a contestant is killed."""
 MAX_IDLE = 0.10
 """Largest idle share of the compute stream between its first and its last kernel."""
 
@@ -48,7 +48,7 @@ console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 @dataclass(frozen=True)
 class Folder:
-    """Where one case's arrays lie."""
+    """The folder of one case's arrays."""
 
     root: Path
 
@@ -76,16 +76,16 @@ class Folder:
 @dataclass(frozen=True)
 class Contestant:
     name: str
-    """What `--only` takes."""
+    """The name by which `--only` selects it."""
     title: str
     command: Callable[[Folder], list[str]]
     quoted: str = "wall_seconds"
-    """The time its ratio is made of."""
+    """The field whose times are compared."""
     stores: bool = True
-    """It leaves a C to check."""
+    """Whether it stores a C that can be checked."""
     plan: Callable[[Folder], list[str]] | None = None
     limit: int | None = None
-    """Most bytes its process may hold resident."""
+    """The most bytes that its process may hold resident."""
     device_limit: int | None = None
     max_ratio: float | None = None
     max_seconds: float | None = None
@@ -108,11 +108,11 @@ class Case:
     cold: bool = False
     """Drop the page cache before every run."""
     asked: bool = False
-    """Only where `--only` names it: it takes long."""
+    """Whether the case runs only if `--only` names it, because it takes long."""
     runs: dict[str, list[Run]] = field(default_factory=dict)
-    """By the contestants' titles, as they are measured."""
+    """The runs of each contestant, by its title."""
     plans: dict[str, Run] = field(default_factory=dict)
-    """What `ooc-gemm plan` said, by the contestants' titles."""
+    """The output of `ooc-gemm plan` for each contestant, by its title."""
 
     @property
     def folder(self) -> Folder:
@@ -123,12 +123,12 @@ class Case:
 
 
 def peer(name: str, **arguments: Any) -> list[str]:
-    """The command line of something in `peers.py`."""
+    """Return the command line of a function of `peers.py`."""
     return [sys.executable, str(Path(__file__).with_name("peers.py")), name, json.dumps(arguments)]
 
 
 def cli(*arguments: str) -> list[str]:
-    """The command line of ooc-gemm from this checkout."""
+    """Return a command line of ooc-gemm from this checkout."""
     return [sys.executable, "-m", "ooc_gemm.cli", *arguments]
 
 
@@ -137,7 +137,8 @@ def size(nbytes: int) -> str:
 
 
 def spawn(command: list[str], timeout: float = TIMEOUT) -> Run:
-    """Runs a process: its wall time, its peak memory, its exit status and the JSON it printed."""
+    """Run a process, and return its wall time, its peak memory, its exit status and the JSON that it
+    printed."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.getenv("PYTHONPATH")])])}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         start = time.perf_counter()
@@ -171,7 +172,7 @@ def spawn(command: list[str], timeout: float = TIMEOUT) -> Run:
 
 
 def must(command: list[str]) -> Run:
-    """The JSON of a process that has no reason to fail."""
+    """Run a process that has no reason to fail, and return its JSON. Ends this program if it fails."""
     run = spawn(command)
     if "problem" in run:
         raise SystemExit(f"{' '.join(command[1:3])}: {run['problem']}")
@@ -179,7 +180,7 @@ def must(command: list[str]) -> Run:
 
 
 def drop_caches() -> None:
-    """What is read next comes from the disk."""
+    """Drop the page cache, so that the next reads come from the disk."""
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3")
     except OSError as error:
@@ -199,7 +200,7 @@ def plan_command(folder: Folder, limit: int) -> list[str]:
 
 
 def ooc_gemm(limit: int, max_ratio: float | None = None) -> Contestant:
-    """The command, at a memory limit."""
+    """Return ooc-gemm at a memory limit as a contestant."""
     return Contestant(
         "ooc-gemm",
         f"ooc-gemm -M {size(limit)}",
@@ -318,7 +319,7 @@ def gpu_cases(disk: Path, tmpfs: Path, quick: bool) -> list[Case]:
 
 
 def make_inputs(case: Case, gpu: bool = False) -> None:
-    """A, B and the sampled rows of their product."""
+    """Write A, B and the sampled rows of their product."""
     (m, n, k), folder = case.shape, case.folder
     console.print(f"[dim]{case.title}: making A and B in {folder.root}[/]")
     folder.root.mkdir(parents=True)
@@ -328,7 +329,7 @@ def make_inputs(case: Case, gpu: bool = False) -> None:
 
 
 def one_run(case: Case, contestant: Contestant) -> Run:
-    """One timed run from a clean state, checked, and cleaned away."""
+    """Run a contestant once from a clean state, check the result, and remove it."""
     folder = case.folder
     remove(folder.c, folder.work)
     os.sync()
@@ -359,8 +360,8 @@ def one_run(case: Case, contestant: Contestant) -> Run:
 
 
 def measure(cases: list[Case], repeat: int, deadline: float = float("inf")) -> None:
-    """`repeat` rounds of all contestants in turn. A run that would pass the deadline is left out, but for
-    the first of each contestant."""
+    """Run all contestants in turn, `repeat` times. After the deadline only the first run of each contestant
+    is still made."""
     for case in cases:
         for contestant in case.contestants:
             case.runs[contestant.title] = []
@@ -392,13 +393,13 @@ def is_correct(run: Run) -> bool:
 
 
 def all_of(runs: list[Run], key: str) -> bool | None:
-    """None where no run knows."""
+    """Whether a field is true in all runs that have it; None if no run has it."""
     known = [run[key] for run in runs if key in run]
     return all(known) if known else None
 
 
 def summary(case: Case) -> dict[str, Any]:
-    """A case as it is saved: what was measured, and what it says about the bars."""
+    """Return a case as it is saved: the measurements, and whether they meet the bars."""
     base = next((c for c in case.contestants if c.name == case.baseline), None)
     base_runs = case.runs[base.title] if base else []
     rows: list[dict[str, Any]] = []
@@ -450,7 +451,8 @@ def summary(case: Case) -> dict[str, Any]:
 
 
 def smallest(case: Case) -> dict[str, Any]:
-    """Too small a limit is refused with the smallest that would do, and that one works."""
+    """Show that a limit that is too small is refused with the smallest sufficient one, and that this one
+    works."""
     folder, asked = case.folder, MiB
     console.print(f"[dim]{case.title}: the smallest limit[/]")
     refusal = spawn(plan_command(folder, asked))
@@ -474,7 +476,8 @@ def smallest(case: Case) -> dict[str, Any]:
 
 
 def idle_share(events: list[dict[str, Any]]) -> float:
-    """Share of the time between the start of the first kernel and the end of the last in which none ran."""
+    """Return the share of the time between the start of the first kernel and the end of the last in which
+    none ran."""
     spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in events)
     first = reached = spans[0][0]
     busy = 0.0
@@ -485,7 +488,7 @@ def idle_share(events: list[dict[str, Any]]) -> float:
 
 
 def traced(case: Case, kernel: str, max_idle: float | None) -> dict[str, Any]:
-    """One run with a timeline: how long does the compute stream idle?"""
+    """Make one run with a timeline, and find how long the compute stream idles."""
     path = case.folder.root / "trace.json"
     run = one_run(case, gpu_ooc_gemm(None, str(path), kernel))
     title = f"{case.title}, kernel {kernel}: compute stream idle"
@@ -512,7 +515,7 @@ def word(value: bool | None, good: str, bad: str) -> str:
 
 
 def show(case: dict[str, Any]) -> None:
-    """One table a case. The first ratio is the one to quote."""
+    """Print a table for a case. The first ratio is the one to quote."""
     table = Table(title=f"{case['title']} (ratios to {case['baseline']})", title_justify="left")
     for name in ("", "seconds", "ratio", "bar", "in process", "ratio", "peak MiB", "limit", "bytes", "error"):
         table.add_column(name, justify="left" if name in ("", "bar", "limit", "bytes") else "right")
@@ -538,7 +541,7 @@ def show(case: dict[str, Any]) -> None:
 
 
 def failures(report: dict[str, Any]) -> list[str]:
-    """What keeps the exit status from 0."""
+    """Return a sentence for each bar that was missed and each wrong result."""
     found = []
     for case in report["cases"]:
         for row in case["contestants"]:
@@ -576,7 +579,7 @@ def git(*arguments: str) -> str | None:
 
 @contextmanager
 def scratch(parent: Path, need: int, keep: bool) -> Iterator[Path]:
-    """A new directory, removed at the end."""
+    """Make a directory with room for `need` bytes, which is removed at the end unless `keep`."""
     parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(parent).free
     if free < need:
@@ -596,7 +599,7 @@ def filesystem(place: Path) -> str:
 
 
 def select(cases: list[Case], only: list[str] | None) -> list[Case]:
-    """The cases and contestants named; all where none is."""
+    """Return the cases and contestants that are named, or all if none is."""
     if not only:
         return [case for case in cases if not case.asked]
     known = {case.name for case in cases} | {c.name for case in cases for c in case.contestants}

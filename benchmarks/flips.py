@@ -1,4 +1,4 @@
-"""What --verify finds, and what it must not find:
+"""Shows what --verify finds, and that it raises no false alarm:
 
     python benchmarks/flips.py [--device cpu|cuda] [--flips 1000] [--clean 10000] [DTYPE]...
 
@@ -29,7 +29,7 @@ FLOATS = "fc"
 
 
 def operands(dtype: np.dtype, name: str, side: int, k: int, rng: np.random.Generator):
-    """op(A) and op(B)."""
+    """Make op(A) and op(B) of a family of inputs."""
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
         low, high = max(info.min, -(2**24)), min(info.max, 2**24)
@@ -50,7 +50,7 @@ def operands(dtype: np.dtype, name: str, side: int, k: int, rng: np.random.Gener
 
 
 def multiply(a, b, device, side, depth, **options):
-    """In blocks side × side, in panels `depth` deep."""
+    """Multiply in blocks of side × side and panels of depth `depth`."""
     ooc_gemm.run.prepare.make_plan = with_blocks(side, side, depth)
     out = "int64" if a.dtype.kind in "iu" else np.result_type(a, np.float32)
     return ooc_gemm.multiply(a, b, device=device, verify=True, chunks=(side, side), out_dtype=out, **options)
@@ -58,7 +58,7 @@ def multiply(a, b, device, side, depth, **options):
 
 @contextmanager
 def told():
-    """How verdicts are told that sums are rounded."""
+    """Record the rounding that verdicts are given."""
     found, verdict = [], Sums.verdict
 
     def listening(self, *args):
@@ -73,7 +73,7 @@ def told():
 
 
 def clean(dtype: np.dtype, device: str, count: int) -> tuple[int, int]:
-    """Blocks checked, and false alarms."""
+    """Check blocks that are right. Returns the number of blocks, and of false alarms."""
     rng, checked, alarms = np.random.default_rng(3), 0, 0
     names = INPUTS if dtype.kind in FLOATS else INPUTS[:3]
     across = int((count / (2 * len(names))) ** 0.5) + 1
@@ -91,7 +91,8 @@ def clean(dtype: np.dtype, device: str, count: int) -> tuple[int, int]:
 
 
 def flips(dtype: np.dtype, device: str, count: int) -> tuple[int, int, int]:
-    """Bits flipped, those that count, and those of them that were found."""
+    """Flip bits of blocks. Returns the number of bits flipped, of those that count, and of those of them that
+    were found."""
     rng, across, k = np.random.default_rng(5), int(count**0.5) + 1, 300
     a, b = operands(dtype, "normal", 32 * across, k, rng)
     plain = multiply(a, b, device, 32, 100)
@@ -143,7 +144,7 @@ def flips(dtype: np.dtype, device: str, count: int) -> tuple[int, int, int]:
 @click.option("--clean", "clean_count", default=10_000)
 @click.argument("dtypes", nargs=-1)
 def main(device: str, flip_count: int, clean_count: int, dtypes: tuple[str, ...]) -> None:
-    """The command line."""
+    """Flip bits of blocks before they are checked, and check blocks that are right."""
     wrong = False
     print(f"{'type':<12}{'flips':>8}{'count':>8}{'found':>8}{'clean':>9}{'alarms':>8}")
     for name in dtypes or TYPES:

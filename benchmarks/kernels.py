@@ -22,14 +22,14 @@ SQUARES = (907, 1024, 1025, 2047, 2048, 2049, 4096, 4097, 8192)
 THIN = ((8192, 8192, 64), (64, 8192, 8192), (131072, 64, 4096))
 LARGE = 16384
 NAIVE = ("naive-uncoalesced", "naive")
-"""Left out at LARGE, where a launch takes ten seconds."""
+"""Kernels that are left out at LARGE, where each launch takes ten seconds."""
 REPEAT = 5
 REPEAT_LARGE = 11
-"""There the GPU is at its power limit, and its clocks go up and down."""
+"""Rounds at LARGE, where the GPU is at its power limit and its clocks vary."""
 
 
 def pairs(naive: bool) -> list[tuple[str, str]]:
-    """Each kernel with the type it is for; all of the ladder in float32."""
+    """Return each kernel with the type that it is made for, and all kernels of the ladder with float32."""
     chosen = [(name, kernel.dtypes[0]) for name, kernel in KERNELS.items() if naive or name not in NAIVE]
     return [*chosen, ("fp16x3", "complex64")]
 
@@ -38,7 +38,7 @@ def pairs(naive: bool) -> list[tuple[str, str]]:
 @click.option("--commit", help="What is measured, where there is no git repository.")
 @click.option("--out", type=click.Path(dir_okay=False), default=RESULTS / "kernels_h200.json")
 def main(commit: str | None, out: str) -> None:
-    """Measure, and write what was found; exit 1 where a result is wrong."""
+    """Measure all kernels and write the results. Exit status 1: a result is wrong."""
     if commit is None:
         commit = subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
     shapes = [(size, size, size) for size in SQUARES]

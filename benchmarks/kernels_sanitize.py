@@ -27,11 +27,12 @@ SHAPES = (
     (70, 66, 1100),
 )  # fmt: skip
 FACTORS = ((2, -3), (1, 0))
-"""(α, β)."""
+"""Pairs of α and β."""
 
 
 def stored(values: np.ndarray, pitch: int) -> Any:
-    """On the device, its rows `pitch` elements apart and poisoned between; the last ends where it ends."""
+    """Copy a matrix to the device, with rows `pitch` elements apart and poison between them. The allocation
+    ends with the last row."""
     rows, cols = values.shape
     full = np.full((rows, pitch), poison(values.dtype), values.dtype)
     full[:, :cols] = values
@@ -42,7 +43,8 @@ def stored(values: np.ndarray, pitch: int) -> Any:
 
 
 THRESHOLDS = {"split": (1e30, 0.0, 0.0), "fallback": (-1.0, 1e30, 0.0)}
-"""Paths of fp16x3 → LOW_SHARE, LEAST_TERMS and LEAST_DENSITY of tensor.py, with which all inputs take it."""
+"""Path of fp16x3 → values of LOW_SHARE, LEAST_TERMS and LEAST_DENSITY (tensor.py) with which all inputs take
+it."""
 
 
 def paths(kernel: str) -> tuple[str, ...]:
@@ -50,7 +52,7 @@ def paths(kernel: str) -> tuple[str, ...]:
 
 
 def take(path: str) -> None:
-    """What fp16x3 does next."""
+    """Set which path fp16x3 takes from now on."""
     if path:
         tensor.LOW_SHARE, tensor.LEAST_TERMS, tensor.LEAST_DENSITY = THRESHOLDS[path]
 
@@ -58,7 +60,8 @@ def take(path: str) -> None:
 def worst(
     kernel: str, dtype: str, trans: tuple[bool, bool], config: Any, shape: Any, factors: Any, pad: int
 ) -> float:
-    """One launch against NumPy: the largest error over its bound, to be at most 1."""
+    """Compare one launch with NumPy. Returns the largest ratio of an error to its bound, which must be at
+    most 1."""
     (m, n, k), (alpha, beta), rng = shape, factors, np.random.Generator(np.random.SFC64(1))
     out = np.dtype(OUT_DTYPE.get(dtype, dtype))
     a, b = (random(rng, *size, dtype) for size in ((m, k), (k, n)))
@@ -94,7 +97,7 @@ def worst(
 @click.option("--one-shape", is_flag=True, help="Only the first shape, and the first of α and β.")
 @click.argument("kernels", nargs=-1)
 def main(one_shape: bool, kernels: tuple[str, ...]) -> None:
-    """Check KERNELS, all by default, at ragged shapes; exit 1 where a result is wrong."""
+    """Check KERNELS, by default all, at ragged shapes. Exit status 1: a result is wrong."""
     cupy.cuda.set_allocator(None)  # one cudaMalloc a matrix: a pool would hide a step into a neighbour
     failed = ran = 0
     for name in kernels or KERNELS:

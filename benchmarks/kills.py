@@ -57,8 +57,8 @@ targets.SAVED_SECONDS = float(sys.argv[3])
 sys.argv[1:] = sys.argv[4:]
 main()
 """
-"""The command line, with a slower disk, and a list of what is written: so that a kill finds the run at
-something, whatever this machine is busy with."""
+"""The command line with a slower disk and a list of what is written, so that a kill finds the run at work,
+whatever else this machine does."""
 WRITERS = 8
 CASES: tuple[dict[str, Any], ...] = (
     {"beta": 0.0, "gram": False, "chunks": (64, 96), "compressor": "none", "saved": 0.0},
@@ -72,7 +72,7 @@ SHAPE = 700, 650, 300
 
 
 def make(folder: Path, case: dict[str, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """A, B and the C that was; the latter's values."""
+    """Write A, B and the old C, and return the values of the old C."""
     m, n, k = SHAPE
     for name, shape in (("a", (m, k)), ("b", (k, n))):
         array = zarr.create_array(folder / name, shape=shape, chunks=(128, 100), dtype="f4", compressors=None)
@@ -81,7 +81,7 @@ def make(folder: Path, case: dict[str, Any], rng: np.random.Generator) -> np.nda
 
 
 def before(folder: Path, name: str, case: dict[str, Any], old: np.ndarray[Any, Any]) -> None:
-    """C as it is before a run."""
+    """Bring C into the state before a run."""
     shutil.rmtree(folder / name, ignore_errors=True)
     if case["beta"]:
         codec = None if case["compressor"] == "none" else "auto"
@@ -92,7 +92,7 @@ def before(folder: Path, name: str, case: dict[str, Any], old: np.ndarray[Any, A
 
 
 def finished(c: Path) -> bool:
-    """Whether C says that it is the result: also of a process that was killed in the moment after."""
+    """Whether C says that it is finished, which it does even if the process was killed just afterwards."""
     key = c / unfinished.METADATA[0]
     return (
         not unfinished.is_partial(c)
@@ -102,7 +102,7 @@ def finished(c: Path) -> bool:
 
 
 def command(folder: Path, c: str, case: dict[str, Any], device: str) -> list[str]:
-    """What a user would type."""
+    """Return the command that a user would type."""
     inputs = [str(folder / "a")] if case["gram"] else [str(folder / "a"), str(folder / "b")]
     options = ["-d", device, "-Q", "--json", "-M", "2GiB" if device != "cpu" else "112MiB"]
     if case["beta"]:
@@ -115,7 +115,8 @@ def command(folder: Path, c: str, case: dict[str, Any], device: str) -> list[str
 def run(
     folder: Path, c: str, case: dict[str, Any], device: str, delay: float, limit: float | None, *more: str
 ) -> tuple[int, str, float]:
-    """One process, killed after `limit` seconds: its exit status, what it said, and its seconds."""
+    """Run a process and kill it after `limit` seconds. Returns its exit status, its output, and its
+    seconds."""
     script = folder / "slow.py"
     script.write_text(SLOW)
     args = [str(delay), str(folder / "written"), str(case["saved"]), *command(folder, c, case, device), *more]
@@ -132,7 +133,7 @@ def run(
 
 
 def one(case: dict[str, Any], device: str, kills: int, draw: random.Random, folder: Path) -> dict[str, Any]:
-    """A product that is killed `kills` times in all, as often as it takes anew."""
+    """Kill a product `kills` times in all, starting it again as often as that takes."""
     rng = np.random.default_rng(draw.randrange(2**32))
     old, delay = make(folder, case, rng), 0.04
     before(folder, "whole", case, old)
@@ -184,7 +185,7 @@ def one(case: dict[str, Any], device: str, kills: int, draw: random.Random, fold
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="For arrays.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="A log, as JSON.")
 def main(kills: int, device: str, seed: int, folder: Path | None, out: Path | None) -> None:
-    """Kill, continue, compare."""
+    """Kill runs at random moments, continue them, and compare the results."""
     draw, rows, started = random.Random(seed), [], time.perf_counter()
     for index, case in enumerate(CASES):
         share = (kills - sum(row["killed"] for row in rows)) // (len(CASES) - index)

@@ -35,7 +35,7 @@ from ooc_gemm.storage.write import targets
 WORKERS = 4
 SHAPE = 1500, 1400, 200
 MARGIN = 2 << 20
-"""Memory of a worker above the least."""
+"""Bytes of a worker's memory above the smallest sufficient limit."""
 SLOW = """
 import time
 from ooc_gemm.storage.io import files
@@ -49,12 +49,12 @@ def slowed(write):
 
 files.write = slowed(files.write)
 """
-"""What workers load first: a slower disk, so that a kill finds them at something."""
+"""A module that workers load first. It slows the disk down, so that a kill finds them at work."""
 TIMEOUT = 120
 
 
 class Cluster:
-    """A scheduler and workers, each a process."""
+    """A scheduler and workers, each of which is a process."""
 
     def __init__(self, folder: Path, delay: float):
         self._folder, self._file = folder, folder / f"scheduler-{time.monotonic_ns()}.json"
@@ -80,7 +80,7 @@ class Cluster:
             raise
 
     def worker(self) -> "subprocess.Popen[bytes]":
-        """One more."""
+        """Start another worker."""
         more = ["--nthreads", "1", "--memory-limit", "1GiB", "--no-nanny", "--no-dashboard"]
         preload = ["--preload", str(self._folder / "slow.py"), "--local-directory", str(self._folder)]
         return self._start("worker", "--scheduler-file", str(self._file), *more, *preload)
@@ -101,7 +101,7 @@ class Cluster:
 
 
 def make(folder: Path, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """A, B and the C that was; the latter's values."""
+    """Write A, B and the old C, and return the values of the old C."""
     m, n, k = SHAPE
     for name, shape in (("a", (m, k)), ("b", (k, n))):
         array = zarr.create_array(folder / name, shape=shape, chunks=(256, 100), dtype="f4", compressors=None)
@@ -110,7 +110,7 @@ def make(folder: Path, rng: np.random.Generator) -> np.ndarray[Any, Any]:
 
 
 def command(folder: Path, case: dict[str, Any], address: str, *more: str) -> list[str]:
-    """What a user would type; with so little memory that there are many superblocks."""
+    """Return the command that a user would type, with so little memory that there are many superblocks."""
     options = ["--scheduler", address, "-d", "cpu", "-Q", "--json", "-M", "1MiB", *more]
     if case["beta"]:
         options += ["--beta", str(case["beta"]), "--alpha", "1.5"]
@@ -123,8 +123,8 @@ def command(folder: Path, case: dict[str, Any], address: str, *more: str) -> lis
 def product(
     folder: Path, case: dict[str, Any], delay: float, kill: str, after: float, pick: int, *more: str
 ) -> tuple[int, str, float, bool]:
-    """One run, of which something is killed: its exit status, what it said, its seconds, and whether the kill
-    came before its end."""
+    """Run a product and kill a part of it. Returns its exit status, its output, its seconds, and whether the
+    kill came before its end."""
     cluster = Cluster(folder, delay)
     try:
         line = command(folder, case, cluster.address, *more)
@@ -157,7 +157,7 @@ def product(
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="For arrays.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="A log, as JSON.")
 def main(kills: int, seed: int, only: str | None, folder: Path | None, out: Path | None) -> None:
-    """Kill, compare."""
+    """Kill workers, schedulers and clients at random moments, and compare the results."""
     draw, rows, began = random.Random(seed), [], time.perf_counter()
     cases, delay = [case for case in CASES if not case["gram"]], 0.05
     with tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -33,13 +33,13 @@ from ooc_gemm.storage.write import provenance
 RESULTS = Path(__file__).resolve().parent / "results"
 CHUNK, GiB = 2048, 1 << 30
 READERS, WRITERS = 16, 8
-"""The engine's, with a GPU."""
+"""The numbers of readers and writers that the engine has with one GPU."""
 Run = dict[str, Any]
 
 
 def make(path: str, rows: int, cols: int, seed: int, zstd: bool = False, dtype: str = "float32") -> str:
-    """An array of N(0, 1), integers of N(0, 16²), in chunks of 2048², written by many threads; zstd: rounded
-    to sixteenths, so that there is something to compress."""
+    """Write an array of N(0, 1), or of integers of N(0, 16²), in chunks of 2048², by many threads. `zstd`:
+    round to sixteenths, so that there is something to compress."""
     from numcodecs import Zstd
 
     shutil.rmtree(path, ignore_errors=True)
@@ -68,13 +68,13 @@ def make(path: str, rows: int, cols: int, seed: int, zstd: bool = False, dtype: 
 
 
 def drop_caches() -> None:
-    """What is on disk is only there."""
+    """Drop the page cache, so that files on disk are only there."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
 def sgemm_seconds(size: int) -> float:
-    """cuBLAS SGEMM alone, all three matrices on the GPU."""
+    """Time cuBLAS SGEMM alone, with all three matrices on the GPU."""
     a, b = (cupy.random.standard_normal((size, size), dtype="f4") for _ in range(2))
     c = cupy.empty_like(a)
     cupy.matmul(a[:2048, :2048], b[:2048, :2048])
@@ -97,7 +97,7 @@ def timed(what: str) -> Iterator[None]:
 
 
 class Suite:
-    """Runs cases, prints them, and keeps what they found."""
+    """Runs cases, prints them, and keeps their results."""
 
     def __init__(self, repeat: int):
         self.repeat, self.rows, self.missed = repeat, dict[str, Run](), list[str]()
@@ -110,7 +110,8 @@ class Suite:
         prepare: Callable[[], None] = lambda: None,
         repeat: int | None = None,
     ) -> Run:
-        """Some runs of a multiplication, and the one of median ratio to its limit, beside its plan."""
+        """Run a multiplication several times, and return the run whose ratio to its limit is the median, with
+        its plan."""
         from ooc_gemm.bench.engine import limit_seconds
 
         found = []
@@ -153,7 +154,7 @@ class Suite:
         return row
 
     def bar(self, what: str, found: float, most: float) -> None:
-        """Say whether it holds."""
+        """Print whether a bar holds, and note if it does not."""
         held = found <= most
         name = what.partition(":")[0]
         if name in self.rows:
@@ -163,13 +164,13 @@ class Suite:
             self.missed.append(f"{what}: {found:.3f} > {most}")
 
     def close_to(self, name: str, share: float) -> None:
-        """Predicted seconds are within a share of the measured ones."""
+        """Set the bar that predicted seconds lie within a share of the measured ones."""
         row = self.rows[name]
         self.bar(f"{name}: prediction off by", abs(row["predicted_seconds"] / row["seconds"] - 1), share)
 
 
 def cases(suite: Suite, device: Any, only: tuple[str, ...], tmpfs: Path, disk: Path) -> None:
-    """Every case, in an order that makes each pair of operands once."""
+    """Run every case, in an order that writes each pair of operands once."""
     from ooc_gemm.bench import info
 
     def wanted(name: str) -> bool:
@@ -222,7 +223,7 @@ def cases(suite: Suite, device: Any, only: tuple[str, ...], tmpfs: Path, disk: P
         alone: list[float] = []
 
         def drifting() -> None:
-            """Disks drift: what reading and writing take alone is timed in turns with the runs."""
+            """Time reading and writing alone, in turns with the runs, because the speed of disks drifts."""
             fresh(disk, cold=True)()
             alone.append(in_turn_seconds(disk))
             drop_caches()
@@ -281,7 +282,7 @@ def cases(suite: Suite, device: Any, only: tuple[str, ...], tmpfs: Path, disk: P
 
 @contextmanager
 def without_journal() -> Iterator[None]:
-    """Nothing is kept to continue from, and nothing is flushed."""
+    """Keep no journal and flush nothing."""
     kept = provenance.head
     provenance.head = lambda *args: None
     try:
@@ -291,7 +292,8 @@ def without_journal() -> Iterator[None]:
 
 
 def in_turn_seconds(disk: Path) -> float:
-    """To read A and B as the engine's readers do, and then to write as much as C holds."""
+    """Return the seconds of reading A and B with the engine's readers and then writing as many bytes as C
+    holds."""
     from ooc_gemm.bench.io import source_rate, write_rate
 
     arrays = [zarr.open_array(disk / name, mode="r") for name in "ab"]
@@ -303,8 +305,8 @@ def in_turn_seconds(disk: Path) -> float:
 
 
 def traffic(suite: Suite, disk: Path) -> None:
-    """Little memory on both sides, from disk, in a process of its own: one that has worked before holds more
-    from the start, and the limit is one on the process."""
+    """Multiply from disk with little memory of host and device. This runs in a process of its own, because
+    the limit is one on the process, and a process that has worked before holds more from the start."""
     command = [sys.executable, "-m", "ooc_gemm.cli", "multiply", *(str(disk / name) for name in "abc")]
     found = subprocess.run(
         [*command, "-M", "4GiB", "-D", "2GiB", "--json", "-Q"], check=True, capture_output=True, text=True
@@ -325,7 +327,7 @@ def traffic(suite: Suite, disk: Path) -> None:
 
 
 def gram(suite: Suite, tmpfs: Path) -> None:
-    """A·Aᵀ beside multiply of the same, compute-bound."""
+    """Compare A·Aᵀ by `gram` with `multiply` of the same, bound by compute."""
     a = make(str(tmpfs / "g"), 32768, 65536, 7)
     c = str(tmpfs / "c")
     options: dict[str, Any] = {"memory_limit": "16GiB", "device_memory_limit": "24GiB"}
@@ -352,7 +354,7 @@ def gram(suite: Suite, tmpfs: Path) -> None:
 
 
 def verify(suite: Suite, tmpfs: Path) -> None:
-    """--verify beside none, in turns."""
+    """Compare runs with and without --verify, in turns."""
     for dtype, kernel in (("float32", "auto"), ("float32", "cublas"), ("float16", "auto"), ("int8", "auto")):
         a, b = (make(str(tmpfs / name), 32768, 32768, seed, dtype=dtype) for seed, name in enumerate("vw"))
         c, name = tmpfs / "c", f"verify {dtype}, {kernel}"
@@ -372,7 +374,7 @@ def verify(suite: Suite, tmpfs: Path) -> None:
 
 
 def zstd(suite: Suite, tmpfs: Path) -> None:
-    """The engine's readers on zstd chunks beside as many threads that only decode them, from memory."""
+    """Compare the engine's readers on zstd chunks with as many threads that only decode them, from memory."""
     from ooc_gemm.bench.io import decode_rate, source_rate
 
     path, threads = make(str(tmpfs / "z"), 16384, 32768, 9, zstd=True), 16
@@ -390,7 +392,7 @@ def zstd(suite: Suite, tmpfs: Path) -> None:
 
 
 def described(model: str) -> Run:
-    """When, on what and with what."""
+    """Return the date, the device and the versions."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": model,
@@ -404,7 +406,7 @@ def described(model: str) -> Run:
 
 
 def rows_before(out: Path) -> Run:
-    """What the file holds."""
+    """Return the rows that the file holds already."""
     return dict(json.loads(out.read_text("utf-8"))["rows"]) if out.exists() else {}
 
 
@@ -418,7 +420,7 @@ def rows_before(out: Path) -> Run:
 @click.option("--commit", help="What is measured, where there is no git repository.")
 @click.option("--out", type=click.Path(dir_okay=False), default=RESULTS / "limits_h200.json")
 def main(only: tuple[str, ...], repeat: int, tmpfs: Path, disk: Path, commit: str | None, out: str) -> None:
-    """Measure rates, run the cases, write what was found; with --only, beside what there is of others."""
+    """Measure rates, run the cases, and write the results. With --only, results of other cases are kept."""
     from ooc_gemm.bench import info
     from ooc_gemm.devices import open_device
 

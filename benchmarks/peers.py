@@ -1,4 +1,5 @@
-"""What `engine.py` runs, each in a process of its own: `python peers.py NAME '{"argument": value}'`.
+"""The programs that `engine.py` runs, each in a process of its own: `python peers.py NAME '{"argument":
+value}'`.
 
 The contestants and the helpers that make and check data. The last line on standard output is one JSON
 object. A contestant imports all it needs first, then times its job, from opening the inputs to the
@@ -27,14 +28,15 @@ TOLERANCE = 1e-5
 SAMPLED_ROWS = 64
 REPORTED = ("kernel", "tflops", "stage_seconds", "bytes_read", "bytes_written", "bytes_uploaded",
             "bytes_downloaded", "peak_device_bytes")  # fmt: skip
-"""Fields of ooc-gemm's result that are kept."""
+"""Fields of ooc-gemm's result that the report keeps."""
 
 Result = dict[str, Any]
 
 
 @contextmanager
 def timed() -> Iterator[Result]:
-    """Times its body into `seconds` of the dictionary it yields, and adds the process's peak memory."""
+    """Store the seconds of the context's body, and the peak memory of the process, in the dictionary that is
+    yielded."""
     gc.collect()
     result: Result = {}
     start = time.perf_counter()
@@ -45,7 +47,7 @@ def timed() -> Iterator[Result]:
 
 
 def create(path: str, shape: tuple[int, int], chunks: tuple[int, int]) -> Any:
-    """A new uncompressed zarr v3 array of float32."""
+    """Create an uncompressed zarr v3 array of float32."""
     import zarr
 
     return zarr.create_array(
@@ -54,7 +56,7 @@ def create(path: str, shape: tuple[int, int], chunks: tuple[int, int]) -> Any:
 
 
 def bands(array: Any) -> list[tuple[int, int]]:
-    """The rows of each row of chunks."""
+    """Return the range of rows of each row of chunks."""
     rows, step = array.shape[0], array.chunks[0]
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
@@ -63,7 +65,7 @@ def bands(array: Any) -> list[tuple[int, int]]:
 
 
 def make(path: str, shape: list[int], chunks: list[int], seed: int) -> Result:
-    """A standard normal array, written by rows of chunks: one of them in memory for each core."""
+    """Write a standard normal array by rows of chunks, of which each core holds one in memory."""
     m, n = shape
     array = create(path, (m, n), (chunks[0], chunks[1]))
 
@@ -78,13 +80,13 @@ def make(path: str, shape: list[int], chunks: list[int], seed: int) -> Result:
 
 
 def sample(rows: int) -> Any:
-    """Sorted rows, one at random from each of equal bands, so that no block of C goes unseen."""
+    """Choose sorted rows, one at random from each of equal bands, so that every block of C is checked."""
     edges = np.linspace(0, rows, min(SAMPLED_ROWS, rows) + 1).astype(int)
     return np.random.default_rng(0).integers(edges[:-1], edges[1:])
 
 
 def reference(a: str, b: str, out: str, gpu: bool = False) -> Result:
-    """Saves the sampled rows of A·B, computed in float64, by panels of k."""
+    """Compute the sampled rows of A·B in float64, by panels of k, and save them."""
     import zarr
 
     xp = import_module("cupy") if gpu else np
@@ -103,7 +105,7 @@ def reference(a: str, b: str, out: str, gpu: bool = False) -> Result:
 
 
 def check(c: str, reference: str) -> Result:
-    """Is C whole, finite, and right in the sampled rows? Every element is read."""
+    """Check that C is whole, finite, and right in the sampled rows. Every element is read."""
     import zarr
 
     expected = np.load(reference)
@@ -135,7 +137,7 @@ def check(c: str, reference: str) -> Result:
 
 
 def info(packages: list[str], gpu: bool = False) -> Result:
-    """Versions; and the imports warm the byte code and the page cache."""
+    """Return versions. The imports also warm the byte code and the page cache."""
     found: Result = {"python": sys.version.split()[0]}
     for package in packages:
         try:
@@ -165,7 +167,7 @@ def info(packages: list[str], gpu: bool = False) -> Result:
 
 
 def numpy(a: str, b: str, c: str, chunks: list[int]) -> Result:
-    """Everything in memory: load, @, store."""
+    """Load both arrays into memory, multiply by @, and store."""
     import zarr
 
     with timed() as result:
@@ -176,7 +178,7 @@ def numpy(a: str, b: str, c: str, chunks: list[int]) -> Result:
 
 
 def numpy_matmul(shape: list[int]) -> Result:
-    """NumPy's @ alone, on two random matrices."""
+    """Time NumPy's @ alone, on two random matrices."""
     m, n, k = shape
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((m, k), dtype=np.float32), rng.standard_normal((k, n), dtype=np.float32)
@@ -186,7 +188,7 @@ def numpy_matmul(shape: list[int]) -> Result:
 
 
 def dask(a: str, b: str, c: str) -> Result:
-    """from_zarr, @, to_zarr, by threads."""
+    """Multiply by dask.array: from_zarr, @, to_zarr, on threads."""
     import dask as dask_
     import dask.array as da
     import zarr  # noqa: F401
@@ -197,7 +199,7 @@ def dask(a: str, b: str, c: str) -> Result:
 
 
 def cubed(a: str, b: str, c: str, work_dir: str, allowed_mem: int) -> Result:
-    """Its default executor (threads), nothing compressed."""
+    """Multiply by cubed with its default executor (threads) and without compression."""
     import cubed as cubed_
     import cubed.array_api as xp
     import zarr  # noqa: F401
@@ -213,9 +215,9 @@ def cubed(a: str, b: str, c: str, work_dir: str, allowed_mem: int) -> Result:
 
 
 def _load_cuda() -> Any:
-    """CuPy with its libraries loaded and in the page cache, also after the caches were dropped.
+    """Return CuPy with its libraries loaded and in the page cache, even after the cache was dropped.
 
-    No context is made: that belongs to the time."""
+    No context is created, because that belongs to the time."""
     import cupy
     import zarr  # noqa: F401
 
@@ -233,7 +235,7 @@ def _load_cuda() -> Any:
 def gpu_ooc_gemm(
     a: str, b: str, c: str, host: str, device: str, trace: str | None = None, kernel: str = "auto"
 ) -> Result:
-    """ooc-gemm through its Python interface."""
+    """Multiply by ooc-gemm through its Python interface."""
     import pkgutil
 
     import ooc_gemm
@@ -252,7 +254,7 @@ def gpu_ooc_gemm(
 
 
 def gpu_cupy(a: str, b: str, c: str, chunks: list[int]) -> Result:
-    """Everything in the memory of the GPU: load, @, store."""
+    """Load both arrays into the memory of the GPU, multiply by @, and store."""
     cupy = _load_cuda()
     import zarr
 
@@ -264,7 +266,7 @@ def gpu_cupy(a: str, b: str, c: str, chunks: list[int]) -> Result:
 
 
 def gpu_dask(a: str, b: str, c: str) -> Result:
-    """dask.array with CuPy blocks."""
+    """Multiply by dask.array with CuPy blocks."""
     cupy = _load_cuda()
     import dask as dask_
     import dask.array as da
@@ -277,7 +279,8 @@ def gpu_dask(a: str, b: str, c: str) -> Result:
 
 
 def gpu_loop(a: str, b: str, c: str, chunks: list[int], block: int) -> Result:
-    """The loop one writes by hand: a block of C stays on the GPU while the panels stream by."""
+    """Multiply by a loop as one writes it by hand: a block of C stays on the GPU while the panels stream
+    by."""
     cupy = _load_cuda()
     import zarr
 
@@ -296,7 +299,7 @@ def gpu_loop(a: str, b: str, c: str, chunks: list[int], block: int) -> Result:
 
 
 def copy(source: str, target: str) -> Result:
-    """Copies a directory's files with a thread for each core."""
+    """Copy the files of a directory with a thread for each core."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         jobs = []
         for folder, _, files in os.walk(source):

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 Entry = tuple[int, bytes] | None
-"""A write, its place and its bytes; None is a flush: all writes before it are on the disk."""
+"""A write (its offset and its bytes), or None for a flush, after which all writes before it are on the
+disk."""
 
 _LOOKUP, _FORGET, _GETATTR, _SETATTR, _OPEN, _READ, _WRITE, _STATFS, _RELEASE = 1, 2, 3, 4, 14, 15, 16, 17, 18
 _FSYNC, _FLUSH, _INIT, _OPENDIR, _READDIR, _RELEASEDIR = 20, 25, 26, 27, 28, 29
@@ -26,20 +27,21 @@ _HEAD, _ANSWER = struct.Struct("=IIQQIIIHH"), struct.Struct("=IiQ")
 _PLACE = struct.Struct("=QQIIQII")
 _ROOT, _DISK, _MOST, _PAGE = 1, 2, 1 << 20, 4096
 _BIG_WRITES, _MAX_PAGES = 1 << 5, 1 << 22
-"""What is written at once comes in one request: the loop device takes no notice of half of one that fails."""
+"""With these flags one write is one request. If half of a split write failed, the loop device would not
+notice."""
 _NAME = b"disk"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Recorder:
-    """A folder with one file, whose writes are recorded."""
+    """A folder that holds one file, whose writes are recorded."""
 
     def __init__(self, folder: Path, image: bytes):
-        """`image`: what the file holds. Raises OSError where nothing can be mounted."""
+        """`image`: the contents of the file. Raises OSError if nothing can be mounted."""
         self._folder, self.data, self.log = folder, bytearray(image), list[Entry]()
         self.fail: Callable[[int, bytes], int] = lambda offset, data: 0
-        """Asked about each write: the number of the error that it is to fail with, or 0."""
+        """Is called for each write, and returns the errno with which the write fails, or 0."""
         self._device = os.open("/dev/fuse", os.O_RDWR)
         options = f"fd={self._device},rootmode=40000,user_id=0,group_id=0".encode()
         if _libc.mount(b"recorder", os.fsencode(folder), b"fuse", 0, options):
@@ -59,7 +61,7 @@ class Recorder:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Path of the file."""
         return self._folder / _NAME.decode()
 
     def _serve(self) -> None:
@@ -82,7 +84,7 @@ class Recorder:
                     return
 
     def _answer(self, kind: int, node: int, body: bytes) -> bytes | int:
-        """What is sent back: a body, or the number of an error."""
+        """Return the answer to a request: a body, or an errno."""
         if kind == _INIT:
             readahead = struct.unpack_from("=I", body, 8)[0]
             flags, pages = _BIG_WRITES | _MAX_PAGES, _MOST // _PAGE

@@ -29,16 +29,16 @@ import s3
 from engine import git
 
 SHAPES = {"reads": (16, 16, 1 << 25), "writes": (8192, 16384, 16), "both": (4096, 4096, 2048)}
-"""m, n, k: four operations a byte and fewer in the first two, so that the store is what binds; with 16 and
-more (64×64×2097152) BLAS takes a good part of what the server shares with it. Seconds each, beside which the
-round trips of opening and finishing count little."""
+"""m, n, k. The first two have at most four operations a byte, so that the store is the limit; with 16 and
+more (64×64×2097152) BLAS takes a good part of the cores that it shares with the server. Each takes seconds,
+so that the round trips of opening and finishing count little."""
 CHUNK_BYTES = 4 << 20
 LATENCY, ERRORS = 0.02, 0.01
 
 
 @contextmanager
 def proxy(port, latency, errors):
-    """Its port, and what it saw."""
+    """Run a proxy, and yield its port and what it has seen."""
     command = [sys.executable, s3.__file__, str(port), str(latency), str(errors)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     seen = {}
@@ -49,7 +49,7 @@ def proxy(port, latency, errors):
 
 
 def make(url, name):
-    """A and B, in chunks of CHUNK_BYTES."""
+    """Write an array in chunks of CHUNK_BYTES."""
     import ooc_gemm
 
     m, n, k = SHAPES[name]
@@ -60,7 +60,7 @@ def make(url, name):
 
 
 def still():
-    """The CPU, without its BLAS."""
+    """Return a CPU device that does not multiply."""
     from ooc_gemm.devices.cpu.device import CPU
 
     class Still(CPU):
@@ -71,13 +71,14 @@ def still():
 
 
 def moving(trace):
-    """Seconds from the first byte asked for to the last one stored: not of opening, planning, finishing."""
+    """Return the seconds from the first request of data to the last chunk stored, without opening, planning
+    and finishing."""
     events = [e for e in json.loads(Path(trace).read_text())["traceEvents"] if e["name"] in ("read", "write")]
     return (max(e["ts"] + e["dur"] for e in events) - min(e["ts"] for e in events)) / 1e6
 
 
 def client_seconds(url, sizes, c_chunks, c_bytes, readers, writers):
-    """The store's own client: get all, then put all."""
+    """Time the store's own client, which gets all chunks and then puts all."""
     import obstore
 
     from ooc_gemm.storage.io import client

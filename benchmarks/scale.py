@@ -22,9 +22,9 @@ RESULTS = Path(__file__).parent / "results" / "kernels_h200.json"
 GB, GiB = 10**9, 1 << 30
 HOST = 64 * GiB
 DEVICES = (24, 80, 141)
-"""GB of device memory."""
+"""Device memory in GB."""
 DISKS = (3.4, 24.0)
-"""GB/s read, and written, one after the other."""
+"""Rates of disks in GB/s. Reads and writes take turns."""
 
 
 PAGE = """# At scale, on paper
@@ -37,7 +37,7 @@ least that any schedule moves between store and a fast memory of the device's si
 chunks can pass below it.
 """
 CLUSTERS = (8, 64, 512)
-"""GPUs, eight to a node."""
+"""Numbers of GPUs, eight in each node."""
 NODE, NODE_HOST, STORE = 8, 512 * GiB, 100e9
 """GPUs of a node, its host memory, and bytes a second of the store that all nodes share."""
 CLUSTER_PAGE = """## 400,000³ float16 on a cluster
@@ -55,7 +55,8 @@ HEAD = """| device | disk | blocks of C | host cache | read | written | read ÷ 
 
 @cache
 def measured(kernel: str, dtype: str) -> float:
-    """Operations a second of a kernel on an H200, for the largest square matrices that were tried."""
+    """Return the operations per second of a kernel on an H200, for the largest square matrices that were
+    tried."""
     rows = [
         row
         for row in json.loads(RESULTS.read_text("utf-8"))["rows"]
@@ -67,13 +68,13 @@ def measured(kernel: str, dtype: str) -> float:
 
 
 class Paper(CUDA):
-    """An H200 that plans are made for, and that is not here. It chooses kernels, and its limits are those of
-    a GPU; nothing runs on it."""
+    """An H200 that does not exist here. Plans are made for it: it chooses kernels and has the limits of a
+    GPU, but nothing runs on it."""
 
     name, model = "cuda", "an H200 on paper"
 
     def __init__(self, memory: int, disk: float):
-        """`memory`: bytes of the device; `disk`: bytes a second, read or written."""
+        """`memory`: device memory in bytes. `disk`: bytes per second, read or written."""
         self._capability, self._multiprocessors, self._free, self._disk = 90, 132, memory, disk
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
@@ -82,7 +83,7 @@ class Paper(CUDA):
 
 
 class PaperCluster(Paper):
-    """Nodes of NODE such GPUs, a worker each."""
+    """A cluster of nodes with NODE such GPUs and one worker each."""
 
     def __init__(self, memory: int, nodes: int):
         super().__init__(memory, STORE / nodes)
@@ -116,7 +117,7 @@ class Job:
     options: dict[str, object]
 
     def plan(self, device: CUDA, host: int, memory: int) -> Plan:
-        """By the code that plans a run, for arrays that nobody has stored."""
+        """Plan the product with the code that plans a run, for arrays that are not stored anywhere."""
         kind = np.dtype(self.dtype)
         a, b = (Source(name, kind, Matrix(*self.shape, kind.itemsize, 4096, 4096)) for name in "AB")
         options = {"device": device, "memory_limit": host, "device_memory_limit": memory, **self.options}
@@ -124,7 +125,8 @@ class Job:
 
 
 def jobs() -> list[Job]:
-    """400k × 400k float16, and the relationship matrix of 100,000 people × 1,000,000 markers in int8."""
+    """Return the jobs: 400k × 400k float16, and the relationship matrix of 100,000 people × 1,000,000 markers
+    in int8."""
     return [
         Job("400,000³ float16, C in float32", "float16", (400_000, 400_000), {"out_dtype": "float32"}),
         Job(
@@ -139,7 +141,7 @@ def jobs() -> list[Job]:
 
 
 def plans() -> Iterator[tuple[Job, int, float, Plan]]:
-    """Each job with each device and each disk."""
+    """Yield the plan of each job for each device and each disk."""
     for job in jobs():
         for device in DEVICES:
             for disk in DISKS:
@@ -147,7 +149,7 @@ def plans() -> Iterator[tuple[Job, int, float, Plan]]:
 
 
 def clusters() -> Iterator[tuple[int, Plan]]:
-    """The first job on clusters; rates are a node's."""
+    """Yield the plan of the first job for each cluster. Its rates are those of a node."""
     for gpus in CLUSTERS:
         memory = DEVICES[-1] * GB
         yield gpus, jobs()[0].plan(PaperCluster(memory, gpus // NODE), NODE_HOST, memory)

@@ -31,22 +31,23 @@ sys.path.insert(0, str(Path(__file__).parent))
 from limits import RESULTS, Suite, described, make, timed
 
 BARS = {("cublas", 2): 1.9, ("cublas", 4): 3.6, ("auto", 4): 2.5}
-"""Times as fast as one GPU."""
+"""Least speed-up over one GPU, by kernel and number of GPUs."""
 ROOT = 1.25
-"""How far above one GPU's, over the root of their number, what several read may lie: blocks end at chunks,
-and A and B are read once at least."""
+"""The most that several GPUs may read, as a multiple of one GPU's bytes over the square root of their number.
+Blocks end at chunks, and A and B are read at least once."""
 DISK = {
     **dict.fromkeys(("read_bytes_per_second", "cached_bytes_per_second"), 3.4e9),
     **dict.fromkeys(("write_bytes_per_second", "write_cached_bytes_per_second"), 2.9e9),
     "turns": 1.0,
 }
-"""Of a machine with one H200, as `ooc-gemm info --measure` finds it."""
+"""Rates of the disk of a machine with one H200, as `ooc-gemm info --measure` finds them."""
 FOLDERS = rates.FOLDERS.values()
 CASES = ("cublas", "auto", "traffic")
 
 
 def contest(suite: Suite, folder: Path, kernel: str, counts: list[int], repeat: int) -> None:
-    """All of A and B pass through once, C stays on the GPUs until it is written."""
+    """Compare numbers of GPUs on a product that reads A and B once and keeps C on the GPUs until it is
+    written."""
     found: dict[int, list[Any]] = {count: [] for count in counts}
     for _ in range(repeat):
         for count in counts:
@@ -69,8 +70,8 @@ def contest(suite: Suite, folder: Path, kernel: str, counts: list[int], repeat: 
 
 
 def traffic(suite: Suite, folder: Path, counts: list[int]) -> None:
-    """Little memory, and a store that counts as a disk: what is read falls with the root of the number of
-    GPUs."""
+    """Compare the bytes read with little memory, planned as for a disk. They fall with the square root of the
+    number of GPUs."""
     read, model, system = {}, open_device("cuda").model, rates.file_system(folder)
     known = recall(rates.FILE)[model]
     remember(rates.FILE, model, {key: {system: known[key][system] | DISK} for key in FOLDERS if key in known})
@@ -89,7 +90,7 @@ def traffic(suite: Suite, folder: Path, counts: list[int]) -> None:
 
 
 def mount(folder: Path) -> str:
-    """Type and options of the file system it lies on."""
+    """Return the type and the options of the file system on which a folder lies."""
     kind, _, options = mounted()[rates.file_system(folder).split()[1]]
     return f"{kind} {options}"
 
@@ -122,7 +123,7 @@ def as_predicted(suite: Suite, name: str, result: Any) -> None:
 @click.option("--commit", help="What is measured, where there is no git repository.")
 @click.option("--out", type=click.Path(dir_okay=False), default=RESULTS / "several_h200.json")
 def main(size: int, repeat: int, tmpfs: Path, cases: tuple[str, ...], commit: str | None, out: str) -> None:
-    """Measure rates, run the cases, write what was found."""
+    """Measure rates, run the cases, and write the results."""
     from ooc_gemm.bench import info
     from ooc_gemm.devices.cuda.device import count as there
 

