@@ -8,6 +8,7 @@
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +24,7 @@ _STATIC_SHARED = 48 << 10
 """Bytes of shared memory a block gets without asking for more."""
 _MAX_DYNAMIC_SHARED_SIZE = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+_INCLUDE = re.compile(r'^#include "(common/\w+\.cuh)"$', re.MULTILINE)
 _INSTALL = "install it with pip install 'ooc-gemm[cuda13]' (for a CUDA 12 driver: 'ooc-gemm[cuda12]')"
 
 
@@ -32,7 +34,7 @@ class Config:
     the numbers is asserted in the kernel, where it is explained."""
 
     kernel: str
-    """Name of the source in kernels/, without its suffix, and of the function in it."""
+    """Name of the source file in kernels/*/, without its suffix, and of the function in it."""
     dtype: str
     """NumPy's name for the type of α, β and C."""
     bm: int
@@ -65,13 +67,25 @@ class Config:
 
 
 def kernel_source(name: str) -> str:
-    """The text of kernels/`name`.cu: in the package (installed), or beside it (checkout)."""
+    """The text of the kernel `name`, from one of the folders in kernels/."""
+    found = next(_kernels().glob(f"*/{name}.cu"), None)
+    if found is None:
+        raise DeviceError(
+            f"The kernel source {name}.cu is missing from this installation; reinstall ooc-gemm."
+        )
+    return found.read_text(encoding="utf-8")
+
+
+def headers(source: str) -> dict[str, str]:
+    """The headers that the text of a kernel includes: their names, as it includes them, and their texts."""
+    return {name: (_kernels() / name).read_text(encoding="utf-8") for name in _INCLUDE.findall(source)}
+
+
+def _kernels() -> Path:
+    """The folder kernels/: in the package (installed), or beside it (checkout)."""
     package = Path(__file__).resolve().parent.parent
-    for folder in (package, package.parent):
-        path = folder / "kernels" / f"{name}.cu"
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-    raise DeviceError(f"The kernel source {name}.cu is missing from this installation; reinstall ooc-gemm.")
+    installed = package / "kernels"
+    return installed if installed.is_dir() else package.parent / "kernels"
 
 
 def compile(config: Config, arch: str, check_spills: bool = False) -> bytes:
@@ -82,16 +96,17 @@ def compile(config: Config, arch: str, check_spills: bool = False) -> bytes:
     """
     version = _version()
     source = kernel_source(config.kernel)
+    included = headers(source)
     options = [f"-arch={arch}", "-std=c++17", "-lineinfo", *config.defines]
     if check_spills:
         options += ["--ptxas-options=--warn-on-spills", "--ptxas-options=-Werror"]
-        return _compile(source, config.kernel, options)
-    key = hashlib.sha256(json.dumps([source, options, version]).encode()).hexdigest()
+        return _compile(source, included, config.kernel, options)
+    key = hashlib.sha256(json.dumps([source, included, options, version]).encode()).hexdigest()
     name = f"{key}.cubin"
     cubin = cache.read(name)
     # A machine that went down at the wrong moment leaves an empty file under the final name.
     if cubin is None or not cubin.startswith(b"\x7fELF"):
-        cubin = _compile(source, config.kernel, options)
+        cubin = _compile(source, included, config.kernel, options)
         with contextlib.suppress(OSError):  # a cache that cannot be written costs a second at the next start
             cache.write(name, cubin)
     return cubin
@@ -173,7 +188,7 @@ def _version() -> tuple[int, int]:
     return major, minor
 
 
-def _compile(source: str, name: str, options: list[str]) -> bytes:
+def _compile(source: str, included: dict[str, str], name: str, options: list[str]) -> bytes:
     from cuda.bindings import nvrtc
 
     success = nvrtc.nvrtcResult.NVRTC_SUCCESS
@@ -184,7 +199,10 @@ def _compile(source: str, name: str, options: list[str]) -> bytes:
             raise DeviceError(f"NVRTC failed on the kernel {name}: {message}.")
         return values[0] if values else None
 
-    program = check(*nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []))
+    texts, names = ([part.encode() for part in parts] for parts in (included.values(), included))
+    program = check(
+        *nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), len(included), texts, names)
+    )
     try:
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
         if result != success:

@@ -10,10 +10,10 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-from emulator import ORDERS, PLAIN, SIGNATURE, Emulator, Fault, Problem, compiler_missing
+from emulator import ORDERS, PLAIN, SIGNATURE, Emulator, Fault, Problem, compiler_missing, whole_source
 
 from ooc_gemm.cuda_kernels.catalog import KERNELS
-from ooc_gemm.cuda_kernels.nvrtc import Config, kernel_source
+from ooc_gemm.cuda_kernels.nvrtc import Config
 
 if why := compiler_missing():
     pytest.skip(why, allow_module_level=True)
@@ -50,7 +50,7 @@ def test_the_ladder_is_here() -> None:
 
 def _mistaken(name: str) -> dict[str, str]:
     """The source with one barrier removed, for each of them; `tiled` without the guard of A's or B's rows."""
-    source = kernel_source(_default(name).kernel)
+    source = whole_source(_default(name).kernel)
     parts = source.split(BARRIER)
     found = {
         f"without barrier {i}": BARRIER.join(parts[:i]) + ";" + BARRIER.join(parts[i:])
@@ -72,7 +72,7 @@ def emulators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fu
     pool = ThreadPoolExecutor(os.cpu_count())
     programs = {}
     for name in PLAIN:
-        shipped = {label: (config, kernel_source(config.kernel)) for label, config in _shipped(name).items()}
+        shipped = {label: (config, whole_source(config.kernel)) for label, config in _shipped(name).items()}
         mistaken = {label: (_default(name), source) for label, source in _mistaken(name).items()}
         programs[name] = pool.submit(Emulator, tmp_path_factory.mktemp("kernel"), shipped | mistaken)
     yield programs

@@ -7,10 +7,9 @@ import re
 import subprocess
 
 import pytest
-from emulator import _COMPILE, _HEADER, PLAIN, _with_dynamic_memory, compiler_missing
+from emulator import _COMPILE, _HEADER, PLAIN, _with_dynamic_memory, compiler_missing, whole_source
 
 from ooc_gemm.cuda_kernels import catalog
-from ooc_gemm.cuda_kernels.nvrtc import kernel_source
 
 if why := compiler_missing():
     pytest.skip(why, allow_module_level=True)
@@ -157,12 +156,12 @@ def run(folder, text):
 )  # fmt: skip
 def test_what_goes_with_a_product(tmp_path, config, main):
     defines = "".join(f"#define {name} {value}\n" for name, value in config.macros)
-    assert not run(tmp_path, defines + kernel_source(config.kernel) + main)
+    assert not run(tmp_path, defines + whole_source(config.kernel) + main)
 
 
 def test_an_index_of_32_bits_is_found(tmp_path):
     config = catalog.transpose("int8")
-    source = kernel_source(config.kernel).replace("long long ld", "int ld")
+    source = whole_source(config.kernel).replace("long long ld", "int ld")
     defines = "".join(f"#define {name} {value}\n" for name, value in config.macros)
     assert "signed integer overflow" in run(tmp_path, defines + source + TRANSPOSE)
 
@@ -173,7 +172,7 @@ def test_products(tmp_path):
     for index, name in enumerate(PLAIN):
         config = catalog.KERNELS[name].configs("float32", False, False)[0]
         macros = (*config.macros, (config.kernel, f"kernel{index}"))
-        source = _with_dynamic_memory(kernel_source(config.kernel))
+        source = _with_dynamic_memory(whole_source(config.kernel))
         text += "".join(f"#define {key} {value}\n" for key, value in macros)
         text += f"namespace source{index} {{\n{source}\n}}\n"
         for macro in re.findall(r"^#define (\w+)", source, re.MULTILINE):

@@ -157,6 +157,37 @@ def test_second_compilation_is_read_from_the_cache(cache: Path, monkeypatch: pyt
             nvrtc.compile(SMALL, "sm_86")
 
 
+@pytest.mark.usefixtures("compiler", "cache")
+def test_another_header_makes_another_cubin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of the cache contains the texts of the headers that a kernel includes."""
+    included = nvrtc.headers(nvrtc.kernel_source(SMALL.kernel))
+    assert "common/types.cuh" in included
+    before = nvrtc.compile(SMALL, "sm_80")
+    monkeypatch.setattr(
+        nvrtc, "_compile", lambda source, included, *rest: included["common/types.cuh"].encode()
+    )
+    assert nvrtc.compile(SMALL, "sm_80") == before
+    changed = included | {"common/types.cuh": "another"}
+    monkeypatch.setattr(nvrtc, "headers", lambda source: changed)
+    assert nvrtc.compile(SMALL, "sm_80") == b"another"
+
+
+def test_headers_are_shared_and_the_ladder_needs_none() -> None:
+    """Every header serves several kernels and includes none itself, which `headers` would not find."""
+    folder = nvrtc._kernels()
+    uses = {path: nvrtc.headers(path.read_text("utf-8")) for path in folder.glob("*/*.cu")}
+    assert {path.parent.name for path in uses} == {"ladder", "production", "prepare"}
+    for path in folder.glob("common/*"):
+        assert path.suffix == ".cuh"
+        assert "#include" not in path.read_text("utf-8")
+        assert sum(f"common/{path.name}" in used for used in uses.values()) > 1, path
+    for path, used in uses.items():
+        assert path.read_text("utf-8").count("#include") == len(used), path
+        assert path.parent.name != "ladder" or not used
+    names = [path.name for path in uses]
+    assert len(set(names)) == len(names), "kernels are found by their names alone"
+
+
 @pytest.mark.usefixtures("compiler")
 def test_damaged_cache_entry_is_replaced(cache: Path) -> None:
     cubin = nvrtc.compile(SMALL, "sm_80")

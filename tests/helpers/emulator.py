@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ooc_gemm.cuda_kernels.catalog import KERNELS, Kernel
-from ooc_gemm.cuda_kernels.nvrtc import Config, kernel_source
+from ooc_gemm.cuda_kernels.nvrtc import Config, headers, kernel_source
 
 ORDERS = ("forward", "backward", "shuffled")
 """How the threads of a block take turns between barriers."""
@@ -107,6 +107,15 @@ class Emulator:
         if done.returncode:
             raise Fault(f"{name}, problem {len(results)}:\n{done.stderr.decode(errors='replace')}")
         return results
+
+
+def whole_source(name: str) -> str:
+    """The text of a kernel with its headers in the places of the #include lines. A program holds several
+    kernels, each in a namespace of its own, so that each needs its own copy of what headers define."""
+    source = kernel_source(name)
+    for header, text in headers(source).items():
+        source = source.replace(f'#include "{header}"', text)
+    return source
 
 
 def _encoded(index: int, config: Config, p: Problem) -> bytes:

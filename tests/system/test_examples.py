@@ -40,6 +40,6 @@ def test_wheel_holds_the_kernels(tmp_path):
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert "ooc_gemm/kernels/tiled.cu" in names
+    assert {"ooc_gemm/kernels/ladder/tiled.cu", "ooc_gemm/kernels/common/types.cuh"} <= set(names)
     assert "ooc_gemm/py.typed" in names or not (ROOT / "ooc_gemm" / "py.typed").exists()
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "examples/"))]

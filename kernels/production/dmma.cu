@@ -30,16 +30,18 @@
 // are of pairs where all rows of A and B begin at multiples of a pair. Any m, n, k ≥ 0: what lies beyond an edge
 // counts as 0 and is neither read nor written.
 //
-// Macros, all set by ooc_gemm/catalog.py: SOURCE (double or float), the type of the elements of A, B and C;
+// Macros, all set by ooc_gemm/cuda_kernels: SOURCE (double or float), the type of the elements of A, B and C;
 // GUARDED: a last argument says whether to run at all, for a launch whose need shows on the device; BM, BN, BK, WM, WN, STAGES; K_STEP: k of one instruction, 4, 8 or 16
 // (on less than sm_90, 4 is all there is); RESIDENT: blocks on a multiprocessor at once; GROUP: tiles walked
 // down before going right, so that those that run together cover a piece of C that is about square and share
-// their reads in L2; TRANS_A: A is stored k×m; TRANS_B: B is stored n×k. No headers: NVRTC comes without them.
+// their reads in L2; TRANS_A: A is stored k×m; TRANS_B: B is stored n×k.
+
+#include "common/async_copy.cuh"
+#include "common/tile_order.cuh"
+#include "common/types.cuh"
 
 using S = SOURCE;
 using T = double;
-using u32 = unsigned;
-using u64 = unsigned long long;
 
 constexpr bool A_K = !TRANS_A, B_K = TRANS_B;  // contiguous along k
 constexpr bool FLIP = A_K;
@@ -64,10 +66,6 @@ struct alignas(UNIT) Pair {
     S v[2];
 };
 
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
 // WIDTH elements from global to shared memory, of which the first `valid` are read and the others are 0: all or
 // none where WHOLE. Of one of two the instruction could read half of a pair, but tools that watch accesses
 // would see all of it.
@@ -86,13 +84,6 @@ __device__ __forceinline__ void copy(u32 to, const S* from, int valid) {
         if (WIDTH == 2 && SIZE == 8) asm volatile("st.shared.f64 [%0], %1;" ::"r"(to + SIZE), "d"(0.0) : "memory");
         if (WIDTH == 2 && SIZE == 4) asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + SIZE), "f"(0.0f) : "memory");
     }
-}
-
-// All but the last PENDING groups of copies are complete, for everybody.
-template <int PENDING>
-__device__ __forceinline__ void wait_for() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-    __syncthreads();
 }
 
 // The place of an element in a tile, in units. Eight of float64 fill all banks, and eight threads (two g, all
@@ -241,7 +232,7 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
             if (e < LeftCarrier::COUNT) left_carrier.fetch(e, to, depth);
             else right_carrier.fetch(e - LeftCarrier::COUNT, to + RIGHT_TILE, depth);
         }
-        if (part + 1 == parts) asm volatile("cp.async.commit_group;" ::: "memory");
+        if (part + 1 == parts) commit_copies();
     };
     const auto depth_of = [](long long k) { return k < 0 ? 0 : k < BK ? static_cast<int>(k) : BK; };
 
@@ -260,12 +251,12 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
 
 #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s) fetch(s, depth_of(k - s * BK), 0, 1);
-    wait_for<STAGES - 2>();
+    wait_for_copies<STAGES - 2>();
     read(0, 0);
     int now = 0;
     for (; k > 0; k -= BK) {
         // The next stage is complete, and nobody reads any more of the one before, which is filled now.
-        wait_for<STAGES - 3>();
+        wait_for_copies<STAGES - 3>();
         const int before = now == 0 ? STAGES - 1 : now - 1, depth = depth_of(k - (STAGES - 1) * BK);
 #pragma unroll
         for (int turn = 0; turn < TURNS; ++turn) {
@@ -281,7 +272,7 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
                     multiply(sum[i][turn % RIGHT][odd], l[turn / RIGHT % 2][i], r[turn % 2], odd);
         }
     }
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    wait_for_own_copies();
 }
 
 // The grid is ⌈m/BM⌉·⌈n/BN⌉ blocks of THREADS threads, times the slices of k.
@@ -297,10 +288,8 @@ dmma(long long m, long long n, long long k, T alpha, const S* __restrict__ A, lo
 #endif
     // A launch has less than 2^31 blocks; divisions of 64 bits would take as long as a short tile.
     const u32 tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
-    const u32 group = blockIdx.x / (GROUP * tiles_n), within = blockIdx.x % (GROUP * tiles_n);
-    const u32 below = tiles_m - group * GROUP, height = below < GROUP ? below : GROUP;
-    const long long m0 = static_cast<long long>(group * GROUP + within % height) * BM;
-    const long long n0 = static_cast<long long>(within / height) * BN;
+    const TilePlace<u32> place = place_of_tile<GROUP>(blockIdx.x, tiles_m, tiles_n);
+    const long long m0 = static_cast<long long>(place.row) * BM, n0 = static_cast<long long>(place.col) * BN;
     const int rows = m - m0 < BM ? m - m0 : BM, cols = n - n0 < BN ? n - n0 : BN;
 
     const u32 steps = (k + BK - 1) / BK, share = (steps + gridDim.y - 1) / gridDim.y;

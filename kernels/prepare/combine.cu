@@ -15,9 +15,7 @@
 //
 // Macros: LAYOUT; CONJUGATE_A, CONJUGATE_B, which LAYOUT = 1 takes into account. Launch: a thread an element of C.
 
-struct alignas(8) Complex {
-    float re, im;
-};
+#include "common/complex.cuh"
 
 __device__ __forceinline__ Complex times(float re, float im, Complex x) {
     if (im == 0) return {re * x.re, re * x.im};

@@ -24,10 +24,9 @@
 //
 // Macros: K_INNER.
 
-using u32 = unsigned;
-using u64 = unsigned long long;
+#include "common/planes.cuh"
+#include "common/types.cuh"
 
-constexpr int SEGMENT = 64;
 constexpr int THREADS = 256;
 constexpr int ROW_THREADS = 512;    // of a block that reduces a row: few blocks at once keep their rows in L2
 constexpr int STRIP = 128;          // rows that a thread walks down where columns are reduced
@@ -63,12 +62,6 @@ __device__ __forceinline__ int floor_log2(u32 bits) {
 // What brings the largest magnitude of a line to 2^TOP …; 0 for a line of zeros.
 __device__ __forceinline__ int exponent_of(u32 bits) {
     return bits == 0 || bits >= INFINITE ? 0 : floor_log2(bits) - TOP;
-}
-
-// x·2^e, rounded once: halves of e keep what is in between within range.
-__device__ __forceinline__ float scaled(float x, int e) {
-    const auto power = [](int e) { return __int_as_float((127 + (e < -126 ? -126 : e > 127 ? 127 : e)) << 23); };
-    return x * power(e >> 1) * power(e - (e >> 1));
 }
 
 // How elements are scaled: arrays of d and e, either of which may be missing, and the sign of d.

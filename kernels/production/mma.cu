@@ -27,41 +27,29 @@
 // Matrices are row-major; rows of A and B begin at multiples of 16 bytes. Any m, n, k ≥ 0: what lies beyond an
 // edge counts as 0 and is neither read nor written.
 //
-// Macros, all set by ooc_gemm/catalog.py: TYPE (1 float16, 2 tf32, 3 int8; with A_UNSIGNED, B_UNSIGNED),
+// Macros, all set by ooc_gemm/cuda_kernels: TYPE (1 float16, 2 tf32, 3 int8; with A_UNSIGNED, B_UNSIGNED),
 // PRODUCTS, BM, BN, BK, WM, WN, STAGES, A_MN, B_MN; RESIDENT: blocks on a multiprocessor at once; GROUP: tiles
 // walked down before going right, so that what runs together reuses L2.
 
-constexpr int FLOAT16 = 1, TF32 = 2;
-#if TYPE == 3
-using S = int;
-#else
-using S = float;
-#endif
-using u32 = unsigned;
-using u64 = unsigned long long;
+#include "common/async_copy.cuh"
+#include "common/element_types.cuh"
+#include "common/planes.cuh"
+#include "common/tile_order.cuh"
+#include "common/types.cuh"
 
-constexpr int BYTES = TYPE == FLOAT16 ? 2 : TYPE == TF32 ? 4 : 1;  // of an element
-constexpr int K_STEP = 32 / BYTES;
 constexpr int SLICES = BK / K_STEP;
-constexpr int PLANES = PRODUCTS == 3 ? 2 : 1;
-constexpr int SEGMENT = 64;  // elements of hi, then of lo, along the contiguous axis (split.cu)
 constexpr int UNIT = 16;
 constexpr int WARPS_N = BN / WN;
 constexpr int THREADS = 32 * (BM / WM) * WARPS_N;
-constexpr int A_BYTES = BM * BK * BYTES, B_BYTES = BN * BK * BYTES;  // of one plane in one stage
+constexpr int A_BYTES = BM * BK * ELEMENT_BYTES, B_BYTES = BN * BK * ELEMENT_BYTES;  // of one plane in one stage
 constexpr int STAGE_BYTES = PLANES * (A_BYTES + B_BYTES);
 
-static_assert(BYTES > 1 || (!A_MN && !B_MN), "four neighbours along k share a register");
-static_assert(PRODUCTS == 1 || (TYPE == FLOAT16 && PRODUCTS == 3), "only float32 comes in two planes");
+static_assert(ELEMENT_BYTES > 1 || (!A_MN && !B_MN), "four neighbours along k share a register");
 static_assert(PRODUCTS == 1 || SEGMENT % BK == 0, "a step lies in one segment");
 static_assert(BM % WM == 0 && BN % WN == 0, "warps must tile the thread block's tile exactly");
 static_assert(WM % 16 == 0 && WN % 16 == 0, "ldmatrix brings 16 rows of A, 16 columns of B");
 static_assert(SLICES % 2 == 0, "a step must begin with the fragments' buffer 0, as the one before did");
 static_assert(STAGES >= 2, "one stage is filled while another is multiplied");
-
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
 
 // A unit from global to shared memory, of which the first `size` bytes are read and the others are 0: all or none
 // where WHOLE. Only all or none of a copy are asked for: of a part, tools that watch accesses would see the whole.
@@ -90,8 +78,8 @@ __device__ __forceinline__ void copy(u32 to, const char* from, int size) {
 template <int EXTENT, bool MN>
 struct Tile {
     static constexpr int ROWS = MN ? BK : EXTENT;
-    static constexpr int UNITS = (MN ? EXTENT : BK) * BYTES / UNIT;
-    static constexpr bool WORDS = MN && BYTES == 4;  // read one by one: two neighbouring units of each of four rows
+    static constexpr int UNITS = (MN ? EXTENT : BK) * ELEMENT_BYTES / UNIT;
+    static constexpr bool WORDS = MN && ELEMENT_BYTES == 4;  // read one by one: two neighbouring units of each of four rows
     static_assert((UNITS == 4 && !WORDS) || UNITS % 8 == 0, "eight units fill all banks");
 
     // What a row's units are moved by: eight rows, one below the other, get eight different places.
@@ -122,13 +110,13 @@ struct Carrier {
 
     // Bytes from the beginning of a stored row to element i.
     static __device__ __forceinline__ long long along(long long i) {
-        return PLANES == 2 ? i / SEGMENT * (2 * SEGMENT * BYTES) + i % SEGMENT * BYTES : i * BYTES;
+        return PLANES == 2 ? i / SEGMENT * (2 * SEGMENT * ELEMENT_BYTES) + i % SEGMENT * ELEMENT_BYTES : i * ELEMENT_BYTES;
     }
 
     // `first` is the first row (column) of op(), of `all`; `elements` from one stored row to the next.
     __device__ __forceinline__ Carrier(const void* matrix, long long elements, long long first, long long all)
-        : ld(elements * BYTES * PLANES), extent(all - first < EXTENT ? all - first : EXTENT) {
-        const int inner = unit() * (UNIT / BYTES);
+        : ld(elements * ELEMENT_BYTES * PLANES), extent(all - first < EXTENT ? all - first : EXTENT) {
+        const int inner = unit() * (UNIT / ELEMENT_BYTES);
         corner = static_cast<const char*>(matrix) + (MN ? row() : first + row()) * ld + along(MN ? first + inner : inner);
     }
 
@@ -136,7 +124,7 @@ struct Carrier {
     // are whole.
     template <bool WHOLE>
     __device__ __forceinline__ void fetch(u32 to, long long k, int depth) const {
-        const int left = (MN ? extent : depth) * BYTES - unit() * UNIT;
+        const int left = (MN ? extent : depth) * ELEMENT_BYTES - unit() * UNIT;
         const int valid = left <= 0 ? 0 : WHOLE || left >= UNIT ? UNIT : left;
         const char* from = corner + (MN ? k * ld : along(k));
 #pragma unroll
@@ -144,7 +132,7 @@ struct Carrier {
             const int r = row() + e * STEP, size = r < (MN ? depth : extent) ? valid : 0;
 #pragma unroll
             for (int plane = 0; plane < PLANES; ++plane)
-                copy<WHOLE>(to + plane * EXTENT * BK * BYTES + Here::place(r, unit()), from + plane * SEGMENT * BYTES,
+                copy<WHOLE>(to + plane * EXTENT * BK * ELEMENT_BYTES + Here::place(r, unit()), from + plane * SEGMENT * ELEMENT_BYTES,
                             size);
         }
     }
@@ -164,11 +152,11 @@ struct Reader {
         const int matrix = threadIdx.x % 32 / 8, line = threadIdx.x % 8;
         const int row = Here::WORDS ? threadIdx.x % 4 : MN ? deep(matrix) * 8 + line : offset + outer(matrix) * 8 + line;
         base = tile + row * Here::UNITS * UNIT;
-        first = MN ? offset * BYTES / UNIT + outer(matrix) : deep(matrix);
+        first = MN ? offset * ELEMENT_BYTES / UNIT + outer(matrix) : deep(matrix);
         swap = Here::swap(row);
         if (Here::WORDS) {
-            base += threadIdx.x / 4 % 4 * BYTES;
-            first = (offset + threadIdx.x % 32 / 4) * BYTES / UNIT;
+            base += threadIdx.x / 4 % 4 * ELEMENT_BYTES;
+            first = (offset + threadIdx.x % 32 / 4) * ELEMENT_BYTES / UNIT;
         }
     }
 
@@ -211,37 +199,18 @@ struct Reader {
 #define REGISTERS " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
 #if TYPE == 1
 #define MULTIPLY SHAPE_AND_TYPES("m16n8k16", "f32", "f16", "f16") REGISTERS
-#define SUM "+f"
 #elif TYPE == 2
 #define MULTIPLY SHAPE_AND_TYPES("m16n8k8", "f32", "tf32", "tf32") REGISTERS
-#define SUM "+f"
 #else
-#if A_UNSIGNED
-#define A_TYPE "u8"
-#else
-#define A_TYPE "s8"
-#endif
-#if B_UNSIGNED
-#define B_TYPE "u8"
-#else
-#define B_TYPE "s8"
-#endif
-#define MULTIPLY SHAPE_AND_TYPES("m16n8k32", "s32", A_TYPE, B_TYPE) REGISTERS
-#define SUM "+r"
+#define MULTIPLY SHAPE_AND_TYPES("m16n8k32", "s32", A_INT8, B_INT8) REGISTERS
 #endif
 
 // d += a·b of 16×K_STEP and K_STEP×8: the thread with g = lane / 4, t = lane % 4 holds columns 2t and 2t+1 of
 // row g, then of row g + 8.
 __device__ __forceinline__ void multiply(S (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile(MULTIPLY
-                 : SUM(d[0]), SUM(d[1]), SUM(d[2]), SUM(d[3])
+                 : SUM_REGISTER(d[0]), SUM_REGISTER(d[1]), SUM_REGISTER(d[2]), SUM_REGISTER(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// x·2^e, rounded once. 2^e alone may be out of range; where half of it is, so is the result.
-__device__ __forceinline__ float scaled(float x, int e) {
-    const auto power = [](int e) { return __int_as_float((127 + (e < -126 ? -126 : e > 127 ? 127 : e)) << 23); };
-    return x * power(e >> 1) * power(e - (e >> 1));
 }
 
 // The grid is ⌈m/BM⌉·⌈n/BN⌉ blocks of THREADS threads, times the slices of k.
@@ -260,10 +229,8 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
 
     // A launch has less than 2^31 blocks; divisions of 64 bits would take as long as a short tile.
     const u32 tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
-    const u32 group = blockIdx.x / (GROUP * tiles_n), within = blockIdx.x % (GROUP * tiles_n);
-    const u32 below = tiles_m - group * GROUP, height = below < GROUP ? below : GROUP;
-    const long long m0 = static_cast<long long>(group * GROUP + within % height) * BM;
-    const long long n0 = static_cast<long long>(within / height) * BN;
+    const TilePlace<u32> place = place_of_tile<GROUP>(blockIdx.x, tiles_m, tiles_n);
+    const long long m0 = static_cast<long long>(place.row) * BM, n0 = static_cast<long long>(place.col) * BN;
 
     // As in BLAS, α = 0 reads neither A nor B.
     const u32 steps = alpha == S(0) ? 0 : (k + BK - 1) / BK, share = (steps + gridDim.y - 1) / gridDim.y;
@@ -282,7 +249,7 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
             const u32 b_tile = shared + filled + PLANES * A_BYTES;
             // Only tiles at an edge have units that are cut; planes of split.cu end in zeros, up to a segment.
             const int cut = (A_MN ? a_carrier.extent : depth) | (B_MN ? b_carrier.extent : depth);
-            if (PLANES == 2 || cut % (UNIT / BYTES) == 0) {
+            if (PLANES == 2 || cut % (UNIT / ELEMENT_BYTES) == 0) {
                 a_carrier.template fetch<true>(shared + filled, at, depth);
                 b_carrier.template fetch<true>(b_tile, at, depth);
             } else {
@@ -292,7 +259,7 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
             ++next;
         }
         filled = filled + STAGE_BYTES == STAGES * STAGE_BYTES ? 0 : filled + STAGE_BYTES;
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        commit_copies();
     };
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -310,10 +277,7 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
         }
     };
     // After this, the oldest stage not yet read is complete, and nobody reads the one before it any more.
-    const auto next_stage = [] {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-        __syncthreads();
-    };
+    const auto next_stage = [] { wait_for_copies<STAGES - 2>(); };
 
     S sum[WM / 16][WN / 8][4] = {};
 #if PRODUCTS == 3
@@ -357,7 +321,7 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
                 for (int x = 0; x < 4; ++x) total[i][j][x] += sum[i][j][x], sum[i][j][x] = 0;
 #endif
     }
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    wait_for_own_copies();
 
     S* const out = C + blockIdx.y * m * ldc;
     const bool pairs = ldc % 2 == 0 && reinterpret_cast<u64>(out) % (2 * sizeof(S)) == 0;

@@ -18,7 +18,7 @@
 //
 // Matrices are row-major with leading dimensions (elements from one row to the next). Any m, n, k ≥ 0.
 //
-// Macros, set by ooc_gemm/catalog.py: ELEMENT, the type of the elements and of the sums; BM, BN: rows and
+// Macros, set by ooc_gemm/cuda_kernels: ELEMENT, the type of the elements and of the sums; BM, BN: rows and
 // columns of C that a thread block computes; COALESCED.
 
 using T = ELEMENT;

@@ -20,14 +20,17 @@
 // Matrices are row-major with leading dimensions (elements from one row to the next) and no assumed
 // alignment. Any m, n, k ≥ 0: elements beyond an edge count as 0 and are neither read nor written.
 //
-// Macros, all set by ooc_gemm/catalog.py: ELEMENT, the type of the elements and of the sums; BM, BN, BK,
+// Macros, all set by ooc_gemm/cuda_kernels: ELEMENT, the type of the elements and of the sums; BM, BN, BK,
 // WM, WN, TM, TN, STAGES, SPLIT as above; PARTS, over how many of its k the copies of a step are spread, as all
 // at once they hold up the reads behind them; RESIDENT, blocks on a multiprocessor at once; TRANS_A: A is
 // stored k×m; TRANS_B: B is stored n×k; GUARDED: a last argument says whether to run at all, for a launch whose
-// need shows on the device. No headers: NVRTC comes without them.
+// need shows on the device.
+
+#include "common/async_copy.cuh"
+#include "common/cluster.cuh"
+#include "common/types.cuh"
 
 using T = ELEMENT;
-using i64 = long long;
 
 // Turing has no asynchronous copies: there the next step waits in registers, and two slots are enough.
 constexpr bool ASYNC = __CUDA_ARCH__ >= 800;
@@ -62,9 +65,7 @@ constexpr int A_ROW = BM / V + 1, B_ROW = BN / V + 1;
 constexpr int B_TILE = BK * A_ROW;
 constexpr int SLOT = B_TILE + BK * B_ROW;
 
-// Blocks run roughly in the order of their index. Walking down GROUP tiles of C before going right makes those
-// that run together cover a piece of C that is about square, which reads the least of A and B from beyond L2.
-constexpr int GROUP = 16;
+constexpr int GROUP = 16;  // tiles of C that blocks walk down before going right
 
 static_assert(BM % WM == 0 && BN % WN == 0, "warps must tile the block's tile exactly");
 static_assert(LANES_M * LANES_N == 32, "the lanes of a warp must tile its part exactly");
@@ -78,7 +79,7 @@ static_assert(TM % SPLIT == 0, "blocks that share a tile finish equally many row
 // BYTES of global memory, or as many zeros, to `offset` in a tile in shared memory, in the background.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(void* to, int offset, const T* from, bool exists) {
-    const unsigned at = __cvta_generic_to_shared(to) + offset;
+    const unsigned at = shared_address(to) + offset;
     const int bytes = exists ? BYTES : 0;
     if constexpr (BYTES == 16)  // past L1, which would gain nothing
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes));
@@ -90,13 +91,10 @@ __device__ __forceinline__ void copy_async(void* to, int offset, const T* from, 
 // Until all but the last PENDING groups of copies have arrived, those of all threads.
 template <int PENDING>
 __device__ __forceinline__ void await() {
-    if constexpr (ASYNC) asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-    __syncthreads();
-}
-
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    if constexpr (ASYNC)
+        wait_for_copies<PENDING>();
+    else
+        __syncthreads();
 }
 
 // The same place in the shared memory of another block of the cluster.
@@ -211,7 +209,7 @@ __device__ __forceinline__ void multiply(const Problem& p, int tile_m, int tile_
     const auto fetch = [&](int slot, bool wanted, int lack, int part, int parts) {
         a_carrier.fetch(memory + slot * SLOT, wanted, lack, part, parts);
         b_carrier.fetch(memory + slot * SLOT + B_TILE, wanted, lack, part, parts);
-        if (ASYNC && part == parts - 1) asm volatile("cp.async.commit_group;" ::: "memory");
+        if (ASYNC && part == parts - 1) commit_copies();
     };
     const auto put = [&](int slot) {
         a_carrier.put(memory + slot * SLOT);
@@ -340,6 +338,7 @@ ffma(i64 m, i64 n, i64 k, T alpha, const T* __restrict__ A, i64 lda, const T* __
     if (rank >= SHARES) return;
 
     const i64 tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
+    // As in tile_order.cuh. Written out: by the function's result the compiler would order registers otherwise.
     const i64 group = tile / (GROUP * tiles_n), within = tile % (GROUP * tiles_n);
     const i64 below = tiles_m - group * GROUP, height = below < GROUP ? below : GROUP;
     const int tile_m = group * GROUP + within % height, tile_n = within / height;

@@ -12,9 +12,7 @@
 // Macros: MODE (1: rows of re and of im; 2: B′ from rows along n; 3: B′ᵀ from rows along k); CONJUGATE: X;
 // CONJUGATE_OTHER, for B′: A, which changes the sign of what im of A meets. Launch: blocks of 32×8 threads.
 
-struct alignas(8) Complex {
-    float re, im;
-};
+#include "common/complex.cuh"
 
 constexpr int ROWS = 1, DOUBLE_N = 2, DOUBLE_K = 3;
 

@@ -19,7 +19,7 @@
 // Matrices are row-major with leading dimensions (elements from one row to the next). Any m, n, k ≥ 0:
 // elements beyond an edge count as 0 and are neither read nor written.
 //
-// Macros, set by ooc_gemm/catalog.py: ELEMENT, the type of the elements and of the sums; BM, BN, BK, TM.
+// Macros, set by ooc_gemm/cuda_kernels: ELEMENT, the type of the elements and of the sums; BM, BN, BK, TM.
 
 using T = ELEMENT;
 

@@ -29,20 +29,13 @@
 #error "wgmma exists on sm_90a only"
 #endif
 
-constexpr int FLOAT16 = 1, TF32 = 2;
-#if TYPE == 3
-using S = int;
-#else
-using S = float;
-#endif
+#include "common/async_copy.cuh"
+#include "common/cluster.cuh"
+#include "common/element_types.cuh"
+#include "common/planes.cuh"
+#include "common/tile_order.cuh"
+#include "common/types.cuh"
 
-using u32 = unsigned;
-using u64 = unsigned long long;
-
-constexpr int ELEMENT_BYTES = TYPE == FLOAT16 ? 2 : TYPE == TF32 ? 4 : 1;
-constexpr int K_STEP = 32 / ELEMENT_BYTES;  // k of one instruction
-constexpr int PLANES = PRODUCTS == 3 ? 2 : 1;
-constexpr int SEGMENT = 64;  // elements of hi, then of lo, along the contiguous axis (split.cu)
 constexpr int CONSUMERS = BM / 64;
 constexpr int THREADS = 128 * (1 + CONSUMERS);
 constexpr int K_ROW = BK * ELEMENT_BYTES;  // bytes of a row of a K-major tile
@@ -60,7 +53,6 @@ static_assert(K_ROW == 128 || K_ROW == 64, "a row of a K-major tile is one span 
 static_assert(BM == 128 || BM == 64, "one or two consumers: the registers are dealt out for those");
 static_assert((!B_MN || BN % 64 == 0), "instructions have 64 rows, MN-major boxes 64 columns");
 static_assert(BN == 64 || BN == 192 || BN == 256, "the instructions written out below");
-static_assert(PRODUCTS == 1 || (TYPE == FLOAT16 && PRODUCTS == 3), "only float32 comes in two planes");
 static_assert(!PROMOTE || PROMOTE % BK == 0, "sums are handed over between stages");
 static_assert(RESIDENT == 1 || ACC <= 32, "two thread blocks share the registers");
 static_assert(RESIDENT * (STAGES * STAGE_BYTES + 1024) <= 226 * 1024, "shared memory of a multiprocessor");
@@ -70,10 +62,6 @@ struct alignas(64) TensorMap {
 };
 
 // ---- what a warpgroup says to the hardware ---------------------------------------------------------------
-
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
 
 __device__ __forceinline__ void barrier_init(u32 barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
@@ -121,10 +109,6 @@ __device__ __forceinline__ void bring(u32 to, const TensorMap& map, int x, int y
     }
 }
 
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
 __device__ __forceinline__ u32 cluster_rank() {
     u32 rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -158,11 +142,7 @@ constexpr int k_stride = mn ? K_STEP * 128 : 32;
 #define NAMES_1 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define NAMES_2 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define NAMES_3 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#if TYPE == 3
-#define SUM(i) "+r"(d[i])
-#else
-#define SUM(i) "+f"(d[i])
-#endif
+#define SUM(i) SUM_REGISTER(d[i])
 #define SUMS_4(i) SUM(i), SUM(i + 1), SUM(i + 2), SUM(i + 3)
 #define SUMS_32(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12), SUMS_4(i + 16), SUMS_4(i + 20), SUMS_4(i + 24), SUMS_4(i + 28)
 #if BN == 64
@@ -184,16 +164,6 @@ constexpr int k_stride = mn ? K_STEP * 128 : 32;
 #define A_B_P "%128, %129, p"
 #define KEEP "%130"
 #endif
-#if A_UNSIGNED
-#define A_SIGN "u"
-#else
-#define A_SIGN "s"
-#endif
-#if B_UNSIGNED
-#define B_SIGN "u"
-#else
-#define B_SIGN "s"
-#endif
 #define DIGIT(x) #x
 #define TEXT(x) DIGIT(x)
 #if TYPE == 1
@@ -203,7 +173,7 @@ constexpr int k_stride = mn ? K_STEP * 128 : 32;
 #define KIND "k8.f32.tf32.tf32"
 #define SIGNS ", 1, 1"
 #else
-#define KIND "k32.s32." A_SIGN "8." B_SIGN "8"
+#define KIND "k32.s32." A_INT8 "." B_INT8
 #define SIGNS ""
 #endif
 
@@ -218,22 +188,8 @@ __device__ __forceinline__ void multiply(S (&d)[ACC], u64 a, u64 b, int keep) {
 // The compiler must not read sums earlier than this.
 __device__ __forceinline__ void settle(S (&d)[ACC]) {
 #pragma unroll
-    for (int i = 0; i < ACC; ++i) {
-#if TYPE == 3
-        asm volatile("" : "+r"(d[i])::"memory");
-#else
-        asm volatile("" : "+f"(d[i])::"memory");
-#endif
-    }
+    for (int i = 0; i < ACC; ++i) asm volatile("" : SUM(i)::"memory");
 }
-
-#if PRODUCTS == 3
-// x·2^e, rounded once. 2^e alone may be out of range; where half of it is, so is the result.
-__device__ __forceinline__ float scaled(float x, int e) {
-    const auto power = [](int e) { return __int_as_float((127 + (e < -126 ? -126 : e > 127 ? 127 : e)) << 23); };
-    return x * power(e >> 1) * power(e - (e >> 1));
-}
-#endif
 
 template <int COUNT>
 struct alignas(COUNT * sizeof(S)) Vector {
@@ -323,10 +279,9 @@ struct Tiles {
     __device__ Tiles(int m, int n) : down((m + CLUSTER * BM - 1) / (CLUSTER * BM)), across((n + BN - 1) / BN) {}
     __device__ int count() const { return down * across; }
     __device__ void place(int t, int& row, int& col) const {
-        const int group = t / (GROUP * across), within = t % (GROUP * across);
-        const int below = down - group * GROUP, height = below < GROUP ? below : GROUP;
-        row = (group * GROUP + within % height) * CLUSTER * BM;
-        col = within / height * BN;
+        const TilePlace<int> place = place_of_tile<GROUP>(t, down, across);
+        row = place.row * CLUSTER * BM;
+        col = place.col * BN;
     }
 };
 
