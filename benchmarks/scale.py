@@ -13,8 +13,10 @@ import numpy as np
 
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.engine.ports import Arithmetic, Limits
-from ooc_gemm.planning.plan import Plan, lower_bound_bytes
-from ooc_gemm.planning.problem import Matrix, MiB, Rates
+from ooc_gemm.planning.machine import Rates
+from ooc_gemm.planning.plan import Plan
+from ooc_gemm.planning.problem import Matrix, MiB
+from ooc_gemm.planning.traffic import lower_bound_bytes
 from ooc_gemm.run.prepare import prepare
 from ooc_gemm.storage.read.local import Source
 

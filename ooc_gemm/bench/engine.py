@@ -22,8 +22,8 @@ import psutil
 from .. import __version__
 from ..api import multiply
 from ..devices import open_device
-from ..planning.problem import Rates
-from ..planning.search import taking_turns
+from ..planning.cost import taking_turns
+from ..planning.machine import Rates
 from ..run.generate import random
 from ..run.rates import described
 from ..run.result import Result

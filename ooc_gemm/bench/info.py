@@ -23,8 +23,8 @@ from ..devices.cpu.device import CPU, processor
 from ..devices.several import Several
 from ..engine.execute import execute
 from ..engine.ports import Array, Device, Limits
-from ..planning.plan import Part, Piece, cut
 from ..planning.problem import Matrix, MiB
+from ..planning.schedule import Part, Piece, cut
 from ..run.prepare import prepare
 from ..run.rates import FILE, FOLDERS, file_system, kernel_key, possible
 from ..storage.io.files import chunks_at_once, in_memory

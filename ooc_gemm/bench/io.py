@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..planning.plan import cut
 from ..planning.problem import MiB
+from ..planning.schedule import cut
 from ..storage.io import files
 from ..storage.read import store
 from ..storage.read.local import CompressedSource

@@ -119,7 +119,8 @@ def _timed(
         writes=False, device=device, memory_limit="1TiB", precision=precision, kernel=kernel,
     )  # fmt: skip
     arithmetic = job.operation.arithmetic
-    plan, trace = replace(job.plan, bm=side, bn=side, bk=depth, c_buffers=1), Trace()
+    panels, trace = replace(job.plan.k_panels, deepest=depth), Trace()
+    plan = replace(job.plan, bm=side, bn=side, k_panels=panels, c_buffers=1)
     block = next(plan.blocks())
     pieces = list(plan.pieces(block, (0, depth)))
     part = next(plan.parts(block))

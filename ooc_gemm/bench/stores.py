@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..devices import open_device
-from ..planning.plan import Part
+from ..planning.schedule import Part
 from ..run.rates import described
 from ..storage.write import layout, opening
 from ..support.buffers import Bytes, page_aligned

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..planning.plan import DIAGONAL_STRIPS
+from ..planning.schedule import DIAGONAL_STRIPS
 from ..support.intervals import ceil_div, ranges, round_up
 from . import catalog, driver, nvrtc
 from .driver import Kernel

@@ -28,8 +28,9 @@ from ..devices import open_device
 from ..devices.cpu.device import CPU
 from ..engine.execute import execute
 from ..engine.ports import Arithmetic, Device, Limits, Operation
-from ..planning.plan import Block, Plan
-from ..planning.problem import Rates
+from ..planning.machine import Rates
+from ..planning.plan import Plan
+from ..planning.schedule import Block
 from ..storage.read import store
 from ..storage.read.local import Source
 from ..storage.write import journal, reopen, targets

@@ -25,8 +25,10 @@ import numpy as np
 from ..engine.check import Verdict
 from ..engine.ports import COMPUTE, UPLOAD, Arithmetic, Array, Check, Limits, Member, Operation
 from ..engine.ring import Event
-from ..planning.plan import Block, Part, Piece, Plan
-from ..planning.problem import MiB, Rates
+from ..planning.machine import Rates
+from ..planning.plan import Plan
+from ..planning.problem import MiB
+from ..planning.schedule import Block, Part, Piece
 from ..support.buffers import Bytes
 from ..support.errors import DeviceError, DeviceLostError, InputError, OutOfMemoryError
 from ..support.intervals import band_of, band_rows, bands

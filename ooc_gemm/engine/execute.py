@@ -20,7 +20,8 @@ from mmap import PAGESIZE
 from threading import Lock
 from typing import Protocol
 
-from ..planning.plan import Block, Part, Piece, Plan
+from ..planning.plan import Plan
+from ..planning.schedule import Block, Part, Piece
 from ..support.buffers import Bytes
 from ..support.errors import on_thread
 from ..support.shared import Shared
@@ -145,7 +146,7 @@ class _Pairs:
 
     def _buffers(self, step: int) -> tuple[tuple[str, int], tuple[str, int]]:
         b = step % self._plan.panel_buffers
-        return ("a", self._plan.a_buffer(self._panels[step % len(self._panels)], b)), ("b", b)
+        return ("a", self._plan.k_panels.a_buffer(self._panels[step % len(self._panels)], b)), ("b", b)
 
 
 @quick_turns

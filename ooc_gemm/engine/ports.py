@@ -18,8 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..planning.plan import Block, Part, Piece, Plan
-from ..planning.problem import Rates
+from ..planning.machine import Rates
+from ..planning.plan import Plan
+from ..planning.schedule import Block, Part, Piece
 from ..support.buffers import Bytes
 from ..support.errors import DeviceError, RangeError
 from ..support.trace import Trace
@@ -209,8 +210,8 @@ class Device(Protocol):
         """Compute block c ← α·(panels p) + (β if first else 1)·block c.
 
         For a block on the diagonal, the panel of op(A) is also that of op(B), and only what lies on and below
-        the diagonal counts. If panels of op(A) stay on the device (`Plan.resident`), each has its own number,
-        and the kernel must not change it.
+        the diagonal counts. If panels of op(A) stay on the device (`Panels.resident`), each has its own
+        number, and the kernel must not change it.
         """
 
     def mirror(self, block: Block, c: int, col: int = 0) -> None:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..planning.plan import Piece
+from ..planning.schedule import Piece
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -17,9 +17,13 @@ from dataclasses import dataclass, replace
 from mmap import PAGESIZE
 
 from ..support.intervals import round_up
+from .candidates import chunk_side, steps
+from .cost import one_pass
+from .ledger import piece_bytes
+from .machine import Budget, Rates
 from .plan import Plan
-from .problem import CHUNK_BYTES, Budget, Matrix, MiB, Problem, Rates
-from .search import chunk_side, least_seconds, make_plan, one_pass, piece_bytes, predict, steps
+from .problem import CHUNK_BYTES, Matrix, MiB, Problem
+from .search import least_seconds, make_plan, predict
 
 ADVISED = 2.0
 """The plan speaks of chunks where better ones would make the job this many times as fast."""

@@ -1,7 +1,4 @@
-"""What is planned: a product of stored matrices; what the machine does a second; how much memory there is.
-
-Nothing here touches a store or a device; everything is numbers.
-"""
+"""What is planned: a product of stored matrices, as numbers. Nothing here touches a store or a device."""
 
 import math
 from dataclasses import dataclass, field
@@ -268,77 +265,3 @@ class Problem:
             for stored, wanted in zip(self.stored_along_k, self.along_k, strict=True)
         )
         return a, b
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What the machine does a second. `shared`: every stage runs on the same cores, so that their
-    times add up instead of hiding behind the longest."""
-
-    flops: float
-    read: float
-    write: float
-    upload: float
-    download: float
-    shared: bool
-    read_seconds: float = 6e-6
-    """Seconds of one read call beside its bytes; calls do not overlap."""
-    stream: float = math.inf
-    """Bytes a second that one reader gets."""
-    latency: float = 0.0
-    """Seconds that a read waits for its first byte; readers wait side by side."""
-    piece_seconds: float = 60e-6
-    """Seconds of one piece's way through the ring beside its bytes, and of a chunk's of C; pieces do not
-    overlap in this."""
-    thin: float = 32.0
-    """Panel depth at which a multiplication takes twice its time: it reads and writes C once."""
-    decode: float = math.inf
-    """Decoded bytes a second of chunks that must be decoded, by all readers."""
-    touch: float = 6e9
-    """Bytes a second at which fresh host memory can be had (and made ready for copies to the device)."""
-    turns: float = 0.5
-    """How reads and writes share the store: time of both at once, of equally long ones, over the sum of
-    their times alone. 1: they take turns; ½: they do not disturb each other."""
-    devices: int = 1
-    """What `flops` are of."""
-    at_once: int = 1
-    """Of how many of them host memory feeds the copies: what `upload` and `download` are of."""
-    start: float = 0.0
-    """Seconds before the first read and after the last write, beside those for slots."""
-    note: str = ""
-    """Where these numbers are from: for the reader of the plan."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Limits in bytes, and what is spent before the plan spends anything."""
-
-    host: int
-    """Most memory the process may hold resident."""
-    host_baseline: int
-    """Interpreter, libraries, thread stacks."""
-    device: int | None
-    """Most memory of the device; None where the device computes in host memory."""
-    device_baseline: int = 0
-    """Context and library workspaces."""
-    workspace: int = 0
-    """Scratch of the device's arithmetic, in the memory the device computes in."""
-    staged: bool = False
-    """Uploads are converted on the device and need one slot of scratch there."""
-    readers: int = 4
-    """Most reader threads."""
-    writers: int = 2
-    """Most writer threads."""
-    workers: int = 1
-    """Processes, each with this budget, that blocks are dealt to."""
-    connection: int = 0
-    """What each thread takes that talks to another machine. There are many of them, and fewer are tried, too,
-    for what all of them hold may not fit."""
-    weights: tuple[int, ...] = (1,)
-    """How fast each of several devices is: blocks are cut into bands of rows, as high as their devices are
-    fast, and limits and baselines of the device are of each."""
-    stacked: bool = False
-    """Pieces may be of several chunks (`Matrix.stacked`)."""
-    linked: bool = True
-    """They can read each other's memory: op(B)'s panels are uploaded to one of them, the others take them
-    from there."""

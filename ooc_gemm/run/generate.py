@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..devices.cpu.device import INTERPRETER_BYTES
-from ..planning.plan import Part
 from ..planning.problem import CHUNK_BYTES, MiB
+from ..planning.schedule import Part
 from ..storage.io.requests import CONNECTION_BYTES, WRITERS
 from ..storage.read import store
 from ..storage.write import checks, layout, opening

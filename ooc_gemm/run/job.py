@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from ..engine.execute import execute
-from ..planning.plan import Block, Plan
+from ..planning.plan import Plan
+from ..planning.schedule import Block
 from ..storage.format import conventions
 from ..storage.read import store
 from ..storage.write import conversion

@@ -11,8 +11,9 @@ import numpy as np
 from ..devices import open_device
 from ..engine.ports import INT64_MAX, Device, Operation
 from ..planning import layouts
+from ..planning.machine import Budget
 from ..planning.plan import Plan
-from ..planning.problem import Budget, Matrix, Problem
+from ..planning.problem import Matrix, Problem
 from ..planning.search import make_plan
 from ..storage.io.files import chunks_at_once
 from ..storage.io.requests import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests, side_by_side

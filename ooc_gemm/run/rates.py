@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.ports import Arithmetic, Device
-from ..planning.problem import Rates
+from ..planning.machine import Rates
 from ..storage.io.files import mounted
 from ..storage.write.targets import DIRECT_BYTES
 from ..support.remembered import recall

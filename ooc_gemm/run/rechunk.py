@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..engine.ports import Array
 from ..planning.layouts import Copy
-from ..planning.plan import Part, Piece, cut
+from ..planning.schedule import Part, Piece, cut
 from ..storage.read.local import Source
 from ..storage.write import layout, opening
 from ..support.buffers import Bytes, page_aligned

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from ..devices.cpu.device import INTERPRETER_BYTES
 from ..engine.check import HOEFFDING, ROOT_TINY, Rounding, compare, least, roundoff
-from ..planning.plan import Piece, cut
 from ..planning.problem import MiB
+from ..planning.schedule import Piece, cut
 from ..storage.io.requests import CONNECTION_BYTES, requests
 from ..storage.read import store
 from ..storage.read.local import Source

@@ -14,9 +14,11 @@ from ooc_gemm.cuda_kernels import catalog, complex_gemm, driver, nvrtc, tensor
 from ooc_gemm.devices.cuda import check as cuda_check
 from ooc_gemm.devices.cuda import device as cuda
 from ooc_gemm.engine.ports import Arithmetic, Operation
-from ooc_gemm.planning.plan import Block
-from ooc_gemm.planning.problem import Budget, Matrix, Problem, Rates
-from ooc_gemm.planning.search import MOST_EXTENT, make_plan
+from ooc_gemm.planning.ledger import MOST_EXTENT
+from ooc_gemm.planning.machine import Budget, Rates
+from ooc_gemm.planning.problem import Matrix, Problem
+from ooc_gemm.planning.schedule import Block
+from ooc_gemm.planning.search import make_plan
 from ooc_gemm.support.errors import BudgetError, DeviceError
 
 GiB = 1 << 30

@@ -24,7 +24,7 @@ import ooc_gemm.dask.arrays  # noqa: E402
 import ooc_gemm.dask.cluster  # noqa: E402
 from ooc_gemm import DeviceError, InputError, RangeError, StoreError  # noqa: E402
 from ooc_gemm.dask import matmul  # noqa: E402
-from ooc_gemm.planning.plan import Part  # noqa: E402
+from ooc_gemm.planning.schedule import Part  # noqa: E402
 from ooc_gemm.storage.format import unfinished  # noqa: E402
 from ooc_gemm.storage.write import opening, targets  # noqa: E402
 

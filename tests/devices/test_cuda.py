@@ -9,7 +9,7 @@ import ooc_gemm
 import ooc_gemm.run.prepare
 from ooc_gemm.cuda_kernels.tensor import split_pays
 from ooc_gemm.devices.cuda import device as cuda
-from ooc_gemm.planning.plan import EARLY_STRIPS
+from ooc_gemm.planning.schedule import EARLY_STRIPS
 from ooc_gemm.support.intervals import BAND
 
 

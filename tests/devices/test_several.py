@@ -66,7 +66,7 @@ class Ordered(CPU):
         super().take(other, panel, rows, cols, buffer, uploaded)
 
     def multiply(self, block, panel, p, c, first):
-        for at in (("a", self.plan.a_buffer(panel, p)), ("b", p)):
+        for at in (("a", self.plan.k_panels.a_buffer(panel, p)), ("b", p)):
             assert self.uploaded[at] | self.taken[at] <= self.known[COMPUTE], "multiplied before it is there"
             self.do(COMPUTE, self.used[at])
         super().multiply(block, panel, p, c, first)
@@ -180,9 +180,12 @@ def test_the_product_is_right(tmp_path, device, dtype, transpose_a, transpose_b)
 @pytest.mark.parametrize("buffers", [1, 2, 4])
 def test_all_streams_wait_for_what_they_need(tmp_path, monkeypatch, weights, beta, buffers):
     make = with_blocks(640, 300, 128)
-    monkeypatch.setattr(
-        ooc_gemm.run.prepare, "make_plan", lambda *x: replace(make(*x), panel_buffers=buffers)
-    )
+
+    def made(*args):
+        plan = make(*args)
+        return replace(plan, k_panels=replace(plan.k_panels, buffers=buffers))
+
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", made)
     a, b, old = random((700, 1000), "f4"), random((1000, 900), "f4"), random((700, 900), "f4")
     c = stored(tmp_path / "c", old, (128, 100)) if beta else str(tmp_path / "c")
     result = ooc_gemm.multiply(

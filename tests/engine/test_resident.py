@@ -14,7 +14,10 @@ from ooc_gemm.devices import open_device
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.several import Several
 from ooc_gemm.planning import search as planner
-from ooc_gemm.planning.problem import Budget, Matrix, Problem, Rates
+from ooc_gemm.planning.candidates import Candidate, outputs, rings
+from ooc_gemm.planning.machine import Budget, Rates
+from ooc_gemm.planning.panels import RESIDENT_BUFFERS, Panels
+from ooc_gemm.planning.problem import Matrix, Problem
 from ooc_gemm.run import prepare
 
 RNG = np.random.default_rng(0)
@@ -27,9 +30,10 @@ def resident(request, monkeypatch):
 
     def make_plan(problem, budget, rates):
         assert problem.keeps_a
-        c, ring = planner._outputs(problem)[0], planner._rings(budget)[0]
-        x = planner._Candidate(c, min(300, problem.m), 200, request.param, 2, ring, resident=True)
-        return planner._finish(problem, budget, rates, x)
+        panels = Panels(problem.k, request.param, problem.k_chunk, resident=True, buffers=RESIDENT_BUFFERS)
+        c, ring = outputs(problem)[0], rings(budget)[0]
+        x = Candidate(c, min(300, problem.m), 200, panels, 2, ring)
+        return planner.finish(problem, budget, rates, x)
 
     monkeypatch.setattr(prepare, "make_plan", make_plan)
 
@@ -57,7 +61,7 @@ def check(folder, device, dtype, transpose, beta, **options):
         transpose_a="a" in transpose, transpose_b="b" in transpose, **options,
     )  # fmt: skip
     plan = result.plan
-    assert plan.resident
+    assert plan.k_panels.resident
     assert plan.to_dict()["resident"]
     assert "those of A stay on the device" in str(plan)
     assert (plan.block_count, plan.panel_count) == (15, -(-500 // plan.bk))
@@ -145,7 +149,7 @@ def test_blocks_that_fail_their_check(resident, kind):
     result = ooc_gemm.multiply(
         a, b, device=faulty(kind, fault), verify=True, notice=said.append, chunks=(100, 100)
     )
-    assert result.plan.resident
+    assert result.plan.k_panels.resident
     assert not left
     assert any("computed once more" in each for each in said)
     assert (result.array == 500).all()
@@ -165,19 +169,19 @@ def test_chosen_where_writing_takes_long():
     budget = Budget(24 * GiB, GiB, 126 * GiB, GiB, readers=8, writers=32, weights=(1,) * 4)
     plan = planner.make_plan(problem(), budget, rates)
     alone = planner.make_plan(replace(problem(), keeps_a=False), budget, rates)
-    assert plan.resident
-    assert not alone.resident
+    assert plan.k_panels.resident
+    assert not alone.k_panels.resident
     assert plan.predicted_seconds < 0.95 * alone.predicted_seconds
     assert plan.bytes_read == alone.bytes_read == plan.problem.a.stored_bytes * 2
     assert plan.device_bytes <= plan.budget.device
     for other in (replace(budget, workers=4), replace(budget, device=None)):
-        assert not planner.make_plan(problem(), other, rates).resident
-    assert not planner.make_plan(replace(problem(), symmetric=True), budget, rates).resident
+        assert not planner.make_plan(problem(), other, rates).k_panels.resident
+    assert not planner.make_plan(replace(problem(), symmetric=True), budget, rates).k_panels.resident
 
 
 def test_one_that_has_no_room():
     budget = Budget(24 * GiB, GiB, 12 * GiB, GiB, readers=8, writers=32)
-    assert not planner.make_plan(problem(), budget, RATES).resident  # A takes 16 GiB
+    assert not planner.make_plan(problem(), budget, RATES).k_panels.resident  # A takes 16 GiB
 
 
 @pytest.mark.parametrize("k", [0, 400])

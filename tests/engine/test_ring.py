@@ -10,7 +10,7 @@ import pytest
 import ooc_gemm
 from ooc_gemm.engine.execute import _read, _wait_for_all
 from ooc_gemm.engine.ring import Ring, Stopped
-from ooc_gemm.planning.plan import Piece
+from ooc_gemm.planning.schedule import Piece
 from ooc_gemm.support.trace import Trace
 
 

@@ -69,7 +69,7 @@ def with_blocks(bm, bn, bk):
     def make(problem, budget, rates):
         plan = make_plan(problem, budget, rates)
         p = plan.problem
-        sizes = {"bm": min(bm, p.m), "bn": min(bn, p.n), "bk": max(1, min(bk, p.k))}
-        return replace(plan, **sizes, found=(), kept=(), resident=False)
+        panels = replace(plan.k_panels, deepest=max(1, min(bk, p.k)), resident=False)
+        return replace(plan, bm=min(bm, p.m), bn=min(bn, p.n), k_panels=panels, found=(), kept=())
 
     return make

@@ -40,7 +40,7 @@ import numpy as np
 import zarr
 
 import ooc_gemm
-from ooc_gemm.planning.plan import cut
+from ooc_gemm.planning.schedule import cut
 from ooc_gemm.storage.format import unfinished
 from ooc_gemm.storage.read import store
 from ooc_gemm.support.memory import resident_bytes

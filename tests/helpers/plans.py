@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from ooc_gemm.planning.machine import Rates
 from ooc_gemm.planning.plan import Plan
-from ooc_gemm.planning.problem import Rates
 
 RATES = Rates(1e11, 4e9, 1e9, 5e9, 5e9, shared=True)
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from plans import RATES, check_plan
 
 import ooc_gemm
-from ooc_gemm.planning.problem import Budget, Matrix, Problem, Rates
+from ooc_gemm.planning.machine import Budget, Rates
+from ooc_gemm.planning.problem import Matrix, Problem
 from ooc_gemm.planning.search import make_plan
 
 MiB = 1 << 20

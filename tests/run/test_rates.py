@@ -13,8 +13,10 @@ from ooc_gemm.bench import info, kernel_rate
 from ooc_gemm.bench import stores as bench_store
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.several import Several
-from ooc_gemm.planning.problem import Budget, Matrix, Problem, Rates
-from ooc_gemm.planning.search import make_plan, taking_turns
+from ooc_gemm.planning.cost import taking_turns
+from ooc_gemm.planning.machine import Budget, Rates
+from ooc_gemm.planning.problem import Matrix, Problem
+from ooc_gemm.planning.search import make_plan
 from ooc_gemm.run import rates
 from ooc_gemm.support import remembered
 

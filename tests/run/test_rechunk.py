@@ -19,7 +19,8 @@ from conftest import make, ooc
 import ooc_gemm
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.planning import layouts as layout
-from ooc_gemm.planning.problem import Budget, Matrix, Problem, Rates
+from ooc_gemm.planning.machine import Budget, Rates
+from ooc_gemm.planning.problem import Matrix, Problem
 from ooc_gemm.planning.search import make_plan
 from ooc_gemm.run import rechunk
 from ooc_gemm.run.prepare import prepare
@@ -362,7 +363,7 @@ import sys, time
 from ooc_gemm import cli
 from ooc_gemm.storage.write import targets
 from ooc_gemm.devices.cpu.device import CPU
-from ooc_gemm.planning.problem import Rates
+from ooc_gemm.planning.machine import Rates
 CPU.rates = lambda self, arithmetic: Rates(1e11, 4e9, 1e9, 4e9, 4e9, shared=True, decode=1e6)
 CPU.model = "of these tests"
 write = targets.Target.write

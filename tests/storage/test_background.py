@@ -17,8 +17,8 @@ import ooc_gemm
 from ooc_gemm.bench import info
 from ooc_gemm.bench.io import by_one_thread
 from ooc_gemm.devices.cpu.device import CPU
-from ooc_gemm.planning.plan import Part, cut
 from ooc_gemm.planning.problem import MOST_STACKED
+from ooc_gemm.planning.schedule import Part, cut
 from ooc_gemm.storage.io import background, files
 from ooc_gemm.storage.io.stamps import stamp_of
 from ooc_gemm.storage.read import store
@@ -182,7 +182,7 @@ import numpy as np
 import ooc_gemm
 from ooc_gemm.storage.io import files
 from ooc_gemm.storage.read import store
-from ooc_gemm.planning.plan import cut
+from ooc_gemm.planning.schedule import cut
 def product():
     return ooc_gemm.multiply(sys.argv[1], sys.argv[1], device="cpu").array
 assert files.in_background(sys.argv[1])

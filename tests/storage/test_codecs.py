@@ -9,7 +9,7 @@ import zarr
 from numcodecs import BZ2, LZ4, LZMA, Blosc, GZip, Zlib, Zstd
 
 from ooc_gemm import multiply
-from ooc_gemm.planning.plan import cut
+from ooc_gemm.planning.schedule import cut
 from ooc_gemm.storage.read import store
 from ooc_gemm.storage.read.local import Source
 

@@ -18,7 +18,7 @@ from conftest import make
 
 import ooc_gemm
 from ooc_gemm.bench import io as bench_io
-from ooc_gemm.planning.plan import Part, cut
+from ooc_gemm.planning.schedule import Part, cut
 from ooc_gemm.storage.format import codec as codec
 from ooc_gemm.storage.io import files
 from ooc_gemm.storage.read import store

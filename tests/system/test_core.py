@@ -16,8 +16,10 @@ from conftest import Recording, make
 from plans import RATES, check_plan
 
 import ooc_gemm
-from ooc_gemm.planning.problem import Budget, Matrix, Problem, Rates
-from ooc_gemm.planning.search import MIN_DEPTH, make_plan
+from ooc_gemm.planning.candidates import MIN_DEPTH
+from ooc_gemm.planning.machine import Budget, Rates
+from ooc_gemm.planning.problem import Matrix, Problem
+from ooc_gemm.planning.search import make_plan
 from ooc_gemm.support.intervals import growing_panels
 from ooc_gemm.support.trace import Trace
 
@@ -181,7 +183,7 @@ def test_panels_grow_where_the_first_and_the_last_count(k):
     plan = make_plan(device_problem(512, 512, k), Budget(1 << 30, 0, 1 << 30), rates)
     check_plan(plan)
     depths = [stop - start for start, stop in plan.panels()]
-    assert plan.growth > 1
+    assert plan.k_panels.growth > 1
     assert plan.block_count == 1
     assert plan.panel_count == len(depths) > 2
     assert depths[0] == 512

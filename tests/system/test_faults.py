@@ -528,7 +528,7 @@ def test_sigterm_while_operands_are_copied(here):
 import sys
 from ooc_gemm.cli import main
 from ooc_gemm.devices.cpu.device import CPU
-from ooc_gemm.planning.problem import Rates
+from ooc_gemm.planning.machine import Rates
 CPU.rates = lambda self, arithmetic: Rates(1e15, 1e6, 1e9, 1e9, 1e9, shared=False)
 main(["multiply", "wide", "wide", "c", "-d", "cpu", "-M", "180MiB", "--rechunk"])
 """

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from outcome import assert_one_sentence, snapshot
 
 import ooc_gemm
-from ooc_gemm.planning.plan import cut
+from ooc_gemm.planning.schedule import cut
 from ooc_gemm.storage.read import store
 
 MiB = 1 << 20

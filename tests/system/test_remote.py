@@ -20,7 +20,7 @@ import zarr
 from conftest import Done, ooc
 
 import ooc_gemm
-from ooc_gemm.planning.plan import cut
+from ooc_gemm.planning.schedule import cut
 from ooc_gemm.storage.io import answers, client, objects, requests
 from ooc_gemm.storage.read import store
 

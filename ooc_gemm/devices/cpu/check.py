@@ -18,7 +18,8 @@ import numpy as np
 
 from ...engine.check import Sums, Verdict
 from ...engine.ports import Array, Operation
-from ...planning.plan import Plan, check_bytes
+from ...planning.ledger import check_bytes
+from ...planning.plan import Plan
 from ...support.intervals import ceil_div, ranges
 
 TILE_ELEMENTS = 1 << 16

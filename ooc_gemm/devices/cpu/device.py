@@ -26,8 +26,10 @@ from threadpoolctl import threadpool_limits
 from ...engine.check import Verdict
 from ...engine.ports import COMPUTE, Arithmetic, Array, Check, Device, Limits, Operation, Overflow
 from ...engine.ring import Event, Stopped
-from ...planning.plan import DIAGONAL_STRIPS, Block, Part, Piece, Plan
-from ...planning.problem import MiB, Rates
+from ...planning.machine import Rates
+from ...planning.plan import Plan
+from ...planning.problem import MiB
+from ...planning.schedule import DIAGONAL_STRIPS, Block, Part, Piece
 from ...support.buffers import Bytes, page_aligned
 from ...support.errors import InputError, on_thread
 from ...support.intervals import ceil_div, ranges
@@ -236,10 +238,13 @@ class CPU:
         self._op, self._trace = operation, trace
         self._overflow = Overflow(operation)
         arithmetic = operation.arithmetic
-        self._a_buffer = plan.a_buffer
+        self._a_buffer = plan.k_panels.a_buffer
         self._panels = {
             (name, p): np.empty(plan.bk * lines, arithmetic.panel)
-            for name, lines, count in (("a", plan.bm, plan.a_buffers), ("b", plan.bn, plan.panel_buffers))
+            for name, lines, count in (
+                ("a", plan.bm, plan.k_panels.a_buffers),
+                ("b", plan.bn, plan.panel_buffers),
+            )
             for p in range(count)
         }
         self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]

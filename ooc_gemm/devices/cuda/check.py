@@ -18,7 +18,9 @@ from ...cuda_kernels.driver import Event, Events
 from ...cuda_kernels.tensor import load
 from ...engine.check import Sums, Verdict
 from ...engine.ports import Operation
-from ...planning.plan import Block, Plan, check_bytes
+from ...planning.ledger import check_bytes
+from ...planning.plan import Plan
+from ...planning.schedule import Block
 from ...support.buffers import Bytes, page_aligned
 from ...support.intervals import ceil_div, round_up
 

@@ -42,8 +42,11 @@ from ...engine.ports import (
     Operation,
     Overflow,
 )
-from ...planning.plan import EARLY_STRIPS, Block, Part, Piece, Plan, panel_elements
-from ...planning.problem import MiB, Rates
+from ...planning.ledger import panel_elements
+from ...planning.machine import Rates
+from ...planning.plan import Plan
+from ...planning.problem import MiB
+from ...planning.schedule import EARLY_STRIPS, Block, Part, Piece
 from ...support import cache
 from ...support.buffers import Bytes, page_aligned
 from ...support.errors import NO_MEMORY, DeviceError, InputError, OutOfMemoryError
@@ -398,7 +401,7 @@ class CUDA:
         arithmetic, self._block_shape = operation.arithmetic, (plan.bm, plan.bn)
         self._use()
         sizes = panel_elements(plan.problem, plan.bm, plan.bn, plan.bk)
-        panels = {("a", p): (sizes[0], arithmetic.panel) for p in range(plan.a_buffers)}
+        panels = {("a", p): (sizes[0], arithmetic.panel) for p in range(plan.k_panels.a_buffers)}
         panels |= {("b", p): (sizes[1], arithmetic.panel) for p in range(plan.panel_buffers)}
         others: dict[Any, tuple[int, np.dtype[Any]]] = {
             ("c", c): (plan.bm * plan.bn, arithmetic.block) for c in range(plan.c_buffers)
@@ -415,7 +418,7 @@ class CUDA:
         for some in (panels, others):  # which go at different times
             self._arrays |= self._allocate_all(some)
         self._gemm, self._depth = self._open_kernel(plan), plan.problem.k
-        self._a_buffer = plan.a_buffer
+        self._a_buffer = plan.k_panels.a_buffer
         self._waits_for_writes = plan.c_buffers == 1
         self._early, self._finished = {}, {}
         self._copies = {UPLOAD: itertools.count(), DOWNLOAD: itertools.count()}
@@ -650,7 +653,7 @@ class CUDA:
         if kernel.launcher != "nvrtc":
             kind = Wgmma if kernel.launcher == "wgmma" else Mma
             gemm = kind(kernel.name, trans_a, trans_b, panel, panel)
-            in_place = "b" if plan.resident else "ab"
+            in_place = "b" if plan.k_panels.resident else "ab"
             gemm.reserve(plan.bm, plan.bn, plan.bk, in_place)
             return partial(self._real, partial(gemm, in_place=in_place))
         size = plan.bm, plan.bn, plan.bk

@@ -21,8 +21,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from ...planning.plan import Piece
 from ...planning.problem import Matrix, MiB
+from ...planning.schedule import Piece
 from ...support.buffers import Bytes, give_back
 from ...support.errors import BudgetError, Error, InputError, StoreError
 from ...support.intervals import ceil_div

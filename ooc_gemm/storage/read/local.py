@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...planning.plan import Piece
 from ...planning.problem import Matrix
+from ...planning.schedule import Piece
 from ...support.buffers import PAGE, Bytes, scratch
 from ...support.errors import StoreError, remedy
 from ...support.intervals import overlaps

@@ -30,8 +30,8 @@ from zarr.abc.store import RangeByteRequest
 from zarr.codecs import ShardingCodec, TransposeCodec
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, WrapperStore, ZipStore
 
-from ...planning.plan import Piece
 from ...planning.problem import Matrix, Work
+from ...planning.schedule import Piece
 from ...support import redact
 from ...support.buffers import Bytes, give_back
 from ...support.errors import NO_MEMORY, Error, InputError, OutOfMemoryError, StoreError, no_memory, remedy

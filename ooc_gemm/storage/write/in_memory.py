@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ...planning.plan import Part
 from ...planning.problem import Matrix
+from ...planning.schedule import Part
 from ...support.buffers import Bytes
 from ..read.store import Array
 from .conversion import check_fits, convert

@@ -23,7 +23,7 @@ import numpy as np
 import zarr
 from zarr.storage import MemoryStore, StorePath
 
-from ...planning.plan import Part
+from ...planning.schedule import Part
 from ...support.buffers import Bytes, give_back, scratch
 from ...support.errors import InputError, StoreError, remedy
 from ..format import codec, documents, shards

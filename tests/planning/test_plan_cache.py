@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ooc_gemm.run.prepare
-from ooc_gemm.planning import reuse
+from ooc_gemm.planning import cache
 
 
 def most_found(visits, capacity):
@@ -44,9 +44,9 @@ def test_no_cache_finds_more(data):
     sizes = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     visits = [(u, sizes[u]) for u in data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=8))]
     capacity = data.draw(st.integers(0, 4))
-    found = reuse.hits(visits, capacity)
+    found = cache.hits(visits, capacity)
     assert sum(found) == most_found(tuple(visits), capacity)
-    assert reuse.most_kept(found, reuse.kept(visits, found)) <= capacity
+    assert cache.most_kept(found, cache.kept(visits, found)) <= capacity
 
 
 class Slow(Recording):

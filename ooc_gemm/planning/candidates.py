@@ -1,0 +1,145 @@
+"""Candidates: which sizes of blocks and panels, which rings and which chunks of C the search tries."""
+
+import math
+from dataclasses import dataclass, replace
+
+from ..support.intervals import ceil_div, round_up
+from .machine import Budget
+from .panels import Panels
+from .problem import CHUNK_BYTES, Matrix, MiB, Problem
+
+MIN_DEPTH, MAX_DEPTH = 256, 8192
+"""Thinnest panel tried: thinner ones save a few MiB and cost many times the reads. And the deepest, but for
+chunks that are deeper: C is read and written for each (fp16x3, H200: 6 % of the time; 26 % at 2048)."""
+
+AMPLE_SLOTS = (4 * MiB, 1 * MiB)
+"""Largest sizes of a slot tried where the device computes in host memory: a slot should stay in the cache of
+the CPU between being read and being used …"""
+
+AMPLE_DEVICE_SLOTS = (16 * MiB, 4 * MiB)
+"""… and where each slot is copied to a device: fewer, longer copies."""
+
+LEAST_SLOT = 1 * MiB
+"""Largest size of a slot in the smallest ring."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """How many threads read and write, how many slots there are to read into, and how large one may be."""
+
+    readers: int
+    writers: int
+    slots: int
+    cap: int
+    """Bytes of a slot at most, unless a chunk that must be decoded whole, or one row, takes more."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute a product. The search compares the predicted seconds of many."""
+
+    c: Matrix
+    """C as it would be stored."""
+    bm: int
+    bn: int
+    panels: Panels
+    c_buffers: int
+    """Blocks of C on the device: with two, one is written back while the other accumulates."""
+    ring: Ring
+    cache: int = 0
+    """Slots for pieces that stay in host memory until their next use."""
+    by_columns: bool = False
+    """Blocks are made column by column."""
+
+    def times_a(self, p: Problem) -> int:
+        """How many times op(A) is read, if nothing is found in the cache; of a symmetric product, A."""
+        return 1 if self.panels.resident else ceil_div(p.n, self.bn)
+
+    def a_steps(self, p: Problem) -> tuple[int, int]:
+        """Rows and columns between the cuts of A as stored, where op(A) is cut into panels."""
+        bk = self.panels.deepest
+        return (bk, self.bm) if p.a.transposed else (self.bm, bk)
+
+    def b_steps(self, p: Problem) -> tuple[int, int]:
+        """Rows and columns between the cuts of B as stored, where op(B) is cut into panels."""
+        bk = self.panels.deepest
+        return (self.bn, bk) if p.b.transposed else (bk, self.bn)
+
+
+def rings(budget: Budget) -> list[Ring]:
+    """The rings that are tried, ample ones first."""
+    most, writers = budget.readers, budget.writers
+    counts = [most]
+    while budget.connection and counts[-1] > 4:
+        counts.append(counts[-1] // 2)
+    share = 1 if budget.connection else 2  # where a request is made again, those behind it need room
+    if budget.stacked:  # in memory: the more slots, the fewer are still in the caches of the CPU
+        share = 4
+    ample = [
+        Ring(count, max(1, writers * count // most), count + max(2, count // share), cap)
+        for count in counts
+        for cap in (AMPLE_SLOTS if budget.device is None else AMPLE_DEVICE_SLOTS)
+    ]
+    return [*ample, Ring(min(2, most), 1, 3, LEAST_SLOT)]
+
+
+def steps(extent: int, align: int) -> list[int]:
+    """Block sizes to try along an axis, descending: the axis whole, then in 2, 3, … about equal parts,
+    each a multiple of `align`."""
+    top = max(1, ceil_div(extent, align))
+    counts = [*range(1, 13), 14, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 1 << 14, 1 << 16]
+    sizes = {min(extent, ceil_div(top, count) * align) for count in counts if count <= top} | {
+        min(extent, align)
+    }
+    return sorted((max(1, size) for size in sizes), reverse=True)
+
+
+def depths(p: Problem) -> list[int]:
+    """Panel depths to try, ascending: fractions and multiples of both k chunks, powers of two, all of k."""
+    k = max(1, p.k)
+    chunks = {
+        p.a.chunk_rows if p.a.transposed else p.a.chunk_cols,
+        p.b.chunk_cols if p.b.transposed else p.b.chunk_rows,
+        p.k_chunk,
+    }
+    found = {MIN_DEPTH, 512, 1024, 2048, k}
+    for chunk in chunks:
+        found.update(chunk * times for times in (1, 2, 4, 8) if chunk * times <= max(MAX_DEPTH, chunk))
+        found.update(ceil_div(chunk, parts) for parts in (2, 4))
+    return sorted({min(k, depth) for depth in found if depth >= min(k, MIN_DEPTH)})
+
+
+def outputs(p: Problem) -> list[Matrix]:
+    """C as it may be stored: as asked, or new with chunks of the wanted size or, for small budgets, less."""
+    if not p.free_chunks:
+        return [p.c]
+    rows_of_a = p.a.chunk_cols if p.a.transposed else p.a.chunk_rows
+    cols_of_b = p.b.chunk_rows if p.b.transposed else p.b.chunk_cols
+    found: list[Matrix] = []
+    for size in CHUNK_BYTES:
+        elements = size // p.c.itemsize
+        rows = chunk_side(p.m, max(math.isqrt(elements), elements / max(1, p.n)), rows_of_a)
+        cols = rows if p.symmetric else chunk_side(p.n, elements / rows, cols_of_b)
+        c = replace(p.c, chunk_rows=rows, chunk_cols=cols)
+        if c not in found:
+            found.append(c)
+    return found
+
+
+def chunk_side(extent: int, near: float, other: int) -> int:
+    """A chunk side of C of about `near`, a multiple or an even part of the operand's chunk side `other`
+    where that comes close, so that block edges fall on chunk edges of both."""
+    extent = max(1, extent)
+    near = max(1, min(extent, round(near)))
+    if other <= near:
+        return min(extent, near // other * other)
+    side = ceil_div(other, ceil_div(other, near))
+    if other % side == 0:
+        return side
+    return min(extent, round_up(ceil_div(extent, ceil_div(extent, near)), 16))
+
+
+def everything(p: Problem, budget: Budget) -> Candidate:
+    """C in one block, and panels so deep that their depth costs nothing: what memory without end allows."""
+    panels = Panels(p.k, max(1, p.k), p.k_chunk)
+    return Candidate(outputs(p)[0], max(1, p.m), max(1, p.n), panels, 1, rings(budget)[0])

@@ -1,0 +1,242 @@
+"""Cost: the seconds that a candidate is predicted to take."""
+
+import math
+from dataclasses import dataclass, replace
+
+from ..support.intervals import ceil_div, touches
+from .candidates import Candidate
+from .ledger import slot_bytes
+from .machine import Budget, Rates
+from .problem import Matrix, Problem, rows_apart
+from .schedule import DIAGONAL_STRIPS, EARLY_STRIPS, count_blocks
+from .traffic import shared_columns, uploaded_again
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass over a stored matrix takes, cut as a candidate cuts it. The numbers are estimates."""
+
+    nbytes: float
+    """Bytes moved from the store."""
+    decoded: float
+    """Bytes of chunks that must be decoded, as decoded."""
+    pieces: float
+    calls: float
+    """Read calls."""
+
+    def seconds(self, rates: Rates, rate: float, call: float) -> float:
+        """Seconds of reading all of it at `rate` bytes and `1/call` calls a second."""
+        return self.nbytes / rate + self.decoded / rates.decode + self.calls * call
+
+
+def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
+    """A pass over S, cut every `row_step` rows and `col_step` columns and at chunk edges, into slots of
+    `slot` bytes."""
+    nbytes = s.read_bytes_estimate(row_step, col_step)
+    row_touches = touches(s.rows, row_step, s.chunk_rows)
+    col_touches = touches(s.cols, col_step, s.chunk_cols)
+    count = row_touches * col_touches
+    if s.whole:
+        return Pass(nbytes, float(count * s.chunk_bytes), count, count)
+    cuts = max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
+    pieces = touches(s.rows, row_step, s.chunks_of_piece(slot) * s.chunk_rows) * col_touches * cuts
+    by_rows = rows_apart(s.chunk_cols, min(col_step, s.chunk_cols), s.skipped)
+    return Pass(nbytes, 0.0, pieces, s.rows * col_touches if by_rows else count * cuts)
+
+
+@dataclass(frozen=True)
+class Reads:
+    """How one operand is read by a candidate."""
+
+    seconds: float
+    """Seconds of one pass over it."""
+    pieces: float
+    """Pieces of one pass."""
+    times: int
+    """Passes over it, if nothing is found in the cache."""
+    missed: float
+    """Share of its pieces that the cache does not hold."""
+    nbytes: int
+    """Bytes of all its elements, which each pass uploads."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Predicted seconds of a candidate."""
+
+    stages: dict[str, float]
+    """Seconds that each stage is busy, on one worker that makes all blocks."""
+    alone: float
+    """Seconds until all is done, on one worker that makes all blocks."""
+    share: float
+    """Share of the blocks that the busiest of several workers makes."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds until all is done."""
+        return self.alone * self.share
+
+
+class CostModel:
+    """Predicts seconds for candidates of one problem on one machine.
+
+    The search tries a thousand candidates that cut an operand in few ways, so the model keeps what it has
+    found out about passes over operands.
+    """
+
+    def __init__(self, problem: Problem, budget: Budget, rates: Rates):
+        self._problem, self._budget, self._rates = problem, budget, rates
+        self._passes: dict[tuple[str, int, int, int, int, int], Pass] = {}
+
+    def estimate(self, x: Candidate) -> Estimate:
+        """Seconds of each stage, and of the whole."""
+        p, rates, slot = self._problem, self._rates, slot_bytes(self._problem, x)
+        reads = self._reads(x, slot)
+        written, c = x.c.rows * x.c.cols, x.c
+        stages = {
+            "read": self._read_seconds(x, reads, slot),
+            "upload": self._uploaded_bytes(x, reads) / rates.upload,
+            "compute": p.flops / rates.flops * (1 + self._overhead(x)),
+            "download": written * p.block_itemsize / rates.download,
+            "write": written * c.itemsize / rates.write + math.prod(c.grid) * rates.piece_seconds,
+        }
+        fresh = x.ring.slots * slot + x.ring.writers * c.chunk_rows * c.chunk_cols * p.block_itemsize
+        start = rates.start + fresh / rates.touch
+        if rates.shared:
+            alone = start + sum(stages.values())
+        elif x.panels.growth > 1:
+            alone = start + self._growing_seconds(x, stages)
+        else:
+            alone = start + self._overlapped_seconds(x, stages, reads)
+        blocks = max(1, count_blocks(p, x.bm, x.bn))
+        return Estimate(stages, alone, ceil_div(blocks, self._budget.workers) / blocks)
+
+    def hidden_cost(self, stages: dict[str, float]) -> float:
+        """Seconds added to a candidate's when candidates are compared: a stage that hides behind the longest
+        one still has its price (`Rates.hidden_cost`). Square blocks of a symmetric product come in few sizes:
+        the next smaller one, for a few percent of the time, would read half as much again. So its price is
+        twice that."""
+        return self._rates.hidden_cost * (2 if self._problem.symmetric else 1) * sum(stages.values())
+
+    def _pass(self, name: str, s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
+        key = name, s.chunk_rows, s.chunk_cols, row_step, col_step, slot
+        if key not in self._passes:
+            self._passes[key] = one_pass(s, row_step, col_step, slot)
+        return self._passes[key]
+
+    def _reads(self, x: Candidate, slot: int) -> list[Reads]:
+        """How A, B (not of a symmetric product) and C (β ≠ 0) are read."""
+        p = self._problem
+        down, across = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn)
+        a = self._pass("a", p.a, *x.a_steps(p), slot)
+        if p.symmetric:
+            missed = 1 - _found_share(x, a, down) if x.cache else 1.0
+            return [self._reads_of(p.a, a, x, across, missed)]
+        b = self._pass("b", p.b, *x.b_steps(p), slot)
+        shares = _found_shares(x, a, b, down, across) if x.cache else (0.0, 0.0)
+        found = [
+            self._reads_of(p.a, a, x, x.times_a(p), 1 - shares[0]),
+            self._reads_of(p.b, b, x, down, 1 - shares[1]),
+        ]
+        if p.reads_c:
+            found.append(self._reads_of(x.c, self._pass("c", x.c, x.bm, x.bn, slot), x, 1, 1.0))
+        return found
+
+    def _reads_of(self, s: Matrix, one: Pass, x: Candidate, times: int, missed: float) -> Reads:
+        rates, readers = self._rates, x.ring.readers
+        call = rates.read_seconds + rates.latency / readers
+        seconds = one.seconds(rates, rates.reading(readers), call)
+        return Reads(seconds, one.pieces, times, missed, s.rows * s.cols * s.itemsize)
+
+    def _read_seconds(self, x: Candidate, reads: list[Reads], slot: int) -> float:
+        """Seconds of reading, of handing pieces on (which the conductor does while the readers read others),
+        and of getting memory for the cache."""
+        rates, read, handling = self._rates, 0.0, 0.0
+        for each in reads:
+            read += each.times * each.missed * each.seconds
+            handling += each.times * each.pieces * rates.piece_seconds
+        cache = x.cache * slot / rates.touch
+        return cache + (read + handling if rates.shared else max(read, handling))
+
+    def _uploaded_bytes(self, x: Candidate, reads: list[Reads]) -> int:
+        p = self._problem
+        again = uploaded_again(p, self._budget, *shared_columns(p, x.bm, x.bn))
+        return sum(each.times * each.nbytes for each in reads) + again
+
+    def _overhead(self, x: Candidate) -> float:
+        """What multiplying takes beside the operations at full speed, as a share of their time: C is read and
+        written for each panel, and tiles stand out over the edges of blocks."""
+        p, rates = self._problem, self._rates
+        thin = rates.thin * len(x.panels) / max(1, p.k) + rates.edge / x.bm + rates.edge / x.bn
+        thin += rates.ready_again / x.bn if x.panels.resident else 0.0
+        down = max(1, ceil_div(p.m, x.bm))
+        if p.symmetric and len(self._budget.weights) > 1:  # blocks on the diagonal are made whole
+            thin += 1 / down
+        elif p.symmetric:  # in thin strips whose ends stand out
+            thin += (1 + rates.edge * DIAGONAL_STRIPS / x.bm) / (DIAGONAL_STRIPS * down)
+        return thin
+
+    def _overlapped_seconds(self, x: Candidate, stages: dict[str, float], reads: list[Reads]) -> float:
+        """Seconds of stages that overlap: the longest of three chains, and what nothing hides, which is the
+        last multiplication and the write-back of the last block.
+
+        Multiplying waits for the first panels; the last multiplication for the last reads, which share the
+        store with the writes before; writing for the first block. The last write-back begins when the first
+        strip of the last multiplication is done."""
+        rates, blocks = self._rates, count_blocks(self._problem, x.bm, x.bn)
+        panels = max(1, blocks * len(x.panels))
+        each_read, each_multiply = (stages[name] / panels for name in ("read", "compute"))
+        parts = blocks if x.c_buffers > 1 else 1
+        last = max(stages["download"], stages["write"]) / max(1, parts)
+        strips = 1 if self._problem.check_itemsize else EARLY_STRIPS
+        tail = max(each_multiply, last) + min(each_multiply, last) / strips
+        hidden = stages["write"] * (1 - 1 / max(1, parts))
+        filled = each_read + stages["upload"] / panels
+        store = taking_turns(stages["read"], hidden, rates.turns)
+        until_tail = max(filled + stages["compute"] - each_multiply, store, each_read + stages["upload"])
+        if x.panels.resident:  # the first block waits for all of op(A), and for its share of the others
+            across = ceil_div(self._problem.n, x.bn)
+            first = sum(each.seconds / (across if number else 1) for number, each in enumerate(reads))
+            until_tail = max(until_tail, first + stages["compute"] * (1 - 1 / blocks))
+        until_last = max(stages["read"], stages["compute"]) / max(1, blocks) + hidden
+        return max(until_tail + tail, until_last + last)
+
+    def _growing_seconds(self, x: Candidate, stages: dict[str, float]) -> float:
+        """Seconds of the one block of panels that grow: each is read when one of two buffers is free, and
+        multiplied when it is there."""
+        p, thin = self._problem, self._rates.thin
+        bringing = max(stages["read"], stages["upload"]) / p.k
+        multiplying = stages["compute"] / (p.k + thin * len(x.panels))
+        came = done = before = began = took = 0.0
+        for start, stop in x.panels:
+            came = max(came, before) + (stop - start) * bringing
+            began, took = max(came, done), (stop - start + thin) * multiplying
+            before, done = done, began + took
+        leaving, strips = max(stages["download"], stages["write"]), 1 if p.check_itemsize else EARLY_STRIPS
+        return max(began + took / strips + leaving, done + leaving / strips)
+
+
+def _found_shares(x: Candidate, a: Pass, b: Pass, down: int, across: int) -> tuple[float, float]:
+    """Which share of all pieces of A, and of B, a cache finds: an estimate of what `cache.hits` will say.
+    Next block's panel of the operand that stays comes first, then that at the turn, then any."""
+    if x.by_columns:
+        return _found_shares(replace(x, by_columns=False), b, a, across, down)[::-1]
+    strip_a, strip_b = a.pieces / down, b.pieces / across
+    found_a = down * (across - 1) * min(x.cache, strip_a)
+    spare = max(0.0, x.cache - strip_a - strip_b)
+    found_b = (down - 1) * min(b.pieces, min(x.cache, strip_b) + spare)
+    return found_a / max(1.0, a.pieces * across), found_b / max(1.0, b.pieces * down)
+
+
+def _found_share(x: Candidate, a: Pass, down: int) -> float:
+    """The same of a symmetric product, whose block row i uses its own strip of A i times more, and i others,
+    of which the last block row has used all but one."""
+    strip = a.pieces / down
+    spare = max(0.0, x.cache - 2 * strip)
+    found = sum(i * min(x.cache, strip) + min(i * strip, min(x.cache, strip) + spare) for i in range(1, down))
+    return found / max(1.0, a.pieces * down)
+
+
+def taking_turns(read: float, write: float, turns: float) -> float:
+    """Seconds of reads and writes that take so long alone and share the store (`Rates.turns`)."""
+    return 2 * turns * min(read, write) + abs(read - write)

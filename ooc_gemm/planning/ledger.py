@@ -1,0 +1,105 @@
+"""The ledger: who holds how many bytes of the host budget and of the device's."""
+
+from ..support.intervals import band_rows, round_up
+from .candidates import Candidate
+from .machine import Budget
+from .problem import Matrix, Problem, rows_apart
+
+Ledger = dict[str, int]
+"""Bytes by holder."""
+
+MOST_EXTENT = 2**28
+"""Most rows, columns and depth of what a device with kernels of its own multiplies at a time. Some kernels
+count in 32 bits: twice as far for the parts of complex numbers, and again for the two planes of a float32."""
+
+
+def fits(p: Problem, budget: Budget, x: Candidate) -> bool:
+    """Whether a candidate keeps both limits, and the device can multiply what it is given."""
+    if budget.device is not None and max(x.bm, x.bn, x.panels.deepest) > MOST_EXTENT:
+        return False
+    host, device = ledgers(p, budget, x)
+    return sum(host.values()) <= budget.host and (
+        budget.device is None or sum(device.values()) <= budget.device
+    )
+
+
+def ledgers(p: Problem, budget: Budget, x: Candidate) -> tuple[Ledger, Ledger]:
+    """Every byte of the host budget, and of each device's, by holder; none of a device that computes in host
+    memory, whose bytes are the host's."""
+    slot, count = slot_bytes(p, x), len(budget.weights)
+    rows = max(band_rows(x.bm, budget.weights, index) for index in range(count))
+    host, compute = _host(p, budget, x, slot), _compute(p, budget, x, slot, rows)
+    sums, vectors = check_bytes(p, rows, x.bn, x.panels.deepest)
+    compute["checks"] = sums + vectors
+    if budget.device is None:
+        return host | {name: count * size for name, size in compute.items()}, {}
+    return host | {"checks": count * x.c_buffers * sums}, {"baseline": budget.device_baseline} | compute
+
+
+def _host(p: Problem, budget: Budget, x: Candidate, slot: int) -> Ledger:
+    """What reading and writing hold in host memory."""
+    c, ring = x.c, x.ring
+    chunk = c.chunk_rows * c.chunk_cols
+    encoding = chunk * c.itemsize * (c.held if c.whole else int(c.itemsize != p.block_itemsize))
+    encoding += c.encodes.bytes_for(c.chunk_bytes)
+    read = (p.a, p.b, c) if p.reads_c else (p.a, p.b)
+    return {
+        "baseline": budget.host_baseline,
+        "read ring": ring.slots * slot,
+        "cache": x.cache * slot,
+        "decoding": ring.readers * max(s.beside(slot) for s in read),
+        "lazy inputs": max(s.apart for s in read),
+        "connections": (ring.readers + ring.writers) * budget.connection,
+        "write slots": ring.writers * chunk * p.block_itemsize,
+        "encoding": ring.writers * encoding,
+    }
+
+
+def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> Ledger:
+    """What multiplying holds where the device computes; `rows`: of a block, on one device."""
+    bn, bk = x.bn, x.panels.deepest
+    a, b = panel_elements(p, rows, bn, bk)
+    scratch = a * p.scratch[0] + b * p.scratch[1] + (rows + bn + bk) * p.line_bytes
+    scratch += rows * bn * p.block_scratch
+    if p.symmetric and budget.device is not None:
+        scratch += x.c.chunk_rows * x.c.chunk_cols * p.block_itemsize  # where a part is transposed
+    if x.panels.resident:  # a kernel may need room to make of a panel what it would else make in its place
+        scratch += a * p.panel_itemsize
+    return {
+        "panels": (x.panels.a_buffers * a + x.panels.buffers * b) * p.panel_itemsize,
+        "C blocks": x.c_buffers * rows * bn * p.block_itemsize,
+        "workspace": budget.workspace + (slot if budget.staged else 0) + scratch,
+    }
+
+
+def slot_bytes(p: Problem, x: Candidate) -> int:
+    """Bytes of a slot of the read ring: the largest piece of any panel."""
+    cut = [(p.a, *x.a_steps(p)), (p.b, *x.b_steps(p))]
+    if p.reads_c:
+        cut.append((x.c, x.bm, x.bn))
+    return max(1, *(piece_bytes(s, rows, cols, x.ring.cap) for s, rows, cols in cut))
+
+
+def piece_bytes(s: Matrix, rows: int, cols: int, cap: int) -> int:
+    """The largest piece of rows × cols of S, cut at `cap` where it can be cut (between rows)."""
+    rows, cols = min(rows, s.chunks_of_piece(cap) * s.chunk_rows), min(cols, s.chunk_cols)
+    if s.whole:
+        return rows * cols * s.itemsize
+    line = (cols if rows_apart(s.chunk_cols, cols, s.skipped) else s.chunk_cols) * s.itemsize
+    return max(line, min(rows * line, cap))
+
+
+def panel_elements(p: Problem, bm: int, bn: int, bk: int) -> tuple[int, int]:
+    """Elements of a panel of op(A) and of one of op(B), the padding of their rows included."""
+    a_along_k, b_along_k = p.panels_along_k
+    return (
+        bm * round_up(bk, p.pitch) if a_along_k else bk * round_up(bm, p.pitch),
+        bn * round_up(bk, p.pitch) if b_along_k else bk * round_up(bn, p.pitch),
+    )
+
+
+def check_bytes(p: Problem, bm: int, bn: int, bk: int) -> tuple[int, int]:
+    """What the check of a block holds: sums that a verdict is made of (`check.Sums`), and vectors."""
+    if not p.check_itemsize:
+        return 0, 0
+    return bm * (3 * p.check_itemsize + 16) + bk * 8, (bn + bk) * p.check_itemsize

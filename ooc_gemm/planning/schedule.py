@@ -1,0 +1,149 @@
+"""The parts of a schedule: blocks of C, the pieces that are read for them, the chunks that they make.
+
+block   bm × bn of C; stays on the device until it is finished
+panel   bm × bk of op(A), or bk × bn of op(B); one pair a step
+piece   what one read brings into one slot: a part of one chunk
+part    one chunk of C in the block that makes it
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..support.intervals import ceil_div, overlaps
+from .problem import Matrix, Problem
+
+EARLY_STRIPS = 8
+"""Strips of rows, at most, in which a block is finished: each leaves while the next one is made."""
+
+DIAGONAL_STRIPS = 16
+"""Strips of rows in which a block on the diagonal is made, each up to the diagonal: 17/32 of its products."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows [row, row+rows) × columns [col, col+cols) of C."""
+
+    index: int
+    row: int
+    rows: int
+    col: int
+    cols: int
+    diagonal: bool = False
+    """It is symmetric: its panels of op(A) are those of op(B), too, and its lower triangle is enough."""
+    last: bool = False
+    """No other is made after it."""
+
+
+class Piece(NamedTuple):
+    """What one read brings into one slot: rows × cols of one chunk of a stored matrix, or of several that lie
+    one below the other (`Matrix.stacked`)."""
+
+    operand: str
+    """`a`, `b`, or `c` (β ≠ 0)."""
+    chunk: tuple[int, int]
+    """The first."""
+    rows: tuple[int, int]
+    """[start, stop) in the stored matrix."""
+    cols: tuple[int, int]
+    """[start, stop) in the stored matrix."""
+    span: tuple[int, int]
+    """The columns that are read, `cols` or the chunk's whole rows (with their padding)."""
+    into: tuple[int, int]
+    """Row and column in the panel (or C block), oriented as stored."""
+    panel: tuple[int, int]
+    """Rows and columns of that panel (or C block)."""
+    found: bool = False
+    """It is still in host memory: nothing is read."""
+    kept: bool = False
+    """It stays in host memory for its next use."""
+    matrix: str = ""
+    """The stored matrix it is cut from, where that is not the operand's: op(B) = op(A)ᵀ is cut from A."""
+    both: bool = False
+    """It belongs to the panel of op(B), too: the block is on the diagonal."""
+
+    @property
+    def source(self) -> str:
+        """The stored matrix it is cut from."""
+        return self.matrix or self.operand
+
+    @property
+    def place(self) -> tuple[str, tuple[int, int], tuple[int, int]]:
+        """What it is, wherever it is used."""
+        return self.source, self.rows, self.cols
+
+
+class Part(NamedTuple):
+    """One chunk of C and its place in the block that makes it, or in that block's transpose."""
+
+    chunk: tuple[int, int]
+    row: int
+    col: int
+    rows: int
+    cols: int
+    mirrored: bool = False
+    """It is a part of the block's transpose."""
+
+
+def cut(
+    operand: str,
+    s: Matrix,
+    rows: tuple[int, int],
+    cols: tuple[int, int],
+    slot_bytes: int,
+    found: int = 0,
+    kept: int = 0,
+    matrix: str = "",
+) -> Iterator[Piece]:
+    """rows × cols of a stored matrix in pieces: at chunk edges, and where a chunk can be read in part
+    also between rows, so that each fits a slot. The first `found` of them are in host memory, the first
+    `kept` stay there."""
+    panel, number = (rows[1] - rows[0], cols[1] - cols[0]), 0
+    for _, row, row_stop in overlaps(*rows, s.chunks_of_piece(slot_bytes) * s.chunk_rows):
+        for j, col, col_stop in overlaps(*cols, s.chunk_cols):
+            span = s.span(col, col_stop)
+            fitting = max(1, slot_bytes // ((span[1] - span[0]) * s.itemsize))
+            step = row_stop - row if s.whole else fitting
+            for start in range(row, row_stop, step):
+                stop = min(start + step, row_stop)
+                into = (start - rows[0], col - cols[0])
+                yield Piece(
+                    operand, (start // s.chunk_rows, j), (start, stop), (col, col_stop), span, into, panel,
+                    number < found, number < kept, matrix,
+                )  # fmt: skip
+                number += 1
+
+
+Side = tuple[Matrix, tuple[int, int], tuple[int, int]]
+"""A stored matrix, and the rows and columns of it that are meant."""
+
+
+def sides(p: Problem, row: tuple[int, int], col: tuple[int, int], k: tuple[int, int]) -> dict[str, Side]:
+    """Where a pair of panels lies in the stored matrices."""
+    a, b = ((row, k), (k, col))
+    return {
+        "a": (p.a, *(a[::-1] if p.a.transposed else a)),
+        "b": (p.b, *(b[::-1] if p.b.transposed else b)),
+    }
+
+
+def places(p: Problem, bm: int, bn: int, by_columns: bool) -> Iterator[tuple[int, int]]:
+    """Block rows and columns of C in the order in which they are made: there and back. Of a symmetric C row
+    by row, each leftwards from the diagonal and then its diagonal block, so that all share a panel with
+    the one before."""
+    down, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
+    if p.symmetric:
+        for i in range(down):
+            for j in (*reversed(range(i)), i):
+                yield i, j
+        return
+    outer, inner = (across, down) if by_columns else (down, across)
+    for i in range(outer):
+        for j in range(inner) if i % 2 == 0 else reversed(range(inner)):
+            yield (j, i) if by_columns else (i, j)
+
+
+def count_blocks(p: Problem, bm: int, bn: int) -> int:
+    """How many blocks C is made in."""
+    down, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
+    return down * (down + 1) // 2 if p.symmetric else down * across

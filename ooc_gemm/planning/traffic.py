@@ -1,0 +1,82 @@
+"""Traffic: bytes that a plan moves, exactly, and the fewest that any schedule can move."""
+
+import math
+from typing import NamedTuple
+
+from ..support.intervals import ceil_div, overlaps
+from .candidates import Candidate
+from .machine import Budget
+from .problem import Matrix, Problem
+from .schedule import Piece
+
+
+class Traffic(NamedTuple):
+    """Bytes between the store and host memory, and between host memory and the device (0 where the device
+    computes in host memory)."""
+
+    read: int
+    written: int
+    uploaded: int
+    downloaded: int
+
+
+def whole_traffic(p: Problem, budget: Budget, x: Candidate) -> Traffic:
+    """Bytes that a candidate moves without a cache. `p.c` is C as the candidate stores it."""
+    down, times_a = ceil_div(p.m, x.bm), x.times_a(p)
+    read = times_a * p.a.read_bytes(*x.a_steps(p))
+    uploaded = times_a * p.m * p.k * p.a.itemsize
+    if not p.symmetric:  # else each strip of A has met all others as op(A) or as op(B), and itself once
+        read += down * p.b.read_bytes(*x.b_steps(p))
+        uploaded += down * p.k * p.n * p.b.itemsize
+    if p.reads_c:
+        read += p.c.read_bytes(x.bm, x.bn)
+        uploaded += p.m * p.n * p.c.itemsize
+    uploaded += uploaded_again(p, budget, *shared_columns(p, x.bm, x.bn))
+    written = p.c.grid[0] * p.c.grid[1] * p.c.chunk_bytes
+    if budget.device is None:
+        return Traffic(read, written, 0, 0)
+    return Traffic(read, written, uploaded, p.m * p.n * p.block_itemsize)
+
+
+def piece_read_bytes(s: Matrix, piece: Piece) -> int:
+    """Bytes that reading a piece moves from the store."""
+    width, total = piece.span[1] - piece.span[0], 0
+    for i, row, row_stop in overlaps(*piece.rows, s.chunk_rows):
+        stored = s.chunk_bytes if s.stored is None else s.stored[i * s.grid[1] + piece.chunk[1]]
+        total += stored if s.whole or not stored else (row_stop - row) * width * s.itemsize
+    return total
+
+
+def shared_columns(p: Problem, bm: int, bn: int) -> tuple[int, int]:
+    """Columns of all blocks off the diagonal of a symmetric C, and of those on it; of any other C all are off
+    the diagonal."""
+    down = ceil_div(p.m, bm)
+    return (bn * (down * (down - 1) // 2), p.m) if p.symmetric else (down * p.n, 0)
+
+
+def uploaded_again(p: Problem, budget: Budget, off: int, on: int) -> int:
+    """Bytes that go to several devices beside each piece once.
+
+    off: columns of op(B)'s panels, which go to each device that cannot take them from another.
+    on: columns of op(B)'s panels that are rows of op(A), too (on the diagonal), which go to one device or to
+        all.
+    """
+    others = len(budget.weights) - 1
+    apart = 0 if budget.linked else others
+    itemsize = p.a.itemsize if p.symmetric else p.b.itemsize
+    return p.k * itemsize * (off * apart + on * (apart + 1)) if others else 0
+
+
+def lower_bound_bytes(p: Problem, fast_bytes: int) -> int:
+    """Least bytes between store and a fast memory of `fast_bytes` for any schedule of the classical
+    algorithm: 2mnk/√S − 2S elements (Smith, Lowery, Langou, van de Geijn, arXiv:1702.02017), of a symmetric
+    product m(m − 1)k/√(2S) − 2S (Beaumont, Eyraud-Dubois, Vérité, Langou, SPAA 2022), and never less than
+    each input read and C written once."""
+    s = max(1.0, fast_bytes / p.panel_itemsize)
+    loads = 2.0 * p.m * p.n * p.k / math.sqrt(s)
+    inputs = p.a.stored_bytes + p.b.stored_bytes
+    if p.symmetric:
+        loads = p.m * (p.m - 1.0) * p.k / math.sqrt(2 * s)
+        inputs = p.a.stored_bytes
+    compulsory = inputs + p.m * p.n * p.c.itemsize
+    return max(round((loads - 2.0 * s) * p.panel_itemsize), compulsory)
