@@ -1,5 +1,6 @@
 """What several files of tests use: devices, stored arrays, the command line in this process."""
 
+import collections
 import contextlib
 import io
 import os
@@ -9,6 +10,7 @@ import pytest
 import s3
 import zarr
 
+import examples
 from ooc_gemm.cli import main
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.engine.ports import COMPUTE, UPLOAD
@@ -121,6 +123,34 @@ def server(tmp_path_factory):
         pytest.skip(why)
     with s3.server(tmp_path_factory.mktemp("s3") / "server") as port:
         yield port
+
+
+FAST = "not slow"
+"""What `make test` says of the marks of the tests that it runs."""
+
+
+def pytest_configure(config):
+    examples.share = 0.1 if config.getoption("markexpr") == FAST else 1.0
+
+
+CASES = 4
+"""Of a test with more cases `make test` runs so many, which lie evenly between the first and the last."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks the other cases as slow: each is quick, but they are three quarters of all tests and find their
+    mistakes in `make test-all`."""
+    cases = collections.defaultdict(list)
+    for item in items:
+        if not (item.get_closest_marker("slow") or item.get_closest_marker("gpu")):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for found in cases.values():
+        last = len(found) - 1
+        kept = {round(i * last / (CASES - 1)) for i in range(CASES)} if last >= CASES else range(last + 1)
+        for i, item in enumerate(found):
+            if i not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -238,6 +238,7 @@ def test_without_a_gpu_it_exits_2_with_one_sentence(args: Any) -> None:
     assert done.stderr.startswith("Error: kernels run on an NVIDIA GPU, and there is no")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [("--m", 3), ("--size", 0), ("--kernel", "absent"), ("--plot", "x.pdf")])
 def test_wrong_usage_exits_2(args: Any) -> None:
     assert run(*args).returncode == 2
@@ -354,6 +355,7 @@ def _spoil(report: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.slow
 def test_tables_fit_100_columns_and_say_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "good.json").write_text(json.dumps(_report()))
     done = run("--from", tmp_path / "good.json")
@@ -378,6 +380,7 @@ def test_heights_are_spread() -> None:
     assert all(b - a >= 1 - 1e-9 for a, b in pairwise(heights))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_plot(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")

@@ -49,6 +49,7 @@ def report_of(done):
     return found["rows"]
 
 
+@pytest.mark.slow
 def test_a_short_run_is_right_and_within_its_limits(tmp_path):
     done = ooc("bench", "stress", tmp_path, "--cases", 12, "--seed", 4, *SMALL)
     rows = report_of(done)
@@ -61,6 +62,7 @@ def test_a_short_run_is_right_and_within_its_limits(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_far_more_data_than_memory(tmp_path):
     number = stress.LARGE_EVERY - 1
     done = ooc("bench", "stress", tmp_path, "--case", number, "--seed", 9, *SMALL)
@@ -136,6 +138,7 @@ def test_the_oracle_of_normal_numbers_lets_no_nan_pass(tmp_path, wrong):
     assert stress.check(case, tmp_path).startswith("1 elements are wrong, the first at (3, 4)")
 
 
+@pytest.mark.slow
 def test_a_process_that_holds_more_than_its_limit_is_noticed(tmp_path, monkeypatch):
     hold = "import mmap; held = mmap.mmap(-1, 300 << 20); held.write(bytes(300 << 20)); held.close()"
     wrapped(tmp_path, monkeypatch, before=hold)
@@ -170,6 +173,7 @@ def test_the_peak_is_not_that_of_the_process_that_asks():
     assert held.all()
 
 
+@pytest.mark.slow
 def test_a_wrong_result_is_noticed(tmp_path, monkeypatch):
     spoil = "import zarr; c = zarr.open(args[3], mode='r+'); c[-1, -1] = c[-1, -1] + 1"
     wrapped(tmp_path, monkeypatch, after=spoil)
@@ -185,6 +189,7 @@ def test_a_wrong_result_is_noticed(tmp_path, monkeypatch):
     assert row["wrong"] in done.err
 
 
+@pytest.mark.slow
 def test_a_product_that_fails_is_told_with_its_last_word(tmp_path, monkeypatch):
     wrapped(tmp_path, monkeypatch, before="raise SystemExit('the disk is on fire')")
     done = ooc("bench", "stress", tmp_path, "--case", 0, "--seed", 4, *SMALL)
@@ -303,6 +308,7 @@ def test_complex_numbers_of_foreign_byte_order(tmp_path, dtype, fortran):
     assert np.array_equal(ooc_gemm.multiply(tmp_path / "a", np.eye(7, dtype=dtype)).array, values)
 
 
+@pytest.mark.slow
 def test_what_zarr_holds_while_it_decodes_is_in_the_ledger(tmp_path):
     """Decoders of zarr hold several chunks, and glibc kept more of them than are in use."""
     a = stress.Stored((1024, 4096), "float64", (1024, 1024), None, "zstd", 2, big_endian=True)

@@ -284,6 +284,7 @@ def test_how_c_is_stored(here, options, chunks, shards):
     assert ooc("verify", "a", "b", "new").code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", ["larger", "version 2", "sharded", "link", "unfinished"])
 def test_force_leaves_nothing_of_what_was_there(here, old):
     options = {"version 2": {"zarr_format": 2}, "sharded": {"shards": (50, 50)}}.get(old, {})

@@ -17,6 +17,7 @@ from ooc_gemm.cuda_kernels.nvrtc import Config
 
 if why := compiler_missing():
     pytest.skip(why, allow_module_level=True)
+pytestmark = pytest.mark.slow  # it compiles every kernel with sanitizers
 
 LADDER = {
     "naive-uncoalesced", "naive", "tiled", "microtile", "register", "rectangular", "vectorized", "warptile"

@@ -13,6 +13,7 @@ from ooc_gemm.cuda_kernels import catalog
 
 if why := compiler_missing():
     pytest.skip(why, allow_module_level=True)
+pytestmark = pytest.mark.slow  # it compiles kernels with sanitizers
 
 HEAD = r"""
 #include "%s"

@@ -176,6 +176,7 @@ def test_integers_are_exact_or_refused(few, monkeypatch, depth):
     assert (product(2**28) == 2**57 + 38).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [3, 40])
 def test_from_zarr_one_task_a_block_and_no_data(tmp_path, few, chunk):
     sizes = {}
@@ -294,6 +295,7 @@ def watched(dask_worker):
     return dask_worker.most
 
 
+@pytest.mark.slow
 def test_computed_operands_are_not_held(client, monkeypatch):
     """Where a step takes longer than what the scheduler does between two: a worker that gets no processor
     for a while lets the others compute ahead, so one run in three will do. (Without gates none does.)"""
@@ -325,6 +327,7 @@ def left_over(c):
     ]
 
 
+@pytest.mark.slow
 def test_on_a_cluster(tmp_path, client):
     client.restart()  # peaks are those of a process's whole life
     a, b = stored(tmp_path)
@@ -446,6 +449,7 @@ def kill_one(pids, after):
     threading.Thread(target=kill).start()
 
 
+@pytest.mark.slow
 def test_workers_are_killed(tmp_path):
     """And β·C is added once all the same."""
     a, b = stored(tmp_path)
@@ -466,6 +470,7 @@ def test_workers_are_killed(tmp_path):
             assert left_over(c) == [], after
 
 
+@pytest.mark.slow
 def test_a_worker_is_killed_when_it_is_asked(tmp_path, monkeypatch):
     """Before anything runs: another one answers, at once and not after a minute."""
     a, b = stored(tmp_path)
@@ -541,6 +546,7 @@ def launched(tmp_path, monkeypatch):
                 one.wait()
 
 
+@pytest.mark.slow
 def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, launched):
     a, b, old = normal(1000, 60), normal(60, 1100, seed=1), normal(1000, 1100, seed=2)
     a, b = stored(tmp_path, a, b, (250, 60))
@@ -586,6 +592,7 @@ def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, launched):
     assert left_over(c) == []
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path, monkeypatch):
     a, b = stored(tmp_path)
     command = ["multiply", a, b, tmp_path / "c", "-d", "cpu", "--scheduler"]
@@ -603,6 +610,7 @@ def test_command_line(tmp_path, monkeypatch):
     assert ooc(*command, "local:2", "-f", "--trace", "t").code == 2
 
 
+@pytest.mark.slow
 def test_no_scheduler_no_result(tmp_path):
     a, b = stored(tmp_path)
     with start(1) as cluster:
@@ -613,6 +621,7 @@ def test_no_scheduler_no_result(tmp_path):
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 def test_workers_with_gpus_have_one_each(tmp_path):
     if why := gpu_missing():

@@ -24,6 +24,7 @@ from distributed.security import Security  # noqa: E402
 from ooc_gemm.dask.cluster import connected  # noqa: E402
 
 pytestmark = [
+    pytest.mark.slow,  # it starts clusters
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ooc_gemm.run.prepare
+from examples import examples
 from ooc_gemm.planning import cache
 
 
@@ -39,7 +40,7 @@ def most_found(visits, capacity):
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_no_cache_finds_more(data):
     sizes = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     visits = [(u, sizes[u]) for u in data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=8))]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plans import RATES, check_plan
 
 import ooc_gemm
+from examples import examples
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.problem import Matrix, Problem
 from ooc_gemm.planning.search import make_plan
@@ -64,7 +65,7 @@ def test_types(dtype, device):
 
 
 @pytest.mark.parametrize("transpose", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [pytest.param("tiny", marks=pytest.mark.slow), *list(LAYOUTS)[1:]])
 def test_layouts_and_exact_bytes(tmp_path, layout, transpose, device):
     a = matrix((301, 300), "f4", 1)
     path, c = make(tmp_path / "a", a, **LAYOUTS[layout]), str(tmp_path / "c")
@@ -220,7 +221,7 @@ def test_kernels(kernel, bound, transpose):
 size, side = st.integers(1, 60), st.integers(1, 70)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(size, st.one_of(size, st.integers(257, 1000)), st.tuples(side, side), st.tuples(side, side),
        st.booleans(), st.booleans(), st.booleans(), st.sampled_from([1, 4, 16]), st.integers(0, 100_000),
        st.booleans())  # fmt: skip

@@ -207,6 +207,7 @@ def test_prediction_on_a_device_of_its_own():
 # ------------------------------------------------------------------------------------------------ bench
 
 
+@pytest.mark.slow
 def test_bench_engine(cache, arrays):
     done = ooc("bench", "engine", arrays, "-d", "cpu", "--size", 300, "--layout", "small", "--layout", "zstd",
                "--repeat", 2, "--peers", "--json")  # fmt: skip
@@ -247,6 +248,7 @@ def test_a_peer_that_fails_is_told(cache, arrays, monkeypatch):
     assert bench_engine._peer("broken", case, "a", "b", "c", 1, False)["failed"] == "no such thing"
 
 
+@pytest.mark.slow
 def test_bench_io(cache, tmp_path):
     done = ooc("bench", "io", tmp_path, "-d", "cpu", "--json")
     assert done.code == 0, done

@@ -104,6 +104,7 @@ GOOD = Matrix(100_000, 100_000, 2, 2048, 2048)
 THIN = replace(GOOD, chunk_rows=1, chunk_cols=100_000, whole=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("a", "b", "words"),
     [
@@ -168,6 +169,7 @@ def test_arrays_without_chunks_are_not_advised_on(here):
 # -------------------------------------------------------------------------------------------------- copies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spare", [0, MiB // 4, 100 * MiB])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_copy_reads_what_was_predicted(tmp_path, name, spare):
@@ -215,7 +217,9 @@ def test_missing_chunks_become_the_fill_value(tmp_path):
 # ---------------------------------------------------------------------------------------------- whole jobs
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.slow) if "tiny" in x else x for x in LAYOUTS]
+)
 def test_rechunk(here, name):
     make("a", numbers((500, 600), 1), overwrite=True, **LAYOUTS[name])
     limit = least("a", "b", device="cpu") + MiB
@@ -237,6 +241,7 @@ def test_rechunk(here, name):
     assert found["plan"]["predicted_seconds"] + copying < plain.predicted_seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--transpose-a", "--transpose-b"]])
 def test_rechunk_both(here, options):
     a, b = ("--transpose-" + name in options for name in "ab")
@@ -247,6 +252,7 @@ def test_rechunk_both(here, options):
     assert [copy["operand"] for copy in found["rechunked"]] == ["a", "b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transpose", [False, True])
 def test_rechunk_gram(here, transpose):
     values = numbers((600, 700) if transpose else (700, 600), 5)
@@ -383,6 +389,7 @@ def process(folder, delay, *args):
     )
 
 
+@pytest.mark.slow
 def test_the_process_stays_within_the_limit(tmp_path):
     ooc_gemm.random(str(tmp_path / "a"), (2000, 2000), chunks=(1, 2000), compressor="zstd")
     ooc_gemm.random(str(tmp_path / "b"), (2000, 2000), chunks=(500, 500), seed=1)
@@ -400,6 +407,7 @@ def test_the_process_stays_within_the_limit(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_copying(tmp_path):
     ooc_gemm.random(str(tmp_path / "a"), (2000, 2000), chunks=(1, 2000), compressor="zstd")
     ooc_gemm.random(str(tmp_path / "b"), (2000, 2000), chunks=(500, 500), seed=1)

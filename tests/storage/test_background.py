@@ -292,6 +292,7 @@ def test_small_chunks_do_not_take_all_files(memory):
     assert open_files() == before
 
 
+@pytest.mark.slow
 def test_reads_and_writes_are_also_measured_at_once(memory, monkeypatch):
     """In the background, as a product does both: what they have of the memory then is not assumed."""
     under_way, together = [0], []

@@ -74,6 +74,7 @@ def measured(codecs, sides):
     return iter(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is measured in /proc")
 @pytest.mark.parametrize(("codecs", "sides"), [(CODECS, (200, 800)), (SLOW, (400,))], ids=["quick", "slow"])
 def test_no_compressor_takes_more_than_the_ledger_says(codecs, sides):
@@ -117,6 +118,7 @@ print(result.peak_host_bytes, limit, result.plan.ledger["encoding"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compressor", "factor", "sharded"),
     [("zstd:12", 1.5, ()), ("zstd:12", 1, ("shards",)), ("zstd:15", 1, ()), ("blosc", 1, ("shards",))],

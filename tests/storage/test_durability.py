@@ -74,6 +74,7 @@ def lines():
     return (Path("c") / JOURNAL).read_bytes().splitlines(keepends=True)
 
 
+@pytest.mark.slow
 def test_the_power_is_cut():
     """At a few of the instants that benchmarks/crashes.py tries."""
     if os.geteuid() or not shutil.which("mkfs.ext4") or not os.path.exists("/dev/fuse"):

@@ -64,6 +64,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is measured in /proc")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_limit_holds_for_lazy_inputs(tmp_path, kind):

@@ -413,6 +413,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signals(here, sent):
     line = ["multiply", "a", "b", "old", *CPU, "--chunks", "9,9"]
@@ -452,6 +453,7 @@ main(sys.argv[2:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "first"), [("default", 0), ("version 2", 1)])
 def test_a_run_that_is_killed_at_any_step(here, layout, first):
     """There is the old array, or an unfinished one with the old one beside it, or the new one. The run is

@@ -16,6 +16,7 @@ from conftest import Recording, make
 from plans import RATES, check_plan
 
 import ooc_gemm
+from examples import examples
 from ooc_gemm.planning.candidates import MIN_DEPTH
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.problem import Matrix, Problem
@@ -26,7 +27,7 @@ from ooc_gemm.support.trace import Trace
 MiB = 1 << 20
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [pytest.param("tiny", marks=pytest.mark.slow), *list(LAYOUTS)[1:]])
 def test_layouts_and_exact_bytes(tmp_path, layout, device):
     a, b = matrix((129, 300), "f4", 1), matrix((300, 77), "f4", 2)
     paths = make(tmp_path / "a", a, **LAYOUTS[layout]), make(tmp_path / "b", b, **LAYOUTS[layout])
@@ -147,7 +148,7 @@ def test_every_plan_is_complete_and_within_its_budget():
     size, side = st.integers(1, 60), st.integers(1, 70)
     deep = st.one_of(size, st.integers(MIN_DEPTH + 1, 4 * MIN_DEPTH))
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=examples(150), deadline=None)
     @given(size, size, deep, st.tuples(side, side, side, side), st.booleans(), st.booleans(), st.booleans(),
            st.booleans(), st.sampled_from([1, 4, 16]), st.integers(0, 100_000), st.booleans())  # fmt: skip
     def check(m, n, k, chunks, ta, tb, wa, wb, item, spare, separate):
@@ -246,6 +247,7 @@ def run(*args, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_stopped_leaves_no_result(tmp_path, number):
     for name, seed in (("a", 1), ("b", 2)):

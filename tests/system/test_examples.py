@@ -30,6 +30,7 @@ def test_demo_counts_are_exact_and_within_the_limit(tmp_path):
     assert not list(tmp_path.iterdir()), "the temporary directory is removed"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="needs pip")
 @pytest.mark.skipif(not (ROOT / "pyproject.toml").exists(), reason="needs the source tree")
 def test_wheel_holds_the_kernels(tmp_path):

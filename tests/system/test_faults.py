@@ -239,6 +239,7 @@ def test_a_disk_that_fails_on_reading(here, monkeypatch, options):
         failed("-d", "cpu", words=[": chunk c/", "cannot be read", "Input/output error", "write it again"])
 
 
+@pytest.mark.slow
 def test_a_folder_without_permission():
     """A process that nobody owns: the interpreter may be root's, so everything is imported before."""
     if os.geteuid():
@@ -484,6 +485,7 @@ SIGNALS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", SIGNALS)
 def test_signals(big, here, sent):
     numbers, code, word = SIGNALS[sent]
@@ -521,6 +523,7 @@ def test_signals(big, here, sent):
     assert not Path("c/zarr.json").exists()
 
 
+@pytest.mark.slow
 def test_sigterm_while_operands_are_copied(here):
     """The hidden folder goes too."""
     ooc_gemm.random("wide", (4000, 4000), chunks=(2, 4000), seed=1)

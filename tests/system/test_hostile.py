@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from outcome import assert_one_sentence, snapshot
 
 import ooc_gemm
+from examples import examples
 from ooc_gemm.planning.schedule import cut
 from ooc_gemm.storage.read import store
 
@@ -43,7 +44,9 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=examples(300), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 @given(seed=st.integers(0, 1 << 32))
 def test_whatever_the_metadata_says(tmp_path_factory, layouts, seed):
     """What `python tests/helpers/fuzz.py --seed SEED --count 1` does in a process of its own."""

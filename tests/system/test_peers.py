@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 import ooc_gemm
+from examples import examples
 from ooc_gemm import InputError, RangeError
 
 settings.register_profile(
@@ -186,7 +187,7 @@ def folder(tmp_path_factory):
 
 
 @given(data=st.data())
-@settings(PEERS, max_examples=60)
+@settings(PEERS, max_examples=examples(60))
 def test_multiply(folder, data):
     shutil.rmtree(folder)
     folder.mkdir()
@@ -238,7 +239,7 @@ def test_multiply(folder, data):
 
 
 @given(data=st.data())
-@settings(PEERS, max_examples=25)
+@settings(PEERS, max_examples=examples(25))
 def test_gram(folder, data):
     shutil.rmtree(folder)
     folder.mkdir()
@@ -261,7 +262,7 @@ def test_gram(folder, data):
 
 
 @given(data=st.data())
-@settings(PEERS, max_examples=15)
+@settings(PEERS, max_examples=examples(15))
 def test_plan(folder, data):
     """It says what a run will do, and needs nothing but the arrays."""
     shutil.rmtree(folder)
@@ -288,7 +289,7 @@ def cuts(total):
 
 
 @given(data=st.data())
-@settings(PEERS, max_examples=50)
+@settings(PEERS, max_examples=examples(50))
 def test_matmul_of_chunks_of_no_length(data):
     pytest.importorskip("distributed")
     import dask.array as da

@@ -167,6 +167,7 @@ def test_errors_now_and_then(shelf, proxy):
     assert result.bytes_read == result.plan.bytes_read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("which", "fault"),
     [(which, fault) for which in ("GET", "PUT") for fault in (503, 403, "hang", "drop")]
@@ -299,6 +300,7 @@ def test_requests_follow_latency():
     assert requests.requests(0.02, 64 * MiB) == requests.requests(0.02, 4 * MiB)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["multiply", "verify"])
 def test_many_requests_at_a_time_hide_latency(shelf, proxy, monkeypatch, operation):
     a = RNG.random((800, 800), "f4")
@@ -326,6 +328,7 @@ print(result.peak_host_bytes, result.plan.budget.host, result.plan.readers)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compressor", "limit", "least"), [("none", "240MiB", 4), ("none", "500MiB", 16), ("zstd", "300MiB", 4)]
 )
@@ -470,6 +473,7 @@ def test_one_run_at_a_time(long, shelf, proxy):
     assert np.array_equal(got(f"{shelf}/c"), expected)
 
 
+@pytest.mark.slow
 def test_two_runs_that_begin_at_once(long, shelf, proxy):
     args, expected = long
     waiting = threading.Barrier(2, timeout=30)
@@ -642,6 +646,7 @@ def test_credentials_from_the_usual_files(shelf, monkeypatch, tmp_path, proxy):
     assert "a cannot be asked for: The config profile (play) could not be found; repair ~/.aws" in done.err
 
 
+@pytest.mark.slow
 def test_credentials_are_nowhere(long, shelf, proxy, monkeypatch):
     args, _ = long
     interrupted(args, proxy, signal.SIGTERM)

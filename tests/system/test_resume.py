@@ -352,6 +352,7 @@ def test_arrays_in_memory_have_no_journal(arrays):
     np.testing.assert_allclose(zarr.open_array(c)[...], x.astype("f8") @ y, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_command_line(arrays, tmp_path):
     a, b, c, x, y, _ = arrays
     script = tmp_path / "slow.py"
@@ -386,6 +387,7 @@ def test_the_command_line(arrays, tmp_path):
     np.testing.assert_allclose(zarr.open_array(c)[...], x.astype("f8") @ y, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_kills(tmp_path):
     """A few of the kills that benchmarks/kills.py makes."""
     program = Path(__file__).resolve().parents[2] / "benchmarks" / "kills.py"

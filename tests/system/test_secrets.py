@@ -164,6 +164,7 @@ def test_show_finds_what_pickles_hold(shelf, server):
 # ---------------------------------------------------------------------------------------------- multiply
 
 
+@pytest.mark.slow
 def test_a_product_on_a_cluster_sends_no_credentials(tmp_path, shelf, cluster):
     client, listener = cluster
     listener.heard.clear()
@@ -179,6 +180,7 @@ def test_a_product_on_a_cluster_sends_no_credentials(tmp_path, shelf, cluster):
     assert show(repr(client.get_worker_logs()).encode() + repr(client.get_scheduler_logs()).encode()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", OPENED)
 def test_arrays_opened_with_credentials_are_not_sent(tmp_path, shelf, server, cluster, how):
     client, listener = cluster
@@ -191,6 +193,7 @@ def test_arrays_opened_with_credentials_are_not_sent(tmp_path, shelf, server, cl
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "url", [f"http://ann:{redact.quote(PASSWORD, safe='')}@127.0.0.1/a", f"http://127.0.0.1/a?sig={PASSWORD}"]
 )
@@ -204,6 +207,7 @@ def test_addresses_with_credentials_are_not_sent(tmp_path, shelf, cluster, url):
     assert show(listener.heard) == []
 
 
+@pytest.mark.slow
 def test_errors_of_workers_hold_no_credentials(tmp_path, shelf, server, cluster):
     """They come back with the worker's traceback, and the scheduler and its log keep them."""
     client, listener = cluster
@@ -223,6 +227,7 @@ def test_errors_of_workers_hold_no_credentials(tmp_path, shelf, server, cluster)
     assert show(repr(client.get_worker_logs()).encode() + repr(client.get_scheduler_logs()).encode()) == []
 
 
+@pytest.mark.slow
 def test_the_command_line_with_a_cluster(tmp_path, shelf):
     args = [f"{shelf}/a", f"{shelf}/b", tmp_path / "c", "-d", "cpu", "-M", "900MiB", "-v", "--json"]
     done = ooc("multiply", *args, "--scheduler", "local:2")
@@ -240,6 +245,7 @@ def ours(z):
     return cloudpickle.dumps(dict(z.dask.layers[z.name]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inline", [False, True])
 @pytest.mark.parametrize("how", OPENED)
 def test_matmul_adds_no_credentials_to_a_graph(shelf, server, cluster, how, inline):
