@@ -27,34 +27,6 @@ SHAPES = (
 FACTORS = ((1, 0), (2, -3), (0, 2))
 
 
-@pytest.mark.parametrize("kernel", TYPES)
-@pytest.mark.parametrize("shape", [(8192, 8192, 8192), (64, 64, 8192), (1, 5000, 0)])
-def test_something_fits_the_smallest_multiprocessor(kernel: str, shape: tuple[int, int, int]) -> None:
-    dtype = TYPES[kernel][0][0]
-    configs = catalog.KERNELS[kernel].configs(dtype, False, False)
-    config, slices = catalog.choose_mma(configs, *shape, 84, shared=100 << 10)
-    assert 0 < config.shared_bytes <= 99 << 10
-    assert 1 <= slices <= max(1, shape[2] // 256)
-
-
-def test_the_choice_fills_the_device() -> None:
-    configs = catalog.dmma("float64", False, False)
-    large, small = (
-        catalog.choose_mma(configs, 8192, 8192, 8192, 132),
-        catalog.choose_mma(configs, 512, 512, 512, 132),
-    )
-    assert large == (configs[0], 1)
-    assert small[0].bm * small[0].bn < large[0].bm * large[0].bn
-    config, slices = catalog.choose_mma(configs, 64, 64, 65536, 132)
-    assert slices * config.grid(64, 64)[0] >= 100
-    assert catalog.choose_mma(configs, 64, 64, 64, 132)[1] == 1
-
-
-def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="bf16"):
-        catalog.mma("bf16", False, False)
-
-
 @pytest.fixture
 def cupy() -> Any:
     """CuPy, on a machine with a GPU that has these instructions."""

@@ -124,12 +124,6 @@ def test_checks_compile_without_spills(arch: str) -> None:
     assert _refused(list(dict.fromkeys(catalog.checks())), arch) == []
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-def test_there_are_kernels_for_every_architecture(arch: str) -> None:
-    configs = [config for it in catalog.KERNELS.values() if _runs_on(it, arch) for config in _shipped(it)]
-    assert {config.kernel for config in configs} >= {"ffma", "tiled"}
-
-
 @pytest.mark.usefixtures("compiler")
 def test_spills_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = """
@@ -343,15 +337,3 @@ def _oracle(
     if wide is np.int64:
         return want, 0
     return want, 2 * (k + 3) * np.finfo(a.dtype).eps * (abs(alpha) * (abs(left) @ abs(right)) + abs(old))
-
-
-def test_ffma_is_chosen_by_shape() -> None:
-    configs = catalog.ffma("float32", False, False)
-
-    def chosen(*shape: int) -> nvrtc.Config:
-        return catalog.choose_ffma(configs, *shape, 132)
-
-    assert chosen(8192, 8192, 8192) == configs[0]
-    assert chosen(131072, 64, 4096).bn == 64  # no half-empty tiles
-    assert chosen(512, 512, 8192).value("SPLIT") > 1  # few tiles
-    assert chosen(4096, 4096, 64).value("SPLIT") == 1

@@ -49,27 +49,6 @@ def test_preparations_compile_without_spills(config: nvrtc.Config, arch: str) ->
     assert nvrtc.compile(config, arch, check_spills=True).startswith(b"\x7fELF")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_choice_fills_the_device(kind: str) -> None:
-    wide, narrow, *thin = configs = catalog.wgmma(kind, False, False)
-    assert catalog.choose_wgmma(configs, 8192, 8192, 8192, 132) == (wide, 1)
-    assert catalog.choose_wgmma(configs, 131072, 64, 4096, 132) == (narrow, 1)
-    assert catalog.choose_wgmma(configs, 8192, 8192, 64, 132) == (wide, 1)
-    assert catalog.choose_wgmma(configs, 1024, 1024, 1024, 132)[0] == narrow
-    if thin:
-        for m, n in ((64, 8192), (8192, 64), (1, 8192)):
-            assert catalog.choose_wgmma(configs, m, n, 8192, 132) == (thin[0], 1)
-        assert catalog.choose_wgmma(configs, 64, 1024, 65536, 132) == (thin[0], 8)
-    config, slices = catalog.choose_wgmma(configs, 256, 256, 65536, 132)
-    assert slices * config.grid(256, 256)[0] >= 60
-    assert catalog.choose_wgmma(configs, 256, 256, 64, 132)[1] == 1
-
-
-def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="bf16"):
-        catalog.wgmma("bf16", False, False)
-
-
 @pytest.fixture
 def cupy() -> Any:
     """CuPy, on a machine with a Hopper GPU."""
