@@ -47,7 +47,7 @@ bench: $(VENV)/.benchmarks
 	@$(BIN)/python benchmarks/engine.py $(ARGS)
 
 clean:
-	rm -rf '$(VENV)' build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf '$(VENV)' build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.*' -prune -exec rm -rf {} +
 
 # $(VENV)/.NAME: the extra NAME is installed, by this pyproject.toml.

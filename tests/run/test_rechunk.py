@@ -416,9 +416,7 @@ def test_ctrl_c_while_copying(tmp_path):
         assert job.poll() is None, job.communicate()
         time.sleep(0.02)
     job.send_signal(signal.SIGINT)
-    start = time.monotonic()
     _, said = job.communicate(timeout=60)
     assert job.returncode == 130
     assert "Interrupted" in said
-    assert time.monotonic() - start < 5
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
