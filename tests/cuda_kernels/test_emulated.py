@@ -1,10 +1,9 @@
 """The kernels that are plain CUDA C++, on the CPU: against NumPy at ragged shapes, and with mistakes made on
 purpose, each of which must be found."""
 
-import os
+import functools
 import re
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
 
@@ -68,20 +67,20 @@ def _default(name: str) -> Config:
 
 
 @pytest.fixture(scope="module")
-def emulators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Emulator]]]:
-    """A program for each kernel, with all that is run of it; being compiled."""
-    pool = ThreadPoolExecutor(os.cpu_count())
-    programs = {}
-    for name in PLAIN:
+def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Emulator]:
+    """A program for a kernel, with all that is run of it; it is compiled when a test first asks for it."""
+
+    @functools.cache
+    def compiled(name: str) -> Emulator:
         shipped = {label: (config, whole_source(config.kernel)) for label, config in _shipped(name).items()}
         mistaken = {label: (_default(name), source) for label, source in _mistaken(name).items()}
-        programs[name] = pool.submit(Emulator, tmp_path_factory.mktemp("kernel"), shipped | mistaken)
-    yield programs
-    pool.shutdown(cancel_futures=True)
+        return Emulator(tmp_path_factory.mktemp("kernel"), shipped | mistaken)
+
+    return compiled
 
 
 @pytest.mark.parametrize(("name", "label"), [(name, label) for name in PLAIN for label in _shipped(name)])
-def test_kernel_agrees_with_numpy(emulators: dict[str, Future[Emulator]], name: str, label: str) -> None:
+def test_kernel_agrees_with_numpy(program: Callable[[str], Emulator], name: str, label: str) -> None:
     config = _shipped(name)[label]
     bm, bn = config.bm, config.bn
     shapes = (
@@ -94,7 +93,7 @@ def test_kernel_agrees_with_numpy(emulators: dict[str, Future[Emulator]], name: 
             shapes, cycle(FACTORS), cycle(ORDERS), cycle(LAYOUTS), strict=False
         )
     ]
-    results = emulators[name].result().run(label, problems)
+    results = program(name).run(label, problems)
     for problem, result in zip(problems, results, strict=True):
         assert not _wrong(config, problem, result)
 
@@ -102,10 +101,10 @@ def test_kernel_agrees_with_numpy(emulators: dict[str, Future[Emulator]], name: 
 @pytest.mark.parametrize(
     ("name", "label"), [(name, label) for name in PLAIN for label in _mistaken(name) if "barrier" in label]
 )
-def test_every_barrier_is_needed(emulators: dict[str, Future[Emulator]], name: str, label: str) -> None:
+def test_every_barrier_is_needed(program: Callable[[str], Emulator], name: str, label: str) -> None:
     config = _default(name)
     problems = [_problem(config, config.bm, config.bn - 1, 70, 1, 0, order) for order in ORDERS]
-    results = emulators[name].result().run(label, problems)
+    results = program(name).run(label, problems)
     assert any(map(_wrong, [config] * len(ORDERS), problems, results))
 
 
@@ -118,24 +117,22 @@ def short_reports(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short_reports")
 @pytest.mark.parametrize("size", ["m", "n", "k"])
 @pytest.mark.parametrize("name", PLAIN)
-def test_reading_beyond_an_edge_is_found(
-    emulators: dict[str, Future[Emulator]], name: str, size: str
-) -> None:
+def test_reading_beyond_an_edge_is_found(program: Callable[[str], Emulator], name: str, size: str) -> None:
     """The matrices are smaller by one than the kernel is told."""
     label, config = next(iter(_shipped(name).items()))
     problem = _problem(config, config.bm - 1, config.bn - 1, 13, 1, 0, "forward")
     problem = replace(problem, **{size: getattr(problem, size) + 1})
     with pytest.raises(Fault, match=r"(?s)AddressSanitizer.*READ of size"):
-        emulators[name].result().run(label, [problem])
+        program(name).run(label, [problem])
 
 
 @pytest.mark.usefixtures("short_reports")
 @pytest.mark.parametrize("matrix", ["A", "B"])
-def test_missing_guard_is_found(emulators: dict[str, Future[Emulator]], matrix: str) -> None:
+def test_missing_guard_is_found(program: Callable[[str], Emulator], matrix: str) -> None:
     config = _default("tiled")
     problem = _problem(config, config.bm - 1, config.bn, 13, 1, 0, "forward")
     with pytest.raises(Fault, match=r"(?s)AddressSanitizer.*READ of size"):
-        emulators["tiled"].result().run(f"unguarded {matrix}", [problem])
+        program("tiled").run(f"unguarded {matrix}", [problem])
 
 
 # ---- the emulator itself -----------------------------------------------------------------------
