@@ -7,27 +7,22 @@ The conductor opens one pair of panels after the other for uploads and hands mul
 Events order the device's three streams. The conductor waits only for uploads and for a free C block.
 """
 
-import contextlib
 import queue
 import sys
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from mmap import PAGESIZE
-from threading import Lock
-from typing import Protocol
 
 from ..planning.plan import Plan
-from ..planning.schedule import Block, Part, Piece
+from ..planning.schedule import Block, Piece
 from ..support.buffers import Bytes
-from ..support.errors import on_thread
 from ..support.shared import Shared
 from ..support.trace import Trace
-from .ports import COMPUTE, UPLOAD, Array, Check, Device
-from .ring import SIGNAL_SECONDS, Event, Ring, Slot, Stopped, Task
+from .ports import COMPUTE, UPLOAD, Check, Device, Source, Target
+from .readers import dealt, read, wait_for_all
+from .ring import SIGNAL_SECONDS, Event, Ring
+from .writers import InTurn, make_ready, write
 
 SWITCH_SECONDS = 5e-4
 """Seconds for which a thread may keep the interpreter while others wait for it. Readers and writers need it
@@ -45,38 +40,6 @@ def quick_turns() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(patience)
-
-
-class Source(Protocol):
-    """A stored matrix from which pieces are read."""
-
-    background: bool
-    """Whether a read that has been started continues without a thread of Python's."""
-
-    def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
-        """Start to read `piece` into `slot`. The function that is returned must be called, whatever happens.
-        It waits for the read and returns a view of the piece's rows × cols, in the slot or where the data
-        already is, and the number of bytes read."""
-
-    def cancel(self) -> None:
-        """Let no reader wait any longer for a store that may never answer."""
-
-
-class Target(Protocol):
-    """The stored C, to which chunks are written."""
-
-    def view(self, part: Part, slot: Bytes) -> Array:
-        """Return the view of `slot` in which the part's rows × cols belong."""
-
-    background: bool
-    """Whether a write that has been started continues without a thread of Python's."""
-
-    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
-        """Start to store the chunk in `slot`, whole and atomically. The function that is returned must be
-        called, whatever happens. It waits for the write and returns the number of bytes written."""
-
-    def cancel(self) -> None:
-        """Let no writer wait any longer for a store that may never answer."""
 
 
 @dataclass
@@ -102,9 +65,9 @@ class _CBlock:
 
     def check(self) -> None:
         """Raise the error of a write that has failed. Does not wait."""
-        for write in self.writes:
-            if write.done():
-                write.result()
+        for job in self.writes:
+            if job.done():
+                job.result()
 
 
 class _Pairs:
@@ -172,18 +135,18 @@ def execute(
     pairs = _Pairs(plan, device, ring)
     steps, step = plan.block_count * max(1, plan.panel_count), 0
     try:
-        threads, each = _dealt(plan.readers, all(source.background for source in sources.values()))
+        threads, each = dealt(plan.readers, all(source.background for source in sources.values()))
         for _ in range(threads):
-            readers.submit(_read, ring, device, sources, trace, each, bool(plan.budget.connection))
+            readers.submit(read, ring, device, sources, trace, each, bool(plan.budget.connection))
         for block in plan.blocks():
             c = block.index % plan.c_buffers
             if plan.problem.reads_c:
                 blocks[c].free()
                 ring.open((c, c))
-                _wait_for_all(ring, device)
+                wait_for_all(ring, device)
             for number, panel in enumerate(plan.panels(), 1):
                 pairs.open(step)
-                _wait_for_all(ring, device)
+                wait_for_all(ring, device)
                 uploaded = device.record(UPLOAD)
                 if number < plan.panel_count or not plan.problem.reads_c:
                     pairs.open(step + 1, early=True)
@@ -195,12 +158,12 @@ def execute(
                 device.multiply(block, panel, step % plan.panel_buffers, c, first=panel[0] == 0)
                 pairs.multiplied(step)
                 if step == 0:
-                    _make_ready(writers, device, plan, write_slots)
+                    make_ready(writers, device, plan, write_slots)
                 step += 1
                 progress(step / steps)
             if plan.panel_count == 0:
                 if block.index == 0:
-                    _make_ready(writers, device, plan, write_slots)
+                    make_ready(writers, device, plan, write_slots)
                 blocks[c].free()
                 device.wait(COMPUTE, device.record(UPLOAD))
                 device.scale(block, c)
@@ -209,10 +172,10 @@ def execute(
             check = device.check(block, c) if verify else None
             device.finish(block, c)
             blocks[c].checked = (block, check) if check else None
-            parts = _InTurn(plan.parts(block))
-            threads, each = _dealt(plan.writers, target.background)
+            parts = InTurn(plan.parts(block))
+            threads, each = dealt(plan.writers, target.background)
             for _ in range(threads):
-                job = writers.submit(_write, device, target, block, parts, c, check, write_slots, trace, each)
+                job = writers.submit(write, device, target, block, parts, c, check, write_slots, trace, each)
                 blocks[c].writes.append(job)
         freed = readers.submit(device.free_panels)
         for other in blocks:
@@ -241,165 +204,3 @@ def _turns(plan: Plan) -> Iterator[Iterator[Piece]]:
             yield plan.block_pieces(block)
         for panel in plan.panels():
             yield plan.pieces(block, panel)
-
-
-def _part_bytes(plan: Plan) -> int:
-    c = plan.problem.c
-    return c.chunk_rows * c.chunk_cols * plan.problem.block_itemsize
-
-
-class _InTurn(Iterator[Part]):
-    """An iterator of which several threads take the next part."""
-
-    def __init__(self, parts: Iterator[Part]):
-        self._parts, self._lock = parts, Lock()
-
-    def __next__(self) -> Part:
-        with self._lock:
-            return next(self._parts)
-
-
-def _dealt(count: int, background: bool) -> tuple[int, int]:
-    """Return the number of threads for `count` reads or writes at once, and how many of them each thread has
-    under way. One thread handles all background operations, because two would wait for each other for longer
-    than they work."""
-    return (1, count) if background else (count, 1)
-
-
-def _read(
-    ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trace, ahead: int, aside: bool
-) -> None:
-    """Read pieces and upload them until there are none left.
-
-    `ahead`: the number of reads under way at once. `aside`: leave pieces whose turn has not come to the
-    conductor. Over a network the time of a read varies much, and readers would wait for the slowest one at
-    every turn.
-    """
-    begun: deque[tuple[Slot, Task, Callable[[], tuple[Array, int]] | None]] = deque()
-    try:
-        with on_thread("reader"):
-            while True:
-                while len(begun) < ahead and (found := ring.acquire(wait=not begun)):
-                    slot, (_, piece) = found
-                    end = None if piece.found else sources[piece.source].start(piece, slot.data)
-                    begun.append((*found, end))
-                slot, task, end = begun.popleft()
-                piece = task.piece
-                if end:
-                    start = time.perf_counter()
-                    view, nbytes = end()
-                    trace.add("read", start, nbytes=nbytes, operand=piece.operand, chunk=piece.chunk)
-                    device.prepare(slot.data)
-                    slot.view = view
-                _upload(ring, device, slot, task, aside)
-    except Stopped:
-        pass
-    except Exception as error:
-        ring.close(error)
-    finally:
-        for *_, end in begun:
-            if end:
-                with contextlib.suppress(BaseException):
-                    end()
-
-
-def _upload(ring: Ring, device: Device, slot: Slot, task: Task, aside: bool = False) -> None:
-    if panels := ring.admit(slot, task, aside):
-        assert slot.view is not None, "it is filled"
-        buffer = panels[task.piece.operand != "a"]
-        ring.release(slot, task, device.upload(slot.view, task.piece, buffer))
-
-
-def _wait_for_all(ring: Ring, device: Device) -> None:
-    """Upload the pieces of the open turn that were put aside, and wait until all of its pieces are being
-    uploaded."""
-    with contextlib.suppress(Stopped):  # where a reader has failed: `wait` says with what
-        for slot, task in ring.aside():
-            _upload(ring, device, slot, task)
-    ring.wait()
-
-
-def _make_ready(
-    writers: ThreadPoolExecutor, device: Device, plan: Plan, slots: "queue.SimpleQueue[Bytes]"
-) -> None:
-    """Prepare the slots for writing. This is called when the first panels have arrived, so that it does not
-    delay them, and before a block is finished, so that the block need not wait."""
-    for buffer in device.host_buffers(plan.writers, _part_bytes(plan)):
-        writers.submit(_ready, device, buffer, slots)
-
-
-def _ready(device: Device, slot: Bytes, slots: "queue.SimpleQueue[Bytes]") -> None:
-    """Touch a slot's pages and prepare it, because memory is pinned slowly where its pages do not exist yet.
-    An error here occurs again where the slot is used, and is reported there."""
-    try:
-        slot[::PAGESIZE] = 0
-        device.prepare(slot)
-    finally:
-        slots.put(slot)
-
-
-@on_thread("writer")
-def _write(
-    device: Device,
-    target: Target,
-    block: Block,
-    parts: Iterator[Part],
-    c: int,
-    check: Check | None,
-    slots: "queue.SimpleQueue[Bytes]",
-    trace: Trace,
-    ahead: int,
-) -> None:
-    """Download parts of a block and store them until there are none left.
-
-    `parts` is shared with other threads. `ahead`: the number of parts under way at once, a quarter of them
-    from the device, which is faster, and the others to the store.
-    """
-    coming: deque[tuple[Bytes, Part, Event]] = deque()
-    going: deque[tuple[Bytes, Part, Callable[[], int]]] = deque()
-
-    def send() -> None:
-        slot, part, came = coming[0]
-        came.synchronize()
-        coming.popleft()
-        if check and not check.verdict().ok:
-            slots.put(slot)
-            return
-        going.append((slot, part, target.start(part, slot)))
-
-    def end() -> None:
-        slot, part, stored = going.popleft()
-        try:
-            start = time.perf_counter()
-            nbytes = stored()
-            trace.add("write", start, nbytes=nbytes, chunk=part.chunk)
-        finally:
-            slots.put(slot)
-
-    try:
-        for part in parts:
-            while (slot := _free(slots, wait=not (coming or going))) is None:
-                (end if going else send)()
-            device.prepare(slot)
-            coming.append((slot, part, device.download(block, part, c, target.view(part, slot))))
-            while len(coming) > ahead // 4:
-                send()
-            while len(going) >= ahead - ahead // 4:
-                end()
-        while coming:
-            send()
-        while going:
-            end()
-    finally:
-        for slot, *_ in coming:
-            slots.put(slot)
-        while going:
-            with contextlib.suppress(BaseException):
-                end()
-
-
-def _free(slots: "queue.SimpleQueue[Bytes]", wait: bool) -> Bytes | None:
-    try:
-        return slots.get(block=wait)
-    except queue.Empty:
-        return None

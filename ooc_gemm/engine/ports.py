@@ -1,4 +1,4 @@
-"""What the engine asks of a device. `execute` knows nothing else of it.
+"""What the engine asks of a source, a target and a device. `execute` knows nothing else of them.
 
 A device has three streams, each of which does its work in the order in which it was given: *upload* (host
 slot to panel), *compute*, and *download* (C block to host slot). The engine orders work between streams by
@@ -11,6 +11,7 @@ uploaded.
     blocks:  buffer c ∈ {0, …, c_buffers − 1}, bm×bn of C, C order, dense
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol
@@ -152,6 +153,38 @@ class Limits:
     """Relative speed of each of several devices. All other numbers hold for one device."""
     linked: bool = True
     """Whether several devices can read each other's memory."""
+
+
+class Source(Protocol):
+    """A stored matrix from which pieces are read."""
+
+    background: bool
+    """Whether a read that has been started continues without a thread of Python's."""
+
+    def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
+        """Start to read `piece` into `slot`. The function that is returned must be called, whatever happens.
+        It waits for the read and returns a view of the piece's rows × cols, in the slot or where the data
+        already is, and the number of bytes read."""
+
+    def cancel(self) -> None:
+        """Let no reader wait any longer for a store that may never answer."""
+
+
+class Target(Protocol):
+    """The stored C, to which chunks are written."""
+
+    def view(self, part: Part, slot: Bytes) -> Array:
+        """Return the view of `slot` in which the part's rows × cols belong."""
+
+    background: bool
+    """Whether a write that has been started continues without a thread of Python's."""
+
+    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
+        """Start to store the chunk in `slot`, whole and atomically. The function that is returned must be
+        called, whatever happens. It waits for the write and returns the number of bytes written."""
+
+    def cancel(self) -> None:
+        """Let no writer wait any longer for a store that may never answer."""
 
 
 class Check(Protocol):

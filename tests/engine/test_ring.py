@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ooc_gemm
-from ooc_gemm.engine.execute import _read, _wait_for_all
+from ooc_gemm.engine.readers import read, wait_for_all
 from ooc_gemm.engine.ring import Ring, Stopped
 from ooc_gemm.planning.schedule import Piece
 from ooc_gemm.support.trace import Trace
@@ -92,12 +92,12 @@ def test_readers_do_not_wait_for_an_answer_that_takes_long():
             return Guard()
 
     args = ring, Memory(), {"a": Store()}, Trace(), 1, True
-    threads = [threading.Thread(target=_read, args=args) for _ in range(2)]
+    threads = [threading.Thread(target=read, args=args) for _ in range(2)]
     for thread in threads:
         thread.start()
     for number in numbers:
         ring.open((number, -1))
-        _wait_for_all(ring, Memory())
+        wait_for_all(ring, Memory())
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive()
@@ -113,7 +113,7 @@ def test_what_a_reader_failed_with_is_said_although_others_have_put_pieces_aside
     ring.open((0, 0))
     ring.close(ooc_gemm.StoreError("chunk c/0/0 is gone"))
     with pytest.raises(ooc_gemm.StoreError, match="c/0/0 is gone"):
-        _wait_for_all(ring, None)
+        wait_for_all(ring, None)
 
 
 def test_what_is_kept_is_found_once_it_has_been_read():

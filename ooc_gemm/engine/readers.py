@@ -1,0 +1,71 @@
+"""Readers: the threads that read pieces into slots and upload them in turn."""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from ..support.errors import on_thread
+from ..support.trace import Trace
+from .ports import Array, Device, Source
+from .ring import Ring, Slot, Stopped, Task
+
+
+def dealt(count: int, background: bool) -> tuple[int, int]:
+    """Return the number of threads for `count` reads or writes at once, and how many of them each thread has
+    under way. One thread handles all background operations, because two would wait for each other for longer
+    than they work."""
+    return (1, count) if background else (count, 1)
+
+
+def read(
+    ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trace, ahead: int, aside: bool
+) -> None:
+    """Read pieces and upload them until there are none left.
+
+    `ahead`: the number of reads under way at once. `aside`: leave pieces whose turn has not come to the
+    conductor. Over a network the time of a read varies much, and readers would wait for the slowest one at
+    every turn.
+    """
+    begun: deque[tuple[Slot, Task, Callable[[], tuple[Array, int]] | None]] = deque()
+    try:
+        with on_thread("reader"):
+            while True:
+                while len(begun) < ahead and (found := ring.acquire(wait=not begun)):
+                    slot, (_, piece) = found
+                    end = None if piece.found else sources[piece.source].start(piece, slot.data)
+                    begun.append((*found, end))
+                slot, task, end = begun.popleft()
+                piece = task.piece
+                if end:
+                    start = time.perf_counter()
+                    view, nbytes = end()
+                    trace.add("read", start, nbytes=nbytes, operand=piece.operand, chunk=piece.chunk)
+                    device.prepare(slot.data)
+                    slot.view = view
+                _upload(ring, device, slot, task, aside)
+    except Stopped:
+        pass
+    except Exception as error:
+        ring.close(error)
+    finally:
+        for *_, end in begun:
+            if end:
+                with contextlib.suppress(BaseException):
+                    end()
+
+
+def _upload(ring: Ring, device: Device, slot: Slot, task: Task, aside: bool = False) -> None:
+    if panels := ring.admit(slot, task, aside):
+        assert slot.view is not None, "it is filled"
+        buffer = panels[task.piece.operand != "a"]
+        ring.release(slot, task, device.upload(slot.view, task.piece, buffer))
+
+
+def wait_for_all(ring: Ring, device: Device) -> None:
+    """Upload the pieces of the open turn that were put aside, and wait until all of its pieces are being
+    uploaded."""
+    with contextlib.suppress(Stopped):  # where a reader has failed: `wait` says with what
+        for slot, task in ring.aside():
+            _upload(ring, device, slot, task)
+    ring.wait()
