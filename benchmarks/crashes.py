@@ -38,13 +38,13 @@ from recorder import Entry, Recorder
 
 import ooc_gemm
 from ooc_gemm.storage.format import unfinished
-from ooc_gemm.storage.io import files
-from ooc_gemm.storage.write import journal, targets
+from ooc_gemm.storage.io import files, locks
+from ooc_gemm.storage.write import journal, publication, staging
 
 SLOW = """
 import sys, threading, time
 from ooc_gemm.storage.io import files
-from ooc_gemm.storage.write import targets
+from ooc_gemm.storage.write import publication
 from ooc_gemm.cli import main
 
 write = files.write
@@ -54,7 +54,7 @@ def slowly(path, data, direct=False):
     time.sleep(0.03)
 
 files.write = slowly
-targets.SAVED_SECONDS = float(sys.argv[1])
+publication.SAVED_SECONDS = float(sys.argv[1])
 sys.argv[1:] = sys.argv[2:]
 main()
 """
@@ -231,7 +231,7 @@ def judged(place: Path, case: dict[str, Any], old: Any, want: Any) -> tuple[str,
     except Exception as error:
         return state, f"{type(error).__name__}: {error}"
     left = [path.name for path in c.rglob("*") if path.name in journal.OURS or ".partial" in path.name]
-    left += [path.name for path in c.rglob("*" + targets.PENDING)]
+    left += [path.name for path in c.rglob("*" + staging.PENDING)]
     return state, "" if same(made, want) and not left else f"it differs, or there is left: {left}"
 
 
@@ -286,7 +286,7 @@ class Failing:
 
     def _pending(self) -> list[tuple[str, int]]:
         found = list[tuple[str, int]]()
-        for path in self._c.rglob("*" + targets.PENDING):
+        for path in self._c.rglob("*" + staging.PENDING):
             with contextlib.suppress(FileNotFoundError):
                 found.append((str(path), path.stat().st_ino))
         return found
@@ -298,13 +298,13 @@ FSYNC, SYNCFS = os.fsync, files.flush
 def run_with(failing: Failing, folder: Path, case: dict[str, Any], **more: Any) -> bool:
     """Run the product in this process, and return whether it finished."""
     os.fsync, files.flush = functools.partial(failing.flush, FSYNC), functools.partial(failing.flush, SYNCFS)
-    before, targets.SAVED_SECONDS = targets.SAVED_SECONDS, case["saved"] / 10
+    before, publication.SAVED_SECONDS = publication.SAVED_SECONDS, case["saved"] / 10
     try:
         product(folder, case, **more)
     except ooc_gemm.Error:
         return False
     finally:
-        os.fsync, files.flush, targets.SAVED_SECONDS = FSYNC, SYNCFS, before
+        os.fsync, files.flush, publication.SAVED_SECONDS = FSYNC, SYNCFS, before
     return True
 
 
@@ -408,7 +408,7 @@ def main(instants: int, failures: int, cases: int, seed: int, folder: Path | Non
         scratch = Path(name)
         for made in ("mounted", "recorder"):
             (scratch / made).mkdir()
-        real, journal.boot_id = journal.boot_id, lambda: LATER
+        real, locks.boot_id = locks.boot_id, lambda: LATER
         for index, case in enumerate(CASES[:cases]):
             share = (instants - sum(row["instants"] for row in rows)) // (cases - index)
             rows.append(cut(case, share, seed + index, scratch))
@@ -419,7 +419,7 @@ def main(instants: int, failures: int, cases: int, seed: int, folder: Path | Non
             click.echo(f"{case['name']:22} {row['instants']:3} of {row['writes']:5} writes: {states}")
             for said in row["bad"]:
                 click.echo(f"    {said}")
-        journal.boot_id = real
+        locks.boot_id = real
         failed = fail(failures, seed, scratch)
         click.echo(f"{failures} runs with a flush that fails: {failed}")
         rotten = rot(max(1, failures // 10), seed, scratch) if failures else {"runs": 0, "bad": []}

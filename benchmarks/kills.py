@@ -27,12 +27,12 @@ import zarr
 
 import ooc_gemm
 from ooc_gemm.storage.format import unfinished
-from ooc_gemm.storage.write import targets
+from ooc_gemm.storage.write import staging
 
 SLOW = """
 import sys, time
 from ooc_gemm.storage.io import files
-from ooc_gemm.storage.write import targets
+from ooc_gemm.storage.write import publication
 from ooc_gemm.cli import main
 
 write, start_write = files.write, files.start_write
@@ -53,7 +53,7 @@ def start_slowly(path, data):
     return ended
 
 files.write, files.start_write = slowly, start_slowly
-targets.SAVED_SECONDS = float(sys.argv[3])
+publication.SAVED_SECONDS = float(sys.argv[3])
 sys.argv[1:] = sys.argv[4:]
 main()
 """
@@ -167,7 +167,7 @@ def one(case: dict[str, Any], device: str, kills: int, draw: random.Random, fold
             found["wrong"].append(f"{int((got != want).sum())} elements differ after {killed} kills")
         if written > chunks + killed * WRITERS:
             found["wrong"].append(f"{written} chunks written of {chunks}, with {killed} kills")
-        left = [path.name for path in (folder / "c").rglob("*" + targets.PENDING)]
+        left = [path.name for path in (folder / "c").rglob("*" + staging.PENDING)]
         if left:
             found["wrong"].append(f"left behind: {left}")
         found["killed"] += killed

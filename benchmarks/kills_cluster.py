@@ -30,7 +30,7 @@ from kills import CASES, before, finished
 
 import ooc_gemm
 from ooc_gemm.storage.format import unfinished
-from ooc_gemm.storage.write import targets
+from ooc_gemm.storage.write import share
 
 WORKERS = 4
 SHAPE = 1500, 1400, 200
@@ -199,7 +199,7 @@ def main(kills: int, seed: int, only: str | None, folder: Path | None, out: Path
                 left = [
                     path.name for path in (place / "c").rglob("*") if path.suffix in (".pending", ".gone")
                 ]
-                left += [path.name for path in (place / "c").glob(targets.RUN + "*")]
+                left += [path.name for path in (place / "c").glob(share.RUN + "*")]
                 if left:
                     wrong.append(f"left behind: {left}")
             rows.append(

@@ -29,7 +29,9 @@ from ..run.prepare import prepare
 from ..run.rates import FILE, FOLDERS, file_system, kernel_key, possible
 from ..storage.io.files import chunks_at_once, in_memory
 from ..storage.read import local, store
-from ..storage.write import layout, opening, targets
+from ..storage.write import layout, opening, staging
+from ..storage.write.publication import Publication
+from ..storage.write.target import Target
 from ..support.buffers import Bytes
 from ..support.cache import distrusted, folder
 from ..support.errors import InputError
@@ -308,18 +310,18 @@ def measure_folder(place: Path, device: Device) -> Record:
 def _folder_rates(scratch: Path, device: Device, count: int, readers: int, writers: int) -> Record:
     chunk = CHUNK * CHUNK * 4
     # Arrays so large that the page cache is passed by, of which only the first chunks are stored.
-    large = max(count, targets.DIRECT_BYTES // chunk)
+    large = max(count, staging.DIRECT_BYTES // chunk)
     output = layout.Output((large * CHUNK, CHUNK), np.dtype("f4"), (CHUNK, CHUNK), None, "none")
     made = [opening.create_target(str(scratch / name), output, output.dtype) for name in "ab"]
     buffers = device.host_buffers(readers + writers, chunk)
     fill_with_noise(buffers)
     for_reading, for_writing = buffers[:readers], buffers[readers:]
 
-    def write(target: targets.Target, index: int, buffer: Bytes) -> int:
+    def write(target: Target[Publication], index: int, buffer: Bytes) -> int:
         return target.write(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
 
     def written(
-        items: Iterable[int], target: targets.Target = made[0], longest: float = LONGEST
+        items: Iterable[int], target: Target[Publication] = made[0], longest: float = LONGEST
     ) -> tuple[float, list[int]]:
         if not target.background:
             return for_a_while(partial(write, target), items, for_writing, longest)
@@ -333,7 +335,7 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     there, memory = range(len(sizes)), in_memory(os.stat(scratch).st_dev)
     if memory:  # which a virtual machine may have been given only now
         write_rate = max(write_rate, *(_per_second(written(there)) for _ in range(3)))
-    made[0].commit()
+    made[0].sink.commit()
     source = store.open_source(str(scratch / "a"))
 
     def pieces_of(index: int, slot_bytes: int = chunk) -> Iterator[Piece]:
@@ -376,7 +378,7 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
 
     together = min(both() for _ in range(5 if memory else 1))
     alone = reads * chunk / cold + writes * chunk / write_rate
-    few = min(len(there), max(1, targets.DIRECT_BYTES // chunk - 1))
+    few = min(len(there), max(1, staging.DIRECT_BYTES // chunk - 1))
     small = replace(output, shape=(few * CHUNK, CHUNK))
     target = opening.create_target(str(scratch / "small"), small, output.dtype)
     write_cached = write_rate if memory else _rate(partial(write, target), range(few), for_writing)
@@ -384,7 +386,7 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     target = opening.create_target(str(scratch / "z"), packed, output.dtype)
     some = range(min(len(there), 2 * readers))
     for_a_while(partial(write, target), some, for_writing)
-    target.commit()
+    target.sink.commit()
     source = store.open_source(str(scratch / "z"))
     seconds, moved = for_a_while(read, some, for_reading, LONGEST)
     return {

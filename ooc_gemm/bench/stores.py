@@ -79,7 +79,7 @@ def _store_rate(path: str, compressor: str, count: int, buffers: list[Bytes]) ->
         return target.write(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
 
     seconds, moved = for_a_while(write, range(count), buffers)
-    target.commit()
+    target.sink.commit()
     start = time.perf_counter()
     flush(files_in(Path(path)))
     return sum(moved) / (seconds + time.perf_counter() - start)

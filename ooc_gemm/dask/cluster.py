@@ -31,9 +31,13 @@ from ..engine.ports import Arithmetic, Device, Limits, Operation
 from ..planning.machine import Rates
 from ..planning.plan import Plan
 from ..planning.schedule import Block
+from ..storage.io import locks
 from ..storage.read import store
 from ..storage.read.local import Source
-from ..storage.write import journal, reopen, targets
+from ..storage.write import reopen
+from ..storage.write.share import Share
+from ..storage.write.staging import DIRECT_BYTES
+from ..storage.write.target import Target
 from ..support.errors import BudgetError, DeviceError, Error, InputError, StoreError
 from ..support.intervals import ceil_div
 from ..support.memory import (
@@ -193,7 +197,9 @@ def _superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report:
     sources = {name: _source(work, name) for name in work.inputs}
     found: dict[str, Any] = {name: source.matrix for name, source in sources.items()}
     plan = replace(work.plan, problem=replace(work.plan.problem, **found)).without(done)
-    target = targets.Share(work.c, work.name, work.operation.arithmetic.block, folder)
+    c = reopen.open_partial(work.c)
+    share = Share(folder, direct=c.nbytes >= DIRECT_BYTES)
+    target = Target(c, work.name, work.operation.arithmetic.block, share)
     device, trace, said = open_here(work.device, worker.state.nthreads), Trace(), time.monotonic()
 
     def tell(fraction: float) -> None:
@@ -207,10 +213,10 @@ def _superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report:
     try:
         device.start(plan, work.operation, trace)
         wrong = execute(plan, device, sources, target, trace, tell, work.verify)
-        if work.boot != journal.boot_id():
-            target.flush()
+        if work.boot != locks.boot_id():
+            share.flush()
         return Report(
-            target.written,
+            share.written,
             wrong,
             trace.bytes,
             trace.seconds,
@@ -358,7 +364,7 @@ class Cluster:
         reports: queue.SimpleQueue[tuple[int, float, int]] = queue.SimpleQueue()
         finished: queue.SimpleQueue[distributed.Future] = queue.SimpleQueue()
         running: dict[distributed.Future, tuple[str, _Superblock]] = {}
-        with self._reached(), target.run_folder() as folder:
+        with self._reached(), target.sink.run_folder() as folder:
             work = Work(
                 inputs={name: self._specs.get(name) for name in sources},
                 c=str(folder.parent),
@@ -369,7 +375,7 @@ class Cluster:
                 device=self._kind,
                 verify=verify,
                 topic=topic,
-                boot=journal.boot_id(),
+                boot=locks.boot_id(),
             )
             self.client.subscribe_topic(topic, lambda event: reports.put(event[1]))
             looked = seen = time.monotonic()
@@ -393,7 +399,7 @@ class Cluster:
                             self._died(one, address, todo)
                             continue
                         for chunk, path in report.written:
-                            target.take(chunk, path)
+                            target.sink.take(chunk, path)
                         wrong += report.wrong
                         target.overflowed += report.overflowed
                         trace.include(report.moved, report.seconds)

@@ -10,7 +10,7 @@ from .. import __version__
 from ..storage.format import unfinished
 from ..storage.read import store
 from ..storage.write import consolidated, in_memory, opening, provenance
-from ..storage.write.journal import Journal
+from ..storage.write.journal import Journal, resume_in_folder
 from ..storage.write.provenance import Finished
 from ..support.errors import InputError
 from .prepare import Job
@@ -37,7 +37,7 @@ def journal_of(c: Any, beta: complex | None, resume: bool) -> Iterator[Journal |
             )
         yield done
         return
-    log = Journal.resume(place, name)
+    log = resume_in_folder(place, name)
     # Killed before it began: C is what it was, or not there.
     if not log.head or not (log.done or unfinished.is_partial(place)):
         log.close()
@@ -81,16 +81,16 @@ def opened_target(
         target = opening.create_target(c, job.output, block, job.head, job.force, notice=notice)
     try:
         if "c" in job.sources:
-            target.expect(job.sources["c"].stamps)
+            target.sink.expect(job.sources["c"].stamps)
         yield target, None
         for name, source in job.sources.items():
             if name != "c":
                 source.check_unchanged()
-        left = target.commit({"version": __version__, **(job.head or {"options": job.options})})
+        left = target.sink.commit({"version": __version__, **(job.head or {"options": job.options})})
         if left and notice:
             notice(left)
     except BaseException as error:
-        target.pause()
-        if kept := target.kept():
+        target.sink.pause()
+        if kept := target.sink.staging.kept():
             error.add_note(kept)
         raise

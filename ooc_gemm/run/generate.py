@@ -85,9 +85,9 @@ def random(
     try:
         with ThreadPoolExecutor(threads, "ooc-gemm random") as pool:
             written = sum(pool.map(write, parts))
-        target.commit()
+        target.sink.commit()
     except BaseException:
-        target.discard()  # nobody could continue it
+        target.sink.staging.discard()  # nobody could continue it
         raise
     return written
 

@@ -119,7 +119,7 @@ def _copied(copy: Copy, source: Source, place: Path) -> tuple[Source, int, int]:
                 )
                 read += each(readers, read_slots, pieces, fill)
                 written += each(writers, write_slots, parts, drain)
-    made = target.source()
+    made = target.sink.source()
     made.name, made.matrix = source.name, t
     return made, read, written
 

@@ -26,7 +26,7 @@ from ooc_gemm import DeviceError, InputError, RangeError, StoreError  # noqa: E4
 from ooc_gemm.dask import matmul  # noqa: E402
 from ooc_gemm.planning.schedule import Part  # noqa: E402
 from ooc_gemm.storage.format import unfinished  # noqa: E402
-from ooc_gemm.storage.write import opening, targets  # noqa: E402
+from ooc_gemm.storage.write import opening, share, staging  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -43,16 +43,16 @@ class Slow(distributed.WorkerPlugin):
         self.seconds = seconds
 
     def setup(self, worker):
-        self.write = write = targets.files.write
+        self.write = write = staging.files.write
 
         def slowly(path, data, direct=False):
             write(path, data, direct)
             time.sleep(self.seconds)
 
-        targets.files.write = slowly
+        staging.files.write = slowly
 
     def teardown(self, worker):
-        targets.files.write = self.write
+        staging.files.write = self.write
 
 
 def start(workers, **options):
@@ -322,8 +322,8 @@ def left_over(c):
     return [
         path.name
         for path in c.rglob("*")
-        if path.name.startswith((targets.RUN, "ooc-gemm."))
-        or path.suffix in (targets.PENDING, unfinished.PARTIAL)
+        if path.name.startswith((share.RUN, "ooc-gemm."))
+        or path.suffix in (staging.PENDING, unfinished.PARTIAL)
     ]
 
 
@@ -396,7 +396,7 @@ def test_a_fault_on_a_worker_ends_the_run_and_it_can_go_on(tmp_path, client):
     with pytest.raises(StoreError, match=r"b: chunk c/3/5"):
         ooc_gemm.dask.multiply(*paths, tmp_path / "c", **options)
     assert unfinished.is_partial(tmp_path / "c")
-    assert list((tmp_path / "c").glob(targets.RUN + "*")) == []
+    assert list((tmp_path / "c").glob(share.RUN + "*")) == []
     broken.write_bytes(whole)
     os.utime(broken, ns=(was.st_atime_ns, was.st_mtime_ns))
     with pytest.raises(InputError, match="changed since"):  # it has another size than it had in between
@@ -502,7 +502,7 @@ def test_a_worker_that_counts_as_dead_changes_nothing(tmp_path):
         share.write(part, slot)
 
     with target.run_folder() as folder:
-        dead, other = (targets.Share(c, "c", block, folder) for _ in range(2))
+        dead, other = (share.Share(folder, direct=False) for _ in range(2))
         write(dead, 1)
         write(other, 2)
         for taken in other.written:

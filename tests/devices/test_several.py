@@ -282,13 +282,13 @@ def test_a_gpu_that_fails_leaves_its_work_to_another_process(tmp_path, monkeypat
     text = """
 import sys, time, cupy, numpy as np
 from ooc_gemm.run import prepare
-from ooc_gemm.storage.write import targets
+from ooc_gemm.storage.write import publication
 from ooc_gemm.cli import main
 from ooc_gemm.devices.cuda.device import CUDA
 sys.path.insert(0, sys.argv.pop(1))
 from faults import with_blocks
 prepare.make_plan = with_blocks(512, 512, 1024)
-targets.SAVED_SECONDS = 0
+publication.SAVED_SECONDS = 0
 bad = 'extern "C" __global__ void bad(int* p) { p[1ll << 40] = 1; }'
 real, calls = CUDA.multiply, []
 def multiply(self, *args, **options):

@@ -8,7 +8,7 @@ import zarr
 
 import ooc_gemm
 from ooc_gemm.storage.io import files
-from ooc_gemm.storage.write import targets
+from ooc_gemm.storage.write import publication
 
 
 class Stop(Exception):
@@ -34,7 +34,7 @@ def stop_after(monkeypatch, count, saved=0.0):
 
     for name in ("write", "start_write"):
         monkeypatch.setattr(files, name, functools.partial(limited, getattr(files, name)))
-    monkeypatch.setattr(targets, "SAVED_SECONDS", saved)
+    monkeypatch.setattr(publication, "SAVED_SECONDS", saved)
 
 
 def interrupted(monkeypatch, count, *args, saved=0.0, run=ooc_gemm.multiply, **options):

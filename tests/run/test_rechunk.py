@@ -367,13 +367,13 @@ def test_a_multiplication_that_fails_leaves_no_copy(here):
 PROCESS = """
 import sys, time
 from ooc_gemm import cli
-from ooc_gemm.storage.write import targets
+from ooc_gemm.storage.write import target
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.planning.machine import Rates
 CPU.rates = lambda self, arithmetic: Rates(1e11, 4e9, 1e9, 4e9, 4e9, shared=True, decode=1e6)
 CPU.model = "of these tests"
-write = targets.Target.write
-targets.Target.write = lambda *args: time.sleep(float(sys.argv[1])) or write(*args)
+write = target.Target.write
+target.Target.write = lambda *args: time.sleep(float(sys.argv[1])) or write(*args)
 cli.main(sys.argv[2:])
 """
 

@@ -22,7 +22,7 @@ from ooc_gemm.planning.schedule import Part, cut
 from ooc_gemm.storage.io import background, files
 from ooc_gemm.storage.io.stamps import stamp_of
 from ooc_gemm.storage.read import store
-from ooc_gemm.storage.write import targets
+from ooc_gemm.storage.write import opening
 from ooc_gemm.support.buffers import page_aligned
 
 MiB = 1 << 20
@@ -109,7 +109,8 @@ def test_products_in_memory(memory, layout, dtype, background_c):
     assert result.bytes_read == result.plan.bytes_read
     assert len(set(kinds)) == 1  # one thread has them all
     assert open_files() == before
-    target = targets.Target(zarr.open_array(memory / "c"), "c", np.dtype("f4" if background_c else "i4"))
+    block = np.dtype("f4" if background_c else "i4")
+    target = opening.target_at(zarr.open_array(memory / "c"), "c", block, None)
     assert target.background == background_c
 
 
@@ -154,7 +155,7 @@ def test_inputs_that_change_while_they_are_read(memory):
 def test_a_write_that_fails(memory, monkeypatch):
     """It is made again, where it says what the matter is."""
     array = zarr.create_array(memory / "c", shape=(60, 60), chunks=(50, 50), dtype="f4", compressors=None)
-    target = targets.Target(array, "c", np.dtype("f4"))
+    target = opening.target_at(array, "c", np.dtype("f4"), None)
     assert target.background
     (slot,) = page_aligned(1, 50 * 50 * 4)
     part = Part((1, 1), 0, 0, 10, 10)

@@ -17,7 +17,7 @@ from interruption import interrupted
 import ooc_gemm
 from ooc_gemm.storage.io import answers
 from ooc_gemm.storage.read import store
-from ooc_gemm.storage.write import consolidated, targets
+from ooc_gemm.storage.write import consolidated, publication
 
 pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
 
@@ -124,7 +124,7 @@ def test_a_refused_run_changes_no_group(here, monkeypatch):
     assert ooc("multiply", "a", "b", "g/sub/c", *CPU).code == 2
     assert ooc("multiply", "a", "b", "g/sub/c", *CPU, "-f", "-M", "1MiB").code == 2
     with monkeypatch.context() as patch:
-        patch.setattr(targets.Target, "begin", fail)
+        patch.setattr(publication.Publication, "begin", fail)
         assert ooc("multiply", "a", "b", "g/sub/c", *CPU, "-f").code == 2
     assert contents() == before
 

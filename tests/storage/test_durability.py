@@ -21,7 +21,7 @@ import ooc_gemm.run.job
 from ooc_gemm import InputError, StoreError
 from ooc_gemm.storage.format.unfinished import JOURNAL, is_partial
 from ooc_gemm.storage.io import durable, files, locks
-from ooc_gemm.storage.write import journal, targets
+from ooc_gemm.storage.write import journal, publication, staging
 
 RNG = np.random.default_rng(19)
 A, B = RNG.integers(-9, 9, (300, 200)).astype("f4"), RNG.integers(-9, 9, (200, 260)).astype("f4")
@@ -64,7 +64,7 @@ def unfinished(monkeypatch, count=9, beta=0.0, saved=0.0):
 
     with monkeypatch.context() as patched:
         patched.setattr(files, "write", write)
-        patched.setattr(targets, "SAVED_SECONDS", saved)
+        patched.setattr(publication, "SAVED_SECONDS", saved)
         with pytest.raises(StoreError):
             run(beta)
     assert is_partial(Path("c"))
@@ -118,7 +118,7 @@ def events(monkeypatch):
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replace)
     monkeypatch.setattr(os, "unlink", unlink)
-    monkeypatch.setattr(targets, "SAVED_SECONDS", 60.0)
+    monkeypatch.setattr(publication, "SAVED_SECONDS", 60.0)
     return found
 
 
@@ -149,14 +149,14 @@ def test_the_old_metadata_are_moved_when_the_journal_is_on_the_disk(events):
     before = Path("c/zarr.json").read_bytes()
     events.clear()
     seen = []
-    real = targets.Target._check_links
+    real = staging.FolderStaging._check_links
 
     def look(self):
         seen.append(list(events))
         real(self)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(targets.Target, "_check_links", look)
+        patched.setattr(staging.FolderStaging, "_check_links", look)
         run(0.5)
     assert ("flush", "c/ooc-gemm.journal") in seen[0]
     assert ("flush", "c") in seen[0]
@@ -189,7 +189,7 @@ def test_many_chunks_are_flushed_together(events, monkeypatch):
 
 def lose(folder="c"):
     """What was not flushed is lost, although nothing shows it."""
-    for path in Path(folder).rglob("*" + targets.PENDING):
+    for path in Path(folder).rglob("*" + staging.PENDING):
         found = path.stat()
         path.write_bytes(bytes(found.st_size))
         os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
@@ -211,7 +211,7 @@ def test_a_flush_that_fails_is_not_repeated_and_believed(monkeypatch, beta, numb
 
     with monkeypatch.context() as patched:
         patched.setattr(files, "flush", flush)
-        patched.setattr(targets, "SAVED_SECONDS", 0.0)
+        patched.setattr(publication, "SAVED_SECONDS", 0.0)
         with pytest.raises(StoreError, match=os.strerror(number)):
             run(beta)
     assert is_partial(Path("c"))
@@ -226,7 +226,7 @@ def test_a_short_run_whose_flush_fails(monkeypatch, beta):
     real = os.fsync
 
     def fsync(file):
-        if os.readlink(f"/proc/self/fd/{file}").endswith(targets.PENDING):
+        if os.readlink(f"/proc/self/fd/{file}").endswith(staging.PENDING):
             lose()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(file)
@@ -251,7 +251,7 @@ def test_a_journal_that_cannot_be_flushed_marks_nothing(monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fsync)
-        patched.setattr(targets, "SAVED_SECONDS", 0.0)
+        patched.setattr(publication, "SAVED_SECONDS", 0.0)
         with pytest.raises(StoreError, match="Input/output error"):
             run(0.5)
     assert sum(b"durable" in line for line in lines()) <= 4
@@ -286,7 +286,9 @@ def test_a_journal_cut_anywhere(monkeypatch, tmp_path, beta):
     """By a process that was killed: chunks of whole lines are done."""
     if beta:
         old_c()
-    monkeypatch.setattr(targets.Target, "pause", lambda self: (self._log.close(), self._disk.close()))
+    monkeypatch.setattr(
+        publication.Publication, "pause", lambda self: (self._log.close(), self.staging.close())
+    )
     unfinished(monkeypatch, beta=beta, saved=60.0)
     shutil.copytree("c", "kept")
     text = (Path("kept") / JOURNAL).read_bytes()
@@ -325,7 +327,7 @@ def test_the_system_takes_little_at_a_time(monkeypatch):
 
 
 def test_half_a_line_is_taken_back(tmp_path, monkeypatch):
-    log = journal.Journal.create(tmp_path / "x", "x", {"inputs": {}, "options": {}})
+    log = journal.begin_in_folder(tmp_path / "x", "x", {"inputs": {}, "options": {}})
     log.add((0, 0), (1, 2), (0, 0))
     real, room = os.write, [20]
 
@@ -344,7 +346,7 @@ def test_half_a_line_is_taken_back(tmp_path, monkeypatch):
     log.add((1, 1), (3, 4), (0, 0))
     log.durable(2)
     log.close()
-    found = journal.Journal.resume(tmp_path / "x", "x")
+    found = journal.resume_in_folder(tmp_path / "x", "x")
     assert found.done == {(0, 0): ((1, 2), (0, 0)), (1, 1): ((3, 4), (0, 0))}
     found.close()
 
@@ -431,14 +433,14 @@ def test_reading_is_no_change():
 
 @pytest.mark.parametrize("change", [rewrite, rewrite_and_set_back, replace, os.unlink])
 def test_a_chunk_of_c_that_changes_during_the_run(monkeypatch, change):
-    left, real = [change], targets.Target._settle
+    left, real = [change], publication.Publication._check
 
     def settle(self):
         left.pop()("c/c/1/1")
         real(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(targets.Target, "_settle", settle)
+        patched.setattr(publication.Publication, "_check", settle)
         with pytest.raises(StoreError, match="somebody else has changed its chunk c/1/1"):
             run()
     assert not os.path.exists("c/zarr.json")
@@ -502,9 +504,9 @@ def test_an_owner_that_cannot_be_asked(monkeypatch, tmp_path, change):
     known = {**locks._me(), "pid": 2**22 + 1, "began": "1", **(change or {})}
     (Path("c") / locks.OWNER).write_text(json.dumps(known) if change else "{")
     with pytest.raises(InputError, match=r"c is being written by .*, remove .*ooc-gemm.owner"):
-        journal.Journal.create(Path("c"), "c", {})
+        journal.begin_in_folder(Path("c"), "c", {})
     (Path("c") / locks.OWNER).write_text(json.dumps({**locks._me(), "boot": "before"}))
-    journal.Journal.create(tmp_path / "c", "c", {}).remove()
+    journal.begin_in_folder(tmp_path / "c", "c", {}).remove()
     assert not os.path.exists("c/" + locks.OWNER)
 
 
@@ -562,7 +564,7 @@ def test_an_array_counts_beside_metadata_that_stand_aside():
     """A run with -f was killed as it began."""
     old_c()
     shutil.copy("c/zarr.json", "c/zarr.json.partial")
-    journal.Journal.create(Path("c"), "c", {"inputs": {}, "options": {}}).close()
+    journal.begin_in_folder(Path("c"), "c", {"inputs": {}, "options": {}}).close()
     assert not is_partial(Path("c"))
     assert ooc_gemm.multiply("b", "c", "d", transpose_b=True).n == 300
     with pytest.raises(InputError, match="c exists; give force=True"):
@@ -591,7 +593,7 @@ def test_what_is_unfinished_of_another_run_is_not_taken_over(monkeypatch):
     """A run with -f was killed when its journal stood, and the metadata were those of the run before."""
     unfinished(monkeypatch)
     with monkeypatch.context() as patched:
-        patched.setattr(targets.Target, "begin", lambda *args: os._exit(3))
+        patched.setattr(publication.Publication, "begin", lambda *args: os._exit(3))
         if (child := os.fork()) == 0:
             run(force=True, chunks=(100, 100), out_dtype="f8")
             os._exit(4)

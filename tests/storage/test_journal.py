@@ -5,18 +5,19 @@ import json
 import pytest
 
 from ooc_gemm import InputError
-from ooc_gemm.storage.write import journal
+from ooc_gemm.storage.io import locks
+from ooc_gemm.storage.write import journal, logs
 
 HEAD = {"inputs": {"a": 1}, "options": {"beta": "0.0"}}
 NOW, WAS = (100, 7), (0, 0)
 
 
 def begun(folder):
-    return journal.Journal.create(folder, "c", HEAD)
+    return journal.begin_in_folder(folder, "c", HEAD)
 
 
 def continued(folder):
-    return journal.Journal.resume(folder, "c")
+    return journal.resume_in_folder(folder, "c")
 
 
 def path(folder):
@@ -37,12 +38,12 @@ def test_what_is_noted_is_found_again(tmp_path):
 
 def test_only_one_holds_it(tmp_path):
     log = begun(tmp_path)
-    assert journal.is_held(tmp_path)
+    assert logs.is_held(tmp_path)
     for other in (begun, continued):
         with pytest.raises(InputError, match="c is being written by"):
             other(tmp_path)
     log.close()
-    assert not journal.is_held(tmp_path)
+    assert not logs.is_held(tmp_path)
     continued(tmp_path).close()
 
 
@@ -74,7 +75,7 @@ def test_another_start_of_the_system_keeps_what_was_durable(tmp_path):
             log.durable(2)
     log.close()
     text = path(tmp_path).read_bytes()
-    path(tmp_path).write_bytes(text.replace(journal.boot_id().encode(), b"some-other-start"))
+    path(tmp_path).write_bytes(text.replace(locks.boot_id().encode(), b"some-other-start"))
     again = continued(tmp_path)
     assert sorted(again.done) == [(0, 0), (0, 1)]
     again.close()

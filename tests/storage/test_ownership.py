@@ -69,7 +69,7 @@ def test_a_folder_with_a_partial_file_is_left_alone(here, name, force):
 
 @pytest.mark.parametrize("beside", ["report.txt", "thesis.pdf.partial", "c/notes.txt", "sub/zarr.json", "1"])
 def test_a_killed_run_s_journal_does_not_make_other_files_ours(here, beside):
-    journal.Journal.create(here / "folder", "folder", {"inputs": {}, "options": {}}).close()
+    journal.begin_in_folder(here / "folder", "folder", {"inputs": {}, "options": {}}).close()
     path = Path("folder", beside)
     path.parent.mkdir(exist_ok=True)
     path.write_text("mine")
@@ -329,7 +329,7 @@ def test_a_umask_that_forbids_everything_leaves_nothing(nobody, c):
 @pytest.mark.parametrize("step", ["begin", "rename", "mkdir"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_begin_that_fails_changes_nothing(here, monkeypatch, step, error):
-    from ooc_gemm.storage.write import targets
+    from ooc_gemm.storage.write import publication
 
     def fail(*args, **options):
         raise error
@@ -337,7 +337,7 @@ def test_a_begin_that_fails_changes_nothing(here, monkeypatch, step, error):
     before = snapshot("old")
     with monkeypatch.context() as patch:
         if step == "begin":
-            patch.setattr(targets.Target, "begin", fail)
+            patch.setattr(publication.Publication, "begin", fail)
         elif step == "mkdir":
             patch.setattr(Path, "mkdir", fail)
         else:
@@ -401,14 +401,14 @@ def test_messages_say_what_is_there(here):
 
 SLOW = """
 import signal, sys, time
-from ooc_gemm.storage.write import targets
+from ooc_gemm.storage.write import publication
 from ooc_gemm.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
-written = targets.Target._written
+written = publication.Publication._written
 def slowly(*args):
     written(*args)
     time.sleep(0.2)
-targets.Target._written = slowly
+publication.Publication._written = slowly
 main(sys.argv[1:])
 """
 

@@ -23,7 +23,7 @@ from ooc_gemm.storage.format import codec as codec
 from ooc_gemm.storage.io import files
 from ooc_gemm.storage.read import store
 from ooc_gemm.storage.read.local import CompressedSource, RawSource
-from ooc_gemm.storage.write import targets
+from ooc_gemm.storage.write import opening
 from ooc_gemm.support.buffers import PAGE, page_aligned, scratch
 
 MiB = 1 << 20
@@ -264,7 +264,7 @@ def test_large_results_go_past_the_page_cache(tmp_path, monkeypatch):
         array = zarr.create_array(
             tmp_path / str(side), shape=(side, side), chunks=(50, 50), dtype="f4", compressors=None
         )
-        target = targets.Target(array, "c", np.dtype("f4"))
+        target = opening.target_at(array, "c", np.dtype("f4"), None)
         part = Part((0, 0), 0, 0, 50, 50)
         target.write(part, page_aligned(1, 50 * 50 * 4)[0])
         assert asked.pop() == large

@@ -34,7 +34,7 @@ from ooc_gemm.run import generate, job
 from ooc_gemm.storage.io import answers, background
 from ooc_gemm.storage.read import store
 from ooc_gemm.storage.read.local import CompressedSource, RawSource
-from ooc_gemm.storage.write import targets
+from ooc_gemm.storage.write import publication, staging, target
 from ooc_gemm.support.errors import OutOfMemoryError
 
 MiB = 1 << 20
@@ -71,7 +71,7 @@ def open_files(folder):
 def left(folder):
     """Temporary files and folders, and chunks that wait for a run that will never continue."""
     names = [path for path in Path(folder).rglob("*") if ".tmp" in path.name or ".ooc-gemm-" in path.name]
-    pending = Path(folder).rglob("*" + targets.PENDING)
+    pending = Path(folder).rglob("*" + staging.PENDING)
     return names + [path for path in pending if not (path.parents[2] / "ooc-gemm.journal").exists()]
 
 
@@ -210,7 +210,7 @@ def test_a_disk_that_fails_on_writing(here, monkeypatch, call):
 
     with monkeypatch.context() as patched:
         patched.setattr(background, "THERE", False)
-        patched.setattr(targets, "SAVED_SECONDS", 0)
+        patched.setattr(publication, "SAVED_SECONDS", 0)
         patched.setattr(os, call, fail)
         failed(
             "-d",
@@ -372,7 +372,7 @@ class Odd(BaseException):
 DYING = {
     "reader": (RawSource, "read"),
     "decoding reader": (CompressedSource, "read"),
-    "writer": (targets.Target, "write"),
+    "writer": (target.Target, "write"),
     "compute": (CPU, "_tile"),
     "uploading": (CPU, "upload"),
     "downloading": (CPU, "download"),
@@ -425,7 +425,7 @@ def test_a_thread_that_dies_elsewhere(here, monkeypatch, command):
             with pytest.raises(ooc_gemm.Error, match=r"thread died of SystemExit\(0\)"), pool(2) as threads:
                 each(threads, [b"", b""], range(9), die)
             return
-        patched.setattr(targets.Target if command == "random" else RawSource, "write", die, raising=False)
+        patched.setattr(target.Target if command == "random" else RawSource, "write", die, raising=False)
         patched.setattr(RawSource, "read", die)
         done = ooc(*args[command])
     assert done.code == 1
@@ -440,7 +440,7 @@ def pool(count):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Odd(), ValueError("odd")], ids=repr)
 def test_a_conductor_that_fails_while_writers_wait(here, monkeypatch, error):
-    write = targets.Target.write
+    write = target.Target.write
 
     def slow(*args):
         time.sleep(0.05)
@@ -450,7 +450,7 @@ def test_a_conductor_that_fails_while_writers_wait(here, monkeypatch, error):
         if fraction > 0.3:
             raise error
 
-    monkeypatch.setattr(targets.Target, "write", slow)
+    monkeypatch.setattr(target.Target, "write", slow)
     limit = many_blocks(chunks=(25, 25))
     with pytest.raises(type(error)):
         ooc_gemm.multiply("a", "b", "c", memory_limit=limit, device="cpu", chunks=(25, 25), progress=fail)

@@ -16,7 +16,6 @@ import os, resource, sys
 import ooc_gemm, numpy as np
 from ooc_gemm import api
 from ooc_gemm.engine import execute
-from ooc_gemm.storage.write import targets
 a, c, when, compressor = sys.argv[1:5]
 held = []
 

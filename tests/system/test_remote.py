@@ -361,10 +361,10 @@ def long(shelf, monkeypatch, proxy):
 
 SLOWLY = """
 import sys
-from ooc_gemm.storage.write import targets
+from ooc_gemm.storage.write import publication
 from ooc_gemm.support import memory as limits
 from ooc_gemm.cli import main
-targets.SAVED_SECONDS = 0.2
+publication.SAVED_SECONDS = 0.2
 limits.resident_bytes = lambda: 0
 main(sys.argv[1:])
 """

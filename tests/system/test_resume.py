@@ -19,8 +19,8 @@ import ooc_gemm
 from ooc_gemm import InputError
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.storage.format import unfinished
-from ooc_gemm.storage.io import files
-from ooc_gemm.storage.write import journal, targets
+from ooc_gemm.storage.io import files, locks
+from ooc_gemm.storage.write import journal, publication, staging
 
 M, N, K = 300, 260, 200
 LIMIT = "300MiB"
@@ -42,7 +42,7 @@ def arrays(tmp_path):
 def no_trace(c):
     """C is a result, and nothing but that."""
     left = {path.name for path in Path(c).iterdir()} - {"zarr.json", "c"}
-    return not left and not list(Path(c).rglob("*" + targets.PENDING))
+    return not left and not list(Path(c).rglob("*" + staging.PENDING))
 
 
 @pytest.mark.parametrize("saved", [0.0, 60.0])
@@ -83,7 +83,7 @@ def test_beta_comes_in_once_whatever_the_layout(arrays, monkeypatch, layout):
     assert made.attrs["mine"] == 1
     assert made.attrs["ooc-gemm"]["options"]["beta"] == "-2.0"
     assert result.bytes_written == (30 - 17) * 50 * 52 * 4
-    assert not list(Path(c).rglob("*" + targets.PENDING))
+    assert not list(Path(c).rglob("*" + staging.PENDING))
     assert not (Path(c) / unfinished.JOURNAL).exists()
 
 
@@ -239,7 +239,7 @@ def test_resume_without_anything_begins(arrays):
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_that_was_killed_as_it_began(arrays, resume):
     a, b, c, x, y, _ = arrays
-    journal.Journal.create(Path(c), "c", {"inputs": {}, "options": {}}).close()
+    journal.begin_in_folder(Path(c), "c", {"inputs": {}, "options": {}}).close()
     (Path(c) / "zarr.json.00ff.partial").write_text("{")
     ooc_gemm.multiply(a, b, c, resume=resume)
     np.testing.assert_allclose(zarr.open_array(c)[...], x.astype("f8") @ y, atol=1e-3)
@@ -285,16 +285,18 @@ def test_when_the_system_went_down(arrays, monkeypatch, beta, tail):
         old_c(c + "1", old)
         old_c(c, old)
     ooc_gemm.multiply(a, b, c + "1", **options)
-    monkeypatch.setattr(targets.Target, "pause", lambda self: self._log.close())  # nobody had time for that
+    monkeypatch.setattr(
+        publication.Publication, "pause", lambda self: self._log.close()
+    )  # nobody had time for that
     interrupted(monkeypatch, 20, a, b, c, saved=60.0, **options)
     path = Path(c) / unfinished.JOURNAL
     lines = path.read_bytes().splitlines(keepends=True)
     assert len(lines) == 22
     lines.insert(10, b'{"durable": 8}\n')
-    path.write_bytes(b"".join(lines).replace(journal.boot_id().encode(), b"some-other-start") + tail)
+    path.write_bytes(b"".join(lines).replace(locks.boot_id().encode(), b"some-other-start") + tail)
     for line in lines[11:]:  # they were not on the disk
         i, j = json.loads(line)["chunk"]
-        (Path(c) / "c" / str(i) / (str(j) + targets.PENDING)).write_bytes(b"")
+        (Path(c) / "c" / str(i) / (str(j) + staging.PENDING)).write_bytes(b"")
     result = ooc_gemm.multiply(a, b, c, resume=True, **options)
     assert result.bytes_written == (30 - 8) * 50 * 52 * 4
     assert np.array_equal(zarr.open_array(c)[...], zarr.open_array(c + "1")[...])
@@ -331,12 +333,12 @@ def test_short_runs_do_not_wait_for_the_disk(arrays, monkeypatch):
 def test_longer_runs_flush_before_they_put_chunks_in_place(arrays, monkeypatch):
     a, b, c, *_ = arrays
     events, flush, move = [], files.flush, os.replace
-    monkeypatch.setattr(targets, "SAVED_SECONDS", 0.0)
+    monkeypatch.setattr(publication, "SAVED_SECONDS", 0.0)
     monkeypatch.setattr(files, "flush", lambda folder: (flush(folder), events.append("flush")))
 
     def watched(old, new):
         move(old, new)
-        events.extend(["place"] if str(old).endswith(targets.PENDING) else [])
+        events.extend(["place"] if str(old).endswith(staging.PENDING) else [])
 
     monkeypatch.setattr(os, "replace", watched)
     ooc_gemm.multiply(a, b, c, chunks=(50, 52))
@@ -357,14 +359,14 @@ def test_the_command_line(arrays, tmp_path):
     a, b, c, x, y, _ = arrays
     script = tmp_path / "slow.py"
     script.write_text(
-        "import sys, time\nfrom ooc_gemm.storage.write import targets\nfrom ooc_gemm.cli import main\n"
-        "write = targets.Target._written\n"
+        "import sys, time\nfrom ooc_gemm.storage.write import publication\nfrom ooc_gemm.cli import main\n"
+        "write = publication.Publication._written\n"
         "def slowly(*args):\n    write(*args)\n    time.sleep(0.1)\n"
-        "targets.Target._written = slowly\nmain()\n"
+        "publication.Publication._written = slowly\nmain()\n"
     )
     command = ["multiply", a, b, c, "--chunks", "50,52", "-Q"]
     with subprocess.Popen([sys.executable, str(script), *command]) as run:
-        while len(list(Path(c).rglob("*" + targets.PENDING))) < 5:
+        while len(list(Path(c).rglob("*" + staging.PENDING))) < 5:
             assert run.poll() is None
             time.sleep(0.02)
         run.kill()

@@ -12,7 +12,8 @@ from ...support.errors import InputError
 from ..format.unfinished import METADATA, is_begun, is_partial
 from ..io.objects import Objects
 from ..read.store import describe, explained, kind_at, local_path, objects_at, same_place
-from . import journal, ownership
+from . import ownership
+from .logs import is_held
 
 
 def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None:
@@ -42,7 +43,7 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
             raise InputError(f"{name} lies inside the Zarr array {folder}; choose another place")
     if os.path.exists(place):
         found = kind_there(place)
-        if journal.is_held(place):
+        if is_held(place):
             raise InputError(f"{name} is being written by another process; wait for it, or stop it")
         partial = ownership.is_unfinished(place, name)
         ours = place.is_dir() and os.access(place, os.R_OK) and ownership.is_ours(place)

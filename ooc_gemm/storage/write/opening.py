@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,18 @@ from zarr.storage import MemoryStore
 
 from ...support.errors import Error, InputError, remedy
 from ..format.unfinished import JOURNAL, METADATA, PARTIAL, is_begun, is_partial
+from ..io.folder import Folder
 from ..io.zarr_internals import sync
 from ..read.store import array_at, describe, explained, kind_at, local_path, objects_at
-from ..write.remote_journal import RemoteJournal
 from . import journal, ownership, provenance
 from .checks import kind_there
 from .consolidated import forgotten
 from .journal import Journal
 from .layout import Output, compressors
+from .publication import Publication
 from .reopen import open_existing, open_partial, writable_place
-from .targets import RemoteTarget, Target
+from .staging import FolderStaging, Notice, ObjectStaging, Staging, StoreStaging
+from .target import Target
 
 
 def create_target(
@@ -32,13 +34,13 @@ def create_target(
     block: np.dtype[Any],
     head: dict[str, Any] | None = None,
     force: bool = False,
-    notice: Callable[[str], None] | None = None,
+    notice: Notice | None = None,
     keep: bool = True,
-) -> Target:
+) -> Target[Publication]:
     """A new C, unfinished. An array that stood at its place is set aside, in an object store removed. With
     `head` one in a folder or an object store has a journal, which begins so; `force`: also where another
     run's is there; `notice`: called where the array cannot be set aside and is removed; `keep`: as
-    `Target.begin`. Raises InputError where C cannot be begun; then all is as it was."""
+    `Staging.begin`. Raises InputError where C cannot be begun; then all is as it was."""
     blank = zarr.create_array(
         MemoryStore(),
         shape=output.shape,
@@ -56,21 +58,21 @@ def create_target(
         at = spec.store_path if isinstance(spec, zarr.Array) else writable_place(spec)
         array = array_at(blank.metadata, at)
         if head and (objects := objects_at(array)):
-            log = RemoteJournal.begin(objects, describe(spec), head, force)
+            log = journal.begin_in_store(objects, describe(spec), head, force)
         target = target_at(array, describe(spec), block, log)
-        target.groups = groups
+        target.sink.groups = groups
         try:
-            target.begin(described.to_bytes() if described else b"", keep, notice)
+            target.sink.begin(described.to_bytes() if described else b"", keep, notice)
         except BaseException as error:
             if moved:
                 ownership.restore(moved, [METADATA[0] + PARTIAL])
-            if isinstance(log, RemoteJournal) and isinstance(error, InputError):  # nothing was begun
+            if log and target.sink.far and isinstance(error, InputError):  # nothing was begun
                 log.remove()
             raise
     return target
 
 
-def _set_aside(spec: Any, nbytes: int, notice: Callable[[str], None] | None) -> Path | None:
+def _set_aside(spec: Any, nbytes: int, notice: Notice | None) -> Path | None:
     """Make room for a C of so many bytes; its folder, where an array was moved that can be moved back."""
     place = local_path(spec)
     if place is None or not os.path.exists(place):
@@ -86,26 +88,26 @@ def _set_aside(spec: Any, nbytes: int, notice: Callable[[str], None] | None) -> 
 
 def update_target(
     spec: Any, block: np.dtype[Any], head: dict[str, Any] | None, fills: bool = False, force: bool = False
-) -> Target:
+) -> Target[Publication]:
     """A C that exists, unfinished from now on; as `create_target`. `fills`: what it held is of no account, so
     that it can be continued also in an object store."""
     said = "cannot be updated: {}; it is as it was, see to its disk"
     with _begun(spec, head, said) as log, forgotten(spec) as groups:
         array = open_existing(spec)
         if fills and head and (objects := objects_at(array)):
-            log = RemoteJournal.begin(objects, describe(spec), head, force)
+            log = journal.begin_in_store(objects, describe(spec), head, force)
         target = target_at(array, describe(spec), block, log)
-        target.groups = groups
-        target.begin(None)
+        target.sink.groups = groups
+        target.sink.begin(None)
     return target
 
 
-def continued_target(spec: Any, block: np.dtype[Any], log: Journal) -> Target:
+def continued_target(spec: Any, block: np.dtype[Any], log: Journal) -> Target[Publication]:
     """A C whose run was interrupted. Raises InputError where it was changed since."""
     target = target_at(open_partial(spec), describe(spec), block, log)
-    target.proceed()
+    target.sink.proceed()
     with forgotten(spec) as groups:
-        target.groups = groups
+        target.sink.groups = groups
     return target
 
 
@@ -118,7 +120,7 @@ def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journa
     try:
         with explained(name, remote=place is None):
             try:
-                log = Journal.create(place, name, head) if place and head else None
+                log = journal.begin_in_folder(place, name, head) if place and head else None
                 yield log
             except OSError as error:
                 if isinstance(error, Error):
@@ -144,13 +146,21 @@ def scratch_folder(spec: Any) -> Path:
     return next(folder for folder in place.parents if folder.exists())
 
 
-def target_at(array: zarr.Array[Any], name: str, block: np.dtype[Any], log: Journal | None) -> Target:
+def target_at(
+    array: zarr.Array[Any], name: str, block: np.dtype[Any], log: Journal | None
+) -> Target[Publication]:
     """An unfinished C."""
-    objects = objects_at(array, math.prod(array.shards or array.chunks) * array.dtype.itemsize)
-    return RemoteTarget(array, name, block, log, objects) if objects else Target(array, name, block, log)
+    nbytes = math.prod(array.shards or array.chunks) * array.dtype.itemsize
+    if (place := local_path(array)) is not None:
+        staging: Staging = FolderStaging(Folder(place), array, name)
+    elif objects := objects_at(array, nbytes):
+        staging = ObjectStaging(objects, array, name)
+    else:
+        staging = StoreStaging(array, name, nbytes)
+    return Target(array, name, block, Publication(array, name, staging, log))
 
 
-def continued(spec: Any, beta: complex) -> RemoteJournal | provenance.Finished | None:
+def continued(spec: Any, beta: complex) -> Journal | provenance.Finished | None:
     """The journal of a run whose C is not in a folder, or C where it is finished; None where it can be begun.
     Raises InputError."""
     name = describe(spec)
@@ -174,7 +184,7 @@ def continued(spec: Any, beta: complex) -> RemoteJournal | provenance.Finished |
                 f"{name} cannot be continued: in an object store chunks may have had their beta already; "
                 f"{journal.ANEW}"
             )
-        log = RemoteJournal.go_on(there, name)
+        log = journal.resume_in_store(there, name)
         if log.done or any(there.has(key + PARTIAL) for key in METADATA):
             return log
         log.remove()  # killed before it began: C is what it was, or not there

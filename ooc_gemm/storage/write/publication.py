@@ -1,0 +1,256 @@
+"""C while it is written: unfinished until all of it is there, and continued where a run was interrupted.
+
+begin ──► write … save … write … save ──► commit           pause: the run ends before
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import zarr
+
+from ...support.buffers import Bytes
+from ...support.errors import StoreError, remedy
+from ..format.unfinished import METADATA, PARTIAL
+from ..io.objects import why
+from ..io.stamps import Stamps
+from ..read.local import Source
+from ..read.store import zarr_source
+from . import provenance
+from .consolidated import Consolidated, entry_of
+from .journal import ANEW, Chunk, Journal
+from .share import run_folder
+from .staging import FolderStaging, Notice, Staging, document
+
+SAVED_SECONDS = 2.0
+"""After so long what was written is made durable. What takes less is sooner done again."""
+
+
+class Publication:
+    """Takes the chunks of one C. With a journal a chunk goes to its place at the next `save`, without one at
+    once."""
+
+    def __init__(self, array: zarr.Array[Any], name: str, staging: Staging, log: Journal | None):
+        """name: how messages call C."""
+        self.name, self.staging, self._array, self._log = name, staging, array, log
+        shape = array.shards or array.chunks
+        down, across = (-(-n // max(1, step)) for n, step in zip(array.shape, shape, strict=True))
+        self._grid = down, across
+        self._key = METADATA[0] if array.metadata.zarr_format == 3 else METADATA[1]
+        self._waiting: list[Chunk] = []
+        """Chunks that are written and not in their places yet."""
+        self._lock, self._saving, self._saved = Lock(), Lock(), time.monotonic()
+        self.groups = Consolidated([], name)
+        """Groups above C, where they are to have C's metadata when it is finished."""
+        self._old: Stamps | None = None
+        self._stamps: Stamps | None = None
+        """Of C's chunks, when all of them were looked at last."""
+
+    @property
+    def background(self) -> bool:
+        """Writes go on by themselves when they are begun."""
+        return self.staging.background
+
+    @property
+    def far(self) -> bool:
+        """C is in a store, not on a disk of this machine."""
+        return self.staging.far
+
+    @property
+    def resumable(self) -> bool:
+        """A run that is interrupted can be continued."""
+        return self._log is not None
+
+    # ------------------------------------------------------------------------------------------- beginning
+
+    def begin(self, metadata: bytes | None, keep: bool = True, notice: Notice | None = None) -> None:
+        """As `Staging.begin`."""
+        self.staging.begin(self._key, metadata, keep, notice)
+
+    def proceed(self) -> None:
+        """Go on where a run was interrupted. Raises InputError where C was changed since."""
+        assert self._log
+        self._waiting = self.staging.proceed(self._log.done)
+
+    def expect(self, old: Stamps | None) -> None:
+        """C is updated: each chunk must be as it was when C was opened until it is written. `old`: the stamps
+        of all chunks then."""
+        self._old = old
+
+    # --------------------------------------------------------------------------------------------- writing
+
+    def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
+        """Take what is stored of a chunk. Raises OSError, StoreError, and what a store's client raises."""
+        self.staging.write(chunk, data)
+        self._written(chunk)
+
+    def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
+        """Begin to `write` in the background. To be called for the end: whether it was written."""
+        end = self.staging.start(chunk, data)
+
+        def done() -> bool:
+            if not end():
+                return False
+            self._written(chunk)
+            return True
+
+        return done
+
+    def source(self) -> Source:
+        """What has been written, to be read although it is no array yet."""
+        return zarr_source(self.name, self._array)
+
+    def run_folder(self) -> AbstractContextManager[Path]:
+        """A folder for the chunks that workers of a cluster make. C must be in a folder."""
+        assert isinstance(self.staging, FolderStaging)
+        return run_folder(self.staging.root)
+
+    def take(self, chunk: Chunk, file: str) -> None:
+        """A chunk that a worker has written, from then on as if written here. Raises StoreError."""
+        assert isinstance(self.staging, FolderStaging)
+        try:
+            self.staging.take(chunk, file)
+            self._written(chunk)
+        except OSError as error:
+            raise StoreError(
+                f"{self.name}: a chunk that a worker has written cannot be moved to its place "
+                f"({error.strerror or error}); {remedy(error, 'see to its disk')} and go on with resume=True"
+            ) from error
+
+    def _written(self, chunk: Chunk) -> None:
+        """A chunk stands beside its place."""
+        self.staging.written(chunk)
+        if self._log is None:
+            self.staging.settle(chunk)
+            return
+        now, was = self.staging.stamps(chunk)
+        if self._old is not None and was != (*self._old[self._at(chunk), :2],):
+            raise self._changed(chunk, "updated")
+        with self._lock:
+            if failed := self.staging.failure():
+                raise OSError(failed.errno, failed.strerror)
+            self._log.add(chunk, now, was)
+            self._waiting.append(chunk)
+        pause = max(SAVED_SECONDS, self._log.pause)
+        if time.monotonic() > self._saved + pause and not self._saving.locked():
+            self.save()
+
+    def save(self, everything: bool = True) -> None:
+        """Chunks that are done go to their places when they, and the line of the journal that says so, are
+        durable. `everything`: as `Staging.flush`. Raises OSError; where it was the flush that failed, the
+        chunks that it was for are not done, and nothing more can be saved."""
+        if self._log is None:
+            return
+        with self._saving:
+            with self._lock:
+                chunks, self._waiting, count = self._waiting, [], self._log.count
+            try:
+                self.staging.flush(everything)
+                # Else a chunk in its place may just as well be made again.
+                if everything or self._old is not None or self.staging.at_once:
+                    self._log.durable(count)
+                while chunks:
+                    self.staging.settle(chunks[-1])
+                    chunks.pop()
+            finally:
+                with self._lock:
+                    self._waiting += chunks
+                if self.staging.failure():
+                    self._give_up()
+            self._saved = time.monotonic()
+
+    def _give_up(self) -> None:
+        """A flush has failed: what was written since the one before may be lost, although it still can be
+        read. It has to be made again."""
+        assert self._log
+        with self._lock:
+            self._waiting = []
+        with contextlib.suppress(OSError):
+            for chunk in self._log.undo():
+                self.staging.drop(chunk)
+
+    # ---------------------------------------------------------------------------------------------- ending
+
+    def cancel(self) -> None:
+        """Wake all threads that wait for a store to take a chunk."""
+        self.staging.cancel()
+
+    def pause(self) -> None:
+        """The run ends before C is finished: what is done is kept for the next."""
+        if self._log:
+            with contextlib.suppress(OSError, ValueError):  # the disk is full; the journal closed
+                self.save()
+            self._log.close()
+        self.staging.close()
+
+    def commit(self, made: dict[str, Any] | None = None) -> str | None:
+        """All chunks are there: C becomes an array. `made`: what it was made of, for its attributes. What is
+        left of an array that C replaces, in words. C's metadata take their name when all else is durable, and
+        the journal goes when they are. Raises StoreError."""
+        try:
+            self.save(everything=False)
+            self._check()
+            # A run that was killed right here has published them already.
+            described = document(self.staging, (self._key + PARTIAL, self._key), self.name)
+            if made:
+                described = self._with_attributes(described, {**made, "result": self._mark()})
+            self.staging.publish(self._key, described)
+            said = self.groups.enter(*entry_of(self._array, self.name))
+            left = self.staging.finish(self._key)
+            if self._log:
+                self._log.remove()
+            return left or said
+        except StoreError:
+            raise
+        except Exception as error:
+            if not (self.far or isinstance(error, OSError)):
+                raise
+            said = (isinstance(error, OSError) and error.strerror) or why(error)
+            what = remedy(error, "see to its store" if self.far else "see to its disk")
+            then = "go on with resume=True" if self.resumable or not self.far else "run again with force=True"
+            raise StoreError(f"{self.name} cannot be finished: {said}; {what} and {then}") from error
+
+    def _with_attributes(self, described: bytes, made: dict[str, Any]) -> bytes:
+        """C's metadata, which say what it was made of; of version 2 its attributes do, in their place."""
+        attributes = {provenance.ATTRIBUTE: made}
+        if self._key == METADATA[0]:
+            found = json.loads(described)
+            found["attributes"] = {**(found.get("attributes") or {}), **attributes}
+            return json.dumps(found, indent=2).encode()
+        known = json.loads(self.staging.read(".zattrs") or b"{}")
+        self.staging.put(".zattrs", json.dumps({**known, **attributes}, indent=2).encode())
+        return described
+
+    def _mark(self) -> str | None:
+        """What the finished C is known by."""
+        stamps = self._stamps if self._stamps is not None else self.staging.all_stamps(self._grid)
+        return None if stamps is None else provenance.mark(self._array.metadata, stamps)
+
+    def _check(self) -> None:
+        """All chunks are in their places, and as this run, or the one before, has written them. Raises
+        OSError and StoreError."""
+        if self._log is None:
+            self.staging.flush(everything=False)
+        if self._log is None or not self._log.done:
+            return
+        self._stamps = stamps = self.staging.all_stamps(self._grid)
+        assert stamps is not None
+        for chunk, (now, _) in self._log.done.items():
+            found = stamps[self._at(chunk)]
+            if (*found[:2],) != now or self.staging.identity(chunk) not in (0, found[2]):
+                raise self._changed(chunk, "written")
+
+    def _at(self, chunk: Chunk) -> int:
+        return chunk[0] * self._grid[1] + chunk[1]
+
+    def _changed(self, chunk: Chunk, when: str) -> StoreError:
+        key = self._array.metadata.encode_chunk_key(chunk)
+        return StoreError(
+            f"{self.name}: somebody else has changed its chunk {key} while C was being {when}, so C is not "
+            f"finished; {ANEW}"
+        )

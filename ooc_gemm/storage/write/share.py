@@ -1,0 +1,66 @@
+"""What a worker of a cluster makes of C. Its chunks go into a folder of the run, each under a name of its
+own, until the process that keeps the journal takes them over."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+from ...support.buffers import Bytes
+from ..io import durable, files
+from .journal import Chunk
+
+RUN = ".ooc-gemm-run-"
+"""How the name of the folder in C's begins where the workers of a cluster put the chunks that they make."""
+
+
+@contextlib.contextmanager
+def run_folder(root: Path) -> Iterator[Path]:
+    """A folder in C's for the chunks that workers make inside. Raises OSError."""
+    folder = Path(root, RUN + uuid4().hex)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        revoke(folder)
+
+
+def revoke(folder: Path) -> None:
+    """Remove the folder of a run. Workers may still be at work there: under that name they find it no more,
+    and stop."""
+    gone = folder.with_suffix(".gone")
+    with contextlib.suppress(OSError):
+        os.replace(folder, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+class Share:
+    """Where a worker writes its chunks (`target.Sink`). It changes nothing of C."""
+
+    background, far, resumable = False, False, False
+
+    def __init__(self, folder: Path, direct: bool):
+        """folder: of the run. direct: past the page cache. Raises OSError."""
+        self._folder, self._direct, self._disk = folder, direct, durable.Disk(folder)
+        self.written: list[tuple[Chunk, str]] = []
+        """The chunks, and the paths of their files."""
+
+    def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
+        """Writes a new file. Raises OSError."""
+        path = str(self._folder / uuid4().hex)
+        files.write(path, data, self._direct)
+        self.written.append((chunk, path))
+
+    def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
+        """Writes it."""
+        self.write(chunk, data)
+        return lambda: True
+
+    def flush(self) -> None:
+        """Others that share the disk can rely on what was written. Raises OSError."""
+        self._disk.flush()
+
+    def cancel(self) -> None:
+        """Local files always answer."""

@@ -1,0 +1,141 @@
+"""C as the engine writes it: blocks of sums come, and become chunks in C's type and encoding.
+
+A chunk is written whole and never read back. Where it goes is the matter of a sink: C itself
+(`publication.py`), or a worker's share of it (`share.py`).
+"""
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterator
+from functools import partial
+from threading import Lock
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import zarr
+
+from ...planning.schedule import Part
+from ...support.buffers import Bytes, scratch
+from ...support.errors import StoreError, remedy
+from ..io.objects import why
+from ..read.store import Array
+from .conversion import check_fits, convert
+from .encoding import Encoder
+from .journal import Chunk
+
+
+class Sink(Protocol):
+    """Takes what is stored of chunks."""
+
+    @property
+    def background(self) -> bool:
+        """Writes go on by themselves when they are begun."""
+
+    @property
+    def far(self) -> bool:
+        """Chunks go to a store, not to a disk of this machine."""
+
+    @property
+    def resumable(self) -> bool:
+        """A run that fails can be continued."""
+
+    def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
+        """Take a chunk, or shard. Raises OSError, StoreError, and what a store's client raises."""
+
+    def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
+        """Begin to `write`. To be called for the end: whether it was written."""
+
+    def cancel(self) -> None:
+        """Wake all threads that wait for an answer."""
+
+
+S = TypeVar("S", bound=Sink)
+
+
+class Target(Generic[S]):
+    """The stored C while it is being written (the engine's port)."""
+
+    def __init__(self, array: zarr.Array[Any], name: str, block: np.dtype[Any], sink: S):
+        """array: C, which need not be stored yet. name: how messages call it. block: the type of the sums."""
+        self.name, self.sink, self._array, self._block = name, sink, array, block
+        self._shape = array.shards or array.chunks
+        self._encoder = Encoder(array)
+        as_it_is = self._encoder.copies and array.dtype == block and block.kind in "fc"
+        self.background = as_it_is and sink.background
+        """Writes go on by themselves when they are begun."""
+        self.overflowed = 0
+        """Finite elements that are infinite in C, because they are too large for its type."""
+        self._lock = Lock()
+
+    def cancel(self) -> None:
+        """Wake all threads that wait for a store to take a chunk."""
+        self.sink.cancel()
+
+    def view(self, part: Part, slot: Bytes) -> Array:
+        """A whole chunk's room in `slot`; the part of it that lies inside C."""
+        return self._chunk(slot)[: part.rows, : part.cols]
+
+    def _chunk(self, slot: Bytes) -> Array:
+        rows, cols = self._shape
+        return slot[: rows * cols * self._block.itemsize].view(self._block).reshape(rows, cols)
+
+    def _padded(self, part: Part, slot: Bytes) -> Array:
+        values = self._chunk(slot)
+        if (part.rows, part.cols) != values.shape:
+            values[part.rows :] = 0
+            values[: part.rows, part.cols :] = 0
+        return values
+
+    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
+        """Begin to `write`: in the background, where a chunk is stored as it is. To be called for the end,
+        whatever happens."""
+        write = partial(self.write, part, slot)
+        if not self.background:
+            return write
+        values = self._padded(part, slot)
+        try:
+            end = self.sink.start(part.chunk, values.reshape(-1).view(np.uint8))
+        except OSError:
+            return write
+
+        def done() -> int:
+            with self._explained(part.chunk):
+                written = end()
+            return values.nbytes if written else write()  # or it says what the matter is
+
+        return done
+
+    def write(self, part: Part, slot: Bytes) -> int:
+        """Convert to C's type, encode, write; the bytes of the elements. Raises StoreError, and RangeError
+        for integers that do not fit."""
+        values, dtype = self._chunk(slot), self._array.dtype
+        if dtype.kind in "iu":
+            check_fits(values[: part.rows, : part.cols], dtype, self.name)
+        with self._explained(part.chunk):
+            data = self._padded(part, slot)
+            if values.dtype != dtype:
+                nbytes = values.size * dtype.itemsize
+                data = scratch("converted", nbytes)[:nbytes].view(dtype).reshape(values.shape)
+                if found := convert(values, data):
+                    with self._lock:
+                        self.overflowed += found
+            self.sink.write(part.chunk, self._encoder.encode(data))
+            return data.nbytes
+
+    @contextlib.contextmanager
+    def _explained(self, chunk: Chunk) -> Iterator[None]:
+        """What may fail while a chunk is written. Raises StoreError."""
+        try:
+            yield
+        except (MemoryError, StoreError):
+            raise
+        except Exception as error:
+            key = self._array.metadata.encode_chunk_key(chunk)
+            said = (isinstance(error, OSError) and error.strerror) or why(error)
+            full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
+            place = "store" if self.sink.far else "disk"
+            first = remedy(error, "make room there" if full else f"see to its {place}")
+            then = "go on with resume=True" if self.sink.resumable else "run again with force=True"
+            raise StoreError(
+                f"{self.name}: chunk {key} cannot be written: {said}; {first} and {then}"
+            ) from error
