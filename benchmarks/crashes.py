@@ -39,7 +39,7 @@ from recorder import Entry, Recorder
 import ooc_gemm
 from ooc_gemm.storage.format import unfinished
 from ooc_gemm.storage.io import files, locks
-from ooc_gemm.storage.write import journal, publication, staging
+from ooc_gemm.storage.write import journal, publication, staging_folder
 
 SLOW = """
 import sys, threading, time
@@ -231,7 +231,7 @@ def judged(place: Path, case: dict[str, Any], old: Any, want: Any) -> tuple[str,
     except Exception as error:
         return state, f"{type(error).__name__}: {error}"
     left = [path.name for path in c.rglob("*") if path.name in journal.OURS or ".partial" in path.name]
-    left += [path.name for path in c.rglob("*" + staging.PENDING)]
+    left += [path.name for path in c.rglob("*" + staging_folder.PENDING)]
     return state, "" if same(made, want) and not left else f"it differs, or there is left: {left}"
 
 
@@ -286,7 +286,7 @@ class Failing:
 
     def _pending(self) -> list[tuple[str, int]]:
         found = list[tuple[str, int]]()
-        for path in self._c.rglob("*" + staging.PENDING):
+        for path in self._c.rglob("*" + staging_folder.PENDING):
             with contextlib.suppress(FileNotFoundError):
                 found.append((str(path), path.stat().st_ino))
         return found

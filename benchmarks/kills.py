@@ -27,7 +27,7 @@ import zarr
 
 import ooc_gemm
 from ooc_gemm.storage.format import unfinished
-from ooc_gemm.storage.write import staging
+from ooc_gemm.storage.write import staging_folder
 
 SLOW = """
 import sys, time
@@ -167,7 +167,7 @@ def one(case: dict[str, Any], device: str, kills: int, draw: random.Random, fold
             found["wrong"].append(f"{int((got != want).sum())} elements differ after {killed} kills")
         if written > chunks + killed * WRITERS:
             found["wrong"].append(f"{written} chunks written of {chunks}, with {killed} kills")
-        left = [path.name for path in (folder / "c").rglob("*" + staging.PENDING)]
+        left = [path.name for path in (folder / "c").rglob("*" + staging_folder.PENDING)]
         if left:
             found["wrong"].append(f"left behind: {left}")
         found["killed"] += killed

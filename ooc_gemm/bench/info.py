@@ -29,7 +29,7 @@ from ..run.prepare import prepare
 from ..run.rates import FILE, FOLDERS, file_system, kernel_key, possible
 from ..storage.io.files import chunks_at_once, in_memory
 from ..storage.read import local, store
-from ..storage.write import layout, opening, staging
+from ..storage.write import layout, opening, staging_folder
 from ..storage.write.publication import Publication
 from ..storage.write.target import Target
 from ..support.buffers import Bytes
@@ -310,7 +310,7 @@ def measure_folder(place: Path, device: Device) -> Record:
 def _folder_rates(scratch: Path, device: Device, count: int, readers: int, writers: int) -> Record:
     chunk = CHUNK * CHUNK * 4
     # Arrays so large that the page cache is passed by, of which only the first chunks are stored.
-    large = max(count, staging.DIRECT_BYTES // chunk)
+    large = max(count, staging_folder.DIRECT_BYTES // chunk)
     output = layout.Output((large * CHUNK, CHUNK), np.dtype("f4"), (CHUNK, CHUNK), None, "none")
     made = [opening.create_target(str(scratch / name), output, output.dtype) for name in "ab"]
     buffers = device.host_buffers(readers + writers, chunk)
@@ -378,7 +378,7 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
 
     together = min(both() for _ in range(5 if memory else 1))
     alone = reads * chunk / cold + writes * chunk / write_rate
-    few = min(len(there), max(1, staging.DIRECT_BYTES // chunk - 1))
+    few = min(len(there), max(1, staging_folder.DIRECT_BYTES // chunk - 1))
     small = replace(output, shape=(few * CHUNK, CHUNK))
     target = opening.create_target(str(scratch / "small"), small, output.dtype)
     write_cached = write_rate if memory else _rate(partial(write, target), range(few), for_writing)

@@ -36,7 +36,7 @@ from ..storage.read import store
 from ..storage.read.local import Source
 from ..storage.write import reopen
 from ..storage.write.share import Share
-from ..storage.write.staging import DIRECT_BYTES
+from ..storage.write.staging_folder import DIRECT_BYTES
 from ..storage.write.target import Target
 from ..support.errors import BudgetError, DeviceError, Error, InputError, StoreError
 from ..support.intervals import ceil_div

@@ -19,7 +19,7 @@ from typing import Any
 from ..engine.ports import Arithmetic, Device
 from ..planning.machine import Rates
 from ..storage.io.files import mounted
-from ..storage.write.staging import DIRECT_BYTES
+from ..storage.write.staging_folder import DIRECT_BYTES
 from ..support.remembered import recall
 
 FILE = "rates.json"

@@ -26,7 +26,7 @@ from ooc_gemm import DeviceError, InputError, RangeError, StoreError  # noqa: E4
 from ooc_gemm.dask import matmul  # noqa: E402
 from ooc_gemm.planning.schedule import Part  # noqa: E402
 from ooc_gemm.storage.format import unfinished  # noqa: E402
-from ooc_gemm.storage.write import opening, share, staging  # noqa: E402
+from ooc_gemm.storage.write import opening, share, staging_folder  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -43,16 +43,16 @@ class Slow(distributed.WorkerPlugin):
         self.seconds = seconds
 
     def setup(self, worker):
-        self.write = write = staging.files.write
+        self.write = write = staging_folder.files.write
 
         def slowly(path, data, direct=False):
             write(path, data, direct)
             time.sleep(self.seconds)
 
-        staging.files.write = slowly
+        staging_folder.files.write = slowly
 
     def teardown(self, worker):
-        staging.files.write = self.write
+        staging_folder.files.write = self.write
 
 
 def start(workers, **options):
@@ -323,7 +323,7 @@ def left_over(c):
         path.name
         for path in c.rglob("*")
         if path.name.startswith((share.RUN, "ooc-gemm."))
-        or path.suffix in (staging.PENDING, unfinished.PARTIAL)
+        or path.suffix in (staging_folder.PENDING, unfinished.PARTIAL)
     ]
 
 

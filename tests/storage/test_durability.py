@@ -21,7 +21,7 @@ import ooc_gemm.run.job
 from ooc_gemm import InputError, StoreError
 from ooc_gemm.storage.format.unfinished import JOURNAL, is_partial
 from ooc_gemm.storage.io import durable, files, locks
-from ooc_gemm.storage.write import journal, publication, staging
+from ooc_gemm.storage.write import journal, publication, staging_folder
 
 RNG = np.random.default_rng(19)
 A, B = RNG.integers(-9, 9, (300, 200)).astype("f4"), RNG.integers(-9, 9, (200, 260)).astype("f4")
@@ -149,14 +149,14 @@ def test_the_old_metadata_are_moved_when_the_journal_is_on_the_disk(events):
     before = Path("c/zarr.json").read_bytes()
     events.clear()
     seen = []
-    real = staging.FolderStaging._check_links
+    real = staging_folder.FolderStaging._check_links
 
     def look(self):
         seen.append(list(events))
         real(self)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(staging.FolderStaging, "_check_links", look)
+        patched.setattr(staging_folder.FolderStaging, "_check_links", look)
         run(0.5)
     assert ("flush", "c/ooc-gemm.journal") in seen[0]
     assert ("flush", "c") in seen[0]
@@ -189,7 +189,7 @@ def test_many_chunks_are_flushed_together(events, monkeypatch):
 
 def lose(folder="c"):
     """What was not flushed is lost, although nothing shows it."""
-    for path in Path(folder).rglob("*" + staging.PENDING):
+    for path in Path(folder).rglob("*" + staging_folder.PENDING):
         found = path.stat()
         path.write_bytes(bytes(found.st_size))
         os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
@@ -226,7 +226,7 @@ def test_a_short_run_whose_flush_fails(monkeypatch, beta):
     real = os.fsync
 
     def fsync(file):
-        if os.readlink(f"/proc/self/fd/{file}").endswith(staging.PENDING):
+        if os.readlink(f"/proc/self/fd/{file}").endswith(staging_folder.PENDING):
             lose()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(file)

@@ -34,7 +34,7 @@ from ooc_gemm.run import generate, job
 from ooc_gemm.storage.io import answers, background
 from ooc_gemm.storage.read import store
 from ooc_gemm.storage.read.local import CompressedSource, RawSource
-from ooc_gemm.storage.write import publication, staging, target
+from ooc_gemm.storage.write import publication, staging_folder, target
 from ooc_gemm.support.errors import OutOfMemoryError
 
 MiB = 1 << 20
@@ -71,7 +71,7 @@ def open_files(folder):
 def left(folder):
     """Temporary files and folders, and chunks that wait for a run that will never continue."""
     names = [path for path in Path(folder).rglob("*") if ".tmp" in path.name or ".ooc-gemm-" in path.name]
-    pending = Path(folder).rglob("*" + staging.PENDING)
+    pending = Path(folder).rglob("*" + staging_folder.PENDING)
     return names + [path for path in pending if not (path.parents[2] / "ooc-gemm.journal").exists()]
 
 

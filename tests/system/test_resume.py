@@ -20,7 +20,7 @@ from ooc_gemm import InputError
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.storage.format import unfinished
 from ooc_gemm.storage.io import files, locks
-from ooc_gemm.storage.write import journal, publication, staging
+from ooc_gemm.storage.write import journal, publication, staging_folder
 
 M, N, K = 300, 260, 200
 LIMIT = "300MiB"
@@ -42,7 +42,7 @@ def arrays(tmp_path):
 def no_trace(c):
     """C is a result, and nothing but that."""
     left = {path.name for path in Path(c).iterdir()} - {"zarr.json", "c"}
-    return not left and not list(Path(c).rglob("*" + staging.PENDING))
+    return not left and not list(Path(c).rglob("*" + staging_folder.PENDING))
 
 
 @pytest.mark.parametrize("saved", [0.0, 60.0])
@@ -83,7 +83,7 @@ def test_beta_comes_in_once_whatever_the_layout(arrays, monkeypatch, layout):
     assert made.attrs["mine"] == 1
     assert made.attrs["ooc-gemm"]["options"]["beta"] == "-2.0"
     assert result.bytes_written == (30 - 17) * 50 * 52 * 4
-    assert not list(Path(c).rglob("*" + staging.PENDING))
+    assert not list(Path(c).rglob("*" + staging_folder.PENDING))
     assert not (Path(c) / unfinished.JOURNAL).exists()
 
 
@@ -296,7 +296,7 @@ def test_when_the_system_went_down(arrays, monkeypatch, beta, tail):
     path.write_bytes(b"".join(lines).replace(locks.boot_id().encode(), b"some-other-start") + tail)
     for line in lines[11:]:  # they were not on the disk
         i, j = json.loads(line)["chunk"]
-        (Path(c) / "c" / str(i) / (str(j) + staging.PENDING)).write_bytes(b"")
+        (Path(c) / "c" / str(i) / (str(j) + staging_folder.PENDING)).write_bytes(b"")
     result = ooc_gemm.multiply(a, b, c, resume=True, **options)
     assert result.bytes_written == (30 - 8) * 50 * 52 * 4
     assert np.array_equal(zarr.open_array(c)[...], zarr.open_array(c + "1")[...])
@@ -338,7 +338,7 @@ def test_longer_runs_flush_before_they_put_chunks_in_place(arrays, monkeypatch):
 
     def watched(old, new):
         move(old, new)
-        events.extend(["place"] if str(old).endswith(staging.PENDING) else [])
+        events.extend(["place"] if str(old).endswith(staging_folder.PENDING) else [])
 
     monkeypatch.setattr(os, "replace", watched)
     ooc_gemm.multiply(a, b, c, chunks=(50, 52))
@@ -366,7 +366,7 @@ def test_the_command_line(arrays, tmp_path):
     )
     command = ["multiply", a, b, c, "--chunks", "50,52", "-Q"]
     with subprocess.Popen([sys.executable, str(script), *command]) as run:
-        while len(list(Path(c).rglob("*" + staging.PENDING))) < 5:
+        while len(list(Path(c).rglob("*" + staging_folder.PENDING))) < 5:
             assert run.poll() is None
             time.sleep(0.02)
         run.kill()

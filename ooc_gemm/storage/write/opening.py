@@ -17,14 +17,16 @@ from ..format.unfinished import JOURNAL, METADATA, PARTIAL, is_begun, is_partial
 from ..io.folder import Folder
 from ..io.zarr_internals import sync
 from ..read.store import array_at, describe, explained, kind_at, local_path, objects_at
-from . import journal, ownership, provenance
+from . import journal, ownership, provenance, replaced
 from .checks import kind_there
 from .consolidated import forgotten
 from .journal import Journal
 from .layout import Output, compressors
 from .publication import Publication
 from .reopen import open_existing, open_partial, writable_place
-from .staging import FolderStaging, Notice, ObjectStaging, Staging, StoreStaging
+from .staging import Notice, Staging
+from .staging_folder import FolderStaging
+from .staging_store import ObjectStaging, StoreStaging
 from .target import Target
 
 
@@ -65,7 +67,7 @@ def create_target(
             target.sink.begin(described.to_bytes() if described else b"", keep, notice)
         except BaseException as error:
             if moved:
-                ownership.restore(moved, [METADATA[0] + PARTIAL])
+                replaced.restore(moved, [METADATA[0] + PARTIAL])
             if log and target.sink.far and isinstance(error, InputError):  # nothing was begun
                 log.remove()
             raise
@@ -77,13 +79,13 @@ def _set_aside(spec: Any, nbytes: int, notice: Notice | None) -> Path | None:
     place = local_path(spec)
     if place is None or not os.path.exists(place):
         return None
-    keep = ownership.has_room(place, nbytes)
+    keep = replaced.has_room(place, nbytes)
     if not keep and notice and kind_there(place) == "array":
         notice(
             f"there is no room for another array beside {describe(spec)}: it is removed before its "
             "replacement is made"
         )
-    return place if ownership.set_aside(place, describe(spec), keep) else None
+    return place if replaced.set_aside(place, describe(spec), keep) else None
 
 
 def update_target(

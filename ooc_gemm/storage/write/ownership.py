@@ -1,19 +1,7 @@
-"""Which files in C's folder belong to an array there, and what becomes of them when a new C replaces it.
-
-Files that do not belong to the array, and arrays that lie below it, stay. The old array's files are moved
-into a folder inside C's, and removed when the new C is finished:
-
-    c/zarr.json     ──►  c/.ooc-gemm-replaced/zarr.json.partial     first: from now on C is no array
-    c/c/…           ──►  c/.ooc-gemm-replaced/c/…
-                         c/.ooc-gemm-replaced/zarr.json             last: the old array is complete there
-
-So a run that is killed at any time leaves the old array, or an unfinished C with the old array in that
-folder.
-"""
+"""Which files in C's folder, or which objects below its address, belong to an array there."""
 
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,7 +12,6 @@ from ...support.errors import InputError
 from ..format import documents
 from ..format.unfinished import ASIDE, JOURNAL, METADATA, PARTIAL, is_journal, is_partial
 from ..io import files
-from ..io.durable import flush_folders
 
 NODES = (*METADATA, ".zgroup")
 """Files that make a folder an array or a group."""
@@ -230,143 +217,6 @@ def _fixed(name: str, path: Path) -> InputError:
     )
 
 
-# ------------------------------------------------------------------------------------------------ set aside
-
-
-def set_aside(place: Path, name: str, keep: bool) -> bool:
-    """Clear C's folder of the array that stands there, finished or not.
-
-    place: C's folder. name: how messages call C. keep: whether a finished array is kept in `ASIDE` until
-    `drop`, or removed at once. Returns whether this call has moved one there, which `restore` can undo.
-    Raises InputError and OSError; nothing is changed then.
-    """
-    aside, moved = place / ASIDE, False
-    finished = any((place / key).exists() for key in METADATA)
-    if finished and aside.exists():  # the run that has made this array was killed before it was removed
-        shutil.rmtree(aside)
-    if finished or _is_incomplete(aside):
-        moved = True
-        try:
-            _move(survey(place, name), place, aside)
-        except BaseException:
-            restore(place)
-            raise
-    old = survey(place, name)
-    for path in (*old.chunks, *old.attributes, *old.litter):
-        _remove(path)
-    if not keep and aside.exists():
-        shutil.rmtree(aside)
-        return False
-    return moved
-
-
-def _is_incomplete(aside: Path) -> bool:
-    return any((aside / (key + PARTIAL)).exists() for key in METADATA)
-
-
-def _move(old: Files, place: Path, aside: Path) -> None:
-    aside.mkdir(exist_ok=True)
-    for path in old.metadata:
-        os.replace(path, aside / (path.name + PARTIAL))
-    flush_folders(place, aside)
-    for path in (*old.attributes, *old.chunks):
-        to = aside / path.relative_to(place)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(path, to)
-    flush_folders(place, aside)
-    for key in METADATA:
-        with suppress(FileNotFoundError):
-            os.replace(aside / (key + PARTIAL), aside / key)
-    flush_folders(aside)
-
-
-def restore(place: Path, new: Iterable[str] = ()) -> None:
-    """Put the array that was set aside back, before any chunk of the new C was written. `new`: files of the
-    new C."""
-    aside = place / ASIDE
-    for name in new:
-        (place / name).unlink(missing_ok=True)
-    with suppress(OSError):
-        _put_back(aside, place)
-        for key in METADATA:
-            for name in (key, key + PARTIAL):
-                with suppress(FileNotFoundError):
-                    os.replace(aside / name, place / key)
-        flush_folders(place)
-        aside.rmdir()
-
-
-def discard(place: Path, name: str) -> None:
-    """Remove a C that can be neither finished nor continued; an array that it was to replace is there again.
-    `name`: how messages call C. Raises InputError and OSError."""
-    new = survey(place, name)
-    for path in (*new.chunks, *new.attributes, *new.litter):
-        if path.name != ASIDE:
-            _remove(path)
-    if is_kept(place):
-        restore(place, [key + PARTIAL for key in METADATA])
-        return
-    for key in METADATA:
-        (place / (key + PARTIAL)).unlink(missing_ok=True)
-    with suppress(OSError):  # there are files of others
-        place.rmdir()
-
-
-def _put_back(folder: Path, to: Path) -> None:
-    for entry in list(os.scandir(folder)):
-        target = to / entry.name
-        if entry.name in METADATA or entry.name.endswith(PARTIAL):
-            continue
-        if entry.is_dir(follow_symlinks=False) and target.is_dir():
-            _put_back(Path(entry.path), target)
-            os.rmdir(entry.path)
-        else:
-            os.rename(entry.path, target)
-
-
-def forget_journal(place: Path) -> None:
-    """Remove the journal of a run before, where this one has none. Raises OSError."""
-    if _has_journal(place):
-        (place / JOURNAL).unlink()
-
-
-def is_kept(place: Path) -> bool:
-    """Whether an array that C replaces is kept, complete or not."""
-    return (place / ASIDE).is_dir()
-
-
-def drop(place: Path) -> str | None:
-    """C is finished: remove the array that it has replaced. What to tell the user where that cannot be."""
-    aside = place / ASIDE
-    if not aside.is_dir():
-        return None
-    try:
-        shutil.rmtree(aside)
-    except OSError as error:
-        return f"the array that was replaced cannot be removed from {aside} ({error.strerror or error})"
-    return None
-
-
-def has_room(place: Path, nbytes: int) -> bool:
-    """Whether the disk takes so many bytes more."""
-    while not place.exists():
-        place = place.parent
-    try:
-        return shutil.disk_usage(place).free >= nbytes
-    except OSError:
-        return True
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-# ------------------------------------------------------------------------------------------- what is ours
-
-
 def is_ours(place: Path) -> bool:
     """Whether a folder without an array holds nothing, or what a run of ours has left that was killed before
     C was begun. Raises OSError."""
@@ -408,3 +258,9 @@ def owned(keys: Iterable[str], metadata: dict[str, dict[str, Any]], name: str) -
         elif path[-1] in NODES and any(one.takes(path[:-1]) is not False for one in (*grammar, ANY)):
             raise _among(name, "/".join((name, *path[:-1])))
     return found
+
+
+def forget_journal(place: Path) -> None:
+    """Remove the journal of a run before, where this one has none. Raises OSError."""
+    if _has_journal(place):
+        (place / JOURNAL).unlink()

@@ -25,7 +25,8 @@ from . import provenance
 from .consolidated import Consolidated, entry_of
 from .journal import ANEW, Chunk, Journal
 from .share import run_folder
-from .staging import FolderStaging, Notice, Staging, document
+from .staging import Notice, Staging, document
+from .staging_folder import FolderStaging
 
 SAVED_SECONDS = 2.0
 """After so long what was written is made durable. What takes less is sooner done again."""
@@ -132,7 +133,7 @@ class Publication:
         if self._old is not None and was != (*self._old[self._at(chunk), :2],):
             raise self._changed(chunk, "updated")
         with self._lock:
-            if failed := self.staging.failure():
+            if failed := self.staging.failed:
                 raise OSError(failed.errno, failed.strerror)
             self._log.add(chunk, now, was)
             self._waiting.append(chunk)
@@ -160,7 +161,7 @@ class Publication:
             finally:
                 with self._lock:
                     self._waiting += chunks
-                if self.staging.failure():
+                if self.staging.failed:
                     self._give_up()
             self._saved = time.monotonic()
 

@@ -1,0 +1,218 @@
+"""C in a local folder: chunks are written beside their places, flushed, and renamed."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zarr
+
+from ...support.buffers import Bytes
+from ...support.errors import InputError
+from ..format import documents
+from ..format.chunks import Chunks
+from ..format.unfinished import ASIDE, METADATA, PARTIAL
+from ..io import durable, files
+from ..io.folder import Folder
+from ..io.stamps import Stamp, Stamps, identity, stamp_of
+from . import replaced
+from .journal import ANEW, Chunk
+from .share import RUN, revoke
+from .staging import Done, Notice, Staging, changed
+
+PENDING = ".pending"
+"""What follows the name of a chunk's file until it goes to its place."""
+DIRECT_BYTES = 256 << 20
+"""A C this large is written past the page cache, as fast as the disk is. A smaller one takes no time either
+way, and is likely to be read next."""
+
+
+class FolderStaging(Staging):
+    """Files in a local folder: written beside their places, flushed, and renamed."""
+
+    far, at_once = False, False
+
+    def __init__(self, folder: Folder, array: zarr.Array[Any], name: str):
+        """name: how messages call C."""
+        self.root = Path(folder.root)
+        self._folder, self._name = folder, name
+        self._chunks = Chunks(folder, array.metadata)
+        self._direct = array.nbytes >= DIRECT_BYTES
+        self.background = folder.traits.asynchronous
+        self._folders: set[str] = set()
+        self._disk: durable.Disk | None = None
+        """What flushes the files of this C; None where C is not kept."""
+        self._placed: dict[Chunk, int] = {}
+
+    def begin(self, key: str, metadata: bytes | None, keep: bool, notice: Notice | None) -> None:
+        """An old array was set aside before (`replaced.py`)."""
+        root = self.root
+        if keep:
+            self._disk = durable.Disk(root)
+        if metadata is None:
+            self._check_links()
+            if os.path.lexists(root / key) or not os.path.lexists(root / (key + PARTIAL)):
+                os.replace(root / key, root / (key + PARTIAL))
+        else:
+            new = durable.prepare(root / (key + PARTIAL), metadata, flush=False)
+            os.replace(new, root / (key + PARTIAL))
+            if self._disk:
+                self._disk.wrote(str(root / (key + PARTIAL)))
+        old = [one for one in METADATA if os.path.lexists(root / one)]
+        for one in old:
+            (root / one).unlink()
+        if old or metadata is None:
+            durable.flush_folders(root)
+
+    def proceed(self, done: Done) -> list[Chunk]:
+        """Removes what the run has left that does not count."""
+        try:
+            self._check_links()
+        except OSError as error:
+            raise InputError(f"{self._name} cannot be continued: {error.strerror}; {ANEW}") from error
+        self._disk = durable.Disk(self.root)
+        waiting, known = list[Chunk](), set[str]()
+        for chunk, (now, _) in done.items():
+            path = self._folder.path(self._chunks.key(*chunk))
+            if stamp_of(path + PENDING) == now:
+                waiting.append(chunk)
+            elif stamp_of(path) == now:
+                self._placed[chunk] = identity(os.stat(path))
+            else:
+                sizes = {stamp_of(each)[0] for each in (path, path + PENDING)}
+                said = "changed or removed since"
+                if now[0] in sizes:
+                    said = "changed since, or copied without its times (cp -a and rsync -a keep them)"
+                raise changed(self._name, self._chunks.key(*chunk), said)
+            known.add(path + PENDING)
+        metadata = {key + PARTIAL for key in METADATA}
+        for left in (*self.root.rglob("*" + PENDING), *self.root.glob("*" + PARTIAL)):
+            if str(left) not in known and left.name not in metadata:
+                left.unlink()
+        for folder in self.root.glob(RUN + "*"):
+            revoke(folder)
+        return waiting
+
+    def read(self, key: str) -> bytes | None:
+        """Reads a file."""
+        return self._folder.read(key, documents.MAX_BYTES)
+
+    def put(self, key: str, document: bytes) -> None:
+        """Replaces a file."""
+        durable.replace(self.root / key, document)
+
+    def path(self, chunk: Chunk) -> str:
+        """The path of a chunk's file; its folder is made."""
+        path = self._folder.path(self._chunks.key(*chunk))
+        folder = path.rpartition("/")[0]
+        if folder not in self._folders:
+            os.makedirs(folder, exist_ok=True)
+            check_real(folder, str(self.root))
+            self._folders.add(folder)
+        return path
+
+    def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
+        """Writes a file beside the chunk's place."""
+        files.write(self.path(chunk) + PENDING, data, self._direct)
+
+    def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
+        """Begins to write that file."""
+        return files.start_write(self.path(chunk) + PENDING, data)
+
+    def take(self, chunk: Chunk, file: str) -> None:
+        """A file that somebody else has written becomes that file."""
+        os.replace(file, self.path(chunk) + PENDING)
+
+    def written(self, chunk: Chunk) -> None:
+        """Remembers the file."""
+        if self._disk:
+            self._disk.wrote(self.path(chunk) + PENDING)
+
+    def stamps(self, chunk: Chunk) -> tuple[Stamp, Stamp]:
+        """Looks at the file beside the chunk's place, and at the one in it."""
+        path = self.path(chunk)
+        return stamp_of(path + PENDING, self.background), stamp_of(path, self.background)
+
+    def flush(self, everything: bool = True) -> None:
+        """Flushes the disk."""
+        if self._disk:
+            self._disk.flush(everything)
+
+    @property
+    def failed(self) -> OSError | None:
+        """What the first flush that failed has failed with."""
+        return self._disk.failed if self._disk else None
+
+    def settle(self, chunk: Chunk) -> None:
+        """Renames the file."""
+        path = self.path(chunk)
+        os.replace(path + PENDING, path)
+        if self._disk:
+            self._placed[chunk] = identity(os.stat(path))
+
+    def drop(self, chunk: Chunk) -> None:
+        """Removes the file beside the chunk's place."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.path(chunk) + PENDING)
+
+    def all_stamps(self, grid: Chunk) -> Stamps:
+        """Lists the folder."""
+        return self._chunks.stamps(grid)
+
+    def identity(self, chunk: Chunk) -> int:
+        """That of the file in the chunk's place."""
+        return self._placed.get(chunk, 0)
+
+    def publish(self, key: str, metadata: bytes) -> None:
+        """Flushes the names of all files first, and that of the metadata after."""
+        root = self.root
+        if self._disk is None:
+            durable.replace(root / key, metadata)
+            return
+        new = durable.prepare(root / key, metadata)
+        above = {str(parent) for folder in self._folders for parent in Path(folder).parents}
+        above = {folder for folder in above if root in Path(folder).parents}
+        self._disk.flush_names({*self._folders, *above, str(root)})
+        os.replace(new, root / key)
+        durable.flush_folders(root)
+
+    def finish(self, key: str) -> str | None:
+        """Removes the array that was set aside."""
+        (self.root / (key + PARTIAL)).unlink(missing_ok=True)
+        self.close()
+        return replaced.drop(self.root)
+
+    def discard(self) -> None:
+        """An array that was set aside is there again."""
+        self.close()
+        with contextlib.suppress(OSError, InputError):
+            replaced.discard(self.root, self._name)
+
+    def kept(self) -> str | None:
+        """Where the array that was set aside lies."""
+        if not replaced.is_kept(self.root):
+            return None
+        aside = self.root / ASIDE
+        return f"the array that {self._name} is to replace is kept as {aside} until {self._name} is finished"
+
+    def close(self) -> None:
+        """Closes what flushes the disk."""
+        if self._disk:
+            self._disk.close()
+
+    def _check_links(self) -> None:
+        """Raises OSError where C's chunks are to go through a link, which may lead to another array."""
+        for folder in self._folder.folders(self._chunks.pattern):
+            check_real(folder, str(self.root))
+
+
+def check_real(folder: str, root: str) -> None:
+    """Raises OSError where a folder, or one of those between it and C's own, `root`, is a link: another array
+    would be written."""
+    while len(folder) > len(root):
+        if os.path.islink(folder):
+            name = folder[len(root) + 1 :]
+            raise OSError(errno.ELOOP, f"its folder {name} is a link, and what it leads to is not C's")
+        folder = folder.rpartition("/")[0]

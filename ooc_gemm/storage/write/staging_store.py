@@ -1,0 +1,143 @@
+"""C in an object store, or in another store of zarr's: chunks are put to their places at once."""
+
+import contextlib
+from typing import Any
+
+import zarr
+
+from ...support.buffers import Bytes
+from ...support.errors import InputError
+from ..format import documents
+from ..format.chunks import Chunks
+from ..format.unfinished import JOURNAL, METADATA, PARTIAL
+from ..io.answers import Answers
+from ..io.objects import Objects
+from ..io.stamps import Stamp, Stamps
+from ..io.zarr_internals import default_buffer_prototype
+from . import ownership
+from .journal import Chunk
+from .staging import Done, Notice, Staging, changed, document
+
+
+class ObjectStaging(Staging):
+    """Objects below an address of an object store."""
+
+    def __init__(self, objects: Objects, array: zarr.Array[Any], name: str):
+        """name: how messages call C."""
+        self._objects, self._name = objects, name
+        self._chunks = Chunks(objects, array.metadata)
+        self._partial: dict[str, bytes] = {}
+        """The metadata of the C that this run has begun, by key."""
+        self._put: dict[Chunk, Stamp] = {}
+
+    def begin(self, key: str, metadata: bytes | None, keep: bool, notice: Notice | None) -> None:
+        """Removes an old array, what makes it an array first."""
+        old = list(METADATA) if metadata is None else self._survey()
+        if notice and metadata is not None and any(one in METADATA for one in old):
+            notice(
+                f"the array at {self._name} is removed before its replacement is made: an object store "
+                "cannot set it aside"
+            )
+        described = metadata or document(self, (key, key + PARTIAL), self._name)
+        self._objects.put(key + PARTIAL, described)
+        self._partial[key + PARTIAL] = described
+        left = {*old} - {key + PARTIAL, JOURNAL}
+        self._objects.delete(sorted(left, key=lambda one: one not in METADATA))
+
+    def _survey(self) -> list[str]:
+        """What belongs to the array that stands there, finished or not. Raises InputError."""
+        keys = [key for key, _ in self._objects.list()]
+        found = dict[str, Any]()
+        for key in (*METADATA, *(key + PARTIAL for key in METADATA)):
+            text = self._objects.read(key, documents.MAX_BYTES) if key in keys else None
+            with contextlib.suppress(InputError):
+                if text is not None:
+                    described = documents.parse(self._name, text)
+                    found |= {key: described} if documents.kind(key, described) == "array" else {}
+        return ownership.owned(keys, found, self._name)
+
+    def proceed(self, done: Done) -> list[Chunk]:
+        """Looks at all chunks."""
+        if done:
+            grid = max(i for i, _ in done) + 1, max(j for _, j in done) + 1
+            stamps = self._chunks.stamps(grid)
+            for (i, j), (now, _) in done.items():
+                if (*stamps[i * grid[1] + j, :2],) != now:
+                    raise changed(self._name, self._chunks.key(i, j), "changed or removed since")
+        if any(self._objects.has(key + PARTIAL) for key in METADATA):  # else C was finished
+            self._objects.delete(METADATA)
+        return []
+
+    def read(self, key: str) -> bytes | None:
+        """Asks for an object, but for metadata that this run has put."""
+        return self._partial.get(key) or self._objects.read(key, documents.MAX_BYTES)
+
+    def put(self, key: str, document: bytes) -> None:
+        """Puts an object."""
+        self._objects.put(key, document)
+
+    def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
+        """Puts the object of the chunk."""
+        self._put[chunk] = self._objects.put(self._chunks.key(*chunk), data)
+
+    def stamps(self, chunk: Chunk) -> tuple[Stamp, Stamp]:
+        """What the store has said when it was put; what was there before is not known."""
+        return self._put.pop(chunk), (0, 0)
+
+    def settle(self, chunk: Chunk) -> None:
+        """It is in its place."""
+        self._put.pop(chunk, None)
+
+    def all_stamps(self, grid: Chunk) -> Stamps:
+        """Lists the objects."""
+        return self._chunks.stamps(grid)
+
+    def finish(self, key: str) -> str | None:
+        """Removes the metadata of the unfinished C."""
+        self._objects.delete([key + PARTIAL])
+        return None
+
+    def cancel(self) -> None:
+        """Wakes them."""
+        self._objects.cancel()
+
+
+class StoreStaging(Staging):
+    """Any other store that zarr can write to. A run that is interrupted cannot be continued there."""
+
+    def __init__(self, array: zarr.Array[Any], name: str, nbytes: int):
+        """name: how messages call C. nbytes: of a chunk."""
+        self._place, self._metadata, self._name = array.store_path, array.metadata, name
+        self._answers = Answers(array.store_path.store, nbytes)
+
+    def begin(self, key: str, metadata: bytes | None, keep: bool, notice: Notice | None) -> None:
+        """Chunks of an old array stay until they are replaced."""
+        self.put(key + PARTIAL, metadata or document(self, (key, key + PARTIAL), self._name))
+        for one in METADATA:
+            self._delete(one)
+
+    def read(self, key: str) -> bytes | None:
+        """Asks the store."""
+        found = self._answers.of((self._place / key).get())
+        return None if found is None else bytes(found.to_bytes())
+
+    def put(self, key: str, document: bytes) -> None:
+        """Sets a value."""
+        self._answers.of((self._place / key).set(default_buffer_prototype().buffer.from_bytes(document)))
+
+    def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
+        """Sets a value of its own, for the store may keep what it is given."""
+        self.put(self._metadata.encode_chunk_key(chunk), bytes(data))
+
+    def finish(self, key: str) -> str | None:
+        """Removes the metadata of the unfinished C."""
+        self._delete(key + PARTIAL)
+        return None
+
+    def cancel(self) -> None:
+        """Wakes them."""
+        self._answers.cancel()
+
+    def _delete(self, key: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._answers.of((self._place / key).delete())
