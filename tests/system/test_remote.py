@@ -23,6 +23,7 @@ import ooc_gemm
 from ooc_gemm.planning.schedule import cut
 from ooc_gemm.storage.io import answers, client, objects, requests
 from ooc_gemm.storage.read import store
+from ooc_gemm.storage.write import logs
 
 pytestmark = pytest.mark.skipif(bool(s3.missing()), reason=s3.missing() or "-")
 
@@ -448,6 +449,20 @@ def test_what_has_changed_is_noticed(long, shelf, proxy):
     there.put("c/0/0", bytes(len(was)))
     done = ooc(*args, "--resume")
     assert (done.code, "is not the unfinished result" in done.err) == (2, True)
+
+
+def test_a_finished_c_with_its_journal(long, shelf, proxy, monkeypatch):
+    """A run was killed before it had removed the journal: C keeps its metadata when somebody goes on."""
+    args, expected = long
+    with monkeypatch.context() as patched:
+        patched.setattr(logs.ObjectLog, "remove", logs.ObjectLog.close)
+        assert ooc(*args).code == 0
+    assert {"zarr.json", "ooc-gemm.journal"} <= {*keys(f"{shelf}/c")}
+    proxy.seen.clear()
+    done = ooc(*args, "--resume")
+    assert (done.code, puts(proxy)) == (0, 0), done.err
+    assert np.array_equal(got(f"{shelf}/c"), expected)
+    assert {key for key in keys(f"{shelf}/c") if not key.startswith("c/")} == {"zarr.json"}
 
 
 def test_one_run_at_a_time(long, shelf, proxy):
