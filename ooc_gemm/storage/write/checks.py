@@ -110,14 +110,15 @@ def _has_metadata(there: Objects) -> bool:
 
 
 def _is_free(name: str, spec: str) -> bool:
-    """Whether there is nothing at an address, where that can be told."""
+    """Whether a store that can be listed holds nothing at an address."""
     with explained(name, remote=True):
         there = objects_at(spec)
         return there is not None and not there.has_any()
 
 
 def _check_begun(name: str, spec: str, force: bool) -> None:
-    """At an address where no array is there may be an unfinished one, or what is somebody's."""
+    """Refuse an address without an array that holds an unfinished C, unless `force` is given, or objects of
+    somebody else. Raises InputError."""
     with explained(name, remote=True):
         there = objects_at(spec)
         if there is None:
@@ -134,7 +135,8 @@ def _check_begun(name: str, spec: str, force: bool) -> None:
 
 
 def _check_replaced(name: str, found: str | None, force: bool) -> None:
-    """`found` is the kind of what stands at C's place, None for nothing."""
+    """Refuse to replace a group, and an array unless `force` is given. `found`: the kind of what stands at
+    C's place, None for nothing. Raises InputError."""
     if found == "group":
         raise InputError(f"{name} is a Zarr group; name an array inside it, such as {name}/c")
     if found is not None and not force:

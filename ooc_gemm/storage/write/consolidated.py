@@ -65,7 +65,8 @@ class LocalGroup:
             raise
 
     def change(self, document: str, change: Callable[[bytes], bytes | None]) -> None:
-        """At once and durably, one process at a time."""
+        """Replaces the file in one step and flushes it, while a lock on the folder keeps other processes
+        away."""
         with self._alone():
             text = self.read(document)
             new = None if text is None else change(text)
@@ -114,7 +115,7 @@ class RemoteGroup:
     key: str
 
     def read(self, document: str) -> bytes | None:
-        """The object; None also where it must not be read."""
+        """Returns None also where the credentials do not allow reading the object."""
         found = self._version(document)
         return found and found[0]
 
@@ -127,7 +128,7 @@ class RemoteGroup:
             raise
 
     def change(self, document: str, change: Callable[[bytes], bytes | None]) -> None:
-        """Only where it still is what was changed."""
+        """Puts the object only where nobody has replaced it in between, else changes the new one."""
         for left in reversed(range(TRIES)):
             found = self._version(document)
             new = None if found is None else change(found[0])
@@ -162,7 +163,7 @@ def above_objects(objects: Objects) -> list[Group]:
 
 
 class Consolidated:
-    """What the groups above one C hold of it."""
+    """The entries of one C in the consolidated metadata of the groups above it."""
 
     def __init__(self, groups: list[Group], name: str):
         """groups: places above C. name: how messages call C. Raises InputError where one cannot be read."""
@@ -180,7 +181,8 @@ class Consolidated:
         self._holders = [one for one, holds in zip(looks, held, strict=True) if holds]
 
     def forget(self) -> None:
-        """C is to be begun: no group has an entry of it any more. Raises InputError where that cannot be."""
+        """Remove the entry of C from all groups, because C is begun. Raises InputError where a group cannot
+        be changed."""
         for group, document in self._holders:
             try:
                 group.change(document, lambda text, key=group.key: _without(text, key))  # type: ignore[misc]
@@ -191,8 +193,9 @@ class Consolidated:
                 ) from error
 
     def enter(self, entry: dict[str, Any], attributes: dict[str, Any] | None) -> str | None:
-        """C is finished: its groups have its metadata again. entry: of C's zarr.json or .zarray. attributes:
-        of its .zattrs, None for version 3. What to tell the user where a group cannot have them."""
+        """Write the entry of C into all groups, because C is finished. entry: the contents of C's zarr.json
+        or .zarray. attributes: those of its .zattrs, None for version 3. Returns what to tell the user where
+        a group cannot be changed."""
         said = None
         for group, document in self._holders:
             try:
@@ -210,8 +213,8 @@ class Consolidated:
 
 @contextlib.contextmanager
 def forgotten(spec: Any) -> Iterator[Consolidated]:
-    """The groups above C, which have no entry of it any more; they have it again where the body fails and C
-    is still an array. Raises InputError."""
+    """Remove the entry of C from the groups above it, and write it again where the body fails and C is still
+    an array. Raises InputError."""
     groups = groups_of(spec)
     groups.forget()
     try:
@@ -222,7 +225,7 @@ def forgotten(spec: Any) -> Iterator[Consolidated]:
 
 
 def groups_of(spec: Any) -> Consolidated:
-    """What the groups above C hold of it. Raises InputError."""
+    """Find the groups above C that hold its metadata. Raises InputError."""
     name, place = describe(spec), local_path(spec)
     with explained(name, remote=place is None):
         if place is not None:
@@ -233,15 +236,15 @@ def groups_of(spec: Any) -> Consolidated:
 
 
 def enter(spec: Any, groups: Consolidated) -> str | None:
-    """Give the groups above C the metadata of the array that is there, if it is one. What to tell the user
-    where that cannot be."""
+    """Write the metadata of the array at C's place into the groups above it, if there is an array. Returns
+    what to tell the user where a group cannot be changed."""
     with contextlib.suppress(Error):
         return groups.enter(*entry_of(spec, describe(spec)))
     return None
 
 
 def entry_of(spec: Any, name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The metadata of an array, and its attributes where they stand apart. Raises InputError."""
+    """Read the metadata of an array, and for version 2 its attributes. Raises InputError."""
     at, key, described = look_at(spec, name)
     if documents.kind(key, described) != "array":
         raise InputError(f"{name} is not a Zarr array; check the path")

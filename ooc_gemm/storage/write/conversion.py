@@ -28,7 +28,7 @@ def convert(values: Array, out: Array) -> int:
 
 
 def said(count: int, name: str, dtype: np.dtype[Any]) -> str:
-    """What the user is told of so many infinite elements of C."""
+    """A sentence that tells the user how many elements of C became infinite."""
     elements = "1 element is" if count == 1 else f"{count} elements are"
     wider = {"float16": "float32", "float32": "float64", "complex64": "complex128"}[dtype.name]
     return (

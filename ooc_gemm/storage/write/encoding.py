@@ -34,8 +34,8 @@ class Encoder:
         return self._plain and self._compressor is None
 
     def encode(self, data: Array) -> Bytes | bytes:
-        """What is stored of a whole chunk, or shard. It may lie in memory that the thread's next call takes
-        again, or be the elements themselves."""
+        """Return what is stored of a whole chunk, or shard. It lies in `data` itself, or in memory that the
+        next call of this thread may reuse."""
         if self._plain:
             return self._compressor.encode(data) if self._compressor else data.reshape(-1).view(np.uint8)
         if self._inner:

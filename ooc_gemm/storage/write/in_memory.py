@@ -24,10 +24,10 @@ class ArrayTarget:
         self.overflowed, self._lock = 0, threading.Lock()
 
     def cancel(self) -> None:
-        """Nobody ever waits."""
+        """Does nothing: no thread waits for a store."""
 
     def view(self, part: Part, slot: Bytes) -> Array:
-        """Dense at the front of the slot."""
+        """Returns a dense matrix at the front of the slot."""
         return (
             slot[: part.rows * part.cols * self._block.itemsize]
             .view(self._block)
@@ -35,11 +35,11 @@ class ArrayTarget:
         )
 
     def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
-        """Nothing yet."""
+        """Returns `write`: nothing is done in the background."""
         return partial(self.write, part, slot)
 
     def write(self, part: Part, slot: Bytes) -> int:
-        """Convert and copy. Raises RangeError for integers that do not fit."""
+        """Converts to the type of C and copies. Raises RangeError for integers that do not fit."""
         inside = self.view(part, slot)
         if self._out.dtype.kind in "iu":
             check_fits(inside, self._out.dtype, "the result")

@@ -69,7 +69,8 @@ class Journal:
         return self._log.pause
 
     def begin(self, head: dict[str, Any]) -> None:
-        """Say what is made, in the place of all older lines. Raises what `Log.replace` raises."""
+        """Write the head, which says what is made, in the place of all older lines. Raises what `Log.replace`
+        raises."""
         self.head = {"version": VERSION, **head}
         self._log.replace(_lines([self.head, {"boot": self._log.life, "undone": []}]))
 
@@ -158,7 +159,8 @@ class Journal:
         return False
 
     def add(self, chunk: Chunk, now: Stamp, was: Stamp) -> None:
-        """That chunk is written. Raises OSError."""
+        """Note that a chunk is written. now: the stamp of its file. was: that of the file it replaces. Raises
+        OSError."""
         with self._lock:
             self.done[chunk] = now, was
             line = _lines([self._line(chunk)])
@@ -175,8 +177,8 @@ class Journal:
         return {"chunk": chunk, "now": now, "was": was}
 
     def durable(self, count: int) -> None:
-        """The chunks of the first `count` lines are on the disk. Raises OSError; then nothing can be added
-        any more."""
+        """Note that the chunks of the first `count` lines are durable. Raises OSError; then nothing can be
+        added any more."""
         with self._lock:
             self._log.append(_lines([{"durable": count, "save": self._saves + 1}]))
             self._saves += 1
@@ -185,8 +187,8 @@ class Journal:
             del self._loose[: len(self._loose) - (self.count - count)]
 
     def undo(self) -> list[Chunk]:
-        """What is not durable is not done after all; these chunks. Their lines are struck out where they
-        stand. Nothing can be added any more. Raises OSError where that fails."""
+        """Strike out the lines of all chunks that are not durable, and return these chunks. Nothing can be
+        added any more. Raises OSError where that fails."""
         with self._lock:
             loose, self._loose = self._loose, []
             for chunk, _, _ in loose:
@@ -195,7 +197,7 @@ class Journal:
         return [chunk for chunk, _, _ in loose]
 
     def remove(self) -> None:
-        """C is finished."""
+        """Remove the journal, because C is finished."""
         self._log.remove()
 
     def close(self) -> None:

@@ -25,12 +25,12 @@ class Output:
 
     @property
     def encoded(self) -> bool:
-        """Whether chunks are stored otherwise than as their elements."""
+        """Whether chunks are compressed, or lie in shards."""
         return self.shards is not None or self.compressor != "none"
 
     @property
     def work(self) -> Work:
-        """What encoding takes beside a chunk, or shard, and what is stored of it."""
+        """The memory that encoding takes beside a chunk, or shard, and its encoded form."""
         codecs = [one.to_dict() for one in compressors(self.compressor) or ()]
         each = [codec_memory.encoding(one["name"], one["configuration"]) for one in codecs]
         work = reduce(Work.__add__, each, Work())
@@ -56,7 +56,7 @@ def compressors(text: str) -> Any:
 
 
 def check_layout(chunks: tuple[int, int] | None, shards: tuple[int, int] | None, compressor: str) -> None:
-    """Refuse a layout of a new array that cannot be. Raises InputError."""
+    """Refuse chunks, shards or a compressor of a new array that are not possible. Raises InputError."""
     compressors(compressor)
     for name, sizes in (("chunks", chunks), ("shards", shards)):
         if sizes is not None and (len(sizes) != 2 or min(sizes) < 1):

@@ -189,7 +189,7 @@ class ObjectLog:
         """Ten times what the last flush took."""
 
     def read(self) -> bytes:
-        """The lines in memory."""
+        """Returns the lines in memory."""
         return bytes(self._lines)
 
     def append(self, lines: bytes) -> int:
@@ -246,7 +246,7 @@ class ObjectLog:
         self.close()
 
     def close(self) -> None:
-        """The next run that puts the object has it."""
+        """Ends this run's changes; the next run that puts the object has it."""
         self._closed = True
 
 

@@ -75,7 +75,7 @@ def create_target(
 
 
 def _set_aside(spec: Any, nbytes: int, notice: Notice | None) -> Path | None:
-    """Make room for a C of so many bytes; its folder, where an array was moved that can be moved back."""
+    """Make room for a C of `nbytes`. Returns its folder where an array was moved that can be moved back."""
     place = local_path(spec)
     if place is None or not os.path.exists(place):
         return None
@@ -141,7 +141,7 @@ def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journa
 
 
 def scratch_folder(spec: Any) -> Path:
-    """Where to put what is needed only while C is made: beside C where that is local."""
+    """The folder for temporary arrays: beside C where C is local, else the system's."""
     place = local_path(spec)
     if place is None:
         return Path(tempfile.gettempdir())
@@ -151,7 +151,7 @@ def scratch_folder(spec: Any) -> Path:
 def target_at(
     array: zarr.Array[Any], name: str, block: np.dtype[Any], log: Journal | None
 ) -> Target[Publication]:
-    """An unfinished C."""
+    """The target of a C that is unfinished, or about to be. `log`: its journal, if it has one."""
     nbytes = math.prod(array.shards or array.chunks) * array.dtype.itemsize
     if (place := local_path(array)) is not None:
         staging: Staging = FolderStaging(Folder(place), array, name)

@@ -144,7 +144,7 @@ def survey(place: Path, name: str) -> Files:
 
 
 def _document(path: Path, name: str) -> dict[str, Any] | None:
-    """The metadata of an array; None where there are none that can be read."""
+    """Read the metadata of an array; None where there are none, or they cannot be used."""
     with suppress(OSError, InputError):
         text = files.read_small(path, documents.MAX_BYTES)
         if text is not None:
@@ -183,7 +183,7 @@ def _chunks(folder: Path, path: tuple[str, ...], keys: list[Keys], name: str) ->
 
 
 def _entries(folder: Path, name: str) -> Iterator[Path]:
-    """All there is in a folder, if there is one. Raises InputError where it cannot be read."""
+    """The entries of a folder; none where there is no folder. Raises InputError where it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

@@ -45,7 +45,7 @@ def head(
 
 
 def number(value: complex) -> str:
-    """The same text for 2, 2.0 and 2+0j."""
+    """Spell a number so that 2, 2.0 and 2+0j give the same text."""
     value = complex(value)
     return str(value) if value.imag else str(value.real)
 
@@ -148,7 +148,7 @@ class Finished:
         """All chunks, as a journal has them."""
 
     def others(self, head: Mapping[str, Any]) -> list[str]:
-        """What is not as it is asked for now, in words."""
+        """Sentences on what is not as `head` asks for."""
         changed = ["its chunks were changed since, or copied without their times"] if self._changed else []
         return differences(self.head, head) + changed
 

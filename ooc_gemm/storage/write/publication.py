@@ -70,7 +70,7 @@ class Publication:
     # ------------------------------------------------------------------------------------------- beginning
 
     def begin(self, metadata: bytes | None, keep: bool = True, notice: Notice | None = None) -> None:
-        """As `Staging.begin`."""
+        """Mark C as unfinished (`Staging.begin`)."""
         self.staging.begin(self._key, metadata, keep, notice)
 
     def proceed(self) -> None:
@@ -103,7 +103,7 @@ class Publication:
         return done
 
     def source(self) -> Source:
-        """What has been written, to be read although it is no array yet."""
+        """Open what has been written for reading, although it is no array yet."""
         return zarr_source(self.name, self._array)
 
     def run_folder(self) -> AbstractContextManager[Path]:
@@ -112,7 +112,7 @@ class Publication:
         return run_folder(self.staging.root)
 
     def take(self, chunk: Chunk, file: str) -> None:
-        """A chunk that a worker has written, from then on as if written here. Raises StoreError."""
+        """Take over the file of a chunk that a worker of a cluster has written. Raises StoreError."""
         assert isinstance(self.staging, FolderStaging)
         try:
             self.staging.take(chunk, file)
@@ -124,7 +124,7 @@ class Publication:
             ) from error
 
     def _written(self, chunk: Chunk) -> None:
-        """A chunk stands beside its place."""
+        """Note a chunk that the staging has written."""
         self.staging.written(chunk)
         if self._log is None:
             self.staging.settle(chunk)
@@ -182,7 +182,7 @@ class Publication:
         self.staging.cancel()
 
     def pause(self) -> None:
-        """The run ends before C is finished: what is done is kept for the next."""
+        """Keep what is done for the next run, because this one ends before C is finished."""
         if self._log:
             with contextlib.suppress(OSError, ValueError):  # the disk is full; the journal closed
                 self.save()
@@ -190,9 +190,10 @@ class Publication:
         self.staging.close()
 
     def commit(self, made: dict[str, Any] | None = None) -> str | None:
-        """All chunks are there: C becomes an array. `made`: what it was made of, for its attributes. What is
-        left of an array that C replaces, in words. C's metadata take their name when all else is durable, and
-        the journal goes when they are. Raises StoreError."""
+        """Make C an array, because all chunks are there. Its metadata take their name when all else is
+        durable, and the journal is removed when they are. `made`: what C was made of, for its attributes.
+        Returns what to tell the user of an array that C has replaced, or of groups above C. Raises
+        StoreError."""
         try:
             self.save(everything=False)
             self._check()
@@ -228,13 +229,13 @@ class Publication:
         return described
 
     def _mark(self) -> str | None:
-        """What the finished C is known by."""
+        """The digest by which a later run knows the finished C (`provenance.mark`)."""
         stamps = self._stamps if self._stamps is not None else self.staging.all_stamps(self._grid)
         return None if stamps is None else provenance.mark(self._array.metadata, stamps)
 
     def _check(self) -> None:
-        """All chunks are in their places, and as this run, or the one before, has written them. Raises
-        OSError and StoreError."""
+        """Check that all chunks are as this run, or the one before, has written them. Raises OSError and
+        StoreError."""
         if self._log is None:
             self.staging.flush(everything=False)
         if self._log is None or not self._log.done:

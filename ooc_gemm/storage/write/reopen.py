@@ -15,14 +15,14 @@ from . import journal
 
 
 def writable_place(spec: str | os.PathLike[str]) -> StorePath:
-    """A local store's folder is made."""
+    """C's place for writing; a local folder is made if it does not exist."""
     if place := local_path(spec):
         return StorePath(Answers(LocalStore(place)).of(LocalStore.open(place)))
     return remote_place(os.fspath(spec))
 
 
 def open_existing(spec: Any) -> zarr.Array[Any]:
-    """The C that β·C needs, for reading and writing. Raises InputError."""
+    """Open the C that β·C reads, for reading and writing. Raises InputError."""
     if isinstance(spec, zarr.Array):
         return spec
     name = describe(spec)
@@ -33,7 +33,7 @@ def open_existing(spec: Any) -> zarr.Array[Any]:
 
 
 def open_partial(spec: Any) -> zarr.Array[Any]:
-    """A C that is not finished. Raises InputError."""
+    """Open a C that is not finished. Raises InputError."""
     name = describe(spec)
     with explained(name, remote=local_path(spec) is None):
         at = spec.store_path if isinstance(spec, zarr.Array) else writable_place(spec)

@@ -119,7 +119,7 @@ def is_kept(place: Path) -> bool:
 
 
 def drop(place: Path) -> str | None:
-    """C is finished: remove the array that it has replaced. What to tell the user where that cannot be."""
+    """Remove the array that a finished C has replaced. Returns what to tell the user where that fails."""
     aside = place / ASIDE
     if not aside.is_dir():
         return None
@@ -131,7 +131,7 @@ def drop(place: Path) -> str | None:
 
 
 def has_room(place: Path, nbytes: int) -> bool:
-    """Whether the disk takes so many bytes more."""
+    """Whether the disk has room for `nbytes` more."""
     while not place.exists():
         place = place.parent
     try:

@@ -54,13 +54,13 @@ class Share:
         self.written.append((chunk, path))
 
     def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
-        """Writes it."""
+        """Writes the file at once."""
         self.write(chunk, data)
         return lambda: True
 
     def flush(self) -> None:
-        """Others that share the disk can rely on what was written. Raises OSError."""
+        """Waits until all files are on the disk, so that other hosts find them. Raises OSError."""
         self._disk.flush()
 
     def cancel(self) -> None:
-        """Local files always answer."""
+        """Does nothing: local files always answer."""

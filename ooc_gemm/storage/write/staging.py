@@ -112,8 +112,8 @@ class Staging:
 
 
 def document(staging: Staging, keys: tuple[str, ...], name: str) -> bytes:
-    """The first of C's documents that is there. `name`: how messages call C. Raises StoreError where none
-    is."""
+    """Read the first of some documents of C that exists. `name`: how messages call C. Raises StoreError where
+    none does."""
     for key in keys:
         if found := staging.read(key):
             return found

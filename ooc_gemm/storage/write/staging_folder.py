@@ -47,7 +47,7 @@ class FolderStaging(Staging):
         self._placed: dict[Chunk, int] = {}
 
     def begin(self, key: str, metadata: bytes | None, keep: bool, notice: Notice | None) -> None:
-        """An old array was set aside before (`replaced.py`)."""
+        """Renames; an old array was set aside before (`replaced.py`)."""
         root = self.root
         if keep:
             self._disk = durable.Disk(root)
@@ -67,7 +67,7 @@ class FolderStaging(Staging):
             durable.flush_folders(root)
 
     def proceed(self, done: Done) -> list[Chunk]:
-        """Removes what the run has left that does not count."""
+        """Removes files that the run has left and that do not count."""
         try:
             self._check_links()
         except OSError as error:
@@ -122,16 +122,16 @@ class FolderStaging(Staging):
         return files.start_write(self.path(chunk) + PENDING, data)
 
     def take(self, chunk: Chunk, file: str) -> None:
-        """A file that somebody else has written becomes that file."""
+        """Moves a file that a worker has written beside the chunk's place."""
         os.replace(file, self.path(chunk) + PENDING)
 
     def written(self, chunk: Chunk) -> None:
-        """Remembers the file."""
+        """Opens the file, so that a failed write is not missed (`durable.Disk`)."""
         if self._disk:
             self._disk.wrote(self.path(chunk) + PENDING)
 
     def stamps(self, chunk: Chunk) -> tuple[Stamp, Stamp]:
-        """Looks at the file beside the chunk's place, and at the one in it."""
+        """Stats the file beside the chunk's place, and the one in it."""
         path = self.path(chunk)
         return stamp_of(path + PENDING, self.background), stamp_of(path, self.background)
 
@@ -142,7 +142,7 @@ class FolderStaging(Staging):
 
     @property
     def failed(self) -> OSError | None:
-        """What the first flush that failed has failed with."""
+        """The error of the first flush that failed."""
         return self._disk.failed if self._disk else None
 
     def settle(self, chunk: Chunk) -> None:
@@ -162,7 +162,7 @@ class FolderStaging(Staging):
         return self._chunks.stamps(grid)
 
     def identity(self, chunk: Chunk) -> int:
-        """That of the file in the chunk's place."""
+        """Made of the time of the file's last change, and of its number."""
         return self._placed.get(chunk, 0)
 
     def publish(self, key: str, metadata: bytes) -> None:
@@ -179,19 +179,19 @@ class FolderStaging(Staging):
         durable.flush_folders(root)
 
     def finish(self, key: str) -> str | None:
-        """Removes the array that was set aside."""
+        """Removes the partial metadata, and the array that was set aside."""
         (self.root / (key + PARTIAL)).unlink(missing_ok=True)
         self.close()
         return replaced.drop(self.root)
 
     def discard(self) -> None:
-        """An array that was set aside is there again."""
+        """Moves an array that was set aside back."""
         self.close()
         with contextlib.suppress(OSError, InputError):
             replaced.discard(self.root, self._name)
 
     def kept(self) -> str | None:
-        """Where the array that was set aside lies."""
+        """Says where the array that was set aside lies."""
         if not replaced.is_kept(self.root):
             return None
         aside = self.root / ASIDE

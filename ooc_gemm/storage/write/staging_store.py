@@ -31,7 +31,7 @@ class ObjectStaging(Staging):
         self._put: dict[Chunk, Stamp] = {}
 
     def begin(self, key: str, metadata: bytes | None, keep: bool, notice: Notice | None) -> None:
-        """Removes an old array, what makes it an array first."""
+        """Removes the objects of an old array, its metadata first."""
         old = list(METADATA) if metadata is None else self._survey()
         if notice and metadata is not None and any(one in METADATA for one in old):
             notice(
@@ -45,7 +45,7 @@ class ObjectStaging(Staging):
         self._objects.delete(sorted(left, key=lambda one: one not in METADATA))
 
     def _survey(self) -> list[str]:
-        """What belongs to the array that stands there, finished or not. Raises InputError."""
+        """The keys of what belongs to an array at C's address, finished or not. Raises InputError."""
         keys = [key for key, _ in self._objects.list()]
         found = dict[str, Any]()
         for key in (*METADATA, *(key + PARTIAL for key in METADATA)):
@@ -57,7 +57,7 @@ class ObjectStaging(Staging):
         return ownership.owned(keys, found, self._name)
 
     def proceed(self, done: Done) -> list[Chunk]:
-        """Looks at all chunks."""
+        """Compares the stamps of all chunks; removes metadata that a new C was to replace."""
         if done:
             grid = max(i for i, _ in done) + 1, max(j for _, j in done) + 1
             stamps = self._chunks.stamps(grid)
@@ -69,7 +69,7 @@ class ObjectStaging(Staging):
         return []
 
     def read(self, key: str) -> bytes | None:
-        """Asks for an object, but for metadata that this run has put."""
+        """Gets an object; the metadata that this run has put are in memory."""
         return self._partial.get(key) or self._objects.read(key, documents.MAX_BYTES)
 
     def put(self, key: str, document: bytes) -> None:
@@ -81,11 +81,11 @@ class ObjectStaging(Staging):
         self._put[chunk] = self._objects.put(self._chunks.key(*chunk), data)
 
     def stamps(self, chunk: Chunk) -> tuple[Stamp, Stamp]:
-        """What the store has said when it was put; what was there before is not known."""
+        """Returns what the store has answered when the chunk was put; what was there before is not known."""
         return self._put.pop(chunk), (0, 0)
 
     def settle(self, chunk: Chunk) -> None:
-        """It is in its place."""
+        """Does nothing: the chunk is in its place."""
         self._put.pop(chunk, None)
 
     def all_stamps(self, grid: Chunk) -> Stamps:
@@ -98,7 +98,7 @@ class ObjectStaging(Staging):
         return None
 
     def cancel(self) -> None:
-        """Wakes them."""
+        """Cancels the requests under way."""
         self._objects.cancel()
 
 
@@ -117,7 +117,7 @@ class StoreStaging(Staging):
             self._delete(one)
 
     def read(self, key: str) -> bytes | None:
-        """Asks the store."""
+        """Gets a value of the store."""
         found = self._answers.of((self._place / key).get())
         return None if found is None else bytes(found.to_bytes())
 
@@ -126,7 +126,7 @@ class StoreStaging(Staging):
         self._answers.of((self._place / key).set(default_buffer_prototype().buffer.from_bytes(document)))
 
     def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
-        """Sets a value of its own, for the store may keep what it is given."""
+        """Sets a copy of the data: the store may keep what it is given."""
         self.put(self._metadata.encode_chunk_key(chunk), bytes(data))
 
     def finish(self, key: str) -> str | None:
@@ -135,7 +135,7 @@ class StoreStaging(Staging):
         return None
 
     def cancel(self) -> None:
-        """Wakes them."""
+        """Cancels the requests under way."""
         self._answers.cancel()
 
     def _delete(self, key: str) -> None:

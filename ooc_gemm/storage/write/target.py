@@ -72,7 +72,7 @@ class Target(Generic[S]):
         self.sink.cancel()
 
     def view(self, part: Part, slot: Bytes) -> Array:
-        """A whole chunk's room in `slot`; the part of it that lies inside C."""
+        """Return the part of a chunk in `slot` that lies inside C."""
         return self._chunk(slot)[: part.rows, : part.cols]
 
     def _chunk(self, slot: Bytes) -> Array:
@@ -124,7 +124,7 @@ class Target(Generic[S]):
 
     @contextlib.contextmanager
     def _explained(self, chunk: Chunk) -> Iterator[None]:
-        """What may fail while a chunk is written. Raises StoreError."""
+        """Turn what fails while a chunk is written into a StoreError that names the chunk."""
         try:
             yield
         except (MemoryError, StoreError):
