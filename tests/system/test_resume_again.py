@@ -13,6 +13,7 @@ from interruption import interrupted, old_c
 
 import ooc_gemm
 from ooc_gemm import InputError
+from ooc_gemm.planning import candidates
 from ooc_gemm.storage.format import unfinished
 
 M, N, K = 300, 260, 200
@@ -139,7 +140,7 @@ def test_beta_is_not_given_again(here, monkeypatch, product):
 
 def test_the_layout_that_c_has_may_be_given(here, monkeypatch):
     """Also where it was not given first."""
-    monkeypatch.setattr(ooc_gemm.planner, "CHUNK_BYTES", (64 << 10, 32 << 10, 16 << 10))
+    monkeypatch.setattr(candidates, "CHUNK_BYTES", (64 << 10, 32 << 10, 16 << 10))
     interrupted(monkeypatch, 2, "a", "b", "c")
     metadata = json.loads(Path("c/zarr.json.partial").read_text())
     chunks = tuple(metadata["chunk_grid"]["configuration"]["chunk_shape"])
