@@ -42,6 +42,22 @@ def test_files_that_are_named_are_there(page):
             assert (ROOT / name).exists(), name
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_of_the_code_are_there(page, code):
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    for name in re.findall(r"`([A-Z][a-z]\w*\.[a-z]\w*|[A-Z][A-Z0-9]*_[A-Z0-9_]+)`", text):
+        for part in name.split("."):
+            assert re.search(rf"\b{part}\b", code), name
+
+
+@pytest.fixture(scope="module")
+def code():
+    files = (
+        file for folder in ("ooc_gemm", "kernels", "benchmarks") for file in (ROOT / folder).rglob("*.*")
+    )
+    return "\n".join(file.read_text("utf-8") for file in files if file.suffix in (".py", ".cu", ".cuh"))
+
+
 def test_every_result_says_how_it_was_measured():
     listed = set(
         re.findall(
