@@ -15,7 +15,7 @@ help:
 	@echo 'make demo      multiply real data inside a memory limit, and check the result exactly'
 	@echo 'make test      run the tests that prove a working installation (3 minutes on 2 cores)'
 	@echo 'make test-all  run all tests: also kills, clusters, random programs, every kernel compiled'
-	@echo 'make coverage  run all tests, and print which lines of ooc_gemm they do not reach'
+	@echo 'make coverage  run make test, and print which lines of ooc_gemm it does not reach'
 	@echo 'make lowest    make test with the lowest versions that pyproject.toml declares'
 	@echo 'make check     ruff and mypy'
 	@echo 'make bench     measure the engine against its peers (minutes)'
@@ -33,7 +33,7 @@ test-all: $(VENV)/.test
 	@$(PYTEST) $(ARGS)
 
 coverage: $(VENV)/.test
-	@$(PYTEST) --cov --cov-report=term-missing --cov-fail-under=92 $(ARGS)
+	@$(PYTEST) $(FAST) --cov --cov-report=term-missing --cov-fail-under=92 $(ARGS)
 
 lowest: $(VENV)/.lowest
 	@$(PYTEST) $(FAST) $(ARGS)

@@ -217,6 +217,7 @@ def test_pairs() -> None:
         bench.pairs((), ("float8",))
 
 
+@pytest.mark.slow
 def test_list_names_every_kernel() -> None:
     done = run("--list")
     assert done.returncode == 0

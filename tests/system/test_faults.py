@@ -754,6 +754,7 @@ main(["multiply", "slow://shelf/a", "b", "c", "-d", "cpu"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["by itself", "by Ctrl-C"])
 def test_a_store_whose_threads_hang_does_not_keep_the_process(here, ends):
     seconds = "0.5" if ends == "by itself" else "60"

@@ -86,6 +86,7 @@ assert threads[-1] < 6 + min(32, os.cpu_count() + 4), found  # zarr's pool grows
 """
 
 
+@pytest.mark.slow
 def test_files_and_threads_do_not_grow_with_the_number_of_runs(tmp_path):
     a = make(tmp_path / "a", np.ones((64, 64), "f4"), chunks=(16, 16))
     done = subprocess.run(

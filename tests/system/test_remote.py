@@ -210,6 +210,7 @@ def test_errors_that_last(shelf, proxy, monkeypatch, fault, which):
         assert np.array_equal(got(f"{shelf}/c"), C)
 
 
+@pytest.mark.slow
 def test_ctrl_c_does_not_wait_for_a_store_that_hangs(shelf, proxy):
     put(f"{shelf}/a", A)
     put(f"{shelf}/b", B)
@@ -465,6 +466,7 @@ def test_a_finished_c_with_its_journal(long, shelf, proxy, monkeypatch):
     assert {key for key in keys(f"{shelf}/c") if not key.startswith("c/")} == {"zarr.json"}
 
 
+@pytest.mark.slow
 def test_one_run_at_a_time(long, shelf, proxy):
     args, expected = long
     proxy.latency = 0.03
@@ -723,6 +725,7 @@ class Files(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_the_web(proxy, tmp_path):
     zarr.create_array("a", data=A, chunks=(100, 100))
     zarr.create_array("b", data=B, chunks=(100, 100), fill_value=7)
