@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
 
 from ..support.intervals import ceil_div, overlaps, ranges, touches
 
@@ -90,11 +89,6 @@ class Matrix:
     def skipped(self) -> int:
         """Bytes of an element, as far as it saves anything not to read it."""
         return 0 if self.remote else self.itemsize
-
-    @cached_property
-    def known(self) -> dict[Any, Any]:
-        """What planning has worked out already: it tries a thousand ways to cut a matrix, in few sizes."""
-        return {}
 
     @cached_property
     def stored_bytes(self) -> int:

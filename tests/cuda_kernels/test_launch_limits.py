@@ -4,7 +4,6 @@ The host's own code runs, up to where it would call the driver. A GPU's memory h
 along all axes, and the planner keeps each axis within MOST_EXTENT (the last tests)."""
 
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,11 +14,8 @@ from ooc_gemm.devices.cuda import check as cuda_check
 from ooc_gemm.devices.cuda import device as cuda
 from ooc_gemm.engine.ports import Arithmetic, Operation
 from ooc_gemm.planning.ledger import MOST_EXTENT
-from ooc_gemm.planning.machine import Budget, Rates
-from ooc_gemm.planning.problem import Matrix, Problem
 from ooc_gemm.planning.schedule import Block
-from ooc_gemm.planning.search import make_plan
-from ooc_gemm.support.errors import BudgetError, DeviceError
+from ooc_gemm.support.errors import DeviceError
 
 GiB = 1 << 30
 DEVICE_BYTES = 192 * GiB
@@ -202,27 +198,3 @@ def test_a_symmetric_block_is_turned():
     block = Block(0, 0, n, 0, n, diagonal=True)
     device.mirror(block, 0)
     assert LAUNCHED[0][1] == (6875**2,)
-
-
-def problem(m, n, k):
-    a, b = Matrix(m, k, 4, m, k), Matrix(k, n, 4, k, n)
-    return Problem(m, n, k, a, b, Matrix(m, n, 4, 1, 1), panel_itemsize=4, block_itemsize=4)
-
-
-RATES = Rates(5e13, 6e9, 3e9, 5e10, 5e10, shared=False)
-BUDGET = Budget(900 * GiB, GiB, DEVICE_BYTES, GiB, readers=8, writers=8)
-
-
-@pytest.mark.parametrize("shape", [(4 * LONG, 1, 8), (1, 4 * LONG, 8), (2, 3, 16 * LONG)])
-def test_no_block_of_a_plan_is_longer_than_kernels_count(shape):
-    plan = make_plan(problem(*shape), BUDGET, RATES)
-    assert max(plan.bm, plan.bn, plan.bk) <= MOST_EXTENT
-    alone = make_plan(problem(*shape), replace(BUDGET, device=None), replace(RATES, shared=True))
-    assert max(alone.bm, alone.bn, alone.bk) > MOST_EXTENT, "a CPU's BLAS counts in 64 bits"
-
-
-def test_chunks_of_c_that_are_too_long_are_refused():
-    long = problem(4 * LONG, 1, 8)
-    asked = replace(long, c=replace(long.c, chunk_rows=2 * LONG), free_chunks=False)
-    with pytest.raises(BudgetError, match=r"chunks of C of 536870912×1 are longer .* give smaller chunks="):
-        make_plan(asked, BUDGET, RATES)

@@ -1,7 +1,5 @@
 """Panels of op(A) that stay on the device while a row of blocks is made."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import zarr
@@ -15,9 +13,7 @@ from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.several import Several
 from ooc_gemm.planning import search as planner
 from ooc_gemm.planning.candidates import Candidate, outputs, rings
-from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.panels import RESIDENT_BUFFERS, Panels
-from ooc_gemm.planning.problem import Matrix, Problem
 from ooc_gemm.run import prepare
 
 RNG = np.random.default_rng(0)
@@ -153,35 +149,6 @@ def test_blocks_that_fail_their_check(resident, kind):
     assert not left
     assert any("computed once more" in each for each in said)
     assert (result.array == 500).all()
-
-
-RATES = Rates(9e14, 9.5e10, 5.4e10, 1.6e11, 1.5e11, shared=False, thin=440, turns=1.0)
-
-
-def problem(n=65536, **options):
-    a = Matrix(n, n, 4, 2048, 2048)
-    return Problem(n, n, n, a, a, replace(a), panel_itemsize=4, block_itemsize=4, keeps_a=True, **options)
-
-
-def test_chosen_where_writing_takes_long():
-    """What four H200 do with files in memory: reads and writes are half of the time, and share it."""
-    rates = replace(RATES, piece_seconds=170e-6, touch=1.2e10, devices=4, at_once=3)
-    budget = Budget(24 * GiB, GiB, 126 * GiB, GiB, readers=8, writers=32, weights=(1,) * 4)
-    plan = planner.make_plan(problem(), budget, rates)
-    alone = planner.make_plan(replace(problem(), keeps_a=False), budget, rates)
-    assert plan.k_panels.resident
-    assert not alone.k_panels.resident
-    assert plan.predicted_seconds < 0.95 * alone.predicted_seconds
-    assert plan.bytes_read == alone.bytes_read == plan.problem.a.stored_bytes * 2
-    assert plan.device_bytes <= plan.budget.device
-    for other in (replace(budget, workers=4), replace(budget, device=None)):
-        assert not planner.make_plan(problem(), other, rates).k_panels.resident
-    assert not planner.make_plan(replace(problem(), symmetric=True), budget, rates).k_panels.resident
-
-
-def test_one_that_has_no_room():
-    budget = Budget(24 * GiB, GiB, 12 * GiB, GiB, readers=8, writers=32)
-    assert not planner.make_plan(problem(), budget, RATES).k_panels.resident  # A takes 16 GiB
 
 
 @pytest.mark.parametrize("k", [0, 400])

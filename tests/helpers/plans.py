@@ -1,9 +1,16 @@
-"""What holds for every plan, counted piece by piece."""
+"""Plans of random problems; what holds for every plan, counted piece by piece."""
+
+from dataclasses import replace
 
 import numpy as np
+import pytest
+from hypothesis import strategies as st
 
-from ooc_gemm.planning.machine import Rates
+from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.plan import Plan
+from ooc_gemm.planning.problem import Matrix, Problem
+from ooc_gemm.planning.search import make_plan
+from ooc_gemm.support.errors import BudgetError
 
 RATES = Rates(1e11, 4e9, 1e9, 5e9, 5e9, shared=True)
 
@@ -49,3 +56,54 @@ def check_plan(plan: Plan) -> None:
     assert plan.host_bytes <= plan.budget.host
     assert plan.budget.device is None or plan.device_bytes <= plan.budget.device
     assert plan.lower_bound_bytes <= plan.bytes_read + plan.bytes_written
+
+
+@st.composite
+def problems(draw):
+    """A small problem, a budget without limits yet, and rates: of the CPU or of devices with memory of their
+    own, transposed or not, general or symmetric, with β or without."""
+    m, n = draw(st.integers(1, 60)), draw(st.integers(1, 60))
+    k = draw(st.one_of(st.integers(1, 60), st.integers(257, 1024)))
+    side, either = st.integers(1, 70), st.booleans()
+    item, separate, symmetric = draw(st.sampled_from([1, 4, 16])), draw(either), draw(either)
+
+    def operand(rows, cols):
+        turned = draw(either)
+        shape = (cols, rows) if turned else (rows, cols)
+        return Matrix(*shape, item, draw(side), draw(side), transposed=turned, whole=draw(either))
+
+    n = m if symmetric else n
+    a = operand(m, k)
+    b = replace(a, transposed=not a.transposed) if symmetric else operand(k, n)
+    reads_c = not symmetric and draw(either)
+    c = Matrix(m, n, item, draw(side), draw(side))
+    problem = Problem(
+        m, n, k, a, b, c, item, item, reads_c=reads_c, free_chunks=not reads_c and draw(either),
+        symmetric=symmetric, keeps_a=separate,
+    )  # fmt: skip
+    budget = Budget(
+        1, draw(st.sampled_from([0, 1000])), 1 if separate else None,
+        weights=draw(st.sampled_from([(1,), (1, 1), (2, 1, 1)])) if separate else (1,),
+    )  # fmt: skip
+    speeds = [10 ** draw(st.floats(6, 9)) for _ in range(2)]
+    return problem, budget, Rates(1e11, *speeds, 5e9, 5e9, shared=not separate)
+
+
+def smallest(problem, budget, rates):
+    """The budget with the smallest limits, as refusals name them."""
+    if budget.device is not None:
+        with pytest.raises(BudgetError) as refused:
+            make_plan(problem, replace(budget, device=1), rates)
+        budget = replace(budget, device=refused.value.minimum_device_memory_limit)
+    with pytest.raises(BudgetError) as refused:
+        make_plan(problem, replace(budget, host=1), rates)
+    return replace(budget, host=refused.value.minimum_memory_limit)
+
+
+def planned(case):
+    """Plans of a problem with the smallest limits, and with more and more memory."""
+    problem, budget, rates = case
+    least = smallest(problem, budget, rates)
+    for spare in (0, 1 << 16, 1 << 30):
+        device = None if least.device is None else least.device + spare
+        yield make_plan(problem, replace(least, host=least.host + spare, device=device), rates)

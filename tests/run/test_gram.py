@@ -7,15 +7,8 @@ import pytest
 import zarr
 from arrays import LAYOUTS, assert_close, matrix
 from conftest import Recording, make
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from plans import RATES, check_plan
 
 import ooc_gemm
-from examples import examples
-from ooc_gemm.planning.machine import Budget, Rates
-from ooc_gemm.planning.problem import Matrix, Problem
-from ooc_gemm.planning.search import make_plan
 
 MiB = 1 << 20
 
@@ -216,41 +209,3 @@ def test_kernels(kernel, bound, transpose):
     left = (a.T if transpose else a).astype("f8")
     assert_close(found, left @ left.T, bound)
     assert np.array_equal(found, found.T)
-
-
-size, side = st.integers(1, 60), st.integers(1, 70)
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(size, st.one_of(size, st.integers(257, 1000)), st.tuples(side, side), st.tuples(side, side),
-       st.booleans(), st.booleans(), st.booleans(), st.sampled_from([1, 4, 16]), st.integers(0, 100_000),
-       st.booleans())  # fmt: skip
-def test_every_plan_is_complete_and_within_its_budget(
-    m, k, chunks, out, free, transposed, whole, item, spare, separate
-):
-    a = Matrix(*((k, m) if transposed else (m, k)), item, *chunks, transposed=transposed, whole=whole)
-    c = Matrix(m, m, item, *out)
-    b = replace(a, transposed=not transposed)
-    problem = Problem(m, m, k, a, b, c, item, item, free_chunks=free, symmetric=True)
-    rates = replace(RATES, read=1e7)
-    with pytest.raises(ooc_gemm.BudgetError) as small:
-        make_plan(problem, Budget(1, 0, 1 if separate else None), rates)
-    device = small.value.minimum_device_memory_limit
-    with pytest.raises(ooc_gemm.BudgetError) as small:
-        make_plan(problem, Budget(1, 0, device), rates)
-    host = small.value.minimum_memory_limit
-    check_plan(make_plan(problem, Budget(host, 0, device), rates))
-    plan = make_plan(problem, Budget(host + spare, 0, device + spare if device else None), rates)
-    check_plan(plan)
-    check_plan(make_plan(problem, Budget(1 << 40, 0, None), rates))
-
-
-def test_a_very_large_plan():
-    n, k = 100_000, 1_000_000
-    a = Matrix(n, k, 1, 4096, 4096)
-    c = Matrix(n, n, 4, 1, 1)
-    problem = Problem(n, n, k, a, replace(a, transposed=True), c, 1, 4, symmetric=True)
-    budget, rates = Budget(64 << 30, 0, 24 << 30), Rates(1.2e15, 3.4e9, 2.9e9, 5e10, 5e10, shared=False)
-    plan, whole = (make_plan(replace(problem, symmetric=x), budget, rates) for x in (True, False))
-    assert plan.bytes_read <= 0.6 * whole.bytes_read
-    assert plan.predicted_seconds <= 0.6 * whole.predicted_seconds

@@ -13,10 +13,6 @@ from ooc_gemm.bench import info, kernel_rate
 from ooc_gemm.bench import stores as bench_store
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.several import Several
-from ooc_gemm.planning.cost import taking_turns
-from ooc_gemm.planning.machine import Budget, Rates
-from ooc_gemm.planning.problem import Matrix, Problem
-from ooc_gemm.planning.search import make_plan
 from ooc_gemm.run import rates
 from ooc_gemm.support import remembered
 
@@ -168,40 +164,6 @@ def test_a_folder_that_cannot_be_written_to_is_refused(cache, tmp_path, monkeypa
         done = ooc(*command, tmp_path)
         assert done.code == 2
         assert "is not writable" in done.err
-
-
-def test_taking_turns():
-    assert taking_turns(3, 2, 1.0) == 5
-    assert taking_turns(3, 2, 0.5) == 3
-    assert taking_turns(0, 2, 1.0) == taking_turns(2, 0, 0.5) == 2
-
-
-def test_prediction_on_a_device_of_its_own():
-    """Against a hand-made schedule: what hides behind what."""
-    side = 4096
-    matrix = Matrix(side, side, 4, 1024, 1024)
-    problem = Problem(side, side, side, matrix, matrix, matrix, 4, 4, free_chunks=False)
-    budget = Budget(host=1 << 30, host_baseline=0, device=160 * MiB, readers=8, writers=4)
-    size = side * side * 4
-
-    def seconds(**changes):
-        usual = {"flops": 1e30, "read": 1e30, "write": 1e30, "upload": 1e30, "download": 1e30}
-        quiet = {"read_seconds": 0.0, "piece_seconds": 0.0, "thin": 0.0, "touch": 1e30}
-        made = make_plan(problem, budget, Rates(**{**usual, **quiet, "shared": False, **changes}))
-        return made, made.predicted_seconds
-
-    made, found = seconds(start=2.0)
-    assert found == pytest.approx(2)
-    made, found = seconds(read=1e9)
-    assert found == pytest.approx(made.bytes_read / 1e9, rel=1e-6)
-    made, found = seconds(write=1e9)
-    assert found == pytest.approx(size / 1e9, rel=1e-6)
-    made, together = seconds(read=1e9, write=1e9, turns=1.0)
-    assert together == pytest.approx((made.bytes_read + size) / 1e9, rel=1e-6)
-    made, apart = seconds(read=1e9, write=1e9, turns=0.5)
-    assert made.bytes_read / 1e9 < apart < together
-    made, found = seconds(flops=1e12, read=1e10)
-    assert found > made.stage_seconds["compute"]
 
 
 # ------------------------------------------------------------------------------------------------ bench

@@ -13,15 +13,8 @@ import pytest
 import zarr
 from arrays import LAYOUTS, assert_close, matrix
 from conftest import Recording, make
-from plans import RATES, check_plan
 
 import ooc_gemm
-from examples import examples
-from ooc_gemm.planning.candidates import MIN_DEPTH
-from ooc_gemm.planning.machine import Budget, Rates
-from ooc_gemm.planning.problem import Matrix, Problem
-from ooc_gemm.planning.search import make_plan
-from ooc_gemm.support.intervals import growing_panels
 from ooc_gemm.support.trace import Trace
 
 MiB = 1 << 20
@@ -136,106 +129,6 @@ def test_many_blocks_and_panels(tmp_path, device):
     assert result.plan.block_count > 1
     assert result.plan.panel_count > 1
     assert_close(result.array, a.astype("f8") @ b, 1e-6)
-
-
-# ------------------------------------------------------------------------------------------------ planning
-
-
-def test_every_plan_is_complete_and_within_its_budget():
-    from hypothesis import given, settings
-    from hypothesis import strategies as st
-
-    size, side = st.integers(1, 60), st.integers(1, 70)
-    deep = st.one_of(size, st.integers(MIN_DEPTH + 1, 4 * MIN_DEPTH))
-
-    @settings(max_examples=examples(150), deadline=None)
-    @given(size, size, deep, st.tuples(side, side, side, side), st.booleans(), st.booleans(), st.booleans(),
-           st.booleans(), st.sampled_from([1, 4, 16]), st.integers(0, 100_000), st.booleans())  # fmt: skip
-    def check(m, n, k, chunks, ta, tb, wa, wb, item, spare, separate):
-        a = Matrix(*((k, m) if ta else (m, k)), item, *chunks[:2], transposed=ta, whole=wa)
-        b = Matrix(*((n, k) if tb else (k, n)), item, *chunks[2:], transposed=tb, whole=wb)
-        problem = Problem(m, n, k, a, b, Matrix(m, n, item, 1, 1), item, item)
-        try:
-            make_plan(problem, Budget(1, 0, 1 if separate else None), RATES)
-            raise AssertionError("one byte cannot be enough")
-        except ooc_gemm.BudgetError as error:
-            device = error.minimum_device_memory_limit
-        try:
-            make_plan(problem, Budget(1, 0, device), RATES)
-            raise AssertionError("one byte cannot be enough")
-        except ooc_gemm.BudgetError as error:
-            host = error.minimum_memory_limit
-        check_plan(make_plan(problem, Budget(host, 0, device), RATES))
-        check_plan(make_plan(problem, Budget(host + spare, 0, device + spare if device else None), RATES))
-
-    check()
-
-
-def device_problem(m, n, k, chunk=256):
-    """Of float32, for a device with memory of its own."""
-    a, b = Matrix(m, k, 4, chunk, chunk), Matrix(k, n, 4, chunk, chunk)
-    return Problem(m, n, k, a, b, Matrix(m, n, 4, chunk, chunk), 4, 4, free_chunks=False)
-
-
-@pytest.mark.parametrize("k", [4096, 5000, 8192])
-def test_panels_grow_where_the_first_and_the_last_count(k):
-    """One block, which reading and writing take about as long as multiplying."""
-    rates = Rates(1e10, 4e8, 4e8, 5e10, 5e10, shared=False, piece_seconds=0.0)
-    plan = make_plan(device_problem(512, 512, k), Budget(1 << 30, 0, 1 << 30), rates)
-    check_plan(plan)
-    depths = [stop - start for start, stop in plan.panels()]
-    assert plan.k_panels.growth > 1
-    assert plan.block_count == 1
-    assert plan.panel_count == len(depths) > 2
-    assert depths[0] == 512
-    assert max(depths) <= plan.bk
-    assert all(start % 256 == 0 for start, _ in plan.panels())
-    assert depths[-2] > depths[0]
-    assert "panels of up to" in plan.table()
-    resumed = plan.without(frozenset({(0, 0)}))
-    check_read = sum(
-        (piece.rows[1] - piece.rows[0]) * (piece.span[1] - piece.span[0]) * 4
-        for block in resumed.blocks()
-        for panel in resumed.panels()
-        for piece in resumed.pieces(block, panel)
-    )
-    assert check_read == resumed.bytes_read
-
-
-def test_growing_panels_cover_k_once():
-    for k, deepest, unit, growth in itertools.product(
-        (1, 511, 513, 5000, 65_536), (512, 2048, 8192), (1, 256, 512), (1.25, 1.5)
-    ):
-        panels = growing_panels(k, deepest, unit, growth)
-        assert [0, *(stop for _, stop in panels)] == [*(start for start, _ in panels), k]
-        depths = [stop - start for start, stop in panels]
-        assert min(depths) > 0
-        assert max(depths) <= deepest
-        assert depths[:-1] == sorted(depths[:-1])
-        assert all(start % unit == 0 for start, _ in panels)
-        if k > 4 * deepest:
-            assert deepest - max(unit, 512) < depths[-2] <= deepest
-
-
-def test_several_devices_are_sent_to_in_turns():
-    rates = Rates(1e12, 4e9, 4e9, 5e9, 5e9, shared=False)
-    budget = Budget(1 << 30, 0, 1 << 30, weights=(1, 1, 1, 1))
-    plan = make_plan(device_problem(4096, 4096, 4096), budget, rates)
-    check_plan(plan)
-    assert plan.block_count == 1
-    (block,) = plan.blocks()
-    for panel in plan.panels():
-        pieces = list(plan.pieces(block, panel))
-        for operand, axis in (("a", 0), ("b", 1)):
-            bands = [piece.into[axis] // 1024 for piece in pieces if piece.operand == operand]
-            assert bands == [0, 1, 2, 3] * (len(bands) // 4)
-
-
-def test_a_very_large_plan():
-    n = 400_000
-    s = Matrix(n, n, 2, 2048, 2048)
-    plan = make_plan(Problem(n, n, n, s, s, s, 2, 4), Budget(64 << 30, 0, 80 << 30), RATES)
-    assert plan.bytes_read >= 2 * n * n * 2
 
 
 # ---------------------------------------------------------------------------------------- the command line

@@ -1,0 +1,111 @@
+"""In which order a plan brings panels and pieces."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from plans import check_plan, planned, problems
+
+from examples import examples
+from ooc_gemm.planning.machine import Budget, Rates
+from ooc_gemm.planning.panels import Panels
+from ooc_gemm.planning.problem import Matrix, Problem
+from ooc_gemm.planning.search import make_plan
+from ooc_gemm.support.intervals import growing_panels
+
+
+def device_problem(m, n, k, chunk=256):
+    """Of float32, for a device with memory of its own."""
+    a, b = Matrix(m, k, 4, chunk, chunk), Matrix(k, n, 4, chunk, chunk)
+    return Problem(m, n, k, a, b, Matrix(m, n, 4, chunk, chunk), 4, 4, free_chunks=False)
+
+
+@pytest.mark.parametrize("k", [4096, 5000, 8192])
+def test_panels_grow_where_the_first_and_the_last_count(k):
+    """One block, which reading and writing take about as long as multiplying."""
+    rates = Rates(1e10, 4e8, 4e8, 5e10, 5e10, shared=False, piece_seconds=0.0)
+    plan = make_plan(device_problem(512, 512, k), Budget(1 << 30, 0, 1 << 30), rates)
+    check_plan(plan)
+    depths = [stop - start for start, stop in plan.panels()]
+    assert plan.k_panels.growth > 1
+    assert plan.block_count == 1
+    assert plan.panel_count == len(depths) > 2
+    assert depths[0] == 512
+    assert max(depths) <= plan.bk
+    assert all(start % 256 == 0 for start, _ in plan.panels())
+    assert depths[-2] > depths[0]
+    assert "panels of up to" in plan.table()
+    resumed = plan.without(frozenset({(0, 0)}))
+    check_read = sum(
+        (piece.rows[1] - piece.rows[0]) * (piece.span[1] - piece.span[0]) * 4
+        for block in resumed.blocks()
+        for panel in resumed.panels()
+        for piece in resumed.pieces(block, panel)
+    )
+    assert check_read == resumed.bytes_read
+
+
+def test_growing_panels_cover_k_once():
+    for k, deepest, unit, growth in itertools.product(
+        (1, 511, 513, 5000, 65_536), (512, 2048, 8192), (1, 256, 512), (1.25, 1.5)
+    ):
+        panels = growing_panels(k, deepest, unit, growth)
+        assert [0, *(stop for _, stop in panels)] == [*(start for start, _ in panels), k]
+        depths = [stop - start for start, stop in panels]
+        assert min(depths) > 0
+        assert max(depths) <= deepest
+        assert depths[:-1] == sorted(depths[:-1])
+        assert all(start % unit == 0 for start, _ in panels)
+        if k > 4 * deepest:
+            assert deepest - max(unit, 512) < depths[-2] <= deepest
+
+
+def test_several_devices_are_sent_to_in_turns():
+    rates = Rates(1e12, 4e9, 4e9, 5e9, 5e9, shared=False)
+    budget = Budget(1 << 30, 0, 1 << 30, weights=(1, 1, 1, 1))
+    plan = make_plan(device_problem(4096, 4096, 4096), budget, rates)
+    check_plan(plan)
+    assert plan.block_count == 1
+    (block,) = plan.blocks()
+    for panel in plan.panels():
+        pieces = list(plan.pieces(block, panel))
+        for operand, axis in (("a", 0), ("b", 1)):
+            bands = [piece.into[axis] // 1024 for piece in pieces if piece.operand == operand]
+            assert bands == [0, 1, 2, 3] * (len(bands) // 4)
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(problems())
+def test_every_chunk_of_c_is_made_by_one_block(case):
+    """And by one block of what is left, unless it is done."""
+    for plan in planned(case):
+        down, across = plan.problem.c.grid
+        every = [(i, j) for i in range(down) for j in range(across)]
+        done = frozenset(every[::3])
+        for left, expected in ((plan, every), (plan.without(done), sorted({*every} - done))):
+            made = [part.chunk for block in left.blocks() for part in left.parts(block)]
+            assert sorted(made) == expected
+            assert [block.index for block in left.blocks()] == list(range(left.block_count))
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(problems())
+def test_a_schedule_can_be_walked_twice(case):
+    for plan in planned(case):
+        walks = [
+            [(block, panel, *plan.pieces(block, panel)) for block in plan.blocks() for panel in plan.panels()]
+            for _ in range(2)
+        ]
+        assert walks[0] == walks[1]
+
+
+def test_panels_of_a_that_stay_have_a_buffer_each():
+    panels = Panels(1000, 300, 1, resident=True, buffers=4)
+    assert list(panels) == [(0, 300), (300, 600), (600, 900), (900, 1000)]
+    assert [panels.a_buffer(panel, 0) for panel in panels] == [0, 1, 2, 3]
+    assert (len(panels), panels.a_buffers) == (4, 4)
+    changing = Panels(1000, 300, 1)
+    assert [changing.a_buffer(panel, pair) for panel, pair in zip(changing, (0, 1, 0, 1), strict=True)] == [
+        0, 1, 0, 1,
+    ]  # fmt: skip
+    assert changing.a_buffers == changing.buffers == 2

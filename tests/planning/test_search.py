@@ -1,0 +1,176 @@
+"""Which plan is chosen, and which limit is named where none fits."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import RATES, check_plan, planned, problems, smallest
+
+import ooc_gemm
+from examples import examples
+from ooc_gemm.planning.candidates import MIN_DEPTH
+from ooc_gemm.planning.machine import Budget, Rates
+from ooc_gemm.planning.problem import Matrix, Problem
+from ooc_gemm.planning.search import NEAR_IDEAL, WORTH_KEEPING, WORTH_LESS, least_seconds, make_plan, predict
+
+GiB = 1 << 30
+
+
+def test_every_plan_is_complete_and_within_its_budget():
+
+    size, side = st.integers(1, 60), st.integers(1, 70)
+    deep = st.one_of(size, st.integers(MIN_DEPTH + 1, 4 * MIN_DEPTH))
+
+    @settings(max_examples=examples(150), deadline=None)
+    @given(size, size, deep, st.tuples(side, side, side, side), st.booleans(), st.booleans(), st.booleans(),
+           st.booleans(), st.sampled_from([1, 4, 16]), st.integers(0, 100_000), st.booleans())  # fmt: skip
+    def check(m, n, k, chunks, ta, tb, wa, wb, item, spare, separate):
+        a = Matrix(*((k, m) if ta else (m, k)), item, *chunks[:2], transposed=ta, whole=wa)
+        b = Matrix(*((n, k) if tb else (k, n)), item, *chunks[2:], transposed=tb, whole=wb)
+        problem = Problem(m, n, k, a, b, Matrix(m, n, item, 1, 1), item, item)
+        try:
+            make_plan(problem, Budget(1, 0, 1 if separate else None), RATES)
+            raise AssertionError("one byte cannot be enough")
+        except ooc_gemm.BudgetError as error:
+            device = error.minimum_device_memory_limit
+        try:
+            make_plan(problem, Budget(1, 0, device), RATES)
+            raise AssertionError("one byte cannot be enough")
+        except ooc_gemm.BudgetError as error:
+            host = error.minimum_memory_limit
+        check_plan(make_plan(problem, Budget(host, 0, device), RATES))
+        check_plan(make_plan(problem, Budget(host + spare, 0, device + spare if device else None), RATES))
+
+    check()
+
+
+def test_a_very_large_plan():
+    n = 400_000
+    s = Matrix(n, n, 2, 2048, 2048)
+    plan = make_plan(Problem(n, n, n, s, s, s, 2, 4), Budget(64 << 30, 0, 80 << 30), RATES)
+    assert plan.bytes_read >= 2 * n * n * 2
+
+
+size, side = st.integers(1, 60), st.integers(1, 70)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(size, st.one_of(size, st.integers(257, 1000)), st.tuples(side, side), st.tuples(side, side),
+       st.booleans(), st.booleans(), st.booleans(), st.sampled_from([1, 4, 16]), st.integers(0, 100_000),
+       st.booleans())  # fmt: skip
+def test_every_symmetric_plan_is_complete_and_within_its_budget(
+    m, k, chunks, out, free, transposed, whole, item, spare, separate
+):
+    a = Matrix(*((k, m) if transposed else (m, k)), item, *chunks, transposed=transposed, whole=whole)
+    c = Matrix(m, m, item, *out)
+    b = replace(a, transposed=not transposed)
+    problem = Problem(m, m, k, a, b, c, item, item, free_chunks=free, symmetric=True)
+    rates = replace(RATES, read=1e7)
+    with pytest.raises(ooc_gemm.BudgetError) as small:
+        make_plan(problem, Budget(1, 0, 1 if separate else None), rates)
+    device = small.value.minimum_device_memory_limit
+    with pytest.raises(ooc_gemm.BudgetError) as small:
+        make_plan(problem, Budget(1, 0, device), rates)
+    host = small.value.minimum_memory_limit
+    check_plan(make_plan(problem, Budget(host, 0, device), rates))
+    plan = make_plan(problem, Budget(host + spare, 0, device + spare if device else None), rates)
+    check_plan(plan)
+    check_plan(make_plan(problem, Budget(1 << 40, 0, None), rates))
+
+
+def test_a_very_large_symmetric_plan():
+    n, k = 100_000, 1_000_000
+    a = Matrix(n, k, 1, 4096, 4096)
+    c = Matrix(n, n, 4, 1, 1)
+    problem = Problem(n, n, k, a, replace(a, transposed=True), c, 1, 4, symmetric=True)
+    budget, rates = Budget(64 << 30, 0, 24 << 30), Rates(1.2e15, 3.4e9, 2.9e9, 5e10, 5e10, shared=False)
+    plan, whole = (make_plan(replace(problem, symmetric=x), budget, rates) for x in (True, False))
+    assert plan.bytes_read <= 0.6 * whole.bytes_read
+    assert plan.predicted_seconds <= 0.6 * whole.predicted_seconds
+
+
+FOUR_GPUS = Rates(9e14, 9.5e10, 5.4e10, 1.6e11, 1.5e11, shared=False, thin=440, turns=1.0)
+
+
+def large_problem(n=65536, **options):
+    a = Matrix(n, n, 4, 2048, 2048)
+    return Problem(n, n, n, a, a, replace(a), panel_itemsize=4, block_itemsize=4, keeps_a=True, **options)
+
+
+def test_op_a_stays_on_the_device_where_writing_takes_long():
+    """What four H200 do with files in memory: reads and writes are half of the time, and share it."""
+    rates = replace(FOUR_GPUS, piece_seconds=170e-6, touch=1.2e10, devices=4, at_once=3)
+    budget = Budget(24 * GiB, GiB, 126 * GiB, GiB, readers=8, writers=32, weights=(1,) * 4)
+    plan = make_plan(large_problem(), budget, rates)
+    alone = make_plan(replace(large_problem(), keeps_a=False), budget, rates)
+    assert plan.k_panels.resident
+    assert not alone.k_panels.resident
+    assert plan.predicted_seconds < 0.95 * alone.predicted_seconds
+    assert plan.bytes_read == alone.bytes_read == plan.problem.a.stored_bytes * 2
+    assert plan.device_bytes <= plan.budget.device
+    for other in (replace(budget, workers=4), replace(budget, device=None)):
+        assert not make_plan(large_problem(), other, rates).k_panels.resident
+    assert not make_plan(replace(large_problem(), symmetric=True), budget, rates).k_panels.resident
+
+
+def test_op_a_does_not_stay_where_there_is_no_room():
+    budget = Budget(24 * GiB, GiB, 12 * GiB, GiB, readers=8, writers=32)
+    assert not make_plan(large_problem(), budget, FOUR_GPUS).k_panels.resident  # A takes 16 GiB
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(problems())
+def test_the_smallest_limit_is_the_smallest(case):
+    """It is enough, and one byte less is refused, and told the same limit."""
+    problem, budget, rates = case
+    least = smallest(problem, budget, rates)
+    make_plan(problem, least, rates)
+    with pytest.raises(ooc_gemm.BudgetError) as refused:
+        make_plan(problem, replace(least, host=least.host - 1), rates)
+    assert refused.value.minimum_memory_limit == least.host
+    assert str(least.host) in str(refused.value)
+    if least.device is not None:
+        with pytest.raises(ooc_gemm.BudgetError) as refused:
+            make_plan(problem, replace(least, device=least.device - 1), rates)
+        assert refused.value.minimum_device_memory_limit == least.device
+
+
+def compared(plan):
+    """Seconds that the search compares plans by: hidden stages count, too."""
+    share = plan.used_rates.hidden_cost * (2 if plan.problem.symmetric else 1)
+    return plan.predicted_seconds + share * sum(plan.stage_seconds.values())
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(problems())
+def test_more_memory_is_not_slower(case):
+    """But for what a search gives away (to plans that are nearly ideal, to ample rings and chunks, to op(A)
+    that moves), and for the time that it takes to have the memory that is used more."""
+    before = None
+    for plan in planned(case):
+        if before and before.problem.symmetric == plan.problem.symmetric:
+            had = max(0, plan.host_bytes - before.host_bytes) / case[2].touch
+            assert compared(plan) <= compared(before) * NEAR_IDEAL / WORTH_LESS / WORTH_KEEPING + had
+        before = plan
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(problems())
+def test_predictions_agree(case):
+    """With and without making the plan; and no plan is faster than one with memory without end."""
+    problem, _, rates = case
+    for plan in planned(case):
+        if plan.problem.symmetric == problem.symmetric:
+            assert predict(problem, plan.budget, rates) == plan.predicted_seconds
+        assert plan.predicted_seconds > 0
+        assert least_seconds(problem, plan.budget, rates) > 0
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(problems())
+def test_no_plan_moves_less_than_the_lower_bound(case):
+    for plan in planned(case):
+        p = plan.problem
+        least = p.a.stored_bytes + (0 if p.symmetric else p.b.stored_bytes)
+        assert plan.bytes_read + plan.bytes_written >= plan.lower_bound_bytes >= least
