@@ -49,6 +49,13 @@ def test_every_test_is_run():
     assert not chosen.search(options["addopts"])
 
 
+def test_what_coverage_leaves_out_is_there():
+    """A file that has moved would count again, or another would not."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["coverage"]["run"]
+    for pattern in settings["omit"]:
+        assert list(ROOT.glob(pattern)), pattern
+
+
 def test_nothing_is_there_for_systems_that_nobody_tests():
     for file in (ROOT / "ooc_gemm").rglob("*.py"):
         assert not re.search(
