@@ -406,6 +406,7 @@ def interrupted(args, proxy, sent, saved=3):
     proxy.seen.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_that_was_interrupted_goes_on(long, shelf, proxy, sent):
     args, expected = long
@@ -423,6 +424,7 @@ def test_a_run_that_was_interrupted_goes_on(long, shelf, proxy, sent):
     assert {key for key in keys(f"{shelf}/c") if not key.startswith("c/")} == {"zarr.json"}
 
 
+@pytest.mark.slow
 def test_what_has_changed_is_noticed(long, shelf, proxy):
     args, expected = long
     interrupted(args, proxy, signal.SIGTERM)
@@ -507,6 +509,7 @@ def test_two_runs_that_begin_at_once(long, shelf, proxy):
     assert np.array_equal(got(f"{shelf}/c"), expected)
 
 
+@pytest.mark.slow
 def test_beta_never_comes_in_twice(long, shelf, proxy):
     args, expected = long
     old = RNG.integers(-9, 9, expected.shape).astype("f4")
@@ -555,6 +558,7 @@ def is_unfinished(url):
     return "zarr.json" not in there and {"zarr.json.partial", "ooc-gemm.journal"} <= {*there}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["overwritten", "removed"])
 @pytest.mark.parametrize("which", "ab")
 def test_an_input_that_changes_during_the_run(long, shelf, proxy, which, change):
