@@ -18,6 +18,7 @@ from ooc_gemm.planning.plan import Plan
 from ooc_gemm.planning.problem import Matrix, MiB
 from ooc_gemm.planning.traffic import lower_bound_bytes
 from ooc_gemm.run.prepare import prepare
+from ooc_gemm.run.request import Operand, Request
 from ooc_gemm.storage.read.local import Source
 
 RESULTS = Path(__file__).parent / "results" / "kernels_h200.json"
@@ -111,35 +112,41 @@ class PaperCluster(Paper):
 
 @dataclass(frozen=True)
 class Job:
-    """A product: what A and B hold, how many rows and columns they have, and options of `ooc_gemm.plan`."""
+    """A product: what A and B hold, and how many rows and columns they have."""
 
     title: str
     dtype: str
     shape: tuple[int, int]
-    options: dict[str, object]
+    out_dtype: str | None = None
+    symmetric: bool = False
+    """The product is A·Aᵀ, as of `gram`."""
 
     def plan(self, device: CUDA, host: int, memory: int) -> Plan:
         """Plan the product with the code that plans a run, for arrays that are not stored anywhere."""
         kind = np.dtype(self.dtype)
         a, b = (Source(name, kind, Matrix(*self.shape, kind.itemsize, 4096, 4096)) for name in "AB")
-        options = {"device": device, "memory_limit": host, "device_memory_limit": memory, **self.options}
-        return prepare(a, b, None, writes=False, **options).plan  # as `multiply` and `gram` have it
+        right = Operand(b, transpose=self.symmetric)
+        request = Request(
+            Operand(a),
+            right,
+            device=device,
+            memory_limit=host,
+            device_memory_limit=memory,
+            out_dtype=self.out_dtype,
+            symmetric=self.symmetric,
+            writes=False,
+        )
+        return prepare(request.check()).plan  # as `multiply` and `gram` have it
 
 
 def jobs() -> list[Job]:
     """Return the jobs: 400k × 400k float16, and the relationship matrix of 100,000 people × 1,000,000 markers
     in int8."""
     return [
-        Job("400,000³ float16, C in float32", "float16", (400_000, 400_000), {"out_dtype": "float32"}),
-        Job(
-            "gram of 100,000 × 1,000,000 int8, C in int32", "int8", (100_000, 1_000_000),
-            {"transpose_b": True, "symmetric": True},
-        ),
-        Job(
-            "gram of 100,000 × 100,000 int8, C in int32", "int8", (100_000, 100_000),
-            {"transpose_b": True, "symmetric": True},
-        ),
-    ]  # fmt: skip
+        Job("400,000³ float16, C in float32", "float16", (400_000, 400_000), "float32"),
+        Job("gram of 100,000 × 1,000,000 int8, C in int32", "int8", (100_000, 1_000_000), symmetric=True),
+        Job("gram of 100,000 × 100,000 int8, C in int32", "int8", (100_000, 100_000), symmetric=True),
+    ]
 
 
 def plans() -> Iterator[tuple[Job, int, float, Plan]]:

@@ -1,4 +1,4 @@
-"""The public functions: multiply, gram and plan."""
+"""The public functions multiply, gram and plan: each builds a request and has it carried out."""
 
 import os
 from collections.abc import Callable
@@ -6,9 +6,11 @@ from typing import Any
 
 from .engine.ports import Device
 from .planning.plan import Plan
+from .run.observer import Observer
 from .run.prepare import prepare
+from .run.request import Operand, Precision, Request
 from .run.result import Result
-from .run.retry import retried
+from .run.retry import carry_out, result_of
 from .storage.read import store
 from .support.trace import Trace
 
@@ -27,7 +29,7 @@ def multiply(
     memory_limit: str | int | None = None,
     device: str | Device = "auto",
     device_memory_limit: str | int | None = None,
-    precision: str = "highest",
+    precision: Precision = "highest",
     kernel: str = "auto",
     out_dtype: Any = None,
     chunks: tuple[int, int] | None = None,
@@ -43,49 +45,78 @@ def multiply(
 ) -> Result:
     """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C.
 
-    a, b: path, URL, zarr.Array, or anything with shape, dtype and slicing. Where that is neither
-    Zarr's nor NumPy's a few pieces are made to measure how much memory one takes, also by `plan`.
-    alpha, beta: α and β; unless given 1 and 0.
-    c: path or URL of an array to make, or an open zarr.Array to fill: its shape and type must be those of the
-    result, its chunks, codecs and attributes stay, and force is not needed. Without c the result's `array` is
-    a NumPy array.
-    memory_limit: most host memory the process may hold resident, `"8GiB"` or bytes.
-    device: `auto`, `cpu`, `cuda`, `cuda:N`, or several GPUs that work as one, `cuda:0,1` or `cuda:all`;
-    device_memory_limit: most memory of each.
-    out_dtype: type of C. Unless given NumPy's promotion of the inputs, but int32 for 8-bit integers and int64
-    for others: integers are exact, and a sum that does not fit is an error. float16 stays float16.
-    chunks, shards, compressor: how a new C is stored, unless given in chunks near 16 MiB, no shards, "none".
-    force: replace a C that exists. In a folder the old C is kept until the new one is finished; in an object
-    store, which has no rename, it is removed when the run begins.
-    resume: continue an interrupted run of the same problem, with these or other limits, on this or another
-    device. alpha, beta, out_dtype, chunks, shards and compressor are those it was begun with, unless they are
-    given again. Where there is no C yet, begin; where C is finished and is the result already, do nothing.
-    rechunk: copy A or B to better chunks first, beside C, where the plan shows that it pays.
-    verify: check every block of C while it is on the device, and compute what fails once more.
-    trace: file for a timeline of every stage. progress: called with (fraction, plan, trace).
-    notice: called with a sentence: the plan's advice on chunks, before anything is written; blocks that fail;
-    and what concerns the answer, which is a UserWarning where there is no `notice`: inputs whose attributes
-    or masks are not applied, and finite results that are infinite in C's type.
+    Parameters
+    ----------
+    a, b : str, os.PathLike, zarr.Array or array-like
+        The inputs: a path, a URL, an open Zarr array, or anything with shape, dtype and slicing. Where an
+        input is neither Zarr's nor NumPy's, a few pieces are read first to measure how much memory one takes.
+    c : str, os.PathLike or zarr.Array, optional
+        Where the result goes. A path or URL is created. An open Zarr array is filled: its shape and type must
+        be those of the result, and its chunks, codecs and attributes stay. By default a NumPy array is
+        returned as `array` of the result.
+    alpha, beta : complex, default 1 and 0
+        α and β. β ≠ 0 needs an existing C.
+    transpose_a, transpose_b : bool, default False
+        Multiply with the transpose of an input.
+    adjoint_a, adjoint_b : bool, default False
+        Multiply with the conjugate transpose of an input.
+    memory_limit : str or int, optional
+        Most host memory that the process may hold resident: `"8GiB"`, or bytes. By default 60 % of what the
+        process may use.
+    device : str or Device, default "auto"
+        `"auto"`, `"cpu"`, `"cuda"`, `"cuda:N"`, or several GPUs that work as one: `"cuda:0,1"`, `"cuda:all"`.
+    device_memory_limit : str or int, optional
+        Most memory of each device. By default 90 % of what is free.
+    precision : {"highest", "high", "medium"}, default "highest"
+        Least accuracy of float32 products. `"medium"` allows TF32; `"high"` is computed as `"highest"`.
+    kernel : str, default "auto"
+        The kernel: the fastest that keeps the precision, or the one of this name.
+    out_dtype : dtype, optional
+        Type of C. By default NumPy's promotion of the inputs, but int32 for 8-bit integers and int64 for
+        others: integers are exact, and a sum that does not fit is an error. float16 stays float16.
+    chunks, shards : (int, int), optional
+        Rows and columns of the chunks and shards of a new C. By default chunks near 16 MiB and no shards.
+    compressor : str, optional
+        `"none"` (the default), `"zstd"`, `"zstd:LEVEL"` or `"blosc"`.
+    rechunk : bool, default False
+        Copy A or B to better chunks first, beside C, where the plan shows that it pays.
+    verify : bool, default False
+        Check every block of C while it is on the device, and compute what fails once more.
+    force : bool, default False
+        Replace a C that exists. In an object store it is removed first; in a folder it is kept until the new
+        one is finished.
+    resume : bool, default False
+        Continue an interrupted run of the same problem, with these or other limits, on this or another
+        device. alpha, beta, out_dtype, chunks, shards and compressor are those it was begun with, unless they
+        are given again. Where there is no C yet, begin; where C is finished and is the result already, do
+        nothing.
+    trace : str or os.PathLike, optional
+        File for a timeline of every stage.
+    progress : callable, optional
+        Called with (fraction, plan, trace) as the work goes on.
+    notice : callable, optional
+        Called with sentences: the plan's advice on chunks, before anything is written; blocks that fail their
+        check; and what concerns the answer, which is a UserWarning where there is no `notice`: inputs whose
+        attributes or masks are not applied, and finite results that are infinite in C's type.
 
-    Raises InputError and BudgetError before anything is written; StoreError, RangeError, DeviceError and
-    VerificationError while running, after which C is no Zarr array but an unfinished one, which `resume`
-    continues.
+    Returns
+    -------
+    Result
+        What was done: sizes in bytes, times in seconds.
+
+    Raises
+    ------
+    InputError, BudgetError
+        Before anything is written: the request cannot be carried out, or not within a memory limit.
+    StoreError, RangeError, DeviceError, VerificationError
+        While running. C is then not a Zarr array but an unfinished one, which `resume` continues.
     """
-    return retried(
-        a,
-        b,
+    request = Request(
+        Operand(a, transpose_a, adjoint_a),
+        Operand(b, transpose_b, adjoint_b),
         c,
-        trace=trace,
-        progress=progress,
-        notice=notice,
-        force=force,
-        resume=resume,
         alpha=alpha,
         beta=beta,
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
-        adjoint_a=adjoint_a,
-        adjoint_b=adjoint_b,
         memory_limit=memory_limit,
         device=device,
         device_memory_limit=device_memory_limit,
@@ -97,7 +128,10 @@ def multiply(
         compressor=compressor,
         rechunk=rechunk,
         verify=verify,
+        force=force,
+        resume=resume,
     )
+    return result_of(carry_out(request, Observer(progress, notice, trace)))
 
 
 def gram(
@@ -110,7 +144,7 @@ def gram(
     memory_limit: str | int | None = None,
     device: str | Device = "auto",
     device_memory_limit: str | int | None = None,
-    precision: str = "highest",
+    precision: Precision = "highest",
     kernel: str = "auto",
     out_dtype: Any = None,
     chunks: tuple[int, int] | None = None,
@@ -124,23 +158,68 @@ def gram(
     progress: Callable[[float, Plan, Trace], None] | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> Result:
-    """C (m×m) ← α·A·Aᵀ + β·C with A m×k; `transpose`: α·Aᵀ·A + β·C with A k×m. Complex A is not conjugated.
+    """C (m×m) ← α·A·Aᵀ + β·C with A m×k. Complex A is not conjugated.
 
     One half of C is computed, with half of the reads of `multiply`; both are written, and C = Cᵀ to the bit.
-    β ≠ 0 saves nothing, for the old C need not be symmetric; nor do chunks of C whose sides have no common
-    multiple small enough for square blocks: then this is `multiply` (`plan.problem.symmetric` is False).
+    That saves nothing where β ≠ 0, for the old C need not be symmetric, nor where the sides of C's chunks
+    have no common multiple small enough for square blocks: then `plan.problem.symmetric` of the result is
+    False.
 
-    All other arguments are those of `multiply`. Raises what it raises.
+    Parameters
+    ----------
+    a : str, os.PathLike, zarr.Array or array-like
+        The input, as of `multiply`.
+    c : str, os.PathLike or zarr.Array, optional
+        Where the result goes, as of `multiply`. By default a NumPy array is returned.
+    transpose : bool, default False
+        Compute α·Aᵀ·A + β·C with A k×m instead.
+    alpha, beta : complex, default 1 and 0
+        α and β. β ≠ 0 needs an existing C.
+    memory_limit : str or int, optional
+        Most host memory, in bytes or as `"8GiB"`. By default 60 % of what the process may use.
+    device : str or Device, default "auto"
+        The device or devices, as of `multiply`.
+    device_memory_limit : str or int, optional
+        Most memory of each device. By default 90 % of what is free.
+    precision : {"highest", "high", "medium"}, default "highest"
+        Least accuracy of float32 products.
+    kernel : str, default "auto"
+        The kernel: the fastest that keeps the precision, or the one of this name.
+    out_dtype : dtype, optional
+        Type of C. By default as of `multiply`.
+    chunks, shards : (int, int), optional
+        Rows and columns of the chunks and shards of a new C. By default chunks near 16 MiB and no shards.
+    compressor : str, optional
+        `"none"` (the default), `"zstd"`, `"zstd:LEVEL"` or `"blosc"`.
+    rechunk : bool, default False
+        Copy A to better chunks first, beside C, where the plan shows that it pays.
+    verify : bool, default False
+        Check every block of C while it is on the device, and compute what fails once more.
+    force : bool, default False
+        Replace a C that exists.
+    resume : bool, default False
+        Continue an interrupted run of the same problem, as of `multiply`.
+    trace : str or os.PathLike, optional
+        File for a timeline of every stage.
+    progress : callable, optional
+        Called with (fraction, plan, trace) as the work goes on.
+    notice : callable, optional
+        Called with sentences for the user, as of `multiply`.
+
+    Returns
+    -------
+    Result
+        What was done: sizes in bytes, times in seconds.
+
+    Raises
+    ------
+    InputError, BudgetError, StoreError, RangeError, DeviceError, VerificationError
+        As `multiply`.
     """
-    return retried(
-        a,
-        a,
+    request = Request(
+        Operand(a, transpose=transpose),
+        Operand(a, transpose=not transpose),
         c,
-        trace=trace,
-        progress=progress,
-        notice=notice,
-        transpose_a=transpose,
-        transpose_b=not transpose,
         symmetric=True,
         alpha=alpha,
         beta=beta,
@@ -158,6 +237,7 @@ def gram(
         force=force,
         resume=resume,
     )
+    return result_of(carry_out(request, Observer(progress, notice, trace)))
 
 
 def plan(
@@ -173,7 +253,7 @@ def plan(
     memory_limit: str | int | None = None,
     device: str | Device = "auto",
     device_memory_limit: str | int | None = None,
-    precision: str = "highest",
+    precision: Precision = "highest",
     kernel: str = "auto",
     out_dtype: Any = None,
     chunks: tuple[int, int] | None = None,
@@ -182,23 +262,59 @@ def plan(
     rechunk: bool = False,
     verify: bool = False,
 ) -> Plan:
-    """What `multiply(a, b, …)` with the same arguments would do; runs nothing, writes nothing.
+    """What `multiply` with the same arguments would do. Runs nothing and writes nothing.
 
-    With rechunk it is the plan after copies, where its advice says that they are made. Raises InputError and
-    BudgetError.
+    Parameters
+    ----------
+    a, b : str, os.PathLike, zarr.Array or array-like
+        The inputs, as of `multiply`. Where an input is neither Zarr's nor NumPy's, a few pieces of it are
+        read to measure how much memory one takes.
+    alpha, beta : complex, default 1 and 0
+        α and β. No C is read, whatever β is.
+    transpose_a, transpose_b : bool, default False
+        Multiply with the transpose of an input.
+    adjoint_a, adjoint_b : bool, default False
+        Multiply with the conjugate transpose of an input.
+    memory_limit : str or int, optional
+        Most host memory, in bytes or as `"8GiB"`. By default 60 % of what the process may use.
+    device : str or Device, default "auto"
+        The device or devices, as of `multiply`.
+    device_memory_limit : str or int, optional
+        Most memory of each device. By default 90 % of what is free.
+    precision : {"highest", "high", "medium"}, default "highest"
+        Least accuracy of float32 products.
+    kernel : str, default "auto"
+        The kernel: the fastest that keeps the precision, or the one of this name.
+    out_dtype : dtype, optional
+        Type of C. By default as of `multiply`.
+    chunks, shards : (int, int), optional
+        Rows and columns of the chunks and shards of C. By default chunks near 16 MiB and no shards.
+    compressor : str, optional
+        `"none"` (the default), `"zstd"`, `"zstd:LEVEL"` or `"blosc"`.
+    rechunk : bool, default False
+        Plan for operands that are copied to better chunks first. The advice of the plan says which are.
+    verify : bool, default False
+        Every block of C is checked while it is on the device.
+
+    Returns
+    -------
+    Plan
+        `print(plan)` shows it as a table; `plan.to_dict()` has its numbers.
+
+    Raises
+    ------
+    InputError
+        The request cannot be carried out.
+    BudgetError
+        It does not fit a memory limit; `minimum_memory_limit` is the smallest that would do.
     """
     store.refuse_event_loop()
-    return prepare(
-        a,
-        b,
-        None,
+    request = Request(
+        Operand(a, transpose_a, adjoint_a),
+        Operand(b, transpose_b, adjoint_b),
         writes=False,
         alpha=alpha,
         beta=beta,
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
-        adjoint_a=adjoint_a,
-        adjoint_b=adjoint_b,
         memory_limit=memory_limit,
         device=device,
         device_memory_limit=device_memory_limit,
@@ -210,4 +326,5 @@ def plan(
         compressor=compressor,
         rechunk=rechunk,
         verify=verify,
-    ).plan
+    )
+    return prepare(request.check()).plan

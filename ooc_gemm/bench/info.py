@@ -27,6 +27,7 @@ from ..planning.problem import Matrix, MiB
 from ..planning.schedule import Part, Piece, cut
 from ..run.prepare import prepare
 from ..run.rates import FILE, FOLDERS, file_system, kernel_key, possible
+from ..run.request import Operand, Precision, Request
 from ..storage.io.files import chunks_at_once, in_memory
 from ..storage.read import local, store
 from ..storage.write import layout, opening, staging_folder
@@ -53,7 +54,7 @@ LONGEST = 2.0
 PIECE_BYTES = 64 << 10
 """Size of the pieces that show what a read costs besides its bytes."""
 TOUCHED_BYTES = 512 * MiB
-TYPES = (
+TYPES: tuple[tuple[str, Precision], ...] = (
     *((dtype, "highest") for dtype in ("float32", "float64", "float16", "complex64", "complex128", "int8")),
     ("float32", "medium"),
 )
@@ -254,7 +255,8 @@ def _ring_seconds(device: Device) -> tuple[float, float]:
     starting and closing the device take."""
     side, chunk = 512, 16
     random = kernel_rate.Random((side, side), "float32")
-    job = prepare(random, random, None, writes=False, device=device, memory_limit="1TiB")
+    request = Request(Operand(random), Operand(random), device=device, memory_limit="1TiB", writes=False)
+    job = prepare(request.check())
     small = Matrix(side, side, 4, chunk, chunk)
     problem = replace(job.plan.problem, a=small, b=small)
     plan = replace(job.plan, problem=problem, slot_bytes=chunk * chunk * 4)

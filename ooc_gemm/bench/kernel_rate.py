@@ -21,6 +21,7 @@ from ..engine.ports import COMPUTE, UPLOAD, Arithmetic, Array, Device
 from ..planning.problem import MiB
 from ..run.prepare import prepare
 from ..run.rates import kernel_key
+from ..run.request import Operand, Precision, Request
 from ..support.errors import DeviceError
 from ..support.trace import Trace
 
@@ -67,7 +68,9 @@ def side_of(device: Device, arithmetic: Arithmetic) -> int:
     return side
 
 
-def kernel_rate(device: Device, dtype: str, precision: str, kernel: str, side: int) -> tuple[Record, Record]:
+def kernel_rate(
+    device: Device, dtype: str, precision: Precision, kernel: str, side: int
+) -> tuple[Record, Record]:
     """Measure one kernel on a large C block. Returns its operations per second (`flops`) with what a panel
     costs besides, as the depth of a panel that would take as long (`thin`), and the bytes per second of
     uploads and downloads. Raises ImplausibleError if the rate is above what the device can do."""
@@ -109,15 +112,16 @@ def line(seconds: Callable[[int], float], deepest: int) -> tuple[float, float]:
 
 
 def _timed(
-    device: Device, dtype: str, precision: str, kernel: str, side: int, depth: int
+    device: Device, dtype: str, precision: Precision, kernel: str, side: int, depth: int
 ) -> tuple[float, Record, Arithmetic]:
     """Return the seconds of the fastest of many multiplications of panels of this depth, the rates of copies,
     and the arithmetic. Panels are uploaded again for each multiplication, because some kernels overwrite
     them."""
-    job = prepare(
-        Random((side, depth), dtype), Random((depth, side), dtype), None,
-        writes=False, device=device, memory_limit="1TiB", precision=precision, kernel=kernel,
-    )  # fmt: skip
+    a, b = Operand(Random((side, depth), dtype)), Operand(Random((depth, side), dtype))
+    request = Request(
+        a, b, writes=False, device=device, memory_limit="1TiB", precision=precision, kernel=kernel
+    )
+    job = prepare(request.check())
     arithmetic = job.operation.arithmetic
     panels, trace = replace(job.plan.k_panels, deepest=depth), Trace()
     plan = replace(job.plan, bm=side, bn=side, k_panels=panels, c_buffers=1)

@@ -1,5 +1,5 @@
 """`python -m ooc_gemm.cli` is `ooc-gemm`."""
 
-from .commands import main
+from .entry import main
 
 main()

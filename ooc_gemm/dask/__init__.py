@@ -3,6 +3,7 @@
 Needs the extra `distributed`.
 """
 
-from .arrays import matmul, multiply
+from .arrays import matmul
+from .multiply import multiply
 
 __all__ = ["matmul", "multiply"]

@@ -1,15 +1,11 @@
-"""The Dask side: products of dask arrays, and products made by a `distributed` cluster.
-
-Needs the extra `distributed`.
-"""
+"""Products of dask arrays, as dask arrays."""
 
 import itertools
 import math
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,17 +17,14 @@ from dask.highlevelgraph import HighLevelGraph
 from ..api import multiply as multiply_here
 from ..devices.cpu.blas import gemm
 from ..devices.cpu.device import one_blas_thread
-from ..planning.plan import Plan
-from ..run.result import Result
-from ..run.retry import retried
 from ..storage.read import store
 from ..storage.read.local import Window
 from ..storage.write import conversion
-from ..support.errors import BudgetError, InputError, RangeError
+from ..support.errors import BudgetError, RangeError
 from ..support.memory import STEP
-from ..support.trace import Trace
-from .cluster import Cluster, open_here, task_limit, tasks_at_a_time
 from .internals import Blockwise, List, Task, TaskRef, getter
+from .on_worker import open_here, task_limit
+from .workers import tasks_at_a_time
 
 FLOPS, BYTES = 60e9, 1e9
 """What a thread multiplies and takes in a second, about: for the shape of superblocks."""
@@ -39,87 +32,6 @@ LEAST_DEPTH, MOST_DEPTH = 256, 2048
 """Of a step, in k. A step copies its superblock, which takes a few percent of the least one's time."""
 LAG = 2
 """So many steps any superblock may be ahead of any other."""
-
-
-def multiply(
-    a: Any,
-    b: Any,
-    c: Any,
-    *,
-    client: Any = None,
-    alpha: complex | None = None,
-    beta: complex | None = None,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    adjoint_a: bool = False,
-    adjoint_b: bool = False,
-    memory_limit: str | int | None = None,
-    device: str = "auto",
-    device_memory_limit: str | int | None = None,
-    precision: str = "highest",
-    kernel: str = "auto",
-    out_dtype: Any = None,
-    chunks: tuple[int, int] | None = None,
-    shards: tuple[int, int] | None = None,
-    compressor: str | None = None,
-    verify: bool = False,
-    force: bool = False,
-    resume: bool = False,
-    progress: Callable[[float, Plan, Trace], None] | None = None,
-    notice: Callable[[str], None] | None = None,
-) -> Result:
-    """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C, its blocks spread over the workers of a cluster.
-
-    a, b: path, URL or zarr.Array, which all workers can open. Workers take credentials of object stores from
-    their own environment; an address or an open array that holds some is refused.
-    c: path of C in a folder that workers share with this process.
-    client: of the cluster, unless given the current one. GPU workers that say so by the resource `GPU`, as
-    those of dask-cuda do, are the only ones used where there are any.
-    memory_limit: most host memory that a worker may hold resident; unless given what it holds before
-    `distributed` begins to spill.
-
-    The rest as `ooc_gemm.multiply`. A worker that dies has its blocks done again by others; where scheduler
-    or client die, C can be continued with `resume`, also by `ooc_gemm.multiply`. The result's bytes and stage
-    seconds are those of all workers, and its peaks those of the worker that held most.
-
-    Raises what `ooc_gemm.multiply` raises, and DeviceError where scheduler or workers are gone.
-    """
-    store.refuse_event_loop()
-    if store.local_path(c) is None:
-        raise InputError(f"{store.describe(c)} is not in a folder that workers share; give the path of one")
-    cluster = Cluster(client, {"a": a, "b": b}, device)
-    result = retried(
-        a,
-        b,
-        c,
-        engine=cluster.execute,
-        device=cluster,
-        memory_limit=cluster.memory_limit if memory_limit is None else memory_limit,
-        trace=None,
-        progress=progress,
-        notice=notice,
-        alpha=alpha,
-        beta=beta,
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
-        adjoint_a=adjoint_a,
-        adjoint_b=adjoint_b,
-        device_memory_limit=device_memory_limit,
-        precision=precision,
-        kernel=kernel,
-        out_dtype=out_dtype,
-        chunks=chunks,
-        shards=shards,
-        compressor=compressor,
-        verify=verify,
-        force=force,
-        resume=resume,
-    )
-    plan = replace(result.plan, bytes_read=cluster.predicted_bytes_read)
-    return replace(result, plan=plan, peak_host_bytes=cluster.peak_host)
-
-
-# ------------------------------------------------------------------------------------------ dask arrays
 
 
 def matmul(

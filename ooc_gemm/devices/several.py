@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..engine.check import Verdict
-from ..engine.ports import COMPUTE, UPLOAD, Arithmetic, Array, Check, Limits, Member, Operation
+from ..engine.ports import COMPUTE, UPLOAD, Arithmetic, Array, Check, Failure, Limits, Member, Operation
 from ..engine.ring import Event
 from ..planning.machine import Rates
 from ..planning.plan import Plan
 from ..planning.problem import MiB
 from ..planning.schedule import Block, Part, Piece
 from ..support.buffers import Bytes
-from ..support.errors import DeviceError, DeviceLostError, InputError, OutOfMemoryError
+from ..support.errors import DeviceError, InputError
 from ..support.intervals import band_of, band_rows, bands
 from ..support.trace import PASS, Trace
 
@@ -296,21 +296,21 @@ class Several:
         for one in working:
             one.result()
 
-    def explain(self, error: Exception) -> DeviceError | None:
-        """Returns a DeviceLostError if a device no longer answers."""
-        alive = [device.alive() for device in self.devices]
+    def explain(self, error: Exception) -> Failure | None:
+        """Returns a Failure with the other devices if one no longer answers, else that of a device."""
+        alive, indices = [device.alive() for device in self.devices], tuple(self._indices)
         found = [found for device in self.devices if (found := device.explain(error))]
         continued = f"failed ({error}); continue with resume=True"
         if not any(alive):
-            return DeviceLostError(f"one of {self.name} {continued}", self._indices)
+            return Failure(DeviceError(f"one of {self.name} {continued}"), devices=indices)
         if not all(alive):
             each = list(zip(self.devices, self._weights, alive, strict=True))
             left = [device for device, _, lives in each if lives]
             weights = [weight for _, weight, lives in each if lives]
             dead = " and ".join(device.name for device, _, lives in each if not lives)
             rest = left[0] if len(left) == 1 else Several(left, weights)
-            return DeviceLostError(f"{dead} {continued}", self._indices, rest)
-        full = [one for one in found if isinstance(one, OutOfMemoryError) and one.limit is not None]
+            return Failure(DeviceError(f"{dead} {continued}"), left=rest, devices=indices)
+        full = [one for one in found if one.limit is not None]
         return min(full, key=lambda one: one.limit or 0) if full else next(iter(found), None)
 
     def _bands(self, rows: int) -> Iterator[tuple[Member, tuple[int, int]]]:

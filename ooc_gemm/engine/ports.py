@@ -195,8 +195,22 @@ class Check(Protocol):
         used again."""
 
 
-class Device(Protocol):
-    """One device. Methods other than `start` and `close` may be called from any thread."""
+@dataclass(frozen=True)
+class Failure:
+    """What an error of a device's libraries means, and what a run can still count on."""
+
+    error: DeviceError
+    limit: int | None = None
+    """If the device's memory ran out: the bytes that another plan may count on."""
+    left: "Device | None" = None
+    """If one of several devices has failed: the others, as a device. None if this process can use none of
+    them any more, as after an error of a CUDA kernel."""
+    devices: tuple[int, ...] = ()
+    """If one of several devices has failed: the numbers of all of them."""
+
+
+class Hardware(Protocol):
+    """What the planner asks about what multiplies: a device, or the devices of a cluster."""
 
     name: str
     model: str
@@ -224,6 +238,10 @@ class Device(Protocol):
     def most_flops(self, kernel: str, panel: str) -> float:
         """Return the operations per second that a kernel cannot exceed on this device for panels of the type
         of that name; infinity if nothing is known. A measured rate above it is wrong."""
+
+
+class Device(Hardware, Protocol):
+    """One device. Methods other than `start` and `close` may be called from any thread."""
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Allocate every buffer of the plan."""
@@ -283,9 +301,9 @@ class Device(Protocol):
     def close(self) -> None:
         """Finish or drop the work under way, and free every buffer."""
 
-    def explain(self, error: Exception) -> DeviceError | None:
+    def explain(self, error: Exception) -> Failure | None:
         """Translate an error of the device's libraries; return None for any other error. This is called after
-        `close`. If device memory ran out, the result is an OutOfMemoryError with a limit for another plan."""
+        `close`."""
 
 
 class Member(Device, Protocol):

@@ -1,15 +1,43 @@
-"""The type of C, a bound on its integers, and whether α and β fit."""
+"""The type of C, and the arithmetic of its elements: kernel, types and bounds."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..engine.ports import INT64_MAX, Arithmetic, Hardware
 from ..storage.read import store
 from ..support.errors import InputError
+from .operands import Inputs
+from .settle import Settled
 
 
-def out_dtype(a: np.dtype[Any], b: np.dtype[Any], asked: Any, alpha: complex, beta: complex) -> np.dtype[Any]:
+@dataclass(frozen=True)
+class Chosen:
+    """The arithmetic of a product."""
+
+    arithmetic: Arithmetic
+    may_wrap: bool
+    """Sums of integers might pass int64, so that elements are looked at."""
+
+
+def choose_dtype(request: Settled, inputs: Inputs) -> np.dtype[Any]:
+    """The type of C. Raises InputError where C or α and β do not fit it."""
+    asked = request.out_dtype if inputs.c is None else inputs.c.dtype
+    return _dtype(inputs.a.dtype, inputs.b.dtype, asked, request.alpha, request.beta)
+
+
+def choose_arithmetic(request: Settled, inputs: Inputs, out: np.dtype[Any], hardware: Hardware) -> Chosen:
+    """How a C of this type is computed on the hardware. Raises InputError where it cannot be."""
+    a, b = inputs.a.dtype, inputs.b.dtype
+    largest = _bound(a, b, out, inputs.shape[2], request.alpha, request.beta)
+    found = hardware.arithmetic(a, b, out, inputs.shape, largest, request.kernel, request.precision)
+    _check_scalars(request.alpha, request.beta, found.block)
+    return Chosen(found, largest > INT64_MAX)
+
+
+def _dtype(a: np.dtype[Any], b: np.dtype[Any], asked: Any, alpha: complex, beta: complex) -> np.dtype[Any]:
     """C's type: NumPy's promotion, except that sums of integers have room: those of 8 bits make int32, all
     others int64. That is also so where NumPy has uint64, in which no sum of more than int64 is computed here,
     or float64 (of int64 and uint64), which is not exact."""
@@ -30,7 +58,7 @@ def out_dtype(a: np.dtype[Any], b: np.dtype[Any], asked: Any, alpha: complex, be
     return out
 
 
-def check_scalars(alpha: complex, beta: complex, sums: np.dtype[Any]) -> None:
+def _check_scalars(alpha: complex, beta: complex, sums: np.dtype[Any]) -> None:
     """Raise InputError for an alpha or beta that the type of the sums cannot hold: as infinity it would make
     NaN of sums that are 0, and as 0, or with few digits, something else than was asked for."""
     for name, value in (("alpha", alpha), ("beta", beta)):
@@ -47,7 +75,7 @@ def check_scalars(alpha: complex, beta: complex, sums: np.dtype[Any]) -> None:
             )
 
 
-def bound(
+def _bound(
     a: np.dtype[Any], b: np.dtype[Any], out: np.dtype[Any], k: int, alpha: complex, beta: complex
 ) -> int:
     """For integers: no partial sum exceeds it in magnitude."""

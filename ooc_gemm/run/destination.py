@@ -1,6 +1,6 @@
-"""Where C goes, and the journal of the run that is continued."""
+"""Where C goes, and the run that is continued."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,20 +12,26 @@ from ..storage.read import store
 from ..storage.write import consolidated, in_memory, opening, provenance
 from ..storage.write.journal import Journal, resume_in_folder
 from ..storage.write.provenance import Finished
+from ..storage.write.target import Target
 from ..support.errors import InputError
+from .observer import Observer
 from .prepare import Job
+from .request import Request
+from .settle import Log
 
 
 @contextmanager
-def journal_of(c: Any, beta: complex | None, resume: bool) -> Iterator[Journal | Finished | None]:
-    """The journal of the run that is to be continued, if there is one to be continued; or C, where it is
-    finished. `beta`: None where it is not given."""
-    if not resume:
+def continued(request: Request) -> Iterator[Log | None]:
+    """The run that a request continues: its journal, which is locked until the body ends, or C where it is
+    finished. None where nothing is continued.
+
+    Raises InputError where C is neither unfinished nor the result of such a request.
+    """
+    if not request.resume:
         yield None
         return
-    place, name = store.local_path(c) if c is not None else None, store.describe(c)
-    if c is None:
-        raise InputError("only a C that is stored can be continued; leave out resume=True")
+    c, beta = request.c, request.beta
+    place, name = store.local_path(c), store.describe(c)
     if place is None:
         yield opening.continued(c, beta or 0)
         return
@@ -50,47 +56,46 @@ def journal_of(c: Any, beta: complex | None, resume: bool) -> Iterator[Journal |
 
 
 @contextmanager
-def opened_target(
-    c: Any, job: Job, log: Journal | Finished | None, notice: Callable[[str], None] | None
-) -> Iterator[tuple[Any, Any]]:
+def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
     """Where C goes, and the NumPy array if that is where. C becomes an array when the body succeeds."""
-    block = job.operation.arithmetic.block
-    if isinstance(log, Finished):
+    c, sources = job.request.c, job.sources
+    if isinstance(job.log, Finished):
         yield None, None
-        consolidated.enter(
-            c, consolidated.groups_of(c)
-        )  # the run that has made C may have been killed before that
+        # The run that has made C may have been killed before that.
+        consolidated.enter(c, consolidated.groups_of(c))
         return
     if c is None:
         array = np.empty(job.output.shape, job.output.dtype)
-        yield in_memory.ArrayTarget(array, job.plan.problem.c, block), array
-        for source in job.sources.values():
+        yield in_memory.ArrayTarget(array, job.plan.problem.c, job.operation.arithmetic.block), array
+        for source in sources.values():
             source.check_unchanged()
         return
-    reads = job.operation.beta != 0
-    if log and not (
-        log.done or reads or job.fills
-    ):  # nothing was made yet: what is there may be of a run before
-        log.close()
-        target = opening.create_target(c, job.output, block, job.head, force=True, notice=notice)
-    elif log:
-        target = opening.continued_target(c, block, log)
-    elif reads or job.fills:
-        target = opening.update_target(c, block, job.head, fills=job.fills, force=job.force)
-    else:
-        target = opening.create_target(c, job.output, block, job.head, job.force, notice=notice)
+    target = _begun(job, observer)
     try:
-        if "c" in job.sources:
-            target.sink.expect(job.sources["c"].stamps)
+        if "c" in sources:
+            target.sink.expect(sources["c"].stamps)
         yield target, None
-        for name, source in job.sources.items():
+        for name, source in sources.items():
             if name != "c":
                 source.check_unchanged()
-        left = target.sink.commit({"version": __version__, **(job.head or {"options": job.options})})
-        if left and notice:
-            notice(left)
+        if left := target.sink.commit({"version": __version__, **(job.head or {"options": job.options})}):
+            observer.note(left)
     except BaseException as error:
         target.sink.pause()
         if kept := target.sink.staging.kept():
             error.add_note(kept)
         raise
+
+
+def _begun(job: Job, observer: Observer) -> Target[Any]:
+    """The stored C, marked as unfinished."""
+    c, block, log = job.request.c, job.operation.arithmetic.block, job.log
+    updates = job.operation.beta != 0 or job.request.fills
+    if log is None and updates:
+        return opening.update_target(c, block, job.head, fills=job.request.fills, force=job.request.force)
+    if isinstance(log, Journal) and (log.done or updates):
+        return opening.continued_target(c, block, log)
+    if isinstance(log, Journal):  # nothing was made yet: what is there may be of a run before
+        log.close()
+    force = job.request.force or log is not None
+    return opening.create_target(c, job.output, block, job.head, force, notice=observer.notice)

@@ -1,17 +1,11 @@
 """Carries out what `prepare` has decided."""
 
 import os
-import sys
 import time
-import traceback
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from ..engine.execute import execute
-from ..planning.plan import Plan
 from ..planning.schedule import Block
 from ..storage.format import conventions
 from ..storage.read import store
@@ -19,7 +13,6 @@ from ..storage.write import conversion
 from ..storage.write.provenance import Finished
 from ..support.errors import (
     NO_MEMORY,
-    DeviceLostError,
     Error,
     InputError,
     OutOfMemoryError,
@@ -28,85 +21,142 @@ from ..support.errors import (
     VerificationError,
     no_memory,
 )
-from ..support.memory import peak_resident_bytes
 from ..support.trace import Trace
-from .destination import journal_of, opened_target
+from .destination import continued, destination
+from .executor import Executor
+from .observer import Observer
 from .prepare import Job, prepare
-from .rechunk import check_space, rechunked
+from .rechunk import Rechunked, check_space, rechunked
+from .recovery import Recovery, recovery
+from .request import Request
 from .result import Result
 
 
-def run_once(
-    a: Any,
-    b: Any,
-    c: Any,
-    *,
-    trace: str | os.PathLike[str] | None,
-    progress: Callable[[float, Plan, Trace], None] | None,
-    notice: Callable[[str], None] | None,
-    beta: complex | None,
-    precision: str = "highest",
-    resume: bool = False,
-    engine: Callable[..., list[Block]] | None = None,
-    **options: Any,
-) -> Result:
-    """Open, plan, execute. `options` are those of `prepare`."""
+@dataclass(frozen=True)
+class _Made:
+    """What came of a job."""
+
+    copies: tuple[Rechunked, ...]
+    array: Any
+    overflowed: int
+
+
+def attempt(request: Request, observer: Observer, executor: Executor | None = None) -> Result | Recovery:
+    """Prepare a request and carry it out.
+
+    Returns a Recovery where a device has failed and the run can go on without it. Raises what `multiply`
+    raises.
+    """
     started = time.perf_counter()
-    with journal_of(c, beta, resume) as log:
-        job = prepare(a, b, c, writes=True, beta=beta, precision=precision, log=log, **options)
-        if trace is not None:
-            _check_trace(trace, [x for x in (a, b, c) if x is not None])
-        plan, watch, name = job.plan, Trace(keep=trace is not None), "C" if c is None else store.describe(c)
-        copies_wanted = job.copies if plan.block_count else ()
-        if copies_wanted:
-            check_space(copies_wanted, c)
-        for text in dict.fromkeys(
-            conventions.said(source.name, source.undecoded) for source in job.sources.values()
-        ):
-            if text:
-                _tell(notice, text)
-        if notice and plan.advice:
-            notice(plan.advice)
-        if notice and isinstance(log, Finished):
-            notice(str(log))
-        elif notice and log:
-            notice(f"{job.blocks - plan.block_count} of {job.blocks} blocks are done already")
-        with (
-            _started(job, watch),
-            rechunked(copies_wanted, job.sources, c) as (sources, copies),
-            opened_target(c, job, log, notice) as (target, array),
-        ):
-            if plan.block_count and plan.problem.m and plan.problem.n:
-                report = (
-                    (lambda fraction: progress(fraction, plan, watch))
-                    if progress
-                    else (lambda fraction: None)
-                )
-                run = partial(
-                    engine or execute, device=job.device, sources=sources, target=target, trace=watch
-                )
-                wrong = run(plan, progress=report, verify=job.operation.verify)
-                if wrong:
-                    _again(job, run, report, watch, wrong, notice, name)
-            overflowed = target.overflowed if target else 0
-    if overflowed:
-        _tell(notice, conversion.said(overflowed, name, job.output.dtype))
-    if trace is not None:
+    with continued(request) as log:
+        job = prepare(request, log, executor)
+        if observer.trace is not None:
+            _check_trace(observer.trace, request)
+        copies = job.copies if job.plan.block_count else ()
+        if copies:
+            check_space(copies, request.c)
+        _announce(job, observer)
+        watch, begun = Trace(keep=observer.trace is not None), False
         try:
-            watch.write(trace)
+            try:
+                if job.works:
+                    job.executor.start(job.plan, job.operation, watch)
+                begun = True
+                made = _carry_out(job, observer, watch)
+            finally:
+                job.executor.close()
+        except Exception as error:
+            return _recovered(request, job, begun, error)
+    if made.overflowed:
+        observer.warn(conversion.said(made.overflowed, _name(job), job.output.dtype))
+    if observer.trace is not None:
+        try:
+            watch.write(observer.trace)
         except StoreError as error:  # which does not make the result any less finished
-            _tell(notice, str(error))
-    seconds = time.perf_counter() - started
-    p = plan.problem
+            observer.warn(str(error))
+    return _result(job, made, watch, time.perf_counter() - started)
+
+
+def _announce(job: Job, observer: Observer) -> None:
+    """Tell what concerns the answer, and how the run is done."""
+    said = (conventions.said(source.name, source.undecoded) for source in job.sources.values())
+    for text in dict.fromkeys(said):
+        if text:
+            observer.warn(text)
+    if job.plan.advice:
+        observer.note(job.plan.advice)
+    if isinstance(job.log, Finished):
+        observer.note(str(job.log))
+    elif job.log:
+        observer.note(f"{job.blocks - job.plan.block_count} of {job.blocks} blocks are done already")
+
+
+def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
+    """Copy operands to better chunks, run the plan on the started executor, and finish C."""
+    plan, report = job.plan, observer.progress
+
+    def progress(fraction: float) -> None:
+        if report:
+            report(fraction, plan, watch)
+
+    wanted = job.copies if plan.block_count else ()
+    with (
+        rechunked(wanted, job.sources, job.request.c) as (sources, copies),
+        destination(job, observer) as (target, array),
+    ):
+        if job.works and (wrong := job.executor.execute(sources, target, progress)):
+            observer.note(f"the check of {_spelled(_places(wrong))} of C failed; computed once more")
+            _start_again(job, wrong, watch)
+            if wrong := job.executor.execute(sources, target, progress):
+                raise _wrong_again(job, wrong)
+        return _Made(copies, array, target.overflowed if target else 0)
+
+
+def _start_again(job: Job, wrong: list[Block], watch: Trace) -> None:
+    """Start the executor for blocks that failed their check."""
+    plan, (down, across) = job.plan, job.plan.problem.c.grid
+    todo = {part.chunk for block in wrong for part in plan.parts(block)}
+    plan = plan.without(frozenset((i, j) for i in range(down) for j in range(across)) - todo)
+    job.executor.close()
+    job.executor.start(plan, job.operation, watch)
+
+
+def _wrong_again(job: Job, wrong: list[Block]) -> VerificationError:
+    """The error of blocks that failed their check twice."""
+    places = _places(wrong)
+    rest = "run again" if job.head is None else "continue with resume=True"
+    return VerificationError(
+        f"{_name(job)} comes out wrong in {_spelled(places)}, also when computed again; "
+        f"{rest}, on another device than {job.executor.hardware.name}",
+        places,
+    )
+
+
+def _recovered(request: Request, job: Job, begun: bool, error: Exception) -> Recovery:
+    """How a request goes on after an error. Raises the error, or what it means, where it does not."""
+    failure = job.executor.explain(error)
+    if failure is None and (isinstance(error, Error) or not no_memory(error)):
+        raise error
+    if failure is None:
+        raise OutOfMemoryError(NO_MEMORY) from error
+    if found := recovery(request, failure, begun, job.plan.budget.device, error):
+        return found
+    if failure.error is error:
+        raise error
+    raise failure.error from error
+
+
+def _result(job: Job, made: _Made, watch: Trace, seconds: float) -> Result:
+    plan = job.plan
     return Result(
-        m=p.m,
-        n=p.n,
-        k=p.k,
+        m=plan.problem.m,
+        n=plan.problem.n,
+        k=plan.problem.k,
         dtype=job.dtype.name,
         out_dtype=job.output.dtype.name,
-        device=job.device.name,
+        device=job.executor.hardware.name,
         kernel=job.operation.arithmetic.kernel,
-        precision=precision,
+        precision=job.request.precision,
         seconds=seconds,
         tflops=plan.flops / seconds / 1e12,
         bytes_read=watch.bytes["read"],
@@ -114,65 +164,26 @@ def run_once(
         bytes_uploaded=watch.bytes["upload"],
         bytes_downloaded=watch.bytes["download"],
         lower_bound_bytes=plan.lower_bound_bytes,
-        peak_host_bytes=peak_resident_bytes(),
-        peak_device_bytes=job.device.peak_bytes(),
+        peak_host_bytes=job.executor.peak_host_bytes(),
+        peak_device_bytes=job.executor.peak_device_bytes(),
         stage_seconds=watch.stage_seconds(),
         blocks=job.blocks,
         blocks_resumed=job.blocks - plan.block_count,
-        verified=True if job.operation.verify and not isinstance(log, Finished) else None,
-        overflowed=overflowed,
-        rechunked=copies,
+        verified=True if job.operation.verify and not isinstance(job.log, Finished) else None,
+        overflowed=made.overflowed,
+        rechunked=made.copies,
         plan=plan,
-        array=array,
+        array=made.array,
     )
 
 
-def _tell(notice: Callable[[str], None] | None, text: str) -> None:
-    """What the caller must hear of the answer: through `notice`, or without one as a warning."""
-    if notice:
-        notice(text)
-    else:
-        warnings.warn(text, stacklevel=1 + _frames_inside())
-
-
-def _frames_inside() -> int:
-    """How many frames of this package lie between the caller of this function and the user's code."""
-    frame, count = sys._getframe(1), 0
-    while frame and frame.f_globals.get("__name__", "").startswith("ooc_gemm."):
-        count, frame = count + 1, frame.f_back  # type: ignore[assignment]
-    return count
-
-
-def _again(
-    job: Job,
-    run: Callable[..., list[Block]],
-    report: Callable[[float], None],
-    watch: Trace,
-    wrong: list[Block],
-    notice: Callable[[str], None] | None,
-    name: str,
-) -> None:
-    """Blocks that failed their check, made once more. `run`: `execute` of a plan. Raises VerificationError
-    where one fails again."""
-    if notice:
-        notice(f"the check of {_spelled(_places(wrong))} of C failed; computed once more")
-    plan, (down, across) = job.plan, job.plan.problem.c.grid
-    todo = {part.chunk for block in wrong for part in plan.parts(block)}
-    plan = plan.without(frozenset((i, j) for i in range(down) for j in range(across)) - todo)
-    job.device.close()
-    job.device.start(plan, job.operation, watch)
-    if wrong := run(plan, progress=report, verify=True):
-        places = _places(wrong)
-        rest = "run again" if job.head is None else "continue with resume=True"
-        raise VerificationError(
-            f"{name} comes out wrong in {_spelled(places)}, also when computed again; "
-            f"{rest}, on another device than {job.device.name}",
-            places,
-        )
+def _name(job: Job) -> str:
+    """How messages call C."""
+    return "C" if job.request.c is None else store.describe(job.request.c)
 
 
 def _places(wrong: Iterable[Block]) -> tuple[Place, ...]:
-    """Where the blocks lie."""
+    """Where blocks lie in C."""
     return tuple(
         ((block.row, block.row + block.rows), (block.col, block.col + block.cols)) for block in wrong
     )
@@ -184,42 +195,11 @@ def _spelled(places: tuple[Place, ...]) -> str:
     return ", ".join(some) + more
 
 
-@contextmanager
-def _started(job: Job, watch: Trace) -> Iterator[None]:
-    """The device, ready for the plan; C is not touched before. What its libraries and the system raise
-    becomes an Error where a user can do something about it."""
-    begun = False
-    try:
-        try:
-            if job.plan.block_count and job.plan.problem.m and job.plan.problem.n:
-                job.device.start(job.plan, job.operation, watch)
-            begun = True
-            yield
-        finally:
-            job.device.close()
-    except Exception as error:
-        if isinstance(error, Error):
-            found: Exception | None = error
-        else:
-            traceback.clear_frames(error.__traceback__)  # they hold on to buffers
-            found = job.device.explain(error)
-        if found is None and no_memory(error):
-            found = OutOfMemoryError(NO_MEMORY)
-        if isinstance(found, OutOfMemoryError | DeviceLostError):
-            found.begun = begun
-        if isinstance(found, OutOfMemoryError):
-            most = job.plan.budget.device
-            found.limit = None if found.limit is None or most is None else min(found.limit, most)
-        if found is None or found is error:
-            raise
-        raise found from error
-
-
-def _check_trace(trace: str | os.PathLike[str], arrays: list[Any]) -> None:
+def _check_trace(trace: str | os.PathLike[str], request: Request) -> None:
     """Refuse a trace that cannot be written, or would be written into an array."""
     place = os.fspath(trace)
-    for array in arrays:
-        if store.same_place(place, array):
+    for array in (request.a.array, request.b.array, request.c):
+        if array is not None and store.same_place(place, array):
             raise InputError(f"the trace {place} lies inside {store.describe(array)}; write it elsewhere")
     file = os.path.abspath(place)
     target = file if os.path.exists(file) else os.path.dirname(file)

@@ -1,10 +1,19 @@
-"""Operands: inputs with op()."""
+"""Opens what is multiplied: A, B, and C where β·C is added."""
 
-from dataclasses import replace
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
+
+from ..storage.io.requests import side_by_side
 from ..storage.read import store
 from ..storage.read.local import Source
+from ..storage.write import checks, reopen
+from ..support.errors import InputError
+from .settle import Settled
 
 
 def open_operand(spec: Any, name: str, transpose: bool = False) -> Source:
@@ -14,3 +23,99 @@ def open_operand(spec: Any, name: str, transpose: bool = False) -> Source:
     if transpose:
         source.matrix = replace(source.matrix, transposed=not source.matrix.transposed)
     return source
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A and B with their op(), and C."""
+
+    a: Source
+    b: Source
+    c: Source | None
+    """The C that is read, where β is not 0."""
+    there: Any
+    """C as an open array, where it is there already and keeps its chunks: the unfinished C of an interrupted
+    run, one that β·C is read from, or one that was given open."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(m, n, k)."""
+        (m, k), (_, n) = self.a.shape, self.b.shape
+        return m, n, k
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """By name: `a`, `b`, and `c` where it is read."""
+        found = {"a": self.a, "b": self.b}
+        return found if self.c is None else found | {"c": self.c}
+
+
+def open_inputs(request: Settled, begun: Any, continues: bool) -> Inputs:
+    """Open A, B and a C that is read, and check that they fit together and that C may be written.
+
+    request: what is asked for. begun: the unfinished C of the run that is continued, or None. continues:
+    whether a run is continued, whose C was checked when it began.
+
+    Raises InputError.
+    """
+    _check_there(request)
+    a, b = _open_both(request, continues)
+    (m, k), (k_b, n) = a.shape, b.shape
+    if k != k_b:
+        raise InputError(
+            f"the inner dimensions of A and B differ: op({a.name}) is {m}×{k} and "
+            f"op({b.name}) is {k_b}×{n}; transpose one of them or choose other arrays"
+        )
+    a.measure(request.memory_limit)
+    if request.a.array is request.b.array:
+        b.matrix = replace(b.matrix, apart=a.matrix.apart)
+    else:
+        b.measure(request.memory_limit)
+    if request.beta == 0:
+        return Inputs(a, b, None, request.c if request.fills and not continues else begun)
+    if not continues and request.c is not None:
+        begun = reopen.open_existing(request.c)
+        checks.check_output(request.c, _arrays(request), request.force, reads=True)
+    return Inputs(a, b, None if begun is None else _open_old(request, begun, (m, n)), begun)
+
+
+def _check_there(request: Settled) -> None:
+    """Raise InputError where β·C needs a C that does not exist."""
+    if request.beta == 0 or not isinstance(request.c, str | os.PathLike):
+        return
+    place = store.local_path(request.c)
+    if place is not None and not place.exists():
+        raise InputError(
+            f"{store.describe(request.c)} does not exist, and beta is not 0; make C first or leave beta out"
+        )
+
+
+def _open_both(request: Settled, continues: bool) -> tuple[Source, Source]:
+    """A and B; at the same time C is checked, where it is new. Stores that are far away answer slowly, so
+    they are asked side by side."""
+    works: list[Callable[[], Any]] = [
+        partial(open_operand, operand.array, name, operand.op != "none")
+        for operand, name in ((request.a, "A"), (request.b, "B"))
+    ]
+    if request.c is not None and not continues and request.beta == 0:
+        check = partial(checks.check_output, request.c, _arrays(request), request.force, request.fills)
+        works.append(check)
+    far = any(map(store.is_remote, (*_arrays(request), request.c)))
+    a, b, *_ = side_by_side(works) if far else [work() for work in works]
+    return a, b
+
+
+def _open_old(request: Settled, array: Any, shape: tuple[int, int]) -> Source:
+    """The C that β·C is read from."""
+    old = store.open_source(array, store.describe(request.c))
+    if old.shape != shape:
+        raise InputError(
+            f"{old.name} has shape {old.shape} but the product is {shape[0]}×{shape[1]}; choose another C"
+        )
+    if request.out_dtype is not None and np.dtype(request.out_dtype) != old.dtype:
+        raise InputError(f"{old.name} holds {old.dtype}, not {request.out_dtype}; leave out out_dtype")
+    return old
+
+
+def _arrays(request: Settled) -> list[Any]:
+    return [request.a.array, request.b.array]

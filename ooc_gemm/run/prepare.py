@@ -1,315 +1,187 @@
-"""Decides everything about a product before anything is written."""
+"""Decides everything about a product before anything is written.
 
-import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+open A, B and C → type and layout of C → arithmetic → memory → plan → what C is made of
+"""
+
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..devices import open_device
-from ..engine.ports import INT64_MAX, Device, Operation
+from ..engine.ports import Operation
 from ..planning import layouts
-from ..planning.machine import Budget
 from ..planning.plan import Plan
-from ..planning.problem import Matrix, Problem
+from ..planning.problem import Problem
 from ..planning.search import make_plan
-from ..storage.io.files import chunks_at_once
-from ..storage.io.requests import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests, side_by_side
 from ..storage.read import store
 from ..storage.read.local import Source
-from ..storage.write import checks, layout, provenance, reopen
-from ..storage.write.journal import Journal
-from ..storage.write.provenance import Finished
-from ..support.errors import InputError
-from ..support.memory import baseline_bytes, default_memory_limit, parse_size
-from . import rates
-from .arithmetic import bound, check_scalars
-from .arithmetic import out_dtype as choose_dtype
-from .operands import open_operand
-from .scalars import scalar
-
-PRECISIONS = ("highest", "high", "medium")
+from ..storage.write import checks, provenance
+from ..storage.write.layout import Output
+from .arithmetic import Chosen, choose_arithmetic, choose_dtype
+from .budget import known_rates, make_budget
+from .executor import Executor, Local
+from .layout import Layout, chosen_layout, lay_out
+from .operands import Inputs, open_inputs
+from .request import Request
+from .settle import Log, Settled, settle
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything decided before anything is written."""
+    """A product of which everything is decided."""
 
+    request: Settled
+    log: Log | None
+    """The run that is continued."""
     sources: dict[str, Source]
+    """What is read: `a`, `b` unless it is the same as A, and `c` where β is not 0."""
     operation: Operation
-    output: layout.Output
+    output: Output
     copies: tuple[layouts.Copy, ...]
-    """Of operands, to be made first."""
+    """Copies of operands that are made first."""
     plan: Plan
-    """Of what follows."""
-    device: Device
+    """The plan of what is left to do, after the copies."""
+    executor: Executor
     dtype: np.dtype[Any]
+    """NumPy's common type of A and B."""
     head: dict[str, Any] | None
     """What makes C what it is, for the journal; None where nobody could tell whether the inputs are still the
     same."""
     options: dict[str, Any]
     """What makes C what it is, beside the inputs: for C's attributes."""
     blocks: int
-    """Of the whole C; the plan may be of what is left."""
-    force: bool
-    """What stands in C's place is replaced."""
-    fills: bool
-    """C is an array that was given open: its values are replaced, and nothing else of it."""
+    """Blocks of the whole C; those of the plan may be fewer."""
+
+    @property
+    def works(self) -> bool:
+        """Whether anything is left to compute."""
+        return bool(self.plan.block_count and self.plan.problem.m and self.plan.problem.n)
 
 
-def prepare(
-    a: Any,
-    b: Any,
-    c: Any,
-    *,
-    writes: bool,
-    alpha: complex | None = None,
-    beta: complex | None = None,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    adjoint_a: bool = False,
-    adjoint_b: bool = False,
-    memory_limit: str | int | None = None,
-    device: str | Device = "auto",
-    device_memory_limit: str | int | None = None,
-    precision: str = "highest",
-    kernel: str = "auto",
-    out_dtype: Any = None,
-    chunks: tuple[int, int] | None = None,
-    shards: tuple[int, int] | None = None,
-    compressor: str | None = None,
-    rechunk: bool = False,
-    verify: bool = False,
-    force: bool = False,
-    symmetric: bool = False,
-    log: Journal | Finished | None = None,
-) -> Job:
-    """Everything decided. `symmetric`: op(B) is op(A)ᵀ. `log`: of the run that is continued."""
-    begun, layout_there = None, dict[str, Any]()
-    fills = bool(log.head.get("fills")) if log else store.is_array(c)
-    if log and (log.done or beta or fills or provenance.reads_c(log.head)):
-        begun = reopen.open_partial(c)
-    if begun is not None:
-        layout_there = {"chunks": begun.chunks, "shards": begun.shards}
-    alpha, beta = scalar("alpha", alpha), scalar("beta", beta)
-    given = {"alpha": alpha, "beta": beta, "out_dtype": out_dtype}
-    given |= {"chunks": chunks, "shards": shards, "compressor": compressor}
-    settled = provenance.settled(given, log.head if log else None, layout_there, store.describe(c))
-    alpha, beta = settled["alpha"], settled["beta"]
-    out_dtype, chunks, shards, compressor = (settled[key] for key in provenance.LAYOUT[2:])
-    symmetric, fills = symmetric and beta == 0, fills and beta == 0
-    if precision not in PRECISIONS:
-        raise InputError(f"{precision!r} is not a precision; choose one of {', '.join(PRECISIONS)}")
-    if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
-        raise InputError("an operand is either transposed or its adjoint taken; give one of the two")
-    if beta != 0 and c is None and writes:
-        raise InputError("beta is not 0, so there must be a C to read; give its path")
-    limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
-    device_limit = None if device_memory_limit is None else parse_size(device_memory_limit)
-    if beta != 0 and c is not None and isinstance(c, str | os.PathLike):
-        here = store.local_path(c)
-        if here is not None and not here.exists():
-            raise InputError(
-                f"{store.describe(c)} does not exist, and beta is not 0; make C first or leave beta out"
-            )
-    works: list[Callable[[], Any]] = [
-        partial(open_operand, a, "A", transpose_a or adjoint_a),
-        partial(open_operand, b, "B", transpose_b or adjoint_b),
-    ]
-    if c is not None and log is None and beta == 0:
-        works.append(partial(checks.check_output, c, [a, b], force, reads=fills))
-    far = any(map(store.is_remote, (a, b, c)))
-    left, right, *_ = side_by_side(works) if far else [work() for work in works]
-    shape_a, shape_b = left.shape, right.shape
-    if shape_a[1] != shape_b[0]:
-        raise InputError(
-            f"the inner dimensions of A and B differ: op({left.name}) is {shape_a[0]}×{shape_a[1]} and "
-            f"op({right.name}) is {shape_b[0]}×{shape_b[1]}; transpose one of them or choose other arrays"
-        )
-    left.measure(limit)
-    if a is b:
-        right.matrix = replace(right.matrix, apart=left.matrix.apart)
-    else:
-        right.measure(limit)
-    (m, k), n = shape_a, shape_b[1]
-    sources, existing = {"a": left, "b": right}, None
-    if log:
-        existing = begun if beta != 0 else None
-    elif c is not None and beta != 0:
-        existing = reopen.open_existing(c)
-        checks.check_output(c, [a, b], force, reads=True)
-    if existing is not None:
-        old = store.open_source(existing, store.describe(c))
-        if old.shape != (m, n):
-            raise InputError(
-                f"{store.describe(c)} has shape {old.shape} but the product is {m}×{n}; choose another C"
-            )
-        if out_dtype is not None and np.dtype(out_dtype) != old.dtype:
-            raise InputError(f"{old.name} holds {old.dtype}, not {out_dtype}; leave out out_dtype")
-        sources["c"], out_dtype = old, old.dtype
-    out = choose_dtype(left.dtype, right.dtype, out_dtype, alpha, beta)
-    if fills and log is None:
-        checks.check_filled(c, (m, n), out, given, force)
-        begun = c
-    if m * n * out.itemsize > store.MAX_ARRAY_BYTES:
-        raise InputError(
-            f"op({left.name})·op({right.name}) is {m}×{n}, more than can be stored; transpose one or both"
-        )
-    chosen = open_device(device) if isinstance(device, str) else device
-    largest = bound(left.dtype, right.dtype, out, k, alpha, beta)
-    arithmetic = chosen.arithmetic(left.dtype, right.dtype, out, (m, n, k), largest, kernel, precision)
-    check_scalars(alpha, beta, arithmetic.block)
-    may_wrap = largest > INT64_MAX
-    unit, asked = shards or chunks, chunks
-    if (there := begun or existing) is not None:
-        unit = (there.shards or there.chunks)[0], (there.shards or there.chunks)[1]
-        chunks = there.chunks[0], there.chunks[1]
-    output = _output((m, n), out, chunks, shards, compressor)
-    height, width = unit or (1, 1)
-    stored = Matrix(m, n, out.itemsize, height, width, whole=output.encoded, encodes=output.work)
-    if existing is not None:
-        stored = _updatable(sources["c"].matrix, height, width)
-    elif fills and begun is not None:
-        stored = _filled(begun, store.open_source(begun, store.describe(c)).matrix)
-    problem = Problem(
+def prepare(request: Request, log: Log | None = None, executor: Executor | None = None) -> Job:
+    """Decide everything about a product; writes nothing.
+
+    request: what is asked for, checked. log: the run that it continues, or None. executor: what carries the
+    plan out; None for the request's device in this process.
+
+    Raises InputError and BudgetError.
+    """
+    settled, begun = settle(request, log)
+    inputs = open_inputs(settled, begun, log is not None)
+    dtype = choose_dtype(settled, inputs)
+    if settled.fills and log is None:
+        given = {name: getattr(request, name) for name in ("chunks", "shards", "compressor")}
+        checks.check_filled(settled.c, inputs.shape[:2], dtype, given, settled.force)
+    layout = lay_out(settled, inputs, dtype)
+    executor = executor or _local(settled)
+    chosen = choose_arithmetic(settled, inputs, dtype, executor.hardware)
+    problem = _problem(settled, inputs, layout, chosen)
+    limits = executor.hardware.limits(chosen.arithmetic, settled.device_memory_limit)
+    budget = make_budget(settled, inputs, problem, chosen, limits)
+    plan = make_plan(problem, budget, known_rates(settled, inputs, problem, chosen, executor.hardware))
+    plan, copies = layouts.rechunk(plan) if settled.rechunk else (layouts.advise(plan), ())
+    options = _options(settled, inputs, dtype)
+    head, left = _provenance(settled, inputs, plan, log, options)
+    for source in inputs.sources.values():
+        source.borrows = source.latency > 0 and budget.device is None
+    return Job(
+        request=settled,
+        log=log,
+        sources=_read(inputs, left),
+        operation=_operation(settled, inputs, chosen),
+        output=chosen_layout(layout, settled, inputs, left.problem.c),
+        copies=copies,
+        plan=left,
+        executor=executor,
+        dtype=np.result_type(inputs.a.dtype, inputs.b.dtype),
+        head=head,
+        options=options,
+        blocks=plan.block_count,
+    )
+
+
+def _read(inputs: Inputs, plan: Plan) -> dict[str, Source]:
+    """What is read: B only where it is not A."""
+    sources = inputs.sources
+    return {name: sources[name] for name in sources if name != "b" or not plan.problem.symmetric}
+
+
+def _local(request: Settled) -> Local:
+    device = request.device
+    return Local(open_device(device) if isinstance(device, str) else device)
+
+
+def _problem(request: Settled, inputs: Inputs, layout: Layout, chosen: Chosen) -> Problem:
+    """What is planned, in numbers."""
+    arithmetic, (m, n, k) = chosen.arithmetic, inputs.shape
+    return Problem(
         m,
         n,
         k,
-        left.matrix,
-        right.matrix,
-        stored,
+        inputs.a.matrix,
+        inputs.b.matrix,
+        layout.matrix,
         panel_itemsize=arithmetic.panel.itemsize,
         block_itemsize=arithmetic.block.itemsize,
-        reads_c=existing is not None,
-        free_chunks=unit is None,
+        reads_c=inputs.c is not None,
+        free_chunks=layout.free_chunks,
         pitch=arithmetic.pitch,
         along_k=arithmetic.along_k,
         line_bytes=arithmetic.line_bytes,
         scratch=arithmetic.scratch,
-        block_scratch=arithmetic.product_bytes if alpha.imag or beta.imag else 0,
-        check_itemsize=arithmetic.check_type.itemsize if verify else 0,
+        block_scratch=arithmetic.product_bytes if request.alpha.imag or request.beta.imag else 0,
+        check_itemsize=arithmetic.check_type.itemsize if request.verify else 0,
         kernel=f"{arithmetic.kernel}: {arithmetic.why}",
-        symmetric=symmetric,
-        types=(left.dtype.name, right.dtype.name, out.name),
-        keeps_a=arithmetic.panel.kind != "c" and arithmetic.panel != np.int64 and not may_wrap,
+        symmetric=request.symmetric,
+        types=(inputs.a.dtype.name, inputs.b.dtype.name, layout.output.dtype.name),
+        keeps_a=arithmetic.panel.kind != "c" and arithmetic.panel != np.int64 and not chosen.may_wrap,
     )
-    costs = chosen.limits(arithmetic, device_limit)
-    turned = problem.panels_along_k != problem.stored_along_k
-    converted = turned or any(x.dtype != arithmetic.panel for x in (left, right))
-    extra = m * n * out.itemsize if c is None and writes else 0
-    asked_of = [(source.latency, source.matrix.chunk_bytes) for source in sources.values() if source.latency]
-    readers = max([costs.readers, *(requests(*one) for one in asked_of)])
-    if all(source.background for source in sources.values()):
-        readers = chunks_at_once(readers)
-    puts = store.is_remote(c)
-    writers = max(costs.writers, WRITERS if puts else 0)
-    budget = Budget(
-        host=limit,
-        host_baseline=extra + (costs.host_baseline if costs.workers else baseline_bytes(costs.host_baseline)),
-        device=costs.device,
-        device_baseline=costs.device_baseline,
-        workspace=costs.workspace + (costs.check if verify else 0),
-        staged=costs.device is not None and (converted or "c" in sources),
-        readers=readers,
-        writers=writers,
-        connection=CONNECTION_BYTES if asked_of or puts else 0,
-        workers=max(1, costs.workers),
-        weights=costs.weights,
-        linked=costs.linked,
-        stacked=all(source.matrix.stacked for source in sources.values()),
+
+
+def _operation(request: Settled, inputs: Inputs, chosen: Chosen) -> Operation:
+    """What the device computes."""
+    return Operation(
+        chosen.arithmetic,
+        transpose_a=inputs.a.matrix.transposed,
+        conjugate_a=request.a.adjoint and inputs.a.dtype.kind == "c",
+        transpose_b=inputs.b.matrix.transposed,
+        conjugate_b=request.b.adjoint and inputs.b.dtype.kind == "c",
+        alpha=request.alpha,
+        beta=request.beta,
+        verify=request.verify,
+        may_wrap=chosen.may_wrap,
     )
-    inputs = [(source.place, source.matrix.stored_bytes) for source in sources.values()]
-    place = store.local_path(c) if c is not None else None if writes else left.place
-    usual = rates.known(chosen, arithmetic, inputs, (place, m * n * out.itemsize))
-    if asked_of:  # to wait for a network takes nothing from the cores
-        latency, read = max(asked_of)[0], min(usual.read, BANDWIDTH)
-        usual = replace(usual, stream=STREAM, latency=latency, read=read, shared=False)
-    made = make_plan(problem, budget, usual)
-    made, copies = layouts.rechunk(made) if rechunk else (layouts.advise(made), ())
-    options = {
-        "shape": [m, n, k],
-        "product": "gram" if symmetric else "multiply",
-        "op(A)": "adjoint" if adjoint_a else "transpose" if transpose_a else "none",
-        "op(B)": "adjoint" if adjoint_b else "transpose" if transpose_b else "none",
-        "alpha": provenance.number(alpha),
-        "beta": provenance.number(beta),
-        "precision": precision,
-        "kernel": kernel,
-        "out_dtype": out.name,
-        "chunks": asked,
-        "shards": shards,
-        "compressor": compressor,
+
+
+def _options(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> dict[str, Any]:
+    """What makes C what it is, beside the inputs, as JSON types."""
+    return {
+        "shape": list(inputs.shape),
+        "product": "gram" if request.symmetric else "multiply",
+        "op(A)": request.a.op,
+        "op(B)": request.b.op,
+        "alpha": provenance.number(request.alpha),
+        "beta": provenance.number(request.beta),
+        "precision": request.precision,
+        "kernel": request.kernel,
+        "out_dtype": dtype.name,
+        "chunks": request.chunks,
+        "shards": request.shards,
+        "compressor": request.compressor,
     }
+
+
+def _provenance(
+    request: Settled, inputs: Inputs, plan: Plan, log: Log | None, options: dict[str, Any]
+) -> tuple[dict[str, Any] | None, Plan]:
+    """The head of the journal, and the plan of what the run that is continued has left to do. Raises
+    InputError where that was another run."""
     before = {} if log is None else {chunk: was for chunk, (_, was) in log.done.items()}
-    head = provenance.head(sources, before, options)
-    if head and fills:
+    head = provenance.head(inputs.sources, before, options)
+    if head and request.fills:
         head["fills"] = True
-    blocks = made.block_count
     if log:
-        provenance.refuse_changes(log, head, store.describe(c))
-        made = made.without(frozenset(log.done))
-    if made.problem.symmetric:
-        del sources["b"]
-    for source in sources.values():
-        source.borrows = source.latency > 0 and made.budget.device is None
-    if existing is None:
-        made_c = made.problem.c
-        size = (made_c.chunk_rows, made_c.chunk_cols)
-        output = replace(output, chunks=chunks or size, shards=shards)
-    operation = Operation(
-        arithmetic,
-        transpose_a=left.matrix.transposed,
-        conjugate_a=adjoint_a and left.dtype.kind == "c",
-        transpose_b=right.matrix.transposed,
-        conjugate_b=adjoint_b and right.dtype.kind == "c",
-        alpha=alpha,
-        beta=beta,
-        verify=verify,
-        may_wrap=may_wrap,
-    )
-    dtype = np.result_type(left.dtype, right.dtype)
-    return Job(sources, operation, output, copies, made, chosen, dtype, head, options, blocks, force, fills)
-
-
-def _updatable(c: Matrix, height: int, width: int) -> Matrix:
-    """An existing C, refusing what cannot be updated in place chunk by chunk."""
-    if c.transposed or (c.chunk_rows, c.chunk_cols) != (height, width):
-        raise InputError(
-            "beta is not 0 and C is sharded or in Fortran order, which cannot be updated in place; "
-            "copy C to a plain array first"
-        )
-    return c
-
-
-def _filled(array: Any, s: Matrix) -> Matrix:
-    """How an array that is filled is written, given how it would be read: in whole chunks, or shards."""
-    rows, cols = array.shape
-    height, width = array.shards or array.chunks
-    plain = not (array.shards or s.transposed)
-    return replace(
-        s,
-        rows=rows,
-        cols=cols,
-        chunk_rows=max(1, height),
-        chunk_cols=max(1, width),
-        transposed=False,
-        fortran=False,
-        whole=s.whole or not plain,
-        held=s.held if plain else store.HELD_BY_ZARR,
-        stored=None,
-        stacked=False,
-        remote=False,
-    )
-
-
-def _output(
-    shape: tuple[int, int],
-    dtype: np.dtype[Any],
-    chunks: tuple[int, int] | None,
-    shards: tuple[int, int] | None,
-    compressor: str,
-) -> layout.Output:
-    layout.check_layout(chunks, shards, compressor)
-    return layout.Output(shape, dtype, chunks or (1, 1), shards, compressor)
+        provenance.refuse_changes(log, head, store.describe(request.c))
+        plan = plan.without(frozenset(log.done))
+    return head, plan

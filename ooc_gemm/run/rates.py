@@ -16,7 +16,7 @@ from mmap import ACCESS_COPY, PAGESIZE, mmap
 from pathlib import Path
 from typing import Any
 
-from ..engine.ports import Arithmetic, Device
+from ..engine.ports import Arithmetic, Hardware
 from ..planning.machine import Rates
 from ..storage.io.files import mounted
 from ..storage.write.staging_folder import DIRECT_BYTES
@@ -36,7 +36,7 @@ if _mincore is not None:
     _mincore.argtypes = c_void_p, c_size_t, c_void_p
 
 
-def known(device: Device, arithmetic: Arithmetic, inputs: Iterable[Place], c: Place) -> Rates:
+def known(device: Hardware, arithmetic: Arithmetic, inputs: Iterable[Place], c: Place) -> Rates:
     """Rates of a device for a kernel, operands at these places and the result at that."""
     usual, found = device.rates(arithmetic), recall(FILE).get(device.model, {})
     try:

@@ -1,58 +1,50 @@
-"""Runs a product again where a device has failed and another plan can do without it."""
+"""Runs a request, and again where a device has failed and the run can do without it."""
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
-from ..storage.format import unfinished
 from ..storage.read import store
-from ..support.errors import BudgetError, DeviceLostError, OutOfMemoryError
-from .job import run_once
+from ..support.errors import BudgetError
+from .executor import Executor
+from .job import attempt
+from .observer import Observer
+from .recovery import Recovery
+from .request import Request
 from .result import Result
-from .scalars import scalar
 
 
-def retried(
-    a: Any,
-    b: Any,
-    c: Any,
-    *,
-    notice: Callable[[str], None] | None,
-    beta: complex | None = None,
-    **options: Any,
-) -> Result:
-    """Runs a product, and once more with less of the device's memory where another process has taken it, or
-    on those of several devices that are left. `options` are those of `multiply`, and `engine`: what carries
-    out a plan as `execute` does, where it is not that."""
+def carry_out(request: Request, observer: Observer, executor: Executor | None = None) -> Result | Recovery:
+    """Run a request: once more with less of the device's memory where another process has taken it, and on
+    those of several devices that are left where one has failed.
+
+    executor: what carries the plan out; None for the request's device in this process.
+
+    Returns a Recovery where only another process can go on. Raises what `multiply` raises.
+    """
     store.refuse_event_loop()
-    beta, options["alpha"] = scalar("beta", beta), scalar("alpha", options.get("alpha"))
+    request = request.check()
+    found = attempt(request, observer, executor)
+    if isinstance(found, Result) or found.request is None:
+        return found
+    observer.note(found.said)
+    again = attempt if found.smaller else carry_out
     try:
-        return run_once(a, b, c, notice=notice, beta=beta, **options)
-    except (OutOfMemoryError, DeviceLostError) as error:
-        more: dict[str, Any] | None = _to_go_on(error.begun, c, beta)
-        if isinstance(error, DeviceLostError):
-            error.options, what = more, {"device": error.left} if error.left else None
-            how = f"on {error.left.name}" if error.left else ""
-        else:
-            what = {"device_memory_limit": error.limit} if error.limit else None
-            how = f"with a plan for {error.limit} bytes of that memory"
-        if more is None or what is None:
-            raise
-        if notice:
-            notice(f"{str(error).partition(';')[0]}; it goes on {how}")
-        options, failed = options | more | what, error
-    again = run_once if isinstance(failed, OutOfMemoryError) else retried
-    try:
-        return again(a, b, c, notice=notice, beta=beta, **options)
+        second = again(found.request, observer, executor)
     except BudgetError as error:
-        raise failed from error
+        return _unless_elsewhere(replace(found, request=None, cause=error))
+    if found.smaller and isinstance(second, Recovery):
+        second.fail()
+    return second
 
 
-def _to_go_on(begun: bool, c: Any, beta: complex | None) -> dict[str, bool] | None:
-    """Options of a run that goes on where one has failed; None where none could: some blocks may have had
-    their β already."""
-    place = store.local_path(c) if begun and c is not None else None
-    if place is not None and (place / unfinished.JOURNAL).exists():
-        return {"resume": True}
-    if begun and not beta:
-        return {"force": True}
-    return None if begun else {}
+def _unless_elsewhere(found: Recovery) -> Recovery:
+    """The recovery, where another process can go on. Raises its error where none can."""
+    if not found.devices:
+        found.fail()
+    return found
+
+
+def result_of(outcome: Result | Recovery) -> Result:
+    """The result. Raises the error of a run that only another process could go on with."""
+    if isinstance(outcome, Recovery):
+        outcome.fail()
+    return outcome

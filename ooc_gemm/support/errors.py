@@ -51,30 +51,8 @@ class DeviceError(Error, RuntimeError):
     """A device is missing, or failed."""
 
 
-class DeviceLostError(DeviceError):
-    """Some of several devices failed. `left`: those that did not, as a device; None where none is of use to
-    this process any more, as after an error of a CUDA kernel.
-
-    `begun`: C had been begun. `options`: with which another process goes on, None where it cannot.
-    """
-
-    def __init__(self, message: str, indices: list[int], left: Any = None):
-        """`indices`: of all of them."""
-        super().__init__(message)
-        self.indices, self.left, self.begun = indices, left, False
-        self.options: dict[str, bool] | None = None
-
-
 class OutOfMemoryError(DeviceError, MemoryError):
-    """Memory that a plan counts on is not there, of a device or of the host, although its limit allows it.
-
-    `limit`: the device memory in bytes that another plan may count on; None where that is not the way out.
-    `begun`: C had been begun.
-    """
-
-    def __init__(self, message: str, limit: int | None = None):
-        super().__init__(message)
-        self.limit, self.begun = limit, False
+    """Memory that a plan counts on is not there, of a device or of the host, although its limit allows it."""
 
 
 Place = tuple[tuple[int, int], tuple[int, int]]

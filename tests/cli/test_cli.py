@@ -16,8 +16,9 @@ from conftest import Done, make, ooc
 from threadpoolctl import threadpool_info
 
 import ooc_gemm
-from ooc_gemm import api
-from ooc_gemm.cli import commands as cli
+from ooc_gemm.cli import show
+from ooc_gemm.cli.group import cli
+from ooc_gemm.run import retry
 
 MiB = 1 << 20
 CPU = ("-d", "cpu")
@@ -244,7 +245,7 @@ def test_sizes(here, text, size):
     ],
 )
 def test_rates(flops, text):
-    assert cli._rate(flops) == text
+    assert show.rate(flops) == text
 
 
 # ------------------------------------------------------------------------------------------------- options
@@ -336,14 +337,14 @@ def commands(command, path=()):
         yield from commands(inner, (*path, name))
 
 
-@pytest.mark.parametrize("path", list(commands(cli.cli)), ids=" ".join)
+@pytest.mark.parametrize("path", list(commands(cli)), ids=" ".join)
 def test_help(path):
     done = ooc(*path, "--help")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith(f"Usage: {' '.join(('ooc-gemm', *path))} ")
     assert ooc(*path, "-h") == done
     assert max(map(len, done.out.splitlines())) <= 100
-    command = cli.cli
+    command = cli
     for name in path:
         command = command.commands[name]
         assert name in ooc(*path[: path.index(name)], "--help").out
@@ -353,7 +354,7 @@ def test_help(path):
 
 
 def test_commands_are_those_promised():
-    assert {"multiply", "plan", "info", "random", "verify", "bench"} <= set(cli.cli.commands)
+    assert {"multiply", "plan", "info", "random", "verify", "bench"} <= set(cli.commands)
 
 
 @pytest.mark.parametrize(
@@ -400,7 +401,7 @@ def test_exit_status(here, monkeypatch, error, code, said):
     def fail(*args, **options):
         raise error
 
-    monkeypatch.setattr(api, "multiply", fail)
+    monkeypatch.setattr(retry, "carry_out", fail)
     done = ooc("multiply", "a", "b", "new")
     assert isinstance(done, Done)
     assert (done.code, done.out) == (code, "")

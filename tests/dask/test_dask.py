@@ -21,7 +21,7 @@ import dask.array as da  # noqa: E402
 
 import ooc_gemm  # noqa: E402
 import ooc_gemm.dask.arrays  # noqa: E402
-import ooc_gemm.dask.cluster  # noqa: E402
+import ooc_gemm.dask.workers  # noqa: E402
 from ooc_gemm import DeviceError, InputError, RangeError, StoreError  # noqa: E402
 from ooc_gemm.dask import matmul  # noqa: E402
 from ooc_gemm.planning.schedule import Part  # noqa: E402
@@ -475,14 +475,14 @@ def test_a_worker_is_killed_when_it_is_asked(tmp_path, monkeypatch):
     """Before anything runs: another one answers, at once and not after a minute."""
     a, b = stored(tmp_path)
     with start(2) as cluster, distributed.Client(cluster) as client:
-        pids, asked = client.run(os.getpid), ooc_gemm.dask.cluster.Cluster.arithmetic
+        pids, asked = client.run(os.getpid), ooc_gemm.dask.workers.Workers.arithmetic
 
         def killed(self, *arguments):
             os.kill(pids[self._first], signal.SIGKILL)
             return asked(self, *arguments)
 
-        monkeypatch.setattr(ooc_gemm.dask.cluster.Cluster, "arithmetic", killed)
-        monkeypatch.setattr(ooc_gemm.dask.cluster, "TIMEOUT", 20)
+        monkeypatch.setattr(ooc_gemm.dask.workers.Workers, "arithmetic", killed)
+        monkeypatch.setattr(ooc_gemm.dask.workers, "TIMEOUT", 20)
         ooc_gemm.dask.multiply(a, b, tmp_path / "c", client=client, **OPTIONS)
     near(zarr.open_array(tmp_path / "c")[...], normal(200, 150).astype("f8") @ normal(150, 170, seed=1))
 
@@ -603,7 +603,7 @@ def test_command_line(tmp_path, monkeypatch):
     assert small.code == 2
     assert "too small for 2 workers" in small.err
     for wrong, what in (("local:0", "no cluster"), ("local:x", "no cluster"), ("nowhere", "address")):
-        monkeypatch.setattr("ooc_gemm.dask.cluster.TIMEOUT", 2)
+        monkeypatch.setattr("ooc_gemm.dask.workers.TIMEOUT", 2)
         refused = ooc(*command, wrong, "-f")
         assert refused.code == 2
         assert what in refused.err
@@ -626,13 +626,13 @@ def test_no_scheduler_no_result(tmp_path):
 def test_workers_with_gpus_have_one_each(tmp_path):
     if why := gpu_missing():
         pytest.skip(why)
-    from ooc_gemm.dask.cluster import connected
+    from ooc_gemm.dask.local_cluster import connected
     from ooc_gemm.devices.cuda.device import count
 
     workers, a, b = min(2, count()), normal(3000, 1000), normal(1000, 2000, seed=1)
     paths = [make(tmp_path / name, values, chunks=(500, 500)) for name, values in (("a", a), ("b", b))]
-    with connected(f"local:{workers}", "8GiB", "cuda") as options:
-        client = options["client"]
+    with connected(f"local:{workers}", "8GiB", "cuda") as (client, limit):
+        options = {"client": client, "memory_limit": limit, "device": "cuda"}
         seen = client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
         assert sorted(seen.values()) == [str(index) for index in range(workers)]
         made = ooc_gemm.dask.multiply(*paths, str(tmp_path / "c"), verify=True, **options)

@@ -21,7 +21,7 @@ pytest.importorskip("cryptography")
 
 from distributed.security import Security  # noqa: E402
 
-from ooc_gemm.dask.cluster import connected  # noqa: E402
+from ooc_gemm.dask.local_cluster import connected  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,  # it starts clusters
@@ -71,8 +71,8 @@ def keys(folder):
 def cluster(folder, keys):
     """The client of a cluster, and the addresses where it listens."""
     before = listening()
-    with connected("local:2", "1GiB", "cpu") as options:
-        yield options["client"], listening() - before
+    with connected("local:2", "1GiB", "cpu") as (client, _):
+        yield client, listening() - before
 
 
 def answered(address, context=None):

@@ -20,6 +20,9 @@ import ooc_gemm.run.prepare
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.several import Several
 from ooc_gemm.engine.ports import COMPUTE, UPLOAD
+from ooc_gemm.run.observer import Observer
+from ooc_gemm.run.request import Operand, Request
+from ooc_gemm.run.retry import carry_out
 from ooc_gemm.support.intervals import BAND, band_of, band_rows, bands
 from ooc_gemm.support.trace import PASS
 
@@ -262,12 +265,14 @@ def test_where_all_fail_the_run_fails(tmp_path):
         ooc_gemm.multiply(a, a, device=Several([Failing(1, 0), Failing(1, 0)]))
 
 
-def test_where_the_process_is_of_no_use_any_more_the_error_says_how_to_go_on(tmp_path, monkeypatch):
+def test_where_the_process_is_of_no_use_any_more_the_recovery_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(CPU, "alive", lambda self: False)
     a = stored(tmp_path / "a", random((256, 256), "f4"), (128, 128))
-    with pytest.raises(ooc_gemm.DeviceError, match=r"one of cpu:0,0 failed .*resume=True") as caught:
-        ooc_gemm.multiply(a, a, str(tmp_path / "c"), device=Several([CPU(1), Failing(1, 0)]))
-    assert caught.value.options == {"resume": True}
+    request = Request(Operand(a), Operand(a), str(tmp_path / "c"), device=Several([CPU(1), Failing(1, 0)]))
+    recovery = carry_out(request, Observer())
+    assert (recovery.request, recovery.devices, recovery.flags) == (None, (0, 0), ("resume",))
+    with pytest.raises(ooc_gemm.DeviceError, match=r"one of cpu:0,0 failed .*resume=True"):
+        ooc_gemm.multiply(a, a, str(tmp_path / "c"), device=Several([CPU(1), Failing(1, 0)]), force=True)
 
 
 @pytest.mark.gpu

@@ -22,6 +22,7 @@ from ooc_gemm.planning import layouts as layout
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.run import rechunk
 from ooc_gemm.run.prepare import prepare
+from ooc_gemm.run.request import Operand, Request
 from ooc_gemm.storage.read import store
 
 MiB = 1 << 20
@@ -169,7 +170,7 @@ def test_rechunk(here, name):
     make("a", numbers((500, 600), 1), overwrite=True, **LAYOUTS[name])
     limit = least("a", "b", device="cpu") + MiB
     options = {"memory_limit": limit, "device": "cpu", "rechunk": True}
-    planned = prepare("a", "b", None, writes=False, **options)
+    planned = prepare(Request(Operand("a"), Operand("b"), writes=False, **options).check())
     found = multiply("a", "b", limit)
     assert len(found["rechunked"]) == len(planned.copies)
     if not planned.copies:

@@ -17,7 +17,7 @@ import zarr
 from conftest import make
 
 import ooc_gemm
-import ooc_gemm.run.job
+import ooc_gemm.run.executor
 from ooc_gemm import InputError, StoreError
 from ooc_gemm.storage.format.unfinished import JOURNAL, is_partial
 from ooc_gemm.storage.io import durable, files, locks
@@ -448,13 +448,13 @@ def test_a_chunk_of_c_that_changes_during_the_run(monkeypatch, change):
 
 def test_the_old_c_changes_before_it_is_read(monkeypatch):
     old_c()
-    real = ooc_gemm.run.job.execute
+    real = ooc_gemm.run.executor.execute
 
     def late(*args, **options):
         rewrite("c/c/2/2")
         return real(*args, **options)
 
-    monkeypatch.setattr(ooc_gemm.run.job, "execute", late)
+    monkeypatch.setattr(ooc_gemm.run.executor, "execute", late)
     with pytest.raises(
         StoreError, match="somebody else has changed its chunk c/2/2 while C was being updated"
     ):
@@ -544,14 +544,14 @@ def test_a_run_is_not_continued_through_a_link(monkeypatch, link):
 
 def test_a_link_that_comes_during_the_run(monkeypatch):
     old_c("other")
-    real = ooc_gemm.run.job.execute
+    real = ooc_gemm.run.executor.execute
 
     def late(*args, **options):
         shutil.rmtree("c/c", ignore_errors=True)
         os.symlink(Path("other/c").absolute(), "c/c")
         return real(*args, **options)
 
-    monkeypatch.setattr(ooc_gemm.run.job, "execute", late)
+    monkeypatch.setattr(ooc_gemm.run.executor, "execute", late)
     with pytest.raises(StoreError, match="its folder c is a link"):
         run()
     assert np.array_equal(zarr.open_array("other", mode="r")[...], OLD)

@@ -28,9 +28,10 @@ from zarr.codecs.numcodecs import Fletcher32
 from zarr.storage import MemoryStore, WrapperStore
 
 import ooc_gemm
-from ooc_gemm.cli import commands as cli
+from ooc_gemm.cli import entry as cli
 from ooc_gemm.devices.cpu.device import CPU
-from ooc_gemm.run import generate, job
+from ooc_gemm.engine.ports import Failure
+from ooc_gemm.run import executor, generate
 from ooc_gemm.storage.io import answers, background
 from ooc_gemm.storage.read import store
 from ooc_gemm.storage.read.local import CompressedSource, RawSource
@@ -349,14 +350,14 @@ VANISHING = {
 def test_a_chunk_that_changes_while_running(here, monkeypatch, layout, fault):
     """A chunk that is missing from the start counts as the fill value. One that was there does not."""
     chunk = Path(make("bad", A, **{"chunks": (50, 50), **VANISHING[layout]}), "c/1/1")
-    run = job.execute
+    run = executor.execute
 
     def spoil(*args, **options):
         chunk.unlink() if fault == "vanishes" else os.truncate(chunk, 60)
         return run(*args, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(job, "execute", spoil)
+        patched.setattr(executor, "execute", spoil)
         done = ooc("multiply", "bad", "b", "c", "-d", "cpu")
     assert done.code == 1
     assert_one_sentence(done.err, "bad: chunk c/1/1", "put it back" if fault == "vanishes" else "again")
@@ -576,9 +577,8 @@ class Small(CPU):
 
     def explain(self, error):
         if isinstance(error, MemoryError):
-            return OutOfMemoryError(
-                "small is full; give it less", self.limit or self.plans[-1].device_bytes // 2
-            )
+            limit = self.limit or self.plans[-1].device_bytes // 2
+            return Failure(OutOfMemoryError("small is full; give it less"), limit)
         return None
 
 

@@ -38,7 +38,7 @@ LIBRARIES = {
     "obstore": ("storage/io/client.py", "storage/io/objects.py"),
     "botocore": ("storage/io/client.py",),
     "dask": ("dask/", "storage/read/arrays.py"),
-    "distributed": ("dask/cluster.py",),
+    "distributed": ("dask/",),
 }
 """For each library the files that may import it."""
 

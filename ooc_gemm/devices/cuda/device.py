@@ -38,6 +38,7 @@ from ...engine.ports import (
     Array,
     Check,
     Device,
+    Failure,
     Limits,
     Operation,
     Overflow,
@@ -823,7 +824,7 @@ class CUDA:
             return False
         return True
 
-    def explain(self, error: Exception) -> DeviceError | None:
+    def explain(self, error: Exception) -> Failure | None:
         """What CuPy raises. Another plan may count on half of what is free now."""
         cuda = self._cupy.cuda
         failures = (
@@ -836,17 +837,17 @@ class CUDA:
         if not full:
             code = _CUBLAS_FULL if isinstance(error, cuda.cublas.CUBLASError) else _CUDA_FULL
             if getattr(error, "status", None) != code:
-                return DeviceError(f"{self.name} failed ({error}); run again, or use another device")
+                return Failure(DeviceError(f"{self.name} failed ({error}); run again, or use another device"))
         limit = None
         with contextlib.suppress(*failures):
             self._cupy.get_default_memory_pool().free_all_blocks()
             self._free = self._least_free = self._runtime.memGetInfo()[0]
             limit = CONTEXT_BYTES + self._free // 2
-        return OutOfMemoryError(
+        full_error = OutOfMemoryError(
             f"{self.name} has not the memory that the plan counts on ({error}); "
-            "give a smaller device_memory_limit",
-            limit,
+            "give a smaller device_memory_limit"
         )
+        return Failure(full_error, limit)
 
     def _track(self, stage: str) -> str:
         """The line of the timeline of one of its streams."""

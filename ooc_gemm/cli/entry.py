@@ -1,0 +1,142 @@
+"""The entry point: runs a command and says how it ended."""
+
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import StringIO
+from typing import Any
+
+import click
+
+from ..support.errors import NO_MEMORY, BudgetError, Error, InputError, VerificationError, no_memory
+from ..support.redact import redacted
+from . import arrays, bench, info, products  # noqa: F401  they add their commands
+from .group import cli
+from .show import note, spelled
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """The entry point; `args` are those of the process unless given. Exit status: 0 done, 1 failed while
+    running, 2 bad input, 3 verification failed, 130 interrupted, 143 terminated."""
+    args = sys.argv[1:] if args is None else args
+    verbose = "-v" in args or "--verbose" in args
+    if not (verbose or sys.warnoptions):
+        warnings.simplefilter("ignore")  # what libraries warn of is no matter of the user's
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # nor what became of zarr's tasks
+    try:
+        with _signals():
+            _main(args, verbose)
+    except SystemExit as end:
+        _leave(end.code)
+        raise
+
+
+class _Terminated(BaseException):
+    """SIGTERM has come."""
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM stops a run as Ctrl-C does. While it stops, which is a matter of seconds, further signals
+    change nothing: threads are waited for, and files removed. What the process was started to ignore it
+    ignores."""
+    stopped = False
+
+    def stop(number: int, frame: Any) -> None:
+        nonlocal stopped
+        stopped = True
+        error = sys.exc_info()[1]
+        while error and not isinstance(error, KeyboardInterrupt | _Terminated):
+            error = error.__context__
+        if error is None:
+            raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+        before = {one: handler for one, handler in usual.items() if signal.getsignal(one) == handler}
+    for one in before:
+        signal.signal(one, stop)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, signal.SIG_IGN if stopped else handler)
+
+
+def _leave(code: Any) -> None:
+    """End the process here and now where a thread hangs in a store that never answers: it would be waited
+    for. All threads of ours have ended before, and their files are gone."""
+    answers = sys.modules.get("ooc_gemm.storage.io.answers")
+    if answers is not None and answers.abandoned.is_set():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
+
+
+ADDRESS_SPACE, FOR_EACH_CORE = 1 << 30, 64 << 20
+"""Bytes of address space that libraries, and their threads, need to start (with 2 cores, 0.8 GiB is too
+little, 1.2 GiB is enough)."""
+
+
+def _check_address_space() -> None:
+    """Refuse where a limit on address space (`ulimit -v`) would make NumPy's BLAS end the process while it is
+    imported. Raises InputError."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    least = ADDRESS_SPACE + FOR_EACH_CORE * len(os.sched_getaffinity(0))
+    if "numpy" not in sys.modules and limit != resource.RLIM_INFINITY and limit < least:
+        raise InputError(
+            f"the address space of this process is limited to {limit >> 20} MiB, and its libraries need "
+            f"{least >> 20}; raise that limit (ulimit -v), and limit memory with memory_limit instead"
+        )
+
+
+def _main(args: Sequence[str], verbose: bool) -> None:
+    """Run a command; say how it ended."""
+    try:
+        _check_address_space()
+        sys.exit(cli.main(args, prog_name="ooc-gemm", standalone_mode=False, obj=list(args)) or 0)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as error:
+        said = StringIO()
+        error.show(said)
+        click.echo(redacted(said.getvalue()), nl=False, err=True)  # it quotes arguments
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort, _Terminated) as error:
+        logging.disable()  # of asyncio, which tells of every task that is dropped
+        what, code = ("Terminated", 143) if isinstance(error, _Terminated) else ("Interrupted", 130)
+        _notes(error)
+        click.echo(f"{what}: a C that was begun stays unfinished; run again with --resume to go on", err=True)
+        sys.exit(code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if verbose:
+            click.echo(redacted(traceback.format_exc()), err=True)
+        _notes(error)
+        text = f"{type(error).__name__}: {error} (-v shows where)"
+        if isinstance(error, Error):
+            text = spelled(str(error))
+        elif no_memory(error):
+            text = spelled(NO_MEMORY)
+        click.echo(f"Error: {redacted(text)}", err=True)
+        codes = (InputError, 2), (BudgetError, 2), (VerificationError, 3), (Exception, 1)
+        sys.exit(next(code for kind, code in codes if isinstance(error, kind)))
+
+
+def _notes(error: BaseException) -> None:
+    """What was noted of an error, or of its cause, on its way: what lies where now."""
+    found: BaseException | None = error
+    while found is not None:
+        for text in getattr(found, "__notes__", ()):
+            note(redacted(text))
+        found = found.__cause__

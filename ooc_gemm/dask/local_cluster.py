@@ -1,0 +1,156 @@
+"""A cluster for one command: one that runs already, or worker processes on this machine."""
+
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import dask
+import distributed
+from distributed.security import Security
+
+from ..devices.cpu.device import CPU
+from ..run.observer import Observer
+from ..run.recovery import Recovery
+from ..run.request import Request
+from ..run.result import Result
+from ..support.errors import BudgetError, InputError
+from ..support.intervals import ceil_div
+from ..support.memory import STEP, baseline_bytes, default_memory_limit, parse_size
+from . import workers as alike
+from .multiply import carry_out_on
+
+CLIENT_BYTES = 160 << 20
+"""What this process holds with a scheduler in it."""
+
+
+def carry_out_at(scheduler: str, request: Request, observer: Observer) -> Result | Recovery:
+    """Carry out a request on the cluster at an address, or on `local:N`. Raises as `multiply`."""
+    assert isinstance(request.device, str), "each worker opens its own"
+    with connected(scheduler, request.memory_limit, request.device) as (client, limit):
+        return carry_out_on(client, replace(request, memory_limit=limit), observer)
+
+
+@contextmanager
+def connected(
+    scheduler: str, memory_limit: str | int | None, device: str
+) -> Iterator[tuple[distributed.Client, str | int | None]]:
+    """The client of the cluster at an address, or of one of N worker processes on this machine that lasts as
+    long as this context (`local:N`), and the memory limit of each worker; None is its default. The processes
+    of this machine share the memory limit, less what this process holds, and the cores.
+
+    Raises InputError, DeviceError, and BudgetError with the smallest limit that would do for all workers
+    together.
+    """
+    kind, _, number = scheduler.partition(":")
+    if kind != "local":
+        try:
+            client = distributed.Client(scheduler, timeout=alike.TIMEOUT / 2, set_as_default=False)
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"no scheduler answers at {scheduler} ({error}); check the address") from error
+        with client:
+            yield client, memory_limit
+        return
+    if not number.isdecimal() or int(number) < 1:
+        raise InputError(f"{scheduler!r} is no cluster; give the address of a scheduler, or local:N")
+    count = int(number)
+    limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
+    own, threads = baseline_bytes(CLIENT_BYTES), CPU().threads
+    each = max(STEP, (limit - own) // count)
+    usual = {"nthreads": max(1, threads // count), "memory_limit": each}
+    with _local_cluster([{**usual, **own_gpu} for own_gpu in _gpus(count, device)]) as client:
+        client.wait_for_workers(count, timeout=alike.TIMEOUT)
+        try:
+            yield client, None
+        except BudgetError as error:
+            least = error.minimum_memory_limit
+            if least is None:
+                raise
+            total = own + least * count
+            raise BudgetError(
+                f"a memory limit of {limit} bytes is too small for {count} workers; the smallest that "
+                f"would do is {total} bytes ({ceil_div(total, 1 << 20)}MiB)",
+                minimum_memory_limit=total,
+            ) from error
+
+
+def _gpus(count: int, device: str) -> list[dict[str, Any]]:
+    """For each worker on this machine: what makes one GPU its own, where it is to have one."""
+    found = 0
+    if device != "cpu":
+        from ..devices.cuda.device import count as gpu_count
+
+        try:
+            found = gpu_count()
+        except InputError:
+            if device != "auto":
+                raise
+    if not found:
+        return [{}] * count
+    if count > found:
+        raise InputError(f"there are {found} GPUs for {count} workers; give local:{found}, or device='cpu'")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(found)))).split(",")
+    return [{"resources": {"GPU": 1}, "env": {"CUDA_VISIBLE_DEVICES": name}} for name in visible[:count]]
+
+
+@contextmanager
+def _local_cluster(workers: list[dict[str, Any]]) -> Iterator[distributed.Client]:
+    """The client of a scheduler in this process and of worker processes. It is not made the current client.
+
+    workers: for each worker the options of its `distributed.Nanny`.
+
+    Whoever can talk to a scheduler or to a worker can run code as the user who started it, and other users of
+    the machine reach its loopback ports. So every connection is encrypted, and both ends must show a
+    certificate that was made for this run. The private key stays in memory, and in files of a folder that
+    only this user can open for as long as it takes to load it. The HTTP servers, which know no certificates,
+    are stopped.
+
+    Raises InputError where the package `cryptography` is not installed.
+    """
+    try:
+        security = Security.temporary()
+    except ImportError as error:
+        raise InputError(
+            "--scheduler local:N needs the package cryptography to keep other users of this machine out; "
+            "pip install 'ooc-gemm[distributed]'"
+        ) from error
+    # The engine keeps to its memory limit; `distributed` must not spill or pause on top of that.
+    config: dict[str, Any] = {
+        f"distributed.worker.memory.{what}": False for what in ("target", "spill", "pause", "terminate")
+    }
+    config |= {f"distributed.{server}.http.routes": [] for server in ("scheduler", "worker")}
+    config |= {"distributed.worker.multiprocessing-method": "spawn"}
+    options: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "protocol": "tls://",
+        "security": security,
+        "dashboard": False,
+        "dashboard_address": "127.0.0.1:0",
+        "preload": [__name__],
+    }
+    nannies = {
+        index: {"cls": distributed.Nanny, "options": {**options, "silence_logs": logging.ERROR, **own}}
+        for index, own in enumerate(workers)
+    }
+    scheduler = {"cls": distributed.Scheduler, "options": {**options, "port": 0}}
+    # `distributed` imports modules from its temporary folder, also in this process. Its usual one, below
+    # /tmp, may belong to another user.
+    with (
+        tempfile.TemporaryDirectory(prefix="ooc-gemm-", ignore_cleanup_errors=True) as folder,
+        dask.config.set(config | {"temporary-directory": folder}),
+        distributed.SpecCluster(nannies, scheduler, security=security, silence_logs=logging.ERROR) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def dask_setup(server: Any) -> None:
+    """`distributed` calls this when the scheduler or a worker of such a cluster starts."""
+    server.http_server.stop()
+    if isinstance(server, distributed.Worker):
+        # Ctrl-C reaches workers as well; the client acts on it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,146 @@
+"""A product whose blocks are spread over the workers of a cluster."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..planning.plan import Plan
+from ..run.observer import Observer
+from ..run.recovery import Recovery
+from ..run.request import Operand, Precision, Request
+from ..run.result import Result
+from ..run.retry import carry_out, result_of
+from ..storage.read import store
+from ..support.errors import InputError
+from ..support.trace import Trace
+from .cluster import Cluster
+from .workers import Workers
+
+
+def multiply(
+    a: Any,
+    b: Any,
+    c: Any,
+    *,
+    client: Any = None,
+    alpha: complex | None = None,
+    beta: complex | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    adjoint_a: bool = False,
+    adjoint_b: bool = False,
+    memory_limit: str | int | None = None,
+    device: str = "auto",
+    device_memory_limit: str | int | None = None,
+    precision: Precision = "highest",
+    kernel: str = "auto",
+    out_dtype: Any = None,
+    chunks: tuple[int, int] | None = None,
+    shards: tuple[int, int] | None = None,
+    compressor: str | None = None,
+    verify: bool = False,
+    force: bool = False,
+    resume: bool = False,
+    progress: Callable[[float, Plan, Trace], None] | None = None,
+    notice: Callable[[str], None] | None = None,
+) -> Result:
+    """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C, its blocks spread over the workers of a cluster.
+
+    It differs from `ooc_gemm.multiply` in where things lie and who computes. A worker that dies has its
+    blocks made again by others. Where the scheduler or the client dies, C can be continued with `resume`,
+    also by `ooc_gemm.multiply`.
+
+    Parameters
+    ----------
+    a, b : str, os.PathLike or zarr.Array
+        The inputs: paths, URLs or open Zarr arrays that all workers can open. Workers take credentials of
+        object stores from their own environment; an address or an open array that holds some is refused.
+    c : str or os.PathLike
+        Path of the result, in a folder that the workers share with this process.
+    client : distributed.Client, optional
+        Client of the cluster. By default the current one. Workers with the resource `GPU`, as those of
+        dask-cuda have it, are the only ones used where there are any.
+    alpha, beta : complex, default 1 and 0
+        α and β. β ≠ 0 needs an existing C.
+    transpose_a, transpose_b : bool, default False
+        Multiply with the transpose of an input.
+    adjoint_a, adjoint_b : bool, default False
+        Multiply with the conjugate transpose of an input.
+    memory_limit : str or int, optional
+        Most host memory that each worker may hold resident, in bytes or as `"8GiB"`. By default what it may
+        hold before `distributed` begins to spill.
+    device : str, default "auto"
+        The device of each worker, as of `ooc_gemm.multiply`.
+    device_memory_limit : str or int, optional
+        Most memory of each worker's device. By default 90 % of what is free.
+    precision : {"highest", "high", "medium"}, default "highest"
+        Least accuracy of float32 products.
+    kernel : str, default "auto"
+        The kernel: the fastest that keeps the precision, or the one of this name.
+    out_dtype : dtype, optional
+        Type of C. By default as of `ooc_gemm.multiply`.
+    chunks, shards : (int, int), optional
+        Rows and columns of the chunks and shards of a new C. By default chunks near 16 MiB and no shards.
+    compressor : str, optional
+        `"none"` (the default), `"zstd"`, `"zstd:LEVEL"` or `"blosc"`.
+    verify : bool, default False
+        Check every block of C on its worker, and compute what fails once more.
+    force : bool, default False
+        Replace a C that exists.
+    resume : bool, default False
+        Continue an interrupted run of the same problem, as of `ooc_gemm.multiply`.
+    progress : callable, optional
+        Called with (fraction, plan, trace) as the work goes on.
+    notice : callable, optional
+        Called with sentences for the user, as of `ooc_gemm.multiply`.
+
+    Returns
+    -------
+    Result
+        Its bytes and stage seconds are those of all workers together, and its peaks those of the worker that
+        held most.
+
+    Raises
+    ------
+    InputError, BudgetError, StoreError, RangeError, VerificationError
+        As `ooc_gemm.multiply`.
+    DeviceError
+        As `ooc_gemm.multiply`, and where the scheduler or all workers are gone.
+    """
+    request = Request(
+        Operand(a, transpose_a, adjoint_a),
+        Operand(b, transpose_b, adjoint_b),
+        c,
+        alpha=alpha,
+        beta=beta,
+        memory_limit=memory_limit,
+        device=device,
+        device_memory_limit=device_memory_limit,
+        precision=precision,
+        kernel=kernel,
+        out_dtype=out_dtype,
+        chunks=chunks,
+        shards=shards,
+        compressor=compressor,
+        verify=verify,
+        force=force,
+        resume=resume,
+    )
+    return result_of(carry_out_on(client, request, Observer(progress, notice)))
+
+
+def carry_out_on(client: Any, request: Request, observer: Observer) -> Result | Recovery:
+    """Carry out a request on the cluster of a client; None is the current one. Raises as `multiply`."""
+    store.refuse_event_loop()
+    if store.local_path(request.c) is None:
+        name = store.describe(request.c)
+        raise InputError(f"{name} is not in a folder that workers share; give the path of one")
+    assert isinstance(request.device, str), "each worker opens its own"
+    workers = Workers(client, request.device)
+    if request.memory_limit is None:
+        request = replace(request, memory_limit=workers.memory_limit)
+    cluster = Cluster(workers, {"a": request.a.array, "b": request.b.array})
+    found = carry_out(request, observer, cluster)
+    if isinstance(found, Recovery):
+        return found
+    return replace(found, plan=replace(found.plan, bytes_read=cluster.predicted_bytes_read))

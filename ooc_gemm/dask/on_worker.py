@@ -1,0 +1,189 @@
+"""What runs on the workers of a cluster: answers for the planner, and superblocks of C.
+
+A worker holds one superblock, a run of consecutive blocks of the plan, at a time and has all of its memory,
+threads and GPU for that. It writes chunks into a folder of the run, from which the client takes them.
+"""
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import distributed
+
+from ..devices import open_device
+from ..devices.cpu.device import CPU
+from ..engine.ports import Device, Failure, Limits, Operation
+from ..planning.plan import Plan
+from ..planning.schedule import Block
+from ..run.executor import Local
+from ..storage.io import locks
+from ..storage.read import store
+from ..storage.read.local import Source
+from ..storage.write import reopen
+from ..storage.write.share import Share
+from ..storage.write.staging_folder import DIRECT_BYTES
+from ..storage.write.target import Target
+from ..support.errors import StoreError
+from ..support.memory import baseline_bytes, default_memory_limit, resident_bytes
+from ..support.trace import Trace
+
+SECONDS = 1.0
+"""Seconds between two reports of how far a worker is."""
+
+Chunk = tuple[int, int]
+
+
+def memory_of(worker: Any) -> int | None:
+    """Bytes that a worker may hold resident before `distributed` begins to spill or to pause."""
+    found = worker.memory_manager
+    fractions = (found.memory_spill_fraction, found.memory_pause_fraction)
+    return int(found.memory_limit * min([f for f in fractions if f] or [1.0])) if found.memory_limit else None
+
+
+def task_limit() -> int:
+    """Bytes that this process, a worker or not, may hold resident while one task more runs in it."""
+    held = resident_bytes()
+    try:
+        worker = distributed.get_worker()
+    except ValueError:
+        most, threads = default_memory_limit(), CPU().threads
+    else:
+        most, threads = memory_of(worker) or default_memory_limit(), worker.state.nthreads
+    return held + max(0, most - held) // threads
+
+
+def open_here(name: str, threads: int) -> Device:
+    """A device of this worker, on which `threads` multiply where that is the CPU."""
+    device = open_device(name)
+    if device.name != "cpu":
+        return device
+    return CPU(threads)
+
+
+@dataclass(frozen=True)
+class About:
+    """What the client knows of a worker."""
+
+    memory: int
+    """Bytes that it may hold resident."""
+    resident: int
+    """Bytes that it holds now."""
+    threads: int
+    gpu: bool
+    """It has the resource `GPU`."""
+
+
+def about(on_this_host: int, dask_worker: Any) -> About:
+    """Describe this worker, which shares its host with others of the cluster (`on_this_host` in all)."""
+    memory = memory_of(dask_worker) or default_memory_limit() // on_this_host
+    state = dask_worker.state
+    return About(memory, resident_bytes(), state.nthreads, "GPU" in state.total_resources)
+
+
+def ask(device: str, threads: int, method: str, *arguments: Any) -> Any:
+    """What a method of this worker's device returns; its name and model where `method` is empty."""
+    found = open_here(device, threads)
+    if not method:
+        return found.name, found.model
+    answer = getattr(found, method)(*arguments)
+    if isinstance(answer, Limits):
+        return replace(answer, host_baseline=baseline_bytes(answer.host_baseline))
+    return answer
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all superblocks of a run have in common."""
+
+    inputs: dict[str, Any]
+    """Paths, URLs or zarr arrays of A and B, also of the C that was."""
+    c: str
+    name: str
+    """How messages call C."""
+    folder: str
+    """Where chunks are written until the client takes them."""
+    plan: Plan
+    operation: Operation
+    device: str
+    topic: str
+    """The topic that reports are sent under."""
+    boot: str
+    """Which start of which system the client runs in."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a superblock."""
+
+    written: list[tuple[Chunk, str]]
+    wrong: list[Block]
+    moved: defaultdict[str, int]
+    """Bytes that each stage has moved."""
+    seconds: defaultdict[str, float]
+    """Busy seconds of each stage."""
+    peak: int
+    """The largest resident set of the worker, in bytes."""
+    peak_device: int
+    """The most memory of its device that was held, in bytes."""
+    overflowed: int
+    """Elements that became infinite in C's type."""
+
+
+def superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report | Failure:
+    """Make all chunks of C that are not `done`, into the folder of the run."""
+    worker, folder = distributed.get_worker(), Path(work.folder)
+    if not folder.is_dir():
+        raise StoreError(
+            f"{work.name} cannot be written: worker {worker.address} does not see the folder {folder}; "
+            "choose a place that all workers share"
+        )
+    sources = {name: _source(work, name) for name in work.inputs}
+    found: dict[str, Any] = {name: source.matrix for name, source in sources.items()}
+    plan = replace(work.plan, problem=replace(work.plan.problem, **found)).without(done)
+    c = reopen.open_partial(work.c)
+    share = Share(folder, direct=c.nbytes >= DIRECT_BYTES)
+    target = Target(c, work.name, work.operation.arithmetic.block, share)
+    executor, trace = Local(open_here(work.device, worker.state.nthreads)), Trace()
+    said = time.monotonic()
+
+    def tell(fraction: float) -> None:
+        nonlocal said
+        if time.monotonic() > said + SECONDS:
+            said = time.monotonic()
+            if not folder.is_dir():
+                raise StoreError(f"{work.name}: the run that this superblock belongs to is over")
+            worker.log_event(work.topic, (number, fraction, trace.bytes["read"]))
+
+    try:
+        executor.start(plan, work.operation, trace)
+        wrong = executor.execute(sources, target, tell)
+        if work.boot != locks.boot_id():
+            share.flush()
+        return Report(
+            share.written,
+            wrong,
+            trace.bytes,
+            trace.seconds,
+            executor.peak_host_bytes(),
+            executor.peak_device_bytes(),
+            target.overflowed,
+        )
+    except Exception as error:
+        executor.close()
+        failure = executor.explain(error)
+        if failure is None:
+            raise
+        return replace(failure, left=None)  # a device stays in its process
+    finally:
+        executor.close()
+
+
+def _source(work: Work, name: str) -> Source:
+    """Open an input as the plan has it."""
+    spec = reopen.open_partial(work.c) if name == "c" else work.inputs[name]
+    source = store.open_source(spec, work.name if name == "c" else None)
+    turned = {"a": work.operation.transpose_a, "b": work.operation.transpose_b, "c": False}[name]
+    source.matrix = replace(source.matrix, transposed=turned)
+    return source

@@ -1,0 +1,140 @@
+"""The workers of a cluster as the planner sees them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import distributed
+from distributed.comm import CommClosedError
+from distributed.core import RPCClosed
+
+from ..devices.cpu.device import CPU
+from ..engine.ports import Arithmetic, Limits
+from ..planning.machine import Rates
+from ..support.errors import DeviceError, Error, InputError
+from ..support.memory import default_memory_limit
+from .on_worker import About, about, ask
+
+TIMEOUT = 60.0
+"""Seconds without any worker, or without an answer of the scheduler, after which a run ends."""
+SHARE = 0.7
+"""Of a worker's memory, that tasks of `matmul` are made for: from there on `distributed` usually spills."""
+GONE = (
+    "the scheduler of the cluster is gone or does not answer; start another one and continue with resume=True"
+)
+
+
+def tasks_at_a_time() -> tuple[int, int]:
+    """How many tasks run at once on the workers of the current client, or in this process, and the bytes that
+    each of them has."""
+    try:
+        client = distributed.get_client()
+        workers = [] if client.asynchronous else _info(client)
+    except ValueError:
+        workers = []
+    threads = sum(worker["nthreads"] for worker in workers) or CPU().threads
+    least = min((int(SHARE * worker["memory_limit"]) // worker["nthreads"] for worker in workers), default=0)
+    return threads, least or default_memory_limit() // threads
+
+
+def _info(client: Any) -> list[dict[str, Any]]:
+    try:
+        found = client.scheduler_info(n_workers=-1)
+    except TypeError:  # distributed before 2025.2
+        found = client.scheduler_info()
+    return list(found["workers"].values())
+
+
+class Workers:
+    """The workers of a client's cluster that are alike, as the planner's `Hardware`. With GPU workers among
+    them (`dask-cuda`'s resource `GPU`) these alone."""
+
+    def __init__(self, client: Any, device: str = "auto"):
+        """client: of the cluster; None for the current one. device: which device each worker uses.
+
+        Raises InputError and DeviceError.
+        """
+        if client is None:
+            try:
+                client = distributed.get_client()
+            except ValueError:
+                raise InputError("there is no client of a cluster; give client=") from None
+        if client.asynchronous:
+            raise InputError("the client is asynchronous; give one that is not")
+        self.client, self.device = client, device
+        self.known: dict[str, About] = {}
+        """What is known of each, by address."""
+        with self.reached():
+            client.wait_for_workers(1, timeout=TIMEOUT)
+            self.look()
+        if not self.known:
+            raise DeviceError("the cluster has no workers that answer; add some")
+        self._first = min(self.known, key=lambda address: self.known[address].memory)
+        self.memory_limit = self.known[self._first].memory
+        """Bytes that the smallest may hold resident."""
+        kind, self.model = self._asked("")
+        self.name = f"{kind} on {len(self.known)} workers"
+
+    def arithmetic(self, *arguments: Any) -> Arithmetic:
+        """How a worker's device multiplies."""
+        found: Arithmetic = self._asked("arithmetic", *arguments)
+        return found
+
+    def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
+        """What each worker takes and allows."""
+        found: Limits = self._asked("limits", arithmetic, device_memory_limit)
+        baseline = max(found.host_baseline, *(one.resident for one in self.known.values()))
+        return replace(found, host_baseline=baseline, workers=len(self.known))
+
+    def rates(self, arithmetic: Arithmetic) -> Rates:
+        """How fast each worker is."""
+        found: Rates = self._asked("rates", arithmetic)
+        return found
+
+    def most_flops(self, kernel: str, panel: str) -> float:
+        """The most operations a second of each worker's device."""
+        found: float = self._asked("most_flops", kernel, panel)
+        return found
+
+    def _asked(self, method: str, *arguments: Any) -> Any:
+        threads = self.known[self._first].threads
+        with self.reached():
+            # Answers belong together: another worker is asked only where that one has died.
+            where = {"workers": [self._first], "allow_other_workers": True}
+            future = self.client.submit(ask, self.device, threads, method, *arguments, **where, pure=False)
+            try:
+                return future.result(TIMEOUT)
+            except TimeoutError:
+                raise DeviceError("no worker of the cluster answers; restart them") from None
+
+    def look(self) -> None:
+        """Find out which workers are there."""
+        there = self.client.nthreads(callback_timeout=TIMEOUT)
+        hosts = [_host(address) for address in there]
+        for host in set(hosts):
+            new = [address for address in there if address not in self.known and _host(address) == host]
+            if new:
+                found = self.client.run(about, hosts.count(host), workers=new, on_error="ignore")
+                self.known |= {address: one for address, one in found.items() if one is not None}
+        gpus = any(one.gpu for one in self.known.values())
+        self.known = {
+            address: one for address, one in self.known.items() if address in there and one.gpu == gpus
+        }
+
+    @contextmanager
+    def reached(self) -> Iterator[None]:
+        """Around what needs the scheduler. Raises DeviceError where it is gone."""
+        try:
+            yield
+        except Error:
+            raise
+        except Exception as error:
+            gone = (TimeoutError, CommClosedError, RPCClosed, distributed.CancelledError)
+            if self.client.status == "running" and not isinstance(error, gone):
+                raise
+            raise DeviceError(GONE) from error
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]

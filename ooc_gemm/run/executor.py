@@ -1,0 +1,85 @@
+"""What carries out a plan: a device of this process, or something else that answers the same questions."""
+
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from ..engine.execute import execute
+from ..engine.ports import Device, Failure, Hardware, Operation, Source, Target
+from ..planning.plan import Plan
+from ..planning.schedule import Block
+from ..support.errors import Error
+from ..support.memory import peak_resident_bytes
+from ..support.trace import Trace
+
+
+class Executor(Protocol):
+    """Carries out plans, one at a time."""
+
+    @property
+    def hardware(self) -> Hardware:
+        """What multiplies, for the planner."""
+
+    def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
+        """Allocate what the plan needs. C is not touched before."""
+
+    def execute(
+        self, sources: Mapping[str, Source], target: Target, progress: Callable[[float], None]
+    ) -> list[Block]:
+        """Run the plan that was started. Returns the blocks that failed their check, which are not written.
+
+        sources: what is read, by operand. target: the stored C. progress: called with the fraction that is
+        done.
+        """
+
+    def close(self) -> None:
+        """Finish or drop what is under way and free what `start` has allocated."""
+
+    def explain(self, error: Exception) -> Failure | None:
+        """What an error means, asked after `close`, where it is the hardware's; None for any other error."""
+
+    def peak_host_bytes(self) -> int:
+        """The largest resident set of a process that took part, in bytes."""
+
+    def peak_device_bytes(self) -> int:
+        """The most memory of a device that was held, in bytes; 0 where devices compute in host memory."""
+
+
+class Local:
+    """Carries out plans on a device of this process."""
+
+    def __init__(self, device: Device):
+        self.hardware = self._device = device
+        self._started: tuple[Plan, Operation, Trace] | None = None
+
+    def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
+        """Allocate every buffer of the plan."""
+        self._device.start(plan, operation, trace)
+        self._started = plan, operation, trace
+
+    def execute(
+        self, sources: Mapping[str, Source], target: Target, progress: Callable[[float], None]
+    ) -> list[Block]:
+        """Run the plan with the engine's threads."""
+        assert self._started, "it is started"
+        plan, operation, trace = self._started
+        return execute(plan, self._device, sources, target, trace, progress, operation.verify)
+
+    def close(self) -> None:
+        """Close the device."""
+        self._device.close()
+
+    def explain(self, error: Exception) -> Failure | None:
+        """Ask the device, unless somebody else has explained the error already."""
+        if isinstance(error, Error):
+            return None
+        traceback.clear_frames(error.__traceback__)  # they hold on to buffers
+        return self._device.explain(error)
+
+    def peak_host_bytes(self) -> int:
+        """The largest resident set that this process has had."""
+        return peak_resident_bytes()
+
+    def peak_device_bytes(self) -> int:
+        """The most memory of the device that was held."""
+        return self._device.peak_bytes()

@@ -1,0 +1,86 @@
+"""How C is stored: its shape, type, chunks and codecs, and what writing it takes."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..planning.problem import Matrix
+from ..storage.read import store
+from ..storage.write import layout as stored
+from ..support.errors import InputError
+from .operands import Inputs
+from .settle import Settled
+
+
+@dataclass(frozen=True)
+class Layout:
+    """C as it will be stored."""
+
+    output: stored.Output
+    matrix: Matrix
+    """The same for the planner."""
+    free_chunks: bool
+    """The planner chooses the chunks."""
+
+
+def lay_out(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> Layout:
+    """How C of this type is stored. Raises InputError where it cannot be stored so."""
+    m, n, _ = inputs.shape
+    if m * n * dtype.itemsize > store.MAX_ARRAY_BYTES:
+        raise InputError(
+            f"op({inputs.a.name})·op({inputs.b.name}) is {m}×{n}, more than can be stored; "
+            "transpose one or both"
+        )
+    unit, chunks, there = request.shards or request.chunks, request.chunks, inputs.there
+    if there is not None:
+        height, width = there.shards or there.chunks
+        unit, chunks = (height, width), (there.chunks[0], there.chunks[1])
+    stored.check_layout(chunks, request.shards, request.compressor)
+    output = stored.Output((m, n), dtype, chunks or (1, 1), request.shards, request.compressor)
+    height, width = unit or (1, 1)
+    matrix = Matrix(m, n, dtype.itemsize, height, width, whole=output.encoded, encodes=output.work)
+    if inputs.c is not None:
+        matrix = _updatable(inputs.c.matrix, height, width)
+    elif request.fills and there is not None:
+        matrix = _filled(there, store.open_source(there, store.describe(request.c)).matrix)
+    return Layout(output, matrix, unit is None)
+
+
+def chosen_layout(layout: Layout, request: Settled, inputs: Inputs, planned: Matrix) -> stored.Output:
+    """The layout of C with the chunks that the planner has chosen, where they were left to it."""
+    if inputs.c is not None:
+        return layout.output
+    chunks = (planned.chunk_rows, planned.chunk_cols) if layout.free_chunks else layout.output.chunks
+    return replace(layout.output, chunks=chunks, shards=request.shards)
+
+
+def _updatable(c: Matrix, height: int, width: int) -> Matrix:
+    """An existing C, refusing what cannot be updated in place chunk by chunk."""
+    if c.transposed or (c.chunk_rows, c.chunk_cols) != (height, width):
+        raise InputError(
+            "beta is not 0 and C is sharded or in Fortran order, which cannot be updated in place; "
+            "copy C to a plain array first"
+        )
+    return c
+
+
+def _filled(array: Any, s: Matrix) -> Matrix:
+    """How an array that is filled is written, given how it would be read: in whole chunks, or shards."""
+    rows, cols = array.shape
+    height, width = array.shards or array.chunks
+    plain = not (array.shards or s.transposed)
+    return replace(
+        s,
+        rows=rows,
+        cols=cols,
+        chunk_rows=max(1, height),
+        chunk_cols=max(1, width),
+        transposed=False,
+        fortran=False,
+        whole=s.whole or not plain,
+        held=s.held if plain else store.HELD_BY_ZARR,
+        stored=None,
+        stacked=False,
+        remote=False,
+    )

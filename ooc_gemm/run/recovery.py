@@ -1,0 +1,79 @@
+"""How a run goes on whose device has failed."""
+
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from ..engine.ports import Failure
+from ..storage.format import unfinished
+from ..storage.read import store
+from ..support.errors import DeviceError
+from .request import Request
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """A run that has failed, and what can be run in its place."""
+
+    error: DeviceError
+    cause: BaseException
+    request: Request | None
+    """What to run in this process; None where it can do nothing more."""
+    means: str
+    """What is done differently: `on cpu`."""
+    smaller: bool
+    """The request is the same but for a smaller limit on device memory; that is tried once."""
+    devices: tuple[int, ...]
+    """The GPUs of which another process may find some that answer; none where a process is no way out."""
+    flags: tuple[str, ...]
+    """What the request of another process has beside: `resume` or `force`."""
+
+    @property
+    def said(self) -> str:
+        """The notice that the run goes on."""
+        return f"{self.reason}; it goes on {self.means}"
+
+    @property
+    def reason(self) -> str:
+        """What has failed, without what a user could do about it."""
+        return str(self.error).partition(";")[0]
+
+    def fail(self) -> NoReturn:
+        """Raise the error: the run does not go on."""
+        raise self.error from self.cause
+
+
+def recovery(
+    request: Request, failure: Failure, begun: bool, most: int | None, cause: Exception
+) -> Recovery | None:
+    """How a request goes on after a failure; None where it cannot.
+
+    begun: C had been begun. most: the device memory in bytes that the plan had. cause: the error that the
+    failure explains.
+    """
+    flags = _flags(request, begun)
+    if flags is None or (failure.limit is None and failure.left is None and not failure.devices):
+        return None
+    found = Recovery(failure.error, cause, None, "", False, failure.devices, flags)
+    again = replace(
+        request, resume=request.resume or "resume" in flags, force=request.force or "force" in flags
+    )
+    if failure.left is not None:
+        again = replace(again, device=failure.left)
+        return replace(found, request=again, means=f"on {failure.left.name}")
+    if failure.limit is not None and most is not None:
+        limit = min(failure.limit, most)
+        again = replace(again, device_memory_limit=limit)
+        means = f"with a plan for {limit} bytes of that memory"
+        return replace(found, request=again, means=means, smaller=True)
+    return found if failure.devices else None
+
+
+def _flags(request: Request, begun: bool) -> tuple[str, ...] | None:
+    """What a request needs beside to go on; None where it cannot, for some blocks may have had their β
+    already."""
+    place = store.local_path(request.c) if begun and request.c is not None else None
+    if place is not None and (place / unfinished.JOURNAL).exists():
+        return ("resume",)
+    if begun and not request.beta:
+        return ("force",)
+    return None if begun else ()
