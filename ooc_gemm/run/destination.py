@@ -9,11 +9,13 @@ import numpy as np
 from .. import __version__
 from ..storage.format import unfinished
 from ..storage.read import store
+from ..storage.read.local import Source
 from ..storage.write import consolidated, in_memory, opening, provenance
 from ..storage.write.journal import Journal, resume_in_folder
 from ..storage.write.provenance import Finished
+from ..storage.write.publication import Publication
 from ..storage.write.target import Target
-from ..support.errors import InputError
+from ..support.errors import InputChangedError, InputError
 from .observer import Observer
 from .prepare import Job
 from .request import Request
@@ -77,7 +79,7 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
         yield target, None
         for name, source in sources.items():
             if name != "c":
-                source.check_unchanged()
+                _check_unchanged(source, target.sink)
         if left := target.sink.commit({"version": __version__, **(job.head or {"options": job.options})}):
             observer.note(left)
     except BaseException as error:
@@ -87,7 +89,7 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
         raise
 
 
-def _begun(job: Job, observer: Observer) -> Target[Any]:
+def _begun(job: Job, observer: Observer) -> Target[Publication]:
     """The stored C, marked as unfinished."""
     c, block, log = job.request.c, job.operation.arithmetic.block, job.log
     updates = job.operation.beta != 0 or job.request.fills
@@ -99,3 +101,13 @@ def _begun(job: Job, observer: Observer) -> Target[Any]:
         log.close()
     force = job.request.force or log is not None
     return opening.create_target(c, job.output, block, job.head, force, notice=observer.notice)
+
+
+def _check_unchanged(source: Source, sink: Publication) -> None:
+    """Raise StoreError where an input was changed during the run. If it was written to, no run can continue
+    this one, even if the input is put back: chunks may have been made of what it held in between."""
+    try:
+        source.check_unchanged()
+    except InputChangedError:
+        sink.spoil(source.name)
+        raise

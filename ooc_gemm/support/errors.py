@@ -43,6 +43,10 @@ class StoreError(Error, OSError):
     """A chunk could not be read or written during the run."""
 
 
+class InputChangedError(StoreError):
+    """An input was written to while C was made of it, so that C cannot be continued."""
+
+
 class RangeError(Error, OverflowError):
     """An exact integer result does not fit the type it is to be stored in."""
 

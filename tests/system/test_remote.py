@@ -580,9 +580,10 @@ def test_an_input_that_changes_during_the_run(long, shelf, proxy, which, change)
     else:
         assert f"{shelf}/{which}: chunk c/0/0 is gone, it was there before" in done.err
     assert is_unfinished(f"{shelf}/c")
-    done = ooc(*args, "--resume")
-    assert (done.code, f"{shelf}/{which} was changed since" in done.err) == (2, True)
     source.put("c/0/0", was)
+    if "was changed" in done.err:  # chunks may have been made of what was there in between
+        done = ooc(*args, "--resume")
+        assert (done.code, f"{shelf}/{which} was changed while C was made of it" in done.err) == (2, True)
     assert ooc(*args, "-f").code == 0
     assert np.array_equal(got(f"{shelf}/c"), expected)
 

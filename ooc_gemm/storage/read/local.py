@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ...planning.problem import Matrix
 from ...planning.schedule import Piece
 from ...support.buffers import PAGE, Bytes, scratch
-from ...support.errors import StoreError, remedy
+from ...support.errors import InputChangedError, StoreError, remedy
 from ...support.intervals import overlaps
 from ..format.chunks import Chunks
 from ..format.codec import Compressor, longest
@@ -98,9 +98,12 @@ class Source:
             ) from error
         if np.array_equal(stamps, self.stamps):
             return
+        said = f"{self.name} was changed while C was made of it, so C is not finished"
+        if not np.array_equal(stamps[:, :2], self.stamps[:, :2]):
+            raise InputChangedError(f"{said}; start over with force=True")
         raise StoreError(
-            f"{self.name} was changed while C was made of it, so C is not finished; where its values are "
-            "those that it began with go on with resume=True, else start over with force=True"
+            f"{said}; where nothing was written to it, as after chmod, go on with resume=True, else start "
+            "over with force=True"
         )
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:

@@ -7,6 +7,8 @@ A file or an object beside C's chunks; each line is one of
     {"chunk": [i, j], "now": [size, time], "was": […]}      a chunk of C is written; its file now, and before
     {"durable": n, "save": s}                               the first n of the lines on chunks hold for good;
                                                             s counts these lines
+    {"spoiled": name}                                       an input was written to while chunks were made of
+                                                            it: nobody can tell which of them are right
 
 A chunk is written to a file beside its place. The line that says so is what makes it done; it goes to its
 place later, after the next `durable` line:
@@ -126,6 +128,11 @@ class Journal:
                 boot = entry["boot"]
                 for i, j in entry["undone"]:
                     del self.done[i, j]
+            elif "spoiled" in entry:
+                raise InputError(
+                    f"{self._name} cannot be continued: {entry['spoiled']} was changed while C was made of "
+                    f"it, so that chunks may be wrong; {ANEW}"
+                )
             elif "durable" in entry:
                 held = entry["durable"]
                 self._saves = entry.get("save", self._saves + 1)
@@ -185,6 +192,13 @@ class Journal:
         self._log.flush()
         with self._lock:
             del self._loose[: len(self._loose) - (self.count - count)]
+
+    def spoil(self, name: str) -> None:
+        """Let no run continue this one, because an input was written to. `name`: how messages call the input.
+        Raises OSError."""
+        with self._lock:
+            self._log.append(_lines([{"spoiled": name}]))
+        self._log.flush()
 
     def undo(self) -> list[Chunk]:
         """Strike out the lines of all chunks that are not durable, and return these chunks. Nothing can be

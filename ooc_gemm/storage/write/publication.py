@@ -189,6 +189,13 @@ class Publication:
             self._log.close()
         self.staging.close()
 
+    def spoil(self, name: str) -> None:
+        """Let no run continue this one, as far as that can be noted, because an input was written to. `name`:
+        how messages call the input."""
+        if self._log:
+            with contextlib.suppress(OSError):
+                self._log.spoil(name)
+
     def commit(self, made: dict[str, Any] | None = None) -> str | None:
         """Make C an array, because all chunks are there. Its metadata take their name when all else is
         durable, and the journal is removed when they are. `made`: what C was made of, for its attributes.
