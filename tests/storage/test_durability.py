@@ -486,6 +486,7 @@ except ooc_gemm.Error as error:
 """
 
 
+@pytest.mark.slow
 def test_a_file_system_without_locks():
     """A file says who is at work; that of a process that is gone counts for nothing."""
     with subprocess.Popen([sys.executable, "-c", NO_LOCKS, "60"], stdout=subprocess.PIPE) as first:

@@ -307,6 +307,7 @@ def nobody(here):
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shut", ["old/c/0", "old/c", "old"])
 def test_chunk_folders_that_may_not_be_written(nobody, shut):
     folder, run = nobody
@@ -317,6 +318,7 @@ def test_chunk_folders_that_may_not_be_written(nobody, shut):
     assert snapshot(folder / "old") == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("c", ["new", "deep/new"])
 def test_a_umask_that_forbids_everything_leaves_nothing(nobody, c):
     folder, run = nobody

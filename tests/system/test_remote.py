@@ -588,6 +588,7 @@ def test_an_input_that_changes_during_the_run(long, shelf, proxy, which, change)
     assert np.array_equal(got(f"{shelf}/c"), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["overwritten", "removed"])
 def test_a_chunk_of_c_that_changes_during_the_run(long, shelf, proxy, change):
     args, expected = long

@@ -96,6 +96,7 @@ def test_another_memory_limit_and_thread_count(arrays, monkeypatch):
     assert result.bytes_written == (19 * 17 - 60) * 16 * 16 * 4
 
 
+@pytest.mark.slow
 def test_blocks_that_are_done_are_not_read_for(tmp_path, monkeypatch):
     rng = np.random.default_rng(5)
     x, y = rng.standard_normal((2, 1500, 1500))
