@@ -461,6 +461,7 @@ def on_a_terminal(*args, columns):
     return shown.decode(), out.decode()
 
 
+@pytest.mark.slow
 def test_the_bar(here):
     for name, seed in (("x", 1), ("y", 2)):
         ooc_gemm.random(name, (1500, 1500), chunks=(250, 250), seed=seed)

@@ -233,6 +233,7 @@ def test_missing_chunks_are_the_fill_value(tmp_path):
     near(matmul(x, da.from_zarr(make(tmp_path / "b", normal(40, 9)))).compute(), empty[...] @ normal(40, 9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("computed", [False, True])
 def test_inside_a_larger_graph(tmp_path, few, client, computed):
     a, b = normal(90, 70), normal(70, 80)
@@ -261,6 +262,7 @@ def test_a_slice_makes_no_more_than_it_needs(tmp_path, few):
     assert len(part.dask) <= 3 < len(whole.dask)
 
 
+@pytest.mark.slow
 def test_a_broken_chunk_is_named(tmp_path, client):
     a, b = stored(tmp_path)
     (tmp_path / "a" / "c" / "1" / "2").write_bytes(b"short")
@@ -351,6 +353,7 @@ def test_on_a_cluster(tmp_path, client):
         ooc_gemm.dask.multiply(a, b, tmp_path / "c", client=client, **OPTIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", [{}, {"compressor": "zstd"}, {"chunks": (10, 16), "shards": (40, 48)}, {"out_dtype": "f8"}]
 )
@@ -366,6 +369,7 @@ def test_layouts_and_operations(tmp_path, client, layout):
         near(zarr.open_array(tmp_path / "c")[...], 1.5 * want)
 
 
+@pytest.mark.slow
 def test_what_workers_cannot_see_is_refused(tmp_path, client):
     a, b = stored(tmp_path)
     with pytest.raises(InputError, match="store it as a Zarr array"):
@@ -381,12 +385,14 @@ def test_what_workers_cannot_see_is_refused(tmp_path, client):
     ooc_gemm.dask.multiply(a, b, tmp_path / "c", client=client, memory_limit=limit, device="cpu")
 
 
+@pytest.mark.slow
 def test_the_current_client_is_the_one(tmp_path, client):
     a, b = stored(tmp_path)
     with client.as_current():
         assert ooc_gemm.dask.multiply(a, b, tmp_path / "c", **OPTIONS).device == "cpu on 2 workers"
 
 
+@pytest.mark.slow
 def test_a_fault_on_a_worker_ends_the_run_and_it_can_go_on(tmp_path, client):
     paths = stored(tmp_path)
     options = {"client": client, "chunks": (16, 16), **OPTIONS}
@@ -427,6 +433,7 @@ class Wrong(distributed.WorkerPlugin):
         CPU._tile = self.tile
 
 
+@pytest.mark.slow
 def test_what_fails_its_check_is_made_again(tmp_path, client):
     a, b = stored(tmp_path)
     said = []
@@ -487,6 +494,7 @@ def test_a_worker_is_killed_when_it_is_asked(tmp_path, monkeypatch):
     near(zarr.open_array(tmp_path / "c")[...], normal(200, 150).astype("f8") @ normal(150, 170, seed=1))
 
 
+@pytest.mark.slow
 def test_a_worker_that_counts_as_dead_changes_nothing(tmp_path):
     """It is alive, and goes on writing what another one has done in its place."""
     c, old = tmp_path / "c", normal(32, 32)

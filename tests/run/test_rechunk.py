@@ -223,6 +223,7 @@ def test_rechunk_where_it_does_not_pay(here):
     assert found["plan"]["advice"].startswith("nothing is rechunked: copying A takes ")
 
 
+@pytest.mark.slow
 def test_rechunk_for_other_results(here, monkeypatch):
     """An array in memory, a C in memory, a zarr.Array: the copy goes where there is room for it."""
     (here / "temporary").mkdir()

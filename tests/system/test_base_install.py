@@ -51,6 +51,7 @@ def base(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_commands_run_without_extras(base, tmp_path):
     command_line = "from ooc_gemm.cli import main; main(sys.argv[1:])"
     for command in (

@@ -653,6 +653,7 @@ def test_too_little_address_space_is_said_before_blas_ends_the_process(here, kil
     assert not Path("c").exists()
 
 
+@pytest.mark.slow
 def test_enough_address_space(here):
     least = (cli.ADDRESS_SPACE + cli.FOR_EACH_CORE * len(os.sched_getaffinity(0))) >> 10
     command = f"ulimit -v {least}; exec {sys.executable} -m ooc_gemm.cli multiply a b c -d cpu -M 200MiB"

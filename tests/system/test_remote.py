@@ -613,6 +613,7 @@ def test_a_chunk_of_c_that_changes_during_the_run(long, shelf, proxy, change):
     assert np.array_equal(got(f"{shelf}/c"), expected)
 
 
+@pytest.mark.slow
 def test_an_old_c_is_removed_before_its_replacement_is_made(long, shelf, proxy):
     """As the help of -f says; where nothing was begun it stays."""
     args, expected = long
