@@ -26,7 +26,8 @@ from ooc_gemm import DeviceError, InputError, RangeError, StoreError  # noqa: E4
 from ooc_gemm.dask import matmul  # noqa: E402
 from ooc_gemm.planning.schedule import Part  # noqa: E402
 from ooc_gemm.storage.format import unfinished  # noqa: E402
-from ooc_gemm.storage.write import opening, share, staging_folder  # noqa: E402
+from ooc_gemm.storage.write import opening, reopen, share, staging_folder  # noqa: E402
+from ooc_gemm.storage.write.target import Target  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -504,21 +505,22 @@ def test_a_worker_that_counts_as_dead_changes_nothing(tmp_path):
     target = opening.update_target(c, block, head)
     part = Part((1, 0), 16, 0, 16, 32)
 
-    def write(share, value):
+    def write(worker, value):
         slot = np.empty(16 * 32 * 4, np.uint8)
-        share.view(part, slot)[...] = value
-        share.write(part, slot)
+        worker.view(part, slot)[...] = value
+        worker.write(part, slot)
 
-    with target.run_folder() as folder:
-        dead, other = (share.Share(folder, direct=False) for _ in range(2))
+    with target.sink.run_folder() as folder:
+        shares = [share.Share(folder, direct=False) for _ in range(2)]
+        dead, other = (Target(reopen.open_partial(c), "c", block, one) for one in shares)
         write(dead, 1)
         write(other, 2)
-        for taken in other.written:
-            target.take(*taken)
+        for taken in other.sink.written:
+            target.sink.take(*taken)
         write(dead, 3)
     with pytest.raises(StoreError, match="cannot be written"):
         write(dead, 4)
-    target.commit()
+    target.sink.commit()
     near(zarr.open_array(c)[...], np.vstack([old[:16], np.full((16, 32), 2)]), 0)
     assert left_over(c) == []
 
