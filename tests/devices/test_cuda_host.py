@@ -1,0 +1,128 @@
+"""The device `cuda` on machines without a GPU: cupy_on_cpu.py stands in for CuPy and the driver."""
+
+import cupy_on_cpu
+import numpy as np
+import pytest
+import zarr
+from conftest import make
+from faults import with_blocks
+
+import ooc_gemm
+from ooc_gemm.cuda_kernels import complex_gemm, tensor  # noqa: F401 (replaced in part)
+from ooc_gemm.devices.cuda import check  # noqa: F401
+from ooc_gemm.devices.cuda.device import CUDA
+
+RNG = np.random.default_rng(3)
+
+
+@pytest.fixture
+def capability(request, monkeypatch):
+    cupy_on_cpu.install(monkeypatch, getattr(request, "param", "90"))
+
+
+def random(shape, dtype):
+    dtype = np.dtype(dtype)
+    if dtype.kind in "iu":
+        return RNG.integers(0 if dtype.kind == "u" else -9, 9, shape).astype(dtype)
+    real = RNG.standard_normal(shape)
+    return (real + 1j * RNG.standard_normal(shape) if dtype.kind == "c" else real).astype(dtype)
+
+
+KERNELS = [
+    ("cublas", "f4"),
+    ("cublas", "f8"),
+    ("cublas", "c8"),
+    ("cublas", "c16"),
+    ("cublas", "f2"),
+    ("cublas", "i1"),
+    ("ffma", "f4"),
+    ("ffma", "f8"),
+    ("ffma", "i8"),
+    ("dmma", "f8"),
+    ("mma-fp16", "f2"),
+    ("mma-tf32", "f4"),
+    ("mma-int8", "i1"),
+    ("mma-fp16x3", "f4"),
+    ("tiled", "f4"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
+@pytest.mark.parametrize("transpose", ["", "a", "b", "ab"])
+def test_products_are_right(tmp_path, capability, kernel, dtype, transpose):
+    a, b, c = random((300, 230), dtype), random((230, 270), dtype), random((300, 270), dtype)
+    out = {"i1": "i4", "f2": "f4"}.get(dtype, dtype)
+    c = c.astype(out)
+    make(tmp_path / "c", c, chunks=(100, 90))
+    beta = 0 if kernel == "mma-int8" else -1  # 2·A·B − C might pass int32
+    want = 2 * (a.astype("c16") @ b.astype("c16")) + beta * c
+    operands = [x.T.copy() if name in transpose else x for name, x in (("a", a), ("b", b))]
+    result = ooc_gemm.multiply(
+        *operands,
+        str(tmp_path / "c"),
+        alpha=2,
+        beta=beta,
+        transpose_a="a" in transpose,
+        transpose_b="b" in transpose,
+        kernel=kernel,
+        device=CUDA(),
+        verify=True,
+        out_dtype=out,
+        force=beta == 0,
+        precision="medium" if "tf32" in kernel else "highest",
+    )
+    assert result.verified
+    assert np.abs(zarr.open_array(tmp_path / "c")[...] - want).max() < (
+        1e-10 if dtype in ("f8", "c16") else 2e-3
+    )
+    assert cupy_on_cpu.Kernel.launched
+
+
+def cut(monkeypatch, bm, bn, bk):
+    """Plans of blocks of these sizes."""
+    monkeypatch.setattr("ooc_gemm.run.prepare.make_plan", with_blocks(bm, bn, bk))
+
+
+@pytest.mark.parametrize("kernel", ["cublas", "ffma"])
+def test_blocks_panels_and_strips(capability, monkeypatch, kernel):
+    """Rows of the last block leave before others are finished."""
+    from ooc_gemm.devices.cuda import device as cuda
+
+    cut(monkeypatch, 300, 270, 64)
+    monkeypatch.setattr(cuda, "STRIP_ELEMENTS", 1 << 12)
+    a, b, strips = random((600, 230), "f4"), random((230, 540), "f4"), []
+
+    class Counting(CUDA):
+        def finish(self, block, c):
+            super().finish(block, c)
+            strips.append(len(self._finished[c]))
+
+    result = ooc_gemm.multiply(a, b, kernel=kernel, device=Counting(), chunks=(100, 90))
+    assert np.abs(result.array - a @ b).max() < 1e-3
+    assert strips[-1] > 1
+
+
+@pytest.mark.parametrize("kernel", ["cublas", "ffma", "mma-tf32"])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_a_symmetric_product_is_made_in_half(capability, monkeypatch, kernel, transpose):
+    monkeypatch.setattr("ooc_gemm.cuda_kernels.tensor.LEAST_STRIP", 64)
+    a = random((400, 230), "f4")
+    result = ooc_gemm.gram(
+        a,
+        device=CUDA(),
+        kernel=kernel,
+        transpose=transpose,
+        chunks=(100, 100),
+        precision="medium",
+        verify=True,
+    )
+    assert {"transpose", "mirror"} & set(cupy_on_cpu.Kernel.launched)
+    want = a @ a.T if result.array.shape == (400, 400) else a.T @ a
+    assert np.abs(result.array - want).max() < 1e-3
+
+
+def test_integers_that_a_panel_holds_as_floats(capability):
+    """They are staged on the device, and converted there."""
+    a, b = random((130, 90), "i2"), random((90, 110), "i2")
+    result = ooc_gemm.multiply(a, b, device=CUDA(), out_dtype="i8")
+    assert np.array_equal(result.array, a.astype("i8") @ b)

@@ -1,0 +1,259 @@
+"""A stand-in for CuPy and NVIDIA's driver, whose device memory is the host's. All of `devices/cuda` runs
+on it, and its results can be compared with NumPy's. What a stream is given is done at once; NumPy does what kernels do."""
+
+import ctypes
+import sys
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+
+from ooc_gemm.cuda_kernels import driver
+
+TYPES = {0: "f4", 1: "f8", 2: "f2", 4: "c8", 5: "c16"}
+"""cudaDataType → NumPy's name."""
+
+
+def matrix(at, rows, cols, ld, dtype):
+    """A view of memory: rows × cols elements, `ld` elements from one row to the next."""
+    dtype, size = np.dtype(dtype), int(rows and cols and (rows - 1) * ld + cols)
+    memory = np.frombuffer((ctypes.c_char * (size * dtype.itemsize)).from_address(int(at)), dtype)
+    strides = (int(ld) * dtype.itemsize, dtype.itemsize)
+    return np.lib.stride_tricks.as_strided(memory, (int(rows), int(cols)), strides)
+
+
+def gemm(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, transposed, types, conjugated=(False, False)):
+    """C ← α·op(A)·op(B) + β·C at addresses."""
+    a = matrix(a, *((k, m) if transposed[0] else (m, k)), lda, types[0])
+    b = matrix(b, *((n, k) if transposed[1] else (k, n)), ldb, types[0])
+    a, b = a.T if transposed[0] else a, b.T if transposed[1] else b
+    a, b = a.conj() if conjugated[0] else a, b.conj() if conjugated[1] else b
+    c, wide = (
+        matrix(c, m, n, ldc, types[1]),
+        {"i": "i8", "u": "i8", "c": "c16"}.get(np.dtype(types[0]).kind, "f8"),
+    )
+    old = beta * c if beta != 0 else 0
+    c[...] = (alpha * (a.astype(wide) @ b.astype(wide)) if alpha != 0 else 0) + old
+
+
+class Kernel:
+    """One of our kernels, as NumPy would compute it."""
+
+    launched: ClassVar[list[str]] = []
+    """Names of all that have run in a test."""
+
+    def __init__(self, config, name):
+        self.config, self.name = config, name
+
+    def __call__(self, grid, block, args, stream, shared_bytes=0):
+        driver.check_launch(self.name, grid, block, shared_bytes)
+        self.launched.append(self.name)
+        args = [arg.item() for arg in args]
+        getattr(self, self.name, self._product)(grid, *args)
+
+    def _product(self, grid, *args):
+        macros, value = dict(self.config.macros), self.config.value
+        if self.config.kernel == "mma":
+            assert value("PRODUCTS") == 1
+            a_type = {1: "f2", 2: "f4", 3: "u1" if value("A_UNSIGNED") else "i1"}[value("TYPE")]
+            transposed = bool(value("A_MN")), not value("B_MN")
+        else:
+            a_type = {"double": "f8", "float": "f4"}.get(macros.get("SOURCE"), self.config.dtype)
+            transposed = bool(value("TRANS_A")), bool(value("TRANS_B"))
+        m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, *_ = args
+        if value("GUARDED"):
+            assert matrix(args[-1], 1, 1, 1, "u4")[0, 0], "every product here is too small to be split"
+        gemm(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, transposed, (a_type, self.config.dtype))
+        for slice in range(1, grid[1] if len(grid) > 1 else 1):
+            matrix(c + slice * m * ldc * np.dtype(self.config.dtype).itemsize, m, n, ldc, self.config.dtype)[
+                ...
+            ] = 0
+
+    def sum(self, grid, m, n, slices, alpha, x, beta, c, ldc, skip):
+        dtype = self.config.dtype
+        x, c = matrix(x, slices, m * n, m * n, dtype).sum(0).reshape(m, n), matrix(c, m, n, ldc, dtype)
+        c[...] = alpha * x + (beta * c if beta else 0)
+
+    def transpose(self, grid, rows, cols, x, ldx, y, ldy):
+        matrix(y, cols, rows, ldy, self.config.dtype)[...] = matrix(x, rows, cols, ldx, self.config.dtype).T
+
+    def mirror(self, grid, n, c, ldc):
+        c = matrix(c, n, n, ldc, self.config.dtype)
+        c[...] = np.tril(c) + np.tril(c, -1).T
+
+    def signs(self, grid, count, seed, x):
+        kind = self._check_type()
+        matrix(x, 1, count, count, kind)[...] = np.random.default_rng(seed).choice([-1, 1], count)
+
+    def rows(self, grid, count, cols, width, x, ldx, v, out, squares, conjugate):
+        self._reduce(matrix(x, count, cols, ldx, self.config.dtype), v, out, squares, conjugate)
+
+    def columns(self, grid, count, cols, x, ldx, v, out, squares, conjugate):
+        self._reduce(matrix(x, count, cols, ldx, self.config.dtype).T, v, out, squares, conjugate)
+
+    def _check_type(self):
+        kind, dtype = self.config.value("KIND"), np.dtype(self.config.dtype)
+        return {2: "c16", 3: "i8" if dtype.itemsize > 4 else "i4"}.get(kind, "f8")
+
+    def _reduce(self, x, v, out, squares, conjugate):
+        lines, depth = x.shape
+        wide = (x.conj() if conjugate else x).astype(self._check_type())
+        matrix(out, 1, lines, lines, wide.dtype)[0] += wide @ matrix(v, 1, depth, depth, wide.dtype)[0]
+        if squares:
+            matrix(squares, 1, lines, lines, "f8")[0] += (abs(wide) ** 2).sum(1)
+
+
+class Array(np.ndarray):
+    """A CuPy array."""
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+class Memory:
+    def __init__(self, nbytes):
+        self.size, self.bytes = nbytes, np.full(nbytes + 512, 0xFF, np.uint8)  # NaN, or -1
+        self.ptr = -(-self.bytes.ctypes.data // 512) * 512
+
+
+class Stream:
+    numbers = iter(range(1, 10**9))
+
+    def __init__(self, non_blocking=False):
+        self.ptr = next(self.numbers)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *what):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+def ndarray(shape, dtype, pointer):
+    memory, at = pointer
+    found = matrix(memory.ptr + at, 1, *shape, shape[0], dtype)[0].view(Array)
+    found.memory = memory
+    return found
+
+
+def gemm_ex(
+    handle, op_b, op_a, n, m, k, alpha, b, type_b, ldb, a, type_a, lda, beta, c, type_c, ldc, compute, how
+):
+    assert type_a == type_b
+    assert compute == (70 if TYPES[type_c] in ("f8", "c16") else 68)
+    alpha, beta = (matrix(at, 1, 1, 1, TYPES[type_c])[0, 0] for at in (alpha, beta))
+    Kernel.launched.append("gemmEx")
+    gemm(
+        m,
+        n,
+        k,
+        alpha,
+        a,
+        lda,
+        b,
+        ldb,
+        beta,
+        c,
+        ldc,
+        (op_a > 0, op_b > 0),
+        (TYPES[type_a], TYPES[type_c]),
+        (op_a == 2, op_b == 2),
+    )
+
+
+def copy_2d(packed, stream):
+    fields = driver._COPY.unpack(packed)
+    (source, source_pitch), (target, target_pitch) = (fields[3], fields[6]), (fields[10], fields[13])
+    width, rows = fields[14:]
+    for row in range(rows):
+        ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
+
+
+def set_at(value, kind=ctypes.c_void_p):
+    """What writes a number to the address that a driver's function is given."""
+
+    def write(at, *rest):
+        at._obj.value = value
+
+    return write
+
+
+def driver_function(name):
+    work = {
+        "cuEventCreate": set_at(1000),
+        "cuEventElapsedTime": set_at(1.0),
+        "cuDevicePrimaryCtxRetain": set_at(500),
+        "cuMemcpy2DAsync_v2": copy_2d,
+        "cuMemsetD8Async": lambda at, value, nbytes, stream: ctypes.memset(at, value, nbytes),
+    }.get(name, lambda *args: None)
+
+    def call(*args):
+        work(*args)
+        return 0
+
+    return call
+
+
+def install(monkeypatch, capability="90"):
+    """Makes it `cupy` for the rest of a test, with one device of this compute capability."""
+
+    class Device:
+        attributes = {"MultiProcessorCount": 8, "MaxSharedMemoryPerMultiprocessor": 228 << 10}
+        compute_capability = capability
+
+        def __init__(self, index=0):
+            self.id = index
+
+        def use(self):
+            pass
+
+    class Failure(Exception):
+        status = 0
+
+    properties = {
+        "name": b"stand-in",
+        "major": int(capability[:-1]),
+        "minor": int(capability[-1]),
+        "multiProcessorCount": 8,
+        "clockRate": 1_000_000,
+    }
+    runtime = SimpleNamespace(
+        getDeviceCount=lambda: 1,
+        getDeviceProperties=lambda index: properties,
+        memGetInfo=lambda: (8 << 30, 8 << 30),
+        deviceGetAttribute=lambda attribute, index: 1_000_000,
+        hostRegister=lambda *args: None,
+        hostUnregister=lambda at: None,
+        deviceSynchronize=lambda: None,
+        CUDARuntimeError=Failure,
+        memcpyAsync=lambda to, at, nbytes, kind, stream: ctypes.memmove(to, at, nbytes),
+    )
+    cuda = SimpleNamespace(
+        Device=Device,
+        Memory=Memory,
+        MemoryPointer=lambda memory, at: (memory, at),
+        Stream=Stream,
+        runtime=runtime,
+        cublas=SimpleNamespace(gemmEx=gemm_ex, CUBLASError=Failure),
+        device=SimpleNamespace(get_cublas_handle=lambda: 1),
+        driver=SimpleNamespace(CUDADriverError=Failure),
+        memory=SimpleNamespace(OutOfMemoryError=Failure),
+    )
+    cupy = SimpleNamespace(cuda=cuda, ndarray=ndarray, copyto=np.copyto, conjugate=np.conjugate)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    monkeypatch.setattr(driver, "_keeping", driver_function)
+    monkeypatch.setattr(driver, "_yielding", driver_function)
+    driver._context.cache_clear()
+    Kernel.launched.clear()
+
+    def load(config, *names):
+        return {name: Kernel(config, name) for name in names or (config.kernel,)}
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("ooc_gemm.") and hasattr(module, "load") and "cuda" in name:
+            monkeypatch.setattr(module, "load", load)
