@@ -24,11 +24,11 @@ import numpy as np
 
 from ooc_gemm import __version__
 from ooc_gemm.bench import kernels as bench
-from ooc_gemm.bench.gpu import require_cupy
 from ooc_gemm.cuda_kernels import tensor
 from ooc_gemm.cuda_kernels.complex_gemm import ComplexGemm
 from ooc_gemm.cuda_kernels.mma import Mma
 from ooc_gemm.cuda_kernels.wgmma import Wgmma
+from ooc_gemm.devices.cuda.gpus import require_cupy
 
 RESULTS = Path(__file__).resolve().parent / "results"
 M, N = 2048, 2304
@@ -327,7 +327,7 @@ def main(commit: str | None, out: str, always_split: bool, only: str, speed: boo
     if always_split:
         tensor.LOW_SHARE = 1e30
         tensor.LEAST_TERMS = tensor.LEAST_DENSITY = 0
-    cupy, rows = require_cupy(), list[dict[str, Any]]()
+    cupy, rows = require_cupy("kernels run"), list[dict[str, Any]]()
     chosen = [family for family in families() if only in family.name]
     runs = [("fp16x3", "float32", family, (False, False)) for family in chosen]
     some = [family for family in chosen if family.k < 65536][::5]

@@ -125,7 +125,7 @@ def as_predicted(suite: Suite, name: str, result: Any) -> None:
 def main(size: int, repeat: int, tmpfs: Path, cases: tuple[str, ...], commit: str | None, out: str) -> None:
     """Measure rates, run the cases, and write the results."""
     from ooc_gemm.bench import info
-    from ooc_gemm.devices.cuda.device import count as there
+    from ooc_gemm.devices.cuda.gpus import count as there
 
     if commit is None:
         commit = subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()

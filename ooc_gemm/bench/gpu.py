@@ -9,9 +9,7 @@ must be to multiples of `tensor.PITCH_BYTES` for what runs on tensor cores.
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
-from ..cuda_kernels import nvrtc
+from ..cuda_kernels import cublas, nvrtc
 from ..cuda_kernels.catalog import KERNELS
 from ..cuda_kernels.complex_gemm import ComplexGemm
 from ..cuda_kernels.mma import Mma
@@ -19,7 +17,7 @@ from ..cuda_kernels.nvrtc import Config
 from ..cuda_kernels.roofline import OUT_DTYPE
 from ..cuda_kernels.tuning import best_config
 from ..cuda_kernels.wgmma import Wgmma
-from ..support import cache
+from ..devices.cuda.gpus import require_cupy
 from ..support.errors import InputError
 
 
@@ -39,39 +37,16 @@ class Gemm(Protocol):
         for."""
 
 
-_R16, _R32, _R64, _R8I, _R32I, _C32, _C64 = 2, 0, 1, 3, 10, 4, 5
-_IN_32F, _IN_TF32, _IN_64F, _IN_32I = 68, 77, 70, 72
-_CUBLAS = {
-    ("cublas", "float32"): (_R32, _R32, _IN_32F),
-    ("cublas", "float64"): (_R64, _R64, _IN_64F),
-    ("cublas", "float16"): (_R16, _R32, _IN_32F),
-    ("cublas", "int8"): (_R8I, _R32I, _IN_32I),
-    ("cublas", "complex64"): (_C32, _C32, _IN_32F),
-    ("cublas", "complex128"): (_C64, _C64, _IN_64F),
-    ("cublas-tf32", "float32"): (_R32, _R32, _IN_TF32),
+_CUBLAS_TYPES = {
+    "cublas": ("float32", "float64", "float16", "int8", "complex64", "complex128"),
+    "cublas-tf32": ("float32",),
 }
-"""cudaDataType of A and B, of C, and cublasComputeType."""
+"""Types of A and B that cuBLAS is measured with."""
 CUBLAS = {
     "cublas": "cuBLAS: float32 as SGEMM, float16 with float32 sums, int8 with int32 sums",
     "cublas-tf32": "cuBLAS: float32 rounded to TF32 for the tensor cores",
 }
 """Name → explanation in one line."""
-
-
-def require_cupy() -> Any:
-    """Return CuPy. Raises InputError if there is no GPU that it can use."""
-    cache.guard_cupy()
-    try:
-        import cupy
-
-        if cupy.cuda.runtime.getDeviceCount():
-            return cupy
-        why = "there is no GPU"
-    except ImportError:
-        why = "there is no CuPy; install it with pip install 'ooc-gemm[cuda13]'"
-    except Exception as error:  # CuPy's own class, which there is no name for without it
-        why = f"there is no usable GPU ({error})"
-    raise InputError(f"kernels run on an NVIDIA GPU, and {why}")
 
 
 def device_name(cupy: Any) -> str:
@@ -84,7 +59,7 @@ def dtypes_of(kernel: str) -> tuple[str, ...]:
     if kernel in KERNELS:
         return KERNELS[kernel].dtypes
     if kernel in CUBLAS:
-        return tuple(dtype for name, dtype in _CUBLAS if name == kernel)
+        return _CUBLAS_TYPES[kernel]
     raise InputError(f"{kernel!r} is not a kernel; choose among {', '.join((*KERNELS, *CUBLAS))}")
 
 
@@ -105,9 +80,9 @@ def open_gemm(
     """
     if dtype not in dtypes_of(kernel):
         raise InputError(f"kernel {kernel!r} does not take {dtype}; it takes {', '.join(dtypes_of(kernel))}")
-    cupy = require_cupy()
+    cupy = require_cupy("kernels run")
     if kernel in CUBLAS:
-        return _Cublas(cupy.cuda, *_CUBLAS[kernel, dtype], dtype, trans_a, trans_b, m, n, k)
+        return _Cublas(cupy.cuda, kernel, dtype, trans_a, trans_b, m, n, k)
     found = KERNELS[kernel]
     if (trans_a or trans_b) and not found.transposes:
         raise InputError(f"kernel {kernel!r} takes no transposed operands")
@@ -192,9 +167,7 @@ class _Cublas:
     """cuBLAS is column-major, so it computes Cᵀ = op(B)ᵀ·op(A)ᵀ of the operands as they lie."""
 
     cuda: Any
-    in_type: int
-    out_type: int
-    compute: int
+    kernel: str
     dtype: str
     trans_a: bool
     trans_b: bool
@@ -209,13 +182,12 @@ class _Cublas:
         lda, ldb, ldc = _leading(a, m, k, self.trans_a), _leading(b, k, n, self.trans_b), _leading(c, m, n)
         if m == 0 or n == 0:
             return
-        scalars = np.array([alpha, beta]).astype(OUT_DTYPE.get(self.dtype, self.dtype))
-        with stream:  # CuPy sets cuBLAS's stream to the current one in every call
-            self.cuda.cublas.gemmEx(
-                self.cuda.device.get_cublas_handle(), int(self.trans_b), int(self.trans_a), n, m, k,
-                scalars[:1].ctypes.data, b.data.ptr, self.in_type, ldb, a.data.ptr, self.in_type, lda,
-                scalars[1:].ctypes.data, c.data.ptr, self.out_type, ldc, self.compute, -1,
-            )  # fmt: skip
+        types = self.dtype, OUT_DTYPE.get(self.dtype, self.dtype)
+        operations = cublas.operation(self.trans_a), cublas.operation(self.trans_b)
+        cublas.gemm(
+            self.cuda, m, n, k, alpha, a.data.ptr, lda, b.data.ptr, ldb, beta, c.data.ptr, ldc, stream,
+            operations=operations, types=types, tf32=self.kernel == "cublas-tf32",
+        )  # fmt: skip
 
 
 def _leading(array: Any, rows: int, cols: int, transposed: bool = False) -> int:

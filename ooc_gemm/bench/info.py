@@ -74,7 +74,7 @@ def collect() -> Record:
         "in_place_gemm": gemm("f")[0],
     }
     try:
-        from ..devices.cuda.device import devices
+        from ..devices.cuda.gpus import devices
 
         found["gpus"] = devices()
     except Exception as error:

@@ -21,9 +21,9 @@ from ..cuda_kernels.catalog import KERNELS
 from ..cuda_kernels.nvrtc import Config
 from ..cuda_kernels.roofline import peak_of, place, work
 from ..cuda_kernels.tuning import SHAPES, choose
-from ..devices.cuda.device import devices
+from ..devices.cuda.gpus import devices, require_cupy
 from ..support.errors import InputError
-from .gpu import Gemm, device_name, dtypes_of, open_gemm, require_cupy
+from .gpu import Gemm, device_name, dtypes_of, open_gemm
 from .measure import Case, Stopwatch, rounding
 
 STORED_N_BY_K = ("int8", "uint8")
@@ -79,7 +79,7 @@ def run(
 ) -> dict[str, Any]:
     """Measure and return the report. `threshold`: an element counts as beyond rounding if its error exceeds
     this, relative to the root mean square of the product. The default follows from the kernel's precision."""
-    cupy = require_cupy()
+    cupy = require_cupy("kernels run")
     device = devices()[cupy.cuda.Device().id]
     stream = cupy.cuda.Stream(non_blocking=True)
     stopwatch = Stopwatch(cupy, stream)
@@ -192,7 +192,7 @@ def tune(
 ) -> Iterator[dict[str, Any]]:
     """Find the fastest configuration of each kernel for each class of shapes, and remember it. A
     configuration that fails, or whose result is wrong, is left out."""
-    cupy = require_cupy()
+    cupy = require_cupy("kernels run")
     stream = cupy.cuda.Stream(non_blocking=True)
     stopwatch = Stopwatch(cupy, stream)
 

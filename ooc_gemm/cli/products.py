@@ -147,7 +147,7 @@ def _run(
 def _go_on_elsewhere(recovery: "Recovery", verbose: bool) -> None:
     """Go on, once, in another process on the GPUs that answer there: a kernel that fails takes CUDA from its
     whole process. Returns where that cannot be."""
-    from ..devices.cuda.device import answering
+    from ..devices.cuda.gpus import answering
 
     if AGAIN in os.environ:
         return

@@ -82,7 +82,7 @@ def _gpus(count: int, device: str) -> list[dict[str, Any]]:
     """For each worker on this machine: what makes one GPU its own, where it is to have one."""
     found = 0
     if device != "cpu":
-        from ..devices.cuda.device import count as gpu_count
+        from ..devices.cuda.gpus import count as gpu_count
 
         try:
             found = gpu_count()

@@ -16,7 +16,8 @@ def open_device(name: str) -> Device:
         return CPU()
     kind, _, number = name.partition(":")
     if kind == "cuda":
-        from .cuda.device import CUDA, count
+        from .cuda.device import CUDA
+        from .cuda.gpus import count
 
         wanted = [str(index) for index in range(count())] if number == "all" else (number or "0").split(",")
         if not all(part.isdigit() for part in wanted) or len(set(wanted)) < len(wanted):

@@ -15,6 +15,7 @@ from ooc_gemm.bench import figures, gpu, measure
 from ooc_gemm.bench import kernels as bench
 from ooc_gemm.cuda_kernels import catalog, nvrtc, roofline
 from ooc_gemm.cuda_kernels import tuning as tune
+from ooc_gemm.devices.cuda.gpus import require_cupy
 from ooc_gemm.support import cache
 from ooc_gemm.support.errors import InputError
 
@@ -469,7 +470,7 @@ def test_cublas_is_right_for_all_types_and_transpositions(kernel: str, dtype: st
 def test_an_array_of_another_shape_is_refused() -> None:
     if why := gpu_missing():
         pytest.skip(why)
-    cupy = gpu.require_cupy()
+    cupy = require_cupy("kernels run")
     gemm = gpu.open_gemm("ffma", "float32", False, False, 8, 8, 8)
     a, b, c = (cupy.zeros((8, 8), "f") for _ in range(3))
     for wrong in ((a[:7], b, c), (a, b[:, :7], c), (a, b, c[:, ::2]), (a, b.T, c)):

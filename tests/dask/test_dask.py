@@ -637,7 +637,7 @@ def test_workers_with_gpus_have_one_each(tmp_path):
     if why := gpu_missing():
         pytest.skip(why)
     from ooc_gemm.dask.local_cluster import connected
-    from ooc_gemm.devices.cuda.device import count
+    from ooc_gemm.devices.cuda.gpus import count
 
     workers, a, b = min(2, count()), normal(3000, 1000), normal(1000, 2000, seed=1)
     paths = [make(tmp_path / name, values, chunks=(500, 500)) for name, values in (("a", a), ("b", b))]

@@ -9,6 +9,7 @@ import ooc_gemm
 import ooc_gemm.run.prepare
 from ooc_gemm.cuda_kernels.tensor import split_pays
 from ooc_gemm.devices.cuda import device as cuda
+from ooc_gemm.devices.cuda import gemm
 from ooc_gemm.planning.schedule import EARLY_STRIPS
 from ooc_gemm.support.intervals import BAND
 
@@ -17,12 +18,12 @@ from ooc_gemm.support.intervals import BAND
     ("rows", "cols"), [(1, 1), (100, 10**7), (4096, 4096), (70_000, 1000), (40_000, 65_536)]
 )
 def test_strips_make_every_row_once(rows, cols):
-    strips = cuda.early_strips(rows, cols)
+    strips = gemm.early_strips(rows, cols)
     assert [row for start, stop in strips for row in range(start, stop)] == list(range(rows))
     assert len(strips) <= EARLY_STRIPS
     for start, stop in strips[:-1]:
         assert (stop - start) % BAND == 0
-        assert (stop - start) * cols >= cuda.STRIP_ELEMENTS
+        assert (stop - start) * cols >= gemm.STRIP_ELEMENTS
 
 
 KERNELS = [
@@ -39,7 +40,7 @@ def test_rows_leave_before_others_are_finished(kernel, dtype, bound, transpose, 
     """The last block's last panels are multiplied strip by strip, and every strip is right when it leaves."""
     if why := gpu_missing():
         pytest.skip(why)
-    monkeypatch.setattr(cuda, "STRIP_ELEMENTS", 1 << 16)
+    monkeypatch.setattr(gemm, "STRIP_ELEMENTS", 1 << 16)
     # Also the last block, of 1024 rows, and its last panel are large enough for fp16x3 to split them.
     assert split_pays(1024, 1600, 350)
     monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(1536, 1600, 350))

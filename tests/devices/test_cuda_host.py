@@ -86,10 +86,10 @@ def cut(monkeypatch, bm, bn, bk):
 @pytest.mark.parametrize("kernel", ["cublas", "ffma"])
 def test_blocks_panels_and_strips(capability, monkeypatch, kernel):
     """Rows of the last block leave before others are finished."""
-    from ooc_gemm.devices.cuda import device as cuda
+    from ooc_gemm.devices.cuda import gemm
 
     cut(monkeypatch, 300, 270, 64)
-    monkeypatch.setattr(cuda, "STRIP_ELEMENTS", 1 << 12)
+    monkeypatch.setattr(gemm, "STRIP_ELEMENTS", 1 << 12)
     a, b, strips = random((600, 230), "f4"), random((230, 540), "f4"), []
 
     class Counting(CUDA):

@@ -108,7 +108,7 @@ def cpus(kind=CPU, weights=(1, 1, 1)):
 def gpus(count=2):
     if why := gpu_missing():
         pytest.skip(why)
-    from ooc_gemm.devices.cuda.device import count as there
+    from ooc_gemm.devices.cuda.gpus import count as there
 
     if there() < count:
         pytest.skip(f"there are no {count} GPUs here")

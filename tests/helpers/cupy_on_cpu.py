@@ -1,5 +1,5 @@
 """A stand-in for CuPy and NVIDIA's driver, whose device memory is the host's. All of `devices/cuda` runs
-on it, and its results can be compared with NumPy's. What a stream is given is done at once; NumPy does what kernels do."""
+on it, and results can be compared with NumPy's. Streams do everything at once; NumPy does what kernels do."""
 
 import ctypes
 import sys
@@ -202,7 +202,10 @@ def install(monkeypatch, capability="90"):
     """Makes it `cupy` for the rest of a test, with one device of this compute capability."""
 
     class Device:
-        attributes = {"MultiProcessorCount": 8, "MaxSharedMemoryPerMultiprocessor": 228 << 10}
+        attributes: ClassVar[dict[str, int]] = {
+            "MultiProcessorCount": 8,
+            "MaxSharedMemoryPerMultiprocessor": 228 << 10,
+        }
         compute_capability = capability
 
         def __init__(self, index=0):

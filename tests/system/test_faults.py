@@ -812,14 +812,15 @@ def test_failing_runs_give_gpu_memory_back(here, cupy):
 @pytest.mark.gpu
 def test_events_of_many_pieces_do_not_pile_up(here, cupy, monkeypatch):
     from ooc_gemm.devices.cuda import device as cuda
+    from ooc_gemm.devices.cuda import timing
 
     class Watched(cuda.CUDA):
         def upload(self, source, piece, buffer):
-            kept.append(len(self._spans))
+            kept.append(len(self._timing.spans))
             return super().upload(source, piece, buffer)
 
     kept = []
-    monkeypatch.setattr(cuda, "SPANS", 16)
+    monkeypatch.setattr(timing, "SPANS", 16)
     x = RNG.standard_normal((1600, 1600))
     make("x", x, chunks=(32, 32), compressors=None)
     result = ooc_gemm.multiply("x", "x", device=Watched())
@@ -894,7 +895,7 @@ def test_a_kernel_that_fails_on_the_gpu(here, cupy):
     text = """
 import numpy as np
 from ooc_gemm.cli import main
-from ooc_gemm.devices.cuda import CUDA
+from ooc_gemm.devices.cuda.device import CUDA
 import cupy
 bad = cupy.RawKernel('extern "C" __global__ void bad(int* p) { p[1ll << 40] = 1; }', "bad")
 real = CUDA.multiply

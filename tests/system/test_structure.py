@@ -29,7 +29,7 @@ INSIDE = {"storage": ("io", "format", "read", "write")}
 """For each package of sub-packages these in their order: each may import those before it."""
 LIBRARIES = {
     "zarr": ("storage/", "bench/random_products.py"),
-    "cupy": ("cuda_kernels/", "devices/cuda/", "bench/gpu.py"),
+    "cupy": ("cuda_kernels/", "devices/cuda/"),
     "cuda": ("cuda_kernels/nvrtc.py",),
     "matplotlib": ("bench/figures.py",),
     "click": ("cli/",),

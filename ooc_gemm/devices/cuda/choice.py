@@ -1,0 +1,158 @@
+"""Which kernel multiplies which types on a GPU, and how it wants its panels."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...cuda_kernels.catalog import KERNELS
+from ...cuda_kernels.complex_gemm import product_bytes
+from ...cuda_kernels.tensor import BYTES_PER_LINE, split_pays
+from ...engine.ports import Arithmetic
+
+THIN = 512
+"""Rows or columns of C below which our tiles for float16 lie half empty."""
+
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+_TF32_ERROR = 2.0**-10
+"""Largest relative error of a float32 of which 11 bits are left."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What decides about a kernel."""
+
+    a: np.dtype[Any]
+    b: np.dtype[Any]
+    out: np.dtype[Any]
+    """Type of C."""
+    shape: tuple[int, int, int]
+    """m, n, k."""
+    bound: int
+    """No sum of integers is larger than this."""
+    precision: str
+    capability: int
+    """Compute capability of the device, times ten."""
+
+    @property
+    def wide(self) -> np.dtype[Any]:
+        """The type that holds A, B and C, float32 at least."""
+        return np.result_type(self.a, self.b, self.out, np.float32)
+
+    @property
+    def exact(self) -> bool:
+        return self.out.kind in "iu"
+
+    @property
+    def small_integers(self) -> bool:
+        """Whether cuBLAS adds up these integers exactly, in float64."""
+        return self.exact and max(self.a.itemsize, self.b.itemsize) <= 2 and self.bound < 2**53
+
+    @property
+    def bytes(self) -> bool:
+        """Whether instructions for 8-bit integers, whose sums are int32, are exact."""
+        return self.exact and self.a == self.b and self.a.itemsize == 1 and self.bound < 2**31
+
+    @property
+    def half(self) -> bool:
+        return self.a == self.b == np.float16 and self.wide == _FLOAT32
+
+    @property
+    def float32(self) -> bool:
+        return self.wide == _FLOAT32
+
+    @property
+    def hopper(self) -> bool:
+        """Whether there is wgmma, whose kernels are ahead of all others."""
+        return self.capability == 90
+
+    @property
+    def split_pays(self) -> bool:
+        return split_pays(*self.shape)
+
+
+_Rule = tuple[str, str, Callable[[Case], bool]]
+_RULES: tuple[_Rule, ...] = (
+    ("int8", "exact in int32 on the tensor cores", lambda c: c.hopper and c.bytes),
+    ("cublas", "every sum is exact in float64", lambda c: c.small_integers),
+    ("ffma", "exact in int64", lambda c: c.exact),
+    (
+        "cublas",
+        "float16 on the tensor cores, sums in float32; C is thin",
+        lambda c: c.hopper and c.half and min(c.shape[:2]) < THIN,
+    ),
+    ("fp16", "float16 on the tensor cores, sums in float32", lambda c: c.hopper and c.half),
+    (
+        "tf32",
+        "one TF32 product on the tensor cores, which precision medium allows",
+        lambda c: c.hopper and c.float32 and c.precision == "medium",
+    ),
+    (
+        "cublas",
+        "too few products for each element for a split in float16 planes to pay",
+        lambda c: c.hopper and (c.float32 or c.wide == np.complex64) and not c.split_pays,
+    ),
+    (
+        "fp16x3",
+        "complex as real products as accurate as float32, ahead of CGEMM here",
+        lambda c: c.hopper and c.wide == np.complex64,
+    ),
+    (
+        "fp16x3",
+        "no less accurate than float32, and over four times as fast as SGEMM here",
+        lambda c: c.hopper and c.float32,
+    ),
+    ("cublas", "the fastest known here that keeps the precision", lambda c: True),
+)
+"""Kernel, reason, condition: the first rule whose condition holds is taken (from benchmarks/results)."""
+
+
+def fastest(case: Case) -> tuple[str, str]:
+    """The fastest kernel known that keeps the precision, and the reason. Every integer sum is exact."""
+    return next((kernel, why) for kernel, why, holds in _RULES if holds(case))
+
+
+def arithmetic(kernel: str, case: Case, why: str) -> Arithmetic | None:
+    """How a kernel multiplies these types; None where it cannot. `kernel` is "cublas" or one of KERNELS."""
+    if kernel == "cublas":
+        return _cublas(case, why)
+    known, kind = KERNELS[kernel], kernel.removeprefix("mma-")
+    if known.only_arch not in (None, case.capability) or case.capability < known.min_arch:
+        return None
+    if kernel == "fp16x3" and case.wide == np.complex64:
+        # Rows of re and of im for an A along m; B embedded, at twice its size.
+        return Arithmetic(
+            kernel, case.wide, case.wide, why=why, pitch=64, line_bytes=2 * BYTES_PER_LINE, scratch=(8, 16),
+            product_bytes=product_bytes(1, 1),
+        )  # fmt: skip
+    panel: np.dtype[Any]
+    block: np.dtype[Any]
+    if kind == "fp16x3":
+        fits, panel, block = case.float32, _FLOAT32, _FLOAT32
+        more: dict[str, Any] = {"pitch": 64, "line_bytes": BYTES_PER_LINE}
+    elif kind == "fp16":
+        fits, panel, block, more = case.half, case.a, _FLOAT32, {"pitch": 8}
+    elif kind == "tf32":
+        fits, panel, block = case.float32, case.wide, case.wide
+        more = {"pitch": 4, "along_k": (True, True), "operand_error": _TF32_ERROR}
+    elif kind == "int8":
+        fits, panel, block = case.bytes, case.a, _INT32
+        more = {"pitch": 16, "along_k": (True, True), "exact": True}
+    else:
+        panel = block = _INT64 if case.exact else case.wide
+        fits = panel.name in known.dtypes
+        pitch = 2 if kernel == "dmma" else 1  # 16 bytes
+        along_k = (None, None) if known.transposes else (True, False)
+        more = {"pitch": pitch, "along_k": along_k, "exact": case.exact}
+    return Arithmetic(kernel, panel, block, why=why, **more) if fits else None
+
+
+def _cublas(case: Case, why: str) -> Arithmetic | None:
+    if case.exact:
+        small = case.small_integers
+        return Arithmetic("cublas", _FLOAT64, _FLOAT64, why=why, exact=True) if small else None
+    # Tensor cores are fed by 16 bytes.
+    panel = case.a if case.half else case.wide
+    return Arithmetic("cublas", panel, case.wide, why=why, pitch=8 if case.half else 1)

@@ -1,0 +1,95 @@
+"""Which GPUs there are, and what each of them is."""
+
+import subprocess
+import sys
+from typing import Any
+
+from ...cuda_kernels.roofline import peak_flops
+from ...support import cache
+from ...support.errors import InputError
+
+CLOCK_RATE, _MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH = 13, 36, 37
+"""cudaDeviceAttr: kHz, kHz, bits."""
+
+
+def _ask() -> tuple[Any, int, str]:
+    """CuPy or None, how many GPUs there are, and why that cannot be said."""
+    cache.guard_cupy()
+    try:
+        import cupy
+    except ImportError:
+        return None, 0, "there is no CuPy; install it with pip install 'ooc-gemm[cuda13]'"
+    try:
+        return cupy, int(cupy.cuda.runtime.getDeviceCount()), ""
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return cupy, 0, f"there is no usable GPU ({error})"
+
+
+def require_cupy(what: str) -> Any:
+    """CuPy. Raises InputError where there is no GPU to use it with; `what` begins the message."""
+    cupy, found, why = _ask()
+    if not found:
+        raise InputError(f"{what} on an NVIDIA GPU, and {why or 'there is no GPU'}")
+    return cupy
+
+
+def open_cupy() -> tuple[Any, int]:
+    """CuPy, and how many GPUs there are. Raises InputError where CuPy is missing or does not work."""
+    cupy, found, why = _ask()
+    if why:
+        raise InputError(f"{why} or use device='cpu'" if cupy is None else f"{why}; use device='cpu'")
+    return cupy, found
+
+
+def count() -> int:
+    """How many GPUs there are. Raises InputError where CuPy is missing or does not work."""
+    return open_cupy()[1]
+
+
+_ANSWER = "import cupy, sys; cupy.cuda.Device(int(sys.argv[1])).use(); assert cupy.arange(8).sum() == 28"
+
+
+def answering(indices: list[int]) -> list[int]:
+    """Those of some GPUs that compute in a fresh process; that takes seconds."""
+    command = [sys.executable, "-c", _ANSWER]
+    asked = {i: subprocess.Popen([*command, str(i)], stderr=subprocess.DEVNULL) for i in indices}
+    return [index for index, process in asked.items() if process.wait() == 0]
+
+
+def devices() -> list[dict[str, Any]]:
+    """What each GPU is; its clocks are the highest ones, and peaks are at them. Raises InputError where
+    there is none."""
+    cupy, there = open_cupy()
+    found = []
+    for index in range(there):
+        p = cupy.cuda.runtime.getDeviceProperties(index)
+        clock, memory_clock, bus_bits = (
+            cupy.cuda.runtime.deviceGetAttribute(attribute, index)
+            for attribute in (CLOCK_RATE, _MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH)
+        )
+        capability = p["major"], p["minor"]
+        with cupy.cuda.Device(index):
+            free, total = cupy.cuda.runtime.memGetInfo()
+        found.append(
+            {
+                "name": p["name"].decode(),
+                "compute_capability": f"{p['major']}.{p['minor']}",
+                "multiprocessors": p["multiProcessorCount"],
+                "memory_bytes": total,
+                "free_bytes": free,
+                "l2_cache_bytes": p["l2CacheSize"],
+                "shared_memory_per_block_bytes": p["sharedMemPerBlockOptin"],
+                "shared_memory_per_multiprocessor_bytes": p["sharedMemPerMultiprocessor"],
+                "registers_per_multiprocessor": p["regsPerMultiprocessor"],
+                "warp_size": p["warpSize"],
+                "clock_hertz": clock * 1000,
+                "memory_clock_hertz": memory_clock * 1000,
+                # Two transfers a clock.
+                "memory_bandwidth_bytes_per_second": 2 * memory_clock * 1000 * bus_bits // 8,
+                "peak": {
+                    f"{name}_flops": rate
+                    for name, rate in peak_flops(capability, p["multiProcessorCount"], clock * 1e3).items()
+                },
+            }
+        )
+    return found

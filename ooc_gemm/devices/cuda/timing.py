@@ -1,0 +1,106 @@
+"""When the streams of a GPU did what, for the trace."""
+
+import itertools
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from ...cuda_kernels.driver import Event, Events
+from ...engine.ports import DOWNLOAD, UPLOAD
+from ...support.trace import Trace
+
+SPANS = 128
+"""Operations whose events are kept before the trace is told: a product of many pieces has a million, and at
+the end each takes 15 µs."""
+
+COPIES_TIMED = 8
+"""One copy in so many has two events of its own, which take as long as the copy."""
+
+
+@dataclass
+class _Span:
+    """Two events around an operation."""
+
+    stage: str
+    start: Event
+    stop: Event
+    nbytes: int
+    args: dict[str, Any]
+
+
+class Timing:
+    """Records events around what the streams of one device do, and tells the trace of them later: nobody
+    waits for the device."""
+
+    def __init__(self, device: str):
+        """`device`: its name, such as "cuda:1"."""
+        self._device = device
+        self._times, self.points = Events(timed=True), Events(timed=False)
+        """Events with their times, and events that only order streams."""
+        self.spans: deque[_Span] = deque()
+        self._copies: dict[str, Iterator[int]] = {}
+        self._untimed = Counter[str]()
+        self._telling, self._counting = Lock(), Lock()
+
+    def open(self, trace: Trace, stream: Any) -> None:
+        """Begin a run: `stream` is idle now."""
+        self._trace = trace
+        self._copies = {UPLOAD: itertools.count(), DOWNLOAD: itertools.count()}
+        self._base = self._times.record(stream.ptr)
+        self._base.synchronize()
+        self._base_time = time.perf_counter()
+
+    def begin(self, stream: Any) -> Event:
+        """The event before an operation."""
+        return self._times.record(stream.ptr)
+
+    def begin_copy(self, stage: str, stream: Any) -> Event | None:
+        """The event before a copy that is timed: some are, and all of them for a timeline."""
+        timed = self._trace.keep or next(self._copies[stage]) % COPIES_TIMED == 0
+        return self.begin(stream) if timed else None
+
+    def end(self, stage: str, start: Event | None, stream: Any, nbytes: int, **args: Any) -> Event:
+        """The event after an operation of `nbytes` bytes, whose first event is `start`."""
+        if start is None:
+            with self._counting:
+                self._untimed[stage] += nbytes
+            return self.points.record(stream.ptr)
+        stop = self._times.record(stream.ptr)
+        self.spans.append(_Span(stage, start, stop, nbytes, args))
+        self._tell(SPANS)
+        return stop
+
+    def tell_all(self) -> None:
+        """Tell the trace of everything. The streams are idle."""
+        self._tell(0)
+        for stage, nbytes in self._untimed.items():  # at the rate of those like them
+            seconds = self._trace.seconds[stage] / self._trace.bytes[stage]
+            self._trace.include({stage: nbytes}, {stage: nbytes * seconds})
+
+    def close(self) -> None:
+        """Forget what was not told, and destroy the events that nobody has."""
+        self._untimed.clear()
+        self.spans.clear()
+        self._times.close()
+        self.points.close()
+
+    def _tell(self, keep: int) -> None:
+        """Tell the trace of the oldest spans, as far as the device has come, until `keep` are left."""
+        if len(self.spans) <= keep or not self._telling.acquire(blocking=False):
+            return
+        try:
+            while len(self.spans) > keep and self.spans[0].stop.done:
+                span = self.spans.popleft()
+                start, stop = (
+                    self._base_time + event.seconds_since(self._base) for event in (span.start, span.stop)
+                )
+                self._trace.add(span.stage, start, stop, self._track(span.stage), span.nbytes, **span.args)
+        finally:
+            self._telling.release()
+
+    def _track(self, stage: str) -> str:
+        """The line of the timeline for one of the device's streams."""
+        return stage if self._device == "cuda" else f"{stage} {self._device}"
