@@ -133,7 +133,7 @@ def pytest_configure(config):
     examples.share = 0.1 if config.getoption("markexpr") == FAST else 1.0
 
 
-CASES = 4
+CASES = 3
 """Of a test with more cases `make test` runs so many, which lie evenly between the first and the last."""
 
 
