@@ -30,9 +30,11 @@ def test_a_few_cases_of_every_test_are_quick(count):
 
 def test_cases_that_are_slow_or_need_a_gpu_do_not_count():
     marks = [(), ("slow",), ("gpu",)]
-    cases = [Item(f"file.py::test[{i}-{j}]", *mark) for i in range(4) for j, mark in enumerate(marks)]
+    cases = [
+        Item(f"file.py::test[{i}-{j}]", *mark) for i in range(conftest.CASES) for j, mark in enumerate(marks)
+    ]
     conftest.pytest_collection_modifyitems(cases)
-    assert [tuple(item.marks) for item in cases] == marks * 4
+    assert [tuple(item.marks) for item in cases] == marks * conftest.CASES
 
 
 def test_a_property_is_tried_with_fewer_examples(monkeypatch):
