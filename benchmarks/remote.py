@@ -28,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import s3
 from engine import git
 
+from ooc_gemm.storage.read import addresses
+
 SHAPES = {"reads": (16, 16, 1 << 25), "writes": (8192, 16384, 16), "both": (4096, 4096, 2048)}
 """m, n, k. The first two have at most four operations a byte, so that the store is the limit; with 16 and
 more (64×64×2097152) BLAS takes a good part of the cores that it shares with the server. Each takes seconds,
@@ -106,12 +108,11 @@ def client_seconds(url, sizes, c_chunks, c_bytes, readers, writers):
 
 def compare(name, url, rounds):
     import ooc_gemm
-    from ooc_gemm.storage.read import store
 
     m, n, k = SHAPES[name]
     paths = [f"{url}/{name}/{matrix}" for matrix in "abc"]
     a, b, c = paths
-    objects = store.objects_at(f"{url}/{name}")
+    objects = addresses.objects_at(f"{url}/{name}")
     sizes = {key: size for key, (size, *_) in objects.list() if key[:4] in ("a/c/", "b/c/")}
     side = min(m, 1024)
     trace = os.path.join(tempfile.gettempdir(), f"remote-{os.getpid()}.json")

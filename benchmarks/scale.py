@@ -19,7 +19,7 @@ from ooc_gemm.planning.problem import Matrix, MiB
 from ooc_gemm.planning.traffic import lower_bound_bytes
 from ooc_gemm.run.prepare import prepare
 from ooc_gemm.run.request import Operand, Request
-from ooc_gemm.storage.read.local import Source
+from ooc_gemm.storage.read.source import Opened, Source
 
 RESULTS = Path(__file__).parent / "results" / "kernels_h200.json"
 GB, GiB = 10**9, 1 << 30
@@ -124,7 +124,8 @@ class Job:
     def plan(self, device: CUDA, host: int, memory: int) -> Plan:
         """Plan the product with the code that plans a run, for arrays that are not stored anywhere."""
         kind = np.dtype(self.dtype)
-        a, b = (Source(name, kind, Matrix(*self.shape, kind.itemsize, 4096, 4096)) for name in "AB")
+        matrix = Matrix(*self.shape, kind.itemsize, 4096, 4096)
+        a, b = (Opened(Source(name, kind, matrix), matrix) for name in "AB")
         right = Operand(b, transpose=self.symmetric)
         request = Request(
             Operand(a),

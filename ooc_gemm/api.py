@@ -11,7 +11,7 @@ from .run.prepare import prepare
 from .run.request import Operand, Precision, Request
 from .run.result import Result
 from .run.retry import carry_out, result_of
-from .storage.read import store
+from .storage.io.zarr_internals import refuse_event_loop
 from .support.trace import Trace
 
 
@@ -308,7 +308,7 @@ def plan(
     BudgetError
         It does not fit a memory limit; `minimum_memory_limit` is the smallest that would do.
     """
-    store.refuse_event_loop()
+    refuse_event_loop()
     request = Request(
         Operand(a, transpose_a, adjoint_a),
         Operand(b, transpose_b, adjoint_b),

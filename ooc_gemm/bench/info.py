@@ -29,7 +29,7 @@ from ..run.prepare import prepare
 from ..run.rates import FILE, FOLDERS, file_system, kernel_key, possible
 from ..run.request import Operand, Precision, Request
 from ..storage.io.files import chunks_at_once, in_memory
-from ..storage.read import local, store
+from ..storage.read import inputs, source
 from ..storage.write import layout, opening, staging_folder
 from ..storage.write.publication import Publication
 from ..storage.write.target import Target
@@ -225,7 +225,7 @@ def limits_of(device: Device) -> Limits:
     return device.limits(device.arithmetic(one, one, one, (CHUNK,) * 3, 0, "auto", "highest"), None)
 
 
-class _Nothing(local.Source):
+class _Nothing(source.Source):
     """A source whose pieces need no reading."""
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
@@ -338,7 +338,7 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     if memory:  # which a virtual machine may have been given only now
         write_rate = max(write_rate, *(_per_second(written(there)) for _ in range(3)))
     made[0].sink.commit()
-    source = store.open_source(str(scratch / "a"))
+    source = inputs.open_input(str(scratch / "a")).source
 
     def pieces_of(index: int, slot_bytes: int = chunk) -> Iterator[Piece]:
         return cut("a", source.matrix, (index * CHUNK, (index + 1) * CHUNK), (0, CHUNK), slot_bytes)
@@ -347,7 +347,7 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
         return sum(source.read(piece, buffer)[1] for piece in pieces_of(index, slot_bytes))
 
     def came(items: Iterable[int] = there, longest: float = LONGEST) -> tuple[float, list[int]]:
-        if not source.background:
+        if not source.asynchronous:
             return for_a_while(read, items, for_reading, longest)
         seconds, found = by_one_thread(
             lambda index, buffer: source.start(next(pieces_of(index)), buffer),
@@ -389,7 +389,7 @@ def _folder_rates(scratch: Path, device: Device, count: int, readers: int, write
     some = range(min(len(there), 2 * readers))
     for_a_while(partial(write, target), some, for_writing)
     target.sink.commit()
-    source = store.open_source(str(scratch / "z"))
+    source = inputs.open_input(str(scratch / "z")).source
     seconds, moved = for_a_while(read, some, for_reading, LONGEST)
     return {
         "date": _today(),

@@ -26,8 +26,8 @@ import numpy as np
 from ..planning.problem import MiB
 from ..planning.schedule import cut
 from ..storage.io import files
-from ..storage.read import store
-from ..storage.read.local import CompressedSource
+from ..storage.read import addresses, inputs
+from ..storage.read.compressed import CompressedSource
 from ..support.buffers import PAGE, Bytes, page_aligned
 from ..support.errors import InputError
 from ..support.intervals import round_up
@@ -124,7 +124,7 @@ def decode_rate(spec: Any, threads: int = 16, seconds: float = 2.0) -> float:
     """Decode chunks of a stored array from memory to memory, and return the decoded bytes per second. Each of
     `threads` threads decodes a chunk of its own, again and again. Raises InputError unless the chunks are
     compressed files that the engine decodes itself."""
-    source = store.open_source(spec)
+    source = inputs.open_input(spec).source
     if not isinstance(source, CompressedSource):
         raise InputError(f"{source.name} has no compressed chunks in local files")
     s = source.matrix
@@ -156,13 +156,13 @@ def source_rate(
     """Read a stored array with the engine's own `read` in `threads` threads, and return the decoded bytes per
     second. Every chunk is read `rounds` times, into `buffers`, if given: one for each thread, as large as a
     decoded chunk. `cold`: take the files of a local array out of the page cache first."""
-    source = store.open_source(spec)
+    source = inputs.open_input(spec).source
     s = source.matrix
     buffers = buffers or page_aligned(threads, s.chunk_bytes)
     for buffer in buffers:
         buffer[:] = 0
     pieces = list(cut("a", s, (0, s.rows), (0, s.cols), s.chunk_bytes)) * rounds
-    if cold and (place := store.local_path(spec)):
+    if cold and (place := addresses.local_path(spec)):
         drop(files_in(place))
     start = time.perf_counter()
     for_a_while(source.read, pieces, buffers)

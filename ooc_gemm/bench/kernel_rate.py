@@ -136,7 +136,9 @@ def _timed(
         for buffer in buffers:
             buffer[:] = 0
             device.prepare(buffer)
-        views = [job.sources[p.operand].read(p, b)[0] for p, b in zip(pieces, cycle(buffers), strict=False)]
+        views = [
+            job.sources[p.operand].source.read(p, b)[0] for p, b in zip(pieces, cycle(buffers), strict=False)
+        ]
         while rounds < 2 or (rounds < 50 and time.perf_counter() < end):
             for view, piece in zip(views, pieces, strict=True):
                 device.upload(view, piece, 0)

@@ -17,8 +17,7 @@ from dask.highlevelgraph import HighLevelGraph
 from ..api import multiply as multiply_here
 from ..devices.cpu.blas import gemm
 from ..devices.cpu.device import one_blas_thread
-from ..storage.read import store
-from ..storage.read.local import Window
+from ..storage.read import addresses, inputs
 from ..storage.write import conversion
 from ..support.errors import BudgetError, RangeError
 from ..support.memory import STEP
@@ -164,11 +163,11 @@ def _stored(x: Any, axis: int, cut: list[Span]) -> Any:
     found = held = layer.indices[0][0]
     if isinstance(held, TaskRef):
         found = x.dask.layers.get(held.key, {}).get(held.key)
-    if not store.is_array(found) or (found.shape, found.dtype) != (x.shape, x.dtype):
+    if not addresses.is_array(found) or (found.shape, found.dtype) != (x.shape, x.dtype):
         return None
     if any(span.start % found.chunks[axis] for span in cut):
         return None
-    spec = store.portable(found)
+    spec = addresses.portable(found)
     return held if isinstance(held, TaskRef) and not isinstance(spec, str) else spec
 
 
@@ -293,7 +292,7 @@ def _product(
     **options: Any,
 ) -> Any:
     """The product of parts of two stored arrays, in the ranges of rows and columns given for each."""
-    left, right = (Window(store.open_source(spec), *part) for spec, part in zip((x, y), ranges, strict=True))
+    left, right = (inputs.open_input(spec).window(*part) for spec, part in zip((x, y), ranges, strict=True))
     return _engine(left, right, dtype, **options)
 
 

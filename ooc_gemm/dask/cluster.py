@@ -18,7 +18,7 @@ from ..engine.ports import Failure, Operation, Source
 from ..planning.plan import Plan
 from ..planning.schedule import Block
 from ..storage.io import locks
-from ..storage.read import store
+from ..storage.read import addresses
 from ..support.errors import DeviceError, InputError
 from ..support.intervals import ceil_div
 from ..support.trace import Trace
@@ -275,15 +275,15 @@ def _slim(plan: Plan) -> Plan:
 
 def _portable(spec: Any) -> Any:
     """What a worker opens an input by. Raises InputError where it cannot be opened there."""
-    found = store.portable(spec)
-    if found is None and next(store.secrets_of(spec), None) is not None:
+    found = addresses.portable(spec)
+    if found is None and next(addresses.secrets_of(spec), None) is not None:
         raise InputError(
-            f"{store.describe(spec)} has credentials in its address or in its store, which are not sent to "
-            "workers; give its address without them and set them in the environment of the workers"
+            f"{addresses.describe(spec)} has credentials in its address or in its store, which are not sent "
+            "to workers; give its address without them and set them in the environment of the workers"
         )
     if found is None:
         raise InputError(
-            f"{store.describe(spec)} is not where workers find it; store it as a Zarr array first"
+            f"{addresses.describe(spec)} is not where workers find it; store it as a Zarr array first"
         )
     return found
 

@@ -10,7 +10,8 @@ from ..run.recovery import Recovery
 from ..run.request import Operand, Precision, Request
 from ..run.result import Result
 from ..run.retry import carry_out, result_of
-from ..storage.read import store
+from ..storage.io.zarr_internals import refuse_event_loop
+from ..storage.read import addresses
 from ..support.errors import InputError
 from ..support.trace import Trace
 from .cluster import Cluster
@@ -131,9 +132,9 @@ def multiply(
 
 def carry_out_on(client: Any, request: Request, observer: Observer) -> Result | Recovery:
     """Carry out a request on the cluster of a client; None is the current one. Raises as `multiply`."""
-    store.refuse_event_loop()
-    if store.local_path(request.c) is None:
-        name = store.describe(request.c)
+    refuse_event_loop()
+    if addresses.local_path(request.c) is None:
+        name = addresses.describe(request.c)
         raise InputError(f"{name} is not in a folder that workers share; give the path of one")
     assert isinstance(request.device, str), "each worker opens its own"
     workers = Workers(client, request.device)

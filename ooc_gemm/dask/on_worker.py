@@ -19,8 +19,8 @@ from ..planning.plan import Plan
 from ..planning.schedule import Block
 from ..run.executor import Local
 from ..storage.io import locks
-from ..storage.read import store
-from ..storage.read.local import Source
+from ..storage.read import inputs
+from ..storage.read.source import Opened
 from ..storage.write import reopen
 from ..storage.write.share import Share
 from ..storage.write.staging_folder import DIRECT_BYTES
@@ -139,8 +139,9 @@ def superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report | Fail
             f"{work.name} cannot be written: worker {worker.address} does not see the folder {folder}; "
             "choose a place that all workers share"
         )
-    sources = {name: _source(work, name) for name in work.inputs}
-    found: dict[str, Any] = {name: source.matrix for name, source in sources.items()}
+    operands = {name: _opened(work, name) for name in work.inputs}
+    found: dict[str, Any] = {name: opened.matrix for name, opened in operands.items()}
+    sources = {name: opened.source for name, opened in operands.items()}
     plan = replace(work.plan, problem=replace(work.plan.problem, **found)).without(done)
     c = reopen.open_partial(work.c)
     share = Share(folder, direct=c.nbytes >= DIRECT_BYTES)
@@ -180,10 +181,9 @@ def superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report | Fail
         executor.close()
 
 
-def _source(work: Work, name: str) -> Source:
+def _opened(work: Work, name: str) -> Opened:
     """Open an input as the plan has it."""
     spec = reopen.open_partial(work.c) if name == "c" else work.inputs[name]
-    source = store.open_source(spec, work.name if name == "c" else None)
+    found = inputs.open_input(spec, work.name if name == "c" else None)
     turned = {"a": work.operation.transpose_a, "b": work.operation.transpose_b, "c": False}[name]
-    source.matrix = replace(source.matrix, transposed=turned)
-    return source
+    return found if found.matrix.transposed == turned else found.transpose()

@@ -135,7 +135,7 @@ def execute(
     pairs = _Pairs(plan, device, ring)
     steps, step = plan.block_count * max(1, plan.panel_count), 0
     try:
-        threads, each = dealt(plan.readers, all(source.background for source in sources.values()))
+        threads, each = dealt(plan.readers, all(source.asynchronous for source in sources.values()))
         for _ in range(threads):
             readers.submit(read, ring, device, sources, trace, each, bool(plan.budget.connection))
         for block in plan.blocks():

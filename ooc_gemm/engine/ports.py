@@ -158,8 +158,9 @@ class Limits:
 class Source(Protocol):
     """A stored matrix from which pieces are read."""
 
-    background: bool
-    """Whether a read that has been started continues without a thread of Python's."""
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a read that has been started continues without a thread of Python's."""
 
     def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
         """Start to read `piece` into `slot`. The function that is returned must be called, whatever happens.

@@ -100,7 +100,7 @@ class Budget:
     """How fast each of several devices is: blocks are cut into bands of rows, as high as their devices are
     fast, and limits and baselines of the device are of each."""
     stacked: bool = False
-    """Pieces may be of several chunks (`Matrix.stacked`)."""
+    """Pieces may be of several chunks (`StoreTraits.stackable`)."""
     linked: bool = True
     """Devices can read each other's memory: op(B)'s panels are uploaded to one of them, the others take them
     from there."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from ..support.intervals import ceil_div, overlaps, ranges, touches
+from .traits import LOCAL, StoreTraits
 
 MiB = 1 << 20
 
@@ -69,10 +70,8 @@ class Matrix:
     """… and encoding one, where C is stored so."""
     apart: int = 0
     """Memory in bytes that reading takes beside all slots, where the process makes one piece at a time."""
-    stacked: bool = False
-    """A piece may be of several chunks, one below the other: they are read at once and copied as one."""
-    remote: bool = False
-    """A read is a round trip to another machine: never of a part of a row; and what comes is held beside its
+    traits: StoreTraits = LOCAL
+    """What the store can do. Of a remote one a part of a row is never read, and what comes is held beside its
     slot."""
 
     @property
@@ -88,7 +87,7 @@ class Matrix:
     @property
     def skipped(self) -> int:
         """Bytes of an element, as far as it saves anything not to read it."""
-        return 0 if self.remote else self.itemsize
+        return 0 if self.traits.remote else self.itemsize
 
     @cached_property
     def stored_bytes(self) -> int:
@@ -99,11 +98,13 @@ class Matrix:
         """Bytes that a reader holds beside its slot of so many."""
         if self.whole:
             return self.held * self.chunk_bytes + self.decodes.bytes_for(self.chunk_bytes)
-        return slot if self.remote else 0
+        return slot if self.traits.remote else 0
 
     def chunks_of_piece(self, slot_bytes: int) -> int:
         """How many chunks, at most, one piece is of."""
-        return max(1, min(MOST_STACKED, slot_bytes // max(1, self.chunk_bytes))) if self.stacked else 1
+        return (
+            max(1, min(MOST_STACKED, slot_bytes // max(1, self.chunk_bytes))) if self.traits.stackable else 1
+        )
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """The columns that are read for columns [start, stop) of one chunk: those alone, one read a

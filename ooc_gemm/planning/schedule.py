@@ -37,7 +37,7 @@ class Block:
 
 class Piece(NamedTuple):
     """What one read brings into one slot: rows × cols of one chunk of a stored matrix, or of several that lie
-    one below the other (`Matrix.stacked`)."""
+    one below the other (`StoreTraits.stackable`)."""
 
     operand: str
     """`a`, `b`, or `c` (β ≠ 0)."""

@@ -13,5 +13,11 @@ class StoreTraits:
     """Seconds until the store begins to answer; 0 where that is no time, or is not known."""
     asynchronous: bool = False
     """Reads and writes go on by themselves once they have been started."""
+    stackable: bool = False
+    """A piece may be of several chunks, one below the other: they are read at once and copied as one."""
     listable: bool = True
     """The store lists what it holds, and replaces an object only if nobody else has changed it."""
+
+
+LOCAL = StoreTraits()
+"""Those of local files."""

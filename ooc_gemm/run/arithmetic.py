@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.ports import INT64_MAX, Arithmetic, Hardware
-from ..storage.read import store
+from ..storage.format import limits
 from ..support.errors import InputError
 from .operands import Inputs
 from .settle import Settled
@@ -44,7 +44,7 @@ def _dtype(a: np.dtype[Any], b: np.dtype[Any], asked: Any, alpha: complex, beta:
     natural = np.result_type(a, b)
     if a.kind in "iu" and b.kind in "iu":
         natural = np.dtype(np.int32 if a.itemsize == b.itemsize == 1 else np.int64)
-    out = natural if asked is None else store.matrix_dtype(asked)
+    out = natural if asked is None else limits.matrix_dtype(asked)
     order = "iufc"
     if order.index(out.kind) < order.index(natural.kind) and not (out.kind == "i" and natural.kind == "u"):
         raise InputError(f"C cannot hold {natural} results as {out}; leave out_dtype out or widen it")

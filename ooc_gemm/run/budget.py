@@ -7,7 +7,7 @@ from ..planning.machine import Budget, Rates
 from ..planning.problem import Problem
 from ..storage.io.files import chunks_at_once
 from ..storage.io.requests import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests
-from ..storage.read import store
+from ..storage.read import addresses
 from ..support.memory import baseline_bytes
 from . import rates
 from .arithmetic import Chosen
@@ -22,10 +22,10 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
         base += problem.m * problem.n * problem.c.itemsize
     turned = problem.panels_along_k != problem.stored_along_k
     converted = turned or any(x.dtype != chosen.arithmetic.panel for x in (inputs.a, inputs.b))
-    sources, puts = inputs.sources.values(), store.is_remote(request.c)
+    sources, puts = inputs.sources.values(), addresses.traits_of(request.c).remote
     asked_of = _asked_of(inputs)
     readers = max([limits.readers, *(requests(*one) for one in asked_of)])
-    if all(source.background for source in sources):
+    if all(source.traits.asynchronous for source in sources):
         readers = chunks_at_once(readers)
     return Budget(
         host=request.memory_limit,
@@ -40,7 +40,7 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
         workers=max(1, limits.workers),
         weights=limits.weights,
         linked=limits.linked,
-        stacked=all(source.matrix.stacked for source in sources),
+        stacked=all(source.traits.stackable for source in sources),
     )
 
 
@@ -50,7 +50,7 @@ def known_rates(
     """How fast each stage is expected to be."""
     read = [(source.place, source.matrix.stored_bytes) for source in inputs.sources.values()]
     if request.c is not None:
-        place = store.local_path(request.c)
+        place = addresses.local_path(request.c)
     else:
         place = None if request.writes else inputs.a.place
     written = problem.m * problem.n * problem.c.itemsize
@@ -64,4 +64,4 @@ def known_rates(
 def _asked_of(inputs: Inputs) -> list[tuple[float, int]]:
     """For each source that answers slowly its latency and the bytes of a request."""
     sources = inputs.sources.values()
-    return [(source.latency, source.matrix.chunk_bytes) for source in sources if source.latency]
+    return [(source.traits.latency, source.matrix.chunk_bytes) for source in sources if source.traits.remote]

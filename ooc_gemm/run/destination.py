@@ -8,8 +8,8 @@ import numpy as np
 
 from .. import __version__
 from ..storage.format import unfinished
-from ..storage.read import store
-from ..storage.read.local import Source
+from ..storage.read import addresses
+from ..storage.read.source import Opened
 from ..storage.write import consolidated, in_memory, opening, provenance
 from ..storage.write.journal import Journal, resume_in_folder
 from ..storage.write.provenance import Finished
@@ -33,7 +33,7 @@ def continued(request: Request) -> Iterator[Log | None]:
         yield None
         return
     c, beta = request.c, request.beta
-    place, name = store.local_path(c), store.describe(c)
+    place, name = addresses.local_path(c), addresses.describe(c)
     if place is None:
         yield opening.continued(c, beta or 0)
         return
@@ -75,7 +75,8 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
     target = _begun(job, observer)
     try:
         if "c" in sources:
-            target.sink.expect(sources["c"].stamps)
+            old = sources["c"].snapshot
+            target.sink.expect(old.stamps if old else None)
         yield target, None
         for name, source in sources.items():
             if name != "c":
@@ -103,7 +104,7 @@ def _begun(job: Job, observer: Observer) -> Target[Publication]:
     return opening.create_target(c, job.output, block, job.head, force, notice=observer.notice)
 
 
-def _check_unchanged(source: Source, sink: Publication) -> None:
+def _check_unchanged(source: Opened, sink: Publication) -> None:
     """Raise StoreError where an input was changed during the run. If it was written to, no run can continue
     this one, even if the input is put back: chunks may have been made of what it held in between."""
     try:

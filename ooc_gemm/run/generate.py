@@ -10,8 +10,10 @@ import numpy.typing as npt
 from ..devices.cpu.device import INTERPRETER_BYTES
 from ..planning.problem import CHUNK_BYTES, MiB
 from ..planning.schedule import Part
+from ..storage.format import limits
 from ..storage.io.requests import CONNECTION_BYTES, WRITERS
-from ..storage.read import store
+from ..storage.io.zarr_internals import refuse_event_loop
+from ..storage.read import addresses
 from ..storage.write import checks, layout, opening
 from ..support.errors import BudgetError, InputError, on_thread
 from ..support.intervals import ceil_div, ranges
@@ -35,14 +37,14 @@ def random(
     variance 1) or `uniform` in [0, 1). Integers are uniform in [−100, 100], or [0, 100]. One seed, type
     and chunk grid always give the same array. Where it cannot be finished nothing is left in a local folder,
     and an array that it was to replace stays. Raises InputError, BudgetError, StoreError."""
-    store.refuse_event_loop()
+    refuse_event_loop()
     if len(shape) != 2 or min(shape) < 0:
         raise InputError(f"shape {shape} must be two numbers, rows and columns")
     if distribution not in ("normal", "uniform"):
         raise InputError(f"{distribution!r} is not a distribution; choose normal or uniform")
     if seed < 0:
         raise InputError(f"seed {seed} is negative; give 0 or more")
-    kind = store.matrix_dtype(dtype)
+    kind = limits.matrix_dtype(dtype)
     layout.check_layout(chunks, shards, compressor)
     if chunks is None:
         rows = max(1, min(shape[0] or 1, int((CHUNK_BYTES[0] // kind.itemsize) ** 0.5)))
@@ -54,8 +56,9 @@ def random(
     output = layout.Output(shape, kind, chunks, shards, compressor)
     each = unit[0] * unit[1] * (kind.itemsize + 8 + (2 * kind.itemsize if output.encoded else 0))
     each += output.work.bytes_for(unit[0] * unit[1] * kind.itemsize)
-    each += CONNECTION_BYTES if store.is_remote(out) else 0
-    threads = min(2 * WRITERS if store.is_remote(out) else 4, (limit - base) // each)
+    far = addresses.traits_of(out).remote
+    each += CONNECTION_BYTES if far else 0
+    threads = min(2 * WRITERS if far else 4, (limit - base) // each)
     if threads < 1:
         raise BudgetError(
             f"a memory limit of {limit} bytes is too small for chunks of {unit[0]}×{unit[1]}; "

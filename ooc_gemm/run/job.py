@@ -8,7 +8,7 @@ from typing import Any
 
 from ..planning.schedule import Block
 from ..storage.format import conventions
-from ..storage.read import store
+from ..storage.read import addresses
 from ..storage.write import conversion
 from ..storage.write.provenance import Finished
 from ..support.errors import (
@@ -104,10 +104,11 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
         rechunked(wanted, job.sources, job.request.c) as (sources, copies),
         destination(job, observer) as (target, array),
     ):
-        if job.works and (wrong := job.executor.execute(sources, target, progress)):
+        readers = {name: opened.source for name, opened in sources.items()}
+        if job.works and (wrong := job.executor.execute(readers, target, progress)):
             observer.note(f"the check of {_spelled(_places(wrong))} of C failed; computed once more")
             _start_again(job, wrong, watch)
-            if wrong := job.executor.execute(sources, target, progress):
+            if wrong := job.executor.execute(readers, target, progress):
                 raise _wrong_again(job, wrong)
         return _Made(copies, array, target.overflowed if target else 0)
 
@@ -179,7 +180,7 @@ def _result(job: Job, made: _Made, watch: Trace, seconds: float) -> Result:
 
 def _name(job: Job) -> str:
     """How messages call C."""
-    return "C" if job.request.c is None else store.describe(job.request.c)
+    return "C" if job.request.c is None else addresses.describe(job.request.c)
 
 
 def _places(wrong: Iterable[Block]) -> tuple[Place, ...]:
@@ -199,8 +200,8 @@ def _check_trace(trace: str | os.PathLike[str], request: Request) -> None:
     """Refuse a trace that cannot be written, or would be written into an array."""
     place = os.fspath(trace)
     for array in (request.a.array, request.b.array, request.c):
-        if array is not None and store.same_place(place, array):
-            raise InputError(f"the trace {place} lies inside {store.describe(array)}; write it elsewhere")
+        if array is not None and addresses.same_place(place, array):
+            raise InputError(f"the trace {place} lies inside {addresses.describe(array)}; write it elsewhere")
     file = os.path.abspath(place)
     target = file if os.path.exists(file) else os.path.dirname(file)
     if os.path.isdir(file) or not os.access(target, os.W_OK) or not os.path.isdir(os.path.dirname(file)):

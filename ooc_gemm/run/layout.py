@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 
 from ..planning.problem import Matrix
-from ..storage.read import store
+from ..planning.traits import LOCAL
+from ..storage.format import bounded, limits
+from ..storage.read import addresses
+from ..storage.read.inputs import open_input
 from ..storage.write import layout as stored
 from ..support.errors import InputError
 from .operands import Inputs
@@ -27,7 +30,7 @@ class Layout:
 def lay_out(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> Layout:
     """How C of this type is stored. Raises InputError where it cannot be stored so."""
     m, n, _ = inputs.shape
-    if m * n * dtype.itemsize > store.MAX_ARRAY_BYTES:
+    if m * n * dtype.itemsize > limits.MAX_ARRAY_BYTES:
         raise InputError(
             f"op({inputs.a.name})·op({inputs.b.name}) is {m}×{n}, more than can be stored; "
             "transpose one or both"
@@ -43,7 +46,7 @@ def lay_out(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> Layout:
     if inputs.c is not None:
         matrix = _updatable(inputs.c.matrix, height, width)
     elif request.fills and there is not None:
-        matrix = _filled(there, store.open_source(there, store.describe(request.c)).matrix)
+        matrix = _filled(there, open_input(there, addresses.describe(request.c)).matrix)
     return Layout(output, matrix, unit is None)
 
 
@@ -79,8 +82,7 @@ def _filled(array: Any, s: Matrix) -> Matrix:
         transposed=False,
         fortran=False,
         whole=s.whole or not plain,
-        held=s.held if plain else store.HELD_BY_ZARR,
+        held=s.held if plain else bounded.HELD_BY_ZARR,
         stored=None,
-        stacked=False,
-        remote=False,
+        traits=LOCAL,
     )

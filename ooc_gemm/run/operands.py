@@ -9,29 +9,28 @@ from typing import Any
 import numpy as np
 
 from ..storage.io.requests import side_by_side
-from ..storage.read import store
-from ..storage.read.local import Source
+from ..storage.read import addresses
+from ..storage.read.inputs import open_input
+from ..storage.read.source import Opened
 from ..storage.write import checks, reopen
 from ..support.errors import InputError
 from .settle import Settled
 
 
-def open_operand(spec: Any, name: str, transpose: bool = False) -> Source:
-    """An input with op() in its matrix: a transposition of a Fortran-order array is none. `name`: what
-    messages call it where it is not stored under one."""
-    source = store.open_source(spec, store.role(spec, name))
-    if transpose:
-        source.matrix = replace(source.matrix, transposed=not source.matrix.transposed)
-    return source
+def open_operand(spec: Any, name: str, transpose: bool = False) -> Opened:
+    """Open an input and apply op() to its matrix: a transposed array in Fortran order is as it is stored.
+    `name`: what messages call an input that is not stored under a name."""
+    found = open_input(spec, addresses.role(spec, name))
+    return found.transpose() if transpose else found
 
 
 @dataclass(frozen=True)
 class Inputs:
     """A and B with their op(), and C."""
 
-    a: Source
-    b: Source
-    c: Source | None
+    a: Opened
+    b: Opened
+    c: Opened | None
     """The C that is read, where β is not 0."""
     there: Any
     """C as an open array, where it is there already and keeps its chunks: the unfinished C of an interrupted
@@ -44,7 +43,7 @@ class Inputs:
         return m, n, k
 
     @property
-    def sources(self) -> dict[str, Source]:
+    def sources(self) -> dict[str, Opened]:
         """By name: `a`, `b`, and `c` where it is read."""
         found = {"a": self.a, "b": self.b}
         return found if self.c is None else found | {"c": self.c}
@@ -66,11 +65,11 @@ def open_inputs(request: Settled, begun: Any, continues: bool) -> Inputs:
             f"the inner dimensions of A and B differ: op({a.name}) is {m}×{k} and "
             f"op({b.name}) is {k_b}×{n}; transpose one of them or choose other arrays"
         )
-    a.measure(request.memory_limit)
+    a = a.measured(request.memory_limit)
     if request.a.array is request.b.array:
-        b.matrix = replace(b.matrix, apart=a.matrix.apart)
+        b = replace(b, matrix=replace(b.matrix, apart=a.matrix.apart))
     else:
-        b.measure(request.memory_limit)
+        b = b.measured(request.memory_limit)
     if request.beta == 0:
         return Inputs(a, b, None, request.c if request.fills and not continues else begun)
     if not continues and request.c is not None:
@@ -83,14 +82,13 @@ def _check_there(request: Settled) -> None:
     """Raise InputError where β·C needs a C that does not exist."""
     if request.beta == 0 or not isinstance(request.c, str | os.PathLike):
         return
-    place = store.local_path(request.c)
+    place = addresses.local_path(request.c)
     if place is not None and not place.exists():
-        raise InputError(
-            f"{store.describe(request.c)} does not exist, and beta is not 0; make C first or leave beta out"
-        )
+        name = addresses.describe(request.c)
+        raise InputError(f"{name} does not exist, and beta is not 0; make C first or leave beta out")
 
 
-def _open_both(request: Settled, continues: bool) -> tuple[Source, Source]:
+def _open_both(request: Settled, continues: bool) -> tuple[Opened, Opened]:
     """A and B; at the same time C is checked, where it is new. Stores that are far away answer slowly, so
     they are asked side by side."""
     works: list[Callable[[], Any]] = [
@@ -100,14 +98,14 @@ def _open_both(request: Settled, continues: bool) -> tuple[Source, Source]:
     if request.c is not None and not continues and request.beta == 0:
         check = partial(checks.check_output, request.c, _arrays(request), request.force, request.fills)
         works.append(check)
-    far = any(map(store.is_remote, (*_arrays(request), request.c)))
+    far = any(addresses.traits_of(spec).remote for spec in (*_arrays(request), request.c))
     a, b, *_ = side_by_side(works) if far else [work() for work in works]
     return a, b
 
 
-def _open_old(request: Settled, array: Any, shape: tuple[int, int]) -> Source:
+def _open_old(request: Settled, array: Any, shape: tuple[int, int]) -> Opened:
     """The C that β·C is read from."""
-    old = store.open_source(array, store.describe(request.c))
+    old = open_input(array, addresses.describe(request.c))
     if old.shape != shape:
         raise InputError(
             f"{old.name} has shape {old.shape} but the product is {shape[0]}×{shape[1]}; choose another C"

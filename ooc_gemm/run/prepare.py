@@ -14,8 +14,8 @@ from ..planning import layouts
 from ..planning.plan import Plan
 from ..planning.problem import Problem
 from ..planning.search import make_plan
-from ..storage.read import store
-from ..storage.read.local import Source
+from ..storage.read import addresses
+from ..storage.read.source import Opened
 from ..storage.write import checks, provenance
 from ..storage.write.layout import Output
 from .arithmetic import Chosen, choose_arithmetic, choose_dtype
@@ -34,7 +34,7 @@ class Job:
     request: Settled
     log: Log | None
     """The run that is continued."""
-    sources: dict[str, Source]
+    sources: dict[str, Opened]
     """What is read: `a`, `b` unless it is the same as A, and `c` where β is not 0."""
     operation: Operation
     output: Output
@@ -83,8 +83,6 @@ def prepare(request: Request, log: Log | None = None, executor: Executor | None 
     plan, copies = layouts.rechunk(plan) if settled.rechunk else (layouts.advise(plan), ())
     options = _options(settled, inputs, dtype)
     head, left = _provenance(settled, inputs, plan, log, options)
-    for source in inputs.sources.values():
-        source.borrows = source.latency > 0 and budget.device is None
     return Job(
         request=settled,
         log=log,
@@ -101,9 +99,12 @@ def prepare(request: Request, log: Log | None = None, executor: Executor | None 
     )
 
 
-def _read(inputs: Inputs, plan: Plan) -> dict[str, Source]:
-    """What is read: B only where it is not A."""
+def _read(inputs: Inputs, plan: Plan) -> dict[str, Opened]:
+    """What is read: B only where it is not A. Where no device copies pieces out of the slots, pieces may stay
+    where a store's client has put them."""
     sources = inputs.sources
+    if plan.budget.device is None:
+        sources = {name: source.lending() for name, source in sources.items()}
     return {name: sources[name] for name in sources if name != "b" or not plan.problem.symmetric}
 
 
@@ -182,6 +183,6 @@ def _provenance(
     if head and request.fills:
         head["fills"] = True
     if log:
-        provenance.refuse_changes(log, head, store.describe(request.c))
+        provenance.refuse_changes(log, head, addresses.describe(request.c))
         plan = plan.without(frozenset(log.done))
     return head, plan

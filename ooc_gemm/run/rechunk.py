@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from ..engine.ports import Array
 from ..planning.layouts import Copy
 from ..planning.schedule import Part, Piece, cut
-from ..storage.read.local import Source
+from ..storage.read.source import Opened
 from ..storage.write import layout, opening
 from ..support.buffers import Bytes, page_aligned
 from ..support.errors import InputError, on_thread
@@ -50,8 +50,8 @@ def check_space(copies: Iterable[Copy], c: Any) -> None:
 
 @contextlib.contextmanager
 def rechunked(
-    copies: Sequence[Copy], sources: Mapping[str, Source], c: Any
-) -> Iterator[tuple[dict[str, Source], tuple[Rechunked, ...]]]:
+    copies: Sequence[Copy], sources: Mapping[str, Opened], c: Any
+) -> Iterator[tuple[dict[str, Opened], tuple[Rechunked, ...]]]:
     """The sources with copies in the place of those that are copied, and what that took. The copies lie in a
     hidden folder beside C, or among temporary files where C is no local array, until the body ends."""
     found, done = dict(sources), []
@@ -80,9 +80,9 @@ def _hidden_folder(c: Any) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _copied(copy: Copy, source: Source, place: Path) -> tuple[Source, int, int]:
+def _copied(copy: Copy, opened: Opened, place: Path) -> tuple[Opened, int, int]:
     """The copy, the bytes read and the bytes written."""
-    t = copy.target
+    t, source = copy.target, opened.source
     output = layout.Output((t.rows, t.cols), source.dtype, (t.chunk_rows, t.chunk_cols))
     target = opening.create_target(str(place), output, source.dtype, keep=False)
     (memory,) = page_aligned(1, copy.rows * copy.cols * t.itemsize)
@@ -119,9 +119,7 @@ def _copied(copy: Copy, source: Source, place: Path) -> tuple[Source, int, int]:
                 )
                 read += each(readers, read_slots, pieces, fill)
                 written += each(writers, write_slots, parts, drain)
-    made = target.sink.source()
-    made.name, made.matrix = source.name, t
-    return made, read, written
+    return replace(target.sink.opened(source.name), matrix=t), read, written
 
 
 def each(

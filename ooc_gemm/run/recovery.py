@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from ..engine.ports import Failure
 from ..storage.format import unfinished
-from ..storage.read import store
+from ..storage.read import addresses
 from ..support.errors import DeviceError
 from .request import Request
 
@@ -71,7 +71,7 @@ def recovery(
 def _flags(request: Request, begun: bool) -> tuple[str, ...] | None:
     """What a request needs beside to go on; None where it cannot, for some blocks may have had their β
     already."""
-    place = store.local_path(request.c) if begun and request.c is not None else None
+    place = addresses.local_path(request.c) if begun and request.c is not None else None
     if place is not None and (place / unfinished.JOURNAL).exists():
         return ("resume",)
     if begun and not request.beta:

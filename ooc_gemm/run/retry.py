@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..storage.read import store
+from ..storage.io.zarr_internals import refuse_event_loop
 from ..support.errors import BudgetError
 from .executor import Executor
 from .job import attempt
@@ -20,7 +20,7 @@ def carry_out(request: Request, observer: Observer, executor: Executor | None = 
 
     Returns a Recovery where only another process can go on. Raises what `multiply` raises.
     """
-    store.refuse_event_loop()
+    refuse_event_loop()
     request = request.check()
     found = attempt(request, observer, executor)
     if isinstance(found, Result) or found.request is None:

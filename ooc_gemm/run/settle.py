@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ..storage.read import store
+from ..storage.read import addresses
 from ..storage.write import provenance, reopen
 from ..storage.write.journal import Journal
 from ..storage.write.provenance import Finished
@@ -32,13 +32,13 @@ def settle(request: Request, log: Log | None) -> tuple[Settled, Any]:
 
     Raises InputError where that C or its journal cannot be read.
     """
-    fills = bool(log.head.get("fills")) if log else store.is_array(request.c)
+    fills = bool(log.head.get("fills")) if log else addresses.is_array(request.c)
     begun, layout = None, dict[str, Any]()
     if log and (log.done or request.beta or fills or provenance.reads_c(log.head)):
         begun = reopen.open_partial(request.c)
         layout = {"chunks": begun.chunks, "shards": begun.shards}
     given = {name: getattr(request, name) for name in provenance.LAYOUT}
-    found = provenance.settled(given, log.head if log else None, layout, store.describe(request.c))
+    found = provenance.settled(given, log.head if log else None, layout, addresses.describe(request.c))
     values = {field.name: getattr(request, field.name) for field in fields(request)} | found
     settled = Settled(**values, fills=fills)
     if settled.beta != 0:

@@ -23,8 +23,8 @@ from ..engine.check import HOEFFDING, ROOT_TINY, Rounding, compare, least, round
 from ..planning.problem import MiB
 from ..planning.schedule import Piece, cut
 from ..storage.io.requests import CONNECTION_BYTES, requests
-from ..storage.read import store
-from ..storage.read.local import Source
+from ..storage.io.zarr_internals import refuse_event_loop
+from ..storage.read.source import Opened
 from ..storage.write import recorded
 from ..support.buffers import Bytes, page_aligned
 from ..support.errors import BudgetError, InputError
@@ -96,7 +96,7 @@ def verify(
 
     Raises InputError and BudgetError before anything is read, StoreError while reading.
     """
-    store.refuse_event_loop()
+    refuse_event_loop()
     if rounds < 1:
         raise InputError(f"{rounds} rounds check nothing; give 1 or more")
     if seed is not None and seed < 0:
@@ -110,8 +110,7 @@ def verify(
         (transpose_b, adjoint_b),
     )
     alpha, beta = made.alpha, made.beta
-    _turn(left, made.op_a)
-    _turn(right, made.op_b)
+    left, right = (x.transpose() if op != "none" else x for x, op in ((left, made.op_a), (right, made.op_b)))
     if beta == 0 and old is not None:
         raise InputError("the old C does not count where beta is 0; give beta, or leave out old")
     if beta != 0 and old is None:
@@ -209,12 +208,7 @@ def _operation(flags: Flags, recorded: str) -> str:
     return "transpose" if transpose else "adjoint" if adjoint else "none"
 
 
-def _turn(source: Source, operation: str) -> None:
-    if operation != "none":
-        source.matrix = replace(source.matrix, transposed=not source.matrix.transposed)
-
-
-def _rounding(left: Source, right: Source, product: Source, made: recorded.Recorded) -> Rounding:
+def _rounding(left: Opened, right: Opened, product: Opened, made: recorded.Recorded) -> Rounding:
     """Of the sums of products: as of the coarser type of the two. Integers are exact, unless C is none."""
     types = [left.dtype, right.dtype]
     coarse = max(types, key=roundoff)
@@ -249,20 +243,19 @@ def _json(value: complex) -> float | str:
 class _Stream:
     """One pass over a stored matrix by a few threads, each with one slot."""
 
-    def __init__(self, source: Source, conjugate: bool, limit: int, vectors: int):
-        s = self._matrix = source.matrix
-        self._source, self._conjugate = source, conjugate and source.dtype.kind == "c"
+    def __init__(self, opened: Opened, conjugate: bool, limit: int, vectors: int):
+        opened = opened.measured(limit)
+        s, source, far = opened.matrix, opened.source, opened.traits.remote
+        self._matrix, self._source, self._conjugate = s, source, conjugate and source.dtype.kind == "c"
         line = min(s.chunk_cols, s.cols) * s.itemsize
         self._slot = (
             s.chunk_bytes if s.whole else max(s.chunk_cols * s.itemsize, min(s.chunk_bytes, 4 * MiB), line)
         )
         # A piece, twice in the wide type (itself and its squares); a decoder holds chunks more.
         each = self._slot + 2 * self._slot // s.itemsize * 16 + s.beside(self._slot)
-        each += CONNECTION_BYTES if s.remote else 0
-        source.measure(limit)
-        s = self._matrix = source.matrix
+        each += CONNECTION_BYTES if far else 0
         fixed = baseline_bytes(INTERPRETER_BYTES) + vectors + s.apart
-        most = requests(source.latency, self._slot) if source.latency else 4
+        most = requests(opened.traits.latency, self._slot) if far else 4
         self._threads = min(most, (limit - fixed) // each)
         if self._threads < 1:
             raise BudgetError(

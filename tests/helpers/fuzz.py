@@ -42,7 +42,7 @@ import zarr
 import ooc_gemm
 from ooc_gemm.planning.schedule import cut
 from ooc_gemm.storage.format import unfinished
-from ooc_gemm.storage.read import store
+from ooc_gemm.storage.read import inputs
 from ooc_gemm.support.memory import resident_bytes
 
 MiB = 1 << 20
@@ -322,7 +322,7 @@ def attempt(path):
 
 
 def use(path):
-    source = store.open_source(path)
+    source = inputs.open_input(path).source
     s = source.matrix
     if s.grid[0] * s.grid[1] > PLANNED:
         return "open"

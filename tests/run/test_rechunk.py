@@ -23,7 +23,7 @@ from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.run import rechunk
 from ooc_gemm.run.prepare import prepare
 from ooc_gemm.run.request import Operand, Request
-from ooc_gemm.storage.read import store
+from ooc_gemm.storage.read import inputs, raw
 
 MiB = 1 << 20
 SLOW = Rates(1e11, 4e9, 1e9, 4e9, 4e9, shared=True, decode=1e6, piece_seconds=1e-3)
@@ -120,7 +120,7 @@ def test_arrays_without_chunks_are_not_advised_on(here):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_copy_reads_what_was_predicted(tmp_path, name, spare):
     values = numbers((500, 600), 3)
-    source = store.open_source(make(tmp_path / "a", values, **LAYOUTS[name]))
+    source = inputs.open_input(make(tmp_path / "a", values, **LAYOUTS[name]))
     s = source.matrix
     t = replace(s, chunk_rows=64, chunk_cols=48, whole=False, stored=None)
     budgets = (Budget(int(t.chunk_bytes * 1.1**i), 0, None) for i in range(100))
@@ -135,7 +135,7 @@ def test_a_copy_reads_what_was_predicted(tmp_path, name, spare):
     )
     made, read, written = rechunk._copied(copy, source, tmp_path / "copy")
     assert (read, written) == (copy.bytes_read, copy.bytes_written)
-    assert isinstance(made, store.RawSource)
+    assert isinstance(made, raw.RawSource)
     assert replace(made.matrix, fortran=False) == replace(t, fortran=False)
     found = rechunk._copied(replace(copy, source=made.matrix), made, tmp_path / "again")[0]
     assert found.matrix == t
@@ -151,7 +151,7 @@ def test_missing_chunks_become_the_fill_value(tmp_path):
         tmp_path / "a", shape=(50, 60), chunks=(20, 7), dtype="f4", compressors=None, fill_value=2
     )
     array[20:40, 20:40] = 1
-    source = store.open_source(array)
+    source = inputs.open_input(array)
     t = replace(source.matrix, chunk_rows=32, chunk_cols=32, stored=None)
     copy = layout.plan_copy("a", source.matrix, t, Budget(64 * MiB, 0, None), SLOW)
     _, read, _ = rechunk._copied(copy, source, tmp_path / "copy")

@@ -21,7 +21,7 @@ from ooc_gemm.planning.problem import MOST_STACKED
 from ooc_gemm.planning.schedule import Part, cut
 from ooc_gemm.storage.io import background, files
 from ooc_gemm.storage.io.stamps import stamp_of
-from ooc_gemm.storage.read import store
+from ooc_gemm.storage.read import inputs
 from ooc_gemm.storage.write import opening
 from ooc_gemm.support.buffers import page_aligned
 
@@ -93,7 +93,7 @@ def test_products_in_memory(memory, layout, dtype, background_c):
     a, b = (RNG.integers(-9, 9, shape).astype(dtype) for shape in ((333, 444), (444, 555)))
     for name, values in (("a", a), ("b", b)):
         make(memory / name, values, compressors=None, **LAYOUTS[layout])
-        assert store.open_source(str(memory / name)).background
+        assert inputs.open_input(str(memory / name)).source.asynchronous
     shutil.rmtree(memory / "a" / "c" / "0", ignore_errors=True)  # a row of chunks that are missing
     a = zarr.open_array(memory / "a")[...]
     before, kinds = open_files(), []
@@ -133,7 +133,7 @@ def test_nothing_is_under_way_when_one_of_many_has_failed():
 def test_inputs_that_change_while_they_are_read(memory):
     values = RNG.standard_normal((512, 512)).astype("f4")
     make(memory / "a", values, chunks=(512, 512), compressors=None)
-    source = store.open_source(str(memory / "a"))
+    source = inputs.open_input(str(memory / "a")).source
     piece = next(cut("a", source.matrix, (0, 512), (0, 512), MiB))
     (slot,) = page_aligned(1, MiB)
     view, nbytes = source.start(piece, slot)()
@@ -148,7 +148,7 @@ def test_inputs_that_change_while_they_are_read(memory):
         source.start(piece, slot)()
     chunk.write_bytes(bytes(MiB + 1))
     with pytest.raises(ooc_gemm.StoreError, match="holds 1048577 bytes"):
-        store.open_source(str(memory / "a")).start(piece, slot)()
+        inputs.open_input(str(memory / "a")).source.start(piece, slot)()
     assert open_files() == before
 
 
@@ -182,12 +182,12 @@ import os, sys
 import numpy as np
 import ooc_gemm
 from ooc_gemm.storage.io import files
-from ooc_gemm.storage.read import store
 from ooc_gemm.planning.schedule import cut
 def product():
     return ooc_gemm.multiply(sys.argv[1], sys.argv[1], device="cpu").array
+from ooc_gemm.storage.read import inputs
 assert files.in_background(sys.argv[1])
-before, source = product(), store.open_source(sys.argv[1])
+before, source = product(), inputs.open_input(sys.argv[1]).source
 piece, slot = next(cut("a", source.matrix, (0, 50), (0, 50), 10_000)), np.empty(10_000, np.uint8)
 before_there = source.start(piece, slot)()[0].copy()
 if (child := os.fork()) == 0:
@@ -231,8 +231,8 @@ def test_pieces_of_several_chunks(memory):
     """Of those that lie one below the other; whatever is odd about one of them is found."""
     x = RNG.standard_normal((1000, 130)).astype("f4")
     make(memory / "x", x, chunks=(100, 50), compressors=None)
-    source = store.open_source(str(memory / "x"))
-    assert source.matrix.stacked
+    source = inputs.open_input(str(memory / "x")).source
+    assert source.matrix.traits.stackable
     (slot,) = page_aligned(1, 4 * source.matrix.chunk_bytes + 5000)
     rows, cols, before = (30, 970), (0, 130), open_files()
     pieces = list(cut("a", source.matrix, rows, cols, len(slot)))
@@ -248,7 +248,7 @@ def test_pieces_of_several_chunks(memory):
     shutil.move(memory / "x" / "c" / "5" / "0", memory / "gone")
     with pytest.raises(ooc_gemm.StoreError, match="c/5/0 is gone"):
         source.start(pieces[3], slot)()
-    source = store.open_source(str(memory / "x"))
+    source = inputs.open_input(str(memory / "x")).source
     view, nbytes = source.start(pieces[3], slot)()
     want = x[400:800, :50].copy()
     want[100:200] = 0
@@ -282,7 +282,7 @@ def test_small_chunks_do_not_take_all_files(memory):
     """Of those that a process may open."""
     x = RNG.standard_normal((2000, 10)).astype("f4")
     make(memory / "x", x, chunks=(10, 10), compressors=None)
-    source, before = store.open_source(str(memory / "x")), open_files()
+    source, before = inputs.open_input(str(memory / "x")).source, open_files()
     (slot,) = page_aligned(1, MiB)
     pieces = list(cut("a", source.matrix, (0, 2000), (0, 10), MiB))
     assert len(pieces) == 13

@@ -10,8 +10,8 @@ from numcodecs import BZ2, LZ4, LZMA, Blosc, GZip, Zlib, Zstd
 
 from ooc_gemm import multiply
 from ooc_gemm.planning.schedule import cut
-from ooc_gemm.storage.read import store
-from ooc_gemm.storage.read.local import Source
+from ooc_gemm.storage.read import inputs
+from ooc_gemm.storage.read.source import Source
 
 TYPES = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
 BLOSC = list(
@@ -127,7 +127,7 @@ def test_every_codec_gives_back_what_was_stored(tmp_path, version, codec, shard)
         values = contents(kind, shape, dtype)
         shards = shard and (chunks[0] * shard, chunks[1] * shard)
         place = stored(tmp_path / str(number), version, codec, values, chunks, shards=shards)
-        found = elements(store.open_source(place))
+        found = elements(inputs.open_input(place).source)
         assert found.tobytes() == values.tobytes(), (kind, grid, dtype)
 
 
@@ -164,4 +164,4 @@ def test_chunks_that_are_cut_off_are_refused(tmp_path, codec, size):
     (chunk,) = (tmp_path / "a").glob("0*")
     chunk.write_bytes(chunk.read_bytes()[:size])
     with pytest.raises(OSError, match=r"chunk 0\.0 cannot be read or decoded"):
-        elements(store.open_source(place))
+        elements(inputs.open_input(place).source)

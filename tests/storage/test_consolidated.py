@@ -16,7 +16,7 @@ from interruption import interrupted
 
 import ooc_gemm
 from ooc_gemm.storage.io import answers
-from ooc_gemm.storage.read import store
+from ooc_gemm.storage.read import addresses
 from ooc_gemm.storage.write import consolidated, publication
 
 pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
@@ -233,18 +233,18 @@ def test_groups_in_an_object_store(server, here, monkeypatch, version, how):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(answers, "abandoned", threading.Event())
     top = f"s3://{s3.BUCKET}/{how}-{version}"
-    group = zarr.create_group(store.remote_place(top), zarr_format=version, overwrite=True)
+    group = zarr.create_group(addresses.remote_place(top), zarr_format=version, overwrite=True)
     for name, values in (("c", OLD), ("other", B)):
         made = group.create_array(
             f"sub/{name}", shape=values.shape, dtype="f4", chunks=(20, 20), overwrite=True
         )
         made[...] = values
     group.require_group("sub")
-    zarr.consolidate_metadata(store.remote_place(top), zarr_format=version)
+    zarr.consolidate_metadata(addresses.remote_place(top), zarr_format=version)
 
     def seen(path):
         try:
-            return zarr.open_consolidated(store.remote_place(top), mode="r")[path][...]
+            return zarr.open_consolidated(addresses.remote_place(top), mode="r")[path][...]
         except KeyError:
             return None
 

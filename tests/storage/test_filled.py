@@ -15,7 +15,7 @@ import ooc_gemm
 from ooc_gemm import InputError
 from ooc_gemm.storage.format import unfinished
 from ooc_gemm.storage.io import answers
-from ooc_gemm.storage.read import store
+from ooc_gemm.storage.read import addresses
 
 A, B = (np.random.default_rng(7).integers(-9, 9, shape).astype("f4") for shape in ((60, 50), (50, 40)))
 C = A @ B
@@ -166,7 +166,7 @@ def test_in_an_object_store(here, monkeypatch, server):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(answers, "abandoned", threading.Event())
     for layout in ("raw", "shards", "version 2"):
-        place = store.remote_place(f"s3://{s3.BUCKET}/{layout.replace(' ', '-')}")
+        place = addresses.remote_place(f"s3://{s3.BUCKET}/{layout.replace(' ', '-')}")
         c = opened(place, layout)
         ooc_gemm.multiply("a", "b", c, device="cpu")
         again = zarr.open_array(place, mode="r")

@@ -22,7 +22,7 @@ from outcome import snapshot
 import ooc_gemm
 from ooc_gemm.storage.format import unfinished
 from ooc_gemm.storage.io import answers
-from ooc_gemm.storage.read import store
+from ooc_gemm.storage.read import addresses
 from ooc_gemm.storage.write import journal, ownership
 from ooc_gemm.storage.write.ownership import ASIDE
 
@@ -551,45 +551,45 @@ def put_array(url):
     """B, object by object: zarr makes no array below another one."""
     for path in Path("b").rglob("*"):
         if path.is_file():
-            store.objects_at(url).put(str(path.relative_to("b")), path.read_bytes())
+            addresses.objects_at(url).put(str(path.relative_to("b")), path.read_bytes())
 
 
 def keys(url):
-    return sorted(key for key, _ in store.objects_at(url).list())
+    return sorted(key for key, _ in addresses.objects_at(url).list())
 
 
 @pytest.mark.parametrize("name", ["thesis.pdf.partial", "zarr.json.partial", "ooc-gemm.journal", "c/0/0"])
 def test_somebody_else_s_objects_are_left_alone(shelf, name):
-    store.objects_at(shelf).put(f"c/{name}", b"mine")
+    addresses.objects_at(shelf).put(f"c/{name}", b"mine")
     for more in ([], ["-f"]):
         for command in (["multiply", "a", "b"], ["gram", "a"]):
             done = ooc(*command, f"{shelf}/c", *CPU, *more)
             assert (done.code, "left alone" in done.err) == (2, True), done
     assert keys(f"{shelf}/c") == [name]
-    assert store.objects_at(shelf).read(f"c/{name}", 100) == b"mine"
+    assert addresses.objects_at(shelf).read(f"c/{name}", 100) == b"mine"
 
 
 @pytest.mark.parametrize("layout", ["default", "v2 keys in folders", "version 2"])
 def test_other_objects_and_arrays_below_stay(shelf, layout):
     c, options = f"{shelf}/c", LAYOUTS[layout]
-    place = store.remote_place(c)
+    place = addresses.remote_place(c)
     zarr.create_array(place, shape=(60, 40), dtype="f8", chunks=(9, 9), fill_value=0, **options)[...] = 1
     put_array(f"{c}/below")
     mine = ["notes.txt", "thesis.pdf.partial", "2023/1", "99.99", "c/readme"]
     for name in mine:
-        store.objects_at(c).put(name, b"mine")
+        addresses.objects_at(c).put(name, b"mine")
     there = {key for key in keys(c) if key.startswith("below/")}
     assert ooc("multiply", "a", "b", c, *CPU).code == 2
     done = ooc("multiply", "a", "b", c, *CPU, "-f", "--chunks", "60,40")
     assert done.code == 0, done
     assert np.array_equal(zarr.open_array(place, mode="r")[...], C)
     assert {*keys(c)} == {*mine, *there, "zarr.json", "c/0/0"}
-    assert np.array_equal(zarr.open_array(store.remote_place(f"{c}/below"), mode="r")[...], B)
+    assert np.array_equal(zarr.open_array(addresses.remote_place(f"{c}/below"), mode="r")[...], B)
 
 
 def test_an_array_among_the_chunks_of_another_in_an_object_store(shelf):
     c = f"{shelf}/c"
-    zarr.create_array(store.remote_place(c), shape=(60, 40), dtype="f8", chunks=(9, 9))[...] = 1
+    zarr.create_array(addresses.remote_place(c), shape=(60, 40), dtype="f8", chunks=(9, 9))[...] = 1
     put_array(f"{c}/c")
     before = keys(c)
     done = ooc("multiply", "a", "b", c, *CPU, "-f")

@@ -21,8 +21,9 @@ from ooc_gemm.bench import io as bench_io
 from ooc_gemm.planning.schedule import Part, cut
 from ooc_gemm.storage.format import codec as codec
 from ooc_gemm.storage.io import files
-from ooc_gemm.storage.read import store
-from ooc_gemm.storage.read.local import CompressedSource, RawSource
+from ooc_gemm.storage.read import decoded, inputs
+from ooc_gemm.storage.read.compressed import CompressedSource
+from ooc_gemm.storage.read.raw import RawSource
 from ooc_gemm.storage.write import opening
 from ooc_gemm.support.buffers import PAGE, page_aligned, scratch
 
@@ -300,7 +301,7 @@ def file_of(source, i, j):
 def test_compressed_chunks_are_read_without_zarr(tmp_path, monkeypatch, layout):
     values = np.random.default_rng(0).standard_normal((70, 90)).astype("f4")
     path = make(tmp_path / "a", values, chunks=(30, 40), **COMPRESSED[layout])
-    source = store.open_source(path)
+    source = inputs.open_input(path).source
     assert isinstance(source, CompressedSource)
     s = source.matrix
     monkeypatch.setattr(zarr.Array, "__getitem__", None)
@@ -330,7 +331,7 @@ def test_a_missing_compressed_chunk_is_the_fill_value(tmp_path):
 @pytest.mark.parametrize("size", [0, 1, 4799, 4801, 9600])
 def test_a_chunk_of_another_size_is_refused(tmp_path, layout, size):
     values = np.random.default_rng(0).standard_normal((60, 80)).astype("f4")
-    source = store.open_source(make(tmp_path / "a", values, chunks=(30, 40), **COMPRESSED[layout]))
+    source = inputs.open_input(make(tmp_path / "a", values, chunks=(30, 40), **COMPRESSED[layout])).source
     data = np.zeros(size, np.uint8)
     file_of(source, 1, 1).write_bytes(bytes(source.compressor.codec.encode(data)))
     pieces = list(cut("a", source.matrix, (0, source.matrix.rows), (0, source.matrix.cols), 1 << 20))
@@ -390,8 +391,8 @@ def test_a_codec_of_another_kind_is_left_to_zarr(tmp_path):
         "checksum": {"compressors": [zarr.codecs.Crc32cCodec()]},
         "two": {"compressors": [zarr.codecs.GzipCodec(), zarr.codecs.ZstdCodec()]},
     }.items():
-        source = store.open_source(make(tmp_path / name, values, chunks=(10, 10), **options))
-        assert isinstance(source, store.DecodedSource)
+        source = inputs.open_input(make(tmp_path / name, values, chunks=(10, 10), **options)).source
+        assert isinstance(source, decoded.DecodedSource)
 
 
 @pytest.mark.parametrize("compressor", ["zstd", "blosc"])
@@ -465,8 +466,11 @@ SHARDED = {
         },
         RawSource,
     ),
-    "two codecs": ({"compressors": [zarr.codecs.GzipCodec(), zarr.codecs.ZstdCodec()]}, store.DecodedSource),
-    "transposed": ({"filters": [zarr.codecs.TransposeCodec(order=(1, 0))]}, store.DecodedSource),
+    "two codecs": (
+        {"compressors": [zarr.codecs.GzipCodec(), zarr.codecs.ZstdCodec()]},
+        decoded.DecodedSource,
+    ),
+    "transposed": ({"filters": [zarr.codecs.TransposeCodec(order=(1, 0))]}, decoded.DecodedSource),
 }
 
 
@@ -477,7 +481,7 @@ def test_chunks_of_shards_are_read_by_themselves(tmp_path, layout):
     values[:20, :20] = 0  # one chunk that is not stored, in a shard that is
     values[30:60, 40:80] = 0  # a shard that is not
     path = make(tmp_path / "a", values, **{"chunks": (15, 10), "shards": (30, 40), **options})
-    source = store.open_source(path)
+    source = inputs.open_input(path).source
     assert isinstance(source, kind)
     s = source.matrix
     assert (s.chunk_rows, s.chunk_cols) == (15, 10)
@@ -487,7 +491,7 @@ def test_chunks_of_shards_are_read_by_themselves(tmp_path, layout):
         found[slice(*piece.rows), slice(*piece.cols)] = view
         moved += nbytes
     assert (found == values).all()
-    if kind is not store.DecodedSource:
+    if kind is not decoded.DecodedSource:
         assert s.stored[0] == 0
         stored = [path.stat().st_size for path in (tmp_path / "a").glob("c/*/*")]
         assert sum(s.stored) == sum(stored) - len(stored) * (8 * 16 + 4)
@@ -495,7 +499,7 @@ def test_chunks_of_shards_are_read_by_themselves(tmp_path, layout):
         assert moved == sum(s.stored)
     result = ooc_gemm.multiply(path, path, transpose_b=True, device="cpu")
     assert np.allclose(result.array, values @ values.T, atol=1e-4)
-    if kind is not store.DecodedSource:
+    if kind is not decoded.DecodedSource:
         assert result.bytes_read == result.plan.bytes_read
 
 
@@ -503,7 +507,7 @@ def test_the_index_of_a_shard_is_read_once(tmp_path, monkeypatch):
     values = np.random.default_rng(0).standard_normal((60, 40)).astype("f4")
     path = make(tmp_path / "a", values, chunks=(15, 10), shards=(30, 40))
     calls = Calls(monkeypatch)
-    source = store.open_source(path)
+    source = inputs.open_input(path).source
     assert calls.log == [("buffered", 8 * 16 + 4)] * 2
     calls.log.clear()
     for piece in cut("a", source.matrix, (0, 60), (0, 40), source.matrix.chunk_bytes):
@@ -516,7 +520,7 @@ def test_large_chunks_of_shards_go_past_the_page_cache(chunk, tmp_path, monkeypa
     for name, options in (("raw", {"compressors": None}), ("zstd", {})):
         path = make(tmp_path / name, values, chunks=(512, 256), shards=(1024, 512), **options)
         bench_io.drop([f"{path}/c/0/0"])
-        source = store.open_source(path)
+        source = inputs.open_input(path).source
         slot, calls = page_aligned(1, source.matrix.chunk_bytes)[0], Calls(monkeypatch)
         calls.fails["ask"] = errno.EAGAIN
         for piece in cut("a", source.matrix, (0, 1024), (0, 512), len(slot)):
@@ -533,7 +537,7 @@ def test_a_damaged_index_is_an_error_when_its_shard_is_read(tmp_path, options):
     with open(f"{path}/c/1/0", "r+b") as file:
         file.seek(-20, os.SEEK_END)
         file.write(b"\x01")
-    source = store.open_source(path)
+    source = inputs.open_input(path).source
     first, *_, last = cut("a", source.matrix, (0, 60), (0, 40), source.matrix.chunk_bytes)
     source.read(first, np.empty(source.matrix.chunk_bytes, np.uint8))
     with pytest.raises(ooc_gemm.StoreError, match=r"chunk c/1/0 cannot be read .*checksum of its index"):
@@ -544,7 +548,7 @@ def test_shards_that_only_zarr_decodes_are_sized_by_their_files(tmp_path):
     two = [zarr.codecs.ZstdCodec(level=1), zarr.codecs.Crc32cCodec()]
     values = np.arange(4800, dtype="f4").reshape(60, 80)
     path = make(tmp_path / "a", values, chunks=(10, 10), shards=(30, 40), compressors=two)
-    source = store.open_source(path)
+    source = inputs.open_input(path).source
     files_of = [file for file in (tmp_path / "a" / "c").rglob("*") if file.is_file()]
     assert type(source).__name__ == "DecodedSource"
     share = [file.stat().st_size // 12 * 12 for file in files_of]  # 12 chunks each

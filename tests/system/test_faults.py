@@ -33,8 +33,9 @@ from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.engine.ports import Failure
 from ooc_gemm.run import executor, generate
 from ooc_gemm.storage.io import answers, background
-from ooc_gemm.storage.read import store
-from ooc_gemm.storage.read.local import CompressedSource, RawSource
+from ooc_gemm.storage.read import inputs
+from ooc_gemm.storage.read.compressed import CompressedSource
+from ooc_gemm.storage.read.raw import RawSource
 from ooc_gemm.storage.write import publication, staging_folder, target
 from ooc_gemm.support.errors import OutOfMemoryError
 
@@ -302,7 +303,7 @@ def test_a_flipped_bit_under_a_checksum(here, layout):
         options["compressors"] = [Fletcher32()]  # which warns
     key = "1.1" if options.get("zarr_format") == 2 else "c/1/1"
     chunk = Path(make("bad", A, **options), key)
-    assert not isinstance(store.open_source("bad"), RawSource)
+    assert not isinstance(inputs.open_input("bad").source, RawSource)
     held = chunk.read_bytes()
     places = np.linspace(0, len(held) - 1, 6).astype(int)
     refused = 0
@@ -326,7 +327,7 @@ def test_a_flipped_bit_under_a_checksum(here, layout):
 
 def test_a_flipped_bit_in_the_index_of_a_shard(here):
     chunk = Path(make("bad", A, chunks=(25, 25), shards=(50, 50), compressors=None), "c/1/1")
-    assert isinstance(store.open_source("bad"), RawSource)
+    assert isinstance(inputs.open_input("bad").source, RawSource)
     held = chunk.read_bytes()
     for place in range(len(held) - 4 * 16 - 4, len(held), 11):
         rotten = bytearray(held)
@@ -630,7 +631,7 @@ def test_a_host_without_memory(here):
     """Address space runs out before the limit that was given."""
     text = """
 import resource
-import ooc_gemm.api, ooc_gemm.devices.cpu.device, ooc_gemm.storage.read.store, numpy as np
+import ooc_gemm.api, ooc_gemm.devices.cpu.device, ooc_gemm.storage.read.inputs, numpy as np
 from ooc_gemm.cli import main
 free = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (free + (300 << 20),) * 2)

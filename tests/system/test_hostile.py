@@ -25,7 +25,7 @@ from outcome import assert_one_sentence, snapshot
 import ooc_gemm
 from examples import examples
 from ooc_gemm.planning.schedule import cut
-from ooc_gemm.storage.read import store
+from ooc_gemm.storage.read import inputs
 
 MiB = 1 << 20
 BOMB = 128 * MiB
@@ -255,7 +255,7 @@ def test_hostile_metadata(here, layouts, attack):
 def test_millions_of_chunks_that_are_not_there(here, layouts, layout):
     change = sharded([1 << 21, 2], [1, 2], [1, 1]) if layout == "shards" else grid([1 << 22, 1], [1, 1])
     copied(layouts, layout, change)
-    source, seconds, growth = fuzz.peak_of(lambda: store.open_source("a"))
+    source, seconds, growth = fuzz.peak_of(lambda: inputs.open_input("a"))
     assert source.shape in ((1 << 22, 1), (1 << 21, 2))
     assert seconds < 10
     assert growth < fuzz.GROWTH
@@ -286,7 +286,7 @@ def chunk_of(path):
 
 def read_first(path):
     """The chunk in the corner."""
-    source = store.open_source(path)
+    source = inputs.open_input(path).source
     s = source.matrix
     piece = next(iter(cut("a", s, (0, s.rows), (0, s.cols), s.chunk_bytes)))
     return source.read(piece, np.empty(s.chunk_bytes, np.uint8))[0]

@@ -22,7 +22,7 @@ from conftest import Done, ooc
 import ooc_gemm
 from ooc_gemm.planning.schedule import cut
 from ooc_gemm.storage.io import answers, client, objects, requests
-from ooc_gemm.storage.read import store
+from ooc_gemm.storage.read import addresses, inputs
 from ooc_gemm.storage.write import logs
 
 pytestmark = pytest.mark.skipif(bool(s3.missing()), reason=s3.missing() or "-")
@@ -60,7 +60,7 @@ def shelf(proxy, request):
 def put(url, values, **layout):
     """Store an array with zarr's own means."""
     layout = {"chunks": (100, 100), "compressors": None} | layout
-    place = store.remote_place(url)
+    place = addresses.remote_place(url)
     array = zarr.create_array(place, shape=values.shape, dtype=values.dtype, **layout)
     array[...] = values
     return url
@@ -68,11 +68,11 @@ def put(url, values, **layout):
 
 def got(url):
     """Read one with zarr's own means."""
-    return zarr.open_array(store.remote_place(url), mode="r")[...]
+    return zarr.open_array(addresses.remote_place(url), mode="r")[...]
 
 
 def keys(url):
-    return sorted(key for key, _ in store.objects_at(url).list())
+    return sorted(key for key, _ in addresses.objects_at(url).list())
 
 
 LAYOUTS = {
@@ -129,7 +129,7 @@ def test_commands(shelf, stored, proxy):
 def test_what_is_not_ours_is_left_alone(shelf):
     put(f"{shelf}/a", A)
     put(f"{shelf}/b", B)
-    store.objects_at(shelf).put("c/notes.txt", b"mine")
+    addresses.objects_at(shelf).put("c/notes.txt", b"mine")
     for more in ([], ["-f"]):
         done = ooc("multiply", f"{shelf}/a", f"{shelf}/b", f"{shelf}/c", "-d", "cpu", *more)
         assert done.code == 2
@@ -137,7 +137,7 @@ def test_what_is_not_ours_is_left_alone(shelf):
     assert keys(f"{shelf}/c") == ["notes.txt"]
     for c in (f"{shelf}/a", f"{shelf}//a/", f"{shelf}/a".replace("s3:", "s3a:"), shelf, f"{shelf}/a/inside"):
         assert ooc("multiply", f"{shelf}/a", f"{shelf}/b", c, "-d", "cpu", "-f").code == 2
-    opened = zarr.open_array(store.remote_place(f"{shelf}/a"), mode="r")
+    opened = zarr.open_array(addresses.remote_place(f"{shelf}/a"), mode="r")
     for a, c in ((opened, f"{shelf}/a"), (f"{shelf}/a", opened), (opened, opened)):
         with pytest.raises(ooc_gemm.InputError, match="is, contains or lies inside the input"):
             ooc_gemm.multiply(a, f"{shelf}/b", c, force=True, **CPU)
@@ -246,13 +246,13 @@ def start(*args, **options):
 def test_a_chunk_that_changes_while_running(shelf, proxy, monkeypatch):
     put(f"{shelf}/a", A, compressors=zarr.codecs.ZstdCodec())
     put(f"{shelf}/b", B)
-    source = store.open_source(f"{shelf}/a")
-    store.objects_at(f"{shelf}/a").put("c/0/0", b"short")
+    source = inputs.open_input(f"{shelf}/a").source
+    addresses.objects_at(f"{shelf}/a").put("c/0/0", b"short")
     plan = ooc_gemm.plan(f"{shelf}/a", f"{shelf}/b", **CPU)
     piece = next(plan.pieces(next(plan.blocks()), next(plan.panels())))
     with pytest.raises(ooc_gemm.StoreError, match=r"/a: chunk c/0/0 gives 5 bytes instead of \d+"):
         source.read(piece, np.zeros(1 << 20, np.uint8))
-    store.objects_at(f"{shelf}/a").delete(["c/0/0"])
+    addresses.objects_at(f"{shelf}/a").delete(["c/0/0"])
     with pytest.raises(ooc_gemm.StoreError, match="/a: chunk c/0/0 is gone, it was there before"):
         source.read(piece, np.zeros(1 << 20, np.uint8))
 
@@ -262,15 +262,15 @@ def test_a_chunk_that_changes_while_running(shelf, proxy, monkeypatch):
 
 @pytest.mark.parametrize("layout", ["raw", "shards", "version 2"])
 def test_pieces_stay_where_the_client_has_put_them(shelf, layout):
-    source = store.open_source(put(f"{shelf}/a", A, **LAYOUTS[layout]))
+    source = inputs.open_input(put(f"{shelf}/a", A, **LAYOUTS[layout])).source
     side = source.matrix.chunk_rows
     for rows, cols in (((0, side), (0, side)), ((20, 40), (0, side)), ((20, 40), (10, 30))):
         for piece in cut("a", source.matrix, rows, cols, MiB):
             slot = np.zeros(MiB, np.uint8)
-            for source.borrows in (False, True):
-                values, moved = source.read(piece, slot)
+            for reads, lends in ((source, False), (source.lending(), True)):
+                values, moved = reads.read(piece, slot)
                 assert np.array_equal(values, A[slice(*rows), slice(*cols)])
-                assert np.shares_memory(values, slot) != source.borrows
+                assert np.shares_memory(values, slot) != lends
                 assert moved == (rows[1] - rows[0]) * side * 4, "whole rows of a chunk"
 
 
@@ -428,13 +428,13 @@ def test_a_run_that_was_interrupted_goes_on(long, shelf, proxy, sent):
 def test_what_has_changed_is_noticed(long, shelf, proxy):
     args, expected = long
     interrupted(args, proxy, signal.SIGTERM)
-    there = store.objects_at(f"{shelf}/c")
+    there = addresses.objects_at(f"{shelf}/c")
     was = there.read("c/0/0", MiB)
     there.put("c/0/0", bytes(len(was)))
     done = ooc(*args, "--resume")
     assert (done.code, "chunk c/0/0 was changed or removed since" in done.err) == (2, True)
     there.put("c/0/0", was)
-    a = store.objects_at(f"{shelf}/a")
+    a = addresses.objects_at(f"{shelf}/a")
     old = a.read("c/1/0", MiB)
     a.put("c/1/0", old[::-1])
     done = ooc(*args, "--resume")
@@ -522,7 +522,7 @@ def test_beta_never_comes_in_twice(long, shelf, proxy):
     for again in (update, (*update, "-f")):
         done = ooc(*again)
         assert (done.code, "unfinished result" in done.err) == (2, True)
-    store.objects_at(f"{shelf}/c").delete(keys(f"{shelf}/c"))
+    addresses.objects_at(f"{shelf}/c").delete(keys(f"{shelf}/c"))
     put(f"{shelf}/c", old, chunks=(50, 50))
     assert ooc(*update).code == 0
     assert np.array_equal(got(f"{shelf}/c"), expected + 3 * old)
@@ -563,7 +563,7 @@ def is_unfinished(url):
 @pytest.mark.parametrize("which", "ab")
 def test_an_input_that_changes_during_the_run(long, shelf, proxy, which, change):
     args, expected = long
-    source = store.objects_at(f"{shelf}/{which}")
+    source = addresses.objects_at(f"{shelf}/{which}")
     was = source.read("c/0/0", MiB)
 
     def write():
@@ -592,7 +592,7 @@ def test_an_input_that_changes_during_the_run(long, shelf, proxy, which, change)
 @pytest.mark.parametrize("change", ["overwritten", "removed"])
 def test_a_chunk_of_c_that_changes_during_the_run(long, shelf, proxy, change):
     args, expected = long
-    there, changed = store.objects_at(f"{shelf}/c"), []
+    there, changed = addresses.objects_at(f"{shelf}/c"), []
 
     def write():
         changed.append(next(key for key in keys(f"{shelf}/c") if key.startswith("c/")))
@@ -620,7 +620,7 @@ def test_an_old_c_is_removed_before_its_replacement_is_made(long, shelf, proxy):
     old = RNG.random((120, 70))
     put(f"{shelf}/c", old, chunks=(10, 70))
     there = f"the array at {shelf}/c is removed before its replacement is made: an object store cannot set it"
-    a = store.objects_at(f"{shelf}/a")
+    a = addresses.objects_at(f"{shelf}/a")
     described = a.read("zarr.json", MiB)
     a.delete(["zarr.json"])
     done = ooc(*args, "-f")
@@ -670,12 +670,12 @@ def test_credentials_are_nowhere(long, shelf, proxy, monkeypatch):
     args, _ = long
     interrupted(args, proxy, signal.SIGTERM)
     left = b"".join(
-        store.objects_at(f"{shelf}/c").read(key, MiB) for key in keys(f"{shelf}/c") if key[0] != "c"
+        addresses.objects_at(f"{shelf}/c").read(key, MiB) for key in keys(f"{shelf}/c") if key[0] != "c"
     )
     done = ooc(*args, "--resume", "-v", "--trace", "trace.json", "--json")
     assert done.code == 0
     said = [left.decode(), done.out, done.err, Path("trace.json").read_text()]
-    said.append(store.objects_at(f"{shelf}/c").read("zarr.json", MiB).decode())
+    said.append(addresses.objects_at(f"{shelf}/c").read("zarr.json", MiB).decode())
     assert '"ooc-gemm"' in said[-1]
     proxy.fault = lambda method, path: 403 if "/a/c/" in path else None
     said += failing(*args, "-f", "-v")

@@ -23,7 +23,7 @@ import dask.array as da  # noqa: E402
 import ooc_gemm  # noqa: E402
 import ooc_gemm.dask  # noqa: E402
 from ooc_gemm import InputError  # noqa: E402
-from ooc_gemm.storage.read import store  # noqa: E402
+from ooc_gemm.storage.read import addresses, metadata  # noqa: E402
 from ooc_gemm.support import redact  # noqa: E402
 
 pytestmark = [
@@ -97,7 +97,7 @@ def shelf(environment):
     """Where A and B are stored."""
     address = f"s3://{s3.BUCKET}/secrets"
     for name, values in (("a", A), ("b", B)):
-        zarr.create_array(store.remote_place(f"{address}/{name}"), data=values, chunks=(20, 30))
+        zarr.create_array(addresses.remote_place(f"{address}/{name}"), data=values, chunks=(20, 30))
     return address
 
 
@@ -170,7 +170,7 @@ def test_a_product_on_a_cluster_sends_no_credentials(tmp_path, shelf, cluster):
     listener.heard.clear()
     options = {"client": client, **CPU}
     ooc_gemm.dask.multiply(f"{shelf}/a", f"{shelf}/b", tmp_path / "c", chunks=(20, 25), **options)
-    opened = [store.open_array(f"{shelf}/{name}", name) for name in "ab"]
+    opened = [metadata.open_array(f"{shelf}/{name}", name) for name in "ab"]
     ooc_gemm.dask.multiply(*opened, tmp_path / "d", **options)
     for name in "cd":
         assert np.array_equal(zarr.open_array(tmp_path / name)[:], A @ B)
@@ -342,7 +342,7 @@ def test_secrets_in_options():
     ],
 )
 def test_addresses_without_credentials(url):
-    assert store.portable(url) == url
+    assert addresses.portable(url) == url
     redact.keep_secrets_of(url)
     assert redact.redacted("shelf account") == "shelf account"
 
@@ -350,5 +350,5 @@ def test_addresses_without_credentials(url):
 @pytest.mark.parametrize("password", ["simple", "with/slash", "with@sign", "8080x"])
 def test_addresses_with_credentials(password):
     url = f"http://someone:{password}@host:80/a"
-    assert store.portable(url) is None
+    assert addresses.portable(url) is None
     assert redact.url(f"no answer from {url}?sig=xyz now") == "no answer from http://***@host:80/a?*** now"

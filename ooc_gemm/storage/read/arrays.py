@@ -27,7 +27,7 @@ from ...support.buffers import Bytes, give_back
 from ...support.errors import BudgetError, Error, InputError, StoreError
 from ...support.intervals import ceil_div
 from ...support.memory import peak_over, resident_bytes
-from .local import Source
+from .source import Opened, Source
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
@@ -42,8 +42,8 @@ UNMEASURED = 6
 """Units that a piece is taken to need where the system cannot measure."""
 
 
-def open_other(name: str, array: Any) -> Source:
-    """The source of an array that is not Zarr's. `name`: what messages call it. Raises InputError where its
+def open_other(name: str, array: Any) -> Opened:
+    """An array that is not Zarr's. `name`: what messages call it. Raises InputError where its
     extents are not known."""
     try:
         rows, cols = (int(extent) for extent in array.shape)
@@ -56,8 +56,9 @@ def open_other(name: str, array: Any) -> Source:
     mapped = _mapped(array)
     if isinstance(array, np.ndarray) and mapped is None:
         matrix = Matrix(rows, cols, itemsize, max(1, min(rows, 1024)), max(1, cols), chunked=False)
-        return ArraySource(name, array, matrix)
-    return LazySource(name, array, _lazy_matrix(array, rows, cols, itemsize), mapped)
+        return Opened(ArraySource(name, array, matrix), matrix)
+    matrix = _lazy_matrix(array, rows, cols, itemsize)
+    return Opened(LazySource(name, array, matrix, mapped), matrix)
 
 
 class ArraySource(Source):
@@ -85,13 +86,14 @@ class LazySource(Source):
         self._depth = getattr(_here, "depth", 0)
         self._thread: ThreadPoolExecutor | None = _thread(os.getpid(), self._depth)
 
-    def measure(self, limit: int) -> None:
-        """Find out what making a piece takes beside the slot it goes to. Raises BudgetError where a memory
-        limit of `limit` bytes cannot be enough, before any piece is made, and StoreError where one fails."""
+    def measure(self, limit: int) -> int:
+        """Make a few pieces, to see what that takes beside the slot that a piece goes to. Raises BudgetError
+        where a memory limit of `limit` bytes cannot be enough, before any piece is made, and StoreError where
+        one fails."""
         s = self.matrix
         unit = min(s.chunk_rows, s.rows) * min(s.chunk_cols, s.cols) * s.itemsize
         if not unit:
-            return
+            return 0
         least = resident_bytes() + 2 * unit
         if limit < least:
             raise BudgetError(
@@ -102,7 +104,7 @@ class LazySource(Source):
             )
         give_back()
         most = max(self._alone(partial(self._peak, rows, cols)) for rows, cols in self._samples())
-        self.matrix = replace(s, apart=int(MARGIN * most) + CACHES)
+        return int(MARGIN * most) + CACHES
 
     def _samples(self) -> set[tuple[tuple[int, int], tuple[int, int]]]:
         """Rows and columns of a few pieces, as large as they get: the first, one in the middle, one at the

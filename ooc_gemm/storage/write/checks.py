@@ -11,7 +11,8 @@ import zarr
 from ...support.errors import InputError
 from ..format.unfinished import METADATA, is_begun, is_partial
 from ..io.objects import Objects
-from ..read.store import describe, explained, kind_at, local_path, objects_at, same_place
+from ..read.addresses import describe, local_path, objects_at, same_place
+from ..read.metadata import explained, kind_at
 from . import ownership
 from .logs import is_held
 

@@ -22,7 +22,8 @@ from ..format.unfinished import METADATA
 from ..io import files
 from ..io.objects import Objects, why
 from ..io.requests import side_by_side
-from ..read.store import describe, document_at, explained, local_path, look_at, objects_at
+from ..read.addresses import describe, local_path, objects_at
+from ..read.metadata import document_at, explained, look_at
 
 DOCUMENTS = ("zarr.json", ".zmetadata")
 """What holds consolidated metadata, of version 3 and of version 2."""

@@ -8,8 +8,10 @@ from zarr.storage import MemoryStore, StorePath
 
 from ...support.buffers import Bytes, give_back, scratch
 from ..format import codec, shards
+from ..format.chain import compression_of, inner_chunks, is_fortran, only_compressor
 from ..io.zarr_internals import sync
-from ..read.store import Array, array_at, compression_of, inner_chunks, is_fortran, only_compressor
+from ..read.metadata import array_at
+from ..read.source import Array
 
 
 class Encoder:

@@ -10,7 +10,7 @@ import numpy as np
 from ...planning.problem import Matrix
 from ...planning.schedule import Part
 from ...support.buffers import Bytes
-from ..read.store import Array
+from ..read.source import Array
 from .conversion import check_fits, convert
 
 

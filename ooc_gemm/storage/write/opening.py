@@ -16,7 +16,8 @@ from ...support.errors import Error, InputError, remedy
 from ..format.unfinished import JOURNAL, METADATA, PARTIAL, is_begun, is_partial
 from ..io.folder import Folder
 from ..io.zarr_internals import sync
-from ..read.store import array_at, describe, explained, kind_at, local_path, objects_at
+from ..read.addresses import describe, local_path, objects_at
+from ..read.metadata import array_at, explained, kind_at
 from . import journal, ownership, provenance, replaced
 from .checks import kind_there
 from .consolidated import forgotten

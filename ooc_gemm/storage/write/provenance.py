@@ -7,14 +7,14 @@ from typing import Any
 
 from ...support.errors import InputError
 from ...support.intervals import ceil_div
-from ..format import documents
+from ..format import documents, limits
 from ..format.chunks import Chunks
 from ..format.unfinished import METADATA
 from ..io.folder import Folder
 from ..io.place import Place
 from ..io.stamps import Stamp, Stamps, digest
-from ..read import store
-from ..read.local import Source
+from ..read import addresses, metadata
+from ..read.source import Opened
 from .journal import ANEW, Journal
 
 ATTRIBUTE = "ooc-gemm"
@@ -24,7 +24,7 @@ LAYOUT = ("alpha", "beta", "out_dtype", "chunks", "shards", "compressor")
 
 
 def head(
-    sources: Mapping[str, Source],
+    sources: Mapping[str, Opened],
     before: Mapping[tuple[int, int], Stamp],
     options: dict[str, Any],
 ) -> dict[str, Any] | None:
@@ -40,7 +40,7 @@ def head(
             return None
         inputs[name] = {"name": source.name, "is": mark}
         if name != "c":  # which is where the journal is
-            inputs[name]["at"] = digest([source.whereabouts.encode()])
+            inputs[name]["at"] = digest([source.address.encode()])
     return {"inputs": inputs, "options": options}
 
 
@@ -165,13 +165,13 @@ def finished(spec: Any) -> Finished | None:
 
     spec: path, URL or zarr.Array. Raises InputError where its metadata cannot be read.
     """
-    name = store.describe(spec)
-    with store.explained(name, remote=store.local_path(spec) is None):
-        at, key, described = store.look_at(spec, name)
+    name = addresses.describe(spec)
+    with metadata.explained(name, remote=addresses.local_path(spec) is None):
+        at, key, described = metadata.look_at(spec, name)
         if documents.kind(key, described) != "array":
             return None
         if key == METADATA[1]:
-            attributes = documents.parse(name, store.document_at(at, ".zattrs") or b"{}")
+            attributes = documents.parse(name, metadata.document_at(at, ".zattrs") or b"{}")
         else:
             attributes = described.get("attributes") or {}
         record: Any = attributes.get(ATTRIBUTE)
@@ -182,10 +182,10 @@ def finished(spec: Any) -> Finished | None:
             return None
         if not usable:
             return None
-        array = store.array_at(documents.check(name, described, key), at)
+        array = metadata.array_at(documents.check(name, described, key), at)
         unit = array.shards or array.chunks
         grid = ceil_div(array.shape[0], unit[0]), ceil_div(array.shape[1], unit[1])
-        if grid[0] * grid[1] > store.MAX_CHUNKS:
+        if grid[0] * grid[1] > limits.MAX_CHUNKS:
             return None
         stamps = stamps_of(array, grid)
         if stamps is None:
@@ -195,6 +195,6 @@ def finished(spec: Any) -> Finished | None:
 
 def stamps_of(array: Any, grid: tuple[int, int]) -> Stamps | None:
     """Stamps of the files or objects of an array, in row-major order; None where they cannot be had."""
-    local = store.local_path(array)
-    place: Place | None = Folder(local) if local else store.objects_at(array)
+    local = addresses.local_path(array)
+    place: Place | None = Folder(local) if local else addresses.objects_at(array)
     return None if place is None else Chunks(place, array.metadata).stamps(grid)

@@ -19,8 +19,8 @@ from ...support.errors import StoreError, remedy
 from ..format.unfinished import METADATA, PARTIAL
 from ..io.objects import why
 from ..io.stamps import Stamps
-from ..read.local import Source
-from ..read.store import zarr_source
+from ..read.inputs import open_zarr
+from ..read.source import Opened
 from . import provenance
 from .consolidated import Consolidated, entry_of
 from .journal import ANEW, Chunk, Journal
@@ -102,9 +102,10 @@ class Publication:
 
         return done
 
-    def source(self) -> Source:
-        """Open what has been written for reading, although it is no array yet."""
-        return zarr_source(self.name, self._array)
+    def opened(self, name: str) -> Opened:
+        """Open what has been written for reading, although it is no array yet. `name`: what messages call
+        it."""
+        return open_zarr(name, self._array)
 
     def run_folder(self) -> AbstractContextManager[Path]:
         """A folder for the chunks that workers of a cluster make. C must be in a folder."""

@@ -10,7 +10,8 @@ from ...support.errors import InputError
 from ..format import documents
 from ..format.unfinished import METADATA, PARTIAL
 from ..io.answers import Answers
-from ..read.store import array_at, describe, document_at, explained, local_path, open_array, remote_place
+from ..read.addresses import describe, local_path, remote_place
+from ..read.metadata import array_at, document_at, explained, open_array
 from . import journal
 
 

@@ -18,7 +18,7 @@ from ...planning.schedule import Part
 from ...support.buffers import Bytes, scratch
 from ...support.errors import StoreError, remedy
 from ..io.objects import why
-from ..read.store import Array
+from ..read.source import Array
 from .conversion import check_fits, convert
 from .encoding import Encoder
 from .journal import Chunk

@@ -1,0 +1,144 @@
+"""What names an array: a path, a URL, an open array; and where that is."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import zarr
+from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, ZipStore
+
+from ...planning.traits import StoreTraits
+from ...support import redact
+from ..io import answers
+from ..io.answers import Answers
+from ..io.client import address, connect, normal, speaks
+from ..io.client import secrets_of as remote_secrets
+from ..io.objects import Objects
+
+
+def describe(spec: Any) -> str:
+    """How messages name an array: its path or URL as given, or what it is."""
+    if isinstance(spec, str | os.PathLike):
+        return redact.url(os.fspath(spec)) or "''"
+    if isinstance(spec, zarr.Array):
+        path = local_path(spec)
+        redact.keep_secret(*secrets_of(spec))
+        return str(path) if path else redact.redacted(str(spec.store_path))
+    return f"the {type(spec).__name__} given"
+
+
+def role(spec: Any, name: str) -> str:
+    """How messages name an operand: what it is stored as, or which it is (`A`)."""
+    return describe(spec) if isinstance(spec, str | os.PathLike | zarr.Array) else name
+
+
+def local_path(spec: Any) -> Path | None:
+    """The folder of a local array or group, symlinks resolved; None for anything else."""
+    if isinstance(spec, zarr.Array):
+        store = spec.store_path.store
+        return (
+            Path(os.path.realpath(Path(store.root) / spec.store_path.path))
+            if isinstance(store, LocalStore)
+            else None
+        )
+    if not isinstance(spec, str | os.PathLike):
+        return None
+    text = os.fspath(spec)
+    url = urlsplit(text)
+    if url.scheme in ("file", "local"):
+        return Path(os.path.realpath(unquote(url.path)))
+    return None if "://" in text else Path(os.path.realpath(text))
+
+
+def portable(spec: Any) -> Any:
+    """The same array for another process to open: a path where it is local, else a URL or an open array.
+    None where another process cannot find it, or would be sent credentials with it."""
+    if (place := local_path(spec)) is not None:
+        return str(place)
+    at = spec.store_path if isinstance(spec, zarr.Array) else None
+    if at and isinstance(at.store, FsspecStore):  # by which dask opens paths
+        system: Any = getattr(at.store.fs, "sync_fs", at.store.fs)
+        if "file" in np.atleast_1d(system.protocol):
+            return os.path.join(at.store.path, at.path).rstrip("/")
+    known = isinstance(spec, str) or (at and isinstance(at.store, FsspecStore | ObjectStore | ZipStore))
+    return spec if known and next(secrets_of(spec), None) is None else None
+
+
+def secrets_of(spec: Any) -> Iterator[Any]:
+    """What an address holds, or the store of an open array, that may be a credential. An open array would be
+    pickled with it."""
+    if isinstance(spec, str):
+        yield from redact.secrets_in({"endpoint": redact.without_container(spec)})
+    if not isinstance(spec, zarr.Array):
+        return
+    store = spec.store_path.store
+    if isinstance(store, ObjectStore):
+        yield from remote_secrets(store.store)
+    elif isinstance(store, FsspecStore):
+        yield from redact.secrets_in({"path": store.path})
+        system = getattr(store.fs, "sync_fs", store.fs)
+        yield from redact.secrets_in([system.storage_args, system.storage_options])
+
+
+def is_array(spec: Any) -> bool:
+    """Whether zarr has opened it."""
+    return isinstance(spec, zarr.Array)
+
+
+def traits_of(spec: Any) -> StoreTraits:
+    """What the store at a place can do, as far as the place tells before an array there is opened: whether it
+    is remote. `Opened.traits` has all of them."""
+    if isinstance(spec, zarr.Array):
+        return StoreTraits(remote=isinstance(spec.store_path.store, ObjectStore))
+    return StoreTraits(remote=isinstance(spec, str) and local_path(spec) is None)
+
+
+def same_place(one: Any, other: Any) -> bool:
+    """Whether two arrays are one, or one's folder lies inside the other's."""
+    a, b = local_path(one), local_path(other)
+    if a is None or b is None:
+        if (
+            isinstance(one, zarr.Array)
+            and isinstance(other, zarr.Array)
+            and one.store_path == other.store_path
+        ):
+            return True
+        urls = [address_of(spec) for spec in (one, other)]
+        return bool(urls[0] and urls[1]) and (urls[0].startswith(urls[1]) or urls[1].startswith(urls[0]))
+    return a == b or a in b.parents or b in a.parents
+
+
+def address_of(spec: Any) -> str:
+    """Of what is not local, one for each place, where that is known; or nothing."""
+    if isinstance(spec, zarr.Array):
+        at = spec.store_path
+        root = address(at.store.store) if isinstance(at.store, ObjectStore) else ""
+        return root and normal(f"{root}/{at.path}")
+    return normal(spec) if isinstance(spec, str) and "://" in spec else ""
+
+
+def objects_at(spec: Any, nbytes: int = 0) -> Objects | None:
+    """What lies at an address, or where an array is, in a store that tells what it has and when that changes;
+    None for all else. `nbytes` come or go at a time."""
+    if isinstance(spec, zarr.Array):
+        at = spec.store_path
+    elif local_path(spec) is None and speaks(os.fspath(spec)):
+        at = remote_place(os.fspath(spec))
+    else:
+        return None
+    if not isinstance(at.store, ObjectStore):
+        return None
+    found = Objects(at.store.store, at.path, Answers(at.store, nbytes))
+    return found if found.traits.listable else None
+
+
+def remote_place(url: str) -> StorePath:
+    """By obstore where it speaks the scheme, else by fsspec."""
+    redact.keep_secrets_of(url)
+    if speaks(url):
+        client, path = connect(url, answers.TIMEOUT)
+        return StorePath(ObjectStore(client), path)
+    return StorePath(FsspecStore.from_url(url))

@@ -1,0 +1,150 @@
+"""Chunks that zarr decodes, with codecs that stay within bounds."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.abc.store import RangeByteRequest
+from zarr.storage import StorePath, WrapperStore
+
+from ...planning.problem import Matrix
+from ...planning.schedule import Piece
+from ...support.buffers import Bytes, give_back
+from ...support.errors import StoreError, remedy
+from ..format import documents
+from ..format.bounded import HELD_BY_ZARR, bounded, work_of_zarr
+from ..io import files
+from ..io.answers import Answers
+from ..io.folder import Folder
+from .metadata import array_at
+from .source import Source
+
+Array = npt.NDArray[Any]
+
+
+class DecodedSource(Source):
+    """Chunks that zarr decodes: remote, of foreign byte order, of several codecs or unknown ones."""
+
+    def __init__(
+        self,
+        name: str,
+        array: zarr.Array[Any],
+        matrix: Matrix,
+        counter: "_CountingStore | None",
+        folder: Folder | None = None,
+        most: int = 0,
+    ):
+        """`folder`: where its files lie, of `most` bytes each, where they are local ones."""
+        matrix = replace(matrix, whole=True, held=HELD_BY_ZARR)
+        super().__init__(name, array.dtype.newbyteorder("="), matrix)
+        self._array, self._counter, self._fortran = array, counter, matrix.transposed
+        self._folder, self._most = folder, most
+        store = array.store_path.store
+        self._answers = Answers(getattr(store, "_store", store), matrix.chunk_bytes)
+        give_back()
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """zarr decodes the chunk; only the piece is kept. Bytes as they lie in the store."""
+        s, (i, j) = self.matrix, piece.chunk
+        place = self._place(piece, slot)
+        rows, cols = slice(*piece.rows), slice(*piece.cols)
+        try:
+            if self._folder is not None:
+                files.check(self._folder.path(self._key(piece)), self._most)
+            part = (cols, rows) if self._fortran else (rows, cols)
+            found: Any = self._answers.of(self._array.async_array.getitem(part))
+        except MemoryError:
+            raise
+        except TimeoutError as error:
+            raise StoreError(
+                f"{self.name}: chunk {self._key(piece)} does not come ({error}); see to its store, run again"
+            ) from error
+        except Exception as error:
+            raise StoreError(
+                f"{self.name}: chunk {self._key(piece)} cannot be read or decoded "
+                f"({documents.short(error)}); {remedy(error, 'write it again')}"
+            ) from error
+        if self._folder is not None and not os.path.exists(self._folder.path(self._key(piece))):
+            self._missing(piece, self._key(piece))
+        np.copyto(place, found.T if self._fortran else found)
+        if self._counter is not None:
+            return place, self._counter.taken()
+        return place, s.stored[i * s.grid[1] + j] if s.stored else s.chunk_bytes
+
+    def cancel(self) -> None:
+        """Wake who waits for a chunk."""
+        self._answers.cancel()
+
+    def _key(self, piece: Piece) -> str:
+        """The key of the chunk, or of the shard that holds it."""
+        element = (piece.cols[0], piece.rows[0]) if self._fortran else (piece.rows[0], piece.cols[0])
+        stored = self._array.shards or self._array.chunks
+        return str(self._array.metadata.encode_chunk_key(tuple(map(int.__floordiv__, element, stored))))
+
+
+class _CountingStore(WrapperStore[Any]):
+    """Counts the bytes that reads bring into the process, for stores whose pieces are not files."""
+
+    def __init__(self, store: Any, most: int):
+        """No part of a file that is longer than `most` is read: an index may ask for anything."""
+        super().__init__(store)
+        self.total, self._most = 0, most
+        self._lock = threading.Lock()
+
+    def taken(self) -> int:
+        """Bytes since the last call. With several readers a byte may be told to another of them."""
+        with self._lock:
+            total, self.total = self.total, 0
+        return total
+
+    def with_read_only(self, read_only: bool = False) -> Any:
+        """zarr asks for a read-only view of the store when it opens one."""
+        return self
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        """As the store's own. Raises ValueError where that is too much, or more than there is."""
+        wanted = byte_range.end - byte_range.start if isinstance(byte_range, RangeByteRequest) else 0
+        if wanted > self._most:
+            raise ValueError(f"its index asks for {wanted} bytes")
+        found = await super().get(key, prototype, byte_range)
+        if found is not None:
+            if len(found) < wanted:  # of nothing zarr makes the fill value
+                raise ValueError("its index asks for bytes behind its end")
+            with self._lock:
+                self.total += len(found)
+        return found
+
+
+def decoded_source(name: str, array: zarr.Array[Any], s: Matrix, folder: Folder | None = None) -> Source:
+    """Chunks that zarr decodes, with codecs that stay within bounds. Its `zarrs` pipeline, which knows no
+    bounds, has those that no codec could exceed; it refuses types of foreign byte order (v2 has them), and of
+    a part of a chunk in foreign byte order (v3) it gives wrong complex numbers, without a word."""
+    metadata, at = array.metadata, array.store_path
+    decodes, encodes = work_of_zarr(metadata)
+    s = replace(s, decodes=decodes, encodes=encodes)
+    described, most = bounded(metadata)
+    counter = _CountingStore(at.store, most) if folder is None or array.shards else None
+    fast = described is metadata and array.dtype.isnative and array.dtype.kind != "c"
+    with _fast_codecs() if fast else contextlib.nullcontext():
+        # What zarr returns lies in C order: the codec pipelines are for that.
+        array = array_at(described, StorePath(counter, at.path) if counter else at, {"order": "C"})
+    return DecodedSource(name, array, s, counter, folder, most)
+
+
+@contextlib.contextmanager
+def _fast_codecs() -> Iterator[None]:
+    """Arrays made inside use the `zarrs` codec pipeline where it is installed: which takes what decompressors
+    make, however much that is."""
+    try:
+        import zarrs  # noqa: F401
+    except ImportError:
+        yield
+        return
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+        yield

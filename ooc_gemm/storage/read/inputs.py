@@ -1,0 +1,173 @@
+"""Inputs, opened: who reads their chunks, and what is refused.
+
+A chunk is *raw* where its file, or its part of a shard, holds nothing but the elements in native
+order: no codec but `bytes` (and a transposition, which makes it the transpose of a C-order matrix). Raw
+chunks (raw.py), and those that one known compressor has made of raw ones (compressed.py), are read without
+zarr. Everything else is decoded by zarr (decoded.py).
+"""
+
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.storage import LocalStore, ObjectStore
+
+from ...planning.problem import Matrix
+from ...support.errors import InputError
+from ..format import codec_memory, conventions, documents
+from ..format.chain import compression_of, inner_chunks, is_fortran, only_compressor
+from ..format.chunks import Chunks, Shards
+from ..format.limits import MAX_ARRAY_BYTES, MAX_CHUNK_BYTES, MAX_CHUNKS, check_matrix
+from ..io.answers import Answers
+from ..io.folder import Folder
+from ..io.objects import Objects
+from ..io.place import Place
+from .addresses import address_of, describe, local_path
+from .arrays import open_other
+from .compressed import CompressedSource
+from .decoded import decoded_source
+from .metadata import explained, open_array
+from .raw import RawSource
+from .source import Opened, Snapshot, Source
+
+
+def open_input(spec: Any, name: str | None = None) -> Opened:
+    """An input from a path, URL, zarr.Array, or anything with shape, dtype and slicing; one that is open
+    stays as it is. `name` is what messages call it, where that is not plain from `spec`.
+
+    Raises InputError where it is missing, no array, not 2-D, of a type that cannot be multiplied, or its
+    metadata cannot be read.
+    """
+    name = name or describe(spec)
+    if isinstance(spec, Opened):
+        return spec
+    if isinstance(spec, zarr.Array):
+        array = spec
+    elif isinstance(spec, str | os.PathLike):
+        array = open_array(spec, name)
+    elif hasattr(getattr(spec, "_meta", spec), "nnz"):  # scipy.sparse, sparse, dask arrays of those
+        raise InputError(
+            f"{name} is sparse ({type(spec).__name__}), and only dense matrices are multiplied; "
+            "give it as a dense one, such as x.toarray() or x.todense()"
+        )
+    elif all(hasattr(spec, part) for part in ("shape", "dtype", "__getitem__")):
+        check_matrix(name, tuple(spec.shape), spec.dtype)
+        undecoded = conventions.ignored(spec, getattr(spec, "attrs", {}))
+        return replace(open_other(name, spec), undecoded=undecoded)
+    else:
+        raise InputError(f"{name} is not an array: it has no shape, dtype and slicing")
+    check_matrix(name, array.shape, array.dtype)
+    with explained(name):
+        found = open_zarr(name, array)
+    place, attributes = local_path(array), documents.attributes(dict(array.metadata.attributes))
+    return replace(
+        found,
+        place=place,
+        address=str(place or address_of(spec if isinstance(spec, str) else array)),
+        attributes=attributes,
+        undecoded=conventions.ignored(array, attributes),
+    )
+
+
+def open_zarr(name: str, array: zarr.Array[Any]) -> Opened:
+    """A Zarr array that is open already. Raises InputError where its chunks or sizes cannot be right."""
+    try:
+        chunk = tuple(int(c) for c in array.chunks)
+    except Exception as error:
+        raise InputError(f"{name} has irregular chunks; rechunk it to a regular grid") from error
+    at, fortran = array.store_path, is_fortran(array.metadata)
+    shape = array.shape
+    if fortran:
+        shape, chunk = shape[::-1], chunk[::-1]
+    if any(c < 1 <= extent for c, extent in zip(chunk, shape, strict=True)):
+        raise InputError(f"{name}: chunks of shape {array.chunks} cannot be right; repair its metadata")
+    size, chunk = array.dtype.itemsize, tuple(max(1, c) for c in chunk)
+    matrix = Matrix(shape[0], shape[1], size, chunk[0], chunk[1], transposed=fortran, fortran=fortran)
+    if matrix.chunk_bytes > MAX_CHUNK_BYTES:
+        raise InputError(f"{name}: chunks of {matrix.chunk_bytes} bytes cannot be right; repair its metadata")
+    if math.prod(shape) * size > MAX_ARRAY_BYTES:
+        raise InputError(f"{name}: a shape of {array.shape} cannot be right; repair its metadata")
+    if matrix.grid[0] * matrix.grid[1] > MAX_CHUNKS:
+        down, across = matrix.grid[::-1] if fortran else matrix.grid
+        raise InputError(f"{name} has {down}×{across} chunks; rechunk it to larger ones")
+    outer = matrix
+    if array.shards is not None:  # which zarr says where they are all that is done to the elements
+        outer = replace(matrix, chunk_rows=array.shards[0], chunk_cols=array.shards[1])
+        _check_shards(name, matrix, outer)
+    place: Place
+    if isinstance(at.store, LocalStore):
+        place = Folder(Path(at.store.root) / at.path)
+    elif isinstance(at.store, ObjectStore):
+        place = Objects(at.store.store, at.path, Answers(at.store, outer.chunk_bytes), name)
+    else:
+        return _opened(decoded_source(name, array, matrix))
+    if not place.traits.listable:
+        return _opened(decoded_source(name, array, replace(matrix, traits=place.traits)))
+    return _stored(name, array, matrix, outer, Chunks(place, array.metadata, fortran))
+
+
+def _opened(source: Source, snapshot: Snapshot | None = None) -> Opened:
+    return Opened(source, source.matrix, snapshot)
+
+
+def _check_shards(name: str, s: Matrix, outer: Matrix) -> None:
+    """Their indices are held in memory, also where the shards reach far beyond the array."""
+    chunks = math.prod(outer.grid) * (outer.chunk_rows // s.chunk_rows) * (outer.chunk_cols // s.chunk_cols)
+    if outer.chunk_bytes > MAX_CHUNK_BYTES or chunks > MAX_CHUNKS:
+        raise InputError(f"{name}: shards of {chunks} chunks cannot be right; repair its metadata")
+
+
+def _stored(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, stored: Chunks) -> Opened:
+    """outer: the matrix in chunks that are files, or objects. stored: where these lie."""
+    metadata, dtype, shard, chunks = array.metadata, array.dtype, array.shards, stored
+    stamps = stored.stamps(outer.grid)
+    s = replace(s, traits=replace(stored.place.traits, asynchronous=False))  # its latency is known now
+    sizes = tuple(np.maximum(stamps[:, 0], stamps.any(axis=1)).tolist())  # an empty file is there, too
+    inner = inner_chunks(metadata) if shard else None
+    compression = inner[1] if inner else None if shard else compression_of(metadata)
+    compressor = only_compressor(compression)
+    source: Source
+    if dtype.isnative and (compression == [] or compressor):
+        fill = dtype.type(0) if array.fill_value is None else array.fill_value
+        if inner and shard:
+            at_end = inner[0]["index_location"] == "end"
+            chunks = shards_of = Shards(stored, s, outer, sizes, at_end)
+            sizes = shards_of.sizes
+        if compressor:
+            name_of, configuration = (compression or [("", {})])[0]
+            s = replace(
+                s,
+                whole=True,
+                stored=sizes,
+                decodes=codec_memory.decoding(name_of, configuration),
+                encodes=codec_memory.encoding(name_of, configuration),
+            )
+            source = CompressedSource(name, dtype, fill, s, chunks, compressor)
+        else:
+            whole = set(sizes) <= {0, s.chunk_bytes}
+            source = RawSource(name, dtype, fill, _with_missing(s, sizes), chunks, whole)
+    else:
+        s = replace(s, stored=_shares(s, outer, sizes) if shard else sizes)
+        source = decoded_source(name, array, s, stored.place if isinstance(stored.place, Folder) else None)
+    description = json.dumps({**metadata.to_dict(), "attributes": {}}, default=str).encode()
+    return _opened(source, Snapshot(description, stamps, lambda: stored.stamps(outer.grid)))
+
+
+def _with_missing(s: Matrix, sizes: tuple[int, ...]) -> Matrix:
+    return s if all(sizes) else replace(s, stored=tuple(s.chunk_bytes if size else 0 for size in sizes))
+
+
+def _shares(s: Matrix, outer: Matrix, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """For every chunk an even share of its shard's file."""
+    down, across = outer.chunk_rows // s.chunk_rows, outer.chunk_cols // s.chunk_cols
+    rows, cols = s.grid
+    return tuple(
+        sizes[i // down * outer.grid[1] + j // across] // (down * across)
+        for i in range(rows)
+        for j in range(cols)
+    )

@@ -1,0 +1,152 @@
+"""The metadata of an array at its place, read and checked; and what users are told where that fails."""
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import zarr
+from zarr.abc.store import RangeByteRequest
+from zarr.storage import LocalStore, ObjectStore, StorePath
+
+from ...support.errors import NO_MEMORY, Error, InputError, OutOfMemoryError, no_memory, remedy
+from ...support.shared import Shared
+from ..format import documents
+from ..format.documents import SUPPORTED
+from ..format.unfinished import METADATA, is_begun, is_partial
+from ..io import files
+from ..io.answers import Answers
+from ..io.objects import Objects, why
+from ..io.zarr_internals import default_buffer_prototype
+from .addresses import local_path, objects_at, remote_place
+
+
+def open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
+    """As it is stored. Raises InputError."""
+    place = local_path(spec)
+    if place is not None:
+        if not os.path.exists(place):
+            raise InputError(f"{name} does not exist; check the path")
+        if is_partial(place):
+            raise InputError(
+                f"{name} is the unfinished result of an interrupted run; continue that with "
+                "resume=True, or make it again"
+            )
+    found = _open(os.fspath(spec) if place is None else str(place), name)
+    if found is None:
+        with explained(name, remote=place is None):
+            if place is None and (there := objects_at(spec)) and is_begun(there):
+                raise InputError(
+                    f"{name} is the unfinished result of an interrupted run; continue that with "
+                    "resume=True, or make it again"
+                )
+        raise InputError(f"{name} is not a Zarr array; check the path")
+    if isinstance(found, str):
+        raise InputError(f"{name} is a Zarr group, not an array; name one of the arrays in it")
+    return found
+
+
+def _open(path: str, name: str) -> zarr.Array[Any] | str | None:
+    """The Zarr array there, "group", None where there is neither. Raises InputError."""
+    with explained(name, remote="://" in path):
+        at, key, described = look_at(path, name)
+        if documents.kind(key, described) == "group":
+            return "group"
+        if key == METADATA[1]:
+            described["attributes"] = _attributes(at, name)
+        return array_at(documents.check(name, described, key), at) if key else None
+
+
+def _attributes(at: StorePath, name: str) -> dict[str, Any]:
+    """Of version 2, where they are a document of their own. An array can be read without: so nothing that is
+    wrong with them is an error."""
+    try:
+        return documents.parse(name, document_at(at, ".zattrs") or b"{}")
+    except (InputError, OSError):
+        return {}
+
+
+def kind_at(path: str, name: str) -> str | None:
+    """Whether there is an "array", a "group" or neither; an array need be no matrix. Raises InputError."""
+    with explained(name, remote="://" in path):
+        return documents.kind(*look_at(path, name)[1:])
+
+
+@Shared
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def explained(name: str, remote: bool = False) -> Iterator[None]:
+    """Whatever goes wrong when an array is opened or begun is said in a sentence, and warnings are not."""
+    try:
+        with _without_warnings:
+            yield
+    except Error:
+        raise
+    except Exception as error:
+        raise _unusable(name, error, remote) from error
+
+
+def look_at(spec: Any, name: str) -> tuple[StorePath, str, dict[str, Any]]:
+    """Where there may be an array or a group, the key of its metadata, and that. An empty key where there is
+    neither. (zarr.open, which does this and more, reads and believes all there is.) Raises InputError."""
+    if isinstance(spec, zarr.Array):
+        at = spec.store_path
+    elif (place := local_path(spec)) is not None:
+        at = StorePath(LocalStore(place, read_only=True))
+    else:
+        at = remote_place(os.fspath(spec))
+    for key in (*METADATA, ".zgroup"):
+        document = document_at(at, key)
+        if document is not None:
+            return at, key, documents.parse(name, document)
+    return at, "", {}
+
+
+def document_at(at: StorePath, key: str) -> bytes | None:
+    """One of the metadata documents, or more than there may be of it. Raises OSError."""
+    if isinstance(at.store, LocalStore):
+        return files.read_small(Path(at.store.root) / at.path / key, documents.MAX_BYTES)
+    if isinstance(at.store, ObjectStore):
+        return Objects(at.store.store, at.path, Answers(at.store)).read(key, documents.MAX_BYTES)
+    most = RangeByteRequest(0, documents.MAX_BYTES + 1)
+    found = Answers(at.store).of((at / key).get(default_buffer_prototype(), most))
+    return None if found is None else bytes(found.to_bytes())
+
+
+def _unusable(name: str, error: Exception, remote: bool) -> Error:
+    """What went wrong when an array was opened or begun, and what to do."""
+    if no_memory(error):
+        return OutOfMemoryError(NO_MEMORY)
+    if isinstance(error, ImportError):
+        return InputError(f"{name} needs a package that is not installed: {error}")
+    if isinstance(error, PermissionError) and not remote:
+        return InputError(f"{name} cannot be read: permission denied; change its permissions")
+    if what := remedy(error, ""):
+        return InputError(f"{name} cannot be opened ({_one_line(error)}); {what}")
+    if "data type" in str(error):
+        return InputError(
+            f"{name} holds what cannot be multiplied ({_one_line(error)}); convert it to one of {SUPPORTED}"
+        )
+    if remote:
+        return InputError(f"{name} cannot be reached ({_one_line(error)}); check its address and credentials")
+    return InputError(
+        f"{name}: its Zarr metadata cannot be used ({_one_line(error)}); repair or rewrite the array"
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return documents.short(f"{type(error).__name__}: {why(error)}")
+
+
+def array_at(metadata: Any, place: StorePath, config: Any = None) -> zarr.Array[Any]:
+    """An array of this metadata at a place where none is stored (yet). `config`: zarr's settings of an open
+    array that are not as usual, such as `order`."""
+    return zarr.Array(zarr.AsyncArray(metadata, place, config))

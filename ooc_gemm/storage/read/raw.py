@@ -1,0 +1,132 @@
+"""Raw chunks: their files, or their parts of shards, hold nothing but the elements in native order.
+
+file ──► slot                  any rectangle of a chunk, read to its place
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...planning.problem import Matrix
+from ...planning.schedule import Piece
+from ...support.buffers import Bytes
+from ...support.errors import StoreError, remedy
+from ...support.intervals import overlaps
+from ..format.chunks import Chunks
+from ..io import files
+from ..io.background import Job
+from ..io.folder import Folder
+from .source import Source
+
+Array = npt.NDArray[Any]
+
+
+class RawSource(Source):
+    """Raw chunks in local files."""
+
+    def __init__(
+        self, name: str, dtype: np.dtype[Any], fill: Any, matrix: Matrix, chunks: Chunks, whole: bool = False
+    ):
+        """`whole`: every chunk that is stored had its full size when that was looked at."""
+        apart = whole and chunks.place.traits.asynchronous
+        traits = replace(matrix.traits, asynchronous=apart, stackable=apart)
+        super().__init__(name, dtype, replace(matrix, traits=traits))
+        self._chunks, self._fill, self._lends = chunks, fill, False
+
+    def lending(self) -> "RawSource":
+        """Pieces of whole rows of a chunk stay where a remote store's client has put them."""
+        if not self.matrix.traits.remote:
+            return self
+        other = copy.copy(self)
+        other._lends = True
+        return other
+
+    def cancel(self) -> None:
+        """Wake who waits for a chunk."""
+        self._chunks.place.cancel()
+
+    def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
+        """In the background, where one read of each chunk brings all."""
+        s, j, (start, stop) = self.matrix, piece.chunk[1], piece.span
+        read = partial(self.read, piece, slot)
+        folder = self._chunks.place
+        if not self.asynchronous or stop - start != s.chunk_cols or not isinstance(folder, Folder):
+            return read
+        rows, line, jobs = piece.rows[1] - piece.rows[0], s.chunk_cols * s.itemsize, list[Job]()
+        data = slot[: rows * line]
+        try:
+            for i, row, row_stop in overlaps(*piece.rows, s.chunk_rows):
+                base, size = self._chunks.extent(i, j)
+                if size == 0:
+                    return read
+                offset = base + (row - i * s.chunk_rows) * line
+                jobs.append((folder.path(self._chunks.key(i, j)), offset, (row_stop - row) * line))
+            end = files.start_read(jobs, data)
+        except (OSError, ValueError):
+            return read
+
+        def done() -> tuple[Array, int]:
+            if not end():
+                return read()  # or it says what the matter is
+            place = data.view(self.dtype).reshape(rows, s.chunk_cols)
+            return place[:, piece.cols[0] - start : piece.cols[1] - start], rows * line
+
+        return done
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """One chunk after the other."""
+        s, (i, j), (first, stop) = self.matrix, piece.chunk, piece.rows
+        if stop <= (i + 1) * s.chunk_rows:
+            return self._read(piece, slot)
+        place, nbytes = self._place(piece, slot), 0
+        for i, row, row_stop in overlaps(first, stop, s.chunk_rows):
+            part = place[row - first : row_stop - first].reshape(-1).view(np.uint8)
+            nbytes += self._read(piece._replace(chunk=(i, j), rows=(row, row_stop)), part)[1]
+        return place[:, piece.cols[0] - piece.span[0] : piece.cols[1] - piece.span[0]], nbytes
+
+    def _read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """Just the rows wanted: one read where they are contiguous in the file."""
+        s, (i, j) = self.matrix, piece.chunk
+        key = self._chunks.key(i, j)
+        place = self._place(piece, slot)
+        row, col = piece.rows[0] - i * s.chunk_rows, piece.span[0] - j * s.chunk_cols
+        line, width = s.chunk_cols * s.itemsize, place.shape[1] * s.itemsize
+        cols = slice(piece.cols[0] - piece.span[0], piece.cols[1] - piece.span[0])
+        data = place.reshape(-1).view(np.uint8)
+        try:
+            base, size = self._chunks.extent(i, j)
+            if size == 0:
+                raise FileNotFoundError
+            with self._chunks.open(i, j) as file:
+                size = file.size if size is None else size
+                if size != s.chunk_bytes:
+                    raise StoreError(
+                        f"{self.name}: chunk {key} holds {size} bytes instead of {s.chunk_bytes}; "
+                        "it is truncated or corrupt, write it again"
+                    )
+                step = len(data) if width == line else width
+                if self._lends and step == len(data):
+                    data = file.read_range(data, base + row * line + col * s.itemsize, step)
+                    return data.view(self.dtype).reshape(place.shape)[:, cols], place.nbytes
+                for start in range(0, len(data), step):
+                    at = base + (row + start // width) * line + col * s.itemsize
+                    file.read(data[start : start + step], at)
+        except FileNotFoundError:
+            self._missing(piece, key)
+            place[:, cols] = self._fill
+            return place[:, cols], 0
+        except ValueError as error:
+            raise StoreError(f"{self.name}: chunk {key} cannot be read ({error}); write it again") from error
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            what = remedy(error, "see to its disk, or write it again")
+            raise StoreError(
+                f"{self.name}: chunk {key} cannot be read: {error.strerror or error}; {what}"
+            ) from error
+        return place[:, cols], place.nbytes
