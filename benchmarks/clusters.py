@@ -51,7 +51,7 @@ BARS = {"multiply": 1 / 1.15, "rows": 2.0, "small": 2.0, "misaligned": 1.3}
 ALONE = """
 import json, sys, time
 import ooc_gemm
-from ooc_gemm.devices.cpu import CPU
+from ooc_gemm.devices.cpu.device import CPU
 begun = time.perf_counter()
 result = ooc_gemm.multiply(*sys.argv[1:4], device=CPU(2), memory_limit=int(sys.argv[4]), chunks=(1024, 1024))
 print(json.dumps({"seconds": time.perf_counter() - begun, "peak": result.peak_host_bytes}))
