@@ -16,7 +16,7 @@
 //
 // Macros: ELEMENT; KIND (1 real, 2 complex, whose parts are ELEMENT, 3 integers, perhaps held in floating
 // point, 4 float16); VEC: elements that are loaded at once, of which rows start at multiples. Launch: THREADS
-// threads a block, see catalog.check.
+// threads a block, see preparations.check.
 
 #define REAL_KIND 1
 #define COMPLEX_KIND 2

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ..support.intervals import ceil_div
-from .nvrtc import Config
-
-_C_TYPE = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
-"""NumPy's name of a type → its name in CUDA C++."""
+from . import ladder
+from .nvrtc import C_TYPE, Config
 
 
 @dataclass(frozen=True)
@@ -37,100 +35,44 @@ class Kernel:
     """The module that knows its arguments: `nvrtc.launch` for the signature that most kernels share."""
 
 
-def _naive(coalesced: bool) -> Callable[[str, bool, bool], list[Config]]:
-    def configs(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
-        macros = (("ELEMENT", _C_TYPE[dtype]), ("BM", 32), ("BN", 32), ("COALESCED", int(coalesced)))
-        return [Config("naive", dtype, 32, 32, (32, 32), macros)]
-
-    return configs
-
-
-_TILED = ((64, 32, 8), (64, 16, 16), (64, 64, 4), (32, 16, 16), (32, 32, 8), (32, 32, 32), (16, 16, 16))
-"""TILE, BLOCK_X, BLOCK_Y; the fastest of each dtype before its others."""
-
-
-def _tiled(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
-    found = []
-    for tile, x, y in _TILED:
-        macros: dict[str, int | str] = {
-            "ELEMENT": _C_TYPE[dtype], "TILE": tile, "BLOCK_X": x, "BLOCK_Y": y
-        }  # fmt: skip
-        if tile <= 32 or dtype != "float64":  # two tiles of 64 would need 64 KiB
-            found.append(Config("tiled", dtype, tile, tile, (x, y), tuple(macros.items())))
-    return found
-
-
-_LADDER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[int, ...]]]]] = {
-    # kernel: names of its macros, {dtype: their values, the fastest first}; "" is any other dtype
-    "microtile": (
-        ("BM", "BN", "BK", "TM"),
-        {"": [(64, 32, 32, 16), (64, 64, 16, 16)], "float64": [(64, 64, 32, 16)]},
-    ),
-    "register_block": (
-        ("BM", "BN", "BK", "TM", "TN"),
-        {"": [(128, 128, 16, 8, 8), (64, 64, 32, 4, 4)], "float64": [(64, 64, 32, 8, 4)]},
-    ),
-    "rectangular": (
-        ("BM", "BN", "BK", "TM", "TN"),
-        {"": [(64, 128, 16, 16, 4), (64, 128, 32, 8, 4)], "float64": [(64, 128, 16, 8, 4)]},
-    ),
-    "vectorized": (
-        ("BM", "BN", "BK", "TM", "TN"),
-        {"": [(128, 128, 16, 8, 8), (64, 128, 16, 8, 8)], "float64": [(64, 64, 16, 8, 4)]},
-    ),
-    "warptile": (
-        ("BM", "BN", "BK", "WM", "WN", "TM", "TN"),
-        {
-            "": [(128, 128, 16, 64, 32, 8, 8), (64, 128, 16, 32, 64, 8, 8)],
-            "float64": [(64, 64, 16, 32, 32, 8, 4)],
-        },
-    ),
-}
-
-
-def _ladder(kernel: str) -> Callable[[str, bool, bool], list[Config]]:
-    names, known = _LADDER[kernel]
-
-    def configs(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
-        found = []
-        for values in known.get(dtype, known[""]):
-            size = dict(zip(names, values, strict=True))
-            threads = size["BM"] // size["TM"] * (size["BN"] // size.get("TN", 1))
-            macros: dict[str, int | str] = {"ELEMENT": _C_TYPE[dtype], **size}
-            found.append(Config(kernel, dtype, size["BM"], size["BN"], (threads, 1), tuple(macros.items())))
-        return found
-
-    return configs
-
-
 _SIMPLE = ("float32", "float64", "int32")
 
 
 def _rungs() -> list[Kernel]:
     """The classical ladder. Its kernels take A and B as stored."""
     rungs = (
-        ("naive-uncoalesced", "one thread an element, warps down the columns of C", _SIMPLE, _naive(False)),
-        ("naive", "one thread an element, warps along the rows of C", _SIMPLE, _naive(True)),
-        ("tiled", "square tiles in shared memory", _SIMPLE, _tiled),
-        ("microtile", "several rows of C a thread", _SIMPLE, _ladder("microtile")),
+        (
+            "naive-uncoalesced",
+            "one thread an element, warps down the columns of C",
+            _SIMPLE,
+            ladder.naive(False),
+        ),
+        ("naive", "one thread an element, warps along the rows of C", _SIMPLE, ladder.naive(True)),
+        ("tiled", "square tiles in shared memory", _SIMPLE, ladder.tiled),
+        ("microtile", "several rows of C a thread", _SIMPLE, ladder.rung("microtile")),
         (
             "register",
             "a block of neighbouring elements a thread, in registers",
             _SIMPLE,
-            _ladder("register_block"),
+            ladder.rung("register_block"),
         ),
         (
             "rectangular",
             "tiles of any sides; the elements of a warp side by side",
             _SIMPLE,
-            _ladder("rectangular"),
+            ladder.rung("rectangular"),
         ),
-        ("vectorized", "16-byte accesses, A transposed in shared memory", _SIMPLE[:2], _ladder("vectorized")),
+        (
+            "vectorized",
+            "16-byte accesses, A transposed in shared memory",
+            _SIMPLE[:2],
+            ladder.rung("vectorized"),
+        ),
         (
             "warptile",
             "block, warp and thread tiles; loads run ahead of the products",
             _SIMPLE[:2],
-            _ladder("warptile"),
+            ladder.rung("warptile"),
         ),
     )
     return [Kernel(name, text, dtypes, configs, transposes=False) for name, text, dtypes, configs in rungs]
@@ -147,12 +89,12 @@ _FFMA: dict[str, list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]]
     "float64": [((128, 64, 8, 64, 32, 8, 8, 4, 2), (1, 1, 1, 1), (1,))],
     "int64": [((64, 64, 8, 16, 32, 4, 4, 4, 2), (1, 1, 1, 1), (1,))],
 }
-"""The tiles of kernels/ffma.cu, the largest first: the fastest measured on an H200 of those that every
+"""The tiles of ffma.cu, the largest first: the fastest measured on an H200 of those that every
 architecture has shared memory for."""
 
 
 def ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
-    """kernels/ffma.cu: the configuration for a large C first."""
+    """ffma.cu: the configuration for a large C first."""
     size = 4 if dtype == "float32" else 8
     found = []
     for values, parts, splits in _FFMA[dtype]:
@@ -162,7 +104,7 @@ def ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
         ring = tile["STAGES"] * tile["BK"] * (bm * size + 16 + bn * size + 16)
         for split in splits:
             macros: dict[str, int | str] = {
-                "ELEMENT": _C_TYPE[dtype], **tile, "PARTS": parts[2 * trans_a + trans_b], "SPLIT": split,
+                "ELEMENT": C_TYPE[dtype], **tile, "PARTS": parts[2 * trans_a + trans_b], "SPLIT": split,
                 "TRANS_A": int(trans_a), "TRANS_B": int(trans_b),
             }  # fmt: skip
             shared = max(ring, bm * bn * size) if split > 1 else ring
@@ -171,7 +113,7 @@ def ffma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
 
 
 def choose_ffma(configs: list[Config], m: int, n: int, k: int, multiprocessors: int) -> Config:
-    """The configuration of kernels/ffma.cu that should take the least time."""
+    """The configuration of ffma.cu that should take the least time."""
     return min(configs, key=lambda config: _ffma_time(config, m, n, k, multiprocessors))
 
 
@@ -217,7 +159,7 @@ pay, so that fp16x3 has none for those."""
 def wgmma(
     kind: str, a_mn: bool, b_mn: bool, a_unsigned: bool = False, b_unsigned: bool = False
 ) -> list[Config]:
-    """kernels/wgmma.cu, wide, narrow and thin, for operands contiguous along m or n (`mn`) or along k.
+    """wgmma.cu, wide, narrow and thin, for operands contiguous along m or n (`mn`) or along k.
     ValueError for a kind it does not have."""
     if kind not in _WGMMA:
         raise ValueError(f"no {kind}; there is {', '.join(_WGMMA)}")
@@ -243,7 +185,7 @@ _SUM_SLICES = 1_200_000
 
 
 def choose_wgmma(configs: list[Config], m: int, n: int, k: int, multiprocessors: int) -> tuple[Config, int]:
-    """Of kernels/wgmma.cu: the configuration, and in how many slices k is cut, that keep a device busy for
+    """Of wgmma.cu: the configuration, and in how many slices k is cut, that keep a device busy for
     the shortest: rounds of tiles × steps of a tile × time of a step, but no less than memory takes to deliver
     A and B; fitted to an H200."""
 
@@ -302,7 +244,7 @@ _DMMA = (
 
 
 def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
-    """kernels/dmma.cu."""
+    """dmma.cu."""
     found = []
     for bm, bn, stages, resident, wm, wn in _DMMA:
         # Two operands along k take more registers: NT has a tile of its own. 96 rows along m or n cannot be
@@ -323,7 +265,7 @@ def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
 
 
 def float64_sums(trans_a: bool, trans_b: bool) -> list[Config]:
-    """kernels/dmma.cu for float32, with products and sums in float64, which runs only where a flag on the
+    """dmma.cu for float32, with products and sums in float64, which runs only where a flag on the
     device says so. α and β are float64."""
     found = []
     for config in dmma("float64", trans_a, trans_b):
@@ -354,7 +296,7 @@ _MMA = {
 def mma(
     kind: str, a_mn: bool, b_mn: bool, a_unsigned: bool = False, b_unsigned: bool = False
 ) -> list[Config]:
-    """kernels/mma.cu, of the same kinds and operands as `wgmma`."""
+    """mma.cu, of the same kinds and operands as `wgmma`."""
     if kind not in _MMA:
         raise ValueError(f"no {kind}; there is {', '.join(_MMA)}")
     if kind == "int8":  # operands that do not lie along k are turned before
@@ -391,7 +333,7 @@ def choose_mma(
     shared: int = 228 << 10,
     most_slices: int = 64,
 ) -> tuple[Config, int]:
-    """Of kernels/dmma.cu or mma.cu: the configuration, and in how many slices k is cut, by the work of the
+    """Of dmma.cu or mma.cu: the configuration, and in how many slices k is cut, by the work of the
     busiest multiprocessor, in products. `shared`: bytes of shared memory of a multiprocessor."""
 
     def plans(config: Config) -> Iterator[tuple[float, Config, int]]:
@@ -429,74 +371,6 @@ def _warp_level() -> list[Kernel]:
             for kind, (text, dtypes) in explained.items()
         ),
     ]
-
-
-def split(k_inner: bool) -> Config:
-    """kernels/split.cu for a matrix contiguous along k, or along the other axis."""
-    return Config("split", "float32", 1, 64, (256, 1), (("K_INNER", int(k_inner)),))
-
-
-def sum_slices(dtype: str) -> Config:
-    """kernels/sum.cu for float32, float64 or int32."""
-    return Config("sum", dtype, 1, 256, (256, 1), (("ELEMENT", _C_TYPE[dtype]),))
-
-
-def embed(mode: str, conjugate: bool = False, conjugate_other: bool = False) -> Config:
-    """kernels/embed.cu: `rows`, `double n` or `double k`."""
-    macros: dict[str, int | str] = {
-        "MODE": {"rows": 1, "double n": 2, "double k": 3}[mode],
-        "CONJUGATE": int(conjugate),
-        "CONJUGATE_OTHER": int(conjugate_other),
-    }
-    return Config("embed", "complex64", 8, 32, (32, 8), tuple(macros.items()))
-
-
-def combine(product: str, conjugate_a: bool = False, conjugate_b: bool = False) -> Config:
-    """kernels/combine.cu for what a real `product` makes: `rows` of re and of im, `pairs` of them of which
-    four make an element, or `elements` as they are in C."""
-    macros: dict[str, int | str] = {
-        "LAYOUT": {"rows": 0, "pairs": 1, "elements": 2}[product],
-        "CONJUGATE_A": int(conjugate_a), "CONJUGATE_B": int(conjugate_b),
-    }  # fmt: skip
-    return Config("combine", "complex64", 1, 256, (256, 1), tuple(macros.items()))
-
-
-_CHECKED = {
-    # NumPy's name: ELEMENT, KIND
-    "float16": ("unsigned short", 4),
-    "float32": ("float", 1),
-    "float64": ("double", 1),
-    "complex64": ("float", 2),
-    "complex128": ("double", 2),
-    "int8": ("signed char", 3),
-    "uint8": ("unsigned char", 3),
-    "int32": ("int", 3),
-    "int64": ("long long", 3),
-}
-
-
-def check(dtype: str, exact: bool, vec: int) -> Config:
-    """kernels/check.cu for panels or blocks of this type; `exact`: they hold integers. Rows start at
-    multiples of `vec` elements."""
-    element, kind = _CHECKED[dtype]
-    macros: dict[str, int | str] = {"ELEMENT": element, "KIND": 3 if exact else kind, "VEC": vec}
-    return Config("check", dtype, 8, 256, (256, 1), tuple(macros.items()))
-
-
-def checks() -> Iterator[Config]:
-    """Every configuration of kernels/check.cu."""
-    for dtype, (_, kind) in _CHECKED.items():
-        size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
-        for vec in sorted({1, 2 if dtype == "float64" else 1, 16 // size}):
-            for exact in {kind == 3, kind == 3 or dtype == "float64"}:
-                yield check(dtype, exact, vec)
-
-
-def transpose(dtype: str) -> Config:
-    """kernels/transpose.cu, by NumPy's name for the type: only its size matters."""
-    size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
-    element = {1: "unsigned char", 4: "float", 8: "double", 16: "double2"}[size]
-    return Config("transpose", dtype, 32, 32, (32, 8), (("ELEMENT", element),))
 
 
 KERNELS = {

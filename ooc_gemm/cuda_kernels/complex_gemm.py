@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..support.intervals import ceil_div, round_up
-from . import catalog
+from . import preparations
 from .nvrtc import Config
 from .tensor import load, split_pays, strips
 from .wgmma import Wgmma
@@ -35,16 +35,16 @@ class ComplexGemm:
         self.real = Wgmma("fp16x3", trans_a, trans_b, "float32", "float32", config)
 
         def embed(mode: str, *conjugate: bool) -> Any:
-            return load(catalog.embed(mode, *conjugate))["embed"]
+            return load(preparations.embed(mode, *conjugate))["embed"]
 
         self._double = {
             "a": embed("double n" if trans_a else "double k", conjugate_a, conjugate_b),
             "b": embed("double k" if trans_b else "double n", conjugate_b, conjugate_a),
         }
         self._rows = embed("rows")
-        few = catalog.combine("rows" if trans_b else "pairs", conjugate_a, conjugate_b)
+        few = preparations.combine("rows" if trans_b else "pairs", conjugate_a, conjugate_b)
         self._combine_few = load(few)["combine"]
-        self._combine = load(catalog.combine("elements"))["combine"]
+        self._combine = load(preparations.combine("elements"))["combine"]
 
     def __call__(
         self,

@@ -28,6 +28,10 @@ _INCLUDE = re.compile(r'^#include "(common/\w+\.cuh)"$', re.MULTILINE)
 _INSTALL = "install it with pip install 'ooc-gemm[cuda13]' (for a CUDA 12 driver: 'ooc-gemm[cuda12]')"
 
 
+C_TYPE = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
+"""NumPy's name of a type → its name in CUDA C++."""
+
+
 @dataclass(frozen=True)
 class Config:
     """Everything that a kernel is compiled and launched with. Made in catalog.py; what must hold between

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..planning.schedule import DIAGONAL_STRIPS
 from ..support.intervals import ceil_div, ranges, round_up
-from . import catalog, driver, nvrtc
+from . import catalog, driver, nvrtc, preparations
 from .driver import Kernel
 from .nvrtc import Config
 
@@ -94,10 +94,10 @@ class TensorGemm(ABC):
         self._shared = int(attributes["MaxSharedMemoryPerMultiprocessor"])
         self._scalar = np.dtype(self.configs[0].dtype).type
         self._functions: dict[Config, Kernel] = {}
-        self._sum = load(catalog.sum_slices(self.configs[0].dtype))["sum"]
+        self._sum = load(preparations.sum_slices(self.configs[0].dtype))["sum"]
         if self.kind == "fp16x3":
             self._split = {
-                name: load(catalog.split(not mn), *_SPLIT_KERNELS) for name, mn in self._mn.items()
+                name: load(preparations.split(not mn), *_SPLIT_KERNELS) for name, mn in self._mn.items()
             }
             self._float64 = Device().compute_capability in FLOAT64_AT_FULL_RATE
             self._plain = (
@@ -231,7 +231,7 @@ class TensorGemm(ABC):
         """Those that must lie along k, and do not."""
         i32, i64, u = np.int32, np.int64, np.uintp
         for name in self.turned(config):
-            turn = self._function(catalog.transpose(self._types[name]))
+            turn = self._function(preparations.transpose(self._types[name]))
             ptr, ld, lines = operands[name]
             size = np.dtype(self._types[name]).itemsize
             pitch = round_up(k, PITCH_BYTES // size)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from conftest import gpu_missing
 
-from ooc_gemm.cuda_kernels import catalog
+from ooc_gemm.cuda_kernels import preparations
 from ooc_gemm.devices.cuda.check import DEPTH, ROWS, THREADS
 from ooc_gemm.support.intervals import ceil_div, round_up
 
 CONFIGS = [
-    catalog.check(*which)
+    preparations.check(*which)
     for which in (
         ("float16", False, 8), ("float32", False, 4), ("complex64", False, 1), ("int8", True, 16),
         ("int32", True, 4), ("float64", True, 1),

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from emulator import _COMPILE, _HEADER, PLAIN, _with_dynamic_memory, compiler_missing, whole_source
 
-from ooc_gemm.cuda_kernels import catalog
+from ooc_gemm.cuda_kernels import catalog, preparations
 
 if why := compiler_missing():
     pytest.skip(why, allow_module_level=True)
@@ -150,8 +150,8 @@ def run(folder, text):
 @pytest.mark.parametrize(
     ("config", "main"),
     [
-        (catalog.transpose("int8"), TRANSPOSE), (catalog.transpose("float32"), MIRROR),
-        (catalog.embed("double n"), EMBED), (catalog.combine("elements"), COMBINE),
+        (preparations.transpose("int8"), TRANSPOSE), (preparations.transpose("float32"), MIRROR),
+        (preparations.embed("double n"), EMBED), (preparations.combine("elements"), COMBINE),
     ],
     ids=["transpose", "mirror", "embed", "combine"],
 )  # fmt: skip
@@ -161,7 +161,7 @@ def test_what_goes_with_a_product(tmp_path, config, main):
 
 
 def test_an_index_of_32_bits_is_found(tmp_path):
-    config = catalog.transpose("int8")
+    config = preparations.transpose("int8")
     source = whole_source(config.kernel).replace("long long ld", "int ld")
     defines = "".join(f"#define {name} {value}\n" for name, value in config.macros)
     assert "signed integer overflow" in run(tmp_path, defines + source + TRANSPOSE)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ooc_gemm.cuda_kernels import catalog, complex_gemm, driver, nvrtc, tensor
+from ooc_gemm.cuda_kernels import catalog, complex_gemm, driver, nvrtc, preparations, tensor
 from ooc_gemm.devices.cuda import check as cuda_check
 from ooc_gemm.devices.cuda import device as cuda
 from ooc_gemm.engine.ports import Arithmetic, Operation
@@ -173,7 +173,7 @@ def test_the_check_of_a_block(rows, cols):
     """Of panels and blocks in all types, whichever way they lie, also of more than 65,535·256 rows."""
     checks = object.__new__(cuda_check.Checks)
     array = SimpleNamespace(data=SimpleNamespace(ptr=1 << 20))
-    for config in catalog.checks():
+    for config in preparations.checks():
         dtype = np.dtype(config.dtype)
         if rows * cols * dtype.itemsize > DEVICE_BYTES:
             continue
@@ -194,7 +194,7 @@ def test_a_symmetric_block_is_turned():
     }
     nothing = lambda *args, **more: None  # noqa: E731
     device._timing = SimpleNamespace(begin=nothing, end=nothing)
-    device._turn = tensor.load(catalog.transpose("float32"), "transpose", "mirror")
+    device._turn = tensor.load(preparations.transpose("float32"), "transpose", "mirror")
     device._early = {}
     block = Block(0, 0, n, 0, n, diagonal=True)
     device.mirror(block, 0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ooc_gemm.cuda_kernels import catalog, nvrtc
+from ooc_gemm.cuda_kernels import catalog, nvrtc, preparations
 from ooc_gemm.support import cache as cache_folder
 from ooc_gemm.support.errors import DeviceError
 
@@ -121,7 +121,7 @@ def test_shipped_kernels_compile_without_spills(arch: str, name: str) -> None:
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("arch", ARCHS)
 def test_checks_compile_without_spills(arch: str) -> None:
-    assert _refused(list(dict.fromkeys(catalog.checks())), arch) == []
+    assert _refused(list(dict.fromkeys(preparations.checks())), arch) == []
 
 
 @pytest.mark.usefixtures("compiler")

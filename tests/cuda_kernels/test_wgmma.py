@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from precision import always
 
-from ooc_gemm.cuda_kernels import catalog, nvrtc
+from ooc_gemm.cuda_kernels import catalog, nvrtc, preparations
 from ooc_gemm.support.errors import DeviceError
 
 KINDS = {"fp16x3": "float32", "fp16": "float16", "tf32": "float32", "int8": "int8"}
@@ -28,14 +28,14 @@ TRANS = tuple(product((False, True), repeat=2))
 @pytest.mark.parametrize(
     "config",
     [
-        *(catalog.split(k_inner) for k_inner in (False, True)),
-        *(catalog.transpose(name) for name in ("int8", "float32", "int64", "complex128")),
-        catalog.embed("rows"),
-        catalog.embed("double n", True, False),
-        catalog.embed("double k", True, True),
-        catalog.combine("rows"),
-        catalog.combine("pairs", True, False),
-        catalog.combine("elements"),
+        *(preparations.split(k_inner) for k_inner in (False, True)),
+        *(preparations.transpose(name) for name in ("int8", "float32", "int64", "complex128")),
+        preparations.embed("rows"),
+        preparations.embed("double n", True, False),
+        preparations.embed("double k", True, True),
+        preparations.combine("rows"),
+        preparations.combine("pairs", True, False),
+        preparations.combine("elements"),
         *(catalog.float64_sums(*trans)[0] for trans in product((False, True), repeat=2)),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...cuda_kernels import catalog, driver
+from ...cuda_kernels import driver, preparations
 from ...cuda_kernels.driver import Event, Events
 from ...cuda_kernels.tensor import load
 from ...engine.check import Sums, Verdict
@@ -74,7 +74,7 @@ class Checks:
     def _kernels(self, dtype: np.dtype[Any], pitch: int) -> tuple[dict[str, Any], int]:
         """Of a matrix whose rows start at multiples of so many elements; how many are loaded at once."""
         vec = min(max(1, 16 // dtype.itemsize), pitch & -pitch)
-        config = catalog.check(dtype.name, self._op.arithmetic.exact, vec)
+        config = preparations.check(dtype.name, self._op.arithmetic.exact, vec)
         return load(config, "rows", "columns", "signs"), vec
 
     def begin(self, block: Block, c: Any, stream: Any) -> None:

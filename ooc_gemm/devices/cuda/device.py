@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...cuda_kernels import catalog, driver
+from ...cuda_kernels import driver, preparations
 from ...cuda_kernels.catalog import KERNELS
 from ...cuda_kernels.driver import Event
 from ...cuda_kernels.roofline import most_flops
@@ -155,7 +155,7 @@ class CUDA:
         if plan.problem.symmetric:
             part = plan.problem.c.chunk_rows * plan.problem.c.chunk_cols
             others["mirrored"] = part, arithmetic.block
-            self._turn = load(catalog.transpose(arithmetic.block.name), "transpose", "mirror")
+            self._turn = load(preparations.transpose(arithmetic.block.name), "transpose", "mirror")
         if plan.budget.staged:
             others["staging"] = plan.slot_bytes, np.dtype(np.uint8)
         if self._reached_by:

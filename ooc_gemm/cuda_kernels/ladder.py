@@ -1,0 +1,75 @@
+"""Configurations of the kernels in kernels/ladder/, which take A and B as stored."""
+
+from collections.abc import Callable
+
+from .nvrtc import C_TYPE, Config
+
+
+def naive(coalesced: bool) -> Callable[[str, bool, bool], list[Config]]:
+    """`Kernel.configs` of kernels/ladder/naive.cu, of which there are two."""
+
+    def configs(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+        macros = (("ELEMENT", C_TYPE[dtype]), ("BM", 32), ("BN", 32), ("COALESCED", int(coalesced)))
+        return [Config("naive", dtype, 32, 32, (32, 32), macros)]
+
+    return configs
+
+
+_TILED = ((64, 32, 8), (64, 16, 16), (64, 64, 4), (32, 16, 16), (32, 32, 8), (32, 32, 32), (16, 16, 16))
+"""TILE, BLOCK_X, BLOCK_Y; the fastest of each dtype before its others."""
+
+
+def tiled(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+    """`Kernel.configs` of kernels/ladder/tiled.cu."""
+    found = []
+    for tile, x, y in _TILED:
+        macros: dict[str, int | str] = {
+            "ELEMENT": C_TYPE[dtype], "TILE": tile, "BLOCK_X": x, "BLOCK_Y": y
+        }  # fmt: skip
+        if tile <= 32 or dtype != "float64":  # two tiles of 64 would need 64 KiB
+            found.append(Config("tiled", dtype, tile, tile, (x, y), tuple(macros.items())))
+    return found
+
+
+_LADDER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[int, ...]]]]] = {
+    # kernel: names of its macros, {dtype: their values, the fastest first}; "" is any other dtype
+    "microtile": (
+        ("BM", "BN", "BK", "TM"),
+        {"": [(64, 32, 32, 16), (64, 64, 16, 16)], "float64": [(64, 64, 32, 16)]},
+    ),
+    "register_block": (
+        ("BM", "BN", "BK", "TM", "TN"),
+        {"": [(128, 128, 16, 8, 8), (64, 64, 32, 4, 4)], "float64": [(64, 64, 32, 8, 4)]},
+    ),
+    "rectangular": (
+        ("BM", "BN", "BK", "TM", "TN"),
+        {"": [(64, 128, 16, 16, 4), (64, 128, 32, 8, 4)], "float64": [(64, 128, 16, 8, 4)]},
+    ),
+    "vectorized": (
+        ("BM", "BN", "BK", "TM", "TN"),
+        {"": [(128, 128, 16, 8, 8), (64, 128, 16, 8, 8)], "float64": [(64, 64, 16, 8, 4)]},
+    ),
+    "warptile": (
+        ("BM", "BN", "BK", "WM", "WN", "TM", "TN"),
+        {
+            "": [(128, 128, 16, 64, 32, 8, 8), (64, 128, 16, 32, 64, 8, 8)],
+            "float64": [(64, 64, 16, 32, 32, 8, 4)],
+        },
+    ),
+}
+
+
+def rung(kernel: str) -> Callable[[str, bool, bool], list[Config]]:
+    """`Kernel.configs` of one of the rungs whose threads compute several elements."""
+    names, known = _LADDER[kernel]
+
+    def configs(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+        found = []
+        for values in known.get(dtype, known[""]):
+            size = dict(zip(names, values, strict=True))
+            threads = size["BM"] // size["TM"] * (size["BN"] // size.get("TN", 1))
+            macros: dict[str, int | str] = {"ELEMENT": C_TYPE[dtype], **size}
+            found.append(Config(kernel, dtype, size["BM"], size["BN"], (threads, 1), tuple(macros.items())))
+        return found
+
+    return configs
