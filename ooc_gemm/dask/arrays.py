@@ -17,6 +17,7 @@ from dask.highlevelgraph import HighLevelGraph
 from ..api import multiply as multiply_here
 from ..devices.cpu.blas import gemm
 from ..devices.cpu.device import one_blas_thread
+from ..run.request import Precision
 from ..storage.read import addresses, inputs
 from ..storage.write import conversion
 from ..support.errors import BudgetError, RangeError
@@ -38,21 +39,41 @@ def matmul(
     y: Any,
     *,
     device: str = "auto",
-    precision: str = "highest",
+    precision: Precision = "highest",
     kernel: str = "auto",
 ) -> Any:
-    """x·y of dask arrays, a dask array with the chunks and meta of `dask.array.matmul`. Its dtype is the one
-    that `dask.array.matmul` has for several chunks along k: integers add up in 64 bits.
+    """x·y of dask arrays, as a lazy dask array with the chunks and meta of `dask.array.matmul`.
 
-    Made in superblocks of its chunks, as few as keep all threads of the current client's workers (without
-    one, of this process) busy within their memory. Where x and y are what `dask.array.from_zarr` returned,
-    one task makes a superblock and reads the stored chunks itself; else a chain of tasks, each of which adds
-    the product of some chunks along k, and what is held at a time does not grow with k (but for what a
-    waiting worker computes ahead of the operands' own tasks).
+    The product is made in superblocks of its chunks, as few as keep all threads of the current client's
+    workers (without a client, of this process) busy within their memory. Where x and y are what
+    `dask.array.from_zarr` returned, one task makes a superblock and reads the stored chunks itself. Otherwise
+    a chain of tasks does, each of which adds the product of some chunks along k, so that the memory held at a
+    time does not grow with k (except for what a waiting worker computes ahead of the operands' own tasks). A
+    slice of the result computes the superblocks that hold it.
 
-    device, precision, kernel: as of `ooc_gemm.multiply`. Integers are exact: a sum that does not fit 64 bits
-    raises RangeError where NumPy would wrap. What is not two matrices of numbers in NumPy arrays, or of
-    unknown size, goes to `dask.array.matmul`. A slice of the result takes the superblocks that hold it.
+    Parameters
+    ----------
+    x, y : dask.array.Array
+        The operands. What is not two matrices of numbers in NumPy arrays, or has an unknown size, is passed
+        on to `dask.array.matmul`.
+    device : str, default "auto"
+        The device of each task, as of `ooc_gemm.multiply`.
+    precision : {"highest", "high", "medium"}, default "highest"
+        Least accuracy of float32 products.
+    kernel : str, default "auto"
+        The kernel: the fastest that keeps the precision, or the one of this name.
+
+    Returns
+    -------
+    dask.array.Array
+        Its dtype is that of `dask.array.matmul` with several chunks along k: integers add up in 64 bits.
+
+    Raises
+    ------
+    ValueError
+        The inner dimensions differ.
+    RangeError
+        While computing: a sum of integers does not fit 64 bits, where NumPy would wrap.
     """
     x, y = da.asanyarray(x), da.asanyarray(y)
     if not all(_ours(array) for array in (x, y)):

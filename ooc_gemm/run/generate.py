@@ -2,7 +2,7 @@
 
 import queue
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,15 +28,51 @@ def random(
     chunks: tuple[int, int] | None = None,
     shards: tuple[int, int] | None = None,
     compressor: str = "none",
-    distribution: str = "normal",
+    distribution: Literal["normal", "uniform"] = "normal",
     seed: int = 0,
     memory_limit: str | int | None = None,
     force: bool = False,
 ) -> int:
-    """Write a random array; the bytes written. `distribution` of floating point: `normal` (mean 0,
-    variance 1) or `uniform` in [0, 1). Integers are uniform in [−100, 100], or [0, 100]. One seed, type
-    and chunk grid always give the same array. Where it cannot be finished nothing is left in a local folder,
-    and an array that it was to replace stays. Raises InputError, BudgetError, StoreError."""
+    """Write a random array, chunk by chunk within a memory limit.
+
+    The same seed, type and chunks always give the same array. If the array cannot be finished, nothing is
+    left in a local folder, and an array that it was to replace stays.
+
+    Parameters
+    ----------
+    out : str or os.PathLike
+        Path or URL of the array.
+    shape : (int, int)
+        Rows and columns.
+    dtype : dtype, default "float32"
+        Type of the elements.
+    chunks, shards : (int, int), optional
+        Rows and columns of the chunks and shards. By default chunks near 16 MiB and no shards.
+    compressor : str, default "none"
+        `"none"`, `"zstd"`, `"zstd:LEVEL"` or `"blosc"`.
+    distribution : {"normal", "uniform"}, default "normal"
+        Distribution of floating-point and complex elements: normal with mean 0 and variance 1, or uniform in
+        [0, 1). Integers are uniform in [−100, 100], unsigned ones in [0, 100].
+    seed : int, default 0
+        Seed of the random numbers.
+    memory_limit : str or int, optional
+        Most host memory that the process may hold resident, in bytes or as `"8GiB"`. By default 60 % of what
+        the process may use.
+    force : bool, default False
+        Replace an array that exists. In an object store it is removed first.
+
+    Returns
+    -------
+    int
+        The bytes written.
+
+    Raises
+    ------
+    InputError, BudgetError
+        Before anything is written: the array cannot be made, or not within the memory limit.
+    StoreError
+        A chunk could not be written.
+    """
     refuse_event_loop()
     if len(shape) != 2 or min(shape) < 0:
         raise InputError(f"shape {shape} must be two numbers, rows and columns")

@@ -84,17 +84,41 @@ def verify(
 ) -> Check:
     """Is C (m×n) = α·op(A) (m×k)·op(B) (k×n) + β·(old C), to rounding?
 
-    a, b, c: path, URL, zarr.Array, or anything with shape, dtype and slicing.
-    alpha, beta, transpose_a … adjoint_b: as of `multiply`. What is not given is what C's attributes record of
-    the run that made it; where they record nothing, α = 1, β = 0 and op() changes nothing. False says that an
-    operand is not transposed, whatever is recorded.
-    old: C as it was before, which is needed where β is not 0.
-    rounds: number of random vectors. Each halves the chance that a wrong C passes.
-    seed: for the same vectors again; random unless given.
-    memory_limit: most host memory the process may hold resident, `"8GiB"` or bytes; unless given 60 % of what
-    is free.
+    Each array is read once. What is not given is what C's attributes record of the run that made it; where
+    they record nothing, α = 1, β = 0 and op() changes nothing.
 
-    Raises InputError and BudgetError before anything is read, StoreError while reading.
+    Parameters
+    ----------
+    a, b, c : str, os.PathLike, zarr.Array or array-like
+        The inputs and the result: a path, a URL, an open Zarr array, or anything with shape, dtype and
+        slicing.
+    alpha, beta : complex, optional
+        α and β. By default what C's attributes record, else 1 and 0.
+    old : str, os.PathLike, zarr.Array or array-like, optional
+        C as it was before, which is needed where β is not 0.
+    transpose_a, transpose_b : bool, optional
+        Whether an input is transposed. False says that it is not, whatever is recorded.
+    adjoint_a, adjoint_b : bool, optional
+        Whether the conjugate transpose of an input is multiplied.
+    rounds : int, default 2
+        Number of random vectors. Each halves the chance that a wrong C passes.
+    seed : int, optional
+        Seed of the random vectors. By default they are different each time.
+    memory_limit : str or int, optional
+        Most host memory that the process may hold resident, in bytes or as `"8GiB"`. By default 60 % of what
+        the process may use.
+
+    Returns
+    -------
+    Check
+        `ok`, and where C is wrong which rows are.
+
+    Raises
+    ------
+    InputError, BudgetError
+        Before anything is read: the arrays do not fit together, or the memory limit is too small.
+    StoreError
+        A chunk could not be read.
     """
     refuse_event_loop()
     if rounds < 1:
