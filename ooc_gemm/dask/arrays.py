@@ -1,12 +1,9 @@
-"""Products of dask arrays, as dask arrays."""
+"""Products of dask arrays, as dask arrays: how C is cut, and the graph of `tasks.py` that makes it."""
 
 import itertools
 import math
-import threading
 from bisect import bisect_left, bisect_right
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -14,24 +11,18 @@ import numpy as np
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
-from ..api import multiply as multiply_here
-from ..devices.cpu.blas import gemm
-from ..devices.cpu.device import one_blas_thread
 from ..run.request import Precision
-from ..storage.read import addresses, inputs
-from ..storage.write import conversion
-from ..support.errors import BudgetError, RangeError
-from ..support.memory import STEP
+from ..storage.read import addresses
 from .internals import Blockwise, List, Task, TaskRef, getter
-from .on_worker import open_here, task_limit
+from .tasks import Options, Step, accumulated, nothing, part_of, pieces_of, product_of_stored
 from .workers import tasks_at_a_time
 
 FLOPS, BYTES = 60e9, 1e9
-"""What a thread multiplies and takes in a second, about: for the shape of superblocks."""
+"""Operations and bytes per second of a thread, roughly: they decide the shape of superblocks only."""
 LEAST_DEPTH, MOST_DEPTH = 256, 2048
-"""Of a step, in k. A step copies its superblock, which takes a few percent of the least one's time."""
+"""Extent of a step along k. A step copies its superblock, a few percent of the time of the shortest one."""
 LAG = 2
-"""So many steps any superblock may be ahead of any other."""
+"""Number of steps that a superblock may be ahead of any other."""
 
 
 def matmul(
@@ -82,7 +73,7 @@ def matmul(
         da.matmul(x, y)  # raises
         raise ValueError(f"the inner dimensions of {x.shape} and {y.shape} differ")
     dtype = np.zeros(0, np.result_type(x.dtype, y.dtype)).sum().dtype
-    options = {"device": device, "precision": precision, "kernel": kernel}
+    options = Options(device, precision, kernel)
     chunks, k = (x.chunks[0], y.chunks[1]), x.shape[1]
     down, across = _superblocks(chunks, k, dtype)
     name = f"ooc-gemm-matmul-{tokenize(x, y, options, down, across)}"
@@ -90,7 +81,7 @@ def matmul(
     if None in stored:
         graph, parents = _from_chunks(name, x, y, down, across, dtype, options), [x, y]
     else:
-        graph = _from_stores(name, stored, k, down, across, {"dtype": dtype, **options})
+        graph = _from_stores(name, stored, k, down, across, dtype, options)
         parents = [array for array, spec in zip((x, y), stored, strict=True) if isinstance(spec, TaskRef)]
     layers = HighLevelGraph.from_collections(name, graph, dependencies=parents)
     return da.Array(layers, name, chunks, dtype=dtype, meta=np.empty((0, 0), dtype))
@@ -141,7 +132,7 @@ def _superblocks(chunks: tuple[tuple[int, ...], ...], k: int, dtype: Any) -> tup
     """How C is cut, down and across: into superblocks that keep all threads busy, of which each fits four
     times into a task's memory: as it was and as it is made, what is multiplied, and chunks cut from it."""
     threads, memory = tasks_at_a_time()
-    room = memory // (4 * _accumulated(dtype).itemsize)
+    room = memory // (4 * accumulated(dtype).itemsize)
 
     def seconds(cut: tuple[list[Span], list[Span]]) -> tuple[bool, float, int]:
         rows, cols = (max(span.stop - span.start for span in spans) for spans in cut)
@@ -167,13 +158,6 @@ def _cut(sizes: tuple[int, ...], parts: int) -> list[Span]:
     return [Span(first, edges[first : last + 1]) for first, last in itertools.pairwise(firsts)]
 
 
-def _accumulated(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """What results of a type add up in."""
-    if dtype.kind in "iu":
-        return np.dtype(np.int64)
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
-
-
 def _stored(x: Any, axis: int, cut: list[Span]) -> Any:
     """What a task opens to read x, where x is just what `from_zarr` opened and the cut along an axis is at
     its chunks' edges; else None. This is the path of the array, or a reference to what the user's own graph
@@ -193,33 +177,33 @@ def _stored(x: Any, axis: int, cut: list[Span]) -> Any:
 
 
 def _from_stores(
-    name: str, stored: list[Any], k: int, down: list[Span], across: list[Span], options: dict[str, Any]
+    name: str, stored: list[Any], k: int, down: list[Span], across: list[Span], dtype: Any, options: Options
 ) -> dict[Any, Any]:
     """One task a superblock."""
     graph: dict[Any, Any] = {}
     for (i, rows), (j, cols) in itertools.product(enumerate(down), enumerate(across)):
         key = _key(name, rows, cols, ("block-" + name, i, j))
         ranges = [((rows.start, rows.stop), (0, k)), ((0, k), (cols.start, cols.stop))]
-        graph[key] = Task(key, _product, *stored, ranges, **options)
+        graph[key] = Task(key, product_of_stored, *stored, ranges, dtype, options)
         graph |= _chunks(name, key, rows, cols)
     return graph
 
 
 def _from_chunks(
-    name: str, x: Any, y: Any, down: list[Span], across: list[Span], dtype: Any, options: dict[str, Any]
+    name: str, x: Any, y: Any, down: list[Span], across: list[Span], dtype: Any, options: Options
 ) -> dict[Any, Any]:
     """A chain of tasks a superblock. `gate` p: step p of all superblocks is done."""
     graph: dict[Any, Any] = {}
     largest = max(1, sum(max(span.stop - span.start for span in spans) for spans in (down, across)))
     _, memory = tasks_at_a_time()
-    depth = memory // (4 * (LAG + 2) * largest * _accumulated(dtype).itemsize)
+    depth = memory // (4 * (LAG + 2) * largest * accumulated(dtype).itemsize)
     depth = max(LEAST_DEPTH, min(depth, MOST_DEPTH))
     edges_x, edges_y = ([0, *itertools.accumulate(sizes)] for sizes in (x.chunks[1], y.chunks[0]))
     steps = list(itertools.pairwise(_k_edges(edges_x, edges_y, depth)))
     blocks = list(itertools.product(enumerate(down), enumerate(across)))
     for p, (start, stop) in enumerate(steps):
         in_x, in_y = (_overlapping(edges, start, stop) for edges in (edges_x, edges_y))
-        pieces = _pieces(in_x, in_y, start, stop)
+        pieces = pieces_of(in_x, in_y, start, stop)
         last = p == len(steps) - 1
         for (i, rows), (j, cols) in blocks:
             key = ("step-" + name, i, j, p)
@@ -230,15 +214,15 @@ def _from_chunks(
             if last:
                 key = _key(name, rows, cols, key)
                 graph |= _chunks(name, key, rows, cols)
-            step = _Step(rows.edges, cols.edges, pieces, last, dtype, options)
+            step = Step(rows.edges, cols.edges, pieces, last, dtype, options)
             graph[key] = Task(key, step, before, wait, List(*left), List(*right))
             if p < len(steps) - LAG and len(blocks) > 1:
                 token = ("token-" + name, i, j, p)
-                graph[token] = Task(token, _nothing, TaskRef(key))
+                graph[token] = Task(token, nothing, TaskRef(key))
         if p < len(steps) - LAG and len(blocks) > 1:
             gate = ("gate-" + name, p)
             tokens = (TaskRef(("token-" + name, i, j, p)) for (i, _), (j, _) in blocks)
-            graph[gate] = Task(gate, _nothing, List(*tokens))
+            graph[gate] = Task(gate, nothing, List(*tokens))
     return graph
 
 
@@ -252,7 +236,7 @@ def _chunks(name: str, block: Any, rows: Span, cols: Span) -> dict[Any, Any]:
     if block[0] == name:
         return {}
     return {
-        (key := (name, i, j)): Task(key, _part, TaskRef(block), *rows.within(i), *cols.within(j))
+        (key := (name, i, j)): Task(key, part_of, TaskRef(block), *rows.within(i), *cols.within(j))
         for i, j in itertools.product(rows.chunks, cols.chunks)
     }
 
@@ -273,129 +257,3 @@ def _overlapping(edges: list[int], start: int, stop: int) -> list[tuple[int, int
     first = max(0, bisect_right(edges, start) - 1)
     some = itertools.takewhile(lambda q: edges[q] < stop, range(first, len(edges) - 1))
     return [(q, edges[q], edges[q + 1]) for q in some if edges[q] < edges[q + 1]]
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Of the k of a step: what one chunk of x and one of y share."""
-
-    x: int
-    """The chunk's number among those of the step."""
-    in_x: slice
-    """Its columns."""
-    y: int
-    in_y: slice
-
-
-def _pieces(
-    in_x: list[tuple[int, int, int]], in_y: list[tuple[int, int, int]], start: int, stop: int
-) -> list[_Piece]:
-    found = []
-    for (p, (_, x, x_stop)), (q, (_, y, y_stop)) in itertools.product(enumerate(in_x), enumerate(in_y)):
-        low, high = max(x, y, start), min(x_stop, y_stop, stop)
-        if low < high:
-            found.append(_Piece(p, slice(low - x, high - x), q, slice(low - y, high - y)))
-    return found
-
-
-# ------------------------------------------------------------------------------------------ tasks
-
-
-_gpu = threading.Lock()
-"""One task at a time has it: plans count on its memory."""
-
-
-def _product(
-    x: Any,
-    y: Any,
-    ranges: list[tuple[tuple[int, int], tuple[int, int]]],
-    dtype: np.dtype[Any],
-    **options: Any,
-) -> Any:
-    """The product of parts of two stored arrays, in the ranges of rows and columns given for each."""
-    left, right = (inputs.open_input(spec).window(*part) for spec, part in zip((x, y), ranges, strict=True))
-    return _engine(left, right, dtype, **options)
-
-
-def _engine(x: Any, y: Any, dtype: np.dtype[Any], device: str, **options: Any) -> Any:
-    """x·y within what this task may hold; where that is too little, within the least that does."""
-    here = open_here(device, 1)
-    with _gpu if here.name != "cpu" else nullcontext():
-        # What overflows becomes infinite without a word, as in `dask.array.matmul`.
-        run = partial(multiply_here, x, y, device=here, out_dtype=dtype, notice=_nothing, **options)
-        try:
-            return run(memory_limit=task_limit()).array
-        except BudgetError as error:
-            if error.minimum_memory_limit is None:
-                raise
-            return run(memory_limit=error.minimum_memory_limit + STEP).array
-
-
-@dataclass(frozen=True)
-class _Step:
-    """Adds the product of some chunks to a superblock; a new array."""
-
-    rows: list[int]
-    """Where x's chunks begin and end in C."""
-    cols: list[int]
-    """And y's."""
-    pieces: list[_Piece]
-    last: bool
-    dtype: np.dtype[Any]
-    """Of the last step's result; before, what it adds up in."""
-    options: dict[str, Any]
-
-    def __call__(self, before: Any, wait: None, x: list[list[Any]], y: list[list[Any]]) -> Any:
-        """`x`: chunks by their place down C and along k; `y`: along k and across C."""
-        dtype = _accumulated(self.dtype)
-        if not self.pieces:  # k = 0
-            out = np.zeros((self.rows[-1] - self.rows[0], self.cols[-1] - self.cols[0]), dtype)
-        elif dtype.kind in "fc" and open_here(self.options["device"], 1).name == "cpu":
-            out = self._blas(before, x, y, dtype)
-        else:
-            left = [[x[i][p.x][:, p.in_x] for p in self.pieces] for i in range(len(x))]
-            right = [[chunk[p.in_y] for chunk in y[p.y]] for p in self.pieces]
-            out = part = _engine(np.block(left), np.block(right), dtype, **self.options)
-            if before is not None:
-                out = before + part
-                if dtype.kind == "i" and (((before ^ out) & (part ^ out)) < 0).any():
-                    raise RangeError("a sum of products may exceed int64; convert the operands to float64")
-        if not self.last:
-            return out
-        if self.dtype.kind in "iu":
-            conversion.check_fits(out, self.dtype, "the product")
-        with np.errstate(over="ignore"):
-            return out.astype(self.dtype, copy=False)
-
-    def _blas(self, before: Any, x: list[list[Any]], y: list[list[Any]], dtype: np.dtype[Any]) -> Any:
-        x, y = ([[_for_blas(chunk, dtype) for chunk in line] for line in some] for some in (x, y))
-        rows, cols = ([edge - edges[0] for edge in edges] for edges in (self.rows, self.cols))
-        out = np.empty((rows[-1], cols[-1]), dtype) if before is None else before.copy()
-        _, run = gemm(dtype.char)
-        with one_blas_thread:
-            for (i, down), (j, across) in itertools.product(
-                *(enumerate(_slices(edges)) for edges in (rows, cols))
-            ):
-                for number, p in enumerate(self.pieces):
-                    beta = 0.0 if before is None and number == 0 else 1.0
-                    run(x[i][p.x][:, p.in_x], y[p.y][j][p.in_y], out[down, across], 1.0, beta)
-        return out
-
-
-def _slices(edges: list[int]) -> list[slice]:
-    return [slice(*pair) for pair in itertools.pairwise(edges)]
-
-
-def _for_blas(chunk: Any, dtype: np.dtype[Any]) -> Any:
-    """In its type and one of its layouts."""
-    chunk = chunk.astype(dtype, copy=False)
-    return chunk if chunk.itemsize in chunk.strides else np.ascontiguousarray(chunk)
-
-
-def _part(block: Any, row: int, row_stop: int, col: int, col_stop: int) -> Any:
-    """A copy, so that the superblock does not live on in it."""
-    return block[row:row_stop, col:col_stop].copy()
-
-
-def _nothing(*_: Any) -> None:
-    """Only to be waited for."""
