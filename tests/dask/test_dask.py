@@ -18,6 +18,8 @@ distributed = pytest.importorskip("distributed")
 
 import dask  # noqa: E402
 import dask.array as da  # noqa: E402
+import slow_disk  # noqa: E402
+from slow_disk import Slow  # noqa: E402
 
 import ooc_gemm  # noqa: E402
 import ooc_gemm.dask.arrays  # noqa: E402
@@ -35,25 +37,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Increasing number of chunks"),
 ]
 MiB = 1 << 20
-
-
-class Slow(distributed.WorkerPlugin):
-    """A slower disk on every worker, also those that come later."""
-
-    def __init__(self, seconds):
-        self.seconds = seconds
-
-    def setup(self, worker):
-        self.write = write = staging_folder.files.write
-
-        def slowly(path, data, direct=False):
-            write(path, data, direct)
-            time.sleep(self.seconds)
-
-        staging_folder.files.write = slowly
-
-    def teardown(self, worker):
-        staging_folder.files.write = self.write
 
 
 def start(workers, **options):
@@ -532,9 +515,9 @@ def process(*arguments, log):
 @pytest.fixture
 def launched(tmp_path, monkeypatch):
     """A scheduler and two workers with slow disks, as users start them: its address, and its process."""
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(slow_disk.__file__), prepend=os.pathsep)
     file, slow = tmp_path / "scheduler.json", tmp_path / "slow.py"
-    slow.write_text("from test_dask import Slow\nSlow(0.1).setup(None)\n")
+    slow.write_text("from slow_disk import Slow\nSlow(0.1).setup(None)\n")
     here = ["--no-dashboard", "--scheduler-file", str(file)]
     more = ["--nthreads", "1", "--no-nanny", "--memory-limit", "1GiB", "--preload", str(slow)]
     with open(tmp_path / "log", "wb") as log:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
+import faults
 import numpy as np
 import pytest
 import zarr
@@ -307,7 +308,16 @@ def multiply(self, *args, **options):
 CUDA.multiply = multiply
 main()
 """
-    command = [sys.executable, "-W", "ignore", "-c", text, str(Path(__file__).parent), "multiply", *"abc"]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        text,
+        str(Path(faults.__file__).parent),
+        "multiply",
+        *"abc",
+    ]
     options = ["--beta", "2"] if beta else ["--force", "--chunks", "256,256"]
     done = subprocess.run(
         [*command, "--device", "cuda:0,1", *options], capture_output=True, text=True, timeout=120

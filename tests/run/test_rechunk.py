@@ -135,7 +135,7 @@ def test_a_copy_reads_what_was_predicted(tmp_path, name, spare):
     )
     made, read, written = rechunk._copied(copy, source, tmp_path / "copy")
     assert (read, written) == (copy.bytes_read, copy.bytes_written)
-    assert isinstance(made, raw.RawSource)
+    assert isinstance(made.source, raw.RawSource)
     assert replace(made.matrix, fortran=False) == replace(t, fortran=False)
     found = rechunk._copied(replace(copy, source=made.matrix), made, tmp_path / "again")[0]
     assert found.matrix == t
