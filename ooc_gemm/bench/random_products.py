@@ -93,7 +93,7 @@ class Case:
     k: int
     a: Stored
     b: Stored | None
-    """None for `gram`."""
+    """The second operand; None where the product is `gram`."""
     c: Stored
     """The old C if β ≠ 0; otherwise only its shape and type count."""
     op_a: str
@@ -144,7 +144,7 @@ class Case:
 
     @property
     def what(self) -> str:
-        """The formula of the product."""
+        """The product as a formula, such as `A·Bᵀ`, for tables of cases."""
         marks = {"N": "", "T": "ᵀ", "C": "ᴴ"}
         a, b = f"A{marks[self.op_a]}", f"{'A' if self.b is None else 'B'}{marks[self.op_b]}"
         alpha = "" if self.alpha == 1 else f"{self.alpha:g}·"
@@ -152,7 +152,7 @@ class Case:
 
     @property
     def types(self) -> str:
-        """The types of A, B and C."""
+        """NumPy's short names of the types of A, B and C, for tables of cases."""
         found = (self.a, self.b or self.a, self.c)
         return " ".join(np.dtype(one.dtype).str[1:] for one in found)
 

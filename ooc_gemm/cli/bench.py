@@ -71,11 +71,8 @@ def bench() -> None:
     help="Error, relative to the RMS of C, past which an element counts as beyond.  [default: rounding]",
 )
 @click.option("--plot", metavar="FILE.svg|png", help="Draw TFLOP/s over sizes, and the roofline.")
-@click.option(
-    "--from",
-    "source",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Show and plot what --json printed earlier, of the kernels and types named; measures nothing.",
+@options.from_report(
+    "Show and plot what --json printed earlier, of the kernels and types named; measures nothing."
 )
 @click.option("--list", "listed", is_flag=True, help="What kernels there are; needs no GPU.")
 @click.option(
@@ -191,12 +188,7 @@ def io(folder: str, as_json: bool, verbose: bool, **given: Any) -> None:
 @click.option("--cold", is_flag=True, help="Drop A and B from the page cache before each run.")
 @click.option("--peers", is_flag=True, help="NumPy in core and dask.array in the same run.")
 @click.option("--plot", metavar="FILE.svg|png", help="Draw the timeline of the first product.")
-@click.option(
-    "--from",
-    "source",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Show and plot what --json printed earlier; measures nothing.",
-)
+@options.from_report("Show and plot what --json printed earlier; measures nothing.")
 @options.as_json
 @options.verbose
 def engine(
@@ -258,12 +250,7 @@ def engine(
 @click.option("--case", "only", type=click.IntRange(0), help="This one alone.")
 @click.option("--largest", default="2GiB", show_default=True, metavar="SIZE", help="Most data in a case.")
 @click.option("-d", "--device", default="auto", show_default=True, metavar="NAME")
-@click.option(
-    "--from",
-    "source",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Show what --json printed earlier; runs nothing.",
-)
+@options.from_report("Show what --json printed earlier; runs nothing.")
 @options.as_json
 @options.verbose
 def stress(folder: str, source: str | None, as_json: bool, verbose: bool, **given: Any) -> None:
@@ -301,7 +288,7 @@ def stress(folder: str, source: str | None, as_json: bool, verbose: bool, **give
 
 
 def _read_report(source: str) -> dict[str, Any]:
-    """What --json printed."""
+    """The report that an earlier run printed with --json. Raises InputError."""
     try:
         with open(source, encoding="utf-8") as file:
             report: dict[str, Any] = json.load(file)

@@ -39,7 +39,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 class _Terminated(BaseException):
-    """SIGTERM has come."""
+    """Raised where SIGTERM arrives, so that what is under way is cleaned up."""
 
 
 @contextmanager

@@ -130,3 +130,8 @@ running = together(
     as_json,
     verbose,
 )
+
+
+def from_report(text: str) -> Callable[[Any], Any]:
+    """The option that shows an earlier report and measures nothing. `text`: its help."""
+    return click.option("--from", "source", type=click.Path(exists=True, dir_okay=False), help=text)

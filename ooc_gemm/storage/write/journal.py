@@ -36,13 +36,11 @@ from typing import Any
 
 from ...support.errors import InputError
 from ..format.unfinished import JOURNAL
-from ..io import durable, locks
+from ..io import durable
 from ..io.objects import Objects
 from ..io.stamps import Stamp
 from .logs import LockedFile, Log, ObjectLog
 
-OURS = (JOURNAL, JOURNAL + durable.NEW, locks.OWNER)
-"""Files that a run keeps beside C's."""
 VERSION = 1
 ANEW = "start over with force=True, or where beta is not 0 from a C as it was"
 Chunk = tuple[int, int]

@@ -11,7 +11,7 @@ from typing import Any
 from ...support.errors import InputError
 from ..format import documents
 from ..format.unfinished import ASIDE, JOURNAL, METADATA, PARTIAL, is_journal, is_partial
-from ..io import files
+from ..io import files, locks
 
 NODES = (*METADATA, ".zgroup")
 """Files that make a folder an array or a group."""
@@ -223,7 +223,7 @@ def is_ours(place: Path) -> bool:
     names = {entry.name for entry in os.scandir(place)}
     if not names:
         return True
-    known = all(name in (JOURNAL, "ooc-gemm.owner") or LITTER.fullmatch(name) for name in names)
+    known = all(name in (JOURNAL, locks.OWNER) or LITTER.fullmatch(name) for name in names)
     return known and _has_journal(place)
 
 
