@@ -38,8 +38,8 @@ from recorder import Entry, Recorder
 
 import ooc_gemm
 from ooc_gemm.storage.format import unfinished
-from ooc_gemm.storage.io import files, locks
-from ooc_gemm.storage.write import journal, publication, staging_folder
+from ooc_gemm.storage.io import durable, files, locks
+from ooc_gemm.storage.write import publication, staging_folder
 
 SLOW = """
 import sys, threading, time
@@ -230,7 +230,8 @@ def judged(place: Path, case: dict[str, Any], old: Any, want: Any) -> tuple[str,
         made = values(c)
     except Exception as error:
         return state, f"{type(error).__name__}: {error}"
-    left = [path.name for path in c.rglob("*") if path.name in journal.OURS or ".partial" in path.name]
+    ours = (unfinished.JOURNAL, unfinished.JOURNAL + durable.NEW, locks.OWNER)
+    left = [path.name for path in c.rglob("*") if path.name in ours or ".partial" in path.name]
     left += [path.name for path in c.rglob("*" + staging_folder.PENDING)]
     return state, "" if same(made, want) and not left else f"it differs, or there is left: {left}"
 

@@ -140,8 +140,8 @@ def product(
                 run.wait(after)
             except subprocess.TimeoutExpired:
                 hit = True
-                one = {"worker": cluster.workers[pick], "scheduler": cluster.scheduler, "client": run}[kill]
-                os.kill(one.pid, signal.SIGKILL)
+                found: dict[str, Any] = {"scheduler": cluster.scheduler, "client": run}
+                os.kill(found.get(kill, cluster.workers[pick]).pid, signal.SIGKILL)
                 if kill == "worker":
                     cluster.workers.append(cluster.worker())
         said, _ = run.communicate(timeout=TIMEOUT)

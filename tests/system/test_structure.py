@@ -19,10 +19,11 @@ USES = {
     "cuda_kernels": LOW,
     "devices": LOW | {"engine", "cuda_kernels"},
     "run": LOW | {"storage", "engine", "devices"},
+    "statistics": LOW | {"storage", "engine", "devices", "run"},
     "api": LOW | {"storage", "engine", "devices", "run"},
     "dask": LOW | {"storage", "engine", "devices", "run", "api"},
     "bench": LOW | {"storage", "engine", "cuda_kernels", "devices", "run", "api"},
-    "cli": LOW | {"storage", "devices", "run", "api", "dask", "bench"},
+    "cli": LOW | {"storage", "devices", "run", "statistics", "api", "dask", "bench"},
 }
 """For each package those that it may import; all may import the version from `ooc_gemm`."""
 INSIDE = {"storage": ("io", "format", "read", "write")}

@@ -1,0 +1,1 @@
+"""Statistics that people compute products for: thin functions that build a Request."""
