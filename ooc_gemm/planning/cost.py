@@ -150,12 +150,12 @@ class CostModel:
 
     def _read_seconds(self, x: Candidate, reads: list[Reads], slot: int) -> float:
         """Seconds of reading, of handing pieces on (which the conductor does while the readers read others),
-        and of getting memory for the cache."""
+        and of getting memory for the cache, which holds no more than every piece once."""
         rates, read, handling = self._rates, 0.0, 0.0
         for each in reads:
             read += each.times * each.missed * each.seconds
             handling += each.times * each.pieces * rates.piece_seconds
-        cache = x.cache * slot / rates.touch
+        cache = min(x.cache, sum(each.pieces for each in reads)) * slot / rates.touch
         return cache + (read + handling if rates.shared else max(read, handling))
 
     def _uploaded_bytes(self, x: Candidate, reads: list[Reads]) -> int:

@@ -142,6 +142,16 @@ def compared(plan):
     return plan.predicted_seconds + share * sum(plan.stage_seconds.values())
 
 
+def test_a_cache_costs_no_more_memory_than_it_holds():
+    """More memory is left for the cache than there are pieces: it is not all touched."""
+    a = Matrix(3, 1, 16, 2, 4)
+    b = replace(a, transposed=True)
+    problem = Problem(3, 3, 1, a, b, Matrix(3, 3, 16, 1, 1), 16, 16, free_chunks=True, symmetric=True)
+    _, more, most = planned((problem, Budget(1, 0, 1), Rates(1e11, 1e6, 1e6, 5e9, 5e9, shared=False)))
+    assert more.cache_slots == most.cache_slots > 0
+    assert more.predicted_seconds == most.predicted_seconds
+
+
 @settings(max_examples=examples(20), deadline=None)
 @given(problems())
 def test_more_memory_is_not_slower(case):
