@@ -42,7 +42,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=benchmarks $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks examples
+	MYPYPATH=benchmarks:tests/helpers $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks examples
 
 bench: $(VENV)/.benchmarks
 	@$(BIN)/python benchmarks/engine.py $(ARGS)

@@ -19,9 +19,8 @@ import ooc_gemm
 import ooc_gemm.run.prepare
 from ooc_gemm.engine.check import Sums
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from faults import faulty, flip_bit, upper_bits, with_blocks
-from test_verify_run import hard
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+from faults import faulty, flip_bit, hard, upper_bits, with_blocks
 
 TYPES = "float16", "float32", "float64", "complex64", "complex128", "int8", "uint8", "int16", "int32"
 INPUTS = "normal", "positive", "constant", "cancelling", "badly scaled", "one large", "denormal"

@@ -24,7 +24,7 @@ from statistics import median
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 import s3
 from engine import git
 

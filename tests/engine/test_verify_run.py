@@ -8,7 +8,7 @@ import pytest
 import zarr
 from arrays import matrix
 from conftest import gpu_missing, make, ooc
-from faults import faulty, upper_bits, with_blocks
+from faults import faulty, hard, upper_bits, with_blocks
 
 import ooc_gemm
 import ooc_gemm.run.prepare
@@ -100,26 +100,6 @@ def test_an_old_c_passes(tmp_path, dtype, k, kind):
         exact = np.dtype(dtype).kind == "i"
         wanted = alpha * (a.astype("i8" if exact else "c16") @ b) + beta * before
         assert np.allclose(zarr.open_array(path)[:], wanted, rtol=1e-4, atol=0 if exact else 1e-3)
-
-
-def hard(name, shape, rng, dtype):
-    """Inputs whose rounding is not that of a normal distribution."""
-    values = rng.standard_normal(shape)
-    if name == "positive":
-        values = rng.random(shape)
-    elif name == "constant":
-        values = np.full(shape, 0.1)
-    elif name == "cancelling":
-        values[:, 1::2] = -values[:, : values.shape[1] // 2 * 2 : 2][:, : values[:, 1::2].shape[1]]
-    elif name == "badly scaled":
-        values *= 10.0 ** rng.uniform(-15, 15, (shape[0], 1))
-    elif name == "one large":
-        values[shape[0] // 2, shape[1] // 2] = 1e12
-    elif name == "denormal":
-        values *= float(np.finfo(dtype).tiny) ** 0.5 / 16
-    elif name == "overflowing":
-        values *= float(np.finfo(dtype).max) ** 0.5 / 16
-    return values.astype(dtype)
 
 
 @on("dtype", ["f4", "f8", "c8"], ["f4"])

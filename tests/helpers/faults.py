@@ -1,4 +1,4 @@
-"""Devices that make errors on purpose, and plans with blocks as small as one likes."""
+"""Devices that make errors on purpose, plans with blocks of any size, and inputs that are hard to check."""
 
 from dataclasses import replace
 
@@ -24,6 +24,9 @@ class _Faulty:
             row, col, bit = flip
             self._flip(c, row * block.cols + col, bit)
         return super().check(block, c)
+
+    def _flip(self, c, at, bit):
+        raise NotImplementedError
 
 
 class FaultyCPU(_Faulty, CPU):
@@ -73,3 +76,23 @@ def with_blocks(bm, bn, bk):
         return replace(plan, bm=min(bm, p.m), bn=min(bn, p.n), k_panels=panels, found=(), kept=())
 
     return make
+
+
+def hard(name, shape, rng, dtype):
+    """Inputs whose rounding is not that of a normal distribution."""
+    values = rng.standard_normal(shape)
+    if name == "positive":
+        values = rng.random(shape)
+    elif name == "constant":
+        values = np.full(shape, 0.1)
+    elif name == "cancelling":
+        values[:, 1::2] = -values[:, : values.shape[1] // 2 * 2 : 2][:, : values[:, 1::2].shape[1]]
+    elif name == "badly scaled":
+        values *= 10.0 ** rng.uniform(-15, 15, (shape[0], 1))
+    elif name == "one large":
+        values[shape[0] // 2, shape[1] // 2] = 1e12
+    elif name == "denormal":
+        values *= float(np.finfo(dtype).tiny) ** 0.5 / 16
+    elif name == "overflowing":
+        values *= float(np.finfo(dtype).max) ** 0.5 / 16
+    return values.astype(dtype)
