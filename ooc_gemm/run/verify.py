@@ -10,28 +10,20 @@ or NaN.
 """
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..devices.cpu.device import INTERPRETER_BYTES
 from ..engine.check import HOEFFDING, ROOT_TINY, Rounding, compare, least, roundoff
-from ..planning.problem import MiB
-from ..planning.schedule import Piece, cut
-from ..storage.io.requests import CONNECTION_BYTES, requests
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.read.source import Opened
 from ..storage.write import recorded
-from ..support.buffers import Bytes, page_aligned
-from ..support.errors import BudgetError, InputError
-from ..support.intervals import ceil_div
-from ..support.memory import baseline_bytes, default_memory_limit, parse_size
+from ..support.errors import InputError
+from ..support.memory import default_memory_limit, parse_size
 from .operands import open_operand
-from .rechunk import each
+from .stream import Needs, Pieces, Range
 
 Array = npt.NDArray[Any]
 TF32 = 2.0**-10
@@ -265,62 +257,33 @@ def _json(value: complex) -> float | str:
 
 
 class _Stream:
-    """One pass over a stored matrix by a few threads, each with one slot."""
+    """The pass over one of the matrices."""
 
     def __init__(self, opened: Opened, conjugate: bool, limit: int, vectors: int):
-        opened = opened.measured(limit)
-        s, source, far = opened.matrix, opened.source, opened.traits.remote
-        self._matrix, self._source, self._conjugate = s, source, conjugate and source.dtype.kind == "c"
-        line = min(s.chunk_cols, s.cols) * s.itemsize
-        self._slot = (
-            s.chunk_bytes if s.whole else max(s.chunk_cols * s.itemsize, min(s.chunk_bytes, 4 * MiB), line)
-        )
-        # A piece, twice in the wide type (itself and its squares); a decoder holds chunks more.
-        each = self._slot + 2 * self._slot // s.itemsize * 16 + s.beside(self._slot)
-        each += CONNECTION_BYTES if far else 0
-        fixed = baseline_bytes(INTERPRETER_BYTES) + vectors + s.apart
-        most = requests(opened.traits.latency, self._slot) if far else 4
-        self._threads = min(most, (limit - fixed) // each)
-        if self._threads < 1:
-            raise BudgetError(
-                f"a memory limit of {limit} bytes is too small to check {source.name}; "
-                f"the smallest that would do is {fixed + each} bytes ({ceil_div(fixed + each, MiB)}MiB)",
-                minimum_memory_limit=fixed + each,
-            )
-        self.bytes_read = 0
+        """vectors: bytes of all vectors."""
+        # A piece, twice in the wide type: itself and its squares.
+        self._pieces = Pieces(opened, limit, "check", Needs(fixed=vectors, element=2 * 16))
+        self._conjugate = conjugate and opened.dtype.kind == "c"
+
+    @property
+    def bytes_read(self) -> int:
+        return self._pieces.bytes_read
 
     def times(self, x: Array) -> tuple[Array, Array]:
         """(op(S)·x, squared norms of op(S)'s rows)."""
-        s = self._matrix
-        out = np.zeros((s.cols if s.transposed else s.rows, x.shape[1]), x.dtype)
-        norms = np.zeros(out.shape[0])
-        lock = Lock()
-        pieces = cut("", s, (0, s.rows), (0, s.cols), self._slot)
+        rows = self._pieces.opened.shape[0]
+        out, norms = np.zeros((rows, x.shape[1]), x.dtype), np.zeros(rows)
 
-        def add(piece: Piece, slot: Bytes) -> int:
-            values, moved = self._source.read(piece, slot)
+        def multiply(values: Array, rows: Range, cols: Range) -> tuple[slice, Array, Array]:
             wide = values.astype(x.dtype)
             if self._conjugate:
                 wide = wide.conj()
-            rows, cols = slice(*piece.rows), slice(*piece.cols)
-            if s.transposed:
-                wide, rows, cols = wide.T, cols, rows
-            part, squares = _product(wide, x[cols]), np.square(np.abs(wide)).sum(axis=1)
-            with lock:
-                out[rows] += part
-                norms[rows] += squares
-            return moved
+            return slice(*rows), wide @ x[slice(*cols)], np.square(np.abs(wide)).sum(axis=1)
 
-        slots = page_aligned(self._threads, self._slot)
-        with (
-            ThreadPoolExecutor(self._threads, "ooc-gemm verify") as pool,
-            self._source.cancelled_on_error(),
-        ):
-            self.bytes_read = each(pool, slots, pieces, add)
+        def add(found: tuple[slice, Array, Array]) -> None:
+            rows, part, squares = found
+            out[rows] += part
+            norms[rows] += squares
+
+        self._pieces.each(multiply, add)
         return out, norms
-
-
-def _product(a: Array, x: Array) -> Array:
-    with np.errstate(all="ignore"):
-        found: Array = a @ x
-    return found

@@ -1,0 +1,128 @@
+"""Means and sums of squared deviations of columns, from one pass, without loss of digits.
+
+Elements count as differences from a pivot near their mean, in float64. Parts are combined by the formula of
+Chan, Golub and LeVeque (Updating formulae and a pairwise algorithm for computing sample variances, COMPSTAT
+1982), so means that are many times the deviations lose nothing.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..planning.problem import MOST_STACKED
+from ..storage.read.source import Opened
+from .stream import Array, Needs, Pieces, Progress, Range
+
+Floats = npt.NDArray[np.float64]
+
+STRIP_ELEMENTS = 1 << 16
+"""Elements that are looked at together: in float64 they stay in a cache."""
+WORK_BYTES = 8 * 8 * STRIP_ELEMENTS
+"""Memory in bytes of `of_columns`, for the elements; …"""
+LINE_BYTES = 10 * 8
+"""… and for each column."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Of each column of a matrix."""
+
+    count: npt.NDArray[np.int64]
+    """Elements that are not missing."""
+    mean: Floats
+    """Their mean; NaN where there are none."""
+    squares: Floats
+    """The sum of their squared deviations from it: over `count` − 1 it is the sample variance."""
+
+    @classmethod
+    def none(cls, columns: int) -> "Moments":
+        """Those of no elements."""
+        return cls(np.zeros(columns, np.int64), np.full(columns, np.nan), np.zeros(columns))
+
+    def include(self, start: int, other: "Moments") -> None:
+        """Add those of further rows of columns [start, start + width of `other`), in place."""
+        here = slice(start, start + len(other.count))
+        n, m = self.count[here], other.count
+        total = np.maximum(n + m, 1)
+        with np.errstate(all="ignore"):
+            apart = np.where(n == 0, 0.0, other.mean - self.mean[here])
+            mean = np.where(n == 0, other.mean, self.mean[here] + apart * (m / total))
+            mean = np.where(np.isinf(apart), self.mean[here] + other.mean, mean)
+            squares = self.squares[here] + other.squares + np.square(apart) * (n * (m / total))
+        self.mean[here] = np.where(m == 0, self.mean[here], mean)
+        self.squares[here] = np.where(m == 0, self.squares[here], squares)
+        self.count[here] += m
+
+
+def of_columns(values: Array, missing: float | None = None) -> Moments:
+    """Moments of the columns of an array in memory.
+
+    values: real numbers, rows × columns. missing: the number that stands for a missing value, or NaN where
+    NaN does.
+    """
+    rows, cols = values.shape
+    if not rows:
+        return Moments.none(cols)
+    step = max(1, STRIP_ELEMENTS // max(1, cols))
+    with np.errstate(all="ignore"):
+        count, pivot = _begin(values[:step], missing)
+        sums, squares = np.zeros(cols), np.zeros(cols)
+        for start in range(0, rows, step):
+            strip = values[start : start + step]
+            apart = np.subtract(strip, pivot, dtype=np.float64)
+            if missing is not None:
+                gone = is_missing(strip, missing)
+                apart[gone] = 0
+                count += len(strip) - np.count_nonzero(gone, axis=0)
+            sums += apart.sum(axis=0)
+            squares += np.einsum("ij,ij->j", apart, apart)
+        if missing is None:
+            count += rows
+        shares = sums / count
+        squares = np.where(count > 0, np.maximum(squares - sums * shares, 0.0), 0.0)
+        return Moments(count, pivot + shares, squares)
+
+
+def is_missing(values: Array, missing: float) -> npt.NDArray[np.bool_]:
+    """Which values are missing: those that equal `missing`, or are NaN where that is NaN."""
+    if math.isnan(missing):
+        return np.asarray(np.isnan(values), np.bool_)
+    exact = values.dtype.kind in "iu" and float(missing).is_integer()
+    return np.asarray(values == (int(missing) if exact else missing), np.bool_)
+
+
+def _begin(strip: Array, missing: float | None) -> tuple[npt.NDArray[np.int64], Floats]:
+    """Zeros to count in, and for each column a number near its mean."""
+    gone: Any = False if missing is None else is_missing(strip, missing)
+    wide: Any = strip.astype(np.float64)
+    base = np.max(np.where(gone, -np.inf, wide), axis=0)  # so the mean of equal elements is exact
+    base = np.where(np.isfinite(base), base, 0.0)
+    count = np.maximum(len(strip) - np.sum(gone, axis=0), 1)
+    pivot = base + np.where(gone, 0.0, wide - base).sum(axis=0) / count
+    return np.zeros(strip.shape[1], np.int64), np.where(np.isfinite(pivot), pivot, 0.0)
+
+
+def column_moments(
+    opened: Opened, limit: int, missing: float | None = None, progress: Progress | None = None
+) -> tuple[Moments, int]:
+    """Moments of the columns of op(X), and the bytes read; of its rows with `opened.transpose()`.
+
+    opened: a real matrix. limit: the memory limit of the process, in bytes. missing: as of `of_columns`.
+    progress: called with the fraction that is done.
+
+    Raises BudgetError before anything is read, StoreError where a chunk cannot be.
+    """
+    columns = opened.shape[1]
+    s = opened.matrix
+    width = min(columns, s.chunk_rows * MOST_STACKED if s.transposed else s.chunk_cols)
+    needs = Needs(fixed=columns * 3 * 8, thread=WORK_BYTES + width * LINE_BYTES)
+    pieces, found = Pieces(opened, limit, "find the means of", needs), Moments.none(columns)
+
+    def work(values: Array, rows: Range, cols: Range) -> tuple[int, Moments]:
+        return cols[0], of_columns(values, missing)
+
+    pieces.each(work, lambda part: found.include(*part), progress)
+    return found, pieces.bytes_read

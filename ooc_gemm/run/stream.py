@@ -1,0 +1,246 @@
+"""Passes over an operand: all of it is read once, by a few threads within a memory limit.
+
+`Pieces` reads it as it lies in its store, for sums and for counts. `Panels` gathers all columns of some rows,
+in one type, for products with tall matrices. Both call two functions: `work` by several threads at a time,
+each with what it has read, and `add` with what that returned, one call at a time and in the order of the
+pieces. So sums that `add` makes do not depend on how fast the threads are.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Condition
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..devices.cpu.device import INTERPRETER_BYTES
+from ..planning.problem import MiB
+from ..planning.schedule import Piece, cut
+from ..storage.io.requests import CONNECTION_BYTES, requests
+from ..storage.read.source import Opened
+from ..support.buffers import PAGE, Bytes, page_aligned
+from ..support.errors import BudgetError
+from ..support.intervals import ceil_div, ranges, round_up
+from ..support.memory import baseline_bytes
+from .rechunk import each
+
+Array = npt.NDArray[Any]
+Range = tuple[int, int]
+"""[start, stop) of rows or columns of op(X)."""
+Progress = Callable[[float], None]
+"""Called with the fraction of the matrix that has been added."""
+R = TypeVar("R")
+T = TypeVar("T")
+
+THREADS = 4
+"""Threads that read a local store, at least: they wait for it in turns."""
+PIECE_BYTES = 4 * MiB
+"""Bytes of a piece, at most, where chunks can be read in part."""
+PANEL_BYTES = 8 * MiB
+"""Bytes of a panel, about, where neither chunks nor the memory limit ask for others."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Memory, in bytes, that a pass takes beside what it reads and gathers."""
+
+    fixed: int = 0
+    """What it holds once: results, and what they are computed from."""
+    thread: int = 0
+    """What `work` takes in each thread, with what it returns."""
+    element: int = 0
+    """And for each element of the piece, or panel, that `work` is called with."""
+
+
+class _Turns:
+    """Lets each of several threads do something in the order of the numbers they have, from 0."""
+
+    def __init__(self) -> None:
+        self._next, self.failed, self._changed = 0, False, Condition()
+
+    def take(self, number: int, act: Callable[[], None]) -> None:
+        """Act when all numbers before have acted; do nothing where one of them has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.failed or self._next == number)
+            if not self.failed:
+                act()
+                self._next += 1
+                self._changed.notify_all()
+
+    def numbered(self, items: Iterator[T]) -> Iterator[tuple[int, T]]:
+        """The items with their numbers, until one has failed."""
+        for numbered in enumerate(items):
+            if self.failed:
+                return
+            yield numbered
+
+    def fail(self) -> None:
+        """Let nobody wait any longer."""
+        with self._changed:
+            self.failed = True
+            self._changed.notify_all()
+
+
+class _Pass:
+    """What passes have in common: threads, their memory, and the order of what they add."""
+
+    def __init__(self, opened: Opened, limit: int, purpose: str):
+        self.opened = opened if opened.matrix.apart else opened.measured(limit)
+        self.bytes_read = 0
+        """Bytes moved from the store, over all passes that were made."""
+        s, far = self.opened.matrix, self.opened.traits.remote
+        line = s.chunk_cols * s.itemsize
+        self._slot = s.chunk_bytes if s.whole else max(line, min(s.chunk_bytes, PIECE_BYTES))
+        self._reads = self._slot + s.beside(self._slot) + (CONNECTION_BYTES if far else 0)
+        local = max(THREADS, len(os.sched_getaffinity(0)))
+        self._most = requests(self.opened.traits.latency, self._slot) if far else local
+        self._limit, self._purpose = limit, purpose
+
+    def _threads(self, fixed: int, each: int) -> int:
+        """How many threads fit, each with so many bytes. Raises BudgetError where none does."""
+        least = baseline_bytes(INTERPRETER_BYTES) + fixed + self.opened.matrix.apart + each
+        if self._limit < least:
+            raise BudgetError(
+                f"a memory limit of {self._limit} bytes is too small to {self._purpose} {self.opened.name}; "
+                f"the smallest that would do is {least} bytes ({ceil_div(least, MiB)}MiB)",
+                minimum_memory_limit=least,
+            )
+        return min(self._most, 1 + (self._limit - least) // each)
+
+    def _run(
+        self,
+        memory: list[Bytes],
+        items: Iterator[T],
+        work: Callable[[T, Bytes], tuple[R, int, int]],
+        add: Callable[[R], None],
+        progress: Progress | None,
+    ) -> None:
+        """`work` returns what is added, the elements of the item and the bytes read for it."""
+        rows, cols = self.opened.shape
+        turns, done = _Turns(), 0
+
+        def run(numbered: tuple[int, T], slot: Bytes) -> int:
+            number, item = numbered
+            try:
+                with np.errstate(all="ignore"):
+                    found, elements, moved = work(item, slot)
+
+                    def act() -> None:
+                        nonlocal done
+                        add(found)
+                        done += elements
+                        if progress is not None:
+                            progress(done / max(1, rows * cols))
+
+                    turns.take(number, act)
+            except BaseException:
+                turns.fail()
+                raise
+            return moved
+
+        with (
+            ThreadPoolExecutor(len(memory), "ooc-gemm pass") as pool,
+            self.opened.source.cancelled_on_error(),
+        ):
+            self.bytes_read += each(pool, memory, turns.numbered(items), run)
+
+
+class Pieces(_Pass):
+    """Passes over op(X) in pieces: parts of chunks, whole chunks, or a few small ones."""
+
+    def __init__(self, opened: Opened, limit: int, purpose: str, needs: Needs):
+        """purpose: what messages say that is done to the array ("check", say). limit: the memory limit of the
+        process, in bytes.
+
+        Raises BudgetError before anything is read, but for the trial that tells what a lazy input takes.
+        """
+        super().__init__(opened, limit, purpose)
+        each = self._reads + needs.thread + needs.element * (self._slot // self.opened.matrix.itemsize)
+        self.threads = self._threads(needs.fixed, each)
+
+    def each(
+        self,
+        work: Callable[[Array, Range, Range], R],
+        add: Callable[[R], None],
+        progress: Progress | None = None,
+    ) -> None:
+        """Read all once. `work(values, rows, columns)` gets each piece of op(X), in the type that is stored
+        and not conjugated, in memory that is used again when it returns. Raises StoreError, and what the
+        functions raise."""
+        s, source = self.opened.matrix, self.opened.source
+
+        def run(piece: Piece, slot: Bytes) -> tuple[R, int, int]:
+            values, moved = source.read(piece, slot)
+            rows, cols = piece.rows, piece.cols
+            found = work(values.T, cols, rows) if s.transposed else work(values, rows, cols)
+            return found, values.size, moved
+
+        pieces = cut("", s, (0, s.rows), (0, s.cols), self._slot)
+        self._run(page_aligned(self.threads, self._slot), pieces, run, add, progress)
+
+
+class Panels(_Pass):
+    """Passes over op(X) in panels: all columns of some rows, as one array in C order."""
+
+    def __init__(
+        self, opened: Opened, dtype: Any, limit: int, purpose: str, needs: Needs, rows: int = 1
+    ) -> None:
+        """dtype: the type of panels. rows: a panel has no fewer, unless the matrix has, or the memory limit
+        asks for it. Others: as of `Pieces`. Panels end at edges of chunks wherever a chunk would otherwise
+        be read twice."""
+        super().__init__(opened, limit, purpose)
+        s, (extent, width) = self.opened.matrix, self.opened.shape
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        step = s.chunk_cols if s.transposed else s.chunk_rows if s.whole else 1
+        step = min(step, max(1, extent))
+        line: int = width * (self.dtype.itemsize + needs.element)
+
+        def takes(height: int) -> int:
+            return self._reads + needs.thread + PAGE + min(height, extent) * line
+
+        usual = max(rows, PANEL_BYTES // max(1, width * self.dtype.itemsize))
+        height = round_up(min(usual, max(1, extent)), step)
+        self._threads(needs.fixed, takes(step))
+        fits = limit - baseline_bytes(INTERPRETER_BYTES) - needs.fixed - s.apart
+        while height > step and fits // takes(height) < min(self._most, 2):
+            height = round_up(height // 2, step)
+        self.height = height
+        """Rows of a panel; the last may have fewer."""
+        self.threads = self._threads(needs.fixed, takes(height))
+
+    def each(
+        self,
+        work: Callable[[Array, Range], R],
+        add: Callable[[R], None],
+        shift: Array | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Read all once. `work(panel, rows)` gets each panel; it may write to it, and the memory is used
+        again when it returns. shift: what is subtracted from each row, in the type of panels. Raises
+        StoreError, and what the functions raise."""
+        s, source, (extent, width) = self.opened.matrix, self.opened.source, self.opened.shape
+        front = round_up(self._slot, PAGE)
+        size = min(self.height, extent) * width * self.dtype.itemsize
+
+        def run(rows: Range, memory: Bytes) -> tuple[R, int, int]:
+            count, moved = rows[1] - rows[0], 0
+            space = memory[front : front + count * width * self.dtype.itemsize]
+            panel: Array = space.view(self.dtype).reshape(count, width)
+            stored = ((0, s.rows), rows) if s.transposed else (rows, (0, s.cols))
+            for piece in cut("", s, *stored, self._slot):
+                values, nbytes = source.read(piece, memory[: self._slot])
+                moved += nbytes
+                (row, col), values = (piece.into[::-1], values.T) if s.transposed else (piece.into, values)
+                cols = slice(col, col + values.shape[1])
+                place = panel[row : row + len(values), cols]
+                if shift is None:
+                    np.copyto(place, values, casting="unsafe")
+                else:
+                    np.subtract(values, shift[cols], out=place, casting="unsafe")
+            return work(panel, rows), count * width, moved
+
+        memory = page_aligned(self.threads, front + size)
+        self._run(memory, ranges(extent, self.height), run, add, progress)
