@@ -1,5 +1,5 @@
 """Multiplies real arrays and compares the time with the plan's prediction, with the limit of the hardware,
-and with other programs. The report is a plain dict, ready for JSON; figures.py shows it.
+and with other programs. The report is a plain dict, ready for JSON; tables.py shows it.
 """
 
 import json

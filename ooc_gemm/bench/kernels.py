@@ -4,7 +4,7 @@
                                        └──► rounds: every contestant, each timed, in an order drawn anew
 
 In one round every contestant runs once, so that all see the same clocks and temperatures. The report is a
-plain dict, ready for JSON; figures.py shows it.
+plain dict, ready for JSON; tables.py shows it.
 """
 
 import platform

@@ -1,5 +1,5 @@
 """Measures how fast files in a folder are read, written and decoded, by plain functions and by the engine's
-readers and writers. The report is a plain dict, ready for JSON; figures.py shows it.
+readers and writers. The report is a plain dict, ready for JSON; tables.py shows it.
 """
 
 import tempfile

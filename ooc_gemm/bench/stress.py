@@ -1,6 +1,6 @@
 """The stress test: random products (random_products.py), each computed by a process of its own within a limit
 as small as can be. If the system allows it, the limit is enforced (the *wall*). The report is a plain dict,
-ready for JSON; figures.py shows it.
+ready for JSON; tables.py shows it.
 
 The peak is what the kernel says of the process (`ru_maxrss`). A process inherits the peak of the one that
 started it, so a small process stands between: it builds the wall, starts the product and waits for it.

@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line: the commands of `ooc-gemm`, and how their results are shown."""
 
 from .entry import main
 

@@ -1,4 +1,4 @@
-"""`python -m ooc_gemm.cli` is `ooc-gemm`."""
+"""Makes `python -m ooc_gemm.cli` the same as `ooc-gemm`."""
 
 from .entry import main
 

@@ -8,29 +8,41 @@ import click
 from ..support.redact import url
 from . import options
 from .group import CONTEXT, cli
+from .progress import bytes_bar
 from .show import rows_are, size, write
-from .types import Number, Pair
+from .types import Address, Number, Pair
 
 
-@cli.command(context_settings=CONTEXT)
-@click.argument("a")
-@click.argument("b")
-@click.argument("c")
+@cli.command(context_settings=CONTEXT, short_help="Check that C = α·op(A)·op(B) + β·(old C).")
+@click.argument("a", type=Address())
+@click.argument("b", type=Address())
+@click.argument("c", type=Address())
 @options.memory
 @options.checked_operands
-@click.option("--alpha", type=Number(), help="α.  [default: what C's attributes record, else 1]")
-@click.option("--beta", type=Number(), help="β; needs --old unless it is 0.  [default: as recorded, else 0]")
-@click.option("--old", metavar="PATH", help="C as it was before, where β is not 0.")
+@click.option("--alpha", type=Number(), help="Multiply the product by α.  [default: as C records, else 1]")
 @click.option(
-    "--rounds", default=2, show_default=True, help="Random vectors; each halves the chance to miss an error."
+    "--beta", type=Number(), help="Add β times the old C, which --old names.  [default: as C records, else 0]"
 )
-@click.option("--seed", type=int, help="For the same vectors again.")
+@click.option(
+    "--old",
+    type=Address(),
+    metavar="PATH",
+    help="Read C as it was before from this path; needed where β is not 0.",
+)
+@click.option(
+    "--rounds",
+    default=2,
+    show_default=True,
+    help="Use this many random vectors; each halves the chance that an error is missed.",
+)
+@click.option("--seed", type=int, help="Draw the random vectors from this seed.  [default: a new one]")
 @options.as_json
 @options.verbose
 def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **given: Any) -> None:
-    """Is C = α·op(A)·op(B) + β·(old C)?  Freivalds' check; reads each array once. Exit status 3 if not.
+    """Check that C = α·op(A)·op(B) + β·(old C), by Freivalds' method, which reads each array once.
 
-    α, β and op() are what C's attributes record of the run that made it, unless given.
+    Where α, β and op() are not given, those count that C's attributes record of the run that made it. Exit
+    status 3 if C is wrong.
     """
     from ..run.verify import verify as check
 
@@ -53,30 +65,32 @@ def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **given: Any) -
 
 
 @cli.command(context_settings=CONTEXT)
-@click.argument("out")
-@click.option("--shape", type=Pair(), required=True, help="Rows and columns.")
-@click.option("--dtype", default="float32", show_default=True)
+@click.argument("out", type=Address())
+@click.option("--shape", type=Pair(), required=True, help="Make an array of M rows and N columns.")
+@click.option("--dtype", default="float32", show_default=True, help="Store elements of this type.")
 @click.option(
     "--distribution",
     type=click.Choice(["normal", "uniform"]),
     default="normal",
     show_default=True,
-    help="Of floating point; integers are uniform.",
+    help="Draw floating-point elements from this distribution; integers are uniform.",
 )
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Draw the random numbers from this seed.")
 @options.storage
 @options.memory
 @click.option(
     "-f", "--force", is_flag=True, help="Replace OUT if it exists; in an object store it is removed first."
 )
+@options.progress
 @options.as_json
 @options.verbose
-def random(out: str, as_json: bool, verbose: bool, **given: Any) -> None:
+def random(out: str, progress: bool | None, as_json: bool, verbose: bool, **given: Any) -> None:
     """Write a random array within a memory limit."""
     from ..run.generate import random as generate
 
     given["compressor"] = given["compressor"] or "none"
-    written = generate(out, **given)
+    with bytes_bar(progress, "wrote") as report:
+        written = generate(out, progress=report, **given)
     rows, cols = given["shape"]
     if as_json:
         made = {"shape": [rows, cols], "dtype": given["dtype"], "bytes_written": written}

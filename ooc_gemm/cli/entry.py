@@ -1,4 +1,4 @@
-"""The entry point: runs a command and says how it ended."""
+"""The entry point: runs a command, shows its error, and sets the exit status."""
 
 import logging
 import os
@@ -28,8 +28,8 @@ def main(args: Sequence[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else args
     verbose = "-v" in args or "--verbose" in args
     if not (verbose or sys.warnoptions):
-        warnings.simplefilter("ignore")  # what libraries warn of is no matter of the user's
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # nor what became of zarr's tasks
+        warnings.simplefilter("ignore")  # warnings of libraries are of no use to users
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # nor are its messages on zarr's tasks
     try:
         with _signals():
             _main(args, verbose)
@@ -39,14 +39,14 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 class _Terminated(BaseException):
-    """Raised where SIGTERM arrives, so that what is under way is cleaned up."""
+    """Raised in the main thread when SIGTERM arrives, so that the run stops and removes its files."""
 
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """SIGTERM stops a run as Ctrl-C does. While it stops, which is a matter of seconds, further signals
-    change nothing: threads are waited for, and files removed. What the process was started to ignore it
-    ignores."""
+    """Let SIGTERM stop a run as Ctrl-C does. While a run stops, which takes seconds, further signals have no
+    effect: it waits for its threads and removes its files. Signals that the process was started to ignore
+    are still ignored."""
     stopped = False
 
     def stop(number: int, frame: Any) -> None:
@@ -72,8 +72,8 @@ def _signals() -> Iterator[None]:
 
 
 def _leave(code: Any) -> None:
-    """End the process here and now where a thread hangs in a store that never answers: it would be waited
-    for. All threads of ours have ended before, and their files are gone."""
+    """End the process at once where a thread hangs in a store that never answers, because Python would wait
+    for it. All other threads have ended by then, and their files are removed."""
     answers = sys.modules.get("ooc_gemm.storage.io.answers")
     if answers is not None and answers.abandoned.is_set():
         sys.stdout.flush()
@@ -99,7 +99,7 @@ def _check_address_space() -> None:
 
 
 def _main(args: Sequence[str], verbose: bool) -> None:
-    """Run a command; say how it ended."""
+    """Run a command, and end the process with a message and an exit status."""
     try:
         _check_address_space()
         sys.exit(cli.main(args, prog_name="ooc-gemm", standalone_mode=False, obj=list(args)) or 0)
@@ -134,7 +134,7 @@ def _main(args: Sequence[str], verbose: bool) -> None:
 
 
 def _notes(error: BaseException) -> None:
-    """What was noted of an error, or of its cause, on its way: what lies where now."""
+    """Show the notes that were added to an error or to its causes, which say what files it has left."""
     found: BaseException | None = error
     while found is not None:
         for text in getattr(found, "__notes__", ()):

@@ -6,22 +6,22 @@ import click
 
 from . import options
 from .group import CONTEXT, cli
-from .show import console, flat, note, status
+from .show import console, flat, note, spelled, status
 from .types import FOLDER
 
 
 @cli.command(context_settings=CONTEXT)
 @click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=FOLDER)
-@click.option("--measure", is_flag=True, help="Measure rates, and remember them.")
+@click.option("--measure", is_flag=True, help="Measure the rates of devices and FOLDERs, and remember them.")
 @options.as_json
 @options.verbose
 def info(folders: tuple[str, ...], measure: bool, as_json: bool, verbose: bool) -> None:
-    """Devices, memory, and the rates that plans are made with.
+    """Show devices, memory, and the rates that plans are made with.
 
-    --measure finds them: how fast each device multiplies and copies, and how fast the file systems of the
-    FOLDERs (the current one unless given) are read and written by the engine's threads. That takes some ten
-    seconds a device, writes up to 1 GiB into each folder and removes it. Rates are remembered for each model
-    of device and each file system; without them a plan assumes the usual ones, and says so.
+    --measure finds the rates: how fast each device multiplies and copies, and how fast the engine's threads
+    read and write the file systems of the FOLDERs (by default the current folder). It takes about ten seconds
+    for each device, and writes up to 1 GiB into each folder, which it removes. Rates are remembered for each
+    model of device and each file system. A plan without them uses default rates, and says so.
     """
     from ..bench import info as found_here
 
@@ -36,19 +36,13 @@ def info(folders: tuple[str, ...], measure: bool, as_json: bool, verbose: bool) 
     if as_json:
         click.echo(json.dumps(found))
         return
-    from rich.markup import escape
-    from rich.table import Table
-
-    from ..bench.figures import rates_tables
+    from ..bench.tables import pairs_table, rates_tables
 
     rates = found.pop("rates")
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for key, value in flat(found):
-        table.add_row(key, escape(value))
     out = console()
-    out.print(table)
+    out.print(pairs_table([(name, spelled(value)) for name, value in flat(found)]))
     out.print()
     for part in rates_tables(rates):
         out.print(part)
     if not rates:
-        out.print("rates not measured: ooc-gemm info --measure")
+        out.print("plans use default rates (not measured); measure with `ooc-gemm info --measure`")

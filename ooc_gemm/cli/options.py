@@ -1,15 +1,15 @@
-"""Options that several commands have."""
+"""The options that several commands have in common."""
 
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from .types import Number, Pair
+from .types import Address, Number, Pair
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """One decorator that adds several options."""
+    """Return one decorator that adds several options."""
 
     def decorate(function: Any) -> Any:
         for option in reversed(options):
@@ -23,39 +23,50 @@ memory = click.option(
     "-M",
     "--memory-limit",
     metavar="SIZE",
-    help="Most host memory that the process may hold, such as 512MiB.  [default: 60 % of what is free]",
+    help="Hold at most this much host memory, such as 512MiB.  [default: 60 % of what is free]",
 )
 operands = together(
-    click.option("--transpose-a", is_flag=True, help="Use Aᵀ."),
-    click.option("--transpose-b", is_flag=True, help="Use Bᵀ."),
-    click.option("--adjoint-a", is_flag=True, help="Use Aᴴ, the conjugate transpose."),
-    click.option("--adjoint-b", is_flag=True, help="Use Bᴴ."),
+    click.option("--transpose-a", is_flag=True, help="Multiply with Aᵀ."),
+    click.option("--transpose-b", is_flag=True, help="Multiply with Bᵀ."),
+    click.option("--adjoint-a", is_flag=True, help="Multiply with Aᴴ, the conjugate transpose."),
+    click.option("--adjoint-b", is_flag=True, help="Multiply with Bᴴ."),
 )
 checked_operands = together(
     click.option(
         "--transpose-a/--no-transpose-a",
         default=None,
-        help="Use Aᵀ, or A.  [default: as C records]",
+        help="Check with Aᵀ, or with A.  [default: as C records]",
     ),
-    click.option("--transpose-b/--no-transpose-b", default=None, help="Use Bᵀ, or B."),
-    click.option("--adjoint-a/--no-adjoint-a", default=None, help="Use Aᴴ, the conjugate transpose, or A."),
-    click.option("--adjoint-b/--no-adjoint-b", default=None, help="Use Bᴴ, or B."),
+    click.option(
+        "--transpose-b/--no-transpose-b",
+        default=None,
+        help="Check with Bᵀ, or with B.  [default: as C records]",
+    ),
+    click.option(
+        "--adjoint-a/--no-adjoint-a",
+        default=None,
+        help="Check with Aᴴ, the conjugate transpose, or with A.  [default: as C records]",
+    ),
+    click.option(
+        "--adjoint-b/--no-adjoint-b", default=None, help="Check with Bᴴ, or with B.  [default: as C records]"
+    ),
 )
 storage = together(
     click.option(
         "--chunks",
         type=Pair(),
-        help="Chunk rows and columns of the new array.  [default: near 16 MiB]",
+        help="Give the new array chunks of M rows and N columns.  [default: near 16 MiB]",
     ),
     click.option(
         "--shards",
         type=Pair(),
-        help="Shard rows and columns of the new array: multiples of the chunks.",
+        help="Give the new array shards of M rows and N columns, which are multiples of the chunks.  "
+        "[default: no shards]",
     ),
     click.option(
         "--compressor",
         metavar="none|zstd[:LEVEL]|blosc",
-        help="Codec of the new array.  [default: none]",
+        help="Compress the chunks of the new array.  [default: none]",
     ),
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
@@ -68,34 +79,35 @@ matrices = together(
         default="auto",
         show_default=True,
         metavar="NAME",
-        help="Device to compute on: auto, cpu, cuda, cuda:N, cuda:0,1 or cuda:all.",
+        help="Compute on auto, cpu, cuda, cuda:N, cuda:0,1 or cuda:all.",
     ),
     click.option(
         "-D",
         "--device-memory-limit",
         metavar="SIZE",
-        help="Most memory of each device.  [default: 90 % of free]",
+        help="Hold at most this much memory of each device.  [default: 90 % of what is free]",
     ),
-    click.option("--alpha", type=Number(), help="α.  [default: 1]"),
-    click.option("--beta", type=Number(), help="β. C must exist unless β is 0.  [default: 0]"),
+    click.option("--alpha", type=Number(), help="Multiply the product by α.  [default: 1]"),
+    click.option("--beta", type=Number(), help="Add β times the C that exists.  [default: 0]"),
     click.option(
         "--precision",
         type=click.Choice(["highest", "high", "medium"]),
         default="highest",
         show_default=True,
-        help="Least accuracy of float32 products: medium allows TF32; high is computed as highest.",
+        help="Compute float32 products at least as accurately: medium allows TF32; high is computed as "
+        "highest.",
     ),
     click.option(
         "--kernel",
         default="auto",
         show_default=True,
         metavar="NAME",
-        help="Kernel to use: auto, blas, cublas, or one that `bench kernels --list` shows.",
+        help="Multiply with this kernel: auto, blas, cublas, or one that `bench kernels --list` shows.",
     ),
     click.option(
         "--out-dtype",
         metavar="DTYPE",
-        help="Type of C.  [default: NumPy's promotion; int32 for 8-bit integers, int64 for others]",
+        help="Store C as this type.  [default: NumPy's promotion; int32 for 8-bit, int64 for other integers]",
     ),
     storage,
     click.option(
@@ -104,6 +116,12 @@ matrices = together(
     click.option("--verify", is_flag=True, help="Check every block of C while it is on the device."),
 )
 problem = together(operands, matrices)
+progress = click.option(
+    "-P/-Q",
+    "--progress/--no-progress",
+    default=None,
+    help="Show a progress bar on standard error.  [default: on a terminal]",
+)
 running = together(
     click.option(
         "-f",
@@ -116,22 +134,20 @@ running = together(
         "--resume",
         is_flag=True,
         help="Continue an interrupted run of the same problem. Options of C that are not given again are "
-        "those it was begun with. A C that is already the result is left as it is.",
+        "those that it was begun with. A C that is already the result is left as it is.",
     ),
     click.option(
-        "--trace", metavar="FILE", help="Write a timeline of all stages, for Perfetto or chrome://tracing."
+        "--trace",
+        type=Address(),
+        metavar="FILE",
+        help="Write a timeline of all stages, for Perfetto or chrome://tracing.",
     ),
-    click.option(
-        "-P/-Q",
-        "--progress/--no-progress",
-        default=None,
-        help="Show a progress bar on standard error.  [default: on a terminal]",
-    ),
+    progress,
     as_json,
     verbose,
 )
 
 
 def from_report(text: str) -> Callable[[Any], Any]:
-    """The option that shows an earlier report and measures nothing. `text`: its help."""
+    """Return the option that shows an earlier report and measures nothing. `text`: its help."""
     return click.option("--from", "source", type=click.Path(exists=True, dir_okay=False), help=text)

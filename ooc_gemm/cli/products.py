@@ -16,6 +16,7 @@ from . import options
 from .group import CONTEXT, cli
 from .progress import progress_bar
 from .show import note, plan_dict, report_result, spelled
+from .types import Address
 
 if TYPE_CHECKING:
     from ..run.observer import Observer
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from ..run.result import Result
 
 AGAIN = "OOC_GEMM_AGAIN"
-"""In the environment of a process that goes on for one whose GPU has failed."""
+"""Environment variable that is set in a process which continues for one whose GPU has failed."""
 
 
-@cli.command(context_settings=CONTEXT)
-@click.argument("a")
-@click.argument("b")
-@click.argument("c")
+@cli.command(context_settings=CONTEXT, short_help="Compute C ← α·op(A)·op(B) + β·C.")
+@click.argument("a", type=Address())
+@click.argument("b", type=Address())
+@click.argument("c", type=Address())
 @options.problem
 @click.option(
     "--scheduler",
@@ -40,7 +41,7 @@ AGAIN = "OOC_GEMM_AGAIN"
 )
 @options.running
 def multiply(a: str, b: str, c: str, scheduler: str | None, **given: Any) -> None:
-    """C ← α·op(A)·op(B) + β·C."""
+    """Compute C ← α·op(A)·op(B) + β·C."""
     if scheduler:
         for name in ("rechunk", "trace"):
             if given[name]:
@@ -50,37 +51,45 @@ def multiply(a: str, b: str, c: str, scheduler: str | None, **given: Any) -> Non
     _run(_request(a, b, c, given), show, where)
 
 
-@cli.command(context_settings=CONTEXT, short_help="C ← α·A·Aᵀ, with half the work of multiply.")
-@click.argument("a")
-@click.argument("c")
+@cli.command(context_settings=CONTEXT, short_help="Compute C ← α·A·Aᵀ with half the work of multiply.")
+@click.argument("a", type=Address())
+@click.argument("c", type=Address())
 @click.option("--transpose", is_flag=True, help="Compute Aᵀ·A instead.")
 @options.matrices
 @options.running
 def gram(a: str, c: str, transpose: bool, **given: Any) -> None:
-    """C ← α·A·Aᵀ, with half the work of multiply; both halves of C are written.
+    """Compute C ← α·A·Aᵀ with half the work of multiply. Both halves of C are written.
 
     With β ≠ 0, C ← α·A·Aᵀ + β·C as multiply does it: the old C need not be symmetric. Complex A is not
     conjugated.
     """
-    from ..run.request import Operand, Request
-
     show = _taken(given, "progress", "trace", "as_json", "verbose")
-    left, right = Operand(a, transpose=transpose), Operand(a, transpose=not transpose)
-    _run(Request(left, right, c, symmetric=True, **given), show)
+    _run(_gram_request(a, c, transpose, given), show)
 
 
 @cli.command(context_settings=CONTEXT)
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", type=Address())
+@click.argument("b", type=Address(), required=False)
+@click.option("--gram", is_flag=True, help="Plan `gram A`: the product A·Aᵀ, or Aᵀ·A with --transpose-a.")
 @options.problem
 @options.as_json
 @options.verbose
-def plan(a: str, b: str, as_json: bool, verbose: bool, **given: Any) -> None:
-    """Show what multiply would do, and why; compute nothing."""
+def plan(a: str, b: str | None, gram: bool, as_json: bool, verbose: bool, **given: Any) -> None:
+    """Show what multiply would do, and why; compute nothing.
+
+    With --gram, show what gram would do.
+    """
     from ..run.prepare import prepare
 
+    given["writes"] = False
+    if gram:
+        request = _gram_request(a, None, _alone(b, given), given)
+    elif b is None:
+        raise click.UsageError("Missing argument 'B'; give it, or --gram to plan A·Aᵀ.")
+    else:
+        request = _request(a, b, None, given)
     try:
-        made = prepare(_request(a, b, None, {**given, "writes": False}).check()).plan
+        made = prepare(request.check()).plan
     except BudgetError as error:
         if as_json:
             least = {"minimum_memory_limit": error.minimum_memory_limit}
@@ -95,17 +104,36 @@ def plan(a: str, b: str, as_json: bool, verbose: bool, **given: Any) -> None:
 
 
 def _taken(given: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The options of these names, which are removed from the others."""
+    """Remove the options of these names from `given`, and return them."""
     return {name: given.pop(name) for name in names}
 
 
 def _request(a: str, b: str, c: str | None, given: dict[str, Any]) -> "Request":
-    """The request that the options of a product make."""
+    """Return the request that the options of a product make."""
     from ..run.request import Operand, Request
 
     op = _taken(given, "transpose_a", "adjoint_a", "transpose_b", "adjoint_b")
     left = Operand(a, op["transpose_a"], op["adjoint_a"])
     return Request(left, Operand(b, op["transpose_b"], op["adjoint_b"]), c, **given)
+
+
+def _alone(b: str | None, given: dict[str, Any]) -> bool:
+    """Whether `plan --gram` transposes A. Takes the operands' options out; those of B are refused."""
+    op = _taken(given, "transpose_a", "adjoint_a", "transpose_b", "adjoint_b")
+    if b is not None:
+        raise click.UsageError("--gram plans a product of A alone; leave out B or --gram.")
+    for name in ("adjoint_a", "transpose_b", "adjoint_b"):
+        if op[name]:
+            raise click.UsageError(f"--{name.replace('_', '-')} does not go with --gram; leave out one.")
+    return bool(op["transpose_a"])
+
+
+def _gram_request(a: str, c: str | None, transpose: bool, given: dict[str, Any]) -> "Request":
+    """Return the request that the options of gram make."""
+    from ..run.request import Operand, Request
+
+    left, right = Operand(a, transpose=transpose), Operand(a, transpose=not transpose)
+    return Request(left, right, c, symmetric=True, **given)
 
 
 def _here(request: "Request", observer: "Observer") -> "Result | Recovery":
@@ -145,8 +173,8 @@ def _run(
 
 
 def _go_on_elsewhere(recovery: "Recovery", verbose: bool) -> None:
-    """Go on, once, in another process on the GPUs that answer there: a kernel that fails takes CUDA from its
-    whole process. Returns where that cannot be."""
+    """Continue in another process on the GPUs that still answer, once, because a kernel that fails makes CUDA
+    unusable in its process. Returns where no GPU answers, and in such a process."""
     from ..devices.cuda.gpus import answering
 
     if AGAIN in os.environ:
@@ -154,7 +182,7 @@ def _go_on_elsewhere(recovery: "Recovery", verbose: bool) -> None:
     if left := ",".join(map(str, answering(list(recovery.devices)))):
         if verbose:
             click.echo(redacted("".join(traceback.format_exception(recovery.cause))), err=True)
-        note(f"{recovery.reason}; it goes on on cuda:{left} in another process")
+        note(f"{recovery.reason}; the run continues on cuda:{left} in another process")
         sys.stdout.flush()
         sys.stderr.flush()
         args = click.get_current_context().obj

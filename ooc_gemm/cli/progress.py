@@ -1,4 +1,4 @@
-"""The progress bar."""
+"""The progress bar that commands show on a terminal."""
 
 import sys
 from contextlib import contextmanager
@@ -12,7 +12,59 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bar(wanted: bool | None) -> Any:
-    """A progress callback, and the bar it moves: percent, rate, bytes, time left."""
+    """Yield a progress callback for a product, which moves a bar with percent, rate, bytes and time left.
+
+    Yields None where no bar is shown. `wanted` is what -P and -Q say; None: on a terminal.
+    """
+    with _bar(wanted) as show:
+
+        def report(fraction: float, plan: "Plan", trace: Any) -> None:
+            seconds = show.seconds()
+            flops = plan.flops * fraction / seconds if seconds else 0.0
+            show(fraction, rate(flops), f"read {_of(trace.bytes['read'], plan.bytes_read)}")
+
+        yield show and report
+
+
+@contextmanager
+def bytes_bar(wanted: bool | None, verb: str) -> Any:
+    """Yield a progress callback for work on `done` of `total` bytes, as `progress_bar`. `verb`: what is done
+    with them, such as `wrote`."""
+    with _bar(wanted) as show:
+
+        def report(done: int, total: int) -> None:
+            seconds = show.seconds()
+            speed = f"{size(int(done / seconds))}/s" if seconds else ""
+            show(done / total if total else 1.0, speed, f"{verb} {_of(done, total)}")
+
+        yield show and report
+
+
+def _of(done: int, whole: int) -> str:
+    """Return `1.2 of 3.4 GiB`."""
+    (part, unit), (most, last) = (size(nbytes).split() for nbytes in (done, whole))
+    of = f"of {float(most):.3g} {last}"
+    return f"{float(part):.3g} {of if unit == last else f'{unit} {of}'}"
+
+
+class _Shown:
+    """A bar on standard error: call it with the fraction that is done and two texts."""
+
+    def __init__(self, bar: Any):
+        self._bar = bar
+        self._task = bar.add_task("", total=1.0, rate="", moved="")
+
+    def seconds(self) -> float:
+        """Seconds since the bar was made."""
+        return self._bar.tasks[self._task].elapsed or 0.0
+
+    def __call__(self, fraction: float, speed: str, moved: str) -> None:
+        self._bar.update(self._task, completed=fraction, rate=speed, moved=moved)
+
+
+@contextmanager
+def _bar(wanted: bool | None) -> Any:
+    """Yield a bar on standard error, or None where none is shown."""
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield None
         return
@@ -30,16 +82,4 @@ def progress_bar(wanted: bool | None) -> Any:
     )
     console = Console(stderr=True, force_terminal=wanted)
     with Progress(*columns, console=console, transient=True) as shown:
-        task = shown.add_task("", total=1.0, rate="", moved="")
-
-        def report(fraction: float, plan: "Plan", trace: Any) -> None:
-            seconds = shown.tasks[task].elapsed or 0
-            flops = plan.flops * fraction / seconds if seconds else 0.0
-            (done, unit), (whole, last) = (
-                size(nbytes).split() for nbytes in (trace.bytes["read"], plan.bytes_read)
-            )
-            of = f"of {float(whole):.3g} {last}"
-            moved = f"read {float(done):.3g} {of if unit == last else f'{unit} {of}'}"
-            shown.update(task, completed=fraction, rate=rate(flops), moved=moved)
-
-        yield report
+        yield _Shown(shown)

@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 
 
 def console() -> Any:
-    """100 columns where the output is no terminal."""
+    """Return a console as wide as the terminal, and 80 columns where the output is no terminal or a narrower
+    one: tables need as many. Brackets and colons in paths are shown as they are."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 100, highlight=False)
+    made = Console(highlight=False, markup=False, emoji=False)
+    made.width = max(80, made.width)
+    return made
 
 
 @contextmanager
 def status() -> Any:
-    """Says on a terminal what is being measured."""
+    """A function that shows on a terminal what is being measured; elsewhere it shows nothing."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return
@@ -35,6 +38,7 @@ def status() -> Any:
 
 
 def flat(found: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Return nested values as rows of a name and a text. The ends of keys say what unit is shown."""
     rows: list[tuple[str, str]] = []
     for key, value in found.items():
         name = f"{prefix}{key.replace('_', ' ')}"
@@ -57,32 +61,36 @@ def flat(found: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def rows_are(count: int) -> str:
+    """Return `1 row is` or `5 rows are`."""
     return "1 row is" if count == 1 else f"{count} rows are"
 
 
 def size(nbytes: int) -> str:
+    """Return a number of bytes as text, such as `1.50 GiB`."""
     from ..support.memory import spelled_size
 
     return spelled_size(nbytes)
 
 
 def rate(flops: float) -> str:
-    """Floating-point operations a second, in the unit that suits."""
+    """Return floating-point operations per second as text, such as `3.2 TFLOP/s`."""
     scale, unit = next((pair for pair in ((1e12, "T"), (1e9, "G")) if flops >= 0.9995 * pair[0]), (1e6, "M"))
     return f"{flops / scale:.3g} {unit}FLOP/s"
 
 
 def write(*parts: str, sep: str = " ") -> None:
+    """Print a result on standard output."""
     click.echo(sep.join(parts))
 
 
 def note(text: str) -> None:
-    """Above the bar where there is one: that knows of what is printed, but not of `click.echo`."""
+    """Print a notice on standard error, above the progress bar if there is one. (The bar moves for `print`,
+    not for `click.echo`.)"""
     print(f"Note: {spelled(text)}", file=sys.stderr)
 
 
 def spelled(text: str) -> str:
-    """A message with the options of the command line in the place of Python's arguments."""
+    """Return a message in which options of the command line replace Python's arguments."""
     with_arguments = ("multiply", "gram", "verify", "random")
     found = [param for name in with_arguments for param in cli.commands[name].params]
     options = {param.name: max(param.opts, key=len) for param in found if isinstance(param, click.Option)}
@@ -90,11 +98,12 @@ def spelled(text: str) -> str:
 
 
 def plan_dict(plan: dict[str, Any]) -> dict[str, Any]:
-    """A plan as JSON types, whose advice names options."""
+    """Return a plan as JSON types, with options of the command line in its advice."""
     return {**plan, "advice": plan["advice"] and spelled(plan["advice"])}
 
 
 def report_result(result: "Result", c: str, as_json: bool, verbose: bool) -> None:
+    """Print the result of a product: as JSON, or in a few lines, with `verbose` below the plan."""
     if as_json:
         found = result.to_dict()
         click.echo(json.dumps({**found, "plan": plan_dict(found["plan"])}))

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 _VALUE = r"True|False|'[^'\s]*'|\([^()]*\)|-?[\d.]+(?:e-?\d+)?j?"
-"""A value of Python's: a flag, a text, a tuple of numbers, a number."""
+"""Pattern of the values that messages name: a flag, a text, a tuple of numbers, or a number."""
 
 
 def for_command_line(text: str, options: Mapping[str, str]) -> str:

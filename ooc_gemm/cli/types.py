@@ -1,8 +1,9 @@
-"""Types of options and arguments."""
+"""The types that options and arguments of the commands have."""
 
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]
@@ -12,8 +13,18 @@ else:
 FOLDER = click.Path(exists=True, file_okay=False, writable=True)
 
 
+class Address(_ParamType):
+    """A path or URL of an array. Shells complete names of files."""
+
+    name = "path"
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        """Leave completion to the shell."""
+        return [CompletionItem(incomplete, type="file")]
+
+
 class Pair(_ParamType):
-    """Two positive integers, `M,N`."""
+    """An option of two positive integers, `M,N`."""
 
     name = "M,N"
 
@@ -27,7 +38,7 @@ class Pair(_ParamType):
 
 
 class Number(_ParamType):
-    """A real or complex number."""
+    """An option whose value is a real or complex number, such as `2` or `1+2j`."""
 
     name = "number"
 

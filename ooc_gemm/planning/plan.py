@@ -280,13 +280,37 @@ class Plan:
         return found
 
     def __str__(self) -> str:
-        """The plan as a table, with its reasons."""
+        """Return the plan as a table, as `table` does."""
         return self.table()
 
     def table(self) -> str:
-        """What is done, what it moves and who holds the memory."""
-        return report.table(self)
+        """Return lines that say what the plan computes, what it moves, how long that takes, and who holds the
+        memory."""
+        return report.table(self.to_dict(), self.problem, self.budget, self.k_panels.growth > 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON types."""
-        return report.to_dict(self)
+        """Return the plan as JSON types: bytes, seconds, and numbers of elements."""
+        p, budget = self.problem, self.budget
+        return {key: getattr(self, key) for key in _NUMBERS} | {
+            "kernel": p.kernel,
+            "symmetric": p.symmetric,
+            "out_dtype": p.types[2],
+            "rates": self.used_rates.note,
+            "resident": self.k_panels.resident,
+            "blocks": self.block_count,
+            "panels": self.panel_count,
+            "chunks": [p.c.chunk_rows, p.c.chunk_cols],
+            "host_bytes": self.host_bytes,
+            "device_bytes": self.device_bytes,
+            "memory_limit": budget.host,
+            "device_memory_limit": budget.device,
+        }
+
+
+_NUMBERS = (
+    *("bm", "bn", "bk", "panel_buffers", "c_buffers", "readers", "writers", "slots", "slot_bytes"),
+    *("cache_slots", "by_columns"),
+    *("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "lower_bound_bytes"),
+    *("ledger", "device_ledger", "stage_seconds", "predicted_seconds", "advice"),
+)
+"""Fields and properties of a plan that its JSON has under the same names."""

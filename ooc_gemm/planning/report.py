@@ -1,102 +1,82 @@
-"""Report: a plan as a table for its reader, and as JSON types."""
-
-from __future__ import annotations
+"""Shows a plan as a table for people."""
 
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from .machine import Budget
 from .problem import MiB, Problem
 
-if TYPE_CHECKING:
-    from .plan import Plan
-
+Numbers = Mapping[str, Any]
+"""A plan as JSON types: what `Plan.to_dict` returns."""
 Row = tuple[str, str]
-"""A title and what stands beside it."""
+"""A title, and the text that stands beside it."""
 
-WIDTH = 100
-"""Columns of the table."""
+WIDTH = 80
+"""Columns that the table may take: those of a terminal that nobody has widened."""
 
 
-def table(plan: Plan) -> str:
-    """What is done, what it moves and who holds the memory."""
-    rows = [*_work_rows(plan), *_traffic_rows(plan), *_time_rows(plan), *_memory_rows(plan)]
+def table(found: Numbers, problem: Problem, budget: Budget, grows: bool) -> str:
+    """Return lines that say what a plan computes, what it moves, how long that takes, and who holds the
+    memory.
+
+    found: the plan as JSON types. problem, budget: what it was made for. grows: whether its panels grow along
+    k.
+    """
+    rows = [*_work_rows(found, problem, budget, grows), *_traffic_rows(found, problem)]
+    rows += [*_time_rows(found), *_memory_rows(found, budget)]
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"{name:<{width}}{_wrapped(value, width)}" for name, value in rows)
 
 
-def to_dict(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON types."""
-    keys = [
-        *("bm", "bn", "bk", "panel_buffers", "c_buffers", "readers", "writers", "slots", "slot_bytes"),
-        *("cache_slots", "by_columns"),
-        *("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "lower_bound_bytes"),
-        *("ledger", "device_ledger", "stage_seconds", "predicted_seconds", "advice"),
-    ]
-    p, budget = plan.problem, plan.budget
-    return {key: getattr(plan, key) for key in keys} | {
-        "kernel": p.kernel,
-        "symmetric": p.symmetric,
-        "out_dtype": p.types[2],
-        "rates": plan.used_rates.note,
-        "resident": plan.k_panels.resident,
-        "blocks": plan.block_count,
-        "panels": plan.panel_count,
-        "chunks": [p.c.chunk_rows, p.c.chunk_cols],
-        "host_bytes": plan.host_bytes,
-        "device_bytes": plan.device_bytes,
-        "memory_limit": budget.host,
-        "device_memory_limit": budget.device,
-    }
-
-
-def _work_rows(plan: Plan) -> list[Row]:
-    """The product and how it is cut."""
-    p, c, panels = plan.problem, plan.problem.c, plan.k_panels
+def _work_rows(found: Numbers, p: Problem, budget: Budget, grows: bool) -> list[Row]:
+    """Return rows that name the product and the blocks in which it is computed."""
+    c = p.c
     mirrored = ", symmetric: one half is computed" if p.symmetric else ""
-    blocks = f"{plan.block_count} of {plan.bm}×{plan.bn}, each in {plan.panel_count} "
-    blocks += f"{'panel' if plan.panel_count == 1 else 'panels'} of "
-    blocks += f"{'up to ' if panels.growth > 1 else ''}{plan.bk}"
-    blocks += "; those of A stay on the device" if panels.resident else ""
+    blocks = f"{found['blocks']} of {found['bm']}×{found['bn']}, each in {found['panels']} "
+    blocks += f"{'panel' if found['panels'] == 1 else 'panels'} of {'up to ' if grows else ''}{found['bk']}"
+    blocks += "; those of A stay on the device" if found["resident"] else ""
     rows = [("product", f"{p.m}×{p.k} · {p.k}×{p.n}{mirrored}")]
     rows += [("type of C", _type_words(p))] if p.types[2] else []
     rows += [("kernel", p.kernel)] if p.kernel else []
     rows += [("blocks of C", blocks)]
-    workers = plan.budget.workers
+    workers = budget.workers
     rows += [("workers", f"{workers}, each with this much memory")] if workers > 1 else []
     rows += [("chunks of C", f"{c.chunk_rows}×{c.chunk_cols}, {_mib(c.chunk_bytes)}")]
     return rows
 
 
-def _traffic_rows(plan: Plan) -> list[Row]:
-    """What is read and written, beside the least that must be."""
-    p, bound = plan.problem, plan.lower_bound_bytes
+def _traffic_rows(found: Numbers, p: Problem) -> list[Row]:
+    """Return rows with the bytes read and written, and the lower bound of any plan."""
+    bound, cached = found["lower_bound_bytes"], found["cache_slots"]
     inputs = p.a.stored_bytes + (0 if p.symmetric else p.b.stored_bytes)
     hold = "input holds" if p.symmetric else "inputs hold"
-    times = (plan.bytes_read + plan.bytes_written) / max(1, bound)
-    size, order = _mib(plan.cache_slots * plan.slot_bytes), "columns" if plan.by_columns else "rows"
+    times = (found["bytes_read"] + found["bytes_written"]) / max(1, bound)
+    size, order = _mib(cached * found["slot_bytes"]), "columns" if found["by_columns"] else "rows"
     cache = f"{size} of host memory keeps what is used again soonest; blocks go by {order}"
-    rows = [("read", f"{_mib(plan.bytes_read)} (the {hold} {_mib(inputs)})")]
-    rows += [("cache", cache)] if plan.cache_slots else []
-    rows += [("written", _mib(plan.bytes_written))]
+    rows = [("read", f"{_mib(found['bytes_read'])} (the {hold} {_mib(inputs)})")]
+    rows += [("cache", cache)] if cached else []
+    rows += [("written", _mib(found["bytes_written"]))]
     rows += [("lower bound", f"{_mib(bound)}; this plan moves {times:.2f} times that")]
     return rows
 
 
-def _time_rows(plan: Plan) -> list[Row]:
-    """How long it takes, by which rates, and what would take less."""
-    slowest = max(plan.stage_seconds, key=lambda stage: plan.stage_seconds[stage], default="")
-    rows = [("predicted", f"{plan.predicted_seconds:.2f} s, most of it {slowest}")]
-    rows += [("rates", plan.used_rates.note)] if plan.used_rates.note else []
-    rows += [("layout", plan.advice)] if plan.advice else []
+def _time_rows(found: Numbers) -> list[Row]:
+    """Return rows with the predicted time, the rates behind it, and chunks that would save time."""
+    seconds: dict[str, float] = found["stage_seconds"]
+    slowest = max(seconds, key=lambda stage: seconds[stage], default="")
+    rows = [("predicted", f"{found['predicted_seconds']:.2f} s, most of it {slowest}")]
+    rows += [("rates", found["rates"])] if found["rates"] else []
+    rows += [("layout", found["advice"])] if found["advice"] else []
     return rows
 
 
-def _memory_rows(plan: Plan) -> list[Row]:
-    """Who holds how much of each limit."""
+def _memory_rows(found: Numbers, budget: Budget) -> list[Row]:
+    """Return rows that name each holder of host and device memory and its share of the limit."""
     rows = []
     for title, ledger, limit in (
-        ("host memory", plan.ledger, plan.budget.host),
-        ("device memory", plan.device_ledger, plan.budget.device),
+        ("host memory", found["ledger"], budget.host),
+        ("device memory", found["device_ledger"], budget.device),
     ):
         if limit is not None:
             rows.append((title, f"{_mib(sum(ledger.values()))} of {_mib(limit)}"))
@@ -105,7 +85,7 @@ def _memory_rows(plan: Plan) -> list[Row]:
 
 
 def _type_words(p: Problem) -> str:
-    """C's type, where it comes from, and what becomes of a result that it cannot hold."""
+    """Return the types of C and of the inputs, and what happens to a result that C's type cannot hold."""
     a, b, c = p.types
     if "int" in c:
         beyond = "sums are exact, and one that does not fit is an error"
@@ -121,4 +101,4 @@ def _mib(nbytes: int) -> str:
 
 
 def _wrapped(text: str, indent: int) -> str:
-    return f"\n{'':{indent}}".join(textwrap.wrap(text, WIDTH - indent))
+    return f"\n{'':{indent}}".join(textwrap.wrap(text, WIDTH - indent, break_on_hyphens=False))

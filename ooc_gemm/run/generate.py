@@ -1,6 +1,7 @@
 """Random arrays, written chunk by chunk within a memory limit: inputs to try things on."""
 
 import queue
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ def random(
     seed: int = 0,
     memory_limit: str | int | None = None,
     force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Write a random array, chunk by chunk within a memory limit.
 
@@ -60,6 +62,8 @@ def random(
         the process may use.
     force : bool, default False
         Replace an array that exists. In an object store it is removed first.
+    progress : callable, optional
+        Called with (bytes done, bytes in all) after each chunk: bytes of elements, before they are encoded.
 
     Returns
     -------
@@ -107,12 +111,13 @@ def random(
         slots.put(np.empty(unit[0] * unit[1] * kind.itemsize, np.uint8))
 
     @on_thread("writer")
-    def write(part: Part) -> int:
+    def write(part: Part) -> tuple[int, int]:
+        """Returns the bytes written, and the bytes of the elements."""
         slot = slots.get()
         try:
             rng = np.random.default_rng([seed, *part.chunk])
             target.view(part, slot)[...] = _draw(rng, (part.rows, part.cols), kind, distribution)
-            return target.write(part, slot)
+            return target.write(part, slot), part.rows * part.cols * kind.itemsize
         finally:
             slots.put(slot)
 
@@ -123,7 +128,11 @@ def random(
     )
     try:
         with ThreadPoolExecutor(threads, "ooc-gemm random") as pool:
-            written = sum(pool.map(write, parts))
+            written = done = 0
+            for moved, nbytes in pool.map(write, parts):
+                written, done = written + moved, done + nbytes
+                if progress is not None:
+                    progress(done, shape[0] * shape[1] * kind.itemsize)
         target.sink.commit()
     except BaseException:
         target.sink.staging.discard()  # nobody could continue it

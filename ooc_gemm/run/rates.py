@@ -1,5 +1,5 @@
-"""What the planner is told about speed: rates that `ooc-gemm info --measure` found here, and where there are
-none the usual ones.
+"""What the planner is told about speed: rates that `ooc-gemm info --measure` found on this machine, and the
+default rates of the device where there are none.
 
 The file maps device model → rates of the device, and among them, under "folders", those of each file system
 that was measured with it; several GPUs have more readers and writers: theirs are under "folders_of_several".
@@ -26,6 +26,8 @@ FILE = "rates.json"
 FOLDERS = {False: "folders", True: "folders_of_several"}
 """By whether there are several devices."""
 SUGGESTION = "measure with `ooc-gemm info --measure`"
+SUGGESTION_FOLDER = "measure with `ooc-gemm info --measure FOLDER`"
+NOT_MEASURED = f"default rates (not measured); {SUGGESTION}"
 Place = tuple[Path | None, int]
 """The folder of an array, None where it is no local one, and the bytes it holds."""
 SAMPLED = 4
@@ -42,7 +44,7 @@ def known(device: Hardware, arithmetic: Arithmetic, inputs: Iterable[Place], c: 
     try:
         return _known(usual, found, kernel_key(arithmetic), list(inputs), c, device.most_flops)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a file of another version
-        return replace(usual, note=f"as usual; {SUGGESTION}")
+        return replace(usual, note=NOT_MEASURED)
 
 
 def _known(
@@ -50,7 +52,7 @@ def _known(
     most: Callable[[str, str], float],
 ) -> Rates:  # fmt: skip
     if not found:
-        return replace(usual, note=f"as usual; {SUGGESTION}")
+        return replace(usual, note=NOT_MEASURED)
     rates = replace(
         usual,
         upload=usual.at_once * found["upload_bytes_per_second"],
@@ -65,7 +67,7 @@ def _known(
         rates = replace(rates, **speeds[key])
         rates = replace(rates, flops=usual.devices * rates.flops)
     else:
-        missing.append(f"of {key}")
+        missing.append(key)
     folders = dict(found.get(FOLDERS[False], {}))
     if usual.devices > 1:
         folders |= found.get(FOLDERS[True], {})
@@ -92,10 +94,10 @@ def _known(
         if any(place and systems[place] == systems[target] for place, _ in inputs):
             rates = replace(rates, turns=folder["turns"])
     dates += [folders[system]["date"] for system in systems.values() if system in folders]
-    missing += [f"of {name.split()[0]}" for name in sorted(set(systems.values())) if name not in folders]
+    missing += [name.split()[0] for name in sorted(set(systems.values())) if name not in folders]
     note = f"measured {min(dates)}"
     if missing:
-        note += f", but {' and '.join(missing)} as usual; {SUGGESTION} FOLDER"
+        note += f", default rates for {' and '.join(missing)} (not measured); {SUGGESTION_FOLDER}"
     return replace(rates, note=note)
 
 

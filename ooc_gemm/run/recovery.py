@@ -29,8 +29,8 @@ class Recovery:
 
     @property
     def said(self) -> str:
-        """The notice that the run goes on."""
-        return f"{self.reason}; it goes on {self.means}"
+        """The notice that says how the run continues."""
+        return f"{self.reason}; the run continues {self.means}"
 
     @property
     def reason(self) -> str:

@@ -3,6 +3,8 @@
 import json
 import os
 import pty
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +112,30 @@ def test_plan_json_of_what_does_not_fit(here):
     assert f"{least} bytes" in done.err
     assert parsed(ooc("plan", "a", "b", *CPU, "--json", "-M", least))["feasible"] is True
     assert ooc("plan", "a", "b", *CPU, "--json", "-M", least - 1).code == 2
+
+
+def test_plan_of_gram_is_the_plan_of_the_run(here):
+    for options, run in (([], []), (["--transpose-a"], ["--transpose"])):
+        planned = parsed(ooc("plan", "--gram", "a", *options, *CPU, "--json", "-M", "4GiB"))
+        assert planned.pop("feasible") is True
+        assert planned["symmetric"] is True
+        assert planned == parsed(ooc("gram", "a", "new", *run, *CPU, "--json", "-M", "4GiB", "-f"))["plan"]
+    assert "product        60×40 · 40×60, symmetric: one half is computed\n" in ooc("plan", "--gram", "a").out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["a", "b", "--gram"], "leave out B or --gram"),
+        (["a"], "Missing argument 'B'"),
+        (["a", "--gram", "--transpose-b"], "--transpose-b does not go with --gram"),
+        (["a", "--gram", "--adjoint-a"], "--adjoint-a does not go with --gram"),
+    ],
+)
+def test_usage_of_plan(here, args, said):
+    done = ooc("plan", *args)
+    assert done.code == 2
+    assert said in done.err
 
 
 def test_gram_json(here):
@@ -343,7 +369,8 @@ def test_help(path):
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith(f"Usage: {' '.join(('ooc-gemm', *path))} ")
     assert ooc(*path, "-h") == done
-    assert max(map(len, done.out.splitlines())) <= 100
+    assert max(map(len, done.out.splitlines())) <= 80
+    assert "..." not in done.out.partition("Commands:")[2]  # each short help is whole
     command = cli
     for name in path:
         command = command.commands[name]
@@ -351,6 +378,8 @@ def test_help(path):
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.opts[0] in done.out
+            assert parameter.help, f"{parameter.name} has no help"
+            assert re.match(r"[A-Z][a-z]+ ", parameter.help), parameter.help
 
 
 def test_commands_are_those_promised():
@@ -379,6 +408,37 @@ def _output_of_failure(command, text):
     done = subprocess.run(command, capture_output=True, text=text)
     assert done.returncode == 2
     return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("mul", ["plain,multiply"]),
+        ("bench k", ["plain,kernels"]),
+        ("multiply --prec", ["plain,--precision"]),
+        ("multiply --precision me", ["plain,medium"]),
+        ("multiply some/arr", ["file,some/arr"]),
+    ],
+)
+def test_shell_completion(words, found):
+    """What click's script for bash asks for."""
+    line = ["ooc-gemm", *words.split()]
+    environment = {
+        **os.environ, "_OOC_GEMM_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(line),
+        "COMP_CWORD": str(len(line) - 1),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "ooc_gemm.cli"]
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert out.splitlines() == found
+
+
+def test_the_script_for_completion_is_one_of_bash(tmp_path):
+    environment = {**os.environ, "_OOC_GEMM_COMPLETE": "bash_source"}
+    command = [sys.executable, "-m", "ooc_gemm.cli"]
+    script = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert "ooc-gemm" in script
+    if bash := shutil.which("bash"):
+        subprocess.run([bash, "-n", "-c", script], check=True)
 
 
 # --------------------------------------------------------------------------------------------- how it ends
@@ -461,6 +521,16 @@ def on_a_terminal(*args, columns):
     return shown.decode(), out.decode()
 
 
+def test_progress_of_random(here):
+    seen = []
+    ooc_gemm.random("r", (70, 30), dtype="int16", chunks=(25, 20), progress=lambda *found: seen.append(found))
+    done = [first for first, _ in seen]
+    assert len(seen) == 6  # the chunks
+    assert done == sorted(set(done))
+    assert done[-1] == 70 * 30 * 2
+    assert {total for _, total in seen} == {70 * 30 * 2}
+
+
 @pytest.mark.slow
 def test_the_bar(here):
     for name, seed in (("x", 1), ("y", 2)):
@@ -477,6 +547,11 @@ def test_the_bar(here):
     assert on_a_terminal(*args, "-Q", columns=110)[0] == ""
     piped = ooc(*args[:-2])
     assert (piped.code, piped.err) == (0, "")
+    shown, out = on_a_terminal("random", "r", "--shape", "1500,1500", "--chunks", "100,1500", columns=80)
+    for text in ("%", "B/s", "wrote ", " left"):
+        assert text in shown
+    assert out.startswith("r: 1500×1500 float32")
+    assert on_a_terminal("random", "r", "-f", "--shape", "9,9", "-Q", columns=80)[0] == ""
     forced = ooc(*args[:-2], "-P", "--json")
     assert forced.code == 0
     assert "FLOP/s" in forced.err

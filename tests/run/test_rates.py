@@ -110,13 +110,15 @@ def test_several_devices_have_readers_and_writers_of_their_own(cache, arrays):
 
 
 def test_plans_say_where_rates_are_from(cache, arrays):
-    assert predicted()["rates"].startswith("as usual; measure with `ooc-gemm info --measure`")
+    assert predicted()["rates"].startswith(
+        "default rates (not measured); measure with `ooc-gemm info --measure`"
+    )
     assert "rates " in ooc("plan", "a", "b", "-d", "cpu").out
     known_here(arrays)
     assert predicted()["rates"] == "measured 2026-01-02"  # the older of the two
     remembered.remember(rates.FILE, CPU().model, {"folders": {}})
-    assert predicted()["rates"].startswith("measured 2026-01-03, but of ")
-    assert "of blas float64" in predicted("--out-dtype", "float64")["rates"]
+    assert predicted()["rates"].startswith("measured 2026-01-03, default rates for ")
+    assert "for blas float64" in predicted("--out-dtype", "float64")["rates"]
 
 
 def test_remembered_rates_are_used(cache, arrays):
@@ -150,12 +152,12 @@ def test_what_the_page_cache_holds_is_read_at_its_rate(cache, arrays):
 def test_a_damaged_file_is_no_file(cache, arrays, text):
     known_here(arrays)
     (cache / rates.FILE).write_text(text)
-    assert predicted()["rates"].startswith("as usual")
+    assert predicted()["rates"].startswith("default rates")
 
 
 def test_a_file_of_another_version_is_no_file(cache, arrays):
     remembered.remember(rates.FILE, CPU().model, {"date": "2026-01-01", "flops": 3})
-    assert predicted()["rates"].startswith("as usual")
+    assert predicted()["rates"].startswith("default rates")
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(cache, tmp_path, monkeypatch):

@@ -52,7 +52,10 @@ def modules():
         path = file.relative_to(PACKAGE)
         folder = ("ooc_gemm", *path.parent.parts)
         found, tree = [], ast.parse(file.read_text("utf-8"))
-        top = {id(node) for node in tree.body}
+        at_top = [
+            inner for node in tree.body for inner in (node.body if isinstance(node, ast.If) else [node])
+        ]
+        top = {id(node) for node in at_top}  # also imports for types alone
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 found += [(alias.name, "", id(node) in top) for alias in node.names]
