@@ -24,10 +24,10 @@ import numpy as np
 
 from ooc_gemm import __version__
 from ooc_gemm.bench import kernels as bench
-from ooc_gemm.cuda_kernels import tensor
+from ooc_gemm.cuda_kernels import split as splitting
 from ooc_gemm.cuda_kernels.complex_gemm import ComplexGemm
-from ooc_gemm.cuda_kernels.mma import Mma
-from ooc_gemm.cuda_kernels.wgmma import Wgmma
+from ooc_gemm.cuda_kernels.product import Operand, Product
+from ooc_gemm.cuda_kernels.wgmma import open_tensor_gemm
 from ooc_gemm.devices.cuda.gpus import require_cupy
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -299,8 +299,9 @@ def _measure(cupy: Any, kernel: str, dtype: str, family: Family, trans: tuple[bo
         gemm = ComplexGemm(*trans)
         state: Any = gemm.real
     else:
-        gemm = state = (Mma if kernel.startswith("mma") else Wgmma)(kernel, *trans, dtype, dtype)
-    gemm(M, N, family.k, 1.0, a.data.ptr, a.shape[1], b.data.ptr, b.shape[1], 0.0, out.data.ptr, N, stream)
+        gemm = state = open_tensor_gemm(kernel, *trans, dtype, dtype)
+    left, right, target = (Operand(x.data.ptr, x.shape[1]) for x in (a, b, out))
+    gemm(Product(M, N, family.k, 1.0, left, right, 0.0, target), stream)
     ours, base = _errors(cupy, out, want, size), _errors(cupy, theirs, want, size)
     path = "fallback" if state.fell_back() else "split"
     ratios = [x / y if y else float(x > 0) for x, y in zip(ours, base, strict=True)]
@@ -325,8 +326,8 @@ def main(commit: str | None, out: str, always_split: bool, only: str, speed: boo
     if commit is None:
         commit = subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
     if always_split:
-        tensor.LOW_SHARE = 1e30
-        tensor.LEAST_TERMS = tensor.LEAST_DENSITY = 0
+        splitting.LOW_SHARE = 1e30
+        splitting.LEAST_TERMS = splitting.LEAST_DENSITY = 0
     cupy, rows = require_cupy("kernels run"), list[dict[str, Any]]()
     chosen = [family for family in families() if only in family.name]
     runs = [("fp16x3", "float32", family, (False, False)) for family in chosen]

@@ -16,10 +16,10 @@ import numpy as np
 
 from ooc_gemm.bench.gpu import open_gemm
 from ooc_gemm.bench.measure import poison, random, rounding
-from ooc_gemm.cuda_kernels import tensor
+from ooc_gemm.cuda_kernels import split
 from ooc_gemm.cuda_kernels.catalog import KERNELS
 from ooc_gemm.cuda_kernels.roofline import OUT_DTYPE
-from ooc_gemm.cuda_kernels.tensor import PITCH_BYTES
+from ooc_gemm.cuda_kernels.split import PITCH_BYTES
 from ooc_gemm.support.intervals import round_up
 
 SHAPES = (
@@ -43,7 +43,7 @@ def stored(values: np.ndarray, pitch: int) -> Any:
 
 
 THRESHOLDS = {"split": (1e30, 0.0, 0.0), "fallback": (-1.0, 1e30, 0.0)}
-"""Path of fp16x3 → values of LOW_SHARE, LEAST_TERMS and LEAST_DENSITY (tensor.py) with which all inputs take
+"""Path of fp16x3 → values of LOW_SHARE, LEAST_TERMS and LEAST_DENSITY (split.py) with which all inputs take
 it."""
 
 
@@ -54,7 +54,7 @@ def paths(kernel: str) -> tuple[str, ...]:
 def take(path: str) -> None:
     """Set which path fp16x3 takes from now on."""
     if path:
-        tensor.LOW_SHARE, tensor.LEAST_TERMS, tensor.LEAST_DENSITY = THRESHOLDS[path]
+        split.LOW_SHARE, split.LEAST_TERMS, split.LEAST_DENSITY = THRESHOLDS[path]
 
 
 def worst(
@@ -74,7 +74,7 @@ def worst(
     want = alpha * product_ + (beta * c.astype(wide) if beta else 0)
     if beta == 0:
         c[:] = poison(out)
-    prepared = KERNELS[kernel].launcher != "nvrtc" and kernel != "dmma"
+    prepared = KERNELS[kernel].launcher != "launch" and kernel != "dmma"
     unit = PITCH_BYTES // np.dtype(dtype).itemsize if prepared else 1
 
     def pitch(cols: int) -> int:

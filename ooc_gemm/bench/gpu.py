@@ -3,20 +3,22 @@
     open_gemm(kernel, dtype, …, m, n, k) ──► Gemm ──gemm(α, A, B, β, C, stream)──► enqueued, not waited for
 
 Matrices are 2-D CuPy arrays as stored (A is k×m where trans_a), row-major, whose rows may be padded, and
-must be to multiples of `tensor.PITCH_BYTES` for what runs on tensor cores.
+must be to multiples of `split.PITCH_BYTES` for what runs on tensor cores.
 """
 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..cuda_kernels import cublas, nvrtc
+from ..cuda_kernels import cublas
 from ..cuda_kernels.catalog import KERNELS
+from ..cuda_kernels.compile import arch_of, compile_kernel
 from ..cuda_kernels.complex_gemm import ComplexGemm
-from ..cuda_kernels.mma import Mma
-from ..cuda_kernels.nvrtc import Config
+from ..cuda_kernels.config import Config
+from ..cuda_kernels.launch import launch, load_module
+from ..cuda_kernels.product import Operand, Product
 from ..cuda_kernels.roofline import OUT_DTYPE
 from ..cuda_kernels.tuning import best_config
-from ..cuda_kernels.wgmma import Wgmma
+from ..cuda_kernels.wgmma import open_tensor_gemm
 from ..devices.cuda.gpus import require_cupy
 from ..support.errors import InputError
 
@@ -73,16 +75,17 @@ def open_gemm(
     k: int,
     config: Config | None = None,
 ) -> Gemm:
-    """A kernel of the catalog, or of CUBLAS, for m×k times k×n on the current device; `dtype` is the type
-    of A and B. Without a config, the best known for the shape.
+    """Open a kernel of the catalog, or of CUBLAS, for products of m×k by k×n on the current device.
 
-    InputError where there is no such kernel, or it takes no such type or operands, or the device is too old.
+    `dtype`: type of A and B. `trans_a`, `trans_b`: whether A is stored k×m, and B n×k. `config`: the
+    configuration to use, by default the best known for the shape. Raises InputError if there is no such
+    kernel, if it does not take this type or these operands, or if the device is too old.
     """
     if dtype not in dtypes_of(kernel):
         raise InputError(f"kernel {kernel!r} does not take {dtype}; it takes {', '.join(dtypes_of(kernel))}")
     cupy = require_cupy("kernels run")
     if kernel in CUBLAS:
-        return _Cublas(cupy.cuda, kernel, dtype, trans_a, trans_b, m, n, k)
+        return _Cublas(cupy.cuda, kernel, dtype, _Shape(m, n, k, trans_a, trans_b))
     found = KERNELS[kernel]
     if (trans_a or trans_b) and not found.transposes:
         raise InputError(f"kernel {kernel!r} takes no transposed operands")
@@ -93,25 +96,41 @@ def open_gemm(
     if capability < found.min_arch:
         least, has = found.min_arch / 10, capability / 10
         raise InputError(f"kernel {kernel!r} needs compute capability {least}, and this GPU has {has}")
-    if found.launcher != "nvrtc":
-        return _Tensor(kernel, dtype, trans_a, trans_b, m, n, k, config)
+    shape = _Shape(m, n, k, trans_a, trans_b)
+    if found.launcher != "launch":
+        return _Tensor(kernel, dtype, shape, config)
     device = device_name(cupy), int(cupy.cuda.Device().attributes["MultiProcessorCount"])
     config = config or best_config(kernel, dtype, trans_a, trans_b, m, n, k, *device)
-    function = nvrtc.load(nvrtc.compile(config, nvrtc.arch_of(str(capability))), config)
-    return _Plain(function, config, trans_a, trans_b, m, n, k)
+    function = load_module(compile_kernel(config, arch_of(str(capability))), config)[config.kernel]
+    return _Plain(function, config, shape)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The shape that a GEMM was opened for."""
+
+    m: int
+    n: int
+    k: int
+    trans_a: bool
+    """Whether A is stored k×m."""
+    trans_b: bool
+    """Whether B is stored n×k."""
+
+    def product(self, alpha: complex, a: Any, b: Any, beta: complex, c: Any) -> Product:
+        """Return the product of these arrays. Raises ValueError if one of them has another shape."""
+        m, n, k = self.m, self.n, self.k
+        left, right = _operand(a, m, k, self.trans_a), _operand(b, k, n, self.trans_b)
+        return Product(m, n, k, alpha, left, right, beta, _operand(c, m, n))
 
 
 @dataclass(frozen=True)
 class _Plain:
-    """A kernel with the signature that all kernels of the ladder share."""
+    """A kernel with the signature that the ladder and ffma share."""
 
     function: Any
     config: Config
-    trans_a: bool
-    trans_b: bool
-    m: int
-    n: int
-    k: int
+    shape: _Shape
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -119,35 +138,19 @@ class _Plain:
         return (1, 1) if self.config.kernel.startswith("naive") else (self.config.bm, self.config.bn)
 
     def __call__(self, alpha: complex, a: Any, b: Any, beta: complex, c: Any, stream: Any) -> None:
-        m, n, k = self.m, self.n, self.k
-        lda, ldb, ldc = _leading(a, m, k, self.trans_a), _leading(b, k, n, self.trans_b), _leading(c, m, n)
-        nvrtc.launch(
-            self.function, self.config, m, n, k, alpha, a.data.ptr, lda, b.data.ptr, ldb, beta,  # type: ignore[arg-type]
-            c.data.ptr, ldc, stream,
-        )  # fmt: skip
+        launch(self.function, self.config, self.shape.product(alpha, a, b, beta, c), stream)
 
 
 class _Tensor:
     """A kernel that wgmma.py or mma.py launches. They choose the configuration if none is given."""
 
-    def __init__(
-        self,
-        kernel: str,
-        dtype: str,
-        trans_a: bool,
-        trans_b: bool,
-        m: int,
-        n: int,
-        k: int,
-        config: Config | None,
-    ):
-        self._shape, self._trans = (m, n, k), (trans_a, trans_b)
+    def __init__(self, kernel: str, dtype: str, shape: _Shape, config: Config | None):
+        self._shape, trans, (m, n, k) = shape, (shape.trans_a, shape.trans_b), (shape.m, shape.n, shape.k)
         if dtype == "complex64":
-            self._gemm: Any = ComplexGemm(trans_a, trans_b, config=config)
+            self._gemm: Any = ComplexGemm(*trans, config=config)
             self.config = self._gemm.real.choose(m, 2 * n, 2 * k)[0]
         else:
-            kind = Wgmma if KERNELS[kernel].launcher == "wgmma" else Mma
-            self._gemm = kind(kernel, trans_a, trans_b, dtype, dtype, config)
+            self._gemm = open_tensor_gemm(kernel, *trans, dtype, dtype, config)
             self.config = self._gemm.choose(m, n, k)[0]
 
     @property
@@ -155,47 +158,35 @@ class _Tensor:
         return self.config.bm, self.config.bn
 
     def __call__(self, alpha: complex, a: Any, b: Any, beta: complex, c: Any, stream: Any) -> None:
-        m, n, k = self._shape
-        lda, ldb = _leading(a, m, k, self._trans[0]), _leading(b, k, n, self._trans[1])
-        self._gemm(
-            m, n, k, alpha, a.data.ptr, lda, b.data.ptr, ldb, beta, c.data.ptr, _leading(c, m, n), stream
-        )
+        self._gemm(self._shape.product(alpha, a, b, beta, c), stream)
 
 
 @dataclass(frozen=True)
 class _Cublas:
-    """cuBLAS is column-major, so it computes Cᵀ = op(B)ᵀ·op(A)ᵀ of the operands as they lie."""
+    """cuBLAS, which is measured beside our kernels."""
 
     cuda: Any
     kernel: str
     dtype: str
-    trans_a: bool
-    trans_b: bool
-    m: int
-    n: int
-    k: int
+    shape: _Shape
     config: None = None
     tile: None = None
 
     def __call__(self, alpha: complex, a: Any, b: Any, beta: complex, c: Any, stream: Any) -> None:
-        m, n, k = self.m, self.n, self.k
-        lda, ldb, ldc = _leading(a, m, k, self.trans_a), _leading(b, k, n, self.trans_b), _leading(c, m, n)
-        if m == 0 or n == 0:
+        product = self.shape.product(alpha, a, b, beta, c)
+        if product.m == 0 or product.n == 0:
             return
         types = self.dtype, OUT_DTYPE.get(self.dtype, self.dtype)
-        operations = cublas.operation(self.trans_a), cublas.operation(self.trans_b)
-        cublas.gemm(
-            self.cuda, m, n, k, alpha, a.data.ptr, lda, b.data.ptr, ldb, beta, c.data.ptr, ldc, stream,
-            operations=operations, types=types, tf32=self.kernel == "cublas-tf32",
-        )  # fmt: skip
+        operations = cublas.operation(self.shape.trans_a), cublas.operation(self.shape.trans_b)
+        tf32 = self.kernel == "cublas-tf32"
+        cublas.gemm(self.cuda, product, stream, operations=operations, types=types, tf32=tf32)
 
 
-def _leading(array: Any, rows: int, cols: int, transposed: bool = False) -> int:
-    """Return the elements from one stored row to the next. Raises ValueError if the array is not rows×cols as
-    stored."""
+def _operand(array: Any, rows: int, cols: int, transposed: bool = False) -> Operand:
+    """Return an array as an operand. Raises ValueError if it is not rows×cols, or the transpose, in rows."""
     shape = (cols, rows) if transposed else (rows, cols)
     if array.shape != shape or (shape[1] > 1 and array.strides[1] != array.itemsize):
         raise ValueError(
             f"an array of shape {array.shape} and strides {array.strides} is not {shape} in rows"
         )
-    return max(int(array.strides[0] // array.itemsize), shape[1], 1)
+    return Operand(array.data.ptr, max(int(array.strides[0] // array.itemsize), shape[1], 1))

@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import __version__
 from ..cuda_kernels.catalog import KERNELS
-from ..cuda_kernels.nvrtc import Config
+from ..cuda_kernels.config import Config
 from ..cuda_kernels.roofline import peak_of, place, work
 from ..cuda_kernels.tuning import SHAPES, choose
 from ..devices.cuda.gpus import devices, require_cupy

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..cuda_kernels.roofline import OUT_DTYPE
-from ..cuda_kernels.tensor import PITCH_BYTES
+from ..cuda_kernels.split import PITCH_BYTES
 from ..support.intervals import round_up
 from .gpu import Gemm
 

@@ -4,24 +4,32 @@ as a rule      B is doubled, A taken as it lies; the real product writes C      
 few rows of C  A is prepared, B taken as it lies; C is made of a product's rows   (embed.cu, combine.cu)
 
 α and β are applied to finished sums, as in real products: by the real product itself if both are real, else
-by combine.cu, and then the product is made in other memory first.
+by combine.cu. Then the product is made in other memory first.
 """
 
-from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..support.intervals import ceil_div, round_up
 from . import preparations
-from .nvrtc import Config
-from .tensor import load, split_pays, strips
+from .config import Config
+from .driver import Kernel
+from .launch import load
+from .product import Operand, Product, Strips
+from .split import split_pays
 from .wgmma import Wgmma
+
+_PITCH = 64
+"""Rows of prepared matrices start at multiples of this many float32 elements: `PITCH_BYTES`."""
+_COMBINE_THREADS = 256
+"""Threads of a block of combine.cu."""
 
 
 class ComplexGemm:
-    """complex64 by a float32 product of twice the sizes (kernels/embed.cu); called like Wgmma, with leading
-    dimensions in complex elements. `conjugate_a`, `conjugate_b`: the adjoint, where also transposed."""
+    """complex64 by a float32 product of twice the sizes (kernels/prepare/embed.cu). It is called as Wgmma is,
+    with leading dimensions in complex elements."""
 
     def __init__(
         self,
@@ -31,10 +39,12 @@ class ComplexGemm:
         conjugate_b: bool = False,
         config: Config | None = None,
     ):
+        """`trans_a`, `trans_b`: whether A is stored k×m, and B n×k. `conjugate_a`, `conjugate_b`: whether
+        op() conjugates. `config`: the only configuration to use for the real product."""
         self._trans_a, self._trans_b, self._chooses = trans_a, trans_b, config is None
         self.real = Wgmma("fp16x3", trans_a, trans_b, "float32", "float32", config)
 
-        def embed(mode: str, *conjugate: bool) -> Any:
+        def embed(mode: str, *conjugate: bool) -> Kernel:
             return load(preparations.embed(mode, *conjugate))["embed"]
 
         self._double = {
@@ -47,125 +57,114 @@ class ComplexGemm:
         self._combine = load(preparations.combine("elements"))["combine"]
 
     def __call__(
-        self,
-        m: int,
-        n: int,
-        k: int,
-        alpha: complex,
-        a_ptr: int,
-        lda: int,
-        b_ptr: int,
-        ldb: int,
-        beta: complex,
-        c_ptr: int,
-        ldc: int,
-        stream: Any,
-        in_place: str = "",
-        lower: bool = False,
-        rows: Iterable[tuple[int, int]] = (),
-        after: Callable[[int], None] = lambda stop: None,
+        self, product: Product, stream: Any, in_place: str = "", strips: Strips | None = None
     ) -> None:
-        """C ← α·op(A)·op(B) + β·C; `lower`, `rows` and `after` as TensorGemm has them."""
+        """Start the product in a CuPy stream of the current device, as `TensorGemm` does. Returns at once."""
+        m, n = product.m, product.n
         if m == 0 or n == 0:
             return
-        if alpha == 0:
-            alpha, k = 1.0, 0
-        if self._chooses and few_rows(m, n, k):
-            self._of_few_rows(m, n, k, alpha, a_ptr, lda, b_ptr, ldb, beta, c_ptr, ldc, stream)
-            after(m)
+        if product.alpha == 0:
+            product = replace(product, alpha=1.0, k=0)
+        strips = strips or Strips()
+        if self._chooses and few_rows(m, n, product.k):
+            self._of_few_rows(product, stream)
+            strips.after(m)
             return
-        if k and self._trans_a:
-            pitch = round_up(m, 64)
-            to = self.real.memory("rows of A", 2 * k * pitch * 4)
-            _embed(self._rows, k, m, a_ptr, lda, to, pitch, stream)
-            a_ptr, lda, in_place = to, pitch, "a" + in_place
-        else:
-            lda *= 2
-        if k:
-            depth, cols = (n, k) if self._trans_b else (k, n)
-            pitch = round_up(2 * cols, 64)
-            to = self.real.memory("embedded B", 2 * depth * pitch * 4)
-            _embed(self._double["b"], depth, cols, b_ptr, ldb, to, pitch, stream)
-            b_ptr, ldb = to, pitch
+        real, alpha, beta, c = self._doubled(product, stream), product.alpha, product.beta, product.c
+        if product.k and self._trans_a:
+            in_place = "a" + in_place
         in_place += "b"
         if alpha.imag == beta.imag == 0:
-            self.real(
-                m, 2 * n, 2 * k, alpha.real, a_ptr, lda, b_ptr, ldb, beta.real, c_ptr, 2 * ldc, stream,
-                in_place, lower, rows, after,
-            )  # fmt: skip
+            self.real(replace(real, c=Operand(c.ptr, 2 * c.ld)), stream, in_place, strips)
             return
-        product = self.real.memory("product", product_bytes(m, n))
-        strips_of_c = list(rows or (strips(m) if lower else [(0, m)]))
-        starts = {stop: start for start, stop in strips_of_c}
+        z = Operand(self.real.scratch.at("product", product_bytes(m, n)), 2 * n)
+        found = {stop: (start, width) for start, stop, width in strips.of(m, n)}
 
         def combine(stop: int) -> None:
-            start = starts[stop]
-            width = n // m * stop if lower else n  # the rest of these rows has not been made
-            z, c = product + 8 * start * n, c_ptr + 8 * start * ldc
-            _combine(self._combine, stop - start, width, alpha, z, 2 * n, beta, c, ldc, stream)
-            after(stop)
+            """Make a strip of C of a strip of the product. The rest of its rows has not been made."""
+            start, width = found[stop]
+            part = replace(product, m=stop - start, n=width, c=c.moved(8 * start * c.ld))
+            _combine(self._combine, part, z.moved(8 * start * n), stream)
+            strips.after(stop)
 
-        self.real(
-            m, 2 * n, 2 * k, 1.0, a_ptr, lda, b_ptr, ldb, 0.0, product, 2 * n, stream, in_place, lower,
-            strips_of_c, combine,
-        )  # fmt: skip
+        rows = [(start, stop) for stop, (start, _) in found.items()]
+        sums = replace(real, alpha=1.0, beta=0.0, c=z)
+        self.real(sums, stream, in_place, Strips(rows, strips.lower, combine))
 
-    def _of_few_rows(
-        self, m: int, n: int, k: int, alpha: complex, a_ptr: int, lda: int, b_ptr: int, ldb: int,
-        beta: complex, c_ptr: int, ldc: int, stream: Any,
-    ) -> None:  # fmt: skip
-        """A, prepared, and the real product take less memory than an embedded B (`few_rows`)."""
+    def _doubled(self, product: Product, stream: Any) -> Product:
+        """Embed B, and A if it lies along m. Returns the real product of what is then there."""
+        m, n, k, a, b = product.m, product.n, product.k, product.a, product.b
+        if k and self._trans_a:
+            pitch = round_up(m, _PITCH)
+            rows = Operand(self.real.scratch.at("rows of A", 2 * k * pitch * 4), pitch)
+            _embed(self._rows, k, m, a, rows, stream)
+            a = rows
+        else:
+            a = Operand(a.ptr, 2 * a.ld)
+        if k:
+            depth, cols = (n, k) if self._trans_b else (k, n)
+            pitch = round_up(2 * cols, _PITCH)
+            embedded = Operand(self.real.scratch.at("embedded B", 2 * depth * pitch * 4), pitch)
+            _embed(self._double["b"], depth, cols, b, embedded, stream)
+            b = embedded
+        return replace(product, n=2 * n, k=2 * k, a=a, b=b)
+
+    def _of_few_rows(self, product: Product, stream: Any) -> None:
+        """Prepare A and take B as it lies: A and the real product take less memory than an embedded B."""
+        m, n, k, a, b = product.m, product.n, product.k, product.a, product.b
         rows, cols = (k, m) if self._trans_a else (m, k)
         width, depth = (n, 2 * k) if self._trans_b else (2 * n, k)
-        pitch = round_up(width, 64)
-        pitch_a = round_up(2 * cols if self._trans_b else cols, 64)
-        product = self.real.memory("embedded B", 8 * m * pitch + 8 * rows * pitch_a)
-        prepared = product + 8 * m * pitch
+        pitch = round_up(width, _PITCH)
+        pitch_a = round_up(2 * cols if self._trans_b else cols, _PITCH)
+        z = Operand(self.real.scratch.at("embedded B", 8 * m * pitch + 8 * rows * pitch_a), pitch)
+        prepared = Operand(z.ptr + 8 * m * pitch, pitch_a)
         if self._trans_b:
-            _embed(self._double["a"], rows, cols, a_ptr, lda, prepared, pitch_a, stream)
+            _embed(self._double["a"], rows, cols, a, prepared, stream)
         elif self._trans_a:  # re and im of an element are rows of op(A) already
-            prepared, pitch_a = a_ptr, 2 * lda
+            prepared = Operand(a.ptr, 2 * a.ld)
         else:
-            _embed(self._rows, rows, cols, a_ptr, lda, prepared, pitch_a, stream)
-        self.real(2 * m, width, depth, 1.0, prepared, pitch_a, b_ptr, 2 * ldb, 0.0, product, pitch, stream)
-        _combine(self._combine_few, m, n, alpha, product, pitch, beta, c_ptr, ldc, stream)
+            _embed(self._rows, rows, cols, a, prepared, stream)
+        self.real(Product(2 * m, width, depth, 1.0, prepared, Operand(b.ptr, 2 * b.ld), 0.0, z), stream)
+        _combine(self._combine_few, product, z, stream)
 
     def reserve(self, m: int, n: int, k: int, real: bool = True) -> None:
-        """Take the memory for products up to m×n×k now (A in place). `real`: α and β will be."""
+        """Allocate scratch memory for products up to m×n×k that may overwrite A. `real`: α and β will be
+        real."""
+        scratch = self.real.scratch
         self.real.reserve(m, 2 * n, 2 * k)
         if not real:
-            self.real.memory("product", product_bytes(m, n))
+            scratch.at("product", product_bytes(m, n))
         if self._trans_a:
-            self.real.memory("rows of A", 2 * k * round_up(m, 64) * 4)
+            scratch.at("rows of A", 2 * k * round_up(m, _PITCH) * 4)
         rows, cols = (n, k) if self._trans_b else (k, n)
-        self.real.memory("embedded B", 2 * rows * round_up(2 * cols, 64) * 4)
+        scratch.at("embedded B", 2 * rows * round_up(2 * cols, _PITCH) * 4)
 
 
 def few_rows(m: int, n: int, k: int) -> bool:
-    """Whether to leave B as it lies. That saves at least 16 bytes for each of its elements, of memory and
-    several times of traffic, and costs 16 for each of A, and 40 of C. Where the product would be
-    split, planes of B would come on top."""
+    """Return whether to leave B as it lies. For each element of B that saves at least 16 bytes of memory, and
+    several times as much traffic. It costs 16 bytes for each element of A, and 40 for each of C. If the
+    product were split, planes of B would be needed, too."""
     return not split_pays(2 * m, 2 * n, 2 * k) and 16 * m * k + 40 * m * n < 16 * k * n
 
 
 def product_bytes(m: int, n: int) -> int:
-    """Of a product that is made beside C, for a complex α or β."""
+    """Return the bytes of a product that is made beside C, for a complex α or β."""
     return 8 * m * n
 
 
-def _embed(kernel: Any, rows: int, cols: int, x: int, ldx: int, y: int, ldy: int, stream: Any) -> None:
+def _embed(kernel: Kernel, rows: int, cols: int, x: Operand, y: Operand, stream: Any) -> None:
+    """Write the embedding `y` of a complex matrix `x` of rows × cols."""
     i32, i64, u = np.int32, np.int64, np.uintp
-    args = i32(rows), i32(cols), u(x), i64(ldx), u(y), i64(ldy)
+    args = i32(rows), i32(cols), u(x.ptr), i64(x.ld), u(y.ptr), i64(y.ld)
     kernel((ceil_div(rows, 8) * ceil_div(cols, 32),), (32, 8), args, stream)
 
 
-def _combine(
-    kernel: Any, m: int, n: int, alpha: complex, product: int, pitch: int, beta: complex, c: int, ldc: int,
-    stream: Any,
-) -> None:  # fmt: skip
+def _combine(kernel: Kernel, product: Product, z: Operand, stream: Any) -> None:
+    """Make C of the real product `z`, with α and β."""
     i64, f32, u = np.int64, np.float32, np.uintp
+    m, n, alpha, beta, c = product.m, product.n, product.alpha, product.beta, product.c
     args = (
-        i64(m), np.int32(n), f32(alpha.real), f32(alpha.imag), u(product), i64(pitch),
-        f32(beta.real), f32(beta.imag), u(c), i64(ldc),
+        i64(m), np.int32(n), f32(alpha.real), f32(alpha.imag), u(z.ptr), i64(z.ld),
+        f32(beta.real), f32(beta.imag), u(c.ptr), i64(c.ld),
     )  # fmt: skip
-    kernel((ceil_div(m * n, 256),), (256,), args, stream)
+    kernel((ceil_div(m * n, _COMBINE_THREADS),), (_COMBINE_THREADS,), args, stream)

@@ -56,7 +56,7 @@ GRID, BLOCK, THREADS = (2**31 - 1, 65_535, 65_535), (1024, 1024, 64), 1024
 """Most blocks along x, y and z, threads of a block along each, and threads of a block in all, on every GPU
 that our kernels run on (CUDA C++ Programming Guide, technical specifications)."""
 SHARED_BYTES = 227 << 10
-"""Most shared memory of a block on any GPU. What a particular one has, `nvrtc.load_all` asks it for."""
+"""Most shared memory of a block on any GPU. What a particular one has, `load_module` asks it for."""
 
 
 class DriverError(RuntimeError):

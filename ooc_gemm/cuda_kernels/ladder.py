@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from .nvrtc import C_TYPE, Config
+from .config import C_TYPE, Config
 
 
 def naive(coalesced: bool) -> Callable[[str, bool, bool], list[Config]]:

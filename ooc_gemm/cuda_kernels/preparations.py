@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from .nvrtc import C_TYPE, Config
+from .config import C_TYPE, Config
 
 
 def split(k_inner: bool) -> Config:

@@ -10,7 +10,7 @@ from itertools import product
 
 from ..support.remembered import recall, remember
 from .catalog import KERNELS
-from .nvrtc import Config
+from .config import Config
 
 FILE = "tuned.json"
 
@@ -76,7 +76,7 @@ def choose(pairs: Iterable[tuple[str, str]], timer: Timer, device: str) -> Itera
     """Times every configuration of the given kernels and types, and remembers the best as it goes; there
     is nothing to do for a kernel that is shipped in one, or whose module chooses by itself."""
     for (kernel, dtype), (trans_a, trans_b) in product(pairs, product((False, True), repeat=2)):
-        if KERNELS[kernel].launcher != "nvrtc" or ((trans_a or trans_b) and not KERNELS[kernel].transposes):
+        if KERNELS[kernel].launcher != "launch" or ((trans_a or trans_b) and not KERNELS[kernel].transposes):
             continue
         configs = KERNELS[kernel].configs(dtype, trans_a, trans_b)
         for name, shape in SHAPES.items() if len(configs) > 1 else ():

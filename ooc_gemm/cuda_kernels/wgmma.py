@@ -1,5 +1,6 @@
-"""Launches kernels/wgmma.cu, Hopper's tensor cores: tensor maps, and a grid that stays on the device.
-Operands that would have to be turned, for few rows or columns of the other, kernels/mma.cu takes as they lie.
+"""Launches kernels/production/wgmma.cu, which uses Hopper's tensor cores: tensor maps, and a grid that stays
+on the device. Where an operand would be transposed for only a few rows or columns of the other, mma.cu takes
+it as it lies.
 """
 
 import ctypes
@@ -10,11 +11,13 @@ import numpy as np
 
 from ..support.errors import DeviceError
 from ..support.intervals import round_up
-from . import catalog, driver
+from . import driver, tensor_tiles
+from .catalog import KERNELS
+from .config import Config
 from .driver import DriverError
 from .mma import Mma
-from .nvrtc import Config
-from .tensor import Operands
+from .product import Operand, Product
+from .split import Split
 
 _MAP_TYPES = {"float16": 6, "float32": 11, "int8": 0, "uint8": 0}
 """CU_TENSOR_MAP_DATA_TYPE_*; float32 as TF32."""
@@ -22,7 +25,8 @@ _SWIZZLE = {64: 2, 128: 3}
 """Bytes of a box's row → CU_TENSOR_MAP_SWIZZLE_*."""
 _L2_PROMOTION_128 = 2
 _TURN_PAYS = 288
-"""How often a turned element is multiplied until wgmma has saved the time of turning it, on an H200."""
+"""Products of an element from which wgmma is faster than mma, although it must transpose the operand
+(H200)."""
 
 
 class Wgmma(Mma):
@@ -30,35 +34,38 @@ class Wgmma(Mma):
 
     def _shipped(self, a_mn: bool, b_mn: bool) -> list[Config]:
         unsigned = (self._types[name] == "uint8" for name in ("a", "b"))
-        return catalog.wgmma(self.kind, a_mn, b_mn, *unsigned)
+        return tensor_tiles.wgmma(self.kind, a_mn, b_mn, *unsigned)
 
     def _choose(self, m: int, n: int, k: int) -> tuple[Config, int]:
         turned = sum({"a": m, "b": n}[name] for name in self.turned(self.configs[0]))
         if self._chooses and self.kind == "tf32" and m * n < _TURN_PAYS * turned:
             configs = super()._shipped(*self._mn.values())
-            return catalog.choose_mma(configs, m, n, k, self._multiprocessors, self._shared)
-        return catalog.choose_wgmma(self.configs, m, n, k, self._multiprocessors)
+            return tensor_tiles.choose_mma(configs, m, n, k, self._multiprocessors, self._shared)
+        return tensor_tiles.choose_wgmma(self.configs, m, n, k, self._multiprocessors)
 
-    def _multiply(
-        self, config: Config, slices: int, m: int, n: int, k: int, alpha: Any, operands: Operands, beta: Any,
-        c: tuple[int, int], exponents: tuple[int, int], skip: int, stream: Any,
-    ) -> None:  # fmt: skip
+    def _multiply(self, config: Config, slices: int, product: Product, split: Split, stream: Any) -> None:
         if config.kernel == "mma":
-            super()._multiply(config, slices, m, n, k, alpha, operands, beta, c, exponents, skip, stream)
+            super()._multiply(config, slices, product, split, stream)
             return
-        maps = [self._map(config, name, k, *operands[name]) for name in ("a", "b")]
+        m, n, k, c = product.m, product.n, product.k, product.c
+        maps = (
+            self._map(config, "a", k, product.a, m),
+            self._map(config, "b", k, product.b, n),
+        )
+        alpha, beta = self._factors(product)
         i32, u, cluster = np.int32, np.uintp, config.value("CLUSTER")
         args = (
-            *maps, i32(m), i32(n), i32(k), alpha, beta, u(c[0]), np.int64(c[1]),
-            u(exponents[0]), u(exponents[1]), u(skip), i32(slices),
+            *maps, i32(m), i32(n), i32(k), alpha, beta, u(c.ptr), np.int64(c.ld),
+            u(split.a), u(split.b), u(split.flag), i32(slices),
         )  # fmt: skip
         at_once = self._multiprocessors // cluster * config.value("RESIDENT")
         grid = min(at_once, config.grid(m, n)[0] * slices) * cluster
         self._function(config)((grid,), config.block, args, stream, config.shared_bytes)
 
-    def _map(self, config: Config, name: str, k: int, ptr: int, ld: int, lines: int) -> Any:
-        """The tensor map of an operand, as a kernel argument."""
-        tile = {"a": "BM", "b": "BN"}[name]
+    def _map(self, config: Config, name: str, k: int, operand: Operand, lines: int) -> Any:
+        """Return the tensor map of an operand, as a kernel argument. `lines`: rows of op(A), or columns of
+        op(B)."""
+        tile, ld = {"a": "BM", "b": "BN"}[name], operand.ld
         parts = config.value("CLUSTER") if name == "b" else 1
         planes = 2 if self.kind == "fp16x3" else 1
         dtype = "float16" if planes == 2 else self._types[name]
@@ -69,14 +76,23 @@ class Wgmma(Mma):
             width, height, box = k, lines, (depth, config.value(tile) // parts)
         if planes == 2:
             width, ld = 2 * round_up(width, 64), 2 * ld
-        return tensor_map(dtype, ptr, max(1, width), max(1, height), ld * size, box)
+        return tensor_map(dtype, operand.ptr, max(1, width), max(1, height), ld * size, box)
+
+
+def open_tensor_gemm(
+    kernel: str, trans_a: bool, trans_b: bool, a_type: str, b_type: str, config: Config | None = None
+) -> Mma:
+    """Open a kernel of the catalog whose launcher is wgmma or mma. The arguments are those of
+    `TensorGemm`."""
+    kind = Wgmma if KERNELS[kernel].launcher == "wgmma" else Mma
+    return kind(kernel, trans_a, trans_b, a_type, b_type, config)
 
 
 def tensor_map(dtype: str, ptr: int, width: int, height: int, pitch: int, box: tuple[int, int]) -> Any:
-    """A CUtensorMap, as a kernel's argument: boxes of `box` (elements along a row, rows) of a matrix of
-    height × width elements, its rows `pitch` bytes apart; zeros beyond.
+    """Return a CUtensorMap, as a kernel's argument, of a matrix of height × width elements whose rows start
+    `pitch` bytes apart. A copy brings `box` (elements along a row, rows), with zeros beyond the matrix.
 
-    Raises DeviceError where the driver refuses.
+    Raises DeviceError if the driver refuses.
     """
     memory = ctypes.create_string_buffer(128 + 64)
     offset = -ctypes.addressof(memory) % 64

@@ -13,8 +13,9 @@ from conftest import gpu_missing
 
 from ooc_gemm.bench import figures, gpu, measure
 from ooc_gemm.bench import kernels as bench
-from ooc_gemm.cuda_kernels import catalog, nvrtc, roofline
+from ooc_gemm.cuda_kernels import catalog, roofline
 from ooc_gemm.cuda_kernels import tuning as tune
+from ooc_gemm.cuda_kernels.config import Config
 from ooc_gemm.devices.cuda.gpus import require_cupy
 from ooc_gemm.support import cache
 from ooc_gemm.support.errors import InputError
@@ -250,21 +251,21 @@ def test_wrong_usage_exits_2(args: Any) -> None:
 
 
 @pytest.fixture
-def two_configs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[nvrtc.Config]:
+def two_configs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Config]:
     """A kernel `toy` in two configurations, and an empty cache."""
     monkeypatch.setenv("OOC_GEMM_CACHE", str(tmp_path / "cache"))
-    first = nvrtc.Config("toy", "float32", 32, 32, (64, 1), (("BM", 32), ("BN", 32)))
+    first = Config("toy", "float32", 32, 32, (64, 1), (("BM", 32), ("BN", 32)))
     configs = [first, replace(first, bm=64, macros=(("BM", 64), ("BN", 32)))]
     kernel = catalog.Kernel("toy", "", ("float32",), lambda dtype, trans_a, trans_b: configs, False)
     monkeypatch.setitem(catalog.KERNELS, "toy", kernel)
     return configs
 
 
-def _best(shape: tuple[int, int, int], device: str = "GPU") -> nvrtc.Config:
+def _best(shape: tuple[int, int, int], device: str = "GPU") -> Config:
     return tune.best_config("toy", "float32", False, False, *shape, device, 132)
 
 
-def test_tuning_is_remembered_by_device_and_class(two_configs: list[nvrtc.Config]) -> None:
+def test_tuning_is_remembered_by_device_and_class(two_configs: list[Config]) -> None:
     def seconds(kernel: str, dtype: str, ta: bool, tb: bool, shape: Any, configs: Any) -> list[float | None]:
         assert (kernel, dtype, configs) == ("toy", "float32", two_configs)
         return {"large": [2.0, 1.0], "small": [1.0, 2.0], "deep": [None, 3.0]}.get(
@@ -285,7 +286,7 @@ def test_tuning_is_remembered_by_device_and_class(two_configs: list[nvrtc.Config
     assert _best((8192, 8192, 8192)) == _best((8192, 8192, 8192), "another GPU") == other
 
 
-def test_what_is_no_longer_shipped_or_damaged_is_not_used(two_configs: list[nvrtc.Config]) -> None:
+def test_what_is_no_longer_shipped_or_damaged_is_not_used(two_configs: list[Config]) -> None:
     default, other = two_configs
     list(tune.choose([("toy", "float32")], lambda *_: [2.0, 1.0], "GPU"))
     assert _best((8192, 8192, 8192)) == other
@@ -296,7 +297,7 @@ def test_what_is_no_longer_shipped_or_damaged_is_not_used(two_configs: list[nvrt
         assert _best((8192, 8192, 8192)) == default
 
 
-def test_one_configuration_is_not_timed(two_configs: list[nvrtc.Config]) -> None:
+def test_one_configuration_is_not_timed(two_configs: list[Config]) -> None:
     two_configs.pop()
     assert list(tune.choose([("toy", "float32")], lambda *_: pytest.fail("timed"), "GPU")) == []
 

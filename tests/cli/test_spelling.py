@@ -69,7 +69,7 @@ def test_the_same_refusal_in_both_languages(tmp_path, monkeypatch):
     assert said.endswith("such as --chunks 512,512\n")
 
 
-COMMAND_LINE = {"random_products.py", "stress.py", "kernels.py", "figures.py", "tables.py", "nvrtc.py"}
+COMMAND_LINE = {"random_products.py", "stress.py", "kernels.py", "figures.py", "tables.py", "compile.py"}
 """Files outside of cli/ that speak only to users of the command line, or to other programs."""
 
 

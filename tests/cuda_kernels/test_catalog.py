@@ -2,8 +2,9 @@
 
 import pytest
 
-from ooc_gemm.cuda_kernels import catalog, nvrtc
-from ooc_gemm.cuda_kernels.catalog import choose_wgmma, wgmma
+from ooc_gemm.cuda_kernels import catalog, ffma
+from ooc_gemm.cuda_kernels.config import Config
+from ooc_gemm.cuda_kernels.tensor_tiles import choose_mma, choose_wgmma, dmma, mma, wgmma
 
 MMA = {
     "dmma": "float64",
@@ -40,34 +41,34 @@ def test_an_unknown_kind_of_wgmma_is_refused() -> None:
 @pytest.mark.parametrize("shape", [(8192, 8192, 8192), (64, 64, 8192), (1, 5000, 0)])
 def test_something_fits_the_smallest_multiprocessor(kernel: str, shape: tuple[int, int, int]) -> None:
     configs = catalog.KERNELS[kernel].configs(MMA[kernel], False, False)
-    config, slices = catalog.choose_mma(configs, *shape, 84, shared=100 << 10)
+    config, slices = choose_mma(configs, *shape, 84, shared=100 << 10)
     assert 0 < config.shared_bytes <= 99 << 10
     assert 1 <= slices <= max(1, shape[2] // 256)
 
 
 def test_mma_is_chosen_to_fill_the_device() -> None:
-    configs = catalog.dmma("float64", False, False)
+    configs = dmma("float64", False, False)
     large, small = (
-        catalog.choose_mma(configs, 8192, 8192, 8192, 132),
-        catalog.choose_mma(configs, 512, 512, 512, 132),
+        choose_mma(configs, 8192, 8192, 8192, 132),
+        choose_mma(configs, 512, 512, 512, 132),
     )
     assert large == (configs[0], 1)
     assert small[0].bm * small[0].bn < large[0].bm * large[0].bn
-    config, slices = catalog.choose_mma(configs, 64, 64, 65536, 132)
+    config, slices = choose_mma(configs, 64, 64, 65536, 132)
     assert slices * config.grid(64, 64)[0] >= 100
-    assert catalog.choose_mma(configs, 64, 64, 64, 132)[1] == 1
+    assert choose_mma(configs, 64, 64, 64, 132)[1] == 1
 
 
 def test_an_unknown_kind_of_mma_is_refused() -> None:
     with pytest.raises(ValueError, match="bf16"):
-        catalog.mma("bf16", False, False)
+        mma("bf16", False, False)
 
 
 def test_ffma_is_chosen_by_shape() -> None:
-    configs = catalog.ffma("float32", False, False)
+    configs = ffma.ffma("float32", False, False)
 
-    def chosen(*shape: int) -> nvrtc.Config:
-        return catalog.choose_ffma(configs, *shape, 132)
+    def chosen(*shape: int) -> Config:
+        return ffma.choose_ffma(configs, *shape, 132)
 
     assert chosen(8192, 8192, 8192) == configs[0]
     assert chosen(131072, 64, 4096).bn == 64  # no half-empty tiles

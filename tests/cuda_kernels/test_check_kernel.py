@@ -20,7 +20,7 @@ SHAPES = ((1, 1), (3, 257), (130, 5), (9, 4099), (300, 31), (257, 2048))
 
 
 def test_its_numbers_are_those_of_the_launch():
-    from ooc_gemm.cuda_kernels.nvrtc import kernel_source
+    from ooc_gemm.cuda_kernels.compile import kernel_source
 
     source = kernel_source("check")
     assert f"THREADS = {THREADS}, WARPS = THREADS / 32;" in source
@@ -36,7 +36,7 @@ def test_it_agrees_with_numpy(config):
         pytest.skip(why)
     import cupy
 
-    from ooc_gemm.cuda_kernels.tensor import load
+    from ooc_gemm.cuda_kernels.launch import load
 
     kernels, dtype = load(config, "rows", "columns", "signs"), np.dtype(config.dtype)
     exact, vec, rng = config.value("KIND") == 3, config.value("VEC"), np.random.default_rng(1)

@@ -12,7 +12,8 @@ import pytest
 from emulator import ORDERS, PLAIN, SIGNATURE, Emulator, Fault, Problem, compiler_missing, whole_source
 
 from ooc_gemm.cuda_kernels.catalog import KERNELS
-from ooc_gemm.cuda_kernels.nvrtc import Config, kernel_source
+from ooc_gemm.cuda_kernels.compile import kernel_source
+from ooc_gemm.cuda_kernels.config import Config
 
 if why := compiler_missing():
     pytest.skip(why, allow_module_level=True)

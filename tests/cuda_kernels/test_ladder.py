@@ -1,14 +1,16 @@
 """The ladder's kernels on a GPU, in every configuration: the result, and that nothing around it is touched.
-(That they compile: test_nvrtc.py; on the CPU: test_emulated.py.)"""
+(That they compile: test_compile.py; on the CPU: test_emulated.py.)"""
 
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+from products import as_product
 
-from ooc_gemm.cuda_kernels import nvrtc
 from ooc_gemm.cuda_kernels.catalog import KERNELS
+from ooc_gemm.cuda_kernels.config import Config
+from ooc_gemm.cuda_kernels.launch import launch, load
 
 LADDER = (
     "naive-uncoalesced", "naive", "tiled", "microtile", "register", "rectangular", "vectorized", "warptile"
@@ -35,15 +37,14 @@ def test_the_ladder_comes_first_and_takes_operands_as_stored() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", CONFIGS)
-def test_agrees_with_numpy(config: nvrtc.Config) -> None:
+def test_agrees_with_numpy(config: Config) -> None:
     from conftest import gpu_missing
 
     if why := gpu_missing():
         pytest.skip(why)
     import cupy
 
-    arch = nvrtc.arch_of(cupy.cuda.Device().compute_capability)
-    function = nvrtc.load(nvrtc.compile(config, arch), config)
+    function = load(config)[config.kernel]
     rng = np.random.default_rng(5)
     for (m, n, k), (alpha, beta), pad in product(SHAPES, FACTORS, PADS):
         a, b = stored(rng, m, k, pad, config.dtype), stored(rng, k, n, pad, config.dtype)
@@ -57,10 +58,11 @@ def test_agrees_with_numpy(config: nvrtc.Config) -> None:
             left, right, out = (cupy.asarray(x) for x in (a, b, before))
             if alpha == 0:  # then neither is read
                 left, right = (cupy.full_like(x, poison(config.dtype)) for x in (left, right))
-            nvrtc.launch(
-                function, config, m, n, k, alpha, left.data.ptr, k + pad, right.data.ptr, n + pad,
-                beta, out[1:].data.ptr, n + pad, stream,
+            given = as_product(
+                m, n, k, alpha, left.data.ptr, k + pad, right.data.ptr, n + pad,
+                beta, out[1:].data.ptr, n + pad,
             )  # fmt: skip
+            launch(function, config, given, stream)
             after = out.get(stream=stream)
             stream.synchronize()
         case = f"m={m} n={n} k={k} α={alpha} β={beta} pad={pad}"

@@ -8,8 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from products import as_product
 
-from ooc_gemm.cuda_kernels import catalog, complex_gemm, driver, nvrtc, preparations, tensor
+from ooc_gemm.cuda_kernels import catalog, complex_gemm, driver, launch, preparations, scratch, split, tensor
+from ooc_gemm.cuda_kernels.product import Strips
+from ooc_gemm.cuda_kernels.wgmma import open_tensor_gemm
 from ooc_gemm.devices.cuda import check as cuda_check
 from ooc_gemm.devices.cuda import device as cuda
 from ooc_gemm.engine.ports import Arithmetic, Operation
@@ -58,9 +61,9 @@ def no_driver(monkeypatch):
     cupy = SimpleNamespace(cuda=SimpleNamespace(Device=Device))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
-    for module in (tensor, complex_gemm, cuda, cuda_check):
+    for module in (split, tensor, complex_gemm, cuda, cuda_check):
         monkeypatch.setattr(module, "load", load)
-    monkeypatch.setattr(tensor.TensorGemm, "memory", lambda self, name, nbytes: 1 << 20)
+    monkeypatch.setattr(scratch.Scratch, "at", lambda self, name, nbytes: 1 << 20)
     monkeypatch.setattr(driver, "call", lambda name, *args: None)
 
 
@@ -107,33 +110,23 @@ def test_configurations_are_ones_that_gpus_take(kernel):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kernel", [name for name, it in catalog.KERNELS.items() if it.launcher == "nvrtc"])
+@pytest.mark.parametrize("kernel", [name for name, it in catalog.KERNELS.items() if it.launcher == "launch"])
 def test_plain_kernels(kernel, shape):
     known = catalog.KERNELS[kernel]
     for dtype in known.dtypes:
         for config in known.configs(dtype, False, False):
             run = Recorded(SimpleNamespace(ptr=1), config.kernel)
-            nvrtc.launch(run, config, *shape, 1, 0, 1, 0, 1, 0, 0, 1, STREAM)
+            launch.launch(run, config, as_product(*shape, 1, 0, 1, 0, 1, 0, 0, 1), STREAM)
     assert LAUNCHED
 
 
-def gemm(kernel, trans_a, trans_b, dtype):
-    from ooc_gemm.cuda_kernels.mma import Mma
-    from ooc_gemm.cuda_kernels.wgmma import Wgmma
-
-    found = (Wgmma if catalog.KERNELS[kernel].launcher == "wgmma" else Mma)(
-        kernel, trans_a, trans_b, dtype, dtype
-    )
-    found._function = lambda config: Recorded(SimpleNamespace(ptr=1), config.kernel)
-    return found
-
-
-def multiplied(product, shape, lower=False):
+def multiply(gemm, shape, alpha=1.0, lower=False):
     m, n, k = shape
-    product(m, n, k, 1.0, 1 << 20, max(m, k), 1 << 30, max(n, k), 0.0, 1 << 40, n, STREAM, lower=lower)
+    wanted = as_product(m, n, k, alpha, 1 << 20, max(m, k), 1 << 30, max(n, k), 0.0, 1 << 40, n)
+    gemm(wanted, STREAM, strips=Strips(lower=lower))
 
 
-TENSOR = [name for name, it in catalog.KERNELS.items() if it.launcher != "nvrtc"]
+TENSOR = [name for name, it in catalog.KERNELS.items() if it.launcher != "launch"]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -144,10 +137,10 @@ def test_tensor_cores(kernel, shape, monkeypatch):
         if dtype == "complex64":
             continue
         for trans_a, trans_b in ((False, False), (True, True)):
-            multiplied(gemm(kernel, trans_a, trans_b, dtype), shape)
+            multiply(open_tensor_gemm(kernel, trans_a, trans_b, dtype, dtype), shape)
             with monkeypatch.context() as patch:
                 patch.setattr(tensor, "split_pays", lambda *shape: True)
-                multiplied(gemm(kernel, trans_a, trans_b, dtype), shape)
+                multiply(open_tensor_gemm(kernel, trans_a, trans_b, dtype, dtype), shape)
     assert {name for name, *_ in LAUNCHED} & {"dmma", "mma", "wgmma"}
 
 
@@ -155,11 +148,8 @@ def test_tensor_cores(kernel, shape, monkeypatch):
 @pytest.mark.parametrize("alpha", [2.0, 1j])
 def test_complex_numbers_by_real_products(shape, alpha):
     for trans_a, trans_b in ((False, False), (True, True)):
-        product = complex_gemm.ComplexGemm(trans_a, trans_b)
-        product.real._function = lambda config: Recorded(SimpleNamespace(ptr=1), config.kernel)
-        m, n, k = shape
-        product(m, n, k, alpha, 1 << 20, max(m, k), 1 << 30, max(n, k), 0.0, 1 << 40, n, STREAM)
-    launched(*(("embed",) if k else ()), *(("combine",) if alpha == 1j else ()))
+        multiply(complex_gemm.ComplexGemm(trans_a, trans_b), shape, alpha)
+    launched(*(("embed",) if shape[2] else ()), *(("combine",) if alpha == 1j else ()))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +184,7 @@ def test_a_symmetric_block_is_turned():
     }
     nothing = lambda *args, **more: None  # noqa: E731
     device._timing = SimpleNamespace(begin=nothing, end=nothing)
-    device._turn = tensor.load(preparations.transpose("float32"), "transpose", "mirror")
+    device._turn = cuda.load(preparations.transpose("float32"), "transpose", "mirror")
     device._early = {}
     block = Block(0, 0, n, 0, n, diagonal=True)
     device.mirror(block, 0)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from precision import always
+from products import as_product
 
 from ooc_gemm.cuda_kernels import catalog
 
@@ -83,7 +84,7 @@ def test_agrees_with_numpy(
             )  # fmt: skip
             cupy.cuda.runtime.deviceSynchronize()
             left, right, target = ((x.data.ptr, x.shape[1]) for x in (da, db, dc))
-            gemm(m, n, k, alpha, *left, *right, beta, *target, stream, "ab" if i % 2 else "")
+            gemm(as_product(m, n, k, alpha, *left, *right, beta, *target), stream, "ab" if i % 2 else "")
             stream.synchronize()
             found = dc.get()
             x, y = (a.T if trans_a else a).astype(wide), (b.T if trans_b else b).astype(wide)
@@ -111,9 +112,10 @@ def test_three_products_keep_nan_and_infinity_where_numpy_has_them(cupy: Any) ->
     config = catalog.KERNELS["mma-fp16x3"].configs("float32", False, False)[0]
     gemm = Mma("mma-fp16x3", False, False, "float32", "float32", config)
     gemm(
-        m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n,
-        cupy.cuda.get_current_stream(), "ab",
-    )  # fmt: skip
+        as_product(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n),
+        cupy.cuda.get_current_stream(),
+        "ab",
+    )
     assert gemm.fell_back()
     with np.errstate(invalid="ignore"):
         want = a.astype("f8") @ b.astype("f8")

@@ -6,8 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 from precision import always
+from products import as_product
 
-from ooc_gemm.cuda_kernels import catalog, nvrtc, preparations
+from ooc_gemm.cuda_kernels import catalog, preparations, tensor_tiles
+from ooc_gemm.cuda_kernels import compile as compiler
+from ooc_gemm.cuda_kernels.config import Config
+from ooc_gemm.cuda_kernels.product import Strips, diagonal_strips
 from ooc_gemm.support.errors import DeviceError
 
 KINDS = {"fp16x3": "float32", "fp16": "float16", "tf32": "float32", "int8": "int8"}
@@ -17,7 +21,7 @@ SHAPES = (
     (1, 1, 1), (2, 3, 17), (129, 193, 65), (128, 192, 64), (257, 385, 129), (300, 70, 1025), (1, 2000, 3),
     (2000, 1, 3), (130, 200, 0), (513, 257, 64),
 )  # fmt: skip
-TILES = [(kind, i) for kind in KINDS for i in range(len(catalog.wgmma(kind, False, False)))]
+TILES = [(kind, i) for kind in KINDS for i in range(len(tensor_tiles.wgmma(kind, False, False)))]
 PADS = 0, 3
 """Columns of C past its last: with either, some of SHAPES have rows that start at multiples of 16 bytes, of
 which some end in between."""
@@ -36,17 +40,17 @@ TRANS = tuple(product((False, True), repeat=2))
         preparations.combine("rows"),
         preparations.combine("pairs", True, False),
         preparations.combine("elements"),
-        *(catalog.float64_sums(*trans)[0] for trans in product((False, True), repeat=2)),
+        *(tensor_tiles.float64_sums(*trans)[0] for trans in product((False, True), repeat=2)),
     ],
 )
-def test_preparations_compile_without_spills(config: nvrtc.Config, arch: str) -> None:
+def test_preparations_compile_without_spills(config: Config, arch: str) -> None:
     if config.kernel == "dmma" and arch == "sm_75":
         pytest.skip("float64 tensor cores exist from compute capability 8.0")
     try:
-        nvrtc._version()
+        compiler._version()
     except DeviceError as error:
         pytest.skip(f"no NVRTC: {error}")
-    assert nvrtc.compile(config, arch, check_spills=True).startswith(b"\x7fELF")
+    assert compiler.compile_kernel(config, arch, check_spills=True).startswith(b"\x7fELF")
 
 
 @pytest.fixture
@@ -104,7 +108,7 @@ def test_agrees_with_numpy(
         da, db, dc = _stored(cupy, a, dtype), _stored(cupy, b, dtype), cupy.asarray(c)
         cupy.cuda.runtime.deviceSynchronize()
         left, right, target = ((x.data.ptr, x.shape[1]) for x in (da, db, dc))
-        gemm(m, n, k, alpha, *left, *right, beta, *target, stream, in_place)
+        gemm(as_product(m, n, k, alpha, *left, *right, beta, *target), stream, in_place)
         stream.synchronize()
         found = dc.get()
         x, y = (a.T if trans_a else a).astype(wide), (b.T if trans_b else b).astype(wide)
@@ -125,9 +129,9 @@ DEEP = (65, 66, 12_000)
 
 @pytest.mark.parametrize(("kind", "tile"), TILES)
 def test_the_deep_shape_is_cut_in_slices(kind: str, tile: int) -> None:
-    config = catalog.wgmma(kind, False, False)[tile]
-    assert catalog.choose_wgmma([config], *DEEP, 132)[1] > 1
-    assert all(catalog.choose_wgmma([config], *shape, 132)[1] == 1 for shape in SHAPES)
+    config = tensor_tiles.wgmma(kind, False, False)[tile]
+    assert tensor_tiles.choose_wgmma([config], *DEEP, 132)[1] > 1
+    assert all(tensor_tiles.choose_wgmma([config], *shape, 132)[1] == 1 for shape in SHAPES)
 
 
 @pytest.mark.gpu
@@ -151,7 +155,7 @@ def test_slices_of_k_are_added_up(cupy: Any, kind: str, trans: bool, tile: int) 
         da, db, dc = _stored(cupy, a, dtype), _stored(cupy, b, dtype), cupy.asarray(c)
         cupy.cuda.runtime.deviceSynchronize()
         left, right, target = ((z.data.ptr, z.shape[1]) for z in (da, db, dc))
-        gemm(m, n, k, alpha, *left, *right, beta, *target, stream)
+        gemm(as_product(m, n, k, alpha, *left, *right, beta, *target), stream)
         stream.synchronize()
         found, old = dc.get(), c[:, :n].astype(wide) * beta if beta else 0
         want, bound = alpha * (x @ y) + old, 0
@@ -234,7 +238,10 @@ def test_fp16x3_is_no_less_accurate_than_sgemm(cupy: Any, name: str, kernel: str
     want, size = da.astype("f8") @ db.astype("f8"), abs(da).astype("f8") @ abs(db).astype("f8")
     sgemm = da @ db
     gemm = (Wgmma if kernel == "fp16x3" else Mma)(kernel, False, False, "float32", "float32")
-    gemm(m, n, k, 1, da.data.ptr, k, db.data.ptr, n, 0, found.data.ptr, n, cupy.cuda.get_current_stream())
+    gemm(
+        as_product(m, n, k, 1, da.data.ptr, k, db.data.ptr, n, 0, found.data.ptr, n),
+        cupy.cuda.get_current_stream(),
+    )
 
     def errors(x: Any) -> tuple[float, float]:
         difference = abs(x - want)
@@ -257,7 +264,10 @@ def test_integers_are_exact_where_float32_is(cupy: Any, kernel: str) -> None:
     a, b = (rng.integers(-60, 61, shape).astype("f4") for shape in ((m, k), (k, n)))
     da, db, found = cupy.asarray(a), cupy.asarray(b), cupy.full((m, n), np.nan, "f4")
     gemm = (Wgmma if kernel == "fp16x3" else Mma)(kernel, False, False, "float32", "float32")
-    gemm(m, n, k, 1, da.data.ptr, k, db.data.ptr, n, 0, found.data.ptr, n, cupy.cuda.get_current_stream())
+    gemm(
+        as_product(m, n, k, 1, da.data.ptr, k, db.data.ptr, n, 0, found.data.ptr, n),
+        cupy.cuda.get_current_stream(),
+    )
     assert not gemm.fell_back()
     assert bool((found == da.astype("f8") @ db.astype("f8")).all())
 
@@ -285,7 +295,7 @@ def test_the_fallback_rounds_once(
         da, db, dc = _stored(cupy, a, "float32"), _stored(cupy, b, "float32"), cupy.asarray(c)
         cupy.cuda.runtime.deviceSynchronize()
         left, right, target = ((x.data.ptr, x.shape[1]) for x in (da, db, dc))
-        gemm(m, n, k, alpha, *left, *right, beta, *target, stream, "ab")
+        gemm(as_product(m, n, k, alpha, *left, *right, beta, *target), stream, "ab")
         stream.synchronize()
         case = f"m={m} n={n} k={k} α={alpha} β={beta} pad={pad}"
         assert k * alpha == 0 or gemm.fell_back(), case
@@ -307,7 +317,7 @@ def test_an_operand_and_its_transpose_are_prepared_once(cupy: Any, monkeypatch: 
     da, found = _stored(cupy, a, "float32"), cupy.zeros((m, m), "f4")
     gemm = Wgmma("fp16x3", False, True, "float32", "float32")
     at = da.data.ptr, da.shape[1]
-    gemm(m, m, k, 1, *at, *at, 0, found.data.ptr, m, stream, lower=True)
+    gemm(as_product(m, m, k, 1, *at, *at, 0, found.data.ptr, m), stream, strips=Strips(lower=True))
     assert not gemm.fell_back()
     x = a.astype("f8")
     # Twice the usual bound: on the diagonal all terms are positive, and truncation makes each sum smaller.
@@ -330,9 +340,10 @@ def test_fp16x3_keeps_nan_and_infinity_where_numpy_has_them(cupy: Any, trans_b: 
     ]  # or it would not be split at all
     gemm = Wgmma("fp16x3", False, trans_b, "float32", "float32", config)
     gemm(
-        m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n,
-        cupy.cuda.get_current_stream(), "ab",
-    )  # fmt: skip
+        as_product(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n),
+        cupy.cuda.get_current_stream(),
+        "ab",
+    )
     assert gemm.fell_back()
     with np.errstate(invalid="ignore"):
         want = a.astype("f8") @ b.astype("f8")
@@ -354,7 +365,10 @@ def test_fp16x3_at_any_shape(cupy: Any, m: int, n: int, k: int) -> None:
     a, b = rng.standard_normal((m, k)).astype("f4"), rng.standard_normal((k, n)).astype("f4")
     da, db, found = _stored(cupy, a, "float32"), _stored(cupy, b, "float32"), cupy.full((m, n), np.nan, "f4")
     gemm = Wgmma("fp16x3", False, False, "float32", "float32")
-    gemm(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n, stream)
+    gemm(
+        as_product(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n),
+        stream,
+    )
     want = a.astype("f8") @ b.astype("f8")
     assert (abs(found.get() - want) <= 2 * EPS["fp16x3"] * (abs(a).astype("f8") @ abs(b))).all()
 
@@ -375,7 +389,10 @@ def test_tf32_at_any_shape(cupy: Any, trans_a: bool, trans_b: bool) -> None:
             _stored(cupy, b, "float32"),
             cupy.full((m, n), np.nan, "f4"),
         )
-        gemm(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n, stream)
+        gemm(
+            as_product(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n),
+            stream,
+        )
         x, y = (a.T if trans_a else a).astype("f8"), (b.T if trans_b else b).astype("f8")
         assert (abs(found.get() - x @ y) <= 2 * EPS["tf32"] * (abs(x) @ abs(y))).all(), (m, n, k)
     turned_b = not trans_b
@@ -426,7 +443,7 @@ def test_complex_agrees_with_numpy(
         da, db, dc = _stored(cupy, a, "complex64"), _stored(cupy, b, "complex64"), cupy.asarray(c)
         cupy.cuda.runtime.deviceSynchronize()
         left, right, target = ((x.data.ptr, x.shape[1]) for x in (da, db, dc))
-        gemm(m, n, k, alpha, *left, *right, beta, *target, stream, "a")
+        gemm(as_product(m, n, k, alpha, *left, *right, beta, *target), stream, "a")
         stream.synchronize()
         found, wide = dc.get(), (a.T if trans_a else a, b.T if trans_b else b)
         x, y = (
@@ -458,7 +475,10 @@ def test_complex_keeps_nan_and_infinity_where_the_formula_has_them(cupy: Any, m:
     da, db = _stored(cupy, a, "complex64"), _stored(cupy, b.T if trans_b else b, "complex64")
     found = cupy.zeros((m, n), "c8")
     gemm = ComplexGemm(False, trans_b, config=config)
-    gemm(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n, stream)
+    gemm(
+        as_product(m, n, k, 1, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], 0, found.data.ptr, n),
+        stream,
+    )
     x, y, got = a.astype("c16"), b.astype("c16"), found.get()
     with np.errstate(invalid="ignore"):
         parts = (x.real @ y.real - x.imag @ y.imag, got.real), (x.real @ y.imag + x.imag @ y.real, got.imag)
@@ -479,7 +499,6 @@ def test_complex_alpha_and_beta_come_last(
     """α·A and α·B alone would overflow, or lose digits; also where C is made in strips, or of a symmetric one
     only what lies on and below the diagonal."""
     from ooc_gemm.cuda_kernels.complex_gemm import ComplexGemm
-    from ooc_gemm.cuda_kernels.tensor import strips
 
     rng, stream, (m, k) = np.random.default_rng(3), cupy.cuda.Stream(non_blocking=True), (2500, 300)
     n = m if lower else 1400
@@ -497,12 +516,11 @@ def test_complex_alpha_and_beta_come_last(
     cupy.cuda.runtime.deviceSynchronize()
     rows = [(0, 1024), (1024, 2048), (2048, 2500)]
     stops: list[int] = []
-    gemm(
-        m, n, k, alpha, da.data.ptr, da.shape[1], db.data.ptr, db.shape[1], beta, dc.data.ptr, n, stream, "",
-        lower, () if lower else rows, stops.append,
-    )  # fmt: skip
+    left, right = ((x.data.ptr, x.shape[1]) for x in (da, db))
+    strips = Strips(() if lower else rows, lower, stops.append)
+    gemm(as_product(m, n, k, alpha, *left, *right, beta, dc.data.ptr, n), stream, strips=strips)
     stream.synchronize()
-    made = list(strips(m)) if lower else rows
+    made = list(diagonal_strips(m)) if lower else rows
     assert stops == [stop for _, stop in made]
     want = alpha * (a.astype("c16") @ b.T.astype("c16")) + (beta * c.astype("c16") if beta else 0)
     found = dc.get()

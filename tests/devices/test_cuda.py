@@ -7,7 +7,7 @@ from faults import with_blocks
 
 import ooc_gemm
 import ooc_gemm.run.prepare
-from ooc_gemm.cuda_kernels.tensor import split_pays
+from ooc_gemm.cuda_kernels.split import split_pays
 from ooc_gemm.devices.cuda import device as cuda
 from ooc_gemm.devices.cuda import gemm
 from ooc_gemm.planning.schedule import EARLY_STRIPS

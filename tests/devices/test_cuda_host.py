@@ -8,7 +8,7 @@ from conftest import make
 from faults import with_blocks
 
 import ooc_gemm
-from ooc_gemm.cuda_kernels import complex_gemm, tensor  # noqa: F401 (replaced in part)
+from ooc_gemm.cuda_kernels import complex_gemm, split, tensor  # noqa: F401 (replaced in part)
 from ooc_gemm.devices.cuda import check  # noqa: F401
 from ooc_gemm.devices.cuda.device import CUDA
 
@@ -105,7 +105,7 @@ def test_blocks_panels_and_strips(capability, monkeypatch, kernel):
 @pytest.mark.parametrize("kernel", ["cublas", "ffma", "mma-tf32"])
 @pytest.mark.parametrize("transpose", [False, True])
 def test_a_symmetric_product_is_made_in_half(capability, monkeypatch, kernel, transpose):
-    monkeypatch.setattr("ooc_gemm.cuda_kernels.tensor.LEAST_STRIP", 64)
+    monkeypatch.setattr("ooc_gemm.cuda_kernels.product.LEAST_STRIP", 64)
     a = random((400, 230), "f4")
     result = ooc_gemm.gram(
         a,

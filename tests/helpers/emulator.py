@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from ooc_gemm.cuda_kernels.catalog import KERNELS, Kernel
-from ooc_gemm.cuda_kernels.nvrtc import Config, headers, kernel_source
+from ooc_gemm.cuda_kernels.compile import headers, kernel_source
+from ooc_gemm.cuda_kernels.config import Config
 
 ORDERS = ("forward", "backward", "shuffled")
 """How the threads of a block take turns between barriers."""

@@ -16,7 +16,7 @@ MiB = 1 << 20
 @pytest.fixture(autouse=True)
 def thin_strips(monkeypatch):
     """So that small blocks are made in several, on every device."""
-    monkeypatch.setattr("ooc_gemm.cuda_kernels.tensor.LEAST_STRIP", 64)
+    monkeypatch.setattr("ooc_gemm.cuda_kernels.product.LEAST_STRIP", 64)
 
 
 class Slow(Recording):

@@ -9,8 +9,9 @@ import sys
 import pytest
 from conftest import ooc
 
-from ooc_gemm.cuda_kernels import nvrtc
+from ooc_gemm.cuda_kernels import compile as compiler
 from ooc_gemm.cuda_kernels import tuning as tune
+from ooc_gemm.cuda_kernels.config import Config
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.run import rates
 from ooc_gemm.support import cache, remembered
@@ -123,13 +124,13 @@ open(sys.argv[1] + "/k.cubin", "wb").write(b"\\x7fELF evil")
 
 
 def test_kernels_are_compiled_anew_where_the_folder_is_not_trusted(filled, monkeypatch):
-    config = nvrtc.Config("naive", "float32", 32, 32, (32, 32), (("BM", 32),))
+    config = Config("naive", "float32", 32, 32, (32, 32), (("BM", 32),))
     compiled = []
-    monkeypatch.setattr(nvrtc, "_version", lambda: (13, 0))
-    monkeypatch.setattr(nvrtc, "_compile", lambda *what: compiled.append(what) or CUBIN)
+    monkeypatch.setattr(compiler, "_version", lambda: (13, 0))
+    monkeypatch.setattr(compiler, "_compile", lambda *what: compiled.append(what) or CUBIN)
     for mode, times in ((0o700, 1), (0o700, 1), (0o777, 2), (0o777, 3), (0o700, 3)):
         filled.chmod(mode)
-        assert nvrtc.compile(config, "sm_90a") == CUBIN
+        assert compiler.compile_kernel(config, "sm_90a") == CUBIN
         assert len(compiled) == times
 
 

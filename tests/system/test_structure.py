@@ -31,7 +31,7 @@ INSIDE = {"storage": ("io", "format", "read", "write")}
 LIBRARIES = {
     "zarr": ("storage/", "bench/random_products.py"),
     "cupy": ("cuda_kernels/", "devices/cuda/"),
-    "cuda": ("cuda_kernels/nvrtc.py",),
+    "cuda": ("cuda_kernels/compile.py",),
     "matplotlib": ("bench/figures.py",),
     "click": ("cli/",),
     "numcodecs": ("storage/format/codec.py", "bench/random_products.py"),

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...cuda_kernels import driver, preparations
 from ...cuda_kernels.driver import Event, Events
-from ...cuda_kernels.tensor import load
+from ...cuda_kernels.launch import load
 from ...engine.check import Sums, Verdict
 from ...engine.ports import Operation
 from ...planning.ledger import check_bytes

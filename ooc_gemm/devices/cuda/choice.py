@@ -8,7 +8,7 @@ import numpy as np
 
 from ...cuda_kernels.catalog import KERNELS
 from ...cuda_kernels.complex_gemm import product_bytes
-from ...cuda_kernels.tensor import BYTES_PER_LINE, split_pays
+from ...cuda_kernels.split import BYTES_PER_LINE, split_pays
 from ...engine.ports import Arithmetic
 
 THIN = 512

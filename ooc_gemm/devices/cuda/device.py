@@ -18,8 +18,9 @@ import numpy as np
 from ...cuda_kernels import driver, preparations
 from ...cuda_kernels.catalog import KERNELS
 from ...cuda_kernels.driver import Event
+from ...cuda_kernels.launch import load
+from ...cuda_kernels.product import Operand, Product, Strips
 from ...cuda_kernels.roofline import most_flops
-from ...cuda_kernels.tensor import load
 from ...engine.ports import (
     COMPUTE,
     DOWNLOAD,
@@ -333,12 +334,16 @@ class CUDA:
         last = panel[1] == self._depth and (block.last or self._waits_for_writes)
         last = last and not (block.diagonal or self._checks)
         assert self._gemm is not None
-        self._gemm(
-            block.rows, block.cols, k, op.alpha, a.data.ptr, lda, b.data.ptr, ldb, beta, out.data.ptr,
-            block.cols, stream, lower=block.diagonal,
-            rows=early_strips(block.rows, block.cols) if last else (),
-            after=lambda stop: early.append((stop, self._timing.points.record(stream.ptr))),
+        product = Product(
+            block.rows, block.cols, k, op.alpha, Operand(a.data.ptr, lda), Operand(b.data.ptr, ldb), beta,
+            Operand(out.data.ptr, block.cols),
         )  # fmt: skip
+        strips = Strips(
+            early_strips(block.rows, block.cols) if last else (),
+            lower=block.diagonal,
+            after=lambda stop: early.append((stop, self._timing.points.record(stream.ptr))),
+        )
+        self._gemm(product, stream, strips)
         self._early[c] = early if last else []
         self._timing.end(COMPUTE, start, stream, 0, block=block.index, k=k)
 

@@ -1,0 +1,74 @@
+"""Loads compiled kernels, and launches those that share the signature of the ladder.
+
+    Config ──compile_kernel──► cubin ──load_module──► Kernel ──launch(kernel, config, product, stream)──► C
+       └───────────────────────── grid, threads, shared memory ───────────────┘
+
+Whoever calls a function of this file has CuPy and a GPU. Importing it needs neither.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .compile import arch_of, compile_kernel
+from .config import Config
+from .driver import Kernel
+from .product import Product
+
+_STATIC_SHARED = 48 << 10
+"""Bytes of shared memory that a block gets without asking for more."""
+_MAX_DYNAMIC_SHARED_SIZE = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+
+
+def load_module(cubin: bytes, config: Config, *names: str) -> dict[str, Kernel]:
+    """Load machine code on the current device. Returns its kernels of these names, by default the one that
+    the configuration is named for. The kernels keep the module loaded."""
+    from cupy.cuda import driver, function
+
+    module = function.Module()
+    module.load(cubin)
+    found = {name: module.get_function(name) for name in names or (config.kernel,)}
+    if config.shared_bytes > _STATIC_SHARED:
+        for kernel in found.values():
+            driver.funcSetAttribute(kernel.ptr, _MAX_DYNAMIC_SHARED_SIZE, config.shared_bytes)
+    return {name: Kernel(kernel, name) for name, kernel in found.items()}
+
+
+def load(config: Config, *names: str) -> dict[str, Kernel]:
+    """Compile and load kernels of one source for the current device, as `load_module` does. They stay loaded
+    for the life of the process."""
+    from cupy.cuda import Device
+
+    return _loaded(Device().id, config, names)
+
+
+@cache
+def _loaded(device: int, config: Config, names: tuple[str, ...]) -> dict[str, Kernel]:
+    """Kernels of one source on the current device, whose number is `device`."""
+    from cupy.cuda import Device
+
+    arch = arch_of(Device(device).compute_capability)
+    return load_module(compile_kernel(config, arch), config, *names)
+
+
+def launch(function: Any, config: Config, product: Product, stream: Any, guard: int | None = None) -> None:
+    """Start a kernel of the ladder, or ffma, in a CuPy stream of the current device. Returns at once.
+
+    `guard`, for kernels compiled with GUARDED: the address of a 32-bit flag without which nothing is done.
+    Only the real parts of α and β are used. Raises ValueError if α or β is no value of the type of C.
+    """
+    m, n, alpha, beta = product.m, product.n, product.alpha.real, product.beta.real
+    if m == 0 or n == 0:
+        return
+    scalar = np.dtype(config.dtype).type
+    if config.dtype == "int64" and (alpha != int(alpha) or beta != int(beta)):
+        raise ValueError(f"α = {alpha} and β = {beta} must be integers for an int64 product")
+    i64, pointer = np.int64, np.uintp
+    a, b, c = product.a, product.b, product.c
+    args = (
+        i64(m), i64(n), i64(product.k), scalar(alpha), pointer(a.ptr), i64(a.ld), pointer(b.ptr), i64(b.ld),
+        scalar(beta), pointer(c.ptr), i64(c.ld), *(() if guard is None else (pointer(guard),)),
+    )  # fmt: skip
+    function(config.grid(m, n), config.block, args, stream, config.shared_bytes)

@@ -1,0 +1,230 @@
+"""Splits float32 operands in two float16 planes each, for fp16x3 (kernels/prepare/split.cu).
+
+largest elements of rows and columns ──► powers of two along m, n and k ──► two planes, exponents
+                                    └──► judge: raises a flag where three products would be inaccurate
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..support.intervals import ceil_div, round_up
+from . import driver, preparations
+from .driver import Kernel
+from .launch import load
+from .product import Operand, Product
+from .scratch import Scratch
+
+PITCH_BYTES = 256
+"""Rows of an operand must start at multiples of this many bytes: a segment of both planes of split.cu. Tensor
+maps and ldmatrix need 16."""
+LINE_BYTES, DEPTH_BYTES, STATE_BYTES = 24, 12, 8
+"""Bytes of device memory of split.cu: a `Line` for each row and column of C; the largest elements and d of
+each k; a `State`."""
+EXPONENT_BYTES = 4
+"""Bytes of the exponent of a row or column of C."""
+BYTES_PER_LINE = LINE_BYTES + EXPONENT_BYTES
+"""Bytes of device memory for each row and column of C. For each k they are more than enough."""
+LOW_SHARE = 1 / 4
+"""fp16x3 takes operands if at most this share of the elements in each line is low. Shares are weighted by the
+elements that carry the sums of the other operand (`judge` in split.cu)."""
+LEAST_TERMS, LEAST_DENSITY = 32, 1 / 16
+"""Least number of terms that a sum must effectively have for three products to be as accurate as float32, and
+the least share of k that these must be: the sums of fp16x3 are rounded for terms of zero, too."""
+SPLIT_PAYS, SPLIT_PAYS_DEEP = 600, 256
+"""Values of m·n/(m + n) and of k from which fp16x3, with its split, is faster than plain float32 on an
+H200."""
+
+_KERNELS = (
+    "row_lines", "column_largest", "column_exponents", "column_counts", "depth_largest", "equilibrate",
+    "judge", "split",
+)  # fmt: skip
+_SIGN = {"a": 1, "b": -1}
+"""Sign of d: op(A) is multiplied by it, op(B) divided."""
+_JUDGES, _ROW_THREADS, _ROWS_AT_ONCE = 512, 512, 4
+"""Threads of `equilibrate` and `judge`; threads of kernels that reduce rows, and how many of their blocks
+each multiprocessor gets."""
+_DEVICE_TO_HOST = 2
+"""cudaMemcpyKind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Addresses that a product of split operands needs. All are 0 if nothing was split."""
+
+    a: int = 0
+    """Exponents of the rows of op(A)."""
+    b: int = 0
+    """Exponents of the columns of op(B)."""
+    flag: int = 0
+    """A flag of 32 bits: if it is set, the fallback makes the product."""
+
+    def below(self, row: int) -> "Split":
+        """Return these addresses for the rows of op(A) from `row` on."""
+        return replace(self, a=self.a + EXPONENT_BYTES * row)
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One operand that is being split."""
+
+    name: str
+    """a or b."""
+    operand: Operand
+    count: int
+    """Number of lines: rows of op(A), or columns of op(B)."""
+    lines: int
+    """Address of a `Line` for each."""
+    exponents: int
+    """Address of an exponent for each."""
+
+
+class Splitter:
+    """Splits the operands of products on the current device."""
+
+    def __init__(self, mn: dict[str, bool], multiprocessors: int, scratch: Scratch):
+        """`mn`: whether operand a, or b, is contiguous along m or n, and not along k."""
+        self._mn, self._multiprocessors, self._scratch = mn, multiprocessors, scratch
+        self._kernels: dict[str, dict[str, Kernel]] = {
+            name: load(preparations.split(not mn), *_KERNELS) for name, mn in mn.items()
+        }
+
+    def split(self, product: Product, symmetric: bool, in_place: str, stream: Any) -> tuple[Product, Split]:
+        """Split the operands, unless that would cost accuracy: then they are left as they are, and the flag
+        is raised.
+
+        `symmetric`: op(B) is the transpose of op(A), which is then the only operand that is read. `in_place`:
+        names of operands that may be overwritten; others are split into scratch memory. Returns the product
+        of the planes.
+        """
+        m, n, k = product.m, product.n, product.k
+        self._scratch.at("exponents", EXPONENT_BYTES * (m + n))
+        state = self.state(0, stream)
+        count = m if symmetric else m + n
+        lines = self._scratch.at("lines", LINE_BYTES * count)
+        exponents = self._scratch.at("exponents", EXPONENT_BYTES * count)
+        depth = self._scratch.at("depth", DEPTH_BYTES * k)
+        sides = [_Side("a", product.a, m, lines, exponents)]
+        if not symmetric:
+            at = lines + LINE_BYTES * m, exponents + EXPONENT_BYTES * m
+            sides.append(_Side("b", product.b, n, *at))
+        for side in sides:
+            self._find_lines(k, side, 0, state, stream)
+        if not symmetric:  # otherwise both operands have the same elements at every k
+            self._equilibrate(k, sides, depth, state, stream)
+        self._judge(product, sides, state, stream)
+        planes = [self._write_planes(k, side, depth, in_place, state, stream) for side in sides]
+        made = replace(product, a=planes[0], b=planes[-1])
+        return made, Split(sides[0].exponents, sides[-1].exponents, state)
+
+    def state(self, fallback: int, stream: Any) -> int:
+        """Set every byte of the `State` of split.cu, whose first word is the flag. Returns its address."""
+        state = self._scratch.at("state", STATE_BYTES)
+        driver.fill(state, fallback, STATE_BYTES, stream)
+        return state
+
+    def fell_back(self) -> bool:
+        """Wait for the device, and return whether the flag was set after the last product."""
+        from cupy.cuda import runtime
+
+        runtime.deviceSynchronize()
+        state = np.zeros(2, np.uint32)
+        at = self._scratch.at("state", STATE_BYTES)
+        runtime.memcpy(state.ctypes.data, at, state.nbytes, _DEVICE_TO_HOST)
+        return bool(state[0])
+
+    def reserve(self, m: int, n: int, k: int, in_place: str) -> None:
+        """Allocate the memory for products up to m×n×k now."""
+        self._scratch.at("state", STATE_BYTES)
+        self._scratch.at("exponents", EXPONENT_BYTES * (m + n))
+        self._scratch.at("lines", LINE_BYTES * (m + n))
+        self._scratch.at("depth", DEPTH_BYTES * k)
+        for name, lines in ("a", m), ("b", n):
+            if name in in_place:
+                continue
+            pitch = PITCH_BYTES // 4
+            padded = k * round_up(lines, pitch) if self._mn[name] else lines * round_up(k, pitch)
+            self._scratch.at(f"planes {name}", 4 * padded)
+
+    def _shape(self, k: int, side: _Side) -> tuple[int, int]:
+        """Rows and columns of an operand as it is stored."""
+        return (k, side.count) if self._mn[side.name] else (side.count, k)
+
+    def _find_lines(self, k: int, side: _Side, depth: int, state: int, stream: Any) -> None:
+        """Find the exponents and counts of the lines of an operand. `depth`: address of d; 0 if it is not
+        known yet."""
+        u, i32 = np.uintp, np.int32
+        kernels, stored = self._kernels[side.name], (u(side.operand.ptr), np.int64(side.operand.ld))
+        found = u(side.lines), u(side.exponents), u(state)
+        scale = u(depth), i32(_SIGN[side.name])
+        if not self._mn[side.name]:
+            blocks = min(side.count, self._multiprocessors * _ROWS_AT_ONCE)
+            args: tuple[Any, ...] = i32(side.count), i32(k), *stored, *scale, *found
+            kernels["row_lines"]((blocks,), (_ROW_THREADS,), args, stream)
+            return
+        if not depth:
+            driver.fill(side.lines, 0, LINE_BYTES * side.count, stream)
+        args, grid = (i32(k), i32(side.count), *stored, *scale, *found), (_blocks(k, side.count),)
+        kernels["column_largest"](grid, (256,), args, stream)
+        exponents = i32(side.count), u(depth), *found
+        kernels["column_exponents"]((ceil_div(side.count, 256),), (256,), exponents, stream)
+        kernels["column_counts"](grid, (256,), args, stream)
+
+    def _equilibrate(self, k: int, sides: Sequence[_Side], depth: int, state: int, stream: Any) -> None:
+        """Find a power of two for each k, by which op(A) is multiplied and op(B) divided."""
+        u, i32, largest = np.uintp, np.int32, {"a": depth + 4 * k, "b": depth + 8 * k}
+        driver.fill(largest["a"], 0, 8 * k, stream)
+        for side in sides:
+            rows, cols = self._shape(k, side)
+            args: tuple[Any, ...] = (
+                i32(rows), i32(cols), u(side.operand.ptr), np.int64(side.operand.ld), u(largest[side.name])
+            )  # fmt: skip
+            at_once = min(rows, self._multiprocessors * _ROWS_AT_ONCE)
+            mn = self._mn[side.name]
+            grid, block = (at_once, _ROW_THREADS) if mn else (_blocks(rows, cols), 256)
+            self._kernels[side.name]["depth_largest"]((grid,), (block,), args, stream)
+        args = i32(k), u(largest["a"]), u(largest["b"]), u(depth), u(state)
+        self._kernels["a"]["equilibrate"]((1,), (_JUDGES,), args, stream)
+        for side in sides:
+            self._find_lines(k, side, depth, state, stream)
+
+    def _judge(self, product: Product, sides: Sequence[_Side], state: int, stream: Any) -> None:
+        """Raise the flag where three products would be less accurate than float32."""
+        i32, f32, u, k = np.int32, np.float32, np.uintp, product.k
+        a, b = sides[0], sides[-1]
+        terms = max(LEAST_TERMS, LEAST_DENSITY * k)
+        args = (
+            i32(a.count), i32(b.count), i32(k), u(a.lines), u(b.lines), f32(LOW_SHARE), f32(terms), u(state)
+        )  # fmt: skip
+        self._kernels["a"]["judge"]((1,), (_JUDGES,), args, stream)
+
+    def _write_planes(
+        self, k: int, side: _Side, depth: int, in_place: str, state: int, stream: Any
+    ) -> Operand:
+        """Write the planes of an operand, unless the flag is raised. Returns where they are."""
+        u, i32, given = np.uintp, np.int32, side.operand
+        rows, cols = self._shape(k, side)
+        planes = given.ptr
+        if side.name not in in_place:
+            planes = self._scratch.at(f"planes {side.name}", rows * given.ld * 4)
+        args = (
+            i32(rows), i32(cols), u(given.ptr), np.int64(given.ld), u(depth), i32(_SIGN[side.name]),
+            u(side.exponents), u(planes), u(state),
+        )  # fmt: skip
+        grid = (ceil_div(rows * ceil_div(cols, 64), 8),)
+        self._kernels[side.name]["split"](grid, (256,), args, stream)
+        return Operand(planes, given.ld)
+
+
+def split_pays(m: int, n: int, k: int) -> bool:
+    """Return whether each element of A and B is multiplied often enough for fp16x3 to be faster than plain
+    float32, although it must split them."""
+    return m * n >= SPLIT_PAYS * (m + n) and k >= SPLIT_PAYS_DEEP
+
+
+def _blocks(rows: int, cols: int) -> int:
+    """Return the number of thread blocks of 256 columns × 128 rows. They lie along x, the only axis of a grid
+    that is long enough."""
+    return ceil_div(rows, 128) * ceil_div(cols, 256)

@@ -1,0 +1,213 @@
+"""Configurations of kernels, and their compilation. No GPU is needed."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from ooc_gemm.cuda_kernels import catalog, preparations
+from ooc_gemm.cuda_kernels import compile as compiler
+from ooc_gemm.cuda_kernels.config import Config
+from ooc_gemm.cuda_kernels.ffma import ffma
+from ooc_gemm.support import cache as cache_folder
+from ooc_gemm.support.errors import DeviceError
+
+ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+TRANS = tuple(product((False, True), repeat=2))
+SMALL = ffma("float32", False, False)[-1]
+"""Quick to compile."""
+
+
+@pytest.fixture
+def nvrtc() -> None:
+    """Skips where NVRTC cannot be used."""
+    try:
+        compiler._version()
+    except DeviceError as error:
+        pytest.skip(f"no NVRTC: {error}")
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty kernel cache; not created yet."""
+    monkeypatch.setenv("OOC_GEMM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+# ---- configurations ----------------------------------------------------------------------------
+
+
+def test_one_object_sets_defines_grid_threads_and_shared_memory() -> None:
+    config = Config("some", "float64", 128, 64, (256, 1), (("ELEMENT", "double"), ("BM", 128)), 1000)
+    assert config.defines == ("-DELEMENT=double", "-DBM=128")
+    assert (config.value("BM"), config.value("BN")) == (128, 0)
+    assert config.grid(129, 64) == (2,)
+    assert config.grid(0, 5) == (0,)
+    assert config.grid(65536 * 128, 64) == (65536,)
+
+
+def test_config_refuses_what_is_no_kernel() -> None:
+    with pytest.raises(ValueError, match="name"):
+        replace(SMALL, kernel="../ffma")
+
+
+# ---- compilation -------------------------------------------------------------------------------
+
+
+def _runs_on(kernel: catalog.Kernel, arch: str) -> bool:
+    number = int(arch.removeprefix("sm_").removesuffix("a"))
+    return kernel.min_arch <= number and kernel.only_arch in (None, number)
+
+
+def _shipped(kernel: catalog.Kernel) -> list[Config]:
+    """Every configuration, for all types and transpositions."""
+    found = []
+    for dtype, trans in product(kernel.dtypes, TRANS if kernel.transposes else TRANS[:1]):
+        found += kernel.configs(dtype, *trans)
+    return list(dict.fromkeys(found))
+
+
+def _refused(configs: list[Config], arch: str) -> list[str]:
+    """What the compiler says of those that do not compile, or spill registers."""
+
+    def compiled(config: Config) -> str | None:
+        try:
+            compiler.compile_kernel(config, arch, check_spills=True)
+        except DeviceError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor() as pool:
+        return [said for said in pool.map(compiled, configs) if said]
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("name", catalog.KERNELS)
+def test_a_configuration_of_every_kernel_compiles_without_spills(name: str) -> None:
+    kernel = catalog.KERNELS[name]
+    arch = next(arch for arch in ("sm_80", "sm_90a") if _runs_on(kernel, arch))
+    assert _refused(kernel.configs(kernel.dtypes[0], False, False)[-1:], arch) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [(arch, name) for arch in ARCHS for name, it in catalog.KERNELS.items() if _runs_on(it, arch)],
+)
+def test_shipped_kernels_compile_without_spills(arch: str, name: str) -> None:
+    assert _refused(_shipped(catalog.KERNELS[name]), arch) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ARCHS)
+def test_checks_compile_without_spills(arch: str) -> None:
+    assert _refused(list(dict.fromkeys(preparations.checks())), arch) == []
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_spills_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy = """
+    extern "C" __global__ void __launch_bounds__(1024) greedy(const double* x, double* y) {
+        double v[64];
+        for (int i = 0; i < 64; ++i) v[i] = x[i * threadIdx.x];
+        for (int j = 0; j < 9; ++j) for (int i = 0; i < 64; ++i) v[i] += v[63 - i] * x[j];
+        for (int i = 0; i < 64; ++i) y[i * threadIdx.x] = v[i];
+    }"""
+    monkeypatch.setattr(compiler, "kernel_source", lambda name: greedy)
+    with pytest.raises(DeviceError, match=r"(?i)spill"):
+        compiler.compile_kernel(replace(SMALL, kernel="greedy"), "sm_90a", check_spills=True)
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_second_compilation_is_read_from_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cubin = compiler.compile_kernel(SMALL, "sm_80")
+    assert [path.suffix for path in cache.iterdir()] == [".cubin"]
+    with monkeypatch.context() as patch:
+        patch.delattr(compiler, "_compile")
+        assert compiler.compile_kernel(SMALL, "sm_80") == cubin
+        with pytest.raises(NameError):
+            compiler.compile_kernel(replace(SMALL, macros=(*SMALL.macros, ("MORE", 1))), "sm_80")
+        with pytest.raises(NameError):
+            compiler.compile_kernel(SMALL, "sm_86")
+
+
+@pytest.mark.usefixtures("nvrtc", "cache")
+def test_another_header_makes_another_cubin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of the cache contains the texts of the headers that a kernel includes."""
+    included = compiler.headers(compiler.kernel_source(SMALL.kernel))
+    assert "common/types.cuh" in included
+    before = compiler.compile_kernel(SMALL, "sm_80")
+    monkeypatch.setattr(
+        compiler, "_compile", lambda source, included, *rest: included["common/types.cuh"].encode()
+    )
+    assert compiler.compile_kernel(SMALL, "sm_80") == before
+    changed = included | {"common/types.cuh": "another"}
+    monkeypatch.setattr(compiler, "headers", lambda source: changed)
+    assert compiler.compile_kernel(SMALL, "sm_80") == b"another"
+
+
+def test_headers_are_shared_and_the_ladder_needs_none() -> None:
+    """Every header serves several kernels and includes none itself, which `headers` would not find."""
+    folder = compiler._kernels()
+    uses = {path: compiler.headers(path.read_text("utf-8")) for path in folder.glob("*/*.cu")}
+    assert {path.parent.name for path in uses} == {"ladder", "production", "prepare"}
+    for path in folder.glob("common/*"):
+        assert path.suffix == ".cuh"
+        assert "#include" not in path.read_text("utf-8")
+        assert sum(f"common/{path.name}" in used for used in uses.values()) > 1, path
+    for path, used in uses.items():
+        assert path.read_text("utf-8").count("#include") == len(used), path
+        assert path.parent.name != "ladder" or not used
+    names = [path.name for path in uses]
+    assert len(set(names)) == len(names), "kernels are found by their names alone"
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_damaged_cache_entry_is_replaced(cache: Path) -> None:
+    cubin = compiler.compile_kernel(SMALL, "sm_80")
+    (entry,) = cache.iterdir()
+    entry.write_bytes(b"")
+    assert compiler.compile_kernel(SMALL, "sm_80") == cubin
+    assert entry.read_bytes() == cubin
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_unwritable_cache_is_no_error(cache: Path) -> None:
+    cache.write_text("a file where the folder should be")  # permissions do not stop root
+    assert compiler.compile_kernel(SMALL, "sm_80").startswith(b"\x7fELF")
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.delenv("OOC_GEMM_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache_folder.folder() == Path("/home/somebody/.cache/ooc-gemm/kernels")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
+    assert cache_folder.folder() == Path("/scratch/ooc-gemm/kernels")
+    monkeypatch.setenv("OOC_GEMM_CACHE", "/kernels")
+    assert cache_folder.folder() == Path("/kernels")
+
+
+@pytest.mark.usefixtures("nvrtc", "cache")
+def test_broken_source_raises_with_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "kernel_source", lambda name: "__global__ void ffma() { wrong; }")
+    with pytest.raises(DeviceError, match=r'(?s)ffma does not compile.*identifier "wrong" is undefined'):
+        compiler.compile_kernel(SMALL, "sm_80")
+
+
+def test_missing_source_raises() -> None:
+    with pytest.raises(DeviceError, match=r"absent\.cu"):
+        compiler.kernel_source("absent")
+
+
+def test_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler._version.cache_clear()
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(DeviceError, match=r"pip install 'ooc-gemm\[cuda13\]'"):
+        compiler.compile_kernel(SMALL, "sm_80")
