@@ -20,7 +20,7 @@ from ..support.errors import DeviceError
 from ..support.intervals import round_up
 
 HOST, DEVICE, EITHER = 1, 2, 4
-"""CUmemorytype, of an address; either: a device may be any."""
+"""CUmemorytype of an address. EITHER: an address of the host or of any device."""
 _BLOCKING, _WITHOUT_TIME = 1, 2
 """CUevent_flags."""
 _LIBRARY = "libcuda.so.1"
@@ -56,11 +56,11 @@ GRID, BLOCK, THREADS = (2**31 - 1, 65_535, 65_535), (1024, 1024, 64), 1024
 """Most blocks along x, y and z, threads of a block along each, and threads of a block in all, on every GPU
 that our kernels run on (CUDA C++ Programming Guide, technical specifications)."""
 SHARED_BYTES = 227 << 10
-"""Most shared memory of a block on any GPU. What a particular one has, `load_module` asks it for."""
+"""Most shared memory of a block on any GPU. `load_module` asks for what a kernel needs on the current one."""
 
 
 class DriverError(RuntimeError):
-    """The driver's answer where it is not 0."""
+    """An error that the driver returned."""
 
     def __init__(self, call: str, status: int):
         said = ctypes.c_char_p()
@@ -74,42 +74,44 @@ _COPY = struct.Struct("@NNI4xPPPNNNI4xPPPNNN")
 
 
 def use(device: int) -> None:
-    """Make a device that of the calling thread, as CuPy does. Raises DriverError."""
+    """Make a device the current one of the calling thread, as CuPy does. Raises DriverError."""
     call("cuCtxSetCurrent", _context(device))
 
 
 @cache
 def _context(device: int) -> int:
-    """The one that CUDA's runtime uses, too."""
+    """Return the context of a device that CUDA's runtime uses, too."""
     context = _HANDLE()
     call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     return context.value
 
 
 _MAPS_MEMORY = 102
-"""CUdevice_attribute: virtual addresses are the program's to manage."""
+"""CUdevice_attribute: whether a program may manage virtual addresses."""
 _PINNED, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 3
 _KIND = struct.Struct("@iiiiQ8x")
 """CUmemAllocationProp: type, handles, where (what, number), Windows' metadata, flags."""
 _ACCESS = struct.Struct("@iii")
 """CUmemAccessDesc: where, and what is allowed there."""
 _GRANULE = 2 << 20
-"""What is mapped is whole ones of these."""
+"""Memory is mapped in multiples of this many bytes."""
 
 
 def maps_memory(device: int) -> bool:
-    """Whether there is `Memory` of a device."""
+    """Return whether `Memory` can be allocated on a device."""
     found = ctypes.c_int()
     call("cuDeviceGetAttribute", ctypes.byref(found), _MAPS_MEMORY, device)
     return bool(found.value)
 
 
 class Memory:
-    """Of a device, which some others reach into. To let them into all that there is (cuCtxEnablePeerAccess)
-    maps every allocation on each of them, which takes several times as long as to make it."""
+    """Memory of a device that some other devices can access. Access to all memory of a device
+    (cuCtxEnablePeerAccess) would map every allocation on each of the others, which takes several times as
+    long as the allocation."""
 
     def __init__(self, nbytes: int, device: int, others: Iterable[int]):
-        """Numbers of devices. Raises DriverError."""
+        """`device`: its number. `others`: the numbers of devices that can access the memory. Raises
+        DriverError."""
         self._size = round_up(max(1, nbytes), _GRANULE)
         self.ptr = self._mapped = 0
         address, block = _HANDLE(), _HANDLE()
@@ -127,7 +129,7 @@ class Memory:
         _wait_for("cuMemSetAccess", self.ptr, self._size, allowed, len(who))
 
     def __del__(self) -> None:
-        """Nothing may be under way there."""
+        """Frees the memory. The device must not be working with it."""
         if self._mapped:
             _yielding("cuMemUnmap")(self.ptr, self._size)
         if self.ptr:
@@ -135,15 +137,16 @@ class Memory:
 
 
 class Events:
-    """Points in the streams of one device, with their times or without. What is behind one that nobody has
-    any more becomes the next one's: to make it and to destroy it takes longer than to record it."""
+    """Makes the events of one device, with their times or without. The handle of an event that is no longer
+    used serves the next one, because to create and destroy a handle takes longer than to record an event."""
 
     def __init__(self, timed: bool):
         self._flags = _BLOCKING if timed else _BLOCKING | _WITHOUT_TIME
         self._free: list[int] = []
 
     def record(self, stream: int) -> "Event":
-        """All that a stream of the device in use has been given by now."""
+        """Record an event after all work that a stream of the current device has been given. `stream`: its
+        address."""
         try:
             ptr = self._free.pop()
         except IndexError:
@@ -156,7 +159,7 @@ class Events:
         return event
 
     def close(self) -> None:
-        """Destroy those that nobody has."""
+        """Destroy the handles that no event uses."""
         while self._free:
             _keeping("cuEventDestroy_v2")(self._free.pop())
 
@@ -174,24 +177,25 @@ class Event:
 
     @property
     def done(self) -> bool:
-        """Whether the device has come so far."""
+        """Whether the device has reached this point."""
         return bool(_keeping("cuEventQuery")(self.ptr) == 0)
 
     def synchronize(self) -> None:
-        """Wait until it has; others may go on. Raises DriverError where the device has failed."""
+        """Wait until the device has reached this point. Other threads may run meanwhile. Raises DriverError
+        if the device has failed."""
         if self.done:
             return
         _wait_for("cuEventSynchronize", self.ptr)
 
     def seconds_since(self, earlier: "Event") -> float:
-        """Between two points that the device has come to."""
+        """Return the seconds between two points that the device has reached."""
         milliseconds = ctypes.c_float()
         call("cuEventElapsedTime", ctypes.byref(milliseconds), earlier.ptr, self.ptr)
         return milliseconds.value / 1e3
 
 
 def wait(stream: int, event: Event) -> None:
-    """What the stream is given from now on comes after that point."""
+    """Let all work that the stream is given from now on wait for an event."""
     call("cuStreamWaitEvent", stream, event.ptr, 0)
 
 
@@ -199,8 +203,8 @@ def copy(
     to: tuple[int, int], target: int, target_pitch: int, source: int, source_pitch: int, width: int,
     rows: int, stream: int,
 ) -> None:  # fmt: skip
-    """2-D, in a stream. `to`: kinds of memory, (target, source); addresses, with bytes from row to row; bytes
-    of a row, and how many."""
+    """Start a 2-D copy in a stream. `to`: kinds of memory of the target and the source. Pitches are the bytes
+    from row to row; `width`: bytes of a row; `rows`: their number."""
     call(
         "cuMemcpy2DAsync_v2",
         _COPY.pack(
@@ -212,11 +216,11 @@ def copy(
 
 
 class Kernel:
-    """A function of a module that CuPy has loaded. Every kernel of ours is launched by one."""
+    """A function of a module that CuPy has loaded. All our kernels are launched through this class."""
 
     def __init__(self, function: Any, name: str = "kernel"):
         self._function, self._name = function, name
-        """CuPy's, which keeps the module."""
+        """CuPy's function, which keeps the module loaded, and the name for messages."""
 
     def __call__(
         self,
@@ -226,8 +230,9 @@ class Kernel:
         stream: Any,
         shared_bytes: int = 0,
     ) -> None:
-        """Start it in a CuPy stream of the device in use. `grid`, `block`: up to three sizes. `args`: NumPy
-        scalars, by value. Raises DriverError, and DeviceError where no GPU takes a launch of these sizes."""
+        """Start the kernel in a CuPy stream of the current device. `grid`, `block`: up to three sizes.
+        `args`: NumPy scalars, which are passed by value. Raises DriverError, and DeviceError if no GPU takes
+        a launch of these sizes."""
         check_launch(self._name, grid, block, shared_bytes)
         values = [arg.tobytes() for arg in args]
         memory = ctypes.create_string_buffer(b"".join(values))
@@ -239,8 +244,8 @@ class Kernel:
 
 
 def check_launch(name: str, grid: Sequence[int], block: Sequence[int], shared_bytes: int) -> None:
-    """Raise DeviceError where a launch of the kernel `name` exceeds what GPUs take. The driver would refuse
-    some of these sizes with a number; of others ctypes would pass on the lowest 32 bits."""
+    """Raise DeviceError if a launch of the kernel `name` exceeds what GPUs take. The driver would report some
+    of these sizes with a number only; of others ctypes would pass on the lowest 32 bits."""
     blocks, threads = _three(grid), _three(block)
     fits = (
         len(grid) <= 3
@@ -263,12 +268,12 @@ def _three(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def fill(address: int, value: int, nbytes: int, stream: Any) -> None:
-    """Every byte, in a CuPy stream."""
+    """Set every byte of some device memory, in a CuPy stream."""
     call("cuMemsetD8Async", address, value, nbytes, stream.ptr)
 
 
 def call(name: str, *args: Any) -> None:
-    """A function of the driver's. Raises DriverError."""
+    """Call a function of the driver with the interpreter's lock held. Raises DriverError."""
     _check(name, _keeping(name)(*args))
 
 
@@ -283,13 +288,13 @@ def _check(name: str, status: int) -> None:
 
 @cache
 def _keeping(name: str) -> Any:
-    """A function of the driver's, called with the interpreter's lock held."""
+    """Return a function of the driver that is called with the interpreter's lock held."""
     return _function(ctypes.PyDLL(_LIBRARY), name)
 
 
 @cache
 def _yielding(name: str) -> Any:
-    """And without."""
+    """Return a function of the driver that is called without the interpreter's lock."""
     return _function(ctypes.CDLL(_LIBRARY), name)
 
 

@@ -6,7 +6,8 @@ from .config import C_TYPE, Config
 
 
 def naive(coalesced: bool) -> Callable[[str, bool, bool], list[Config]]:
-    """`Kernel.configs` of kernels/ladder/naive.cu, of which there are two."""
+    """Return `Kernel.configs` of kernels/ladder/naive.cu. `coalesced`: whether warps lie along the rows of
+    C."""
 
     def configs(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
         macros = (("ELEMENT", C_TYPE[dtype]), ("BM", 32), ("BN", 32), ("COALESCED", int(coalesced)))
@@ -20,7 +21,7 @@ _TILED = ((64, 32, 8), (64, 16, 16), (64, 64, 4), (32, 16, 16), (32, 32, 8), (32
 
 
 def tiled(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
-    """`Kernel.configs` of kernels/ladder/tiled.cu."""
+    """Return the configurations of kernels/ladder/tiled.cu, as `Kernel.configs` does."""
     found = []
     for tile, x, y in _TILED:
         macros: dict[str, int | str] = {
@@ -60,7 +61,7 @@ _LADDER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[int, ...]]]]] = {
 
 
 def rung(kernel: str) -> Callable[[str, bool, bool], list[Config]]:
-    """`Kernel.configs` of one of the rungs whose threads compute several elements."""
+    """Return `Kernel.configs` of a rung whose threads compute several elements each."""
     names, known = _LADDER[kernel]
 
     def configs(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:

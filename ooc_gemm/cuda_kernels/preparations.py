@@ -6,17 +6,18 @@ from .config import C_TYPE, Config
 
 
 def split(k_inner: bool) -> Config:
-    """split.cu for a matrix contiguous along k, or along the other axis."""
+    """Return the configuration of split.cu. `k_inner`: whether the matrix is contiguous along k."""
     return Config("split", "float32", 1, 64, (256, 1), (("K_INNER", int(k_inner)),))
 
 
 def sum_slices(dtype: str) -> Config:
-    """sum.cu for float32, float64 or int32."""
+    """Return the configuration of sum.cu for float32, float64 or int32."""
     return Config("sum", dtype, 1, 256, (256, 1), (("ELEMENT", C_TYPE[dtype]),))
 
 
 def embed(mode: str, conjugate: bool = False, conjugate_other: bool = False) -> Config:
-    """embed.cu: `rows`, `double n` or `double k`."""
+    """Return the configuration of embed.cu. `mode`: `rows`, `double n` or `double k`. `conjugate`,
+    `conjugate_other`: whether op() conjugates this operand, and the other one."""
     macros: dict[str, int | str] = {
         "MODE": {"rows": 1, "double n": 2, "double k": 3}[mode],
         "CONJUGATE": int(conjugate),
@@ -26,8 +27,8 @@ def embed(mode: str, conjugate: bool = False, conjugate_other: bool = False) -> 
 
 
 def combine(product: str, conjugate_a: bool = False, conjugate_b: bool = False) -> Config:
-    """combine.cu for what a real `product` makes: `rows` of re and of im, `pairs` of them of which
-    four make an element, or `elements` as they are in C."""
+    """Return the configuration of combine.cu for what a real `product` makes: `rows` of re and of im, `pairs`
+    of them of which four make an element, or `elements` as they are in C."""
     macros: dict[str, int | str] = {
         "LAYOUT": {"rows": 0, "pairs": 1, "elements": 2}[product],
         "CONJUGATE_A": int(conjugate_a), "CONJUGATE_B": int(conjugate_b),
@@ -50,15 +51,15 @@ _CHECKED = {
 
 
 def check(dtype: str, exact: bool, vec: int) -> Config:
-    """check.cu for panels or blocks of this type; `exact`: they hold integers. Rows start at
-    multiples of `vec` elements."""
+    """Return the configuration of check.cu for panels or blocks of this type. `exact`: whether they hold
+    integers. Rows start at multiples of `vec` elements."""
     element, kind = _CHECKED[dtype]
     macros: dict[str, int | str] = {"ELEMENT": element, "KIND": 3 if exact else kind, "VEC": vec}
     return Config("check", dtype, 8, 256, (256, 1), tuple(macros.items()))
 
 
 def checks() -> Iterator[Config]:
-    """Every configuration of check.cu."""
+    """Yield all configurations of check.cu."""
     for dtype, (_, kind) in _CHECKED.items():
         size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
         for vec in sorted({1, 2 if dtype == "float64" else 1, 16 // size}):
@@ -67,7 +68,8 @@ def checks() -> Iterator[Config]:
 
 
 def transpose(dtype: str) -> Config:
-    """transpose.cu, by NumPy's name for the type: only its size matters."""
+    """Return the configuration of transpose.cu. `dtype`: NumPy's name for the type, of which only the size
+    matters."""
     size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
     element = {1: "unsigned char", 4: "float", 8: "double", 16: "double2"}[size]
     return Config("transpose", dtype, 32, 32, (32, 8), (("ELEMENT", element),))

@@ -18,22 +18,22 @@ ITEM_BYTES = {
     "complex64": 8, "complex128": 16,
 }  # fmt: skip
 OUT_DTYPE = {"float16": "float32", "int8": "int32", "uint8": "int32"}
-"""Type of α, β and C where it is not that of A and B."""
+"""Type of A and B → type of α, β and C, where it is another one."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One product C = A·B, β = 0. Loads and stores are elements that the kernel asks of global memory;
-    how many of them a cache answers is not in the formula."""
+    """The work of a product C = A·B with β = 0. Loads and stores are elements that the kernel asks of global
+    memory. How many of them a cache answers is not counted."""
 
     operations: int
-    """Additions and multiplications of real numbers."""
+    """Number of additions and multiplications of real numbers."""
     loads: int | None
-    """Elements of A and B; None where the tile is not known (cuBLAS)."""
+    """Number of elements of A and B; None if the tile is not known (cuBLAS)."""
     stores: int
-    """Elements of C."""
+    """Number of elements of C."""
     nbytes: int | None
-    """Of loads and stores."""
+    """Bytes of loads and stores."""
 
     @property
     def accesses_ratio(self) -> float | None:
@@ -65,20 +65,20 @@ def work(dtype: str, m: int, n: int, k: int, tile: tuple[int, int] | None) -> Wo
 
 @dataclass(frozen=True)
 class Place:
-    """Where a measured rate lies under the roof."""
+    """The place of a measured rate under the roof."""
 
     bound: str
-    """"memory" or "compute", by which roof is lower at this intensity. "caches": the rate is above what
-    memory could feed, so caches answer many of the loads, and the roof is the peak."""
+    """"memory" or "compute": which roof is lower at this intensity. "caches": the rate is above what memory
+    could feed, so that caches answer many of the loads, and the roof is the peak."""
     roof_flops: float
-    """Operations a second."""
+    """The roof in operations per second."""
     fraction: float
-    """Of the roof."""
+    """The measured rate as a fraction of the roof."""
 
 
 def place(flops: float, intensity: float | None, peak: float | None, bandwidth: float) -> Place | None:
-    """Rates in operations and bytes a second. Without an intensity the roof is the peak; without a peak
-    there is no place."""
+    """Find the place of a rate. Rates are in operations and bytes per second. Without an intensity the roof
+    is the peak; without a peak the result is None."""
     if not peak:
         return None
     slope = peak if intensity is None else bandwidth * intensity
@@ -97,7 +97,7 @@ _FMA_PER_CLOCK = {
     (10, 0): (128, 64, 64, 2048, 4096, 8192),
     (12, 0): (128, 2, 0, 256, 512, 1024),
 }
-"""Fused multiply-adds of one multiprocessor a clock, in the order of _RATES."""
+"""Fused multiply-adds of one multiprocessor per clock cycle, in the order of _RATES."""
 
 
 def peak_flops(capability: tuple[int, int], multiprocessors: int, clock_hertz: float) -> dict[str, float]:
@@ -122,12 +122,13 @@ _SPENT = {
     "cublas-tf32": ("tf32", 1), "tf32": ("tf32", 1), "fp16": ("float16", 1), "fp16x3": ("float16", 3),
     "dmma": ("float64_tensor", 1),
 }  # fmt: skip
-"""Kernel → the rate that bounds it, and how many products at that rate each product is made of. Others
-run at the rate of their type."""
+"""Kernel → the rate that bounds it, and how many products at that rate make one of its products. Other
+kernels run at the rate of their type."""
 
 
 def peak_of(kernel: str, dtype: str, peaks: dict[str, float]) -> tuple[str, float] | None:
-    """The roof over a kernel, of `peak_flops`: what it is called, and operations a second. None: unknown."""
+    """Return the roof over a kernel, one of `peak_flops`: its name, and operations per second; None if it is
+    not known."""
     real = {"complex64": "float32", "complex128": "float64", "uint8": "int8"}.get(dtype, dtype)
     name, products = _SPENT.get(kernel.removeprefix("mma-"), (real, 1))
     if kernel == "cublas" and real == "float64":

@@ -25,7 +25,8 @@ SHAPES = {
 
 
 def shape_class(m: int, n: int, k: int) -> str:
-    """What decides about tiles: whether C has enough of them, and whether they fit its sides."""
+    """Return the class of a shape. It depends on whether C has enough tiles, and on whether tiles fit its
+    sides."""
     if min(m, n) <= 256 < 1024 <= max(m, n):
         return "short" if m <= n else "narrow"
     if m * n <= 1536 * 1536:
@@ -44,8 +45,8 @@ def best_config(
     device: str,
     multiprocessors: int,
 ) -> Config:
-    """The configuration remembered for the device's name and the shape's class, else the one that the catalog
-    chooses."""
+    """Return the configuration that is remembered for the device's name and the shape's class; if there is
+    none, the one that the catalog chooses."""
     configs = KERNELS[kernel].configs(dtype, trans_a, trans_b)
     known = recall(FILE).get(device, {})
     macros = known.get(_key(kernel, dtype, trans_a, trans_b, shape_class(m, n, k)))
@@ -65,16 +66,17 @@ class Choice:
     config: Config
     seconds: float
     default_seconds: float | None
-    """None where the default failed."""
+    """None if the default failed."""
 
 
 Timer = Callable[[str, str, bool, bool, tuple[int, int, int], list[Config]], list[float | None]]
-"""(kernel, dtype, trans_a, trans_b, (m, n, k), configs) → seconds of each, None for one that failed."""
+"""(kernel, dtype, trans_a, trans_b, (m, n, k), configs) → seconds of each configuration, None for one that
+failed."""
 
 
 def choose(pairs: Iterable[tuple[str, str]], timer: Timer, device: str) -> Iterator[Choice]:
-    """Times every configuration of the given kernels and types, and remembers the best as it goes; there
-    is nothing to do for a kernel that is shipped in one, or whose module chooses by itself."""
+    """Time the configurations of the given kernels and types, and remember the best of each class at once.
+    Kernels with a single configuration, and those whose module chooses by itself, are left out."""
     for (kernel, dtype), (trans_a, trans_b) in product(pairs, product((False, True), repeat=2)):
         if KERNELS[kernel].launcher != "launch" or ((trans_a or trans_b) and not KERNELS[kernel].transposes):
             continue

@@ -15,7 +15,7 @@ from ..run.request import Precision
 from ..storage.read import addresses
 from .internals import Blockwise, List, Task, TaskRef, getter
 from .tasks import Options, Step, accumulated, nothing, part_of, pieces_of, product_of_stored
-from .workers import tasks_at_a_time
+from .workers import name_of_device, tasks_at_a_time
 
 FLOPS, BYTES = 60e9, 1e9
 """Operations and bytes per second of a thread, roughly: they decide the shape of superblocks only."""
@@ -63,6 +63,8 @@ def matmul(
     ------
     ValueError
         The inner dimensions differ.
+    InputError
+        `device` is no name.
     RangeError
         While computing: a sum of integers does not fit 64 bits, where NumPy would wrap.
     """
@@ -73,7 +75,7 @@ def matmul(
         da.matmul(x, y)  # raises
         raise ValueError(f"the inner dimensions of {x.shape} and {y.shape} differ")
     dtype = np.zeros(0, np.result_type(x.dtype, y.dtype)).sum().dtype
-    options = Options(device, precision, kernel)
+    options = Options(name_of_device(device), precision, kernel)
     chunks, k = (x.chunks[0], y.chunks[1]), x.shape[1]
     down, across = _superblocks(chunks, k, dtype)
     name = f"ooc-gemm-matmul-{tokenize(x, y, options, down, across)}"

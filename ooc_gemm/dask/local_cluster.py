@@ -30,8 +30,8 @@ CLIENT_BYTES = 160 << 20
 
 def carry_out_at(scheduler: str, request: Request, observer: Observer) -> Result | Recovery:
     """Carry out a request on the cluster at an address, or on `local:N`. Raises as `multiply`."""
-    assert isinstance(request.device, str), "each worker opens its own"
-    with connected(scheduler, request.memory_limit, request.device) as (client, limit):
+    device = alike.name_of_device(request.device)
+    with connected(scheduler, request.memory_limit, device) as (client, limit):
         return carry_out_on(client, replace(request, memory_limit=limit), observer)
 
 

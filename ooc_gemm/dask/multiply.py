@@ -15,7 +15,7 @@ from ..storage.read import addresses
 from ..support.errors import InputError
 from ..support.trace import Trace
 from .cluster import Cluster
-from .workers import Workers
+from .workers import Workers, name_of_device
 
 
 def multiply(
@@ -71,7 +71,7 @@ def multiply(
         Most host memory that each worker may hold resident, in bytes or as `"8GiB"`. By default what it may
         hold before `distributed` begins to spill.
     device : str, default "auto"
-        The device of each worker, as of `ooc_gemm.multiply`.
+        Name of the device that each worker opens, as of `ooc_gemm.multiply`.
     device_memory_limit : str or int, optional
         Most memory of each worker's device. By default 90 % of what is free.
     precision : {"highest", "high", "medium"}, default "highest"
@@ -133,11 +133,11 @@ def multiply(
 def carry_out_on(client: Any, request: Request, observer: Observer) -> Result | Recovery:
     """Carry out a request on the cluster of a client; None is the current one. Raises as `multiply`."""
     refuse_event_loop()
+    device = name_of_device(request.device)
     if addresses.local_path(request.c) is None:
         name = addresses.describe(request.c)
         raise InputError(f"{name} is not in a folder that workers share; give the path of one")
-    assert isinstance(request.device, str), "each worker opens its own"
-    workers = Workers(client, request.device)
+    workers = Workers(client, device)
     if request.memory_limit is None:
         request = replace(request, memory_limit=workers.memory_limit)
     cluster = Cluster(workers, {"a": request.a.array, "b": request.b.array})

@@ -25,6 +25,17 @@ GONE = (
 )
 
 
+def name_of_device(device: object) -> str:
+    """Return the name of the device that each worker opens. Raises InputError if it is no name: a device that
+    is open belongs to its process."""
+    if isinstance(device, str):
+        return device
+    raise InputError(
+        f"device is an object ({type(device).__name__}), but each worker opens its own; "
+        "give a name, such as device='cpu'"
+    )
+
+
 def tasks_at_a_time() -> tuple[int, int]:
     """How many tasks run at once on the workers of the current client, or in this process, and the bytes that
     each of them has."""

@@ -35,14 +35,15 @@ from ..support.intervals import band_of, band_rows, bands
 from ..support.trace import PASS, Trace
 
 UPLOADS_AT_ONCE = 3
-"""Number of devices whose copies host memory can feed at full speed: four H200 reach 161 GB/s of 4 × 55."""
+"""Number of devices whose copies host memory can feed at full speed. More devices share this rate: four H200,
+each of which copies 55 GB/s alone, reach 161 GB/s together."""
 
 MOST_READERS, MOST_WRITERS = 32, 16
-"""The most readers and writers. More are slower, because each has a slot that must be pinned for all
-devices."""
+"""Most threads that read, and that write, for all devices together. With more of them runs are slower,
+because each has a slot that must be pinned for all devices."""
 
 MORE_HOST_BYTES = 256 * MiB
-"""Host memory that each device after the first takes for its CUDA context."""
+"""Host memory, in bytes, that each device after the first takes for its CUDA context."""
 
 _Place = tuple[tuple[int, int], tuple[int, ...]]
 """First row and column in a panel, and the number of rows and columns."""

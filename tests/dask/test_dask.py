@@ -26,6 +26,7 @@ import ooc_gemm.dask.arrays  # noqa: E402
 import ooc_gemm.dask.workers  # noqa: E402
 from ooc_gemm import DeviceError, InputError, RangeError, StoreError  # noqa: E402
 from ooc_gemm.dask import matmul  # noqa: E402
+from ooc_gemm.devices.cpu.device import CPU  # noqa: E402
 from ooc_gemm.planning.schedule import Part  # noqa: E402
 from ooc_gemm.storage.format import unfinished  # noqa: E402
 from ooc_gemm.storage.write import opening, reopen, share, staging_folder  # noqa: E402
@@ -351,6 +352,19 @@ def test_layouts_and_operations(tmp_path, client, layout):
     if "shards" not in layout:
         ooc_gemm.dask.multiply(*paths, tmp_path / "c", beta=0.5, **options)
         near(zarr.open_array(tmp_path / "c")[...], 1.5 * want)
+
+
+def test_an_open_device_is_refused(tmp_path):
+    """Each worker opens its own. No cluster is needed to say so."""
+    a, b = stored(tmp_path)
+    for device in (CPU(1), None):
+        with pytest.raises(
+            InputError, match=r"device is an object \(\w+\), .* give a name, such as device='cpu'"
+        ):
+            ooc_gemm.dask.multiply(a, b, tmp_path / "c", device=device)
+        with pytest.raises(InputError, match=r"give a name, such as device='cpu'"):
+            matmul(da.ones((4, 4)), da.ones((4, 4)), device=device)
+    assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.slow

@@ -25,22 +25,23 @@ from ...support.buffers import Bytes, page_aligned
 from ...support.intervals import ceil_div, round_up
 
 THREADS, ROWS, DEPTH = 256, 8, 256
-"""Of kernels/check.cu."""
+"""Threads of a block of kernels/prepare/check.cu; rows that a warp of `rows` takes; rows that a block of
+`columns` takes."""
 WARPS = 8192
-"""They keep any GPU busy."""
+"""Number of warps that keeps any GPU busy."""
 HALF = 2.0**-24, DEPTH // (THREADS // 32)
-"""How products of float16 begin to be added up: in float32, so many."""
+"""Rounding of float16 products: they are first added up in float32, this many at a time."""
 
 
 class Check:
-    """The sums of a block, on their way to the host."""
+    """The check of a block, whose sums are on their way to the host."""
 
     def __init__(self, done: Event, judge: "partial[Verdict]") -> None:
         self._done, self._judge, self._lock = done, judge, Lock()
         self._found: Verdict | None = None
 
     def verdict(self) -> Verdict:
-        """Worked out by whoever asks first."""
+        """Waits for the sums. The first thread that asks works the verdict out."""
         with self._lock:
             if self._found is None:
                 self._done.synchronize()
@@ -49,12 +50,14 @@ class Check:
 
 
 class Checks:
-    """One block at a time is being checked, but the sums of several may be on the host."""
+    """The checks of one run. One block at a time is being checked, but the sums of several may be on the
+    host."""
 
     def __init__(
         self, plan: Plan, operation: Operation, allocate: Any, prepare: Any, runtime: Any, points: Events
     ) -> None:
-        """`allocate`: (elements, dtype) → a device array; `prepare` pins host memory; CUDA's runtime."""
+        """`allocate`: (elements, dtype) → a device array. `prepare` pins host memory. `runtime`: CUDA's, as
+        CuPy has it. `points` makes events."""
         self._runtime, self._op, self._plan, self._points = runtime, operation, plan, points
         arithmetic = operation.arithmetic
         self._dtype = arithmetic.check_type
@@ -72,13 +75,14 @@ class Checks:
         self._block = {pitch: self._kernels(arithmetic.block, pitch) for pitch in (1, 16)}
 
     def _kernels(self, dtype: np.dtype[Any], pitch: int) -> tuple[dict[str, Any], int]:
-        """Of a matrix whose rows start at multiples of so many elements; how many are loaded at once."""
+        """Load the kernels for a matrix whose rows start at multiples of `pitch` elements. Returns them, and
+        the number of elements that a thread loads at once."""
         vec = min(max(1, 16 // dtype.itemsize), pitch & -pitch)
         config = preparations.check(dtype.name, self._op.arithmetic.exact, vec)
         return load(config, "rows", "columns", "signs"), vec
 
     def begin(self, block: Block, c: Any, stream: Any) -> None:
-        """A new vector, and the old C times it."""
+        """Start the check of a block: draw a new vector, and multiply the old C by it."""
         signs = self._panel[0]["signs"]
         args = np.int64(block.cols), np.uint64(random.getrandbits(64)), np.uintp(self._x.data.ptr)
         signs((ceil_div(block.cols, THREADS),), (THREADS,), args, stream)
@@ -89,7 +93,8 @@ class Checks:
     def add(
         self, block: Block, k: int, a: tuple[int, int, bool], b: tuple[int, int, bool], stream: Any
     ) -> None:
-        """The products of a pair of panels: address, elements from row to row, whether k lies along rows."""
+        """Add the products of a pair of panels. `a`, `b`: address, elements from row to row, and whether k
+        lies along the rows."""
         op = self._op
         if op.alpha == 0:  # then NaN in A and B is none in C
             return
@@ -105,7 +110,8 @@ class Checks:
             times(name, shape, at, pitch, v, out, squares, conjugate, stream)
 
     def end(self, block: Block, c: Any, number: int, stream: Any) -> Check:
-        """The finished block; then all that a verdict is made of goes to the host."""
+        """Multiply the finished block by the vector, and start to copy to the host what a verdict is made of.
+        `number`: of the block's buffer."""
         self._of_block(block, c, self._sums.found, None, stream)
         host = self._host[number]
         self._runtime.memcpyAsync(host.ctypes.data, self._memory.data.ptr, self._nbytes, 2, stream.ptr)
@@ -125,7 +131,8 @@ class Checks:
         self, kernels: tuple[dict[str, Any], int], name: str, shape: tuple[int, int], at: int, pitch: int,
         v: Any, out: Any, squares: Any, conjugate: bool, stream: Any,
     ) -> None:  # fmt: skip
-        """`rows` or `columns` of a stored matrix."""
+        """Multiply a stored matrix, or its transpose, by a vector `v`, and add the result to `out`. `name`:
+        `rows` or `columns`, the kernel to use. `squares`: where sums of squares are added to, or None."""
         functions, vec = kernels
         rows, cols = shape
         if 0 in shape:

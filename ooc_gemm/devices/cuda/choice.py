@@ -12,17 +12,17 @@ from ...cuda_kernels.split import BYTES_PER_LINE, split_pays
 from ...engine.ports import Arithmetic
 
 THIN = 512
-"""Rows or columns of C below which our tiles for float16 lie half empty."""
+"""Number of rows or columns of C below which our tiles for float16 are half empty."""
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _TF32_ERROR = 2.0**-10
-"""Largest relative error of a float32 of which 11 bits are left."""
+"""Largest relative error of a float32 that is rounded to 11 bits."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What decides about a kernel."""
+    """What the choice of a kernel depends on."""
 
     a: np.dtype[Any]
     b: np.dtype[Any]
@@ -31,7 +31,7 @@ class Case:
     shape: tuple[int, int, int]
     """m, n, k."""
     bound: int
-    """No sum of integers is larger than this."""
+    """An upper bound of every sum of integers."""
     precision: str
     capability: int
     """Compute capability of the device, times ten."""
@@ -65,7 +65,7 @@ class Case:
 
     @property
     def hopper(self) -> bool:
-        """Whether there is wgmma, whose kernels are ahead of all others."""
+        """Whether there is wgmma. Its kernels are faster than all others."""
         return self.capability == 90
 
     @property
@@ -106,16 +106,19 @@ _RULES: tuple[_Rule, ...] = (
     ),
     ("cublas", "the fastest known here that keeps the precision", lambda c: True),
 )
-"""Kernel, reason, condition: the first rule whose condition holds is taken (from benchmarks/results)."""
+"""Kernel, reason, condition. The first rule whose condition holds is applied. The order follows measurements
+(benchmarks/results)."""
 
 
 def fastest(case: Case) -> tuple[str, str]:
-    """The fastest kernel known that keeps the precision, and the reason. Every integer sum is exact."""
+    """Return the fastest kernel known that keeps the precision, and the reason. Every integer sum is
+    exact."""
     return next((kernel, why) for kernel, why, holds in _RULES if holds(case))
 
 
 def arithmetic(kernel: str, case: Case, why: str) -> Arithmetic | None:
-    """How a kernel multiplies these types; None where it cannot. `kernel` is "cublas" or one of KERNELS."""
+    """Return how a kernel multiplies these types; None if it cannot. `kernel`: "cublas" or a name in KERNELS.
+    `why`: the reason for the choice, which the plan shows."""
     if kernel == "cublas":
         return _cublas(case, why)
     known, kind = KERNELS[kernel], kernel.removeprefix("mma-")

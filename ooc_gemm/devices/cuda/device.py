@@ -51,22 +51,22 @@ from .rates import CONTEXT_BYTES, limits, rates
 from .timing import Timing
 
 ALIGN = 512
-"""Bytes that arrays begin at multiples of."""
+"""Arrays begin at multiples of this many bytes."""
 
 _CUDA_FULL, _CUBLAS_FULL = 2, 3
-"""Status of an allocation that failed."""
+"""The status of CUDA, and of cuBLAS, after an allocation that failed."""
 _TO_DEVICE, _TO_HOST = (driver.DEVICE, driver.HOST), (driver.HOST, driver.DEVICE)
 _BETWEEN_DEVICES = driver.EITHER, driver.EITHER
 _PORTABLE = 1
-"""Pinned for all devices."""
+"""cudaHostRegisterPortable: memory is pinned for all devices."""
 
 
 _Rows = list[tuple[int, Event]]
-"""Where strips of rows stop, and when each is finished."""
+"""The row where each strip stops, and the event that completes when the strip is finished."""
 
 
 class CUDA:
-    """GPU number `index`."""
+    """One GPU."""
 
     def __init__(self, index: int = 0):
         cupy, there = open_cupy()
@@ -114,8 +114,8 @@ class CUDA:
         kernel: str,
         precision: str,
     ) -> Arithmetic:
-        """The kernel asked for, or the fastest known here that keeps the precision; every integer sum is
-        exact."""
+        """Chooses the kernel asked for, or the fastest known here that keeps the precision. Every integer sum
+        is exact."""
         if kernel not in ("auto", "cublas", *KERNELS):
             names = ", ".join(("auto", "cublas", *KERNELS))
             raise InputError(f"{kernel!r} is not a kernel of {self.name}; choose among {names}")
@@ -128,15 +128,15 @@ class CUDA:
         return found
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
-        """Context and cuBLAS; 90 % of free memory unless a limit is given."""
+        """Counts the context and cuBLAS. By default 90 % of free memory may be used."""
         return limits(arithmetic, self._free, device_memory_limit)
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
-        """Default rates (not measured), by multiprocessors and clock."""
+        """Derives default rates (not measured) from the number of multiprocessors and the clock."""
         return rates(self._runtime.getDeviceProperties(self._device.id), arithmetic)
 
     def most_flops(self, kernel: str, panel: str) -> float:
-        """By architecture, multiprocessors and the highest clock."""
+        """Derives the bound from the architecture, the number of multiprocessors and the highest clock."""
         clock = 1e3 * self._runtime.deviceGetAttribute(CLOCK_RATE, self._device.id)
         return most_flops(kernel, panel, divmod(self._capability, 10), self._multiprocessors, clock)
 
@@ -180,8 +180,9 @@ class CUDA:
     def _allocate_all(
         self, wanted: dict[Any, tuple[int, np.dtype[Any]]], reached_by: Iterable[int] = ()
     ) -> dict[Any, Any]:
-        """Arrays in one allocation, that some other devices may reach into. Of their own: the memory pool
-        keeps more than it is asked for."""
+        """Allocate arrays, given by their elements and type, in one piece. It is allocated without CuPy's
+        memory pool, which keeps more than it is asked for. `reached_by`: other devices that may reach into
+        it."""
         cupy = self._cupy
         sizes = [round_up(max(1, n * dtype.itemsize), ALIGN) for n, dtype in wanted.values()]
         if reached_by:
@@ -196,17 +197,17 @@ class CUDA:
         }
 
     def _allocate(self, elements: int, dtype: np.dtype[Any]) -> Any:
-        """One array."""
+        """Allocate one array."""
         return self._allocate_all({0: (elements, dtype)})[0]
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
-        """Page-aligned memory that nobody has touched yet: `prepare` pins it."""
+        """Returns page-aligned memory, which `prepare` pins."""
         return page_aligned(count, nbytes)
 
     def prepare(self, buffer: Bytes) -> None:
-        """Pin a buffer, once. Pages come in when they are first touched, by many threads at a time if many
-        read; pinned when they are there they cost 25 ms/GiB instead of 400 (H200 machine). The driver pins
-        one after the other anyway, and copies begin between two of them unless more wait."""
+        """Pins a buffer when it is first used. By then many threads at once have touched its pages, after
+        which pinning costs 25 ms/GiB instead of 400 (H200 machine). One thread pins at a time, as the driver
+        does anyway, because copies can start between two calls only if no third one waits."""
         if id(buffer) not in self._pinned:
             self._use()
             try:
@@ -221,8 +222,9 @@ class CUDA:
             self._pinned[id(buffer)] = buffer
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
-        """A 2-D copy into the panel, or, where the type or the orientation differs, to the staging buffer and
-        converted from there: the stream's order keeps the next copy from overtaking the conversion."""
+        """Makes a 2-D copy into the panel. If the type or the orientation differs, the copy goes to the
+        staging buffer, from which the device converts it. The stream's order keeps the next copy from
+        overtaking the conversion."""
         self._use()
         self._overflow.upload(piece, buffer, source)
         memory, (row, col) = self._arrays[piece.operand, buffer], piece.into
@@ -245,8 +247,8 @@ class CUDA:
         )
 
     def _use(self) -> None:
-        """Make it that of the calling thread: it must be so for kernels and events, and some must be for
-        whatever the driver is told."""
+        """Make this the current device of the calling thread. Kernels and events need it to be this one, and
+        other calls of the driver need any."""
         driver.use(self._device.id)
 
     @staticmethod
@@ -254,14 +256,15 @@ class CUDA:
         to: tuple[int, int], target: int, target_pitch: int, source: int, source_pitch: int, like: Array,
         stream: Any,
     ) -> None:  # fmt: skip
-        """`to`: kinds of memory, as the driver has them; addresses, with bytes from row to row."""
+        """Make a 2-D copy of as many rows and bytes as `like` has. `to`: kinds of memory of the target and
+        the source, as the driver numbers them. Pitches are the bytes from row to row."""
         rows, width = like.shape[0], like.shape[1] * like.itemsize
         if rows and width:
             target_pitch, source_pitch = max(target_pitch, width), max(source_pitch, width)
             driver.copy(to, target, target_pitch, source, source_pitch, width, rows, stream.ptr)
 
     def reaches(self, other: Device) -> bool:
-        """Over NVLink, or a bus that allows it."""
+        """Whether NVLink, or a bus that allows it, connects the devices."""
         if not isinstance(other, CUDA) or not driver.maps_memory(other._device.id):
             return False
         if not self._runtime.deviceCanAccessPeer(self._device.id, other._device.id):
@@ -278,7 +281,7 @@ class CUDA:
         buffer: int,
         uploaded: Any,
     ) -> None:
-        """A 2-D copy from panel to panel, on a stream of its own."""
+        """Makes a 2-D copy from panel to panel, in the stream *pass*."""
         assert isinstance(other, CUDA)
         self._use()
         stream, size = self._streams[PASS], self._op.arithmetic.panel.itemsize
@@ -294,7 +297,8 @@ class CUDA:
         self._timing.end(PASS, start, stream, width * lines)
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
-        """One GEMM on the compute stream; on the diagonal perhaps one for each strip of rows."""
+        """Starts one GEMM in the compute stream; for a block on the diagonal perhaps one for each strip of
+        rows."""
         self._use()
         op, k = self._op, panel[1] - panel[0]
         self._overflow.multiply(block, p, c, k, first)
@@ -348,7 +352,8 @@ class CUDA:
         self._timing.end(COMPUTE, start, stream, 0, block=block.index, k=k)
 
     def _as_b(self, a: Any, b: Any, shape: tuple[int, int], stream: Any) -> Any:
-        """A panel of op(A), of this shape as stored, as one of op(A)ᵀ: itself, or turned into op(B)'s."""
+        """Return op(A)ᵀ in the layout of op(B)'s panels, for a panel of op(A) that has this shape as stored:
+        the panel itself, or its copy in the panel of op(B)."""
         if self._layout.along_k("a") == self._layout.along_k("b"):
             return a
         with stream:
@@ -356,7 +361,7 @@ class CUDA:
         return b
 
     def mirror(self, block: Block, c: int, col: int = 0) -> None:
-        """In place, on the compute stream."""
+        """Works in place, in the compute stream."""
         self._use()
         stream, n = self._streams[COMPUTE], block.rows
         start = self._timing.begin(stream)
@@ -367,7 +372,7 @@ class CUDA:
         self._timing.end(COMPUTE, start, stream, 0, block=block.index)
 
     def check(self, block: Block, c: int) -> Check:
-        """On the compute stream."""
+        """Works in the compute stream."""
         self._use()
         stream = self._streams[COMPUTE]
         assert self._checks is not None
@@ -377,14 +382,15 @@ class CUDA:
         return check
 
     def scale(self, block: Block, c: int) -> None:
-        """β·C in place."""
+        """Works in place, in the compute stream."""
         self._use()
         if self._checks:
             self._checks.begin(block, self._arrays["c", c], self._streams[COMPUTE])
         self._scale(block, c, self._op.beta)
 
     def _scale(self, block: Block, c: int, beta: complex) -> None:
-        """β·C in place; a complex C part by part where β is real, as `blas.scale_in_place` does."""
+        """Multiply a block by β in place. If β is real, the parts of a complex C are multiplied one by one,
+        as `blas.scale_in_place` does."""
         out = self._arrays["c", c][: block.rows * block.cols]
         with self._streams[COMPUTE]:
             if beta == 0:
@@ -398,11 +404,13 @@ class CUDA:
                 out *= out.dtype.type(beta if out.dtype.kind == "c" else beta.real)
 
     def finish(self, block: Block, c: int) -> None:
-        """Rows that the last multiplication has made before others are finished before them."""
+        """Keeps the events of the strips that the last multiplication has made. Without strips, the block is
+        finished at the end of the compute stream."""
         self._finished[c] = self._early.pop(c, []) or [(block.rows, self.record(COMPUTE))]
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
-        """A 2-D copy out of the block, or of what is transposed on its way into memory for one chunk."""
+        """Makes a 2-D copy out of the block. A mirrored part is transposed before, into memory for one
+        chunk."""
         self._use()
         row, col = (part.col, part.row) if part.mirrored else (part.row, part.col)
         last = row + (part.cols if part.mirrored else part.rows)
@@ -426,17 +434,17 @@ class CUDA:
             return self._timing.end(DOWNLOAD, start, stream, target.nbytes, chunk=part.chunk)
 
     def record(self, stream: str) -> Event:
-        """An event at the end of the stream."""
+        """Records an event at the end of the stream."""
         self._use()
         return self._timing.points.record(self._streams[stream].ptr)
 
     def wait(self, stream: str, event: Any) -> None:
-        """The stream waits on the device; the caller does not."""
+        """Lets the stream wait on the device. The caller does not wait."""
         self._use()
         driver.wait(self._streams[stream].ptr, event)
 
     def free_panels(self) -> None:
-        """With the kernel's scratch. What is downloaded meanwhile goes on."""
+        """Frees the panels and the kernel's scratch memory. Downloads go on meanwhile."""
         self._use()
         self._streams[COMPUTE].synchronize()
         self._least_free = min(self._least_free, self._runtime.memGetInfo()[0])
@@ -445,14 +453,14 @@ class CUDA:
             del self._arrays[key]
 
     def peak_bytes(self) -> int:
-        """Context, and what has gone from free memory since it was made."""
+        """Adds the context to the decrease of free memory since it was made."""
         return CONTEXT_BYTES + int(self._free - self._least_free)
 
     def cancel(self) -> None:
-        """Kernels are short: nothing to do."""
+        """Does nothing: kernels are short."""
 
     def close(self) -> None:
-        """Wait for what is under way, turn events into spans, free everything."""
+        """Waits for the work under way, tells the trace of it, and frees everything."""
         try:
             self._device.use()
             for stream in self._streams.values():
@@ -472,7 +480,7 @@ class CUDA:
             self._pinned.clear()
 
     def alive(self) -> bool:
-        """An error in a kernel takes the whole context with it."""
+        """An error in a kernel ends the whole context."""
         try:
             self._device.use()
             self._runtime.deviceSynchronize()
@@ -481,7 +489,7 @@ class CUDA:
         return True
 
     def explain(self, error: Exception) -> Failure | None:
-        """What CuPy raises. Another plan may count on half of what is free now."""
+        """Translates CuPy's errors. If memory ran out, another plan may count on half of what is free now."""
         cuda = self._cupy.cuda
         failures = (
             self._runtime.CUDARuntimeError, cuda.driver.CUDADriverError, cuda.cublas.CUBLASError,

@@ -9,11 +9,11 @@ from ...support import cache
 from ...support.errors import InputError
 
 CLOCK_RATE, _MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH = 13, 36, 37
-"""cudaDeviceAttr: kHz, kHz, bits."""
+"""cudaDeviceAttr. Their values are in kHz, kHz and bits."""
 
 
 def _ask() -> tuple[Any, int, str]:
-    """CuPy or None, how many GPUs there are, and why that cannot be said."""
+    """Return CuPy or None, the number of GPUs, and why they cannot be used; an empty reason if they can."""
     cache.guard_cupy()
     try:
         import cupy
@@ -26,7 +26,7 @@ def _ask() -> tuple[Any, int, str]:
 
 
 def require_cupy(what: str) -> Any:
-    """CuPy. Raises InputError where there is no GPU to use it with; `what` begins the message."""
+    """Return CuPy. Raises InputError if there is no GPU to use it with. `what` begins the message."""
     cupy, found, why = _ask()
     if not found:
         raise InputError(f"{what} on an NVIDIA GPU, and {why or 'there is no GPU'}")
@@ -34,7 +34,7 @@ def require_cupy(what: str) -> Any:
 
 
 def open_cupy() -> tuple[Any, int]:
-    """CuPy, and how many GPUs there are. Raises InputError where CuPy is missing or does not work."""
+    """Return CuPy and the number of GPUs. Raises InputError if CuPy is missing or does not work."""
     cupy, found, why = _ask()
     if why:
         raise InputError(f"{why} or use device='cpu'" if cupy is None else f"{why}; use device='cpu'")
@@ -42,7 +42,7 @@ def open_cupy() -> tuple[Any, int]:
 
 
 def count() -> int:
-    """How many GPUs there are. Raises InputError where CuPy is missing or does not work."""
+    """Return the number of GPUs. Raises InputError if CuPy is missing or does not work."""
     return open_cupy()[1]
 
 
@@ -50,15 +50,15 @@ _ANSWER = "import cupy, sys; cupy.cuda.Device(int(sys.argv[1])).use(); assert cu
 
 
 def answering(indices: list[int]) -> list[int]:
-    """Those of some GPUs that compute in a fresh process; that takes seconds."""
+    """Return the numbers of those GPUs that compute in a fresh process. This takes seconds."""
     command = [sys.executable, "-c", _ANSWER]
     asked = {i: subprocess.Popen([*command, str(i)], stderr=subprocess.DEVNULL) for i in indices}
     return [index for index, process in asked.items() if process.wait() == 0]
 
 
 def devices() -> list[dict[str, Any]]:
-    """What each GPU is; its clocks are the highest ones, and peaks are at them. Raises InputError where
-    there is none."""
+    """Describe each GPU. Clocks are the highest ones, and peaks are those at these clocks. Raises InputError
+    if there is no GPU."""
     cupy, there = open_cupy()
     found = []
     for index in range(there):

@@ -1,4 +1,4 @@
-"""What memory a GPU has for a plan, and how fast it is expected to be where nothing was measured."""
+"""What memory a GPU has for a plan, and how fast it is expected to be if nothing was measured."""
 
 from typing import Any
 
@@ -13,41 +13,71 @@ CONTEXT_BYTES = 528 * MiB
 LIBRARY_BYTES = 144 * MiB
 """Device memory of cuBLAS: its handle and workspace (measured 132 MiB)."""
 MODULE_BYTES = 48 * MiB
-"""Device memory of our own kernels, loaded, of CuPy's that convert and turn, and what a dozen allocations are
-rounded up by, to 2 MiB (with 32 MiB a product within the smallest limit passed it by 7 MB)."""
+"""Device memory of our own kernels and of CuPy's that convert and transpose, and what a dozen allocations
+lose by being rounded up to 2 MiB. With 32 MiB a product within the smallest limit exceeded it by 7 MB."""
 
+SHARE_OF_FREE = 0.9
+"""Share of the free memory of a device that a plan may use by default. The rest is for other programs, and
+for what the driver allocates later."""
+READERS = 16
+"""Threads that read for one device. They read cached chunks at 72 to 75 GB/s, which is more than the 55 GB/s
+that one device takes over its bus (H200 machine)."""
+WRITERS = 8
+"""Threads that write for one device: half as many, because a run reads panels many times and writes C
+once."""
+
+LANES = 128
+"""Multiply-adds of float32 that a multiprocessor starts per clock cycle on most architectures. 7.5 and 8.0
+start half as many, of which plans learn when rates are measured."""
+CLOCK_KILOHERTZ = 1_500_000
+"""Clock rate that is assumed if the driver reports none."""
+REACHED = 0.75
+"""Share of the peak of float32 that a large product in SGEMM is expected to reach."""
+DISK, BUS = 3e9, 50e9
+"""Bytes per second of reading or writing files, and of copies in one direction between host and device."""
 _FULL_FLOAT64 = (6, 0), (7, 0), (8, 0), (9, 0), (10, 0)
 """Compute capabilities whose float64 is as fast as float32, or half as fast."""
-_FACTORS = {
+_SLOW_FLOAT64 = 1 / 32
+"""Rate of float64 on other devices, as a multiple of that of float32."""
+_BY_TYPE = {"e": 8.0, "f": 1.0, "d": 1.0, "F": 0.25, "D": 0.25}
+"""Type of panels (NumPy's character) → rate of cuBLAS as a multiple of SGEMM's. A complex multiplication and
+addition count as two operations, and are eight real ones. float64 and complex128 are then slowed down on
+devices without full float64."""
+_OTHER_TYPE = 1 / 16
+"""The same for integers, which are multiplied without tensor cores."""
+_BY_KERNEL = {
     "cublas": 1.0, "fp16x3": 4.4, "fp16": 1.5, "tf32": 7.0, "int8": 400.0, "dmma": 0.9, "mma-fp16x3": 2.9
 }  # fmt: skip
-"""Rates of kernels as multiples of SGEMM, DGEMM … on an H200 (benchmarks/results); 0.75 for others."""
+"""Kernel → its rate as a multiple of that of cuBLAS for the same panels on an H200 (benchmarks/results). For
+int8 it is a multiple of the rate of other integers, because cuBLAS takes none."""
+_OTHER_KERNEL = 0.75
+"""The same for kernels without tensor cores."""
 
 
 def limits(arithmetic: Arithmetic, free: int, device_memory_limit: int | None) -> Limits:
-    """Memory limits of a device that has `free` bytes left beside its context: of these 90 % unless the user
-    gives a limit, in bytes."""
-    allowed = CONTEXT_BYTES + int(0.9 * free) if device_memory_limit is None else device_memory_limit
+    """Return the memory limits of a device that has `free` bytes left beside its context. By default a plan
+    may use SHARE_OF_FREE of them."""
+    allowed = device_memory_limit
+    if allowed is None:
+        allowed = CONTEXT_BYTES + int(SHARE_OF_FREE * free)
     code = LIBRARY_BYTES if arithmetic.kernel == "cublas" else MODULE_BYTES
     return Limits(
         host_baseline=HOST_BASELINE,
         device=allowed,
         device_baseline=CONTEXT_BYTES + code,
         workspace=0,
-        readers=16,
-        writers=8,
+        readers=READERS,
+        writers=WRITERS,
     )
 
 
 def rates(properties: dict[str, Any], arithmetic: Arithmetic) -> Rates:
-    """Default rates (not measured): three quarters of the peak by multiprocessors and clock; those of bus and
-    disk are constants. `properties`: of CUDA's runtime."""
-    p = properties
-    clock = (p.get("clockRate") or 1_500_000) * 1e3
-    lanes = p["multiProcessorCount"] * 128 * 2 * clock * 0.75
-    full64 = (p["major"], p["minor"]) in _FULL_FLOAT64
-    float64 = 1.0 if full64 else 1 / 32
-    times = {"e": 8.0, "f": 1.0, "d": float64, "F": 0.25, "D": float64 / 4}
-    flops = lanes * times.get(arithmetic.panel.char, 1 / 16)
-    flops *= _FACTORS.get(arithmetic.kernel, 0.75)
-    return Rates(flops, 3e9, 3e9, 50e9, 50e9, shared=False)
+    """Return default rates (not measured). Those of products follow from the number of multiprocessors and
+    the clock; those of bus and disk are constants. `properties`: of CUDA's runtime."""
+    p, panel = properties, arithmetic.panel.char
+    clock = 1e3 * (p.get("clockRate") or CLOCK_KILOHERTZ)
+    flops = REACHED * 2 * LANES * p["multiProcessorCount"] * clock
+    flops *= _BY_TYPE.get(panel, _OTHER_TYPE) * _BY_KERNEL.get(arithmetic.kernel, _OTHER_KERNEL)
+    if panel in "dD" and (p["major"], p["minor"]) not in _FULL_FLOAT64:
+        flops *= _SLOW_FLOAT64
+    return Rates(flops, DISK, DISK, BUS, BUS, shared=False)

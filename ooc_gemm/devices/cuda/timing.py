@@ -13,16 +13,16 @@ from ...engine.ports import DOWNLOAD, UPLOAD
 from ...support.trace import Trace
 
 SPANS = 128
-"""Operations whose events are kept before the trace is told: a product of many pieces has a million, and at
-the end each takes 15 µs."""
+"""Number of operations whose events are kept before the trace is told. A product of many pieces has a million
+operations, and each that is left for the end takes 15 µs then."""
 
 COPIES_TIMED = 8
-"""One copy in so many has two events of its own, which take as long as the copy."""
+"""One copy in this many has two events of its own. Recording them takes as long as the copy's own call."""
 
 
 @dataclass
 class _Span:
-    """Two events around an operation."""
+    """An operation, and the events before and after it."""
 
     stage: str
     start: Event
@@ -32,8 +32,8 @@ class _Span:
 
 
 class Timing:
-    """Records events around what the streams of one device do, and tells the trace of them later: nobody
-    waits for the device."""
+    """Records events around the operations in the streams of one device, and tells the trace of them later,
+    so that nobody waits for the device."""
 
     def __init__(self, device: str):
         """`device`: its name, such as "cuda:1"."""
@@ -46,7 +46,7 @@ class Timing:
         self._telling, self._counting = Lock(), Lock()
 
     def open(self, trace: Trace, stream: Any) -> None:
-        """Begin a run: `stream` is idle now."""
+        """Begin a run. `stream` must be idle."""
         self._trace = trace
         self._copies = {UPLOAD: itertools.count(), DOWNLOAD: itertools.count()}
         self._base = self._times.record(stream.ptr)
@@ -54,16 +54,18 @@ class Timing:
         self._base_time = time.perf_counter()
 
     def begin(self, stream: Any) -> Event:
-        """The event before an operation."""
+        """Record the event before an operation."""
         return self._times.record(stream.ptr)
 
     def begin_copy(self, stage: str, stream: Any) -> Event | None:
-        """The event before a copy that is timed: some are, and all of them for a timeline."""
+        """Record the event before a copy if the copy is timed: one in COPIES_TIMED, or each of them for a
+        timeline."""
         timed = self._trace.keep or next(self._copies[stage]) % COPIES_TIMED == 0
         return self.begin(stream) if timed else None
 
     def end(self, stage: str, start: Event | None, stream: Any, nbytes: int, **args: Any) -> Event:
-        """The event after an operation of `nbytes` bytes, whose first event is `start`."""
+        """Record the event after an operation of `nbytes` bytes. `start`: what `begin` or `begin_copy`
+        returned. `args`: details for the timeline."""
         if start is None:
             with self._counting:
                 self._untimed[stage] += nbytes
@@ -74,21 +76,21 @@ class Timing:
         return stop
 
     def tell_all(self) -> None:
-        """Tell the trace of everything. The streams are idle."""
+        """Tell the trace of all operations. The streams must be idle."""
         self._tell(0)
         for stage, nbytes in self._untimed.items():  # at the rate of those like them
             seconds = self._trace.seconds[stage] / self._trace.bytes[stage]
             self._trace.include({stage: nbytes}, {stage: nbytes * seconds})
 
     def close(self) -> None:
-        """Forget what was not told, and destroy the events that nobody has."""
+        """Drop the operations that the trace has not been told of, and destroy the events."""
         self._untimed.clear()
         self.spans.clear()
         self._times.close()
         self.points.close()
 
     def _tell(self, keep: int) -> None:
-        """Tell the trace of the oldest spans, as far as the device has come, until `keep` are left."""
+        """Tell the trace of the oldest operations that the device has completed, until `keep` are left."""
         if len(self.spans) <= keep or not self._telling.acquire(blocking=False):
             return
         try:
@@ -102,5 +104,5 @@ class Timing:
             self._telling.release()
 
     def _track(self, stage: str) -> str:
-        """The line of the timeline for one of the device's streams."""
+        """Return the line of the timeline that shows one of the device's streams."""
         return stage if self._device == "cuda" else f"{stage} {self._device}"
