@@ -22,20 +22,26 @@ from .support.errors import (
 if TYPE_CHECKING:
     from .api import gram, multiply, plan
     from .run.generate import random
+    from .run.request import Operand
     from .run.result import Result
     from .run.verify import Check, verify
+    from .statistics.covariance import Covariance, corrcoef, cov
 
 __all__ = [
     "BudgetError",
     "Check",
+    "Covariance",
     "DeviceError",
     "Error",
     "InputError",
+    "Operand",
     "Plan",
     "RangeError",
     "Result",
     "StoreError",
     "VerificationError",
+    "corrcoef",
+    "cov",
     "gram",
     "multiply",
     "plan",
@@ -52,10 +58,14 @@ _HOME = {
     "gram": "api",
     "multiply": "api",
     "plan": "api",
+    "Operand": "run.request",
     "Result": "run.result",
     "random": "run.generate",
     "verify": "run.verify",
     "Check": "run.verify",
+    "corrcoef": "statistics.covariance",
+    "cov": "statistics.covariance",
+    "Covariance": "statistics.covariance",
 }
 
 

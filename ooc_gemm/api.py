@@ -8,7 +8,7 @@ from .engine.ports import Device
 from .planning.plan import Plan
 from .run.observer import Observer
 from .run.prepare import prepare
-from .run.request import Operand, Precision, Request
+from .run.request import Operand, Precision, Request, gram_operands
 from .run.result import Result
 from .run.retry import carry_out, result_of
 from .storage.io.zarr_internals import refuse_event_loop
@@ -47,9 +47,10 @@ def multiply(
 
     Parameters
     ----------
-    a, b : str, os.PathLike, zarr.Array or array-like
-        The inputs: a path, a URL, an open Zarr array, or anything with shape, dtype and slicing. Where an
-        input is neither Zarr's nor NumPy's, a few pieces are read first to measure how much memory one takes.
+    a, b : str, os.PathLike, zarr.Array, array-like or Operand
+        The inputs: a path, a URL, an open Zarr array, anything with shape, dtype and slicing, or an
+        `Operand`, which says what happens to the elements before they are multiplied. Where an input is
+        neither Zarr's nor NumPy's, a few pieces are read first to measure how much memory one takes.
     c : str, os.PathLike or zarr.Array, optional
         Where the result goes. A path or URL is created. An open Zarr array is filled: its shape and type must
         be those of the result, and its chunks, codecs and attributes stay. By default a NumPy array is
@@ -112,8 +113,8 @@ def multiply(
         While running. C is then not a Zarr array but an unfinished one, which `resume` continues.
     """
     request = Request(
-        Operand(a, transpose_a, adjoint_a),
-        Operand(b, transpose_b, adjoint_b),
+        Operand.of(a, transpose_a, adjoint_a),
+        Operand.of(b, transpose_b, adjoint_b),
         c,
         alpha=alpha,
         beta=beta,
@@ -167,8 +168,8 @@ def gram(
 
     Parameters
     ----------
-    a : str, os.PathLike, zarr.Array or array-like
-        The input, as of `multiply`.
+    a : str, os.PathLike, zarr.Array, array-like or Operand
+        The input, as of `multiply`. Of an `Operand` with weights w, C ← α·A·diag(w)·Aᵀ + β·C.
     c : str, os.PathLike or zarr.Array, optional
         Where the result goes, as of `multiply`. By default a NumPy array is returned.
     transpose : bool, default False
@@ -217,8 +218,7 @@ def gram(
         As `multiply`.
     """
     request = Request(
-        Operand(a, transpose=transpose),
-        Operand(a, transpose=not transpose),
+        *gram_operands(a, transpose),
         c,
         symmetric=True,
         alpha=alpha,
@@ -266,7 +266,7 @@ def plan(
 
     Parameters
     ----------
-    a, b : str, os.PathLike, zarr.Array or array-like
+    a, b : str, os.PathLike, zarr.Array, array-like or Operand
         The inputs, as of `multiply`. Where an input is neither Zarr's nor NumPy's, a few pieces of it are
         read to measure how much memory one takes.
     alpha, beta : complex, default 1 and 0
@@ -310,8 +310,8 @@ def plan(
     """
     refuse_event_loop()
     request = Request(
-        Operand(a, transpose_a, adjoint_a),
-        Operand(b, transpose_b, adjoint_b),
+        Operand.of(a, transpose_a, adjoint_a),
+        Operand.of(b, transpose_b, adjoint_b),
         writes=False,
         alpha=alpha,
         beta=beta,

@@ -71,16 +71,46 @@ storage = together(
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 verbose = click.option("-v", "--verbose", is_flag=True, help="Print more, and tracebacks of errors.")
+device = click.option(
+    "-d",
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="Compute on auto, cpu, cuda, cuda:N, cuda:0,1 or cuda:all.",
+)
+precision = click.option(
+    "--precision",
+    type=click.Choice(["highest", "high", "medium"]),
+    default="highest",
+    show_default=True,
+    help="Compute float32 products at least as accurately: medium allows TF32; high is computed as highest.",
+)
+verify = click.option("--verify", is_flag=True, help="Check every block of C while it is on the device.")
+replacing = together(
+    click.option(
+        "-f",
+        "--force",
+        is_flag=True,
+        help="Replace C if it exists; other files in its folder stay. In an object store C is removed first, "
+        "elsewhere when the new C is finished.",
+    ),
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Continue an interrupted run of the same problem. Options of C that are not given again are "
+        "those that it was begun with. A C that is already the result is left as it is.",
+    ),
+)
+progress = click.option(
+    "-P/-Q",
+    "--progress/--no-progress",
+    default=None,
+    help="Show a progress bar on standard error.  [default: on a terminal]",
+)
 matrices = together(
     memory,
-    click.option(
-        "-d",
-        "--device",
-        default="auto",
-        show_default=True,
-        metavar="NAME",
-        help="Compute on auto, cpu, cuda, cuda:N, cuda:0,1 or cuda:all.",
-    ),
+    device,
     click.option(
         "-D",
         "--device-memory-limit",
@@ -89,14 +119,7 @@ matrices = together(
     ),
     click.option("--alpha", type=Number(), help="Multiply the product by α.  [default: 1]"),
     click.option("--beta", type=Number(), help="Add β times the C that exists.  [default: 0]"),
-    click.option(
-        "--precision",
-        type=click.Choice(["highest", "high", "medium"]),
-        default="highest",
-        show_default=True,
-        help="Compute float32 products at least as accurately: medium allows TF32; high is computed as "
-        "highest.",
-    ),
+    precision,
     click.option(
         "--kernel",
         default="auto",
@@ -113,35 +136,31 @@ matrices = together(
     click.option(
         "--rechunk", is_flag=True, help="First copy A or B to better chunks, beside C, where that saves time."
     ),
-    click.option("--verify", is_flag=True, help="Check every block of C while it is on the device."),
+    verify,
 )
 problem = together(operands, matrices)
-progress = click.option(
-    "-P/-Q",
-    "--progress/--no-progress",
-    default=None,
-    help="Show a progress bar on standard error.  [default: on a terminal]",
-)
 running = together(
-    click.option(
-        "-f",
-        "--force",
-        is_flag=True,
-        help="Replace C if it exists; other files in its folder stay. In an object store C is removed first, "
-        "elsewhere when the new C is finished.",
-    ),
-    click.option(
-        "--resume",
-        is_flag=True,
-        help="Continue an interrupted run of the same problem. Options of C that are not given again are "
-        "those that it was begun with. A C that is already the result is left as it is.",
-    ),
+    replacing,
     click.option(
         "--trace",
         type=Address(),
         metavar="FILE",
         help="Write a timeline of all stages, for Perfetto or chrome://tracing.",
     ),
+    progress,
+    as_json,
+    verbose,
+)
+statistic = together(
+    memory,
+    device,
+    precision,
+    click.option(
+        "--out-dtype", metavar="DTYPE", help="Store C as this type.  [default: float32 or float64, as of X]"
+    ),
+    storage,
+    verify,
+    replacing,
     progress,
     as_json,
     verbose,

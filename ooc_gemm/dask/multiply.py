@@ -109,8 +109,8 @@ def multiply(
         As `ooc_gemm.multiply`, and where the scheduler or all workers are gone.
     """
     request = Request(
-        Operand(a, transpose_a, adjoint_a),
-        Operand(b, transpose_b, adjoint_b),
+        Operand.of(a, transpose_a, adjoint_a),
+        Operand.of(b, transpose_b, adjoint_b),
         c,
         alpha=alpha,
         beta=beta,

@@ -96,7 +96,7 @@ class Workers:
         """What each worker takes and allows."""
         found: Limits = self._asked("limits", arithmetic, device_memory_limit)
         baseline = max(found.host_baseline, *(one.resident for one in self.known.values()))
-        return replace(found, host_baseline=baseline, workers=len(self.known))
+        return replace(found, host_baseline=baseline, workers=len(self.known), transforms=False)
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
         """How fast each worker is."""

@@ -129,6 +129,7 @@ class Several:
             writers=min(MOST_WRITERS, sum(limits.writers for limits in each)),
             weights=self._weights,
             linked=self._linked and arithmetic.block != np.int64,  # each looks at all of these: `Overflow`
+            transforms=False,  # pieces are cut here, and no longer say which rows and columns they are of
         )
 
     def rates(self, arithmetic: Arithmetic) -> Rates:

@@ -11,8 +11,8 @@ uploaded.
     blocks:  buffer c ∈ {0, …, c_buffers − 1}, bm×bn of C, C order, dense
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from ..support.errors import DeviceError, RangeError
 from ..support.trace import Trace
 from .check import Rounding, Verdict
 from .ring import Event
+from .transform import Transform
 
 Array = npt.NDArray[Any]
 UPLOAD, COMPUTE, DOWNLOAD = "upload", "compute", "download"
@@ -93,6 +94,9 @@ class Operation:
     may_wrap: bool = False
     """Whether sums of these integers might exceed int64, so that the elements of each panel must be looked
     at."""
+    transforms: Mapping[str, Transform] = field(default_factory=dict)
+    """What happens to the elements of an operand, `a` or `b`, when they are uploaded. A device whose `Limits`
+    do not say that it applies transforms is given none."""
 
 
 class Overflow:
@@ -153,6 +157,8 @@ class Limits:
     """Relative speed of each of several devices. All other numbers hold for one device."""
     linked: bool = True
     """Whether several devices can read each other's memory."""
+    transforms: bool = False
+    """Whether `upload` applies `Operation.transforms`."""
 
 
 class Source(Protocol):

@@ -52,6 +52,7 @@ def _host(p: Problem, budget: Budget, x: Candidate, slot: int) -> Ledger:
         "connections": (ring.readers + ring.writers) * budget.connection,
         "write slots": ring.writers * chunk * p.block_itemsize,
         "encoding": ring.writers * encoding,
+        "transforms": p.transforms[0] + ring.readers * p.transforms[1],
     }
 
 

@@ -223,6 +223,8 @@ class Problem:
     """What multiplies, and why that: for the reader of the plan."""
     types: tuple[str, str, str] = ("", "", "")
     """Types of the elements of A, B and C: for the reader of the plan."""
+    transforms: tuple[int, int] = (0, 0)
+    """Host memory in bytes of what is done to elements of operands: in all, and for each reader."""
     keeps_a: bool = False
     """A panel of op(A) can be multiplied again by another of op(B)."""
     symmetric: bool = False

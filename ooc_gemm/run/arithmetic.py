@@ -25,12 +25,12 @@ class Chosen:
 def choose_dtype(request: Settled, inputs: Inputs) -> np.dtype[Any]:
     """The type of C. Raises InputError where C or α and β do not fit it."""
     asked = request.out_dtype if inputs.c is None else inputs.c.dtype
-    return _dtype(inputs.a.dtype, inputs.b.dtype, asked, request.alpha, request.beta)
+    return _dtype(*inputs.types, asked, request.alpha, request.beta)
 
 
 def choose_arithmetic(request: Settled, inputs: Inputs, out: np.dtype[Any], hardware: Hardware) -> Chosen:
     """How a C of this type is computed on the hardware. Raises InputError where it cannot be."""
-    a, b = inputs.a.dtype, inputs.b.dtype
+    a, b = inputs.types
     largest = _bound(a, b, out, inputs.shape[2], request.alpha, request.beta)
     found = hardware.arithmetic(a, b, out, inputs.shape, largest, request.kernel, request.precision)
     _check_scalars(request.alpha, request.beta, found.block)

@@ -20,6 +20,8 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
     base = limits.host_baseline if limits.workers else baseline_bytes(limits.host_baseline)
     if request.c is None and request.writes:
         base += problem.m * problem.n * problem.c.itemsize
+    if request.finish is not None:
+        base += request.finish.nbytes
     turned = problem.panels_along_k != problem.stored_along_k
     converted = turned or any(x.dtype != chosen.arithmetic.panel for x in (inputs.a, inputs.b))
     sources, puts = inputs.sources.values(), addresses.traits_of(request.c).remote

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..planning.schedule import Block
@@ -24,12 +24,14 @@ from ..support.errors import (
 from ..support.trace import Trace
 from .destination import continued, destination
 from .executor import Executor
+from .finish import Finished as FinishedTarget
 from .observer import Observer
 from .prepare import Job, prepare
 from .rechunk import Rechunked, check_space, rechunked
 from .recovery import Recovery, recovery
 from .request import Request
 from .result import Result
+from .transforms import found_of
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
         if copies:
             check_space(copies, request.c)
         _announce(job, observer)
+        job, passed = _with_transforms(job)
         watch, begun = Trace(keep=observer.trace is not None), False
         try:
             try:
@@ -74,7 +77,7 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
             watch.write(observer.trace)
         except StoreError as error:  # which does not make the result any less finished
             observer.warn(str(error))
-    return _result(job, made, watch, time.perf_counter() - started)
+    return replace(_result(job, made, watch, time.perf_counter() - started), bytes_passed=passed)
 
 
 def _announce(job: Job, observer: Observer) -> None:
@@ -91,6 +94,15 @@ def _announce(job: Job, observer: Observer) -> None:
         observer.note(f"{job.blocks - job.plan.block_count} of {job.blocks} blocks are done already")
 
 
+def _with_transforms(job: Job) -> tuple[Job, int]:
+    """The job with what is done to elements of operands, and the bytes read by passes that found it."""
+    if not (job.works and job.wanted):
+        return job, 0
+    symmetric = job.plan.problem.symmetric
+    found, passed = found_of(job.wanted, job.operation.arithmetic.panel, job.request.memory_limit, symmetric)
+    return replace(job, operation=replace(job.operation, transforms=found)), passed
+
+
 def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
     """Copy operands to better chunks, run the plan on the started executor, and finish C."""
     plan, report = job.plan, observer.progress
@@ -105,10 +117,14 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
         destination(job, observer) as (target, array),
     ):
         readers = {name: opened.source for name, opened in sources.items()}
-        if job.works and (wrong := job.executor.execute(readers, target, progress)):
+        stored = target
+        if job.request.finish and target:
+            c = plan.problem.c
+            stored = FinishedTarget(target, job.request.finish, (c.chunk_rows, c.chunk_cols))
+        if job.works and (wrong := job.executor.execute(readers, stored, progress)):
             observer.note(f"the check of {_spelled(_places(wrong))} of C failed; computed once more")
             _start_again(job, wrong, watch)
-            if wrong := job.executor.execute(readers, target, progress):
+            if wrong := job.executor.execute(readers, stored, progress):
                 raise _wrong_again(job, wrong)
         return _Made(copies, array, target.overflowed if target else 0)
 

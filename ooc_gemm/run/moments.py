@@ -30,23 +30,31 @@ LINE_BYTES = 10 * 8
 class Moments:
     """Of each column of a matrix."""
 
-    count: npt.NDArray[np.int64]
-    """Elements that are not missing."""
+    count: npt.NDArray[np.int64] | Floats
+    """Elements that are not missing; where they have weights, the sum of those."""
     mean: Floats
     """Their mean; NaN where there are none."""
     squares: Floats
     """The sum of their squared deviations from it: over `count` − 1 it is the sample variance."""
 
     @classmethod
-    def none(cls, columns: int) -> "Moments":
+    def none(cls, columns: int, weighted: bool = False) -> "Moments":
         """Those of no elements."""
-        return cls(np.zeros(columns, np.int64), np.full(columns, np.nan), np.zeros(columns))
+        count: Any = np.zeros(columns, np.float64 if weighted else np.int64)
+        return cls(count, np.full(columns, np.nan), np.zeros(columns))
+
+    @property
+    def deviation(self) -> Floats:
+        """The standard deviation of each column, with `count` as the divisor; 0 where there are no
+        elements."""
+        with np.errstate(all="ignore"):
+            return np.where(self.count == 0, 0.0, np.sqrt(self.squares / self.count))
 
     def include(self, start: int, other: "Moments") -> None:
         """Add those of further rows of columns [start, start + width of `other`), in place."""
         here = slice(start, start + len(other.count))
         n, m = self.count[here], other.count
-        total = np.maximum(n + m, 1)
+        total = np.where(n + m == 0, 1, n + m)
         with np.errstate(all="ignore"):
             apart = np.where(n == 0, 0.0, other.mean - self.mean[here])
             mean = np.where(n == 0, other.mean, self.mean[here] + apart * (m / total))
@@ -57,18 +65,20 @@ class Moments:
         self.count[here] += m
 
 
-def of_columns(values: Array, missing: float | None = None) -> Moments:
+def of_columns(values: Array, missing: float | None = None, weights: Floats | None = None) -> Moments:
     """Moments of the columns of an array in memory.
 
     values: real numbers, rows × columns. missing: the number that stands for a missing value, or NaN where
-    NaN does.
+    NaN does. weights: a number for each row, none of them negative.
     """
     rows, cols = values.shape
     if not rows:
-        return Moments.none(cols)
+        return Moments.none(cols, weights is not None)
     step = max(1, STRIP_ELEMENTS // max(1, cols))
     with np.errstate(all="ignore"):
         count, pivot = _begin(values[:step], missing)
+        if weights is not None:
+            return _weighted(values, missing, weights, pivot, step)
         sums, squares = np.zeros(cols), np.zeros(cols)
         for start in range(0, rows, step):
             strip = values[start : start + step]
@@ -84,6 +94,26 @@ def of_columns(values: Array, missing: float | None = None) -> Moments:
         shares = sums / count
         squares = np.where(count > 0, np.maximum(squares - sums * shares, 0.0), 0.0)
         return Moments(count, pivot + shares, squares)
+
+
+def _weighted(values: Array, missing: float | None, weights: Floats, pivot: Floats, step: int) -> Moments:
+    """Moments of the columns of an array whose rows have weights. Elements count as differences from `pivot`,
+    `step` rows at a time."""
+    count, sums, squares = (np.zeros(len(pivot)) for _ in range(3))
+    for start in range(0, len(values), step):
+        strip, factors = values[start : start + step], weights[start : start + step]
+        apart = np.subtract(strip, pivot, dtype=np.float64)
+        if missing is None:
+            count += factors.sum()
+        else:
+            gone = is_missing(strip, missing)
+            apart[gone] = 0
+            count += np.einsum("i,ij->j", factors, ~gone)
+        sums += np.einsum("i,ij->j", factors, apart)
+        squares += np.einsum("i,ij,ij->j", factors, apart, apart)
+    shares = np.where(count == 0, 0.0, sums / np.where(count == 0, 1, count))
+    mean = np.where(count == 0, np.nan, pivot + shares)
+    return Moments(count, mean, np.maximum(squares - sums * shares, 0.0))
 
 
 def is_missing(values: Array, missing: float) -> npt.NDArray[np.bool_]:
@@ -106,12 +136,16 @@ def _begin(strip: Array, missing: float | None) -> tuple[npt.NDArray[np.int64], 
 
 
 def column_moments(
-    opened: Opened, limit: int, missing: float | None = None, progress: Progress | None = None
+    opened: Opened,
+    limit: int,
+    missing: float | None = None,
+    progress: Progress | None = None,
+    weights: Floats | None = None,
 ) -> tuple[Moments, int]:
     """Moments of the columns of op(X), and the bytes read; of its rows with `opened.transpose()`.
 
     opened: a real matrix. limit: the memory limit of the process, in bytes. missing: as of `of_columns`.
-    progress: called with the fraction that is done.
+    progress: called with the fraction that is done. weights: as of `of_columns`.
 
     Raises BudgetError before anything is read, StoreError where a chunk cannot be.
     """
@@ -119,10 +153,13 @@ def column_moments(
     s = opened.matrix
     width = min(columns, s.chunk_rows * MOST_STACKED if s.transposed else s.chunk_cols)
     needs = Needs(fixed=columns * 3 * 8, thread=WORK_BYTES + width * LINE_BYTES)
-    pieces, found = Pieces(opened, limit, "find the means of", needs), Moments.none(columns)
+    pieces, found = (
+        Pieces(opened, limit, "find the means of", needs),
+        Moments.none(columns, weights is not None),
+    )
 
     def work(values: Array, rows: Range, cols: Range) -> tuple[int, Moments]:
-        return cols[0], of_columns(values, missing)
+        return cols[0], of_columns(values, missing, None if weights is None else weights[slice(*rows)])
 
     pieces.each(work, lambda part: found.include(*part), progress)
     return found, pieces.bytes_read

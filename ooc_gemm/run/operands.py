@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..storage.read.source import Opened
 from ..storage.write import checks, reopen
 from ..support.errors import InputError
 from .settle import Settled
+from .transforms import Wanted, element_types, wanted_of
 
 
 def open_operand(spec: Any, name: str, transpose: bool = False) -> Opened:
@@ -35,6 +36,13 @@ class Inputs:
     there: Any
     """C as an open array, where it is there already and keeps its chunks: the unfinished C of an interrupted
     run, one that β·C is read from, or one that was given open."""
+    wanted: dict[str, Wanted] = field(default_factory=dict)
+    """What happens to the elements of `a` and `b` before they are multiplied."""
+
+    @property
+    def types(self) -> tuple[np.dtype[Any], np.dtype[Any]]:
+        """Types of the elements of A and of B as they are multiplied."""
+        return element_types(self.wanted, (self.a, self.b))
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -70,12 +78,13 @@ def open_inputs(request: Settled, begun: Any, continues: bool) -> Inputs:
         b = replace(b, matrix=replace(b.matrix, apart=a.matrix.apart))
     else:
         b = b.measured(request.memory_limit)
+    wanted = wanted_of((request.a, request.b), (a, b))
     if request.beta == 0:
-        return Inputs(a, b, None, request.c if request.fills and not continues else begun)
+        return Inputs(a, b, None, request.c if request.fills and not continues else begun, wanted)
     if not continues and request.c is not None:
         begun = reopen.open_existing(request.c)
         checks.check_output(request.c, _arrays(request), request.force, reads=True)
-    return Inputs(a, b, None if begun is None else _open_old(request, begun, (m, n)), begun)
+    return Inputs(a, b, None if begun is None else _open_old(request, begun, (m, n)), begun, wanted)
 
 
 def _check_there(request: Settled) -> None:

@@ -16,8 +16,9 @@ from ..planning.problem import Problem
 from ..planning.search import make_plan
 from ..storage.read import addresses
 from ..storage.read.source import Opened
-from ..storage.write import checks, provenance
+from ..storage.write import checks, provenance, recorded
 from ..storage.write.layout import Output
+from ..support.errors import InputError
 from .arithmetic import Chosen, choose_arithmetic, choose_dtype
 from .budget import known_rates, make_budget
 from .executor import Executor, Local
@@ -25,6 +26,7 @@ from .layout import Layout, chosen_layout, lay_out
 from .operands import Inputs, open_inputs
 from .request import Request
 from .settle import Log, Settled, settle
+from .transforms import Wanted, ledger_bytes
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,9 @@ class Job:
     """What makes C what it is, beside the inputs: for C's attributes."""
     blocks: int
     """Blocks of the whole C; those of the plan may be fewer."""
+    wanted: dict[str, Wanted]
+    """What happens to the elements of `a` and `b` before they are multiplied: for `Operation.transforms`,
+    once passes over the arrays have found means and deviations."""
 
     @property
     def works(self) -> bool:
@@ -78,6 +83,11 @@ def prepare(request: Request, log: Log | None = None, executor: Executor | None 
     chosen = choose_arithmetic(settled, inputs, dtype, executor.hardware)
     problem = _problem(settled, inputs, layout, chosen)
     limits = executor.hardware.limits(chosen.arithmetic, settled.device_memory_limit)
+    if inputs.wanted and not limits.transforms:
+        raise InputError(
+            f"{executor.hardware.name} does not centre, scale or weight what it multiplies; "
+            "give device='cpu', and no cluster"
+        )
     budget = make_budget(settled, inputs, problem, chosen, limits)
     plan = make_plan(problem, budget, known_rates(settled, inputs, problem, chosen, executor.hardware))
     plan, copies = layouts.rechunk(plan) if settled.rechunk else (layouts.advise(plan), ())
@@ -92,10 +102,11 @@ def prepare(request: Request, log: Log | None = None, executor: Executor | None 
         copies=copies,
         plan=left,
         executor=executor,
-        dtype=np.result_type(inputs.a.dtype, inputs.b.dtype),
+        dtype=np.result_type(*inputs.types),
         head=head,
         options=options,
         blocks=plan.block_count,
+        wanted=inputs.wanted,
     )
 
 
@@ -136,6 +147,7 @@ def _problem(request: Settled, inputs: Inputs, layout: Layout, chosen: Chosen) -
         kernel=f"{arithmetic.kernel}: {arithmetic.why}",
         symmetric=request.symmetric,
         types=(inputs.a.dtype.name, inputs.b.dtype.name, layout.output.dtype.name),
+        transforms=ledger_bytes(inputs.wanted, arithmetic.panel),
         keeps_a=arithmetic.panel.kind != "c" and arithmetic.panel != np.int64 and not chosen.may_wrap,
     )
 
@@ -159,9 +171,10 @@ def _options(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> dict[str
     """What makes C what it is, beside the inputs, as JSON types."""
     return {
         "shape": list(inputs.shape),
-        "product": "gram" if request.symmetric else "multiply",
+        "product": request.finish.name if request.finish else "gram" if request.symmetric else "multiply",
         "op(A)": request.a.op,
         "op(B)": request.b.op,
+        **{f"{recorded.ELEMENTS}{name.upper()}": one.spelled() for name, one in inputs.wanted.items()},
         "alpha": provenance.number(request.alpha),
         "beta": provenance.number(request.beta),
         "precision": request.precision,

@@ -1,30 +1,83 @@
 """What is asked for: one product, with everything that can change C, its cost or its place."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
 
 from ..engine.ports import Device
 from ..support.errors import InputError
 from ..support.memory import default_memory_limit, parse_size
+from .finish import Finish
 from .scalars import scalar
 
 Precision = Literal["highest", "high", "medium"]
 Op = Literal["none", "transpose", "adjoint"]
+Axis = Literal["rows", "columns"]
+Lines = Axis | tuple[Axis, npt.ArrayLike]
+"""Rows or columns of an array, of which a number each is to be found; or those numbers."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An input with its op()."""
+    """An input with its op(), and what happens to its elements before they are multiplied.
+
+    An element x[i, j] becomes (x[i, j] − center)/scale, times the weight of its place along k. A missing
+    element becomes 0, so that it adds nothing to any sum; of a centred array that is what replacing it by the
+    mean does. The array is then multiplied in float32, or in float64 where float32 does not hold its type.
+
+    Parameters
+    ----------
+    array : str, os.PathLike, zarr.Array or array-like
+        A path, a URL, an open Zarr array, or anything with shape, dtype and slicing.
+    transpose, adjoint : bool, default False
+        Multiply with the transpose, or the conjugate transpose, of the array.
+    center : {"rows", "columns"} or (axis, array-like), optional
+        What is subtracted: the mean of each row or column of the array as it is stored, before op(); or the
+        numbers given, one for each row or column. Means leave missing elements out, and are those of the
+        elements as they are, without weights. One pass over the array finds them.
+    scale : {"rows", "columns"} or (axis, array-like), optional
+        What elements are divided by after that: the standard deviation of each row or column (about its mean,
+        with the number of its elements as the divisor), but 1 where that is 0; or the numbers given.
+    missing : float, optional
+        Elements that are equal to this number, as stored, are missing; NaN: those that are NaN.
+    weights : array-like, optional
+        One factor for each place along k, the inner dimension of the product.
+
+    Notes
+    -----
+    Only real arrays are transformed, and only by the device `cpu` in this process.
+    """
 
     array: Any
-    """A path, a URL, a zarr.Array, or anything with shape, dtype and slicing."""
     transpose: bool = False
     adjoint: bool = False
+    center: Lines | None = field(default=None, kw_only=True)
+    scale: Lines | None = field(default=None, kw_only=True)
+    missing: float | None = field(default=None, kw_only=True)
+    weights: npt.ArrayLike | None = field(default=None, kw_only=True)
 
     @property
     def op(self) -> Op:
         """What is done to the matrix before it is multiplied."""
         return "adjoint" if self.adjoint else "transpose" if self.transpose else "none"
+
+    @property
+    def transformed(self) -> bool:
+        """Whether anything happens to its elements."""
+        asked = (self.center, self.scale, self.missing, self.weights)
+        return any(one is not None for one in asked)
+
+    @classmethod
+    def of(cls, given: Any, transpose: bool = False, adjoint: bool = False) -> "Operand":
+        """What the user has given for an input: an array, or an operand already, which may be transposed once
+        more. Raises InputError where an operand would be transposed and conjugated both."""
+        if not isinstance(given, Operand):
+            return cls(given, transpose, adjoint)
+        if (adjoint and given.transpose) or (transpose and given.adjoint):
+            raise InputError("an operand is either transposed or its adjoint taken; give one of the two")
+        return replace(given, transpose=given.transpose != transpose, adjoint=given.adjoint != adjoint)
 
 
 @dataclass(frozen=True)
@@ -53,6 +106,8 @@ class Request:
     resume: bool = False
     symmetric: bool = False
     """op(B) is op(A)ᵀ: one half of C is computed, unless β is not 0."""
+    finish: Finish | None = None
+    """What is done to the elements of C before they are stored."""
     writes: bool = True
     """False where only a plan is wanted."""
 
@@ -79,3 +134,18 @@ class Request:
             memory_limit=default_memory_limit() if host is None else parse_size(host),
             device_memory_limit=None if device is None else parse_size(device),
         )
+
+
+def gram_operands(given: Any, transpose: bool) -> tuple[Operand, Operand]:
+    """The operands of op(X)·op(X)ᵀ, or op(X)ᵀ·op(X): an array or an operand, and whether it is transposed.
+    Each takes the square roots of the weights. Raises InputError where a weight is negative."""
+    a, b = Operand.of(given, transpose), Operand.of(given, not transpose)
+    if a.weights is None:
+        return a, b
+    try:
+        weights = np.asarray(a.weights, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError("weights hold no real numbers; give one for each place along k") from error
+    if (weights < 0).any():
+        raise InputError("weights are negative, and A·W·Aᵀ is computed with their square roots; use multiply")
+    return replace(a, weights=np.sqrt(weights)), replace(b, weights=np.sqrt(weights))

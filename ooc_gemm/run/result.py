@@ -44,6 +44,8 @@ class Result:
     rechunked: tuple[Rechunked, ...]
     """Copies that were made first, their bytes and seconds; `seconds` contains theirs."""
     plan: Plan = field(repr=False)
+    bytes_passed: int = 0
+    """Read by passes that found means and deviations of operands, beside `bytes_read`."""
     array: Any = field(default=None, repr=False)
     """C as a NumPy array, where none was given to write to."""
 

@@ -118,6 +118,11 @@ def verify(
     if seed is not None and seed < 0:
         raise InputError(f"seed {seed} is negative; give 0 or more")
     left, right, product = (open_operand(x, name) for x, name in ((a, "A"), (b, "B"), (c, "C")))
+    if recorded.read(product.attributes).changed:
+        raise InputError(
+            f"{product.name} is not a plain product: its operands were centred, scaled or weighted, or its "
+            "elements changed; it can only be checked by the run that makes it, with verify=True"
+        )
     made = _asked(
         recorded.read(product.attributes),
         alpha,

@@ -110,3 +110,24 @@ def test_no_rows():
     found, _ = column_moments(open_operand(np.zeros((0, 4)), "A"), LIMIT)
     assert (found.count == 0).all()
     assert np.isnan(found.mean).all()
+
+
+@pytest.mark.parametrize("missing", [None, -1])
+@pytest.mark.parametrize("mean", [0, 1e4])
+def test_rows_with_weights(tmp_path, missing, mean):
+    rng = np.random.default_rng(7)
+    values, weights = rng.standard_normal((700, 23)) + mean, rng.random(700) / 100
+    weights[:90] = 0
+    values[rng.random(values.shape) < 0.1] = -1
+    values[:, 4] = -1
+    path = make(tmp_path / "a", values, chunks=(64, 16))
+    found, _ = column_moments(open_operand(path, "A"), LIMIT, missing, weights=weights)
+    some = np.ma.array(values, mask=values == (np.inf if missing is None else missing))
+    total = np.ma.array(np.repeat(weights[:, None], 23, 1), mask=some.mask).sum(axis=0)
+    mean = np.ma.average(some, axis=0, weights=weights)
+    squares = (np.square(some - mean) * weights[:, None]).sum(axis=0)
+    for one, wanted in ((found.count, total), (found.mean, mean), (found.squares, squares)):
+        wanted = np.ma.filled(wanted, np.nan if one is found.mean else 0)
+        np.testing.assert_allclose(one, wanted, rtol=1e-10, atol=1e-15)
+    deviation = np.ma.filled(np.sqrt(squares / total), 0)
+    np.testing.assert_allclose(found.deviation, deviation, rtol=1e-10, atol=1e-9 * (missing is None))

@@ -16,6 +16,9 @@ import ooc_gemm
 result = ooc_gemm.multiply("a", "b", "c", alpha=2, memory_limit="8GiB", precision="high", chunks=(512, 512))
 print(result.tflops, ooc_gemm.gram("a", transpose=True).array)
 plan: ooc_gemm.Plan = ooc_gemm.plan("a", "b", device="cpu")
+x = ooc_gemm.Operand("a", center="columns", scale=("rows", [1.0, 2.0]), missing=-1, weights=[1, 2])
+print(ooc_gemm.gram(x).bytes_passed, ooc_gemm.cov("a", rowvar=False, aweights=[1, 2]).mean)
+r: ooc_gemm.Covariance = ooc_gemm.corrcoef("a", "c", memory_limit="8GiB")
 check: ooc_gemm.Check = ooc_gemm.verify("a", "b", "c", rounds=3)
 """
 BAD = {
@@ -24,6 +27,8 @@ BAD = {
     'ooc_gemm.plan("a", "b", force=True)': "force",
     'ooc_gemm.multiply("a", "b", chunks=512)': "chunks",
     'ooc_gemm.multiply("a", "b").seconds.upper()': "upper",
+    'ooc_gemm.Operand("a", center="cols")': "center",
+    'ooc_gemm.cov("a", alpha=2)': "alpha",
 }
 
 
@@ -40,7 +45,8 @@ def test_mypy_accepts_what_is_right_and_names_what_is_wrong(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "name", ["multiply", "gram", "plan", "verify", "random", "dask.multiply", "dask.matmul"]
+    "name",
+    ["multiply", "gram", "plan", "verify", "random", "cov", "corrcoef", "dask.multiply", "dask.matmul"],
 )
 def test_docstrings_list_every_parameter(name):
     if "dask" in name:

@@ -217,6 +217,7 @@ class CPU:
             readers=min(8, max(4, self.threads)),
             writers=min(8, max(2, self.threads // 2)),
             check=self.threads * TILE_ELEMENTS * arithmetic.check_type.itemsize,
+            transforms=True,
         )
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
@@ -263,13 +264,17 @@ class CPU:
         """Does nothing: the CPU can copy from any memory."""
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
-        """Copies on the calling thread, and converts to the panel's type."""
+        """Copies on the calling thread, converts to the panel's type, and transforms."""
         start = time.perf_counter()
         self._overflow.upload(piece, buffer, source)
         memory = self._blocks[buffer] if piece.operand == "c" else self._panels[piece.operand, buffer]
         row, col = piece.into
         rows, cols = source.shape
-        np.copyto(_shaped(memory, piece.panel)[row : row + rows, col : col + cols], source, casting="unsafe")
+        place = _shaped(memory, piece.panel)[row : row + rows, col : col + cols]
+        if transform := self._op.transforms.get(piece.operand):
+            transform.place(source, piece.rows, piece.cols, place)
+        else:
+            np.copyto(place, source, casting="unsafe")
         self._trace.add("upload", start, time.perf_counter(), f"upload {get_ident()}")
         return _Done()
 

@@ -98,7 +98,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         found_now = now["inputs"].get(name)
         if found_now is None or any(was.get(key) != found_now.get(key) for key in ("is", "at")):
             found.append(f"{was['name']} was changed since, or is another array")
-    for name, was in before["options"].items():
+    options = dict.fromkeys(now["options"]) | dict(before["options"])
+    for name, was in options.items():
         after = now["options"].get(name)
         if json.dumps(after) != json.dumps(was):
             found.append(f"{name} was {_word(was)} and is {_word(after)}")

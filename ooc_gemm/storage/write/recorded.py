@@ -12,6 +12,9 @@ from typing import Any
 from .provenance import ATTRIBUTE
 
 OPERATIONS = ("none", "transpose", "adjoint")
+PRODUCTS = ("multiply", "gram", None)
+ELEMENTS = "elements of "
+"""Begins the names of options that say what happened to elements of an operand."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Recorded:
     op_b: str = "none"
     precision: str = "highest"
     kernel: str = "auto"
+    changed: bool = False
+    """Elements of A or B were centred, scaled or weighted, or those of C changed, before they were stored."""
 
 
 def read(attributes: Mapping[str, Any]) -> Recorded:
@@ -45,6 +50,7 @@ def read(attributes: Mapping[str, Any]) -> Recorded:
         operation("op(B)"),
         str(options.get("precision")),
         str(options.get("kernel")),
+        options.get("product") not in PRODUCTS or any(key.startswith(ELEMENTS) for key in options),
     )
 
 

@@ -1,0 +1,64 @@
+"""The commands cov and corrcoef."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import options
+from .group import CONTEXT, cli
+from .progress import progress_bar
+from .show import note, report_result
+from .types import Address
+
+if TYPE_CHECKING:
+    from ..statistics.covariance import Covariance
+
+rowvar = click.option(
+    "--rowvar/--no-rowvar",
+    default=True,
+    show_default=True,
+    help="Take each row of X for a variable, or each column.",
+)
+
+
+@cli.command(context_settings=CONTEXT, short_help="Compute the covariance matrix of the variables in X.")
+@click.argument("x", type=Address())
+@click.argument("c", type=Address())
+@rowvar
+@click.option("--bias", is_flag=True, help="Divide by the number of observations N, not by N − 1.")
+@click.option("--ddof", type=int, metavar="N", help="Divide by the number of observations less this.")
+@options.statistic
+def cov(x: str, c: str, **given: Any) -> None:
+    """Compute C, the covariance matrix of the variables in X, as numpy.cov defines it.
+
+    X is read twice, and never centred in a copy. Nothing is lost where means are large beside deviations.
+    """
+    from ..statistics.covariance import cov
+
+    _show(cov, x, c, given)
+
+
+@cli.command(
+    context_settings=CONTEXT, short_help="Compute the correlation coefficients of the variables in X."
+)
+@click.argument("x", type=Address())
+@click.argument("c", type=Address())
+@rowvar
+@options.statistic
+def corrcoef(x: str, c: str, **given: Any) -> None:
+    """Compute C, the correlation coefficients of the variables in X, as numpy.corrcoef defines them.
+
+    Rows and columns of variables that are constant are NaN.
+    """
+    from ..statistics.covariance import corrcoef
+
+    _show(corrcoef, x, c, given)
+
+
+def _show(function: "Callable[..., Covariance]", x: str, c: str, given: dict[str, Any]) -> None:
+    """Compute a statistic behind a progress bar, and show its result."""
+    shown, as_json, verbose = (given.pop(name) for name in ("progress", "as_json", "verbose"))
+    with progress_bar(shown) as report:
+        result = function(x, c, progress=report, notice=note, **given)
+    report_result(result, c, as_json, verbose)

@@ -1,0 +1,51 @@
+"""What is done to the elements of a finished C before they are stored.
+
+A part of C passes through here in the slot that the device has copied it to, in the writer's thread, before
+it is converted to C's type. The check of a block (`verify=True`) looks at it before that.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ..engine.ports import Array, Target
+from ..planning.schedule import Part
+from ..support.buffers import Bytes
+
+
+class Finish(Protocol):
+    """What is done to C."""
+
+    @property
+    def name(self) -> str:
+        """Spells all that it does to C, for the journal: two runs with the same name do the same."""
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory in bytes that it holds."""
+
+    def apply(self, values: Array, row: int, col: int) -> None:
+        """Change elements of C in place. values: a part of C, whose first element is that of `row` and
+        `col`. Any thread may call this."""
+
+
+class Finished:
+    """A target whose parts are finished before they are stored."""
+
+    def __init__(self, target: Target, finish: Finish, chunk: tuple[int, int]):
+        """target: the stored C. finish: what is done. chunk: rows and columns of what one write makes."""
+        self._target, self._finish, self._chunk = target, finish, chunk
+        self.background = target.background
+
+    def view(self, part: Part, slot: Bytes) -> Array:
+        """As the target's."""
+        return self._target.view(part, slot)
+
+    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
+        """Finishes the part, and starts to store it."""
+        row, col = (index * extent for index, extent in zip(part.chunk, self._chunk, strict=True))
+        self._finish.apply(self._target.view(part, slot), row, col)
+        return self._target.start(part, slot)
+
+    def cancel(self) -> None:
+        """As the target's."""
+        self._target.cancel()

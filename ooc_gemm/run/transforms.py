@@ -1,0 +1,209 @@
+"""From what is asked of an operand (`Operand`) to what the device does to its elements (`Transform`).
+
+`Wanted` knows an operand after it has been opened. Everything about it but the means and deviations that a
+pass over the array must find is known before a plan is made: the type of the transformed elements, the bytes
+of the vectors, and the words by which a journal tells one transform from another.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.transform import SCRATCH_BYTES, Array, Transform
+from ..engine.transform import Lines as Vectors
+from ..storage.io.stamps import digest
+from ..storage.read.source import Opened
+from ..support.errors import InputError
+from .moments import Moments, column_moments
+from .request import Axis, Lines, Operand
+
+Where = Literal["shift", "scale"]
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """A transform that is asked for, of an operand that is open."""
+
+    operand: Operand
+    opened: Opened
+    """With its op()."""
+    k_cols: bool
+    """k runs along the columns of the stored matrix S, not along its rows."""
+
+    def check(self) -> "Wanted":
+        """The same. Raises InputError where it cannot be applied, whatever the array holds."""
+        name, dtype = self.opened.name, self.opened.dtype
+        if dtype.kind == "c":
+            raise InputError(f"{name} holds {dtype}, and only real arrays are centred, scaled or weighted")
+        for word, vector, length in self._given:
+            if vector.shape != (length,):
+                raise InputError(
+                    f"{word} of {name} has shape {vector.shape}, but needs {length} numbers; give one each"
+                )
+        if self._weights is not None and not np.isfinite(self._weights).all():
+            raise InputError(f"weights of {name} are not all finite; leave out what has none")
+        return self
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the transformed elements: float32, or float64 where that does not hold the stored type."""
+        return np.result_type(self.opened.dtype, np.float32)
+
+    def nbytes(self, panel: np.dtype[Any]) -> int:
+        """Bytes of the vectors, for panels of a type."""
+        s, operand = self.opened.matrix, self.operand
+        extents = {"rows": s.rows, "cols": s.cols}
+        found = 0
+        for word, lines, times in (("center", operand.center, 2), ("scale", operand.scale, 1)):
+            if lines is not None:
+                found += times * extents[self._side(_axis(lines, word))]
+        if operand.weights is not None:
+            found += s.cols if self.k_cols else s.rows
+        return found * panel.itemsize
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Two operands with the same have the same means and deviations."""
+        operand = self.operand
+        named = tuple(x if isinstance(x, str) else id(x) for x in (operand.center, operand.scale))
+        return id(operand.array), named, operand.missing
+
+    def found_in(self, limit: int) -> tuple["Wanted", int]:
+        """The same with numbers in the place of names, and the bytes that passes over the array read."""
+        operand, read = self.operand, 0
+        found: dict[Axis, Moments] = {}
+        for lines in (operand.center, operand.scale):
+            if isinstance(lines, str) and lines not in found:
+                s = replace(self.opened.matrix, transposed=self._side(lines) == "rows")
+                opened = replace(self.opened, matrix=s)
+                found[lines], nbytes = column_moments(opened, limit, operand.missing)
+                read += nbytes
+        if isinstance(operand.center, str):
+            one = found[operand.center]
+            operand = replace(operand, center=(operand.center, np.where(one.count == 0, 0.0, one.mean)))
+        if isinstance(operand.scale, str):
+            deviation = found[operand.scale].deviation
+            operand = replace(operand, scale=(operand.scale, np.where(deviation == 0, 1.0, deviation)))
+        return replace(self, operand=operand), read
+
+    def spelled(self) -> dict[str, Any]:
+        """What makes the transform what it is, as JSON types."""
+        operand, vectors = self.operand, {word: vector for word, vector, _ in self._given}
+        found: dict[str, Any] = {}
+        for word, lines in (("center", operand.center), ("scale", operand.scale)):
+            if lines is not None:
+                found[word] = _axis(lines, word)
+        for word, vector in vectors.items():
+            found[f"{word} by"] = digest([vector.tobytes()])
+        if operand.missing is not None:
+            found["missing"] = str(float(operand.missing))
+        return found
+
+    def transform(self, panel: np.dtype[Any]) -> Transform:
+        """The transform, with vectors in the panels' type."""
+        shift, scale = self._vector("shift"), self._vector("scale")
+        weights = self._weights
+        if weights is not None:
+            side = "cols" if self.k_cols else "rows"
+            before = scale.get(side)
+            scale[side] = weights if before is None else weights * before
+        missing = None if self.operand.missing is None else float(self.operand.missing)
+        rows, cols = (Vectors.of(shift.get(side), scale.get(side), panel) for side in ("rows", "cols"))
+        return Transform(rows, cols, missing)
+
+    def _vector(self, what: Where) -> dict[str, Array]:
+        """What is subtracted from, or multiplied with, the rows or columns of S."""
+        lines = self.operand.center if what == "shift" else self.operand.scale
+        if lines is None:
+            return {}
+        side = self._side(_axis(lines, "center" if what == "shift" else "scale"))
+        assert not isinstance(lines, str), "a pass over the array has found the numbers"
+        with np.errstate(divide="ignore"):
+            vector = np.asarray(lines[1], np.float64)
+            return {side: vector if what == "shift" else 1 / vector}
+
+    def _side(self, axis: Axis) -> str:
+        """`rows` or `cols` of S for rows or columns of the array as its user sees it."""
+        return "rows" if (axis == "rows") != self.opened.matrix.fortran else "cols"
+
+    @cached_property
+    def _weights(self) -> Array | None:
+        return None if self.operand.weights is None else _numbers(self.operand.weights, "weights")
+
+    @cached_property
+    def _given(self) -> list[tuple[str, Array, int]]:
+        """Vectors that the user gave, by name, with the lengths that they must have."""
+        s, operand = self.opened.matrix, self.operand
+        extents, found = {"rows": s.rows, "cols": s.cols}, []
+        for word, lines in (("center", operand.center), ("scale", operand.scale)):
+            if lines is not None and not isinstance(lines, str):
+                extent = extents[self._side(_axis(lines, word))]
+                found.append((word, _numbers(lines[1], word), extent))
+        if self._weights is not None:
+            found.append(("weights", self._weights, s.cols if self.k_cols else s.rows))
+        return found
+
+
+def _axis(lines: Lines, word: str) -> Axis:
+    """Rows or columns."""
+    try:
+        axis, _ = (lines, None) if isinstance(lines, str) else lines
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{word} is {lines!r}; give 'rows', 'columns', or ('rows', numbers)") from error
+    if axis not in get_args(Axis):
+        raise InputError(f"{word} is {axis!r}; give 'rows' or 'columns'")
+    return axis
+
+
+def _numbers(given: npt.ArrayLike, word: str) -> Array:
+    """A vector of float64. Raises InputError."""
+    try:
+        return np.asarray(given, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{word} holds no real numbers; give one for each row or column") from error
+
+
+def wanted_of(operands: tuple[Operand, Operand], opened: tuple[Opened, Opened]) -> dict[str, Wanted]:
+    """What is asked for, by operand, checked. Raises InputError."""
+    (a, b), (left, right) = operands, opened
+    found = {}
+    if a.transformed:
+        found["a"] = Wanted(a, left, k_cols=not left.matrix.transposed).check()
+    if b.transformed:
+        found["b"] = Wanted(b, right, k_cols=right.matrix.transposed).check()
+    return found
+
+
+def element_types(wanted: dict[str, Wanted], opened: tuple[Opened, Opened]) -> tuple[Any, Any]:
+    """Types of the elements of A and B as they are multiplied."""
+    a, b = (wanted[n].dtype if n in wanted else one.dtype for n, one in zip("ab", opened, strict=True))
+    return a, b
+
+
+def ledger_bytes(wanted: dict[str, Wanted], panel: np.dtype[Any]) -> tuple[int, int]:
+    """Bytes of all vectors, and what each thread that places pieces allocates."""
+    return sum(one.nbytes(panel) for one in wanted.values()), SCRATCH_BYTES if wanted else 0
+
+
+def found_of(
+    wanted: dict[str, Wanted], panel: np.dtype[Any], limit: int, symmetric: bool
+) -> tuple[dict[str, Transform], int]:
+    """Transforms by operand, and the bytes read by passes that found means and deviations. symmetric: op(B)
+    is op(A)ᵀ and is cut from A."""
+    found: dict[tuple[Any, ...], tuple[Wanted, int]] = {}
+    transforms: dict[str, Transform] = {}
+    read = 0
+    for name, one in wanted.items():
+        if symmetric and name == "b":
+            transforms["b"] = transforms["a"]
+            continue
+        if one.key not in found:
+            found[one.key] = one.found_in(limit)
+            read += found[one.key][1]
+        ready = found[one.key][0].operand
+        operand = replace(one.operand, center=ready.center, scale=ready.scale)
+        transforms[name] = replace(one, operand=operand).transform(panel)
+    return transforms, read

@@ -1,0 +1,326 @@
+"""Covariance and correlation of the columns, or rows, of an array, as numpy.cov and numpy.corrcoef define
+them.
+
+One pass over the array finds means and deviations, a second one multiplies the centred array by its transpose
+(`gram`), which it never writes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.ports import Array, Device
+from ..planning.plan import Plan
+from ..run.moments import Moments, column_moments
+from ..run.observer import Observer
+from ..run.operands import open_operand
+from ..run.prepare import prepare
+from ..run.request import Axis, Operand, Precision, Request, gram_operands
+from ..run.result import Result
+from ..run.retry import carry_out, result_of
+from ..storage.io.zarr_internals import refuse_event_loop
+from ..support.errors import InputError
+from ..support.memory import default_memory_limit, parse_size
+from ..support.trace import Trace
+
+
+@dataclass(frozen=True)
+class Covariance(Result):
+    """What `cov` or `corrcoef` did and found. `array` is the matrix, where it was not stored."""
+
+    mean: Any = field(default=None, repr=False)
+    """Mean of each variable, as a NumPy array of float64."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types, without the means."""
+        return {key: value for key, value in super().to_dict().items() if key != "mean"}
+
+
+class Correlations:
+    """Makes correlations of the covariances of scaled variables: each lies in [−1, 1], and that of a variable
+    with itself is 1, whatever rounding has made of it."""
+
+    name, nbytes = "corrcoef", 0
+
+    def apply(self, values: Array, row: int, col: int) -> None:
+        """Change a part of C in place. NaN stays NaN."""
+        np.clip(values, -1, 1, out=values)
+        rows, cols = values.shape
+        shared = np.arange(max(row, col), min(row + rows, col + cols))
+        with_itself = values[shared - row, shared - col]
+        values[shared - row, shared - col] = np.where(np.isnan(with_itself), with_itself, 1)
+
+
+def cov(
+    x: Any,
+    c: Any = None,
+    *,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: int | None = None,
+    aweights: npt.ArrayLike | None = None,
+    memory_limit: str | int | None = None,
+    device: str | Device = "auto",
+    precision: Precision = "highest",
+    out_dtype: Any = None,
+    chunks: tuple[int, int] | None = None,
+    shards: tuple[int, int] | None = None,
+    compressor: str | None = None,
+    verify: bool = False,
+    force: bool = False,
+    resume: bool = False,
+    progress: Callable[[float, Plan, Trace], None] | None = None,
+    notice: Callable[[str], None] | None = None,
+) -> Covariance:
+    """The covariance matrix of the variables in `x`, as numpy.cov defines it.
+
+    `x` is read twice: once for the means, and once more, centred on its way, for the products. Nothing is
+    lost where means are large beside deviations.
+
+    Parameters
+    ----------
+    x : str, os.PathLike, zarr.Array or array-like
+        Variables and their observations: a path, a URL, an open Zarr array, or anything with shape, dtype and
+        slicing. Real numbers, 2-D.
+    c : str, os.PathLike or zarr.Array, optional
+        Where the matrix goes, as of `multiply`. By default it is returned as `array` of the result.
+    rowvar : bool, default True
+        Each row is a variable and each column an observation; if false, the other way round.
+    bias : bool, default False
+        Divide by the number of observations N instead of N − 1. `ddof` overrides it.
+    ddof : int, optional
+        Divide by N − ddof. By default 1, or 0 with `bias`.
+    aweights : array-like, optional
+        One weight for each observation, none of them negative.
+    memory_limit : str or int, optional
+        Most host memory that the process may hold resident, in bytes or as `"8GiB"`. By default 60 % of what
+        the process may use.
+    device : str or Device, default "auto"
+        The device: `"cpu"`, or `"auto"` where there is no GPU. GPUs do not centre what they multiply yet.
+    precision : {"highest", "high", "medium"}, default "highest"
+        Least accuracy of float32 products.
+    out_dtype : dtype, optional
+        Type of the matrix, and of the arithmetic. By default float32, or float64 where float32 does not hold
+        the type of `x`.
+    chunks, shards : (int, int), optional
+        Rows and columns of the chunks and shards of a new C. By default chunks near 16 MiB and no shards.
+    compressor : str, optional
+        `"none"` (the default), `"zstd"`, `"zstd:LEVEL"` or `"blosc"`.
+    verify : bool, default False
+        Check every block of C before it is stored, and compute what fails once more.
+    force : bool, default False
+        Replace a C that exists.
+    resume : bool, default False
+        Continue an interrupted run of the same problem, as of `multiply`. The means are found again.
+    progress : callable, optional
+        Called with (fraction, plan, trace) while products are computed.
+    notice : callable, optional
+        Called with sentences for the user, as of `multiply`.
+
+    Returns
+    -------
+    Covariance
+        What was done, with the `array` and the `mean` of each variable.
+
+    Raises
+    ------
+    InputError, BudgetError
+        Before anything is written: the request cannot be carried out, or not within the memory limit.
+    StoreError, DeviceError, VerificationError
+        While running, as of `multiply`.
+    """
+    if ddof is None:
+        ddof = 0 if bias else 1
+    weights = None if aweights is None else _weights(aweights)
+    request = Request(
+        Operand(x),
+        Operand(x),
+        c,
+        memory_limit=memory_limit,
+        device=device,
+        precision=precision,
+        out_dtype=out_dtype,
+        chunks=chunks,
+        shards=shards,
+        compressor=compressor,
+        verify=verify,
+        force=force,
+        resume=resume,
+    )
+    variables = _Variables(request, Observer(progress, notice), rowvar, weights)
+    return variables.covariance(ddof)
+
+
+def corrcoef(
+    x: Any,
+    c: Any = None,
+    *,
+    rowvar: bool = True,
+    memory_limit: str | int | None = None,
+    device: str | Device = "auto",
+    precision: Precision = "highest",
+    out_dtype: Any = None,
+    chunks: tuple[int, int] | None = None,
+    shards: tuple[int, int] | None = None,
+    compressor: str | None = None,
+    verify: bool = False,
+    force: bool = False,
+    resume: bool = False,
+    progress: Callable[[float, Plan, Trace], None] | None = None,
+    notice: Callable[[str], None] | None = None,
+) -> Covariance:
+    """The correlation coefficients of the variables in `x`, as numpy.corrcoef defines them.
+
+    All lie in [−1, 1], and those on the diagonal are 1. A variable that is constant has no correlation with
+    any other: its row and column are NaN, and a notice says so.
+
+    Parameters
+    ----------
+    x : str, os.PathLike, zarr.Array or array-like
+        Variables and their observations, as of `cov`.
+    c : str, os.PathLike or zarr.Array, optional
+        Where the matrix goes, as of `multiply`. By default it is returned as `array` of the result.
+    rowvar : bool, default True
+        Each row is a variable and each column an observation; if false, the other way round.
+    memory_limit : str or int, optional
+        Most host memory, in bytes or as `"8GiB"`. By default 60 % of what the process may use.
+    device : str or Device, default "auto"
+        The device, as of `cov`.
+    precision : {"highest", "high", "medium"}, default "highest"
+        Least accuracy of float32 products.
+    out_dtype : dtype, optional
+        Type of the matrix, and of the arithmetic, as of `cov`.
+    chunks, shards : (int, int), optional
+        Rows and columns of the chunks and shards of a new C. By default chunks near 16 MiB and no shards.
+    compressor : str, optional
+        `"none"` (the default), `"zstd"`, `"zstd:LEVEL"` or `"blosc"`.
+    verify : bool, default False
+        Check every block of C before it is stored, and compute what fails once more.
+    force : bool, default False
+        Replace a C that exists.
+    resume : bool, default False
+        Continue an interrupted run of the same problem, as of `cov`.
+    progress : callable, optional
+        Called with (fraction, plan, trace) while products are computed.
+    notice : callable, optional
+        Called with sentences for the user: constant variables, and those of `multiply`.
+
+    Returns
+    -------
+    Covariance
+        What was done, with the `array` and the `mean` of each variable.
+
+    Raises
+    ------
+    InputError, BudgetError, StoreError, DeviceError, VerificationError
+        As `cov`.
+    """
+    request = Request(
+        Operand(x),
+        Operand(x),
+        c,
+        memory_limit=memory_limit,
+        device=device,
+        precision=precision,
+        out_dtype=out_dtype,
+        chunks=chunks,
+        shards=shards,
+        compressor=compressor,
+        verify=verify,
+        force=force,
+        resume=resume,
+        finish=Correlations(),
+    )
+    return _Variables(request, Observer(progress, notice), rowvar, None).correlation()
+
+
+class _Variables:
+    """The variables of an array, and the request that their products are computed with."""
+
+    def __init__(self, request: Request, observer: Observer, rowvar: bool, weights: Array | None):
+        """request: all but the operands. weights: of the observations."""
+        refuse_event_loop()
+        limit = request.memory_limit
+        self._limit = default_memory_limit() if limit is None else parse_size(limit)
+        self._request = replace(request, memory_limit=self._limit, symmetric=True)
+        self._observer, self._weights = observer, weights
+        self._rowvar = rowvar
+        self._axis: Axis = "rows" if rowvar else "columns"
+        self._opened = open_operand(request.a.array, "X")
+        if self._opened.dtype.kind == "c":
+            raise InputError(f"{self._opened.name} holds {self._opened.dtype}; give real numbers")
+        rows, cols = self._opened.shape
+        self._count, self._observations = (rows, cols) if rowvar else (cols, rows)
+        if weights is not None and len(weights) != self._observations:
+            raise InputError(
+                f"aweights are {len(weights)}, but {self._opened.name} has {self._observations} "
+                "observations; give one weight for each"
+            )
+
+    def covariance(self, ddof: int) -> Covariance:
+        """The covariance matrix."""
+        weights = np.ones(1) if self._weights is None else self._weights
+        total = float(self._observations) if self._weights is None else float(weights.sum())
+        divisor = total - ddof if self._weights is None else total - ddof * float((weights**2).sum()) / total
+        if not divisor > 0:
+            raise InputError(
+                f"{self._observations} observations of {self._opened.name} leave no degrees of freedom for "
+                f"ddof={ddof}; give more observations, or a smaller ddof"
+            )
+        self._check(1 / divisor)
+        return self._made(*self._moments(), 1 / divisor, None)
+
+    def correlation(self) -> Covariance:
+        """The correlation coefficients."""
+        self._check(1.0)
+        found, read = self._moments()
+        scale = found.deviation
+        if constant := int(np.count_nonzero(scale == 0)):
+            self._observer.warn(
+                f"{constant} of the {self._count} variables in {self._opened.name} never change, so their "
+                "rows and columns of correlations are NaN"
+            )
+        scale[scale == 0] = np.nan
+        return self._made(found, read, 1 / self._observations, scale)
+
+    def _check(self, alpha: float) -> None:
+        """Find what is wrong with the request before the array is read."""
+        if not self._request.resume:
+            zeros = np.zeros(self._count)
+            prepare(self._with(zeros, alpha, None if self._request.finish is None else zeros).check())
+
+    def _moments(self) -> tuple[Moments, int]:
+        variables = self._opened.transpose() if self._rowvar else self._opened
+        return column_moments(variables, self._limit, weights=self._weights)
+
+    def _with(self, mean: Array, alpha: float, scale: Array | None) -> Request:
+        operand = Operand(
+            self._request.a.array,
+            center=(self._axis, mean),
+            scale=None if scale is None else (self._axis, scale),
+            weights=self._weights,
+        )
+        a, b = gram_operands(operand, not self._rowvar)
+        return replace(self._request, a=a, b=b, alpha=alpha)
+
+    def _made(self, found: Moments, read: int, alpha: float, scale: Array | None) -> Covariance:
+        request = self._with(found.mean, alpha, scale)
+        result = result_of(carry_out(request, self._observer))
+        known = dict(result.__dict__) | {"bytes_passed": read}
+        return Covariance(**known, mean=found.mean)
+
+
+def _weights(given: npt.ArrayLike) -> Array:
+    """Weights of observations. Raises InputError as numpy.cov does."""
+    try:
+        weights = np.asarray(given, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError("aweights hold no real numbers; give one for each observation") from error
+    if weights.ndim != 1:
+        raise InputError(f"aweights have {weights.ndim} dimensions; give one weight for each observation")
+    if not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise InputError("aweights are negative or not finite; give weights of 0 and more")
+    return weights

@@ -1,0 +1,36 @@
+"""The commands for statistics, against NumPy in float64."""
+
+import json
+
+import numpy as np
+import zarr
+from conftest import make, ooc
+
+
+def test_cov_and_corrcoef(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).standard_normal((90, 7)) + 1e3
+    make("x", x, chunks=(20, 20))
+    small = ("-M", "1GiB", "-d", "cpu")
+    done = ooc("cov", "x", "c", "--no-rowvar", "--ddof", "0", *small, "--json", "--verify")
+    assert (done.code, done.err) == (0, "")
+    found = json.loads(done.out)
+    assert (found["m"], found["n"], found["k"], found["verified"]) == (7, 7, 90, True)
+    assert found["bytes_passed"] > 0
+    np.testing.assert_allclose(zarr.open_array("c")[:], np.cov(x, rowvar=False, ddof=0), rtol=1e-9)
+    done = ooc("corrcoef", "x", "r", "--chunks", "2,2", *small)
+    assert done.code == 0
+    assert "r: 90×90 float64" in done.out
+    np.testing.assert_allclose(zarr.open_array("r")[:], np.corrcoef(x), rtol=1e-9)
+
+
+def test_messages_name_options(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make("x", np.ones((3, 2)), chunks=(2, 2))
+    make("c", np.ones((3, 3)), chunks=(2, 2))
+    done = ooc("cov", "x", "c")
+    assert done.code == 2
+    assert "--force" in done.err
+    done = ooc("cov", "x", "new", "--ddof", "2")
+    assert done.code == 2
+    assert "--ddof 2" in done.err

@@ -1,0 +1,148 @@
+"""Operands that are centred, scaled and weighted on their way into a product, against NumPy in float64."""
+
+import numpy as np
+import pytest
+import zarr
+from arrays import LAYOUTS, assert_close, matrix
+from conftest import make
+from interruption import interrupted
+
+import ooc_gemm
+from ooc_gemm import Operand
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.several import Several
+
+LIMIT = "300MiB"
+
+
+def standard(x, axis, scaled=True):
+    k = 0 if axis == "columns" else 1
+    x = np.ma.masked_invalid(x.astype("f8"))
+    x = x - x.mean(axis=k, keepdims=True)
+    if scaled:
+        deviation = x.std(axis=k, keepdims=True)
+        x = x / np.where(deviation == 0, 1, deviation)
+    return x.filled(0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("axis", ["rows", "columns"])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_gram_of_standardised_arrays(tmp_path, layout, axis, transpose):
+    x = matrix((130, 75), "f4", 1) + 100
+    x[3, 4] = x[100, 60] = np.nan
+    a = make(tmp_path / "a", x, **LAYOUTS[layout])
+    operand = Operand(a, center=axis, scale=axis, missing=np.nan)
+    found = ooc_gemm.gram(operand, transpose=transpose, memory_limit=LIMIT, verify=True)
+    wanted = standard(x, axis)
+    assert_close(found.array, wanted.T @ wanted if transpose else wanted @ wanted.T, 2e-6)
+    assert found.plan.problem.symmetric
+    assert found.verified
+    assert found.bytes_passed > 0
+
+
+@pytest.mark.parametrize("dtype", ["i1", "i4", "f2", "f4", "f8"])
+def test_products_of_operands(tmp_path, dtype):
+    x, y = matrix((61, 83), dtype, 2), matrix((83, 45), "f4", 3)
+    a, b = (make(tmp_path / name, v, chunks=(32, 16)) for name, v in (("a", x), ("b", y)))
+    weights = np.linspace(-1, 2, 83)
+    left, right = Operand(a, center="rows", weights=weights), Operand(b, scale="columns")
+    found = ooc_gemm.multiply(left, right, memory_limit=LIMIT, verify=True).array
+    deviation = y.astype("f8").std(axis=0)
+    wanted = (standard(x, "rows", scaled=False) * weights) @ (y / deviation)
+    assert_close(found, wanted, 2e-6)
+    assert found.dtype == ("f8" if dtype in ("i4", "f8") else "f4")
+    turned = Operand(b, transpose=True, scale="columns")
+    found = ooc_gemm.multiply(turned, left, transpose_b=True, memory_limit=LIMIT).array
+    assert_close(found, wanted.T, 2e-6)
+
+
+def test_given_numbers_and_an_old_c(tmp_path):
+    x, old = matrix((40, 30), "f4", 4), matrix((30, 30), "f4", 5)
+    a, c = make(tmp_path / "a", x, chunks=(16, 16)), make(tmp_path / "c", old, chunks=(8, 8))
+    shift, scale, weights = np.arange(30.0), np.arange(1, 41.0), np.arange(40.0)
+    operand = Operand(a, center=("columns", shift), scale=("rows", scale), weights=weights)
+    ooc_gemm.gram(operand, c, transpose=True, beta=0.5, force=True, memory_limit=LIMIT)
+    wide = (x.astype("f8") - shift) / scale[:, None]
+    assert_close(zarr.open_array(c)[:], wide.T @ (wide * weights[:, None]) + 0.5 * old, 1e-6)
+
+
+def test_a_constant_column_is_not_divided():
+    x = matrix((20, 3), "f4", 6)
+    x[:, 1] = 5
+    found = ooc_gemm.gram(Operand(x, center="columns", scale="columns"), transpose=True, memory_limit=LIMIT)
+    assert np.abs(found.array[1]).max() == 0
+    assert np.isclose(found.array[0, 0], 20, rtol=1e-6)
+
+
+def test_what_is_missing_adds_nothing():
+    x = np.array([[1, -9, 2], [-9, 3, 4]], "i1")
+    found = ooc_gemm.gram(Operand(x, missing=-9), memory_limit=LIMIT).array
+    assert np.array_equal(found, [[5, 8], [8, 25]])
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        ({"center": "cols"}, "give 'rows' or 'columns'"),
+        ({"center": ("x", [1])}, "give 'rows' or 'columns'"),
+        ({"scale": 3}, "scale is 3"),
+        ({"center": ("rows", [1, 2])}, "needs 4 numbers"),
+        ({"scale": ("columns", ["a"])}, "no real numbers"),
+        ({"weights": [1, 2, 3, 4]}, "needs 6 numbers"),
+        ({"weights": [1, 2, 3, np.nan, 1, 1]}, "finite"),
+        ({"weights": -np.ones(6)}, "negative"),
+    ],
+)
+def test_what_cannot_be_is_refused(asked, word):
+    with pytest.raises(ooc_gemm.InputError, match=word):
+        ooc_gemm.gram(Operand(np.ones((4, 6), "f4"), **asked), memory_limit=LIMIT)
+
+
+def test_complex_arrays_and_other_devices_are_refused(tmp_path):
+    with pytest.raises(ooc_gemm.InputError, match="only real arrays"):
+        ooc_gemm.gram(Operand(np.ones((4, 6), "c8"), center="rows"), memory_limit=LIMIT)
+    a = Operand(np.ones((4, 6), "f4"), center="rows")
+    with pytest.raises(ooc_gemm.InputError, match="device='cpu'"):
+        ooc_gemm.gram(a, device=Several([CPU(1), CPU(1)]), memory_limit=LIMIT)
+    with pytest.raises(ooc_gemm.InputError, match="one of the two"):
+        ooc_gemm.multiply(Operand(np.ones((4, 6)), adjoint=True), np.ones((4, 6)), transpose_a=True)
+
+
+def test_the_plan_counts_the_vectors_and_reads_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("ooc_gemm.run.transforms.column_moments", None)
+    a = make(tmp_path / "a", matrix((300, 200), "f4", 7), chunks=(64, 64))
+    plain = ooc_gemm.plan(a, a, transpose_b=True, memory_limit=LIMIT)
+    found = ooc_gemm.plan(Operand(a, center="rows", scale="rows"), a, transpose_b=True, memory_limit=LIMIT)
+    assert plain.ledger["transforms"] == 0
+    assert found.ledger["transforms"] >= 3 * 300 * 4
+
+
+def test_a_run_with_another_transform_is_not_continued(tmp_path, monkeypatch):
+    a, c = make(tmp_path / "a", matrix((200, 90), "f4", 8), chunks=(32, 32)), str(tmp_path / "c")
+    options = {"memory_limit": LIMIT, "chunks": (32, 32)}
+    operand = Operand(a, center="rows")
+    ooc_gemm.gram(operand, c + "1", **options)
+    interrupted(monkeypatch, 4, operand, c, run=ooc_gemm.gram, **options)
+    others = (a, Operand(a, center="columns"), Operand(a, center="rows", missing=0))
+    for other in (
+        *others,
+        Operand(a, center=("rows", np.ones(200))),
+        Operand(a, center="rows", scale="rows"),
+    ):
+        with pytest.raises(ooc_gemm.InputError, match="elements of A"):
+            ooc_gemm.gram(other, c, resume=True, **options)
+    assert ooc_gemm.gram(operand, c, resume=True, **options).bytes_written == (49 - 4) * 32 * 32 * 4
+    assert zarr.open_array(c)[:].tobytes() == zarr.open_array(c + "1")[:].tobytes()
+    assert "elements of A" in zarr.open_array(c).attrs["ooc-gemm"]["options"]
+    with pytest.raises(ooc_gemm.InputError, match="not the result asked for"):
+        ooc_gemm.gram(a, c, resume=True, **options)
+    with pytest.raises(ooc_gemm.InputError, match="not a plain product"):
+        ooc_gemm.verify(a, a, c)
+
+
+def test_a_plain_result_is_not_that_of_a_transform(tmp_path):
+    a, c = make(tmp_path / "a", matrix((60, 50), "f4", 9), chunks=(32, 32)), str(tmp_path / "c")
+    ooc_gemm.gram(a, c, memory_limit=LIMIT)
+    with pytest.raises(ooc_gemm.InputError, match="elements of A"):
+        ooc_gemm.gram(Operand(a, center="rows"), c, resume=True, memory_limit=LIMIT)

@@ -1,0 +1,147 @@
+"""Covariance and correlation, against numpy.cov and numpy.corrcoef of the same data in float64."""
+
+import numpy as np
+import pytest
+import zarr
+from arrays import LAYOUTS, matrix
+from conftest import make
+from interruption import interrupted
+
+import ooc_gemm
+
+LIMIT = "300MiB"
+
+
+def close(found, wanted, bound=1e-6):
+    assert found.shape == wanted.shape
+    assert np.array_equal(np.isnan(found), np.isnan(wanted))
+    assert np.nanmax(np.abs(found - wanted), initial=0) <= bound * np.nanmax(np.abs(wanted), initial=1e-300)
+
+
+def variables(shape, seed, means=1e4):
+    """Observations of variables along columns, whose means are large beside their deviations."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(shape) @ (np.eye(shape[1]) + rng.standard_normal((shape[1], shape[1])) / 8)
+    return (x + means * rng.standard_normal(shape[1])).astype("f4")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rowvar", [True, False])
+def test_layouts(tmp_path, layout, rowvar):
+    x = variables((301, 77), 1)
+    stored = make(tmp_path / "x", x.T if rowvar else x, **LAYOUTS[layout])
+    wide = x.astype("f8")
+    found = ooc_gemm.cov(stored, str(tmp_path / "c"), rowvar=rowvar, memory_limit=LIMIT, verify=True)
+    close(zarr.open_array(tmp_path / "c")[:], np.cov(wide, rowvar=False))
+    assert np.allclose(found.mean, wide.mean(axis=0), rtol=1e-12, atol=0)
+    assert found.verified
+    assert found.bytes_passed > 0
+    found = ooc_gemm.corrcoef(stored, rowvar=rowvar, memory_limit=LIMIT, verify=True)
+    close(found.array, np.corrcoef(wide, rowvar=False))
+    assert (np.diag(found.array) == 1).all()
+    assert np.abs(found.array).max() == 1
+    assert np.array_equal(found.array, found.array.T)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8"])
+def test_types(dtype):
+    x = matrix((400, 9), dtype, 2)
+    wide, narrow = x.astype("f8"), np.dtype(dtype).itemsize < 4 or dtype == "f4"
+    found = ooc_gemm.cov(x, rowvar=False, memory_limit=LIMIT)
+    assert found.array.dtype == ("f4" if narrow else "f8")
+    close(found.array, np.cov(wide, rowvar=False), 1e-6 if narrow else 1e-13)
+    found = ooc_gemm.cov(x, rowvar=False, memory_limit=LIMIT, out_dtype="f8")
+    close(found.array, np.cov(wide, rowvar=False), 1e-13)
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": True}, {"ddof": 0}, {"ddof": 3, "bias": True}])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_divisors_and_weights_are_those_of_numpy(options, weighted):
+    x = variables((50, 6), 3)
+    weights = {"aweights": np.random.default_rng(4).random(50)} if weighted else {}
+    found = ooc_gemm.cov(x, rowvar=False, memory_limit=LIMIT, **options, **weights)
+    close(found.array, np.cov(x.astype("f8"), rowvar=False, **options, **weights))
+    average = np.average(x.astype("f8"), axis=0, weights=weights.get("aweights"))
+    assert np.allclose(found.mean, average, rtol=1e-12, atol=0)
+
+
+def test_nan_and_infinity_spread_as_in_numpy():
+    x = variables((60, 7), 5)
+    x[3, 1], x[4, 2], x[5, 6] = np.nan, np.inf, -np.inf
+    with np.errstate(all="ignore"):
+        wanted = np.cov(x.astype("f8"), rowvar=False), np.corrcoef(x.astype("f8"), rowvar=False)
+    close(ooc_gemm.cov(x, rowvar=False, memory_limit=LIMIT, verify=True).array, wanted[0])
+    close(ooc_gemm.corrcoef(x, rowvar=False, memory_limit=LIMIT).array, wanted[1])
+
+
+def test_a_constant_variable_correlates_with_nothing_and_a_notice_says_so():
+    x, said = variables((60, 5), 6), []
+    x[:, 2] = 1 / 3
+    found = ooc_gemm.corrcoef(x, rowvar=False, memory_limit=LIMIT, notice=said.append).array
+    assert np.isnan(found[2]).all()
+    assert np.isnan(found[:, 2]).all()
+    assert np.isfinite(np.delete(np.delete(found, 2, 0), 2, 1)).all()
+    assert any("1 of the 5 variables in X never change" in text for text in said)
+    assert ooc_gemm.cov(x, rowvar=False, memory_limit=LIMIT).array[2, 2] <= 1e-12
+
+
+def test_observations_that_are_proportional_stay_within_one():
+    x = np.outer(np.random.default_rng(7).standard_normal(1000), np.arange(1, 40)).astype("f4")
+    found = ooc_gemm.corrcoef(x, rowvar=False, memory_limit=LIMIT).array
+    assert found.max() == 1
+    assert np.abs(found - 1).max() <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "word"),
+    [
+        (np.ones((5, 3), "c8"), {}, "complex64"),
+        (np.ones((5, 1), "f4"), {}, "degrees of freedom"),
+        (np.ones((1, 5), "f4"), {"ddof": 5}, "ddof=5"),
+        (np.ones((5, 3), "f4"), {"aweights": [1, 2]}, "aweights are 2"),
+        (np.ones((5, 3), "f4"), {"aweights": [1, -2, 1]}, "negative"),
+        (np.ones((5, 3), "f4"), {"aweights": [[1, 2, 3]]}, "dimensions"),
+        (np.ones((5, 3), "f4"), {"aweights": "abc"}, "no real numbers"),
+        (np.ones((5, 3), "f4"), {"precision": "best"}, "precision"),
+    ],
+)
+def test_what_cannot_be_is_refused(x, options, word):
+    with pytest.raises(ooc_gemm.InputError, match=word):
+        ooc_gemm.cov(x, **options)
+
+
+def test_no_pass_is_made_where_the_plan_does_not_fit(tmp_path, monkeypatch):
+    monkeypatch.setattr("ooc_gemm.statistics.covariance.column_moments", None)
+    x = make(tmp_path / "x", variables((300, 40), 1), chunks=(64, 64))
+    with pytest.raises(ooc_gemm.BudgetError) as small:
+        ooc_gemm.corrcoef(x, str(tmp_path / "c"), memory_limit=1)
+    assert small.value.minimum_memory_limit
+    make(tmp_path / "c", np.zeros((2, 2)), chunks=(2, 2))
+    with pytest.raises(ooc_gemm.InputError, match="force=True"):
+        ooc_gemm.corrcoef(x, str(tmp_path / "c"), memory_limit=LIMIT)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_run_is_continued_and_no_other_is(tmp_path, monkeypatch, count):
+    x = make(tmp_path / "x", variables((300, 90), 8), chunks=(64, 64))
+    options = {"rowvar": False, "memory_limit": LIMIT, "chunks": (32, 32)}
+    c = str(tmp_path / "c")
+    ooc_gemm.corrcoef(x, c + "1", **options)
+    interrupted(monkeypatch, count, x, c, run=ooc_gemm.corrcoef, **options)
+    if count:
+        for other in (ooc_gemm.cov, ooc_gemm.gram):
+            less = {key: value for key, value in options.items() if key != "rowvar" or other is ooc_gemm.cov}
+            with pytest.raises(ooc_gemm.InputError, match="cannot be continued"):
+                other(x, c, resume=True, **less)
+    result = ooc_gemm.corrcoef(x, c, resume=True, **options)
+    assert result.bytes_written == (9 - count) * 32 * 32 * 4
+    assert zarr.open_array(c)[:].tobytes() == zarr.open_array(c + "1")[:].tobytes()
+    with pytest.raises(ooc_gemm.InputError, match="not a plain product"):
+        ooc_gemm.verify(x, x, c)
+
+
+def test_json_holds_no_arrays():
+    found = ooc_gemm.cov(variables((30, 4), 9), memory_limit=LIMIT).to_dict()
+    assert "mean" not in found
+    assert "array" not in found
+    assert found["m"] == found["n"] == 30
