@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests start hundreds of interpreters. Where this is set, each of them compiles every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -25,7 +27,7 @@ help:
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/flights.py $(ARGS)
 
-# As many processes as there are cores; WORKERS=0 runs all tests in one, in the order of the files.
+# One process more than there are cores; WORKERS=0 runs all tests in one, in the order of the files.
 test: $(VENV)/.test
 	@$(PYTEST) $(FAST) $(ARGS)
 
@@ -55,6 +57,7 @@ clean:
 $(VENV)/.demo $(VENV)/.test $(VENV)/.dev $(VENV)/.benchmarks: $(VENV)/.%: pyproject.toml | $(VENV)/.created
 	@echo 'Installing ooc-gemm[$*] into $(VENV) …'
 	@$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@$(BIN)/python -m compileall -q ooc_gemm  # as pip does for packages that are not editable
 	@touch $@
 
 # In an environment of its own (VENV=.venv-lowest): direct dependencies at their floors, theirs as new as may be.

@@ -5,10 +5,8 @@
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from .planning.plan import Plan
 from .support.errors import (
     BudgetError,
     DeviceError,
@@ -21,11 +19,14 @@ from .support.errors import (
 
 if TYPE_CHECKING:
     from .api import gram, multiply, plan
+    from .planning.plan import Plan
     from .run.generate import random
     from .run.request import Operand
     from .run.result import Result
     from .run.verify import Check, verify
     from .statistics.covariance import Covariance, corrcoef, cov
+
+    __version__: str
 
 __all__ = [
     "BudgetError",
@@ -49,16 +50,12 @@ __all__ = [
     "verify",
 ]
 
-try:
-    __version__ = version("ooc-gemm")
-except PackageNotFoundError:  # a checkout that is not installed
-    __version__ = "0+unknown"
-
 _HOME = {
     "gram": "api",
     "multiply": "api",
     "plan": "api",
     "Operand": "run.request",
+    "Plan": "planning.plan",
     "Result": "run.result",
     "random": "run.generate",
     "verify": "run.verify",
@@ -71,7 +68,21 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Nothing heavy is imported before it is used."""
-    if name not in _HOME:
+    if name == "__version__":
+        found = _version()
+    elif name in _HOME:
+        found = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = found
     return found
+
+
+def _version() -> str:
+    """Return the version that is installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("ooc-gemm")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "0+unknown"

@@ -155,8 +155,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """As many processes as this one may use cores; one where there is a GPU, whose memory some tests fill."""
-    return len(os.sched_getaffinity(0)) if gpu_missing() else 1
+    """One process more than this one may use cores, as tests also wait for disks and for other processes; one
+    where there is a GPU, whose memory some tests fill."""
+    return len(os.sched_getaffinity(0)) + 1 if gpu_missing() else 1
 
 
 def gpu_missing():

@@ -2,11 +2,11 @@
 
 import ast
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import make, ooc
+from sources import trees
 
 import ooc_gemm
 from ooc_gemm.cli.group import cli
@@ -73,9 +73,8 @@ COMMAND_LINE = {"random_products.py", "stress.py", "kernels.py", "figures.py", "
 """Files outside of cli/ that speak only to users of the command line, or to other programs."""
 
 
-def texts(module):
+def texts(tree):
     """Strings of a module that are no docstrings."""
-    tree = ast.parse(module.read_text())
     silent = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in silent:
@@ -85,7 +84,6 @@ def texts(module):
 def test_no_message_is_written_with_options():
     """The command line would show it as it is, and so would Python. (A whole command in backticks, and
     --scheduler, which Python does not have, may be named.)"""
-    package = Path(ooc_gemm.__file__).parent
     params = [
         param for name in ("multiply", "gram", "verify", "random") for param in cli.commands[name].params
     ]
@@ -93,9 +91,9 @@ def test_no_message_is_written_with_options():
     named = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, options))})(?![\w-])")
     found = [
         (module.name, text)
-        for module in sorted(package.rglob("*.py"))
+        for module, tree in trees().items()
         if module.name not in COMMAND_LINE and module.parent.name != "cli"
-        for text in texts(module)
+        for text in texts(tree)
         if " " in text and named.search(re.sub(r"`[^`]*`", "", text))
     ]
     assert found == []

@@ -11,14 +11,13 @@ import pytest
 from ooc_gemm.cuda_kernels import catalog, preparations
 from ooc_gemm.cuda_kernels import compile as compiler
 from ooc_gemm.cuda_kernels.config import Config
-from ooc_gemm.cuda_kernels.ffma import ffma
 from ooc_gemm.support import cache as cache_folder
 from ooc_gemm.support.errors import DeviceError
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 TRANS = tuple(product((False, True), repeat=2))
-SMALL = ffma("float32", False, False)[-1]
-"""Quick to compile."""
+SMALL = preparations.combine("rows")
+"""Quick to compile, with a header."""
 
 
 @pytest.fixture
@@ -141,13 +140,13 @@ def test_second_compilation_is_read_from_the_cache(cache: Path, monkeypatch: pyt
 def test_another_header_makes_another_cubin(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key of the cache contains the texts of the headers that a kernel includes."""
     included = compiler.headers(compiler.kernel_source(SMALL.kernel))
-    assert "common/types.cuh" in included
+    assert "common/complex.cuh" in included
     before = compiler.compile_kernel(SMALL, "sm_80")
     monkeypatch.setattr(
-        compiler, "_compile", lambda source, included, *rest: included["common/types.cuh"].encode()
+        compiler, "_compile", lambda source, included, *rest: included["common/complex.cuh"].encode()
     )
     assert compiler.compile_kernel(SMALL, "sm_80") == before
-    changed = included | {"common/types.cuh": "another"}
+    changed = included | {"common/complex.cuh": "another"}
     monkeypatch.setattr(compiler, "headers", lambda source: changed)
     assert compiler.compile_kernel(SMALL, "sm_80") == b"another"
 
@@ -196,8 +195,8 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nvrtc", "cache")
 def test_broken_source_raises_with_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "kernel_source", lambda name: "__global__ void ffma() { wrong; }")
-    with pytest.raises(DeviceError, match=r'(?s)ffma does not compile.*identifier "wrong" is undefined'):
+    monkeypatch.setattr(compiler, "kernel_source", lambda name: "__global__ void combine() { wrong; }")
+    with pytest.raises(DeviceError, match=r'(?s)combine does not compile.*identifier "wrong" is undefined'):
         compiler.compile_kernel(SMALL, "sm_80")
 
 

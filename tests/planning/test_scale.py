@@ -13,6 +13,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import scale  # noqa: E402
 
+pytestmark = pytest.mark.slow  # all these plans take ten seconds
+
 
 @functools.cache
 def plans():

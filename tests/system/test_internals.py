@@ -3,14 +3,12 @@
 import ast
 import asyncio
 import threading
-from pathlib import Path
 
 import pytest
+from sources import trees
 
-import ooc_gemm
 from ooc_gemm.storage.io import zarr_internals
 
-PACKAGE = Path(ooc_gemm.__file__).parent
 INTERNAL = {
     "zarr": ("zarr_internals.py",),
     "dask": ("internals.py",),
@@ -29,8 +27,8 @@ DOCUMENTED = {
 @pytest.mark.parametrize("library", INTERNAL)
 def test_internal_names_are_used_in_one_place(library):
     seen = False
-    for file in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for file, tree in trees().items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 modules, names = [node.module or ""], [alias.name for alias in node.names]
             elif isinstance(node, ast.Import):

@@ -3,13 +3,10 @@
 import ast
 import functools
 import sys
-from pathlib import Path
 
 import pytest
+from sources import trees
 
-import ooc_gemm
-
-PACKAGE = Path(ooc_gemm.__file__).parent
 LOW = {"support", "planning"}
 USES = {
     "support": set(),
@@ -48,10 +45,9 @@ LIBRARIES = {
 def modules():
     """Every file of the package, its path in it, and what it imports: (module, name, whether at the top)."""
     every = []
-    for file in sorted(PACKAGE.rglob("*.py")):
-        path = file.relative_to(PACKAGE)
+    for path, tree in trees().items():
         folder = ("ooc_gemm", *path.parent.parts)
-        found, tree = [], ast.parse(file.read_text("utf-8"))
+        found = []
         at_top = [
             inner for node in tree.body for inner in (node.body if isinstance(node, ast.If) else [node])
         ]

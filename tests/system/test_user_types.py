@@ -32,6 +32,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow  # mypy reads NumPy anew
 def test_mypy_accepts_what_is_right_and_names_what_is_wrong(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = GOOD.splitlines()

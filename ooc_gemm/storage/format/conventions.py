@@ -8,6 +8,7 @@ import base64
 import binascii
 import math
 import struct
+import sys
 from collections.abc import Container
 from typing import Any
 
@@ -20,9 +21,10 @@ MISSING = ("_FillValue", "missing_value")
 def ignored(spec: Any, attributes: Container[str]) -> str:
     """How `spec` would have to be decoded, in words; empty where it holds plain values. A NaN that stands for
     missing values is a plain value: a product has NaN there either way."""
-    if isinstance(spec, np.ma.MaskedArray):
-        return "a mask" if np.ma.is_masked(spec) else ""
-    if isinstance(getattr(spec, "_meta", None), np.ma.MaskedArray):  # dask's
+    masked = sys.modules.get("numpy.ma")  # where nobody has imported it, there is no masked array
+    if masked is not None and isinstance(spec, masked.MaskedArray):
+        return "a mask" if masked.is_masked(spec) else ""
+    if masked is not None and isinstance(getattr(spec, "_meta", None), masked.MaskedArray):  # dask's
         return "a mask"
     return " and ".join(_found(attributes))
 
