@@ -265,7 +265,7 @@ def _verified(case: stress.Case, place: Path) -> str | None:
     """Return what `verify` finds wrong, or None. Products that it cannot check are skipped."""
     if case.alpha != 1 or case.beta:
         return None
-    ops = {"transpose_a": case.op_a == "T", "adjoint_a": case.op_a == "C"}
+    ops: dict[str, Any] = {"transpose_a": case.op_a == "T", "adjoint_a": case.op_a == "C"}
     ops |= {"transpose_b": case.op_b == "T", "adjoint_b": case.op_b == "C"}
     a, b, c = (str(place / name) for name in ("a", "b" if case.b else "a", "c"))
     found = verify(a, b, c, seed=case.number, **ops)

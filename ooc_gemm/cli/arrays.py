@@ -36,9 +36,10 @@ from .types import Address, Number, Pair
     help="Use this many random vectors; each halves the chance that an error is missed.",
 )
 @click.option("--seed", type=int, help="Draw the random vectors from this seed.  [default: a new one]")
+@options.progress
 @options.as_json
 @options.verbose
-def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **given: Any) -> None:
+def verify(a: str, b: str, c: str, progress: bool | None, as_json: bool, verbose: bool, **given: Any) -> None:
     """Check that C = α·op(A)·op(B) + β·(old C), by Freivalds' method, which reads each array once.
 
     Where α, β and op() are not given, those count that C's attributes record of the run that made it. Exit
@@ -46,7 +47,8 @@ def verify(a: str, b: str, c: str, as_json: bool, verbose: bool, **given: Any) -
     """
     from ..run.verify import verify as check
 
-    found = check(a, b, c, **given)
+    with bytes_bar(progress, "read") as report:
+        found = check(a, b, c, progress=report, **given)
     product = "the product" if found.formula == "A·B" else found.formula
     if as_json:
         click.echo(json.dumps(found.to_dict()))

@@ -1,4 +1,4 @@
-"""Freivalds' check: is C = α·op(A)·op(B) + β·(the old C)? Each array is read once.
+"""Freivalds' check that C = α·op(A)·op(B) + β·(old C), which reads each array once.
 
 For a vector x of random signs, C·x = α·op(A)·(op(B)·x) + β·(old C·x) costs O(n²) instead of O(n³), and a
 wrong C passes a round with probability at most one half (R. Freivalds, IFIP Congress 1977); in practice an
@@ -10,7 +10,8 @@ or NaN.
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,42 +19,41 @@ import numpy.typing as npt
 
 from ..engine.check import HOEFFDING, ROOT_TINY, Rounding, compare, least, roundoff
 from ..storage.io.zarr_internals import refuse_event_loop
-from ..storage.read.source import Opened
-from ..storage.write import recorded
 from ..support.errors import InputError
 from ..support.memory import default_memory_limit, parse_size
-from .operands import open_operand
+from .claim import Claim, open_claim
 from .stream import Needs, Pieces, Range
 
 Array = npt.NDArray[Any]
 TF32 = 2.0**-10
-"""Relative error of an element as TF32 takes it."""
-SIGNS = {"none": "", "transpose": "ᵀ", "adjoint": "ᴴ"}
+"""Relative error of an element that is rounded to TF32."""
+Progress = Callable[[int, int], None]
+"""Called with the bytes of elements that have been read, and the bytes of all arrays."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What the check found."""
+    """The result of `verify`."""
 
     ok: bool
     rounds: int
     rows_wrong: int
-    """Rows of C that are wrong, as far as was seen."""
+    """Number of rows of C that were found to be wrong."""
     first_wrong: int | None
-    """The first such row."""
+    """The first wrong row; None where no row is wrong."""
     worst: float
-    """Largest error over its tolerance; 1 and below passes."""
+    """Largest ratio of an error to its tolerance; a ratio of at most 1 passes."""
     rows_not_finite: int
-    """Rows that are rightly NaN or infinite, and not checked further: both sides are, or C's type may be too
-    small for them."""
+    """Number of rows that may be NaN or infinite, and are not checked further: both sides are, or C's type
+    may be too small for them."""
     bytes_read: int
     alpha: complex = 1.0
     beta: complex = 0.0
     formula: str = ""
-    """What C was compared with: `2·Aᵀ·B`."""
+    """What C was compared with, such as `2·Aᵀ·B`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return the result as JSON types."""
         numbers = {"alpha": self.alpha, "beta": self.beta}
         return {**self.__dict__, **{name: _json(value) for name, value in numbers.items()}}
 
@@ -73,11 +73,12 @@ def verify(
     rounds: int = 2,
     seed: int | None = None,
     memory_limit: str | int | None = None,
+    progress: Progress | None = None,
 ) -> Check:
-    """Is C (m×n) = α·op(A) (m×k)·op(B) (k×n) + β·(old C), to rounding?
+    """Check that C (m×n) = α·op(A) (m×k)·op(B) (k×n) + β·(old C), to rounding.
 
-    Each array is read once. What is not given is what C's attributes record of the run that made it; where
-    they record nothing, α = 1, β = 0 and op() changes nothing.
+    Each array is read once. Where α, β and op() are not given, those count that C's attributes record of the
+    run that made it; where they record nothing, α = 1, β = 0 and op() changes nothing.
 
     Parameters
     ----------
@@ -99,6 +100,8 @@ def verify(
     memory_limit : str or int, optional
         Most host memory that the process may hold resident, in bytes or as `"8GiB"`. By default 60 % of what
         the process may use.
+    progress : callable, optional
+        Called with (bytes done, bytes in all) as arrays are read: bytes of elements, after they are decoded.
 
     Returns
     -------
@@ -117,74 +120,15 @@ def verify(
         raise InputError(f"{rounds} rounds check nothing; give 1 or more")
     if seed is not None and seed < 0:
         raise InputError(f"seed {seed} is negative; give 0 or more")
-    left, right, product = (open_operand(x, name) for x, name in ((a, "A"), (b, "B"), (c, "C")))
-    if recorded.read(product.attributes).changed:
-        raise InputError(
-            f"{product.name} is not a plain product: its operands were centred, scaled or weighted, or its "
-            "elements changed; it can only be checked by the run that makes it, with verify=True"
-        )
-    made = _asked(
-        recorded.read(product.attributes),
-        alpha,
-        beta,
-        (transpose_a, adjoint_a),
-        (transpose_b, adjoint_b),
-    )
-    alpha, beta = made.alpha, made.beta
-    left, right = (x.transpose() if op != "none" else x for x, op in ((left, made.op_a), (right, made.op_b)))
-    if beta == 0 and old is not None:
-        raise InputError("the old C does not count where beta is 0; give beta, or leave out old")
-    if beta != 0 and old is None:
-        raise InputError(
-            f"{product.name} was made with beta = {_text(beta)} of a C that it has replaced, and cannot be "
-            "checked without that; give that C as old='PATH', or beta=0 to check a product alone"
-        )
-    before = None if beta == 0 else open_operand(old, "the old C")
-    (m, k), (k_b, n) = left.shape, right.shape
-    if k != k_b or any(x.shape != (m, n) for x in (product, before) if x is not None):
-        shapes = [f"op({left.name}) {m}×{k}", f"op({right.name}) {k_b}×{n}"]
-        shapes += [f"{x.name} {x.shape[0]}×{x.shape[1]}" for x in (product, before) if x is not None]
-        raise InputError(
-            f"the shapes do not fit in C = {_formula(made)}: {', '.join(shapes)}; "
-            "check the arrays and their transposition"
-        )
+    claim = open_claim(a, b, c, old, alpha, beta, (transpose_a, adjoint_a), (transpose_b, adjoint_b))
     limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
-    sources = [(right, made.op_b), (left, made.op_a), (product, "none")]
-    sources += [(before, "none")] if before is not None else []
-    if alpha == 0:  # A and B are not looked at: 0·NaN would be NaN
-        sources = sources[2:]
-    numbers = [np.min_scalar_type(value) for value in (alpha, beta)]
-    is_complex = "c" in "".join(x.kind for x in (*(source.dtype for source, _ in sources), *numbers))
-    wide: Any = np.complex128 if is_complex else np.float64
-    vectors = (m * (6 if before is None else 9) + n * 2 + k * 4) * rounds * np.dtype(wide).itemsize
-    streams = [_Stream(source, op == "adjoint", limit, vectors) for source, op in sources]
-    rest = streams[0 if alpha == 0 else 2 :]
-    x = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=(n, rounds)).astype(wide)
+    passes = _Passes(claim, rounds, limit, progress)
+    signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=(claim.shape[1], rounds))
     with np.errstate(all="ignore"):
-        wanted, sums = np.zeros((m, rounds), wide), np.zeros((m, 1))
-        if alpha != 0:
-            y, b_rows = streams[0].times(x)
-            z, a_rows = streams[1].times(y)
-            wanted += wide(alpha) * z
-            largest = math.sqrt(float(b_rows.sum())) + math.sqrt(k * n) * ROOT_TINY
-            sums += (largest * (np.sqrt(a_rows) + math.sqrt(k) * ROOT_TINY))[:, None]
-        scale = abs(alpha) * sums if alpha != 0 else sums
-        w, c_rows = rest[0].times(x)
-        kept = np.zeros((m, 1))
-        if before is not None:
-            v, old_rows = rest[1].times(x)
-            wanted += wide(beta) * v
-            kept += (abs(beta) * (np.sqrt(old_rows) + math.sqrt(n) * ROOT_TINY))[:, None]
-        rounding, stored = _rounding(left, right, product, made), product.dtype
-        tolerance = rounding.tolerance(scale, k, n, kept, abs(alpha))
-        too_large: Any = False
-        if stored.kind in "fc":
-            tolerance += HOEFFDING * roundoff(stored, stored=True) * np.sqrt(c_rows)[:, None]
-            tolerance += HOEFFDING * math.sqrt(n) * least(stored)
-            # Sums may be too large for their type before α makes them smaller.
-            too_large = ~((sums < rounding.largest) & (scale + kept < float(np.finfo(stored).max)))
-        bad, ratio = compare(w, wanted, tolerance, too_large)
-        not_finite = ~(np.isfinite(w) & np.isfinite(wanted)) & ~bad
+        sums = _sums(claim, passes, signs.astype(claim.wide))
+        tolerance, overflows = _tolerance(claim, sums)
+        bad, ratio = compare(sums.found, sums.wanted, tolerance, overflows)
+        not_finite = ~(np.isfinite(sums.found) & np.isfinite(sums.wanted)) & ~bad
     wrong = np.flatnonzero(bad.any(axis=1))
     return Check(
         ok=not wrong.size,
@@ -193,45 +137,118 @@ def verify(
         first_wrong=int(wrong[0]) if wrong.size else None,
         worst=float(ratio.max(where=np.isfinite(ratio), initial=0.0)),
         rows_not_finite=int(not_finite.any(axis=1).sum()),
-        bytes_read=sum(stream.bytes_read for stream in streams),
-        alpha=alpha,
-        beta=beta,
-        formula=_formula(made),
+        bytes_read=passes.bytes_read,
+        alpha=claim.made.alpha,
+        beta=claim.made.beta,
+        formula=claim.formula,
     )
 
 
-Flags = tuple[bool | None, bool | None]
-"""Whether an operand is transposed, and whether its adjoint is taken; None: not given."""
+class _Passes:
+    """The passes over the operands of a claim, one over each, within a memory limit."""
+
+    def __init__(self, claim: Claim, rounds: int, limit: int, progress: Progress | None):
+        """Raises BudgetError where the limit is too small for one of them."""
+        (m, n, k), wide = claim.shape, claim.wide.itemsize
+        vectors = (m * (6 if claim.before is None else 9) + n * 2 + k * 4) * rounds * wide
+        # A piece, twice in the wide type: itself and its squares.
+        needs = Needs(fixed=vectors, element=2 * 16)
+        self._operands = claim.operands
+        self._pieces = {
+            name: Pieces(opened, limit, "check", needs) for name, (opened, _) in self._operands.items()
+        }
+        self._sizes = {
+            name: opened.matrix.rows * opened.matrix.cols * opened.matrix.itemsize
+            for name, (opened, _) in self._operands.items()
+        }
+        self._done, self._progress = 0, progress
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that all passes have moved from the stores."""
+        return sum(pieces.bytes_read for pieces in self._pieces.values())
+
+    def times(self, name: str, x: Array) -> tuple[Array, Array]:
+        """Return op(X)·x, and the squared norms of op(X)'s rows, for the operand X of this name."""
+        pieces, (opened, op) = self._pieces[name], self._operands[name]
+        conjugate = op == "adjoint" and opened.dtype.kind == "c"
+        out, norms = np.zeros((opened.shape[0], x.shape[1]), x.dtype), np.zeros(opened.shape[0])
+
+        def multiply(values: Array, rows: Range, cols: Range) -> tuple[slice, Array, Array]:
+            wide = values.astype(x.dtype)
+            if conjugate:
+                wide = wide.conj()
+            return slice(*rows), wide @ x[slice(*cols)], np.square(np.abs(wide)).sum(axis=1)
+
+        def add(found: tuple[slice, Array, Array]) -> None:
+            rows, part, squares = found
+            out[rows] += part
+            norms[rows] += squares
+
+        pieces.each(multiply, add, self._report(name))
+        self._done += self._sizes[name]
+        return out, norms
+
+    def _report(self, name: str) -> Callable[[float], None] | None:
+        """Return what a pass calls with the fraction that is done."""
+        done, size, progress = self._done, self._sizes[name], self._progress
+        if progress is None:
+            return None
+        return lambda fraction: progress(done + round(fraction * size), sum(self._sizes.values()))
 
 
-def _asked(
-    made: recorded.Recorded, alpha: complex | None, beta: complex | None, flags_a: Flags, flags_b: Flags
-) -> recorded.Recorded:
-    """What is recorded, where nothing else is given. Raises InputError."""
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if value is not None and not np.isfinite(value):
-            raise InputError(f"{name} is {value}; it must be finite")
-    return replace(
-        made,
-        alpha=made.alpha if alpha is None else alpha,
-        beta=made.beta if beta is None else beta,
-        op_a=_operation(flags_a, made.op_a),
-        op_b=_operation(flags_b, made.op_b),
-    )
+@dataclass(frozen=True)
+class _Sums:
+    """What is compared, with m rows and a column for each round, and what bounds its errors."""
+
+    wanted: Array
+    """α·op(A)·(op(B)·x) + β·(old C·x)."""
+    found: Array
+    """C·x."""
+    norms: Array
+    """‖a_i‖·‖B‖_F for each row of op(A); 0 where α is 0."""
+    kept: Array
+    """|β|·‖c_i‖ for each row of the old C."""
+    squares: Array
+    """Squared norms of the rows of C."""
 
 
-def _operation(flags: Flags, recorded: str) -> str:
-    transpose, adjoint = flags
-    if transpose and adjoint:
-        raise InputError("an operand is either transposed or its adjoint taken; give one of the two")
-    if transpose is None and adjoint is None:
-        return recorded
-    return "transpose" if transpose else "adjoint" if adjoint else "none"
+def _sums(claim: Claim, passes: _Passes, x: Array) -> _Sums:
+    """Read each operand once, and multiply with the random signs x (n × rounds)."""
+    (m, n, k), made = claim.shape, claim.made
+    wanted, norms, kept = np.zeros((m, x.shape[1]), x.dtype), np.zeros((m, 1)), np.zeros((m, 1))
+    if made.alpha != 0:
+        y, b_rows = passes.times("b", x)
+        z, a_rows = passes.times("a", y)
+        wanted += x.dtype.type(made.alpha) * z
+        largest = math.sqrt(float(b_rows.sum())) + math.sqrt(k * n) * ROOT_TINY
+        norms += (largest * (np.sqrt(a_rows) + math.sqrt(k) * ROOT_TINY))[:, None]
+    found, c_rows = passes.times("c", x)
+    if claim.before is not None:
+        v, old_rows = passes.times("old", x)
+        wanted += x.dtype.type(made.beta) * v
+        kept += (abs(made.beta) * (np.sqrt(old_rows) + math.sqrt(n) * ROOT_TINY))[:, None]
+    return _Sums(wanted, found, norms, kept, c_rows[:, None])
 
 
-def _rounding(left: Opened, right: Opened, product: Opened, made: recorded.Recorded) -> Rounding:
-    """Of the sums of products: as of the coarser type of the two. Integers are exact, unless C is none."""
-    types = [left.dtype, right.dtype]
+def _tolerance(claim: Claim, sums: _Sums) -> tuple[Array, Any]:
+    """Return the tolerance of each row, and whether its sums may overflow on their way to C or in it."""
+    (_, n, k), alpha, stored = claim.shape, abs(claim.made.alpha), claim.product.dtype
+    rounding = _rounding(claim)
+    scale = alpha * sums.norms if alpha else sums.norms
+    tolerance = rounding.tolerance(scale, k, n, sums.kept, alpha)
+    if stored.kind not in "fc":
+        return tolerance, False
+    tolerance += HOEFFDING * roundoff(stored, stored=True) * np.sqrt(sums.squares)
+    tolerance += HOEFFDING * math.sqrt(n) * least(stored)
+    # Sums may be too large for their type before α makes them smaller.
+    return tolerance, ~((sums.norms < rounding.largest) & (scale + sums.kept < float(np.finfo(stored).max)))
+
+
+def _rounding(claim: Claim) -> Rounding:
+    """Return how the sums of products were rounded: as in the coarser type of A and B. Sums of integers are
+    exact where C holds integers, too."""
+    made, product, types = claim.made, claim.product, [claim.left.dtype, claim.right.dtype]
     coarse = max(types, key=roundoff)
     if roundoff(coarse) == 0:
         if product.dtype.kind in "iu":
@@ -244,51 +261,6 @@ def _rounding(left: Opened, right: Opened, product: Opened, made: recorded.Recor
     return Rounding.of(coarse, TF32 if tf32 else 0.0)
 
 
-def _formula(made: recorded.Recorded) -> str:
-    """`2·Aᵀ·B + 0.5·old C`."""
-    signs = SIGNS[made.op_a], SIGNS[made.op_b]
-    product = "" if made.alpha == 1 else f"{_text(made.alpha)}·"
-    product += f"A{signs[0]}·B{signs[1]}"
-    return product if made.beta == 0 else f"{product} + {_text(made.beta)}·old C"
-
-
-def _text(value: complex) -> str:
-    return f"{value:g}" if complex(value).imag else f"{complex(value).real:g}"
-
-
 def _json(value: complex) -> float | str:
-    """A number, or where it is complex its text, for JSON has none."""
+    """Return a number for JSON, which has no complex numbers: these become text."""
     return str(complex(value)) if complex(value).imag else float(complex(value).real)
-
-
-class _Stream:
-    """The pass over one of the matrices."""
-
-    def __init__(self, opened: Opened, conjugate: bool, limit: int, vectors: int):
-        """vectors: bytes of all vectors."""
-        # A piece, twice in the wide type: itself and its squares.
-        self._pieces = Pieces(opened, limit, "check", Needs(fixed=vectors, element=2 * 16))
-        self._conjugate = conjugate and opened.dtype.kind == "c"
-
-    @property
-    def bytes_read(self) -> int:
-        return self._pieces.bytes_read
-
-    def times(self, x: Array) -> tuple[Array, Array]:
-        """(op(S)·x, squared norms of op(S)'s rows)."""
-        rows = self._pieces.opened.shape[0]
-        out, norms = np.zeros((rows, x.shape[1]), x.dtype), np.zeros(rows)
-
-        def multiply(values: Array, rows: Range, cols: Range) -> tuple[slice, Array, Array]:
-            wide = values.astype(x.dtype)
-            if self._conjugate:
-                wide = wide.conj()
-            return slice(*rows), wide @ x[slice(*cols)], np.square(np.abs(wide)).sum(axis=1)
-
-        def add(found: tuple[slice, Array, Array]) -> None:
-            rows, part, squares = found
-            out[rows] += part
-            norms[rows] += squares
-
-        self._pieces.each(multiply, add)
-        return out, norms

@@ -552,6 +552,11 @@ def test_the_bar(here):
         assert text in shown
     assert out.startswith("r: 1500×1500 float32")
     assert on_a_terminal("random", "r", "-f", "--shape", "9,9", "-Q", columns=80)[0] == ""
+    shown, out = on_a_terminal("verify", "x", "y", "z", columns=80)
+    for text in ("%", "B/s", "read ", " left"):
+        assert text in shown
+    assert out.startswith("z is the product")
+    assert on_a_terminal("verify", "x", "y", "z", "-Q", columns=80)[0] == ""
     forced = ooc(*args[:-2], "-P", "--json")
     assert forced.code == 0
     assert "FLOP/s" in forced.err

@@ -225,6 +225,17 @@ def test_integers_that_are_off_by_one():
     assert verify(a, a.T, c, alpha=3).first_wrong == 2
 
 
+def test_progress(here):
+    multiply("at", "b", "c", transpose_a=True, alpha=2, **CPU)
+    seen = []
+    assert verify("at", "b", "c", progress=lambda *found: seen.append(found)).ok
+    whole = (60 * 50 + 50 * 40 + 60 * 40) * 8
+    done = [first for first, _ in seen]
+    assert done == sorted(done)
+    assert (done[0] > 0, done[-1]) == (True, whole)
+    assert {total for _, total in seen} == {whole}
+
+
 def test_full_signature():
     with pytest.raises(TypeError, match=r"^verify\(\) got an unexpected keyword argument 'aplha'"):
         ooc_gemm.verify(1, 2, 3, aplha=1)
