@@ -1,4 +1,5 @@
-"""Products of dask arrays, as dask arrays: how C is cut, and the graph of `tasks.py` that makes it."""
+"""Products of dask arrays, as dask arrays: how C is cut into superblocks, and the graph of tasks (`tasks.py`)
+that makes them."""
 
 import itertools
 import math
@@ -18,11 +19,12 @@ from .tasks import Options, Step, accumulated, nothing, part_of, pieces_of, prod
 from .workers import name_of_device, tasks_at_a_time
 
 FLOPS, BYTES = 60e9, 1e9
-"""Operations and bytes per second of a thread, roughly: they decide the shape of superblocks only."""
+"""Operations and bytes per second of a thread, roughly. They only decide the shape of superblocks."""
 LEAST_DEPTH, MOST_DEPTH = 256, 2048
-"""Extent of a step along k. A step copies its superblock, a few percent of the time of the shortest one."""
+"""Smallest and largest extent of a step along k. Each step copies its superblock, which takes a few percent
+of the time of the shortest one."""
 LAG = 2
-"""Number of steps that a superblock may be ahead of any other."""
+"""Number of steps by which a superblock may be ahead of any other."""
 
 
 def matmul(
@@ -102,26 +104,26 @@ def _ours(x: Any) -> bool:
 
 @dataclass(frozen=True)
 class Span:
-    """A superblock's extent down or across C."""
+    """The extent of a superblock down or across C."""
 
     first: int
-    """Number of its first chunk."""
+    """Number of the first chunk of the superblock."""
     edges: list[int]
-    """Where its chunks begin and end in C."""
+    """Where the chunks of the superblock begin and end in C."""
 
     @property
     def start(self) -> int:
-        """In C."""
+        """First row or column of the superblock in C."""
         return self.edges[0]
 
     @property
     def stop(self) -> int:
-        """In C."""
+        """End of the superblock's rows or columns in C, exclusive."""
         return self.edges[-1]
 
     @property
     def chunks(self) -> range:
-        """Numbers of its chunks."""
+        """Numbers of the superblock's chunks."""
         return range(self.first, self.first + len(self.edges) - 1)
 
     def within(self, chunk: int) -> tuple[int, int]:
@@ -131,8 +133,8 @@ class Span:
 
 
 def _superblocks(chunks: tuple[tuple[int, ...], ...], k: int, dtype: Any) -> tuple[list[Span], list[Span]]:
-    """How C is cut, down and across: into superblocks that keep all threads busy, of which each fits four
-    times into a task's memory: as it was and as it is made, what is multiplied, and chunks cut from it."""
+    """Cut C down and across into superblocks that keep all threads busy. Each fits four times into a task's
+    memory: as it was, as it is made, what is multiplied, and the chunks cut from it."""
     threads, memory = tasks_at_a_time()
     room = memory // (4 * accumulated(dtype).itemsize)
 
@@ -147,13 +149,13 @@ def _superblocks(chunks: tuple[tuple[int, ...], ...], k: int, dtype: Any) -> tup
 
 
 def _parts(chunks: int) -> list[int]:
-    """Numbers of parts to try."""
+    """Return the numbers of parts that are tried."""
     few = {*range(1, 17), *(round(16 * 1.2**i) for i in range(1, 60)), chunks}
     return sorted(parts for parts in few if parts <= chunks)
 
 
 def _cut(sizes: tuple[int, ...], parts: int) -> list[Span]:
-    """About equal parts of whole chunks."""
+    """Cut chunks into about equal parts of whole chunks."""
     edges = [0, *itertools.accumulate(sizes)]
     at = [bisect_left(edges, edges[-1] * part / parts) for part in range(1, parts)]
     firsts = sorted({0, *at, len(sizes)})
@@ -161,9 +163,9 @@ def _cut(sizes: tuple[int, ...], parts: int) -> list[Span]:
 
 
 def _stored(x: Any, axis: int, cut: list[Span]) -> Any:
-    """What a task opens to read x, where x is just what `from_zarr` opened and the cut along an axis is at
-    its chunks' edges; else None. This is the path of the array, or a reference to what the user's own graph
-    holds: an open array is not copied into ours, for it may bring credentials along."""
+    """Return what a task opens to read x, where x is exactly what `from_zarr` opened and is cut at edges of
+    its chunks; otherwise None. It is the path of the array, or a reference into the user's graph: an open
+    array is not copied into ours, because it may hold credentials."""
     layer = x.dask.layers.get(x.name)
     if not isinstance(layer, Blockwise) or getattr(layer.task, "func", None) is not getter:
         return None
@@ -181,7 +183,7 @@ def _stored(x: Any, axis: int, cut: list[Span]) -> Any:
 def _from_stores(
     name: str, stored: list[Any], k: int, down: list[Span], across: list[Span], dtype: Any, options: Options
 ) -> dict[Any, Any]:
-    """One task a superblock."""
+    """Return a graph in which one task makes each superblock from stored arrays."""
     graph: dict[Any, Any] = {}
     for (i, rows), (j, cols) in itertools.product(enumerate(down), enumerate(across)):
         key = _key(name, rows, cols, ("block-" + name, i, j))
@@ -194,7 +196,8 @@ def _from_stores(
 def _from_chunks(
     name: str, x: Any, y: Any, down: list[Span], across: list[Span], dtype: Any, options: Options
 ) -> dict[Any, Any]:
-    """A chain of tasks a superblock. `gate` p: step p of all superblocks is done."""
+    """Return a graph in which a chain of tasks makes each superblock. Task `gate` p waits for step p of all
+    superblocks."""
     graph: dict[Any, Any] = {}
     largest = max(1, sum(max(span.stop - span.start for span in spans) for spans in (down, across)))
     _, memory = tasks_at_a_time()
@@ -229,12 +232,13 @@ def _from_chunks(
 
 
 def _key(name: str, rows: Span, cols: Span, key: Any) -> Any:
-    """Of the task that makes a superblock: a chunk's own where it is just that."""
+    """Return the key of the task that makes a superblock: that of the chunk, if the superblock is just
+    one."""
     return (name, rows.first, cols.first) if len(rows.chunks) == len(cols.chunks) == 1 else key
 
 
 def _chunks(name: str, block: Any, rows: Span, cols: Span) -> dict[Any, Any]:
-    """A superblock's chunks, cut from it."""
+    """Add the tasks that cut chunks from a superblock."""
     if block[0] == name:
         return {}
     return {
@@ -244,8 +248,8 @@ def _chunks(name: str, block: Any, rows: Span, cols: Span) -> dict[Any, Any]:
 
 
 def _k_edges(x: list[int], y: list[int], depth: int) -> list[int]:
-    """Where steps begin and end: at edges of chunks, of the larger ones where that may be, and no more than
-    `depth` apart where that may be."""
+    """Return where steps begin and end along k: at edges of the larger chunks and at most `depth` apart,
+    where both are possible."""
     coarse, fine = sorted((x, y), key=len)
     every, found = sorted({*fine, *coarse}), [0]
     while (start := found[-1]) < every[-1]:
@@ -255,7 +259,7 @@ def _k_edges(x: list[int], y: list[int], depth: int) -> list[int]:
 
 
 def _overlapping(edges: list[int], start: int, stop: int) -> list[tuple[int, int, int]]:
-    """Chunks that hold some of [start, stop): number, and where they begin and end."""
+    """Return number, start and stop of the chunks that meet [start, stop)."""
     first = max(0, bisect_right(edges, start) - 1)
     some = itertools.takewhile(lambda q: edges[q] < stop, range(first, len(edges) - 1))
     return [(q, edges[q], edges[q + 1]) for q in some if edges[q] < edges[q + 1]]

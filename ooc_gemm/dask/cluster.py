@@ -1,8 +1,6 @@
-"""Carries out a plan on a cluster: its workers make superblocks of C, this process, the client, the rest.
-
-The client takes over the chunks of a superblock when that is done, and knows what is. Where a worker dies,
-others make its superblock again.
-"""
+"""Carries out a plan on a cluster: its workers make superblocks of C, and this process, the client, does the
+rest. The client takes over the chunks of each finished superblock, and notes them. Where a worker dies,
+others make its superblock again."""
 
 import os
 import queue
@@ -27,28 +25,28 @@ from .on_worker import SECONDS, Chunk, Report, Work, superblock
 from .workers import GONE, Workers
 
 SUPERBLOCKS = 16
-"""Most superblocks for each worker: so many keep all busy to the end, nearly."""
+"""Most superblocks for each worker, which keep all workers busy nearly to the end."""
 ANSWER = 10.0
-"""Seconds for the report of a superblock to come from its worker."""
+"""Seconds within which the report of a superblock must arrive from its worker."""
 DEATHS = 5
-"""Workers that may die of one superblock before it is taken for the reason."""
+"""Workers that may die while they make a superblock, before the superblock counts as the reason."""
 
 
 @dataclass
 class _Superblock:
-    """A run of consecutive blocks that one worker makes."""
+    """Consecutive blocks that one worker makes."""
 
     number: int
     chunks: frozenset[Chunk]
     flops: float
     deaths: int = 0
     fraction: float = 0.0
-    """Share of it that is done."""
+    """Share of the superblock that is done."""
     bytes_read: int = 0
 
 
 class Cluster:
-    """An `Executor`: the workers of a cluster."""
+    """An `Executor` that runs plans on the workers of a cluster."""
 
     def __init__(self, workers: Workers, inputs: Mapping[str, Any]):
         """inputs: A and B by operand, which the workers open themselves. Raises InputError where they
@@ -56,20 +54,20 @@ class Cluster:
         self.hardware = self.workers = workers
         self._inputs = {name: _portable(spec) for name, spec in inputs.items()}
         self.predicted_bytes_read = 0
-        """Bytes that the superblocks of all plans read: workers share no panels."""
+        """Bytes that the superblocks of all plans read. Workers do not share panels."""
         self._started: tuple[Plan, Operation, Trace] | None = None
         self._peaks = 0, 0
         self._failure: Failure | None = None
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
-        """Workers start their devices for each superblock."""
+        """Does nothing: workers start their devices for each superblock."""
         self._started = plan, operation, trace
 
     def close(self) -> None:
-        """Nothing is held between superblocks."""
+        """Does nothing: workers hold nothing between superblocks."""
 
     def explain(self, error: Exception) -> Failure | None:
-        """What a worker's device has said of the error, or that the scheduler is gone."""
+        """Returns what a worker's device has said of the error, or that the scheduler is gone."""
         if self._failure and self._failure.error is error:
             return self._failure
         if isinstance(error, OSError | CommClosedError) and self.workers.client.status != "running":
@@ -77,17 +75,17 @@ class Cluster:
         return None
 
     def peak_host_bytes(self) -> int:
-        """The largest resident set of a worker."""
+        """The largest resident set of a worker, in bytes."""
         return self._peaks[0]
 
     def peak_device_bytes(self) -> int:
-        """The most memory that a worker's device has held."""
+        """The most memory that a worker's device has held, in bytes."""
         return self._peaks[1]
 
     def execute(
         self, sources: Mapping[str, Source], target: Any, progress: Callable[[float], None]
     ) -> list[Block]:
-        """Run the plan on the workers."""
+        """Runs the plan on the workers."""
         assert self._started, "it is started"
         plan, operation, trace = self._started
         todo, chunks = _cut(plan, len(self.workers.known))
@@ -112,17 +110,17 @@ class Cluster:
         return sorted(run.wrong, key=lambda block: (block.row, block.col))
 
     def note(self, report: Report) -> None:
-        """Remember the peaks of a worker."""
+        """Remember the peak memory that a worker reports."""
         self._peaks = max(self._peaks[0], report.peak), max(self._peaks[1], report.peak_device)
 
     def failed(self, failure: Failure) -> DeviceError:
-        """The error to raise for a failure of a worker's device, which `explain` knows again."""
+        """Return the error to raise for a failure of a worker's device, which `explain` recognizes."""
         self._failure = failure
         return failure.error
 
 
 class _Run:
-    """Superblocks on their way: which are to do, which worker makes which, and what came of them."""
+    """The superblocks of a run: which are left to do, which worker makes which, and their results."""
 
     def __init__(
         self,
@@ -133,7 +131,7 @@ class _Run:
         target: Any,
         trace: Trace,
     ):
-        """chunks: all chunks of C."""
+        """chunks: all chunks of C that the superblocks make."""
         self._cluster, self._workers, self._work = cluster, cluster.workers, work
         self._client = cluster.workers.client
         self._todo, self._all, self._chunks = todo, list(todo), chunks
@@ -146,8 +144,7 @@ class _Run:
         self._client.subscribe_topic(work.topic, lambda event: self._reports.put(event[1]))
 
     def to_the_end(self, progress: Callable[[float], None]) -> None:
-        """Have all superblocks made. Raises what a worker raises, and DeviceError where nobody works any
-        more."""
+        """Have all superblocks made. Raises what a worker raises, and DeviceError where no worker is left."""
         looked = seen = time.monotonic()
         flops = sum(one.flops for one in self._all) or 1.0
         while self._todo or self._running:
@@ -167,7 +164,7 @@ class _Run:
                 )
 
     def forget(self) -> None:
-        """Cancel what is still under way: nobody waits for it any longer."""
+        """Cancel what is still under way, because its results are not needed any more."""
         if self._client.status != "running":
             return
         try:
@@ -177,7 +174,7 @@ class _Run:
             pass
 
     def _hand_out(self) -> None:
-        """Give every idle worker a superblock."""
+        """Give every idle worker a superblock to make."""
         idle = set(self._workers.known) - {address for address, _ in self._running.values()}
         while self._todo and idle:
             address, one = idle.pop(), self._todo.pop(0)
@@ -189,7 +186,7 @@ class _Run:
             future.add_done_callback(self._finished.put)
 
     def _take(self, future: Any) -> None:
-        """Take over what a worker has made."""
+        """Take over the chunks that a worker has made."""
         if future not in self._running:
             return
         address, one = self._running.pop(future)
@@ -207,7 +204,7 @@ class _Run:
         one.fraction = 1.0
 
     def _hear(self) -> None:
-        """Note how far workers say they are."""
+        """Note the progress that workers report."""
         for number, fraction, nbytes in _some(self._reports, 0):
             one = self._all[number]
             one.fraction = max(one.fraction, fraction)
@@ -215,7 +212,7 @@ class _Run:
         self._trace.bytes["read"] = self._read + sum(one.bytes_read for _, one in self._running.values())
 
     def _look(self) -> None:
-        """Find out which workers are there; superblocks of those that are not are made again."""
+        """Find out which workers exist, and have the superblocks of missing ones made again."""
         if self._client.status != "running":  # it would ask for long whether anybody is there
             raise CommClosedError
         self._workers.look()
@@ -226,7 +223,8 @@ class _Run:
                 self._died(one, address)
 
     def _result(self, future: Any) -> Report | None:
-        """The report of a superblock; None where its worker has died. Raises what the worker raised."""
+        """Return the report of a superblock; None where its worker has died. Raises what the worker
+        raised."""
         try:
             found: Report | Failure = future.result(ANSWER)
         except (distributed.KilledWorker, TimeoutError):
@@ -242,7 +240,7 @@ class _Run:
         return found
 
     def _died(self, one: _Superblock, address: str) -> None:
-        """The worker with a superblock has died: others make it again."""
+        """Have the superblock of a worker that has died made again by another."""
         self._workers.known.pop(address, None)
         one.deaths, one.fraction, one.bytes_read = one.deaths + 1, 0.0, 0
         if one.deaths == DEATHS:
@@ -254,7 +252,8 @@ class _Run:
 
 
 def _cut(plan: Plan, workers: int) -> tuple[list[_Superblock], frozenset[Chunk]]:
-    """Superblocks, of consecutive blocks, which share panels; and all chunks of C."""
+    """Cut the plan into superblocks of consecutive blocks, which share panels. Returns them, and all chunks
+    of C."""
     blocks = list(plan.blocks())
     count, (down, across) = max(1, len(blocks) // (SUPERBLOCKS * workers)), plan.problem.c.grid
     found = []
@@ -267,14 +266,14 @@ def _cut(plan: Plan, workers: int) -> tuple[list[_Superblock], frozenset[Chunk]]
 
 
 def _slim(plan: Plan) -> Plan:
-    """Without what workers find out when they open the arrays, or plan again for their part."""
+    """Return a plan without what workers find out when they open the arrays or plan their part again."""
     p = plan.problem
     a, b, c = (replace(matrix, stored=None) for matrix in (p.a, p.b, p.c))
     return replace(plan, problem=replace(p, a=a, b=b, c=c), found=(), kept=(), done=frozenset(), advice=None)
 
 
 def _portable(spec: Any) -> Any:
-    """What a worker opens an input by. Raises InputError where it cannot be opened there."""
+    """Return what a worker opens an input by. Raises InputError where it cannot be opened there."""
     found = addresses.portable(spec)
     if found is None and next(addresses.secrets_of(spec), None) is not None:
         raise InputError(
@@ -289,7 +288,7 @@ def _portable(spec: Any) -> Any:
 
 
 def _some(items: "queue.SimpleQueue[Any]", seconds: float) -> Iterator[Any]:
-    """Take all items that are there, after waiting so long for the first."""
+    """Return all items of a queue, after waiting so long for the first."""
     try:
         yield items.get(timeout=seconds) if seconds else items.get_nowait()
         while True:

@@ -1,4 +1,4 @@
-"""A cluster for one command: one that runs already, or worker processes on this machine."""
+"""Provides a cluster for one command: one that is running already, or worker processes on this machine."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ from . import workers as alike
 from .multiply import carry_out_on
 
 CLIENT_BYTES = 160 << 20
-"""What this process holds with a scheduler in it."""
+"""Memory in bytes that this process holds with a scheduler in it."""
 
 
 def carry_out_at(scheduler: str, request: Request, observer: Observer) -> Result | Recovery:
@@ -39,12 +39,11 @@ def carry_out_at(scheduler: str, request: Request, observer: Observer) -> Result
 def connected(
     scheduler: str, memory_limit: str | int | None, device: str
 ) -> Iterator[tuple[distributed.Client, str | int | None]]:
-    """The client of the cluster at an address, or of one of N worker processes on this machine that lasts as
-    long as this context (`local:N`), and the memory limit of each worker; None is its default. The processes
-    of this machine share the memory limit, less what this process holds, and the cores.
+    """Yield the client of the cluster at an address, or of N worker processes on this machine (`local:N`)
+    that end with this context, and the memory limit of each worker; None is its default.
 
-    Raises InputError, DeviceError, and BudgetError with the smallest limit that would do for all workers
-    together.
+    The processes of this machine share the cores, and the memory limit less what this process holds. Raises
+    InputError, DeviceError, and BudgetError with the smallest limit that would do for all workers together.
     """
     kind, _, number = scheduler.partition(":")
     if kind != "local":
@@ -79,7 +78,8 @@ def connected(
 
 
 def _gpus(count: int, device: str) -> list[dict[str, Any]]:
-    """For each worker on this machine: what makes one GPU its own, where it is to have one."""
+    """Return for each worker on this machine the settings that give it a GPU of its own, where it is to have
+    one."""
     found = 0
     if device != "cpu":
         from ..devices.cuda.gpus import count as gpu_count

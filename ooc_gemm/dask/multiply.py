@@ -1,4 +1,4 @@
-"""A product whose blocks are spread over the workers of a cluster."""
+"""Multiplies with the blocks of C spread over the workers of a cluster."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,8 +1,6 @@
-"""What runs on the workers of a cluster: answers for the planner, and superblocks of C.
-
-A worker holds one superblock, a run of consecutive blocks of the plan, at a time and has all of its memory,
-threads and GPU for that. It writes chunks into a folder of the run, from which the client takes them.
-"""
+"""What runs on the workers of a cluster: answers for the planner, and superblocks of C. A worker holds one
+superblock, a run of consecutive blocks of the plan, at a time and has all of its memory, threads and GPU for
+that. It writes chunks into a folder of the run, from which the client takes them."""
 
 import time
 from collections import defaultdict
@@ -30,20 +28,21 @@ from ..support.memory import baseline_bytes, default_memory_limit, resident_byte
 from ..support.trace import Trace
 
 SECONDS = 1.0
-"""Seconds between two reports of how far a worker is."""
+"""Seconds between two progress reports of a worker."""
 
 Chunk = tuple[int, int]
 
 
 def memory_of(worker: Any) -> int | None:
-    """Bytes that a worker may hold resident before `distributed` begins to spill or to pause."""
+    """Return the bytes that a worker may hold resident before `distributed` begins to spill or to pause."""
     found = worker.memory_manager
     fractions = (found.memory_spill_fraction, found.memory_pause_fraction)
     return int(found.memory_limit * min([f for f in fractions if f] or [1.0])) if found.memory_limit else None
 
 
 def task_limit() -> int:
-    """Bytes that this process, a worker or not, may hold resident while one task more runs in it."""
+    """Return the bytes that this process, which need not be a worker, may hold resident while one more task
+    runs in it."""
     held = resident_bytes()
     try:
         worker = distributed.get_worker()
@@ -55,7 +54,7 @@ def task_limit() -> int:
 
 
 def open_here(name: str, threads: int) -> Device:
-    """A device of this worker, on which `threads` multiply where that is the CPU."""
+    """Open the device of this worker. `threads`: how many multiply, where the device is the CPU."""
     device = open_device(name)
     if device.name != "cpu":
         return device
@@ -67,23 +66,24 @@ class About:
     """What the client knows of a worker."""
 
     memory: int
-    """Bytes that it may hold resident."""
+    """Bytes that the worker may hold resident."""
     resident: int
-    """Bytes that it holds now."""
+    """Bytes that the worker holds now."""
     threads: int
     gpu: bool
-    """It has the resource `GPU`."""
+    """Whether the worker has the resource `GPU`."""
 
 
 def about(on_this_host: int, dask_worker: Any) -> About:
-    """Describe this worker, which shares its host with others of the cluster (`on_this_host` in all)."""
+    """Describe this worker. `on_this_host`: how many workers of the cluster share its host."""
     memory = memory_of(dask_worker) or default_memory_limit() // on_this_host
     state = dask_worker.state
     return About(memory, resident_bytes(), state.nthreads, "GPU" in state.total_resources)
 
 
 def ask(device: str, threads: int, method: str, *arguments: Any) -> Any:
-    """What a method of this worker's device returns; its name and model where `method` is empty."""
+    """Return what a method of this worker's device returns; the device's name and model where `method` is
+    empty."""
     found = open_here(device, threads)
     if not method:
         return found.name, found.model
@@ -98,41 +98,41 @@ class Work:
     """What all superblocks of a run have in common."""
 
     inputs: dict[str, Any]
-    """Paths, URLs or zarr arrays of A and B, also of the C that was."""
+    """Paths, URLs or zarr arrays of A and B, and of the old C where it is read."""
     c: str
     name: str
     """How messages call C."""
     folder: str
-    """Where chunks are written until the client takes them."""
+    """Folder of the run, to which chunks are written until the client takes them."""
     plan: Plan
     operation: Operation
     device: str
     topic: str
-    """The topic that reports are sent under."""
+    """The topic under which reports are sent."""
     boot: str
-    """Which start of which system the client runs in."""
+    """Identifies the start of the system on which the client runs."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a superblock."""
+    """The outcome of a superblock."""
 
     written: list[tuple[Chunk, str]]
     wrong: list[Block]
     moved: defaultdict[str, int]
     """Bytes that each stage has moved."""
     seconds: defaultdict[str, float]
-    """Busy seconds of each stage."""
+    """Seconds that each stage was busy."""
     peak: int
     """The largest resident set of the worker, in bytes."""
     peak_device: int
-    """The most memory of its device that was held, in bytes."""
+    """The most memory of the worker's device that was held, in bytes."""
     overflowed: int
     """Elements that became infinite in C's type."""
 
 
 def superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report | Failure:
-    """Make all chunks of C that are not `done`, into the folder of the run."""
+    """Compute all chunks of C that are not `done`, and write them into the folder of the run."""
     worker, folder = distributed.get_worker(), Path(work.folder)
     if not folder.is_dir():
         raise StoreError(
@@ -182,7 +182,7 @@ def superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report | Fail
 
 
 def _opened(work: Work, name: str) -> Opened:
-    """Open an input as the plan has it."""
+    """Open an input, with the matrix that the plan has for it."""
     spec = reopen.open_partial(work.c) if name == "c" else work.inputs[name]
     found = inputs.open_input(spec, work.name if name == "c" else None)
     turned = {"a": work.operation.transpose_a, "b": work.operation.transpose_b, "c": False}[name]

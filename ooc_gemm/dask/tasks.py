@@ -22,7 +22,7 @@ from .on_worker import open_here, task_limit
 
 @dataclass(frozen=True)
 class Options:
-    """How a task multiplies, as the arguments of `multiply` say it."""
+    """How a task multiplies, as arguments of `multiply`."""
 
     device: str
     precision: Precision
@@ -30,7 +30,7 @@ class Options:
 
 
 def accumulated(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type in which the elements of a result are added up."""
+    """Return the type in which the elements of a result are added up."""
     if dtype.kind in "iu":
         return np.dtype(np.int64)
     return np.dtype(np.float32) if dtype == np.float16 else dtype
@@ -41,12 +41,13 @@ class Piece:
     """The part of a step's extent along k that one chunk of x and one of y share."""
 
     x: int
-    """The chunk's number among those of the step."""
+    """Number of the chunk of x among those of the step."""
     in_x: slice
-    """The columns of that chunk."""
+    """The columns of that chunk that the piece covers."""
     y: int
-    """Likewise the number of the chunk of y, and its rows."""
+    """Number of the chunk of y among those of the step."""
     in_y: slice
+    """The rows of that chunk that the piece covers."""
 
 
 def pieces_of(
@@ -64,7 +65,7 @@ def pieces_of(
 
 
 _gpu = threading.Lock()
-"""One task at a time uses the GPU, because plans count on its memory."""
+"""Lets one task at a time use the GPU, because plans count on its memory."""
 
 
 def product_of_stored(
@@ -74,13 +75,13 @@ def product_of_stored(
     dtype: np.dtype[Any],
     options: Options,
 ) -> Any:
-    """The product of parts of two stored arrays, in the ranges of rows and columns given for each."""
+    """Return the product of parts of two stored arrays, in the ranges of rows and columns given for each."""
     left, right = (inputs.open_input(spec).window(*part) for spec, part in zip((x, y), ranges, strict=True))
     return _engine(left, right, dtype, options)
 
 
 def _engine(x: Any, y: Any, dtype: np.dtype[Any], options: Options) -> Any:
-    """x·y within what this task may hold; where that is too little, within the least that does."""
+    """Compute x·y within the memory that this task may hold, or within the least that the product needs."""
     here = open_here(options.device, 1)
     with _gpu if here.name != "cpu" else nullcontext():
         # What overflows becomes infinite without a word, as in `dask.array.matmul`.
@@ -104,7 +105,7 @@ def _engine(x: Any, y: Any, dtype: np.dtype[Any], options: Options) -> Any:
 
 @dataclass(frozen=True)
 class Step:
-    """Adds the product of some chunks to a superblock, which is a new array."""
+    """A task that adds the product of some chunks to a superblock, and returns a new array."""
 
     rows: list[int]
     """Where the chunks of x begin and end in C."""
@@ -113,11 +114,12 @@ class Step:
     pieces: list[Piece]
     last: bool
     dtype: np.dtype[Any]
-    """Type of the last step's result. Earlier steps return the type in which it is added up."""
+    """Type of the last step's result. Earlier steps return the type in which sums are added up."""
     options: Options
 
     def __call__(self, before: Any, wait: None, x: list[list[Any]], y: list[list[Any]]) -> Any:
-        """`x`: chunks by their place down C and along k; `y`: along k and across C."""
+        """Add the products. `x`: chunks by their place down C and along k. `y`: chunks by their place along k
+        and across C."""
         dtype = accumulated(self.dtype)
         if not self.pieces:  # k = 0
             out = np.zeros((self.rows[-1] - self.rows[0], self.cols[-1] - self.cols[0]), dtype)
@@ -158,7 +160,7 @@ def _slices(edges: list[int]) -> list[slice]:
 
 
 def _for_blas(chunk: Any, dtype: np.dtype[Any]) -> Any:
-    """A chunk in the given type, and in a layout that BLAS takes."""
+    """Return a chunk in the given type, in a memory layout that BLAS accepts."""
     chunk = chunk.astype(dtype, copy=False)
     return chunk if chunk.itemsize in chunk.strides else np.ascontiguousarray(chunk)
 
@@ -169,4 +171,4 @@ def part_of(block: Any, row: int, row_stop: int, col: int, col_stop: int) -> Any
 
 
 def nothing(*_: Any) -> None:
-    """Does nothing: other tasks wait for it."""
+    """Does nothing. Its task exists so that others wait for it."""

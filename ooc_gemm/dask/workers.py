@@ -1,4 +1,4 @@
-"""The workers of a cluster as the planner sees them."""
+"""Describes the workers of a cluster to the planner."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from .on_worker import About, about, ask
 TIMEOUT = 60.0
 """Seconds without any worker, or without an answer of the scheduler, after which a run ends."""
 SHARE = 0.7
-"""Of a worker's memory, that tasks of `matmul` are made for: from there on `distributed` usually spills."""
+"""Share of a worker's memory that tasks of `matmul` use. Beyond it `distributed` usually spills."""
 GONE = (
     "the scheduler of the cluster is gone or does not answer; start another one and continue with resume=True"
 )
@@ -37,8 +37,8 @@ def name_of_device(device: object) -> str:
 
 
 def tasks_at_a_time() -> tuple[int, int]:
-    """How many tasks run at once on the workers of the current client, or in this process, and the bytes that
-    each of them has."""
+    """Return how many tasks run at a time on the workers of the current client, or in this process, and the
+    bytes that each of them has."""
     try:
         client = distributed.get_client()
         workers = [] if client.asynchronous else _info(client)
@@ -58,14 +58,12 @@ def _info(client: Any) -> list[dict[str, Any]]:
 
 
 class Workers:
-    """The workers of a client's cluster that are alike, as the planner's `Hardware`. With GPU workers among
-    them (`dask-cuda`'s resource `GPU`) these alone."""
+    """Those workers of a client's cluster that are alike, as the planner's `Hardware`. Where some workers
+    have a GPU (`dask-cuda`'s resource `GPU`), only these count."""
 
     def __init__(self, client: Any, device: str = "auto"):
-        """client: of the cluster; None for the current one. device: which device each worker uses.
-
-        Raises InputError and DeviceError.
-        """
+        """client: that of the cluster; None for the current one. device: which device each worker uses.
+        Raises InputError and DeviceError."""
         if client is None:
             try:
                 client = distributed.get_client()
@@ -75,7 +73,7 @@ class Workers:
             raise InputError("the client is asynchronous; give one that is not")
         self.client, self.device = client, device
         self.known: dict[str, About] = {}
-        """What is known of each, by address."""
+        """What is known of each worker, by its address."""
         with self.reached():
             client.wait_for_workers(1, timeout=TIMEOUT)
             self.look()
@@ -83,28 +81,28 @@ class Workers:
             raise DeviceError("the cluster has no workers that answer; add some")
         self._first = min(self.known, key=lambda address: self.known[address].memory)
         self.memory_limit = self.known[self._first].memory
-        """Bytes that the smallest may hold resident."""
+        """Bytes that the smallest worker may hold resident."""
         kind, self.model = self._asked("")
         self.name = f"{kind} on {len(self.known)} workers"
 
     def arithmetic(self, *arguments: Any) -> Arithmetic:
-        """How a worker's device multiplies."""
+        """Asks a worker how its device multiplies."""
         found: Arithmetic = self._asked("arithmetic", *arguments)
         return found
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
-        """What each worker takes and allows."""
+        """Returns the limits of each worker."""
         found: Limits = self._asked("limits", arithmetic, device_memory_limit)
         baseline = max(found.host_baseline, *(one.resident for one in self.known.values()))
         return replace(found, host_baseline=baseline, workers=len(self.known), transforms=False)
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
-        """How fast each worker is."""
+        """Returns the default rates of each worker."""
         found: Rates = self._asked("rates", arithmetic)
         return found
 
     def most_flops(self, kernel: str, panel: str) -> float:
-        """The most operations a second of each worker's device."""
+        """Returns the most operations per second of each worker's device."""
         found: float = self._asked("most_flops", kernel, panel)
         return found
 
@@ -120,7 +118,7 @@ class Workers:
                 raise DeviceError("no worker of the cluster answers; restart them") from None
 
     def look(self) -> None:
-        """Find out which workers are there."""
+        """Find out which workers exist, and what memory they have."""
         there = self.client.nthreads(callback_timeout=TIMEOUT)
         hosts = [_host(address) for address in there]
         for host in set(hosts):
@@ -135,7 +133,7 @@ class Workers:
 
     @contextmanager
     def reached(self) -> Iterator[None]:
-        """Around what needs the scheduler. Raises DeviceError where it is gone."""
+        """Raise DeviceError in the body where the scheduler is gone."""
         try:
             yield
         except Error:

@@ -1,1 +1,1 @@
-"""Runs a plan. It knows its own ports (`ports`) and nothing of Zarr or of any device."""
+"""Runs a plan. It knows only its own ports (`ports`), and nothing of Zarr or of any device."""

@@ -28,7 +28,7 @@ from ..support.intervals import ranges
 
 Array = npt.NDArray[Any]
 HOEFFDING = 8.0
-"""t in the formula above."""
+"""The factor t in the formula above."""
 ROWS = 1 << 14
 """Number of rows judged at a time, which takes 2 MiB."""
 ROOT_TINY = 2.0**-537
@@ -67,8 +67,8 @@ class Rounding:
     modulus: int = 0
     """Exact sums are compared modulo this; 0: in all their bits."""
     check: tuple[float, int] = (2.0**-53, 2**62)
-    """Unit roundoff of the check's own sums, and the most terms that are added up so; such sums are then
-    added up in float64."""
+    """Unit roundoff of the check's own sums, and the most terms that are added up with it; these sums are
+    then added up in float64."""
 
     @classmethod
     def of(cls, dtype: np.dtype[Any], operands: float = 0.0, run: int = 0) -> "Rounding":
@@ -89,7 +89,7 @@ class Rounding:
 
 
 def _growth(terms: int) -> float:
-    """f in the formula above."""
+    """The factor f in the formula above."""
     return math.sqrt(terms) + 4
 
 
@@ -130,11 +130,11 @@ class Sums:
     int32."""
 
     product: Array
-    """op(A)·(op(B)·x)."""
+    """The product op(A)·(op(B)·x), for each row."""
     found: Array
-    """C·x."""
+    """C·x, for each row."""
     old: Array
-    """The old C times x."""
+    """The old C times x, for each row."""
     a: Array
     """Squared norms of the rows of op(A)."""
     c: Array

@@ -1,1 +1,2 @@
-"""From numbers to a plan of what is read when. Standard library only; no store, no device."""
+"""Makes plans from numbers: what is read, multiplied and written when. It uses the standard library only, and
+touches neither a store nor a device."""

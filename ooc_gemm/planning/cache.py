@@ -12,11 +12,12 @@ from collections.abc import Hashable, Sequence
 from itertools import accumulate
 
 Visit = tuple[Hashable, int]
-"""What is visited, and how many pieces it is made of."""
+"""What is visited, and the number of pieces that it consists of."""
 
 
 def next_visits(visits: Sequence[Visit]) -> list[int]:
-    """For each visit the number of the same thing's next one; `len(visits)` where there is none."""
+    """Return for each visit the number of the next visit of the same thing; `len(visits)` where there is
+    none."""
     never, seen, after = len(visits), dict[Hashable, int](), [0] * len(visits)
     for number in range(never - 1, -1, -1):
         unit, _ = visits[number]
@@ -26,10 +27,11 @@ def next_visits(visits: Sequence[Visit]) -> list[int]:
 
 
 def hits(visits: Sequence[Visit], capacity: int) -> tuple[int, ...]:
-    """For each visit, how many of its first pieces are found in a cache of `capacity` pieces, filled in the
-    order of the visits, in which what has the farthest next use gives way.
+    """Return for each visit how many of its first pieces are found in a cache of `capacity` pieces.
 
-    Belady, A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal 5(2), 1966.
+    The cache is filled in the order of the visits, and drops the pieces whose next use is farthest away
+    (Belady, A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal 5(2),
+    1966).
     """
     after, never = next_visits(visits), len(visits)
     there = [0] * (never + 1)  # at the number of the next visit: pieces kept for it
@@ -56,10 +58,10 @@ def hits(visits: Sequence[Visit], capacity: int) -> tuple[int, ...]:
 
 
 def kept(visits: Sequence[Visit], found: Sequence[int]) -> tuple[int, ...]:
-    """For each visit, how many of its first pieces stay: those that the next one finds."""
+    """Return for each visit how many of its first pieces are kept, because the next visit finds them."""
     return tuple(found[after] if after < len(visits) else 0 for after in next_visits(visits))
 
 
 def most_kept(found: Sequence[int], kept: Sequence[int]) -> int:
-    """The largest number of pieces that ever stay at once: what the cache must hold."""
+    """Return the largest number of pieces that are kept at the same time, which the cache must hold."""
     return max(accumulate(comes - leaves for leaves, comes in zip(found, kept, strict=True)), default=0)

@@ -1,4 +1,4 @@
-"""Candidates: which sizes of blocks and panels, which rings and which chunks of C the search tries."""
+"""Lists what the search tries: sizes of blocks and panels, rings, and chunks of C."""
 
 import math
 from dataclasses import dataclass, replace
@@ -25,13 +25,13 @@ LEAST_SLOT = 1 * MiB
 
 @dataclass(frozen=True)
 class Ring:
-    """How many threads read and write, how many slots there are to read into, and how large one may be."""
+    """The numbers of reader and writer threads and of read slots, and the largest size of a slot."""
 
     readers: int
     writers: int
     slots: int
     cap: int
-    """Bytes of a slot at most, unless a chunk that must be decoded whole, or one row, takes more."""
+    """Most bytes of a slot, unless a chunk that must be decoded whole, or a row, is larger."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,21 @@ class Candidate:
     """One way to compute a product. The search compares the predicted seconds of many."""
 
     c: Matrix
-    """C as it would be stored."""
+    """How C would be stored."""
     bm: int
     bn: int
     panels: Panels
     c_buffers: int
-    """Blocks of C on the device: with two, one is written back while the other accumulates."""
+    """Blocks of C on the device: with two, one is written back while the other is computed."""
     ring: Ring
     cache: int = 0
-    """Slots for pieces that stay in host memory until their next use."""
+    """Number of slots for pieces that stay in host memory until their next use."""
     by_columns: bool = False
-    """Blocks are made column by column."""
+    """Whether blocks are made column by column of C."""
 
     def times_a(self, p: Problem) -> int:
-        """How many times op(A) is read, if nothing is found in the cache; of a symmetric product, A."""
+        """How many times op(A) is read if the cache holds nothing; for a symmetric product, how many times A
+        is."""
         return 1 if self.panels.resident else ceil_div(p.n, self.bn)
 
     def a_steps(self, p: Problem) -> tuple[int, int]:
@@ -67,7 +68,7 @@ class Candidate:
 
 
 def rings(budget: Budget) -> list[Ring]:
-    """The rings that are tried, ample ones first."""
+    """Return the rings that are tried, the largest first."""
     most, writers = budget.readers, budget.writers
     counts = [most]
     while budget.connection and counts[-1] > 4:
@@ -84,8 +85,8 @@ def rings(budget: Budget) -> list[Ring]:
 
 
 def steps(extent: int, align: int) -> list[int]:
-    """Block sizes to try along an axis, descending: the axis whole, then in 2, 3, … about equal parts,
-    each a multiple of `align`."""
+    """Return the block sizes that are tried along an axis, the largest first: the whole axis, then 2, 3, …
+    about equal parts of it, each a multiple of `align`."""
     top = max(1, ceil_div(extent, align))
     counts = [*range(1, 13), 14, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 1 << 14, 1 << 16]
     sizes = {min(extent, ceil_div(top, count) * align) for count in counts if count <= top} | {
@@ -95,7 +96,8 @@ def steps(extent: int, align: int) -> list[int]:
 
 
 def depths(p: Problem) -> list[int]:
-    """Panel depths to try, ascending: fractions and multiples of both k chunks, powers of two, all of k."""
+    """Return the panel depths that are tried, the smallest first: fractions and multiples of both k chunks,
+    powers of two, and all of k."""
     k = max(1, p.k)
     chunks = {
         p.a.chunk_rows if p.a.transposed else p.a.chunk_cols,
@@ -110,7 +112,8 @@ def depths(p: Problem) -> list[int]:
 
 
 def outputs(p: Problem) -> list[Matrix]:
-    """C as it may be stored: as asked, or new with chunks of the wanted size or, for small budgets, less."""
+    """Return the ways to store C that are tried: as asked for, or with chunks of the preferred size or
+    smaller."""
     if not p.free_chunks:
         return [p.c]
     rows_of_a = p.a.chunk_cols if p.a.transposed else p.a.chunk_rows
@@ -127,8 +130,8 @@ def outputs(p: Problem) -> list[Matrix]:
 
 
 def chunk_side(extent: int, near: float, other: int) -> int:
-    """A chunk side of C of about `near`, a multiple or an even part of the operand's chunk side `other`
-    where that comes close, so that block edges fall on chunk edges of both."""
+    """Return a chunk side of C near `near` that is a multiple or an even part of the operand's chunk side
+    `other` if one is close, so that block edges lie on chunk edges of both."""
     extent = max(1, extent)
     near = max(1, min(extent, round(near)))
     if other <= near:
@@ -140,6 +143,7 @@ def chunk_side(extent: int, near: float, other: int) -> int:
 
 
 def everything(p: Problem, budget: Budget) -> Candidate:
-    """C in one block, and panels so deep that their depth costs nothing: what memory without end allows."""
+    """Return the candidate for unlimited memory: C in one block, and panels so deep that their depth costs no
+    time."""
     panels = Panels(p.k, max(1, p.k), p.k_chunk)
     return Candidate(outputs(p)[0], max(1, p.m), max(1, p.n), panels, 1, rings(budget)[0])

@@ -1,4 +1,4 @@
-"""Cost: the seconds that a candidate is predicted to take."""
+"""Predicts how many seconds a candidate takes."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,24 +14,24 @@ from .traffic import shared_columns, uploaded_again
 
 @dataclass(frozen=True)
 class Pass:
-    """What one pass over a stored matrix takes, cut as a candidate cuts it. The numbers are estimates."""
+    """What reading a stored matrix once takes, cut as a candidate cuts it. The numbers are estimates."""
 
     nbytes: float
     """Bytes moved from the store."""
     decoded: float
-    """Bytes of chunks that must be decoded, as decoded."""
+    """Decoded size in bytes of the chunks that must be decoded."""
     pieces: float
     calls: float
-    """Read calls."""
+    """Number of read calls."""
 
     def seconds(self, rates: Rates, rate: float, call: float) -> float:
-        """Seconds of reading all of it at `rate` bytes and `1/call` calls a second."""
+        """Return the seconds of one pass at `rate` bytes per second and `1/call` calls per second."""
         return self.nbytes / rate + self.decoded / rates.decode + self.calls * call
 
 
 def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
-    """A pass over S, cut every `row_step` rows and `col_step` columns and at chunk edges, into slots of
-    `slot` bytes."""
+    """Estimate a pass over S, cut every `row_step` rows and `col_step` columns and at chunk edges, into slots
+    of `slot` bytes."""
     nbytes = s.read_bytes_estimate(row_step, col_step)
     row_touches = touches(s.rows, row_step, s.chunk_rows)
     col_touches = touches(s.cols, col_step, s.chunk_cols)
@@ -46,34 +46,34 @@ def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
 
 @dataclass(frozen=True)
 class Reads:
-    """How one operand is read by a candidate."""
+    """How a candidate reads one operand."""
 
     seconds: float
-    """Seconds of one pass over it."""
+    """Seconds of one pass over the operand."""
     pieces: float
-    """Pieces of one pass."""
+    """Number of pieces of one pass."""
     times: int
-    """Passes over it, if nothing is found in the cache."""
+    """Number of passes, if the cache holds nothing."""
     missed: float
-    """Share of its pieces that the cache does not hold."""
+    """Share of the pieces that the cache does not hold."""
     nbytes: int
     """Bytes of all its elements, which each pass uploads."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted seconds of a candidate."""
+    """The predicted seconds of a candidate."""
 
     stages: dict[str, float]
-    """Seconds that each stage is busy, on one worker that makes all blocks."""
+    """Seconds that each stage is busy, if one worker makes all blocks."""
     alone: float
-    """Seconds until all is done, on one worker that makes all blocks."""
+    """Seconds until everything is done, if one worker makes all blocks."""
     share: float
     """Share of the blocks that the busiest of several workers makes."""
 
     @property
     def seconds(self) -> float:
-        """Seconds until all is done."""
+        """Predicted seconds until everything is done."""
         return self.alone * self.share
 
 
@@ -89,7 +89,7 @@ class CostModel:
         self._passes: dict[tuple[str, int, int, int, int, int], Pass] = {}
 
     def estimate(self, x: Candidate) -> Estimate:
-        """Seconds of each stage, and of the whole."""
+        """Predict the seconds of each stage and of the whole product."""
         p, rates, slot = self._problem, self._rates, slot_bytes(self._problem, x)
         reads = self._reads(x, slot)
         written, c = x.c.rows * x.c.cols, x.c
@@ -112,10 +112,12 @@ class CostModel:
         return Estimate(stages, alone, ceil_div(blocks, self._budget.workers) / blocks)
 
     def hidden_cost(self, stages: dict[str, float]) -> float:
-        """Seconds added to a candidate's when candidates are compared: a stage that hides behind the longest
-        one still has its price (`Rates.hidden_cost`). Square blocks of a symmetric product come in few sizes:
-        the next smaller one, for a few percent of the time, would read half as much again. So its price is
-        twice that."""
+        """Return the seconds that are added to a candidate's when candidates are compared.
+
+        A stage that is hidden behind the longest one still has a price (`Rates.hidden_cost`). For symmetric
+        products the price is twice as high, because square blocks come in few sizes: the next smaller one
+        would read half as much again to save a few percent of the time.
+        """
         return self._rates.hidden_cost * (2 if self._problem.symmetric else 1) * sum(stages.values())
 
     def _pass(self, name: str, s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
@@ -125,7 +127,7 @@ class CostModel:
         return self._passes[key]
 
     def _reads(self, x: Candidate, slot: int) -> list[Reads]:
-        """How A, B (not of a symmetric product) and C (β ≠ 0) are read."""
+        """Return how A, B (unless the product is symmetric) and C (where β ≠ 0) are read."""
         p = self._problem
         down, across = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn)
         a = self._pass("a", p.a, *x.a_steps(p), slot)
@@ -217,8 +219,8 @@ class CostModel:
 
 
 def _found_shares(x: Candidate, a: Pass, b: Pass, down: int, across: int) -> tuple[float, float]:
-    """Which share of all pieces of A, and of B, a cache finds: an estimate of what `cache.hits` will say.
-    Next block's panel of the operand that stays comes first, then that at the turn, then any."""
+    """Estimate the shares of all pieces of A and of B that a cache holds, as `cache.hits` would count them.
+    The next block's panel of the operand that stays comes first, then the panel at the turn, then any."""
     if x.by_columns:
         return _found_shares(replace(x, by_columns=False), b, a, across, down)[::-1]
     strip_a, strip_b = a.pieces / down, b.pieces / across
@@ -229,8 +231,8 @@ def _found_shares(x: Candidate, a: Pass, b: Pass, down: int, across: int) -> tup
 
 
 def _found_share(x: Candidate, a: Pass, down: int) -> float:
-    """The same of a symmetric product, whose block row i uses its own strip of A i times more, and i others,
-    of which the last block row has used all but one."""
+    """Estimate the same share for a symmetric product. Block row i uses its own strip of A i more times, and
+    i other strips, of which the block row before has used all but one."""
     strip = a.pieces / down
     spare = max(0.0, x.cache - 2 * strip)
     found = sum(i * min(x.cache, strip) + min(i * strip, min(x.cache, strip) + spare) for i in range(1, down))
@@ -238,5 +240,6 @@ def _found_share(x: Candidate, a: Pass, down: int) -> float:
 
 
 def taking_turns(read: float, write: float, turns: float) -> float:
-    """Seconds of reads and writes that take so long alone and share the store (`Rates.turns`)."""
+    """Return the seconds of reads and writes that would take so long alone and share the store
+    (`Rates.turns`)."""
     return 2 * turns * min(read, write) + abs(read - write)

@@ -26,37 +26,39 @@ from .problem import CHUNK_BYTES, Matrix, MiB, Problem
 from .search import least_seconds, make_plan, predict
 
 ADVISED = 2.0
-"""The plan speaks of chunks where better ones would make the job this many times as fast."""
+"""A plan gives advice on chunks where better ones would make the job at least this many times as fast."""
 
 ADVISED_SECONDS = 1.0
-"""And where that saves at least so much."""
+"""A plan gives advice only where that saves at least so many seconds."""
 
 WORTH = 0.9
-"""Copies are made where the job then takes less than this share of its time: predictions are not exact."""
+"""Copies are made where the job then takes less than this share of its time, because predictions are not
+exact."""
 
 MAX_EXTENT = 1 << 34
-"""Of rows or columns. Beyond, which only absurd metadata is, looking at layouts would take long."""
+"""Most rows or columns of an array whose layouts are compared. Only absurd metadata claim more, for which it
+would take long."""
 
 PIECE_BYTES = 4 * MiB
-"""Reads of a copy, where chunks can be read in part."""
+"""Bytes that one read of a copy brings, where chunks can be read in part."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """An operand and its copy in other chunks. Sizes in bytes."""
+    """A copy of an operand in other chunks. Sizes in bytes."""
 
     operand: str
     source: Matrix
     target: Matrix
     rows: int
-    """Of a region: whole chunks of the copy."""
+    """Rows of a region, which consists of whole chunks of the copy."""
     cols: int
     readers: int
     writers: int
     slot_bytes: int
-    """What a reader holds: one piece of the source. A writer holds one chunk of the copy."""
+    """Bytes of a reader's slot: one piece of the source. A writer holds one chunk of the copy."""
     ledger: dict[str, int]
-    """Who holds how much of the host budget."""
+    """Bytes of the host budget by holder."""
     bytes_read: int
     bytes_written: int
     seconds: float
@@ -64,24 +66,24 @@ class Copy:
 
 @dataclass(frozen=True)
 class Layout:
-    """A problem with some of its operands in other chunks."""
+    """A problem in which some operands have other chunks."""
 
     problem: Problem
     operands: str
-    """`a`, `b` or `ab`."""
+    """The operands with other chunks: `a`, `b` or `ab`."""
     seconds: float
-    """Predicted for it."""
+    """Predicted seconds of the job with these chunks."""
     copies: tuple[Copy, ...]
-    """How to make it; empty where the memory limit is too small for that."""
+    """The copies to make; empty where the memory limit is too small for them."""
 
     @property
     def total(self) -> float:
-        """Predicted seconds of the copies and the job after them."""
+        """Predicted seconds of the copies and of the job after them."""
         return self.seconds + sum(copy.seconds for copy in self.copies) if self.copies else math.inf
 
 
 def advise(plan: Plan) -> Plan:
-    """The plan, with advice where other chunks would make it several times as fast."""
+    """Return the plan, with advice where other chunks would make it several times as fast."""
     if plan.predicted_seconds < ADVISED_SECONDS:
         return plan
     found = list(_layouts(plan, ADVISED))
@@ -99,8 +101,8 @@ def advise(plan: Plan) -> Plan:
 
 
 def rechunk(plan: Plan) -> tuple[Plan, tuple[Copy, ...]]:
-    """The copies to make first, and the plan of the job after them; or the plan as it is and no copies, where
-    that is predicted to take hardly longer. The advice says which and why."""
+    """Return the copies to make first and the plan of the job after them, with advice that says which and
+    why. Where that is predicted to save little, the plan is returned as it is, without copies."""
     without = plan.predicted_seconds
     found = [layout for layout in _layouts(plan, 1.0) if layout.seconds < without]
     best = min(found, key=lambda layout: layout.total, default=None)
@@ -122,18 +124,18 @@ def _time(seconds: float) -> str:
 
 
 def _chunks(plan: Plan, layout: Layout) -> str:
-    """What there is: `chunks of 1×4096 in A and 64×64 in B`."""
+    """Describe the present chunks: `chunks of 1×4096 in A and 64×64 in B`."""
     shapes = zip(layout.operands.upper(), _shapes(plan.problem, layout.operands), strict=True)
     return "chunks of " + " and ".join(f"{shape} in {name}" for name, shape in shapes)
 
 
 def _better(layout: Layout) -> str:
-    """What would do better: `raw ones of 2048×2048`."""
+    """Describe better chunks: `raw ones of 2048×2048`."""
     return "raw ones of " + " and ".join(dict.fromkeys(_shapes(layout.problem, layout.operands)))
 
 
 def _shapes(p: Problem, operands: str) -> list[str]:
-    """Chunks as the user of the arrays sees them."""
+    """Return the shapes of chunks as the user of the arrays sees them."""
     sides = [(s.chunk_rows, s.chunk_cols, s.fortran) for s in _matrices(p, operands)]
     return [f"{cols}×{rows}" if fortran else f"{rows}×{cols}" for rows, cols, fortran in sides]
 
@@ -143,8 +145,8 @@ def _matrices(p: Problem, operands: str) -> list[Matrix]:
 
 
 def _layouts(plan: Plan, factor: float) -> Iterator[Layout]:
-    """Layouts to look at, fewer operands first; none where good chunks for all would not make it `factor`
-    times as fast. Where memory without end would not either, as is usual, that is cheap to know."""
+    """Yield layouts to compare, those with fewer operands first. Yields none where good chunks of all
+    operands, or even unlimited memory, would not make the job `factor` times as fast."""
     p, within = plan.problem, plan.predicted_seconds / factor
     sides = [("a", p.a), *([] if p.symmetric else [("b", p.b)])]
     operands = "".join(name for name, s in sides if s.chunked and s.rows and s.cols)
@@ -174,8 +176,8 @@ def _layout(plan: Plan, operands: str, chunk_bytes: int) -> Layout:
 
 
 def _with_chunks(p: Problem, operands: str, size: int) -> Problem:
-    """The problem with these operands in raw chunks of about `size` bytes, nearly square, whose edges fall
-    on those of C's chunks, and on the other operand's along k."""
+    """Return the problem with these operands in nearly square raw chunks of about `size` bytes. Their edges
+    lie on those of C's chunks, and along k on those of the other operand."""
     for operand in operands:
         s, other = (p.a, p.b) if operand == "a" else (p.b, p.a)
         along = p.c.chunk_rows if operand == "a" else p.c.chunk_cols
@@ -195,7 +197,8 @@ def _with_chunks(p: Problem, operands: str, size: int) -> Problem:
 
 
 def _copies(better: Problem, operands: str, plan: Plan) -> tuple[Copy, ...]:
-    """How to give these operands better chunks; none where a copy does not fit the memory limit."""
+    """Return the copies that give these operands better chunks; none where a copy does not fit the memory
+    limit."""
     sides = _matrices(plan.problem, operands), _matrices(better, operands)
     found = [plan_copy(*side, plan.budget, plan.used_rates) for side in zip(operands, *sides, strict=True)]
     made = tuple(copy for copy in found if copy is not None)
@@ -203,7 +206,7 @@ def _copies(better: Problem, operands: str, plan: Plan) -> tuple[Copy, ...]:
 
 
 def plan_copy(operand: str, source: Matrix, target: Matrix, budget: Budget, rates: Rates) -> Copy | None:
-    """The fastest regions and threads that fit the host budget; None where none do."""
+    """Find the regions and threads that copy fastest within the host budget; None where none fit."""
     for readers, writers in ((budget.readers, budget.writers), (1, 1)):
         found = []
         for rows in steps(source.rows, target.chunk_rows):
@@ -240,7 +243,7 @@ def _slot_bytes(source: Matrix, rows: int, cols: int) -> int:
 def _ledger(
     source: Matrix, target: Matrix, budget: Budget, rows: int, cols: int, readers: int, writers: int
 ) -> dict[str, int]:
-    """Every byte of the host budget while copying, by holder."""
+    """Return every byte of the host budget during a copy, by holder."""
     return {
         "baseline": budget.host_baseline,
         "region": round_up(rows * cols * source.itemsize, PAGESIZE),
@@ -252,7 +255,7 @@ def _ledger(
 
 
 def _seconds(source: Matrix, target: Matrix, rates: Rates, rows: int, cols: int) -> float:
-    """A region is read, then written."""
+    """Predict the seconds of a copy, in which each region is read and then written."""
     read = one_pass(source, rows, cols, _slot_bytes(source, rows, cols))
     return (
         read.nbytes / rates.read

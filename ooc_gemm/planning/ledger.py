@@ -1,4 +1,4 @@
-"""The ledger: who holds how many bytes of the host budget and of the device's."""
+"""The ledger: which part of a plan holds how many bytes of the host budget and of the device budget."""
 
 from ..support.intervals import band_rows, round_up
 from .candidates import Candidate
@@ -6,7 +6,7 @@ from .machine import Budget
 from .problem import Matrix, Problem, rows_apart
 
 Ledger = dict[str, int]
-"""Bytes by holder."""
+"""Bytes of a budget, by the name of what holds them."""
 
 MOST_EXTENT = 2**28
 """Most rows, columns and depth of what a device with kernels of its own multiplies at a time. Some kernels
@@ -14,7 +14,7 @@ count in 32 bits: twice as far for the parts of complex numbers, and again for t
 
 
 def fits(p: Problem, budget: Budget, x: Candidate) -> bool:
-    """Whether a candidate keeps both limits, and the device can multiply what it is given."""
+    """Whether a candidate keeps both limits, and the device can multiply blocks and panels of this size."""
     if budget.device is not None and max(x.bm, x.bn, x.panels.deepest) > MOST_EXTENT:
         return False
     host, device = ledgers(p, budget, x)
@@ -24,8 +24,8 @@ def fits(p: Problem, budget: Budget, x: Candidate) -> bool:
 
 
 def ledgers(p: Problem, budget: Budget, x: Candidate) -> tuple[Ledger, Ledger]:
-    """Every byte of the host budget, and of each device's, by holder; none of a device that computes in host
-    memory, whose bytes are the host's."""
+    """Return every byte of the host budget and of each device's budget, by holder. The second is empty for a
+    device that computes in host memory."""
     slot, count = slot_bytes(p, x), len(budget.weights)
     rows = max(band_rows(x.bm, budget.weights, index) for index in range(count))
     host, compute = _host(p, budget, x, slot), _compute(p, budget, x, slot, rows)
@@ -37,7 +37,7 @@ def ledgers(p: Problem, budget: Budget, x: Candidate) -> tuple[Ledger, Ledger]:
 
 
 def _host(p: Problem, budget: Budget, x: Candidate, slot: int) -> Ledger:
-    """What reading and writing hold in host memory."""
+    """Return what reading and writing hold in host memory."""
     c, ring = x.c, x.ring
     chunk = c.chunk_rows * c.chunk_cols
     encoding = chunk * c.itemsize * (c.held if c.whole else int(c.itemsize != p.block_itemsize))
@@ -57,7 +57,8 @@ def _host(p: Problem, budget: Budget, x: Candidate, slot: int) -> Ledger:
 
 
 def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> Ledger:
-    """What multiplying holds where the device computes; `rows`: of a block, on one device."""
+    """Return what multiplying holds where the device computes. `rows`: those of a block that one device
+    computes."""
     bn, bk = x.bn, x.panels.deepest
     a, b = panel_elements(p, rows, bn, bk)
     scratch = a * p.scratch[0] + b * p.scratch[1] + (rows + bn + bk) * p.line_bytes
@@ -74,7 +75,7 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
 
 
 def slot_bytes(p: Problem, x: Candidate) -> int:
-    """Bytes of a slot of the read ring: the largest piece of any panel."""
+    """Return the bytes of a slot of the read ring: those of the largest piece of any panel."""
     cut = [(p.a, *x.a_steps(p)), (p.b, *x.b_steps(p))]
     if p.reads_c:
         cut.append((x.c, x.bm, x.bn))
@@ -82,7 +83,8 @@ def slot_bytes(p: Problem, x: Candidate) -> int:
 
 
 def piece_bytes(s: Matrix, rows: int, cols: int, cap: int) -> int:
-    """The largest piece of rows × cols of S, cut at `cap` where it can be cut (between rows)."""
+    """Return the bytes of the largest piece of rows × cols of S, cut at `cap` bytes between rows where that
+    is possible."""
     rows, cols = min(rows, s.chunks_of_piece(cap) * s.chunk_rows), min(cols, s.chunk_cols)
     if s.whole:
         return rows * cols * s.itemsize
@@ -91,7 +93,7 @@ def piece_bytes(s: Matrix, rows: int, cols: int, cap: int) -> int:
 
 
 def panel_elements(p: Problem, bm: int, bn: int, bk: int) -> tuple[int, int]:
-    """Elements of a panel of op(A) and of one of op(B), the padding of their rows included."""
+    """Return the elements of a panel of op(A) and of a panel of op(B), with the padding of their rows."""
     a_along_k, b_along_k = p.panels_along_k
     return (
         bm * round_up(bk, p.pitch) if a_along_k else bk * round_up(bm, p.pitch),
@@ -100,7 +102,8 @@ def panel_elements(p: Problem, bm: int, bn: int, bk: int) -> tuple[int, int]:
 
 
 def check_bytes(p: Problem, bm: int, bn: int, bk: int) -> tuple[int, int]:
-    """What the check of a block holds: sums that a verdict is made of (`check.Sums`), and vectors."""
+    """Return the bytes that the check of a block holds: the sums for a verdict (`check.Sums`), and
+    vectors."""
     if not p.check_itemsize:
         return 0, 0
     return bm * (3 * p.check_itemsize + 16) + bk * 8, (bn + bk) * p.check_itemsize

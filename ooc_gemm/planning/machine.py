@@ -1,8 +1,6 @@
-"""The machine as the planner sees it: what it does a second, and how much memory there is.
-
-The defaults of `Rates` describe a machine that nobody has measured; each says where its number is from.
-`ooc-gemm info --measure` replaces those that it can measure.
-"""
+"""The machine as the planner sees it: the rates of its stages, and its memory. The defaults of `Rates`
+describe a machine that nobody has measured; each says where its number comes from. `ooc-gemm info --measure`
+replaces those that it can measure."""
 
 import math
 from dataclasses import dataclass
@@ -10,31 +8,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rates:
-    """What the machine does a second. Bytes a second, and seconds, unless a field says otherwise."""
+    """How fast the machine is: in bytes per second and in seconds, unless a field says otherwise."""
 
     flops: float
-    """Operations a second of the kernel, of all devices together."""
+    """Operations per second of the kernel, on all devices together."""
     read: float
     write: float
     upload: float
-    """From host memory to all devices together."""
+    """Bytes per second from host memory to all devices together."""
     download: float
     shared: bool
-    """Every stage runs on the same cores, so that their times add up; otherwise they overlap."""
+    """Whether every stage runs on the same cores, so that their times add up; otherwise they overlap."""
     read_seconds: float = 6e-6
     """Seconds of one read call beside its bytes; calls do not overlap. A `pread` from Python takes 5 to
     10 µs, in which it holds the interpreter lock."""
     stream: float = math.inf
-    """Bytes a second that one reader gets."""
+    """Bytes per second that one reader gets."""
     latency: float = 0.0
-    """Seconds that a read waits for its first byte; readers wait side by side."""
+    """Seconds that a read waits for its first byte. Readers wait at the same time."""
     piece_seconds: float = 60e-6
     """Seconds of one piece's way through the ring beside its bytes, and of a chunk's of C; pieces do not
     overlap in this. It is the time of the Python code that hands a piece on."""
     thin: float = 32.0
     """Panel depth at which a multiplication takes twice its time: it reads and writes C once."""
     decode: float = math.inf
-    """Decoded bytes a second of chunks that must be decoded, by all readers."""
+    """Decoded bytes per second of all readers, for chunks that must be decoded."""
     touch: float = 6e9
     """Bytes a second at which fresh host memory can be had (and made ready for copies to the device). The
     system clears each page first."""
@@ -42,13 +40,14 @@ class Rates:
     """How reads and writes share the store: time of both at once, of equally long ones, over the sum of
     their times alone. 1: they take turns; ½: they do not disturb each other."""
     devices: int = 1
-    """Devices that `flops` are of."""
+    """Number of devices that `flops` is the sum of."""
     at_once: int = 1
-    """Devices whose copies host memory can feed at a time: `upload` and `download` are of so many."""
+    """Number of devices that host memory can feed at full speed at a time. `upload` and `download` are sums
+    over so many."""
     start: float = 0.0
-    """Seconds before the first read and after the last write, beside those for slots."""
+    """Seconds before the first read and after the last write, in addition to those for slots."""
     note: str = ""
-    """Where these numbers are from: for the reader of the plan."""
+    """Where these numbers come from, for the reader of the plan."""
     busy_readers: int = 4
     """Reader threads that the store needs to give all of `read`; fewer get a share each. An NVMe disk needs
     several requests at a time, of 1 MiB and more, to keep all of its channels busy."""
@@ -64,7 +63,7 @@ class Rates:
     longest one may cost a plan no more than about a tenth of its time."""
 
     def reading(self, readers: int) -> float:
-        """Bytes a second that this many reader threads get from the store."""
+        """Return the bytes per second that this many reader threads get from the store."""
         # Where all stages share the cores, the cores are what reading waits for, not the disk.
         share = 1.0 if self.shared else min(1.0, readers / self.busy_readers)
         return min(self.read * share, readers * self.stream)
@@ -72,35 +71,35 @@ class Rates:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits in bytes, and what is spent before the plan spends anything."""
+    """Limits in bytes, and the memory that is in use before a plan takes any."""
 
     host: int
-    """Most memory the process may hold resident."""
+    """Most memory that the process may hold resident."""
     host_baseline: int
     """Memory of the interpreter, the libraries and the stacks of threads."""
     device: int | None
-    """Most memory of the device; None where the device computes in host memory."""
+    """Most memory of the device; None where it computes in host memory."""
     device_baseline: int = 0
-    """Memory of the device's context and of the workspaces of libraries."""
+    """Memory of the device's context and of the workspaces of its libraries."""
     workspace: int = 0
-    """Scratch of the device's arithmetic, in the memory the device computes in."""
+    """Scratch memory of the device's arithmetic, in the memory in which the device computes."""
     staged: bool = False
-    """Uploads are converted on the device and need one slot of scratch there."""
+    """Whether uploads are converted on the device, which needs one slot of scratch memory there."""
     readers: int = 4
     """Most reader threads. The device says how many it wants (`Limits.readers`); a store far away wants more.
     4 is the least that keeps a disk busy (`Rates.busy_readers`)."""
     writers: int = 2
     """Most writer threads (`Limits.writers`). With 2, one chunk is encoded while another is written."""
     workers: int = 1
-    """Processes, each with this budget, that blocks are dealt to."""
+    """Number of processes, each with this budget, to which blocks are dealt."""
     connection: int = 0
     """Bytes of each thread that talks to another machine. There are many of them, and fewer are tried, too,
     for what all of them hold may not fit."""
     weights: tuple[int, ...] = (1,)
-    """How fast each of several devices is: blocks are cut into bands of rows, as high as their devices are
-    fast, and limits and baselines of the device are of each."""
+    """Speed of each of several devices. Blocks are cut into bands of rows in proportion, and limits and
+    baselines of the device are those of each."""
     stacked: bool = False
-    """Pieces may be of several chunks (`StoreTraits.stackable`)."""
+    """Whether a piece may consist of several chunks (`StoreTraits.stackable`)."""
     linked: bool = True
-    """Devices can read each other's memory: op(B)'s panels are uploaded to one of them, the others take them
-    from there."""
+    """Whether devices can read each other's memory. Then the panels of op(B) are uploaded to one of them,
+    from which the others take them."""

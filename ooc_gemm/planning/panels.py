@@ -1,4 +1,4 @@
-"""Panels: how k is cut, and which buffers of the device hold what lies between the cuts."""
+"""Panels: how k is cut, and which buffers of the device hold the panels."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,32 +7,33 @@ from functools import cached_property
 from ..support.intervals import ceil_div, growing_panels, ranges
 
 BUFFERS = 2
-"""Pairs of panels: one is filled while the other is multiplied."""
+"""Pairs of panels on the device: one is filled while the other is multiplied."""
 
 RESIDENT_BUFFERS = 4
-"""Panels of op(B) where those of op(A) stay: small ones, and with only two of them readers stop at each."""
+"""Panels of op(B) on the device where those of op(A) stay there. The panels are small, and with only two of
+them readers would stop at each."""
 
 
 @dataclass(frozen=True)
 class Panels:
-    """How k is cut into pairs of panels, and how many of them the device has room for."""
+    """How k is cut into pairs of panels, and for how many of them the device has room."""
 
     k: int
     deepest: int
-    """Depth of a panel; where panels grow, of the deepest."""
+    """Depth of a panel; of the deepest where panels grow."""
     k_chunk: int
     """Panels that grow are cut at multiples of this, where chunks of A and of B end (`Problem.k_chunk`)."""
     growth: float = 1.0
     """How many times as deep as the one before a panel is, up to `deepest` (`growing_panels`). 1: all but the
     last are equally deep."""
     resident: bool = False
-    """All panels of op(A) stay on the device, each in a buffer of its own, while a row of blocks is made;
-    only the first of these blocks brings them."""
+    """Whether all panels of op(A) stay on the device, each in a buffer of its own, while a row of blocks is
+    made. Only the first of these blocks uploads them."""
     buffers: int = BUFFERS
     """Buffers for panels of op(B), and for those of op(A) unless they are `resident`."""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """[start, stop) along k of each panel, in order: every k exactly once."""
+        """Yield [start, stop) along k of each panel, in order: every k exactly once."""
         return iter(self.ranges)
 
     def __len__(self) -> int:
@@ -47,9 +48,10 @@ class Panels:
 
     @property
     def a_buffers(self) -> int:
-        """Buffers for panels of op(A)."""
+        """Number of buffers for panels of op(A)."""
         return len(self) if self.resident else self.buffers
 
     def a_buffer(self, panel: tuple[int, int], pair: int) -> int:
-        """The buffer that holds op(A)'s panel, if that of op(B) is in buffer `pair`."""
+        """Return the number of the buffer that holds op(A)'s panel, where op(B)'s panel is in buffer
+        `pair`."""
         return panel[0] // self.deepest if self.resident else pair

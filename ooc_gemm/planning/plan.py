@@ -29,7 +29,8 @@ Visit = tuple[tuple[str, int, int], list[int]]
 moves from the store: of the first, of the first two, and so on."""
 
 NOTHING: Visit = ("", 0, 0), []
-"""Stands for a panel that is not brought: it is there, or (on the diagonal) that of op(A) is it."""
+"""Stands for a panel that is not uploaded: it is on the device, or on the diagonal that of op(A) takes its
+place."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +40,24 @@ class Plan:
     problem: Problem
     budget: Budget
     bm: int
-    """Rows of a block of C, but for the last ones …"""
+    """Rows of a block of C; the last blocks may have fewer."""
     bn: int
-    """… and columns."""
+    """Columns of a block of C; the last blocks may have fewer."""
     k_panels: Panels
-    """How k is cut, and how many panels the device has room for."""
+    """How k is cut, and for how many panels the device has room."""
     c_buffers: int
-    """C blocks on the device: with two, one is written back while the other accumulates."""
+    """Blocks of C on the device: with two, one is written back while the other is computed."""
     readers: int
-    """Reader threads."""
+    """Number of reader threads."""
     writers: int
-    """Writer threads."""
+    """Number of writer threads."""
     slots: int
-    """Slots of the read ring."""
+    """Number of slots of the read ring."""
     slot_bytes: int
     """Bytes of one slot of the read ring; each writer has one more, of one chunk of C."""
     by_columns: bool
-    """Blocks are made column by column of C, not row by row; either way there and back (serpentine), so
-    that the panel at a turn is used twice in a row."""
+    """Whether blocks are made column by column of C, or row by row. Either way every second column or row is
+    walked backwards (serpentine), so that the panel at a turn is used twice in a row."""
     lower_bound_bytes: int
     """Least bytes any schedule moves between store and fast memory of this size:
     max(2mnk/√S − 2S, mk + kn + mn) elements (Smith et al., arXiv:1702.02017)."""
@@ -65,76 +66,76 @@ class Plan:
     bytes_uploaded: int
     bytes_downloaded: int
     ledger: dict[str, int]
-    """Who holds how much of the host budget."""
+    """Bytes of the host budget, by what holds them."""
     device_ledger: dict[str, int]
-    """Who holds how much of each device's budget."""
+    """Bytes of each device's budget, by what holds them."""
     stage_seconds: dict[str, float]
     """Predicted seconds that each stage is busy."""
     predicted_seconds: float
     used_rates: Rates = field(repr=False)
-    """What seconds are predicted by."""
+    """The rates with which seconds are predicted."""
     cache_slots: int = 0
-    """Slots more, for pieces that stay in host memory until their next use."""
+    """Additional slots for pieces that stay in host memory until their next use."""
     found: tuple[int, ...] = field(default=(), repr=False)
     """For each panel of op(A) and op(B) in the order of the schedule: how many of its first pieces are found
     in host memory. Empty: none ever."""
     kept: tuple[int, ...] = field(default=(), repr=False)
-    """Likewise: how many of its first pieces stay there."""
+    """For each of these panels, how many of its first pieces stay in host memory."""
     advice: str | None = None
-    """What there is to say of the inputs' chunks: see `layouts`."""
+    """Advice on the inputs' chunks (`layouts`); None where there is none."""
     done: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
-    """Chunks of C that are not made again; a block of which all are done is left out."""
+    """Chunks of C that are finished already. A block is left out if all of its chunks are."""
 
     @property
     def bk(self) -> int:
-        """Depth of a panel along k; where panels grow, of the deepest."""
+        """Depth of a panel along k; of the deepest where panels grow."""
         return self.k_panels.deepest
 
     @property
     def panel_buffers(self) -> int:
-        """Buffers for panels of op(B): one is filled while another is multiplied."""
+        """Number of buffers for panels of op(B): one is filled while another is multiplied."""
         return self.k_panels.buffers
 
     @property
     def host_bytes(self) -> int:
-        """Sum of the ledger."""
+        """Host memory in bytes that the plan takes: the sum of its ledger."""
         return sum(self.ledger.values())
 
     @property
     def device_bytes(self) -> int:
-        """Sum of the device's ledger."""
+        """Memory in bytes that the plan takes on each device: the sum of its ledger."""
         return sum(self.device_ledger.values())
 
     @property
     def block_count(self) -> int:
-        """How many blocks are made."""
+        """Number of blocks that are made."""
         return len(self._places) if self.done else count_blocks(self.problem, self.bm, self.bn)
 
     @property
     def flops(self) -> float:
-        """Operations of the blocks that are made."""
+        """Number of operations of the blocks that are made."""
         share = self.block_count / max(1, count_blocks(self.problem, self.bm, self.bn))
         return self.problem.flops * share
 
     @property
     def panel_count(self) -> int:
-        """How many panel pairs each block takes."""
+        """Number of pairs of panels in each block."""
         return len(self.k_panels)
 
     def brings_a(self, i: int) -> bool:
-        """Whether the panels of op(A) of block number i are not on the device yet."""
+        """Whether block number i uploads its panels of op(A), because they are not on the device yet."""
         return not self.k_panels.resident or i == 0 or self._places[i - 1][0] != self._places[i][0]
 
     def blocks(self) -> Iterator[Block]:
-        """Every element of C that is not done exactly once; of a symmetric one, those on and below the
-        diagonal."""
+        """Yield blocks that cover every unfinished element of C exactly once; for a symmetric C, those on and
+        below the diagonal."""
         last = self.block_count - 1
         blocks = (self._block(index, i, j) for index, (i, j) in enumerate(self._places))
         return (replace(block, last=block.index == last) for block in blocks)
 
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
-        """Block row and column of each block, in order."""
+        """Block row and block column of each block, in order."""
         found = places(self.problem, self.bm, self.bn, self.by_columns)
         return [place for place in found if not self.done or any(self.parts(self._block(0, *place)))]
 
@@ -144,11 +145,12 @@ class Plan:
         return Block(index, row, rows, col, cols, diagonal=self.problem.symmetric and i == j)
 
     def panels(self) -> Iterator[tuple[int, int]]:
-        """The k ranges of a block, in order: every k exactly once."""
+        """Yield the k ranges of a block, in order: every k exactly once."""
         return iter(self.k_panels)
 
     def pieces(self, block: Block, panel: tuple[int, int]) -> Iterator[Piece]:
-        """What fills one pair of panels; on the diagonal op(A)'s alone, and where that is there, op(B)'s."""
+        """Yield the pieces that fill one pair of panels. On the diagonal these are op(A)'s alone; where op(A)
+        is on the device, op(B)'s alone."""
         p, matrix = self.problem, "a" if self.problem.symmetric else ""
         row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
         pair = block.index * self.panel_count + bisect_right(self.k_panels.ranges, panel) - 1
@@ -162,8 +164,8 @@ class Plan:
             yield from (piece._replace(both=True) for piece in pieces) if block.diagonal else pieces
 
     def _in_turns(self, pieces: Iterator[Piece], axis: int, even: bool) -> Iterator[Piece]:
-        """Those of several devices' bands along an axis of a panel in turns, so that all are sent to at once.
-        `even`: all bands are as wide, whatever the devices."""
+        """Yield the pieces of several devices' bands in turns, so that all devices receive data at the same
+        time. `even`: all bands are equally wide, whatever the devices."""
         weights = (1,) * len(self.budget.weights) if even else self.budget.weights
         if len(weights) == 1:
             return pieces
@@ -174,14 +176,15 @@ class Plan:
         return iter(sorted(pieces, key=depth))
 
     def block_pieces(self, block: Block) -> Iterator[Piece]:
-        """What is read to fill a block with the C that was (β ≠ 0)."""
+        """Yield the pieces that fill a block with the old C (β ≠ 0)."""
         if self.problem.reads_c:
             row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
             yield from self._in_turns(cut("c", self.problem.c, row, col, self.slot_bytes), 0, even=False)
 
     def parts(self, block: Block) -> Iterator[Part]:
-        """The chunks of C that a block makes, and its mirror image, but for those that are done. Block edges
-        are chunk edges, so each is whole. Of several devices' bands in turns, so that all send at once."""
+        """Yield the unfinished chunks of C that a block and its mirror image make. Each is whole, because
+        block edges are chunk edges. The parts of several devices' bands come in turns, so that all devices
+        send data at the same time."""
         parts = self._parts((block.row, block.rows), (block.col, block.cols), mirrored=False)
         if self.problem.symmetric and not block.diagonal:
             turned = self._parts((block.col, block.cols), (block.row, block.rows), mirrored=True)
@@ -197,7 +200,7 @@ class Plan:
         return iter(sorted(parts, key=depth))
 
     def _parts(self, down: tuple[int, int], across: tuple[int, int], mirrored: bool) -> Iterator[Part]:
-        """Of (first row, rows) and (first column, columns) of C."""
+        """Yield the parts of a block that covers (first row, rows) and (first column, columns) of C."""
         c = self.problem.c
         for i, row, row_stop in overlaps(down[0], sum(down), c.chunk_rows):
             for j, col, col_stop in overlaps(across[0], sum(across), c.chunk_cols):
@@ -207,8 +210,8 @@ class Plan:
                 yield Part((i, j), row - down[0], col - across[0], *size, mirrored)
 
     def without(self, done: frozenset[tuple[int, int]]) -> "Plan":
-        """The same blocks, without those of which all chunks of C are done already. Bytes and seconds are
-        those of what is left."""
+        """Return the same plan without blocks whose chunks of C are all done. Bytes and seconds are those of
+        what is left."""
         left = replace(self, done=done, found=(), kept=())
         share = left.flops / self.flops if self.flops else 0.0
         moved = left._traffic()
@@ -224,7 +227,7 @@ class Plan:
         return left.with_cache(self.cache_slots) if self.cache_slots else left
 
     def _traffic(self) -> Traffic:
-        """Bytes that the blocks move without a cache, counted block by block."""
+        """Count the bytes that the blocks move without a cache, block by block."""
         p, blocks = self.problem, list(self.blocks())
         parts = [part for block in blocks for part in self.parts(block)]
         old = sum(piece_read_bytes(p.c, piece) for block in blocks for piece in self.block_pieces(block))
@@ -242,7 +245,7 @@ class Plan:
         return Traffic(read + old, written, uploaded, downloaded)
 
     def with_cache(self, slots: int) -> "Plan":
-        """The plan with what a cache of up to so many slots finds, and no more of them than that takes."""
+        """Return the plan with a cache of up to so many slots, and of no more than it uses."""
         panels = self._visits()
         visits = [(unit, len(sizes)) for unit, sizes in panels]
         found = belady.hits(visits, slots)
@@ -254,7 +257,7 @@ class Plan:
         return replace(self, found=found, kept=kept, cache_slots=slots, ledger=ledger, bytes_read=bytes_read)
 
     def _visits(self) -> list[Visit]:
-        """Every panel in the order of the schedule, op(A)'s before op(B)'s."""
+        """Return every panel in the order of the schedule, op(A)'s before op(B)'s."""
         symmetric = self.problem.symmetric
         nothing = [NOTHING] * self.panel_count
         strip = cache(self._strip)
@@ -269,7 +272,7 @@ class Plan:
         return list(chain.from_iterable(chain.from_iterable(pairs)))
 
     def _strip(self, operand: str, at: int) -> list[Visit]:
-        """The panels of one row of blocks (`a`) or of one column of them (`b`), along k."""
+        """Return the panels of one row of blocks (`a`) or one column of them (`b`), along k."""
         p, found = self.problem, list[Visit]()
         row, col = ((at * step, min((at + 1) * step, end)) for step, end in ((self.bm, p.m), (self.bn, p.n)))
         for number, panel in enumerate(self.k_panels):

@@ -1,4 +1,5 @@
-"""What is planned: a product of stored matrices, as numbers. Nothing here touches a store or a device."""
+"""What is planned: a product of stored matrices, described by numbers. Nothing here touches a store or a
+device."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,29 +15,29 @@ ROW_READ_BYTES = 32 << 10
 costs 5 to 10 µs that readers cannot share (the interpreter lock), the page cache gives 4 GB/s or more."""
 
 MOST_STACKED = 16
-"""Chunks of a piece: each is an open file, of which a process may have 1024."""
+"""Most chunks of a piece. Each is an open file, of which a process may have 1024."""
 
 CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB)
-"""Chunk sizes tried for a new C, the wanted one first; the smaller ones are for small budgets."""
+"""Chunk sizes tried for a new C, the preferred one first; the smaller ones are for small budgets."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Memory that a codec works in for one chunk, beside the chunk and what is stored of it."""
+    """Memory that a codec takes for one chunk, in addition to the chunk and its encoded form."""
 
     fixed: int = 0
-    """Bytes, whatever the chunk."""
+    """Bytes that do not depend on the chunk."""
     per_byte: int = 0
-    """Bytes for each byte of the chunk, whose size is rounded up to a power of two first, …"""
+    """Bytes for each byte of the chunk, whose size is first rounded up to a power of two."""
     most: int = 0
-    """… but no more than this in all."""
+    """Most bytes in all."""
 
     def bytes_for(self, chunk_bytes: int) -> int:
-        """Bytes that a chunk of this size takes."""
+        """Return the bytes that a chunk of this size takes."""
         return self.fixed + min(self.most, self.per_byte << max(0, chunk_bytes - 1).bit_length())
 
     def __add__(self, other: "Work") -> "Work":
-        """No less than both take together."""
+        """Return an upper bound of what both take together."""
         return Work(self.fixed + other.fixed, self.per_byte + other.per_byte, self.most + other.most)
 
 
@@ -47,32 +48,33 @@ class Matrix:
     rows: int
     cols: int
     itemsize: int
-    """Bytes of an element as stored and decoded."""
+    """Bytes of an element, decoded."""
     chunk_rows: int
     chunk_cols: int
     transposed: bool = False
-    """op(X) is Sᵀ (or Sᴴ), not S."""
+    """Whether op(X) is Sᵀ or Sᴴ instead of S."""
     whole: bool = False
-    """Chunks can only be decoded whole; otherwise any rectangle of a chunk can be read."""
+    """Whether chunks must be decoded whole; otherwise any rectangle of a chunk can be read."""
     fortran: bool = False
-    """S is the transpose of the array that its user sees."""
+    """Whether S is the transpose of the array that its user sees."""
     chunked: bool = True
-    """False: it has no chunks, and those here are only how it is read."""
+    """Whether the array has chunks; if not, those here only say how it is read."""
     stored: tuple[int, ...] | None = field(default=None, repr=False)
     """Bytes of every stored chunk in row-major order of the chunk grid, 0 where a chunk is missing.
     None: none is missing and each takes its full decoded size."""
     held: int = 2
-    """Memory, in chunks, that decoding one whole takes beside its slot, or encoding one: for itself and what
-    is stored of it; more where that is not ours to say."""
+    """Memory, in chunks, that decoding or encoding a whole chunk takes in addition to its slot. It is more
+    than 2 where zarr does it."""
     decodes: Work = Work()
-    """What decoding a chunk takes beside that …"""
+    """What the codecs take in addition to decode a chunk."""
     encodes: Work = Work()
-    """… and encoding one, where C is stored so."""
+    """What the codecs take in addition to encode a chunk, if C is stored so."""
     apart: int = 0
-    """Memory in bytes that reading takes beside all slots, where the process makes one piece at a time."""
+    """Memory in bytes that reading takes in addition to all slots, where the process makes one piece at a
+    time."""
     traits: StoreTraits = LOCAL
-    """What the store can do. Of a remote one a part of a row is never read, and what comes is held beside its
-    slot."""
+    """What the store can do. Parts of rows are never read from a remote store, and what arrives is held
+    beside the slot."""
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -81,34 +83,34 @@ class Matrix:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of one decoded chunk."""
+        """Bytes of a decoded chunk."""
         return self.chunk_rows * self.chunk_cols * self.itemsize
 
     @property
     def skipped(self) -> int:
-        """Bytes of an element, as far as it saves anything not to read it."""
+        """Bytes of an element that are saved where it is not read; 0 where that saves nothing."""
         return 0 if self.traits.remote else self.itemsize
 
     @cached_property
     def stored_bytes(self) -> int:
-        """Bytes of all chunks as stored: what must be read at least."""
+        """Bytes of all stored chunks, which must be read at least once."""
         return self.rows * self.cols * self.itemsize if self.stored is None else sum(self.stored)
 
     def beside(self, slot: int) -> int:
-        """Bytes that a reader holds beside its slot of so many."""
+        """Return the bytes that a reader holds in addition to a slot of so many bytes."""
         if self.whole:
             return self.held * self.chunk_bytes + self.decodes.bytes_for(self.chunk_bytes)
         return slot if self.traits.remote else 0
 
     def chunks_of_piece(self, slot_bytes: int) -> int:
-        """How many chunks, at most, one piece is of."""
+        """Return the most chunks that one piece consists of."""
         return (
             max(1, min(MOST_STACKED, slot_bytes // max(1, self.chunk_bytes))) if self.traits.stackable else 1
         )
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
-        """The columns that are read for columns [start, stop) of one chunk: those alone, one read a
-        row; or the chunk's whole rows, which are contiguous and so take one read for all."""
+        """Return the columns that are read to get columns [start, stop) of one chunk: those alone, with one
+        read for each row, or the chunk's whole rows, which are contiguous and take one read in all."""
         if self.whole or rows_apart(self.chunk_cols, stop - start, self.skipped):
             return start, stop
         first = start // self.chunk_cols * self.chunk_cols
@@ -128,7 +130,8 @@ class Matrix:
         return total
 
     def read_bytes_estimate(self, row_step: int, col_step: int) -> float:
-        """`read_bytes` without a look at each chunk: exact but for the spread of `stored`."""
+        """Estimate `read_bytes` without looking at each chunk. Exact if all chunks are equally large as
+        stored."""
         if self.whole:
             times = touches(self.rows, row_step, self.chunk_rows) * touches(
                 self.cols, col_step, self.chunk_cols
@@ -157,13 +160,13 @@ class Matrix:
 
 
 def rows_apart(chunk_cols: int, cols: int, itemsize: int) -> bool:
-    """Whether each row is read on its own (where nothing would be wasted, it makes no difference)."""
+    """Whether each row is read on its own. Where nothing would be wasted, that makes no difference."""
     return (chunk_cols - cols) * itemsize > ROW_READ_BYTES
 
 
 @lru_cache(maxsize=1024)
 def _touched(extent: int, step: int, chunk: int) -> tuple[int, ...]:
-    """For each chunk along an axis: how many of the ranges of `step` meet it."""
+    """Return for each chunk along an axis how many ranges of `step` meet it."""
     counts = [0] * ceil_div(extent, chunk)
     for start, stop in ranges(extent, step):
         for index, _, _ in overlaps(start, stop, chunk):
@@ -173,7 +176,7 @@ def _touched(extent: int, step: int, chunk: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _spanned(extent: int, step: int, chunk: int, itemsize: int) -> tuple[int, ...]:
-    """For each chunk column: how many columns are read of it, over all ranges of `step`."""
+    """Return for each chunk column how many of its columns are read, over all ranges of `step`."""
     if rows_apart(chunk, step, itemsize):  # so is all that is narrower
         return tuple(stop - start for start, stop in ranges(extent, chunk))
     counts = [0] * ceil_div(extent, chunk)
@@ -190,7 +193,7 @@ def _spanned_total(extent: int, step: int, chunk: int, itemsize: int) -> int:
 
 @dataclass(frozen=True)
 class Problem:
-    """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C, as sizes."""
+    """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C, described by sizes."""
 
     m: int
     n: int
@@ -198,15 +201,15 @@ class Problem:
     a: Matrix
     b: Matrix
     c: Matrix
-    """As it is stored: `chunk_rows` × `chunk_cols` is what one write makes (a shard, where C has any)."""
+    """C as it is stored. `chunk_rows` × `chunk_cols` is what one write makes: a shard, if C has any."""
     panel_itemsize: int
-    """Bytes of an element in a panel."""
+    """Bytes of an element of a panel."""
     block_itemsize: int
-    """Bytes of an element of a C block while it accumulates."""
+    """Bytes of an element of a block of C while sums are added up."""
     reads_c: bool = False
-    """β ≠ 0."""
+    """Whether the old C is read, because β ≠ 0."""
     free_chunks: bool = True
-    """C is new and the planner may choose its chunks; those of `c` are ignored."""
+    """Whether the planner may choose the chunks of a new C; those of `c` are then ignored."""
     pitch: int = 1
     """Rows of panels start at multiples of this many elements."""
     along_k: tuple[bool | None, bool | None] = (None, None)
@@ -216,35 +219,36 @@ class Problem:
     scratch: tuple[int, int] = (0, 0)
     """Scratch of the kernel for each element of a panel of op(A), and of op(B)."""
     block_scratch: int = 0
-    """And for each element of a block."""
+    """Scratch memory of the kernel for each element of a block."""
     check_itemsize: int = 0
-    """Bytes of an element of the vectors that blocks are checked with; 0 where they are not."""
+    """Bytes of an element of the vectors for checking blocks; 0 where blocks are not checked."""
     kernel: str = ""
-    """What multiplies, and why that: for the reader of the plan."""
+    """What multiplies and why, for the reader of the plan."""
     types: tuple[str, str, str] = ("", "", "")
-    """Types of the elements of A, B and C: for the reader of the plan."""
+    """Types of the elements of A, B and C, for the reader of the plan."""
     transforms: tuple[int, int] = (0, 0)
     """Host memory in bytes of what is done to elements of operands: in all, and for each reader."""
     keeps_a: bool = False
-    """A panel of op(A) can be multiplied again by another of op(B)."""
+    """Whether a panel of op(A) can be multiplied again by another panel of op(B)."""
     symmetric: bool = False
-    """op(B) is op(A)ᵀ, and so C = Cᵀ: blocks on and below the diagonal are made, the others are their
-    mirror images."""
+    """Whether op(B) is op(A)ᵀ, so that C = Cᵀ. Then blocks on and below the diagonal are made, and the others
+    are their mirror images."""
 
     @property
     def flops(self) -> int:
-        """Operations of the product; of a symmetric one, those of half of C and its diagonal."""
+        """Number of operations of the product; for a symmetric one, of half of C and its diagonal."""
         return (self.m + 1 if self.symmetric else 2 * self.m) * self.n * self.k
 
     @property
     def align(self) -> tuple[int, int]:
-        """What block heights and widths are multiples of: chunks of C; of a symmetric one both ways."""
+        """Height and width of which block sizes are multiples: those of C's chunks; for a symmetric product,
+        multiples of both."""
         rows, cols = self.c.chunk_rows, self.c.chunk_cols
         return (math.lcm(rows, cols),) * 2 if self.symmetric else (rows, cols)
 
     @property
     def k_chunk(self) -> int:
-        """Where panels are cut at multiples of this, they are cut at edges of chunks of A and of B."""
+        """Distance along k at which edges of the chunks of both A and B lie."""
         a = self.a.chunk_rows if self.a.transposed else self.a.chunk_cols
         b = self.b.chunk_cols if self.b.transposed else self.b.chunk_rows
         return math.lcm(a, b)
@@ -256,7 +260,7 @@ class Problem:
 
     @property
     def panels_along_k(self) -> tuple[bool, bool]:
-        """`along_k`, with what is stored where nothing else is wanted."""
+        """`along_k`, with the order in which an operand is stored where no order is required."""
         a, b = (
             stored if wanted is None else wanted
             for stored, wanted in zip(self.stored_along_k, self.along_k, strict=True)

@@ -14,10 +14,11 @@ from ..support.intervals import ceil_div, overlaps
 from .problem import Matrix, Problem
 
 EARLY_STRIPS = 8
-"""Strips of rows, at most, in which a block is finished: each leaves while the next one is made."""
+"""Most strips of rows in which a block is finished: each is downloaded while the next one is computed."""
 
 DIAGONAL_STRIPS = 16
-"""Strips of rows in which a block on the diagonal is made, each up to the diagonal: 17/32 of its products."""
+"""Strips of rows in which a block on the diagonal is computed, each up to the diagonal: 17/32 of its
+products."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,10 @@ class Block:
     col: int
     cols: int
     diagonal: bool = False
-    """It is symmetric: its panels of op(A) are those of op(B), too, and its lower triangle is enough."""
+    """Whether the block is symmetric: its panels of op(A) are also those of op(B), and its lower triangle is
+    enough."""
     last: bool = False
-    """No other is made after it."""
+    """Whether no other block is made after this one."""
 
 
 class Piece(NamedTuple):
@@ -40,36 +42,37 @@ class Piece(NamedTuple):
     one below the other (`StoreTraits.stackable`)."""
 
     operand: str
-    """`a`, `b`, or `c` (β ≠ 0)."""
+    """The operand that the piece is read for: `a`, `b`, or `c` (β ≠ 0)."""
     chunk: tuple[int, int]
-    """The first."""
+    """Row and column of its first chunk in the grid of chunks."""
     rows: tuple[int, int]
-    """[start, stop) in the stored matrix."""
+    """Rows [start, stop) of the stored matrix."""
     cols: tuple[int, int]
-    """[start, stop) in the stored matrix."""
+    """Columns [start, stop) of the stored matrix."""
     span: tuple[int, int]
     """The columns that are read, `cols` or the chunk's whole rows (with their padding)."""
     into: tuple[int, int]
-    """Row and column in the panel (or C block), oriented as stored."""
+    """Row and column of the piece in its panel (or C block), which is oriented as stored."""
     panel: tuple[int, int]
     """Rows and columns of that panel (or C block)."""
     found: bool = False
-    """It is still in host memory: nothing is read."""
+    """Whether the piece is still in host memory, so that nothing is read."""
     kept: bool = False
-    """It stays in host memory for its next use."""
+    """Whether the piece stays in host memory for its next use."""
     matrix: str = ""
-    """The stored matrix it is cut from, where that is not the operand's: op(B) = op(A)ᵀ is cut from A."""
+    """The stored matrix from which it is cut, where that is not the operand's: op(B) = op(A)ᵀ is cut from
+    A."""
     both: bool = False
-    """It belongs to the panel of op(B), too: the block is on the diagonal."""
+    """Whether it also belongs to the panel of op(B), because the block is on the diagonal."""
 
     @property
     def source(self) -> str:
-        """The stored matrix it is cut from."""
+        """Name of the stored matrix from which the piece is cut: `a`, `b` or `c`."""
         return self.matrix or self.operand
 
     @property
     def place(self) -> tuple[str, tuple[int, int], tuple[int, int]]:
-        """What it is, wherever it is used."""
+        """What identifies the piece's data, wherever they are used."""
         return self.source, self.rows, self.cols
 
 
@@ -82,7 +85,7 @@ class Part(NamedTuple):
     rows: int
     cols: int
     mirrored: bool = False
-    """It is a part of the block's transpose."""
+    """Whether it is a part of the block's transpose."""
 
 
 def cut(
@@ -95,9 +98,9 @@ def cut(
     kept: int = 0,
     matrix: str = "",
 ) -> Iterator[Piece]:
-    """rows × cols of a stored matrix in pieces: at chunk edges, and where a chunk can be read in part
-    also between rows, so that each fits a slot. The first `found` of them are in host memory, the first
-    `kept` stay there."""
+    """Cut rows × cols of a stored matrix into pieces that fit a slot: at chunk edges and, where a chunk can
+    be read in part, between rows. The first `found` pieces are in host memory, and the first `kept` stay
+    there."""
     panel, number = (rows[1] - rows[0], cols[1] - cols[0]), 0
     for _, row, row_stop in overlaps(*rows, s.chunks_of_piece(slot_bytes) * s.chunk_rows):
         for j, col, col_stop in overlaps(*cols, s.chunk_cols):
@@ -115,11 +118,11 @@ def cut(
 
 
 Side = tuple[Matrix, tuple[int, int], tuple[int, int]]
-"""A stored matrix, and the rows and columns of it that are meant."""
+"""A stored matrix, and the rows and columns of it that a panel needs."""
 
 
 def sides(p: Problem, row: tuple[int, int], col: tuple[int, int], k: tuple[int, int]) -> dict[str, Side]:
-    """Where a pair of panels lies in the stored matrices."""
+    """Return where a pair of panels lies in the stored matrices."""
     a, b = ((row, k), (k, col))
     return {
         "a": (p.a, *(a[::-1] if p.a.transposed else a)),
@@ -128,9 +131,11 @@ def sides(p: Problem, row: tuple[int, int], col: tuple[int, int], k: tuple[int, 
 
 
 def places(p: Problem, bm: int, bn: int, by_columns: bool) -> Iterator[tuple[int, int]]:
-    """Block rows and columns of C in the order in which they are made: there and back. Of a symmetric C row
-    by row, each leftwards from the diagonal and then its diagonal block, so that all share a panel with
-    the one before."""
+    """Return block rows and block columns of C in the order in which blocks are made.
+
+    Every second row (or column) is walked backwards. A symmetric C is made row by row, each from the diagonal
+    to the left and then its diagonal block, so that each block shares a panel with the one before.
+    """
     down, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
     if p.symmetric:
         for i in range(down):
@@ -144,6 +149,6 @@ def places(p: Problem, bm: int, bn: int, by_columns: bool) -> Iterator[tuple[int
 
 
 def count_blocks(p: Problem, bm: int, bn: int) -> int:
-    """How many blocks C is made in."""
+    """Return the number of blocks in which C is made."""
     down, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
     return down * (down + 1) // 2 if p.symmetric else down * across

@@ -1,8 +1,6 @@
-"""Which plan: the one of least predicted time that fits.
-
-Candidates are block and panel sizes, rings and layouts of C; each has a ledger of what it holds, and seconds
-from bytes and rates. Nothing is tried out but the schedule of a cache.
-"""
+"""Chooses the plan of least predicted time among those that fit. Candidates are block and panel sizes, rings
+and layouts of C. Each has a ledger of the memory that it holds, and predicted seconds from bytes and rates.
+Only the schedule of a cache is simulated."""
 
 import math
 from bisect import bisect_left
@@ -27,7 +25,7 @@ MAX_VISITS = 200_000
 them means blocks so small that there is no memory for a cache either."""
 
 LEAST_CACHE_SLOTS = 8
-"""Fewer are not worth a cache."""
+"""Fewest slots of a cache; fewer save too little."""
 
 TOO_SLOW = 1.5
 """Blocks that take so many times what others take. Where all of C fits, with several panels, lower ones are
@@ -38,13 +36,13 @@ WORTH_KEEPING = 0.97
 are brought, so a gain within the error of a prediction is not worth it."""
 
 WIDTHS_TRIED = 8
-"""Widths of blocks for which op(A) stays on the device."""
+"""Number of block widths that are tried where op(A) stays on the device."""
 
 GROWTHS = (1.25, 1.5)
-"""How much deeper than the one before panels are, where they grow."""
+"""Factors by which each panel is deeper than the one before, where panels grow."""
 
 WORTH_LESS = 0.95
-"""Smaller chunks of C, or a smaller ring, are taken where they need less than this share of the time."""
+"""Smaller chunks of C, or a smaller ring, are chosen where they need less than this share of the time."""
 
 NEAR_IDEAL = 1.05
 """A plan within this many times the time that memory without end allows is taken without a look at smaller
@@ -52,12 +50,11 @@ chunks of C and smaller rings."""
 
 
 def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
-    """The schedule of least predicted time among those whose ledgers fit both budgets. Chunks of C of
-    the wanted size and an ample ring come first: less of either must save 5 % to be taken.
+    """Return the plan of least predicted time among those whose ledgers fit both budgets.
 
-    A symmetric C whose blocks cannot be square and small enough is made as if it were not symmetric.
-
-    Raises BudgetError, with the smallest limit that would do, where none fits.
+    C's chunks of the preferred size and a large ring are tried first; smaller ones must save 5 %. A symmetric
+    C whose blocks cannot be square and small enough is computed as if it were not symmetric. Raises
+    BudgetError, with the smallest limit that would do, where no plan fits.
     """
     x = _Search(problem, budget, rates).best()
     if x is None and problem.symmetric:
@@ -68,19 +65,21 @@ def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
 
 
 def predict(problem: Problem, budget: Budget, rates: Rates) -> float:
-    """Predicted seconds of the plan, without making it; infinite where none fits (with symmetric blocks)."""
+    """Return the predicted seconds of the best plan, without making it; infinity where none fits, with square
+    blocks for a symmetric C."""
     search = _Search(problem, budget, rates)
     x = search.best()
     return math.inf if x is None else search.cost.estimate(x).seconds
 
 
 def least_seconds(problem: Problem, budget: Budget, rates: Rates) -> float:
-    """Predicted seconds with memory without end: no plan is predicted to take less."""
+    """Return the predicted seconds with unlimited memory, which no plan is predicted to beat."""
     return CostModel(problem, budget, rates).estimate(everything(problem, budget)).alone / budget.workers
 
 
 class _Found(NamedTuple):
-    """A candidate and what it is compared by: seconds, and then elements that it keeps in memory."""
+    """A candidate with the numbers by which it is compared: seconds, then elements that it keeps in
+    memory."""
 
     seconds: float
     elements: int
@@ -95,7 +94,7 @@ class _Search:
         self.cost = CostModel(problem, budget, rates)
 
     def best(self) -> Candidate | None:
-        """The best candidate; None where none fits."""
+        """Return the best candidate; None where none fits."""
         ideal = self.cost.estimate(everything(self.problem, self.budget))
         least = (ideal.alone + self.cost.hidden_cost(ideal.stages)) / self.budget.workers
         best: _Found | None = None
@@ -108,7 +107,7 @@ class _Search:
         return best.x if best else None
 
     def _sizes(self, c: Matrix, ring: Ring) -> _Found | None:
-        """The best block and panel sizes for one ring and one layout of C."""
+        """Return the best block and panel sizes for one ring and one layout of C."""
         p, best = self.problem, None
         rows, cols = replace(p, c=c).align
         sides, k_chunk = (steps(p.m, rows), steps(p.n, cols)), p.k_chunk
@@ -121,7 +120,8 @@ class _Search:
     def _blocks(
         self, plain: Candidate, sides: tuple[list[int], list[int]], best: _Found | None
     ) -> _Found | None:
-        """The best block of these heights and widths for these panels, or the best one so far."""
+        """Return the best of these block heights and widths for these panels, or the best candidate so
+        far."""
         (heights, widths), whole = sides, False
         for bm in heights:
             chosen = self._widths(replace(plain, bm=bm), widths)
@@ -142,7 +142,7 @@ class _Search:
         return best
 
     def _widths(self, x: Candidate, widths: list[int]) -> list[int]:
-        """The widest blocks of this height that fit: narrower ones only read more."""
+        """Return the widest blocks of this height that fit, because narrower ones only read more."""
         if self.problem.symmetric:
             return [x.bm] if self._fits(replace(x, bn=x.bm)) else []
         if self._fits(replace(x, bn=widths[0])):
@@ -154,7 +154,7 @@ class _Search:
         return fits(self.problem, self.budget, x)
 
     def _judged(self, x: Candidate) -> _Found:
-        """The candidate with what it is compared by."""
+        """Return the candidate with the numbers by which it is compared."""
         found = self.cost.estimate(x)
         seconds = found.seconds + self.cost.hidden_cost(found.stages) / self.budget.workers
         if x.panels.resident:
@@ -162,15 +162,15 @@ class _Search:
         return _Found(seconds, x.bm * x.bn + (x.bm + x.bn) * x.panels.deepest + x.cache, x)
 
     def _variants(self, x: Candidate) -> Iterator[Candidate]:
-        """A candidate, and others with blocks of this size that do more with the memory that it leaves."""
+        """Yield a candidate, and others with blocks of this size that use the memory which it leaves."""
         yield x
         yield from self._cached(x)
         yield from self._growing(x)
         yield from self._resident(x)
 
     def _cached(self, x: Candidate) -> Iterator[Candidate]:
-        """The same with what is left of the host budget as a cache, in both orders of blocks. What one of
-        several workers has read is of no use to the others, and of little to its own next blocks."""
+        """Yield the candidate with the rest of the host budget as a cache, in both orders of blocks. With
+        several workers there is no cache, because none of them uses what another has read."""
         p, budget = self.problem, self.budget
         blocks = ceil_div(p.m, x.bm) * ceil_div(p.n, x.bn)
         if budget.workers > 1 or blocks <= 1 or 2 * blocks * len(x.panels) > MAX_VISITS:
@@ -182,8 +182,8 @@ class _Search:
                 yield replace(x, cache=spare, by_columns=True)
 
     def _growing(self, x: Candidate) -> Iterator[Candidate]:
-        """The same with panels that grow, up to twice as deep, where C is one block of a device with memory
-        of its own."""
+        """Yield the candidate with panels that grow, up to twice as deep, where C is one block of a device
+        with memory of its own."""
         p, bk = self.problem, x.panels.deepest
         if self.budget.device is None or p.symmetric or x.bm < p.m or x.bn < p.n:
             return
@@ -193,8 +193,8 @@ class _Search:
                 yield deeper
 
     def _resident(self, x: Candidate) -> Iterator[Candidate]:
-        """The same in a few blocks side by side, for all of which op(A) stays on a device with memory of its
-        own: while one is made, the one before is written."""
+        """Yield the candidate in a few blocks side by side, for all of which op(A) stays on a device with
+        memory of its own. Each block is written while the next one is computed."""
         p, budget = self.problem, self.budget
         if budget.device is None or budget.workers > 1 or p.symmetric or not p.keeps_a or x.bm < p.m:
             return
@@ -207,7 +207,7 @@ class _Search:
 
 
 def _refusal(p: Problem, budget: Budget) -> BudgetError:
-    """Which limit is too small, and the smallest that would do."""
+    """Return the error that says which limit is too small, and names the smallest that would do."""
     rows, cols = min(p.m, p.c.chunk_rows), min(p.n, p.c.chunk_cols)
     if budget.device is not None and not p.free_chunks and max(rows, cols) > MOST_EXTENT:
         return BudgetError(
@@ -238,8 +238,8 @@ def _refusal(p: Problem, budget: Budget) -> BudgetError:
 
 
 def _needs(p: Problem, budget: Budget) -> Iterator[tuple[int, int]]:
-    """Bytes of the host and of the device that the smallest candidates take. Ledgers grow with every size, so
-    the smallest block decides."""
+    """Return the bytes of the host and of the device that the smallest candidates take. Ledgers grow with
+    every size, so the smallest block decides."""
     k_chunk = p.k_chunk
     for c in outputs(p):
         bm, bn = min(steps(p.m, c.chunk_rows)), min(steps(p.n, c.chunk_cols))
@@ -250,7 +250,7 @@ def _needs(p: Problem, budget: Budget) -> Iterator[tuple[int, int]]:
 
 
 def finish(p: Problem, budget: Budget, rates: Rates, x: Candidate) -> Plan:
-    """The plan of a candidate."""
+    """Make a plan of a candidate."""
     p = replace(p, c=x.c)
     host, device = ledgers(p, budget, x)
     estimate = CostModel(p, budget, rates).estimate(x)

@@ -1,4 +1,4 @@
-"""Traffic: bytes that a plan moves, exactly, and the fewest that any schedule can move."""
+"""Counts the bytes that a plan moves, and the fewest that any schedule can move."""
 
 import math
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class Traffic(NamedTuple):
 
 
 def whole_traffic(p: Problem, budget: Budget, x: Candidate) -> Traffic:
-    """Bytes that a candidate moves without a cache. `p.c` is C as the candidate stores it."""
+    """Return the bytes that a candidate moves without a cache. `p.c` is C as the candidate stores it."""
     down, times_a = ceil_div(p.m, x.bm), x.times_a(p)
     read = times_a * p.a.read_bytes(*x.a_steps(p))
     uploaded = times_a * p.m * p.k * p.a.itemsize
@@ -39,7 +39,7 @@ def whole_traffic(p: Problem, budget: Budget, x: Candidate) -> Traffic:
 
 
 def piece_read_bytes(s: Matrix, piece: Piece) -> int:
-    """Bytes that reading a piece moves from the store."""
+    """Return the bytes that reading a piece moves from the store."""
     width, total = piece.span[1] - piece.span[0], 0
     for i, row, row_stop in overlaps(*piece.rows, s.chunk_rows):
         stored = s.chunk_bytes if s.stored is None else s.stored[i * s.grid[1] + piece.chunk[1]]
@@ -48,18 +48,17 @@ def piece_read_bytes(s: Matrix, piece: Piece) -> int:
 
 
 def shared_columns(p: Problem, bm: int, bn: int) -> tuple[int, int]:
-    """Columns of all blocks off the diagonal of a symmetric C, and of those on it; of any other C all are off
-    the diagonal."""
+    """Return the number of columns of all blocks off the diagonal of a symmetric C, and of those on it. Of
+    any other C, all blocks are off the diagonal."""
     down = ceil_div(p.m, bm)
     return (bn * (down * (down - 1) // 2), p.m) if p.symmetric else (down * p.n, 0)
 
 
 def uploaded_again(p: Problem, budget: Budget, off: int, on: int) -> int:
-    """Bytes that go to several devices beside each piece once.
+    """Return the bytes that several devices receive in addition to each piece once.
 
-    off: columns of op(B)'s panels, which go to each device that cannot take them from another.
-    on: columns of op(B)'s panels that are rows of op(A), too (on the diagonal), which go to one device or to
-        all.
+    off: columns of op(B)'s panels, which go to each device that cannot take them from another. on: columns of
+    op(B)'s panels that are also rows of op(A) (on the diagonal), which go to one device or to all.
     """
     others = len(budget.weights) - 1
     apart = 0 if budget.linked else others

@@ -8,16 +8,18 @@ class StoreTraits:
     """One description of a store, made where an array is opened. The defaults are those of local files."""
 
     remote: bool = False
-    """Every request is a round trip to another machine."""
+    """Whether every request is a round trip to another machine."""
     latency: float = 0.0
-    """Seconds until the store begins to answer; 0 where that is no time, or is not known."""
+    """Seconds until the store begins to answer; 0 where that takes no time or is not known."""
     asynchronous: bool = False
-    """Reads and writes go on by themselves once they have been started."""
+    """Whether reads and writes continue in the background once they are started."""
     stackable: bool = False
-    """A piece may be of several chunks, one below the other: they are read at once and copied as one."""
+    """Whether a piece may consist of several chunks, one below the other, which are read at the same time and
+    copied together."""
     listable: bool = True
-    """The store lists what it holds, and replaces an object only if nobody else has changed it."""
+    """Whether the store lists what it holds, and replaces an object only if no other process has changed
+    it."""
 
 
 LOCAL = StoreTraits()
-"""Those of local files."""
+"""The traits of local files."""

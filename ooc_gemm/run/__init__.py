@@ -1,1 +1,1 @@
-"""What a command does from its arguments to its result."""
+"""Carries out requests: opens operands, plans, runs the plan, and returns the result."""

@@ -1,4 +1,4 @@
-"""The type of C, and the arithmetic of its elements: kernel, types and bounds."""
+"""Chooses the type of C, and the arithmetic of its elements: kernel, types and bounds."""
 
 import math
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from .settle import Settled
 
 @dataclass(frozen=True)
 class Chosen:
-    """The arithmetic of a product."""
+    """The arithmetic that was chosen for a product."""
 
     arithmetic: Arithmetic
     may_wrap: bool
-    """Sums of integers might pass int64, so that elements are looked at."""
+    """Whether sums of integers might exceed int64, so that the elements must be looked at."""
 
 
 def choose_dtype(request: Settled, inputs: Inputs) -> np.dtype[Any]:
-    """The type of C. Raises InputError where C or α and β do not fit it."""
+    """Return the type of C. Raises InputError where C, or α and β, do not fit it."""
     asked = request.out_dtype if inputs.c is None else inputs.c.dtype
     return _dtype(*inputs.types, asked, request.alpha, request.beta)
 
 
 def choose_arithmetic(request: Settled, inputs: Inputs, out: np.dtype[Any], hardware: Hardware) -> Chosen:
-    """How a C of this type is computed on the hardware. Raises InputError where it cannot be."""
+    """Choose how a C of this type is computed on the hardware. Raises InputError where it cannot be."""
     a, b = inputs.types
     largest = _bound(a, b, out, inputs.shape[2], request.alpha, request.beta)
     found = hardware.arithmetic(a, b, out, inputs.shape, largest, request.kernel, request.precision)
@@ -38,9 +38,9 @@ def choose_arithmetic(request: Settled, inputs: Inputs, out: np.dtype[Any], hard
 
 
 def _dtype(a: np.dtype[Any], b: np.dtype[Any], asked: Any, alpha: complex, beta: complex) -> np.dtype[Any]:
-    """C's type: NumPy's promotion, except that sums of integers have room: those of 8 bits make int32, all
-    others int64. That is also so where NumPy has uint64, in which no sum of more than int64 is computed here,
-    or float64 (of int64 and uint64), which is not exact."""
+    """Return the type of C: NumPy's promotion, except that sums of integers have room. Those of 8-bit
+    integers make int32, all others int64. That also holds where NumPy promotes to uint64, in which no sums
+    beyond int64 are computed here, or to float64 (int64 with uint64), which is not exact."""
     natural = np.result_type(a, b)
     if a.kind in "iu" and b.kind in "iu":
         natural = np.dtype(np.int32 if a.itemsize == b.itemsize == 1 else np.int64)
@@ -59,8 +59,8 @@ def _dtype(a: np.dtype[Any], b: np.dtype[Any], asked: Any, alpha: complex, beta:
 
 
 def _check_scalars(alpha: complex, beta: complex, sums: np.dtype[Any]) -> None:
-    """Raise InputError for an alpha or beta that the type of the sums cannot hold: as infinity it would make
-    NaN of sums that are 0, and as 0, or with few digits, something else than was asked for."""
+    """Raise InputError for an alpha or beta that the type of the sums cannot hold. As infinity it would turn
+    sums of 0 into NaN; as 0, or with fewer digits, it would be another number than the one asked for."""
     for name, value in (("alpha", alpha), ("beta", beta)):
         if sums.kind in "iu":
             fits = abs(int(value.real)) <= np.iinfo(sums).max
@@ -78,7 +78,7 @@ def _check_scalars(alpha: complex, beta: complex, sums: np.dtype[Any]) -> None:
 def _bound(
     a: np.dtype[Any], b: np.dtype[Any], out: np.dtype[Any], k: int, alpha: complex, beta: complex
 ) -> int:
-    """For integers: no partial sum exceeds it in magnitude."""
+    """Return a bound for the magnitude of every partial sum of integers; 0 for other types."""
     if out.kind not in "iu":
         return 0
 

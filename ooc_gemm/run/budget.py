@@ -1,4 +1,4 @@
-"""The memory that a plan may use, and the rates that it is planned with."""
+"""Determines the memory that a plan may use, and the rates that it is made with."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from .settle import Settled
 
 
 def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chosen, limits: Limits) -> Budget:
-    """Limits on memory, and on how much goes on at once. limits: what the hardware takes and allows."""
+    """Return the limits on memory and on threads for a plan. limits: what the hardware needs and allows."""
     base = limits.host_baseline if limits.workers else baseline_bytes(limits.host_baseline)
     if request.c is None and request.writes:
         base += problem.m * problem.n * problem.c.itemsize
@@ -49,7 +49,8 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
 def known_rates(
     request: Settled, inputs: Inputs, problem: Problem, chosen: Chosen, hardware: Hardware
 ) -> Rates:
-    """How fast each stage is expected to be."""
+    """Return the rates that a plan is made with: measured ones, and default ones where nothing was
+    measured."""
     read = [(source.place, source.matrix.stored_bytes) for source in inputs.sources.values()]
     if request.c is not None:
         place = addresses.local_path(request.c)
@@ -64,6 +65,6 @@ def known_rates(
 
 
 def _asked_of(inputs: Inputs) -> list[tuple[float, int]]:
-    """For each source that answers slowly its latency and the bytes of a request."""
+    """Return the latency and the request size in bytes of each source that answers slowly."""
     sources = inputs.sources.values()
     return [(source.traits.latency, source.matrix.chunk_bytes) for source in sources if source.traits.remote]

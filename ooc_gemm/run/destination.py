@@ -1,4 +1,4 @@
-"""Where C goes, and the run that is continued."""
+"""Opens what C is written to, and the journal of a run that is continued."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
-from ..storage.format import unfinished
-from ..storage.read import addresses
 from ..storage.read.source import Opened
-from ..storage.write import consolidated, in_memory, opening, provenance
-from ..storage.write.journal import Journal, resume_in_folder
+from ..storage.write import consolidated, in_memory, opening
+from ..storage.write.journal import Journal
 from ..storage.write.provenance import Finished
 from ..storage.write.publication import Publication
 from ..storage.write.target import Target
-from ..support.errors import InputChangedError, InputError
+from ..support.errors import InputChangedError
 from .observer import Observer
 from .prepare import Job
 from .request import Request
@@ -24,42 +22,23 @@ from .settle import Log
 
 @contextmanager
 def continued(request: Request) -> Iterator[Log | None]:
-    """The run that a request continues: its journal, which is locked until the body ends, or C where it is
-    finished. None where nothing is continued.
+    """Yield the journal of the run that a request continues, locked until the body ends; or C where it is
+    finished; or None where no run is continued.
 
     Raises InputError where C is neither unfinished nor the result of such a request.
     """
-    if not request.resume:
-        yield None
-        return
-    c, beta = request.c, request.beta
-    place, name = addresses.local_path(c), addresses.describe(c)
-    if place is None:
-        yield opening.continued(c, beta or 0)
-        return
-    if not (unfinished.is_partial(place) or (place / unfinished.JOURNAL).exists()):
-        done = provenance.finished(c)
-        if done is None and (beta or any((place / key).exists() for key in unfinished.METADATA)):
-            raise InputError(
-                f"{name} is not the unfinished result of an interrupted run; leave out resume=True"
-            )
-        yield done
-        return
-    log = resume_in_folder(place, name)
-    # Killed before it began: C is what it was, or not there.
-    if not log.head or not (log.done or unfinished.is_partial(place)):
-        log.close()
-        yield None
-        return
+    log = opening.continued(request.c, request.beta or 0) if request.resume else None
     try:
         yield log
     finally:
-        log.close()
+        if isinstance(log, Journal):
+            log.close()
 
 
 @contextmanager
 def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
-    """Where C goes, and the NumPy array if that is where. C becomes an array when the body succeeds."""
+    """Yield the target that C is written to, and the NumPy array if C is one. C becomes an array when the
+    body succeeds."""
     c, sources = job.request.c, job.sources
     if isinstance(job.log, Finished):
         yield None, None
@@ -91,7 +70,7 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
 
 
 def _begun(job: Job, observer: Observer) -> Target[Publication]:
-    """The stored C, marked as unfinished."""
+    """Mark the stored C as unfinished, and return its target."""
     c, block, log = job.request.c, job.operation.arithmetic.block, job.log
     updates = job.operation.beta != 0 or job.request.fills
     if log is None and updates:

@@ -1,4 +1,4 @@
-"""What carries out a plan: a device of this process, or something else that answers the same questions."""
+"""What carries out a plan: a device of this process, or a cluster, which answers the same questions."""
 
 import traceback
 from collections.abc import Callable, Mapping
@@ -18,31 +18,32 @@ class Executor(Protocol):
 
     @property
     def hardware(self) -> Hardware:
-        """What multiplies, for the planner."""
+        """What the planner asks about the device or cluster."""
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
-        """Allocate what the plan needs. C is not touched before."""
+        """Allocate what the plan needs. C is not touched yet."""
 
     def execute(
         self, sources: Mapping[str, Source], target: Target, progress: Callable[[float], None]
     ) -> list[Block]:
-        """Run the plan that was started. Returns the blocks that failed their check, which are not written.
+        """Run the plan that was started. Returns the blocks that failed their check and are not written.
 
-        sources: what is read, by operand. target: the stored C. progress: called with the fraction that is
-        done.
+        sources: the opened operands, by name. target: the stored C. progress: called with the fraction that
+        is done.
         """
 
     def close(self) -> None:
-        """Finish or drop what is under way and free what `start` has allocated."""
+        """Finish or drop the work under way, and free what `start` has allocated."""
 
     def explain(self, error: Exception) -> Failure | None:
-        """What an error means, asked after `close`, where it is the hardware's; None for any other error."""
+        """Return what an error of the hardware means; None for any other error. This is called after
+        `close`."""
 
     def peak_host_bytes(self) -> int:
-        """The largest resident set of a process that took part, in bytes."""
+        """The largest resident set of any process that took part, in bytes."""
 
     def peak_device_bytes(self) -> int:
-        """The most memory of a device that was held, in bytes; 0 where devices compute in host memory."""
+        """The most device memory that was held, in bytes; 0 where devices compute in host memory."""
 
 
 class Local:
@@ -53,24 +54,24 @@ class Local:
         self._started: tuple[Plan, Operation, Trace] | None = None
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
-        """Allocate every buffer of the plan."""
+        """Allocates every buffer of the plan."""
         self._device.start(plan, operation, trace)
         self._started = plan, operation, trace
 
     def execute(
         self, sources: Mapping[str, Source], target: Target, progress: Callable[[float], None]
     ) -> list[Block]:
-        """Run the plan with the engine's threads."""
+        """Runs the plan with the engine's threads."""
         assert self._started, "it is started"
         plan, operation, trace = self._started
         return execute(plan, self._device, sources, target, trace, progress, operation.verify)
 
     def close(self) -> None:
-        """Close the device."""
+        """Closes the device."""
         self._device.close()
 
     def explain(self, error: Exception) -> Failure | None:
-        """Ask the device, unless somebody else has explained the error already."""
+        """Asks the device, unless the error is explained already."""
         if isinstance(error, Error):
             return None
         traceback.clear_frames(error.__traceback__)  # they hold on to buffers
@@ -81,5 +82,5 @@ class Local:
         return peak_resident_bytes()
 
     def peak_device_bytes(self) -> int:
-        """The most memory of the device that was held."""
+        """The most memory of the device that was held, in bytes."""
         return self._device.peak_bytes()

@@ -1,4 +1,4 @@
-"""Random arrays, written chunk by chunk within a memory limit: inputs to try things on."""
+"""Writes random arrays chunk by chunk within a memory limit, as inputs for trials."""
 
 import queue
 from collections.abc import Callable

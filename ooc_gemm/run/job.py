@@ -1,4 +1,4 @@
-"""Carries out what `prepare` has decided."""
+"""Carries out a job that `prepare` has made."""
 
 import os
 import time
@@ -36,7 +36,7 @@ from .transforms import found_of
 
 @dataclass(frozen=True)
 class _Made:
-    """What came of a job."""
+    """The outcome of a job: what the result is built from."""
 
     copies: tuple[Rechunked, ...]
     array: Any
@@ -81,7 +81,7 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
 
 
 def _announce(job: Job, observer: Observer) -> None:
-    """Tell what concerns the answer, and how the run is done."""
+    """Tell the user what concerns the answer, and how the run is done."""
     said = (conventions.said(source.name, source.undecoded) for source in job.sources.values())
     for text in dict.fromkeys(said):
         if text:
@@ -130,7 +130,7 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
 
 
 def _start_again(job: Job, wrong: list[Block], watch: Trace) -> None:
-    """Start the executor for blocks that failed their check."""
+    """Start the executor again, for blocks that failed their check."""
     plan, (down, across) = job.plan, job.plan.problem.c.grid
     todo = {part.chunk for block in wrong for part in plan.parts(block)}
     plan = plan.without(frozenset((i, j) for i in range(down) for j in range(across)) - todo)
@@ -139,7 +139,7 @@ def _start_again(job: Job, wrong: list[Block], watch: Trace) -> None:
 
 
 def _wrong_again(job: Job, wrong: list[Block]) -> VerificationError:
-    """The error of blocks that failed their check twice."""
+    """Return the error of blocks that failed their check twice."""
     places = _places(wrong)
     rest = "run again" if job.head is None else "continue with resume=True"
     return VerificationError(
@@ -150,7 +150,8 @@ def _wrong_again(job: Job, wrong: list[Block]) -> VerificationError:
 
 
 def _recovered(request: Request, job: Job, begun: bool, error: Exception) -> Recovery:
-    """How a request goes on after an error. Raises the error, or what it means, where it does not."""
+    """Return how a request continues after an error. Raises the error, or what it means, where it does
+    not."""
     failure = job.executor.explain(error)
     if failure is None and (isinstance(error, Error) or not no_memory(error)):
         raise error
@@ -195,12 +196,12 @@ def _result(job: Job, made: _Made, watch: Trace, seconds: float) -> Result:
 
 
 def _name(job: Job) -> str:
-    """How messages call C."""
+    """Return how messages call C."""
     return "C" if job.request.c is None else addresses.describe(job.request.c)
 
 
 def _places(wrong: Iterable[Block]) -> tuple[Place, ...]:
-    """Where blocks lie in C."""
+    """Return the rows and columns of C that blocks cover."""
     return tuple(
         ((block.row, block.row + block.rows), (block.col, block.col + block.cols)) for block in wrong
     )
@@ -213,7 +214,7 @@ def _spelled(places: tuple[Place, ...]) -> str:
 
 
 def _check_trace(trace: str | os.PathLike[str], request: Request) -> None:
-    """Refuse a trace that cannot be written, or would be written into an array."""
+    """Refuse a file for the trace that cannot be written, or would be written into an array."""
     place = os.fspath(trace)
     for array in (request.a.array, request.b.array, request.c):
         if array is not None and addresses.same_place(place, array):

@@ -1,4 +1,4 @@
-"""How C is stored: its shape, type, chunks and codecs, and what writing it takes."""
+"""Decides how C is stored: its shape, type, chunks and codecs, and what writing it takes."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,17 +18,17 @@ from .settle import Settled
 
 @dataclass(frozen=True)
 class Layout:
-    """C as it will be stored."""
+    """How C will be stored, and how the planner sees it."""
 
     output: stored.Output
     matrix: Matrix
-    """The same for the planner."""
+    """C as the planner sees it."""
     free_chunks: bool
-    """The planner chooses the chunks."""
+    """Whether the planner chooses the chunks."""
 
 
 def lay_out(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> Layout:
-    """How C of this type is stored. Raises InputError where it cannot be stored so."""
+    """Return how a C of this type is stored. Raises InputError where it cannot be stored so."""
     m, n, _ = inputs.shape
     if m * n * dtype.itemsize > limits.MAX_ARRAY_BYTES:
         raise InputError(
@@ -51,7 +51,7 @@ def lay_out(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> Layout:
 
 
 def chosen_layout(layout: Layout, request: Settled, inputs: Inputs, planned: Matrix) -> stored.Output:
-    """The layout of C with the chunks that the planner has chosen, where they were left to it."""
+    """Return the layout of C with the chunks that the planner has chosen, where they were left to it."""
     if inputs.c is not None:
         return layout.output
     chunks = (planned.chunk_rows, planned.chunk_cols) if layout.free_chunks else layout.output.chunks
@@ -59,7 +59,8 @@ def chosen_layout(layout: Layout, request: Settled, inputs: Inputs, planned: Mat
 
 
 def _updatable(c: Matrix, height: int, width: int) -> Matrix:
-    """An existing C, refusing what cannot be updated in place chunk by chunk."""
+    """Return the layout of an existing C. Raises InputError where it cannot be updated in place chunk by
+    chunk."""
     if c.transposed or (c.chunk_rows, c.chunk_cols) != (height, width):
         raise InputError(
             "beta is not 0 and C is sharded or in Fortran order, which cannot be updated in place; "
@@ -69,7 +70,7 @@ def _updatable(c: Matrix, height: int, width: int) -> Matrix:
 
 
 def _filled(array: Any, s: Matrix) -> Matrix:
-    """How an array that is filled is written, given how it would be read: in whole chunks, or shards."""
+    """Return how an open array is filled, from how it would be read: in whole chunks, or shards."""
     rows, cols = array.shape
     height, width = array.shards or array.chunks
     plain = not (array.shards or s.transposed)

@@ -1,4 +1,4 @@
-"""Opens what is multiplied: A, B, and C where β·C is added."""
+"""Opens the operands of a product: A, B, and the old C where β ≠ 0."""
 
 import os
 from collections.abc import Callable
@@ -19,23 +19,23 @@ from .transforms import Wanted, element_types, wanted_of
 
 
 def open_operand(spec: Any, name: str, transpose: bool = False) -> Opened:
-    """Open an input and apply op() to its matrix: a transposed array in Fortran order is as it is stored.
-    `name`: what messages call an input that is not stored under a name."""
+    """Open an input and apply op() to its matrix. An array in Fortran order is its stored matrix transposed,
+    so transposing it undoes that. `name`: how messages call an input that is not stored under a name."""
     found = open_input(spec, addresses.role(spec, name))
     return found.transpose() if transpose else found
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """A and B with their op(), and C."""
+    """The opened A and B with their op(), and C."""
 
     a: Opened
     b: Opened
     c: Opened | None
-    """The C that is read, where β is not 0."""
+    """The old C, which is read where β ≠ 0; otherwise None."""
     there: Any
-    """C as an open array, where it is there already and keeps its chunks: the unfinished C of an interrupted
-    run, one that β·C is read from, or one that was given open."""
+    """C as an open array, where it exists and keeps its chunks: the unfinished C of an interrupted run, one
+    that β·C is read from, or one that was given open."""
     wanted: dict[str, Wanted] = field(default_factory=dict)
     """What happens to the elements of `a` and `b` before they are multiplied."""
 
@@ -46,13 +46,13 @@ class Inputs:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(m, n, k)."""
+        """The extents (m, n, k) of the product."""
         (m, k), (_, n) = self.a.shape, self.b.shape
         return m, n, k
 
     @property
     def sources(self) -> dict[str, Opened]:
-        """By name: `a`, `b`, and `c` where it is read."""
+        """The opened operands by name: `a`, `b`, and `c` where it is read."""
         found = {"a": self.a, "b": self.b}
         return found if self.c is None else found | {"c": self.c}
 
@@ -98,8 +98,7 @@ def _check_there(request: Settled) -> None:
 
 
 def _open_both(request: Settled, continues: bool) -> tuple[Opened, Opened]:
-    """A and B; at the same time C is checked, where it is new. Stores that are far away answer slowly, so
-    they are asked side by side."""
+    """Open A and B. A new C is checked at the same time, because stores that are far away answer slowly."""
     works: list[Callable[[], Any]] = [
         partial(open_operand, operand.array, name, operand.op != "none")
         for operand, name in ((request.a, "A"), (request.b, "B"))
@@ -113,7 +112,7 @@ def _open_both(request: Settled, continues: bool) -> tuple[Opened, Opened]:
 
 
 def _open_old(request: Settled, array: Any, shape: tuple[int, int]) -> Opened:
-    """The C that β·C is read from."""
+    """Open the old C, from which β·C is read."""
     old = open_input(array, addresses.describe(request.c))
     if old.shape != shape:
         raise InputError(

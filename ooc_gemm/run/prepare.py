@@ -31,29 +31,29 @@ from .transforms import Wanted, ledger_bytes
 
 @dataclass(frozen=True)
 class Job:
-    """A product of which everything is decided."""
+    """A product about which everything is decided."""
 
     request: Settled
     log: Log | None
-    """The run that is continued."""
+    """The journal of the run that is continued, or the finished C; None for a new run."""
     sources: dict[str, Opened]
-    """What is read: `a`, `b` unless it is the same as A, and `c` where β is not 0."""
+    """The operands that are read: `a`, `b` unless it is the same as A, and `c` where β ≠ 0."""
     operation: Operation
     output: Output
     copies: tuple[layouts.Copy, ...]
-    """Copies of operands that are made first."""
+    """Copies of operands in better chunks, which are made first."""
     plan: Plan
     """The plan of what is left to do, after the copies."""
     executor: Executor
     dtype: np.dtype[Any]
-    """NumPy's common type of A and B."""
+    """The common type of A and B by NumPy's promotion."""
     head: dict[str, Any] | None
-    """What makes C what it is, for the journal; None where nobody could tell whether the inputs are still the
-    same."""
+    """The first line of the journal, which says what C is made of; None where changes of the inputs could not
+    be noticed."""
     options: dict[str, Any]
-    """What makes C what it is, beside the inputs: for C's attributes."""
+    """Options that determine C, for its attributes."""
     blocks: int
-    """Blocks of the whole C; those of the plan may be fewer."""
+    """Number of blocks of the whole C; the plan may have fewer."""
     wanted: dict[str, Wanted]
     """What happens to the elements of `a` and `b` before they are multiplied: for `Operation.transforms`,
     once passes over the arrays have found means and deviations."""
@@ -67,10 +67,8 @@ class Job:
 def prepare(request: Request, log: Log | None = None, executor: Executor | None = None) -> Job:
     """Decide everything about a product; writes nothing.
 
-    request: what is asked for, checked. log: the run that it continues, or None. executor: what carries the
-    plan out; None for the request's device in this process.
-
-    Raises InputError and BudgetError.
+    request: what is asked for, checked. log: the run that it continues, or None. executor: what carries out
+    the plan; None for the request's device in this process. Raises InputError and BudgetError.
     """
     settled, begun = settle(request, log)
     inputs = open_inputs(settled, begun, log is not None)
@@ -111,8 +109,8 @@ def prepare(request: Request, log: Log | None = None, executor: Executor | None 
 
 
 def _read(inputs: Inputs, plan: Plan) -> dict[str, Opened]:
-    """What is read: B only where it is not A. Where no device copies pieces out of the slots, pieces may stay
-    where a store's client has put them."""
+    """Return the operands that are read: B only where it is not A. Where no device copies pieces out of the
+    slots, pieces may stay in memory of a store's client."""
     sources = inputs.sources
     if plan.budget.device is None:
         sources = {name: source.lending() for name, source in sources.items()}
@@ -125,7 +123,7 @@ def _local(request: Settled) -> Local:
 
 
 def _problem(request: Settled, inputs: Inputs, layout: Layout, chosen: Chosen) -> Problem:
-    """What is planned, in numbers."""
+    """Describe the product by numbers, for the planner."""
     arithmetic, (m, n, k) = chosen.arithmetic, inputs.shape
     return Problem(
         m,
@@ -153,7 +151,7 @@ def _problem(request: Settled, inputs: Inputs, layout: Layout, chosen: Chosen) -
 
 
 def _operation(request: Settled, inputs: Inputs, chosen: Chosen) -> Operation:
-    """What the device computes."""
+    """Describe what the device computes."""
     return Operation(
         chosen.arithmetic,
         transpose_a=inputs.a.matrix.transposed,
@@ -168,7 +166,7 @@ def _operation(request: Settled, inputs: Inputs, chosen: Chosen) -> Operation:
 
 
 def _options(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> dict[str, Any]:
-    """What makes C what it is, beside the inputs, as JSON types."""
+    """Return the options that determine C, as JSON types."""
     return {
         "shape": list(inputs.shape),
         "product": request.finish.name if request.finish else "gram" if request.symmetric else "multiply",
@@ -189,8 +187,8 @@ def _options(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> dict[str
 def _provenance(
     request: Settled, inputs: Inputs, plan: Plan, log: Log | None, options: dict[str, Any]
 ) -> tuple[dict[str, Any] | None, Plan]:
-    """The head of the journal, and the plan of what the run that is continued has left to do. Raises
-    InputError where that was another run."""
+    """Return the head of the journal, and the plan of what is left to do. Raises InputError where the run
+    that is continued was another one."""
     before = {} if log is None else {chunk: was for chunk, (_, was) in log.done.items()}
     head = provenance.head(inputs.sources, before, options)
     if head and request.fills:

@@ -24,14 +24,14 @@ from ..support.remembered import recall
 
 FILE = "rates.json"
 FOLDERS = {False: "folders", True: "folders_of_several"}
-"""By whether there are several devices."""
+"""Name of the table of file systems, by whether there are several devices."""
 SUGGESTION = "measure with `ooc-gemm info --measure`"
 SUGGESTION_FOLDER = "measure with `ooc-gemm info --measure FOLDER`"
 NOT_MEASURED = f"default rates (not measured); {SUGGESTION}"
 Place = tuple[Path | None, int]
-"""The folder of an array, None where it is no local one, and the bytes it holds."""
+"""The folder of an array, None where it is not local, and its size in bytes."""
 SAMPLED = 4
-"""Entries looked at in every folder of an array."""
+"""Entries that are looked at in every folder of an array."""
 
 _mincore = getattr(CDLL(None), "mincore", None)
 if _mincore is not None:
@@ -39,7 +39,7 @@ if _mincore is not None:
 
 
 def known(device: Hardware, arithmetic: Arithmetic, inputs: Iterable[Place], c: Place) -> Rates:
-    """Rates of a device for a kernel, operands at these places and the result at that."""
+    """Return the rates of a device for a kernel, for inputs at these places and a result at that place."""
     usual, found = device.rates(arithmetic), recall(FILE).get(device.model, {})
     try:
         return _known(usual, found, kernel_key(arithmetic), list(inputs), c, device.most_flops)
@@ -102,8 +102,8 @@ def _known(
 
 
 def possible(flops: Any, most: Callable[[str, str], float]) -> dict[str, Any]:
-    """Of remembered rates of kernels, by their keys, those that a device can have. `most`: of the device, as
-    `Device.most_flops`."""
+    """Return those remembered rates of kernels, by their keys, that a device can reach. `most`:
+    `Device.most_flops` of the device."""
     found = {}
     for key, speed in flops.items() if isinstance(flops, dict) else ():
         with suppress(KeyError, TypeError, ValueError):  # in a file of another version
@@ -114,13 +114,13 @@ def possible(flops: Any, most: Callable[[str, str], float]) -> dict[str, Any]:
 
 
 def kernel_key(arithmetic: Arithmetic) -> str:
-    """What its speed is remembered by."""
+    """Return the key under which a kernel's rate is remembered, such as `blas float32`."""
     panel, block = arithmetic.panel.name, arithmetic.block.name
     return f"{arithmetic.kernel} {panel}" + (f" to {block}" if block != panel else "")
 
 
 def file_system(place: Path) -> str:
-    """Type and number of the file system that a folder lies on, or will."""
+    """Return type and device number of the file system on which a folder lies, or will lie."""
     while not place.exists() and place != place.parent:
         place = place.parent
     device = os.stat(place).st_dev
@@ -129,24 +129,25 @@ def file_system(place: Path) -> str:
 
 
 def described(place: Path) -> dict[str, str]:
-    """The file system that a folder lies on, for a report."""
+    """Describe the file system on which a folder lies, for a report."""
     system = file_system(place)
     return {"mounted": mount_point(system), "type": system.split()[0]}
 
 
 def mount_point(system: str) -> str:
-    """Where that file system is mounted."""
+    """Return where a file system is mounted; empty where it is not."""
     return mounted().get(system.split()[1], ("", ""))[1]
 
 
 def cached_share(folder: Path) -> float:
-    """How much of an array the page cache holds, by a few samples; 0 where the system does not tell."""
+    """Estimate from samples which share of an array the page cache holds; 0 where the system does not
+    tell."""
     held = [_is_cached(path) for path in _sample(folder)]
     return sum(held) / len(held) if held else 0.0
 
 
 def _sample(folder: Path) -> list[Path]:
-    """Some files below a folder, spread over it."""
+    """Return some files below a folder, spread over it."""
     try:
         entries = sorted(folder.iterdir())
     except OSError:
@@ -159,8 +160,8 @@ def _sample(folder: Path) -> list[Path]:
 
 
 def _is_cached(path: Path) -> bool:
-    """Whether the page in the middle is held; asking does not bring it in. Of a file that this process may
-    not write, the system does not tell."""
+    """Whether the page cache holds the page in the middle of a file; asking does not load it. The system does
+    not tell for a file that this process may not write."""
     if not os.access(path, os.W_OK):
         return False
     try:

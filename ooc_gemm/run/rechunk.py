@@ -1,4 +1,4 @@
-"""Copies operands to better chunks, as `layout` has planned it: out of core, within the memory limit."""
+"""Copies operands to better chunks, as `planning/layouts.py` has planned it, within the memory limit."""
 
 import contextlib
 import shutil
@@ -25,20 +25,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Rechunked:
-    """A copy that was made for one multiplication. Sizes in bytes, times in seconds."""
+    """A copy that was made for one product. Sizes in bytes, times in seconds."""
 
     operand: str
-    """`a` or `b`."""
+    """The operand that was copied: `a` or `b`."""
     name: str
-    """Of the array that was copied."""
+    """Name of the array that was copied."""
     bytes_read: int
-    """Counted where it happens, beside those of the multiplication."""
+    """Bytes moved from the store for this copy, counted where they move."""
     bytes_written: int
     seconds: float
 
 
 def check_space(copies: Iterable[Copy], c: Any) -> None:
-    """Refuse copies that have no room beside C. Raises InputError."""
+    """Refuse copies for which there is no room beside C. Raises InputError."""
     folder = opening.scratch_folder(c)
     wanted, free = sum(copy.bytes_written for copy in copies), shutil.disk_usage(folder).free
     if wanted > free:
@@ -52,8 +52,8 @@ def check_space(copies: Iterable[Copy], c: Any) -> None:
 def rechunked(
     copies: Sequence[Copy], sources: Mapping[str, Opened], c: Any
 ) -> Iterator[tuple[dict[str, Opened], tuple[Rechunked, ...]]]:
-    """The sources with copies in the place of those that are copied, and what that took. The copies lie in a
-    hidden folder beside C, or among temporary files where C is no local array, until the body ends."""
+    """Yield the operands, with copies in place of those that are copied, and what the copying took. Until the
+    body ends, copies lie in a hidden folder beside C, or among temporary files where C is not local."""
     found, done = dict(sources), []
     with _hidden_folder(c) if copies else contextlib.nullcontext(Path()) as folder:
         for copy in copies:
@@ -66,7 +66,7 @@ def rechunked(
 
 @contextlib.contextmanager
 def _hidden_folder(c: Any) -> Iterator[Path]:
-    """A folder of our own that is removed again."""
+    """Yield a new hidden folder, which is removed at the end."""
     parent = opening.scratch_folder(c)
     try:
         folder = tempfile.mkdtemp(".rechunked", ".ooc-gemm-", parent)
@@ -81,7 +81,7 @@ def _hidden_folder(c: Any) -> Iterator[Path]:
 
 
 def _copied(copy: Copy, opened: Opened, place: Path) -> tuple[Opened, int, int]:
-    """The copy, the bytes read and the bytes written."""
+    """Copy an operand, and return the opened copy, the bytes read and the bytes written."""
     t, source = copy.target, opened.source
     output = layout.Output((t.rows, t.cols), source.dtype, (t.chunk_rows, t.chunk_cols))
     target = opening.create_target(str(place), output, source.dtype, keep=False)
@@ -125,8 +125,8 @@ def _copied(copy: Copy, opened: Opened, place: Path) -> tuple[Opened, int, int]:
 def each(
     pool: ThreadPoolExecutor, slots: list[Bytes], items: Iterable[T], work: Callable[[T, Bytes], int]
 ) -> int:
-    """Work on every item, one thread a slot; the sum of what that returns. After an error, or Ctrl-C, no
-    thread takes another item."""
+    """Call `work` for every item, in one thread for each slot, and return the sum of its results. After an
+    error or Ctrl-C no thread takes another item."""
     lock, left = Lock(), iter(items)
 
     @on_thread("worker")

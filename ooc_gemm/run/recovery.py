@@ -1,4 +1,4 @@
-"""How a run goes on whose device has failed."""
+"""Decides how a run continues after its device has failed."""
 
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -12,20 +12,21 @@ from .request import Request
 
 @dataclass(frozen=True)
 class Recovery:
-    """A run that has failed, and what can be run in its place."""
+    """A run that has failed, and the request that can be run in its place."""
 
     error: DeviceError
     cause: BaseException
     request: Request | None
-    """What to run in this process; None where it can do nothing more."""
+    """The request to run in this process; None where this process can do nothing more."""
     means: str
-    """What is done differently: `on cpu`."""
+    """What is different in the new run: `on cpu`."""
     smaller: bool
-    """The request is the same but for a smaller limit on device memory; that is tried once."""
+    """Whether the request differs only in a smaller limit on device memory, which is tried once."""
     devices: tuple[int, ...]
-    """The GPUs of which another process may find some that answer; none where a process is no way out."""
+    """Numbers of the GPUs among which another process may find some that answer; empty where another process
+    would not help."""
     flags: tuple[str, ...]
-    """What the request of another process has beside: `resume` or `force`."""
+    """Options that another process needs in addition: `resume` or `force`."""
 
     @property
     def said(self) -> str:
@@ -34,21 +35,21 @@ class Recovery:
 
     @property
     def reason(self) -> str:
-        """What has failed, without what a user could do about it."""
+        """What has failed, without advice."""
         return str(self.error).partition(";")[0]
 
     def fail(self) -> NoReturn:
-        """Raise the error: the run does not go on."""
+        """Raise the error, because the run does not continue."""
         raise self.error from self.cause
 
 
 def recovery(
     request: Request, failure: Failure, begun: bool, most: int | None, cause: Exception
 ) -> Recovery | None:
-    """How a request goes on after a failure; None where it cannot.
+    """Return how a request continues after a failure; None where it cannot.
 
-    begun: C had been begun. most: the device memory in bytes that the plan had. cause: the error that the
-    failure explains.
+    begun: whether C had been begun. most: the device memory in bytes that the plan had. cause: the error that
+    the failure explains.
     """
     flags = _flags(request, begun)
     if flags is None or (failure.limit is None and failure.left is None and not failure.devices):
@@ -69,8 +70,8 @@ def recovery(
 
 
 def _flags(request: Request, begun: bool) -> tuple[str, ...] | None:
-    """What a request needs beside to go on; None where it cannot, for some blocks may have had their β
-    already."""
+    """Return the options that a request needs to continue; None where it cannot, because some blocks may have
+    had their β already."""
     place = addresses.local_path(request.c) if begun and request.c is not None else None
     if place is not None and (place / unfinished.JOURNAL).exists():
         return ("resume",)

@@ -105,17 +105,15 @@ class Request:
     force: bool = False
     resume: bool = False
     symmetric: bool = False
-    """op(B) is op(A)ᵀ: one half of C is computed, unless β is not 0."""
+    """Whether op(B) is op(A)ᵀ, so that one half of C is computed unless β ≠ 0."""
     finish: Finish | None = None
     """What is done to the elements of C before they are stored."""
     writes: bool = True
-    """False where only a plan is wanted."""
+    """Whether C is written; if not, only a plan is made."""
 
     def check(self) -> "Request":
-        """The same request with numbers for α, β and the memory limits.
-
-        Raises InputError where what is asked for cannot be, whatever the arrays hold.
-        """
+        """Return the same request with numbers for α, β and the memory limits. Raises InputError where the
+        request is impossible, whatever the arrays hold."""
         alpha, beta = scalar("alpha", self.alpha), scalar("beta", self.beta)
         if self.precision not in get_args(Precision):
             known = ", ".join(get_args(Precision))

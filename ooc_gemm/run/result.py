@@ -1,4 +1,4 @@
-"""What a multiplication did."""
+"""The result of a multiplication: sizes, times and counts."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -24,17 +24,17 @@ class Result:
     """2mnk operations a second; half as many where one half of C is the other's mirror image, and those of
     blocks that were done already do not count."""
     bytes_read: int
-    """Moved from the stores to the process, counted where it happens."""
+    """Bytes moved from the stores to the process, counted where they move."""
     bytes_written: int
     bytes_uploaded: int
     bytes_downloaded: int
     lower_bound_bytes: int
     """Least bytes any schedule moves with the memory that was allowed."""
     peak_host_bytes: int
-    """The largest resident set the process has had."""
+    """The largest resident set that the process has had."""
     peak_device_bytes: int
     stage_seconds: dict[str, float]
-    """Busy seconds of each stage, added over its threads."""
+    """Seconds that each stage was busy, added up over its threads."""
     blocks: int
     blocks_resumed: int
     verified: bool | None
@@ -42,14 +42,14 @@ class Result:
     """Elements of C, as far as this run made them, that are infinite although the product is finite there:
     they are too large for C's type."""
     rechunked: tuple[Rechunked, ...]
-    """Copies that were made first, their bytes and seconds; `seconds` contains theirs."""
+    """Copies that were made first; `seconds` includes theirs."""
     plan: Plan = field(repr=False)
     bytes_passed: int = 0
     """Read by passes that found means and deviations of operands, beside `bytes_read`."""
     array: Any = field(default=None, repr=False)
-    """C as a NumPy array, where none was given to write to."""
+    """C as a NumPy array, where no C was given; otherwise None."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return the result as JSON types."""
         out = {key: value for key, value in self.__dict__.items() if key not in ("plan", "array")}
         return {**out, "rechunked": [asdict(copy) for copy in self.rechunked], "plan": self.plan.to_dict()}

@@ -1,4 +1,4 @@
-"""Runs a request, and again where a device has failed and the run can do without it."""
+"""Runs a request, and runs it again without a device that has failed."""
 
 from dataclasses import replace
 
@@ -13,12 +13,12 @@ from .result import Result
 
 
 def carry_out(request: Request, observer: Observer, executor: Executor | None = None) -> Result | Recovery:
-    """Run a request: once more with less of the device's memory where another process has taken it, and on
-    those of several devices that are left where one has failed.
+    """Run a request.
 
-    executor: what carries the plan out; None for the request's device in this process.
-
-    Returns a Recovery where only another process can go on. Raises what `multiply` raises.
+    Where another process has taken device memory, it is run once more with less of it; where one of several
+    devices has failed, it is run on the others. executor: what carries out the plan; None for the request's
+    device in this process. Returns a Recovery where only another process can continue. Raises what `multiply`
+    raises.
     """
     refuse_event_loop()
     request = request.check()
@@ -37,14 +37,14 @@ def carry_out(request: Request, observer: Observer, executor: Executor | None = 
 
 
 def _unless_elsewhere(found: Recovery) -> Recovery:
-    """The recovery, where another process can go on. Raises its error where none can."""
+    """Return the recovery, where another process can continue. Raises its error where none can."""
     if not found.devices:
         found.fail()
     return found
 
 
 def result_of(outcome: Result | Recovery) -> Result:
-    """The result. Raises the error of a run that only another process could go on with."""
+    """Return the result. Raises the error of a run that only another process could continue."""
     if isinstance(outcome, Recovery):
         outcome.fail()
     return outcome

@@ -1,4 +1,4 @@
-"""α and β, as users give them."""
+"""Checks α and β, as users give them."""
 
 import cmath
 import operator
@@ -10,12 +10,11 @@ from ..support.errors import InputError
 
 
 def scalar(name: str, value: Any) -> Any:
-    """α or β as a Python number: an int where it is an integer of any kind, else a float or a complex number.
-    None stays None.
+    """Return α or β as a Python number: an int for an integer of any kind, otherwise a float or a complex
+    number. None stays None.
 
-    name: how messages call it. value: any number, also of NumPy's, or an array without dimensions.
-
-    Raises InputError where it is no number, or not finite.
+    name: how messages call it. value: any number, also of NumPy's, or an array without dimensions. Raises
+    InputError where it is not a number, or not finite.
     """
     if value is None:
         return None

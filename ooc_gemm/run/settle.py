@@ -1,4 +1,5 @@
-"""Settles what a request leaves open: by the journal of the run that it continues, else by the defaults."""
+"""Settles what a request leaves open: by the journal of the run that it continues, otherwise by the
+defaults."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -10,7 +11,7 @@ from ..storage.write.provenance import Finished
 from .request import Request
 
 Log = Journal | Finished
-"""The run that is continued: its journal, or the finished C."""
+"""What is continued: the journal of an interrupted run, or the finished C."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,13 @@ class Settled(Request):
     device_memory_limit: int | None = None
     compressor: str = "none"
     fills: bool = False
-    """C is an array that was given open: its values are replaced, and nothing else of it."""
+    """Whether C is an open array whose values are replaced and nothing else."""
 
 
 def settle(request: Request, log: Log | None) -> tuple[Settled, Any]:
-    """The settled request, and the unfinished C of the run that is continued as an open array; None where no
-    run is continued, or nothing of C is there yet.
-
-    Raises InputError where that C or its journal cannot be read.
-    """
+    """Return the settled request, and the unfinished C of the continued run as an open array; None where no
+    run is continued, or nothing of C exists yet. Raises InputError where that C or its journal cannot be
+    read."""
     fills = bool(log.head.get("fills")) if log else addresses.is_array(request.c)
     begun, layout = None, dict[str, Any]()
     if log and (log.done or request.beta or fills or provenance.reads_c(log.head)):

@@ -1,1 +1,1 @@
-"""Zarr arrays: operands that are read, and C that is written. The only importer of zarr."""
+"""Reads operands from Zarr arrays and writes C to one. Only this package imports zarr."""

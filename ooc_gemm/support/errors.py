@@ -52,7 +52,7 @@ class RangeError(Error, OverflowError):
 
 
 class DeviceError(Error, RuntimeError):
-    """A device is missing, or failed."""
+    """A device is missing, or has failed during the run."""
 
 
 class OutOfMemoryError(DeviceError, MemoryError):

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 
 def ceil_div(a: int, b: int) -> int:
-    """⌈a / b⌉ for b > 0."""
+    """Return a / b, rounded up; b > 0."""
     return -(-a // b)
 
 
 def round_up(a: int, step: int) -> int:
-    """The smallest multiple of `step` that is at least `a`."""
+    """Return the smallest multiple of `step` that is at least `a`."""
     return ceil_div(a, step) * step
 
 

@@ -35,7 +35,7 @@ def parse_size(text: str | int) -> int:
 
 
 def spelled_size(nbytes: float) -> str:
-    """A number of bytes as people read it: `1.50 GiB`."""
+    """Return a number of bytes in the form that people read: `1.50 GiB`."""
     for power, prefix in zip((5, 4, 3, 2, 1), "PTGMK", strict=True):
         if nbytes >= 0.9 * 1024**power:
             return f"{nbytes / 1024**power:.2f} {prefix}iB"

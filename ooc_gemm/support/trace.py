@@ -51,14 +51,14 @@ class Trace:
             self._spans.append((stage, track, start, start + seconds, {"bytes": nbytes, **args}))
 
     def include(self, nbytes: Mapping[str, int], seconds: Mapping[str, float]) -> None:
-        """Add the totals of another process."""
+        """Add the totals that another process has recorded."""
         with self._lock:
             for stage in STAGES:
                 self.bytes[stage] += nbytes.get(stage, 0)
                 self.seconds[stage] += seconds.get(stage, 0.0)
 
     def stage_seconds(self) -> dict[str, float]:
-        """Busy seconds of every stage."""
+        """Seconds that each stage was busy, added up over its threads."""
         return {stage: round(self.seconds[stage], 6) for stage in STAGES}
 
     def write(self, path: str | os.PathLike[str]) -> None:

@@ -29,6 +29,7 @@ from ooc_gemm.dask import matmul  # noqa: E402
 from ooc_gemm.devices.cpu.device import CPU  # noqa: E402
 from ooc_gemm.planning.schedule import Part  # noqa: E402
 from ooc_gemm.storage.format import unfinished  # noqa: E402
+from ooc_gemm.storage.io.folder import Folder  # noqa: E402
 from ooc_gemm.storage.write import opening, reopen, share, staging_folder  # noqa: E402
 from ooc_gemm.storage.write.target import Target  # noqa: E402
 
@@ -399,7 +400,7 @@ def test_a_fault_on_a_worker_ends_the_run_and_it_can_go_on(tmp_path, client):
     broken.write_bytes(bytes(len(whole) - 1))
     with pytest.raises(StoreError, match=r"b: chunk c/3/5"):
         ooc_gemm.dask.multiply(*paths, tmp_path / "c", **options)
-    assert unfinished.is_partial(tmp_path / "c")
+    assert unfinished.is_partial(Folder(tmp_path / "c"))
     assert list((tmp_path / "c").glob(share.RUN + "*")) == []
     broken.write_bytes(whole)
     os.utime(broken, ns=(was.st_atime_ns, was.st_mtime_ns))
@@ -586,7 +587,7 @@ def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, launched):
     assert "being written by another process" in other.err
     first.kill()
     first.communicate()
-    assert unfinished.is_partial(c)
+    assert unfinished.is_partial(Folder(c))
     second = run("--resume")
     more_are_done()
     scheduler.kill()

@@ -21,6 +21,7 @@ import ooc_gemm.run.executor
 from ooc_gemm import InputError, StoreError
 from ooc_gemm.storage.format.unfinished import JOURNAL, is_partial
 from ooc_gemm.storage.io import durable, files, locks
+from ooc_gemm.storage.io.folder import Folder
 from ooc_gemm.storage.write import journal, publication, staging_folder
 
 RNG = np.random.default_rng(19)
@@ -67,7 +68,7 @@ def unfinished(monkeypatch, count=9, beta=0.0, saved=0.0):
         patched.setattr(publication, "SAVED_SECONDS", saved)
         with pytest.raises(StoreError):
             run(beta)
-    assert is_partial(Path("c"))
+    assert is_partial(Folder(Path("c")))
 
 
 def lines():
@@ -214,7 +215,7 @@ def test_a_flush_that_fails_is_not_repeated_and_believed(monkeypatch, beta, numb
         patched.setattr(publication, "SAVED_SECONDS", 0.0)
         with pytest.raises(StoreError, match=os.strerror(number)):
             run(beta)
-    assert is_partial(Path("c"))
+    assert is_partial(Folder(Path("c")))
     run(beta, resume=True)
     assert is_result(beta)
 
@@ -415,7 +416,7 @@ def test_an_input_that_changes_during_the_run(monkeypatch, change, layout):
     shutil.copytree("a", "before")
     with pytest.raises(StoreError, match="a was changed while C was made of it, so C is not finished"):
         run(progress=in_the_middle(functools.partial(change, chunk)))
-    assert is_partial(Path("c"))
+    assert is_partial(Folder(Path("c")))
     assert not os.path.exists("c/zarr.json")
     if change is rewrite:
         for _ in range(2):
@@ -572,7 +573,7 @@ def test_an_array_counts_beside_metadata_that_stand_aside():
     old_c()
     shutil.copy("c/zarr.json", "c/zarr.json.partial")
     journal.begin_in_folder(Path("c"), "c", {"inputs": {}, "options": {}}).close()
-    assert not is_partial(Path("c"))
+    assert not is_partial(Folder(Path("c")))
     assert ooc_gemm.multiply("b", "c", "d", transpose_b=True).n == 300
     with pytest.raises(InputError, match="c exists; give force=True"):
         run()

@@ -15,6 +15,7 @@ import ooc_gemm
 from ooc_gemm import InputError
 from ooc_gemm.storage.format import unfinished
 from ooc_gemm.storage.io import answers
+from ooc_gemm.storage.io.folder import Folder
 from ooc_gemm.storage.read import addresses
 
 A, B = (np.random.default_rng(7).integers(-9, 9, shape).astype("f4") for shape in ((60, 50), (50, 40)))
@@ -134,7 +135,7 @@ def test_a_fill_that_is_interrupted(here, monkeypatch, layout, by, count):
     c = opened("c", layout)
     before = described("c")
     interrupted(monkeypatch, count, "a", "b", c)
-    assert unfinished.is_partial(here / "c")
+    assert unfinished.is_partial(Folder(here / "c"))
     with pytest.raises(InputError, match=r"unfinished result .*resume=True"):
         ooc_gemm.multiply("a", "b", c)
     result = ooc_gemm.multiply("a", "b", c if by == "array" else "c", resume=True)

@@ -22,6 +22,7 @@ from outcome import snapshot
 import ooc_gemm
 from ooc_gemm.storage.format import unfinished
 from ooc_gemm.storage.io import answers
+from ooc_gemm.storage.io.folder import Folder
 from ooc_gemm.storage.read import addresses
 from ooc_gemm.storage.write import journal, ownership
 from ooc_gemm.storage.write.ownership import ASIDE
@@ -367,7 +368,7 @@ def kept(c="old"):
 
 def test_the_old_array_is_kept_until_the_new_one_is_finished(here, monkeypatch):
     interrupted(monkeypatch, 3, "a", "b", "old", force=True, chunks=(20, 20))
-    assert unfinished.is_partial(here / "old")
+    assert unfinished.is_partial(Folder(here / "old"))
     assert (kept() == 7).all()
     interrupted(monkeypatch, 2, "a", "b", "old", resume=True)
     assert (kept() == 7).all()
@@ -482,7 +483,7 @@ def test_a_run_that_is_killed_at_any_step(here, layout, first):
             assert product("old")
         else:
             seen.add("unfinished")
-            assert unfinished.is_partial(here / "old")
+            assert unfinished.is_partial(Folder(here / "old"))
             assert ooc(*line).code == 2
             if any(Path("old", ASIDE, key).exists() for key in unfinished.METADATA):
                 assert (kept() == 7).all()

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ooc_gemm.storage.format import unfinished
 from ooc_gemm.storage.io.answers import Answers
 from ooc_gemm.storage.io.folder import Folder
 from ooc_gemm.storage.io.objects import Objects
@@ -76,3 +77,39 @@ def test_a_folder_lists_links_that_lead_nowhere_as_nothing(tmp_path):
     assert [*place.list("c/*/*")] == []
     assert place.folders("c/*/*") == [f"{tmp_path}/c", f"{tmp_path}/c/0", f"{tmp_path}/c/1"]
     assert place.folders("*.*") == []
+
+
+ARRAY = b'{"zarr_format": 3, "node_type": "array", "shape": [1, 1]}'
+HEAD = b'{"version": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "begun", "partial"),
+    [
+        ({}, False, False),
+        ({"zarr.json.partial": ARRAY}, True, True),
+        ({".zarray.partial": b'{"zarr_format": 2, "shape": [1, 1]}'}, True, True),
+        ({"zarr.json.partial": ARRAY, "zarr.json": ARRAY}, False, False),
+        ({"zarr.json.partial": ARRAY, "zarr.json": ARRAY, "ooc-gemm.journal": HEAD}, True, False),
+        ({"zarr.json.partial": b"somebody else's"}, False, False),
+        ({"zarr.json.partial": b'{"zarr_format": 3, "node_type": "group"}'}, False, False),
+        ({"zarr.json.partial": b"damaged", "ooc-gemm.journal": HEAD}, True, True),
+        ({"ooc-gemm.journal": HEAD}, True, False),
+        ({"ooc-gemm.journal": HEAD[:5]}, True, False),
+        ({"ooc-gemm.journal": b"somebody else's"}, False, False),
+    ],
+)
+def test_what_a_run_has_begun_is_told_alike_in_folders_and_stores(place, files, begun, partial):
+    for key, data in files.items():
+        place.put(key, data)
+    assert unfinished.is_begun(place) is begun
+    assert unfinished.is_partial(place) is partial
+
+
+def test_an_array_that_was_set_aside_is_of_an_unfinished_c(tmp_path):
+    place = Folder(tmp_path)
+    (tmp_path / unfinished.ASIDE).mkdir()
+    assert not unfinished.is_partial(place)
+    place.put(f"{unfinished.ASIDE}/zarr.json", ARRAY)
+    assert unfinished.is_partial(place)
+    assert not unfinished.is_partial(Folder(tmp_path / ("x" * 300)))  # no such folder can be

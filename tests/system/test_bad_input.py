@@ -554,7 +554,7 @@ def test_random(here, args, words):
         (["verify", "a", "b", "old", "--seed", "-1"], ["seed -1", "0 or more"]),
         (["verify", "a", "b", "old", "-M", "1MiB"], ["smallest that would do"]),
         (["bench", "kernels", "--from", "a/zarr.json/.."], None),
-        (["bench", "kernels", "--from", "text"], ["text is not what --json printed"]),
+        (["bench", "kernels", "--from", "text"], ["text is not a report that --json printed"]),
     ],
 )
 def test_other_commands(here, args, words):

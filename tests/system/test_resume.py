@@ -20,6 +20,7 @@ from ooc_gemm import InputError
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.storage.format import unfinished
 from ooc_gemm.storage.io import files, locks
+from ooc_gemm.storage.io.folder import Folder
 from ooc_gemm.storage.write import journal, publication, staging_folder
 
 M, N, K = 300, 260, 200
@@ -56,7 +57,7 @@ def test_a_run_is_continued(arrays, monkeypatch, beta, count, saved):
         old_c(c, old)
     ooc_gemm.multiply(a, b, c + "1", **options)
     interrupted(monkeypatch, count, a, b, c, saved=saved, **options)
-    assert unfinished.is_partial(Path(c))
+    assert unfinished.is_partial(Folder(Path(c)))
     result = ooc_gemm.multiply(a, b, c, resume=True, **options)
     assert np.array_equal(zarr.open_array(c)[...], zarr.open_array(c + "1")[...])
     assert result.bytes_read == result.plan.bytes_read
@@ -74,7 +75,7 @@ def test_beta_comes_in_once_whatever_the_layout(arrays, monkeypatch, layout):
     }[layout]
     old_c(c, old, **{"compressors": None, **options})
     for count in (5, 1, 11):
-        resume = {"resume": True} if unfinished.is_partial(Path(c)) else {}
+        resume = {"resume": True} if unfinished.is_partial(Folder(Path(c))) else {}
         interrupted(monkeypatch, count, a, b, c, beta=-2, memory_limit=LIMIT, **resume)
     result = ooc_gemm.multiply(a, b, c, beta=-2 + 0j, memory_limit="400MiB", resume=True)
     want = x.astype("f8") @ y - 2.0 * old

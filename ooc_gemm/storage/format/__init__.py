@@ -1,1 +1,1 @@
-"""What is stored: metadata, codecs, shards."""
+"""How arrays are stored: metadata, codecs and shards."""

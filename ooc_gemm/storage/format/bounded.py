@@ -1,4 +1,4 @@
-"""Codecs for zarr to decode with that cannot make more of a chunk than it may be."""
+"""Codecs for chunks that zarr decodes. They refuse to make more of a chunk than its metadata allows."""
 
 import asyncio
 import copy
@@ -15,15 +15,15 @@ from ...planning.problem import Work
 from . import codec, codec_memory, documents
 
 ELEMENT_BYTES = 16
-"""What codecs make of an element on the way takes no more."""
+"""The most bytes that a codec makes of one element in an intermediate step."""
 HELD_BY_ZARR = 5
-"""Memory, in chunks or shards, that zarr takes to decode one, or to encode it: 2.0 to 4.4 measured over its
-codecs, byte orders and versions, of noise, with what it returns."""
+"""Memory that zarr takes to decode or encode a chunk or shard, what it returns included, in multiples of its
+size: 2.0 to 4.4 were measured over its codecs, byte orders and versions with noise."""
 
 
 @dataclass(frozen=True, eq=False)
 class _BoundedCodec(BytesBytesCodec):
-    """A compressor, for zarr to decode with."""
+    """A codec of zarr's that decodes with a `Bounded` compressor."""
 
     codec: codec.Bounded
     is_fixed_size = False
@@ -33,13 +33,13 @@ class _BoundedCodec(BytesBytesCodec):
         return spec.prototype.buffer.from_array_like(found)
 
     def compute_encoded_size(self, input_byte_length: int, _chunk_spec: Any) -> int:
-        """Not known."""
+        """Raises NotImplementedError, because the size is not known."""
         raise NotImplementedError
 
 
 def bounded(metadata: Any) -> tuple[Any, int]:
-    """The metadata with codecs that cannot make more of a chunk than it may be, and the most bytes of a file.
-    The same metadata where no codec could."""
+    """Return the metadata with codecs that cannot make more of a chunk than it may be, and the most bytes of
+    a file. Where no codec could, the metadata are returned as they are."""
     if metadata.zarr_format == 3:
         elements = math.prod(metadata.chunk_grid.chunk_shape)
         codecs, most, _ = _bounded_chain(metadata.codecs, elements, metadata.data_type.item_size)
@@ -63,7 +63,8 @@ def bounded(metadata: Any) -> tuple[Any, int]:
 
 
 def _bounded_chain(chain: tuple[Any, ...], elements: int, itemsize: int) -> tuple[tuple[Any, ...], int, bool]:
-    """The codecs, the most bytes they make of so many elements, and whether they always do."""
+    """Return the bounded codecs, the most bytes that they make of so many elements, and whether they always
+    make as many."""
     made, size, exact = [], elements * itemsize, True
     for one in chain:
         described = one.to_dict()
@@ -86,8 +87,8 @@ def _bounded_chain(chain: tuple[Any, ...], elements: int, itemsize: int) -> tupl
 
 
 def work_of_zarr(metadata: Any) -> tuple[Work, Work]:
-    """What the compressors of an array take where zarr decodes its chunks, and where it encodes them. Most
-    decompressors take less than what HELD_BY_ZARR has room for."""
+    """Return the memory that the compressors of an array take where zarr decodes its chunks, and where it
+    encodes them. HELD_BY_ZARR already has room for most decompressors."""
     if metadata.zarr_format == 2:
         described = [one.get_config() for one in (*(metadata.filters or ()), metadata.compressor) if one]
         chain = [(str(one["id"]), one) for one in described]
@@ -101,7 +102,7 @@ def work_of_zarr(metadata: Any) -> tuple[Work, Work]:
 
 
 def _flat(chain: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and configurations of all codecs, those inside of shards among them."""
+    """Yield the names and configurations of all codecs, also of those inside shards."""
     for one in chain:
         configuration = dict(one.get("configuration", {}))
         yield str(one["name"]), configuration

@@ -1,4 +1,4 @@
-"""The codecs of an array, as its metadata list them: which of them chunks can be read without."""
+"""The codecs that the metadata of an array list, and which chunks can be decoded without zarr."""
 
 import sys
 from typing import Any
@@ -10,7 +10,7 @@ from . import codec, shards
 
 
 def is_fortran(metadata: Any) -> bool:
-    """Whether chunks hold the transpose, in C order."""
+    """Whether chunks hold the transpose of the array in C order."""
     if metadata.zarr_format == 2:
         return bool(metadata.order == "F")
     codecs: tuple[Codec, ...] = metadata.codecs
@@ -18,13 +18,13 @@ def is_fortran(metadata: Any) -> bool:
 
 
 def only_compressor(compression: list[tuple[str, dict[str, Any]]] | None) -> codec.Compressor | None:
-    """The compressor, where it is known and the only codec beside those of plain chunks."""
+    """Return the compressor if it is known and no codec but those of plain chunks stands beside it."""
     return codec.find(*compression[0]) if compression and len(compression) == 1 else None
 
 
 def compression_of(metadata: Any) -> list[tuple[str, dict[str, Any]]] | None:
-    """Names and configurations of the codecs that make a file of the elements in native order, which may
-    have been transposed; None where the elements are made something else of first."""
+    """Return the names and configurations of the codecs that turn elements in native order, possibly
+    transposed, into a file. Returns None where another codec changes the elements first."""
     if metadata.zarr_format == 2:
         if metadata.filters:
             return None
@@ -34,7 +34,7 @@ def compression_of(metadata: Any) -> list[tuple[str, dict[str, Any]]] | None:
 
 
 def _beyond_bytes(chain: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]] | None:
-    """The codecs behind `bytes` in native order; None where that is not the first."""
+    """Return the codecs after `bytes` in native order; None where that is not the first codec."""
     described = [(str(one["name"]), dict(one.get("configuration", {}))) for one in chain]
     if not described or described[0] not in (("bytes", {}), ("bytes", {"endian": sys.byteorder})):
         return None
@@ -42,7 +42,7 @@ def _beyond_bytes(chain: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]
 
 
 def inner_chunks(metadata: Any) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]] | None:
-    """How shards are made and what their chunks are compressed with; None where only zarr can tell."""
+    """Return how shards are made and how their chunks are compressed; None where only zarr can tell."""
     described = [one.to_dict() for one in metadata.codecs]
     if len(described) != 1 or described[0]["name"] != "sharding_indexed":
         return None

@@ -1,4 +1,5 @@
-"""Where the chunks of an array lie in a place: the keys of files of one chunk each, or of shards."""
+"""Where the chunks of an array lie: their keys, and the range of bytes where several share the file of a
+shard."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,46 +10,48 @@ import numpy as np
 
 from ...planning.problem import Matrix
 from ..io.place import Place, Readable
-from ..io.requests import AT_ONCE, OPENER
+from ..io.requests import FEWEST_REQUESTS, OPENER
 from ..io.stamps import Stamps
 from .shards import read_index
 
 
 class Chunks:
-    """The chunks of an array, each in a file of its own; (i, j) are of the stored matrix."""
+    """The chunks of an array, each in a file of its own. Indices (i, j) are those of the stored matrix."""
 
     def __init__(self, place: Place, metadata: Any, transposed: bool = False):
-        """metadata: zarr's, of the array. transposed: the stored matrix is the array's transpose."""
+        """metadata: those of the array, as zarr holds them. transposed: whether the stored matrix is the
+        transpose of the array."""
         self.place, self._metadata, self._transposed = place, metadata, transposed
         self._sizes: Any = None
-        """Of the objects of a store, which need not be asked for each: they were in the list of all."""
+        """Sizes of the objects in a store. They come from one list, so that no object is asked for its
+        size."""
 
     def key(self, i: int, j: int) -> str:
-        """The key of the chunk, or of the shard that holds it."""
+        """Return the key of the file that holds a chunk: its own, or that of its shard."""
         return self._key(i, j)
 
     def _key(self, i: int, j: int) -> str:
-        """Of the file in this row and column of the grid of files."""
+        """Return the key of the file in this row and column of the grid of files."""
         return str(self._metadata.encode_chunk_key((j, i) if self._transposed else (i, j)))
 
     @property
     def pattern(self) -> str:
-        """The pattern of all keys (`Place.list`)."""
+        """The pattern that `Place.list` takes to find all files of chunks."""
         key = self._key(0, 0)
         return f"{key[:-3]}*{key[-2]}*"
 
     def extent(self, i: int, j: int) -> tuple[int, int | None]:
-        """Where in the file the chunk begins, and its bytes: None for all there are, 0 where it is missing.
-        Raises ValueError where that cannot be known."""
+        """Return where in its file a chunk begins, and its size in bytes: None for the whole file, 0 for a
+        missing chunk. Raises ValueError where that cannot be known."""
         return 0, None if self._sizes is None else int(self._sizes[i, j])
 
     def open(self, i: int, j: int) -> Readable:
-        """The file that holds a chunk. Raises OSError."""
+        """Open the file that holds a chunk. Raises OSError."""
         return self.place.open(self.key(i, j))
 
     def stamps(self, grid: tuple[int, int]) -> Stamps:
-        """The stamps of all files, in row-major order of their grid. Takes time for those that are there
-        only: a grid of millions costs little to ask for. Raises OSError."""
+        """Return the stamps of all files, in row-major order of their grid. This takes time for files that
+        exist only, so a grid of millions costs little. Raises OSError."""
         found, (down, across) = np.zeros((grid[0] * grid[1], 3), np.int64), grid
         head, between = self._key(0, 0)[:-3], self._key(0, 0)[-2]
         places, stamps = list[int](), list[int]()
@@ -68,16 +71,16 @@ class Chunks:
 
 @lru_cache(1 << 16)
 def _number(text: str) -> int:
-    """As keys have it; -1 for what is none, such as 007."""
+    """Return the number that a key spells; -1 for a text that no key has, such as 007."""
     return int(text) if text.isdecimal() and text == str(int(text)) else -1
 
 
 class Shards(Chunks):
-    """Several chunks in each file, whose index is read when the array is opened."""
+    """Chunks of which several share a file. The index of each file is read when the array is opened."""
 
     def __init__(self, files: Chunks, s: Matrix, outer: Matrix, sizes: tuple[int, ...], at_end: bool):
-        """files: the shards. s: the matrix in chunks. outer: the matrix in shards. sizes: bytes of each
-        shard, 0 where it is missing. at_end: the index follows the chunks."""
+        """files: the shards, as chunks of their own. s: the matrix in chunks. outer: the matrix in shards.
+        sizes: bytes of each shard, 0 where it is missing. at_end: whether the index follows the chunks."""
         super().__init__(files.place, files._metadata)
         self._grid, grid = s.grid, outer.grid
         self._per = down, across = outer.chunk_rows // s.chunk_rows, outer.chunk_cols // s.chunk_cols
@@ -98,11 +101,11 @@ class Shards(Chunks):
         _for_each((at for at, size in enumerate(sizes) if size), look, self.place.traits.remote)
 
     def key(self, i: int, j: int) -> str:
-        """The shard's."""
+        """Returns the key of the shard."""
         return self._key(i // self._per[0], j // self._per[1])
 
     def extent(self, i: int, j: int) -> tuple[int, int | None]:
-        """As the index says."""
+        """Returns what the index of the shard says."""
         if said := self._damaged.get((i // self._per[0], j // self._per[1])):
             raise ValueError(said)
         offset, size = self._extents[i, j]
@@ -110,16 +113,18 @@ class Shards(Chunks):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of every chunk, as the index says; 0 where it is missing, or the index is damaged."""
+        """Size of every chunk in bytes, from the indices; 0 where the chunk is missing or the index is
+        damaged."""
         return tuple(self._extents[: self._grid[0], : self._grid[1], 1].ravel().tolist())
 
 
 def _for_each(items: Iterable[int], work: Callable[[int], None], side_by_side: bool) -> None:
-    """Work on every item, on several at a time where each asks a store that takes a while."""
+    """Call `work` for every item. `side_by_side`: for several items at a time, because each call waits for a
+    store."""
     if not side_by_side:
         for item in items:
             work(item)
         return
-    with ThreadPoolExecutor(AT_ONCE[0] * 2, OPENER) as pool:
+    with ThreadPoolExecutor(2 * FEWEST_REQUESTS, OPENER) as pool:
         for _ in pool.map(work, items):
             pass

@@ -23,21 +23,21 @@ SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 INFLATED = 1 << 20
 """Bytes that are fed to zlib at a time, and most that come out at a time."""
 LZMA_BYTES = 128 << 20
-"""Memory for lzma's window, of which its strongest preset wants half."""
+"""Memory in bytes that lzma may use for its window; its strongest preset needs half of it."""
 
 
 @dataclass(frozen=True)
 class Compressor:
-    """One compressor."""
+    """A compressor of numcodecs that decodes a chunk straight to its place."""
 
     name: str
-    """zstd, blosc, lz4, gzip or zlib."""
+    """Name of the compressor: zstd, blosc, lz4, gzip or zlib."""
     codec: Any
-    """numcodecs's object."""
+    """The object of numcodecs that encodes and decodes."""
 
     def decode(self, data: Bytes, out: Bytes) -> None:
-        """Fill `out`. Raises ValueError where `data` does not decode to just as many bytes, and what the
-        compressor says of data that is none of its own."""
+        """Decode `data` into `out`. Raises ValueError where `data` does not decode to exactly the size of
+        `out`, and what the compressor raises for data that it did not make."""
         if self.name in ("gzip", "zlib"):
             found = _inflate(data, out)
         else:
@@ -49,13 +49,13 @@ class Compressor:
             raise ValueError(f"it decodes to {found} bytes instead of {len(out)}")
 
     def encode(self, values: npt.NDArray[Any]) -> bytes:
-        """The chunk as it is stored."""
+        """Return a chunk as it is stored."""
         return bytes(self.codec.encode(values.reshape(-1)))
 
 
 def find(name: str, configuration: dict[str, Any]) -> Compressor | None:
-    """The codec of a name and configuration in Zarr's metadata, of either version; None for one that is not
-    known here."""
+    """Return the compressor of a name and a configuration in Zarr's metadata, of either version; None for an
+    unknown one."""
     name, configuration = name.removeprefix("numcodecs."), dict(configuration)
     if name not in ("zstd", "blosc", "lz4", "gzip", "zlib"):
         return None
@@ -70,27 +70,27 @@ def find(name: str, configuration: dict[str, Any]) -> Compressor | None:
 
 
 def longest(size: int) -> int:
-    """The bytes that a compressor makes of `size` bytes at most."""
+    """Return the most bytes that a compressor makes of `size` bytes."""
     return size + size // 8 + (64 << 10)
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """A codec of a chain, decoding: what comes out of it may take so much memory and no more. (The codecs
-    themselves believe what they are given: a megabyte of gzip may be a gigabyte of zeros.)"""
+    """A codec that refuses to decode to more than a given number of bytes. (The codecs themselves believe
+    their input: a megabyte of gzip may hold a gigabyte of zeros.)"""
 
     name: str
-    """Without `numcodecs.`."""
+    """Name of the codec, without the prefix `numcodecs.`."""
     codec: Any
-    """numcodecs's object."""
+    """The object of numcodecs that decodes."""
     most: int
-    """Bytes that may come out."""
+    """The most bytes that it may decode to."""
     exact: bool
-    """They must be as many."""
+    """Whether it must decode to exactly `most` bytes."""
 
     def decode(self, data: Any, out: Any = None) -> Any:
-        """As numcodecs's `decode`. Raises ValueError, and what the codec says of data that is none of its
-        own, before it takes more memory."""
+        """Decode as the codec of numcodecs does. Raises ValueError before more memory is taken than `most`
+        bytes, and what the codec raises for data that it did not make."""
         found = self._unpacked(data) if self.name in COMPRESSORS else self._filtered(data)
         size = np.asarray(found).nbytes
         if size > self.most or (self.exact and size != self.most):
@@ -98,11 +98,11 @@ class Bounded:
         return found
 
     def get_config(self) -> dict[str, Any]:
-        """As numcodecs's."""
+        """Return the configuration of the codec of numcodecs."""
         return dict(self.codec.get_config())
 
     def _filtered(self, data: Any) -> Any:
-        """Elements of one type become as many of another."""
+        """Decode with a filter, which makes as many elements of another type."""
         made, into = (
             next((np.dtype(getattr(self.codec, key)) for key in keys if hasattr(self.codec, key)), None)
             for keys in (("encode_dtype", "astype"), ("decode_dtype", "dtype"))
@@ -136,7 +136,8 @@ class Bounded:
         return out
 
     def _lzma_bytes(self) -> int:
-        """What the ledger counts: the dictionary that the metadata tells of, or that of the usual preset."""
+        """Return the memory that the ledger counts for lzma: that of the dictionary in the metadata, or of
+        the default preset."""
         usual = codec_memory.lzma_dictionary({})
         return max(usual, codec_memory.lzma_dictionary(self.codec.get_config())) + 2 * MiB
 
@@ -150,7 +151,8 @@ class Bounded:
 
 
 def bounded(name: str, configuration: dict[str, Any], most: int, exact: bool) -> Bounded:
-    """Of the name and configuration in Zarr's metadata, version 3. Raises what numcodecs does."""
+    """Return the codec for a name and a configuration in Zarr's metadata of version 3. Raises what numcodecs
+    raises."""
     name = name.removeprefix("numcodecs.")
     kept = configuration if name == "lzma" else {}  # others decode without
     return Bounded(name, numcodecs.get_codec({**kept, "id": name}), most, exact)
@@ -186,8 +188,8 @@ def _integer(data: Bytes, at: int, width: int) -> int:
 
 
 def _inflate(data: Bytes, out: Bytes) -> int:
-    """Decode gzip or zlib into `out`; the bytes there were, one more than there is room for where there were
-    more."""
+    """Decode gzip or zlib into `out`. Returns the number of decoded bytes; one more than `out` holds where
+    there are more."""
     engine, done, given = zlib.decompressobj(wbits=47), 0, 0
     while not engine.eof and done <= len(out):
         if engine.unconsumed_tail:

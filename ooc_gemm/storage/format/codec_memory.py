@@ -16,13 +16,14 @@ ZSTD_TABLES = (
 """Base-2 logarithms of the entries of zstd's two largest tables, of 4 bytes each, at levels 1 to 22
 (zstd 1.5, `ZSTD_defaultCParameters`, where the source is larger than 256 KiB)."""
 ZSTD_DEFAULT = 3
-"""What zstd takes level 0 for; negative levels need less."""
+"""The level that zstd uses for level 0. Negative levels need less memory."""
 ZSTD_PER_BYTE = 16
-"""Neither table has more than two entries for each byte of the source, rounded up to a power of two."""
+"""The most entries of either table for each byte of the source, whose size is rounded up to a power of
+two."""
 ZSTD_BUFFERS = 2 * MiB
-"""zstd's sequences, literals and statistics of one block of the source."""
+"""Memory in bytes for zstd's sequences, literals and statistics of one block of the source."""
 ZSTD_LONG = 16 * MiB
-"""Of the search for distant matches, which level 22 makes in sources of more than 64 MiB."""
+"""Memory in bytes for the search for distant matches, which level 22 makes in sources of more than 64 MiB."""
 
 BLOSC_BLOCK = 2 * MiB
 """Largest block that blosc cuts a chunk into; it holds two of them beside what compresses them."""
@@ -32,14 +33,14 @@ BLOSC_ZSTD_LEVELS = (1, 1, 3, 5, 7, 9, 11, 13, 15, 22)
 LZMA_DICTIONARIES = (18, 20, 21, 22, 22, 23, 23, 24, 25, 26)
 """Base-2 logarithms of the dictionary's bytes in xz's presets 0 to 9."""
 LZMA_PRESET = 6
-"""xz's preset where none is given."""
+"""The preset that xz uses where none is given."""
 LZMA_ENCODES = 12
 """Memory of xz's encoder, in dictionaries (xz(1): 674 MiB for 64 MiB)."""
 
 
 def decoding(name: str, configuration: dict[str, Any]) -> Work:
-    """What decompressing takes. `name` and `configuration` are those in Zarr's metadata; a codec that is not
-    known here counts as nothing."""
+    """Return the memory that decompressing takes. `name` and `configuration` are those in Zarr's metadata. An
+    unknown codec counts as nothing."""
     name = name.removeprefix("numcodecs.")
     if name == "zstd":  # into memory of the chunk's size: it needs no window of its own
         return Work(fixed=MiB // 4)
@@ -55,7 +56,8 @@ def decoding(name: str, configuration: dict[str, Any]) -> Work:
 
 
 def encoding(name: str, configuration: dict[str, Any]) -> Work:
-    """What compressing takes, as `decoding`. What is stored may exist twice for a moment: it is counted."""
+    """Return the memory that compressing takes. What is stored may exist twice for a moment, which is
+    counted."""
     name = name.removeprefix("numcodecs.")
     if name == "zstd":
         return _zstd(int(configuration.get("level", 0)))
@@ -72,7 +74,7 @@ def encoding(name: str, configuration: dict[str, Any]) -> Work:
 
 
 def lzma_dictionary(configuration: dict[str, Any]) -> int:
-    """Bytes of the dictionary that an lzma codec of this configuration uses."""
+    """Return the size in bytes of the dictionary that an lzma codec of this configuration uses."""
     sizes = [
         one["dict_size"] if "dict_size" in one else _lzma_preset(one.get("preset"))
         for one in configuration.get("filters") or [{"preset": configuration.get("preset")}]

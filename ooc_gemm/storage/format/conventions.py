@@ -1,8 +1,6 @@
-"""What an input says of its values that the engine does not apply: scaling, missing values, masks.
-
-xarray, netCDF and GDAL store packed numbers, and say in the attributes how to decode them. The engine
-multiplies what is stored. It says so, lest anybody takes that for a product of the decoded values.
-"""
+"""Finds out how the attributes of an input say that its values are to be decoded: scaling, missing values,
+masks. xarray, netCDF and GDAL store packed numbers and describe their meaning in attributes. The engine
+multiplies the stored numbers, and tells the user so."""
 
 import base64
 import binascii
@@ -19,8 +17,8 @@ MISSING = ("_FillValue", "missing_value")
 
 
 def ignored(spec: Any, attributes: Container[str]) -> str:
-    """How `spec` would have to be decoded, in words; empty where it holds plain values. A NaN that stands for
-    missing values is a plain value: a product has NaN there either way."""
+    """Return in words how the values of `spec` would have to be decoded; empty where it holds plain values. A
+    NaN that stands for a missing value is a plain value, because a product is NaN there either way."""
     masked = sys.modules.get("numpy.ma")  # where nobody has imported it, there is no masked array
     if masked is not None and isinstance(spec, masked.MaskedArray):
         return "a mask" if masked.is_masked(spec) else ""
@@ -30,8 +28,8 @@ def ignored(spec: Any, attributes: Container[str]) -> str:
 
 
 def said(name: str, undecoded: str) -> str:
-    """What the user is told of an input, by its name and what `ignored` has found; empty where there is
-    nothing to tell."""
+    """Return what the user is told of an input, from its name and the result of `ignored`; empty where there
+    is nothing to tell."""
     if undecoded == "a mask":
         return f"{name} has a mask, which is not applied; the values under it are multiplied like others"
     if not undecoded:
@@ -48,7 +46,7 @@ def _found(attributes: Any) -> list[str]:
 
 
 def _is_nan(value: Any) -> bool:
-    """Also as JSON has it: `NaN`, and in version 3 xarray's base64 of a float64."""
+    """Whether a value is NaN, also as JSON spells it: `NaN`, or in version 3 xarray's base64 of a float64."""
     if isinstance(value, str):
         if value == "NaN":
             return True

@@ -17,12 +17,13 @@ from typing import Any
 from ...support.errors import InputError
 
 MAX_BYTES = 2 << 20
-"""Of a document. JSON takes up to 33 times its size in memory …"""
+"""Most bytes of a metadata document. As Python objects, JSON takes up to 33 times its size."""
 MAX_NESTED = 1 << 16
-"""… and lists and objects, brackets in strings counted with them, the time of many collections of garbage."""
+"""Most lists and objects in a document, counted by brackets, also those in strings. Parsing many takes long,
+because each may start a garbage collection."""
 MAX_EXTENT = 1 << 62
 MAX_CODECS = 16
-"""In a chain: each may take memory of its own."""
+"""Most codecs in a chain, each of which may take memory."""
 SUPPORTED = "float16, float32, float64, complex64, complex128 and integers of 8 to 64 bits"
 
 NUMBERS = re.compile(r"(u?int(8|16|32|64)|float(16|32|64)|complex(64|128))")
@@ -38,7 +39,7 @@ OTHERS = frozenset({"bytes", "endian", "transpose", "sharding_indexed", "scale_o
 
 
 def parse(name: str, document: bytes) -> dict[str, Any]:
-    """The JSON object in a document. Raises InputError."""
+    """Parse a document and return its JSON object. Raises InputError."""
     if len(document) > MAX_BYTES:
         raise InputError(
             f"{name}: its metadata takes more than {MAX_BYTES >> 20} MiB; remove attributes from it"
@@ -57,7 +58,7 @@ def parse(name: str, document: bytes) -> dict[str, Any]:
 
 
 def short(what: Any) -> str:
-    """One line, of a length and of characters that can be shown, whatever the metadata says."""
+    """Return one line of limited length and of printable characters, whatever the metadata hold."""
     text = " ".join(str(what)[:1000].split())[:300]
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
@@ -67,14 +68,15 @@ def _bad(name: str, why: str) -> InputError:
 
 
 def kind(key: str, described: dict[str, Any]) -> str | None:
-    """`array` or `group`, whatever else is wrong with it, of the document of this key; None for neither."""
+    """Return whether the document of this key describes an `array` or a `group`; None for neither. The rest
+    of the document is not checked."""
     if key == ".zgroup" or described.get("node_type") == "group":
         return "group"
     return "array" if isinstance(described.get("shape"), list) else None
 
 
 def check(name: str, described: dict[str, Any], key: str) -> dict[str, Any]:
-    """What zarr is to make an array of, of the document of this key. Raises InputError."""
+    """Check the document of this key, and return what zarr is to make an array of. Raises InputError."""
     version = 3 if key == "zarr.json" else 2
     if type(described.get("zarr_format")) is not int or described["zarr_format"] != version:
         raise _bad(name, f"zarr_format is not {version}")
@@ -106,7 +108,7 @@ def _version_3(name: str, described: dict[str, Any]) -> dict[str, Any]:
 
 
 def attributes(found: Any) -> dict[str, Any]:
-    """Those that are of use here."""
+    """Return those attributes that this package reads."""
     return {key: found[key] for key in ATTRIBUTES if key in found} if isinstance(found, dict) else {}
 
 
@@ -170,7 +172,8 @@ def _no_numbers(name: str, kind: Any) -> InputError:
 
 
 def _key(name: str, encoding: Any, separator: Any) -> None:
-    """The keys of chunks are made of numbers and this: so they cannot lead out of the array's folder."""
+    """Check the separator and encoding of chunk keys. Only known ones pass, so no key leads out of the
+    array's folder. Raises InputError."""
     if encoding not in ("default", "v2") or separator not in (None, ".", "/"):
         raise _bad(name, f"keys of chunks made by {short(encoding)} with {short(separator)!r} are not known")
 
@@ -208,7 +211,7 @@ def _unknown(name: str, codec: Any) -> InputError:
 
 
 def _check_types(name: str, configuration: dict[str, Any]) -> None:
-    """What a codec makes of an element is a number."""
+    """Refuse a codec that turns elements into something that is not a number. Raises InputError."""
     for key in ("dtype", "astype", "encode_dtype", "decode_dtype", "data_type"):
         kind = configuration.get(key)
         if kind is None:

@@ -1,4 +1,4 @@
-"""What can be a matrix: element types, and sizes that metadata may claim."""
+"""Which arrays can be matrices: element types, and sizes that metadata may claim."""
 
 from typing import Any
 
@@ -8,15 +8,16 @@ from ...support.errors import InputError
 from .documents import SUPPORTED
 
 MAX_CHUNK_BYTES = 1 << 48
-"""No file is larger: metadata that says so is corrupt."""
+"""Most bytes of a chunk. No file is larger, so metadata that claim more are corrupt."""
 MAX_ARRAY_BYTES = 1 << 60
-"""Nor is any array."""
+"""Most bytes of an array."""
 MAX_CHUNKS = 1 << 22
-"""Chunks of one array that are looked at one by one."""
+"""Most chunks of an array that are looked at one by one."""
 
 
 def matrix_dtype(asked: Any) -> np.dtype[Any]:
-    """The native data type a user asks for. Raises InputError where matrices cannot be of it."""
+    """Return the data type that a user asks for, in native byte order. Raises InputError where it is no type
+    of a matrix."""
     try:
         dtype: np.dtype[Any] = np.dtype(asked).newbyteorder("=")
         check_matrix("", (1, 1), dtype)
@@ -26,7 +27,7 @@ def matrix_dtype(asked: Any) -> np.dtype[Any]:
 
 
 def check_matrix(name: str, shape: tuple[int, ...], dtype: Any) -> None:
-    """Refuse what is not 2-D or holds what cannot be multiplied. Raises InputError."""
+    """Refuse an array that is not 2-D or whose elements cannot be multiplied. Raises InputError."""
     if len(shape) != 2:
         raise InputError(f"{name} has shape {tuple(shape)}, but a matrix has two dimensions; reshape it")
     try:

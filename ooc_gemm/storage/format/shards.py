@@ -19,14 +19,14 @@ Extents = npt.NDArray[np.uint64]
 
 
 def is_known(configuration: dict[str, Any]) -> bool:
-    """Whether the indices of such shards can be read here."""
+    """Whether the indices of such shards can be read without zarr."""
     index = [(one["name"], dict(one.get("configuration", {}))) for one in configuration["index_codecs"]]
     return index == [("bytes", {"endian": "little"}), ("crc32c", {})]
 
 
 def read_index(place: Place, key: str, count: int, at_end: bool) -> Extents | None:
-    """(offset, length) of each chunk, length 0 for one that is missing; None where there is no shard. Raises
-    ValueError where the index is not what it should be, and OSError."""
+    """Read the (offset, length) of each chunk of a shard; length 0 for a missing chunk, None for a missing
+    shard. Raises ValueError where the index is damaged, and OSError."""
     nbytes = 16 * count
     try:
         with place.open(key, direct=False) as file:
@@ -48,16 +48,14 @@ def read_index(place: Place, key: str, count: int, at_end: bool) -> Extents | No
 
 
 def most_bytes(count: int, longest: int) -> int:
-    """Memory that `make` needs for a shard of so many chunks, of which each takes up to `longest` bytes."""
+    """Return the memory that `make` needs for a shard of so many chunks, each of up to `longest` bytes."""
     return count * (longest + 16) + 4
 
 
 def make(chunks: Iterable[Any], encode: Callable[[Any], Any], count: int, at_end: bool, into: Bytes) -> Bytes:
-    """A shard of all its chunks, at the front of `into`.
-
-    chunks: arrays, in row-major order. encode: makes the bytes that are stored of one. count: how many there
-    are. at_end: the index follows the chunks, it does not precede them. into: memory of `most_bytes`.
-    """
+    """Put all chunks of a shard together at the front of `into`, and return the bytes to store. chunks:
+    arrays, in row-major order. encode: makes the stored bytes of one. count: the number of chunks. at_end:
+    whether the index follows the chunks or precedes them. into: memory of `most_bytes`."""
     nbytes = 16 * count + 4
     at, extents = 0 if at_end else nbytes, np.empty((count, 2), "<u8")
     for index, chunk in enumerate(chunks):

@@ -1,11 +1,9 @@
 """What tells an unfinished C from an array: the names of the files that a run keeps at C's place."""
 
 import contextlib
-import os
-from pathlib import Path
 
 from ...support.errors import InputError
-from ..io.objects import Objects
+from ..io.place import Place
 from . import documents
 
 METADATA = ("zarr.json", ".zarray")
@@ -13,32 +11,54 @@ METADATA = ("zarr.json", ".zarray")
 PARTIAL = ".partial"
 """What follows the name of the metadata of a C that is not finished."""
 ASIDE = ".ooc-gemm-replaced"
-"""The folder in C's that holds the array which C replaces, until C is finished."""
+"""The folder in C's that holds the array which C replaces, until C is finished. Object stores have none."""
 JOURNAL = "ooc-gemm.journal"
-"""The journal of what is done of C."""
+"""The journal, which says which chunks of C are done."""
 
 
 def is_journal(text: bytes | None) -> bool:
-    """Whether this is how a journal begins, or all that a killed process has written of it."""
+    """Whether a journal of ours begins with `text`, or `text` is all that a killed process has written of
+    one."""
     begin = b'{"version": '
     return text is not None and text[: len(begin)] == begin[: len(text)]
 
 
-def is_begun(there: Objects) -> bool:
-    """Whether a C that is not finished stands in an object store, or one is begun: there is the metadata of
-    an array under the name of unfinished ones, or a journal of ours."""
-    for key in METADATA:
-        text = there.read(key + PARTIAL, documents.MAX_BYTES)
-        with contextlib.suppress(InputError):
-            if text is not None and documents.kind(key, documents.parse("", text)) == "array":
-                return True
-    return is_journal(there.read(JOURNAL, 64))
+def is_begun(there: Place) -> bool:
+    """Whether a run has begun a C at a place: an unfinished C stands there, or a journal of ours.
+
+    Raises what the place's client raises.
+    """
+    return is_partial(there) or is_journal(_text(there, JOURNAL, 64))
 
 
-def is_partial(place: Path) -> bool:
-    """Whether a C that is not finished stands in a folder. Where an array stands there, too, it is that which
-    counts: a run that was to replace it was killed as it began."""
-    left = [*(key + PARTIAL for key in METADATA), ASIDE]
-    return any(os.path.exists(place / name) for name in left) and not any(
-        os.path.exists(place / key) for key in METADATA
-    )
+def is_partial(there: Place) -> bool:
+    """Whether an unfinished C stands at a place: metadata under the name of unfinished ones that are those of
+    an array or lie beside a journal of ours, or the array that C replaces. Where an array stands there, too,
+    only that counts: the run that was to replace it was killed as it began.
+
+    Raises what the place's client raises.
+    """
+    keys = [key + PARTIAL for key in METADATA]
+    if not there.traits.remote:
+        keys += [f"{ASIDE}/{key}" for key in (*METADATA, *keys)]
+    found = {key: text for key in keys if (text := _text(there, key, documents.MAX_BYTES)) is not None}
+    begun = any(_is_array(key, text) for key, text in found.items())
+    begun = begun or bool(found and is_journal(_text(there, JOURNAL, 64)))
+    return begun and not any(_text(there, key, 0) is not None for key in METADATA)
+
+
+def _is_array(key: str, text: bytes) -> bool:
+    """Whether the file of this key is the metadata of an array."""
+    with contextlib.suppress(InputError):
+        return documents.kind(key, documents.parse("", text)) == "array"
+    return False
+
+
+def _text(there: Place, key: str, most: int) -> bytes | None:
+    """Return a file as `Place.read` does; nothing of a local one that cannot be read, such as a pipe."""
+    try:
+        return there.read(key, most)
+    except OSError:
+        if there.traits.remote:
+            raise
+        return b""

@@ -1,4 +1,4 @@
-"""Waiting for the answers of asynchronous stores, with a time limit."""
+"""Waits for the answers of asynchronous stores, with a time limit."""
 
 import asyncio
 import threading
@@ -14,27 +14,29 @@ from .zarr_internals import event_loop
 T = TypeVar("T")
 
 TIMEOUT = 60.0
-"""Seconds that a store which is not this machine's may take to answer …"""
+"""Seconds that a store on another machine may take to begin to answer."""
 SLOWEST = 1 << 20
-"""… and the bytes that come each second beyond."""
+"""Bytes per second at which an answer must arrive at least; they extend the time limit."""
 
 abandoned = threading.Event()
-"""Set when nobody waits any longer for what may still keep a thread of a store's."""
+"""Set when a run has stopped waiting for a store whose thread may never end."""
 
 
 class Answers:
-    """zarr's `sync` with a time limit, for stores that may never answer."""
+    """Waits for coroutines as zarr's `sync` does, but with a time limit, because a store may never answer."""
 
     def __init__(self, store: Any, nbytes: int = 0):
-        """`nbytes` come or go at a time."""
+        """store: the zarr store that answers; a local one has no time limit. nbytes: the most bytes that one
+        request moves, which extend the time limit."""
         self._seconds = None if isinstance(store, LocalStore) else TIMEOUT + nbytes / SLOWEST
         self._waiting: set[Future[Any]] = set()
         self._cancelled = False
         self._lock = threading.Lock()
 
     def of(self, question: Coroutine[Any, Any, T]) -> T:
-        """Its answer. Raises TimeoutError, and what the store raises. A local store ends what it has begun
-        even after Ctrl-C: nothing is written after what cleans up."""
+        """Wait for the answer to a question. Raises TimeoutError, and what the store raises. A local store
+        finishes what it has begun even after Ctrl-C, so that it writes nothing after the files of the run
+        were removed."""
         with self._lock:
             future = asyncio.run_coroutine_threadsafe(question, event_loop())
             self._waiting.add(future)
@@ -58,7 +60,8 @@ class Answers:
                 self._waiting.discard(future)
 
     def cancel(self) -> None:
-        """Wake all who wait, with CancelledError, and let nobody wait again, unless the store is local."""
+        """Wake all waiting threads with CancelledError, and let no thread wait again, unless the store is
+        local."""
         if self._seconds is None:
             return
         with self._lock:

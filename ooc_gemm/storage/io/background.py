@@ -20,19 +20,19 @@ from ...support.buffers import PAGE, Bytes
 from ...support.intervals import ceil_div, ranges, round_up
 
 _CONTROL = struct.Struct("=iii4xQQ12xi80xq32x")
-"""struct aiocb of glibc, where pointers take 8 bytes: file, what to do, priority, buffer, bytes, whom to
-tell, memory of the library's, offset."""
+"""Layout of glibc's struct aiocb where pointers take 8 bytes: file, operation, priority, buffer, size,
+notification, the library's own memory, offset."""
 _READ, _WRITE, _DO_NOT_WAIT, _NOBODY = 0, 1, 1, 1
 """LIO_READ, LIO_WRITE, LIO_NOWAIT, SIGEV_NONE."""
 _F_DUPFD_CLOEXEC = 1030
 _AT_FDCWD, _SIZE_AND_TIME = -100, 0x240
-"""And STATX_SIZE | STATX_MTIME."""
+"""Constants of statx: AT_FDCWD, and STATX_SIZE | STATX_MTIME."""
 _STAT = struct.Struct("=40xQ64xqI132x")
-"""struct statx: size, and seconds and nanoseconds of the last change."""
+"""Layout of struct statx: the size, and seconds and nanoseconds of the last change."""
 _THREADS = 16
-"""That copy, at most; 20 unless asked for. Enough for what memory gives (98 GB/s of files beside four H200),
-and few enough that all have work: to begin a read wakes no one, and nobody waits for the library's one lock.
-With 32 that took 80 µs a chunk."""
+"""Most threads of the library that copy; glibc's default is 20. They are enough for the speed of memory (98
+GB/s of files beside four H200), and few enough that all have work: starting a read then wakes no thread, and
+no thread waits for the library's lock. With 32 threads, starting took 80 µs for each chunk."""
 
 
 def _library() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
@@ -59,7 +59,7 @@ THERE = _found is not None
 
 
 def _leave() -> None:
-    """The library's threads are not in a process that was forked, and it does not know."""
+    """Forget the library's threads in a forked process, which does not have them."""
     global THERE, _found
     THERE, _found = False, None
 
@@ -69,11 +69,11 @@ if hasattr(os, "register_at_fork"):
 
 
 Job = tuple[str, int, int]
-"""A file, where in it, and how many bytes."""
+"""A file, an offset in it, and a number of bytes."""
 
 
 class Transfer:
-    """Bytes on their way between a buffer and files."""
+    """A transfer of bytes between a buffer and files that has been started."""
 
     def __init__(self, jobs: Sequence[Job], flags: int, buffer: Bytes, parts: int = 1):
         """One file after the other, each in so many parts at once. `flags`: of `open`; where they say so, it
@@ -108,8 +108,8 @@ class Transfer:
         quick.lio_listio(_DO_NOT_WAIT, self._list, count, None)
 
     def end(self) -> bool:
-        """Whether all bytes have been moved, when nothing is under way any more; others may go on. Must be
-        called, whatever happens, and once."""
+        """Wait for the end of this transfer, and return whether all bytes were moved. It must be called
+        exactly once, whatever happens."""
         quick, slow, whole = self._quick, self._slow, True
         for number, control in enumerate(self._controls):
             while (status := quick.aio_error(control)) == errno.EINPROGRESS:
@@ -124,7 +124,7 @@ class Transfer:
 
 
 def stamp(path: str) -> tuple[int, int]:
-    """Size of a file in bytes, and when it was changed last in ns. Raises OSError."""
+    """Return the size of a file in bytes, and the time of its last change in ns. Raises OSError."""
     quick, _ = _there(path)
     memory = ctypes.create_string_buffer(_STAT.size)
     _done(quick.statx(_AT_FDCWD, os.fsencode(path), 0, _SIZE_AND_TIME, memory), path)
@@ -147,7 +147,7 @@ def _there(path: str) -> tuple[ctypes.PyDLL, ctypes.CDLL]:
 
 @lru_cache(maxsize=1024)
 def _cuts(nbytes: int, parts: int) -> list[tuple[int, int]]:
-    """Where parts begin, and their sizes: whole pages but for the last."""
+    """Return where parts begin, and their sizes: whole pages except for the last."""
     return [(start, stop - start) for start, stop in ranges(nbytes, round_up(ceil_div(nbytes, parts), PAGE))]
 
 

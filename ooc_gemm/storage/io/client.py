@@ -16,35 +16,35 @@ from urllib.parse import unquote, urlsplit
 
 from ...support import redact
 from ...support.errors import InputError
-from .requests import AT_ONCE
+from .requests import MOST_REQUESTS
 
 SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https")
-"""What obstore speaks."""
+"""Schemes of the addresses that obstore understands."""
 VARIABLES = ("AWS", "AZURE", "GOOGLE", "SSL", "HTTP", "HTTPS")
-"""What those of the environment begin with that clients look at."""
+"""Prefixes of the environment variables that clients read."""
 
 
 def speaks(url: str) -> bool:
-    """Whether an address is one of these."""
+    """Whether obstore understands an address."""
     return urlsplit(url).scheme in SCHEMES
 
 
 def normal(url: str) -> str:
-    """One way to write an address, with a slash in the end."""
+    """Return an address in one spelling, which ends with a slash."""
     scheme, _, rest = url.partition("://")
     return f"{'s3' if scheme == 's3a' else scheme}://" + re.sub("/+", "/", rest.rstrip("/") + "/")
 
 
 def address(store: Any) -> str:
-    """Of obstore's store, where there is no doubt about it; or nothing."""
+    """Return the address that obstore's store stands for; empty where it is in doubt."""
     schemes = {"S3Store": "s3", "GCSStore": "gs"}
     scheme = schemes.get(type(store).__name__)
     return f"{scheme}://{store.config['bucket']}/{store.prefix or ''}" if scheme else ""
 
 
 def connect(url: str, seconds: float) -> tuple[Any, str]:
-    """obstore's store, and the path in it; `seconds`: for how long a request may be retried. Raises
-    InputError, and ImportError where a package is not installed."""
+    """Return obstore's store for a URL, and the path in it. `seconds`: for how long a request may be retried.
+    Raises InputError, and ImportError where a package is not installed."""
     redact.keep_secrets_of(url)
     address = urlsplit(url)
     web = address.scheme in ("http", "https")
@@ -65,12 +65,12 @@ def connect(url: str, seconds: float) -> tuple[Any, str]:
 
 
 _connecting = Lock()
-"""Those who come at once are to have one client."""
+"""Lock that lets threads which connect at the same time share one client."""
 
 
 @lru_cache(16)
 def _client(url: str, seconds: float, environment: tuple[tuple[str, str], ...]) -> Any:
-    """In an environment; to make one takes 30 to 80 ms."""
+    """Make the client of a store for one environment, which takes 30 to 80 ms."""
     try:
         from obstore.store import from_url
     except ImportError as error:
@@ -80,7 +80,7 @@ def _client(url: str, seconds: float, environment: tuple[tuple[str, str], ...]) 
         "connect_timeout": datetime.timedelta(seconds=min(10, seconds / 4)),
         "read_timeout": datetime.timedelta(seconds=seconds / 3),
         "timeout": datetime.timedelta(seconds=600),
-        "pool_max_idle_per_host": str(AT_ONCE[1]),
+        "pool_max_idle_per_host": str(MOST_REQUESTS),
     }
     retry = {
         "max_retries": 10,
@@ -107,7 +107,7 @@ def _client(url: str, seconds: float, environment: tuple[tuple[str, str], ...]) 
 
 
 def _aws() -> dict[str, Any]:
-    """What the environment and ~/.aws say of credentials, region and endpoint. Raises InputError, without the
+    """Return credentials, region and endpoint from the environment and ~/.aws. Raises InputError without the
     name of what was asked for."""
     try:
         import botocore.configprovider
@@ -137,8 +137,8 @@ def _aws() -> dict[str, Any]:
 
 
 class _Credentials:
-    """botocore's credentials, which it renews, as obstore asks for them. None are pickled: another process
-    that gets this object finds credentials of its own."""
+    """Hands botocore's credentials to obstore, and renews them. They are never pickled: another process that
+    gets this object finds its own."""
 
     def __init__(self, found: Any):
         self._found = found
@@ -148,7 +148,7 @@ class _Credentials:
         return _credentials_here, ()
 
     def __call__(self) -> dict[str, Any]:
-        """Those of now."""
+        """Return the credentials that are valid now."""
         now = self._found.get_frozen_credentials()
         redact.keep_secret(now.access_key, now.secret_key, now.token)
         return {
@@ -160,12 +160,12 @@ class _Credentials:
 
 
 def _credentials_here() -> Any:
-    """A credential provider of this process; None where there are no credentials."""
+    """Return a credential provider of this process; None where there are no credentials."""
     return _aws().get("credential_provider")
 
 
 def secrets_of(client: Any) -> Iterator[Any]:
-    """What obstore's store holds, and would pickle, that may be a credential."""
+    """Return what obstore's store holds, and would pickle, that may be a credential."""
     provider = getattr(client, "credential_provider", None)
     if not (provider is None or isinstance(provider, _Credentials)):
         yield provider

@@ -13,21 +13,20 @@ from threading import Lock
 from . import files
 
 FEW = 16
-"""So many files are flushed one by one; more with all else that the file system has to write."""
+"""Most files that are flushed one by one. Where there are more, the whole file system is flushed."""
 NEW = ".new"
-"""What follows the name of a file that is about to replace another one."""
+"""Suffix of a file that is about to replace another one."""
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Make `path` a file that holds `data`. After a power cut it is that file or what was there before. The
-    change of the name itself is durable when the folder was flushed (`flush_folders`). Raises OSError;
-    nothing is changed then."""
+    """Replace the contents of `path` by `data`. After a power cut, the file holds either these or the old
+    ones. The new name is durable after `flush_folders`. Raises OSError; then nothing is changed."""
     os.replace(prepare(path, data), path)
 
 
 def prepare(path: Path, data: bytes, flush: bool = True) -> Path:
-    """Put `data` into a new file beside `path`, which may take its name. `flush`: they are on the disk then.
-    Raises OSError; nothing is left behind then."""
+    """Write `data` to a new file beside `path`, which may take its name later. `flush`: the data are on the
+    disk when this returns. Raises OSError; then nothing is left behind."""
     new = path.with_name(path.name + NEW)
     file = create_new(new)
     try:
@@ -45,22 +44,22 @@ def prepare(path: Path, data: bytes, flush: bool = True) -> Path:
 
 
 def create_new(path: Path) -> int:
-    """A new file, open for reading and appending; what a process that was killed has left under its name goes
-    first. No link is followed. Raises OSError."""
+    """Create a file for reading and appending, after removing one of that name that a killed process has
+    left. Links are not followed. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | files.NOFOLLOW, 0o666)
 
 
 def write_all(file: int, data: bytes) -> None:
-    """Write all of `data`: the system may take less at a time. Raises OSError."""
+    """Write all of `data`, because one call may write less. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
 
 
 def flush_folders(*folders: str | os.PathLike[str]) -> None:
-    """Wait until the names of what lies in these folders are on the disk. Raises OSError."""
+    """Wait until the names of the files in these folders are on the disk. Raises OSError."""
     for folder in folders:
         file = os.open(folder, os.O_RDONLY)
         try:
@@ -70,7 +69,7 @@ def flush_folders(*folders: str | os.PathLike[str]) -> None:
 
 
 def make_folders(folder: Path) -> None:
-    """Make a folder, and those that it lies in, durably. Raises OSError."""
+    """Create a folder and its parents so that they survive a power cut. Raises OSError."""
     there = folder
     while not there.exists():
         there = there.parent
@@ -81,25 +80,23 @@ def make_folders(folder: Path) -> None:
 
 
 class Disk:
-    """Flushes what one run writes below one folder.
-
-    The system tells a failed write once to each open file, and forgets it. So the folder is opened before the
-    first write and stays open to the end, and so do the first few files. After a flush has failed each later
-    one fails, too: nobody knows which data the system has given up.
-    """
+    """Flushes what one run writes below one folder. The system reports a failed write once to each open file,
+    and then forgets it. So the folder is opened before the first write and stays open to the end, and so do
+    the first few files. After a failed flush every later one fails, too, because nobody knows which data the
+    system has given up."""
 
     def __init__(self, folder: Path):
-        """Raises OSError."""
+        """Open the folder. Raises OSError."""
         self._folder: int | None = os.open(folder, os.O_RDONLY)
         self._needless = files.in_memory(os.fstat(self._folder).st_dev)
         self._few: list[int] | None = []
-        """The files written so far, while they are few and none was flushed."""
+        """The files written so far, while they are few and no flush was made."""
         self.failed: OSError | None = None
-        """What the first flush that failed has failed with."""
+        """The error of the first flush that failed."""
         self._lock = Lock()
 
     def wrote(self, path: str) -> None:
-        """Remember a file that was just written, until `flush`. Raises OSError."""
+        """Remember a file that was just written, for the next `flush`. Raises OSError."""
         with self._lock:
             if self._few is None or self._needless:
                 return
@@ -109,9 +106,8 @@ class Disk:
         self._forget()
 
     def flush(self, everything: bool = True) -> None:
-        """Wait until all that was written is on the disk. `everything`: with all that others have written to
-        this file system; else, where no more than a few files were written so far, only these. Raises
-        OSError."""
+        """Wait until all that was written is on the disk. `everything`: flush the whole file system;
+        otherwise only the files of this run, if they are few. Raises OSError."""
         if self.failed:
             raise OSError(self.failed.errno, self.failed.strerror)
         if self._needless or self._folder is None:
@@ -144,7 +140,7 @@ class Disk:
             raise OSError(self.failed.errno, self.failed.strerror)
 
     def close(self) -> None:
-        """Nothing more will be written."""
+        """Close the files and the folder, because nothing more will be written."""
         self._forget()
         folder, self._folder = self._folder, None
         if folder is not None:
@@ -155,7 +151,7 @@ class Disk:
             self.close()
 
     def _forget(self) -> None:
-        """Later flushes are of everything."""
+        """Close the files that were remembered; later flushes are of the whole file system."""
         with self._lock:
             few, self._few = self._few, None
         for file in few or ():

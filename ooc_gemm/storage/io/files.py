@@ -33,15 +33,15 @@ DIRECT = getattr(os, "O_DIRECT", 0)
 NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
 LEAST_DIRECT = 256 << 10
-"""Fewer bytes go through the page cache, which reads ahead."""
+"""Fewest bytes that are read past the page cache. Shorter reads gain from its read-ahead."""
 
 PARTS, LEAST_PART = 4, 1 << 20
 """Of a chunk in memory as many are read at once, each by a thread: so there are few chunks on their way, and
 what was read is still in the caches of the CPU when the device comes for it. And their size, at least."""
 
-AT_ONCE = 6
-"""Direct reads under way. A few keep a disk busy; with more, readers that also decode wait for the disk all
-together and then leave it idle together."""
+DIRECT_READS = 6
+"""Most direct reads under way. A few keep a disk busy (16 threads are 7 to 13 % slower than 4). With more,
+readers that also decode wait for the disk at the same time and then leave it idle at the same time."""
 
 
 class Queue:
@@ -72,7 +72,7 @@ class Queue:
                 self._free += 1
 
 
-_turns = Queue(AT_ONCE)
+_turns = Queue(DIRECT_READS)
 _buffered: set[int] = set()
 """File systems (`st_dev`) that cannot read and write past the page cache."""
 _blind: set[int] = set()
@@ -80,7 +80,7 @@ _blind: set[int] = set()
 
 
 def mounted() -> dict[str, tuple[str, str, str]]:
-    """The file systems there are: device number (`major:minor`) → type, place and options."""
+    """Return the mounted file systems: device number (`major:minor`) → type, mount point and options."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8") as file:
             lines = file.read().splitlines()
@@ -95,24 +95,26 @@ def mounted() -> dict[str, tuple[str, str, str]]:
 
 @cache
 def type_of(system: int) -> str:
-    """What a file system (`st_dev`) is, such as ext4; nothing where that cannot be told."""
+    """Return the type of a file system (`st_dev`), such as ext4; empty where it is not known."""
     return mounted().get(f"{os.major(system)}:{os.minor(system)}", ("",))[0]
 
 
 @cache
 def in_memory(system: int) -> bool:
-    """Whether a file system (`st_dev`) keeps its files in memory: then there is nothing to go past, although
-    tmpfs takes O_DIRECT, and no few readers are enough (H200 machine: 6 of them 38 GB/s, 16 59, 64 82)."""
+    """Whether a file system (`st_dev`) keeps its files in memory. Then reads past the page cache make no
+    sense, although tmpfs takes O_DIRECT, and more readers are faster (H200 machine: 6 readers 38 GB/s, 16 59,
+    64 82)."""
     return type_of(system) in ("tmpfs", "ramfs")
 
 
 def chunks_at_once(readers: int) -> int:
-    """Of files in memory, by so many threads."""
+    """Return how many chunks of files in memory are read at a time, with so many threads."""
     return max(2, readers // PARTS)
 
 
 def in_background(folder: str | os.PathLike[str]) -> bool:
-    """Whether files there are read and written in the background: those in memory, where that is possible."""
+    """Whether files in a folder are read and written in the background: those in memory are, where the system
+    supports it."""
     try:
         return background.THERE and in_memory(os.stat(folder).st_dev)
     except OSError:
@@ -120,7 +122,7 @@ def in_background(folder: str | os.PathLike[str]) -> bool:
 
 
 def room(offset: int, size: int) -> int:
-    """Memory that `read_range` needs."""
+    """Return the bytes of memory that `read_range` needs."""
     return round_up(offset % PAGE + size, PAGE)
 
 
@@ -128,8 +130,8 @@ NONBLOCK, NOFOLLOW = os.O_NONBLOCK, os.O_NOFOLLOW
 
 
 def open_file(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
-    """A file opened for reading, and what it is. Raises OSError, also for what is no file: a folder, a
-    device, which may have no end, a pipe, for whose writer `open` would wait."""
+    """Open a file for reading, and return its descriptor and status. Raises OSError, also for a folder, a
+    device, which may have no end, and a pipe, where `open` would wait for a writer."""
     fd = os.open(path, os.O_RDONLY | NONBLOCK)
     try:
         found = os.fstat(fd)
@@ -141,7 +143,7 @@ def open_file(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
 
 
 def check_is_file(found: os.stat_result) -> None:
-    """Raises OSError for what cannot be a chunk."""
+    """Raise OSError for anything that is not a regular file."""
     if not stat.S_ISREG(found.st_mode):
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
@@ -149,7 +151,7 @@ def check_is_file(found: os.stat_result) -> None:
 
 
 def check(path: str, most: int) -> None:
-    """Raises OSError and ValueError where there is something that is no file of at most so many bytes."""
+    """Raise OSError or ValueError where there is something other than a file of at most so many bytes."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -160,7 +162,8 @@ def check(path: str, most: int) -> None:
 
 
 def read_small(path: str | os.PathLike[str], most: int) -> bytes | None:
-    """All of a file, `most` + 1 bytes of it where it is longer, None where there is none. Raises OSError."""
+    """Return a file's contents; `most` + 1 bytes of a longer file, None where there is no file. Raises
+    OSError."""
     try:
         fd, _ = open_file(path)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -170,10 +173,10 @@ def read_small(path: str | os.PathLike[str], most: int) -> bytes | None:
 
 
 class ChunkFile:
-    """One chunk's file, open for reading."""
+    """A chunk's file that is open for reading (`Readable`)."""
 
     def __init__(self, path: str, direct: bool = True):
-        """`direct`: past the page cache where that is faster. Raises OSError."""
+        """Open the file. `direct`: read past the page cache where that is faster. Raises OSError."""
         self._fd, found = open_file(path)
         self.size = found.st_size
         self._system = found.st_dev
@@ -188,19 +191,19 @@ class ChunkFile:
         os.close(self._fd)
 
     def read(self, into: Bytes, offset: int) -> None:
-        """Fill `into` from `offset` on. Raises OSError, also where the file ends before."""
+        """Raises OSError, also where the file ends before `into` is full."""
         self._read(into, offset, len(into))
 
     def read_range(self, into: Bytes, offset: int, size: int) -> Bytes:
-        """`size` bytes from `offset` on, somewhere in `into`, which has `room` for them: with what is around
-        them in whole pages. Raises OSError."""
+        """Reads whole pages into `into`, which has `room` for them, and returns the wanted bytes there.
+        Raises OSError."""
         start = offset // PAGE * PAGE
         stop = offset - start + size
         self._read(into[: round_up(stop, PAGE)], start, stop)
         return into[offset - start : stop]
 
     def _read(self, into: Bytes, offset: int, need: int) -> None:
-        """At least `need` bytes: what lies in whole pages past the page cache, the rest through it."""
+        """Read at least `need` bytes: whole pages past the page cache, the rest through it."""
         done = 0
         aligned = not (offset % PAGE or into.ctypes.data % PAGE)
         if self._direct and aligned and need >= LEAST_DIRECT and not self._is_cached(into, offset, need):
@@ -212,8 +215,7 @@ class ChunkFile:
             done += got
 
     def _read_direct(self, into: Bytes, offset: int, need: int) -> int:
-        """The bytes that came past the page cache: 0 where the file system cannot. The rest is to be read
-        through it."""
+        """Read past the page cache, and return how many bytes came; 0 where the file system cannot do it."""
         if not _turn(self._fd, self._system, DIRECT):
             return 0
         done = 0
@@ -233,8 +235,9 @@ class ChunkFile:
         return done
 
     def _is_cached(self, into: Bytes, offset: int, need: int) -> bool:
-        """Whether the page cache has this part of the file, judged by one of its pages. Asking for one makes
-        the system read it: so it is another each time, and not the file's first, which brings in more."""
+        """Whether the page cache holds this part of the file, judged by one page. Asking for a page makes the
+        system read it, so another page is asked for each time, and never the first, which triggers
+        read-ahead."""
         if self._system in _blind or self._system in _buffered or not NOWAIT:
             return False
         at = random.randrange(1, need // PAGE) * PAGE
@@ -250,7 +253,7 @@ class ChunkFile:
 
 
 def _turn(fd: int, system: int, flag: int) -> bool:
-    """Let what follows go past the page cache (flag DIRECT), or through it (0); whether it does."""
+    """Turn direct access on (flag DIRECT) or off (0), and return whether that worked."""
     if flag and system in _buffered:
         return False
     try:
@@ -265,8 +268,8 @@ _MAKE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NOFOLLOW | NONBLOCK
 
 
 def write(path: str, data: Bytes | bytes, direct: bool = False) -> None:
-    """Make a file that holds `data`, or make it anew; no link is followed. `direct`: past the page cache
-    where possible. Raises OSError; nothing is left behind then."""
+    """Write `data` to a new file, or replace the contents of an existing one; links are not followed.
+    `direct`: past the page cache where possible. Raises OSError; then nothing is left behind."""
     fd = os.open(path, _MAKE, 0o666)
     try:
         try:
@@ -284,21 +287,21 @@ def write(path: str, data: Bytes | bytes, direct: bool = False) -> None:
 
 
 def start_read(jobs: Sequence[Job], into: Bytes) -> Callable[[], bool]:
-    """Begin to fill `into`, `in_background`. To be called for the end, whatever happens: whether it is full.
-    Raises OSError."""
+    """Start to fill `into` in the background. The function returned must be called, whatever happens: it
+    waits for the end, and returns whether `into` is full. Raises OSError."""
     parts = max(1, min(PARTS, len(into) // (len(jobs) * LEAST_PART)))
     return background.Transfer(jobs, os.O_RDONLY | NONBLOCK, into, parts).end
 
 
 def start_write(path: str, data: Bytes) -> Callable[[], bool]:
-    """Begin to `write`, `in_background`. To be called for the end, whatever happens: whether all of it is
-    there. Raises OSError."""
+    """Start to write a file in the background. The function returned must be called, whatever happens: it
+    waits for the end, and returns whether the file is complete. Raises OSError."""
     return background.Transfer([(path, 0, len(data))], _MAKE, data).end
 
 
 def flush(folder: int | str | os.PathLike[str]) -> None:
-    """Wait until all that was written to the file system of a folder is on the disk. `folder`: open, or by
-    name; what has failed to be written since it was opened is an error. Raises OSError."""
+    """Wait until all that was written to the file system of a folder is on the disk. `folder`: an open
+    descriptor, or a path; a write that has failed since the folder was opened is an error. Raises OSError."""
     if _syncfs is None:
         os.sync()
         return
@@ -312,8 +315,7 @@ def flush(folder: int | str | os.PathLike[str]) -> None:
 
 
 def _write_direct(fd: int, view: memoryview) -> int:
-    """The bytes that went past the page cache: 0 where the file system cannot. The rest is to be written
-    through it."""
+    """Write past the page cache, and return how many bytes went; 0 where the file system cannot do it."""
     system, done = os.fstat(fd).st_dev, 0
     if len(view) < LEAST_DIRECT or in_memory(system) or not _turn(fd, system, DIRECT):
         return 0

@@ -1,4 +1,4 @@
-"""A local folder as a place of files."""
+"""A local folder as a `Place`."""
 
 import os
 import re
@@ -14,18 +14,18 @@ from .stamps import Listed, Stamp, identity, stamp_of
 
 
 class Folder:
-    """The files below one folder (`Place`)."""
+    """The files below a local folder (`Place`)."""
 
     def __init__(self, root: Path):
         self.root = root
 
     @cached_property
     def traits(self) -> StoreTraits:
-        """Those of local files; asynchronous where the files lie in memory."""
+        """The traits of local files. Files in memory are asynchronous."""
         return StoreTraits(asynchronous=files.in_background(self.root))
 
     def path(self, key: str) -> str:
-        """The path of a file."""
+        """Return the path of the file with this key."""
         return f"{self.root}/{key}"
 
     def list(self, pattern: str = "") -> Iterator[tuple[str, Listed]]:
@@ -49,8 +49,8 @@ class Folder:
                 yield key, (1, 0, 0)
 
     def folders(self, pattern: str) -> Sequence[str]:
-        """The paths of the folders that hold what the pattern describes, and of those between. Raises
-        OSError."""
+        """Return the paths of the folders that hold the files of a pattern, and of all folders between.
+        Raises OSError."""
         parts = pattern.split("/")[:-1]
         keys = {key for count in range(1, len(parts) + 1) for key, _ in self._matching("", parts[:count])}
         return [self.path(key) for key in sorted(keys)]
@@ -74,7 +74,7 @@ class Folder:
                     yield folder + entry.name, entry
 
     def open(self, key: str, direct: bool = True) -> ChunkFile:
-        """Raises OSError, also for what is no file."""
+        """Raises OSError, also for anything that is not a regular file."""
         return ChunkFile(self.path(key), direct)
 
     def read(self, key: str, most: int) -> bytes | None:
@@ -82,7 +82,7 @@ class Folder:
         return files.read_small(self.path(key), most)
 
     def put(self, key: str, data: bytes) -> Stamp:
-        """The file's data are on the disk when this returns; its name is after `durable.flush_folders`."""
+        """Flushes the data before it returns; the name is durable after `durable.flush_folders`."""
         durable.replace(self.root / key, data)
         return self.stamp(key)
 
@@ -92,13 +92,13 @@ class Folder:
             (self.root / key).unlink(missing_ok=True)
 
     def stamp(self, key: str) -> Stamp:
-        """Size in bytes, and the time of the last modification in ns."""
+        """Returns the size in bytes and the time of the last modification in ns."""
         return stamp_of(self.path(key), self.traits.asynchronous)
 
     def cancel(self) -> None:
-        """Local files always answer."""
+        """Does nothing: local files always answer."""
 
 
 def numbers(pattern: str) -> re.Pattern[str]:
-    """What matches a pattern in which `*` stands for a number."""
+    """Return the regular expression for a pattern in which `*` stands for a number."""
     return re.compile(re.escape(pattern).replace(r"\*", r"[0-9]+"))

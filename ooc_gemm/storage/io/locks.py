@@ -1,9 +1,7 @@
-"""One process at a time at work on a C in a folder.
-
-The lock is `flock` on the journal: the system gives it back when the process ends, however it ends. Some
-network file systems do not have it. There a file names the owner: host, start of the system, process. Whether
-that process still runs can be told on its own host only; elsewhere it counts as running.
-"""
+"""Keeps all processes but one from working on a C in a folder. The lock is `flock` on the journal, which the
+system releases when the process ends, however it ends. Some network file systems have no `flock`. There a
+file names the owner: its host, the start of its system, its process. Whether that process still runs can be
+told on its own host only; on other hosts it counts as running."""
 
 import contextlib
 import errno
@@ -22,9 +20,9 @@ OWNER = "ooc-gemm.owner"
 
 
 def hold(file: BinaryIO, folder: Path, name: str) -> Path | None:
-    """Lock an open journal in a folder for this process. The owner file that has to be given to `release`,
-    where the file system knows no locks. `name`: how messages call C. Raises InputError where another process
-    holds it, and OSError."""
+    """Lock an open journal in a folder for this process. Returns the owner file for `release` where the file
+    system has no locks. `name`: how messages call C. Raises InputError where another process holds the lock,
+    and OSError."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -35,13 +33,13 @@ def hold(file: BinaryIO, folder: Path, name: str) -> Path | None:
 
 
 def release(owner: Path | None) -> None:
-    """Let others have what `hold` has locked, when the journal is closed."""
+    """Release the lock of `hold` after the journal is closed."""
     if owner is not None and (known := _read(owner)) is not None and known == _me():
         owner.unlink(missing_ok=True)
 
 
 def is_held(file: BinaryIO, folder: Path) -> bool:
-    """Whether a process is at work on the C in a folder, whose journal is open. Raises OSError."""
+    """Whether a process works on the C in a folder, whose journal is open. Raises OSError."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -53,7 +51,7 @@ def is_held(file: BinaryIO, folder: Path) -> bool:
 
 
 def _own(path: Path, name: str) -> Path:
-    """Write who this is, where nobody else is. Raises InputError and OSError."""
+    """Write the owner file, if no other process owns C. Raises InputError and OSError."""
     me = _me()
     for _ in range(100):
         try:
@@ -89,7 +87,8 @@ def _own(path: Path, name: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What an owner file says, {} where it is not complete, None where there is none. Raises OSError."""
+    """Return the contents of an owner file; {} where it is incomplete, None where there is none. Raises
+    OSError."""
     text = files.read_small(path, 4096)
     if text is None:
         return None
@@ -101,7 +100,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _me() -> dict[str, Any]:
-    """What tells this process from all others."""
+    """Return what identifies this process: host, start of the system, process number and its namespace."""
     return {
         "host": socket.gethostname(),
         "boot": boot_id(),
@@ -112,7 +111,7 @@ def _me() -> dict[str, Any]:
 
 
 def _is_gone(known: dict[str, Any]) -> bool:
-    """Whether a process does certainly not run any more."""
+    """Whether a process has certainly ended."""
     if not known or known["host"] != socket.gethostname():
         return False
     if known["boot"] != boot_id():
@@ -121,7 +120,7 @@ def _is_gone(known: dict[str, Any]) -> bool:
 
 
 def _processes() -> str:
-    """Which process numbers these are: containers have their own."""
+    """Return the namespace of process numbers, because containers have their own."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -129,7 +128,7 @@ def _processes() -> str:
 
 
 def _began(pid: int) -> str | None:
-    """When a process began; None where there is no such process."""
+    """Return when a process began; None where there is no such process."""
     try:
         return Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, ValueError, TypeError, IndexError):
@@ -144,7 +143,7 @@ def _began(pid: int) -> str | None:
 
 
 def boot_id() -> str:
-    """Which start of the system this is; "" where it does not say."""
+    """Return the identifier of this start of the system; empty where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

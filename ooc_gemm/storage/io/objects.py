@@ -1,4 +1,4 @@
-"""What lies below one address of an object store, as a place of files.
+"""The objects below one address of an object store, as a `Place`.
 
 get a range ──► bytes of the client's ──► slot          a reader asks for one range, and waits
 slot ──► put                                            a chunk is put whole, and is there or is not
@@ -37,17 +37,17 @@ async def _next(stream: Any) -> Any:
 
 
 def _tag(found: Any) -> int:
-    """Another number where the object is another."""
+    """Return a number that differs where the object differs."""
     said = found.get("e_tag") or found.get("version") or str(found.get("last_modified"))
     return int.from_bytes(blake2b(said.encode(), digest_size=8).digest(), "big") >> 1
 
 
 _fastest: dict[int, float] = {}
-"""Of each client, by its id."""
+"""Seconds of the fastest answer of each client, by the client's id."""
 
 
 def _version(found: Any) -> Any:
-    """What `put_async` takes as its mode to replace just this object."""
+    """Return the mode with which `put_async` replaces exactly this version of an object."""
     return {name: found[name] for name in ("e_tag", "version") if found.get(name)}
 
 
@@ -55,8 +55,8 @@ class Objects:
     """The objects below one address (`Place`)."""
 
     def __init__(self, store: Any, prefix: str, answers: Answers, name: str = ""):
-        """store: obstore's. prefix: the path of the address in it. answers: waits for what the store says.
-        name: what messages call the array there."""
+        """store: obstore's. prefix: the path of the address in it. answers: waits for the store's answers.
+        name: how messages call the array there."""
         import obstore
 
         self._obstore, self._store, self._answers, self._name = obstore, store, answers, name
@@ -64,7 +64,7 @@ class Objects:
 
     @property
     def traits(self) -> StoreTraits:
-        """Of the shortest time in which a list or a small object came. Plain HTTP cannot list."""
+        """The latency is the shortest time in which a list or a small object came. Plain HTTP cannot list."""
         listable = type(self._store).__name__ != "HTTPStore"
         return StoreTraits(remote=True, latency=_fastest.get(id(self._store), 0.0), listable=listable)
 
@@ -74,7 +74,7 @@ class Objects:
         return self._prefix.rstrip("/")
 
     def at(self, path: str) -> "Objects":
-        """What lies below another path of the same store."""
+        """Return the place at another path of the same store."""
         return Objects(self._store, path, self._answers)
 
     def cancel(self) -> None:
@@ -82,7 +82,7 @@ class Objects:
         self._answers.cancel()
 
     def list(self, pattern: str = "") -> Iterator[tuple[str, Listed]]:
-        """Asks for all keys, whatever the pattern; the third number of a stamp is 1."""
+        """Lists all keys, whatever the pattern. The third number of a stamp is 1."""
         wanted = numbers(pattern) if pattern else None
         stream = self._obstore.list(self._store, self._prefix or None, chunk_size=1000)
         batch = self._timed(_next(stream))
@@ -94,7 +94,7 @@ class Objects:
             batch = self._answers.of(_next(stream))
 
     def open(self, key: str, direct: bool = True) -> "ObjectReader":
-        """Asks nothing yet."""
+        """Sends no request."""
         return ObjectReader(self, key, self._name)
 
     def read(self, key: str, most: int) -> bytes | None:
@@ -110,14 +110,14 @@ class Objects:
         return None if found.meta["size"] > most else bytes(await found.bytes_async())
 
     def read_range(self, key: str, start: int, size: int) -> Any:
-        """A part of an object. Raises FileNotFoundError."""
+        """Return a part of an object. Raises FileNotFoundError."""
         path = self._prefix + key
         return self._answers.of(
             _ask(lambda: self._obstore.get_range_async(self._store, path, start=start, length=size))
         )
 
     def read_version(self, key: str) -> tuple[bytes, Any] | None:
-        """A whole object and its version, which `exchange` takes; None where there is none."""
+        """Return an object's contents and version, which `exchange` takes; None where there is no object."""
         try:
             data, version = self._answers.of(_ask(lambda: self._get(key)))
         except FileNotFoundError:
@@ -130,7 +130,7 @@ class Objects:
         return await found.bytes_async(), version
 
     def stamp(self, key: str) -> Stamp:
-        """The size, and a number made of the tag."""
+        """Returns the size, and a number made of the object's tag."""
         try:
             found = self._answers.of(_ask(lambda: self._obstore.head_async(self._store, self._prefix + key)))
         except FileNotFoundError:
@@ -138,13 +138,14 @@ class Objects:
         return int(found["size"]), _tag(found)
 
     def put(self, key: str, data: Any) -> Stamp:
-        """One request, so that the object is there whole or not at all."""
+        """Sends one request, so that the object is stored whole or not at all."""
         made = self._put(key, data, "overwrite")
         return (len(data), _tag(made)) if made.get("e_tag") else self.stamp(key)
 
     def exchange(self, key: str, data: Any, version: Any) -> Any:
-        """Put an object where the one that is there still has this version; its new version. `version`:
-        `create` where there must be none, `overwrite` where any will do. Raises what `changed` knows."""
+        """Put an object where the present one still has this version, and return the new version. `version`:
+        `create` where there must be none, `overwrite` where any may be replaced. Raises an error that
+        `changed` recognizes."""
         return _version(self._put(key, data, version))
 
     def _put(self, key: str, data: Any, mode: Any) -> Any:
@@ -161,25 +162,25 @@ class Objects:
             self._answers.of(_ask(lambda some=some: self._obstore.delete_async(self._store, some)))  # type: ignore[misc]
 
     def has(self, key: str) -> bool:
-        """Whether there is such an object."""
+        """Whether an object with this key exists."""
         return self.stamp(key) != (0, 0)
 
     def has_any(self) -> bool:
-        """Whether there is anything."""
+        """Whether any object exists below the address."""
         return next(self.list(), None) is not None
 
     def changed(self, error: Exception) -> bool:
-        """Whether an error says that somebody else was there first."""
+        """Whether an error says that another process has replaced the object first."""
         kinds = self._obstore.exceptions
         return isinstance(error, kinds.AlreadyExistsError | kinds.PreconditionError)
 
     def forbids(self, error: Exception) -> bool:
-        """Whether an error says that something must not be asked for."""
+        """Whether an error says that the credentials do not allow a request."""
         kinds = self._obstore.exceptions
         return isinstance(error, kinds.PermissionDeniedError | kinds.UnauthenticatedError | PermissionError)
 
     def cannot(self, error: Exception) -> bool:
-        """Whether an error says that the store knows no conditions."""
+        """Whether an error says that the store does not support conditional requests."""
         return isinstance(error, self._obstore.exceptions.NotSupportedError | NotImplementedError)
 
     def _timed(self, question: Coroutine[Any, Any, T]) -> T:
@@ -190,7 +191,7 @@ class Objects:
 
 
 class ObjectReader:
-    """One object that is read in parts (`Readable`)."""
+    """An object that is read in parts (`Readable`)."""
 
     def __init__(self, objects: Objects, key: str, name: str):
         self._objects, self._key, self._name = objects, key, name
@@ -209,14 +210,14 @@ class ObjectReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is open."""
+        """Does nothing: no connection is held."""
 
     def read(self, into: Bytes, offset: int) -> None:
-        """Raises StoreError."""
+        """Raises StoreError instead of OSError."""
         into[:] = self._bytes(offset, len(into))
 
     def read_range(self, into: Bytes, offset: int, size: int) -> Bytes:
-        """Returns memory of the client's. Raises StoreError."""
+        """Returns memory of the store's client. Raises StoreError."""
         return self._bytes(offset, size)
 
     def _bytes(self, offset: int, size: int) -> Bytes:
@@ -242,6 +243,6 @@ class ObjectReader:
 
 
 def why(error: BaseException) -> str:
-    """What the client says, without what only its authors want to know."""
+    """Return the text of a client's error, without the details that only its authors need."""
     text = str(error).partition("Debug source")[0]
     return " ".join(text.split())[:300] or type(error).__name__

@@ -1,8 +1,5 @@
-"""The interface of the places where arrays are stored: a local folder, an object store.
-
-Both hold files by key, which is a path with slashes below the place's own. `folder.py` and `objects.py`
-implement it.
-"""
+"""The interface of places where arrays are stored: a local folder, an object store. Both hold files by key,
+which is a path with slashes below the place's own. `folder.py` and `objects.py` implement it."""
 
 from collections.abc import Iterable, Iterator
 from types import TracebackType
@@ -41,27 +38,26 @@ class Place(Protocol):
 
     @property
     def traits(self) -> StoreTraits:
-        """What this store can do."""
+        """What this store can do, as plans and readers need to know it."""
 
     def list(self, pattern: str = "") -> Iterator[tuple[str, Listed]]:
-        """The keys and stamps of all files, or of those that a pattern such as `c/*/*` describes, in which
+        """Yield the keys and stamps of all files, or of those that match a pattern such as `c/*/*`, in which
         `*` stands for a number."""
 
     def open(self, key: str, direct: bool = True) -> Readable:
-        """Open a file for reading. `direct`: past the page cache where that is faster."""
+        """Open a file for reading. `direct`: read past the page cache where that is faster."""
 
     def read(self, key: str, most: int) -> bytes | None:
-        """A whole file of up to `most` bytes, more than `most` bytes where it is longer, None where there is
-        none."""
+        """Return a file's contents; more than `most` bytes of a longer file, None where there is no file."""
 
     def put(self, key: str, data: bytes) -> Stamp:
-        """Make or replace a file in one step, and return its stamp."""
+        """Create or replace a file in one step, and return its stamp."""
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove files. A file that does not exist is not an error."""
 
     def stamp(self, key: str) -> Stamp:
-        """The stamp of a file."""
+        """Return the stamp of a file; (0, 0) where there is no file."""
 
     def cancel(self) -> None:
-        """Wake all threads that wait for an answer, and let none wait again."""
+        """Wake all threads that wait for an answer, and let no thread wait again."""

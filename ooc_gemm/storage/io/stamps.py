@@ -1,4 +1,4 @@
-"""Stamps: what tells whether a file or an object has changed."""
+"""Stamps: numbers that tell whether a file or an object has changed."""
 
 import hashlib
 import os
@@ -11,27 +11,27 @@ import numpy.typing as npt
 from . import background, files
 
 Stamp = tuple[int, int]
-"""Size in bytes, and when the file was changed last in ns, or a number made of the object's tag; (0, 0) where
-there is none."""
+"""Size in bytes, and the time of the last modification in ns or a number made of an object's tag; (0, 0)
+where there is no file."""
 Listed = tuple[int, int, int]
-"""The same, and the file's `identity`."""
+"""The two numbers of a stamp, and the file's `identity`."""
 Stamps = npt.NDArray[np.int64]
-"""A row of three numbers, as `Listed`, for each file of a grid; zeros where there is none."""
+"""For each file of a grid a row of three numbers, as in `Listed`; zeros where there is no file."""
 
 NUMBERED = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "nfs", "nfs4")
-"""File systems whose files keep their numbers for good; others make them up now and then."""
+"""File systems whose file numbers are permanent; others may change them."""
 
 
 def identity(found: os.stat_result) -> int:
-    """A number that changes whenever a file is written to or replaced, even if its size and the time of its
-    last modification are set back. It is made of the time of the last change and of the file's number."""
+    """Return a number that changes whenever a file is written to or replaced, even if its size and
+    modification time are set back. It is made of the time of the last change and the file's number."""
     number = found.st_ino if files.type_of(found.st_dev) in NUMBERED else 0
     return hash((found.st_ctime_ns, number)) or 1
 
 
 def stamp_of(path: str | Path, asynchronous: bool = False) -> Stamp:
-    """The stamp of a file. `asynchronous`: the file lies in memory, where asking must not give up the
-    interpreter. Raises OSError."""
+    """Return the stamp of a file. `asynchronous`: the file lies in memory, where asking must not release the
+    interpreter lock. Raises OSError."""
     try:
         if asynchronous and background.THERE:
             return background.stamp(str(path))
@@ -42,7 +42,7 @@ def stamp_of(path: str | Path, asynchronous: bool = False) -> Stamp:
 
 
 def digest(parts: Iterable[bytes]) -> str:
-    """A short name for contents."""
+    """Return a short hash of some contents."""
     found = hashlib.blake2b(digest_size=16)
     for part in parts:
         found.update(part)

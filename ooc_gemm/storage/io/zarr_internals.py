@@ -12,14 +12,14 @@ __all__ = ["default_buffer_prototype", "event_loop", "refuse_event_loop", "sync"
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """The event loop that zarr runs in a thread of its own."""
+    """Return the event loop that zarr runs in a thread of its own."""
     loop: asyncio.AbstractEventLoop = _get_loop()
     return loop
 
 
 def refuse_event_loop() -> None:
-    """Raise InputError in the thread that runs zarr's event loop: who waits there for zarr waits for himself.
-    Any other event loop may be running."""
+    """Raise InputError in the thread that runs zarr's event loop, where waiting for zarr would never end. Any
+    other event loop may be running."""
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:

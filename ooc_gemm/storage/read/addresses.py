@@ -1,4 +1,4 @@
-"""What names an array: a path, a URL, an open array; and where that is."""
+"""What names an array (a path, a URL, an open array), and which place it means."""
 
 import os
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from ..io.objects import Objects
 
 
 def describe(spec: Any) -> str:
-    """How messages name an array: its path or URL as given, or what it is."""
+    """Return how messages call an array: its path or URL as given, or what it is."""
     if isinstance(spec, str | os.PathLike):
         return redact.url(os.fspath(spec)) or "''"
     if isinstance(spec, zarr.Array):
@@ -31,12 +31,12 @@ def describe(spec: Any) -> str:
 
 
 def role(spec: Any, name: str) -> str:
-    """How messages name an operand: what it is stored as, or which it is (`A`)."""
+    """Return how messages call an operand: the name it is stored under, or its letter (`A`)."""
     return describe(spec) if isinstance(spec, str | os.PathLike | zarr.Array) else name
 
 
 def local_path(spec: Any) -> Path | None:
-    """The folder of a local array or group, symlinks resolved; None for anything else."""
+    """Return the folder of a local array or group, with symlinks resolved; None for anything else."""
     if isinstance(spec, zarr.Array):
         store = spec.store_path.store
         return (
@@ -54,8 +54,8 @@ def local_path(spec: Any) -> Path | None:
 
 
 def portable(spec: Any) -> Any:
-    """The same array for another process to open: a path where it is local, else a URL or an open array.
-    None where another process cannot find it, or would be sent credentials with it."""
+    """Return what another process can open the same array by: a path, a URL or an open array. Returns None
+    where another process cannot find the array, or would be sent credentials with it."""
     if (place := local_path(spec)) is not None:
         return str(place)
     at = spec.store_path if isinstance(spec, zarr.Array) else None
@@ -68,8 +68,8 @@ def portable(spec: Any) -> Any:
 
 
 def secrets_of(spec: Any) -> Iterator[Any]:
-    """What an address holds, or the store of an open array, that may be a credential. An open array would be
-    pickled with it."""
+    """Return the parts of an address, or of the store of an open array, that may be credentials. They would
+    be pickled with an open array."""
     if isinstance(spec, str):
         yield from redact.secrets_in({"endpoint": redact.without_container(spec)})
     if not isinstance(spec, zarr.Array):
@@ -84,20 +84,20 @@ def secrets_of(spec: Any) -> Iterator[Any]:
 
 
 def is_array(spec: Any) -> bool:
-    """Whether zarr has opened it."""
+    """Whether an object is an open zarr array."""
     return isinstance(spec, zarr.Array)
 
 
 def traits_of(spec: Any) -> StoreTraits:
-    """What the store at a place can do, as far as the place tells before an array there is opened: whether it
-    is remote. `Opened.traits` has all of them."""
+    """Return what is known of the store at a place before an array there is opened: whether it is remote.
+    `Opened.traits` has all traits."""
     if isinstance(spec, zarr.Array):
         return StoreTraits(remote=isinstance(spec.store_path.store, ObjectStore))
     return StoreTraits(remote=isinstance(spec, str) and local_path(spec) is None)
 
 
 def same_place(one: Any, other: Any) -> bool:
-    """Whether two arrays are one, or one's folder lies inside the other's."""
+    """Whether two arrays are the same, or the folder of one lies inside the other's."""
     a, b = local_path(one), local_path(other)
     if a is None or b is None:
         if (
@@ -112,7 +112,8 @@ def same_place(one: Any, other: Any) -> bool:
 
 
 def address_of(spec: Any) -> str:
-    """Of what is not local, one for each place, where that is known; or nothing."""
+    """Return the address of an array that is not local, the same for every spelling; empty where it is not
+    known."""
     if isinstance(spec, zarr.Array):
         at = spec.store_path
         root = address(at.store.store) if isinstance(at.store, ObjectStore) else ""
@@ -121,8 +122,8 @@ def address_of(spec: Any) -> str:
 
 
 def objects_at(spec: Any, nbytes: int = 0) -> Objects | None:
-    """What lies at an address, or where an array is, in a store that tells what it has and when that changes;
-    None for all else. `nbytes` come or go at a time."""
+    """Return the objects at an address, or of an open array, in a store that lists them and reports their
+    changes; None for all else. `nbytes`: the most bytes that a request moves."""
     if isinstance(spec, zarr.Array):
         at = spec.store_path
     elif local_path(spec) is None and speaks(os.fspath(spec)):
@@ -136,7 +137,7 @@ def objects_at(spec: Any, nbytes: int = 0) -> Objects | None:
 
 
 def remote_place(url: str) -> StorePath:
-    """By obstore where it speaks the scheme, else by fsspec."""
+    """Return the store and path of a URL: by obstore where it understands the scheme, otherwise by fsspec."""
     redact.keep_secrets_of(url)
     if speaks(url):
         client, path = connect(url, answers.TIMEOUT)

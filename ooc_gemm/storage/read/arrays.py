@@ -33,17 +33,17 @@ T = TypeVar("T")
 Array = npt.NDArray[Any]
 
 UNIT_BYTES = 4 * MiB
-"""Smaller chunks of a lazy array are read several at a time, up to about this many bytes."""
+"""Bytes up to which several small chunks of a lazy array are read together."""
 MARGIN = 1.25
-"""One piece may take so much more than those that were measured, …"""
+"""Share by which a piece may take more memory than the measured ones."""
 CACHES = 16 * MiB
-"""… and libraries fill caches while a run goes on (HDF5: 1 to 16 MiB for each array)."""
+"""Bytes for caches that libraries fill during a run (HDF5: 1 to 16 MiB for each array)."""
 UNMEASURED = 6
-"""Units that a piece is taken to need where the system cannot measure."""
+"""Memory of a piece, in units, that is assumed where the system cannot measure it."""
 
 
 def open_other(name: str, array: Any) -> Opened:
-    """An array that is not Zarr's. `name`: what messages call it. Raises InputError where its
+    """Open an array that is not a Zarr array. `name`: how messages call it. Raises InputError where its
     extents are not known."""
     try:
         rows, cols = (int(extent) for extent in array.shape)
@@ -62,7 +62,7 @@ def open_other(name: str, array: Any) -> Opened:
 
 
 class ArraySource(Source):
-    """A NumPy array in memory. Bytes are those of the elements taken."""
+    """A NumPy array in memory. The bytes read are those of the elements taken."""
 
     def __init__(self, name: str, array: Any, matrix: Matrix):
         super().__init__(name, np.dtype(array.dtype).newbyteorder("="), matrix)
@@ -76,20 +76,20 @@ class ArraySource(Source):
 
 
 class LazySource(Source):
-    """An array of which pieces are made when they are asked for, one at a time. Bytes are those of the
-    chunks, or elements, that are asked for."""
+    """An array whose pieces are made on demand, one at a time. The bytes read are those of the chunks, or
+    elements, that are asked for."""
 
     def __init__(self, name: str, array: Any, matrix: Matrix, mapped: mmap.mmap | None):
-        """`mapped`: the file's pages that it consists of, which are given back when they were read."""
+        """`mapped`: the memory map that the array views, whose pages are released after they were read."""
         super().__init__(name, np.dtype(array.dtype).newbyteorder("="), matrix)
         self._array, self._mapped = array, mapped
         self._depth = getattr(_here, "depth", 0)
         self._thread: ThreadPoolExecutor | None = _thread(os.getpid(), self._depth)
 
     def measure(self, limit: int) -> int:
-        """Make a few pieces, to see what that takes beside the slot that a piece goes to. Raises BudgetError
-        where a memory limit of `limit` bytes cannot be enough, before any piece is made, and StoreError where
-        one fails."""
+        """Make a few pieces, and return the memory that this takes in addition to the slot. Raises
+        BudgetError before any piece is made where a memory limit of `limit` bytes cannot be enough, and
+        StoreError where a piece fails."""
         s = self.matrix
         unit = min(s.chunk_rows, s.rows) * min(s.chunk_cols, s.cols) * s.itemsize
         if not unit:
@@ -107,8 +107,8 @@ class LazySource(Source):
         return int(MARGIN * most) + CACHES
 
     def _samples(self) -> set[tuple[tuple[int, int], tuple[int, int]]]:
-        """Rows and columns of a few pieces, as large as they get: the first, one in the middle, one at the
-        end; where any part can be read, also of tall ones."""
+        """Return the rows and columns of a few pieces of the largest size: the first, one in the middle, the
+        last, and tall ones where any part can be read."""
         s, found = self.matrix, set()
         shapes = [(s.chunk_rows, s.chunk_cols)]
         if not s.whole:
@@ -127,7 +127,7 @@ class LazySource(Source):
         return UNMEASURED * self.matrix.chunk_bytes if found is None else found
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """Made on the thread of lazy arrays."""
+        """Makes the piece on the thread for lazy arrays."""
         s, place = self.matrix, self._place(piece, slot)
         span = piece.span[0], min(piece.span[1], s.cols)
 
@@ -154,7 +154,7 @@ class LazySource(Source):
             del thread
 
     def _made(self, rows: tuple[int, int], cols: tuple[int, int]) -> Array:
-        """A piece. Raises StoreError, whatever the array raises."""
+        """Make a piece. Raises StoreError, whatever the array raises."""
         shape = rows[1] - rows[0], cols[1] - cols[0]
         try:
             found = np.asarray(_computed(self._array[slice(*rows), slice(*cols)]))
@@ -174,17 +174,15 @@ _here = threading.local()
 
 
 _threads: WeakValueDictionary[tuple[int, int], ThreadPoolExecutor] = WeakValueDictionary()
-"""Process and depth → thread. Each ends with the last array that uses it."""
+"""The threads that make pieces, by process and depth. Each ends with the last array that uses it."""
 _starting = threading.Lock()
 
 
 def _thread(process: int, depth: int) -> ThreadPoolExecutor:
-    """The thread that makes pieces of lazy arrays. What the allocator keeps is kept for a thread, so it is
-    measured and used by the same one.
-
-    process: its number, since after a fork there is no such thread. depth: how many pieces of other lazy
-    arrays are being made that need this piece. They keep the threads of the depths before busy.
-    """
+    """Return the thread that makes pieces of lazy arrays. The allocator keeps freed memory for each thread,
+    so the same thread is measured and used. process: its number, because a fork has no such thread. depth:
+    how many pieces of other lazy arrays, which keep the threads of smaller depths busy, wait for this
+    piece."""
 
     def begin() -> None:
         _here.depth = depth + 1
@@ -197,7 +195,7 @@ def _thread(process: int, depth: int) -> ThreadPoolExecutor:
 
 
 def _computed(part: Any) -> Any:
-    """dask's collections are computed here, task by task, unless a cluster computes them elsewhere."""
+    """Compute a dask collection in this process, task by task, unless a cluster computes it."""
     graph = getattr(part, "__dask_graph__", None)
     if graph is None or graph() is None:
         return part
@@ -211,8 +209,8 @@ def _computed(part: Any) -> Any:
 
 
 def _mapped(array: Any) -> mmap.mmap | None:
-    """The memory map that an array is a view of, where its pages can be given back: not where writes to them
-    are private."""
+    """Return the memory map that an array is a view of; None where its pages cannot be released, because
+    writes to them are private."""
     private = False
     while isinstance(array, np.ndarray):
         private |= isinstance(array, np.memmap) and array.mode == "c"
@@ -223,7 +221,8 @@ def _mapped(array: Any) -> mmap.mmap | None:
 
 
 def _lazy_matrix(array: Any, rows: int, cols: int, itemsize: int) -> Matrix:
-    """How a lazy array is read: by its own chunks, each of which must be made whole, or in bands of rows."""
+    """Describe how a lazy array is read: by its own chunks, each of which must be made whole, or in bands of
+    rows."""
     chunks = _chunks(array, (rows, cols))
     if chunks is None:
         width = max(1, min(cols, UNIT_BYTES // itemsize))
@@ -246,7 +245,8 @@ def _lazy_matrix(array: Any, rows: int, cols: int, itemsize: int) -> Matrix:
 
 
 def _chunks(array: Any, shape: tuple[int, int]) -> tuple[int, int] | None:
-    """The sizes of a lazy array's own chunks, the largest where they differ; None where it tells of none."""
+    """Return the sizes of a lazy array's own chunks, the largest where they differ; None where it has
+    none."""
     encoding = getattr(array, "encoding", None)  # xarray: as it lies in its file
     stored = [encoding.get(key) for key in ("chunks", "chunksizes")] if isinstance(encoding, dict) else []
     for said in (getattr(array, "chunks", None), *stored):

@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 
 
 class CompressedSource(Source):
-    """Chunks in local files that one compressor makes of the elements."""
+    """Chunks in local files or objects that one known compressor has made of plain elements."""
 
     def __init__(
         self,
@@ -38,12 +38,12 @@ class CompressedSource(Source):
         self._room = min(max(matrix.stored or (0,)), self._most) + 2 * PAGE
 
     def cancel(self) -> None:
-        """Wake who waits for a chunk."""
+        """Wakes all threads that wait for a chunk."""
         self._chunks.place.cancel()
 
     def encoded(self, i: int, j: int) -> Bytes | None:
-        """A chunk as it is stored, in memory that the thread's next call takes again, or None where it is
-        missing. Raises OSError and ValueError."""
+        """Return a chunk as it is stored, or None where it is missing. The memory is reused by the thread's
+        next call. Raises OSError and ValueError."""
         offset, size = self._chunks.extent(i, j)
         if size == 0:
             return None
@@ -57,7 +57,7 @@ class CompressedSource(Source):
             return None
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """The file, decoded to its place where the whole chunk is wanted, else beside it."""
+        """Decodes a whole chunk to its place, and a part of one through scratch memory."""
         s, (i, j) = self.matrix, piece.chunk
         place = self._place(piece, slot)
         whole = place.nbytes == s.chunk_bytes

@@ -29,7 +29,8 @@ Array = npt.NDArray[Any]
 
 
 class DecodedSource(Source):
-    """Chunks that zarr decodes: remote, of foreign byte order, of several codecs or unknown ones."""
+    """Chunks that zarr decodes: remote ones, of foreign byte order, of several codecs, or of codecs unknown
+    here."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class DecodedSource(Source):
         folder: Folder | None = None,
         most: int = 0,
     ):
-        """`folder`: where its files lie, of `most` bytes each, where they are local ones."""
+        """`folder`: the folder of the files, where they are local. `most`: the most bytes of a file."""
         matrix = replace(matrix, whole=True, held=HELD_BY_ZARR)
         super().__init__(name, array.dtype.newbyteorder("="), matrix)
         self._array, self._counter, self._fortran = array, counter, matrix.transposed
@@ -50,7 +51,7 @@ class DecodedSource(Source):
         give_back()
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """zarr decodes the chunk; only the piece is kept. Bytes as they lie in the store."""
+        """Lets zarr decode the chunk, and keeps the piece. The bytes read are those of the stored chunk."""
         s, (i, j) = self.matrix, piece.chunk
         place = self._place(piece, slot)
         rows, cols = slice(*piece.rows), slice(*piece.cols)
@@ -78,33 +79,34 @@ class DecodedSource(Source):
         return place, s.stored[i * s.grid[1] + j] if s.stored else s.chunk_bytes
 
     def cancel(self) -> None:
-        """Wake who waits for a chunk."""
+        """Wakes all threads that wait for a chunk."""
         self._answers.cancel()
 
     def _key(self, piece: Piece) -> str:
-        """The key of the chunk, or of the shard that holds it."""
+        """Return the key of the file that holds a chunk: its own, or that of its shard."""
         element = (piece.cols[0], piece.rows[0]) if self._fortran else (piece.rows[0], piece.cols[0])
         stored = self._array.shards or self._array.chunks
         return str(self._array.metadata.encode_chunk_key(tuple(map(int.__floordiv__, element, stored))))
 
 
 class _CountingStore(WrapperStore[Any]):
-    """Counts the bytes that reads bring into the process, for stores whose pieces are not files."""
+    """A store that counts the bytes which reads bring into the process, for chunks that are not files."""
 
     def __init__(self, store: Any, most: int):
-        """No part of a file that is longer than `most` is read: an index may ask for anything."""
+        """`most`: longer files are not read, because an index may ask for any size."""
         super().__init__(store)
         self.total, self._most = 0, most
         self._lock = threading.Lock()
 
     def taken(self) -> int:
-        """Bytes since the last call. With several readers a byte may be told to another of them."""
+        """Return the bytes read since the last call. With several readers a byte may count for another
+        reader."""
         with self._lock:
             total, self.total = self.total, 0
         return total
 
     def with_read_only(self, read_only: bool = False) -> Any:
-        """zarr asks for a read-only view of the store when it opens one."""
+        """Return a read-only view of the store, which zarr asks for when it opens one."""
         return self
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
@@ -122,9 +124,9 @@ class _CountingStore(WrapperStore[Any]):
 
 
 def decoded_source(name: str, array: zarr.Array[Any], s: Matrix, folder: Folder | None = None) -> Source:
-    """Chunks that zarr decodes, with codecs that stay within bounds. Its `zarrs` pipeline, which knows no
-    bounds, has those that no codec could exceed; it refuses types of foreign byte order (v2 has them), and of
-    a part of a chunk in foreign byte order (v3) it gives wrong complex numbers, without a word."""
+    """Return a source of chunks that zarr decodes with bounded codecs. The `zarrs` pipeline has no bounds, so
+    it decodes only what no codec can exceed. It refuses types of foreign byte order (v2), and decodes parts
+    of chunks in foreign byte order (v3) to wrong complex numbers, so it is not used for these."""
     metadata, at = array.metadata, array.store_path
     decodes, encodes = work_of_zarr(metadata)
     s = replace(s, decodes=decodes, encodes=encodes)
@@ -139,8 +141,8 @@ def decoded_source(name: str, array: zarr.Array[Any], s: Matrix, folder: Folder 
 
 @contextlib.contextmanager
 def _fast_codecs() -> Iterator[None]:
-    """Arrays made inside use the `zarrs` codec pipeline where it is installed: which takes what decompressors
-    make, however much that is."""
+    """Let arrays that are opened inside use the `zarrs` codec pipeline, if it is installed. It does not limit
+    what decompressors make."""
     try:
         import zarrs  # noqa: F401
     except ImportError:

@@ -37,12 +37,10 @@ from .source import Opened, Snapshot, Source
 
 
 def open_input(spec: Any, name: str | None = None) -> Opened:
-    """An input from a path, URL, zarr.Array, or anything with shape, dtype and slicing; one that is open
-    stays as it is. `name` is what messages call it, where that is not plain from `spec`.
-
-    Raises InputError where it is missing, no array, not 2-D, of a type that cannot be multiplied, or its
-    metadata cannot be read.
-    """
+    """Open an input from a path, URL, zarr.Array, or anything with shape, dtype and slicing; an opened input
+    is returned as it is. `name`: how messages call it, where `spec` has no name. Raises InputError where it
+    is missing, no array, not 2-D, of a type that cannot be multiplied, or has metadata that cannot be
+    read."""
     name = name or describe(spec)
     if isinstance(spec, Opened):
         return spec
@@ -75,7 +73,7 @@ def open_input(spec: Any, name: str | None = None) -> Opened:
 
 
 def open_zarr(name: str, array: zarr.Array[Any]) -> Opened:
-    """A Zarr array that is open already. Raises InputError where its chunks or sizes cannot be right."""
+    """Open a zarr.Array as an input. Raises InputError where its chunks or sizes cannot be right."""
     try:
         chunk = tuple(int(c) for c in array.chunks)
     except Exception as error:
@@ -116,14 +114,16 @@ def _opened(source: Source, snapshot: Snapshot | None = None) -> Opened:
 
 
 def _check_shards(name: str, s: Matrix, outer: Matrix) -> None:
-    """Their indices are held in memory, also where the shards reach far beyond the array."""
+    """Refuse shards with too many chunks, because their indices are held in memory, also of parts beyond the
+    array."""
     chunks = math.prod(outer.grid) * (outer.chunk_rows // s.chunk_rows) * (outer.chunk_cols // s.chunk_cols)
     if outer.chunk_bytes > MAX_CHUNK_BYTES or chunks > MAX_CHUNKS:
         raise InputError(f"{name}: shards of {chunks} chunks cannot be right; repair its metadata")
 
 
 def _stored(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, stored: Chunks) -> Opened:
-    """outer: the matrix in chunks that are files, or objects. stored: where these lie."""
+    """Open an array whose chunks are files or objects, or parts of them. outer: the matrix in the chunks that
+    are files or objects. stored: where these lie."""
     metadata, dtype, shard, chunks = array.metadata, array.dtype, array.shards, stored
     stamps = stored.stamps(outer.grid)
     s = replace(s, traits=replace(stored.place.traits, asynchronous=False))  # its latency is known now
@@ -163,7 +163,7 @@ def _with_missing(s: Matrix, sizes: tuple[int, ...]) -> Matrix:
 
 
 def _shares(s: Matrix, outer: Matrix, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """For every chunk an even share of its shard's file."""
+    """Return for every chunk an equal share of its shard's file."""
     down, across = outer.chunk_rows // s.chunk_rows, outer.chunk_cols // s.chunk_cols
     rows, cols = s.grid
     return tuple(

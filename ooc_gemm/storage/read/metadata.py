@@ -1,4 +1,4 @@
-"""The metadata of an array at its place, read and checked; and what users are told where that fails."""
+"""Reads and checks the metadata of an array, and explains errors to users."""
 
 import contextlib
 import os
@@ -18,18 +18,19 @@ from ..format.documents import SUPPORTED
 from ..format.unfinished import METADATA, is_begun, is_partial
 from ..io import files
 from ..io.answers import Answers
+from ..io.folder import Folder
 from ..io.objects import Objects, why
 from ..io.zarr_internals import default_buffer_prototype
 from .addresses import local_path, objects_at, remote_place
 
 
 def open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
-    """As it is stored. Raises InputError."""
+    """Open a Zarr array as it is stored. Raises InputError."""
     place = local_path(spec)
     if place is not None:
         if not os.path.exists(place):
             raise InputError(f"{name} does not exist; check the path")
-        if is_partial(place):
+        if is_partial(Folder(place)):
             raise InputError(
                 f"{name} is the unfinished result of an interrupted run; continue that with "
                 "resume=True, or make it again"
@@ -49,7 +50,7 @@ def open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
 
 
 def _open(path: str, name: str) -> zarr.Array[Any] | str | None:
-    """The Zarr array there, "group", None where there is neither. Raises InputError."""
+    """Return the Zarr array at a path; "group" for a group, None for neither. Raises InputError."""
     with explained(name, remote="://" in path):
         at, key, described = look_at(path, name)
         if documents.kind(key, described) == "group":
@@ -60,8 +61,8 @@ def _open(path: str, name: str) -> zarr.Array[Any] | str | None:
 
 
 def _attributes(at: StorePath, name: str) -> dict[str, Any]:
-    """Of version 2, where they are a document of their own. An array can be read without: so nothing that is
-    wrong with them is an error."""
+    """Return the attributes of version 2, which are a document of their own. An array can be read without
+    them, so errors in them are ignored."""
     try:
         return documents.parse(name, document_at(at, ".zattrs") or b"{}")
     except (InputError, OSError):
@@ -69,7 +70,8 @@ def _attributes(at: StorePath, name: str) -> dict[str, Any]:
 
 
 def kind_at(path: str, name: str) -> str | None:
-    """Whether there is an "array", a "group" or neither; an array need be no matrix. Raises InputError."""
+    """Return whether there is an "array" or a "group"; None for neither. The array need not be a matrix.
+    Raises InputError."""
     with explained(name, remote="://" in path):
         return documents.kind(*look_at(path, name)[1:])
 
@@ -84,7 +86,8 @@ def _without_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained(name: str, remote: bool = False) -> Iterator[None]:
-    """Whatever goes wrong when an array is opened or begun is said in a sentence, and warnings are not."""
+    """Turn whatever goes wrong while an array is opened or begun into an InputError with one sentence, and
+    silence warnings."""
     try:
         with _without_warnings:
             yield
@@ -95,8 +98,8 @@ def explained(name: str, remote: bool = False) -> Iterator[None]:
 
 
 def look_at(spec: Any, name: str) -> tuple[StorePath, str, dict[str, Any]]:
-    """Where there may be an array or a group, the key of its metadata, and that. An empty key where there is
-    neither. (zarr.open, which does this and more, reads and believes all there is.) Raises InputError."""
+    """Return the place of an array or a group, the key of its metadata, and the metadata; an empty key where
+    there is neither. Unlike zarr.open it limits what it reads. Raises InputError."""
     if isinstance(spec, zarr.Array):
         at = spec.store_path
     elif (place := local_path(spec)) is not None:
@@ -111,7 +114,7 @@ def look_at(spec: Any, name: str) -> tuple[StorePath, str, dict[str, Any]]:
 
 
 def document_at(at: StorePath, key: str) -> bytes | None:
-    """One of the metadata documents, or more than there may be of it. Raises OSError."""
+    """Return a metadata document, at most one byte more of it than allowed. Raises OSError."""
     if isinstance(at.store, LocalStore):
         return files.read_small(Path(at.store.root) / at.path / key, documents.MAX_BYTES)
     if isinstance(at.store, ObjectStore):
@@ -122,7 +125,7 @@ def document_at(at: StorePath, key: str) -> bytes | None:
 
 
 def _unusable(name: str, error: Exception, remote: bool) -> Error:
-    """What went wrong when an array was opened or begun, and what to do."""
+    """Return an InputError that says what went wrong when an array was opened or begun, and what to do."""
     if no_memory(error):
         return OutOfMemoryError(NO_MEMORY)
     if isinstance(error, ImportError):
@@ -147,6 +150,6 @@ def _one_line(error: Exception) -> str:
 
 
 def array_at(metadata: Any, place: StorePath, config: Any = None) -> zarr.Array[Any]:
-    """An array of this metadata at a place where none is stored (yet). `config`: zarr's settings of an open
-    array that are not as usual, such as `order`."""
+    """Return a zarr array of this metadata at a place where it need not be stored yet. `config`: the settings
+    of an open array that differ from zarr's defaults, such as `order`."""
     return zarr.Array(zarr.AsyncArray(metadata, place, config))

@@ -27,19 +27,19 @@ Array = npt.NDArray[Any]
 
 
 class RawSource(Source):
-    """Raw chunks in local files."""
+    """Raw chunks in local files or objects."""
 
     def __init__(
         self, name: str, dtype: np.dtype[Any], fill: Any, matrix: Matrix, chunks: Chunks, whole: bool = False
     ):
-        """`whole`: every chunk that is stored had its full size when that was looked at."""
+        """`whole`: whether every stored chunk had its full size when the array was opened."""
         apart = whole and chunks.place.traits.asynchronous
         traits = replace(matrix.traits, asynchronous=apart, stackable=apart)
         super().__init__(name, dtype, replace(matrix, traits=traits))
         self._chunks, self._fill, self._lends = chunks, fill, False
 
     def lending(self) -> "RawSource":
-        """Pieces of whole rows of a chunk stay where a remote store's client has put them."""
+        """Returns a source that leaves pieces of whole rows in memory of the remote store's client."""
         if not self.matrix.traits.remote:
             return self
         other = copy.copy(self)
@@ -47,11 +47,11 @@ class RawSource(Source):
         return other
 
     def cancel(self) -> None:
-        """Wake who waits for a chunk."""
+        """Wakes all threads that wait for a chunk."""
         self._chunks.place.cancel()
 
     def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
-        """In the background, where one read of each chunk brings all."""
+        """Reads in the background where one read of each chunk is enough."""
         s, j, (start, stop) = self.matrix, piece.chunk[1], piece.span
         read = partial(self.read, piece, slot)
         folder = self._chunks.place
@@ -79,7 +79,7 @@ class RawSource(Source):
         return done
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """One chunk after the other."""
+        """Reads one chunk after the other."""
         s, (i, j), (first, stop) = self.matrix, piece.chunk, piece.rows
         if stop <= (i + 1) * s.chunk_rows:
             return self._read(piece, slot)
@@ -90,7 +90,7 @@ class RawSource(Source):
         return place[:, piece.cols[0] - piece.span[0] : piece.cols[1] - piece.span[0]], nbytes
 
     def _read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """Just the rows wanted: one read where they are contiguous in the file."""
+        """Read exactly the wanted rows; one read where they are contiguous in the file."""
         s, (i, j) = self.matrix, piece.chunk
         key = self._chunks.key(i, j)
         place = self._place(piece, slot)

@@ -1,4 +1,4 @@
-"""Operands: what reads their pieces, and what is known of them once they are opened."""
+"""What reads the pieces of an operand, and what is known of an opened operand."""
 
 import itertools
 import math
@@ -23,44 +23,46 @@ Array = npt.NDArray[Any]
 
 
 class Source:
-    """Reads pieces of a stored matrix. A subclass for each way in which chunks are stored."""
+    """Reads pieces of a stored matrix. Each way of storing chunks has a subclass."""
 
     def __init__(self, name: str, dtype: np.dtype[Any], matrix: Matrix):
-        """name: what messages call the array. dtype: type of the elements, in native byte order. matrix: as
-        it is stored, without op()."""
+        """name: how messages call the array. dtype: type of the elements, in native byte order. matrix: as it
+        is stored, without op()."""
         self.name, self.dtype, self.matrix = name, dtype, matrix
 
     @property
     def asynchronous(self) -> bool:
-        """Reads go on by themselves once they have been started."""
+        """Whether reads continue in the background once they are started."""
         return self.matrix.traits.asynchronous
 
     def measure(self, limit: int) -> int:
-        """Memory in bytes that reading takes beside all slots, where only a trial tells; else 0. Raises
-        BudgetError where a memory limit of `limit` bytes cannot be enough for that, and StoreError where
-        nothing can be read."""
+        """Return the memory in bytes that reading takes in addition to all slots, where only a trial shows
+        it; otherwise 0. Raises BudgetError where a memory limit of `limit` bytes cannot be enough, and
+        StoreError where nothing can be read."""
         return 0
 
     def lending(self) -> "Source":
-        """A source of the same array whose pieces may lie in memory of the store's client, instead of in the
-        slot, where that saves a copy."""
+        """Return a source of the same array whose pieces may stay in memory of the store's client instead of
+        the slot, where that saves a copy."""
         return self
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """Read into `slot`: a view of the piece's rows × cols there (or elsewhere, if it is `lending`),
-        and the bytes moved. Raises StoreError, naming the chunk."""
+        """Read a piece into `slot`. Returns a view of its rows × cols, which lies elsewhere only if the
+        source is `lending`, and the bytes moved. Raises StoreError, which names the chunk."""
         raise NotImplementedError
 
     def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
-        """Begin to `read`. To be called for the end, whatever happens."""
+        """Start to read a piece. The function returned waits for the end and returns what `read` returns; it
+        must be called, whatever happens."""
         return partial(self.read, piece, slot)
 
     def cancel(self) -> None:
-        """Let no thread wait any longer for a store that may never answer; local files always do."""
+        """Stop all threads from waiting for a store that may never answer. Local files always answer."""
 
     @contextmanager
     def cancelled_on_error(self) -> Iterator[None]:
-        """Around threads that read, inside of what waits for them to end."""
+        """Cancel reads when the body fails. Enter this context inside of the one that waits for the reader
+        threads."""
         try:
             yield
         except BaseException:
@@ -68,8 +70,8 @@ class Source:
             raise
 
     def _missing(self, piece: Piece, key: str) -> None:
-        """The file of a chunk is not there: it counts as the fill value. Raises StoreError where it was
-        there when the array was opened."""
+        """Note that the file of a chunk is missing, which stands for the fill value. Raises StoreError where
+        it existed when the array was opened."""
         s, (i, j) = self.matrix, piece.chunk
         if s.stored is None or s.stored[i * s.grid[1] + j]:
             raise StoreError(f"{self.name}: chunk {key} is gone, it was there before; put it back")
@@ -80,7 +82,7 @@ class Source:
 
 
 class Window(Source):
-    """Rows or columns of another source's array, from one chunk edge to another or to the end."""
+    """Some rows or columns of another source's array, from one chunk edge to another or to the end."""
 
     def __init__(self, source: Source, s: Matrix, rows: tuple[int, int], cols: tuple[int, int]):
         """s: the whole matrix, with op(). rows, cols: [start, stop) of op(X)."""
@@ -99,7 +101,7 @@ class Window(Source):
         self._source, self._first, self._at = source, first, (rows[0], cols[0])
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """The same piece of the whole."""
+        """Reads the same piece of the whole array."""
 
         def moved(some: tuple[int, int], by: int) -> tuple[int, int]:
             return some[0] + by, some[1] + by
@@ -115,54 +117,54 @@ class Window(Source):
         return self._source.read(there, slot)
 
     def cancel(self) -> None:
-        """As the whole."""
+        """Cancels the source of the whole array."""
         self._source.cancel()
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a stored array was when it was opened, to tell later whether it has changed."""
+    """The state of a stored array when it was opened, by which later changes are noticed."""
 
     description: bytes
-    """Its metadata, but for attributes."""
+    """The metadata of the array, except for its attributes."""
     stamps: Stamps
-    """Of every file, in the order of the grid (`Chunks.stamps`)."""
+    """The stamps of all files, in the order of the grid (`Chunks.stamps`)."""
     look: Callable[[], Stamps]
-    """Asks for the stamps anew."""
+    """Reads the stamps again."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """An operand after opening."""
+    """An operand that has been opened: what reads it, and everything that is known of it."""
 
     source: Source
-    """Reads pieces of the stored matrix."""
+    """What reads pieces of the stored matrix."""
     matrix: Matrix
     """The stored matrix with op() applied: `transposed` where op(X) is not S but Sᵀ or Sᴴ."""
     snapshot: Snapshot | None = None
-    """None where nobody can tell whether the array changes."""
+    """The state of the array when it was opened; None where changes cannot be noticed."""
     place: Path | None = None
-    """The folder it lies in, if that is a local one."""
+    """The folder of a local array; None for any other."""
     address: str = ""
-    """The place it lies at, the same however that is spelled; empty where it is not known."""
+    """The place of the array in one spelling; empty where it is not known."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    """Those of its attributes that are of use here (`documents.ATTRIBUTES`)."""
+    """The attributes that this package reads (`documents.ATTRIBUTES`)."""
     undecoded: str = ""
-    """What its values would have to be decoded by, in words; empty where they are plain values."""
+    """How its values would have to be decoded, in words; empty where they are plain values."""
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """How messages call the operand."""
         return self.source.name
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of its elements, in native byte order."""
+        """Type of the elements, in native byte order."""
         return self.source.dtype
 
     @property
     def traits(self) -> StoreTraits:
-        """What its store can do."""
+        """What the store of the operand can do."""
         return self.matrix.traits
 
     @property
@@ -172,26 +174,27 @@ class Opened:
         return (s.cols, s.rows) if s.transposed else (s.rows, s.cols)
 
     def transpose(self) -> "Opened":
-        """The same array with another op(): a transposition of a transposed one is none."""
+        """Return the same array with op() transposed; a second transposition undoes the first."""
         return replace(self, matrix=replace(self.matrix, transposed=not self.matrix.transposed))
 
     def measured(self, limit: int) -> "Opened":
-        """The same array, whose matrix says what reading takes where only a trial tells it."""
+        """Return the same array with the memory that reading takes, where only a trial shows it."""
         apart = self.source.measure(limit)
         return replace(self, matrix=replace(self.matrix, apart=apart)) if apart else self
 
     def lending(self) -> "Opened":
-        """The same array, read by `Source.lending`."""
+        """Return the same array, read by `Source.lending`."""
         return replace(self, source=self.source.lending())
 
     def window(self, rows: tuple[int, int], cols: tuple[int, int]) -> "Opened":
-        """[start, stop) of its rows and of its columns, from one chunk edge to another or to the end."""
+        """Return some rows [start, stop) and columns [start, stop) of the operand, from one chunk edge to
+        another or to the end."""
         window = Window(self.source, self.matrix, rows, cols)
         return Opened(window, window.matrix)
 
     def fingerprint(self, before: Mapping[tuple[int, int], Stamp] | None = None) -> str | None:
-        """Another one where the array is another or was written to since; None where that cannot be told.
-        `before`: what to take for the stamps of some files."""
+        """Return a text that differs where the array is another one or was written to since; None where that
+        cannot be told. `before`: stamps to use for some files."""
         if self.snapshot is None:
             return None
         stamps = self.snapshot.stamps[:, :2].copy()
@@ -200,8 +203,8 @@ class Opened:
         return digest((self.snapshot.description, stamps.tobytes()))
 
     def check_unchanged(self) -> None:
-        """Raises StoreError where the array was written to, or replaced, since it was opened, as far as that
-        can be told."""
+        """Raise StoreError where the array was written to or replaced since it was opened, as far as that can
+        be noticed."""
         if self.snapshot is None:
             return
         try:

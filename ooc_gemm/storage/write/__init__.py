@@ -1,1 +1,1 @@
-"""C, its journal, its attributes, and what is around it."""
+"""Writes C: its chunks, its journal, its attributes, and the metadata of groups above it."""

@@ -9,8 +9,9 @@ import numpy as np
 import zarr
 
 from ...support.errors import InputError
-from ..format.unfinished import METADATA, is_begun, is_partial
-from ..io.objects import Objects
+from ..format.unfinished import is_begun, is_partial
+from ..io.folder import Folder
+from ..io.place import Place
 from ..read.addresses import describe, local_path, objects_at, same_place
 from ..read.metadata import explained, kind_at
 from . import ownership
@@ -46,7 +47,7 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
         found = kind_there(place)
         if is_held(place):
             raise InputError(f"{name} is being written by another process; wait for it, or stop it")
-        partial = ownership.is_unfinished(place, name)
+        partial = is_partial(Folder(place))
         ours = place.is_dir() and os.access(place, os.R_OK) and ownership.is_ours(place)
         if found is None and not (partial or ours):
             raise InputError(
@@ -79,10 +80,8 @@ def check_filled(
     if array.read_only:
         raise InputError(f"{name} is open for reading only; open it with mode='r+'")
     with explained(name, remote=place is None):
-        if place is not None:
-            unfinished = is_partial(place)
-        else:
-            unfinished = bool((there := objects_at(array)) and not _has_metadata(there) and is_begun(there))
+        there: Place | None = objects_at(array) if place is None else Folder(place)
+        unfinished = there is not None and is_partial(there)
     if unfinished and not force:
         raise InputError(
             f"{name} is the unfinished result of an interrupted run; continue it with resume=True, or begin "
@@ -104,10 +103,6 @@ def check_filled(
             if key in there_now and tuple(value) == there_now[key]:
                 continue
             raise InputError(f"{name} is an open array, which keeps its {key}; leave out {key}")
-
-
-def _has_metadata(there: Objects) -> bool:
-    return any(there.has(key) for key in METADATA)
 
 
 def _is_free(name: str, spec: str) -> bool:

@@ -28,25 +28,27 @@ from ..read.metadata import document_at, explained, look_at
 DOCUMENTS = ("zarr.json", ".zmetadata")
 """What holds consolidated metadata, of version 3 and of version 2."""
 MARKS = (b'"consolidated_metadata"', b'"metadata"')
-"""Without which there are none in it."""
+"""Texts of which a document with consolidated metadata holds at least one."""
 MAX_BYTES = 32 << 20
-"""A longer document is not changed, and no C is begun below its group."""
+"""Most bytes of a document that is changed. Below a group with a longer one no C is begun."""
 TRIES = 20
-"""How often a document in an object store is changed anew because somebody else was faster."""
+"""How often a document in an object store is read and changed again because another process has replaced
+it."""
 
 
 class Group(Protocol):
-    """A place above C's where there may be a group."""
+    """A place above C where there may be a group."""
 
     @property
     def key(self) -> str:
-        """The path of C below this group."""
+        """The path of C relative to this group."""
 
     def read(self, document: str) -> bytes | None:
-        """A document of the group, None where there is none. Raises what the store raises."""
+        """Return a document of the group; None where there is none. Raises what the store raises."""
 
     def change(self, document: str, change: Callable[[bytes], bytes | None]) -> None:
-        """Replace a document by what `change` makes of it; None leaves it. Raises what the store raises."""
+        """Replace a document by the result of `change`; None leaves it as it is. Raises what the store
+        raises."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,8 @@ class RemoteGroup:
 
 
 def above(place: Path | None, spelled: str | None) -> list[Group]:
-    """Places above a folder. place: the folder, links resolved. spelled: its path as given."""
+    """Return the places above a folder where groups may be. place: the folder, with links resolved. spelled:
+    its path as given."""
     paths = [path for path in (place, Path(os.path.abspath(spelled)) if spelled else None) if path]
     found = {(parent, path.relative_to(parent).as_posix()): None for path in paths for parent in path.parents}
     return [LocalGroup(folder, key) for folder, key in found]
@@ -167,7 +170,8 @@ class Consolidated:
     """The entries of one C in the consolidated metadata of the groups above it."""
 
     def __init__(self, groups: list[Group], name: str):
-        """groups: places above C. name: how messages call C. Raises InputError where one cannot be read."""
+        """groups: the places above C. name: how messages call C. Raises InputError where one of them cannot
+        be read."""
         self._name = name
         looks = [(group, document) for group in groups for document in DOCUMENTS]
 
@@ -259,7 +263,7 @@ def _said(error: Exception) -> str:
 
 
 def _entries(text: bytes) -> tuple[dict[str, Any], dict[str, Any], bool] | None:
-    """A document, the entries in it and whether they are of version 3; None where there are none. Raises
+    """Return a document, its entries, and whether they are of version 3; None where it has none. Raises
     StoreError where it is too long."""
     if len(text) > MAX_BYTES:
         raise StoreError(f"it takes more than {MAX_BYTES >> 20} MiB")
@@ -276,7 +280,7 @@ def _entries(text: bytes) -> tuple[dict[str, Any], dict[str, Any], bool] | None:
 
 
 def _without(text: bytes, key: str) -> bytes | None:
-    """The document without entries of C and what is below it; None where it has none."""
+    """Return the document without the entries of C and of everything below it; None where it has none."""
     if (parsed := _entries(text)) is None:
         return None
     found, entries, _ = parsed
@@ -287,7 +291,7 @@ def _without(text: bytes, key: str) -> bytes | None:
 
 
 def _with(text: bytes, key: str, entry: dict[str, Any], attributes: dict[str, Any] | None) -> bytes | None:
-    """The document with C's entry; None where it has no place there."""
+    """Return the document with C's entry; None where it has no place for one."""
     if (parsed := _entries(text)) is None:
         return None
     found, entries, new = parsed

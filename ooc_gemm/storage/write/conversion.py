@@ -1,4 +1,4 @@
-"""From the type that sums are kept in to the type that C is stored in."""
+"""Converts C from the type in which sums are kept to the type in which it is stored."""
 
 from typing import Any
 
@@ -9,12 +9,13 @@ from ...support.errors import RangeError
 
 Array = npt.NDArray[Any]
 SLAB = 1 << 16
-"""Elements that are looked at together, so that looking takes little memory."""
+"""Elements that are converted and compared at a time, to limit the memory that this takes."""
 
 
 def convert(values: Array, out: Array) -> int:
-    """Copy a matrix into `out`, in its type. Returns how many finite elements became infinite, because they
-    are too large for that type; a complex one counts where one of its parts is too large."""
+    """Convert a matrix to the type of `out`, and store it there. Returns how many finite elements became
+    infinite because they are too large for that type; a complex element counts where one of its parts is too
+    large."""
     with np.errstate(over="ignore"):
         np.copyto(out, values, casting="unsafe")
     if out.dtype.kind not in "fc" or np.can_cast(values.dtype, out.dtype):
@@ -28,7 +29,7 @@ def convert(values: Array, out: Array) -> int:
 
 
 def said(count: int, name: str, dtype: np.dtype[Any]) -> str:
-    """A sentence that tells the user how many elements of C became infinite."""
+    """Return a sentence that tells the user how many elements of C became infinite."""
     elements = "1 element is" if count == 1 else f"{count} elements are"
     wider = {"float16": "float32", "float32": "float64", "complex64": "complex128"}[dtype.name]
     return (
@@ -38,7 +39,7 @@ def said(count: int, name: str, dtype: np.dtype[Any]) -> str:
 
 
 def check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
-    """Raises RangeError where an integer does not fit the type."""
+    """Raise RangeError where an integer does not fit the type."""
     if values.size == 0 or np.can_cast(values.dtype, dtype):
         return
     info, low, high = np.iinfo(dtype), values.min(), values.max()

@@ -1,4 +1,4 @@
-"""What is stored of a chunk, or of a shard: its elements as they are, or what codecs make of them."""
+"""Makes the bytes that are stored of a chunk or a shard: its elements as they are, or encoded."""
 
 from typing import Any
 
@@ -26,13 +26,13 @@ class Encoder:
         inner = inner_chunks(array.metadata) if array.shards and array.dtype.isnative else None
         known = inner and (not inner[1] or only_compressor(inner[1]))
         self._inner = inner if known else None
-        """How chunks of shards are stored, where shards are made here."""
+        """How the chunks of a shard are stored, where shards are made here and not by zarr."""
         if not self.copies:
             give_back()
 
     @property
     def copies(self) -> bool:
-        """Whether the elements are stored as they are."""
+        """Whether elements are stored as they are, without an encoder."""
         return self._plain and self._compressor is None
 
     def encode(self, data: Array) -> Bytes | bytes:

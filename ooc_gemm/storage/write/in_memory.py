@@ -1,4 +1,4 @@
-"""C as a NumPy array in memory."""
+"""A target that makes C a NumPy array in memory."""
 
 import threading
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from .conversion import check_fits, convert
 
 
 class ArrayTarget:
-    """C as a NumPy array in memory."""
+    """C as a NumPy array in memory (the engine's `Target`)."""
 
     background = False
 

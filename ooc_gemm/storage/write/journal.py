@@ -47,37 +47,35 @@ Chunk = tuple[int, int]
 
 
 class Journal:
-    """The journal of one C. Other processes are kept away until `close` or `remove`."""
+    """The journal of one C. It keeps other processes away from C until `close` or `remove`."""
 
     def __init__(self, log: Log, name: str):
-        """log: where the lines are. name: how messages call C."""
+        """log: where the lines are kept. name: how messages call C."""
         self._log, self._name, self._lock = log, name, Lock()
         self.head: dict[str, Any] = {}
-        """Empty where the run that made the journal was killed before it had said what it makes."""
+        """What C is made of; empty where the run that made the journal was killed before it wrote that."""
         self.done: dict[Chunk, tuple[Stamp, Stamp]] = {}
-        """For every chunk that is done the stamp of its file, and that of the file it replaces."""
+        """For every finished chunk the stamp of its file, and the stamp of the file that it replaces."""
         self.count = 0
-        """Lines on chunks."""
+        """Number of lines about chunks."""
         self._saves = 0
-        """Lines that say what is durable."""
+        """Number of lines that say which chunks are durable."""
         self._loose: list[tuple[Chunk, int, int]] = []
-        """Chunks of the lines that are not durable, and where these lines begin and end."""
+        """Chunks that are not durable yet, with the first byte of their line and the one behind its end."""
 
     @property
     def pause(self) -> float:
-        """Seconds that should pass until the next `durable`."""
+        """Seconds that should pass before the next call of `durable`."""
         return self._log.pause
 
     def begin(self, head: dict[str, Any]) -> None:
-        """Write the head, which says what is made, in the place of all older lines. Raises what `Log.replace`
-        raises."""
+        """Replace all lines by the head, which says what C is made of. Raises what `Log.replace` raises."""
         self.head = {"version": VERSION, **head}
         self._log.replace(_lines([self.head, {"boot": self._log.life, "undone": []}]))
 
     def go_on(self) -> None:
-        """Read what an interrupted run has left, and write it anew: whole and durable, whatever a short write
-        or a power cut has left of it. Raises InputError where it cannot be used, and what `Log.replace`
-        raises."""
+        """Read what an interrupted run has left, and write it again without the lines that a power cut or a
+        short write has damaged. Raises InputError where it cannot be used, and what `Log.replace` raises."""
         try:
             order, held = self._read()
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -102,10 +100,12 @@ class Journal:
         self._log.replace(lines)
 
     def _read(self) -> tuple[list[Chunk], int]:
-        """The chunks that are done, in the order of their lines, and how many of them are on the disk for
-        good. What follows the first line that is not whole is ignored: a process that was killed or had no
-        room for all of a line, and a system that went down, leave such. Only a line that was flushed, as the
-        ones that follow it show, cannot be missing for that reason. Raises ValueError and the like."""
+        """Return the finished chunks in the order of their lines, and how many of them are durable.
+
+        Lines after the first incomplete one are ignored: a process that was killed or had no room for a whole
+        line leaves such, and so does a system that went down. Only a line that was flushed, as later ones
+        show, cannot be missing for that reason. Raises ValueError and the like.
+        """
         text = self._log.read()
         if b"\n" not in text:  # not even the first line: nothing was begun
             return [], 0
@@ -152,8 +152,8 @@ class Journal:
         return kept + loose, len(kept)
 
     def _is_damaged(self, rest: bytes) -> bool:
-        """Whether a line in what follows the first one that is not whole shows that this one was flushed:
-        that is so for all before the last line on what is durable, and maybe for this one."""
+        """Whether a line after the first incomplete one shows that this one was flushed. All lines before the
+        last one about durable chunks were flushed."""
         for line in rest.split(b"\n")[1:-1]:
             if b'"durable"' in line:
                 try:
@@ -164,8 +164,8 @@ class Journal:
         return False
 
     def add(self, chunk: Chunk, now: Stamp, was: Stamp) -> None:
-        """Note that a chunk is written. now: the stamp of its file. was: that of the file it replaces. Raises
-        OSError."""
+        """Note a chunk that is written. now: the stamp of its file. was: the stamp of the file that it
+        replaces. Raises OSError."""
         with self._lock:
             self.done[chunk] = now, was
             line = _lines([self._line(chunk)])
@@ -182,8 +182,8 @@ class Journal:
         return {"chunk": chunk, "now": now, "was": was}
 
     def durable(self, count: int) -> None:
-        """Note that the chunks of the first `count` lines are durable. Raises OSError; then nothing can be
-        added any more."""
+        """Note that the chunks of the first `count` lines are durable. Raises OSError; then nothing more can
+        be added."""
         with self._lock:
             self._log.append(_lines([{"durable": count, "save": self._saves + 1}]))
             self._saves += 1
@@ -192,15 +192,15 @@ class Journal:
             del self._loose[: len(self._loose) - (self.count - count)]
 
     def spoil(self, name: str) -> None:
-        """Let no run continue this one, because an input was written to. `name`: how messages call the input.
-        Raises OSError."""
+        """Note that no run may continue this one, because an input was written to. `name`: how messages call
+        the input. Raises OSError."""
         with self._lock:
             self._log.append(_lines([{"spoiled": name}]))
         self._log.flush()
 
     def undo(self) -> list[Chunk]:
-        """Strike out the lines of all chunks that are not durable, and return these chunks. Nothing can be
-        added any more. Raises OSError where that fails."""
+        """Strike out the lines of all chunks that are not durable, and return these chunks. Nothing more can
+        be added. Raises OSError where that fails."""
         with self._lock:
             loose, self._loose = self._loose, []
             for chunk, _, _ in loose:
@@ -213,7 +213,7 @@ class Journal:
         self._log.remove()
 
     def close(self) -> None:
-        """Let another process go on."""
+        """Keep the journal, and let other processes continue it."""
         self._log.close()
 
 
@@ -222,8 +222,8 @@ def _lines(entries: Iterable[dict[str, Any]]) -> bytes:
 
 
 def begin_in_folder(folder: Path, name: str, head: dict[str, Any]) -> Journal:
-    """A new journal, which is on the disk before anything else is changed; what an older one says is gone.
-    `name`: how messages call C. Raises InputError and OSError; then an older one is as it was."""
+    """Create a journal, which is on the disk before anything else is changed, and replaces an older one.
+    `name`: how messages call C. Raises InputError and OSError; then an older one is unchanged."""
     durable.make_folders(folder)
     file = LockedFile(folder, name, create=True)
     is_new, journal = file.is_empty, Journal(file, name)
@@ -239,16 +239,16 @@ def begin_in_folder(folder: Path, name: str, head: dict[str, Any]) -> Journal:
 
 
 def begin_in_store(objects: Objects, name: str, head: dict[str, Any], replace: bool) -> Journal:
-    """A new journal, in the place of an older one where `replace` says so. `name`: how messages call C.
-    Raises InputError where somebody else was faster, and what the store raises."""
+    """Create a journal in an object store. `replace`: also where another one exists. `name`: how messages
+    call C. Raises InputError where another process was first, and what the store raises."""
     journal = Journal(ObjectLog(objects, name, "overwrite" if replace else "create"), name)
     journal.begin(head)
     return journal
 
 
 def resume_in_folder(folder: Path, name: str) -> Journal:
-    """The journal that an interrupted run has left. `name`: how messages call C. Raises InputError where
-    there is none, or it cannot be used."""
+    """Open the journal that an interrupted run has left. `name`: how messages call C. Raises InputError where
+    there is none or it cannot be used."""
     try:
         journal = Journal(LockedFile(folder, name, create=False), name)
     except FileNotFoundError:
@@ -269,8 +269,8 @@ def resume_in_folder(folder: Path, name: str) -> Journal:
 
 
 def resume_in_store(objects: Objects, name: str) -> Journal:
-    """The journal that an interrupted run has left, which is this run's from now on. `name`: how messages
-    call C. Raises InputError where there is none, or it cannot be used, and what the store raises."""
+    """Open the journal that an interrupted run has left, and take it over from any other run. `name`: how
+    messages call C. Raises InputError where there is none or it cannot be used, and what the store raises."""
     found = objects.read_version(JOURNAL)
     if found is None:
         raise _missing(name)

@@ -15,7 +15,7 @@ from ..format import codec, codec_memory
 
 @dataclass(frozen=True)
 class Output:
-    """How a new C is stored."""
+    """Shape, type, chunks, shards and compressor of a new C."""
 
     shape: tuple[int, int]
     dtype: np.dtype[Any]
@@ -30,7 +30,7 @@ class Output:
 
     @property
     def work(self) -> Work:
-        """The memory that encoding takes beside a chunk, or shard, and its encoded form."""
+        """The memory that encoding takes in addition to a chunk, or shard, and its encoded form."""
         codecs = [one.to_dict() for one in compressors(self.compressor) or ()]
         each = [codec_memory.encoding(one["name"], one["configuration"]) for one in codecs]
         work = reduce(Work.__add__, each, Work())
@@ -41,7 +41,7 @@ class Output:
 
 
 def compressors(text: str) -> Any:
-    """zarr's codecs for `none`, `zstd`, `zstd:LEVEL` or `blosc`. Raises InputError."""
+    """Return zarr's codecs for `none`, `zstd`, `zstd:LEVEL` or `blosc`. Raises InputError."""
     from zarr.codecs import BloscCodec, ZstdCodec
 
     name, _, level = text.partition(":")
@@ -56,7 +56,7 @@ def compressors(text: str) -> Any:
 
 
 def check_layout(chunks: tuple[int, int] | None, shards: tuple[int, int] | None, compressor: str) -> None:
-    """Refuse chunks, shards or a compressor of a new array that are not possible. Raises InputError."""
+    """Refuse chunks, shards or a compressor that a new array cannot have. Raises InputError."""
     compressors(compressor)
     for name, sizes in (("chunks", chunks), ("shards", shards)):
         if sizes is not None and (len(sizes) != 2 or min(sizes) < 1):

@@ -1,5 +1,5 @@
-"""Where the lines of a journal are kept: a locked file, or an object that is put only where nobody else has
-replaced it."""
+"""Where the lines of a journal are kept: a locked file, or an object that is replaced only by the run that
+put it."""
 
 import contextlib
 import errno
@@ -18,51 +18,51 @@ from ..io.objects import Objects, why
 
 
 class Log(Protocol):
-    """Lines that one process at a time may add to."""
+    """Lines to which one process at a time may add."""
 
     @property
     def life(self) -> str:
-        """Lines that were not flushed count for as long as this text is the same: it names a start of the
-        system, or a run."""
+        """A text that names a start of the system, or a run. Lines that were not flushed count while it is
+        the same."""
 
     @property
     def pause(self) -> float:
-        """Seconds that should pass until the next `flush`."""
+        """Seconds that should pass before the next `flush`."""
 
     def read(self) -> bytes:
-        """The lines that an earlier run has left."""
+        """Return the lines that an earlier run has left."""
 
     def append(self, lines: bytes) -> int:
-        """Add all of these lines, or none, and return at which byte they begin. Raises OSError."""
+        """Add all of these lines or none, and return the byte at which they begin. Raises OSError."""
 
     def replace(self, lines: bytes) -> None:
-        """Put these lines in the place of all others; they are durable when this returns."""
+        """Replace all lines by these, which are durable when this returns."""
 
     def flush(self) -> None:
-        """Wait until all lines are durable. Raises OSError; then nothing can be added any more."""
+        """Wait until all lines are durable. Raises OSError; then nothing more can be added."""
 
     def blank(self, spans: Iterable[tuple[int, int]]) -> None:
         """Overwrite lines with spaces, which takes no room on the disk. Each span is the first byte of a line
-        and the one behind its end. Nothing can be added any more. Raises OSError."""
+        and the one behind its end. Nothing more can be added. Raises OSError."""
 
     def remove(self) -> None:
         """Remove the lines, and let other processes begin."""
 
     def close(self) -> None:
-        """Keep the lines, and let other processes go on."""
+        """Keep the lines, and let other processes continue."""
 
 
 class LockedFile:
-    """A file in C's folder (`Log`). The lock goes with the process that holds it (`locks.py`)."""
+    """A file in C's folder (`Log`). The process that opens it holds a lock (`locks.py`)."""
 
     pause = 0.0
 
     def __init__(self, folder: Path, name: str, create: bool):
-        """folder: C's. name: how messages call C. create: make the file if there is none. Raises InputError
-        where another process holds it, and OSError."""
+        """folder: C's folder. name: how messages call C. create: whether to create the file if it is missing.
+        Raises InputError where another process holds the lock, and OSError."""
         self._path, self._name = folder / JOURNAL, name
         self._size = 0
-        """Bytes of whole lines."""
+        """Bytes of all complete lines."""
         self._failed: OSError | None = None
         self._in_background = False
         self._owner: Path | None = None
@@ -92,7 +92,7 @@ class LockedFile:
 
     @property
     def life(self) -> str:
-        """The start of this system: it keeps what a process that was killed has written."""
+        """Identifies this start of the system, which keeps what a killed process has written."""
         return locks.boot_id()
 
     def read(self) -> bytes:
@@ -100,7 +100,7 @@ class LockedFile:
         return self._file.read()
 
     def append(self, lines: bytes) -> int:
-        """Takes back what was written of the lines where not all of them could be."""
+        """Removes what was written of the lines where not all of it could be."""
         if self._failed:
             raise OSError(self._failed.errno, self._failed.strerror)
         try:
@@ -118,7 +118,7 @@ class LockedFile:
         return self._size - len(lines)
 
     def replace(self, lines: bytes) -> None:
-        """Writes a new file, which takes the name and the lock. Raises OSError."""
+        """Writes a new file, which takes over the name and the lock. Raises OSError."""
         new = self._path.with_name(JOURNAL + durable.NEW)
         if self.is_empty:
             durable.write_all(self._file.fileno(), lines)
@@ -149,7 +149,7 @@ class LockedFile:
             raise
 
     def blank(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Opens the file anew: this descriptor can only add to it."""
+        """Opens the file again, because this descriptor can only append."""
         self._failed = self._failed or OSError(errno.EIO, os.strerror(errno.EIO))
         file = os.open(self._path, os.O_WRONLY | files.NOFOLLOW)
         try:
@@ -167,26 +167,25 @@ class LockedFile:
         self.close()
 
     def close(self) -> None:
-        """Gives the lock back."""
+        """Releases the lock."""
         self._file.close()
         owner, self._owner = self._owner, None
         locks.release(owner)
 
 
 class ObjectLog:
-    """An object beside C's chunks (`Log`), which is put whole at each flush. It is put only where it still is
-    what this run has put last: whoever takes C over, to go on with it or to begin anew, so keeps those away
-    who had it."""
+    """An object beside C's chunks (`Log`), which is put whole at each flush, and only while it is the one
+    that this run has put last. So a run that takes C over keeps the earlier run away."""
 
     def __init__(self, objects: Objects, name: str, version: Any, lines: bytes = b""):
-        """objects: at C's address. name: how messages call C. version: of the object that this run may
+        """objects: those at C's address. name: how messages call C. version: of the object that this run may
         replace, or `create`, or `overwrite` for any. lines: what that object holds."""
         self._objects, self._name, self._version = objects, name, version
         self._lines, self._lock = bytearray(lines), Lock()
         self._closed = False
         self.life = uuid.uuid4().hex
         self.pause = 0.0
-        """Ten times what the last flush took."""
+        """Ten times the seconds that the last flush took."""
 
     def read(self) -> bytes:
         """Returns the lines in memory."""
@@ -207,7 +206,7 @@ class ObjectLog:
         self._put()
 
     def flush(self) -> None:
-        """Raises StoreError, also where another run has C by now."""
+        """Raises StoreError, also where another run has taken C over."""
         start = time.monotonic()
         try:
             self._put()
@@ -246,12 +245,12 @@ class ObjectLog:
         self.close()
 
     def close(self) -> None:
-        """Ends this run's changes; the next run that puts the object has it."""
+        """Drops later changes of this run; the next run that puts the object owns it."""
         self._closed = True
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process is at work on the C in this folder."""
+    """Whether a process works on the C in this folder."""
     try:
         with open(files.open_file(folder / JOURNAL)[0], "rb") as file:
             return locks.is_held(file, folder)

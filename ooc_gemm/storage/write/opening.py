@@ -1,4 +1,4 @@
-"""Targets of a new C, of one that is updated or filled, and of one whose run was interrupted."""
+"""Opens the target of a new C, of one that is updated or filled, and of one whose run was interrupted."""
 
 import contextlib
 import math
@@ -15,6 +15,7 @@ from zarr.storage import MemoryStore
 from ...support.errors import Error, InputError, remedy
 from ..format.unfinished import JOURNAL, METADATA, PARTIAL, is_begun, is_partial
 from ..io.folder import Folder
+from ..io.objects import Objects
 from ..io.zarr_internals import sync
 from ..read.addresses import describe, local_path, objects_at
 from ..read.metadata import array_at, explained, kind_at
@@ -40,10 +41,14 @@ def create_target(
     notice: Notice | None = None,
     keep: bool = True,
 ) -> Target[Publication]:
-    """A new C, unfinished. An array that stood at its place is set aside, in an object store removed. With
-    `head` one in a folder or an object store has a journal, which begins so; `force`: also where another
-    run's is there; `notice`: called where the array cannot be set aside and is removed; `keep`: as
-    `Staging.begin`. Raises InputError where C cannot be begun; then all is as it was."""
+    """Begin a new C, and return its target. An array at its place is set aside; in an object store it is
+    removed.
+
+    spec: path, URL or zarr.Array. output: how C is stored. block: the type of sums. head: what C is made of;
+    with it a C in a folder or an object store has a journal. force: begin also where the journal of another
+    run is. notice: called where an array cannot be set aside and is removed. keep: as of `Staging.begin`.
+    Raises InputError where C cannot be begun; then everything is as it was.
+    """
     blank = zarr.create_array(
         MemoryStore(),
         shape=output.shape,
@@ -76,7 +81,8 @@ def create_target(
 
 
 def _set_aside(spec: Any, nbytes: int, notice: Notice | None) -> Path | None:
-    """Make room for a C of `nbytes`. Returns its folder where an array was moved that can be moved back."""
+    """Make room for a C of `nbytes`. Returns its folder where an array was moved that can be moved back;
+    otherwise None."""
     place = local_path(spec)
     if place is None or not os.path.exists(place):
         return None
@@ -92,8 +98,8 @@ def _set_aside(spec: Any, nbytes: int, notice: Notice | None) -> Path | None:
 def update_target(
     spec: Any, block: np.dtype[Any], head: dict[str, Any] | None, fills: bool = False, force: bool = False
 ) -> Target[Publication]:
-    """A C that exists, unfinished from now on; as `create_target`. `fills`: what it held is of no account, so
-    that it can be continued also in an object store."""
+    """Mark an existing C as unfinished, and return its target; arguments as of `create_target`. `fills`: its
+    old values do not count, so that a run can be continued also in an object store."""
     said = "cannot be updated: {}; it is as it was, see to its disk"
     with _begun(spec, head, said) as log, forgotten(spec) as groups:
         array = open_existing(spec)
@@ -106,7 +112,7 @@ def update_target(
 
 
 def continued_target(spec: Any, block: np.dtype[Any], log: Journal) -> Target[Publication]:
-    """A C whose run was interrupted. Raises InputError where it was changed since."""
+    """Return the target of a C whose run was interrupted. Raises InputError where C was changed since."""
     target = target_at(open_partial(spec), describe(spec), block, log)
     target.sink.proceed()
     with forgotten(spec) as groups:
@@ -116,8 +122,8 @@ def continued_target(spec: Any, block: np.dtype[Any], log: Journal) -> Target[Pu
 
 @contextlib.contextmanager
 def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journal | None]:
-    """The journal of a C that is begun inside, if it has one; where that fails, nobody holds it. `said`: what
-    to say of an OSError."""
+    """Yield the journal of a C that is begun inside, if it has one. If the body fails, the journal is closed
+    or removed. `said`: the message for an OSError."""
     place, name, log = local_path(spec), describe(spec), None
     missing = [one for one in (place, *place.parents) if not os.path.exists(one)] if place else []
     try:
@@ -131,7 +137,7 @@ def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journa
                 failed, _, usual = said.format(error.strerror or error).partition("; ")
                 raise InputError(f"{name} {failed}; {remedy(error, usual)}") from error
     except BaseException:
-        if log and place and not is_partial(place):
+        if log and place and not is_partial(Folder(place)):
             log.remove()
         elif log:
             log.close()
@@ -142,7 +148,7 @@ def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journa
 
 
 def scratch_folder(spec: Any) -> Path:
-    """The folder for temporary arrays: beside C where C is local, else the system's."""
+    """Return the folder for temporary arrays: beside C where C is local, otherwise that of the system."""
     place = local_path(spec)
     if place is None:
         return Path(tempfile.gettempdir())
@@ -152,7 +158,7 @@ def scratch_folder(spec: Any) -> Path:
 def target_at(
     array: zarr.Array[Any], name: str, block: np.dtype[Any], log: Journal | None
 ) -> Target[Publication]:
-    """The target of a C that is unfinished, or about to be. `log`: its journal, if it has one."""
+    """Return the target of a C that is unfinished or about to be. `log`: its journal, if it has one."""
     nbytes = math.prod(array.shards or array.chunks) * array.dtype.itemsize
     if (place := local_path(array)) is not None:
         staging: Staging = FolderStaging(Folder(place), array, name)
@@ -164,31 +170,47 @@ def target_at(
 
 
 def continued(spec: Any, beta: complex) -> Journal | provenance.Finished | None:
-    """The journal of a run whose C is not in a folder, or C where it is finished; None where it can be begun.
-    Raises InputError."""
-    name = describe(spec)
-    with explained(name, remote=True):
-        there = objects_at(spec) if isinstance(spec, str | zarr.Array) else None
-        if there is None:
-            raise InputError(
-                f"{name} cannot be continued, only a C in a local folder or an object store such as s3:// "
-                "can; leave out resume=True"
-            )
+    """Return the journal of the run that made what stands at C's place, for this run to continue.
+
+    Returns C itself where it is finished and says what it was made of, and None where C can be begun: nothing
+    stands there, or a run was killed before it began C. Raises InputError where C is neither, or cannot be
+    continued.
+    """
+    name, place = describe(spec), local_path(spec)
+    with explained(name, remote=place is None):
+        there: Folder | Objects = _continuable(spec, name) if place is None else Folder(place)
         if not is_begun(there):
-            if done := provenance.finished(spec):
-                return done
-            if beta != 0 or isinstance(spec, zarr.Array) or kind_at(spec, name):
+            done = provenance.finished(spec)
+            if done is None and (beta != 0 or isinstance(spec, zarr.Array) or kind_at(spec, name)):
                 raise InputError(
                     f"{name} is not the unfinished result of an interrupted run; leave out resume=True"
                 )
-            return None
-        if beta != 0 or not there.has(JOURNAL):
-            raise InputError(
-                f"{name} cannot be continued: in an object store chunks may have had their beta already; "
-                f"{journal.ANEW}"
-            )
-        log = journal.resume_in_store(there, name)
-        if log.done or any(there.has(key + PARTIAL) for key in METADATA):
+            return done
+        if isinstance(there, Folder):
+            log = journal.resume_in_folder(there.root, name)
+        else:
+            if beta != 0 or not there.has(JOURNAL):
+                raise InputError(
+                    f"{name} cannot be continued: in an object store chunks may have had their beta already; "
+                    f"{journal.ANEW}"
+                )
+            log = journal.resume_in_store(there, name)
+        if log.head and (log.done or is_partial(there)):
             return log
-        log.remove()  # killed before it began: C is what it was, or not there
+        if isinstance(there, Folder):
+            log.close()
+        else:
+            log.remove()
         return None
+
+
+def _continuable(spec: Any, name: str) -> Objects:
+    """Return the place of a C in an object store. Raises InputError where a C in this store cannot be
+    continued."""
+    found = objects_at(spec) if isinstance(spec, str | zarr.Array) else None
+    if found is None:
+        raise InputError(
+            f"{name} cannot be continued, only a C in a local folder or an object store such as s3:// can; "
+            "leave out resume=True"
+        )
+    return found

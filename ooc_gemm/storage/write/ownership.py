@@ -1,4 +1,4 @@
-"""Which files in C's folder, or which objects below its address, belong to an array there."""
+"""Decides which files in C's folder, or objects below its address, belong to an array there."""
 
 import os
 import re
@@ -10,38 +10,38 @@ from typing import Any
 
 from ...support.errors import InputError
 from ..format import documents
-from ..format.unfinished import ASIDE, JOURNAL, METADATA, PARTIAL, is_journal, is_partial
+from ..format.unfinished import ASIDE, JOURNAL, METADATA, PARTIAL, is_journal
 from ..io import files, locks
 
 NODES = (*METADATA, ".zgroup")
-"""Files that make a folder an array or a group."""
+"""Names of files that make a folder an array or a group."""
 LITTER = re.compile(
     r"\.ooc-gemm-run-\w+(\.gone)?|ooc-gemm\.(journal|owner)\.new"
     r"|(zarr(\.json)?|\.zarray|\.zattrs)(\.[0-9a-f]+)?(\.partial)?\.(new|partial|pending)"
 )
-"""What runs that were killed leave beside C's metadata."""
+"""Pattern of the files that killed runs leave beside C's metadata."""
 SUFFIX = re.compile(r"(\.pending|(\.[0-9a-f]{32})?\.partial)$")
-"""What follows the name of a chunk that is being written, by us or by zarr."""
+"""Pattern of what follows the name of a chunk while this package or zarr writes it."""
 NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 ENDLESS = 1 << 62
-"""Chunks along a dimension, where their number is not known."""
+"""Number of chunks along a dimension where it is not known."""
 
 
 @dataclass(frozen=True)
 class Keys:
-    """How an array names its chunks."""
+    """How the keys of an array's chunks are spelled."""
 
     default: bool
-    """Keys begin with `c`, as those of version 3 do."""
+    """Whether keys begin with `c`, as those of version 3 do."""
     separator: str
     grid: tuple[int, ...]
-    """Chunks along each dimension."""
+    """Number of chunks along each dimension."""
 
     def takes(self, path: tuple[str, ...]) -> bool | None:
-        """Whether this is the path of a chunk, inside the array's folder: True; of a folder of chunks: None;
-        of neither: False."""
+        """Whether a path inside the array's folder is that of a chunk: True for a chunk, None for a folder of
+        chunks, False for neither."""
         extents = self.grid if self.grid or self.default else (1,)  # a v2 array of no dimensions has chunk 0
         levels = 1 if self.separator == "." else len(extents) + self.default
         if len(path) > levels:
@@ -65,12 +65,12 @@ class Keys:
 
 
 ANY = Keys(True, "/", (ENDLESS, ENDLESS))
-"""Those of a C of ours of which no more is known."""
+"""Keys of the chunks of a C whose metadata are not known."""
 
 
 def keys_of(name: str, key: str, described: dict[str, Any]) -> Keys:
-    """How an array of this metadata names its chunks. `key`: of the document. Raises InputError where that
-    is not known."""
+    """Return how an array of this metadata spells the keys of its chunks. `key`: of the document. Raises
+    InputError where that is not known."""
     shape, separator = described.get("shape"), described.get("dimension_separator", ".")
     sizes, default = described.get("chunks"), False
     if key.startswith(METADATA[0]):
@@ -105,20 +105,21 @@ def _unknown(name: str) -> InputError:
 
 @dataclass
 class Files:
-    """What belongs to an array in a folder."""
+    """The files in a folder that belong to an array there."""
 
     chunks: list[Path] = field(default_factory=list)
-    """Files, and folders of nothing else."""
+    """Files of chunks, and folders that hold nothing else."""
     metadata: list[Path] = field(default_factory=list)
-    """Of an array: it goes first."""
+    """The metadata of the array, which are removed first."""
     attributes: list[Path] = field(default_factory=list)
     litter: list[Path] = field(default_factory=list)
-    """Of runs that were interrupted."""
+    """Files that interrupted runs have left."""
 
 
 def survey(place: Path, name: str) -> Files:
-    """What belongs to the array, finished or not, in a folder. `name`: how messages call it. Raises
-    InputError where it cannot be told, or could not be removed, or where C's chunks have no room."""
+    """Find the files in a folder that belong to the array there, finished or not. `name`: how messages call
+    it. Raises InputError where that cannot be decided, where they cannot be removed, or where other files are
+    in the way of C's chunks."""
     _check(place, name)
     found, keys, described_by = Files(), list[Keys](), list[str]()
     unfinished = [key + PARTIAL for key in METADATA]
@@ -154,8 +155,8 @@ def _document(path: Path, name: str) -> dict[str, Any] | None:
 
 
 def _chunks(folder: Path, path: tuple[str, ...], keys: list[Keys], name: str) -> tuple[list[Path], bool]:
-    """Paths of chunks, and of folders of nothing else, below a folder, and whether it holds nothing else.
-    `path`: of the folder, inside the array's."""
+    """Find the chunks below a folder, and folders that hold nothing else. Returns them, and whether this
+    folder holds nothing else. `path`: the path of the folder inside the array's."""
     found, only = list[Path](), True
     for entry in _entries(folder, name):
         inside = (*path, entry.name)
@@ -183,7 +184,8 @@ def _chunks(folder: Path, path: tuple[str, ...], keys: list[Keys], name: str) ->
 
 
 def _entries(folder: Path, name: str) -> Iterator[Path]:
-    """The entries of a folder; none where there is no folder. Raises InputError where it cannot be read."""
+    """Return the entries of a folder; none where there is no folder. Raises InputError where it cannot be
+    read."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -195,7 +197,7 @@ def _entries(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _check(folder: Path, name: str) -> None:
-    """Raises InputError where nothing can be removed from a folder."""
+    """Raise InputError where nothing can be removed from a folder."""
     if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(
             f"{name} cannot be replaced: {folder} is not a writable folder; change its permissions, or "
@@ -218,23 +220,13 @@ def _fixed(name: str, path: Path) -> InputError:
 
 
 def is_ours(place: Path) -> bool:
-    """Whether a folder without an array holds nothing, or what a run of ours has left that was killed before
-    C was begun. Raises OSError."""
+    """Whether a folder without an array is empty, or holds only what a run of this package has left that was
+    killed before it began C. Raises OSError."""
     names = {entry.name for entry in os.scandir(place)}
     if not names:
         return True
     known = all(name in (JOURNAL, locks.OWNER) or LITTER.fullmatch(name) for name in names)
     return known and _has_journal(place)
-
-
-def is_unfinished(place: Path, name: str) -> bool:
-    """Whether what lies in a folder without an array is an unfinished C: metadata beside a journal of ours,
-    or of an array; or the array that C replaces. `name`: how messages call it. Raises OSError."""
-    if not is_partial(place):
-        return False
-    aside = any((place / ASIDE / key).exists() for key in (*METADATA, *(key + PARTIAL for key in METADATA)))
-    described = (_document(place / (key + PARTIAL), name) for key in METADATA)
-    return aside or _has_journal(place) or any(one is not None for one in described)
 
 
 def _has_journal(place: Path) -> bool:
@@ -245,8 +237,8 @@ def _has_journal(place: Path) -> bool:
 
 
 def owned(keys: Iterable[str], metadata: dict[str, dict[str, Any]], name: str) -> list[str]:
-    """Which objects below an address belong to the array there. keys: all there are. metadata: the documents
-    of the array, by key. name: how messages call it. Raises InputError."""
+    """Return which objects below an address belong to the array there. keys: all objects. metadata: the
+    documents of the array, by key. name: how messages call it. Raises InputError."""
     grammar = [keys_of(name, key, described) for key, described in metadata.items()] or [ANY]
     found = []
     for key in keys:
@@ -261,6 +253,6 @@ def owned(keys: Iterable[str], metadata: dict[str, dict[str, Any]], name: str) -
 
 
 def forget_journal(place: Path) -> None:
-    """Remove the journal of a run before, where this one has none. Raises OSError."""
+    """Remove the journal of an earlier run, where this run has none. Raises OSError."""
     if _has_journal(place):
         (place / JOURNAL).unlink()

@@ -1,5 +1,5 @@
-"""What a C is made of: inputs and options, as the head of its journal and the attributes of a finished C have
-them. Decides whether a run that is given now is the one that was begun, or is finished already."""
+"""Describes what a C is made of: its inputs and options, in the head of its journal and in the attributes of
+a finished C. By this description a run is recognized as one that was begun, or is finished already."""
 
 import json
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from ..read.source import Opened
 from .journal import ANEW, Journal
 
 ATTRIBUTE = "ooc-gemm"
-"""The attribute of a finished C that says what it was made of."""
+"""The attribute of a finished C that describes what it was made of."""
 LAYOUT = ("alpha", "beta", "out_dtype", "chunks", "shards", "compressor")
-"""Options that a run which continues takes from the journal where they are not given again (None)."""
+"""Options that a continued run takes from the journal where they are not given again (None)."""
 
 
 def head(
@@ -28,10 +28,10 @@ def head(
     before: Mapping[tuple[int, int], Stamp],
     options: dict[str, Any],
 ) -> dict[str, Any] | None:
-    """What a journal begins with; None where nobody could tell whether the inputs are still the same.
+    """Return the first line of a journal; None where changes of the inputs could not be noticed.
 
     sources: the inputs `a` and `b`, and `c` where C is read. before: stamps that chunks of C had before this
-    run wrote them. options: all that can change a bit of the result, as JSON types.
+    run wrote them. options: everything that can change a bit of the result, as JSON types.
     """
     inputs = {}
     for name, source in sources.items():
@@ -53,12 +53,11 @@ def number(value: complex) -> str:
 def settled(
     given: Mapping[str, Any], begun: Mapping[str, Any] | None, there: Mapping[str, Any], name: str
 ) -> dict[str, Any]:
-    """The options of `LAYOUT`, none of them left open but what C's type, chunks and shards may be.
+    """Return the options of `LAYOUT` with the values that count; C's type, chunks and shards may stay open.
 
-    given: options as the user gave them, None for those not given. begun: the head of the journal of a run
-    that continues, which says what was not given, or None. there: `chunks` and `shards` that C has, if any;
-    to give those is to give what the run was begun with. name: how messages call C. Raises InputError where
-    the head cannot be used.
+    given: options as the user gave them, None for those not given. begun: the head of the journal of the run
+    that is continued, or None. there: `chunks` and `shards` of an existing C; giving those is the same as
+    giving those of the journal. name: how messages call C. Raises InputError where the head cannot be used.
     """
     found = dict(given)
     if begun is None:
@@ -84,15 +83,13 @@ def settled(
 
 
 def reads_c(begun: Mapping[str, Any]) -> bool:
-    """Whether the run that a journal is of, with this head, reads the C that was."""
+    """Whether the run whose journal has this head reads the old C."""
     return "c" in (begun.get("inputs") or ())
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What is not the same, in words: of two heads, that of the run that was begun and that of this one.
-
-    An input is the same where it lies at the same place, however that is spelled, and has not changed.
-    """
+    """Return sentences on how two heads differ: that of the run that was begun, and that of this run. An
+    input is the same if it lies at the same place, however that is spelled, and has not changed."""
     found = []
     for name, was in before["inputs"].items():
         found_now = now["inputs"].get(name)
@@ -111,10 +108,10 @@ def _word(value: Any) -> str:
 
 
 def refuse_changes(log: "Journal | Finished", head: Mapping[str, Any] | None, name: str) -> None:
-    """Raises InputError where what is to be made now, or of what, is not what was begun, or is finished.
+    """Raise InputError where this run is not the one that was begun, or whose result is finished.
 
-    log: of the run that was begun, or a finished C. head: of this run, None where its inputs cannot be known
-    again. name: how messages call C.
+    log: the journal of the run that was begun, or a finished C. head: of this run; None where changes of its
+    inputs could not be noticed. name: how messages call C.
     """
     head = head or {"inputs": {}, "options": {}}
     if isinstance(log, Finished):
@@ -130,26 +127,27 @@ def refuse_changes(log: "Journal | Finished", head: Mapping[str, Any] | None, na
 
 
 def mark(metadata: Any, stamps: Stamps) -> str:
-    """What a finished C is known by: its metadata, but for attributes, and the stamps of all its chunks."""
+    """Return the digest by which a finished C is recognized: of its metadata without attributes, and of the
+    stamps of all its chunks."""
     described = json.dumps({**metadata.to_dict(), "attributes": {}}, default=str).encode()
     return digest([described, stamps[:, :2].tobytes()])
 
 
 class Finished:
-    """A C that is finished and says what it was made of. It stands in for the journal of a run of which
-    everything is done."""
+    """A finished C whose attributes describe what it was made of. It replaces the journal of a run in which
+    nothing is left to do."""
 
     def __init__(self, name: str, record: Mapping[str, Any], grid: tuple[int, int], changed: bool):
-        """name: how messages call C. record: what its attributes say. grid: its chunks, or shards, down and
-        across. changed: whether C is another than when it was finished."""
+        """name: how messages call C. record: what its attributes say. grid: number of chunks, or shards, down
+        and across. changed: whether C was changed since it was finished."""
         self.name, self._changed = name, changed
         self.head: dict[str, Any] = {"inputs": dict(record["inputs"]), "options": dict(record["options"])}
         self.head["inputs"].pop("c", None)  # C as it was before
         self.done = {(i, j): ((0, 0), (0, 0)) for i in range(grid[0]) for j in range(grid[1])}
-        """All chunks, as a journal has them."""
+        """All chunks, in the form that a journal has them."""
 
     def others(self, head: Mapping[str, Any]) -> list[str]:
-        """Sentences on what is not as `head` asks for."""
+        """Return sentences on how this C differs from what `head` asks for."""
         changed = ["its chunks were changed since, or copied without their times"] if self._changed else []
         return differences(self.head, head) + changed
 
@@ -162,10 +160,8 @@ class Finished:
 
 
 def finished(spec: Any) -> Finished | None:
-    """The finished C at a place, as far as it says what it was made of; None where it does not.
-
-    spec: path, URL or zarr.Array. Raises InputError where its metadata cannot be read.
-    """
+    """Return the finished C at a place; None where its attributes do not describe what it was made of. spec:
+    path, URL or zarr.Array. Raises InputError where its metadata cannot be read."""
     name = addresses.describe(spec)
     with metadata.explained(name, remote=addresses.local_path(spec) is None):
         at, key, described = metadata.look_at(spec, name)
@@ -195,7 +191,8 @@ def finished(spec: Any) -> Finished | None:
 
 
 def stamps_of(array: Any, grid: tuple[int, int]) -> Stamps | None:
-    """Stamps of the files or objects of an array, in row-major order; None where they cannot be had."""
+    """Return the stamps of the files or objects of an array, in row-major order; None where they cannot be
+    had."""
     local = addresses.local_path(array)
     place: Place | None = Folder(local) if local else addresses.objects_at(array)
     return None if place is None else Chunks(place, array.metadata).stamps(grid)

@@ -29,15 +29,16 @@ from .staging import Notice, Staging, document
 from .staging_folder import FolderStaging
 
 SAVED_SECONDS = 2.0
-"""After so long what was written is made durable. What takes less is sooner done again."""
+"""Seconds after which written chunks are made durable. Making them again takes about as long."""
 
 
 class Publication:
-    """Takes the chunks of one C. With a journal a chunk goes to its place at the next `save`, without one at
-    once."""
+    """Takes the chunks of one C. With a journal, chunks go to their places at the next `save`; without one,
+    at once."""
 
     def __init__(self, array: zarr.Array[Any], name: str, staging: Staging, log: Journal | None):
-        """name: how messages call C."""
+        """array: C. name: how messages call C. staging: how chunks reach their places. log: C's journal, if
+        it has one."""
         self.name, self.staging, self._array, self._log = name, staging, array, log
         shape = array.shards or array.chunks
         down, across = (-(-n // max(1, step)) for n, step in zip(array.shape, shape, strict=True))
@@ -47,51 +48,52 @@ class Publication:
         """Chunks that are written and not in their places yet."""
         self._lock, self._saving, self._saved = Lock(), Lock(), time.monotonic()
         self.groups = Consolidated([], name)
-        """Groups above C, where they are to have C's metadata when it is finished."""
+        """Groups above C that get C's metadata when it is finished."""
         self._old: Stamps | None = None
         self._stamps: Stamps | None = None
-        """Of C's chunks, when all of them were looked at last."""
+        """Stamps of C's chunks when all of them were last looked at."""
 
     @property
     def background(self) -> bool:
-        """Writes go on by themselves when they are begun."""
+        """Whether writes continue in the background once they are started."""
         return self.staging.background
 
     @property
     def far(self) -> bool:
-        """C is in a store, not on a disk of this machine."""
+        """Whether C is in a store, not on a disk of this machine."""
         return self.staging.far
 
     @property
     def resumable(self) -> bool:
-        """A run that is interrupted can be continued."""
+        """Whether an interrupted run can be continued."""
         return self._log is not None
 
     # ------------------------------------------------------------------------------------------- beginning
 
     def begin(self, metadata: bytes | None, keep: bool = True, notice: Notice | None = None) -> None:
-        """Mark C as unfinished (`Staging.begin`)."""
+        """Mark C as unfinished, by `Staging.begin`."""
         self.staging.begin(self._key, metadata, keep, notice)
 
     def proceed(self) -> None:
-        """Go on where a run was interrupted. Raises InputError where C was changed since."""
+        """Continue an interrupted run. Raises InputError where C was changed since."""
         assert self._log
         self._waiting = self.staging.proceed(self._log.done)
 
     def expect(self, old: Stamps | None) -> None:
-        """C is updated: each chunk must be as it was when C was opened until it is written. `old`: the stamps
-        of all chunks then."""
+        """Require of a C that is updated that each chunk is as it was when C was opened, until it is written.
+        `old`: the stamps of all chunks at that time."""
         self._old = old
 
     # --------------------------------------------------------------------------------------------- writing
 
     def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
-        """Take what is stored of a chunk. Raises OSError, StoreError, and what a store's client raises."""
+        """Write the stored bytes of a chunk. Raises OSError, StoreError, and what a store's client raises."""
         self.staging.write(chunk, data)
         self._written(chunk)
 
     def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
-        """Begin to `write` in the background. To be called for the end: whether it was written."""
+        """Start to write in the background. The function returned waits for the end, and returns whether the
+        chunk was written; it must be called."""
         end = self.staging.start(chunk, data)
 
         def done() -> bool:
@@ -103,12 +105,11 @@ class Publication:
         return done
 
     def opened(self, name: str) -> Opened:
-        """Open what has been written for reading, although it is no array yet. `name`: what messages call
-        it."""
+        """Open the unfinished C for reading. `name`: how messages call it."""
         return open_zarr(name, self._array)
 
     def run_folder(self) -> AbstractContextManager[Path]:
-        """A folder for the chunks that workers of a cluster make. C must be in a folder."""
+        """Yield a folder for the chunks that workers of a cluster make. C must be in a folder."""
         assert isinstance(self.staging, FolderStaging)
         return run_folder(self.staging.root)
 
@@ -143,9 +144,9 @@ class Publication:
             self.save()
 
     def save(self, everything: bool = True) -> None:
-        """Chunks that are done go to their places when they, and the line of the journal that says so, are
-        durable. `everything`: as `Staging.flush`. Raises OSError; where it was the flush that failed, the
-        chunks that it was for are not done, and nothing more can be saved."""
+        """Move chunks to their places once they, and the line of the journal about them, are durable.
+        `everything`: as of `Staging.flush`. Raises OSError; if it was a flush that failed, its chunks are not
+        done, and nothing more can be saved."""
         if self._log is None:
             return
         with self._saving:
@@ -167,8 +168,8 @@ class Publication:
             self._saved = time.monotonic()
 
     def _give_up(self) -> None:
-        """A flush has failed: what was written since the one before may be lost, although it still can be
-        read. It has to be made again."""
+        """Undo the chunks that were written since the flush before, because a flush has failed: they may be
+        lost although they can still be read."""
         assert self._log
         with self._lock:
             self._waiting = []
@@ -191,17 +192,19 @@ class Publication:
         self.staging.close()
 
     def spoil(self, name: str) -> None:
-        """Let no run continue this one, as far as that can be noted, because an input was written to. `name`:
-        how messages call the input."""
+        """Note, as far as possible, that no run may continue this one, because an input was written to.
+        `name`: how messages call the input."""
         if self._log:
             with contextlib.suppress(OSError):
                 self._log.spoil(name)
 
     def commit(self, made: dict[str, Any] | None = None) -> str | None:
-        """Make C an array, because all chunks are there. Its metadata take their name when all else is
-        durable, and the journal is removed when they are. `made`: what C was made of, for its attributes.
-        Returns what to tell the user of an array that C has replaced, or of groups above C. Raises
-        StoreError."""
+        """Make C an array, because all chunks are written. Its metadata take their final name when everything
+        else is durable, and then the journal is removed.
+
+        `made`: what C was made of, for its attributes. Returns what to tell the user of an array that C has
+        replaced, or of groups above C. Raises StoreError.
+        """
         try:
             self.save(everything=False)
             self._check()
@@ -226,7 +229,8 @@ class Publication:
             raise StoreError(f"{self.name} cannot be finished: {said}; {what} and {then}") from error
 
     def _with_attributes(self, described: bytes, made: dict[str, Any]) -> bytes:
-        """C's metadata, which say what it was made of; of version 2 its attributes do, in their place."""
+        """Put what C was made of into its metadata, or for version 2 into its attributes, and return the
+        metadata."""
         attributes = {provenance.ATTRIBUTE: made}
         if self._key == METADATA[0]:
             found = json.loads(described)
@@ -242,8 +246,8 @@ class Publication:
         return None if stamps is None else provenance.mark(self._array.metadata, stamps)
 
     def _check(self) -> None:
-        """Check that all chunks are as this run, or the one before, has written them. Raises OSError and
-        StoreError."""
+        """Check that all chunks are as this run, or an interrupted one before it, has written them. Raises
+        OSError and StoreError."""
         if self._log is None:
             self.staging.flush(everything=False)
         if self._log is None or not self._log.done:

@@ -1,8 +1,6 @@
-"""What C's attributes say of the run that made it.
-
-A finished C carries, under `ooc-gemm`, the version, the inputs, and the options that make it what it is. They
-are input like any other: what cannot be right counts as not there.
-"""
+"""Reads what C's attributes say about the run that made it. A finished C carries, under `ooc-gemm`, the
+version, the inputs and the options of its run. They are untrusted input: impossible values count as
+missing."""
 
 import math
 from collections.abc import Mapping
@@ -19,12 +17,13 @@ ELEMENTS = "elements of "
 
 @dataclass(frozen=True)
 class Recorded:
-    """C = alpha·op(A)·op(B) + beta·(the C before), as recorded; where nothing is, the plain product."""
+    """C = alpha·op(A)·op(B) + beta·(old C), as the attributes say; the plain product where they say
+    nothing."""
 
     alpha: complex = 1.0
     beta: complex = 0.0
     op_a: str = "none"
-    """`none`, `transpose` or `adjoint`."""
+    """What was done to A: `none`, `transpose` or `adjoint`."""
     op_b: str = "none"
     precision: str = "highest"
     kernel: str = "auto"
@@ -33,7 +32,7 @@ class Recorded:
 
 
 def read(attributes: Mapping[str, Any]) -> Recorded:
-    """What the attributes of an array say."""
+    """Return what the attributes of an array say about the run that made it."""
     found = attributes.get(ATTRIBUTE)
     options = found.get("options") if isinstance(found, dict) else None
     if not isinstance(options, dict):

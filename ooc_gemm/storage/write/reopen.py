@@ -1,4 +1,4 @@
-"""C as it is stored, finished or not, opened for writing."""
+"""Opens a stored C, finished or not, for writing."""
 
 import os
 from typing import Any
@@ -16,7 +16,7 @@ from . import journal
 
 
 def writable_place(spec: str | os.PathLike[str]) -> StorePath:
-    """C's place for writing; a local folder is made if it does not exist."""
+    """Return C's place for writing. A local folder is created if it is missing."""
     if place := local_path(spec):
         return StorePath(Answers(LocalStore(place)).of(LocalStore.open(place)))
     return remote_place(os.fspath(spec))
@@ -34,7 +34,7 @@ def open_existing(spec: Any) -> zarr.Array[Any]:
 
 
 def open_partial(spec: Any) -> zarr.Array[Any]:
-    """Open a C that is not finished. Raises InputError."""
+    """Open an unfinished C. Raises InputError."""
     name = describe(spec)
     with explained(name, remote=local_path(spec) is None):
         at = spec.store_path if isinstance(spec, zarr.Array) else writable_place(spec)

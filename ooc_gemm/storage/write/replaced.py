@@ -70,7 +70,7 @@ def _move(old: Files, place: Path, aside: Path) -> None:
 
 
 def restore(place: Path, new: Iterable[str] = ()) -> None:
-    """Put the array that was set aside back, before any chunk of the new C was written. `new`: files of the
+    """Move the array that was set aside back, before any chunk of the new C was written. `new`: files of the
     new C."""
     aside = place / ASIDE
     for name in new:
@@ -86,7 +86,7 @@ def restore(place: Path, new: Iterable[str] = ()) -> None:
 
 
 def discard(place: Path, name: str) -> None:
-    """Remove a C that can be neither finished nor continued; an array that it was to replace is there again.
+    """Remove a C that can be neither finished nor continued, and move the array that it was to replace back.
     `name`: how messages call C. Raises InputError and OSError."""
     new = survey(place, name)
     for path in (*new.chunks, *new.attributes, *new.litter):
@@ -114,7 +114,7 @@ def _put_back(folder: Path, to: Path) -> None:
 
 
 def is_kept(place: Path) -> bool:
-    """Whether an array that C replaces is kept, complete or not."""
+    """Whether an array that C replaces is kept, completely or in part."""
     return (place / ASIDE).is_dir()
 
 

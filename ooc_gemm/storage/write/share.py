@@ -13,12 +13,12 @@ from ..io import durable, files
 from .journal import Chunk
 
 RUN = ".ooc-gemm-run-"
-"""How the name of the folder in C's begins where the workers of a cluster put the chunks that they make."""
+"""Prefix of the folder, inside C's, in which workers of a cluster put their chunks."""
 
 
 @contextlib.contextmanager
 def run_folder(root: Path) -> Iterator[Path]:
-    """A folder in C's for the chunks that workers make inside. Raises OSError."""
+    """Yield a folder inside C's for the chunks that workers make. Raises OSError."""
     folder = Path(root, RUN + uuid4().hex)
     folder.mkdir()
     try:
@@ -28,8 +28,7 @@ def run_folder(root: Path) -> Iterator[Path]:
 
 
 def revoke(folder: Path) -> None:
-    """Remove the folder of a run. Workers may still be at work there: under that name they find it no more,
-    and stop."""
+    """Remove the folder of a run. Workers that still write there no longer find it, and stop."""
     gone = folder.with_suffix(".gone")
     with contextlib.suppress(OSError):
         os.replace(folder, gone)
@@ -37,15 +36,15 @@ def revoke(folder: Path) -> None:
 
 
 class Share:
-    """Where a worker writes its chunks (`target.Sink`). It changes nothing of C."""
+    """Where a worker writes its chunks (`target.Sink`). Nothing of C itself is changed."""
 
     background, far, resumable = False, False, False
 
     def __init__(self, folder: Path, direct: bool):
-        """folder: of the run. direct: past the page cache. Raises OSError."""
+        """folder: that of the run. direct: whether to write past the page cache. Raises OSError."""
         self._folder, self._direct, self._disk = folder, direct, durable.Disk(folder)
         self.written: list[tuple[Chunk, str]] = []
-        """The chunks, and the paths of their files."""
+        """The chunks that were written, and the paths of their files."""
 
     def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
         """Writes a new file. Raises OSError."""
@@ -54,7 +53,7 @@ class Share:
         self.written.append((chunk, path))
 
     def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
-        """Writes the file at once."""
+        """Writes the file before it returns."""
         self.write(chunk, data)
         return lambda: True
 

@@ -18,38 +18,43 @@ Done = Mapping[Chunk, tuple[Stamp, Stamp]]
 
 
 class Staging:
-    """Where C is written. What is defined here is right for a store in which a chunk is in its place, and
-    durable, when it is written. Every method may raise OSError, and what a store's client raises."""
+    """Where C's metadata and chunks are written. The methods defined here suit a store in which a chunk is in
+    its place, and durable, as soon as it is written. Every method may raise OSError, and what a store's
+    client raises."""
 
     far = True
-    """C is in a store, not on a disk of this machine."""
+    """Whether C is in a store, not on a disk of this machine."""
     background = False
-    """Writes go on by themselves when they are begun."""
+    """Whether writes continue in the background once they are started."""
     at_once = True
-    """Chunks are in their places when they are written, so only the journal keeps other runs away."""
+    """Whether chunks are in their places when they are written, so that only the journal keeps other runs
+    away."""
 
     def begin(self, key: str, metadata: bytes | None, keep: bool, notice: Notice | None) -> None:
-        """Mark C as unfinished: its metadata, or that of the new C, stands aside under the name `key` with
-        `PARTIAL`; an old C is no array, and that is durable before any chunk is changed. metadata: of a new
-        C; None: C is there and updated. keep: False for a C that need not survive a power cut. notice: called
-        before an old array is removed that cannot be kept until C is finished."""
+        """Mark C as unfinished: its metadata get the name `key` with `PARTIAL`. An old C stops being an
+        array, durably, before any chunk is changed.
+
+        key: the name of C's metadata. metadata: those of a new C; None where an existing C is updated. keep:
+        False for a C that need not survive a power cut. notice: called before an old array is removed that
+        cannot be kept until C is finished.
+        """
         raise NotImplementedError
 
     def proceed(self, done: Done) -> list[Chunk]:
-        """Go on where a run was interrupted, and return the chunks that are not in their places yet. Raises
+        """Continue an interrupted run, and return the chunks that are not in their places yet. Raises
         InputError where C was changed since."""
         raise NotImplementedError
 
     def read(self, key: str) -> bytes | None:
-        """Return a document of C's, None where there is none."""
+        """Return a document of C; None where there is none."""
         raise NotImplementedError
 
     def put(self, key: str, document: bytes) -> None:
-        """Replace a document of C's in one step."""
+        """Replace a document of C in one step."""
         raise NotImplementedError
 
     def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
-        """Write what is stored of a chunk."""
+        """Write the stored bytes of a chunk."""
         raise NotImplementedError
 
     def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
@@ -66,11 +71,11 @@ class Staging:
         raise NotImplementedError
 
     def flush(self, everything: bool = True) -> None:
-        """Make durable what was written. `everything`: as `durable.Disk.flush`."""
+        """Make durable what was written. `everything`: as of `durable.Disk.flush`."""
 
     @property
     def failed(self) -> OSError | None:
-        """The error of a flush that failed: what was written since the one before may be lost."""
+        """The error of a flush that failed; what was written since the flush before may be lost."""
         return None
 
     def settle(self, chunk: Chunk) -> None:
@@ -88,32 +93,32 @@ class Staging:
         return 0
 
     def publish(self, key: str, metadata: bytes) -> None:
-        """Give C's metadata their name when all else is durable."""
+        """Give C's metadata their final name when everything else is durable."""
         self.put(key, metadata)
 
     def finish(self, key: str) -> str | None:
-        """Remove what said that C is not finished, and the array that C replaces. Returns what to tell the
-        user where a part of that array cannot be removed."""
+        """Remove the marks of an unfinished C, and the array that C replaces. Returns what to tell the user
+        where a part of that array cannot be removed."""
         raise NotImplementedError
 
     def discard(self) -> None:
         """Remove a C that can be neither finished nor continued, as far as that is possible."""
 
     def kept(self) -> str | None:
-        """Return what to tell the user of the array that C is to replace, where the run ends before C is
+        """Return what to tell the user about the array that C was to replace, where the run ends before C is
         finished."""
         return None
 
     def close(self) -> None:
-        """Release what is open."""
+        """Release files and locks that are open."""
 
     def cancel(self) -> None:
         """Wake all threads that wait for an answer."""
 
 
 def document(staging: Staging, keys: tuple[str, ...], name: str) -> bytes:
-    """Read the first of some documents of C that exists. `name`: how messages call C. Raises StoreError where
-    none does."""
+    """Read the first of these documents of C that exists. `name`: how messages call C. Raises StoreError
+    where none does."""
     for key in keys:
         if found := staging.read(key):
             return found
@@ -122,5 +127,5 @@ def document(staging: Staging, keys: tuple[str, ...], name: str) -> bytes:
 
 
 def changed(name: str, key: str, said: str) -> InputError:
-    """The error of a run that cannot be continued because a chunk is not as it has left it."""
+    """Return the error of a run that cannot be continued because a chunk is not as the run has left it."""
     return InputError(f"{name} cannot be continued: its chunk {key} was {said}; {ANEW}")

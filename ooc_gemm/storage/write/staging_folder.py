@@ -23,10 +23,10 @@ from .share import RUN, revoke
 from .staging import Done, Notice, Staging, changed
 
 PENDING = ".pending"
-"""What follows the name of a chunk's file until it goes to its place."""
+"""Suffix of a chunk's file until it goes to its place."""
 DIRECT_BYTES = 256 << 20
-"""A C this large is written past the page cache, as fast as the disk is. A smaller one takes no time either
-way, and is likely to be read next."""
+"""Size from which C is written past the page cache, at the full speed of the disk. A smaller C takes little
+time either way, and stays in the page cache for its next reader."""
 
 
 class FolderStaging(Staging):
@@ -35,7 +35,7 @@ class FolderStaging(Staging):
     far, at_once = False, False
 
     def __init__(self, folder: Folder, array: zarr.Array[Any], name: str):
-        """name: how messages call C."""
+        """folder: C's folder. array: C. name: how messages call C."""
         self.root = Path(folder.root)
         self._folder, self._name = folder, name
         self._chunks = Chunks(folder, array.metadata)
@@ -43,11 +43,11 @@ class FolderStaging(Staging):
         self.background = folder.traits.asynchronous
         self._folders: set[str] = set()
         self._disk: durable.Disk | None = None
-        """What flushes the files of this C; None where C is not kept."""
+        """Flushes the files of this C; None where C need not survive a power cut."""
         self._placed: dict[Chunk, int] = {}
 
     def begin(self, key: str, metadata: bytes | None, keep: bool, notice: Notice | None) -> None:
-        """Renames; an old array was set aside before (`replaced.py`)."""
+        """Renames the metadata; an old array was set aside before (`replaced.py`)."""
         root = self.root
         if keep:
             self._disk = durable.Disk(root)
@@ -67,7 +67,7 @@ class FolderStaging(Staging):
             durable.flush_folders(root)
 
     def proceed(self, done: Done) -> list[Chunk]:
-        """Removes files that the run has left and that do not count."""
+        """Removes files that the interrupted run has left and that do not count."""
         try:
             self._check_links()
         except OSError as error:
@@ -96,15 +96,15 @@ class FolderStaging(Staging):
         return waiting
 
     def read(self, key: str) -> bytes | None:
-        """Reads a file."""
+        """Reads the file."""
         return self._folder.read(key, documents.MAX_BYTES)
 
     def put(self, key: str, document: bytes) -> None:
-        """Replaces a file."""
+        """Replaces the file."""
         durable.replace(self.root / key, document)
 
     def path(self, chunk: Chunk) -> str:
-        """The path of a chunk's file; its folder is made."""
+        """Return the path of a chunk's file, and create its folder."""
         path = self._folder.path(self._chunks.key(*chunk))
         folder = path.rpartition("/")[0]
         if folder not in self._folders:
@@ -118,7 +118,7 @@ class FolderStaging(Staging):
         files.write(self.path(chunk) + PENDING, data, self._direct)
 
     def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
-        """Begins to write that file."""
+        """Starts to write that file in the background."""
         return files.start_write(self.path(chunk) + PENDING, data)
 
     def take(self, chunk: Chunk, file: str) -> None:
@@ -126,12 +126,12 @@ class FolderStaging(Staging):
         os.replace(file, self.path(chunk) + PENDING)
 
     def written(self, chunk: Chunk) -> None:
-        """Opens the file, so that a failed write is not missed (`durable.Disk`)."""
+        """Opens the file, so that a failed write is noticed (`durable.Disk`)."""
         if self._disk:
             self._disk.wrote(self.path(chunk) + PENDING)
 
     def stamps(self, chunk: Chunk) -> tuple[Stamp, Stamp]:
-        """Stats the file beside the chunk's place, and the one in it."""
+        """Returns the stamps of the file beside the chunk's place and of the one in its place."""
         path = self.path(chunk)
         return stamp_of(path + PENDING, self.background), stamp_of(path, self.background)
 
@@ -146,7 +146,7 @@ class FolderStaging(Staging):
         return self._disk.failed if self._disk else None
 
     def settle(self, chunk: Chunk) -> None:
-        """Renames the file."""
+        """Renames the file to that of the chunk."""
         path = self.path(chunk)
         os.replace(path + PENDING, path)
         if self._disk:
@@ -158,15 +158,15 @@ class FolderStaging(Staging):
             os.unlink(self.path(chunk) + PENDING)
 
     def all_stamps(self, grid: Chunk) -> Stamps:
-        """Lists the folder."""
+        """Lists the folder's files."""
         return self._chunks.stamps(grid)
 
     def identity(self, chunk: Chunk) -> int:
-        """Made of the time of the file's last change, and of its number."""
+        """Returns a number made of the time of the file's last change and the file's number."""
         return self._placed.get(chunk, 0)
 
     def publish(self, key: str, metadata: bytes) -> None:
-        """Flushes the names of all files first, and that of the metadata after."""
+        """Flushes the names of all files first, and the name of the metadata last."""
         root = self.root
         if self._disk is None:
             durable.replace(root / key, metadata)
@@ -203,14 +203,14 @@ class FolderStaging(Staging):
             self._disk.close()
 
     def _check_links(self) -> None:
-        """Raises OSError where C's chunks are to go through a link, which may lead to another array."""
+        """Raise OSError where C's chunks would go through a link, which may lead to another array."""
         for folder in self._folder.folders(self._chunks.pattern):
             check_real(folder, str(self.root))
 
 
 def check_real(folder: str, root: str) -> None:
-    """Raises OSError where a folder, or one of those between it and C's own, `root`, is a link: another array
-    would be written."""
+    """Raise OSError where a folder, or one between it and C's own folder `root`, is a link, because another
+    array would be written."""
     while len(folder) > len(root):
         if os.path.islink(folder):
             name = folder[len(root) + 1 :]

@@ -23,7 +23,7 @@ class ObjectStaging(Staging):
     """Objects below an address of an object store."""
 
     def __init__(self, objects: Objects, array: zarr.Array[Any], name: str):
-        """name: how messages call C."""
+        """objects: those at C's address. array: C. name: how messages call C."""
         self._objects, self._name = objects, name
         self._chunks = Chunks(objects, array.metadata)
         self._partial: dict[str, bytes] = {}
@@ -45,7 +45,7 @@ class ObjectStaging(Staging):
         self._objects.delete(sorted(left, key=lambda one: one not in METADATA))
 
     def _survey(self) -> list[str]:
-        """The keys of what belongs to an array at C's address, finished or not. Raises InputError."""
+        """Return the keys of what belongs to an array at C's address, finished or not. Raises InputError."""
         keys = [key for key, _ in self._objects.list()]
         found = dict[str, Any]()
         for key in (*METADATA, *(key + PARTIAL for key in METADATA)):
@@ -69,11 +69,11 @@ class ObjectStaging(Staging):
         return []
 
     def read(self, key: str) -> bytes | None:
-        """Gets an object; the metadata that this run has put are in memory."""
+        """Gets an object; metadata that this run has put are in memory."""
         return self._partial.get(key) or self._objects.read(key, documents.MAX_BYTES)
 
     def put(self, key: str, document: bytes) -> None:
-        """Puts an object."""
+        """Puts the document as an object."""
         self._objects.put(key, document)
 
     def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
@@ -81,11 +81,11 @@ class ObjectStaging(Staging):
         self._put[chunk] = self._objects.put(self._chunks.key(*chunk), data)
 
     def stamps(self, chunk: Chunk) -> tuple[Stamp, Stamp]:
-        """Returns what the store has answered when the chunk was put; what was there before is not known."""
+        """Returns what the store answered when the chunk was put; what was there before is not known."""
         return self._put.pop(chunk), (0, 0)
 
     def settle(self, chunk: Chunk) -> None:
-        """Does nothing: the chunk is in its place."""
+        """Does nothing: the chunk is in its place already."""
         self._put.pop(chunk, None)
 
     def all_stamps(self, grid: Chunk) -> Stamps:
@@ -103,15 +103,15 @@ class ObjectStaging(Staging):
 
 
 class StoreStaging(Staging):
-    """Any other store that zarr can write to. A run that is interrupted cannot be continued there."""
+    """Any other store that zarr can write to. An interrupted run cannot be continued there."""
 
     def __init__(self, array: zarr.Array[Any], name: str, nbytes: int):
-        """name: how messages call C. nbytes: of a chunk."""
+        """array: C. name: how messages call C. nbytes: the bytes of a chunk."""
         self._place, self._metadata, self._name = array.store_path, array.metadata, name
         self._answers = Answers(array.store_path.store, nbytes)
 
     def begin(self, key: str, metadata: bytes | None, keep: bool, notice: Notice | None) -> None:
-        """Chunks of an old array stay until they are replaced."""
+        """Leaves chunks of an old array until they are replaced."""
         self.put(key + PARTIAL, metadata or document(self, (key, key + PARTIAL), self._name))
         for one in METADATA:
             self._delete(one)
@@ -122,11 +122,11 @@ class StoreStaging(Staging):
         return None if found is None else bytes(found.to_bytes())
 
     def put(self, key: str, document: bytes) -> None:
-        """Sets a value."""
+        """Sets a value of the store."""
         self._answers.of((self._place / key).set(default_buffer_prototype().buffer.from_bytes(document)))
 
     def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
-        """Sets a copy of the data: the store may keep what it is given."""
+        """Sets a copy of the data, because the store may keep what it is given."""
         self.put(self._metadata.encode_chunk_key(chunk), bytes(data))
 
     def finish(self, key: str) -> str | None:

@@ -25,25 +25,26 @@ from .journal import Chunk
 
 
 class Sink(Protocol):
-    """Takes what is stored of chunks."""
+    """Takes the stored bytes of chunks."""
 
     @property
     def background(self) -> bool:
-        """Writes go on by themselves when they are begun."""
+        """Whether writes continue in the background once they are started."""
 
     @property
     def far(self) -> bool:
-        """Chunks go to a store, not to a disk of this machine."""
+        """Whether chunks go to a store, not to a disk of this machine."""
 
     @property
     def resumable(self) -> bool:
-        """A run that fails can be continued."""
+        """Whether a run that fails can be continued."""
 
     def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
-        """Take a chunk, or shard. Raises OSError, StoreError, and what a store's client raises."""
+        """Write a chunk, or a shard. Raises OSError, StoreError, and what a store's client raises."""
 
     def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
-        """Begin to `write`. To be called for the end: whether it was written."""
+        """Start to write in the background. The function returned waits for the end, and returns whether the
+        chunk was written; it must be called."""
 
     def cancel(self) -> None:
         """Wake all threads that wait for an answer."""
@@ -53,18 +54,19 @@ S = TypeVar("S", bound=Sink)
 
 
 class Target(Generic[S]):
-    """The stored C while it is being written (the engine's port)."""
+    """The stored C while it is written (the engine's `Target`)."""
 
     def __init__(self, array: zarr.Array[Any], name: str, block: np.dtype[Any], sink: S):
-        """array: C, which need not be stored yet. name: how messages call it. block: the type of the sums."""
+        """array: C, which need not be stored yet. name: how messages call it. block: the type of the sums.
+        sink: where chunks go."""
         self.name, self.sink, self._array, self._block = name, sink, array, block
         self._shape = array.shards or array.chunks
         self._encoder = Encoder(array)
         as_it_is = self._encoder.copies and array.dtype == block and block.kind in "fc"
         self.background = as_it_is and sink.background
-        """Writes go on by themselves when they are begun."""
+        """Whether writes continue in the background once they are started."""
         self.overflowed = 0
-        """Finite elements that are infinite in C, because they are too large for its type."""
+        """Number of finite elements that became infinite in C, because they are too large for its type."""
         self._lock = Lock()
 
     def cancel(self) -> None:
@@ -87,8 +89,8 @@ class Target(Generic[S]):
         return values
 
     def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
-        """Begin to `write`: in the background, where a chunk is stored as it is. To be called for the end,
-        whatever happens."""
+        """Start to write, in the background where a chunk is stored as it is. The function returned waits for
+        the end and returns the bytes; it must be called."""
         write = partial(self.write, part, slot)
         if not self.background:
             return write
@@ -106,8 +108,8 @@ class Target(Generic[S]):
         return done
 
     def write(self, part: Part, slot: Bytes) -> int:
-        """Convert to C's type, encode, write; the bytes of the elements. Raises StoreError, and RangeError
-        for integers that do not fit."""
+        """Convert a part to C's type, encode it and write it. Returns the bytes of its elements. Raises
+        StoreError, and RangeError for integers that do not fit."""
         values, dtype = self._chunk(slot), self._array.dtype
         if dtype.kind in "iu":
             check_fits(values[: part.rows, : part.cols], dtype, self.name)
@@ -124,7 +126,7 @@ class Target(Generic[S]):
 
     @contextlib.contextmanager
     def _explained(self, chunk: Chunk) -> Iterator[None]:
-        """Turn what fails while a chunk is written into a StoreError that names the chunk."""
+        """Turn an error of writing a chunk into a StoreError that names the chunk."""
         try:
             yield
         except (MemoryError, StoreError):
