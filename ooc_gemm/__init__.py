@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from .run.request import Operand
     from .run.result import Result
     from .run.verify import Check, verify
+    from .statistics.components import PCA, SVD, pca, svd
     from .statistics.covariance import Covariance, corrcoef, cov
 
     __version__: str
 
 __all__ = [
+    "PCA",
+    "SVD",
     "BudgetError",
     "Check",
     "Covariance",
@@ -45,8 +48,10 @@ __all__ = [
     "cov",
     "gram",
     "multiply",
+    "pca",
     "plan",
     "random",
+    "svd",
     "verify",
 ]
 
@@ -63,6 +68,10 @@ _HOME = {
     "corrcoef": "statistics.covariance",
     "cov": "statistics.covariance",
     "Covariance": "statistics.covariance",
+    "PCA": "statistics.components",
+    "SVD": "statistics.components",
+    "pca": "statistics.components",
+    "svd": "statistics.components",
 }
 
 

@@ -80,9 +80,7 @@ def verify(a: str, b: str, c: str, progress: bool | None, as_json: bool, verbose
 @click.option("--seed", default=0, show_default=True, help="Draw the random numbers from this seed.")
 @options.storage
 @options.memory
-@click.option(
-    "-f", "--force", is_flag=True, help="Replace OUT if it exists; in an object store it is removed first."
-)
+@options.replaces
 @options.progress
 @options.as_json
 @options.verbose

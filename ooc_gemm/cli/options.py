@@ -139,6 +139,9 @@ matrices = together(
     verify,
 )
 problem = together(operands, matrices)
+replaces = click.option(
+    "-f", "--force", is_flag=True, help="Replace OUT if it exists; in an object store it is removed first."
+)
 running = together(
     replacing,
     click.option(

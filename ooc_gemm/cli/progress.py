@@ -40,6 +40,13 @@ def bytes_bar(wanted: bool | None, verb: str) -> Any:
         yield show and report
 
 
+@contextmanager
+def share_bar(wanted: bool | None) -> Any:
+    """Yield a progress callback for work of which a share is done, as `progress_bar`."""
+    with _bar(wanted) as show:
+        yield show and (lambda share: show(share, "", ""))
+
+
 def _of(done: int, whole: int) -> str:
     """Return `1.2 of 3.4 GiB`."""
     (part, unit), (most, last) = (size(nbytes).split() for nbytes in (done, whole))

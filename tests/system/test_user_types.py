@@ -20,6 +20,8 @@ x = ooc_gemm.Operand("a", center="columns", scale=("rows", [1.0, 2.0]), missing=
 print(ooc_gemm.gram(x).bytes_passed, ooc_gemm.cov("a", rowvar=False, aweights=[1, 2]).mean)
 r: ooc_gemm.Covariance = ooc_gemm.corrcoef("a", "c", memory_limit="8GiB")
 check: ooc_gemm.Check = ooc_gemm.verify("a", "b", "c", rounds=3)
+found: ooc_gemm.PCA = ooc_gemm.pca("a", 20, iterations=2, scores="s")
+print(found.components, ooc_gemm.svd("a", 3).singular_values)
 """
 BAD = {
     'ooc_gemm.multiply("a", "b", memory_limt="8GiB")': "memory_limt",
@@ -47,7 +49,19 @@ def test_mypy_accepts_what_is_right_and_names_what_is_wrong(tmp_path, monkeypatc
 
 @pytest.mark.parametrize(
     "name",
-    ["multiply", "gram", "plan", "verify", "random", "cov", "corrcoef", "dask.multiply", "dask.matmul"],
+    [
+        "multiply",
+        "gram",
+        "plan",
+        "verify",
+        "random",
+        "cov",
+        "corrcoef",
+        "pca",
+        "svd",
+        "dask.multiply",
+        "dask.matmul",
+    ],
 )
 def test_docstrings_list_every_parameter(name):
     if "dask" in name:

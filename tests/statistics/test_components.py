@@ -1,0 +1,340 @@
+"""Principal components and truncated decompositions agree with NumPy's full ones in float64."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zarr
+from arrays import LAYOUTS
+from conftest import make, ooc
+
+import ooc_gemm
+from ooc_gemm import BudgetError, InputError, StoreError, pca, svd
+
+LIMIT = {"memory_limit": "512MiB"}
+
+
+def graded(shape, seed, mean=0.0, dtype="f8", ratio=0.7):
+    """Singular values that fall by `ratio` from one to the next, and columns with means."""
+    rng = np.random.default_rng(seed)
+    rank = min(*shape, 30)
+    u, v = (np.linalg.qr(rng.standard_normal((extent, rank)))[0] for extent in shape)
+    values = (u * (100 * ratio ** np.arange(rank))) @ v.T + 1e-3 * rng.standard_normal(shape)
+    return (values + mean * rng.standard_normal(shape[1])).astype(dtype)
+
+
+def exact(values, k, centred=True):
+    """The k largest singular values and vectors, with the signs that are promised."""
+    wide = values.astype(np.float64)
+    u, s, vt = np.linalg.svd(wide - wide.mean(axis=0) if centred else wide, full_matrices=False)
+    signs = np.sign(vt[np.arange(k), np.abs(vt[:k]).argmax(axis=1)])
+    return u[:, :k] * signs, s[:k], vt[:k] * signs[:, None], s
+
+
+def close(found, expected, bound):
+    assert found.shape == expected.shape
+    assert np.isfinite(found).all()
+    assert np.abs(found - expected).max() <= bound * np.abs(expected).max()
+
+
+def check_pca(p, values, k, bound):
+    u, s, vt, every = exact(values, k)
+    close(p.singular_values, s, bound / 10)
+    close(p.components, vt, bound)
+    close(p.scores, u * s, bound)
+    close(p.mean, values.astype("f8").mean(axis=0), bound)
+    close(p.explained_variance, s**2 / (len(values) - 1), bound)
+    close(p.explained_variance_ratio, s**2 / (every**2).sum(), bound)
+
+
+KINDS = ["numpy", "dask", "xarray", "h5py", *LAYOUTS]
+
+
+@pytest.mark.parametrize("shape", [(133, 71), (71, 133)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_input(tmp_path, kind, shape):
+    values = graded(shape, 1, mean=3, dtype="f4")
+    if kind == "dask":
+        x = pytest.importorskip("dask.array").from_array(values, chunks=(50, 40))
+    elif kind == "xarray":
+        x = pytest.importorskip("xarray").DataArray(values, dims=("observation", "variable"))
+    elif kind == "h5py":
+        file = pytest.importorskip("h5py").File(tmp_path / "a.h5", "w")
+        x = file.create_dataset("a", data=values, chunks=(64, 50), compression="gzip")
+    else:
+        x = values if kind == "numpy" else make(tmp_path / "a", values, **LAYOUTS[kind])
+    p = pca(x, 5, **LIMIT)
+    check_pca(p, values, 5, 1e-4)
+    assert p.passes == 6
+    assert p.components.dtype == p.scores.dtype == np.float32
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (300, 7), (7, 300), (2, 50), (500, 1), (3, 2)])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_every_component(shape, dtype):
+    """As many as there are, in few passes. The last one of a centred wide matrix is nothing."""
+    k = min(shape)
+    values = np.random.default_rng(2).standard_normal(shape).astype(dtype)
+    p = pca(values, k, **LIMIT)
+    u, s, vt, _ = exact(values, k)
+    bound = 1e-4 if dtype == "f4" else 1e-9
+    close(p.singular_values + s[0], s + s[0], bound)
+    close(p.components @ p.components.T, np.eye(k), 1e-5)
+    close(p.scores @ p.components, (u * s) @ vt, bound)
+    assert p.passes == 3
+    q = svd(values, k, **LIMIT)
+    assert q.passes == 3
+    close(q.singular_values, exact(values, k, centred=False)[1], bound)
+    close(q.u * q.singular_values @ q.vt, values, bound)
+
+
+@pytest.mark.parametrize("shape", [(2000, 60), (60, 2000)])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("drift", [False, True])
+def test_means_of_ten_thousand_deviations(tmp_path, shape, dtype, drift):
+    values = graded(shape, 3, ratio=0.8)
+    values /= values.std()
+    values += 1e4 * (1 + np.random.default_rng(4).random(shape[1]))
+    if drift:  # the first panel tells little of the others
+        values[: shape[0] // 2] += 100
+    values = values.astype(dtype)
+    p = pca(make(tmp_path / "a", values, chunks=(100, 60)), 4, **LIMIT)
+    check_pca(p, values, 4, 3e-4 if dtype == "f4" else 1e-6)
+    assert p.mean.dtype == np.float64
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "i4", "i8", "f2"])
+def test_every_type(dtype):
+    rng = np.random.default_rng(5)
+    values = np.round(rng.standard_normal((300, 6)) @ rng.standard_normal((6, 40)) * 8).clip(0, 100)
+    values = values.astype(dtype)
+    check_pca(pca(values, 4, **LIMIT), values, 4, 1e-4)
+
+
+@pytest.mark.parametrize("shape", [(400, 50), (50, 400)])
+@pytest.mark.parametrize("kind", ["numpy", "zstd"])
+def test_svd(tmp_path, shape, kind):
+    values = graded(shape, 6, mean=0.5)
+    x = values if kind == "numpy" else make(tmp_path / "a", values, **LAYOUTS[kind])
+    q = svd(x, 6, **LIMIT)
+    u, s, vt, _ = exact(values, 6, centred=False)
+    close(q.singular_values, s, 1e-9)
+    close(q.u, u, 1e-6)
+    close(q.vt, vt, 1e-6)
+    assert q.passes == 6
+
+
+@pytest.mark.parametrize("shape", [(100, 40), (40, 100)])
+def test_rank_deficient(shape):
+    rng = np.random.default_rng(7)
+    values = rng.standard_normal((shape[0], 3)) @ rng.standard_normal((3, shape[1]))
+    p = pca(values, 8, **LIMIT)
+    close(p.singular_values[:3], exact(values, 3)[1], 1e-10)
+    assert (p.singular_values[3:] <= 1e-7 * p.singular_values[0]).all()
+    close(p.components @ p.components.T, np.eye(8), 1e-8)
+    close(p.scores @ p.components, values - values.mean(axis=0), 1e-8)
+    q = svd(values, 8, **LIMIT)
+    close(q.u * q.singular_values @ q.vt, values, 1e-8)
+    close(q.u[:, :3].T @ q.u[:, :3], np.eye(3), 1e-8)
+
+
+@pytest.mark.parametrize("shape", [(100, 40), (40, 100)])
+def test_constant_columns(shape):
+    values = graded(shape, 8)
+    values[:, ::4] = 0.1
+    p = pca(values, 3, **LIMIT)
+    check_pca(p, values, 3, 1e-6)
+    assert np.abs(p.components[:, ::4]).max() < 1e-12
+    nothing = pca(np.full(shape, 0.1, "f4"), 2, **LIMIT)
+    assert (nothing.singular_values == 0).all()
+    assert (nothing.explained_variance_ratio == 0).all()
+    assert np.isfinite(nothing.components).all()
+
+
+@pytest.mark.parametrize("shape", [(300, 40), (40, 300)])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_refused(tmp_path, monkeypatch, shape, bad):
+    monkeypatch.chdir(tmp_path)
+    values = graded(shape, 9)
+    values[7, 3] = bad
+    with pytest.raises(InputError, match="column 3 holds NaN or infinite numbers"):
+        pca(make("a", values, chunks=(50, 40)), 2, scores="s", **LIMIT)
+    with pytest.raises(
+        InputError, match=r"a holds NaN, infinite numbers, or numbers whose squares are too large"
+    ):
+        svd("a", 2, u="s", **LIMIT)
+    with pytest.raises(InputError, match="too large for float32"):
+        svd((graded(shape, 9) * 1e30).astype("f4"), 2, **LIMIT)
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("shape", [(900, 50), (50, 900)])
+@pytest.mark.parametrize("command", ["pca", "svd"])
+def test_written_results_are_the_returned_ones(tmp_path, monkeypatch, shape, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ooc_gemm.run.rows.CHUNK_BYTES", (0, 2000, 0))
+    x = make("a", graded(shape, 10, dtype="f4"), chunks=(100, 50))
+    name, other = {"pca": ("scores", "components"), "svd": ("u", "vt")}[command]
+    call = getattr(ooc_gemm, command)
+    kept = call(x, 4, **LIMIT)
+    done = call(x, 4, **{name: "out"}, **LIMIT)
+    assert getattr(done, name) is None
+    stored = zarr.open_array("out", mode="r")
+    assert stored.shape == (shape[0], 4)
+    assert stored.chunks == (min(125, shape[0]), 4)
+    np.testing.assert_array_equal(stored[...], getattr(kept, name))
+    np.testing.assert_array_equal(getattr(done, other), getattr(kept, other))
+    assert done.bytes_written >= stored.nbytes
+    with pytest.raises(InputError, match="out exists; give force=True"):
+        call(x, 4, **{name: "out"}, **LIMIT)
+    with pytest.raises(InputError, match="a is, contains or lies inside the input"):
+        call(x, 4, **{name: "a"}, force=True, **LIMIT)
+    call(x, 3, **{name: "out"}, force=True, **LIMIT)
+    assert zarr.open_array("out", mode="r").shape == (shape[0], 3)
+
+
+def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make("a", graded((300, 40), 11, dtype="f4"), chunks=(50, 40))
+    make("s", np.ones((2, 2)))
+
+    def last(fraction):
+        if fraction == 5 / 6:
+            (tmp_path / "a" / "c" / "5" / "0").write_bytes(b"no frame")
+
+    with pytest.raises(StoreError, match="chunk c/5/0"):
+        pca("a", 3, scores="s", force=True, progress=last, **LIMIT)
+    np.testing.assert_array_equal(zarr.open_array("s", mode="r")[...], np.ones((2, 2)))
+    with pytest.raises(StoreError):
+        pca("a", 3, scores="new", **LIMIT)
+    assert not (tmp_path / "new").exists()
+
+
+def test_it_reads_as_often_as_it_says(tmp_path):
+    values = graded((3000, 50), 12, dtype="f4")
+    x, fractions = make(tmp_path / "a", values, chunks=(700, 50), compressors=None), []
+    whole = 5 * 700 * 50 * 4
+    for iterations in (0, 1, 3):
+        p = pca(x, 4, iterations=iterations, progress=fractions.append, **LIMIT)
+        assert p.passes == iterations + 2
+        assert values.nbytes * p.passes <= p.bytes_read <= whole * p.passes
+        assert fractions[-1] == 1
+        assert fractions == sorted(fractions)
+        fractions.clear()
+
+
+def test_the_same_seed_gives_the_same_to_the_bit(tmp_path):
+    x = make(tmp_path / "a", graded((3000, 50), 13, dtype="f4"), chunks=(100, 50))
+    first, second, other = (pca(x, 4, seed=seed, **LIMIT) for seed in (1, 1, 2))
+    assert first.scores.tobytes() == second.scores.tobytes()
+    assert first.components.tobytes() == second.components.tobytes()
+    close(other.components, first.components, 1e-4)
+
+
+@pytest.mark.slow
+def test_tall_chunks_are_read_by_columns(tmp_path):
+    """No row of whole chunks fits the limit; a column of them does."""
+    shape = (60_000, 256)
+    array = zarr.create_array(tmp_path / "a", shape=shape, chunks=(60_000, 4), dtype="f8")
+    values = graded(shape, 14, mean=2)
+    array[...] = values
+    found = pca(str(tmp_path / "a"), 3, memory_limit="190MiB")
+    check_pca(found, values, 3, 1e-6)
+    assert found.bytes_read < 1.1 * found.passes * sum(
+        file.stat().st_size for file in (tmp_path / "a" / "c").rglob("*") if file.is_file()
+    )
+
+
+@pytest.mark.parametrize("chunks", [(100, 50), (1000, 5)])
+def test_a_limit_that_is_too_small(tmp_path, chunks):
+    x = make(tmp_path / "a", graded((3000, 50), 15), chunks=chunks)
+    with pytest.raises(BudgetError, match=r"too small to decompose .*the smallest that would do") as error:
+        pca(x, 4, memory_limit="80MiB")
+    least = error.value.minimum_memory_limit
+    with pytest.raises(BudgetError):
+        pca(x, 4, memory_limit=least - 1)
+    close(pca(x, 4, memory_limit=least).singular_values, pca(x, 4, **LIMIT).singular_values, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((np.ones((5, 4)), 5), "x is 5×4 and has no 5 components; give a number from 1 to 4"),
+        ((np.ones((5, 4)), 0), "give a number from 1 to 4"),
+        ((np.ones((0, 4)), 1), "has no 1 components"),
+        ((np.ones((1, 4)), 1), "x has 1 rows; a variance needs two or more"),
+        ((np.ones((5, 4)) * 1j, 1), "x is complex"),
+        ((np.ones(5), 1), "two dimensions"),
+    ],
+)
+def test_what_cannot_be(given, said):
+    with pytest.raises(InputError, match=said):
+        pca(*given)
+    with pytest.raises(InputError, match="device 'cuda' cannot be used here"):
+        pca(np.ones((5, 4)), 1, device="cuda")
+    with pytest.raises(InputError, match="-1 iterations"):
+        svd(np.ones((5, 4)), 1, iterations=-1)
+
+
+def test_attributes_that_are_not_applied(tmp_path):
+    make(tmp_path / "a", graded((30, 20), 16), attributes={"scale_factor": 0.1})
+    with pytest.warns(UserWarning, match="scale_factor"):
+        pca(str(tmp_path / "a"), 2, **LIMIT)
+
+
+# ------------------------------------------------------------------------------------- command line
+
+
+def test_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = graded((200, 40), 17)
+    make("a", values, chunks=(50, 40))
+    options = ["-k", 3, "-M", "512MiB"]
+    done = ooc("pca", "a", "s", *options, "--save-components", "c")
+    assert done.code == 0
+    assert "s: scores of 3 components, with" in done.out
+    u, s, vt, _ = exact(values, 3)
+    close(zarr.open_array("s", mode="r")[...], u * s, 1e-6)
+    close(zarr.open_array("c", mode="r")[...], vt, 1e-6)
+    done = ooc("pca", "a", "s", *options)
+    assert (done.code, "s exists; give --force" in done.err) == (2, True)
+    done = ooc("pca", "a", "t", *options, "--save-components", "c")
+    assert (done.code, "c exists; give --force" in done.err) == (2, True)
+    found = json.loads(ooc("svd", "a", "s", *options, "-f", "--json", "--save-vt", "v").out)
+    u, s, vt, _ = exact(values, 3, centred=False)
+    np.testing.assert_allclose(found["singular_values"], s, rtol=1e-9)
+    assert "u" not in found
+    close(zarr.open_array("s", mode="r")[...], u, 1e-6)
+    close(zarr.open_array("v", mode="r")[...], vt, 1e-6)
+    found = json.loads(ooc("pca", "a", "s", *options, "-f", "--json").out)
+    assert set(found) == {
+        *("passes", "seconds", "bytes_read", "bytes_written", "peak_host_bytes"),
+        *("singular_values", "explained_variance", "explained_variance_ratio"),
+    }
+
+
+PROGRAM = """
+import sys, ooc_gemm
+p = ooc_gemm.pca(sys.argv[1], 20, iterations=1, scores=sys.argv[2], memory_limit=int(sys.argv[3]))
+print(p.peak_host_bytes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [160 << 20, 300 << 20])
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((60_000, 1000), {"chunks": (2048, 1000)}),
+        ((60_000, 1000), {"chunks": (1024, 600), "compressor": "zstd"}),
+        ((1000, 60_000), {"chunks": (500, 1000), "compressor": "zstd"}),
+    ],
+)
+def test_the_process_keeps_within_its_limit(tmp_path, shape, layout, limit):
+    a, s = str(tmp_path / "a"), str(tmp_path / "s")
+    ooc_gemm.random(a, shape, distribution="uniform", **layout)
+    command = [sys.executable, "-c", PROGRAM, a, s, str(limit)]
+    peak = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert peak <= limit
