@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .run.verify import Check, verify
     from .statistics.components import PCA, SVD, pca, svd
     from .statistics.covariance import Covariance, corrcoef, cov
+    from .statistics.neighbours import Neighbours, topk
 
     __version__: str
 
@@ -38,6 +39,7 @@ __all__ = [
     "DeviceError",
     "Error",
     "InputError",
+    "Neighbours",
     "Operand",
     "Plan",
     "RangeError",
@@ -52,6 +54,7 @@ __all__ = [
     "plan",
     "random",
     "svd",
+    "topk",
     "verify",
 ]
 
@@ -72,6 +75,8 @@ _HOME = {
     "SVD": "statistics.components",
     "pca": "statistics.components",
     "svd": "statistics.components",
+    "Neighbours": "statistics.neighbours",
+    "topk": "statistics.neighbours",
 }
 
 

@@ -79,6 +79,12 @@ device = click.option(
     metavar="NAME",
     help="Compute on auto, cpu, cuda, cuda:N, cuda:0,1 or cuda:all.",
 )
+device_memory = click.option(
+    "-D",
+    "--device-memory-limit",
+    metavar="SIZE",
+    help="Hold at most this much memory of each device.  [default: 90 % of what is free]",
+)
 precision = click.option(
     "--precision",
     type=click.Choice(["highest", "high", "medium"]),
@@ -111,12 +117,7 @@ progress = click.option(
 matrices = together(
     memory,
     device,
-    click.option(
-        "-D",
-        "--device-memory-limit",
-        metavar="SIZE",
-        help="Hold at most this much memory of each device.  [default: 90 % of what is free]",
-    ),
+    device_memory,
     click.option("--alpha", type=Number(), help="Multiply the product by α.  [default: 1]"),
     click.option("--beta", type=Number(), help="Add β times the C that exists.  [default: 0]"),
     precision,

@@ -77,6 +77,8 @@ class _Checks(NamedTuple):
 class Several:
     """Two or more devices that work as one. All of them use the same arithmetic."""
 
+    reduces = False
+
     def __init__(self, devices: list[Member], weights: list[int] | None = None):
         """`weights`: the relative speed of each device; by default all are equal."""
         self.devices, self._weights = devices, tuple(weights or [1] * len(devices))

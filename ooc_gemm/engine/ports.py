@@ -26,6 +26,7 @@ from ..support.buffers import Bytes
 from ..support.errors import DeviceError, RangeError
 from ..support.trace import Trace
 from .check import Rounding, Verdict
+from .reduction import Reduction
 from .ring import Event
 from .transform import Transform
 
@@ -97,6 +98,8 @@ class Operation:
     transforms: Mapping[str, Transform] = field(default_factory=dict)
     """What happens to the elements of an operand, `a` or `b`, when they are uploaded. A device whose `Limits`
     do not say that it applies transforms is given none."""
+    reduction: Reduction | None = None
+    """What the device does with finished blocks instead of having them downloaded (`Device.reduces`)."""
 
 
 class Overflow:
@@ -249,6 +252,10 @@ class Hardware(Protocol):
 
 class Device(Hardware, Protocol):
     """One device. Methods other than `start` and `close` may be called from any thread."""
+
+    reduces: bool
+    """Whether it carries out `Operation.reduction`. Where it does not, a target can reduce what is
+    downloaded."""
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Allocate every buffer of the plan."""

@@ -53,6 +53,7 @@ def _host(p: Problem, budget: Budget, x: Candidate, slot: int) -> Ledger:
         "write slots": ring.writers * chunk * p.block_itemsize,
         "encoding": ring.writers * encoding,
         "transforms": p.transforms[0] + ring.readers * p.transforms[1],
+        "reduction": x.bm * p.row_bytes,
     }
 
 

@@ -230,6 +230,9 @@ class Problem:
     """Host memory in bytes of what is done to elements of operands: in all, and for each reader."""
     keeps_a: bool = False
     """Whether a panel of op(A) can be multiplied again by another panel of op(B)."""
+    row_bytes: int = 0
+    """Host bytes for each row of a block of what a reduction keeps of C, whose blocks are then made row by
+    row and not stored. 0: C is stored."""
     symmetric: bool = False
     """Whether op(B) is op(A)ᵀ, so that C = Cᵀ. Then blocks on and below the diagonal are made, and the others
     are their mirror images."""

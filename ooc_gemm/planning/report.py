@@ -42,7 +42,10 @@ def _work_rows(found: Numbers, p: Problem, budget: Budget, grows: bool) -> list[
     rows += [("blocks of C", blocks)]
     workers = budget.workers
     rows += [("workers", f"{workers}, each with this much memory")] if workers > 1 else []
-    rows += [("chunks of C", f"{c.chunk_rows}×{c.chunk_cols}, {_mib(c.chunk_bytes)}")]
+    stored = "reduced as they come; C is not stored"
+    if not p.row_bytes:
+        stored = f"{c.chunk_rows}×{c.chunk_cols}, {_mib(c.chunk_bytes)}"
+    rows += [("chunks of C", stored)]
     return rows
 
 

@@ -178,7 +178,7 @@ class _Search:
         spare = (budget.host - sum(ledgers(p, budget, x)[0].values())) // slot_bytes(p, x)
         if spare >= LEAST_CACHE_SLOTS:
             yield replace(x, cache=spare, by_columns=False)
-            if not p.symmetric:
+            if not p.symmetric and not p.row_bytes:  # a reduction wants the blocks of a row in succession
                 yield replace(x, cache=spare, by_columns=True)
 
     def _growing(self, x: Candidate) -> Iterator[Candidate]:

@@ -22,6 +22,8 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
         base += problem.m * problem.n * problem.c.itemsize
     if request.finish is not None:
         base += request.finish.nbytes
+    if request.reduced:
+        base += request.reduced.fixed_bytes
     turned = problem.panels_along_k != problem.stored_along_k
     converted = turned or any(x.dtype != chosen.arithmetic.panel for x in (inputs.a, inputs.b))
     sources, puts = inputs.sources.values(), addresses.traits_of(request.c).remote

@@ -50,12 +50,12 @@ class Local:
     """Carries out plans on a device of this process."""
 
     def __init__(self, device: Device):
-        self.hardware = self._device = device
+        self.hardware = self.device = device
         self._started: tuple[Plan, Operation, Trace] | None = None
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Allocates every buffer of the plan."""
-        self._device.start(plan, operation, trace)
+        self.device.start(plan, operation, trace)
         self._started = plan, operation, trace
 
     def execute(
@@ -64,18 +64,18 @@ class Local:
         """Runs the plan with the engine's threads."""
         assert self._started, "it is started"
         plan, operation, trace = self._started
-        return execute(plan, self._device, sources, target, trace, progress, operation.verify)
+        return execute(plan, self.device, sources, target, trace, progress, operation.verify)
 
     def close(self) -> None:
         """Closes the device."""
-        self._device.close()
+        self.device.close()
 
     def explain(self, error: Exception) -> Failure | None:
         """Asks the device, unless the error is explained already."""
         if isinstance(error, Error):
             return None
         traceback.clear_frames(error.__traceback__)  # they hold on to buffers
-        return self._device.explain(error)
+        return self.device.explain(error)
 
     def peak_host_bytes(self) -> int:
         """The largest resident set that this process has had."""
@@ -83,4 +83,4 @@ class Local:
 
     def peak_device_bytes(self) -> int:
         """The most memory of the device that was held, in bytes."""
-        return self._device.peak_bytes()
+        return self.device.peak_bytes()

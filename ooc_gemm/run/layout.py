@@ -13,7 +13,11 @@ from ..storage.read.inputs import open_input
 from ..storage.write import layout as stored
 from ..support.errors import InputError
 from .operands import Inputs
+from .request import Reduced
 from .settle import Settled
+
+REDUCED_COLUMNS = 2048
+"""Columns that are downloaded at a time of a C that is reduced on the host."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Layout:
 def lay_out(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> Layout:
     """Return how a C of this type is stored. Raises InputError where it cannot be stored so."""
     m, n, _ = inputs.shape
+    if request.reduced:
+        return _reduced(request.reduced, (m, n), dtype)
     if m * n * dtype.itemsize > limits.MAX_ARRAY_BYTES:
         raise InputError(
             f"op({inputs.a.name})·op({inputs.b.name}) is {m}×{n}, more than can be stored; "
@@ -48,6 +54,13 @@ def lay_out(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> Layout:
     elif request.fills and there is not None:
         matrix = _filled(there, open_input(there, addresses.describe(request.c)).matrix)
     return Layout(output, matrix, unit is None)
+
+
+def _reduced(reduced: Reduced, shape: tuple[int, int], dtype: np.dtype[Any]) -> Layout:
+    """The layout of a C that is not stored: what is downloaded of it at a time, where a device downloads."""
+    rows, cols = max(1, min(reduced.chunk_rows, shape[0])), max(1, min(REDUCED_COLUMNS, shape[1]))
+    output = stored.Output(shape, dtype, (rows, cols), None, "none")
+    return Layout(output, Matrix(*shape, 0, rows, cols), False)
 
 
 def chosen_layout(layout: Layout, request: Settled, inputs: Inputs, planned: Matrix) -> stored.Output:

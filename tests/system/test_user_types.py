@@ -19,6 +19,7 @@ plan: ooc_gemm.Plan = ooc_gemm.plan("a", "b", device="cpu")
 x = ooc_gemm.Operand("a", center="columns", scale=("rows", [1.0, 2.0]), missing=-1, weights=[1, 2])
 print(ooc_gemm.gram(x).bytes_passed, ooc_gemm.cov("a", rowvar=False, aweights=[1, 2]).mean)
 r: ooc_gemm.Covariance = ooc_gemm.corrcoef("a", "c", memory_limit="8GiB")
+nearest: ooc_gemm.Neighbours = ooc_gemm.topk("a", "b", k=3, metric="dot")
 check: ooc_gemm.Check = ooc_gemm.verify("a", "b", "c", rounds=3)
 found: ooc_gemm.PCA = ooc_gemm.pca("a", 20, iterations=2, scores="s")
 print(found.components, ooc_gemm.svd("a", 3).singular_values)
@@ -59,6 +60,7 @@ def test_mypy_accepts_what_is_right_and_names_what_is_wrong(tmp_path, monkeypatc
         "corrcoef",
         "pca",
         "svd",
+        "topk",
         "dask.multiply",
         "dask.matmul",
     ],

@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_limits
 
 from ...engine.check import Verdict
 from ...engine.ports import COMPUTE, Arithmetic, Array, Check, Device, Limits, Operation, Overflow
+from ...engine.reduction import Reduction, pieces_of
 from ...engine.ring import Event, Stopped
 from ...planning.machine import Rates
 from ...planning.plan import Plan
@@ -159,6 +160,7 @@ class CPU:
     """NumPy's BLAS on this machine's cores."""
 
     name = "cpu"
+    reduces = True
 
     def __init__(self, threads: int | None = None):
         """`threads`: number of workers that multiply; by default one for each core that this process may
@@ -238,6 +240,7 @@ class CPU:
         """Allocates panels and blocks, and limits BLAS to one thread in this process until `close`."""
         self._op, self._trace = operation, trace
         self._overflow = Overflow(operation)
+        self._k = plan.problem.k
         arithmetic = operation.arithmetic
         self._a_buffer = plan.k_panels.a_buffer
         self._panels = {
@@ -301,7 +304,8 @@ class CPU:
         k, a = panel[1] - panel[0], self._panels["a", self._a_buffer(panel, p)]
         self._overflow.multiply(block, p, c, k, first)
         b = a if block.diagonal else self._panels["b", p]
-        self._stream.submit(partial(self._multiply, block, k, a, b, c, first))
+        last = panel[1] == self._k
+        self._stream.submit(partial(self._multiply, block, k, a, b, c, first, last))
 
     def scale(self, block: Block, c: int) -> None:
         """Scales the block in place, in the compute stream."""
@@ -325,8 +329,10 @@ class CPU:
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
         """Copies on the calling thread. A transposed part is copied in tiles that fit the processor's
-        caches."""
+        caches. Of a block that was reduced nothing is copied."""
         self._finished[c].synchronize()
+        if self._op.reduction:
+            return _Done()
         start = time.perf_counter()
         view = _shaped(self._blocks[c], (block.rows, block.cols))
         if part.mirrored:
@@ -374,7 +380,9 @@ class CPU:
     def explain(self, error: Exception) -> None:
         """Returns None: BLAS raises no errors of its own."""
 
-    def _multiply(self, block: Block, k: int, left: Array, right: Array, c: int, first: bool) -> None:
+    def _multiply(
+        self, block: Block, k: int, left: Array, right: Array, c: int, first: bool, last: bool
+    ) -> None:
         start = time.perf_counter()
         op, arithmetic = self._op, self._op.arithmetic
         a = self._operand(left, (block.rows, k), op.transpose_a, op.conjugate_a)
@@ -394,8 +402,49 @@ class CPU:
         else:
             work = partial(self._tile, gemm(arithmetic.panel.char)[1], a, b, out, op.beta if first else 1.0)
             side = TILE
-        self._deal(work, out.shape, side, lower=block.diagonal)
+        if op.reduction and last and first and arithmetic.block.kind != "i":
+            self._reduce_apart(op.reduction, block, a, b, self._blocks[c])
+        elif op.reduction and last:
+            self._reduce(op.reduction, block, work, out)
+        else:
+            self._deal(work, out.shape, side, lower=block.diagonal)
         self._trace.add("compute", start, time.perf_counter(), "compute", block=block.index, k=k)
+
+    def _reduce(
+        self, reduction: Reduction, block: Block, work: Callable[[slice, slice], None], out: Array
+    ) -> None:
+        """Let workers finish tiles of a block and reduce each while it is in the processor's caches. A tile
+        of integers is no larger than the temporaries that are counted for it."""
+        height, width = reduction.tile
+        if out.dtype.kind == "i":
+            height = max(1, min(height, EXACT_TILE**2 // width))
+
+        def reduced(rows: slice, cols: slice) -> None:
+            work(rows, cols)
+            reduction.take(out[rows, cols], block.row + rows.start, block.col + cols.start)
+
+        self._run(reduced, iter(pieces_of(out.shape, (height, width))))
+
+    def _reduce_apart(self, reduction: Reduction, block: Block, a: Array, b: Array, memory: Array) -> None:
+        """The same for a block of one pair of panels, whose tiles need not stay: each worker uses the same
+        few MiB of the block's memory again and again, so that sums need not pass through main memory."""
+        shape, run = (block.rows, block.cols), gemm(a.dtype.char)[1]
+        tile = min(reduction.tile[0], shape[0]), min(reduction.tile[1], shape[1])
+        count = max(1, min(self.threads, len(memory) // max(1, tile[0] * tile[1])))
+        free: queue.SimpleQueue[Array] = queue.SimpleQueue()
+        for index in range(count):
+            free.put(memory[index * tile[0] * tile[1] :])
+
+        def reduced(rows: slice, cols: slice) -> None:
+            room = free.get()
+            try:
+                out = _shaped(room, (rows.stop - rows.start, cols.stop - cols.start))
+                run(a[rows], b[:, cols], out, self._op.alpha, 0.0)
+                reduction.take(out, block.row + rows.start, block.col + cols.start)
+            finally:
+                free.put(room)
+
+        self._run(reduced, iter(pieces_of(shape, tile)))
 
     def _operand(self, memory: Array, shape: tuple[int, int], transpose: bool, conjugate: bool) -> Array:
         panel = _shaped(memory, shape[::-1] if transpose else shape)

@@ -68,6 +68,8 @@ _Rows = list[tuple[int, Event]]
 class CUDA:
     """One GPU."""
 
+    reduces = False
+
     def __init__(self, index: int = 0):
         cupy, there = open_cupy()
         self._cupy = cupy

@@ -1,0 +1,168 @@
+"""Nearest neighbours: the best k rows of B for each row of A, without the matrix of all scores."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..devices import open_device
+from ..engine.ports import Device
+from ..planning.plan import Plan
+from ..run.executor import Local
+from ..run.observer import Observer
+from ..run.request import Operand, Request
+from ..storage.io.zarr_internals import refuse_event_loop
+from ..storage.write import rows as stored
+from ..support.errors import InputError
+from ..support.memory import peak_resident_bytes
+from ..support.trace import Trace
+from .ranking import Asked, Ranking
+from .rescore import Array, Metric
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The nearest neighbours of each row. Sizes in bytes, times in seconds."""
+
+    indices: Any = field(repr=False)
+    """m×k, int64: rows of B, best first; −1 where a row has no more neighbours. A NumPy array, or the Zarr
+    array where there is an output."""
+    values: Any = field(repr=False)
+    """m×k: their dot products, cosines or squared distances; NaN where there is no neighbour."""
+    metric: str
+    k: int
+    shape: tuple[int, int]
+    """Rows of A, and of B."""
+    device: str
+    kernel: str
+    seconds: float
+    bytes_read: int
+    bytes_written: int
+    peak_host_bytes: int
+    """The largest resident set the process has had."""
+    rows_resumed: int
+    """Rows that an earlier run has finished."""
+    rows_close: int
+    """Rows, of those that this run made, whose last neighbour may be another one: the scores of rows that
+    were left out differ from its score by no more than the rounding of the product."""
+    plan: Plan = field(repr=False)
+
+    def csr(self) -> tuple[Array, Array, Array]:
+        """(data, indices, indptr) of the m×n matrix that has the values at the neighbours and nothing
+        elsewhere, columns in ascending order: what `scipy.sparse.csr_matrix` takes, with `shape`."""
+        indices, values = np.asarray(self.indices), np.asarray(self.values)
+        order = np.argsort(indices, axis=1, kind="stable")
+        indices, values = (np.take_along_axis(x, order, 1) for x in (indices, values))
+        there = indices >= 0
+        indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
+        return values[there], indices[there], indptr
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types, without the arrays."""
+        out = {key: value for key, value in self.__dict__.items() if key not in ("indices", "values", "plan")}
+        return {**out, "shape": list(self.shape), "plan": self.plan.to_dict()}
+
+
+def topk(
+    a: Any,
+    b: Any = None,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    k: int = 10,
+    metric: Metric = "cosine",
+    include_self: bool = False,
+    memory_limit: str | int | None = None,
+    device: str | Device = "auto",
+    device_memory_limit: str | int | None = None,
+    force: bool = False,
+    resume: bool = False,
+    progress: Callable[[float, Plan, Trace], None] | None = None,
+    notice: Callable[[str], None] | None = None,
+) -> Neighbours:
+    """The k nearest rows of B (n×d) for each row of A (m×d), exactly, without storing the m×n scores.
+
+    All scores are computed as a product in float32 (float64 for float64, and where float32 has too few
+    digits); the scores of each row's best candidates are then computed in float64, and decide. Equal scores
+    are in the order of their rows. A row that holds NaN or infinite elements has no neighbours, and is none.
+
+    Parameters
+    ----------
+    a : str, os.PathLike, zarr.Array or array-like
+        The rows whose neighbours are wanted: real numbers or integers.
+    b : str, os.PathLike, zarr.Array or array-like, optional
+        The rows among which they are sought. By default those of `a`.
+    out : str or os.PathLike, optional
+        A local folder for a Zarr group with the arrays `indices` and `values`. By default NumPy arrays are
+        returned.
+    k : int, default 10
+        Neighbours of each row.
+    metric : {"cosine", "dot", "sqeuclidean"}, default "cosine"
+        Largest cosine or dot product, or smallest squared Euclidean distance. The cosine with a row of zeros
+        is 0.
+    include_self : bool, default False
+        Where `b` is left out: whether a row counts among its own neighbours. With `b`, all its rows count.
+    memory_limit : str or int, optional
+        Most host memory that the process may hold resident: `"8GiB"`, or bytes. By default 60 % of what the
+        process may use.
+    device : str or Device, default "auto"
+        The device or devices, as of `multiply`. Only the CPU reduces products where it computes them; others
+        send them to the host.
+    device_memory_limit : str or int, optional
+        Most memory of each device, in bytes or as `"8GiB"`. By default 90 % of what is free.
+    force : bool, default False
+        Replace a result that exists; it is kept until the new one is finished.
+    resume : bool, default False
+        Continue an interrupted run of the same problem; where it is finished already, do nothing.
+    progress : callable, optional
+        Called with (fraction, plan, trace) as the work goes on.
+    notice : callable, optional
+        Called with sentences for the user.
+
+    Returns
+    -------
+    Neighbours
+        `indices` and `values`, m×k, best first; and what was done.
+
+    Raises
+    ------
+    InputError, BudgetError
+        Before anything is written: the request cannot be carried out, or not within a memory limit.
+    StoreError, RangeError, DeviceError
+        While running. `resume` continues from the last rows that were finished.
+    """
+    refuse_event_loop()
+    started = time.perf_counter()
+    if resume and out is None:
+        raise InputError("only a result that is stored can be continued; leave out resume=True")
+    asked = Asked(a, a if b is None else b, k, metric, b is None and not include_self)
+    place = None if out is None else stored.check(out, [a, asked.right], force, resume)
+    executor = Local(open_device(device) if isinstance(device, str) else device)
+    request = Request(
+        Operand(a),
+        Operand(asked.right, transpose=True),
+        memory_limit=memory_limit,
+        device=device,
+        device_memory_limit=device_memory_limit,
+        reduced=asked.reduced(place is None, executor),
+    )
+    ranking = Ranking(asked, request, executor, Observer(progress, notice))
+    arrays = ranking.carry_out(place, resume)
+    return Neighbours(
+        indices=arrays["indices"],
+        values=arrays["values"],
+        metric=metric,
+        k=k,
+        shape=(asked.m, asked.n),
+        device=executor.hardware.name,
+        kernel=ranking.job.operation.arithmetic.kernel,
+        seconds=time.perf_counter() - started,
+        bytes_read=ranking.trace.bytes["read"],
+        bytes_written=ranking.trace.bytes["write"],
+        peak_host_bytes=peak_resident_bytes(),
+        rows_resumed=ranking.rows_resumed,
+        rows_close=ranking.rows_close,
+        plan=ranking.plan,
+    )

@@ -1,0 +1,332 @@
+"""How `topk` is carried out: the engine multiplies, a reduction keeps candidates, and when all blocks of some
+rows have passed, the candidates' exact scores decide."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any, get_args
+
+import numpy as np
+
+from ..planning.plan import Plan
+from ..planning.schedule import Part
+from ..run.executor import Local
+from ..run.observer import Observer
+from ..run.operands import open_operand
+from ..run.prepare import prepare
+from ..run.request import Operand, Reduced, Request
+from ..storage.read.source import Opened
+from ..storage.write import rows as stored
+from ..support.buffers import Bytes
+from ..support.errors import NO_MEMORY, Error, InputError, OutOfMemoryError, no_memory
+from ..support.intervals import ceil_div
+from ..support.trace import Trace
+from .nearest import Nearest, Scores
+from .rescore import CANDIDATE_BYTES, Array, Exact, Metric, Rows, norms
+
+CHUNK_ROWS = 1024
+"""Rows of a chunk of the result."""
+SPARE = 6
+"""Candidates beyond k that are kept of each row, at least: sums of the product are rounded."""
+TILE_BYTES = 8 << 20
+"""Memory in which a thread compares the scores of a tile."""
+LITTLE_SPREAD = 1e-3
+"""Where deviations from the mean make up less than this share of all squares, float32 leaves too few digits
+of what tells rows apart, and products are computed in float64."""
+PLAIN = 1e-30, 1e37
+"""Also where the largest squared norm of a row is not between these, for products may be too large or too
+small for float32."""
+
+Arrays = Mapping[str, tuple[tuple[int, int], np.dtype[Any]]]
+"""Shape and type of each array of a result."""
+
+
+class Asked:
+    """What is asked for, checked against the operands."""
+
+    def __init__(self, left: Any, right: Any, k: int, metric: Metric, others: bool):
+        """others: no row is its own neighbour. Raises InputError."""
+        if metric not in get_args(Metric):
+            raise InputError(f"{metric!r} is not a metric; choose one of {', '.join(get_args(Metric))}")
+        if isinstance(left, Operand) or isinstance(right, Operand):
+            raise InputError("topk transforms no inputs; give arrays instead of an Operand")
+        self.right, self.k, self.metric, self.others = right, k, metric, others
+        self.a, self.b = open_operand(left, "A"), open_operand(right, "B")
+        (self.m, depth), (self.n, depth_b) = self.a.shape, self.b.shape
+        if depth != depth_b:
+            raise InputError(
+                f"rows of {self.a.name} have {depth} elements and rows of {self.b.name} {depth_b}; "
+                "give arrays whose rows are as long"
+            )
+        for opened in (self.a, self.b):
+            if opened.dtype.kind == "c":
+                raise InputError(f"{opened.name} holds complex numbers, which have no order; give real ones")
+        there = self.n - others if depth else 0
+        if not 1 <= k <= there:
+            raise InputError(
+                f"k is {k}, and a row of {self.a.name} has {max(0, there)} possible neighbours in "
+                f"{self.b.name}; give another k"
+            )
+        self.spared = k + max(SPARE, k // 8) < there
+        self.keep = min(there, k + max(SPARE, k // 8))
+        kinds = np.result_type(self.a.dtype, self.b.dtype)
+        self.values = np.dtype(np.float32 if kinds in (np.float16, np.float32) else np.float64)
+        self.chunk_rows = max(1, min(CHUNK_ROWS, self.m))
+
+    def exact(self, a: Opened, b: Opened) -> Exact:
+        """What computes the exact scores of candidates."""
+        return Exact(Rows(a), Rows(b), self.metric)
+
+    def reduced(self, in_memory: bool, executor: Local) -> Reduced:
+        """What the plan has to count beside the product. in_memory: the result stays in memory."""
+        threads = max(getattr(executor.hardware, "threads", 1), len(os.sched_getaffinity(0)))
+        fixed = self.exact(self.a, self.b).nbytes + threads * TILE_BYTES + self.n * 40
+        if in_memory:
+            fixed += sum(m * k * dtype.itemsize for (m, k), dtype in self.arrays.values())
+        # Rows of the next blocks may come while those of the ones before are finished.
+        row = 2 * Nearest.row_bytes(self.keep, np.dtype(np.float64)) + self.keep * CANDIDATE_BYTES
+        return Reduced(self.chunk_rows, row, fixed)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What makes the result what it is, beside the inputs and options of the product."""
+        return {"k": self.k, "metric": self.metric, "neighbours": "others" if self.others else "all"}
+
+    @property
+    def arrays(self) -> Arrays:
+        """The arrays of the result."""
+        shape = self.m, self.k
+        return {"indices": (shape, np.dtype(np.int64)), "values": (shape, self.values)}
+
+    def scores(self, squares: Array, dtype: np.dtype[Any]) -> Scores:
+        """How scores come from products. squares: the squared norm of each row of B."""
+        finite = np.isfinite(squares)
+        never = None if finite.all() else np.flatnonzero(~finite)
+        squares = np.where(finite, squares, 0)
+        if self.metric == "cosine":
+            lengths = np.sqrt(squares)
+            scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+            return Scores(scale.astype(dtype), None, never, self.others)
+        shift = (squares / 2).astype(dtype) if self.metric == "sqeuclidean" else None
+        return Scores(None, shift, never, self.others)
+
+
+class InMemory:
+    """The result as NumPy arrays."""
+
+    def __init__(self, arrays: Arrays):
+        self.arrays = {name: np.empty(*what) for name, what in arrays.items()}
+
+    def write(self, row: int, arrays: Mapping[str, Array]) -> int:
+        """Keep some rows; the bytes."""
+        for name, values in arrays.items():
+            self.arrays[name][row : row + len(values)] = values
+        return sum(values.nbytes for values in arrays.values())
+
+
+class ReducingTarget:
+    """Takes what is downloaded of blocks (the engine's port). When all parts of a row of blocks have come, it
+    has that finished."""
+
+    background = False
+
+    def __init__(self, plan: Plan, nearest: Nearest, reduces: bool, finish: Callable[[int], int]):
+        """reduces: the device has given the blocks to the reduction itself. finish: finishes a row of blocks;
+        bytes written."""
+        c, self._height = plan.problem.c, plan.bm
+        self._nearest, self._reduces, self._finish = nearest, reduces, finish
+        self._chunk, self._dtype = (c.chunk_rows, c.chunk_cols), nearest.products
+        self._left = Counter(self._band(part) for block in plan.blocks() for part in plan.parts(block))
+        self._lock = Lock()
+
+    def _band(self, part: Part) -> int:
+        return part.chunk[0] * self._chunk[0] // self._height
+
+    def view(self, part: Part, slot: Bytes) -> Array:
+        """Return the beginning of the slot."""
+        size = part.rows * part.cols * self._dtype.itemsize
+        return slot[:size].view(self._dtype).reshape(part.rows, part.cols)
+
+    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
+        """Reduce, and finish what that completes, when the function is called that is returned."""
+        return partial(self._take, part, slot)
+
+    def _take(self, part: Part, slot: Bytes) -> int:
+        if not self._reduces:
+            row, col = (number * size for number, size in zip(part.chunk, self._chunk, strict=True))
+            self._nearest.take(self.view(part, slot), row, col)
+        band = self._band(part)
+        with self._lock:
+            self._left[band] -= 1
+            complete = not self._left[band]
+        return self._finish(band) if complete else 0
+
+    def cancel(self) -> None:
+        """Do nothing: local disks answer."""
+
+
+class Ranking:
+    """One run of `topk`."""
+
+    def __init__(self, asked: Asked, request: Request, executor: Local, observer: Observer):
+        """request: of the product. Raises InputError and BudgetError."""
+        self._asked, self._executor, self._observer = asked, executor, observer
+        self.trace, self.rows_close, self.rows_resumed = Trace(), 0, 0
+        request = request.check()
+        self.job = prepare(request, executor=executor)
+        a, b = self.job.sources["a"], self.job.sources["b"].transpose()
+        self._exact = asked.exact(a, b)
+        self._norms_cost = self._exact.b.cost((0, asked.n), (0, b.shape[1]))
+        start = time.perf_counter()
+        self._squares, spread = norms(self._exact.b)
+        self.trace.add("read", start, nbytes=self._exact.b.bytes_read)
+        if self._too_coarse(spread):
+            observer.note("float32 has too few digits to tell these rows apart; products are made in float64")
+            self.job = prepare(replace(request, out_dtype="float64"), executor=executor)
+        self.plan = self.job.plan
+
+    def carry_out(self, place: Path | None, resume: bool) -> dict[str, Any]:
+        """Run it; the arrays of the result. place: where they go; None for NumPy arrays."""
+        asked, head = self._asked, self._head()
+        if place is None:
+            memory = InMemory(asked.arrays)
+            self._execute(memory, set())
+            self._check_unchanged()
+            return memory.arrays
+        name = str(place)
+        if resume and head is None:
+            raise InputError("the inputs cannot be known again by a later run; leave out resume=True")
+        if resume and stored.is_result(place, head or {}, name):
+            self._observer.note(f"{name} is finished already, with the same inputs; nothing was done")
+            self._leave_out(set(range(ceil_div(asked.m, asked.chunk_rows))))
+            return stored.open_arrays(place)
+        sink = stored.begin(place, name, head, asked.arrays, asked.chunk_rows, resume)
+        try:
+            self._execute(sink, sink.done(asked.arrays))
+            self._check_unchanged()
+            sink.commit(head or {"inputs": {}, "options": asked.options})
+        finally:
+            sink.close()
+        return stored.open_arrays(place)
+
+    def _too_coarse(self, spread: float) -> bool:
+        """Whether products in float32 tell too little. spread: as of `norms`."""
+        if self.job.operation.arithmetic.block != np.float32:
+            return False
+        largest = float(self._squares.max(where=np.isfinite(self._squares), initial=0.0))
+        little = spread < LITTLE_SPREAD and self._asked.metric != "dot"
+        return little or (largest > 0 and not PLAIN[0] < largest < PLAIN[1])
+
+    def _head(self) -> dict[str, Any] | None:
+        """What identifies the run; None where nobody could tell whether its inputs are the same again."""
+        head = self.job.head
+        return head and {**head, "options": {**head["options"], **self._asked.options}}
+
+    def _check_unchanged(self) -> None:
+        for source in self.job.sources.values():
+            source.check_unchanged()
+
+    def _leave_out(self, done: set[int]) -> None:
+        """Leave chunks of rows out of the plan that are there already, and predict what is left."""
+        asked, problem = self._asked, self.job.plan.problem
+        self.plan = plan = self.job.plan
+        if done:
+            across = range(problem.c.grid[1])
+            self.plan = plan = plan.without(frozenset((i, j) for i in done for j in across))
+        rows = [min(asked.chunk_rows, asked.m - i * asked.chunk_rows) for i in done]
+        self.rows_resumed = sum(rows)
+        bands = sorted({block.row // plan.bm for block in plan.blocks()})
+        again = sum(self._exact.cost(self._rows(band)) for band in bands)
+        line = sum(shape[1] * dtype.itemsize for shape, dtype in asked.arrays.values())
+        self.plan = replace(
+            plan,
+            bytes_read=plan.bytes_read + self._norms_cost + again,
+            bytes_written=(asked.m - self.rows_resumed) * line,
+        )
+
+    def _rows(self, band: int) -> tuple[int, int]:
+        """The rows of a row of blocks."""
+        return band * self.plan.bm, min((band + 1) * self.plan.bm, self._asked.m)
+
+    def _execute(self, sink: InMemory | stored.RowArrays, done: set[int]) -> None:
+        """Compute what is not done yet."""
+        asked, executor, operation = self._asked, self._executor, self.job.operation
+        self._leave_out(done)
+        plan, products = self.plan, operation.arithmetic.block
+        dtype = np.dtype(np.float32 if products == np.float32 else np.float64)
+        scores = asked.scores(self._squares, dtype)
+        nearest = Nearest((asked.m, asked.n), plan.bm, asked.keep, products, dtype, scores)
+        reduces = executor.device.reduces
+        finish = partial(self._finish, nearest, sink, done)
+        target = ReducingTarget(plan, nearest, reduces, finish)
+
+        def progress(fraction: float) -> None:
+            if self._observer.progress:
+                self._observer.progress(fraction, plan, self.trace)
+
+        if not plan.block_count:
+            return
+        try:
+            try:
+                executor.start(plan, replace(operation, reduction=nearest if reduces else None), self.trace)
+                sources = {name: opened.source for name, opened in self.job.sources.items()}
+                executor.execute(sources, target, progress)
+            finally:
+                executor.close()
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> Exception:
+        """What an error means to the user."""
+        failure = self._executor.explain(error)
+        if failure is not None:
+            return failure.error
+        if isinstance(error, Error) or not no_memory(error):
+            return error
+        return OutOfMemoryError(NO_MEMORY)
+
+    def _finish(self, nearest: Nearest, sink: InMemory | stored.RowArrays, done: set[int], band: int) -> int:
+        """Score the candidates of a row of blocks and write the best; bytes written."""
+        asked, rows, start = self._asked, self._rows(band), time.perf_counter()
+        columns, about = nearest.best(band)
+        scores, lengths, moved = self._exact.scores(rows, columns)
+        self.trace.add("read", start, nbytes=moved)
+        order = np.lexsort((columns, -scores), axis=1)[:, : asked.k]
+        columns, scores = (np.take_along_axis(x, order, 1) for x in (columns, scores))
+        if asked.spared:
+            self.rows_close += self._close(about[:, -1], scores[:, -1], lengths)
+        none = np.isneginf(scores)
+        columns[none], scores[none] = -1, np.nan
+        if asked.metric == "cosine":
+            np.clip(scores, -1, 1, out=scores)
+        elif asked.metric == "sqeuclidean":
+            np.negative(scores, out=scores)
+        values, written = scores.astype(asked.values), 0
+        for first in range(rows[0], rows[1], asked.chunk_rows):
+            if first // asked.chunk_rows not in done:
+                some = slice(first - rows[0], first - rows[0] + asked.chunk_rows)
+                written += sink.write(first, {"indices": columns[some], "values": values[some]})
+        return written
+
+    def _close(self, about: Array, last: Array, lengths: Array) -> int:
+        """How many rows may have another last neighbour.
+
+        about: the score of the worst candidate of each row, from the product; what was left out has none that
+        is higher. last: the exact score of the last neighbour. lengths: the norm of each row of A.
+        """
+        arithmetic, depth = self.job.operation.arithmetic, self._asked.a.shape[1]
+        longest = float(np.sqrt(self._squares.max(where=np.isfinite(self._squares), initial=0.0)))
+        with np.errstate(all="ignore"):
+            if self._asked.metric == "cosine":
+                last, longest = last * lengths, 1.0
+            elif self._asked.metric == "sqeuclidean":
+                last = (np.square(lengths) + last) / 2
+            single = arithmetic.block == np.float32
+            error = 4 * np.sqrt(depth) * float(np.finfo(np.float32 if single else np.float64).eps)
+            error = error * longest * (lengths + (longest if self._asked.metric == "sqeuclidean" else 0))
+            return int(np.count_nonzero(np.isfinite(last) & (about + error >= last)))

@@ -1,0 +1,194 @@
+"""Exact scores of candidates: the rows of A and B that they are of are read once more, and multiplied in
+float64."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..planning.problem import MiB
+from ..planning.schedule import Piece, cut
+from ..planning.traffic import piece_read_bytes
+from ..run.rechunk import each
+from ..storage.read.source import Opened
+from ..support.buffers import Bytes, page_aligned
+from ..support.intervals import ranges
+
+Array = npt.NDArray[Any]
+Metric = Literal["dot", "cosine", "sqeuclidean"]
+Range = tuple[int, int]
+
+THREADS = 2
+"""Threads that read, each with a slot."""
+PIECE_BYTES = 4 * MiB
+"""Bytes of a slot, at most, where chunks can be read in part."""
+PANEL_BYTES = 8 * MiB
+"""Bytes of the rows of A whose candidates are scored, as far as they are held at a time."""
+WORK_BYTES = 6 * MiB
+"""Bytes in which a thread computes, in strips of this many bytes of float64: …"""
+STRIP_BYTES = 2 * MiB
+CANDIDATE_BYTES = 96
+"""Bytes for each candidate of a row."""
+
+
+class Rows:
+    """Reads parts of an operand, in pieces, within a fixed amount of memory."""
+
+    def __init__(self, opened: Opened):
+        """opened: an operand, of which parts of op(X) are read."""
+        s = opened.matrix
+        self.opened, self.bytes_read = opened, 0
+        self._slot = (
+            s.chunk_bytes if s.whole else max(s.chunk_cols * s.itemsize, min(s.chunk_bytes, PIECE_BYTES))
+        )
+        # Pieces of one that is stored transposed may be cut along k; then one thread adds them up in order.
+        self._threads = 1 if s.transposed else THREADS
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, with what each thread computes in."""
+        beside = self._slot + self.opened.matrix.beside(self._slot) + WORK_BYTES
+        return self._threads * beside + self.opened.matrix.apart
+
+    def cost(self, rows: Range, cols: Range) -> int:
+        """Bytes that reading moves from the store."""
+        return sum(piece_read_bytes(self.opened.matrix, piece) for piece in self._pieces(rows, cols))
+
+    def each(self, rows: Range, cols: Range, work: Callable[[Array, int, int], None]) -> int:
+        """Call `work(values, row, column)` for each piece of rows × cols of op(X), by several threads; the
+        bytes read. The columns of pieces of the same rows are different ones."""
+
+        def run(piece: Piece, slot: Bytes) -> int:
+            values, moved = self.opened.source.read(piece, slot)
+            at = piece.rows[0], piece.cols[0]
+            with np.errstate(all="ignore"):
+                if self.opened.matrix.transposed:
+                    work(values.T, *at[::-1])
+                else:
+                    work(values, *at)
+            return moved
+
+        with (
+            ThreadPoolExecutor(self._threads, "ooc-gemm rows") as pool,
+            self.opened.source.cancelled_on_error(),
+        ):
+            slots = page_aligned(self._threads, self._slot)
+            moved = each(pool, slots, self._pieces(rows, cols), run)
+        self.bytes_read += moved
+        return moved
+
+    def _pieces(self, rows: Range, cols: Range) -> Iterator[Piece]:
+        s = self.opened.matrix
+        return cut("", s, *((cols, rows) if s.transposed else (rows, cols)), self._slot)
+
+
+def norms(rows: Rows) -> tuple[Array, float]:
+    """(squared norm of each row in float64, the share of all squares that the deviations of columns from
+    their means make up). Rows that are not finite do not count in the share; it is 1 where there are none."""
+    count, k = rows.opened.shape
+    squares, sums, lock = np.zeros(count), np.zeros(k), Lock()
+
+    def add(values: Array, row: int, col: int) -> None:
+        step = max(1, STRIP_BYTES // 8 // max(1, values.shape[1]))
+        for start, stop in ranges(len(values), step):
+            wide = values[start:stop].astype(np.float64)
+            some = np.einsum("ij,ij->i", wide, wide)
+            squares[row + start : row + stop] += some
+            if not np.isfinite(some).all():
+                wide = wide[np.isfinite(some)]
+            with lock:
+                sums[col : col + values.shape[1]] += wide.sum(axis=0)
+
+    for columns in _depths(rows, 1):
+        rows.each((0, count), columns, add)
+    finite = np.isfinite(squares)
+    total, number = float(squares[finite].sum()), int(finite.sum())
+    if not total:
+        return squares, 1.0
+    with np.errstate(all="ignore"):
+        return squares, 1.0 - float(np.square(sums).sum()) / number / total
+
+
+def _depths(rows: Rows, count: int, itemsize: int = 1) -> Iterator[Range]:
+    """The columns of op(X) that are looked at together: of one chunk, so that each row comes in one piece,
+    and few enough that `count` rows of another operand fit `PANEL_BYTES`."""
+    s, k = rows.opened.matrix, rows.opened.shape[1]
+    chunk = s.chunk_rows if s.transposed else s.chunk_cols
+    most = max(1, PANEL_BYTES // max(1, count * itemsize))
+    for start, stop in ranges(k, chunk):
+        for inner, outer in ranges(stop - start, min(most, chunk)):
+            yield start + inner, start + outer
+
+
+class Exact:
+    """Computes the scores of candidates in float64."""
+
+    def __init__(self, a: Rows, b: Rows, metric: Metric):
+        self.a, self.b, self._metric = a, b, metric
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes beside `CANDIDATE_BYTES` for each candidate."""
+        return self.a.nbytes + self.b.nbytes + PANEL_BYTES
+
+    def cost(self, rows: Range) -> int:
+        """Bytes that it reads for candidates of these rows of A."""
+        n, depths = self.b.opened.shape[0], self._depths(rows)
+        return sum(self.a.cost(rows, k) + self.b.cost((0, n), k) for k in depths)
+
+    def scores(self, rows: Range, columns: Array) -> tuple[Array, Array, int]:
+        """(score of each candidate, higher is better, −∞ for none; norm of each row of A; bytes read). Row i
+        of `columns` has the candidates of row rows[0] + i of A, −1 for none."""
+        count, keep = columns.shape
+        order = np.argsort(columns, axis=None, kind="stable")
+        order = order[np.searchsorted(columns.reshape(-1)[order], 0) :]
+        column, row = columns.reshape(-1)[order], order // keep
+        sums, right = np.zeros(len(order)), np.zeros(len(order))
+        left, moved, n = np.zeros(count), 0, self.b.opened.shape[0]
+        for k in self._depths(rows):
+            panel = np.empty((count, k[1] - k[0]), self.a.opened.dtype)
+
+            def fill(values: Array, at: int, col: int, panel: Array = panel, first: int = k[0]) -> None:
+                height, width = values.shape
+                panel[at - rows[0] : at - rows[0] + height, col - first : col - first + width] = values
+
+            def add(values: Array, at: int, col: int, panel: Array = panel, first: int = k[0]) -> None:
+                here = slice(*np.searchsorted(column, (at, at + len(values))))
+                step = max(1, STRIP_BYTES // 8 // max(1, values.shape[1]))
+                for start, stop in ranges(here.stop - here.start, step):
+                    some = slice(here.start + start, here.start + stop)
+                    x = panel[row[some], col - first : col - first + values.shape[1]].astype(np.float64)
+                    y = values[column[some] - at].astype(np.float64)
+                    if self._metric == "sqeuclidean":
+                        x -= y
+                        y = x
+                    elif self._metric == "cosine":
+                        right[some] += np.einsum("ij,ij->i", y, y)
+                    sums[some] += np.einsum("ij,ij->i", x, y)
+
+            moved += self.a.each(rows, k, fill)
+            step = max(1, STRIP_BYTES // 8 // max(1, panel.shape[1]))
+            for start, stop in ranges(count, step):
+                wide = panel[start:stop].astype(np.float64)
+                left[start:stop] += np.einsum("ij,ij->i", wide, wide)
+            moved += self.b.each((0, n), k, add)
+        found = np.full(columns.shape, -np.inf)
+        with np.errstate(all="ignore"):
+            found.reshape(-1)[order] = self._scored(sums, left[row], right)
+        found[~np.isfinite(left)] = -np.inf
+        return found, np.sqrt(left), moved
+
+    def _scored(self, sums: Array, left: Array, right: Array) -> Array:
+        if self._metric == "sqeuclidean":
+            return -sums
+        if self._metric == "dot":
+            return sums
+        lengths = np.sqrt(left) * np.sqrt(right)
+        cosines: Array = np.divide(sums, lengths, out=np.zeros_like(sums), where=lengths > 0)
+        return cosines
+
+    def _depths(self, rows: Range) -> list[Range]:
+        return list(_depths(self.b, rows[1] - rows[0], self.a.opened.dtype.itemsize))

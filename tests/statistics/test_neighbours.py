@@ -1,0 +1,386 @@
+"""Nearest neighbours: against brute force in float64, in every layout, within the limit, and resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from arrays import LAYOUTS
+from conftest import make, ooc
+
+import ooc_gemm
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.statistics import nearest, ranking
+from ooc_gemm.statistics.nearest import Nearest, Scores
+from ooc_gemm.storage.write import rows as stored
+
+MiB = 1 << 20
+METRICS = ["cosine", "dot", "sqeuclidean"]
+
+
+class Downloading(CPU):
+    """A device that does not reduce: its blocks are downloaded, and reduced by the target."""
+
+    reduces = False
+
+
+def brute(a, b, k, metric, others=False):
+    """(indices, values) by all scores in float64; of equal ones the lowest index first."""
+    a, b = a.astype("f8"), b.astype("f8")
+    scores = a @ b.T
+    if metric == "cosine":
+        lengths = np.linalg.norm(a, axis=1)[:, None] * np.linalg.norm(b, axis=1)
+        scores = np.divide(scores, lengths, out=np.zeros_like(scores), where=lengths > 0)
+    elif metric == "sqeuclidean":
+        scores = np.array([-np.square(row - b).sum(axis=1) for row in a])
+    if others:
+        np.fill_diagonal(scores, -np.inf)
+    columns = np.broadcast_to(np.arange(len(b)), scores.shape)
+    order = np.lexsort((columns, -scores), axis=1)[:, :k]
+    values = np.take_along_axis(scores, order, 1)
+    return order, -values if metric == "sqeuclidean" else values
+
+
+def rows(shape, dtype, seed):
+    """Values without ties but those that are meant."""
+    values = np.random.default_rng(seed).standard_normal(shape)
+    return (values * 40).astype(dtype) if np.dtype(dtype).kind in "iu" else values.astype(dtype)
+
+
+def assert_found(found, expected, bound=1e-6):
+    indices, values = expected
+    np.testing.assert_array_equal(np.asarray(found.indices), indices)
+    assert np.asarray(found.indices).dtype == np.int64
+    np.testing.assert_allclose(np.asarray(found.values), values, rtol=bound, atol=bound)
+
+
+def least_limit(*args, **options):
+    with pytest.raises(ooc_gemm.BudgetError) as small:
+        ooc_gemm.topk(*args, memory_limit=1, **options)
+    return small.value.minimum_memory_limit
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "u1", "i4"])
+def test_types_and_metrics(dtype, metric):
+    a, b = rows((61, 19), dtype, 1), rows((333, 19), dtype, 2)
+    for device in ("cpu", Downloading()):
+        found = ooc_gemm.topk(a, b, k=7, metric=metric, device=device)
+        assert_found(found, brute(a, b, 7, metric))
+        assert found.values.dtype == (np.float32 if dtype in ("f2", "f4") else np.float64)
+    assert_found(ooc_gemm.topk(b, k=4, metric=metric, device="cpu"), brute(b, b, 4, metric, others=True))
+    found = ooc_gemm.topk(b, k=4, metric=metric, include_self=True, device="cpu")
+    assert_found(found, brute(b, b, 4, metric))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(tmp_path, layout):
+    a, b = rows((70, 52), "f4", 3), rows((135, 52), "f4", 4)
+    at, bt = make(tmp_path / "a", a, **LAYOUTS[layout]), make(tmp_path / "b", b, **LAYOUTS[layout])
+    found = ooc_gemm.topk(at, bt, tmp_path / "out", k=5, metric="sqeuclidean", device="cpu")
+    assert_found(found, brute(a, b, 5, "sqeuclidean"), 1e-5)
+    assert found.bytes_read == found.plan.bytes_read
+    assert found.bytes_written == found.plan.bytes_written == 70 * 5 * 12
+
+
+@pytest.mark.parametrize(
+    "shapes", [((1, 1), (1, 1)), ((3, 5), (2, 5)), ((33, 2), (4097, 2)), ((2, 700), (40, 700))]
+)
+def test_shapes(shapes):
+    a, b = (rows(shape, "f4", number) for number, shape in enumerate(shapes))
+    for k in {1, min(20, len(b)), len(b)}:
+        assert_found(ooc_gemm.topk(a, b, k=k, metric="dot", device="cpu"), brute(a, b, k, "dot"), 1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", Downloading()], ids=["reduces", "downloads"])
+def test_several_rows_of_blocks_and_panels_within_a_small_limit(tmp_path, device, monkeypatch):
+    monkeypatch.setattr(ranking, "CHUNK_ROWS", 128)
+    a, b = rows((500, 600), "f4", 5), rows((4200, 600), "f4", 6)
+    at = make(tmp_path / "a", a, chunks=(100, 250), compressors=None)
+    bt = make(tmp_path / "b", b, chunks=(400, 250))
+    limit = least_limit(at, bt, k=3, device=device) + MiB
+    found = ooc_gemm.topk(at, bt, k=3, device=device, memory_limit=limit)
+    assert found.plan.bm < 500
+    assert found.plan.bn < 4200
+    assert found.plan.panel_count > 1
+    assert found.plan.host_bytes <= limit
+    assert found.bytes_read == found.plan.bytes_read
+    assert_found(found, brute(a, b, 3, "cosine"))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_equal_scores_are_in_the_order_of_rows(metric):
+    a = np.random.default_rng(7).integers(-1, 2, (90, 3)).astype("f4")
+    b = np.random.default_rng(8).integers(-1, 2, (4500, 3)).astype("f4")
+    assert_found(ooc_gemm.topk(a, b, k=12, metric=metric, device="cpu"), brute(a, b, 12, metric))
+    same = np.ones((4200, 3), "i1")
+    found = ooc_gemm.topk(same, k=3, metric=metric, device="cpu")
+    assert_found(found, brute(same, same, 3, metric, others=True))
+
+
+def test_rows_of_zeros_have_a_cosine_of_0():
+    a, b = rows((4, 6), "f4", 9), rows((5, 6), "f4", 10)
+    a[1] = b[2] = 0
+    assert_found(ooc_gemm.topk(a, b, k=5, device="cpu"), brute(a, b, 5, "cosine"))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_rows_that_are_not_finite_are_no_neighbours_and_have_none(metric):
+    a, b = rows((40, 6), "f4", 11), rows((300, 6), "f4", 12)
+    a[3, 2], a[5, 0], b[17, 1], b[203, 4], b[204, 4] = np.nan, np.inf, np.nan, -np.inf, np.nan
+    kept = np.delete(np.arange(300), [17, 203, 204])
+    for device in ("cpu", Downloading()):
+        found = ooc_gemm.topk(a, b, k=8, metric=metric, device=device)
+        none = np.isin(np.arange(40), [3, 5])
+        assert (found.indices[none] == -1).all()
+        assert np.isnan(found.values[none]).all()
+        indices, values = brute(a[~none], b[kept], 8, metric)
+        np.testing.assert_array_equal(found.indices[~none], kept[indices])
+        np.testing.assert_allclose(found.values[~none], values, rtol=1e-5, atol=1e-6)
+    few = np.full((3, 6), np.nan, "f4")
+    few[1] = 1
+    found = ooc_gemm.topk(few, few, k=2, metric=metric, device="cpu")
+    assert found.indices.tolist() == [[-1, -1], [1, -1], [-1, -1]]
+
+
+@pytest.mark.parametrize("metric", ["cosine", "sqeuclidean"])
+def test_means_far_from_zero_lose_no_neighbour(metric):
+    a, b = rows((50, 30), "f8", 13) + 1e4, rows((2000, 30), "f8", 14) + 1e4
+    a, b = a.astype("f4"), b.astype("f4")
+    said = []
+    found = ooc_gemm.topk(a, b, k=10, metric=metric, device="cpu", notice=said.append)
+    indices, values = brute(a, b, 10, metric)
+    np.testing.assert_array_equal(found.indices, indices)
+    np.testing.assert_allclose(found.values, values, rtol=1e-6)
+    assert "float64" in " ".join(said)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_sizes_that_products_in_float32_cannot_hold(size):
+    a, b = rows((20, 8), "f8", 15) * size, rows((100, 8), "f8", 16) * size
+    a, b = a.astype("f4"), b.astype("f4")
+    found = ooc_gemm.topk(a, b, k=3, device="cpu")
+    assert_found(found, brute(a, b, 3, "cosine"))
+
+
+def test_rows_whose_last_neighbour_is_in_doubt_are_counted():
+    """Of 100 rows that are the same, 5 are chosen."""
+    base = rows((1, 8), "f4", 17)
+    b = np.concatenate([np.repeat(base, 100, axis=0), rows((50, 8), "f4", 18)])
+    assert ooc_gemm.topk(base, b, k=5, device="cpu").rows_close == 1
+    assert ooc_gemm.topk(rows((30, 8), "f4", 19), rows((60, 8), "f4", 20), k=5, device="cpu").rows_close == 0
+
+
+def test_the_reduction_takes_tiles_in_any_order():
+    random = np.random.default_rng(21)
+    for shape, keep, values in (
+        ((1100, 4500), 9, "wide"),
+        ((530, 900), 300, "wide"),
+        ((600, 5000), 5, "few"),
+    ):
+        c = random.standard_normal(shape) if values == "wide" else random.integers(0, 3, shape)
+        c = c.astype("f4")
+        found = Nearest(shape, 550, keep, np.dtype("f4"), np.dtype("f4"), Scores())
+        tiles = [
+            (i, min(i + 192, first + 550, shape[0]), j)
+            for first in range(0, shape[0], 550)
+            for i in range(first, min(first + 550, shape[0]), 192)
+            for j in range(0, shape[1], 1500)
+        ]
+        for index in random.permutation(len(tiles)):
+            i, stop, j = tiles[index]
+            found.take(c[i:stop, j : j + 1500].copy(), i, j)
+        columns = np.concatenate([found.best(band)[0] for band in range(-(-shape[0] // 550))])
+        order = np.lexsort((np.broadcast_to(np.arange(shape[1]), shape), -c), axis=1)
+        np.testing.assert_array_equal(columns, order[:, :keep])
+
+
+def test_csr_is_what_scipy_takes():
+    sparse = pytest.importorskip("scipy.sparse")
+    x = rows((50, 4), "f4", 22)
+    x[7] = np.nan
+    found = ooc_gemm.topk(x, k=3, metric="sqeuclidean", device="cpu")
+    made = sparse.csr_matrix(found.csr(), shape=found.shape)
+    assert made.has_canonical_format
+    assert made.nnz == 49 * 3
+    for row in (0, 49):
+        assert made[row, found.indices[row]].toarray().ravel().tolist() == found.values[row].tolist()
+
+
+def test_scikit_learn_agrees():
+    neighbors = pytest.importorskip("sklearn.neighbors")
+    digits = pytest.importorskip("sklearn.datasets").load_digits().data
+    for metric, theirs in (("cosine", "cosine"), ("sqeuclidean", "sqeuclidean")):
+        fitted = neighbors.NearestNeighbors(n_neighbors=10, metric=theirs, algorithm="brute").fit(digits)
+        distances, _ = fitted.kneighbors()
+        found = ooc_gemm.topk(digits.astype("f4"), metric=metric, device="cpu")
+        values = 1 - found.values if metric == "cosine" else found.values
+        np.testing.assert_allclose(values, distances, rtol=1e-6, atol=1e-6)
+
+
+def interrupt(monkeypatch, count):
+    """Writing fails when so many chunks of rows are written."""
+    write, left = stored.RowArrays.write, iter(range(count))
+
+    def limited(self, *args):
+        if next(left, None) is None:
+            raise ooc_gemm.StoreError("the plug is pulled")
+        return write(self, *args)
+
+    monkeypatch.setattr(stored.RowArrays, "write", limited)
+
+
+def test_an_interrupted_run_is_continued_to_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setattr(ranking, "CHUNK_ROWS", 64)
+    a, b = rows((500, 200), "f4", 23), rows((3000, 200), "f4", 24)
+    at, bt = make(tmp_path / "a", a), make(tmp_path / "b", b)
+    limit = least_limit(at, bt, tmp_path / "x", device="cpu")
+    options = {"device": "cpu", "memory_limit": limit}
+    whole = ooc_gemm.topk(at, bt, tmp_path / "whole", **options)
+    assert whole.plan.block_count > 3
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        interrupt(patch, 3)
+        with pytest.raises(ooc_gemm.StoreError, match="plug"):
+            ooc_gemm.topk(at, bt, out, **options)
+    assert not out.exists()
+    with pytest.raises(ooc_gemm.InputError, match="resume=True"):
+        ooc_gemm.topk(at, bt, out, **options)
+    with pytest.raises(ooc_gemm.InputError, match="k was 10 and is 9"):
+        ooc_gemm.topk(at, bt, out, k=9, resume=True, **options)
+    done = ooc_gemm.topk(at, bt, out, resume=True, **options)
+    assert done.rows_resumed == 3 * 64
+    assert done.bytes_read == done.plan.bytes_read
+    assert done.bytes_written == done.plan.bytes_written == (500 - 192) * 10 * 12
+    for name in ("indices", "values"):
+        assert np.array_equal(
+            zarr.open_array(out / name)[...], zarr.open_array(tmp_path / "whole" / name)[...]
+        )
+    assert_found(done, brute(a, b, 10, "cosine"))
+    said = []
+    again = ooc_gemm.topk(at, bt, out, resume=True, notice=said.append, **options)
+    assert again.rows_resumed == 500
+    assert again.bytes_written == 0
+    assert "finished already" in said[0]
+    zarr.open_array(at, mode="r+")[0, 0] = 5
+    with pytest.raises(ooc_gemm.InputError, match="changed"):
+        ooc_gemm.topk(at, bt, out, resume=True, **options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "out", "whole"]
+
+
+def test_what_exists_is_replaced_only_when_asked_and_only_at_the_end(tmp_path, monkeypatch):
+    x, other = make(tmp_path / "x", rows((90, 5), "f4", 25)), make(tmp_path / "other", rows((9, 5), "f4", 26))
+    out = tmp_path / "out"
+    first = ooc_gemm.topk(x, out=out, k=3, device="cpu").indices[...]
+    with pytest.raises(ooc_gemm.InputError, match="force=True"):
+        ooc_gemm.topk(x, out=out, k=3, device="cpu")
+    with monkeypatch.context() as patch:
+        interrupt(patch, 0)
+        with pytest.raises(ooc_gemm.StoreError, match="plug"):
+            ooc_gemm.topk(x, out=out, k=4, device="cpu", force=True)
+    assert np.array_equal(zarr.open_array(out / "indices")[...], first)
+    assert ooc_gemm.topk(x, out=out, k=4, device="cpu", force=True).indices.shape == (90, 4)
+    for place, said in (
+        (other, "no such result"),
+        (x, "input"),
+        (Path(x) / "in", "input"),
+        ("s3://b/c", "local"),
+    ):
+        with pytest.raises(ooc_gemm.InputError, match=said):
+            ooc_gemm.topk(x, out=place, k=3, force=True)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ooc_gemm.InputError, match="left alone"):
+        ooc_gemm.topk(x, out=tmp_path / "folder", k=3, force=True)
+
+
+def test_requests_that_cannot_be_are_refused(tmp_path):
+    x = rows((9, 4), "f4", 27)
+    for options, said in (
+        ({"k": 0}, "k is 0"),
+        ({"k": 9}, "8 possible neighbours"),
+        ({"metric": "cityblock"}, "cosine, sqeuclidean|choose one of"),
+        ({"b": x[:, :3]}, "rows of B 3"),
+        ({"b": x.astype("c8")}, "complex"),
+        ({"b": ooc_gemm.Operand(x)}, "transforms no inputs"),
+        ({"resume": True}, "stored"),
+        ({"out": tmp_path / "out", "resume": True}, "known again"),
+    ):
+        with pytest.raises(ooc_gemm.InputError, match=said):
+            ooc_gemm.topk(x, **{"k": 3, **options})
+    assert not list(tmp_path.iterdir())
+
+
+def test_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a, b = rows((40, 6), "f4", 28), rows((70, 6), "f4", 29)
+    make("a", a)
+    make("b", b)
+    done = ooc("topk", "a", "b", "out", "-k", 5, "--metric", "dot", "-d", "cpu", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["shape"] == [40, 70]
+    np.testing.assert_array_equal(zarr.open_array("out/indices")[...], brute(a, b, 5, "dot")[0])
+    done = ooc("topk", "a", "others", "-k", 5, "-d", "cpu", "-v")
+    assert done.code == 0, done.err
+    assert "reduced as they come" in done.out
+    np.testing.assert_array_equal(zarr.open_array("others/indices")[...], brute(a, a, 5, "cosine", True)[0])
+    done = ooc("topk", "a", "others", "-k", 5, "-d", "cpu")
+    assert done.code == 2
+    assert "--force" in done.err
+    assert ooc("topk", "a").code == 2
+
+
+PROGRAM = """
+import json, sys
+import ooc_gemm
+options = json.loads(sys.argv[1])
+found = ooc_gemm.topk(**options)
+print(json.dumps([found.peak_host_bytes, found.plan.block_count, found.rows_resumed]))
+"""
+
+
+def process(**options):
+    """`topk` in a process of its own."""
+    command = [sys.executable, "-c", PROGRAM, json.dumps(options)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_process_keeps_the_limit_and_survives_a_kill(tmp_path):
+    x = rows((12000, 64), "f4", 30)
+    make(tmp_path / "x", x, chunks=(3000, 64), compressors=None)
+    options = {"a": str(tmp_path / "x"), "device": "cpu", "memory_limit": 192 * MiB}
+    whole = process(**options, out=str(tmp_path / "whole"))
+    peak, blocks, _ = json.loads(whole.communicate()[0])
+    assert peak <= 192 * MiB
+    assert blocks > 3
+    killed = process(**options, out=str(tmp_path / "out"))
+    folder = stored.staging(tmp_path / "out") / "values" / "c"
+    while killed.poll() is None and not (folder / "0" / "0").exists():
+        time.sleep(0.01)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert not (tmp_path / "out").exists()
+    peak, _, resumed = json.loads(process(**options, out=str(tmp_path / "out"), resume=True).communicate()[0])
+    assert peak <= 192 * MiB
+    assert resumed > 0
+    for name in ("indices", "values"):
+        found = zarr.open_array(tmp_path / "out" / name)[...]
+        assert np.array_equal(found, zarr.open_array(tmp_path / "whole" / name)[...])
+    indices, _ = brute(x[:50], x, 11, "cosine")
+    assert np.array_equal(zarr.open_array(tmp_path / "out" / "indices")[:50], indices[:, 1:])
+
+
+def test_the_reduction_holds_no_more_than_is_counted():
+    keep, height = 16, 512
+    found = Nearest((height, 9000), height, keep, np.dtype("f4"), np.dtype("f4"), Scores())
+    found.take(np.ones((1, 8), "f4"), 0, 0)
+    (band,) = found._bands.values()
+    held = sum(x.nbytes for x in (band.values, band.columns, band.count, band.least, band.edge))
+    assert held <= height * Nearest.row_bytes(keep, np.dtype("f4"))
+    assert nearest.STRIP * found.tile[1] * 8 * 4 <= ranking.TILE_BYTES
