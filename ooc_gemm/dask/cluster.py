@@ -159,9 +159,7 @@ class _Run:
             looked = time.monotonic()
             seen = looked if self._workers.known else seen
             if looked > seen + alike.TIMEOUT:
-                raise DeviceError(
-                    "the cluster has no workers any more; add some and continue with resume=True"
-                )
+                raise DeviceError("the cluster has no workers left; add some and continue with resume=True")
 
     def forget(self) -> None:
         """Cancel what is still under way, because its results are not needed any more."""

@@ -55,7 +55,7 @@ def connected(
             yield client, memory_limit
         return
     if not number.isdecimal() or int(number) < 1:
-        raise InputError(f"{scheduler!r} is no cluster; give the address of a scheduler, or local:N")
+        raise InputError(f"{scheduler!r} is not a cluster; give the address of a scheduler, or local:N")
     count = int(number)
     limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
     own, threads = baseline_bytes(CLIENT_BYTES), CPU().threads

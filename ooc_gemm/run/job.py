@@ -143,7 +143,7 @@ def _wrong_again(job: Job, wrong: list[Block]) -> VerificationError:
     places = _places(wrong)
     rest = "run again" if job.head is None else "continue with resume=True"
     return VerificationError(
-        f"{_name(job)} comes out wrong in {_spelled(places)}, also when computed again; "
+        f"{_name(job)} is wrong in {_spelled(places)}, also when computed again; "
         f"{rest}, on another device than {job.executor.hardware.name}",
         places,
     )

@@ -30,4 +30,4 @@ def scalar(name: str, value: Any) -> Any:
             if not isinstance(found, int) and not cmath.isfinite(found):
                 raise InputError(f"{name} is {value}; it must be finite")
             return found
-    raise InputError(f"{name} is {value!r}, which is no number; give one such as 2, 0.5 or 1+2j")
+    raise InputError(f"{name} is {value!r}, which is not a number; give one such as 2, 0.5 or 1+2j")

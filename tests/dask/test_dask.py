@@ -610,7 +610,7 @@ def test_command_line(tmp_path, monkeypatch):
     small = ooc(*command, "local:2", "-f", "-M", "100MiB")
     assert small.code == 2
     assert "too small for 2 workers" in small.err
-    for wrong, what in (("local:0", "no cluster"), ("local:x", "no cluster"), ("nowhere", "address")):
+    for wrong, what in (("local:0", "not a cluster"), ("local:x", "not a cluster"), ("nowhere", "address")):
         monkeypatch.setattr("ooc_gemm.dask.workers.TIMEOUT", 2)
         refused = ooc(*command, wrong, "-f")
         assert refused.code == 2

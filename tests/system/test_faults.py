@@ -219,7 +219,7 @@ def test_a_disk_that_fails_on_writing(here, monkeypatch, call):
             "cpu",
             "--chunks",
             "30,26",
-            words=["Error: c", "Input/output error", "see to its disk", "--resume"],
+            words=["Error: c", "Input/output error", "check its disk", "--resume"],
         )
     assert ooc("multiply", "a", "b", "c", "-d", "cpu", "--chunks", "30,26", "--resume").code == 0
     assert np.array_equal(zarr.open_array("c", mode="r")[:], C)
@@ -705,14 +705,14 @@ def test_a_store_that_hangs(here, monkeypatch, abandons):
     monkeypatch.setattr(answers, "TIMEOUT", 0.3)
     a, c = hanging(A, "get"), hanging(OLD, "set")
     with pytest.raises(
-        ooc_gemm.StoreError, match=r"chunk c/\d/\d does not come \(no answer within 0.\d+ s\)"
+        ooc_gemm.StoreError, match=r"chunk c/\d/\d cannot be fetched \(no answer within 0.\d+ s\)"
     ):
         ooc_gemm.multiply(a, "b", "c", device="cpu")
     with pytest.raises(
         ooc_gemm.StoreError, match=r"chunk c/\d/\d cannot be written: no answer within 0.\d+ s"
     ):
         ooc_gemm.multiply("a", "b", c, device="cpu", force=True)
-    with pytest.raises(ooc_gemm.StoreError, match=r"chunk c/\d/\d does not come"):
+    with pytest.raises(ooc_gemm.StoreError, match=r"chunk c/\d/\d cannot be fetched"):
         ooc_gemm.verify("a", "b", hanging(C, "get"))
     a.store_path.store.hangs = ""
     monkeypatch.setattr(answers, "TIMEOUT", 60)
@@ -776,7 +776,7 @@ def test_a_store_whose_threads_hang_does_not_keep_the_process(here, ends):
         process.kill()
     if ends == "by itself":
         assert process.returncode == 1
-        assert_one_sentence(said, "slow://shelf/a: chunk c/", "does not come")
+        assert_one_sentence(said, "slow://shelf/a: chunk c/", "cannot be fetched")
     else:
         assert process.returncode == 130
         assert said.strip().startswith("Interrupted: ")
@@ -867,7 +867,7 @@ def test_a_gpu_without_any_memory(here, cupy):
     device = CUDA()
     taken = cupy.cuda.Memory(cupy.cuda.runtime.memGetInfo()[0] - 64 * MiB)
     a = np.ones((8192, 512), "f4")
-    with pytest.raises(ooc_gemm.DeviceError, match="has not the memory that the plan counts on"):
+    with pytest.raises(ooc_gemm.DeviceError, match="does not have the memory that the plan counts on"):
         ooc_gemm.multiply(a, a, device=device, transpose_b=True)
     assert not device._arrays
     del taken

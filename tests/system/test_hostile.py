@@ -104,7 +104,7 @@ def test_metadata_that_is_too_long(here, layouts):
     os.truncate(file, 1 << 40)
     refused("more than 2 MiB")
     file.write_text('{"a":' * 60_000)
-    refused("no JSON")
+    refused("not JSON")
     file.write_text('{"a":' * 400_000)
     refused("more than 65536 lists and objects")
 
@@ -238,7 +238,7 @@ HOSTILE = {
     "objects": ("v2", lambda d: d.update(dtype="|O", filters=[{"id": "vlen-utf8"}]), "cannot be multiplied"),
     "fields": ("v2", lambda d: d.update(dtype=[["x", "<f4"]] * 1000), "cannot be multiplied"),
     "control characters": ("raw", lambda d: d.update(data_type="\x1b[2J\ud800"), "cannot be multiplied"),
-    "a number of 5000 digits": ("raw", lambda d: json.dumps(d).replace("12", "1" * 5000), "no JSON"),
+    "a number of 5000 digits": ("raw", lambda d: json.dumps(d).replace("12", "1" * 5000), "not JSON"),
     "a fill value of 2 MB": ("raw", lambda d: d.update(fill_value="9" * 2_000_000), "fill value"),
     "a dimension too many": ("raw", grid([1] * 100_000, [1] * 100_000), "two dimensions"),
 }

@@ -51,18 +51,18 @@ def test_too_many_open_files_are_said_with_what_helps(tmp_path, when, compressor
     assert done.returncode == 0, done.stderr
     assert "Too many open files" in done.stdout
     assert "raise the limit on open files (ulimit -n)" in done.stdout
-    assert "see to its disk" not in done.stdout
+    assert "check its disk" not in done.stdout
     assert "write it again" not in done.stdout
 
 
 def test_the_remedy_is_found_behind_other_errors():
     system = OSError(errno.ENFILE, os.strerror(errno.ENFILE))
-    behind = StoreError("a chunk does not come")
+    behind = StoreError("a chunk cannot be fetched")
     behind.__cause__ = system
     client = RuntimeError("error sending request: Too many open files (os error 24)")
     for error in (system, behind, client):
-        assert remedy(error, "see to its disk") == "raise the limit on open files (ulimit -n)"
-    assert remedy(OSError(errno.EIO, "I/O error"), "see to its disk") == "see to its disk"
+        assert remedy(error, "check its disk") == "raise the limit on open files (ulimit -n)"
+    assert remedy(OSError(errno.EIO, "I/O error"), "check its disk") == "check its disk"
 
 
 MANY = """

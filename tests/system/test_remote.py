@@ -198,7 +198,7 @@ def test_errors_that_last(shelf, proxy, monkeypatch, fault, which):
         name = f"{shelf}/a: chunk c/" if which == "GET" else f"{shelf}/c: chunk c/"
         assert isinstance(error.value, ooc_gemm.StoreError)
         assert said.startswith(name)
-        assert "see to its store" in said
+        assert "check its store" in said
     if isinstance(fault, int):
         assert str(fault) in said
     monkeypatch.setattr(answers, "TIMEOUT", 60.0)

@@ -217,7 +217,7 @@ def test_errors_of_workers_hold_no_credentials(tmp_path, shelf, server, cluster)
     listener.heard.clear()
     try:
         proxy.fault = lambda method, path: 403 if "/a/c/" in path else None
-        with pytest.raises(ooc_gemm.StoreError, match="does not come") as error:
+        with pytest.raises(ooc_gemm.StoreError, match="cannot be fetched") as error:
             ooc_gemm.dask.multiply(f"{shelf}/a", f"{shelf}/b", tmp_path / "c", client=client, **CPU)
     finally:
         proxy.close()

@@ -510,7 +510,7 @@ class CUDA:
             self._free = self._least_free = self._runtime.memGetInfo()[0]
             limit = CONTEXT_BYTES + self._free // 2
         full_error = OutOfMemoryError(
-            f"{self.name} has not the memory that the plan counts on ({error}); "
+            f"{self.name} does not have the memory that the plan counts on ({error}); "
             "give a smaller device_memory_limit"
         )
         return Failure(full_error, limit)

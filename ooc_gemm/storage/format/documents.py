@@ -51,9 +51,9 @@ def parse(name: str, document: bytes) -> dict[str, Any]:
     try:
         found = json.loads(document)
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of too many digits
-        raise _bad(name, f"it is no JSON ({short(error)})") from error
+        raise _bad(name, f"it is not JSON ({short(error)})") from error
     if not isinstance(found, dict):
-        raise _bad(name, "it is no JSON object")
+        raise _bad(name, "it is not a JSON object")
     return found
 
 
@@ -102,7 +102,7 @@ def _version_3(name: str, described: dict[str, Any]) -> dict[str, Any]:
     _check_chain(name, described.get("codecs"))
     _check_fill(name, described.get("fill_value"))
     if not isinstance(described.get("attributes"), dict | None):
-        raise _bad(name, "attributes is no JSON object")
+        raise _bad(name, "attributes is not a JSON object")
     kept = {key: value for key, value in described.items() if key != "dimension_names"}
     return {**kept, "attributes": attributes(described.get("attributes"))}
 
@@ -124,12 +124,12 @@ def _version_2(name: str, described: dict[str, Any]) -> dict[str, Any]:
         raise _bad(name, f"order {short(described['order'])!r} is neither C nor F")
     filters, compressor = described.get("filters"), described.get("compressor")
     if filters is not None and not isinstance(filters, list):
-        raise _bad(name, "filters is no list")
+        raise _bad(name, "filters is not a list")
     if len(filters or []) > MAX_CODECS:
         raise _bad(name, f"it has more than {MAX_CODECS} codecs")
     for one in [*(filters or []), *([] if compressor is None else [compressor])]:
         if not isinstance(one, dict):
-            raise _bad(name, "a codec is no JSON object")
+            raise _bad(name, "a codec is not a JSON object")
         if str(one.get("id")) not in COMPRESSORS | CHECKSUMS | FILTERS:
             raise _unknown(name, one.get("id"))
         _check_types(name, one)
@@ -143,7 +143,7 @@ def _version_2(name: str, described: dict[str, Any]) -> dict[str, Any]:
 def _configuration(name: str, described: dict[str, Any]) -> dict[str, Any]:
     found = described.get("configuration", {})
     if not isinstance(found, dict):
-        raise _bad(name, f"the configuration of {short(described.get('name'))} is no JSON object")
+        raise _bad(name, f"the configuration of {short(described.get('name'))} is not a JSON object")
     return found
 
 
@@ -180,14 +180,14 @@ def _key(name: str, encoding: Any, separator: Any) -> None:
 
 def _check_chain(name: str, chain: Any, depth: int = 0) -> None:
     if not isinstance(chain, list):
-        raise _bad(name, "codecs is no list")
+        raise _bad(name, "codecs is not a list")
     if len(chain) > MAX_CODECS or depth > 2:
         raise _bad(name, f"it has more than {MAX_CODECS} codecs, or too many inside each other")
     for one in chain:
         if isinstance(one, str):
             one = {"name": one}
         if not isinstance(one, dict):
-            raise _bad(name, "a codec is no JSON object")
+            raise _bad(name, "a codec is not a JSON object")
         known, configuration = one.get("name"), _configuration(name, one)
         if not isinstance(known, str) or known.removeprefix("numcodecs.") not in (
             COMPRESSORS | CHECKSUMS | FILTERS | OTHERS
@@ -223,4 +223,4 @@ def _check_types(name: str, configuration: dict[str, Any]) -> None:
 def _check_fill(name: str, value: Any) -> None:
     parts = value if isinstance(value, list) else [value]
     if len(parts) > 2 or any(not isinstance(x, str | int | float | None) or len(str(x)) > 400 for x in parts):
-        raise _bad(name, "its fill value is no number")
+        raise _bad(name, "its fill value is not a number")

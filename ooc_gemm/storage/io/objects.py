@@ -237,8 +237,8 @@ class ObjectReader:
             raise
         except Exception as error:
             raise StoreError(
-                f"{self._name}: chunk {self._key} does not come ({why(error)}); "
-                f"{remedy(error, 'see to its store')}, run again"
+                f"{self._name}: chunk {self._key} cannot be fetched ({why(error)}); "
+                f"{remedy(error, 'check its store')}, then run again"
             ) from error
 
 

@@ -166,7 +166,7 @@ class LazySource(Source):
         except BaseException as error:  # also StopIteration and SystemExit, which mean something to who waits
             raise StoreError(
                 f"{self.name}: rows {rows[0]}–{rows[1] - 1} × columns {cols[0]}–{cols[1] - 1} cannot be read "
-                f"({type(error).__name__}: {error}); see to where they come from, then run again"
+                f"({type(error).__name__}: {error}); check where they come from, then run again"
             ) from error
 
 

@@ -64,7 +64,8 @@ class DecodedSource(Source):
             raise
         except TimeoutError as error:
             raise StoreError(
-                f"{self.name}: chunk {self._key(piece)} does not come ({error}); see to its store, run again"
+                f"{self.name}: chunk {self._key(piece)} cannot be fetched ({error}); "
+                "check its store, then run again"
             ) from error
         except Exception as error:
             raise StoreError(

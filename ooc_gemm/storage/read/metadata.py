@@ -136,7 +136,8 @@ def _unusable(name: str, error: Exception, remote: bool) -> Error:
         return InputError(f"{name} cannot be opened ({_one_line(error)}); {what}")
     if "data type" in str(error):
         return InputError(
-            f"{name} holds what cannot be multiplied ({_one_line(error)}); convert it to one of {SUPPORTED}"
+            f"{name} holds elements that cannot be multiplied ({_one_line(error)}); "
+            f"convert it to one of {SUPPORTED}"
         )
     if remote:
         return InputError(f"{name} cannot be reached ({_one_line(error)}); check its address and credentials")

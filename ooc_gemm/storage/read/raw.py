@@ -125,7 +125,7 @@ class RawSource(Source):
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
-            what = remedy(error, "see to its disk, or write it again")
+            what = remedy(error, "check its disk, or write it again")
             raise StoreError(
                 f"{self.name}: chunk {key} cannot be read: {error.strerror or error}; {what}"
             ) from error

@@ -213,7 +213,7 @@ class Opened:
             said = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
             raise StoreError(
                 f"{self.name} cannot be looked at again ({said}), so C is not finished; "
-                "go on with resume=True"
+                "continue with resume=True"
             ) from error
         if np.array_equal(stamps, self.snapshot.stamps):
             return
@@ -221,6 +221,6 @@ class Opened:
         if not np.array_equal(stamps[:, :2], self.snapshot.stamps[:, :2]):
             raise InputChangedError(f"{said}; start over with force=True")
         raise StoreError(
-            f"{said}; where nothing was written to it, as after chmod, go on with resume=True, else start "
+            f"{said}; where nothing was written to it, as after chmod, continue with resume=True, else start "
             "over with force=True"
         )

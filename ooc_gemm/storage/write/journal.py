@@ -261,7 +261,7 @@ def resume_in_folder(folder: Path, name: str) -> Journal:
     except OSError as error:
         journal.close()
         said = error.strerror or error
-        raise InputError(f"the journal of {name} cannot be written: {said}; see to its disk") from error
+        raise InputError(f"the journal of {name} cannot be written: {said}; check its disk") from error
     except BaseException:
         journal.close()
         raise

@@ -215,7 +215,7 @@ class ObjectLog:
         except Exception as error:
             raise StoreError(
                 f"{self._name}: its journal cannot be written ({why(error)}); "
-                f"{remedy(error, 'see to its store')} and go on with resume=True"
+                f"{remedy(error, 'check its store')} and continue with resume=True"
             ) from error
         self.pause = 10 * (time.monotonic() - start)
 

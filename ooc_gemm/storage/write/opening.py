@@ -100,7 +100,7 @@ def update_target(
 ) -> Target[Publication]:
     """Mark an existing C as unfinished, and return its target; arguments as of `create_target`. `fills`: its
     old values do not count, so that a run can be continued also in an object store."""
-    said = "cannot be updated: {}; it is as it was, see to its disk"
+    said = "cannot be updated: {}; it is as it was, check its disk"
     with _begun(spec, head, said) as log, forgotten(spec) as groups:
         array = open_existing(spec)
         if fills and head and (objects := objects_at(array)):

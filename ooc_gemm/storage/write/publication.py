@@ -122,7 +122,8 @@ class Publication:
         except OSError as error:
             raise StoreError(
                 f"{self.name}: a chunk that a worker has written cannot be moved to its place "
-                f"({error.strerror or error}); {remedy(error, 'see to its disk')} and go on with resume=True"
+                f"({error.strerror or error}); {remedy(error, 'check its disk')} "
+                "and continue with resume=True"
             ) from error
 
     def _written(self, chunk: Chunk) -> None:
@@ -224,8 +225,10 @@ class Publication:
             if not (self.far or isinstance(error, OSError)):
                 raise
             said = (isinstance(error, OSError) and error.strerror) or why(error)
-            what = remedy(error, "see to its store" if self.far else "see to its disk")
-            then = "go on with resume=True" if self.resumable or not self.far else "run again with force=True"
+            what = remedy(error, "check its store" if self.far else "check its disk")
+            then = (
+                "continue with resume=True" if self.resumable or not self.far else "run again with force=True"
+            )
             raise StoreError(f"{self.name} cannot be finished: {said}; {what} and {then}") from error
 
     def _with_attributes(self, described: bytes, made: dict[str, Any]) -> bytes:

@@ -44,4 +44,4 @@ def open_partial(spec: Any) -> zarr.Array[Any]:
                 if document is not None:
                     described = documents.check(name, documents.parse(name, document), key)
                     return array_at(described, at)
-    raise InputError(f"{name} was hardly begun; {journal.ANEW}")
+    raise InputError(f"{name} has no metadata yet; {journal.ANEW}")

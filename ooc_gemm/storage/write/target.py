@@ -136,8 +136,8 @@ class Target(Generic[S]):
             said = (isinstance(error, OSError) and error.strerror) or why(error)
             full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
             place = "store" if self.sink.far else "disk"
-            first = remedy(error, "make room there" if full else f"see to its {place}")
-            then = "go on with resume=True" if self.sink.resumable else "run again with force=True"
+            first = remedy(error, "make room there" if full else f"check its {place}")
+            then = "continue with resume=True" if self.sink.resumable else "run again with force=True"
             raise StoreError(
                 f"{self.name}: chunk {key} cannot be written: {said}; {first} and {then}"
             ) from error
