@@ -44,9 +44,8 @@ class Arithmetic:
     """Type of panel elements, to which inputs are converted on upload."""
     block: np.dtype[Any]
     """Type of a C block while it accumulates. It is converted to C's type after the download."""
-    exact_k: int = 0
-    """For integers multiplied in floating point: the number of products that are added up before the sum is
-    added to `block`, so that every partial sum is exact. 0: no such limit."""
+    largest: tuple[int, int] = (0, 0)
+    """For integers: the largest magnitude that an element of op(A), and of op(B), may have by its type."""
     why: str = ""
     """Why this kernel was chosen, as the plan shows it."""
     pitch: int = 1
@@ -110,10 +109,12 @@ class Overflow:
     panel is multiplied when all of its pieces have been uploaded.
     """
 
-    def __init__(self, operation: Operation):
-        self._wanted = operation.may_wrap
-        self._alpha = abs(int(operation.alpha.real)) if self._wanted else 0
-        self._beta = abs(int(operation.beta.real)) if self._wanted else 0
+    def __init__(self, operation: Operation, noted: bool = False):
+        """`noted`: note the largest elements of all panels, even if no sum can exceed int64."""
+        self._guards = operation.may_wrap
+        self._wanted = self._guards or noted
+        self._alpha = abs(int(operation.alpha.real)) if self._guards else 0
+        self._beta = abs(int(operation.beta.real)) if self._guards else 0
         self._largest: dict[tuple[str, int], int] = {}
         self._lock = Lock()
         self._bounds: dict[int, int] = {}
@@ -122,21 +123,39 @@ class Overflow:
         """Note the largest element of a piece. Raises RangeError if int64 cannot hold it."""
         if not self._wanted or source.size == 0:
             return
-        key, largest = (piece.operand, buffer), max(abs(int(source.min())), abs(int(source.max())))
-        with self._lock:
-            self._largest[key] = max(self._largest.get(key, 0), largest)
-        if largest > INT64_MAX:
+        least, most = int(source.min()), int(source.max())
+        self.note(piece.operand, buffer, max(-least, most))
+        if most > INT64_MAX:
             raise RangeError(f"operand {piece.operand} holds integers past int64; convert it to float64")
 
-    def multiply(self, block: Block, p: int, c: int, k: int, first: bool) -> None:
-        """Update the bound of block `c`. Raises RangeError if a sum in the block may exceed int64."""
+    def note(self, operand: str, buffer: int, largest: int) -> None:
+        """Note that a panel or block holds elements of up to this magnitude."""
+        with self._lock:
+            key = operand, buffer
+            self._largest[key] = max(self._largest.get(key, 0), largest)
+
+    def multiply(
+        self, block: Block, p: int, c: int, k: int, first: bool, resident: int | None = None
+    ) -> tuple[int, int]:
+        """Update the bound of block `c`, and return the largest magnitudes in the panels of op(A) and op(B).
+        `resident`: the number of op(A)'s panel if it stays on the device. Raises RangeError if a sum in the
+        block may exceed int64."""
         if not self._wanted:
-            return
+            return 0, 0
         if first:
-            self._bounds[c] = self._beta * self._largest.pop(("c", c), 0)
-        a = self._largest.pop(("a", p), 0)
+            self.scale(c)
+        a = self._largest.pop(("a", p), 0) if resident is None else self._largest.get(("a", resident), 0)
         b = a if block.diagonal else self._largest.pop(("b", p), 0)
-        self._bounds[c] += self._alpha * a * b * k
+        self._add(c, self._alpha * a * b * k)
+        return a, b
+
+    def scale(self, c: int) -> None:
+        """Begin with the bound of β·(old C) in block `c`. Raises RangeError if that may exceed int64."""
+        self._bounds[c] = 0
+        self._add(c, self._beta * self._largest.pop(("c", c), 0))
+
+    def _add(self, c: int, bound: int) -> None:
+        self._bounds[c] += bound
         if self._bounds[c] > INT64_MAX:
             raise RangeError("a sum of products may exceed int64; convert the inputs to float64")
 

@@ -74,7 +74,8 @@ def test_integers_are_multiplied_exactly():
     small, large = arithmetic("i1", "i1", "i4"), arithmetic("i2", "i1", "i8", 2**40)
     assert (small.panel, small.block, small.exact) == (np.float32, np.int32, True)
     assert (large.panel, large.block, large.exact) == (np.float64, np.int64, True)
-    assert arithmetic("i4", "i1", "i8").panel == np.int64
+    assert arithmetic("i4", "i1", "i8").panel == np.float64
+    assert arithmetic("i1", "u8", "i8").panel == np.int64
     assert arithmetic("f2", "f2", "f4").panel == np.float32
 
 

@@ -73,39 +73,40 @@ class Checks:
             x[:rows] = 0
         self._sums.b[:] = 0
         if self._op.beta != 0:
-            self._times(c, self._x, 1, self._sums.old, self._sums.c)
+            self._times(c, self._x, _largest(c), self._sums.old, self._sums.c)
 
-    def add(self, a: Array, b: Array) -> None:
-        """Add the products of a pair of panels with x."""
+    def add(self, a: Array, b: Array, largest: tuple[int, int] = (0, 0)) -> None:
+        """Add the products of a pair of panels with x. `largest`: no integer in the panel of op(A), or of
+        op(B), exceeds it."""
         if self._op.alpha == 0:  # then NaN in A and B is none in C
             return
         k = len(b)
         self._y[:k] = 0
-        self._times(b, self._x, 1, self._y, self._sums.b)
-        largest = _largest(b) * b.shape[1]
+        self._times(b, self._x, max(1, largest[1]), self._y, self._sums.b)
+        most = max(1, largest[1]) * b.shape[1]
         if self._rounding.modulus:
-            largest = MODULUS // 2
-            self._y[:k] = (self._y[:k] + largest) % MODULUS - largest
-        self._times(a, self._y, largest, self._sums.product, self._sums.a)
+            most = MODULUS // 2
+            self._y[:k] = (self._y[:k] + most) % MODULUS - most
+        self._times(a, self._y, max(1, largest[0]) * most, self._sums.product, self._sums.a)
 
     def end(self, c: Array) -> Verdict:
         """Multiply the finished block by x, and compare."""
         rows, cols = c.shape
         self._sums.found[:rows] = 0
-        self._times(c, self._x, 1, self._sums.found, None)
+        self._times(c, self._x, _largest(c), self._sums.found, None)
         op = self._op
         return self._sums.verdict(rows, self._k, cols, op.alpha, op.beta, self._rounding)
 
     def _times(self, matrix: Array, vector: Array, largest: int, out: Array, squares: Array | None) -> None:
-        """Compute out += matrix·vector, and squares += squared norms of the rows. `largest`: no element of an
-        integer vector exceeds it."""
+        """Compute out += matrix·vector, and squares += squared norms of the rows. `largest`: no product of
+        integers exceeds it."""
         rows, cols = matrix.shape
         if 0 in (rows, cols):
             return
         exact, dtype = out.dtype.kind == "i", out.dtype
         depth, direct = min(DEPTH, cols), matrix.dtype == np.float32
         if exact:
-            depth = min(depth, 2 ** (24 if direct else 53) // (_largest(matrix) * largest))
+            depth = min(depth, 2 ** (24 if direct else 53) // largest)
             if depth >= min(LEAST_DEPTH, cols):
                 dtype = np.dtype(np.float32 if direct else np.float64)
             else:
@@ -180,7 +181,6 @@ def _squares(tile: Array, along: bool) -> Array:
     return found
 
 
-def _largest(panel: Array) -> int:
-    """The largest magnitude of an integer in a panel or block. The panel's type tells the operand's: integers
-    of 8 bits are multiplied in float32, those of 16 bits in float64."""
-    return {"f": 2**8, "d": 2**16, "i": 2**31}.get(panel.dtype.char, 2**63)
+def _largest(block: Array) -> int:
+    """The largest magnitude that an integer in a block can have."""
+    return 2**31 if block.dtype == np.int32 else 2**63

@@ -36,13 +36,12 @@ from ...support.errors import InputError, on_thread
 from ...support.intervals import ceil_div, ranges
 from ...support.shared import Shared
 from ...support.trace import Trace
+from . import integers
 from .blas import Gemm, by_parts_bytes, gemm, scale_in_place
 from .check import TILE_ELEMENTS, Checks
 
 TILE = 2048
 """Largest side of a tile. BLAS is no faster on larger ones, and a tile should not take long."""
-EXACT_TILE = 1024
-"""Largest side of a tile of integers, each of which needs a temporary for its products."""
 TURN_TILE = 256
 """Side of the tiles in which a block is transposed, which is twice as fast as in one piece."""
 INTERPRETER_BYTES = 80 * MiB
@@ -181,25 +180,13 @@ class CPU:
         kernel: str,
         precision: str,
     ) -> Arithmetic:
-        """BLAS multiplies floating-point numbers (float16 in float32). It also multiplies integers of 8 bits
-        in float32 and of 16 bits in float64, as many products at a time as are exact. NumPy multiplies wider
-        ones in int64."""
-        wide = max(a.itemsize, b.itemsize) > 2
-        block = np.dtype(np.int32 if bound < 2**31 else np.int64)
+        """BLAS multiplies floating-point numbers (float16 in float32). It also multiplies integers: those of
+        8 bits in float32, others in float64, those of more than 16 bits in slices (`integers`)."""
         if out.kind in "fc":
             panel = np.result_type(a, b, out, np.float32)
             found = Arithmetic(gemm(panel.char)[0], panel, panel, why="NumPy's BLAS")
-        elif wide:
-            long = np.dtype(np.int64)
-            found = Arithmetic("numpy", long, long, why="no BLAS is exact for these integers", exact=True)
-        elif a.itemsize == b.itemsize == 1:
-            exact = 2**24 // (largest(a) * largest(b))
-            panel, why = np.dtype(np.float32), "exact partial sums in float32"
-            found = Arithmetic("blas", panel, block, exact, why, exact=True)
         else:
-            exact = 2**53 // (largest(a) * largest(b))
-            panel, why = np.dtype(np.float64), "exact partial sums in float64"
-            found = Arithmetic("blas", panel, block, exact, why, exact=True)
+            found = _integer_arithmetic(a, b, bound)
         if kernel not in ("auto", found.kernel):
             raise InputError(
                 f"kernel {kernel!r} cannot multiply {a} by {b} on the CPU; use {found.kernel!r} or 'auto'"
@@ -209,8 +196,9 @@ class CPU:
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
         """The workspace holds the packing buffers of BLAS and, for each worker, the temporary tile of exact
         integers or the parts of complex numbers."""
-        tile = EXACT_TILE**2 * (arithmetic.panel.itemsize + arithmetic.block.itemsize)
-        scratch = {"i": tile, "c": by_parts_bytes(arithmetic.block)}.get(arithmetic.block.kind, 0)
+        scratch = integers.scratch_bytes(arithmetic)
+        if arithmetic.block.kind == "c":
+            scratch = by_parts_bytes(arithmetic.block)
         return Limits(
             host_baseline=INTERPRETER_BYTES,
             device=None,
@@ -224,9 +212,11 @@ class CPU:
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
         """Rates of one core with 256-bit vectors times the number of cores, which all stages share."""
-        each = {"f": 60e9, "d": 30e9, "F": 60e9, "D": 30e9}.get(arithmetic.panel.char, 1e9)
+        each = 60e9 if arithmetic.panel.char in "fF" else 30e9
         if arithmetic.panel.kind == "c":
             each /= 4  # real operations for one complex multiplication and addition, counted as two
+        if arithmetic.kernel == "slices":
+            each /= 2
         copies = 4e9 * self.threads
         return Rates(each * self.threads, copies, copies / 4, copies, copies, shared=True)
 
@@ -239,10 +229,11 @@ class CPU:
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Allocates panels and blocks, and limits BLAS to one thread in this process until `close`."""
         self._op, self._trace = operation, trace
-        self._overflow = Overflow(operation)
         self._k = plan.problem.k
         arithmetic = operation.arithmetic
-        self._a_buffer = plan.k_panels.a_buffer
+        self._overflow = Overflow(operation, noted=arithmetic.exact)
+        self._integers = integers.Integers(arithmetic, self.threads) if arithmetic.exact else None
+        self._k_panels = plan.k_panels
         self._panels = {
             (name, p): np.empty(plan.bk * lines, arithmetic.panel)
             for name, lines, count in (
@@ -298,17 +289,21 @@ class CPU:
         assert isinstance(other, CPU)
         to, at = (_shaped(device._panels["b", buffer], panel) for device in (self, other))
         np.copyto(to[slice(*rows), slice(*cols)], at[slice(*rows), slice(*cols)])
+        self._overflow.note("b", buffer, self._op.arithmetic.largest[1])
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """Deals tiles of the block to the workers, in the compute stream."""
-        k, a = panel[1] - panel[0], self._panels["a", self._a_buffer(panel, p)]
-        self._overflow.multiply(block, p, c, k, first)
+        k, a_buffer = panel[1] - panel[0], self._k_panels.a_buffer(panel, p)
+        resident = a_buffer if self._k_panels.resident else None
+        most = self._overflow.multiply(block, p, c, k, first, resident)
+        a = self._panels["a", a_buffer]
         b = a if block.diagonal else self._panels["b", p]
         last = panel[1] == self._k
-        self._stream.submit(partial(self._multiply, block, k, a, b, c, first, last))
+        self._stream.submit(partial(self._multiply, block, k, a, b, most, c, (first, last)))
 
     def scale(self, block: Block, c: int) -> None:
         """Scales the block in place, in the compute stream."""
+        self._overflow.scale(c)
         self._stream.submit(partial(self._begin, _shaped(self._blocks[c], (block.rows, block.cols))))
 
     def mirror(self, block: Block, c: int, col: int = 0) -> None:
@@ -381,9 +376,17 @@ class CPU:
         """Returns None: BLAS raises no errors of its own."""
 
     def _multiply(
-        self, block: Block, k: int, left: Array, right: Array, c: int, first: bool, last: bool
+        self,
+        block: Block,
+        k: int,
+        left: Array,
+        right: Array,
+        largest: tuple[int, int],
+        c: int,
+        ends: tuple[bool, bool],
     ) -> None:
-        start = time.perf_counter()
+        """Multiply a pair of panels, of which `ends` says whether it is the block's first and its last."""
+        start, (first, last) = time.perf_counter(), ends
         op, arithmetic = self._op, self._op.arithmetic
         a = self._operand(left, (block.rows, k), op.transpose_a, op.conjugate_a)
         b = self._operand(right, (k, block.cols), op.transpose_b, op.conjugate_b)
@@ -391,16 +394,18 @@ class CPU:
         if self._checks:
             if first:
                 self._checks.begin(out)
-            self._checks.add(a, b)
-        if first and (arithmetic.block.kind == "i" or op.alpha == 0):
-            self._scale(out)
+            self._checks.add(a, b, largest)
         if op.alpha == 0:  # some BLAS makes NaN of 0·NaN
+            if first:
+                self._scale(out)
             return
-        if arithmetic.block.kind == "i":
-            work = partial(self._exact_tile, a, b, out)
-            side = EXACT_TILE
+        beta = op.beta if first else 1.0
+        if self._integers:
+            alpha = int(op.alpha.real)
+            work = self._integers.tile(a, b, largest, alpha, int(beta.real), out)
+            side = integers.TILE
         else:
-            work = partial(self._tile, gemm(arithmetic.panel.char)[1], a, b, out, op.beta if first else 1.0)
+            work = partial(self._tile, gemm(arithmetic.panel.char)[1], a, b, out, beta)
             side = TILE
         if op.reduction and last and first and arithmetic.block.kind != "i":
             self._reduce_apart(op.reduction, block, a, b, self._blocks[c])
@@ -413,17 +418,13 @@ class CPU:
     def _reduce(
         self, reduction: Reduction, block: Block, work: Callable[[slice, slice], None], out: Array
     ) -> None:
-        """Let workers finish tiles of a block and reduce each while it is in the processor's caches. A tile
-        of integers is no larger than the temporaries that are counted for it."""
-        height, width = reduction.tile
-        if out.dtype.kind == "i":
-            height = max(1, min(height, EXACT_TILE**2 // width))
+        """Let workers finish tiles of a block and reduce each while it is in the processor's caches."""
 
         def reduced(rows: slice, cols: slice) -> None:
             work(rows, cols)
             reduction.take(out[rows, cols], block.row + rows.start, block.col + cols.start)
 
-        self._run(reduced, iter(pieces_of(out.shape, (height, width))))
+        self._run(reduced, iter(pieces_of(out.shape, reduction.tile)))
 
     def _reduce_apart(self, reduction: Reduction, block: Block, a: Array, b: Array, memory: Array) -> None:
         """The same for a block of one pair of panels, whose tiles need not stay: each worker uses the same
@@ -456,21 +457,6 @@ class CPU:
         self, run: Gemm, a: Array, b: Array, out: Array, beta: complex, rows: slice, cols: slice
     ) -> None:
         run(a[rows], b[:, cols], out[rows, cols], self._op.alpha, beta)
-
-    def _exact_tile(self, a: Array, b: Array, out: Array, rows: slice, cols: slice) -> None:
-        arithmetic, alpha = self._op.arithmetic, int(self._op.alpha.real)
-        tile = out[rows, cols]
-        if arithmetic.kernel == "numpy":
-            tile += alpha * np.matmul(a[rows], b[:, cols])
-            return
-        _, run = gemm(arithmetic.panel.char)
-        exact = np.empty(tile.shape, arithmetic.panel)
-        for start, stop in ranges(a.shape[1], arithmetic.exact_k):
-            run(a[rows, start:stop], b[start:stop, cols], exact, 1.0, 0.0)
-            whole = exact.astype(out.dtype)
-            if alpha != 1:
-                whole *= alpha
-            tile += whole
 
     def _scale(self, out: Array) -> None:
         scale_in_place(out, self._op.beta)
@@ -556,6 +542,20 @@ def slices(extent: int, step: int) -> Iterator[slice]:
 def _shaped(memory: Array, shape: tuple[int, int]) -> Array:
     """View the beginning of a flat buffer as a dense matrix."""
     return memory[: shape[0] * shape[1]].reshape(shape)
+
+
+def _integer_arithmetic(a: np.dtype[Any], b: np.dtype[Any], bound: int) -> Arithmetic:
+    """Choose how integers of these types are multiplied. `bound`: no sum exceeds it."""
+    bits, block = 8 * max(a.itemsize, b.itemsize), np.int32 if bound < 2**31 else np.int64
+    exact = partial(Arithmetic, largest=(largest(a), largest(b)), exact=True)
+    if bits == 8:
+        found = exact("blas", np.dtype(np.float32), np.dtype(block), why="exact partial sums in float32")
+    elif bits == 16:
+        found = exact("blas", np.dtype(np.float64), np.dtype(block), why="exact partial sums in float64")
+    else:
+        panel, why = np.float64 if bits == 32 else np.int64, "exact partial sums of slices in float64"
+        found = exact("slices", np.dtype(panel), np.dtype(np.int64), why=why)
+    return found
 
 
 def processor() -> str:

@@ -1,0 +1,211 @@
+"""Exact products of integers by BLAS, in float32 or float64.
+
+A float type of p bits adds up d products of numbers of at most x and y exactly, in any order, if x·y·d ≤ 2^p.
+So a pair of panels is multiplied in parts along k, each of a depth for which that holds, and the partial sums
+are added up in integers. The depth follows from the largest elements of the two panels, and not from their
+types: products of values of 0 to 2 in float32 are exact up to a depth of four million.
+
+Where such parts would be too shallow in float64, the elements y of the panel with the larger ones are cut:
+
+    y = hi·2^s + lo,  0 ≤ lo < 2^s        x·y = (x·hi)·2^s + x·lo
+
+Two products do for all panels whose sums fit int64. With x·y·d ≤ 2^63 and x ≤ y there is an s for which both
+partial sums stay below 2^53, as long as x·d ≤ 2^43. Sums are added up modulo 2^64, which is right for all
+that fit int64; `Overflow` (engine/ports.py) refuses those that might not.
+"""
+
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from ...engine.ports import Arithmetic, Array
+from ...support.buffers import Bytes
+from ...support.intervals import ranges, round_up
+from .blas import gemm, scale_in_place
+
+TILE = 1024
+"""Largest side of what is multiplied at a time: its products fit the temporary of a worker."""
+SLICE_DEPTH = 512
+"""Largest depth of a part whose elements are cut, or converted from int64."""
+LEAST_DEPTH = 128
+"""Least depth of a part for which one product of float64 is faster than two of cut elements."""
+STRIP = 64
+"""Rows of a tile that are converted to integers at a time, so that they stay in the processor's cache."""
+ALIGNMENT = 64
+"""Arrays in a worker's scratch begin at multiples of this many bytes."""
+EXACT_BITS = {"f": 24, "d": 53}
+"""Integers up to 2 to this power are exact."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a pair of panels is multiplied."""
+
+    depth: int
+    """Depth of a part along k."""
+    cut: int | None = None
+    """Number of the operand whose elements are cut: 0 is op(A), 1 is op(B). None: neither."""
+    shift: int = 0
+    """Bits of the lower half of an element that is cut: s in the formula above."""
+
+
+def parts_of(panel: np.dtype[np.generic], largest: tuple[int, int], k: int) -> Parts:
+    """Choose how panels of this type and of depth `k` are multiplied exactly. `largest`: no element of
+    op(A), or of op(B), exceeds it in magnitude."""
+    x, y = (max(1, value) for value in largest)
+    k = max(1, k)
+    exact = 1 << EXACT_BITS.get(panel.char, 53)
+    depth = min(k, exact // (x * y))
+    if panel.kind == "i":  # elements are converted part by part
+        depth = min(depth, SLICE_DEPTH)
+    if depth >= min(k, LEAST_DEPTH) or panel.char == "f":
+        return Parts(depth)
+    small, large = sorted((x, y))
+    depth = min(k, SLICE_DEPTH, exact // small)
+    while True:
+        most = exact // (small * depth)
+        shift = most.bit_length() - 1
+        if (large >> shift) + 1 <= most:
+            return Parts(depth, int(y >= x), shift)
+        depth //= 2
+
+
+def scratch_bytes(arithmetic: Arithmetic) -> int:
+    """Bytes that each worker needs: a tile of products, a strip of it as integers, and parts of panels."""
+    if not arithmetic.exact:
+        return 0
+    panel, itemsize = arithmetic.panel, arithmetic.block.itemsize
+    converted = 0 if arithmetic.kernel == "blas" else 3 if panel.kind == "i" else 2
+    sizes = [TILE**2 * panel.itemsize, STRIP * TILE * itemsize] + [TILE * SLICE_DEPTH * 8] * converted
+    return sum(round_up(size, ALIGNMENT) for size in sizes)
+
+
+class Integers:
+    """Multiplies tiles of panels that hold integers. Each worker has scratch of its own."""
+
+    def __init__(self, arithmetic: Arithmetic, threads: int):
+        self._panel = arithmetic.panel
+        self._type = np.dtype(np.float64) if arithmetic.panel.kind == "i" else arithmetic.panel
+        _, self._run = gemm(self._type.char)
+        self._scratch: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
+        for _ in range(threads):
+            self._scratch.put(np.empty(scratch_bytes(arithmetic), np.uint8))
+
+    def tile(
+        self, a: Array, b: Array, largest: tuple[int, int], alpha: int, beta: int, out: Array
+    ) -> Callable[[slice, slice], None]:
+        """Return a function that computes out ← α·a·b + β·out for some rows and columns of a block."""
+        how = parts_of(self._panel, largest, a.shape[1])
+
+        def work(rows: slice, cols: slice) -> None:
+            memory = self._scratch.get()
+            try:
+                whole, left, right = out[rows, cols], a[rows], b[:, cols]
+                for down, across in product(ranges(len(whole), TILE), ranges(whole.shape[1], TILE)):
+                    r, c = slice(*down), slice(*across)
+                    self._tile(how, left[r], right[:, c], alpha, beta, whole[r, c], _Scratch(memory))
+            finally:
+                self._scratch.put(memory)
+
+        return work
+
+    def _tile(
+        self, how: Parts, a: Array, b: Array, alpha: int, beta: int, out: Array, scratch: "_Scratch"
+    ) -> None:
+        room = scratch.take((1, TILE**2), self._type)[0]
+        products = room[: out.size].reshape(out.shape)
+        strip = scratch.take((min(STRIP, len(out)), out.shape[1]), out.dtype)
+        if beta != 0:
+            scale_in_place(out, beta)
+        fresh = beta == 0
+        for part in ranges(a.shape[1], how.depth):
+            k = slice(*part)
+            with scratch:
+                for left, right, shift in self._operands(how, a[:, k], b[k], room, scratch):
+                    self._run(left, right, products, 1.0, 0.0)
+                    _add(products, shift, alpha, out, strip, fresh)
+                    fresh = False
+
+    def _operands(
+        self, how: Parts, a: Array, b: Array, room: Array, scratch: "_Scratch"
+    ) -> list[tuple[Array, Array, int]]:
+        """Return the products that make up a·b: two operands of BLAS, and the bits by which their product is
+        shifted. `room` is overwritten."""
+        if how.cut is None:
+            return [(self._converted(a, scratch), self._converted(b, scratch), 0)]
+        if how.cut == 0:
+            right = self._converted(b, scratch)
+            hi, lo = self._halves(a, how.shift, room, scratch)
+            return [(hi, right, how.shift), (lo, right, 0)]
+        left = self._converted(a, scratch)
+        hi, lo = self._halves(b, how.shift, room, scratch)
+        return [(left, hi, how.shift), (left, lo, 0)]
+
+    def _converted(self, x: Array, scratch: "_Scratch") -> Array:
+        """Return a part of a panel in the type that BLAS multiplies."""
+        if x.dtype == self._type:
+            return x
+        found = scratch.like(x, self._type)
+        np.copyto(found, x, casting="unsafe")
+        return found
+
+    def _halves(self, x: Array, shift: int, room: Array, scratch: "_Scratch") -> tuple[Array, Array]:
+        """Cut the elements of x: hi and lo of the formula above."""
+        hi, lo = scratch.like(x, self._type), scratch.like(x, self._type)
+        if x.dtype.kind == "i":
+            whole = _like(x, room[: x.size].view(x.dtype))
+            np.right_shift(x, shift, out=whole)
+            np.copyto(hi, whole, casting="unsafe")
+            np.bitwise_and(x, (1 << shift) - 1, out=whole)
+            np.copyto(lo, whole, casting="unsafe")
+        else:
+            np.multiply(x, 2.0**-shift, out=hi)
+            np.floor(hi, out=hi)
+            np.multiply(hi, -(2.0**shift), out=lo)
+            np.add(lo, x, out=lo)
+        return hi, lo
+
+
+class _Scratch:
+    """Memory of a worker, from which arrays are taken one after the other. A `with` block gives back what is
+    taken in it."""
+
+    def __init__(self, memory: Bytes):
+        self._memory, self._start = memory, 0
+        self._marks: list[int] = []
+
+    def __enter__(self) -> None:
+        self._marks.append(self._start)
+
+    def __exit__(self, *_: object) -> None:
+        self._start = self._marks.pop()
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        """Return an array in C order."""
+        start, nbytes = self._start, shape[0] * shape[1] * dtype.itemsize
+        self._start += round_up(nbytes, ALIGNMENT)
+        return self._memory[start : start + nbytes].view(dtype).reshape(shape)
+
+    def like(self, x: Array, dtype: np.dtype[np.generic]) -> Array:
+        """Return an array of the shape of x, whose rows or columns are contiguous as those of x are."""
+        return _like(x, self.take((1, x.size), dtype)[0])
+
+
+def _like(x: Array, flat: Array) -> Array:
+    return flat.reshape(x.shape) if x.strides[1] == x.itemsize else flat.reshape(x.shape[::-1]).T
+
+
+def _add(products: Array, shift: int, alpha: int, out: Array, strip: Array, fresh: bool) -> None:
+    """Compute out ← α·products·2^shift + (0 if fresh else out)."""
+    for start, stop in ranges(len(out), STRIP):
+        whole = out[start:stop] if fresh else strip[: stop - start]
+        np.copyto(whole, products[start:stop], casting="unsafe")
+        if shift:
+            np.left_shift(whole, shift, out=whole)
+        if alpha != 1:
+            np.multiply(whole, alpha, out=whole)
+        if not fresh:
+            out[start:stop] += whole
