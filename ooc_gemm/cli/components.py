@@ -15,14 +15,16 @@ from .types import Address
 decomposed = options.together(
     click.argument("x", type=Address()),
     click.argument("out", type=Address()),
-    click.option("-k", "--components", type=int, required=True, metavar="K", help="Find so many."),
+    click.option("-k", "--components", type=int, required=True, metavar="K", help="Find this many."),
     click.option(
         "--iterations",
         default=4,
         show_default=True,
-        help="Make so many power iterations. Each reads X once, and separates values that are close.",
+        help="Make this many power iterations. Each reads X once, and separates values that are close.",
     ),
-    click.option("--seed", default=0, show_default=True, help="Seed the random vectors to begin with."),
+    click.option(
+        "--seed", default=0, show_default=True, help="Draw the first random vectors from this seed."
+    ),
     options.memory,
     click.option(
         "-d",
@@ -39,10 +41,13 @@ decomposed = options.together(
 )
 
 
-@cli.command(context_settings=CONTEXT, short_help="Principal components of X; their scores to OUT.")
+@cli.command(context_settings=CONTEXT, short_help="Find the principal components of X.")
 @decomposed
 @click.option(
-    "--save-components", type=Address(), metavar="PATH", help="Write the components (K × columns of X) there."
+    "--save-components",
+    type=Address(),
+    metavar="PATH",
+    help="Write the components (K × columns of X) to this path.",
 )
 def pca(
     x: str,
@@ -53,10 +58,11 @@ def pca(
     verbose: bool,
     **given: Any,
 ) -> None:
-    """Principal components of X, whose rows are observations; OUT takes their scores (rows of X × K).
+    """Find the principal components of X, whose rows are observations, and write their scores (rows of X × K)
+    to OUT.
 
-    Columns are centred and not scaled. Randomized subspace iteration, which reads X as often as there are
-    iterations, and twice more.
+    Columns are centred and not scaled. The method is randomized subspace iteration, which reads X once for
+    each iteration, and twice more.
     """
     from ..run.rows import check_rows, write_rows
     from ..statistics.components import pca as found_by
@@ -72,17 +78,20 @@ def pca(
     _report(found, f"{url(out)}: {what}", as_json)
 
 
-@cli.command(context_settings=CONTEXT, short_help="Largest singular values of X; left vectors to OUT.")
+@cli.command(context_settings=CONTEXT, short_help="Find the largest singular values of X.")
 @decomposed
 @click.option(
-    "--save-vt", type=Address(), metavar="PATH", help="Write the right vectors (K × columns of X) there."
+    "--save-vt",
+    type=Address(),
+    metavar="PATH",
+    help="Write the right vectors (K × columns of X) to this path.",
 )
 def svd(
     x: str, out: str, save_vt: str | None, progress: bool | None, as_json: bool, verbose: bool, **given: Any
 ) -> None:
-    """The K largest singular values of X; their left vectors (rows of X × K) are written to OUT.
+    """Find the K largest singular values of X, and write their left vectors (rows of X × K) to OUT.
 
-    As pca, without centring.
+    The method is that of pca, without centring.
     """
     from ..run.rows import check_rows, write_rows
     from ..statistics.components import svd as found_by
@@ -99,7 +108,7 @@ def svd(
 
 
 def _report(found: Any, said: str, as_json: bool) -> None:
-    """Show what was found, and what that took."""
+    """Print the result, and the time, bytes and memory that it took."""
     if as_json:
         click.echo(json.dumps(found.to_dict()))
         return

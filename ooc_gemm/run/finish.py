@@ -13,11 +13,11 @@ from ..support.buffers import Bytes
 
 
 class Finish(Protocol):
-    """What is done to C."""
+    """A change to the elements of a finished C before they are stored."""
 
     @property
     def name(self) -> str:
-        """Spells all that it does to C, for the journal: two runs with the same name do the same."""
+        """A text that identifies the change, for the journal: two runs with the same text do the same."""
 
     @property
     def nbytes(self) -> int:
@@ -29,15 +29,15 @@ class Finish(Protocol):
 
 
 class Finished:
-    """A target whose parts are finished before they are stored."""
+    """A target whose parts are changed by a `Finish` before they are stored."""
 
     def __init__(self, target: Target, finish: Finish, chunk: tuple[int, int]):
-        """target: the stored C. finish: what is done. chunk: rows and columns of what one write makes."""
+        """target: the stored C. finish: the change. chunk: rows and columns of what one write makes."""
         self._target, self._finish, self._chunk = target, finish, chunk
         self.background = target.background
 
     def view(self, part: Part, slot: Bytes) -> Array:
-        """As the target's."""
+        """Returns the view of the target."""
         return self._target.view(part, slot)
 
     def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
@@ -47,5 +47,5 @@ class Finished:
         return self._target.start(part, slot)
 
     def cancel(self) -> None:
-        """As the target's."""
+        """Cancels the target."""
         self._target.cancel()

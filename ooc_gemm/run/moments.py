@@ -19,27 +19,27 @@ from .stream import Array, Needs, Pieces, Progress, Range
 Floats = npt.NDArray[np.float64]
 
 STRIP_ELEMENTS = 1 << 16
-"""Elements that are looked at together: in float64 they stay in a cache."""
+"""Elements that are worked on at a time, so that in float64 they stay in a cache."""
 WORK_BYTES = 8 * 8 * STRIP_ELEMENTS
-"""Memory in bytes of `of_columns`, for the elements; …"""
+"""Memory in bytes that `of_columns` takes for the elements."""
 LINE_BYTES = 10 * 8
-"""… and for each column."""
+"""Memory in bytes that `of_columns` takes for each column."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Of each column of a matrix."""
+    """Count, mean and sum of squared deviations of each column of a matrix."""
 
     count: npt.NDArray[np.int64] | Floats
-    """Elements that are not missing; where they have weights, the sum of those."""
+    """Number of elements that are not missing; where they have weights, the sum of the weights."""
     mean: Floats
-    """Their mean; NaN where there are none."""
+    """Mean of these elements; NaN where there are none."""
     squares: Floats
-    """The sum of their squared deviations from it: over `count` − 1 it is the sample variance."""
+    """Sum of their squared deviations from the mean. Divided by `count` − 1 it is the sample variance."""
 
     @classmethod
     def none(cls, columns: int, weighted: bool = False) -> "Moments":
-        """Those of no elements."""
+        """Return the moments of no elements."""
         count: Any = np.zeros(columns, np.float64 if weighted else np.int64)
         return cls(count, np.full(columns, np.nan), np.zeros(columns))
 
@@ -51,7 +51,7 @@ class Moments:
             return np.where(self.count == 0, 0.0, np.sqrt(self.squares / self.count))
 
     def include(self, start: int, other: "Moments") -> None:
-        """Add those of further rows of columns [start, start + width of `other`), in place."""
+        """Add the moments of further rows of columns [start, start + width of `other`), in place."""
         here = slice(start, start + len(other.count))
         n, m = self.count[here], other.count
         total = np.where(n + m == 0, 1, n + m)
@@ -117,7 +117,7 @@ def _weighted(values: Array, missing: float | None, weights: Floats, pivot: Floa
 
 
 def is_missing(values: Array, missing: float) -> npt.NDArray[np.bool_]:
-    """Which values are missing: those that equal `missing`, or are NaN where that is NaN."""
+    """Return which values are missing: those that equal `missing`, or those that are NaN if it is NaN."""
     if math.isnan(missing):
         return np.asarray(np.isnan(values), np.bool_)
     exact = values.dtype.kind in "iu" and float(missing).is_integer()
@@ -125,7 +125,7 @@ def is_missing(values: Array, missing: float) -> npt.NDArray[np.bool_]:
 
 
 def _begin(strip: Array, missing: float | None) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Zeros to count in, and for each column a number near its mean."""
+    """Return zeros to count in, and for each column a number near its mean."""
     gone: Any = False if missing is None else is_missing(strip, missing)
     wide: Any = strip.astype(np.float64)
     base = np.max(np.where(gone, -np.inf, wide), axis=0)  # so the mean of equal elements is exact

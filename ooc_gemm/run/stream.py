@@ -1,9 +1,9 @@
-"""Passes over an operand: all of it is read once, by a few threads within a memory limit.
+"""Passes over an operand, in which a few threads read all of it once, within a memory limit.
 
-`Pieces` reads it as it lies in its store, for sums and for counts. `Panels` gathers all columns of some rows,
-in one type, for products with tall matrices. Both call two functions: `work` by several threads at a time,
-each with what it has read, and `add` with what that returned, one call at a time and in the order of the
-pieces. So sums that `add` makes do not depend on how fast the threads are.
+`Pieces` reads an operand as it lies in its store, for sums and for counts. `Panels` gathers all columns of
+some rows, in one type, for products with tall matrices. Both call two functions: `work` by several threads at
+a time, each with what it has read, and `add` with the result of `work`, one call at a time and in the order
+of the pieces. So sums that `add` makes do not depend on how fast the threads are.
 """
 
 import os
@@ -36,33 +36,33 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 THREADS = 4
-"""Threads that read a local store, at least: they wait for it in turns."""
+"""Fewest threads that read a local store, because they wait for it in turns."""
 PIECE_BYTES = 4 * MiB
-"""Bytes of a piece, at most, where chunks can be read in part."""
+"""Most bytes of a piece, where chunks can be read in part."""
 PANEL_BYTES = 8 * MiB
-"""Bytes of a panel, about, where neither chunks nor the memory limit ask for others."""
+"""Approximate bytes of a panel, where neither chunks nor the memory limit require another size."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Memory, in bytes, that a pass takes beside what it reads and gathers."""
+    """Memory in bytes that a pass takes in addition to what it reads and gathers."""
 
     fixed: int = 0
-    """What it holds once: results, and what they are computed from."""
+    """Memory that exists once: results, and what they are computed from."""
     thread: int = 0
-    """What `work` takes in each thread, with what it returns."""
+    """Memory that `work` takes in each thread, its result included."""
     element: int = 0
-    """And for each element of the piece, or panel, that `work` is called with."""
+    """Memory that `work` takes for each element of the piece or panel."""
 
 
 class _Turns:
-    """Lets each of several threads do something in the order of the numbers they have, from 0."""
+    """Lets several threads act in the order of their numbers, from 0."""
 
     def __init__(self) -> None:
         self._next, self.failed, self._changed = 0, False, Condition()
 
     def take(self, number: int, act: Callable[[], None]) -> None:
-        """Act when all numbers before have acted; do nothing where one of them has failed."""
+        """Act when all lower numbers have acted; do nothing where one of them has failed."""
         with self._changed:
             self._changed.wait_for(lambda: self.failed or self._next == number)
             if not self.failed:
@@ -71,26 +71,26 @@ class _Turns:
                 self._changed.notify_all()
 
     def numbered(self, items: Iterator[T]) -> Iterator[tuple[int, T]]:
-        """The items with their numbers, until one has failed."""
+        """Yield the items with their numbers, until one has failed."""
         for numbered in enumerate(items):
             if self.failed:
                 return
             yield numbered
 
     def fail(self) -> None:
-        """Let nobody wait any longer."""
+        """Note a failure, and wake all waiting threads."""
         with self._changed:
             self.failed = True
             self._changed.notify_all()
 
 
 class _Pass:
-    """What passes have in common: threads, their memory, and the order of what they add."""
+    """The common part of passes: threads, their memory, and the order in which results are added."""
 
     def __init__(self, opened: Opened, limit: int, purpose: str):
         self.opened = opened if opened.matrix.apart else opened.measured(limit)
         self.bytes_read = 0
-        """Bytes moved from the store, over all passes that were made."""
+        """Bytes moved from the store by all passes."""
         s, far = self.opened.matrix, self.opened.traits.remote
         line = s.chunk_cols * s.itemsize
         self._slot = s.chunk_bytes if s.whole else max(line, min(s.chunk_bytes, PIECE_BYTES))
@@ -100,7 +100,7 @@ class _Pass:
         self._limit, self._purpose = limit, purpose
 
     def _threads(self, fixed: int, each: int) -> int:
-        """How many threads fit, each with so many bytes. Raises BudgetError where none does."""
+        """Return how many threads fit, each with so many bytes. Raises BudgetError where none does."""
         least = baseline_bytes(INTERPRETER_BYTES) + fixed + self.opened.matrix.apart + each
         if self._limit < least:
             raise BudgetError(
@@ -118,7 +118,7 @@ class _Pass:
         add: Callable[[R], None],
         progress: Progress | None,
     ) -> None:
-        """`work` returns what is added, the elements of the item and the bytes read for it."""
+        """Make a pass. `work` returns what is added, the elements of the item and the bytes read for it."""
         rows, cols = self.opened.shape
         turns, done = _Turns(), 0
 
@@ -152,10 +152,10 @@ class Pieces(_Pass):
     """Passes over op(X) in pieces: parts of chunks, whole chunks, or a few small ones."""
 
     def __init__(self, opened: Opened, limit: int, purpose: str, needs: Needs):
-        """purpose: what messages say that is done to the array ("check", say). limit: the memory limit of the
-        process, in bytes.
+        """purpose: what messages say is done to the array ("check", say). limit: the memory limit of the
+        process, in bytes. needs: what `work` and its results take.
 
-        Raises BudgetError before anything is read, but for the trial that tells what a lazy input takes.
+        Raises BudgetError before anything is read, except for the trial that measures a lazy input.
         """
         super().__init__(opened, limit, purpose)
         each = self._reads + needs.thread + needs.element * (self._slot // self.opened.matrix.itemsize)
@@ -167,8 +167,8 @@ class Pieces(_Pass):
         add: Callable[[R], None],
         progress: Progress | None = None,
     ) -> None:
-        """Read all once. `work(values, rows, columns)` gets each piece of op(X), in the type that is stored
-        and not conjugated, in memory that is used again when it returns. Raises StoreError, and what the
+        """Read everything once. `work(values, rows, columns)` gets each piece of op(X), in the stored type
+        and not conjugated, in memory that is reused after it returns. Raises StoreError, and what the
         functions raise."""
         s, source = self.opened.matrix, self.opened.source
 
@@ -218,8 +218,8 @@ class Panels(_Pass):
         shift: Array | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Read all once. `work(panel, rows)` gets each panel; it may write to it, and the memory is used
-        again when it returns. shift: what is subtracted from each row, in the type of panels. Raises
+        """Read everything once. `work(panel, rows)` gets each panel, which it may write to; the memory is
+        reused after it returns. shift: what is subtracted from each row, in the type of panels. Raises
         StoreError, and what the functions raise."""
         s, source, (extent, width) = self.opened.matrix, self.opened.source, self.opened.shape
         front = round_up(self._slot, PAGE)

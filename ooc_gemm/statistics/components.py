@@ -25,7 +25,7 @@ class Passes:
     """What the passes over the array took. Sizes in bytes, times in seconds."""
 
     passes: int
-    """How often the array was read."""
+    """Number of passes over the array."""
     seconds: float
     bytes_read: int
     bytes_written: int
@@ -41,7 +41,7 @@ class PCA(Passes):
     """Directions of largest variance, as orthonormal rows (components × n) whose largest element is
     positive."""
     singular_values: Floats
-    """Those of the centred array, the largest first."""
+    """Singular values of the centred array, the largest first."""
     explained_variance: Floats
     """Variances of the scores, with m − 1 degrees of freedom."""
     explained_variance_ratio: Floats
@@ -53,7 +53,7 @@ class PCA(Passes):
     written."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types, without `components`, `mean` and `scores`."""
+        """Return the result as JSON types, without `components`, `mean` and `scores`."""
         return _plain(self)
 
 
@@ -64,12 +64,12 @@ class SVD(Passes):
     u: Array | None = field(repr=False)
     """Left singular vectors (m × components), as columns; None where they were written."""
     singular_values: Floats
-    """The largest first."""
+    """The largest singular values, in descending order."""
     vt: Array = field(repr=False)
     """Right singular vectors (components × n), as rows; the largest element of each is positive."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types, without `u` and `vt`."""
+        """Return the result as JSON types, without `u` and `vt`."""
         return _plain(self)
 
 
@@ -367,19 +367,19 @@ class _Decomposition:
 
 
 def _signs(vectors: Floats) -> Floats:
-    """Factors that make the largest element of each column positive."""
+    """Return factors that make the largest element of each column positive."""
     largest = vectors[np.argmax(np.abs(vectors), axis=0), np.arange(vectors.shape[1])]
     return np.where(largest < 0, -1.0, 1.0)
 
 
 def _inverse(values: Floats, dtype: np.dtype[Any], extent: int) -> Floats:
-    """1 over each singular value; 0 where it is zero to rounding."""
+    """Return 1 over each singular value; 0 where it is zero to rounding."""
     there = values > np.finfo(dtype).eps * extent**0.5 * values[0]
     return np.where(there, 1.0 / np.where(there, values, 1.0), 0.0)
 
 
 def _plain(found: Passes) -> dict[str, Any]:
-    """As JSON types, without what `repr` leaves out."""
+    """Return the fields as JSON types, without those that `repr` leaves out."""
     fields = type(found).__dataclass_fields__.values()
     values = {one.name: getattr(found, one.name) for one in fields if one.repr}
     return {

@@ -37,11 +37,11 @@ class Size:
     rows: int
     cols: int
     wanted: int
-    """Singular values and vectors."""
+    """Number of singular values and vectors that are asked for."""
 
     @property
     def width(self) -> int:
-        """Vectors that are iterated."""
+        """Number of vectors that are iterated."""
         return min(self.wanted + OVERSAMPLES, self.rows, self.cols)
 
     def passes(self, iterations: int) -> int:
@@ -50,7 +50,7 @@ class Size:
         return 2 + (min(iterations, 1) if self.width == self.cols else iterations)
 
     def needs(self, dtype: np.dtype[Any]) -> Needs:
-        """Memory of the passes and of what is computed between them."""
+        """Memory that the passes take, and what is computed between them."""
         block = self.cols * self.width
         # Ω in two types, Z, a correction of it, and what QR and the singular value decomposition copy.
         fixed = block * (8 * 8 + dtype.itemsize) + self.width**2 * 8 * 16 + (self.rows + self.cols * 6) * 8
@@ -60,7 +60,7 @@ class Size:
 
 @dataclass
 class _Sums:
-    """What one pass adds up."""
+    """What one pass over B adds up."""
 
     rows: int
     gram: Floats
@@ -68,9 +68,9 @@ class _Sums:
     product: Floats
     """BᵀY."""
     mean: Floats
-    """Of each column, where B is centred by columns."""
+    """Mean of each column, where B is centred by columns."""
     squares: float
-    """Of all elements of the centred B, in the first pass."""
+    """Sum of the squares of all elements of the centred B; the first pass finds it."""
 
 
 class Subspace:
