@@ -1,6 +1,5 @@
 import importlib.util
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import gpu_missing
+from conftest import Done, gpu_missing, ooc
 
 from ooc_gemm.bench import figures, gpu, measure
 from ooc_gemm.bench import kernels as bench
@@ -23,13 +22,8 @@ from ooc_gemm.support.errors import InputError
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*args: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ooc_gemm.cli", "bench", "kernels", *map(str, args)],
-        capture_output=True,
-        text=True,
-        **options,
-    )
+def run(*args: Any) -> Done:
+    return ooc("bench", "kernels", *args)
 
 
 # ---- formulas ----------------------------------------------------------------------------------
@@ -219,16 +213,15 @@ def test_pairs() -> None:
         bench.pairs((), ("float8",))
 
 
-@pytest.mark.slow
 def test_list_names_every_kernel() -> None:
     done = run("--list")
-    assert done.returncode == 0
-    assert max(map(len, done.stdout.splitlines())) <= 100
-    lines = json.loads(run("--list", "--json").stdout)
+    assert done.code == 0
+    assert max(map(len, done.out.splitlines())) <= 100
+    lines = json.loads(run("--list", "--json").out)
     assert [line["kernel"] for line in lines] == [*catalog.KERNELS, *gpu.CUBLAS]
     for line in lines:
-        assert line["kernel"] in done.stdout
-        assert line["explanation"].split()[0] in done.stdout
+        assert line["kernel"] in done.out
+        assert line["explanation"].split()[0] in done.out
 
 
 @pytest.mark.parametrize("args", [(), ("--tune",), ("--kernel", "ffma", "--size", "64", "--json")])
@@ -236,15 +229,14 @@ def test_without_a_gpu_it_exits_2_with_one_sentence(args: Any) -> None:
     if not gpu_missing():
         pytest.skip("there is a GPU")
     done = run(*args)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("Error: kernels run on an NVIDIA GPU, and there is no")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.count("\n") == 1
+    assert done.err.startswith("Error: kernels run on an NVIDIA GPU, and there is no")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("args", [("--m", 3), ("--size", 0), ("--kernel", "absent"), ("--plot", "x.pdf")])
 def test_wrong_usage_exits_2(args: Any) -> None:
-    assert run(*args).returncode == 2
+    assert run(*args).code == 2
 
 
 # ---- tuning ------------------------------------------------------------------------------------
@@ -358,21 +350,20 @@ def _spoil(report: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.slow
 def test_tables_fit_100_columns_and_say_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "good.json").write_text(json.dumps(_report()))
     done = run("--from", tmp_path / "good.json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert (done.code, done.err) == (0, "")
+    assert max(map(len, done.out.splitlines())) <= 100
     for text in ("8192³", "naive_uncoalesced", "52", "1.01", "3.4e-10", "8.1e-07", "memory", "compute"):
-        assert text in done.stdout
+        assert text in done.out
     (tmp_path / "bad.json").write_text(json.dumps(_spoil(_report())))
     done = run("--from", tmp_path / "bad.json")
-    assert done.returncode == 3
-    assert "naive_uncoalesced float32 907³ failed: DeviceError: no" in done.stderr
-    assert "ffma float32 907³ is wrong: 100 %" in done.stderr
-    assert "NaN" in done.stdout
-    assert "failed" in done.stdout
+    assert done.code == 3
+    assert "naive_uncoalesced float32 907³ failed: DeviceError: no" in done.err
+    assert "ffma float32 907³ is wrong: 100 %" in done.err
+    assert "NaN" in done.out
+    assert "failed" in done.out
 
 
 def test_heights_are_spread() -> None:
@@ -383,8 +374,7 @@ def test_heights_are_spread() -> None:
     assert all(b - a >= 1 - 1e-9 for a, b in pairwise(heights))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", ["svg", "png"])
+@pytest.mark.parametrize("suffix", ["svg", pytest.param("png", marks=pytest.mark.slow)])
 def test_plot(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"kernels.{suffix}"
@@ -437,8 +427,8 @@ def test_end_to_end(tmp_path: Path) -> None:
     done = run(
         "--kernel", "ffma", "--kernel", "cublas", "--size", 907, "--repeat", 3, "--json", "--plot", picture
     )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
     assert [row["kernel"] for row in report["rows"]] == ["cublas", "ffma"]
     for row in report["rows"]:
         assert row["failed"] is None
