@@ -142,7 +142,7 @@ def run(folder, text):
     path.write_text(HEAD % _HEADER + text, encoding="utf-8")
     done = subprocess.run([*_COMPILE, path, "-o", folder / "program"], capture_output=True, text=True)
     assert not done.returncode, done.stderr
-    done = subprocess.run([folder / "program"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([folder / "program"], capture_output=True, text=True, timeout=250)
     assert bool(done.returncode) == bool(done.stderr)
     return done.stderr
 

@@ -77,8 +77,8 @@ def cluster(folder, keys):
 
 def answered(address, context=None):
     """What an address sends to somebody who connects; distributed's servers introduce themselves."""
-    with socket.create_connection(address, timeout=5) as connection:
-        connection.settimeout(1)
+    with socket.create_connection(address, timeout=20) as connection:
+        connection.settimeout(20)
         with contextlib.suppress(OSError):
             if context is None:
                 connection.sendall(b"GET / HTTP/1.0\r\n\r\n")

@@ -95,7 +95,7 @@ class Emulator:
         """What the kernel makes of every problem's C, padding included."""
         config = self._config[name]
         given = b"".join(_encoded(self._index[name], config, problem) for problem in problems)
-        done = subprocess.run([self._program], input=given, capture_output=True, timeout=120)
+        done = subprocess.run([self._program], input=given, capture_output=True, timeout=250)
         out = np.frombuffer(done.stdout, config.dtype)
         results = []
         for problem in problems:

@@ -363,7 +363,7 @@ def test_ctrl_c_while_copying(tmp_path):
         assert job.poll() is None, job.communicate()
         time.sleep(0.02)
     job.send_signal(signal.SIGINT)
-    _, said = job.communicate(timeout=60)
+    _, said = job.communicate(timeout=200)
     assert job.returncode == 130
     assert "Interrupted" in said
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]

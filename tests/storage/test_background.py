@@ -200,7 +200,7 @@ sys.exit(os.waitpid(child, 0)[1])
 def test_a_process_that_was_forked(memory):
     """The library's threads are not in it."""
     make(memory / "x", RNG.standard_normal((300, 300)).astype("f4"), chunks=(50, 50), compressors=None)
-    subprocess.run([sys.executable, "-c", FORKED, str(memory / "x")], timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", FORKED, str(memory / "x")], timeout=200, check=True)
 
 
 @pytest.mark.parametrize("where", ["upload", "download"])

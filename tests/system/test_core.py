@@ -158,7 +158,7 @@ def test_a_run_that_is_stopped_leaves_no_result(tmp_path, number):
     time.sleep(0.5)
     process.send_signal(number)
     start = time.monotonic()
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=200)
     waited = time.monotonic() - start
     assert not (tmp_path / "c/zarr.json").exists()
     if number == signal.SIGINT:

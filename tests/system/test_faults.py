@@ -97,7 +97,9 @@ def many_blocks(a="a", b="b", **options):
 
 def script(text, **options):
     """A Python process of its own."""
-    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=200, **options
+    )
 
 
 # ------------------------------------------------------------------------------------------------- disks
@@ -516,7 +518,7 @@ def test_signals(big, here, sent):
     for number in numbers:
         process.send_signal(number)
         time.sleep(0.02)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=200)
     assert process.returncode == code
     assert said.strip().startswith(f"{word}: ")
     assert said.strip().count("\n") == 0
@@ -540,7 +542,7 @@ main(["multiply", "wide", "wide", "c", "-d", "cpu", "-M", "180MiB", "--rechunk"]
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=200)
     assert process.returncode == 143
     assert "Terminated: " in said
 
@@ -771,7 +773,7 @@ def test_a_store_whose_threads_hang_does_not_keep_the_process(here, ends):
         assert process.stdout.readline() == "asked\n"
         if ends == "by Ctrl-C":
             process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=200)
     finally:
         process.kill()
     if ends == "by itself":
