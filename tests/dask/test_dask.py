@@ -338,6 +338,7 @@ def test_on_a_cluster_of_threads(tmp_path):
 @pytest.mark.slow
 def test_on_a_cluster(tmp_path, client):
     client.restart()  # peaks are those of a process's whole life
+    client.wait_for_workers(2, timeout=200)
     a, b = stored(tmp_path)
     seen = []
     result = ooc_gemm.dask.multiply(
