@@ -1,5 +1,6 @@
 """Shows a plan as a table for people."""
 
+import re
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,9 @@ Row = tuple[str, str]
 
 WIDTH = 80
 """Columns that the table may take: those of a terminal that nobody has widened."""
+
+HARD_SPACE = "\N{NO-BREAK SPACE}"
+"""A space at which no line is broken."""
 
 
 def table(found: Numbers, problem: Problem, budget: Budget, grows: bool) -> str:
@@ -104,4 +108,8 @@ def _mib(nbytes: int) -> str:
 
 
 def _wrapped(text: str, indent: int) -> str:
-    return f"\n{'':{indent}}".join(textwrap.wrap(text, WIDTH - indent, break_on_hyphens=False))
+    """Return a text in lines of at most `WIDTH` columns, of which all but the first are indented. A command in
+    backticks stays on one line, so that it can be copied."""
+    text = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", HARD_SPACE), text)
+    lines = textwrap.wrap(text, WIDTH - indent, break_on_hyphens=False)
+    return f"\n{'':{indent}}".join(lines).replace(HARD_SPACE, " ")
