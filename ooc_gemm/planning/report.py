@@ -108,7 +108,7 @@ def _mib(nbytes: int) -> str:
 
 
 def _wrapped(text: str, indent: int) -> str:
-    """Return a text in lines of at most `WIDTH` columns, of which all but the first are indented. A command in
+    """Return a text in lines of at most `WIDTH` columns, all but the first of them indented. A command in
     backticks stays on one line, so that it can be copied."""
     text = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", HARD_SPACE), text)
     lines = textwrap.wrap(text, WIDTH - indent, break_on_hyphens=False)
