@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .statistics.components import PCA, SVD, pca, svd
     from .statistics.covariance import Covariance, corrcoef, cov
     from .statistics.neighbours import Neighbours, topk
+    from .statistics.relationship import Relationship, grm
 
     __version__: str
 
@@ -43,12 +44,14 @@ __all__ = [
     "Operand",
     "Plan",
     "RangeError",
+    "Relationship",
     "Result",
     "StoreError",
     "VerificationError",
     "corrcoef",
     "cov",
     "gram",
+    "grm",
     "multiply",
     "pca",
     "plan",
@@ -77,6 +80,8 @@ _HOME = {
     "svd": "statistics.components",
     "Neighbours": "statistics.neighbours",
     "topk": "statistics.neighbours",
+    "grm": "statistics.relationship",
+    "Relationship": "statistics.relationship",
 }
 
 

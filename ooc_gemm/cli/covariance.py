@@ -1,4 +1,4 @@
-"""The commands cov and corrcoef."""
+"""The commands for matrices of relations between variables, or samples: cov, corrcoef and grm."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from .show import note, report_result
 from .types import Address
 
 if TYPE_CHECKING:
-    from ..statistics.covariance import Covariance
+    from ..run.result import Result
 
 rowvar = click.option(
     "--rowvar/--no-rowvar",
@@ -56,7 +56,56 @@ def corrcoef(x: str, c: str, **given: Any) -> None:
     _show(corrcoef, x, c, given)
 
 
-def _show(function: "Callable[..., Covariance]", x: str, c: str, given: dict[str, Any]) -> None:
+@cli.command(context_settings=CONTEXT, short_help="Compute the genetic relationship matrix of samples.")
+@click.argument("g", type=Address())
+@click.argument("c", type=Address())
+@click.option(
+    "--samples",
+    type=click.IntRange(0, 1),
+    default=1,
+    show_default=True,
+    help="Take this axis of G for the samples: 1 if G is variants × samples, 0 if it is samples × variants.",
+)
+@click.option(
+    "--missing",
+    type=float,
+    default=-1,
+    show_default=True,
+    metavar="VALUE",
+    help="Take genotypes of this value, which may be nan, for missing.",
+)
+@click.option(
+    "--method",
+    type=click.Choice(["gcta", "cov", "vanraden"]),
+    default="gcta",
+    show_default=True,
+    help="Divide variants by their standard deviation (gcta), or not (cov), or sums by the sum of 2p(1 − p).",
+)
+@click.option(
+    "--meanimpute/--no-meanimpute",
+    default=None,
+    help="Take the mean of its variant for a missing genotype, or count variants that two samples share.  "
+    "[default: count; for vanraden: take the mean]",
+)
+@click.option(
+    "--maf",
+    type=float,
+    default=0.0,
+    metavar="P",
+    help="Leave out variants whose minor allele is less frequent.  [default: 0]",
+)
+@options.shared_by_statistics
+def grm(g: str, c: str, **given: Any) -> None:
+    """Compute C, the genetic relationship matrix of the samples in G, as plink2 --make-rel does.
+
+    G holds numbers of copies of an allele, 0 to 2.
+    """
+    from ..statistics.relationship import grm
+
+    _show(grm, g, c, given)
+
+
+def _show(function: "Callable[..., Result]", x: str, c: str, given: dict[str, Any]) -> None:
     """Compute a statistic behind a progress bar, and show its result."""
     shown, as_json, verbose = (given.pop(name) for name in ("progress", "as_json", "verbose"))
     with progress_bar(shown) as report:

@@ -155,10 +155,9 @@ running = together(
     as_json,
     verbose,
 )
-statistic = together(
+shared_by_statistics = together(
     memory,
     device,
-    precision,
     click.option(
         "--out-dtype", metavar="DTYPE", help="Store C as this type.  [default: float32 or float64, as of X]"
     ),
@@ -169,6 +168,7 @@ statistic = together(
     as_json,
     verbose,
 )
+statistic = together(precision, shared_by_statistics)
 
 
 def from_report(text: str) -> Callable[[Any], Any]:

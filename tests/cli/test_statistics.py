@@ -6,6 +6,8 @@ import numpy as np
 import zarr
 from conftest import make, ooc
 
+import ooc_gemm
+
 
 def test_cov_and_corrcoef(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -34,3 +36,19 @@ def test_messages_name_options(tmp_path, monkeypatch):
     done = ooc("cov", "x", "new", "--ddof", "2")
     assert done.code == 2
     assert "--ddof 2" in done.err
+
+
+def test_grm(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    g = np.random.default_rng(1).integers(-1, 3, (80, 9)).astype("i1")
+    make("g", g.T, chunks=(4, 20))
+    done = ooc("grm", "g", "c", "--samples", "0", "--maf", "0.2", "--method", "cov", "--json", "-M", "1GiB")
+    assert (done.code, done.err) == (0, "")
+    found = json.loads(done.out)
+    result = ooc_gemm.grm(g, maf=0.2, method="cov", memory_limit="1GiB")
+    np.testing.assert_allclose(zarr.open_array("c")[:], result.array, rtol=1e-6)
+    assert (found["variants"], found["missing"]) == (result.variants, result.missing)
+    done = ooc("grm", "g", "new", "--method", "vanraden", "--no-meanimpute")
+    assert done.code == 2
+    assert "--method vanraden" in done.err
+    assert "--no-meanimpute" in done.err

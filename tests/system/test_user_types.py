@@ -18,6 +18,7 @@ print(result.tflops, ooc_gemm.gram("a", transpose=True).array)
 plan: ooc_gemm.Plan = ooc_gemm.plan("a", "b", device="cpu")
 x = ooc_gemm.Operand("a", center="columns", scale=("rows", [1.0, 2.0]), missing=-1, weights=[1, 2])
 print(ooc_gemm.gram(x).bytes_passed, ooc_gemm.cov("a", rowvar=False, aweights=[1, 2]).mean)
+k: ooc_gemm.Relationship = ooc_gemm.grm("g", samples=0, method="vanraden", maf=0.05)
 r: ooc_gemm.Covariance = ooc_gemm.corrcoef("a", "c", memory_limit="8GiB")
 nearest: ooc_gemm.Neighbours = ooc_gemm.topk("a", "b", k=3, metric="dot")
 check: ooc_gemm.Check = ooc_gemm.verify("a", "b", "c", rounds=3)
@@ -32,6 +33,7 @@ BAD = {
     'ooc_gemm.multiply("a", "b").seconds.upper()': "upper",
     'ooc_gemm.Operand("a", center="cols")': "center",
     'ooc_gemm.cov("a", alpha=2)': "alpha",
+    'ooc_gemm.grm("g", method="king")': "method",
 }
 
 
@@ -61,6 +63,7 @@ def test_mypy_accepts_what_is_right_and_names_what_is_wrong(tmp_path, monkeypatc
         "pca",
         "svd",
         "topk",
+        "grm",
         "dask.multiply",
         "dask.matmul",
     ],

@@ -1,0 +1,181 @@
+"""One pass over genotypes: allele frequencies, and for each pair of samples the variants that both have.
+
+A variant that lacks c samples lacks c(c+1)/2 pairs. Where few are missing, these pairs are listed and
+counted; where many are, the 0/1 matrix M of missing elements is multiplied, MᵀM, in float32, which is exact
+up to 2²⁴ variants at a time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+
+from ..devices.cpu.device import one_blas_thread
+from ..engine.ports import Array
+from ..engine.transform import missing_of
+from ..run.stream import Needs, Panels, Range
+from ..storage.read.source import Opened
+from ..support.intervals import ranges
+
+STRIP = 1 << 19
+"""Genotypes that are looked at together."""
+PAIRS = 1 << 18
+"""Pairs of a strip that are listed, at most."""
+LISTED = 100
+"""Elements of MᵀM that are computed, for one variant, in the time in which one pair is listed and counted."""
+THREAD_BYTES = 24 * STRIP + 40 * PAIRS
+"""What each thread computes in: a strip as float32, its mask, lists of what is missing and of pairs."""
+ROUNDING = 2.0**-44
+"""A frequency that is less than the least one by no more than this counts as equal to it, as in plink2."""
+TILE = 256
+"""Rows of MᵀM that are computed together."""
+
+
+@dataclass(frozen=True)
+class Genotypes:
+    """What a pass over genotypes has found."""
+
+    frequency: npt.NDArray[np.float64]
+    """Of the counted allele of each variant, among the samples that have it; NaN where none has."""
+    kept: npt.NDArray[np.bool_]
+    """Variants whose minor allele is frequent enough."""
+    missing: npt.NDArray[np.int64]
+    """Variants, of those kept, that each sample lacks."""
+    pairs: Array | None
+    """Variants, of those kept, that both of two samples have (int32, samples × samples); None where that
+    was not asked for."""
+    bytes_read: int
+
+    @property
+    def variants(self) -> int:
+        """Number of variants that are kept."""
+        return int(np.count_nonzero(self.kept))
+
+
+def pair_bytes(samples: int) -> int:
+    """Memory in bytes of the counts of pairs."""
+    return 4 * samples * samples
+
+
+def look_through(
+    opened: Opened,
+    limit: int,
+    missing: float | None,
+    least: float,
+    paired: bool,
+    progress: Callable[[float], None] | None = None,
+) -> Genotypes:
+    """Find frequencies and count pairs.
+
+    opened: variants × samples, with its op(): numbers of alleles from 0 to 2. limit: the memory limit of the
+    process in bytes. missing: the number that stands for a missing genotype. least: variants with a less
+    frequent minor allele are left out. paired: whether pairs are counted. progress: called with the fraction
+    that is done.
+
+    Raises BudgetError and StoreError.
+    """
+    variants, samples = opened.shape
+    frequency = np.full(variants, np.nan)
+    kept = np.zeros(variants, bool)
+    lacking = np.zeros(samples, np.int64)
+    counts = _Counts(samples) if paired else None
+    fixed = 9 * variants + 8 * samples + (pair_bytes(samples) if paired else 0)
+    panels = Panels(opened, opened.dtype, limit, "look through", Needs(fixed, THREAD_BYTES + 16 * samples))
+
+    def work(panel: Array, rows: Range) -> Array:
+        total = np.zeros(samples, np.int64)
+        for start, stop in ranges(len(panel), max(1, STRIP // max(1, samples))):
+            strip, lines = panel[start:stop], slice(rows[0] + start, rows[0] + stop)
+            mask = missing_of(strip, missing)
+            values = strip.astype(np.float32 if strip.dtype.itemsize == 1 else np.float64)
+            there = np.full(len(strip), samples)
+            if mask is not None:
+                np.copyto(values, 0, where=mask)
+                there -= np.count_nonzero(mask, axis=1)
+            sums = values @ np.ones(samples, values.dtype)  # at most 254·samples, which float32 holds
+            share = np.divide(sums, 2.0 * there, dtype=np.float64)  # NaN where none has it
+            frequency[lines] = share
+            kept[lines] = good = ~(np.minimum(share, 1 - share) < least - ROUNDING)
+            if mask is not None and (there < samples).any():
+                total += _lacking(mask[good], counts)
+        return total
+
+    def add(found: Array) -> None:
+        np.add(lacking, found, out=lacking)
+
+    with one_blas_thread:
+        panels.each(work, add, progress=progress)
+    pairs = None
+    if counts is not None:
+        pairs = counts.have_both(int(np.count_nonzero(kept)), lacking)
+    return Genotypes(frequency, kept, lacking, pairs, panels.bytes_read)
+
+
+def _lacking(mask: Array, counts: "_Counts | None") -> Array:
+    """Variants of a strip that each sample lacks. Counts the pairs of samples that lack one together."""
+    if counts is not None:
+        counts.add(mask)
+    each: Array = np.count_nonzero(mask, axis=0)
+    return each
+
+
+class _Counts:
+    """Variants that two samples lack together, for each pair of different samples."""
+
+    def __init__(self, samples: int):
+        self._both = np.zeros((samples, samples), np.int32)
+        self._lock = Lock()
+
+    def add(self, mask: Array) -> None:
+        """Count a strip. mask: variants × samples, true where a genotype is missing."""
+        samples = mask.shape[1]
+        where = np.flatnonzero(mask)
+        variants, at = np.divmod(where, samples)
+        each = np.bincount(variants, minlength=len(mask))
+        listed = int((each * (each - 1) // 2).sum())
+        if listed > min(PAIRS, len(mask) * samples * samples // LISTED):
+            self._multiply(mask)
+        elif listed:
+            first, second = _pairs(at, each)
+            index = first * samples + second
+            with self._lock:
+                np.add.at(self._both.reshape(-1), index, 1)
+
+    def _multiply(self, mask: Array) -> None:
+        lacks = mask.astype(np.float32)
+        for start, stop in ranges(mask.shape[1], TILE):
+            product = (lacks[:, start:stop].T @ lacks[:, start:]).astype(np.int32)
+            with self._lock:
+                self._both[start:stop, start:] += product
+
+    def have_both(self, variants: int, lacking: Array) -> Array:
+        """How many of so many variants both of two samples have, in the memory of the counts.
+
+        lacking: how many variants each sample lacks. Only the upper triangle was counted.
+        """
+        found, there = self._both, (variants - lacking).astype(np.int32)
+        for start, stop in ranges(len(found), TILE):
+            rows = found[start:stop]
+            rows[:, start:stop] = np.triu(rows[:, start:stop], 1)
+            rows[:, start:stop] += rows[:, start:stop].T.copy()
+            rows[:, start:] += there[start:stop, None]
+            rows[:, start:] -= lacking[None, start:].astype(np.int32)
+            found[stop:, start:stop] = rows[:, stop:].T
+        np.fill_diagonal(found, there)
+        return found
+
+
+def _pairs(at: Array, each: Array) -> tuple[Array, Array]:
+    """All pairs of samples that lack one variant together, the first before the second.
+
+    at: samples that lack a variant, in ascending order, one variant after the other. each: how many these are
+    for each variant.
+    """
+    ends = np.repeat(np.cumsum(each), each)
+    partners = ends - np.arange(1, len(at) + 1)  # those after it
+    first = np.repeat(np.arange(len(at)), partners)
+    begins = np.cumsum(partners) - partners
+    second = np.arange(len(first)) - begins[first] + first + 1
+    return at[first], at[second]

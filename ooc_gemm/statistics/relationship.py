@@ -1,0 +1,242 @@
+"""Genetic relationship matrices of samples from their genotypes.
+
+With p the frequency of the counted allele of variant v, and x the number of its copies that sample i has, 0
+to 2:
+
+    gcta       G[i, j] = mean over v of (x[i, v] − 2p)(x[j, v] − 2p)/(2p(1 − p))   Yang et al., AJHG 88 (2011)
+    cov        G[i, j] = mean over v of (x[i, v] − 2p)(x[j, v] − 2p)
+    vanraden   G[i, j] = Σ over v of (x[i, v] − 2p)(x[j, v] − 2p) / Σ over v of 2p(1 − p)   VanRaden (2008),
+    method 1
+
+One pass over the genotypes finds frequencies and counts missing genotypes of pairs of samples; a second one
+multiplies the standardised genotypes by their transpose (`gram`), in which missing ones are 0.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from ..engine.ports import Array, Device
+from ..planning.plan import Plan
+from ..run.observer import Observer
+from ..run.operands import open_operand
+from ..run.prepare import prepare
+from ..run.request import Axis, Operand, Request, gram_operands
+from ..run.result import Result
+from ..run.retry import carry_out, result_of
+from ..storage.io.zarr_internals import refuse_event_loop
+from ..storage.read.source import Opened
+from ..support.errors import InputError
+from ..support.memory import default_memory_limit, parse_size
+from ..support.trace import Trace
+from .genotypes import Genotypes, look_through, pair_bytes
+
+Method = Literal["gcta", "cov", "vanraden"]
+
+
+@dataclass(frozen=True)
+class Relationship(Result):
+    """What `grm` did and found. `array` is the matrix, where it was not stored."""
+
+    variants: int = 0
+    """Number of variants that count: those that the filter has left."""
+    missing: int = 0
+    """Number of missing genotypes of these."""
+    frequency: Any = field(default=None, repr=False)
+    """Of the counted allele of each variant, also of those that the filter left out; NaN where no sample
+    has a genotype. A NumPy array of float64."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types, without the frequencies."""
+        return {key: value for key, value in super().to_dict().items() if key != "frequency"}
+
+
+class _Quotients:
+    """Divides sums over variants by the number of variants that both samples have."""
+
+    def __init__(self, name: str, pairs: Array | None, nbytes: int):
+        """name: for the journal. pairs: those numbers, samples × samples, which take `nbytes` bytes."""
+        self.name, self.nbytes, self._pairs = name, nbytes, pairs
+
+    def apply(self, values: Array, row: int, col: int) -> None:
+        """Change a part of C in place. Two samples that share no variant have NaN."""
+        assert self._pairs is not None, "they have been counted"
+        with np.errstate(all="ignore"):
+            rows, cols = values.shape
+            np.divide(values, self._pairs[row : row + rows, col : col + cols], out=values)
+
+
+def grm(
+    g: Any,
+    c: Any = None,
+    *,
+    samples: Literal[0, 1] = 1,
+    missing: float | None = -1,
+    method: Method = "gcta",
+    meanimpute: bool | None = None,
+    maf: float = 0.0,
+    memory_limit: str | int | None = None,
+    device: str | Device = "auto",
+    out_dtype: Any = None,
+    chunks: tuple[int, int] | None = None,
+    shards: tuple[int, int] | None = None,
+    compressor: str | None = None,
+    verify: bool = False,
+    force: bool = False,
+    resume: bool = False,
+    progress: Callable[[float, Plan, Trace], None] | None = None,
+    notice: Callable[[str], None] | None = None,
+) -> Relationship:
+    """The genetic relationship matrix of samples (samples × samples), as `plink2 --make-rel` computes it.
+
+    Parameters
+    ----------
+    g : str, os.PathLike, zarr.Array or array-like
+        Genotypes: numbers of copies of an allele, 0 to 2, of variants × samples.
+    c : str, os.PathLike or zarr.Array, optional
+        Where the matrix goes, as of `multiply`. By default it is returned as `array` of the result.
+    samples : {0, 1}, default 1
+        The axis of people: 1 if `g` is variants × samples, 0 if it is samples × variants.
+    missing : float, optional
+        Genotypes that are equal to this number are missing; NaN: those that are NaN; None: no genotype is. By
+        default −1.
+    method : {"gcta", "cov", "vanraden"}, default "gcta"
+        `"gcta"`: each variant is divided by its standard deviation under Hardy-Weinberg equilibrium, as
+        plink2 and GCTA do; `"cov"`: it is not (plink2's modifier `cov`); `"vanraden"`: sums are divided by
+        the sum of all 2p(1 − p) (method 1).
+    meanimpute : bool, optional
+        A missing genotype counts as the mean of its variant. If false, sums over variants are divided by the
+        number of variants that both samples have. By default false, but true for `"vanraden"`.
+    maf : float, default 0
+        Variants are left out whose minor allele is less frequent. A variant without variation that is not
+        left out counts in the number of variants, as in plink2.
+    memory_limit : str or int, optional
+        Most host memory that the process may hold resident, in bytes or as `"8GiB"`. By default 60 % of what
+        the process may use. Without `meanimpute`, 4 bytes of it are taken for each pair of samples.
+    device : str or Device, default "auto"
+        The device: `"cpu"`, or `"auto"` where there is no GPU.
+    out_dtype : dtype, optional
+        Type of the matrix, and of the arithmetic. By default float32, or float64 where float32 does not hold
+        the type of `g`.
+    chunks, shards : (int, int), optional
+        Rows and columns of the chunks and shards of a new C. By default chunks near 16 MiB and no shards.
+    compressor : str, optional
+        `"none"` (the default), `"zstd"`, `"zstd:LEVEL"` or `"blosc"`.
+    verify : bool, default False
+        Check every block of C before it is stored, and compute what fails once more.
+    force : bool, default False
+        Replace a C that exists.
+    resume : bool, default False
+        Continue an interrupted run of the same problem, as of `multiply`. The first pass is made again.
+    progress : callable, optional
+        Called with (fraction, plan, trace) while products are computed.
+    notice : callable, optional
+        Called with sentences for the user, as of `multiply`.
+
+    Returns
+    -------
+    Relationship
+        What was done, with the `array`, the `frequency` of each variant, and the number of `variants` that
+        count.
+
+    Raises
+    ------
+    InputError, BudgetError
+        Before anything is written: the request cannot be carried out, or not within the memory limit.
+    StoreError, DeviceError, VerificationError
+        While running, as of `multiply`.
+    """
+    if method not in get_args(Method):
+        raise InputError(f"{method!r} is not a method; choose one of {', '.join(get_args(Method))}")
+    if samples not in (0, 1):
+        raise InputError(f"samples is {samples}; give the axis of people, 0 or 1")
+    if not 0 <= maf <= 0.5:
+        raise InputError(f"maf is {maf}; give a frequency from 0 to 0.5")
+    impute = method == "vanraden" if meanimpute is None else meanimpute
+    if method == "vanraden" and not impute:
+        raise InputError("method='vanraden' takes the mean for missing genotypes; leave out meanimpute=False")
+    request = Request(
+        Operand(g),
+        Operand(g),
+        c,
+        memory_limit=memory_limit,
+        device=device,
+        out_dtype=out_dtype,
+        chunks=chunks,
+        shards=shards,
+        compressor=compressor,
+        verify=verify,
+        force=force,
+        resume=resume,
+        symmetric=True,
+    )
+    wanted = _Wanted(samples, None if missing is None else float(missing), method, impute, maf)
+    return _relationship(request, wanted, Observer(progress, notice))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the matrix is to be."""
+
+    samples: int
+    missing: float | None
+    method: Method
+    impute: bool
+    least: float
+
+    def request(self, request: Request, found: Genotypes, count: int) -> Request:
+        """The request of the product. count: number of samples."""
+        with np.errstate(all="ignore"):
+            mean = np.where(np.isnan(found.frequency), 0.0, 2 * found.frequency)
+            variance = mean * (1 - mean / 2)
+            some = found.kept & (variance > 0)
+            scale = np.where(some, np.sqrt(variance) if self.method == "gcta" else 1.0, np.inf)
+        finish, divisor = None, float(found.variants)
+        if self.method == "vanraden":
+            divisor = float(variance[found.kept].sum())
+        elif not self.impute and self.missing is not None:
+            name = f"grm {self.method} pairwise, maf {self.least!r}"
+            finish, divisor = _Quotients(name, found.pairs, pair_bytes(count)), 1.0
+        if divisor == 0:
+            raise InputError("no variant varies, or maf leaves none; give other genotypes or a smaller maf")
+        axis: Axis = "rows" if self.samples == 1 else "columns"
+        operand = Operand(request.a.array, center=(axis, mean), scale=(axis, scale), missing=self.missing)
+        a, b = gram_operands(operand, self.samples == 1)
+        return replace(request, a=a, b=b, alpha=1 / divisor, finish=finish)
+
+
+def _relationship(request: Request, wanted: _Wanted, observer: Observer) -> Relationship:
+    refuse_event_loop()
+    limit = request.memory_limit
+    limit = default_memory_limit() if limit is None else parse_size(limit)
+    request = replace(request, memory_limit=limit)
+    opened = open_operand(request.a.array, "G", transpose=wanted.samples == 0)
+    if opened.dtype.kind == "c":
+        raise InputError(f"{opened.name} holds {opened.dtype}; give numbers of alleles from 0 to 2")
+    _check(request, wanted, opened)
+    paired = not wanted.impute and wanted.missing is not None
+    found = look_through(opened, limit, wanted.missing, wanted.least, paired)
+    count = int(found.missing.sum())
+    wrong = np.flatnonzero((found.frequency < 0) | (found.frequency > 1))
+    if wrong.size:
+        raise InputError(
+            f"{opened.name} holds more than 2 alleles, or fewer than 0, for variant {wrong[0]}; give numbers "
+            "from 0 to 2, and say which one is missing"
+        )
+    result = result_of(carry_out(wanted.request(request, found, opened.shape[1]), observer))
+    known = dict(result.__dict__) | {"bytes_passed": found.bytes_read}
+    return Relationship(**known, variants=found.variants, missing=count, frequency=found.frequency)
+
+
+def _check(request: Request, wanted: _Wanted, opened: Opened) -> None:
+    """Find what is wrong with the request before the genotypes are read."""
+    variants, samples = opened.shape
+    if not variants:
+        raise InputError(f"{opened.name} has no variants; give genotypes of some")
+    if request.resume:
+        return
+    half = np.full(variants, 0.5)
+    nothing = Genotypes(half, half > 0, np.zeros(samples, np.int64), None, 0)
+    prepare(wanted.request(request, nothing, samples).check())

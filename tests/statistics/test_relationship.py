@@ -1,0 +1,194 @@
+"""Relationship matrices against the formulas in float64, and against plink2 where it is installed."""
+
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import zarr
+from arrays import LAYOUTS
+from conftest import make
+from interruption import interrupted
+
+import ooc_gemm
+from ooc_gemm.statistics import genotypes
+from ooc_gemm.statistics.genotypes import look_through
+from ooc_gemm.storage.read.inputs import open_input
+
+LIMIT = "300MiB"
+OPTIONS = [
+    {},
+    {"meanimpute": True},
+    {"maf": 0.2},
+    {"method": "cov"},
+    {"method": "cov", "meanimpute": True, "maf": 0.1},
+    {"method": "vanraden"},
+    {"method": "vanraden", "maf": 0.3},
+]
+
+
+def alleles(variants, samples, seed, rate=0.05):
+    """Variants × samples, −1 where missing; among them variants without variation, or without genotypes."""
+    rng = np.random.default_rng(seed)
+    share = rng.random((variants, 1))
+    share[3], share[4] = 0, 1
+    found = rng.binomial(2, np.broadcast_to(share, (variants, samples))).astype("i1")
+    found[rng.random(found.shape) < rate] = -1
+    found[5], found[6] = -1, 1
+    return found
+
+
+def expected(g, method="gcta", meanimpute=None, maf=0.0):
+    x = np.ma.masked_equal(g, -1).astype("f8")
+    p = (x.mean(axis=1) / 2).filled(np.nan)
+    kept = ~(np.minimum(p, 1 - p) < maf - 1e-12)
+    z, variance = (x - 2 * p[:, None]).filled(0)[kept], (2 * p * (1 - p))[kept]
+    if method == "gcta":
+        z = z / np.sqrt(np.where(variance > 0, variance, np.inf))[:, None]
+    if method == "vanraden":
+        return z.T @ z / np.nansum(variance)
+    there = (g != -1)[kept].astype("f8")
+    return z.T @ z / (len(z) if meanimpute else there.T @ there)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("samples", [0, 1])
+def test_methods(tmp_path, options, samples):
+    g = alleles(501, 77, 1)
+    stored = make(tmp_path / "g", g if samples else g.T, chunks=(64, 50))
+    c = str(tmp_path / "c")
+    found = ooc_gemm.grm(stored, c, samples=samples, memory_limit=LIMIT, verify=True, **options)
+    wanted = expected(g, **options)
+    assert np.abs(zarr.open_array(c)[:] - wanted).max() <= 3e-6 * np.abs(wanted).max()
+    assert found.verified
+    p = (np.ma.masked_equal(g, -1).mean(axis=1) / 2).filled(np.nan)
+    assert np.allclose(found.frequency, p, rtol=1e-6, equal_nan=True)
+    kept = ~(np.minimum(p, 1 - p) < options.get("maf", 0) - 1e-12)
+    assert (found.variants, found.missing) == (kept.sum(), (g[kept] == -1).sum())
+    assert "frequency" not in found.to_dict()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(tmp_path, layout):
+    g = alleles(211, 40, 2)
+    found = ooc_gemm.grm(make(tmp_path / "g", g, **LAYOUTS[layout]), memory_limit=LIMIT, out_dtype="f8")
+    assert np.abs(found.array - expected(g)).max() <= 1e-12
+
+
+def test_dosages_with_nan():
+    g = alleles(90, 30, 3)
+    dosages = np.where(g == -1, np.nan, g).astype("f4")
+    found = ooc_gemm.grm(dosages, missing=np.nan, memory_limit=LIMIT).array
+    assert np.abs(found - expected(g)).max() <= 1e-5
+    found = ooc_gemm.grm(np.abs(g), missing=None, memory_limit=LIMIT).array
+    assert np.abs(found - expected(np.abs(g))).max() <= 1e-5
+
+
+def test_samples_that_share_no_variant():
+    g = np.array([[0, -1, 1], [1, -1, 0], [-1, 2, 1], [-1, 1, 2]], "i1")
+    found = ooc_gemm.grm(g, memory_limit=LIMIT).array
+    assert np.isnan(found[0, 1])
+    assert np.isnan(found[1, 0])
+    assert np.isfinite(np.delete(found, 1)).sum() == 7 - 1 + 1
+
+
+@pytest.mark.parametrize("rate", [0, 0.01, 0.2, 0.9])
+@pytest.mark.parametrize("listed", [0, 1 << 18])
+def test_counts_of_pairs_are_exact(monkeypatch, rate, listed):
+    monkeypatch.setattr(genotypes, "PAIRS", listed)  # few: all are multiplied
+    monkeypatch.setattr(genotypes, "TILE", 16)
+    monkeypatch.setattr(genotypes, "STRIP", 1000)
+    g = alleles(301, 53, 4, rate)
+    found = look_through(open_input(g), 1 << 30, -1.0, 0.2, True)
+    p = (np.ma.masked_equal(g, -1).mean(axis=1) / 2).filled(np.nan)
+    there = (g != -1)[~(np.minimum(p, 1 - p) < 0.2 - 1e-12)].astype(int)
+    assert np.array_equal(found.pairs, there.T @ there)
+    assert np.array_equal(found.missing, len(there) - there.sum(axis=0))
+    assert look_through(open_input(g), 1 << 30, -1.0, 0.2, False).pairs is None
+
+
+@pytest.mark.parametrize(
+    ("g", "options", "word"),
+    [
+        (np.ones((5, 3), "i1"), {"method": "king"}, "gcta, cov, vanraden"),
+        (np.ones((5, 3), "i1"), {"samples": 2}, "samples is 2"),
+        (np.ones((5, 3), "i1"), {"maf": 0.7}, "maf is 0.7"),
+        (np.ones((5, 3), "i1"), {"method": "vanraden", "meanimpute": False}, "leave out meanimpute"),
+        (np.ones((5, 3), "c8"), {}, "complex64"),
+        (np.ones((0, 3), "i1"), {}, "no variants"),
+        (np.full((5, 3), 7, "i1"), {}, "more than 2 alleles"),
+        (np.full((5, 3), 2, "i1"), {"method": "vanraden"}, "no variant varies"),
+        (np.full((5, 3), 2, "i1"), {"maf": 0.1, "meanimpute": True}, "maf leaves none"),
+    ],
+)
+def test_what_cannot_be_is_refused(g, options, word):
+    with pytest.raises(ooc_gemm.InputError, match=word):
+        ooc_gemm.grm(g, memory_limit=LIMIT, **options)
+
+
+def test_the_limit_counts_the_pairs(tmp_path):
+    g = make(tmp_path / "g", alleles(40, 900, 5), chunks=(20, 300))
+    with pytest.raises(ooc_gemm.BudgetError) as plain:
+        ooc_gemm.grm(g, memory_limit=1, meanimpute=True)
+    with pytest.raises(ooc_gemm.BudgetError) as paired:
+        ooc_gemm.grm(g, memory_limit=1)
+    more = paired.value.minimum_memory_limit - plain.value.minimum_memory_limit
+    assert more == 4 * 900 * 900
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_run_is_continued_and_no_other_is(tmp_path, monkeypatch, count):
+    g, c = make(tmp_path / "g", alleles(300, 90, 6), chunks=(64, 64)), str(tmp_path / "c")
+    options = {"memory_limit": LIMIT, "chunks": (32, 32)}
+    ooc_gemm.grm(g, c + "1", **options)
+    interrupted(monkeypatch, count, g, c, run=ooc_gemm.grm, **options)
+    if count:
+        for other in ({"meanimpute": True}, {"maf": 0.1}, {"method": "cov"}, {"missing": None}):
+            with pytest.raises(ooc_gemm.InputError, match=r"cannot be continued|more than 2 alleles"):
+                ooc_gemm.grm(g, c, resume=True, **options, **other)
+    result = ooc_gemm.grm(g, c, resume=True, **options)
+    assert result.bytes_written == (9 - count) * 32 * 32 * 4
+    assert zarr.open_array(c)[:].tobytes() == zarr.open_array(c + "1")[:].tobytes()
+
+
+def bed(folder, g):
+    """Write genotypes as plink has them."""
+    code = np.array([3, 2, 0, 1], "u1")[np.where(g < 0, 3, g)]
+    code = np.pad(code, ((0, 0), (0, -g.shape[1] % 4))).reshape(len(g), -1, 4)
+    packed = (code << np.array([0, 2, 4, 6], "u1")).sum(axis=2).astype("u1")
+    (folder / "g.bed").write_bytes(bytes([0x6C, 0x1B, 1]) + packed.tobytes())
+    (folder / "g.bim").write_text("".join(f"1\tv{v}\t0\t{v + 1}\tA\tC\n" for v in range(len(g))))
+    (folder / "g.fam").write_text("".join(f"f{i} s{i} 0 0 1 -9\n" for i in range(g.shape[1])))
+
+
+@pytest.mark.skipif(shutil.which("plink2") is None, reason="plink2 is not installed")
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ([], {}),
+        (["cov"], {"method": "cov"}),
+        (["meanimpute"], {"meanimpute": True}),
+        (["cov", "meanimpute"], {"method": "cov", "meanimpute": True}),
+        (["--maf", "0.1"], {"maf": 0.1}),
+    ],
+)
+def test_plink2_finds_the_same(tmp_path, words, options):
+    g = alleles(300, 63, 7)
+    bed(tmp_path, g)
+    command = [
+        "plink2",
+        "--bfile",
+        "g",
+        "--out",
+        "g",
+        "--threads",
+        "1",
+        "--make-rel",
+        "square",
+        "bin",
+        *words,
+    ]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    theirs = np.fromfile(tmp_path / "g.rel.bin").reshape(63, 63)
+    found = ooc_gemm.grm(g, memory_limit=LIMIT, out_dtype="f8", **options).array
+    assert np.abs(found - theirs).max() <= 1e-12
