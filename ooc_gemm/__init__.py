@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .statistics.components import PCA, SVD, pca, svd
     from .statistics.covariance import Covariance, corrcoef, cov
     from .statistics.neighbours import Neighbours, topk
+    from .statistics.regression import LeastSquares, lstsq
     from .statistics.relationship import Relationship, grm
 
     __version__: str
@@ -40,6 +41,7 @@ __all__ = [
     "DeviceError",
     "Error",
     "InputError",
+    "LeastSquares",
     "Neighbours",
     "Operand",
     "Plan",
@@ -52,6 +54,7 @@ __all__ = [
     "cov",
     "gram",
     "grm",
+    "lstsq",
     "multiply",
     "pca",
     "plan",
@@ -76,6 +79,8 @@ _HOME = {
     "Covariance": "statistics.covariance",
     "PCA": "statistics.components",
     "SVD": "statistics.components",
+    "LeastSquares": "statistics.regression",
+    "lstsq": "statistics.regression",
     "pca": "statistics.components",
     "svd": "statistics.components",
     "Neighbours": "statistics.neighbours",

@@ -17,20 +17,8 @@ from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.read.source import Opened
 from ..support.errors import BudgetError, InputError
 from ..support.memory import default_memory_limit, parse_size, peak_resident_bytes
+from .passes import Passes
 from .subspace import Centre, Floats, Size, Subspace, panel_type, panels_of
-
-
-@dataclass(frozen=True)
-class Passes:
-    """What the passes over the array took. Sizes in bytes, times in seconds."""
-
-    passes: int
-    """Number of passes over the array."""
-    seconds: float
-    bytes_read: int
-    bytes_written: int
-    peak_host_bytes: int
-    """The largest resident set the process has had."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +40,6 @@ class PCA(Passes):
     """The centred rows in the coordinates of the components (m × components); None where they were
     written."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON types, without `components`, `mean` and `scores`."""
-        return _plain(self)
-
 
 @dataclass(frozen=True)
 class SVD(Passes):
@@ -67,10 +51,6 @@ class SVD(Passes):
     """The largest singular values, in descending order."""
     vt: Array = field(repr=False)
     """Right singular vectors (components × n), as rows; the largest element of each is positive."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON types, without `u` and `vt`."""
-        return _plain(self)
 
 
 def pca(
@@ -376,12 +356,3 @@ def _inverse(values: Floats, dtype: np.dtype[Any], extent: int) -> Floats:
     """Return 1 over each singular value; 0 where it is zero to rounding."""
     there = values > np.finfo(dtype).eps * extent**0.5 * values[0]
     return np.where(there, 1.0 / np.where(there, values, 1.0), 0.0)
-
-
-def _plain(found: Passes) -> dict[str, Any]:
-    """Return the fields as JSON types, without those that `repr` leaves out."""
-    fields = type(found).__dataclass_fields__.values()
-    values = {one.name: getattr(found, one.name) for one in fields if one.repr}
-    return {
-        name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()
-    }

@@ -141,7 +141,7 @@ class Subspace:
                 if first:
                     self.mean[slice(*rows)] = means
             elif by_columns and first:
-                mean = _centred_columns(panel)
+                mean = centred_columns(panel)
             squares = float(np.vecdot(panel, panel).sum(dtype=np.float64)) if first else 0.0
             y = narrow @ panel.T  # the transpose of Y: BLAS multiplies rows that are long a quarter faster
             wide = y.astype(np.float64)
@@ -210,7 +210,7 @@ def _lying(vectors: Array, dtype: np.dtype[Any]) -> Array:
     return np.ascontiguousarray(vectors.T, dtype)
 
 
-def _centred_columns(panel: Array) -> Floats:
+def centred_columns(panel: Array) -> Floats:
     """Subtract the mean of each column from a panel, in place; those means. What rounding leaves is far below
     the precision of the panel's products."""
     near = np.ones(len(panel), panel.dtype) @ panel / panel.dtype.type(len(panel))

@@ -24,6 +24,7 @@ nearest: ooc_gemm.Neighbours = ooc_gemm.topk("a", "b", k=3, metric="dot")
 check: ooc_gemm.Check = ooc_gemm.verify("a", "b", "c", rounds=3)
 found: ooc_gemm.PCA = ooc_gemm.pca("a", 20, iterations=2, scores="s")
 print(found.components, ooc_gemm.svd("a", 3).singular_values)
+w: ooc_gemm.LeastSquares = ooc_gemm.lstsq("a", "b", ridge=0.5, intercept=True)
 """
 BAD = {
     'ooc_gemm.multiply("a", "b", memory_limt="8GiB")': "memory_limt",
@@ -64,6 +65,7 @@ def test_mypy_accepts_what_is_right_and_names_what_is_wrong(tmp_path, monkeypatc
         "svd",
         "topk",
         "grm",
+        "lstsq",
         "dask.multiply",
         "dask.matmul",
     ],

@@ -75,15 +75,16 @@ def kind(key: str, described: dict[str, Any]) -> str | None:
     return "array" if isinstance(described.get("shape"), list) else None
 
 
-def check(name: str, described: dict[str, Any], key: str) -> dict[str, Any]:
-    """Check the document of this key, and return what zarr is to make an array of. Raises InputError."""
+def check(name: str, described: dict[str, Any], key: str, flat: bool = False) -> dict[str, Any]:
+    """Check the document of this key, and return what zarr is to make an array of. `flat`: one dimension is
+    enough. Raises InputError."""
     version = 3 if key == "zarr.json" else 2
     if type(described.get("zarr_format")) is not int or described["zarr_format"] != version:
         raise _bad(name, f"zarr_format is not {version}")
-    return _version_3(name, described) if version == 3 else _version_2(name, described)
+    return (_version_3 if version == 3 else _version_2)(name, described, flat)
 
 
-def _version_3(name: str, described: dict[str, Any]) -> dict[str, Any]:
+def _version_3(name: str, described: dict[str, Any], flat: bool) -> dict[str, Any]:
     shape = _extents(name, "shape", described.get("shape"))
     grid = described.get("chunk_grid")
     if not isinstance(grid, dict) or grid.get("name") != "regular":
@@ -92,7 +93,7 @@ def _version_3(name: str, described: dict[str, Any]) -> dict[str, Any]:
     kind = described.get("data_type")
     if not (isinstance(kind, str) and NUMBERS.fullmatch(kind)):
         raise _no_numbers(name, kind)
-    _two(name, shape, chunks)
+    _two(name, shape, chunks, flat)
     keys = described.get("chunk_key_encoding")
     if isinstance(keys, dict):
         separator = keys.get("separator", _configuration(name, keys).get("separator"))
@@ -112,13 +113,13 @@ def attributes(found: Any) -> dict[str, Any]:
     return {key: found[key] for key in ATTRIBUTES if key in found} if isinstance(found, dict) else {}
 
 
-def _version_2(name: str, described: dict[str, Any]) -> dict[str, Any]:
+def _version_2(name: str, described: dict[str, Any], flat: bool) -> dict[str, Any]:
     shape = _extents(name, "shape", described.get("shape"))
     chunks = _extents(name, "chunks", described.get("chunks"))
     kind = described.get("dtype")
     if not (isinstance(kind, str) and NUMBERS_2.fullmatch(kind)):
         raise _no_numbers(name, kind)
-    _two(name, shape, chunks)
+    _two(name, shape, chunks, flat)
     _key(name, "v2", described.get("dimension_separator"))
     if described.get("order", "C") not in ("C", "F"):
         raise _bad(name, f"order {short(described['order'])!r} is neither C nor F")
@@ -153,11 +154,11 @@ def _extents(name: str, what: str, found: Any) -> list[int]:
     return found
 
 
-def _two(name: str, shape: list[int], chunks: list[int]) -> None:
-    if len(shape) != 2:
+def _two(name: str, shape: list[int], chunks: list[int], flat: bool = False) -> None:
+    if len(shape) != 2 and not (flat and len(shape) == 1):
         what = tuple(shape) if len(shape) < 32 else f"of {len(shape)} numbers"
         raise InputError(f"{name} has shape {what}, but a matrix has two dimensions; reshape it")
-    if len(chunks) != 2:
+    if len(chunks) != len(shape):
         raise _bad(name, f"chunks of {len(chunks)} dimensions cannot be right")
     if any(extent and not size for extent, size in zip(shape, chunks, strict=True)):  # zarr 3.4 takes them
         raise _bad(name, f"chunks of {short(chunks)} cannot be right")

@@ -24,8 +24,8 @@ from ..io.zarr_internals import default_buffer_prototype
 from .addresses import local_path, objects_at, remote_place
 
 
-def open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
-    """Open a Zarr array as it is stored. Raises InputError."""
+def open_array(spec: str | os.PathLike[str], name: str, flat: bool = False) -> zarr.Array[Any]:
+    """Open a Zarr array as it is stored. `flat`: it may have one dimension. Raises InputError."""
     place = local_path(spec)
     if place is not None:
         if not os.path.exists(place):
@@ -35,7 +35,7 @@ def open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
                 f"{name} is the unfinished result of an interrupted run; continue that with "
                 "resume=True, or make it again"
             )
-    found = _open(os.fspath(spec) if place is None else str(place), name)
+    found = _open(os.fspath(spec) if place is None else str(place), name, flat)
     if found is None:
         with explained(name, remote=place is None):
             if place is None and (there := objects_at(spec)) and is_begun(there):
@@ -49,7 +49,7 @@ def open_array(spec: str | os.PathLike[str], name: str) -> zarr.Array[Any]:
     return found
 
 
-def _open(path: str, name: str) -> zarr.Array[Any] | str | None:
+def _open(path: str, name: str, flat: bool) -> zarr.Array[Any] | str | None:
     """Return the Zarr array at a path; "group" for a group, None for neither. Raises InputError."""
     with explained(name, remote="://" in path):
         at, key, described = look_at(path, name)
@@ -57,7 +57,7 @@ def _open(path: str, name: str) -> zarr.Array[Any] | str | None:
             return "group"
         if key == METADATA[1]:
             described["attributes"] = _attributes(at, name)
-        return array_at(documents.check(name, described, key), at) if key else None
+        return array_at(documents.check(name, described, key, flat), at) if key else None
 
 
 def _attributes(at: StorePath, name: str) -> dict[str, Any]:

@@ -1,0 +1,48 @@
+"""The command that fits a linear model: lstsq."""
+
+import json
+from typing import Any
+
+import click
+
+from ..support.redact import url
+from . import options
+from .group import CONTEXT, cli
+from .progress import share_bar
+from .show import note, size, write
+from .types import Address
+
+
+@cli.command(context_settings=CONTEXT, short_help="Coefficients of a linear model of Y in X; to OUT.")
+@click.argument("x", type=Address())
+@click.argument("y", type=Address())
+@click.argument("out", type=Address())
+@click.option("--ridge", default=0.0, show_default=True, help="Add this to the diagonal of Xᵀ·X.")
+@click.option("--intercept", is_flag=True, help="Fit a constant beside the columns of X.")
+@options.memory
+@options.replaces
+@options.progress
+@options.as_json
+@options.verbose
+def lstsq(
+    x: str, y: str, out: str, progress: bool | None, as_json: bool, verbose: bool, **given: Any
+) -> None:
+    """Coefficients W (columns of X × columns of Y) that minimise ‖X·W − Y‖² are written to OUT.
+
+    The normal equations are made in one pass over X, in float64. Y may have one dimension.
+    """
+    from ..statistics.regression import lstsq as fitted
+
+    with share_bar(progress) as report:
+        found = fitted(x, y, out, progress=report, notice=note, **given)
+    if as_json:
+        click.echo(json.dumps(found.to_dict()))
+        return
+    constants = ", ".join(f"{value:.6g}" for value in found.intercept[:8])
+    more = ", …" if len(found.intercept) > 8 else ""
+    said = f"; intercept {constants}{more}" if given["intercept"] else ""
+    write(f"{url(out)}: coefficients, condition number {found.condition:.3g}{said}")
+    write(
+        f"{found.seconds:.2f} s: read {size(found.bytes_read)}, wrote {size(found.bytes_written)}, "
+        f"peak {size(found.peak_host_bytes)} host memory"
+    )

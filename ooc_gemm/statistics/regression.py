@@ -1,0 +1,240 @@
+"""Linear least squares by normal equations, from one pass over the array."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..devices.cpu.device import WORKER_BYTES, one_blas_thread
+from ..run.observer import Observer
+from ..run.operands import open_operand
+from ..run.rows import check_rows, memory, write_rows
+from ..run.stream import Array, Needs, Panels, Pieces, Range
+from ..storage.format import conventions
+from ..storage.io.zarr_internals import refuse_event_loop
+from ..storage.read import addresses
+from ..storage.read.source import Opened
+from ..storage.read.vectors import open_vector
+from ..support.errors import InputError
+from ..support.intervals import ceil_div
+from ..support.memory import default_memory_limit, parse_size, peak_resident_bytes
+from .passes import Passes
+from .subspace import centred_columns
+
+Floats = npt.NDArray[np.float64]
+
+LEAST_DIGITS = 1e-4
+"""The relative error of coefficients, cond² times the precision of float64, beyond which they are refused."""
+ROUNDING = 16 * float(np.finfo(np.float64).eps)
+"""Deviations of a constant column from its mean, relative to that, are smaller."""
+PANEL_ROWS = 1024
+"""Rows of a panel, at least: each panel's products are added to a matrix of n×n."""
+
+
+@dataclass(frozen=True)
+class LeastSquares(Passes):
+    """Coefficients of a linear model of m observations, n variables and t targets."""
+
+    array: Floats | None = field(repr=False)
+    """Coefficients: n, or n×t where y has two dimensions; None where they were written."""
+    intercept: Floats
+    """What is added for each target (t); 0 where no intercept was asked for."""
+    condition: float
+    """Condition number of x, centred where there is an intercept, with columns scaled to norm 1 and with the
+    ridge."""
+
+
+def lstsq(
+    x: Any,
+    y: Any,
+    out: Any = None,
+    *,
+    ridge: float = 0.0,
+    intercept: bool = False,
+    memory_limit: str | int | None = None,
+    force: bool = False,
+    progress: Callable[[float], None] | None = None,
+    notice: Callable[[str], None] | None = None,
+) -> LeastSquares:
+    """Coefficients w that minimise ‖x·w − y‖² + ridge·‖w‖², for x (m×n) with more rows than columns.
+
+    The normal equations (xᵀx + ridge·I)·w = xᵀy are made in one pass over x, with products and sums in
+    float64 whatever the type of x, and are solved by an eigendecomposition, with columns scaled to norm 1.
+    Their error grows with the square of x's condition number: where cond² times the precision of float64 is
+    more than 1e-4, they are refused.
+
+    Parameters
+    ----------
+    x : str, os.PathLike, zarr.Array or array-like
+        The variables, as columns: a path, a URL, an open Zarr array, or anything with shape, dtype and
+        slicing.
+    y : str, os.PathLike, zarr.Array or array-like
+        The targets: m, or m×t. They are held in memory.
+    out : str or os.PathLike, optional
+        Path or URL of a new Zarr array for the coefficients (n×t). By default they are returned.
+    ridge : float, default 0
+        What is added to the diagonal of xᵀx (Tikhonov regularisation; scikit-learn's `Ridge(alpha)`).
+    intercept : bool, default False
+        Fit a constant beside the variables, which the ridge does not count.
+    memory_limit : str or int, optional
+        Most host memory that the process may hold resident, in bytes or as `"8GiB"`. By default 60 % of what
+        the process may use.
+    force : bool, default False
+        Replace an array that exists at `out`.
+    progress : callable, optional
+        Called with the fraction that is done, by threads of the run.
+    notice : callable, optional
+        Called with sentences about what concerns the answer, which are UserWarnings where there is no
+        `notice`: attributes or a mask of x or y that are not applied.
+
+    Returns
+    -------
+    LeastSquares
+        Coefficients, intercept and condition number, in float64.
+
+    Raises
+    ------
+    InputError, BudgetError
+        Before anything is written: the arrays do not fit together, hold NaN or infinite numbers, or their
+        columns are too nearly dependent; or the memory limit is too small.
+    StoreError
+        A chunk could not be read or written.
+    """
+    begin = time.perf_counter()
+    refuse_event_loop()
+    if not (np.isfinite(ridge) and ridge >= 0):
+        raise InputError(f"ridge is {ridge}; it must be 0 or more")
+    if out is not None:
+        check_rows(out, [x, y], force)
+    left, (right, flat) = open_operand(x, "x"), open_vector(y, addresses.role(y, "y"))
+    _check(left, right, ridge, intercept)
+    for one in (left, right):
+        if said := conventions.said(one.name, one.undecoded):
+            Observer(notice=notice).warn(said)
+    limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
+    sums = _Sums(left, right, limit, intercept, 0 if out is None else memory(right.shape, np.float64))
+    sums.carry_out(progress)
+    rounding = left.shape[0] * np.square(sums.mean * ROUNDING)
+    found, condition = _solved(sums.gram, sums.product, ridge, left.name, rounding)
+    for one in (left, right):
+        one.check_unchanged()
+    written = 0 if out is None else write_rows(out, found, force)
+    return LeastSquares(
+        passes=1,
+        seconds=time.perf_counter() - begin,
+        bytes_read=sums.bytes_read,
+        bytes_written=written,
+        peak_host_bytes=peak_resident_bytes(),
+        array=None if out is not None else found[:, 0] if flat else found,
+        intercept=sums.target_mean - sums.mean @ found if intercept else np.zeros(right.shape[1]),
+        condition=condition,
+    )
+
+
+def _check(left: Opened, right: Opened, ridge: float, intercept: bool) -> None:
+    """Refuse arrays that make no equations. Raises InputError."""
+    (m, n), (rows, targets) = left.shape, right.shape
+    for one in (left, right):
+        if one.dtype.kind == "c":
+            raise InputError(f"{one.name} is complex; give its real and imaginary parts as columns")
+    if rows != m:
+        raise InputError(f"{left.name} has {m} rows, but {right.name} has {rows}; give as many of both")
+    if not (m and n and targets):
+        raise InputError(f"{left.name} is {m}×{n} and {right.name} {rows}×{targets}; give some elements")
+    if m < n + intercept and not ridge:
+        raise InputError(
+            f"{left.name} has {m} rows for {n + intercept} coefficients, which they do not determine; "
+            "give a ridge, such as ridge=1.0"
+        )
+
+
+class _Sums:
+    """xᵀx and xᵀy, centred where there is an intercept, in one pass over x and one over y."""
+
+    def __init__(self, left: Opened, right: Opened, limit: int, centred: bool, extra: int):
+        """extra: bytes that the result takes when it is written. Raises BudgetError."""
+        (m, n), t = left.shape, right.shape[1]
+        self._centred, size = centred, n * n * 8
+        held = m * t * right.dtype.itemsize
+        # xᵀx, a correction of it, and what the eigendecomposition takes: a copy, vectors, and twice as much.
+        fixed = 7 * size + 8 * n * t * 8 + held + extra
+        needs = Needs(fixed, size + 4 * n * t * 8 + WORKER_BYTES, ceil_div(2 * t * 8, max(1, n)))
+        self._pieces = Pieces(right, limit, "hold", Needs(held))
+        self._panels = Panels(left, np.float64, limit, "fit a model to", needs, rows=PANEL_ROWS)
+        self._targets: Array = np.empty((m, t), right.dtype)
+        self.gram, self.product = np.zeros((n, n)), np.zeros((n, t))
+        self.mean, self.target_mean = np.zeros(n), np.zeros(t)
+
+    @property
+    def bytes_read(self) -> int:
+        """Of both arrays."""
+        return self._pieces.bytes_read + self._panels.bytes_read
+
+    def carry_out(self, progress: Callable[[float], None] | None) -> None:
+        """Make the sums. Raises StoreError."""
+
+        def keep(values: Array, rows: Range, cols: Range) -> None:
+            self._targets[slice(*rows), slice(*cols)] = values
+
+        self._pieces.each(keep, lambda found: None)
+        count = 0
+
+        def work(panel: Array, rows: Range) -> tuple[int, Floats, Floats, Floats, Floats]:
+            y = self._targets[slice(*rows)].astype(np.float64)
+            means = np.zeros(panel.shape[1]), np.zeros(y.shape[1])
+            if self._centred:
+                means = centred_columns(panel), centred_columns(y)
+            return len(panel), *means, panel.T @ panel, panel.T @ y
+
+        def add(found: tuple[int, Floats, Floats, Floats, Floats]) -> None:
+            nonlocal count
+            rows, mean, target_mean, gram, product = found
+            self.gram += gram
+            self.product += product
+            if self._centred:
+                apart, target_apart = mean - self.mean, target_mean - self.target_mean
+                share = rows / (count + rows)
+                self.gram += np.outer(apart * (count * share), apart)
+                self.product += np.outer(apart * (count * share), target_apart)
+                self.mean += apart * share
+                self.target_mean += target_apart * share
+            count += rows
+
+        with one_blas_thread:
+            self._panels.each(work, add, progress=progress)
+
+
+def _solved(gram: Floats, product: Floats, ridge: float, name: str, rounding: Floats) -> tuple[Floats, float]:
+    """The coefficients, and the condition number of the scaled matrix. rounding: what squares of each column
+    sum up to where that is constant. Raises InputError."""
+    squares = gram.diagonal().copy()
+    if not np.isfinite(squares).all():
+        column = int(np.flatnonzero(~np.isfinite(squares))[0])
+        raise InputError(f"{name}: column {column} holds NaN, or numbers that are too large; replace them")
+    if not np.isfinite(product).all():
+        raise InputError("y holds NaN or infinite numbers; replace them")
+    squares[squares <= rounding] = 0
+    diagonal = squares + ridge
+    if not diagonal.all():
+        column, what = int(np.flatnonzero(diagonal == 0)[0]), "constant" if rounding.any() else "zero"
+        raise InputError(
+            f"{name}: column {column} is {what}; leave it out, or give a ridge, such as ridge=1.0"
+        )
+    scale = 1 / np.sqrt(diagonal)
+    gram.flat[:: len(gram) + 1] = diagonal
+    gram *= scale
+    gram *= scale[:, None]
+    values, vectors = np.linalg.eigh(gram)
+    least = float(np.finfo(np.float64).eps) / LEAST_DIGITS * values[-1]
+    if values[0] <= least:
+        direction = np.abs(vectors[:, 0])
+        first, second = np.sort(np.argsort(direction)[-2:])
+        raise InputError(
+            f"{name}: its columns are too nearly dependent for normal equations in float64, columns {first} "
+            f"and {second} most of all; leave some out, or give a ridge, such as ridge=1.0"
+        )
+    found = vectors @ ((vectors.T @ (product * scale[:, None])) / values[:, None])
+    return np.asarray(found * scale[:, None]), float(np.sqrt(values[-1] / values[0]))
