@@ -35,7 +35,7 @@ test-all: $(VENV)/.test
 	@$(PYTEST) $(ARGS)
 
 coverage: $(VENV)/.test
-	@$(PYTEST) $(FAST) --cov --cov-report=term-missing --cov-fail-under=88 $(ARGS)
+	@$(PYTEST) $(FAST) --cov --cov-report=term-missing --cov-fail-under=92 $(ARGS)
 
 lowest: $(VENV)/.lowest
 	@$(PYTEST) $(FAST) $(ARGS)

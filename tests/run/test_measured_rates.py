@@ -143,7 +143,7 @@ def test_remembered_rates_above_the_peak_are_not_used_and_not_shown(tmp_path, mo
     }  # fmt: skip
     remembered.remember(rates.FILE, cpu.model, record)
     found = json.loads(ooc("plan", "a", "b", "-d", "cpu", "--json").out)
-    assert "of blas float32" in found["rates"]
+    assert "for blas float32" in found["rates"]
     assert json.loads(ooc("info", "--json").out)["rates"][cpu.model]["flops"] == other
     found = json.loads(ooc("plan", "a", "b", "-d", "cpu", "--out-dtype", "float64", "--json").out)
     assert "of blas float64" not in found["rates"]
