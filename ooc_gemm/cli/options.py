@@ -140,6 +140,24 @@ matrices = together(
     verify,
 )
 problem = together(operands, matrices)
+elements = together(
+    click.option(
+        "--center",
+        type=click.Choice(["rows", "columns"]),
+        help="Subtract from each element the mean of its row, or column, of A as it is stored.",
+    ),
+    click.option(
+        "--scale",
+        type=click.Choice(["rows", "columns"]),
+        help="Divide each element by the standard deviation of its row, or column.",
+    ),
+    click.option(
+        "--missing",
+        type=float,
+        metavar="VALUE",
+        help="Leave elements of this value, which may be nan, out of means, and count them as 0 after that.",
+    ),
+)
 replaces = click.option(
     "-f", "--force", is_flag=True, help="Replace OUT if it exists; in an object store it is removed first."
 )

@@ -55,6 +55,7 @@ def multiply(a: str, b: str, c: str, scheduler: str | None, **given: Any) -> Non
 @click.argument("a", type=Address())
 @click.argument("c", type=Address())
 @click.option("--transpose", is_flag=True, help="Compute Aᵀ·A instead.")
+@options.elements
 @options.matrices
 @options.running
 def gram(a: str, c: str, transpose: bool, **given: Any) -> None:
@@ -130,9 +131,10 @@ def _alone(b: str | None, given: dict[str, Any]) -> bool:
 
 def _gram_request(a: str, c: str | None, transpose: bool, given: dict[str, Any]) -> "Request":
     """Return the request that the options of gram make."""
-    from ..run.request import Operand, Request
+    from ..run.request import Operand, Request, gram_operands
 
-    left, right = Operand(a, transpose=transpose), Operand(a, transpose=not transpose)
+    elements = {name: given.pop(name, None) for name in ("center", "scale", "missing")}
+    left, right = gram_operands(Operand(a, **elements), transpose)
     return Request(left, right, c, symmetric=True, **given)
 
 

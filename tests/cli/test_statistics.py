@@ -52,3 +52,16 @@ def test_grm(tmp_path, monkeypatch):
     assert done.code == 2
     assert "--method vanraden" in done.err
     assert "--no-meanimpute" in done.err
+
+
+def test_gram_of_a_standardised_array(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(2).integers(-1, 5, (70, 8)).astype("f4")
+    make("x", x, chunks=(20, 4))
+    asked = ("--center", "columns", "--scale", "columns", "--missing", "-1")
+    done = ooc("gram", "x", "c", "--transpose", *asked, "-M", "1GiB", "-d", "cpu", "--json")
+    assert (done.code, done.err) == (0, "")
+    there = np.ma.masked_equal(x.astype("f8"), -1)
+    z = ((there - there.mean(axis=0)) / there.std(axis=0)).filled(0)
+    np.testing.assert_allclose(zarr.open_array("c")[:], z.T @ z, rtol=1e-5, atol=1e-4)
+    assert json.loads(done.out)["bytes_passed"] > 0
