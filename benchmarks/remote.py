@@ -63,11 +63,15 @@ def make(url, name):
 
 def still():
     """Return a CPU device that does not multiply."""
-    from ooc_gemm.devices.cpu.device import CPU
+    from ooc_gemm.devices.cpu.device import CPU, CPUSession
 
-    class Still(CPU):
+    class StillSession(CPUSession):
         def _multiply(self, *args):
             pass
+
+    class Still(CPU):
+        def open(self, *args):
+            return StillSession(self, *args)
 
     return Still()
 

@@ -78,7 +78,7 @@ class Paper(CUDA):
 
     def __init__(self, memory: int, disk: float):
         """`memory`: device memory in bytes. `disk`: bytes per second, read or written."""
-        self._capability, self._multiprocessors, self._free, self._disk = 90, 132, memory, disk
+        self.capability, self.multiprocessors, self.free, self._disk = 90, 132, memory, disk
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
         flops = measured(arithmetic.kernel, arithmetic.panel.name)

@@ -12,7 +12,7 @@ import zarr
 
 import examples
 from ooc_gemm.cli import main
-from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.device import CPU, CPUSession
 from ooc_gemm.engine.ports import COMPUTE, UPLOAD
 from ooc_gemm.storage.io import answers
 from ooc_gemm.support import memory as limits
@@ -48,8 +48,17 @@ class Recording(CPU):
 
     name = "recording"
 
-    def start(self, plan, operation, trace):
-        super().start(plan, operation, trace)
+    def open(self, plan, operation, trace):
+        session = RecordingSession(self, plan, operation, trace)
+        self.log = session.log
+        return session
+
+
+class RecordingSession(CPUSession):
+    """A run on the device `recording`."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
         self.log = []
         self.marks = {}
         self.used = {}  # panel buffer → events recorded on COMPUTE after its last multiplication

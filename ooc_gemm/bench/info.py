@@ -199,21 +199,21 @@ def _out(dtype: str) -> np.dtype[Any]:
 def _touch_rate(device: Device) -> float:
     """Return the bytes per second of what fresh memory costs in addition to memory that was used before:
     readers touch it, the device makes it ready, and it is freed."""
-    count = 32
+    count, memory = 32, device.host_memory()
 
     def touch(buffer: Bytes) -> None:
         buffer[:] = 0
-        device.prepare(buffer)
+        memory.prepare(buffer)
 
     with ThreadPoolExecutor(limits_of(device).readers) as pool:
         start = time.perf_counter()
-        buffers = device.host_buffers(count, TOUCHED_BYTES // count)
+        buffers = memory.host_buffers(count, TOUCHED_BYTES // count)
         list(pool.map(touch, buffers))
         again = time.perf_counter()
         list(pool.map(touch, buffers))
         once_more = time.perf_counter() - again
     del buffers
-    device.close()
+    memory.close()
     first = time.perf_counter() - start - once_more
     # Where both take about as long, the difference says nothing but that it is small.
     return TOUCHED_BYTES / max(0.01 * first, first - once_more)
@@ -265,13 +265,13 @@ def _ring_seconds(device: Device) -> tuple[float, float]:
 
     def run() -> tuple[float, float]:
         start = time.perf_counter()
-        device.start(plan, job.operation, Trace())
+        session = device.open(plan, job.operation, Trace())
         try:
             started = time.perf_counter()
-            execute(plan, device, {"a": source, "b": source}, _Nowhere(problem.c), Trace())
+            execute(plan, session, {"a": source, "b": source}, _Nowhere(problem.c), Trace())
             done = time.perf_counter()
         finally:
-            device.close()
+            session.close()
         return (done - started) / count, started - start + time.perf_counter() - done
 
     found = [run() for _ in range(3)]
@@ -300,22 +300,19 @@ def fill_with_noise(buffers: list[Bytes]) -> None:
 def measure_folder(place: Path, device: Device) -> Record:
     """Measure the rates that the engine's readers and writers reach on a file system, with the device's
     buffers and as many threads as it takes. The files are removed afterwards."""
-    limits = limits_of(device)
+    limits, memory = limits_of(device), device.host_memory()
     count = chunks_that_fit(place)
-    try:
-        with tempfile.TemporaryDirectory(prefix="ooc-gemm-", dir=place) as scratch:
-            return _folder_rates(Path(scratch), device, count, limits.readers, limits.writers)
-    finally:
-        device.close()
+    with tempfile.TemporaryDirectory(prefix="ooc-gemm-", dir=place) as scratch:
+        buffers = memory.host_buffers(limits.readers + limits.writers, CHUNK * CHUNK * 4)
+        return _folder_rates(Path(scratch), buffers, count, limits.readers, limits.writers)
 
 
-def _folder_rates(scratch: Path, device: Device, count: int, readers: int, writers: int) -> Record:
+def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int, writers: int) -> Record:
     chunk = CHUNK * CHUNK * 4
     # Arrays so large that the page cache is passed by, of which only the first chunks are stored.
     large = max(count, staging_folder.DIRECT_BYTES // chunk)
     output = layout.Output((large * CHUNK, CHUNK), np.dtype("f4"), (CHUNK, CHUNK), None, "none")
     made = [opening.create_target(str(scratch / name), output, output.dtype) for name in "ab"]
-    buffers = device.host_buffers(readers + writers, chunk)
     fill_with_noise(buffers)
     for_reading, for_writing = buffers[:readers], buffers[readers:]
 

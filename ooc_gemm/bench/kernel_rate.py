@@ -130,31 +130,31 @@ def _timed(
     part = next(plan.parts(block))
     size = max(plan.slot_bytes, part.rows * part.cols * arithmetic.block.itemsize)
     rounds, end = 0, time.perf_counter() + 4 * STEADY
+    session = device.open(plan, job.operation, trace)
     try:
-        device.start(plan, job.operation, trace)
-        buffers = device.host_buffers(min(len(pieces), 8), size)
+        buffers = session.host_buffers(min(len(pieces), 8), size)
         for buffer in buffers:
             buffer[:] = 0
-            device.prepare(buffer)
+            session.prepare(buffer)
         views = [
             job.sources[p.operand].source.read(p, b)[0] for p, b in zip(pieces, cycle(buffers), strict=False)
         ]
         while rounds < 2 or (rounds < 50 and time.perf_counter() < end):
             for view, piece in zip(views, pieces, strict=True):
-                device.upload(view, piece, 0)
-            device.wait(COMPUTE, device.record(UPLOAD))
-            device.multiply(block, (0, depth), 0, 0, True)
-            done = device.record(COMPUTE)
-            device.wait(UPLOAD, done)
+                session.upload(view, piece, 0)
+            session.wait(COMPUTE, session.record(UPLOAD))
+            session.multiply(block, (0, depth), 0, 0, True)
+            done = session.record(COMPUTE)
+            session.wait(UPLOAD, done)
             rounds += 1
         target = buffers[0][: part.rows * part.cols * arithmetic.block.itemsize]
         target = target.view(arithmetic.block).reshape(part.rows, part.cols)
         done.synchronize()
-        device.finish(block, 0)
+        session.finish(block, 0)
         for _ in range(3):
-            device.download(block, part, 0, target).synchronize()
+            session.download(block, part, 0, target).synchronize()
     finally:
-        device.close()
+        session.close()
     # A copy of the CPU is made by one thread, and takes one of its cores: in `Rates`, all take part in all.
     cores = device.threads if isinstance(device, CPU) else 1
     uploaded, downloaded = rounds * sum(view.nbytes for view in views), 3 * target.nbytes

@@ -16,6 +16,7 @@ all).
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -23,7 +24,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..engine.check import Verdict
-from ..engine.ports import COMPUTE, UPLOAD, Arithmetic, Array, Check, Failure, Limits, Member, Operation
+from ..engine.ports import (
+    COMPUTE,
+    UPLOAD,
+    Arithmetic,
+    Array,
+    Check,
+    Failure,
+    HostMemory,
+    Limits,
+    Member,
+    MemberSession,
+    Operation,
+)
 from ..engine.ring import Event
 from ..planning.machine import Rates
 from ..planning.plan import Plan
@@ -151,154 +164,13 @@ class Several:
         """Sums the limits of the devices."""
         return sum(device.most_flops(kernel, panel) for device in self.devices)
 
-    def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
-        """Starts all devices at once, each for blocks as high as its highest band."""
-        self._op, self._passes = operation, plan.budget.linked
-        self._arrived: dict[tuple[int, int, tuple[int, int]], list[_Place]] = {}
-        rows = {id(x): band_rows(plan.bm, self._weights, i) for i, x in enumerate(self.devices)}
-        self._each(lambda device: device.start(replace(plan, bm=rows[id(device)]), operation, trace))
+    def open(self, plan: Plan, operation: Operation, trace: Trace) -> "SeveralSession":
+        """Opens a session on each device, all at once."""
+        return SeveralSession(self.devices, self._weights, plan, operation, trace)
 
-    def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
+    def host_memory(self) -> HostMemory:
         """Delegates to the first device: memory that is pinned for one device is pinned for all."""
-        return self.devices[0].host_buffers(count, nbytes)
-
-    def prepare(self, buffer: Bytes) -> None:
-        """Delegates to the first device."""
-        self.devices[0].prepare(buffer)
-
-    def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
-        """Uploads each row of op(A) and of C to the device whose band contains it. Of op(B) each device gets
-        a share of the columns, which the others copy from it when the panel is complete (`record`)."""
-        events: list[Event] = []
-        if piece.operand != "b":
-            axis = int(piece.operand == "a" and self._op.transpose_a)
-            at = piece.into[axis]
-            for device, rows in self._bands(piece.panel[axis]):
-                if rows[0] < at + source.shape[axis] and at < rows[1]:
-                    events.append(device.upload(*_cut(source, piece, axis, rows), buffer))
-        if piece.operand == "b" or piece.both:
-            piece = piece._replace(operand="b")
-            if self._passes:
-                axis = int(not self._op.transpose_b)
-                index, _ = band_of(piece.into[axis], piece.panel[axis], (1,) * len(self.devices))
-                events.append(self.devices[index].upload(source, piece, buffer))
-                self._arrived.setdefault((index, buffer, piece.panel), []).append((piece.into, source.shape))
-            else:
-                events += [device.upload(source, piece, buffer) for device in self.devices]
-        return events[0] if len(events) == 1 else _All(tuple(events))
-
-    def _pass_on(self) -> tuple[Event, ...]:
-        """Copies what has been uploaded of the panels of op(B) from each device to all others. Returns an
-        event for each device that completes when its panels are complete."""
-        uploaded = [device.record(UPLOAD) for device in self.devices]
-        if not self._arrived:
-            return tuple(uploaded)
-        for device, own in zip(self.devices, uploaded, strict=True):  # its panel is free, and has its share
-            device.wait(PASS, own)
-        for (index, buffer, panel), places in self._arrived.items():
-            rows, cols = (
-                (
-                    min(into[axis] for into, _ in places),
-                    max(into[axis] + shape[axis] for into, shape in places),
-                )
-                for axis in (0, 1)
-            )
-            first = self.devices[index]
-            for device in self.devices:
-                if device is not first:
-                    device.take(first, panel, rows, cols, buffer, uploaded[index])
-        self._arrived.clear()
-        return tuple(device.record(PASS) for device in self.devices)
-
-    def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
-        """Multiplies every band. A band that meets the diagonal is multiplied whole."""
-        for device, band in self._blocks(block):
-            device.multiply(band, panel, p, c, first)
-
-    def mirror(self, block: Block, c: int, col: int = 0) -> None:
-        """Mirrors the square of each band that meets the diagonal. `download` takes the rest of what lies
-        above the diagonal from the bands below it."""
-        for device, band in self._blocks(block):
-            device.mirror(band, c, band.row - block.row)
-
-    def scale(self, block: Block, c: int) -> None:
-        """Scales every band on its device."""
-        for device, band in self._blocks(block):
-            device.scale(band, c)
-
-    def check(self, block: Block, c: int) -> Check:
-        """Checks every band on its device."""
-        return _Checks(
-            tuple((band.row - block.row, device.check(band, c)) for device, band in self._blocks(block))
-        )
-
-    def finish(self, block: Block, c: int) -> None:
-        """Finishes every band on its device."""
-        for device, band in self._blocks(block):
-            device.finish(band, c)
-
-    def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
-        """Downloads each share of the part from the device that holds it."""
-        shares = self._shares(block, part)
-        return _All(tuple(device.download(band, some, c, target[at]) for device, band, some, at in shares))
-
-    def _shares(self, block: Block, part: Part) -> Iterator[tuple[Member, Block, Part, tuple[slice, slice]]]:
-        """Yields the shares of a part: the device that holds it, its band, the share in that band, and its
-        place in the part."""
-        for device, band in self._blocks(block):
-            start, stop = band.row - block.row, band.row - block.row + band.rows
-            first, last = max(part.row, start) - part.row, min(part.row + part.rows, stop) - part.row
-            left, right = max(part.col, start) - part.col, min(part.col + part.cols, stop) - part.col
-            above = part.rows if part.mirrored else min(part.row + part.rows, start) - part.row
-            # Columns that are rows of this band: of the transpose, or above the diagonal in bands before it.
-            if (part.mirrored or (block.diagonal and above > 0)) and left < right:
-                col, width = part.col + left - start, right - left
-                turned = Part(part.chunk, part.row, col, above, width, mirrored=True)
-                yield device, band, turned, (slice(above), slice(left, right))
-            cols = right if block.diagonal else part.cols
-            if not part.mirrored and first < last and cols > 0:
-                some = Part(part.chunk, part.row + first - start, part.col, last - first, cols)
-                yield device, band, some, (slice(first, last), slice(cols))
-
-    def record(self, stream: str) -> Event:
-        """Records an event on every device. In the upload stream, the panels of op(B) are then on all
-        devices."""
-        if stream == UPLOAD:
-            return _All(self._pass_on())
-        return _All(tuple(device.record(stream) for device in self.devices))
-
-    def wait(self, stream: str, event: Event) -> None:
-        """Each device waits for its own event. A compute stream waits for those of all devices, because
-        others may still be copying panels from this one."""
-        assert isinstance(event, _All)
-        for index, device in enumerate(self.devices):
-            for one in event.events if stream == COMPUTE else event.events[index : index + 1]:
-                device.wait(stream, one)
-
-    def free_panels(self) -> None:
-        """Frees the panels of all devices at once."""
-        self._each(lambda device: device.free_panels())
-
-    def peak_bytes(self) -> int:
-        """Returns the peak of the device that held most."""
-        return max(device.peak_bytes() for device in self.devices)
-
-    def cancel(self) -> None:
-        """Cancels all devices."""
-        for device in self.devices:
-            device.cancel()
-
-    def close(self) -> None:
-        """Closes all devices at once."""
-        self._each(lambda device: device.close())
-
-    def _each(self, work: Callable[[Member], None]) -> None:
-        """Calls `work` for all devices at once, because each takes a while to allocate and free memory. If
-        one fails, the others finish first."""
-        with ThreadPoolExecutor(len(self.devices)) as pool:
-            working = [pool.submit(work, device) for device in self.devices]
-        for one in working:
-            one.result()
+        return self.devices[0].host_memory()
 
     def explain(self, error: Exception) -> Failure | None:
         """Returns a Failure with the other devices if one no longer answers, else that of a device."""
@@ -317,19 +189,186 @@ class Several:
         full = [one for one in found if one.limit is not None]
         return min(full, key=lambda one: one.limit or 0) if full else next(iter(found), None)
 
-    def _bands(self, rows: int) -> Iterator[tuple[Member, tuple[int, int]]]:
-        return zip(self.devices, bands(rows, self._weights), strict=True)
 
-    def _blocks(self, block: Block) -> Iterator[tuple[Member, Block]]:
-        """Yields each device that has a band of the block, and that band."""
-        for device, band in zip(self.devices, _split(block, self._weights), strict=True):
+class SeveralSession:
+    """A run on several devices: a session for each of them."""
+
+    def __init__(
+        self, devices: list[Member], weights: tuple[int, ...], plan: Plan, operation: Operation, trace: Trace
+    ):
+        """Opens a session on each device for blocks as high as its highest band."""
+        self._op, self._weights, self._passes = operation, weights, plan.budget.linked
+        self._arrived: dict[tuple[int, int, tuple[int, int]], list[_Place]] = {}
+        plans = [replace(plan, bm=band_rows(plan.bm, weights, index)) for index in range(len(devices))]
+        with ThreadPoolExecutor(len(devices)) as pool:
+            opening = [
+                pool.submit(device.open, one, operation, trace)
+                for device, one in zip(devices, plans, strict=True)
+            ]
+        self.sessions = [each.result() for each in opening if each.exception() is None]
+        if len(self.sessions) < len(devices):
+            with suppress(Exception):  # the first error is the one that counts
+                self.close()
+        for each in opening:
+            each.result()
+
+    def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
+        """Delegates to the first device: memory that is pinned for one device is pinned for all."""
+        return self.sessions[0].host_buffers(count, nbytes)
+
+    def prepare(self, buffer: Bytes) -> None:
+        """Delegates to the first session."""
+        self.sessions[0].prepare(buffer)
+
+    def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
+        """Uploads each row of op(A) and of C to the device whose band contains it. Of op(B) each device gets
+        a share of the columns, which the others copy from it when the panel is complete (`record`)."""
+        events: list[Event] = []
+        if piece.operand != "b":
+            axis = int(piece.operand == "a" and self._op.transpose_a)
+            at = piece.into[axis]
+            for session, rows in self._bands(piece.panel[axis]):
+                if rows[0] < at + source.shape[axis] and at < rows[1]:
+                    events.append(session.upload(*_cut(source, piece, axis, rows), buffer))
+        if piece.operand == "b" or piece.both:
+            piece = piece._replace(operand="b")
+            if self._passes:
+                axis = int(not self._op.transpose_b)
+                index, _ = band_of(piece.into[axis], piece.panel[axis], (1,) * len(self.sessions))
+                events.append(self.sessions[index].upload(source, piece, buffer))
+                self._arrived.setdefault((index, buffer, piece.panel), []).append((piece.into, source.shape))
+            else:
+                events += [session.upload(source, piece, buffer) for session in self.sessions]
+        return events[0] if len(events) == 1 else _All(tuple(events))
+
+    def _pass_on(self) -> tuple[Event, ...]:
+        """Copies what has been uploaded of the panels of op(B) from each device to all others. Returns an
+        event for each device that completes when its panels are complete."""
+        uploaded = [session.record(UPLOAD) for session in self.sessions]
+        if not self._arrived:
+            return tuple(uploaded)
+        for session, own in zip(self.sessions, uploaded, strict=True):  # its panel is free, and has its share
+            session.wait(PASS, own)
+        for (index, buffer, panel), places in self._arrived.items():
+            rows, cols = (
+                (
+                    min(into[axis] for into, _ in places),
+                    max(into[axis] + shape[axis] for into, shape in places),
+                )
+                for axis in (0, 1)
+            )
+            first = self.sessions[index]
+            for session in self.sessions:
+                if session is not first:
+                    session.take(first, panel, rows, cols, buffer, uploaded[index])
+        self._arrived.clear()
+        return tuple(session.record(PASS) for session in self.sessions)
+
+    def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
+        """Multiplies every band. A band that meets the diagonal is multiplied whole."""
+        for session, band in self._blocks(block):
+            session.multiply(band, panel, p, c, first)
+
+    def mirror(self, block: Block, c: int, col: int = 0) -> None:
+        """Mirrors the square of each band that meets the diagonal. `download` takes the rest of what lies
+        above the diagonal from the bands below it."""
+        for session, band in self._blocks(block):
+            session.mirror(band, c, band.row - block.row)
+
+    def scale(self, block: Block, c: int) -> None:
+        """Scales every band on its session."""
+        for session, band in self._blocks(block):
+            session.scale(band, c)
+
+    def check(self, block: Block, c: int) -> Check:
+        """Checks every band on its session."""
+        return _Checks(
+            tuple((band.row - block.row, session.check(band, c)) for session, band in self._blocks(block))
+        )
+
+    def finish(self, block: Block, c: int) -> None:
+        """Finishes every band on its session."""
+        for session, band in self._blocks(block):
+            session.finish(band, c)
+
+    def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
+        """Downloads each share of the part from the device that holds it."""
+        shares = self._shares(block, part)
+        return _All(tuple(session.download(band, some, c, target[at]) for session, band, some, at in shares))
+
+    def _shares(
+        self, block: Block, part: Part
+    ) -> Iterator[tuple[MemberSession, Block, Part, tuple[slice, slice]]]:
+        """Yields the shares of a part: the session that holds it, its band, the share in that band, and its
+        place in the part."""
+        for session, band in self._blocks(block):
+            start, stop = band.row - block.row, band.row - block.row + band.rows
+            first, last = max(part.row, start) - part.row, min(part.row + part.rows, stop) - part.row
+            left, right = max(part.col, start) - part.col, min(part.col + part.cols, stop) - part.col
+            above = part.rows if part.mirrored else min(part.row + part.rows, start) - part.row
+            # Columns that are rows of this band: of the transpose, or above the diagonal in bands before it.
+            if (part.mirrored or (block.diagonal and above > 0)) and left < right:
+                col, width = part.col + left - start, right - left
+                turned = Part(part.chunk, part.row, col, above, width, mirrored=True)
+                yield session, band, turned, (slice(above), slice(left, right))
+            cols = right if block.diagonal else part.cols
+            if not part.mirrored and first < last and cols > 0:
+                some = Part(part.chunk, part.row + first - start, part.col, last - first, cols)
+                yield session, band, some, (slice(first, last), slice(cols))
+
+    def record(self, stream: str) -> Event:
+        """Records an event on every session. In the upload stream, the panels of op(B) are then on all
+        devices."""
+        if stream == UPLOAD:
+            return _All(self._pass_on())
+        return _All(tuple(session.record(stream) for session in self.sessions))
+
+    def wait(self, stream: str, event: Event) -> None:
+        """Each device waits for its own event. A compute stream waits for those of all devices, because
+        others may still be copying panels from this one."""
+        assert isinstance(event, _All)
+        for index, session in enumerate(self.sessions):
+            for one in event.events if stream == COMPUTE else event.events[index : index + 1]:
+                session.wait(stream, one)
+
+    def free_panels(self) -> None:
+        """Frees the panels of all devices at once."""
+        self._each(lambda session: session.free_panels())
+
+    def peak_bytes(self) -> int:
+        """Returns the peak of the device that held most."""
+        return max(session.peak_bytes() for session in self.sessions)
+
+    def cancel(self) -> None:
+        """Cancels all devices."""
+        for session in self.sessions:
+            session.cancel()
+
+    def close(self) -> None:
+        """Closes all devices at once."""
+        self._each(lambda session: session.close())
+
+    def _each(self, work: Callable[[MemberSession], None]) -> None:
+        """Calls `work` for all sessions at once, because each takes a while to free memory. If one fails, the
+        others finish first."""
+        with ThreadPoolExecutor(max(1, len(self.sessions))) as pool:
+            working = [pool.submit(work, session) for session in self.sessions]
+        for one in working:
+            one.result()
+
+    def _bands(self, rows: int) -> Iterator[tuple[MemberSession, tuple[int, int]]]:
+        return zip(self.sessions, bands(rows, self._weights), strict=True)
+
+    def _blocks(self, block: Block) -> Iterator[tuple[MemberSession, Block]]:
+        """Yields each session that has a band of the block, and that band."""
+        for session, band in zip(self.sessions, _split(block, self._weights), strict=True):
             if band.rows:
-                yield device, band
+                yield session, band
 
 
 @lru_cache(maxsize=8)
 def _split(block: Block, weights: tuple[int, ...]) -> list[Block]:
-    """Cut a block into bands, one for each device."""
+    """Cut a block into bands, one for each session."""
     cut = bands(block.rows, weights)
     return [replace(block, row=block.row + i, rows=stop - i, diagonal=False) for i, stop in cut]
 

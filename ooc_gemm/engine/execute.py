@@ -19,7 +19,7 @@ from ..planning.schedule import Block, Piece
 from ..support.buffers import Bytes
 from ..support.shared import Shared
 from ..support.trace import Trace
-from .ports import COMPUTE, UPLOAD, Check, Device, Source, Target
+from .ports import COMPUTE, UPLOAD, Check, Session, Source, Target
 from .readers import dealt, read, wait_for_all
 from .ring import SIGNAL_SECONDS, Event, Ring
 from .writers import InTurn, make_ready, write
@@ -73,8 +73,8 @@ class _CBlock:
 class _Pairs:
     """The pairs of panels on the device. Each step of a plan fills one pair and multiplies it."""
 
-    def __init__(self, plan: Plan, device: Device, ring: Ring):
-        self._plan, self._device, self._ring = plan, device, ring
+    def __init__(self, plan: Plan, session: Session, ring: Ring):
+        self._plan, self._session, self._ring = plan, session, ring
         self._panels = list(plan.panels())
         self._opened = 0
         self._used: dict[tuple[str, int], tuple[int, Event | None]] = {}
@@ -95,14 +95,14 @@ class _Pairs:
             return
         for event in before:
             assert event, "steps are handed over in order"
-            self._device.wait(UPLOAD, event)
+            self._session.wait(UPLOAD, event)
         self._used[a] = self._used[b] = step, None
         self._ring.open((a[1], b[1]))
         self._opened = step + 1
 
     def multiplied(self, step: int) -> None:
         """Note that the device has been given this step's multiplication."""
-        event = self._device.record(COMPUTE)
+        event = self._session.record(COMPUTE)
         for panel in self._buffers(step):
             if self._used[panel][0] == step:  # the next may need op(A)'s, too
                 self._used[panel] = step, event
@@ -115,75 +115,75 @@ class _Pairs:
 @quick_turns
 def execute(
     plan: Plan,
-    device: Device,
+    session: Session,
     sources: Mapping[str, Source],
     target: Target,
     trace: Trace,
     progress: Callable[[float], None] = lambda fraction: None,
     verify: bool = False,
 ) -> list[Block]:
-    """Run `plan` on a device that has been started with it.
+    """Run `plan` in a session that was opened for it.
 
     `progress` is called on this thread with the fraction of the work that has been handed to the device.
     `verify`: check each block before it is written; blocks that fail are not written but returned.
     """
-    ring = Ring(device.host_buffers(plan.slots + plan.cache_slots, plan.slot_bytes), _turns(plan))
+    ring = Ring(session.host_buffers(plan.slots + plan.cache_slots, plan.slot_bytes), _turns(plan))
     write_slots: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
     readers = ThreadPoolExecutor(plan.readers, "ooc-gemm reader")
     writers = ThreadPoolExecutor(plan.writers, "ooc-gemm writer")
     blocks = [_CBlock() for _ in range(plan.c_buffers)]
-    pairs = _Pairs(plan, device, ring)
+    pairs = _Pairs(plan, session, ring)
     steps, step = plan.block_count * max(1, plan.panel_count), 0
     try:
         threads, each = dealt(plan.readers, all(source.asynchronous for source in sources.values()))
         for _ in range(threads):
-            readers.submit(read, ring, device, sources, trace, each, bool(plan.budget.connection))
+            readers.submit(read, ring, session, sources, trace, each, bool(plan.budget.connection))
         for block in plan.blocks():
             c = block.index % plan.c_buffers
             if plan.problem.reads_c:
                 blocks[c].free()
                 ring.open((c, c))
-                wait_for_all(ring, device)
+                wait_for_all(ring, session)
             for number, panel in enumerate(plan.panels(), 1):
                 pairs.open(step)
-                wait_for_all(ring, device)
-                uploaded = device.record(UPLOAD)
+                wait_for_all(ring, session)
+                uploaded = session.record(UPLOAD)
                 if number < plan.panel_count or not plan.problem.reads_c:
                     pairs.open(step + 1, early=True)
                 if panel[0] == 0:
                     blocks[c].free()
                 for other in blocks:
                     other.check()
-                device.wait(COMPUTE, uploaded)
-                device.multiply(block, panel, step % plan.panel_buffers, c, first=panel[0] == 0)
+                session.wait(COMPUTE, uploaded)
+                session.multiply(block, panel, step % plan.panel_buffers, c, first=panel[0] == 0)
                 pairs.multiplied(step)
                 if step == 0:
-                    make_ready(writers, device, plan, write_slots)
+                    make_ready(writers, session, plan, write_slots)
                 step += 1
                 progress(step / steps)
             if plan.panel_count == 0:
                 if block.index == 0:
-                    make_ready(writers, device, plan, write_slots)
+                    make_ready(writers, session, plan, write_slots)
                 blocks[c].free()
-                device.wait(COMPUTE, device.record(UPLOAD))
-                device.scale(block, c)
+                session.wait(COMPUTE, session.record(UPLOAD))
+                session.scale(block, c)
             if block.diagonal:
-                device.mirror(block, c)
-            check = device.check(block, c) if verify else None
-            device.finish(block, c)
+                session.mirror(block, c)
+            check = session.check(block, c) if verify else None
+            session.finish(block, c)
             blocks[c].checked = (block, check) if check else None
             parts = InTurn(plan.parts(block))
             threads, each = dealt(plan.writers, target.background)
             for _ in range(threads):
-                job = writers.submit(write, device, target, block, parts, c, check, write_slots, trace, each)
+                job = writers.submit(write, session, target, block, parts, c, check, write_slots, trace, each)
                 blocks[c].writes.append(job)
-        freed = readers.submit(device.free_panels)
+        freed = readers.submit(session.free_panels)
         for other in blocks:
             other.free()
         freed.result()
         return sorted((block for x in blocks for block in x.wrong), key=lambda block: block.index)
     except BaseException:
-        device.cancel()
+        session.cancel()
         target.cancel()
         for source in sources.values():
             source.cancel()

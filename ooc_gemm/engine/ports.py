@@ -1,8 +1,8 @@
-"""What the engine asks of a source, a target and a device. `execute` knows nothing else of them.
+"""What the engine asks of a source, a target and a session of a device. `execute` knows nothing else of them.
 
-A device has three streams, each of which does its work in the order in which it was given: *upload* (host
+A session has three streams, each of which does its work in the order in which it was given: *upload* (host
 slot to panel), *compute*, and *download* (C block to host slot). The engine orders work between streams by
-events only: `record` marks a point in one stream, `wait` makes another stream wait for it. A device that is
+events only: `record` marks a point in one stream, `wait` makes another stream wait for it. A session that is
 one of several has a fourth stream, *pass*, in which it copies from the others while the next panels are
 uploaded.
 
@@ -270,14 +270,26 @@ class Hardware(Protocol):
 
 
 class Device(Hardware, Protocol):
-    """One device. Methods other than `start` and `close` may be called from any thread."""
+    """One device. It answers questions, and opens a session for each plan that it runs. Several sessions may
+    be opened one after the other, but not at the same time."""
 
     reduces: bool
     """Whether it carries out `Operation.reduction`. Where it does not, a target can reduce what is
     downloaded."""
 
-    def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
-        """Allocate every buffer of the plan."""
+    def open(self, plan: Plan, operation: Operation, trace: Trace) -> "Session":
+        """Allocate every buffer of the plan. If that fails, what has been allocated is freed."""
+
+    def host_memory(self) -> "HostMemory":
+        """Return a source of host memory outside of any session."""
+
+    def explain(self, error: Exception) -> Failure | None:
+        """Translate an error of the device's libraries; return None for any other error. This is called when
+        no session is open."""
+
+
+class HostMemory(Protocol):
+    """Host memory from which a device copies at full speed. Any thread may call these methods."""
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
         """Return host memory for slots, which has not been touched yet."""
@@ -285,6 +297,14 @@ class Device(Hardware, Protocol):
     def prepare(self, buffer: Bytes) -> None:
         """Make a host buffer ready to be copied at full speed. This is called before each copy from or to
         it."""
+
+    def close(self) -> None:
+        """Undo what `prepare` has done."""
+
+
+class Session(HostMemory, Protocol):
+    """The run of one plan on a device, with all of its buffers. Any thread may call methods other than
+    `close`."""
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Copy a piece (rows × cols, on the host) to its place in a panel or C block. `source` may change
@@ -326,7 +346,8 @@ class Device(Hardware, Protocol):
         downloaded."""
 
     def peak_bytes(self) -> int:
-        """Return the most device memory held so far, in bytes; 0 if the device computes in host memory."""
+        """Return the most device memory that was held, in bytes; 0 if the device computes in host memory.
+        This may be called after `close`."""
 
     def cancel(self) -> None:
         """Drop the work under way as soon as possible, and wake threads that wait for an event."""
@@ -334,29 +355,32 @@ class Device(Hardware, Protocol):
     def close(self) -> None:
         """Finish or drop the work under way, and free every buffer."""
 
-    def explain(self, error: Exception) -> Failure | None:
-        """Translate an error of the device's libraries; return None for any other error. This is called after
-        `close`."""
-
 
 class Member(Device, Protocol):
     """A device that can be one of several."""
 
+    def open(self, plan: Plan, operation: Operation, trace: Trace) -> "MemberSession":
+        """Allocate every buffer of the plan. If that fails, what has been allocated is freed."""
+
     def reaches(self, other: Device) -> bool:
-        """Whether `take` works from that device to this one."""
+        """Whether sessions of this device can take panels from those of the other."""
+
+    def alive(self) -> bool:
+        """Whether the device still answers. This is called after an error."""
+
+
+class MemberSession(Session, Protocol):
+    """The share of one of several devices in a run."""
 
     def take(
         self,
-        other: Device,
+        other: Session,
         panel: tuple[int, int],
         rows: tuple[int, int],
         cols: tuple[int, int],
         buffer: int,
         uploaded: Event,
     ) -> None:
-        """Copy rows × cols of a panel of op(B), which is as stored and of size `panel`, from another device
-        that this one reaches. The copy waits for `uploaded`, an event in that device's upload stream. The
-        other panel may be overwritten only after an event in this device's stream *pass*."""
-
-    def alive(self) -> bool:
-        """Whether the device still answers. This is called after an error."""
+        """Copy rows × cols of a panel of op(B), which is as stored and of size `panel`, from the session of a
+        device that this one reaches. The copy waits for `uploaded`, an event in that session's upload stream.
+        The other panel may be overwritten only after an event in this session's stream *pass*."""

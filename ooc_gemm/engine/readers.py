@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from ..support.errors import on_thread
 from ..support.trace import Trace
-from .ports import Array, Device, Source
+from .ports import Array, Session, Source
 from .ring import Ring, Slot, Stopped, Task
 
 
@@ -19,7 +19,7 @@ def dealt(count: int, background: bool) -> tuple[int, int]:
 
 
 def read(
-    ring: Ring, device: Device, sources: Mapping[str, Source], trace: Trace, ahead: int, aside: bool
+    ring: Ring, session: Session, sources: Mapping[str, Source], trace: Trace, ahead: int, aside: bool
 ) -> None:
     """Read pieces and upload them until there are none left.
 
@@ -41,9 +41,9 @@ def read(
                     start = time.perf_counter()
                     view, nbytes = end()
                     trace.add("read", start, nbytes=nbytes, operand=piece.operand, chunk=piece.chunk)
-                    device.prepare(slot.data)
+                    session.prepare(slot.data)
                     slot.view = view
-                _upload(ring, device, slot, task, aside)
+                _upload(ring, session, slot, task, aside)
     except Stopped:
         pass
     except Exception as error:
@@ -55,17 +55,17 @@ def read(
                     end()
 
 
-def _upload(ring: Ring, device: Device, slot: Slot, task: Task, aside: bool = False) -> None:
+def _upload(ring: Ring, session: Session, slot: Slot, task: Task, aside: bool = False) -> None:
     if panels := ring.admit(slot, task, aside):
         assert slot.view is not None, "it is filled"
         buffer = panels[task.piece.operand != "a"]
-        ring.release(slot, task, device.upload(slot.view, task.piece, buffer))
+        ring.release(slot, task, session.upload(slot.view, task.piece, buffer))
 
 
-def wait_for_all(ring: Ring, device: Device) -> None:
+def wait_for_all(ring: Ring, session: Session) -> None:
     """Upload the pieces of the open turn that were put aside, and wait until all of its pieces are being
     uploaded."""
     with contextlib.suppress(Stopped):  # where a reader has failed: `wait` says with what
         for slot, task in ring.aside():
-            _upload(ring, device, slot, task)
+            _upload(ring, session, slot, task)
     ring.wait()

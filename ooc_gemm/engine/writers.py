@@ -14,7 +14,7 @@ from ..planning.schedule import Block, Part
 from ..support.buffers import Bytes
 from ..support.errors import on_thread
 from ..support.trace import Trace
-from .ports import Check, Device, Target
+from .ports import Check, Session, Target
 from .ring import Event
 
 
@@ -35,27 +35,27 @@ def _part_bytes(plan: Plan) -> int:
 
 
 def make_ready(
-    writers: ThreadPoolExecutor, device: Device, plan: Plan, slots: "queue.SimpleQueue[Bytes]"
+    writers: ThreadPoolExecutor, session: Session, plan: Plan, slots: "queue.SimpleQueue[Bytes]"
 ) -> None:
     """Prepare the slots for writing. This is called when the first panels have arrived, so that it does not
     delay them, and before a block is finished, so that the block need not wait."""
-    for buffer in device.host_buffers(plan.writers, _part_bytes(plan)):
-        writers.submit(_ready, device, buffer, slots)
+    for buffer in session.host_buffers(plan.writers, _part_bytes(plan)):
+        writers.submit(_ready, session, buffer, slots)
 
 
-def _ready(device: Device, slot: Bytes, slots: "queue.SimpleQueue[Bytes]") -> None:
+def _ready(session: Session, slot: Bytes, slots: "queue.SimpleQueue[Bytes]") -> None:
     """Touch a slot's pages and prepare it, because memory is pinned slowly where its pages do not exist yet.
     An error here occurs again where the slot is used, and is reported there."""
     try:
         slot[::PAGESIZE] = 0
-        device.prepare(slot)
+        session.prepare(slot)
     finally:
         slots.put(slot)
 
 
 @on_thread("writer")
 def write(
-    device: Device,
+    session: Session,
     target: Target,
     block: Block,
     parts: Iterator[Part],
@@ -95,8 +95,8 @@ def write(
         for part in parts:
             while (slot := _free(slots, wait=not (coming or going))) is None:
                 (end if going else send)()
-            device.prepare(slot)
-            coming.append((slot, part, device.download(block, part, c, target.view(part, slot))))
+            session.prepare(slot)
+            coming.append((slot, part, session.download(block, part, c, target.view(part, slot))))
             while len(coming) > ahead // 4:
                 send()
             while len(going) >= ahead - ahead // 4:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from ..engine.execute import execute
-from ..engine.ports import Device, Failure, Hardware, Operation, Source, Target
+from ..engine.ports import Device, Failure, Hardware, Operation, Session, Source, Target
 from ..planning.plan import Plan
 from ..planning.schedule import Block
 from ..support.errors import Error
@@ -51,24 +51,31 @@ class Local:
 
     def __init__(self, device: Device):
         self.hardware = self.device = device
-        self._started: tuple[Plan, Operation, Trace] | None = None
+        self._running: tuple[Session, Plan, Operation, Trace] | None = None
+        self._peak = 0
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
-        """Allocates every buffer of the plan."""
-        self.device.start(plan, operation, trace)
-        self._started = plan, operation, trace
+        """Opens a session of the device."""
+        self._running = self.device.open(plan, operation, trace), plan, operation, trace
 
     def execute(
         self, sources: Mapping[str, Source], target: Target, progress: Callable[[float], None]
     ) -> list[Block]:
         """Runs the plan with the engine's threads."""
-        assert self._started, "it is started"
-        plan, operation, trace = self._started
-        return execute(plan, self.device, sources, target, trace, progress, operation.verify)
+        assert self._running, "it is started"
+        session, plan, operation, trace = self._running
+        return execute(plan, session, sources, target, trace, progress, operation.verify)
 
     def close(self) -> None:
-        """Closes the device."""
-        self.device.close()
+        """Closes the session, if one is open."""
+        if self._running is None:
+            return
+        session, *_ = self._running
+        self._running = None
+        try:
+            session.close()
+        finally:
+            self._peak = max(self._peak, session.peak_bytes())
 
     def explain(self, error: Exception) -> Failure | None:
         """Asks the device, unless the error is explained already."""
@@ -82,5 +89,5 @@ class Local:
         return peak_resident_bytes()
 
     def peak_device_bytes(self) -> int:
-        """The most memory of the device that was held, in bytes."""
-        return self.device.peak_bytes()
+        """The most memory of the device that its sessions have held, in bytes."""
+        return self._peak

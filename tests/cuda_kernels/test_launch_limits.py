@@ -176,16 +176,16 @@ def test_the_check_of_a_block(rows, cols):
 
 
 def test_a_symmetric_block_is_turned():
-    device, n = object.__new__(cuda.CUDA), 220_000  # 194 GB of float32
-    device._use = lambda: None
-    device._streams = {cuda.COMPUTE: STREAM, cuda.DOWNLOAD: STREAM}
-    device._arrays = {
+    session, n = object.__new__(cuda.CUDASession), 220_000  # 194 GB of float32
+    session._device = SimpleNamespace(use=lambda: None)
+    session._streams = {cuda.COMPUTE: STREAM, cuda.DOWNLOAD: STREAM}
+    session._arrays = {
         key: SimpleNamespace(data=SimpleNamespace(ptr=1), itemsize=4) for key in (("c", 0), "mirrored")
     }
     nothing = lambda *args, **more: None  # noqa: E731
-    device._timing = SimpleNamespace(begin=nothing, end=nothing)
-    device._turn = cuda.load(preparations.transpose("float32"), "transpose", "mirror")
-    device._early = {}
+    session._timing = SimpleNamespace(begin=nothing, end=nothing)
+    session._turn = cuda.load(preparations.transpose("float32"), "transpose", "mirror")
+    session._early = {}
     block = Block(0, 0, n, 0, n, diagonal=True)
-    device.mirror(block, 0)
+    session.mirror(block, 0)
     assert LAUNCHED[0][1] == (6875**2,)

@@ -435,9 +435,9 @@ class Wrong(distributed.WorkerPlugin):
     """The first tile that this worker multiplies comes out wrong."""
 
     def setup(self, worker):
-        from ooc_gemm.devices.cpu.device import CPU
+        from ooc_gemm.devices.cpu.device import CPUSession
 
-        self.tile, left = CPU._tile, [1]
+        self.tile, left = CPUSession._tile, [1]
         tile = self.tile
 
         def wrongly(self, run, a, b, out, *more):
@@ -445,12 +445,12 @@ class Wrong(distributed.WorkerPlugin):
             if left:
                 out[0, 0] += 100 * left.pop()
 
-        CPU._tile = wrongly
+        CPUSession._tile = wrongly
 
     def teardown(self, worker):
-        from ooc_gemm.devices.cpu.device import CPU
+        from ooc_gemm.devices.cpu.device import CPUSession
 
-        CPU._tile = self.tile
+        CPUSession._tile = self.tile
 
 
 @pytest.mark.slow

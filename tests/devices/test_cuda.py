@@ -4,6 +4,7 @@ import pytest
 from arrays import assert_close, matrix
 from conftest import gpu_missing
 from faults import with_blocks
+from sessions import device_with
 
 import ooc_gemm
 import ooc_gemm.run.prepare
@@ -46,14 +47,15 @@ def test_rows_leave_before_others_are_finished(kernel, dtype, bound, transpose, 
     monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(1536, 1600, 350))
     a, b, strips = matrix((2560, 700), dtype, 1), matrix((700, 1600), dtype, 2), []
 
-    class Counting(cuda.CUDA):
+    class Counting(cuda.CUDASession):
         def finish(self, block, c):
             super().finish(block, c)
             strips.append(len(self._finished[c]))
 
     left, right = (a.T.copy(), b.T.copy()) if transpose else (a, b)
+    device = device_with(Counting, cuda.CUDA)(0)
     found = ooc_gemm.multiply(
-        left, right, transpose_a=transpose, transpose_b=transpose, device=Counting(0), kernel=kernel,
+        left, right, transpose_a=transpose, transpose_b=transpose, device=device, kernel=kernel,
         chunks=(256, 200), precision="medium" if kernel == "tf32" else "highest",
     ).array  # fmt: skip
     exact = a.dtype.kind in "iu"

@@ -6,11 +6,12 @@ import pytest
 import zarr
 from conftest import make
 from faults import with_blocks
+from sessions import device_with
 
 import ooc_gemm
 from ooc_gemm.cuda_kernels import complex_gemm, split, tensor  # noqa: F401 (replaced in part)
 from ooc_gemm.devices.cuda import check  # noqa: F401
-from ooc_gemm.devices.cuda.device import CUDA
+from ooc_gemm.devices.cuda.device import CUDA, CUDASession
 
 RNG = np.random.default_rng(3)
 
@@ -92,12 +93,12 @@ def test_blocks_panels_and_strips(capability, monkeypatch, kernel):
     monkeypatch.setattr(gemm, "STRIP_ELEMENTS", 1 << 12)
     a, b, strips = random((600, 230), "f4"), random((230, 540), "f4"), []
 
-    class Counting(CUDA):
+    class Counting(CUDASession):
         def finish(self, block, c):
             super().finish(block, c)
             strips.append(len(self._finished[c]))
 
-    result = ooc_gemm.multiply(a, b, kernel=kernel, device=Counting(), chunks=(100, 90))
+    result = ooc_gemm.multiply(a, b, kernel=kernel, device=device_with(Counting, CUDA)(), chunks=(100, 90))
     assert np.abs(result.array - a @ b).max() < 1e-3
     assert strips[-1] > 1
 

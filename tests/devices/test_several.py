@@ -14,11 +14,12 @@ import pytest
 import zarr
 from conftest import gpu_missing
 from faults import with_blocks
+from sessions import device_with
 
 import ooc_gemm
 import ooc_gemm.devices
 import ooc_gemm.run.prepare
-from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.device import CPU, CPUSession
 from ooc_gemm.devices.several import Several
 from ooc_gemm.engine.ports import COMPUTE, UPLOAD
 from ooc_gemm.run.observer import Observer
@@ -37,14 +38,14 @@ class Apart(CPU):
         return False
 
 
-class Ordered(CPU):
+class Ordered(CPUSession):
     """Checks that what each stream does comes after what it needs, as devices with real streams would: a
     stream knows what it has done itself and what the points it has waited for knew."""
 
     serial = itertools.count()
 
-    def start(self, plan, operation, trace):
-        super().start(plan, operation, trace)
+    def __init__(self, device, plan, *args):
+        super().__init__(device, plan, *args)
         self.plan, self.known = plan, defaultdict(set)  # stream → what is done before it goes on
         self.uploaded, self.taken, self.lent, self.used = (defaultdict(set) for _ in range(4))  # by panel
 
@@ -92,14 +93,25 @@ class Failing(CPU):
         super().__init__(threads)
         self.left = after
 
-    def multiply(self, *args, **options):
-        self.left -= 1
-        if self.left < 0:
-            raise OSError("fallen off the bus")
-        super().multiply(*args, **options)
+    def open(self, plan, operation, trace):
+        return FailingSession(self, plan, operation, trace)
 
     def alive(self):
         return self.left >= 0
+
+
+class FailingSession(CPUSession):
+    """A run on `Failing`."""
+
+    def __init__(self, device, *args):
+        super().__init__(device, *args)
+        self.device = device
+
+    def multiply(self, *args, **options):
+        self.device.left -= 1
+        if self.device.left < 0:
+            raise OSError("fallen off the bus")
+        super().multiply(*args, **options)
 
 
 def cpus(kind=CPU, weights=(1, 1, 1)):
@@ -194,7 +206,7 @@ def test_all_streams_wait_for_what_they_need(tmp_path, monkeypatch, weights, bet
     c = stored(tmp_path / "c", old, (128, 100)) if beta else str(tmp_path / "c")
     result = ooc_gemm.multiply(
         stored(tmp_path / "a", a, (100, 100)), stored(tmp_path / "b", b, (128, 70)), c,
-        device=cpus(Ordered, weights), beta=beta, chunks=None if beta else (128, 100),
+        device=cpus(device_with(Ordered, CPU), weights), beta=beta, chunks=None if beta else (128, 100),
     )  # fmt: skip
     assert close(zarr.open_array(c)[:], a @ b + beta * old)
     assert result.plan.panel_count > buffers
@@ -205,13 +217,13 @@ def test_each_device_knows_which_block_is_the_last(tmp_path, monkeypatch):
     monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(640, 300, 500))
     told = []
 
-    class Told(CPU):
+    class Told(CPUSession):
         def multiply(self, block, panel, *args, **options):
             told.append((block.index, block.last))
             super().multiply(block, panel, *args, **options)
 
     a, b = random((700, 1000), "f4"), random((1000, 900), "f4")
-    plan = ooc_gemm.multiply(a, b, device=cpus(Told), chunks=(128, 100)).plan
+    plan = ooc_gemm.multiply(a, b, device=cpus(device_with(Told, CPU)), chunks=(128, 100)).plan
     assert {index for index, _ in told} == set(range(plan.block_count))
     assert {index for index, last in told if last} == {plan.block_count - 1}
 
@@ -290,22 +302,22 @@ import sys, time, cupy, numpy as np
 from ooc_gemm.run import prepare
 from ooc_gemm.storage.write import publication
 from ooc_gemm.cli import main
-from ooc_gemm.devices.cuda.device import CUDA
+from ooc_gemm.devices.cuda.device import CUDASession
 sys.path.insert(0, sys.argv.pop(1))
 from faults import with_blocks
 prepare.make_plan = with_blocks(512, 512, 1024)
 publication.SAVED_SECONDS = 0
 bad = 'extern "C" __global__ void bad(int* p) { p[1ll << 40] = 1; }'
-real, calls = CUDA.multiply, []
+real, calls = CUDASession.multiply, []
 def multiply(self, *args, **options):
     time.sleep(0.02)
-    calls.append(self._device.id)
+    calls.append(self._device.index)
     if calls.count(1) == 12:
         self._device.use()
         with self._streams["compute"]:
             cupy.RawKernel(bad, "bad")((1,), (1,), (np.uintp(0),))
     return real(self, *args, **options)
-CUDA.multiply = multiply
+CUDASession.multiply = multiply
 main()
 """
     command = [

@@ -5,11 +5,12 @@ import pytest
 import zarr
 from conftest import gpu_missing, make
 from faults import faulty
+from sessions import device_with
 
 import ooc_gemm
 from ooc_gemm.cuda_kernels import tensor
 from ooc_gemm.devices import open_device
-from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.device import CPU, CPUSession
 from ooc_gemm.devices.several import Several
 from ooc_gemm.planning import search as planner
 from ooc_gemm.planning.candidates import Candidate, outputs, rings
@@ -112,7 +113,7 @@ def test_a_run_that_goes_on(tmp_path, resident):
     make(tmp_path / "x", x, chunks=(90, 70))
     paths, made = [str(tmp_path / name) for name in "xxc"], []
 
-    class Failing(CPU):
+    class Failing(CPUSession):
         def finish(self, block, c):
             made.append(block)
             if len(made) == 5:
@@ -120,7 +121,7 @@ def test_a_run_that_goes_on(tmp_path, resident):
             super().finish(block, c)
 
     with pytest.raises(ooc_gemm.Error):
-        ooc_gemm.multiply(*paths, device=Failing(), chunks=(100, 100))
+        ooc_gemm.multiply(*paths, device=device_with(Failing, CPU)(), chunks=(100, 100))
     result = ooc_gemm.multiply(*paths, device="cpu", chunks=(100, 100), resume=True)
     assert 0 < result.blocks_resumed < 6
     assert np.array_equal(zarr.open_array(tmp_path / "c")[...], x @ x)
@@ -155,7 +156,7 @@ def test_blocks_that_fail_their_check(resident, kind):
 def test_panels_go_when_nothing_more_is_multiplied(tmp_path, k):
     log = []
 
-    class Watching(CPU):
+    class Watching(CPUSession):
         def multiply(self, *args, **options):
             log.append("multiply")
             super().multiply(*args, **options)
@@ -168,7 +169,9 @@ def test_panels_go_when_nothing_more_is_multiplied(tmp_path, k):
             log.append("download")
             return super().download(*args)
 
-    ooc_gemm.multiply(np.ones((300, k)), np.ones((k, 300)), device=Watching(1), memory_limit="100MiB")
+    ooc_gemm.multiply(
+        np.ones((300, k)), np.ones((k, 300)), device=device_with(Watching, CPU)(1), memory_limit="100MiB"
+    )
     assert log.count("free") == 1
     assert "multiply" not in log[log.index("free") :]
     assert ("multiply" in log) == bool(k)

@@ -9,10 +9,11 @@ import zarr
 from arrays import matrix
 from conftest import gpu_missing, make, ooc
 from faults import faulty, hard, upper_bits, with_blocks
+from sessions import device_with
 
 import ooc_gemm
 import ooc_gemm.run.prepare
-from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.device import CPU, CPUSession
 from ooc_gemm.engine.check import ROWS, Rounding, Sums, compare
 from ooc_gemm.planning.search import make_plan
 
@@ -259,9 +260,9 @@ def test_the_command_says_so(tmp_path, monkeypatch):
 def test_the_ledger_is_what_is_held(monkeypatch):
     held = {}
 
-    class Weighed(CPU):
+    class Weighed(CPUSession):
         def close(self):
-            if self._started and hasattr(self, "_checks") and self._checks:
+            if self._checks:
                 checks, sums = self._checks, self._checks._sums
                 arrays = [checks._x, checks._y, *vars(sums).values()]
                 held["bytes"] = sum(array.nbytes for array in arrays)
@@ -271,7 +272,7 @@ def test_the_ledger_is_what_is_held(monkeypatch):
     monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", make_plan)
     for dtype in ("f4", "c8", "i1"):
         a, b = matrix((300, 200), dtype, 1), matrix((200, 100), dtype, 2)
-        device = Weighed()
+        device = device_with(Weighed, CPU)()
         plans = [
             ooc_gemm.multiply(a, b, device=device, verify=verify, memory_limit="2GiB").plan
             for verify in (True, False)

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
+from sessions import device_with
 
-from ooc_gemm.devices.cpu.device import CPU
-from ooc_gemm.devices.cuda.device import CUDA
+from ooc_gemm.devices.cpu.device import CPU, CPUSession
+from ooc_gemm.devices.cuda.device import CUDA, CUDASession
 from ooc_gemm.engine.ports import COMPUTE
 from ooc_gemm.planning.search import make_plan
 
@@ -14,9 +15,7 @@ class _Faulty:
     """Calls `fault(block, values)` with each finished block before it is checked: what it returns, as (row,
     column, bit), is flipped there. `values()`: a copy of the block as it is by then."""
 
-    def __init__(self, fault):
-        super().__init__()
-        self.fault = fault
+    fault = None
 
     def check(self, block, c):
         flip = self.fault(block)
@@ -29,14 +28,12 @@ class _Faulty:
         raise NotImplementedError
 
 
-class FaultyCPU(_Faulty, CPU):
-    name = "faulty cpu"
-
+class _FaultyCPU(_Faulty, CPUSession):
     def _flip(self, c, at, bit):
         self._stream.submit(lambda: flip_bit(self._blocks[c][at : at + 1], bit))
 
 
-class FaultyCUDA(_Faulty, CUDA):
+class _FaultyCUDA(_Faulty, CUDASession):
     def _flip(self, c, at, bit):
         memory = self._arrays["c", c]
         with self._streams[COMPUTE]:
@@ -52,7 +49,11 @@ def flip_bit(element, bit):
 
 def faulty(name, fault):
     """A device of this kind."""
-    return (FaultyCUDA if name == "cuda" else FaultyCPU)(fault)
+    kind, session = (CUDA, _FaultyCUDA) if name == "cuda" else (CPU, _FaultyCPU)
+    device = device_with(type("Faulty", (session,), {"fault": staticmethod(fault)}), kind)()
+    if name != "cuda":
+        device.name = "faulty cpu"
+    return device
 
 
 def upper_bits(dtype, mantissa=8):

@@ -9,7 +9,7 @@ from conftest import make, ooc
 from ooc_gemm.bench import engine as bench_engine
 from ooc_gemm.bench import info, kernel_rate
 from ooc_gemm.cuda_kernels import roofline
-from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.device import CPU, CPUSession
 from ooc_gemm.devices.several import Several
 from ooc_gemm.run import rates
 from ooc_gemm.support import remembered
@@ -37,12 +37,27 @@ class Chip(CPU):
     def most_flops(self, kernel, panel):
         return self.most
 
-    def multiply(self, block, panel, p, c, first):
-        working = self.around + 2 * block.rows * block.cols * (panel[1] - panel[0]) / self.flops
-        self._trace.add("compute", 1.0, 1.0 + max(self.host, working))
+    def working(self, block, panel):
+        """Seconds of a product as events time it."""
+        products = 2 * block.rows * block.cols * (panel[1] - panel[0])
+        return max(self.host, self.around + products / self.flops)
+
+    def open(self, plan, operation, trace):
+        return ChipSession(self, plan, operation, trace)
 
     def reaches(self, other):
         return False
+
+
+class ChipSession(CPUSession):
+    """A run on `Chip`."""
+
+    def __init__(self, device, *args):
+        super().__init__(device, *args)
+        self._chip = device
+
+    def multiply(self, block, panel, p, c, first):
+        self._trace.add("compute", 1.0, 1.0 + self._chip.working(block, panel))
 
 
 SIDE = 64
@@ -117,8 +132,8 @@ def test_a_rate_above_the_peak_is_refused_and_what_was_remembered_of_it_goes(qui
 @pytest.mark.parametrize("seconds", [0.0, -1e-3])
 def test_a_clock_that_stands_still_gives_no_rate(quick, seconds):
     class Broken(Chip):
-        def multiply(self, block, panel, p, c, first):
-            self._trace.add("compute", 1.0, 1.0 + seconds)
+        def working(self, block, panel):
+            return seconds
 
         def most_flops(self, kernel, panel):
             return float("inf")

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import zarr
 from conftest import make
+from sessions import device_with
 
 import ooc_gemm
 from ooc_gemm.bench import info
 from ooc_gemm.bench.io import by_one_thread
-from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.device import CPU, CPUSession
 from ooc_gemm.planning.problem import MOST_STACKED
 from ooc_gemm.planning.schedule import Part, cut
 from ooc_gemm.storage.io import background, files
@@ -98,13 +99,15 @@ def test_products_in_memory(memory, layout, dtype, background_c):
     a = zarr.open_array(memory / "a")[...]
     before, kinds = open_files(), []
 
-    class Watching(CPU):
+    class Watching(CPUSession):
         def upload(self, source, piece, buffer):
             kinds.append(threading.current_thread().name)
             return super().upload(source, piece, buffer)
 
     paths = [str(memory / name) for name in "abc"]
-    result = ooc_gemm.multiply(*paths, device=Watching(), chunks=(50, 70), memory_limit="150MiB", verify=True)
+    result = ooc_gemm.multiply(
+        *paths, device=device_with(Watching, CPU)(), chunks=(50, 70), memory_limit="150MiB", verify=True
+    )
     assert np.array_equal(zarr.open_array(memory / "c")[...], a.astype("i8") @ b)
     assert result.bytes_read == result.plan.bytes_read
     assert len(set(kinds)) == 1  # one thread has them all
@@ -209,19 +212,21 @@ def test_a_run_that_fails_waits_for_what_is_under_way(memory, where):
     make(memory / "x", x, chunks=(100, 100), compressors=None)
     before = open_files()
 
-    class Failing(CPU):
+    class Failing(CPUSession):
         left = 5
 
     def fail(self, *args):
         self.left -= 1
         if self.left < 0:
             raise MemoryError
-        return getattr(CPU, where)(self, *args)
+        return getattr(CPUSession, where)(self, *args)
 
     setattr(Failing, where, fail)
     paths = [str(memory / name) for name in "xxc"]
     with pytest.raises(ooc_gemm.Error):
-        ooc_gemm.multiply(*paths, device=Failing(), chunks=(100, 100), memory_limit="150MiB")
+        ooc_gemm.multiply(
+            *paths, device=device_with(Failing, CPU)(), chunks=(100, 100), memory_limit="150MiB"
+        )
     assert open_files() == before
     ooc_gemm.multiply(*paths, device="cpu", chunks=(100, 100), resume=True)
     np.testing.assert_allclose(zarr.open_array(memory / "c")[...], x.astype("f8") @ x, atol=1e-3)

@@ -447,7 +447,7 @@ def test_slots_lie_in_large_pages():
 def test_slots_of_the_cpu_are_page_aligned():
     from ooc_gemm.devices.cpu.device import CPU
 
-    slots = CPU().host_buffers(3, 5000)
+    slots = CPU().host_memory().host_buffers(3, 5000)
     assert [len(slot) for slot in slots] == [5000] * 3
     assert all(slot.ctypes.data % PAGE == 0 for slot in slots)
 

@@ -13,6 +13,7 @@ import pytest
 import zarr
 from arrays import LAYOUTS, assert_close, matrix
 from conftest import Recording, make
+from sessions import device_with
 
 import ooc_gemm
 from ooc_gemm.support.trace import Trace
@@ -222,51 +223,49 @@ def test_the_next_panels_are_filled_while_a_multiplication_is_handed_over():
     """With four GPUs handing over takes a while, and readers stood still meanwhile."""
     from threading import Event
 
-    from ooc_gemm.devices.cpu.device import CPU
+    from ooc_gemm.devices.cpu.device import CPU, CPUSession
 
-    class Slow(CPU):
+    second, met = Event(), []
+
+    class Slow(CPUSession):
         """Whose first multiplication is handed over only when something of the second has arrived."""
-
-        def __init__(self):
-            super().__init__()
-            self.second, self.met = Event(), []
 
         def upload(self, source, piece, buffer):
             if buffer == 1:
-                self.second.set()
+                second.set()
             return super().upload(source, piece, buffer)
 
         def multiply(self, *args, **options):
-            self.met.append(self.second.wait(20))
+            met.append(second.wait(20))
             super().multiply(*args, **options)
 
-    device = Slow()
+    device = device_with(Slow, CPU)()
     a, b = matrix((700, 1500), "f4", 1), matrix((1500, 900), "f4", 2)
     with pytest.raises(ooc_gemm.BudgetError) as least:
         ooc_gemm.multiply(a, b, memory_limit=1, device="cpu")
     result = ooc_gemm.multiply(a, b, memory_limit=least.value.minimum_memory_limit + MiB, device=device)
     assert result.plan.panel_count > 1
-    assert device.met[0]
+    assert met[0]
 
 
 def test_a_failing_device_ends_the_run():
-    from ooc_gemm.devices.cpu.device import CPU
+    from ooc_gemm.devices.cpu.device import CPU, CPUSession
 
-    class Failing(CPU):
+    class Failing(CPUSession):
         def _multiply(self, *args):
             raise ooc_gemm.DeviceError("the device is gone")
 
     with pytest.raises(ooc_gemm.DeviceError, match="gone"):
-        ooc_gemm.multiply(np.ones((300, 300)), np.ones((300, 300)), device=Failing())
+        ooc_gemm.multiply(np.ones((300, 300)), np.ones((300, 300)), device=device_with(Failing, CPU)())
 
 
 def test_slots_for_writing_are_ready_before_they_are_used():
     """All of them, also where C has one chunk: nobody waits for a block before pinning the rest."""
-    from ooc_gemm.devices.cpu.device import CPU
+    from ooc_gemm.devices.cpu.device import CPU, CPUSession
 
     slots, ready = [], set()
 
-    class Pinning(CPU):
+    class Pinning(CPUSession):
         def host_buffers(self, count, nbytes):
             found = super().host_buffers(count, nbytes)
             slots[:] = [buffer.ctypes.data for buffer in found]  # those for writing come last
@@ -276,7 +275,7 @@ def test_slots_for_writing_are_ready_before_they_are_used():
             ready.add(buffer.ctypes.data)
 
     ones = np.ones((4, 4))
-    plan = ooc_gemm.multiply(ones, ones, device=Pinning(4)).plan
+    plan = ooc_gemm.multiply(ones, ones, device=device_with(Pinning, CPU)(4)).plan
     assert plan.problem.c.grid == (1, 1)
     assert 1 < plan.writers == len(slots)
     assert ready >= set(slots)

@@ -22,6 +22,7 @@ import pytest
 import zarr
 from conftest import gpu_missing, make, ooc
 from outcome import assert_one_sentence
+from sessions import device_with
 from threadpoolctl import threadpool_info
 from zarr.codecs import Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.codecs.numcodecs import Fletcher32
@@ -29,7 +30,7 @@ from zarr.storage import MemoryStore, WrapperStore
 
 import ooc_gemm
 from ooc_gemm.cli import entry as cli
-from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.device import CPU, CPUSession
 from ooc_gemm.engine.ports import Failure
 from ooc_gemm.run import executor, generate
 from ooc_gemm.storage.io import answers, background
@@ -377,9 +378,9 @@ DYING = {
     "reader": (RawSource, "read"),
     "decoding reader": (CompressedSource, "read"),
     "writer": (target.Target, "write"),
-    "compute": (CPU, "_tile"),
-    "uploading": (CPU, "upload"),
-    "downloading": (CPU, "download"),
+    "compute": (CPUSession, "_tile"),
+    "uploading": (CPUSession, "upload"),
+    "downloading": (CPUSession, "download"),
 }
 
 
@@ -563,16 +564,11 @@ class Small(CPU):
         found = super().limits(arithmetic, device_memory_limit)
         return replace(found, device=device_memory_limit or 64 * MiB, workspace=0)
 
-    def start(self, plan, operation, trace):
-        super().start(plan, operation, trace)
+    def open(self, plan, operation, trace):
         self.plans.append(plan)
         self.calls = 0
         self.fail_at(0)
-
-    def multiply(self, *args, **options):
-        self.calls += 1
-        self.fail_at(self.calls)
-        super().multiply(*args, **options)
+        return SmallSession(self, plan, operation, trace)
 
     def fail_at(self, call):
         if call == self.at and len(self.plans) <= self.times:
@@ -583,6 +579,19 @@ class Small(CPU):
             limit = self.limit or self.plans[-1].device_bytes // 2
             return Failure(OutOfMemoryError("small is full; give it less"), limit)
         return None
+
+
+class SmallSession(CPUSession):
+    """A run on the device `small`."""
+
+    def __init__(self, device, *args):
+        self.device = device
+        super().__init__(device, *args)
+
+    def multiply(self, *args, **options):
+        self.device.calls += 1
+        self.device.fail_at(self.device.calls)
+        super().multiply(*args, **options)
 
 
 @pytest.mark.parametrize("beta", [0, 2])
@@ -798,16 +807,22 @@ def cupy():
 
 @pytest.mark.gpu
 def test_failing_runs_give_gpu_memory_back(here, cupy):
-    from ooc_gemm.devices.cuda.device import CUDA
+    from ooc_gemm.devices.cuda.device import CUDA, CUDASession
+
+    class Kept(CUDASession):
+        def __init__(self, *args):
+            sessions.append(self)
+            super().__init__(*args)
 
     os.truncate("a/c/5/7", 17)
-    device, free = CUDA(), []
+    device, free, sessions = device_with(Kept, CUDA)(), [], []
     for _ in range(6):
         for kernel in ("auto", "cublas"):
             with pytest.raises(ooc_gemm.StoreError, match="c/5/7 holds 17 bytes"):
                 ooc_gemm.multiply("a", "b", "c", device=device, kernel=kernel, force=True)
-        assert not device._pinned
-        assert not device._arrays
+        assert sessions
+        assert not any(session._pinned or session._arrays for session in sessions)
+        sessions.clear()
         free.append(cupy.cuda.runtime.memGetInfo()[0])
     assert min(free[1:]) >= free[0] - 8 * MiB  # the first has loaded what stays
 
@@ -817,7 +832,7 @@ def test_events_of_many_pieces_do_not_pile_up(here, cupy, monkeypatch):
     from ooc_gemm.devices.cuda import device as cuda
     from ooc_gemm.devices.cuda import timing
 
-    class Watched(cuda.CUDA):
+    class Watched(cuda.CUDASession):
         def upload(self, source, piece, buffer):
             kept.append(len(self._timing.spans))
             return super().upload(source, piece, buffer)
@@ -826,7 +841,7 @@ def test_events_of_many_pieces_do_not_pile_up(here, cupy, monkeypatch):
     monkeypatch.setattr(timing, "SPANS", 16)
     x = RNG.standard_normal((1600, 1600))
     make("x", x, chunks=(32, 32), compressors=None)
-    result = ooc_gemm.multiply("x", "x", device=Watched())
+    result = ooc_gemm.multiply("x", "x", device=device_with(Watched, cuda.CUDA)())
     np.testing.assert_allclose(result.array, x @ x, atol=1e-9)
     assert len(kept) >= 2 * 2500
     assert max(kept) < 500
@@ -841,24 +856,24 @@ def test_a_gpu_whose_memory_somebody_takes(here, cupy):
     class Crowded(CUDA):
         taken = None
 
-        def start(self, plan, operation, trace):
+        def open(self, plan, operation, trace):
             plans.append(plan)
             if self.taken is None:
                 left = plan.device_bytes // 4
                 self.taken = cupy.cuda.Memory(cupy.cuda.runtime.memGetInfo()[0] - left)
-            super().start(plan, operation, trace)
+            sessions.append(super().open(plan, operation, trace))
+            return sessions[-1]
 
-    plans, notes, device = [], [], Crowded()
+    plans, notes, sessions, device = [], [], [], Crowded()
     a = RNG.standard_normal((16384, 512)).astype("f4")
     result = ooc_gemm.multiply(a, a, device=device, transpose_b=True, notice=notes.append)
     first, second = plans
     assert first.device_bytes > second.device_bytes
-    assert [note for note in notes if "has not the memory" in note]
+    assert [note for note in notes if "does not have the memory" in note]
     rows = RNG.integers(0, len(a), 40)
     right = a[rows].astype("f8") @ a.T.astype("f8")
     assert np.abs(result.array[rows] - right).max() < 1e-3
-    assert not device._arrays
-    assert not device._pinned
+    assert not any(session._pinned or session._arrays for session in sessions)
     device.taken = None  # now, and not when somebody collects garbage
 
 
@@ -871,7 +886,6 @@ def test_a_gpu_without_any_memory(here, cupy):
     a = np.ones((8192, 512), "f4")
     with pytest.raises(ooc_gemm.DeviceError, match="does not have the memory that the plan counts on"):
         ooc_gemm.multiply(a, a, device=device, transpose_b=True)
-    assert not device._arrays
     del taken
     result = ooc_gemm.multiply(a, a, device="cuda", transpose_b=True)
     assert (result.array == 512).all()
@@ -898,15 +912,15 @@ def test_a_kernel_that_fails_on_the_gpu(here, cupy):
     text = """
 import numpy as np
 from ooc_gemm.cli import main
-from ooc_gemm.devices.cuda.device import CUDA
+from ooc_gemm.devices.cuda.device import CUDASession
 import cupy
 bad = cupy.RawKernel('extern "C" __global__ void bad(int* p) { p[1ll << 40] = 1; }', "bad")
-real = CUDA.multiply
+real = CUDASession.multiply
 def multiply(self, *args, **options):
     with self._streams["compute"]:
         bad((1,), (1,), (np.uintp(0),))
     return real(self, *args, **options)
-CUDA.multiply = multiply
+CUDASession.multiply = multiply
 main(["multiply", "a", "b", "c", "-d", "cuda"])
 """
     done = script(text)

@@ -24,7 +24,7 @@ import threadpoolctl
 from threadpoolctl import threadpool_limits
 
 from ...engine.check import Verdict
-from ...engine.ports import COMPUTE, Arithmetic, Array, Check, Device, Limits, Operation, Overflow
+from ...engine.ports import COMPUTE, Arithmetic, Array, Check, Device, Limits, Operation, Overflow, Session
 from ...engine.reduction import Reduction, pieces_of
 from ...engine.ring import Event, Stopped
 from ...planning.machine import Rates
@@ -167,8 +167,6 @@ class CPU:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         self.threads = threads or cores or 1
         self.model = f"{processor()}, {self.threads} threads"
-        self._started = ExitStack()
-        self._finished: dict[int, _Mark] = {}
 
     def arithmetic(
         self,
@@ -226,9 +224,56 @@ class CPU:
         parts = 2 if dtype.kind == "c" else 1
         return self.threads * CLOCK_HERTZ * BYTES_PER_CLOCK / (dtype.itemsize / parts) / parts**2
 
-    def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
-        """Allocates panels and blocks, and limits BLAS to one thread in this process until `close`."""
-        self._op, self._trace = operation, trace
+    def open(self, plan: Plan, operation: Operation, trace: Trace) -> "CPUSession":
+        """Allocates panels and blocks, and limits BLAS to one thread in this process until the session is
+        closed."""
+        return CPUSession(self, plan, operation, trace)
+
+    def host_memory(self) -> "HostMemory":
+        """Returns plain memory."""
+        return HostMemory()
+
+    def reaches(self, other: Device) -> bool:
+        """Whether the other device is a CPU device, too."""
+        return isinstance(other, CPU)
+
+    def alive(self) -> bool:
+        """Returns true: the CPU cannot be lost."""
+        return True
+
+    def explain(self, error: Exception) -> None:
+        """Returns None: BLAS raises no errors of its own."""
+
+
+class HostMemory:
+    """Plain memory, from which the CPU can copy at full speed."""
+
+    def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
+        """Returns plain memory, which is page-aligned for direct reads and writes."""
+        return page_aligned(count, nbytes)
+
+    def prepare(self, buffer: Bytes) -> None:
+        """Does nothing: the CPU can copy from any memory."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class CPUSession(HostMemory):
+    """A run on the CPU: its panels and blocks, its workers, and its compute stream."""
+
+    def __init__(self, device: CPU, plan: Plan, operation: Operation, trace: Trace):
+        self.threads, self._op, self._trace = device.threads, operation, trace
+        self._opened = ExitStack()
+        self._finished: dict[int, _Mark] = {}
+        try:
+            self._open(plan, operation)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, plan: Plan, operation: Operation) -> None:
+        """Allocate panels and blocks, and start the threads."""
         self._k = plan.problem.k
         arithmetic = operation.arithmetic
         self._overflow = Overflow(operation, noted=arithmetic.exact)
@@ -244,18 +289,11 @@ class CPU:
         }
         self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]
         self._cancelled = False
-        self._started.enter_context(one_blas_thread)
-        self._workers = self._started.enter_context(ThreadPoolExecutor(self.threads, "ooc-gemm worker"))
+        self._opened.enter_context(one_blas_thread)
+        self._workers = self._opened.enter_context(ThreadPoolExecutor(self.threads, "ooc-gemm worker"))
         self._stream = _Stream()
-        self._started.callback(self._stream.close)
+        self._opened.callback(self._stream.close)
         self._checks = Checks(plan, operation, self._run, self.threads) if operation.verify else None
-
-    def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
-        """Returns plain memory, which is page-aligned for direct reads and writes."""
-        return page_aligned(count, nbytes)
-
-    def prepare(self, buffer: Bytes) -> None:
-        """Does nothing: the CPU can copy from any memory."""
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Copies on the calling thread, converts to the panel's type, and transforms."""
@@ -272,13 +310,9 @@ class CPU:
         self._trace.add("upload", start, time.perf_counter(), f"upload {get_ident()}")
         return _Done()
 
-    def reaches(self, other: Device) -> bool:
-        """Whether the other device is a CPU device, too."""
-        return isinstance(other, CPU)
-
     def take(
         self,
-        other: Device,
+        other: Session,
         panel: tuple[int, int],
         rows: tuple[int, int],
         cols: tuple[int, int],
@@ -286,8 +320,8 @@ class CPU:
         uploaded: Event,
     ) -> None:
         """Copies at once, on the calling thread."""
-        assert isinstance(other, CPU)
-        to, at = (_shaped(device._panels["b", buffer], panel) for device in (self, other))
+        assert isinstance(other, CPUSession)
+        to, at = (_shaped(session._panels["b", buffer], panel) for session in (self, other))
         np.copyto(to[slice(*rows), slice(*cols)], at[slice(*rows), slice(*cols)])
         self._overflow.note("b", buffer, self._op.arithmetic.largest[1])
 
@@ -362,18 +396,10 @@ class CPU:
         """Does nothing: `close` frees panels and blocks together, which takes no time."""
 
     def close(self) -> None:
-        """Undoes what `start` has done: frees the buffers and the workers, and lets BLAS use its threads
-        again."""
-        self._started.close()
+        """Frees the buffers and the workers, and lets BLAS use its threads again."""
+        self._opened.close()
         self._panels, self._blocks = {}, []
         self._finished.clear()
-
-    def alive(self) -> bool:
-        """Returns true: the CPU cannot be lost."""
-        return True
-
-    def explain(self, error: Exception) -> None:
-        """Returns None: BLAS raises no errors of its own."""
 
     def _multiply(
         self,

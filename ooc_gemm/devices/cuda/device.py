@@ -17,7 +17,7 @@ import numpy as np
 
 from ...cuda_kernels import driver, preparations
 from ...cuda_kernels.catalog import KERNELS
-from ...cuda_kernels.driver import Event
+from ...cuda_kernels.driver import Event, Events
 from ...cuda_kernels.launch import load
 from ...cuda_kernels.product import Operand, Product, Strips
 from ...cuda_kernels.roofline import most_flops
@@ -33,6 +33,7 @@ from ...engine.ports import (
     Limits,
     Operation,
     Overflow,
+    Session,
 )
 from ...planning.ledger import panel_elements
 from ...planning.machine import Rates
@@ -72,39 +73,34 @@ class CUDA:
 
     def __init__(self, index: int = 0):
         cupy, there = open_cupy()
-        self._cupy = cupy
-        self._runtime = cupy.cuda.runtime
+        self.cupy = cupy
+        self.runtime = cupy.cuda.runtime
         if index >= there:
             raise InputError(f"there is no GPU {index}; this machine has {there}")
         self.name = "cuda" if index == 0 else f"cuda:{index}"
+        self.index = index
+        """Number of the GPU."""
         self._device = cupy.cuda.Device(index)
-        properties = self._runtime.getDeviceProperties(index)
-        self._capability = 10 * properties["major"] + properties["minor"]
-        self.model, self._multiprocessors = (
+        properties = self.runtime.getDeviceProperties(index)
+        self.capability = 10 * properties["major"] + properties["minor"]
+        self.model, self.multiprocessors = (
             properties["name"].decode(),
             int(properties["multiProcessorCount"]),
         )
-        self.speed = self._multiprocessors * int(properties.get("clockRate") or 1_500_000) // 1000
+        self.speed = self.multiprocessors * int(properties.get("clockRate") or 1_500_000) // 1000
         try:
             self._device.use()
-            self._free = self._least_free = self._runtime.memGetInfo()[0]
-        except self._runtime.CUDARuntimeError as error:  # not even for a context
+            self.free = self.free_bytes()
+            """Bytes of device memory that plans may count on, with its context made."""
+        except self.runtime.CUDARuntimeError as error:  # not even for a context
             raise DeviceError(
                 f"{self.name} cannot be used ({error}); wait until other programs leave it, "
                 "or use another device"
             ) from error
-        self._arrays: dict[Any, Any] = {}
-        self._reached_by = set[int]()
+        self.reached_by = set[int]()
         """Other devices that take panels from this one."""
-        self._pinned: dict[int, Bytes] = {}
-        self._streams: dict[str, Any] = {}
-        self._timing = Timing(self.name)
-        self._gemm: Gemm | None = None
-        self._early: dict[int, _Rows] = {}
-        self._finished: dict[int, _Rows] = {}
-        self._checks: Checks | None = None
-        self._lock = Lock()
-        self._staging, self._pinning = Lock(), Lock()
+        self.times, self.points = Events(timed=True), Events(timed=False)
+        """Events of all sessions. One that is dropped late serves the next session."""
 
     def arithmetic(
         self,
@@ -121,7 +117,7 @@ class CUDA:
         if kernel not in ("auto", "cublas", *KERNELS):
             names = ", ".join(("auto", "cublas", *KERNELS))
             raise InputError(f"{kernel!r} is not a kernel of {self.name}; choose among {names}")
-        case, why = choice.Case(a, b, out, shape, bound, precision, self._capability), "asked for"
+        case, why = choice.Case(a, b, out, shape, bound, precision, self.capability), "asked for"
         if kernel == "auto":
             kernel, why = choice.fastest(case)
         found = choice.arithmetic(kernel, case, why)
@@ -131,24 +127,145 @@ class CUDA:
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
         """Counts the context and cuBLAS. By default 90 % of free memory may be used."""
-        return limits(arithmetic, self._free, device_memory_limit)
+        return limits(arithmetic, self.free, device_memory_limit)
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
         """Derives default rates (not measured) from the number of multiprocessors and the clock."""
-        return rates(self._runtime.getDeviceProperties(self._device.id), arithmetic)
+        return rates(self.runtime.getDeviceProperties(self.index), arithmetic)
 
     def most_flops(self, kernel: str, panel: str) -> float:
         """Derives the bound from the architecture, the number of multiprocessors and the highest clock."""
-        clock = 1e3 * self._runtime.deviceGetAttribute(CLOCK_RATE, self._device.id)
-        return most_flops(kernel, panel, divmod(self._capability, 10), self._multiprocessors, clock)
+        clock = 1e3 * self.runtime.deviceGetAttribute(CLOCK_RATE, self.index)
+        return most_flops(kernel, panel, divmod(self.capability, 10), self.multiprocessors, clock)
 
-    def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
-        """Allocate panels and blocks; make streams; load the kernel."""
+    def open(self, plan: Plan, operation: Operation, trace: Trace) -> "CUDASession":
+        """Allocates panels and blocks, makes streams, and loads the kernel."""
+        return CUDASession(self, plan, operation, trace)
+
+    def host_memory(self) -> "HostMemory":
+        """Returns memory that is pinned."""
+        return HostMemory(self)
+
+    def reaches(self, other: Device) -> bool:
+        """Whether NVLink, or a bus that allows it, connects the devices."""
+        if not isinstance(other, CUDA) or not driver.maps_memory(other.index):
+            return False
+        if not self.runtime.deviceCanAccessPeer(self.index, other.index):
+            return False
+        other.reached_by.add(self.index)
+        return True
+
+    def alive(self) -> bool:
+        """An error in a kernel ends the whole context."""
+        try:
+            self._device.use()
+            self.runtime.deviceSynchronize()
+        except self.runtime.CUDARuntimeError:
+            return False
+        return True
+
+    def explain(self, error: Exception) -> Failure | None:
+        """Translates CuPy's errors. If memory ran out, another plan may count on half of what is free now."""
+        cuda = self.cupy.cuda
+        failures = (
+            self.runtime.CUDARuntimeError, cuda.driver.CUDADriverError, cuda.cublas.CUBLASError,
+            driver.DriverError,
+        )  # fmt: skip
+        full = isinstance(error, cuda.memory.OutOfMemoryError)
+        if not (full or isinstance(error, failures)):
+            return None
+        if not full:
+            code = _CUBLAS_FULL if isinstance(error, cuda.cublas.CUBLASError) else _CUDA_FULL
+            if getattr(error, "status", None) != code:
+                return Failure(DeviceError(f"{self.name} failed ({error}); run again, or use another device"))
+        limit = None
+        with contextlib.suppress(*failures):
+            self.cupy.get_default_memory_pool().free_all_blocks()
+            self.free = self.free_bytes()
+            limit = CONTEXT_BYTES + self.free // 2
+        full_error = OutOfMemoryError(
+            f"{self.name} does not have the memory that the plan counts on ({error}); "
+            "give a smaller device_memory_limit"
+        )
+        return Failure(full_error, limit)
+
+    def free_bytes(self) -> int:
+        """Return the bytes of device memory that are free now."""
+        return int(self.runtime.memGetInfo()[0])
+
+    def use(self) -> None:
+        """Make this the current device of the calling thread. Kernels and events need it to be this one, and
+        other calls of the driver need any."""
+        driver.use(self.index)
+
+
+class HostMemory:
+    """Host memory that is pinned for all devices."""
+
+    def __init__(self, device: CUDA):
+        self._device = device
+        self._pinned: dict[int, Bytes] = {}
+        self._pinning = Lock()
+
+    def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
+        """Returns page-aligned memory, which `prepare` pins."""
+        return page_aligned(count, nbytes)
+
+    def prepare(self, buffer: Bytes) -> None:
+        """Pins a buffer when it is first used. By then many threads at once have touched its pages, after
+        which pinning costs 25 ms/GiB instead of 400 (H200 machine). One thread pins at a time, as the driver
+        does anyway, because copies can start between two calls only if no third one waits."""
+        if id(buffer) not in self._pinned:
+            self._device.use()
+            try:
+                with self._pinning:
+                    self._device.runtime.hostRegister(
+                        buffer.ctypes.data, round_up(buffer.nbytes, PAGESIZE), _PORTABLE
+                    )
+            except self._device.runtime.CUDARuntimeError as error:
+                if error.status != _CUDA_FULL:
+                    raise
+                raise OutOfMemoryError(NO_MEMORY) from error
+            self._pinned[id(buffer)] = buffer
+
+    def close(self) -> None:
+        """Unpins all buffers."""
+        runtime = self._device.runtime
+        for buffer in self._pinned.values():
+            with contextlib.suppress(runtime.CUDARuntimeError):  # where the device has failed
+                runtime.hostUnregister(buffer.ctypes.data)
+        self._pinned.clear()
+
+
+class CUDASession(HostMemory):
+    """A run on one GPU: its arrays, streams, kernel, and events."""
+
+    def __init__(self, device: CUDA, plan: Plan, operation: Operation, trace: Trace):
+        super().__init__(device)
+        self._cupy, self._runtime = device.cupy, device.runtime
+        self._free = self._least_free = device.free
+        self._arrays: dict[Any, Any] = {}
+        self._streams: dict[str, Any] = {}
+        self._timing = Timing(device.name, device.times, device.points)
+        self._gemm: Gemm | None = None
+        self._early: dict[int, _Rows] = {}
+        self._finished: dict[int, _Rows] = {}
+        self._checks: Checks | None = None
+        self._lock, self._staging = Lock(), Lock()
+        try:
+            self._open(plan, operation, trace)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error is the one that counts
+                self.close()
+            raise
+
+    def _open(self, plan: Plan, operation: Operation, trace: Trace) -> None:
+        """Allocate panels and blocks, make streams, and load the kernel."""
         cupy = self._cupy
         self._op, self._layout = operation, Layout(operation)
         self._overflow = Overflow(operation)
         arithmetic, self._block_shape = operation.arithmetic, (plan.bm, plan.bn)
-        self._use()
+        self._device.use()
         sizes = panel_elements(plan.problem, plan.bm, plan.bn, plan.bk)
         panels = {("a", p): (sizes[0], arithmetic.panel) for p in range(plan.k_panels.a_buffers)}
         panels |= {("b", p): (sizes[1], arithmetic.panel) for p in range(plan.panel_buffers)}
@@ -161,12 +278,14 @@ class CUDA:
             self._turn = load(preparations.transpose(arithmetic.block.name), "transpose", "mirror")
         if plan.budget.staged:
             others["staging"] = plan.slot_bytes, np.dtype(np.uint8)
-        if self._reached_by:
+        if self._device.reached_by:
             theirs = {key: panels.pop(key) for key in list(panels) if key[0] == "b"}
-            self._arrays |= self._allocate_all(theirs, self._reached_by)
+            self._arrays |= self._allocate_all(theirs, self._device.reached_by)
         for some in (panels, others):  # which go at different times
             self._arrays |= self._allocate_all(some)
-        self._gemm = Gemm(plan, operation, self._layout, cupy.cuda, self.model, self._multiprocessors)
+        self._gemm = Gemm(
+            plan, operation, self._layout, cupy.cuda, self._device.model, self._device.multiprocessors
+        )
         self._depth = plan.problem.k
         self._a_buffer = plan.k_panels.a_buffer
         self._waits_for_writes = plan.c_buffers == 1
@@ -188,8 +307,8 @@ class CUDA:
         cupy = self._cupy
         sizes = [round_up(max(1, n * dtype.itemsize), ALIGN) for n, dtype in wanted.values()]
         if reached_by:
-            owner = driver.Memory(sum(sizes), self._device.id, reached_by)
-            memory = cupy.cuda.UnownedMemory(owner.ptr, sum(sizes), owner, self._device.id)
+            owner = driver.Memory(sum(sizes), self._device.index, reached_by)
+            memory = cupy.cuda.UnownedMemory(owner.ptr, sum(sizes), owner, self._device.index)
         else:
             memory = cupy.cuda.Memory(sum(sizes))
         starts = itertools.accumulate(sizes, initial=0)
@@ -202,32 +321,11 @@ class CUDA:
         """Allocate one array."""
         return self._allocate_all({0: (elements, dtype)})[0]
 
-    def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
-        """Returns page-aligned memory, which `prepare` pins."""
-        return page_aligned(count, nbytes)
-
-    def prepare(self, buffer: Bytes) -> None:
-        """Pins a buffer when it is first used. By then many threads at once have touched its pages, after
-        which pinning costs 25 ms/GiB instead of 400 (H200 machine). One thread pins at a time, as the driver
-        does anyway, because copies can start between two calls only if no third one waits."""
-        if id(buffer) not in self._pinned:
-            self._use()
-            try:
-                with self._pinning:
-                    self._runtime.hostRegister(
-                        buffer.ctypes.data, round_up(buffer.nbytes, PAGESIZE), _PORTABLE
-                    )
-            except self._runtime.CUDARuntimeError as error:
-                if error.status != _CUDA_FULL:
-                    raise
-                raise OutOfMemoryError(NO_MEMORY) from error
-            self._pinned[id(buffer)] = buffer
-
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Makes a 2-D copy into the panel. If the type or the orientation differs, the copy goes to the
         staging buffer, from which the device converts it. The stream's order keeps the next copy from
         overtaking the conversion."""
-        self._use()
+        self._device.use()
         self._overflow.upload(piece, buffer, source)
         memory, (row, col) = self._arrays[piece.operand, buffer], piece.into
         stream, size = self._streams[UPLOAD], source.itemsize
@@ -248,11 +346,6 @@ class CUDA:
             UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk
         )
 
-    def _use(self) -> None:
-        """Make this the current device of the calling thread. Kernels and events need it to be this one, and
-        other calls of the driver need any."""
-        driver.use(self._device.id)
-
     @staticmethod
     def _copy(
         to: tuple[int, int], target: int, target_pitch: int, source: int, source_pitch: int, like: Array,
@@ -265,18 +358,9 @@ class CUDA:
             target_pitch, source_pitch = max(target_pitch, width), max(source_pitch, width)
             driver.copy(to, target, target_pitch, source, source_pitch, width, rows, stream.ptr)
 
-    def reaches(self, other: Device) -> bool:
-        """Whether NVLink, or a bus that allows it, connects the devices."""
-        if not isinstance(other, CUDA) or not driver.maps_memory(other._device.id):
-            return False
-        if not self._runtime.deviceCanAccessPeer(self._device.id, other._device.id):
-            return False
-        other._reached_by.add(self._device.id)
-        return True
-
     def take(
         self,
-        other: Device,
+        other: Session,
         panel: tuple[int, int],
         rows: tuple[int, int],
         cols: tuple[int, int],
@@ -284,8 +368,8 @@ class CUDA:
         uploaded: Any,
     ) -> None:
         """Makes a 2-D copy from panel to panel, in the stream *pass*."""
-        assert isinstance(other, CUDA)
-        self._use()
+        assert isinstance(other, CUDASession)
+        self._device.use()
         stream, size = self._streams[PASS], self._op.arithmetic.panel.itemsize
         driver.wait(stream.ptr, uploaded)
         if self._layout.turned("b"):
@@ -293,7 +377,7 @@ class CUDA:
         pitch = self._layout.row("b", panel[1])
         at = (rows[0] * pitch + cols[0]) * size
         width, lines = (cols[1] - cols[0]) * size, rows[1] - rows[0]
-        to, source = (device._arrays["b", buffer].data.ptr + at for device in (self, other))
+        to, source = (session._arrays["b", buffer].data.ptr + at for session in (self, other))
         start = self._timing.begin(stream)
         driver.copy(_BETWEEN_DEVICES, to, pitch * size, source, pitch * size, width, lines, stream.ptr)
         self._timing.end(PASS, start, stream, width * lines)
@@ -301,7 +385,7 @@ class CUDA:
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """Starts one GEMM in the compute stream; for a block on the diagonal perhaps one for each strip of
         rows."""
-        self._use()
+        self._device.use()
         op, k = self._op, panel[1] - panel[0]
         self._overflow.multiply(block, p, c, k, first)
         stream = self._streams[COMPUTE]
@@ -364,7 +448,7 @@ class CUDA:
 
     def mirror(self, block: Block, c: int, col: int = 0) -> None:
         """Works in place, in the compute stream."""
-        self._use()
+        self._device.use()
         stream, n = self._streams[COMPUTE], block.rows
         start = self._timing.begin(stream)
         out = self._arrays["c", c]
@@ -375,7 +459,7 @@ class CUDA:
 
     def check(self, block: Block, c: int) -> Check:
         """Works in the compute stream."""
-        self._use()
+        self._device.use()
         stream = self._streams[COMPUTE]
         assert self._checks is not None
         start = self._timing.begin(stream)
@@ -385,7 +469,7 @@ class CUDA:
 
     def scale(self, block: Block, c: int) -> None:
         """Works in place, in the compute stream."""
-        self._use()
+        self._device.use()
         if self._checks:
             self._checks.begin(block, self._arrays["c", c], self._streams[COMPUTE])
         self._scale(block, c, self._op.beta)
@@ -413,7 +497,7 @@ class CUDA:
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
         """Makes a 2-D copy out of the block. A mirrored part is transposed before, into memory for one
         chunk."""
-        self._use()
+        self._device.use()
         row, col = (part.col, part.row) if part.mirrored else (part.row, part.col)
         last = row + (part.cols if part.mirrored else part.rows)
         done = next(event for stop, event in self._finished[c] if last <= stop)
@@ -437,19 +521,19 @@ class CUDA:
 
     def record(self, stream: str) -> Event:
         """Records an event at the end of the stream."""
-        self._use()
+        self._device.use()
         return self._timing.points.record(self._streams[stream].ptr)
 
     def wait(self, stream: str, event: Any) -> None:
         """Lets the stream wait on the device. The caller does not wait."""
-        self._use()
+        self._device.use()
         driver.wait(self._streams[stream].ptr, event)
 
     def free_panels(self) -> None:
         """Frees the panels and the kernel's scratch memory. Downloads go on meanwhile."""
-        self._use()
+        self._device.use()
         self._streams[COMPUTE].synchronize()
-        self._least_free = min(self._least_free, self._runtime.memGetInfo()[0])
+        self._least_free = min(self._least_free, self._device.free_bytes())
         self._gemm = None
         for key in [key for key in self._arrays if key[0] in ("a", "b")]:
             del self._arrays[key]
@@ -464,11 +548,11 @@ class CUDA:
     def close(self) -> None:
         """Waits for the work under way, tells the trace of it, and frees everything."""
         try:
-            self._device.use()
+            self._cupy.cuda.Device(self._device.index).use()
             for stream in self._streams.values():
                 stream.synchronize()
             if self._arrays:
-                self._least_free = min(self._least_free, self._runtime.memGetInfo()[0])
+                self._least_free = min(self._least_free, self._device.free_bytes())
             self._timing.tell_all()
         finally:
             self._streams = {}
@@ -476,41 +560,4 @@ class CUDA:
             self._early, self._finished = {}, {}
             self._gemm = self._checks = None  # and their scratch
             self._timing.close()
-            for buffer in self._pinned.values():
-                with contextlib.suppress(self._runtime.CUDARuntimeError):  # where the device has failed
-                    self._runtime.hostUnregister(buffer.ctypes.data)
-            self._pinned.clear()
-
-    def alive(self) -> bool:
-        """An error in a kernel ends the whole context."""
-        try:
-            self._device.use()
-            self._runtime.deviceSynchronize()
-        except self._runtime.CUDARuntimeError:
-            return False
-        return True
-
-    def explain(self, error: Exception) -> Failure | None:
-        """Translates CuPy's errors. If memory ran out, another plan may count on half of what is free now."""
-        cuda = self._cupy.cuda
-        failures = (
-            self._runtime.CUDARuntimeError, cuda.driver.CUDADriverError, cuda.cublas.CUBLASError,
-            driver.DriverError,
-        )  # fmt: skip
-        full = isinstance(error, cuda.memory.OutOfMemoryError)
-        if not (full or isinstance(error, failures)):
-            return None
-        if not full:
-            code = _CUBLAS_FULL if isinstance(error, cuda.cublas.CUBLASError) else _CUDA_FULL
-            if getattr(error, "status", None) != code:
-                return Failure(DeviceError(f"{self.name} failed ({error}); run again, or use another device"))
-        limit = None
-        with contextlib.suppress(*failures):
-            self._cupy.get_default_memory_pool().free_all_blocks()
-            self._free = self._least_free = self._runtime.memGetInfo()[0]
-            limit = CONTEXT_BYTES + self._free // 2
-        full_error = OutOfMemoryError(
-            f"{self.name} does not have the memory that the plan counts on ({error}); "
-            "give a smaller device_memory_limit"
-        )
-        return Failure(full_error, limit)
+            super().close()

@@ -35,11 +35,10 @@ class Timing:
     """Records events around the operations in the streams of one device, and tells the trace of them later,
     so that nobody waits for the device."""
 
-    def __init__(self, device: str):
-        """`device`: its name, such as "cuda:1"."""
-        self._device = device
-        self._times, self.points = Events(timed=True), Events(timed=False)
-        """Events with their times, and events that only order streams."""
+    def __init__(self, device: str, times: Events, points: Events):
+        """`device`: its name, such as "cuda:1". `times`: makes events with their times. `points`: makes
+        events that only order streams."""
+        self._device, self._times, self.points = device, times, points
         self.spans: deque[_Span] = deque()
         self._copies: dict[str, Iterator[int]] = {}
         self._untimed = Counter[str]()
