@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     help="Rank by the largest cosine or dot product, or by the smallest squared Euclidean distance.",
 )
 @click.option("--include-self", is_flag=True, help="Without B: count a row among its own neighbours.")
+@click.option("--graph", is_flag=True, help="Also write the graph of neighbours, as anndata stores it.")
 @options.memory
 @options.device
 @options.device_memory

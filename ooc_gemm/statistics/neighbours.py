@@ -19,6 +19,7 @@ from ..storage.write import rows as stored
 from ..support.errors import InputError
 from ..support.memory import peak_resident_bytes
 from ..support.trace import Trace
+from .graph import graph_rows
 from .ranking import Asked, Ranking
 from .rescore import Array, Metric
 
@@ -51,14 +52,11 @@ class Neighbours:
     plan: Plan = field(repr=False)
 
     def csr(self) -> tuple[Array, Array, Array]:
-        """(data, indices, indptr) of the m×n matrix that has the values at the neighbours and nothing
-        elsewhere, columns in ascending order: what `scipy.sparse.csr_matrix` takes, with `shape`."""
-        indices, values = np.asarray(self.indices), np.asarray(self.values)
-        order = np.argsort(indices, axis=1, kind="stable")
-        indices, values = (np.take_along_axis(x, order, 1) for x in (indices, values))
-        there = indices >= 0
-        indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
-        return values[there], indices[there], indptr
+        """(data, indices, indptr) of the m×n graph of neighbours, which `scipy.sparse.csr_matrix` takes with
+        `shape`. Data are distances, 1 − cosine or squared, or dot products. Columns are in ascending order.
+        """
+        data, indices, counts = graph_rows(np.asarray(self.indices), np.asarray(self.values), self.metric)
+        return data, indices, np.concatenate([[0], np.cumsum(counts)])
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, without the arrays."""
@@ -74,6 +72,7 @@ def topk(
     k: int = 10,
     metric: Metric = "cosine",
     include_self: bool = False,
+    graph: bool = False,
     memory_limit: str | int | None = None,
     device: str | Device = "auto",
     device_memory_limit: str | int | None = None,
@@ -104,6 +103,9 @@ def topk(
         is 0.
     include_self : bool, default False
         Where `b` is left out: whether a row counts among its own neighbours. With `b`, all its rows count.
+    graph : bool, default False
+        Write the graph of neighbours to the output, too: a sparse m×n matrix in the group `graph`, in the
+        layout in which anndata stores `obsp`. Its data are distances, 1 − cosine or squared, or dot products.
     memory_limit : str or int, optional
         Most host memory that the process may hold resident: `"8GiB"`, or bytes. By default 60 % of what the
         process may use.
@@ -137,7 +139,9 @@ def topk(
     started = time.perf_counter()
     if resume and out is None:
         raise InputError("only a result that is stored can be continued; leave out resume=True")
-    asked = Asked(a, a if b is None else b, k, metric, b is None and not include_self)
+    if graph and out is None:
+        raise InputError("graph=True needs an output; without one, csr() of the result makes the graph")
+    asked = Asked(a, a if b is None else b, k, metric, b is None and not include_self, graph)
     place = None if out is None else stored.check(out, [a, asked.right], force, resume)
     executor = Local(open_device(device) if isinstance(device, str) else device)
     request = Request(

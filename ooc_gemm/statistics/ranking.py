@@ -24,8 +24,9 @@ from ..storage.read.source import Opened
 from ..storage.write import rows as stored
 from ..support.buffers import Bytes
 from ..support.errors import NO_MEMORY, Error, InputError, OutOfMemoryError, no_memory
-from ..support.intervals import ceil_div
+from ..support.intervals import ceil_div, ranges
 from ..support.trace import Trace
+from .graph import graph_rows
 from .nearest import Nearest, Scores
 from .rescore import CANDIDATE_BYTES, Array, Exact, Metric, Rows, norms
 
@@ -49,13 +50,14 @@ Arrays = Mapping[str, tuple[tuple[int, int], np.dtype[Any]]]
 class Asked:
     """What is asked for, checked against the operands."""
 
-    def __init__(self, left: Any, right: Any, k: int, metric: Metric, others: bool):
-        """others: no row is its own neighbour. Raises InputError."""
+    def __init__(self, left: Any, right: Any, k: int, metric: Metric, others: bool, graph: bool):
+        """others: no row is its own neighbour. graph: a graph is written. Raises InputError."""
         if metric not in get_args(Metric):
             raise InputError(f"{metric!r} is not a metric; choose one of {', '.join(get_args(Metric))}")
         if isinstance(left, Operand) or isinstance(right, Operand):
             raise InputError("topk transforms no inputs; give arrays instead of an Operand")
         self.right, self.k, self.metric, self.others = right, k, metric, others
+        self.graph = graph
         self.a, self.b = open_operand(left, "A"), open_operand(right, "B")
         (self.m, depth), (self.n, depth_b) = self.a.shape, self.b.shape
         if depth != depth_b:
@@ -95,7 +97,9 @@ class Asked:
     @property
     def options(self) -> dict[str, Any]:
         """What makes the result what it is, beside the inputs and options of the product."""
-        return {"k": self.k, "metric": self.metric, "neighbours": "others" if self.others else "all"}
+        return {"k": self.k, "metric": self.metric, "neighbours": "others" if self.others else "all"} | (
+            {"graph": "csr"} if self.graph else {}
+        )
 
     @property
     def arrays(self) -> Arrays:
@@ -201,7 +205,7 @@ class Ranking:
         name = str(place)
         if resume and head is None:
             raise InputError("the inputs cannot be known again by a later run; leave out resume=True")
-        if resume and stored.is_result(place, head or {}, name):
+        if resume and not stored.is_begun(place) and stored.is_result(place, head or {}, name):
             self._observer.note(f"{name} is finished already, with the same inputs; nothing was done")
             self._leave_out(set(range(ceil_div(asked.m, asked.chunk_rows))))
             return stored.open_arrays(place)
@@ -209,6 +213,8 @@ class Ranking:
         try:
             self._execute(sink, sink.done(asked.arrays))
             self._check_unchanged()
+            if asked.graph:
+                self._write_graph(sink)
             sink.commit(head or {"inputs": {}, "options": asked.options})
         finally:
             sink.close()
@@ -243,10 +249,11 @@ class Ranking:
         bands = sorted({block.row // plan.bm for block in plan.blocks()})
         again = sum(self._exact.cost(self._rows(band)) for band in bands)
         line = sum(shape[1] * dtype.itemsize for shape, dtype in asked.arrays.values())
+        written = (asked.m - self.rows_resumed) * line
+        if asked.graph:  # of rows that all have neighbours
+            written += asked.m * line + (asked.m + 1) * 8
         self.plan = replace(
-            plan,
-            bytes_read=plan.bytes_read + self._norms_cost + again,
-            bytes_written=(asked.m - self.rows_resumed) * line,
+            plan, bytes_read=plan.bytes_read + self._norms_cost + again, bytes_written=written
         )
 
     def _rows(self, band: int) -> tuple[int, int]:
@@ -312,6 +319,15 @@ class Ranking:
                 some = slice(first - rows[0], first - rows[0] + asked.chunk_rows)
                 written += sink.write(first, {"indices": columns[some], "values": values[some]})
         return written
+
+    def _write_graph(self, sink: stored.RowArrays) -> None:
+        """Write the graph of neighbours, which are all there."""
+        asked, start = self._asked, time.perf_counter()
+        rows = ranges(asked.m, asked.chunk_rows)
+        found = ([sink.read(name, *some) for name in ("indices", "values")] for some in rows)
+        parts = (graph_rows(indices, values, asked.metric) for indices, values in found)
+        nbytes = sink.write_sparse("graph", (asked.m, asked.n), asked.values, parts)
+        self.trace.add("write", start, nbytes=nbytes)
 
     def _close(self, about: Array, last: Array, lengths: Array) -> int:
         """How many rows may have another last neighbour.

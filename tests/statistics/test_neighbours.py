@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import cupy_on_cpu
 import numpy as np
 import pytest
 import zarr
@@ -201,16 +202,42 @@ def test_the_reduction_takes_tiles_in_any_order():
         np.testing.assert_array_equal(columns, order[:, :keep])
 
 
-def test_csr_is_what_scipy_takes():
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_graph_is_what_scipy_and_anndata_take(tmp_path, metric, monkeypatch):
     sparse = pytest.importorskip("scipy.sparse")
+    monkeypatch.setattr(ranking, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(stored, "SPARSE_CHUNK", 32)
     x = rows((50, 4), "f4", 22)
+    whole = ooc_gemm.topk(make(tmp_path / "x", x), out=tmp_path / "out", k=3, graph=True, device="cpu")
+    assert whole.bytes_written == whole.plan.bytes_written
     x[7] = np.nan
-    found = ooc_gemm.topk(x, k=3, metric="sqeuclidean", device="cpu")
+    found = ooc_gemm.topk(
+        make(tmp_path / "y", x), out=tmp_path / "few", k=3, graph=True, metric=metric, device="cpu"
+    )
     made = sparse.csr_matrix(found.csr(), shape=found.shape)
     assert made.has_canonical_format
     assert made.nnz == 49 * 3
     for row in (0, 49):
-        assert made[row, found.indices[row]].toarray().ravel().tolist() == found.values[row].tolist()
+        indices, values = found.indices[row], found.values[row]
+        data = 1 - values if metric == "cosine" else values
+        assert made[row, indices].toarray().ravel().tolist() == data.tolist()
+    group = zarr.open_group(tmp_path / "few" / "graph", mode="r")
+    assert dict(group.attrs) == {
+        "encoding-type": "csr_matrix",
+        "encoding-version": "0.1.0",
+        "shape": [50, 50],
+    }
+    for name, values in zip(("data", "indices", "indptr"), found.csr(), strict=True):
+        np.testing.assert_array_equal(group[name][...], values)
+
+
+def test_a_gpu_sends_its_blocks_to_the_host(monkeypatch):
+    cupy_on_cpu.install(monkeypatch, "90")
+    a, b = rows((130, 70), "f4", 31), rows((2100, 70), "f4", 32)
+    for metric in METRICS:
+        found = ooc_gemm.topk(a, b, k=4, metric=metric, device="cuda")
+        assert found.device.startswith("cuda")
+        assert_found(found, brute(a, b, 4, metric), 1e-5)
 
 
 def test_scikit_learn_agrees():
@@ -285,7 +312,8 @@ def test_what_exists_is_replaced_only_when_asked_and_only_at_the_end(tmp_path, m
         with pytest.raises(ooc_gemm.StoreError, match="plug"):
             ooc_gemm.topk(x, out=out, k=4, device="cpu", force=True)
     assert np.array_equal(zarr.open_array(out / "indices")[...], first)
-    assert ooc_gemm.topk(x, out=out, k=4, device="cpu", force=True).indices.shape == (90, 4)
+    assert ooc_gemm.topk(x, out=out, k=4, device="cpu", resume=True).indices.shape == (90, 4)
+    assert ooc_gemm.topk(x, out=out, k=5, device="cpu", force=True).indices.shape == (90, 5)
     for place, said in (
         (other, "no such result"),
         (x, "input"),
@@ -308,6 +336,7 @@ def test_requests_that_cannot_be_are_refused(tmp_path):
         ({"b": x[:, :3]}, "rows of B 3"),
         ({"b": x.astype("c8")}, "complex"),
         ({"b": ooc_gemm.Operand(x)}, "transforms no inputs"),
+        ({"graph": True}, "csr"),
         ({"resume": True}, "stored"),
         ({"out": tmp_path / "out", "resume": True}, "known again"),
     ):

@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,10 @@ Array = npt.NDArray[Any]
 
 HEAD = "ooc-gemm.head"
 """The file that says which run makes the group."""
+SPARSE_CHUNK = 1 << 18
+"""Elements of a chunk of a sparse matrix."""
+Sparse = tuple[Array, Array, Array]
+"""Some rows of a sparse matrix: data, columns, and elements of each row."""
 SUFFIX = ".ooc-gemm-unfinished"
 
 
@@ -64,6 +68,33 @@ class RowArrays:
                 f"{remedy(error, 'see to its disk')}, then go on with resume=True"
             ) from error
         return written
+
+    def read(self, name: str, start: int, stop: int) -> Array:
+        """Rows [start, stop) of an array, which have been written."""
+        return np.asarray(zarr.open_array(self._folder / name, mode="r")[start:stop])
+
+    def write_sparse(
+        self, key: str, shape: tuple[int, int], dtype: np.dtype[Any], parts: Iterable[Sparse]
+    ) -> int:
+        """Write a sparse matrix in compressed rows, as anndata stores it, to a group inside the group; bytes
+        of the elements. parts: (data, columns, elements of each row) of its rows in order."""
+        group = zarr.open_group(self._folder, mode="r+").create_group(key, overwrite=True)
+        chunks, written = (SPARSE_CHUNK,), 0
+        data = group.create_array("data", shape=(0,), dtype=dtype, chunks=chunks, compressors=None)
+        columns = group.create_array("indices", shape=(0,), dtype=np.int64, chunks=chunks, compressors=None)
+        ends = group.create_array(
+            "indptr", shape=(shape[0] + 1,), dtype=np.int64, chunks=chunks, compressors=None
+        )
+        ends[0] = 0
+        row = total = 0
+        for values, indices, counts in parts:
+            data.append(values)
+            columns.append(indices)
+            ends[row + 1 : row + 1 + len(counts)] = total + np.cumsum(counts)
+            row, total = row + len(counts), total + len(values)
+            written += values.nbytes + indices.nbytes
+        group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": list(shape)})
+        return written + 8 * (shape[0] + 1)
 
     def commit(self, record: dict[str, Any]) -> None:
         """Move the finished group to its place. record: what its attributes say of the run."""
@@ -119,6 +150,11 @@ def check(spec: Any, inputs: list[Any], force: bool, resume: bool) -> Path:
     return place
 
 
+def is_begun(place: Path) -> bool:
+    """Whether a run for a place was interrupted, which may have been to replace what is there."""
+    return (staging(place) / HEAD).exists()
+
+
 def is_result(place: Path, head: dict[str, Any], name: str) -> bool:
     """Whether the group at a place is finished, and what a run with this head makes. Raises InputError where
     it is something else."""
@@ -141,7 +177,7 @@ def begin(
     where nobody could tell whether the inputs are still the same. Raises InputError where it cannot be."""
     folder = staging(place)
     try:
-        if resume and (folder / HEAD).exists():
+        if resume and is_begun(place):
             file = _locked(folder, name)
             before = json.loads((folder / HEAD).read_text("utf-8") or "null")
             other = differences(before, head) if before and head else ["its inputs cannot be known again"]
@@ -151,7 +187,7 @@ def begin(
                     f"{name} cannot be continued: {'; '.join(other)}; start over with force=True"
                 )
             return RowArrays(place, name, chunk_rows, file)
-        if (folder / HEAD).exists():
+        if is_begun(place):
             os.close(_locked(folder, name))
         shutil.rmtree(folder, ignore_errors=True)
         durable.make_folders(folder)
