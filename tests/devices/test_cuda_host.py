@@ -127,3 +127,11 @@ def test_integers_that_a_panel_holds_as_floats(capability):
     a, b = random((130, 90), "i2"), random((90, 110), "i2")
     result = ooc_gemm.multiply(a, b, device=CUDA(), out_dtype="i8")
     assert np.array_equal(result.array, a.astype("i8") @ b)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_an_old_c_times_beta_never_wraps(tmp_path, capability, k):
+    ones = np.ones((4, k), "i8"), np.ones((k, 4), "i8")
+    path = make(tmp_path / "c", np.full((4, 4), 2**62), chunks=(4, 4))
+    with pytest.raises(ooc_gemm.RangeError, match="may exceed int64"):
+        ooc_gemm.multiply(*ones, path, beta=2, device="cuda")

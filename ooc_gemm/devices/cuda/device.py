@@ -469,6 +469,7 @@ class CUDASession(HostMemory):
 
     def scale(self, block: Block, c: int) -> None:
         """Works in place, in the compute stream."""
+        self._overflow.scale(c)
         self._device.use()
         if self._checks:
             self._checks.begin(block, self._arrays["c", c], self._streams[COMPUTE])
