@@ -118,7 +118,7 @@ def _main(args: Sequence[str], verbose: bool) -> None:
         logging.disable()  # of asyncio, which tells of every task that is dropped
         what, code = ("Terminated", 143) if isinstance(error, _Terminated) else ("Interrupted", 130)
         _notes(error)
-        click.echo(f"{what}: a C that was begun stays unfinished; run again with --resume to go on", err=True)
+        click.echo(f"{what}: {_left_by(args)}", err=True)
         sys.exit(code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -135,6 +135,14 @@ def _main(args: Sequence[str], verbose: bool) -> None:
         click.echo(f"Error: {redacted(text)}", err=True)
         codes = (InputError, 2), (BudgetError, 2), (VerificationError, 3), (Exception, 1)
         sys.exit(next(code for kind, code in codes if isinstance(error, kind)))
+
+
+def _left_by(args: Sequence[str]) -> str:
+    """Say what a command that was stopped leaves behind, and how to go on."""
+    command = next((cli.commands[word] for word in args if word in cli.commands), None)
+    if command is not None and any("--resume" in option.opts for option in command.params):
+        return "an output that was begun stays unfinished; run again with --resume to go on"
+    return "nothing was finished; run the command again to start over"
 
 
 def _notes(error: BaseException) -> None:

@@ -469,6 +469,24 @@ def test_exit_status(here, monkeypatch, error, code, said):
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["multiply", "a", "b", "new"], "run again with --resume to go on"),
+        (["random", "new", "--shape", "9,9"], "run the command again to start over"),
+    ],
+)
+def test_an_interruption_says_how_to_go_on(here, monkeypatch, command, said):
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(retry, "carry_out", stop)
+    monkeypatch.setattr("ooc_gemm.run.generate.random", stop)
+    done = ooc(*command)
+    assert done.code == 130
+    assert said in done.err
+
+
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (MemoryError, 1)])
 @pytest.mark.parametrize("step", ["threadpool_limits", "ThreadPoolExecutor", "_Stream"])
 def test_a_device_that_does_not_get_started(here, monkeypatch, step, error, code):

@@ -381,7 +381,7 @@ def test_a_c_whose_replacement_is_interrupted(here, monkeypatch):
         patched.setattr(os, "rename", interrupt)
         done = ooc("multiply", "a", "b", "old", "-f")
     assert done.code == 130
-    assert "Interrupted: a C that was begun stays unfinished; run again with --resume" in done.err
+    assert "Interrupted: an output that was begun stays unfinished; run again with --resume" in done.err
     assert {path: path.read_bytes() for path in Path("old").rglob("*") if path.is_file()} == before
     assert ooc("multiply", "a", "b", "old", "-f").code == 0
     assert ooc("verify", "a", "b", "old").code == 0
