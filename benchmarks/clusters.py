@@ -26,6 +26,7 @@ from typing import Any
 import click
 import dask
 import dask.array as da
+import numpy as np
 import zarr
 from dask.utils import format_bytes, parse_bytes
 from distributed import Client, LocalCluster
@@ -153,7 +154,7 @@ def check(folder: Path, computed: bool) -> bool:
     if not computed:
         arrays = [str(folder / f"{name}.zarr") for name in "abc"]
         return bool(ooc_gemm.verify(*arrays, memory_limit="2GiB").ok)
-    x, y = (zarr.open_array(folder / f"{name}.zarr")[...] for name in "ab")
+    x, y = (np.asarray(zarr.open_array(folder / f"{name}.zarr")[...]) for name in "ab")
     found = zarr.open_array(folder / "c.zarr")[:64]
     want = abs(x[:64]).astype("f8") @ abs(y)
     return bool((abs(found - want) <= 1e-5 * want).all())
@@ -162,8 +163,13 @@ def check(folder: Path, computed: bool) -> bool:
 def one(case: str, size: int, memory: int, repeat: int, folder: Path) -> dict[str, Any]:
     """Run one case, its contestants in turns."""
     for name, chunks, seed in zip("ab", CASES[case], (0, 1), strict=True):
-        limited = tuple(min(c, size) for c in chunks)
-        ooc_gemm.random(folder / f"{name}.zarr", (size, size), chunks=limited, seed=seed, force=True)
+        ooc_gemm.random(
+            folder / f"{name}.zarr",
+            (size, size),
+            chunks=(min(chunks[0], size), min(chunks[1], size)),
+            seed=seed,
+            force=True,
+        )
     computed = case == "computed"
     if case == "multiply":
         contestants: dict[str, Callable[[], Run]] = {

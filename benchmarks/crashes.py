@@ -39,6 +39,7 @@ from recorder import Entry, Recorder
 import ooc_gemm
 from ooc_gemm.storage.format import unfinished
 from ooc_gemm.storage.io import durable, files, locks
+from ooc_gemm.storage.io.folder import Folder
 from ooc_gemm.storage.write import publication, staging_folder
 
 SLOW = """
@@ -208,7 +209,7 @@ def judged(place: Path, case: dict[str, Any], old: Any, want: Any) -> tuple[str,
         found = values(c)
     except Exception as error:
         return "lost", f"it cannot be opened: {error}"
-    if unfinished.is_partial(c):
+    if unfinished.is_partial(Folder(c)):
         state = "unfinished"
     elif found is None:
         state = "old" if old is None else "lost"
@@ -332,7 +333,8 @@ def fail(failures: int, seed: int, scratch: Path) -> dict[str, Any]:
         ended = run_with(Failing(folder / "c", which, number), folder, case)
         state = "finished" if ended else "failed"
         try:
-            if not ended and same(values(folder / "c"), old) and not unfinished.is_partial(folder / "c"):
+            begun = unfinished.is_partial(Folder(folder / "c"))
+            if not ended and not begun and same(values(folder / "c"), old):
                 state = "not begun"
                 product(folder, case)
             elif not ended:
@@ -376,7 +378,7 @@ def rot(runs: int, seed: int, scratch: Path) -> dict[str, Any]:
                     run_with(Failing(place / "c", 0, 0), place, case)
                 refused += len(struck)
                 try:
-                    if unfinished.is_partial(place / "c"):
+                    if unfinished.is_partial(Folder(place / "c")):
                         product(place, case, resume=True)
                 except Exception as error:
                     bad.append(f"{type(error).__name__}: {error}")
@@ -423,7 +425,9 @@ def main(instants: int, failures: int, cases: int, seed: int, folder: Path | Non
         locks.boot_id = real
         failed = fail(failures, seed, scratch)
         click.echo(f"{failures} runs with a flush that fails: {failed}")
-        rotten = rot(max(1, failures // 10), seed, scratch) if failures else {"runs": 0, "bad": []}
+        rotten: dict[str, Any] = {"runs": 0, "bad": []}
+        if failures:
+            rotten = rot(max(1, failures // 10), seed, scratch)
         click.echo(f"{rotten['runs']} runs on a disk that fails: {rotten}")
     bad = sum(len(row["bad"]) for row in (*rows, failed, rotten))
     if out:

@@ -27,6 +27,7 @@ import zarr
 
 import ooc_gemm
 from ooc_gemm.storage.format import unfinished
+from ooc_gemm.storage.io.folder import Folder
 from ooc_gemm.storage.write import staging_folder
 
 SLOW = """
@@ -84,7 +85,7 @@ def before(folder: Path, name: str, case: dict[str, Any], old: np.ndarray[Any, A
     """Bring C into the state before a run."""
     shutil.rmtree(folder / name, ignore_errors=True)
     if case["beta"]:
-        codec = None if case["compressor"] == "none" else "auto"
+        codec: Any = None if case["compressor"] == "none" else "auto"
         array = zarr.create_array(
             folder / name, shape=old.shape, chunks=case["chunks"], dtype="f4", compressors=codec
         )
@@ -95,7 +96,7 @@ def finished(c: Path) -> bool:
     """Whether C says that it is finished, which it does even if the process was killed just afterwards."""
     key = c / unfinished.METADATA[0]
     return (
-        not unfinished.is_partial(c)
+        not unfinished.is_partial(Folder(c))
         and key.exists()
         and "ooc-gemm" in json.loads(key.read_text())["attributes"]
     )
@@ -148,7 +149,7 @@ def one(case: dict[str, Any], device: str, kills: int, draw: random.Random, fold
         (folder / "written").touch()
         killed = 0
         while not finished(folder / "c"):
-            resume = ["--resume"] if unfinished.is_partial(folder / "c") else []
+            resume = ["--resume"] if unfinished.is_partial(Folder(folder / "c")) else []
             limit = draw.uniform(0.3, 1.1) * seconds
             status, said, took = run(folder, "c", case, device, delay, limit, *resume)
             if status == -signal.SIGKILL:

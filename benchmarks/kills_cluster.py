@@ -30,6 +30,7 @@ from kills import CASES, before, finished
 
 import ooc_gemm
 from ooc_gemm.storage.format import unfinished
+from ooc_gemm.storage.io.folder import Folder
 from ooc_gemm.storage.write import share
 
 WORKERS = 4
@@ -185,7 +186,7 @@ def main(kills: int, seed: int, only: str | None, folder: Path | None, out: Path
             if kill == "scheduler" and status not in (0, 1, 2):
                 wrong.append(f"status {status}: {said.strip()[-300:]}")
             if not wrong and not finished(place / "c"):
-                more = ("--resume",) if unfinished.is_partial(place / "c") else ()
+                more = ("--resume",) if unfinished.is_partial(Folder(place / "c")) else ()
                 status, said, *_ = product(place, case, delay, "", 0, 0, *more)
                 if not status:
                     result = json.loads(said.splitlines()[-1])

@@ -133,7 +133,7 @@ def check(a: str, b: str, c: str) -> Run:
     rows = np.random.default_rng(0).integers(edges[:-1], edges[1:])
     exact = np.dtype(z.dtype).kind == "i"
     left = np.stack([np.asarray(x[int(row)]) for row in rows]).astype(np.int64 if exact else np.float64)
-    wanted = np.zeros((len(rows), z.shape[1]), left.dtype)
+    wanted: Any = np.zeros((len(rows), z.shape[1]), left.dtype)
     for start in range(0, z.shape[0], 512):
         wanted += left[:, start : start + 512] @ np.asarray(y[start : start + 512]).astype(left.dtype)
     found = np.stack([np.asarray(z[int(row)]) for row in rows]).astype(left.dtype)

@@ -244,7 +244,7 @@ def gpu_ooc_gemm(
         if module.name not in ("ooc_gemm.dask", "ooc_gemm.__main__"):
             import_module(module.name)
     _load_cuda()
-    options = {"trace": trace} if trace else {}
+    options: dict[str, Any] = {"trace": trace} if trace else {}
     with timed() as result:
         done = ooc_gemm.multiply(
             a, b, c, memory_limit=host, device="cuda", device_memory_limit=device, kernel=kernel, **options

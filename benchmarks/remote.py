@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -57,8 +58,8 @@ def make(url, name):
     m, n, k = SHAPES[name]
     for matrix, shape in (("a", (m, k)), ("b", (k, n))):
         side = min(*shape, 1024)
-        chunks = tuple(min(extent, CHUNK_BYTES // 4 // side) if extent != side else side for extent in shape)
-        ooc_gemm.random(f"{url}/{name}/{matrix}", shape, chunks=chunks)
+        rows, cols = (min(extent, CHUNK_BYTES // 4 // side) if extent != side else side for extent in shape)
+        ooc_gemm.random(f"{url}/{name}/{matrix}", shape, chunks=(rows, cols))
 
 
 def still():
@@ -120,7 +121,7 @@ def compare(name, url, rounds):
     sizes = {key: size for key, (size, *_) in objects.list() if key[:4] in ("a/c/", "b/c/")}
     side = min(m, 1024)
     trace = os.path.join(tempfile.gettempdir(), f"remote-{os.getpid()}.json")
-    options = {"memory_limit": "4GiB", "chunks": (side, side), "force": True, "trace": trace}
+    options: dict[str, Any] = {"memory_limit": "4GiB", "chunks": (side, side), "force": True, "trace": trace}
     found = defaultdict(list)
     for _ in range(rounds):
         found["still"].append(ooc_gemm.multiply(a, b, c, device=still(), **options).seconds)

@@ -191,7 +191,7 @@ def demo(folder: Path, large: bool, dtype: type, limit: str | None) -> None:
     done(f"X written: {len(table):,} × {width:,} {x.dtype}, {format_bytes(size)}, chunks {tall} × {wide}")
 
     result = multiply(where, folder / "flights-counts.zarr", limit, "512MiB" if large else "160MiB")
-    counts = zarr.open_array(folder / "flights-counts.zarr", mode="r")[:]
+    counts = np.asarray(zarr.open_array(folder / "flights-counts.zarr", mode="r")[:])
     done(f"Xᵀ·X multiplied: {width:,} × {width:,} {counts.dtype}")
 
     compared, wrong = compare(table, spans, counts)

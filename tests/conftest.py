@@ -15,7 +15,6 @@ from ooc_gemm.cli import main
 from ooc_gemm.devices.cpu.device import CPU, CPUSession
 from ooc_gemm.engine.ports import COMPUTE, UPLOAD
 from ooc_gemm.storage.io import answers
-from ooc_gemm.storage.read import arrays
 from ooc_gemm.support import memory as limits
 
 
@@ -124,7 +123,6 @@ class RecordingSession(CPUSession):
 def fresh(monkeypatch):
     """Memory limits count as in a process that has done nothing yet, whatever tests ran before."""
     monkeypatch.setattr(limits, "resident_bytes", lambda: 0)
-    monkeypatch.setattr(arrays, "resident_bytes", lambda: 0)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from ooc_gemm import BudgetError, StoreError
 from ooc_gemm.run.operands import open_operand
 from ooc_gemm.run.stream import Needs, Panels, Pieces
 
-LIMIT = 512 << 20
+LIMIT = 2 << 30
 SHAPE = (133, 71)
 
 

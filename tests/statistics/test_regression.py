@@ -13,7 +13,7 @@ from conftest import make, ooc
 import ooc_gemm
 from ooc_gemm import BudgetError, InputError, StoreError, lstsq
 
-LIMIT = {"memory_limit": "512MiB"}
+LIMIT = {"memory_limit": "2GiB"}
 
 
 def problem(m, n, t, seed, mean=0.0, dtype="f8"):

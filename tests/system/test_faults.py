@@ -5,7 +5,6 @@ temporary file may be left, and BLAS has its threads back."""
 import asyncio
 import contextlib
 import errno
-import gc
 import os
 import shutil
 import signal
@@ -56,11 +55,10 @@ def here(request, tmp_path, monkeypatch):
     make("b", B, chunks=(50, 50), compressors=None)
     # A driver opens what it wants, when it wants.
     folder = str(tmp_path) if request.node.get_closest_marker("gpu") else ""
-    gc.collect()  # what earlier tests have left must not be closed in the middle of this one
     before, blas = open_files(folder), threadpool_info()
     yield tmp_path
     assert [t.name for t in threading.enumerate() if t.name.startswith("ooc-gemm")] == []
-    assert open_files(folder) == before
+    assert set(open_files(folder)) <= set(before)  # what earlier tests have left may be closed meanwhile
     assert threadpool_info() == blas
     assert left(tmp_path) == []
 
