@@ -318,18 +318,19 @@ def left_over(c):
 def test_on_a_cluster_of_threads(tmp_path):
     """The workers are threads of this process, which start at once; what they do is what processes do."""
     a, b = stored(tmp_path)
+    options = OPTIONS | {"memory_limit": "2GiB"}  # the workers hold what earlier tests have left, too
     want = normal(200, 150).astype("f8") @ normal(150, 170, seed=1)
     with start(2, processes=False) as cluster, distributed.Client(cluster, set_as_default=False) as client:
         result = ooc_gemm.dask.multiply(
-            a, b, tmp_path / "c", client=client, chunks=(32, 48), verify=True, **OPTIONS
+            a, b, tmp_path / "c", client=client, chunks=(32, 48), verify=True, **options
         )
         assert (result.verified, result.bytes_read) == (True, result.plan.bytes_read)
         assert result.blocks >= 2, "both workers have something to do"
         address = cluster.scheduler_address
-        done = ooc("multiply", a, b, tmp_path / "d", "--scheduler", address, "-d", "cpu", "-M", "512MiB")
+        done = ooc("multiply", a, b, tmp_path / "d", "--scheduler", address, "-d", "cpu", "-M", "2GiB")
         assert (done.code, done.err) == (0, "")
         with pytest.raises(InputError, match="has credentials in its address"):
-            ooc_gemm.dask.multiply("s3://key:secret@x/a", b, tmp_path / "e", client=client, **OPTIONS)
+            ooc_gemm.dask.multiply("s3://key:secret@x/a", b, tmp_path / "e", client=client, **options)
     near(zarr.open_array(tmp_path / "c", mode="r")[...], want)
     near(zarr.open_array(tmp_path / "d", mode="r")[...], want)
     assert left_over(tmp_path / "c") == left_over(tmp_path / "d") == []

@@ -291,7 +291,7 @@ def test_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = graded((200, 40), 17)
     make("a", values, chunks=(50, 40))
-    options = ["-k", 3, "-M", "512MiB"]
+    options = ["-k", 3, "-M", "2GiB"]
     done = ooc("pca", "a", "s", *options, "--save-components", "c")
     assert done.code == 0
     assert "s: scores of 3 components, with" in done.out

@@ -205,11 +205,11 @@ def test_written_coefficients_and_a_failed_run(tmp_path, monkeypatch):
     close(zarr.open_array("w", mode="r")[...], exact(x, y)[0], x)
     with pytest.raises(InputError, match="w exists; give force=True"):
         lstsq("x", "y", "w", **LIMIT)
-    found = json.loads(ooc("lstsq", "x", "y1", "w", "-f", "--json", "--intercept", "-M", "512MiB").out)
+    found = json.loads(ooc("lstsq", "x", "y1", "w", "-f", "--json", "--intercept", "-M", "2GiB").out)
     w, constant = exact(x, y[:, 1], intercept=True)
     close(zarr.open_array("w", mode="r")[:, 0], w, x)
     assert found["intercept"] == pytest.approx([constant])
-    said = ooc("lstsq", "x", "y", "w", "-f", "--intercept", "-M", "512MiB").out
+    said = ooc("lstsq", "x", "y", "w", "-f", "--intercept", "-M", "2GiB").out
     assert "w: coefficients, condition number" in said
     assert "; intercept " in said
     assert ooc("lstsq", "x", "y", "w").code == 2
