@@ -107,7 +107,7 @@ def missing_of(values: Array, missing: float | None) -> Array | None:
         return np.isnan(values) if values.dtype.kind in "fc" else None
     if values.dtype.kind in "iu":
         info = np.iinfo(values.dtype)
-        if missing != int(missing) or not int(info.min) <= missing <= int(info.max):
+        if not float(missing).is_integer() or not int(info.min) <= missing <= int(info.max):
             return None
         missing = int(missing)
     same: Array = values == values.dtype.type(missing)

@@ -5,13 +5,13 @@ Chan, Golub and LeVeque (Updating formulae and a pairwise algorithm for computin
 1982), so means that are many times the deviations lose nothing.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..engine.transform import missing_of
 from ..planning.problem import MOST_STACKED
 from ..storage.read.source import Opened
 from .stream import Array, Needs, Pieces, Progress, Range
@@ -83,14 +83,13 @@ def of_columns(values: Array, missing: float | None = None, weights: Floats | No
         for start in range(0, rows, step):
             strip = values[start : start + step]
             apart = np.subtract(strip, pivot, dtype=np.float64)
-            if missing is not None:
-                gone = is_missing(strip, missing)
+            count += len(strip)
+            gone = missing_of(strip, missing)
+            if gone is not None:
                 apart[gone] = 0
-                count += len(strip) - np.count_nonzero(gone, axis=0)
+                count -= np.count_nonzero(gone, axis=0)
             sums += apart.sum(axis=0)
             squares += np.einsum("ij,ij->j", apart, apart)
-        if missing is None:
-            count += rows
         shares = sums / count
         squares = np.where(count > 0, np.maximum(squares - sums * shares, 0.0), 0.0)
         return Moments(count, pivot + shares, squares)
@@ -103,10 +102,10 @@ def _weighted(values: Array, missing: float | None, weights: Floats, pivot: Floa
     for start in range(0, len(values), step):
         strip, factors = values[start : start + step], weights[start : start + step]
         apart = np.subtract(strip, pivot, dtype=np.float64)
-        if missing is None:
+        gone = missing_of(strip, missing)
+        if gone is None:
             count += factors.sum()
         else:
-            gone = is_missing(strip, missing)
             apart[gone] = 0
             count += np.einsum("i,ij->j", factors, ~gone)
         sums += np.einsum("i,ij->j", factors, apart)
@@ -116,17 +115,10 @@ def _weighted(values: Array, missing: float | None, weights: Floats, pivot: Floa
     return Moments(count, mean, np.maximum(squares - sums * shares, 0.0))
 
 
-def is_missing(values: Array, missing: float) -> npt.NDArray[np.bool_]:
-    """Return which values are missing: those that equal `missing`, or those that are NaN if it is NaN."""
-    if math.isnan(missing):
-        return np.asarray(np.isnan(values), np.bool_)
-    exact = values.dtype.kind in "iu" and float(missing).is_integer()
-    return np.asarray(values == (int(missing) if exact else missing), np.bool_)
-
-
 def _begin(strip: Array, missing: float | None) -> tuple[npt.NDArray[np.int64], Floats]:
     """Return zeros to count in, and for each column a number near its mean."""
-    gone: Any = False if missing is None else is_missing(strip, missing)
+    found = missing_of(strip, missing)
+    gone: Any = False if found is None else found
     wide: Any = strip.astype(np.float64)
     base = np.max(np.where(gone, -np.inf, wide), axis=0)  # so the mean of equal elements is exact
     base = np.where(np.isfinite(base), base, 0.0)

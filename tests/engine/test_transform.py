@@ -58,7 +58,9 @@ def test_nan_as_a_missing_element_and_as_a_value():
     assert np.array_equal(out, [[0, np.nan, np.inf, -np.inf]], equal_nan=True)
 
 
-@pytest.mark.parametrize(("dtype", "missing"), [("i1", 200.0), ("i1", 0.5), ("u1", -1.0), ("i4", np.nan)])
+@pytest.mark.parametrize(
+    ("dtype", "missing"), [("i1", 200.0), ("i1", 0.5), ("u1", -1.0), ("i4", np.nan), ("i4", np.inf)]
+)
 def test_no_element_is_missing_that_its_type_cannot_hold(dtype, missing):
     x = np.arange(6, dtype=dtype).reshape(2, 3)
     assert transform.missing_of(x, missing) is None
