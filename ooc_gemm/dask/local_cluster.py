@@ -20,7 +20,7 @@ from ..run.request import Request
 from ..run.result import Result
 from ..support.errors import BudgetError, InputError
 from ..support.intervals import ceil_div
-from ..support.memory import STEP, baseline_bytes, default_memory_limit, parse_size
+from ..support.memory import STEP, baseline_bytes, memory_limit_of
 from . import workers as alike
 from .multiply import carry_out_on
 
@@ -57,7 +57,7 @@ def connected(
     if not number.isdecimal() or int(number) < 1:
         raise InputError(f"{scheduler!r} is not a cluster; give the address of a scheduler, or local:N")
     count = int(number)
-    limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
+    limit = memory_limit_of(memory_limit)
     own, threads = baseline_bytes(CLIENT_BYTES), CPU().threads
     each = max(STEP, (limit - own) // count)
     usual = {"nthreads": max(1, threads // count), "memory_limit": each}

@@ -18,7 +18,7 @@ from ..storage.read import addresses
 from ..storage.write import checks, layout, opening
 from ..support.errors import BudgetError, InputError, on_thread
 from ..support.intervals import ceil_div, ranges
-from ..support.memory import baseline_bytes, default_memory_limit, parse_size
+from ..support.memory import baseline_bytes, memory_limit_of
 
 
 def random(
@@ -91,7 +91,7 @@ def random(
         chunks = (rows, max(1, min(shape[1] or 1, CHUNK_BYTES[0] // kind.itemsize // rows)))
     checks.check_output(out, [], force, reads=False)
     unit = shards or chunks
-    limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
+    limit = memory_limit_of(memory_limit)
     base = baseline_bytes(INTERPRETER_BYTES)
     output = layout.Output(shape, kind, chunks, shards, compressor)
     each = unit[0] * unit[1] * (kind.itemsize + 8 + (2 * kind.itemsize if output.encoded else 0))

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from ..engine.ports import Device
 from ..support.errors import InputError
-from ..support.memory import default_memory_limit, parse_size
+from ..support.memory import memory_limit_of, parse_size
 from .finish import Finish
 from .scalars import scalar
 
@@ -138,12 +138,12 @@ class Request:
             raise InputError("only a C that is stored can be continued; leave out resume=True")
         if beta and self.c is None and self.writes:
             raise InputError("beta is not 0, so there must be a C to read; give its path")
-        host, device = self.memory_limit, self.device_memory_limit
+        device = self.device_memory_limit
         return replace(
             self,
             alpha=alpha,
             beta=beta,
-            memory_limit=default_memory_limit() if host is None else parse_size(host),
+            memory_limit=memory_limit_of(self.memory_limit),
             device_memory_limit=None if device is None else parse_size(device),
         )
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ..engine.check import HOEFFDING, ROOT_TINY, Rounding, compare, least, roundoff
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..support.errors import InputError
-from ..support.memory import default_memory_limit, parse_size
+from ..support.memory import memory_limit_of
 from .claim import Claim, open_claim
 from .stream import Needs, Pieces, Range
 
@@ -121,7 +121,7 @@ def verify(
     if seed is not None and seed < 0:
         raise InputError(f"seed {seed} is negative; give 0 or more")
     claim = open_claim(a, b, c, old, alpha, beta, (transpose_a, adjoint_a), (transpose_b, adjoint_b))
-    limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
+    limit = memory_limit_of(memory_limit)
     passes = _Passes(claim, rounds, limit, progress)
     signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=(claim.shape[1], rounds))
     with np.errstate(all="ignore"):

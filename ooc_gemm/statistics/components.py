@@ -16,7 +16,7 @@ from ..storage.format import conventions
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.read.source import Opened
 from ..support.errors import BudgetError, InputError
-from ..support.memory import default_memory_limit, parse_size, peak_resident_bytes
+from ..support.memory import memory_limit_of, peak_resident_bytes
 from .passes import Passes
 from .subspace import Centre, Floats, Size, Subspace, panel_type, panels_of
 
@@ -222,7 +222,7 @@ class _Decomposition:
                 f"{self.name} is {self.shape[0]}×{self.shape[1]} and has no {components} components; "
                 f"give a number from 1 to {min(self.shape)}"
             )
-        self._limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
+        self._limit = memory_limit_of(memory_limit)
         self._dtype = panel_type(self._opened.dtype)
         self._written = 0
 

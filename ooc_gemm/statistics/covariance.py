@@ -23,7 +23,7 @@ from ..run.result import Result
 from ..run.retry import carry_out, result_of
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..support.errors import InputError
-from ..support.memory import default_memory_limit, parse_size
+from ..support.memory import memory_limit_of
 from ..support.trace import Trace
 
 
@@ -243,8 +243,7 @@ class _Variables:
     def __init__(self, request: Request, observer: Observer, rowvar: bool, weights: Array | None):
         """request: all but the operands. weights: of the observations."""
         refuse_event_loop()
-        limit = request.memory_limit
-        self._limit = default_memory_limit() if limit is None else parse_size(limit)
+        self._limit = memory_limit_of(request.memory_limit)
         self._request = replace(request, memory_limit=self._limit, symmetric=True)
         self._observer, self._weights = observer, weights
         self._rowvar = rowvar

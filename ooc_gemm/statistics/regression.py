@@ -20,7 +20,7 @@ from ..storage.read.source import Opened
 from ..storage.read.vectors import open_vector
 from ..support.errors import InputError
 from ..support.intervals import ceil_div
-from ..support.memory import default_memory_limit, parse_size, peak_resident_bytes
+from ..support.memory import memory_limit_of, peak_resident_bytes
 from .passes import Passes
 from .subspace import centred_columns
 
@@ -114,7 +114,7 @@ def lstsq(
     for one in (left, right):
         if said := conventions.said(one.name, one.undecoded):
             Observer(notice=notice).warn(said)
-    limit = default_memory_limit() if memory_limit is None else parse_size(memory_limit)
+    limit = memory_limit_of(memory_limit)
     sums = _Sums(left, right, limit, intercept, 0 if out is None else memory(right.shape, np.float64))
     sums.carry_out(progress)
     rounding = left.shape[0] * np.square(sums.mean * ROUNDING)

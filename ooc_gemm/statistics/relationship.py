@@ -29,7 +29,7 @@ from ..run.retry import carry_out, result_of
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.read.source import Opened
 from ..support.errors import InputError
-from ..support.memory import default_memory_limit, parse_size
+from ..support.memory import memory_limit_of
 from ..support.trace import Trace
 from .genotypes import Genotypes, look_through, pair_bytes
 
@@ -209,8 +209,7 @@ class _Wanted:
 
 def _relationship(request: Request, wanted: _Wanted, observer: Observer) -> Relationship:
     refuse_event_loop()
-    limit = request.memory_limit
-    limit = default_memory_limit() if limit is None else parse_size(limit)
+    limit = memory_limit_of(request.memory_limit)
     request = replace(request, memory_limit=limit)
     opened = open_operand(request.a.array, "G", transpose=wanted.samples == 0)
     if opened.dtype.kind == "c":

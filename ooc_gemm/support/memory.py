@@ -103,6 +103,12 @@ def default_memory_limit() -> int:
     return max(STEP, int(0.6 * free_bytes()) + resident_bytes()) // STEP * STEP
 
 
+def memory_limit_of(given: str | int | None) -> int:
+    """The memory limit that is asked for, in bytes: `given` as of `parse_size`, or the default where it is
+    None. Raises InputError."""
+    return default_memory_limit() if given is None else parse_size(given)
+
+
 def _cgroup_files() -> list[tuple[int, int]]:
     """Return (limit, used), in bytes, of every control group above this process that limits memory."""
     found = []
