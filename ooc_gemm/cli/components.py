@@ -9,7 +9,7 @@ from ..support.redact import url
 from . import options
 from .group import CONTEXT, cli
 from .progress import share_bar
-from .show import note, size, write
+from .show import moved, note, write
 from .types import Address
 
 decomposed = options.together(
@@ -113,7 +113,4 @@ def _report(found: Any, said: str, as_json: bool) -> None:
         click.echo(json.dumps(found.to_dict()))
         return
     write(said)
-    write(
-        f"{found.seconds:.2f} s, {found.passes} passes: read {size(found.bytes_read)}, "
-        f"wrote {size(found.bytes_written)}, peak {size(found.peak_host_bytes)} host memory"
-    )
+    write(f"{found.seconds:.2f} s, {found.passes} passes: {moved(found)}")

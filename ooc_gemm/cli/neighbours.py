@@ -1,6 +1,5 @@
 """The command that finds nearest neighbours: topk."""
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +8,7 @@ from ..support.redact import url
 from . import options
 from .group import CONTEXT, cli
 from .progress import progress_bar
-from .show import note, plan_dict, size, spelled, write
+from .show import note, report_planned, size
 from .types import Address
 
 if TYPE_CHECKING:
@@ -54,11 +53,7 @@ def topk(arrays: tuple[str, ...], progress: bool | None, as_json: bool, verbose:
     a, b, out = arrays[0], arrays[1] if len(arrays) == 3 else None, arrays[-1]
     with progress_bar(progress) as report:
         found = find(a, b, out, progress=report, notice=note, **given)
-    if as_json:
-        shown = found.to_dict()
-        click.echo(json.dumps({**shown, "plan": plan_dict(shown["plan"])}))
-        return
-    write(spelled(found.plan.table()) + "\n\n" if verbose else "", _summary(found, out), sep="")
+    report_planned(found, _summary(found, out), as_json, verbose)
 
 
 def _summary(found: "Neighbours", out: str) -> str:

