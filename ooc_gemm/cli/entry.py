@@ -29,6 +29,9 @@ def main(args: Sequence[str] | None = None) -> None:
     running, 2 bad input, 3 verification failed, 130 interrupted, 143 terminated."""
     if args is None:
         args = sys.argv[1:]
+        gc.set_threshold(
+            100_000
+        )  # imports make nothing but what stays: looking for garbage meanwhile takes 0.1 s
         atexit.register(gc.freeze)  # to look for garbage when a process ends takes 0.1 s, and frees nothing
     verbose = "-v" in args or "--verbose" in args
     if not (verbose or sys.warnoptions):

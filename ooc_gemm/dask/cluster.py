@@ -144,14 +144,17 @@ class _Run:
         self._client.subscribe_topic(work.topic, lambda event: self._reports.put(event[1]))
 
     def to_the_end(self, progress: Callable[[float], None]) -> None:
-        """Have all superblocks made. Raises what a worker raises, and DeviceError where no worker is left."""
-        looked = seen = time.monotonic()
+        """Have all superblocks made. Raises what a worker raises, and DeviceError where no worker is left
+        or all of them are paused."""
+        looked = seen = heard = time.monotonic()
         flops = sum(one.flops for one in self._all) or 1.0
         while self._todo or self._running:
             self._hand_out()
             for future in _some(self._finished, SECONDS):
                 self._take(future)
-            self._hear()
+                heard = time.monotonic()
+            if self._hear():
+                heard = time.monotonic()
             progress(sum(one.fraction * one.flops for one in self._all) / flops)
             if time.monotonic() < looked + SECONDS:
                 continue
@@ -160,6 +163,10 @@ class _Run:
             seen = looked if self._workers.known else seen
             if looked > seen + alike.TIMEOUT:
                 raise DeviceError("the cluster has no workers left; add some and continue with resume=True")
+            if looked > heard + alike.TIMEOUT:
+                if self._workers.paused():
+                    raise DeviceError(alike.PAUSED)
+                heard = looked
 
     def forget(self) -> None:
         """Cancel what is still under way, because its results are not needed any more."""
@@ -201,13 +208,16 @@ class _Run:
         self._cluster.note(report)
         one.fraction = 1.0
 
-    def _hear(self) -> None:
-        """Note the progress that workers report."""
+    def _hear(self) -> bool:
+        """Note the progress that workers report. Returns whether there was any."""
+        heard = False
         for number, fraction, nbytes in _some(self._reports, 0):
             one = self._all[number]
             one.fraction = max(one.fraction, fraction)
             one.bytes_read = max(one.bytes_read, nbytes)
+            heard = True
         self._trace.bytes["read"] = self._read + sum(one.bytes_read for _, one in self._running.values())
+        return heard
 
     def _look(self) -> None:
         """Find out which workers exist, and have the superblocks of missing ones made again."""

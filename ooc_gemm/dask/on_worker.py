@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import distributed
+from distributed.core import Status
 
 from ..devices import open_device
 from ..devices.cpu.device import CPU
@@ -79,6 +80,11 @@ def about(on_this_host: int, dask_worker: Any) -> About:
     memory = memory_of(dask_worker) or default_memory_limit() // on_this_host
     state = dask_worker.state
     return About(memory, resident_bytes(), state.nthreads, "GPU" in state.total_resources)
+
+
+def stands_still(dask_worker: Any) -> bool:
+    """Return whether `distributed` has paused this worker, and the worker computes nothing."""
+    return dask_worker.status is Status.paused and not dask_worker.state.executing_count
 
 
 def ask(device: str, threads: int, method: str, *arguments: Any) -> Any:
@@ -160,6 +166,7 @@ def superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report | Fail
     try:
         executor.start(plan, work.operation, trace)
         wrong = executor.execute(sources, target, tell)
+        executor.close()  # a session tells its peak once it is closed
         if work.boot != locks.boot_id():
             share.flush()
         return Report(

@@ -1,7 +1,7 @@
 """Describes the workers of a cluster to the planner."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +14,19 @@ from ..engine.ports import Arithmetic, Limits
 from ..planning.machine import Rates
 from ..support.errors import DeviceError, Error, InputError
 from ..support.memory import default_memory_limit
-from .on_worker import About, about, ask
+from .on_worker import About, about, ask, stands_still
 
 TIMEOUT = 60.0
-"""Seconds without any worker, or without an answer of the scheduler, after which a run ends."""
+"""Seconds without any worker that works, or without an answer of the scheduler, after which a run ends."""
 SHARE = 0.7
 """Share of a worker's memory that tasks of `matmul` use. Beyond it `distributed` usually spills."""
 GONE = (
     "the scheduler of the cluster is gone or does not answer; start another one and continue with resume=True"
+)
+
+PAUSED = (
+    "dask has paused all workers of the cluster, because they hold more than its share of their memory "
+    "(distributed.worker.memory.pause); restart them or give them more memory, and continue with resume=True"
 )
 
 
@@ -75,8 +80,11 @@ class Workers:
         self.known: dict[str, About] = {}
         """What is known of each worker, by its address."""
         with self.reached():
-            client.wait_for_workers(1, timeout=TIMEOUT)
+            with suppress(TimeoutError):
+                client.wait_for_workers(1, timeout=TIMEOUT)
             self.look()
+            if self.known and self.paused():
+                raise DeviceError(PAUSED)
         if not self.known:
             raise DeviceError("the cluster has no workers that answer; add some")
         self._first = min(self.known, key=lambda address: self.known[address].memory)
@@ -115,7 +123,8 @@ class Workers:
             try:
                 return future.result(TIMEOUT)
             except TimeoutError:
-                raise DeviceError("no worker of the cluster answers; restart them") from None
+                why = PAUSED if self.paused() else "no worker of the cluster answers; restart them"
+                raise DeviceError(why) from None
 
     def look(self) -> None:
         """Find out which workers exist, and what memory they have."""
@@ -130,6 +139,11 @@ class Workers:
         self.known = {
             address: one for address, one in self.known.items() if address in there and one.gpu == gpus
         }
+
+    def paused(self) -> bool:
+        """Return whether `distributed` has paused all workers, and none of them computes anything."""
+        found = self.client.run(stands_still, workers=list(self.known), on_error="ignore")
+        return bool(found) and all(found.values())
 
     @contextmanager
     def reached(self) -> Iterator[None]:

@@ -16,13 +16,16 @@ from conftest import gpu_missing, make, ooc
 
 distributed = pytest.importorskip("distributed")
 
+import cupy_on_cpu  # noqa: E402
 import dask  # noqa: E402
 import dask.array as da  # noqa: E402
 import slow_disk  # noqa: E402
+from distributed.core import Status  # noqa: E402
 from slow_disk import Slow  # noqa: E402
 
 import ooc_gemm  # noqa: E402
 import ooc_gemm.dask.arrays  # noqa: E402
+import ooc_gemm.dask.cluster  # noqa: E402
 import ooc_gemm.dask.workers  # noqa: E402
 from ooc_gemm import DeviceError, InputError, RangeError, StoreError  # noqa: E402
 from ooc_gemm.dask import matmul  # noqa: E402
@@ -41,10 +44,16 @@ pytestmark = [
 MiB = 1 << 20
 
 
-def start(workers, **options):
+def start(workers, memory_limit="1GiB", **options):
     return distributed.LocalCluster(
-        n_workers=workers, threads_per_worker=1, memory_limit="1GiB", dashboard_address=":0", **options
+        n_workers=workers, threads_per_worker=1, memory_limit=memory_limit, dashboard_address=":0", **options
     )
+
+
+def threads(workers):
+    """A cluster whose workers are threads of this process. What earlier tests have left in it counts as
+    theirs, so they have a limit beyond it: else `distributed` pauses them."""
+    return start(workers, memory_limit="16GiB", processes=False)
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +329,7 @@ def test_on_a_cluster_of_threads(tmp_path):
     a, b = stored(tmp_path)
     options = OPTIONS | {"memory_limit": "2GiB"}  # the workers hold what earlier tests have left, too
     want = normal(200, 150).astype("f8") @ normal(150, 170, seed=1)
-    with start(2, processes=False) as cluster, distributed.Client(cluster, set_as_default=False) as client:
+    with threads(2) as cluster, distributed.Client(cluster, set_as_default=False) as client:
         result = ooc_gemm.dask.multiply(
             a, b, tmp_path / "c", client=client, chunks=(32, 48), verify=True, **options
         )
@@ -334,6 +343,46 @@ def test_on_a_cluster_of_threads(tmp_path):
     near(zarr.open_array(tmp_path / "c", mode="r")[...], want)
     near(zarr.open_array(tmp_path / "d", mode="r")[...], want)
     assert left_over(tmp_path / "c") == left_over(tmp_path / "d") == []
+
+
+@pytest.mark.parametrize("when", ["before the plan", "after the plan"])
+def test_a_cluster_whose_workers_are_all_paused_is_an_error(tmp_path, monkeypatch, when):
+    """`distributed` pauses workers that hold too much; what was given to them would never be done."""
+    a, b = stored(tmp_path)
+    monkeypatch.setattr("ooc_gemm.dask.workers.TIMEOUT", 2)
+    cut = ooc_gemm.dask.cluster._cut
+    with (
+        dask.config.set({"distributed.worker.memory.pause": False}),  # else they go on when memory is free
+        threads(2) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+
+        def put(status):
+            for worker in cluster.workers.values():
+                worker.status = status
+
+        def cut_and_pause(*arguments):
+            put(Status.paused)
+            return cut(*arguments)
+
+        given = {"client": client, "chunks": (32, 48), "device": "cpu", "memory_limit": "2GiB"}
+        if when == "before the plan":
+            put(Status.paused)
+        monkeypatch.setattr(ooc_gemm.dask.cluster, "_cut", cut_and_pause)
+        with pytest.raises(DeviceError, match="has paused all workers"):
+            ooc_gemm.dask.multiply(a, b, tmp_path / "c", **given)
+        monkeypatch.undo()
+        put(Status.running)
+        ooc_gemm.dask.multiply(a, b, tmp_path / "c", **given, resume=when == "after the plan")
+    near(zarr.open_array(tmp_path / "c")[...], normal(200, 150).astype("f8") @ normal(150, 170, seed=1))
+
+
+def test_workers_with_a_device_of_their_own_tell_how_much_of_its_memory_they_held(tmp_path, monkeypatch):
+    cupy_on_cpu.install(monkeypatch)
+    a, b = stored(tmp_path)
+    with threads(1) as cluster, distributed.Client(cluster, set_as_default=False) as client:
+        options = {"client": client, "device": "cuda", "memory_limit": "2GiB"}
+        assert ooc_gemm.dask.multiply(a, b, tmp_path / "c", **options).peak_device_bytes > 0
 
 
 @pytest.mark.slow
