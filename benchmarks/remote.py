@@ -64,7 +64,8 @@ def make(url, name):
 
 def still():
     """Return a CPU device that does not multiply."""
-    from ooc_gemm.devices.cpu.device import CPU, CPUSession
+    from ooc_gemm.devices.cpu.device import CPU
+    from ooc_gemm.devices.cpu.session import CPUSession
 
     class StillSession(CPUSession):
         def _multiply(self, *args):

@@ -12,7 +12,8 @@ import zarr
 
 import examples
 from ooc_gemm.cli import main
-from ooc_gemm.devices.cpu.device import CPU, CPUSession
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.engine.ports import COMPUTE, UPLOAD
 from ooc_gemm.storage.io import answers
 from ooc_gemm.support import memory as limits

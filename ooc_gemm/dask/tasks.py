@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..api import multiply as multiply_here
-from ..devices.cpu.blas import gemm
-from ..devices.cpu.device import one_blas_thread
+from ..devices.cpu.blas import gemm, one_blas_thread
 from ..run.request import Precision
 from ..storage.read import inputs
 from ..storage.write import conversion

@@ -12,7 +12,7 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
-from ..devices.cpu.device import one_blas_thread
+from ..devices.cpu.blas import one_blas_thread
 from ..engine.ports import Array
 from ..engine.transform import missing_of
 from ..run.stream import Needs, Panels, Range

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..devices.cpu.device import WORKER_BYTES, one_blas_thread
+from ..devices.cpu.blas import one_blas_thread
+from ..devices.cpu.device import WORKER_BYTES
 from ..run.observer import Observer
 from ..run.operands import open_operand
 from ..run.rows import check_rows, memory, write_rows

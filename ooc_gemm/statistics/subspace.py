@@ -17,7 +17,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..devices.cpu.device import WORKER_BYTES, one_blas_thread
+from ..devices.cpu.blas import one_blas_thread
+from ..devices.cpu.device import WORKER_BYTES
 from ..run.stream import Array, Needs, Panels, Progress, Range
 from ..storage.read.source import Opened
 from ..support.errors import InputError

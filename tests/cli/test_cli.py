@@ -488,14 +488,14 @@ def test_an_interruption_says_how_to_go_on(here, monkeypatch, command, said):
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (MemoryError, 1)])
-@pytest.mark.parametrize("step", ["threadpool_limits", "ThreadPoolExecutor", "_Stream"])
+@pytest.mark.parametrize("step", ["blas.threadpool_limits", "session.ThreadPoolExecutor", "session.Stream"])
 def test_a_device_that_does_not_get_started(here, monkeypatch, step, error, code):
     def fail(*args, **options):
         raise error
 
     before = threadpool_info()
     with monkeypatch.context() as patched:
-        patched.setattr(f"ooc_gemm.devices.cpu.device.{step}", fail)
+        patched.setattr(f"ooc_gemm.devices.cpu.{step}", fail)
         done = ooc("multiply", "a", "b", "new", *CPU)
     assert done.code == code
     assert done.err.strip().startswith("Interrupted: " if code == 130 else "Error: the system gives")

@@ -14,7 +14,7 @@ from ooc_gemm.cuda_kernels import catalog, complex_gemm, driver, launch, prepara
 from ooc_gemm.cuda_kernels.product import Strips
 from ooc_gemm.cuda_kernels.wgmma import open_tensor_gemm
 from ooc_gemm.devices.cuda import check as cuda_check
-from ooc_gemm.devices.cuda import device as cuda
+from ooc_gemm.devices.cuda import session as cuda
 from ooc_gemm.engine.ports import Arithmetic, Operation
 from ooc_gemm.planning.ledger import MOST_EXTENT
 from ooc_gemm.planning.schedule import Block

@@ -485,7 +485,7 @@ class Wrong(distributed.WorkerPlugin):
     """The first tile that this worker multiplies comes out wrong."""
 
     def setup(self, worker):
-        from ooc_gemm.devices.cpu.device import CPUSession
+        from ooc_gemm.devices.cpu.session import CPUSession
 
         self.tile, left = CPUSession._tile, [1]
         tile = self.tile
@@ -498,7 +498,7 @@ class Wrong(distributed.WorkerPlugin):
         CPUSession._tile = wrongly
 
     def teardown(self, worker):
-        from ooc_gemm.devices.cpu.device import CPUSession
+        from ooc_gemm.devices.cpu.session import CPUSession
 
         CPUSession._tile = self.tile
 

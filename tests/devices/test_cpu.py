@@ -6,7 +6,8 @@ from arrays import assert_close, matrix
 
 from ooc_gemm import InputError
 from ooc_gemm.devices.cpu import blas
-from ooc_gemm.devices.cpu.device import CPU, one_blas_thread
+from ooc_gemm.devices.cpu.blas import one_blas_thread
+from ooc_gemm.devices.cpu.device import CPU
 
 BOUND = {"f": 1e-6, "d": 1e-14, "F": 1e-6, "D": 1e-14}
 

@@ -9,8 +9,9 @@ from sessions import device_with
 import ooc_gemm
 import ooc_gemm.run.prepare
 from ooc_gemm.cuda_kernels.split import split_pays
-from ooc_gemm.devices.cuda import device as cuda
 from ooc_gemm.devices.cuda import gemm
+from ooc_gemm.devices.cuda.device import CUDA
+from ooc_gemm.devices.cuda.session import CUDASession
 from ooc_gemm.planning.schedule import EARLY_STRIPS
 from ooc_gemm.support.intervals import BAND
 
@@ -47,13 +48,13 @@ def test_rows_leave_before_others_are_finished(kernel, dtype, bound, transpose, 
     monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(1536, 1600, 350))
     a, b, strips = matrix((2560, 700), dtype, 1), matrix((700, 1600), dtype, 2), []
 
-    class Counting(cuda.CUDASession):
+    class Counting(CUDASession):
         def finish(self, block, c):
             super().finish(block, c)
             strips.append(len(self._finished[c]))
 
     left, right = (a.T.copy(), b.T.copy()) if transpose else (a, b)
-    device = device_with(Counting, cuda.CUDA)(0)
+    device = device_with(Counting, CUDA)(0)
     found = ooc_gemm.multiply(
         left, right, transpose_a=transpose, transpose_b=transpose, device=device, kernel=kernel,
         chunks=(256, 200), precision="medium" if kernel == "tf32" else "highest",

@@ -11,7 +11,8 @@ from sessions import device_with
 import ooc_gemm
 from ooc_gemm.cuda_kernels import complex_gemm, split, tensor  # noqa: F401 (replaced in part)
 from ooc_gemm.devices.cuda import check  # noqa: F401
-from ooc_gemm.devices.cuda.device import CUDA, CUDASession
+from ooc_gemm.devices.cuda.device import CUDA
+from ooc_gemm.devices.cuda.session import CUDASession
 
 RNG = np.random.default_rng(3)
 

@@ -8,9 +8,11 @@ from threadpoolctl import threadpool_info
 
 import ooc_gemm
 from ooc_gemm.cuda_kernels import complex_gemm, split, tensor  # noqa: F401 (replaced in part)
-from ooc_gemm.devices.cpu.device import CPU, CPUSession
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.devices.cuda import check  # noqa: F401
-from ooc_gemm.devices.cuda.device import CUDA, CUDASession
+from ooc_gemm.devices.cuda.device import CUDA
+from ooc_gemm.devices.cuda.session import CUDASession
 from ooc_gemm.devices.several import Several
 from ooc_gemm.run.executor import Local
 
@@ -47,7 +49,7 @@ def test_a_session_that_cannot_be_opened_frees_what_it_has(monkeypatch):
     def fail(*args):
         raise ooc_gemm.DeviceError("there is no kernel")
 
-    monkeypatch.setattr("ooc_gemm.devices.cuda.device.Gemm", fail)
+    monkeypatch.setattr("ooc_gemm.devices.cuda.session.Gemm", fail)
     with pytest.raises(ooc_gemm.DeviceError, match="no kernel"):
         ooc_gemm.multiply(
             ONES, ONES, transpose_b=True, device=device_with(closing(CUDASession, closed), CUDA)()

@@ -19,7 +19,8 @@ from sessions import device_with
 import ooc_gemm
 import ooc_gemm.devices
 import ooc_gemm.run.prepare
-from ooc_gemm.devices.cpu.device import CPU, CPUSession
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.devices.several import Several
 from ooc_gemm.engine.ports import COMPUTE, UPLOAD
 from ooc_gemm.run.observer import Observer
@@ -302,7 +303,7 @@ import sys, time, cupy, numpy as np
 from ooc_gemm.run import prepare
 from ooc_gemm.storage.write import publication
 from ooc_gemm.cli import main
-from ooc_gemm.devices.cuda.device import CUDASession
+from ooc_gemm.devices.cuda.session import CUDASession
 sys.path.insert(0, sys.argv.pop(1))
 from faults import with_blocks
 prepare.make_plan = with_blocks(512, 512, 1024)

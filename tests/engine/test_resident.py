@@ -10,7 +10,8 @@ from sessions import device_with
 import ooc_gemm
 from ooc_gemm.cuda_kernels import tensor
 from ooc_gemm.devices import open_device
-from ooc_gemm.devices.cpu.device import CPU, CPUSession
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.devices.several import Several
 from ooc_gemm.planning import search as planner
 from ooc_gemm.planning.candidates import Candidate, outputs, rings

@@ -13,7 +13,8 @@ from sessions import device_with
 
 import ooc_gemm
 import ooc_gemm.run.prepare
-from ooc_gemm.devices.cpu.device import CPU, CPUSession
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.engine.check import ROWS, Rounding, Sums, compare
 from ooc_gemm.planning.search import make_plan
 

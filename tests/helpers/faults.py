@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 from sessions import device_with
 
-from ooc_gemm.devices.cpu.device import CPU, CPUSession
-from ooc_gemm.devices.cuda.device import CUDA, CUDASession
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.session import CPUSession
+from ooc_gemm.devices.cuda.device import CUDA
+from ooc_gemm.devices.cuda.session import CUDASession
 from ooc_gemm.engine.ports import COMPUTE
 from ooc_gemm.planning.search import make_plan
 

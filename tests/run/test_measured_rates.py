@@ -9,7 +9,8 @@ from conftest import make, ooc
 from ooc_gemm.bench import engine as bench_engine
 from ooc_gemm.bench import info, kernel_rate
 from ooc_gemm.cuda_kernels import roofline
-from ooc_gemm.devices.cpu.device import CPU, CPUSession
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.devices.several import Several
 from ooc_gemm.run import rates
 from ooc_gemm.support import remembered

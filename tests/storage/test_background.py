@@ -17,7 +17,8 @@ from sessions import device_with
 import ooc_gemm
 from ooc_gemm.bench import info
 from ooc_gemm.bench.io import by_one_thread
-from ooc_gemm.devices.cpu.device import CPU, CPUSession
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.planning.problem import MOST_STACKED
 from ooc_gemm.planning.schedule import Part, cut
 from ooc_gemm.storage.io import background, files

@@ -223,7 +223,8 @@ def test_the_next_panels_are_filled_while_a_multiplication_is_handed_over():
     """With four GPUs handing over takes a while, and readers stood still meanwhile."""
     from threading import Event
 
-    from ooc_gemm.devices.cpu.device import CPU, CPUSession
+    from ooc_gemm.devices.cpu.device import CPU
+    from ooc_gemm.devices.cpu.session import CPUSession
 
     second, met = Event(), []
 
@@ -249,7 +250,8 @@ def test_the_next_panels_are_filled_while_a_multiplication_is_handed_over():
 
 
 def test_a_failing_device_ends_the_run():
-    from ooc_gemm.devices.cpu.device import CPU, CPUSession
+    from ooc_gemm.devices.cpu.device import CPU
+    from ooc_gemm.devices.cpu.session import CPUSession
 
     class Failing(CPUSession):
         def _multiply(self, *args):
@@ -261,7 +263,8 @@ def test_a_failing_device_ends_the_run():
 
 def test_slots_for_writing_are_ready_before_they_are_used():
     """All of them, also where C has one chunk: nobody waits for a block before pinning the rest."""
-    from ooc_gemm.devices.cpu.device import CPU, CPUSession
+    from ooc_gemm.devices.cpu.device import CPU
+    from ooc_gemm.devices.cpu.session import CPUSession
 
     slots, ready = [], set()
 
@@ -285,7 +288,7 @@ def test_slots_for_writing_are_ready_before_they_are_used():
     ("down", "across", "threads", "found"), [(3, 3, 2, 4), (2, 4, 2, 4), (1, 1, 4, 4), (5, 3, 4, 4)]
 )
 def test_tiles_come_out_even_over_the_workers(down, across, threads, found):
-    from ooc_gemm.devices.cpu.device import _even
+    from ooc_gemm.devices.cpu.session import _even
 
     assert _even(down, across, threads) == found
 

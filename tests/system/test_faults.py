@@ -30,7 +30,8 @@ from zarr.storage import MemoryStore, WrapperStore
 
 import ooc_gemm
 from ooc_gemm.cli import entry as cli
-from ooc_gemm.devices.cpu.device import CPU, CPUSession
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.engine.ports import Failure
 from ooc_gemm.run import executor, generate
 from ooc_gemm.storage.io import answers, background
@@ -807,7 +808,8 @@ def cupy():
 
 @pytest.mark.gpu
 def test_failing_runs_give_gpu_memory_back(here, cupy):
-    from ooc_gemm.devices.cuda.device import CUDA, CUDASession
+    from ooc_gemm.devices.cuda.device import CUDA
+    from ooc_gemm.devices.cuda.session import CUDASession
 
     class Kept(CUDASession):
         def __init__(self, *args):
@@ -829,10 +831,11 @@ def test_failing_runs_give_gpu_memory_back(here, cupy):
 
 @pytest.mark.gpu
 def test_events_of_many_pieces_do_not_pile_up(here, cupy, monkeypatch):
-    from ooc_gemm.devices.cuda import device as cuda
     from ooc_gemm.devices.cuda import timing
+    from ooc_gemm.devices.cuda.device import CUDA
+    from ooc_gemm.devices.cuda.session import CUDASession
 
-    class Watched(cuda.CUDASession):
+    class Watched(CUDASession):
         def upload(self, source, piece, buffer):
             kept.append(len(self._timing.spans))
             return super().upload(source, piece, buffer)
@@ -841,7 +844,7 @@ def test_events_of_many_pieces_do_not_pile_up(here, cupy, monkeypatch):
     monkeypatch.setattr(timing, "SPANS", 16)
     x = RNG.standard_normal((1600, 1600))
     make("x", x, chunks=(32, 32), compressors=None)
-    result = ooc_gemm.multiply("x", "x", device=device_with(Watched, cuda.CUDA)())
+    result = ooc_gemm.multiply("x", "x", device=device_with(Watched, CUDA)())
     np.testing.assert_allclose(result.array, x @ x, atol=1e-9)
     assert len(kept) >= 2 * 2500
     assert max(kept) < 500
@@ -912,7 +915,7 @@ def test_a_kernel_that_fails_on_the_gpu(here, cupy):
     text = """
 import numpy as np
 from ooc_gemm.cli import main
-from ooc_gemm.devices.cuda.device import CUDASession
+from ooc_gemm.devices.cuda.session import CUDASession
 import cupy
 bad = cupy.RawKernel('extern "C" __global__ void bad(int* p) { p[1ll << 40] = 1; }', "bad")
 real = CUDASession.multiply

@@ -7,14 +7,18 @@ export no CBLAS), NumPy does the same with a temporary, more slowly.
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import threadpoolctl
+from threadpoolctl import threadpool_limits
 
 from ...support.intervals import ranges
+from ...support.shared import Shared
 
 Array = npt.NDArray[Any]
 Gemm = Callable[[Array, Array, Array, complex, complex], None]
@@ -185,3 +189,27 @@ def _with_temporary(a: Array, b: Array, c: Array, alpha: complex, beta: complex)
             return
         scale_in_place(c, beta)
         c += product
+
+
+@Shared
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Make BLAS use only the thread that calls it, in the whole process, while any thread is in this
+    context."""
+    _let_any_thread_limit()
+    limits = threadpool_limits(limits=1, user_api="blas")
+    try:
+        yield
+    finally:
+        _let_any_thread_limit()
+        limits.restore_original_limits()
+        _let_any_thread_limit()
+
+
+def _let_any_thread_limit() -> None:
+    """Allow any thread to change the limit. In threadpoolctl 3.8 only the first thread that limits OpenBLAS
+    may, and calls of others are ignored silently. Here the last thread to leave lifts the limit; `Shared`
+    serializes them."""
+    clear = getattr(threadpoolctl.OpenBLASController, "clear_controlling_thread", None)
+    if clear is not None:
+        clear(force=True)

@@ -10,6 +10,8 @@ from ...support.errors import InputError
 
 CLOCK_RATE, _MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH = 13, 36, 37
 """cudaDeviceAttr. Their values are in kHz, kHz and bits."""
+CUDA_FULL, CUBLAS_FULL = 2, 3
+"""The status of CUDA, and of cuBLAS, after an allocation that failed."""
 
 
 def _ask() -> tuple[Any, int, str]:

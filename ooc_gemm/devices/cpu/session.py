@@ -1,0 +1,369 @@
+"""A run on the CPU: its panels, its C blocks, and the workers that compute tiles of them.
+
+Uploads and downloads are copies that the calling thread makes. Multiplications have a stream, which is a
+thread that deals tiles of the C block to workers, one for each core, each of which calls BLAS
+single-threaded. So a worker that loses its core to a reader or writer for a while delays one tile and no
+other worker.
+"""
+
+import math
+import queue
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from threading import Lock, get_ident
+from typing import Protocol
+
+import numpy as np
+
+from ...engine.ports import COMPUTE, Array, Check, Operation, Overflow, Session
+from ...engine.reduction import Reduction, pieces_of
+from ...engine.ring import Event, Stopped
+from ...planning.plan import Plan
+from ...planning.schedule import DIAGONAL_STRIPS, Block, Part, Piece
+from ...support.buffers import Bytes, page_aligned
+from ...support.intervals import ceil_div, ranges
+from ...support.trace import Trace
+from . import integers
+from .blas import Gemm, gemm, one_blas_thread, scale_in_place
+from .check import Checks
+from .stream import Done, Mark, PendingCheck, Stream
+
+TILE = 2048
+"""Largest side of a tile. BLAS is no faster on larger ones, and a tile should not take long."""
+TURN_TILE = 256
+"""Side of the tiles in which a block is transposed, which is twice as fast as in one piece."""
+
+
+class Cores(Protocol):
+    """What a session asks of the CPU."""
+
+    threads: int
+    """How many threads multiply."""
+
+
+class HostMemory:
+    """Plain memory, from which the CPU can copy at full speed."""
+
+    def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
+        """Returns plain memory, which is page-aligned for direct reads and writes."""
+        return page_aligned(count, nbytes)
+
+    def prepare(self, buffer: Bytes) -> None:
+        """Does nothing: the CPU can copy from any memory."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class CPUSession(HostMemory):
+    """A run on the CPU: its panels and blocks, its workers, and its compute stream."""
+
+    def __init__(self, device: Cores, plan: Plan, operation: Operation, trace: Trace):
+        self.threads, self._op, self._trace = device.threads, operation, trace
+        self._opened = ExitStack()
+        self._finished: dict[int, Mark] = {}
+        try:
+            self._open(plan, operation)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, plan: Plan, operation: Operation) -> None:
+        """Allocate panels and blocks, and start the threads."""
+        self._k = plan.problem.k
+        arithmetic = operation.arithmetic
+        self._overflow = Overflow(operation, noted=arithmetic.exact)
+        self._integers = integers.Integers(arithmetic, self.threads) if arithmetic.exact else None
+        self._k_panels = plan.k_panels
+        self._panels = {
+            (name, p): np.empty(plan.bk * lines, arithmetic.panel)
+            for name, lines, count in (
+                ("a", plan.bm, plan.k_panels.a_buffers),
+                ("b", plan.bn, plan.panel_buffers),
+            )
+            for p in range(count)
+        }
+        self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]
+        self._cancelled = False
+        self._opened.enter_context(one_blas_thread)
+        self._workers = self._opened.enter_context(ThreadPoolExecutor(self.threads, "ooc-gemm worker"))
+        self._stream = Stream()
+        self._opened.callback(self._stream.close)
+        self._checks = Checks(plan, operation, self._run, self.threads) if operation.verify else None
+
+    def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
+        """Copies on the calling thread, converts to the panel's type, and transforms."""
+        start = time.perf_counter()
+        self._overflow.upload(piece, buffer, source)
+        memory = self._blocks[buffer] if piece.operand == "c" else self._panels[piece.operand, buffer]
+        row, col = piece.into
+        rows, cols = source.shape
+        place = _shaped(memory, piece.panel)[row : row + rows, col : col + cols]
+        if transform := self._op.transforms.get(piece.operand):
+            transform.place(source, piece.rows, piece.cols, place)
+        else:
+            np.copyto(place, source, casting="unsafe")
+        self._trace.add("upload", start, time.perf_counter(), f"upload {get_ident()}")
+        return Done()
+
+    def take(
+        self,
+        other: Session,
+        panel: tuple[int, int],
+        rows: tuple[int, int],
+        cols: tuple[int, int],
+        buffer: int,
+        uploaded: Event,
+    ) -> None:
+        """Copies at once, on the calling thread."""
+        assert isinstance(other, CPUSession)
+        to, at = (_shaped(session._panels["b", buffer], panel) for session in (self, other))
+        np.copyto(to[slice(*rows), slice(*cols)], at[slice(*rows), slice(*cols)])
+        self._overflow.note("b", buffer, self._op.arithmetic.largest[1])
+
+    def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
+        """Deals tiles of the block to the workers, in the compute stream."""
+        k, a_buffer = panel[1] - panel[0], self._k_panels.a_buffer(panel, p)
+        resident = a_buffer if self._k_panels.resident else None
+        most = self._overflow.multiply(block, p, c, k, first, resident)
+        a = self._panels["a", a_buffer]
+        b = a if block.diagonal else self._panels["b", p]
+        last = panel[1] == self._k
+        self._stream.submit(partial(self._multiply, block, k, a, b, most, c, (first, last)))
+
+    def scale(self, block: Block, c: int) -> None:
+        """Scales the block in place, in the compute stream."""
+        self._overflow.scale(c)
+        self._stream.submit(partial(self._begin, _shaped(self._blocks[c], (block.rows, block.cols))))
+
+    def mirror(self, block: Block, c: int, col: int = 0) -> None:
+        """Deals tiles below the diagonal to the workers, in the compute stream."""
+        whole = _shaped(self._blocks[c], (block.rows, block.cols))
+        self._stream.submit(partial(self._mirror, whole[:, col : col + block.rows]))
+
+    def check(self, block: Block, c: int) -> Check:
+        """The workers check the block, in the compute stream."""
+        check = PendingCheck()
+        self._stream.submit(partial(self._check, check, _shaped(self._blocks[c], (block.rows, block.cols))))
+        check.done = self._stream.mark()
+        return check
+
+    def finish(self, block: Block, c: int) -> None:
+        """Marks the point in the compute stream at which the block is finished."""
+        self._finished[c] = self._stream.mark()
+
+    def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
+        """Copies on the calling thread. A transposed part is copied in tiles that fit the processor's
+        caches. Of a block that was reduced nothing is copied."""
+        self._finished[c].synchronize()
+        if self._op.reduction:
+            return Done()
+        start = time.perf_counter()
+        view = _shaped(self._blocks[c], (block.rows, block.cols))
+        if part.mirrored:
+            source = view.T[part.row : part.row + part.rows, part.col : part.col + part.cols]
+            for rows in slices(part.rows, TURN_TILE):
+                for cols in slices(part.cols, TURN_TILE):
+                    np.copyto(target[rows, cols], source[rows, cols])
+        else:
+            np.copyto(target, view[part.row : part.row + part.rows, part.col : part.col + part.cols])
+        self._trace.add("download", start, time.perf_counter(), f"download {get_ident()}")
+        return Done()
+
+    def record(self, stream: str) -> Event:
+        """Only the compute stream has events: a copy is done when it returns."""
+        return self._stream.mark() if stream == COMPUTE else Done()
+
+    def wait(self, stream: str, event: Event) -> None:
+        """Waits on the calling thread, which makes all copies itself. Nothing is to be done for the compute
+        stream: it waits only for copies, and those are done when they return."""
+        if stream != COMPUTE:
+            event.synchronize()
+
+    def peak_bytes(self) -> int:
+        """Returns 0: the CPU has no memory apart from the host's."""
+        return 0
+
+    def cancel(self) -> None:
+        """Stops each worker after its current tile."""
+        self._cancelled = True
+
+    def free_panels(self) -> None:
+        """Does nothing: `close` frees panels and blocks together, which takes no time."""
+
+    def close(self) -> None:
+        """Frees the buffers and the workers, and lets BLAS use its threads again."""
+        self._opened.close()
+        self._panels, self._blocks = {}, []
+        self._finished.clear()
+
+    def _multiply(
+        self,
+        block: Block,
+        k: int,
+        left: Array,
+        right: Array,
+        largest: tuple[int, int],
+        c: int,
+        ends: tuple[bool, bool],
+    ) -> None:
+        """Multiply a pair of panels, of which `ends` says whether it is the block's first and its last."""
+        start, (first, last) = time.perf_counter(), ends
+        op, arithmetic = self._op, self._op.arithmetic
+        a = self._operand(left, (block.rows, k), op.transpose_a, op.conjugate_a)
+        b = self._operand(right, (k, block.cols), op.transpose_b, op.conjugate_b)
+        out = _shaped(self._blocks[c], (block.rows, block.cols))
+        if self._checks:
+            if first:
+                self._checks.begin(out)
+            self._checks.add(a, b, largest)
+        if op.alpha == 0:  # some BLAS makes NaN of 0·NaN
+            if first:
+                self._scale(out)
+            return
+        beta = op.beta if first else 1.0
+        if self._integers:
+            alpha = int(op.alpha.real)
+            work = self._integers.tile(a, b, largest, alpha, int(beta.real), out)
+            side = integers.TILE
+        else:
+            work = partial(self._tile, gemm(arithmetic.panel.char)[1], a, b, out, beta)
+            side = TILE
+        if op.reduction and last and first and arithmetic.block.kind != "i":
+            self._reduce_apart(op.reduction, block, a, b, self._blocks[c])
+        elif op.reduction and last:
+            self._reduce(op.reduction, block, work, out)
+        else:
+            self._deal(work, out.shape, side, lower=block.diagonal)
+        self._trace.add("compute", start, time.perf_counter(), "compute", block=block.index, k=k)
+
+    def _reduce(
+        self, reduction: Reduction, block: Block, work: Callable[[slice, slice], None], out: Array
+    ) -> None:
+        """Let workers finish tiles of a block and reduce each while it is in the processor's caches."""
+
+        def reduced(rows: slice, cols: slice) -> None:
+            work(rows, cols)
+            reduction.take(out[rows, cols], block.row + rows.start, block.col + cols.start)
+
+        self._run(reduced, iter(pieces_of(out.shape, reduction.tile)))
+
+    def _reduce_apart(self, reduction: Reduction, block: Block, a: Array, b: Array, memory: Array) -> None:
+        """The same for a block of one pair of panels, whose tiles need not stay: each worker uses the same
+        few MiB of the block's memory again and again, so that sums need not pass through main memory."""
+        shape, run = (block.rows, block.cols), gemm(a.dtype.char)[1]
+        tile = min(reduction.tile[0], shape[0]), min(reduction.tile[1], shape[1])
+        count = max(1, min(self.threads, len(memory) // max(1, tile[0] * tile[1])))
+        free: queue.SimpleQueue[Array] = queue.SimpleQueue()
+        for index in range(count):
+            free.put(memory[index * tile[0] * tile[1] :])
+
+        def reduced(rows: slice, cols: slice) -> None:
+            room = free.get()
+            try:
+                out = _shaped(room, (rows.stop - rows.start, cols.stop - cols.start))
+                run(a[rows], b[:, cols], out, self._op.alpha, 0.0)
+                reduction.take(out, block.row + rows.start, block.col + cols.start)
+            finally:
+                free.put(room)
+
+        self._run(reduced, iter(pieces_of(shape, tile)))
+
+    def _operand(self, memory: Array, shape: tuple[int, int], transpose: bool, conjugate: bool) -> Array:
+        panel = _shaped(memory, shape[::-1] if transpose else shape)
+        if conjugate:
+            np.conjugate(panel, out=panel)
+        return panel.T if transpose else panel
+
+    def _tile(
+        self, run: Gemm, a: Array, b: Array, out: Array, beta: complex, rows: slice, cols: slice
+    ) -> None:
+        run(a[rows], b[:, cols], out[rows, cols], self._op.alpha, beta)
+
+    def _scale(self, out: Array) -> None:
+        scale_in_place(out, self._op.beta)
+
+    def _begin(self, out: Array) -> None:
+        """Scale a block that has no panels."""
+        if self._checks:
+            self._checks.begin(out)
+        self._scale(out)
+
+    def _check(self, check: PendingCheck, out: Array) -> None:
+        assert self._checks is not None
+        start = time.perf_counter()
+        check.found = self._checks.end(out)
+        self._trace.add("compute", start, time.perf_counter(), "compute")
+
+    def _mirror(self, out: Array) -> None:
+        above = ~np.tri(min(TURN_TILE, len(out)), dtype=bool)
+
+        def turn(rows: slice, cols: slice) -> None:
+            if rows == cols:
+                tile = out[rows, cols]
+                np.copyto(tile, tile.T.copy(), where=above[: len(tile), : len(tile)])
+            else:
+                np.copyto(out[cols, rows], out[rows, cols].T)
+
+        start = time.perf_counter()
+        self._run(turn, ((r, c) for r in slices(len(out), TURN_TILE) for c in slices(r.stop, TURN_TILE)))
+        self._trace.add("compute", start, time.perf_counter(), "compute")
+
+    def _deal(
+        self, work: Callable[[slice, slice], None], shape: tuple[int, int], side: int, lower: bool
+    ) -> None:
+        """Cut `shape` into several tiles for each worker, and let the workers do them. `lower`: only tiles
+        that reach the diagonal or lie below it."""
+        if 0 in shape:
+            return
+        wanted = math.isqrt(shape[0] * shape[1] // (4 * self.threads))
+        if lower:
+            wanted = min(wanted, shape[0] // DIAGONAL_STRIPS)
+        side = max(256, min(side, wanted))
+        down, across = (ceil_div(extent, side) for extent in shape)
+        if not lower:
+            across = _even(down, across, self.threads)
+        steps = ceil_div(shape[0], down), ceil_div(shape[1], across)
+        tiles = ((rows, cols) for rows in slices(shape[0], steps[0]) for cols in slices(shape[1], steps[1]))
+        self._run(work, (tile for tile in tiles if not lower or tile[1].start < tile[0].stop))
+
+    def _run(self, work: Callable[[slice, slice], None], tiles: Iterator[tuple[slice, slice]]) -> None:
+        """Let each worker take the next tile until there are none, and wait for all workers."""
+        lock = Lock()
+
+        def run() -> None:
+            while True:
+                with lock:
+                    tile = next(tiles, None)
+                if tile is None:
+                    return
+                if self._cancelled:
+                    raise Stopped
+                work(*tile)
+
+        for job in [self._workers.submit(run) for _ in range(self.threads)]:
+            job.result()
+
+
+def _even(down: int, across: int, threads: int) -> int:
+    """Return the number of tile columns, a few more than `across` if fewer workers are then without a tile in
+    the last round: nine tiles take two workers as long as ten."""
+
+    def rounds(columns: int) -> float:
+        tiles = down * columns
+        return ceil_div(tiles, threads) * threads / tiles
+
+    return min(range(across, across + threads), key=rounds)
+
+
+def slices(extent: int, step: int) -> Iterator[slice]:
+    """Cut [0, extent) every `step`."""
+    return (slice(*r) for r in ranges(extent, step))
+
+
+def _shaped(memory: Array, shape: tuple[int, int]) -> Array:
+    """View the beginning of a flat buffer as a dense matrix."""
+    return memory[: shape[0] * shape[1]].reshape(shape)

@@ -1,0 +1,50 @@
+"""One GPU: its context, its free memory, and events."""
+
+from ...cuda_kernels import driver
+from ...cuda_kernels.driver import Events
+from ...support.errors import DeviceError, InputError
+from .gpus import open_cupy
+
+
+class GPU:
+    """One GPU that this process uses."""
+
+    def __init__(self, index: int = 0):
+        cupy, there = open_cupy()
+        self.cupy = cupy
+        self.runtime = cupy.cuda.runtime
+        if index >= there:
+            raise InputError(f"there is no GPU {index}; this machine has {there}")
+        self.name = "cuda" if index == 0 else f"cuda:{index}"
+        self.index = index
+        """Number of the GPU."""
+        self._device = cupy.cuda.Device(index)
+        properties = self.runtime.getDeviceProperties(index)
+        self.capability = 10 * properties["major"] + properties["minor"]
+        self.model, self.multiprocessors = (
+            properties["name"].decode(),
+            int(properties["multiProcessorCount"]),
+        )
+        self.speed = self.multiprocessors * int(properties.get("clockRate") or 1_500_000) // 1000
+        try:
+            self._device.use()
+            self.free = self.free_bytes()
+            """Bytes of device memory that plans may count on, with its context made."""
+        except self.runtime.CUDARuntimeError as error:  # not even for a context
+            raise DeviceError(
+                f"{self.name} cannot be used ({error}); wait until other programs leave it, "
+                "or use another device"
+            ) from error
+        self.reached_by = set[int]()
+        """Other devices that take panels from this one."""
+        self.times, self.points = Events(timed=True), Events(timed=False)
+        """Events of all sessions. One that is dropped late serves the next session."""
+
+    def free_bytes(self) -> int:
+        """Return the bytes of device memory that are free now."""
+        return int(self.runtime.memGetInfo()[0])
+
+    def use(self) -> None:
+        """Make this the current device of the calling thread. Kernels and events need it to be this one, and
+        other calls of the driver need any."""
+        driver.use(self.index)

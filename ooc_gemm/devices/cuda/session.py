@@ -1,0 +1,422 @@
+"""A run on one NVIDIA GPU through CuPy: streams, pinned slots, 2-D copies, events.
+
+    slot (pinned) ──2-D copy, upload stream──► panel ──kernel, compute stream──► C block
+                                                       C block ──2-D copy, download stream──► slot (pinned)
+
+Nothing here waits for the device but `Event.synchronize`, which readers and writers call.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterable
+from mmap import PAGESIZE
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from ...cuda_kernels import driver, preparations
+from ...cuda_kernels.driver import Event
+from ...cuda_kernels.launch import load
+from ...cuda_kernels.product import Operand, Product, Strips
+from ...engine.ports import (
+    COMPUTE,
+    DOWNLOAD,
+    UPLOAD,
+    Array,
+    Check,
+    Operation,
+    Overflow,
+    Session,
+)
+from ...planning.ledger import panel_elements
+from ...planning.plan import Plan
+from ...planning.schedule import Block, Part, Piece
+from ...support.buffers import Bytes, page_aligned
+from ...support.errors import NO_MEMORY, OutOfMemoryError
+from ...support.intervals import ceil_div, round_up
+from ...support.trace import PASS, Trace
+from .check import Checks
+from .gemm import Gemm, early_strips
+from .gpu import GPU
+from .gpus import CUDA_FULL
+from .panels import Layout
+from .rates import CONTEXT_BYTES
+from .timing import Timing
+
+ALIGN = 512
+"""Arrays begin at multiples of this many bytes."""
+
+_TO_DEVICE, _TO_HOST = (driver.DEVICE, driver.HOST), (driver.HOST, driver.DEVICE)
+_BETWEEN_DEVICES = driver.EITHER, driver.EITHER
+_PORTABLE = 1
+"""cudaHostRegisterPortable: memory is pinned for all devices."""
+
+
+_Rows = list[tuple[int, Event]]
+"""The row where each strip stops, and the event that completes when the strip is finished."""
+
+
+class HostMemory:
+    """Host memory that is pinned for all devices."""
+
+    def __init__(self, device: GPU):
+        self._device = device
+        self._pinned: dict[int, Bytes] = {}
+        self._pinning = Lock()
+
+    def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
+        """Returns page-aligned memory, which `prepare` pins."""
+        return page_aligned(count, nbytes)
+
+    def prepare(self, buffer: Bytes) -> None:
+        """Pins a buffer when it is first used. By then many threads at once have touched its pages, after
+        which pinning costs 25 ms/GiB instead of 400 (H200 machine). One thread pins at a time, as the driver
+        does anyway, because copies can start between two calls only if no third one waits."""
+        if id(buffer) not in self._pinned:
+            self._device.use()
+            try:
+                with self._pinning:
+                    self._device.runtime.hostRegister(
+                        buffer.ctypes.data, round_up(buffer.nbytes, PAGESIZE), _PORTABLE
+                    )
+            except self._device.runtime.CUDARuntimeError as error:
+                if error.status != CUDA_FULL:
+                    raise
+                raise OutOfMemoryError(NO_MEMORY) from error
+            self._pinned[id(buffer)] = buffer
+
+    def close(self) -> None:
+        """Unpins all buffers."""
+        runtime = self._device.runtime
+        for buffer in self._pinned.values():
+            with contextlib.suppress(runtime.CUDARuntimeError):  # where the device has failed
+                runtime.hostUnregister(buffer.ctypes.data)
+        self._pinned.clear()
+
+
+class CUDASession(HostMemory):
+    """A run on one GPU: its arrays, streams, kernel, and events."""
+
+    def __init__(self, device: GPU, plan: Plan, operation: Operation, trace: Trace):
+        super().__init__(device)
+        self._cupy, self._runtime = device.cupy, device.runtime
+        self._free = self._least_free = device.free
+        self._arrays: dict[Any, Any] = {}
+        self._streams: dict[str, Any] = {}
+        self._timing = Timing(device.name, device.times, device.points)
+        self._gemm: Gemm | None = None
+        self._early: dict[int, _Rows] = {}
+        self._finished: dict[int, _Rows] = {}
+        self._checks: Checks | None = None
+        self._lock, self._staging = Lock(), Lock()
+        try:
+            self._open(plan, operation, trace)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error is the one that counts
+                self.close()
+            raise
+
+    def _open(self, plan: Plan, operation: Operation, trace: Trace) -> None:
+        """Allocate panels and blocks, make streams, and load the kernel."""
+        cupy = self._cupy
+        self._op, self._layout = operation, Layout(operation)
+        self._overflow = Overflow(operation)
+        arithmetic, self._block_shape = operation.arithmetic, (plan.bm, plan.bn)
+        self._device.use()
+        sizes = panel_elements(plan.problem, plan.bm, plan.bn, plan.bk)
+        panels = {("a", p): (sizes[0], arithmetic.panel) for p in range(plan.k_panels.a_buffers)}
+        panels |= {("b", p): (sizes[1], arithmetic.panel) for p in range(plan.panel_buffers)}
+        others: dict[Any, tuple[int, np.dtype[Any]]] = {
+            ("c", c): (plan.bm * plan.bn, arithmetic.block) for c in range(plan.c_buffers)
+        }
+        if plan.problem.symmetric:
+            part = plan.problem.c.chunk_rows * plan.problem.c.chunk_cols
+            others["mirrored"] = part, arithmetic.block
+            self._turn = load(preparations.transpose(arithmetic.block.name), "transpose", "mirror")
+        if plan.budget.staged:
+            others["staging"] = plan.slot_bytes, np.dtype(np.uint8)
+        if self._device.reached_by:
+            theirs = {key: panels.pop(key) for key in list(panels) if key[0] == "b"}
+            self._arrays |= self._allocate_all(theirs, self._device.reached_by)
+        for some in (panels, others):  # which go at different times
+            self._arrays |= self._allocate_all(some)
+        self._gemm = Gemm(
+            plan, operation, self._layout, cupy.cuda, self._device.model, self._device.multiprocessors
+        )
+        self._depth = plan.problem.k
+        self._a_buffer = plan.k_panels.a_buffer
+        self._waits_for_writes = plan.c_buffers == 1
+        self._early, self._finished = {}, {}
+        if operation.verify:
+            self._checks = Checks(
+                plan, operation, self._allocate, self.prepare, self._runtime, self._timing.points
+            )
+        names = UPLOAD, PASS, COMPUTE, DOWNLOAD
+        self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in names}
+        self._timing.open(trace, self._streams[COMPUTE])
+
+    def _allocate_all(
+        self, wanted: dict[Any, tuple[int, np.dtype[Any]]], reached_by: Iterable[int] = ()
+    ) -> dict[Any, Any]:
+        """Allocate arrays, given by their elements and type, in one piece. It is allocated without CuPy's
+        memory pool, which keeps more than it is asked for. `reached_by`: other devices that may reach into
+        it."""
+        cupy = self._cupy
+        sizes = [round_up(max(1, n * dtype.itemsize), ALIGN) for n, dtype in wanted.values()]
+        if reached_by:
+            owner = driver.Memory(sum(sizes), self._device.index, reached_by)
+            memory = cupy.cuda.UnownedMemory(owner.ptr, sum(sizes), owner, self._device.index)
+        else:
+            memory = cupy.cuda.Memory(sum(sizes))
+        starts = itertools.accumulate(sizes, initial=0)
+        return {
+            key: cupy.ndarray((elements,), dtype, cupy.cuda.MemoryPointer(memory, at))
+            for (key, (elements, dtype)), at in zip(wanted.items(), starts, strict=False)
+        }
+
+    def _allocate(self, elements: int, dtype: np.dtype[Any]) -> Any:
+        """Allocate one array."""
+        return self._allocate_all({0: (elements, dtype)})[0]
+
+    def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
+        """Makes a 2-D copy into the panel. If the type or the orientation differs, the copy goes to the
+        staging buffer, from which the device converts it. The stream's order keeps the next copy from
+        overtaking the conversion."""
+        self._device.use()
+        self._overflow.upload(piece, buffer, source)
+        memory, (row, col) = self._arrays[piece.operand, buffer], piece.into
+        stream, size = self._streams[UPLOAD], source.itemsize
+        start = self._timing.begin_copy(UPLOAD, stream)
+        if memory.dtype == source.dtype and not self._layout.turned(piece.operand):
+            pitch = self._layout.row(piece.operand, piece.panel[1])
+            at = memory.data.ptr + (row * pitch + col) * size
+            self._copy(_TO_DEVICE, at, pitch * size, source.ctypes.data, source.strides[0], source, stream)
+        else:
+            target = self._layout.panel(memory, piece.operand, piece.panel)
+            target = target[row : row + source.shape[0], col : col + source.shape[1]]
+            at, width = self._arrays["staging"].data.ptr, source.shape[1] * size
+            staged = self._arrays["staging"][: source.nbytes].view(source.dtype).reshape(source.shape)
+            with self._staging, stream:
+                self._copy(_TO_DEVICE, at, width, source.ctypes.data, source.strides[0], source, stream)
+                self._cupy.copyto(target, staged, casting="unsafe")
+        return self._timing.end(
+            UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk
+        )
+
+    @staticmethod
+    def _copy(
+        to: tuple[int, int], target: int, target_pitch: int, source: int, source_pitch: int, like: Array,
+        stream: Any,
+    ) -> None:  # fmt: skip
+        """Make a 2-D copy of as many rows and bytes as `like` has. `to`: kinds of memory of the target and
+        the source, as the driver numbers them. Pitches are the bytes from row to row."""
+        rows, width = like.shape[0], like.shape[1] * like.itemsize
+        if rows and width:
+            target_pitch, source_pitch = max(target_pitch, width), max(source_pitch, width)
+            driver.copy(to, target, target_pitch, source, source_pitch, width, rows, stream.ptr)
+
+    def take(
+        self,
+        other: Session,
+        panel: tuple[int, int],
+        rows: tuple[int, int],
+        cols: tuple[int, int],
+        buffer: int,
+        uploaded: Any,
+    ) -> None:
+        """Makes a 2-D copy from panel to panel, in the stream *pass*."""
+        assert isinstance(other, CUDASession)
+        self._device.use()
+        stream, size = self._streams[PASS], self._op.arithmetic.panel.itemsize
+        driver.wait(stream.ptr, uploaded)
+        if self._layout.turned("b"):
+            panel, rows, cols = panel[::-1], cols, rows
+        pitch = self._layout.row("b", panel[1])
+        at = (rows[0] * pitch + cols[0]) * size
+        width, lines = (cols[1] - cols[0]) * size, rows[1] - rows[0]
+        to, source = (session._arrays["b", buffer].data.ptr + at for session in (self, other))
+        start = self._timing.begin(stream)
+        driver.copy(_BETWEEN_DEVICES, to, pitch * size, source, pitch * size, width, lines, stream.ptr)
+        self._timing.end(PASS, start, stream, width * lines)
+
+    def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
+        """Starts one GEMM in the compute stream; for a block on the diagonal perhaps one for each strip of
+        rows."""
+        self._device.use()
+        op, k = self._op, panel[1] - panel[0]
+        self._overflow.multiply(block, p, c, k, first)
+        stream = self._streams[COMPUTE]
+        start = self._timing.begin(stream)
+        a, b, out = (self._arrays[key] for key in (("a", self._a_buffer(panel, p)), ("b", p), ("c", c)))
+        lda, ldb = (
+            self._layout.pitch(name, k, lines) for name, lines in (("a", block.rows), ("b", block.cols))
+        )
+        if self._checks:
+            if first:
+                self._checks.begin(block, out, stream)
+            left, right = (
+                (a.data.ptr, lda, self._layout.along_k("a")),
+                (b.data.ptr, ldb, self._layout.along_k("b")),
+            )
+            self._checks.add(block, k, left, left if block.diagonal else right, stream)
+        for memory, conjugate, transpose in (
+            (a, op.conjugate_a, op.transpose_a),
+            (b, op.conjugate_b, op.transpose_b),
+        ):
+            if conjugate and op.arithmetic.kernel == "cublas" and not transpose:
+                with stream:
+                    self._cupy.conjugate(memory, out=memory)
+        beta = op.beta if first else 1.0
+        if op.alpha == 0:  # a library may make NaN of 0·NaN
+            self._scale(block, c, beta)
+            self._early[c] = []
+            return
+        if op.arithmetic.kernel == "cublas" and out.dtype.kind == "c" and beta != 0:
+            self._scale(block, c, beta)  # cuBLAS would multiply by β + 0i
+            beta = 1.0
+        if block.diagonal:
+            b = self._as_b(a, b, (k, block.rows) if op.transpose_a else (block.rows, k), stream)
+        early: _Rows = []
+        # Nothing hides the last block's writes, nor those that the next block waits for.
+        last = panel[1] == self._depth and (block.last or self._waits_for_writes)
+        last = last and not (block.diagonal or self._checks)
+        assert self._gemm is not None
+        product = Product(
+            block.rows, block.cols, k, op.alpha, Operand(a.data.ptr, lda), Operand(b.data.ptr, ldb), beta,
+            Operand(out.data.ptr, block.cols),
+        )  # fmt: skip
+        strips = Strips(
+            early_strips(block.rows, block.cols) if last else (),
+            lower=block.diagonal,
+            after=lambda stop: early.append((stop, self._timing.points.record(stream.ptr))),
+        )
+        self._gemm(product, stream, strips)
+        self._early[c] = early if last else []
+        self._timing.end(COMPUTE, start, stream, 0, block=block.index, k=k)
+
+    def _as_b(self, a: Any, b: Any, shape: tuple[int, int], stream: Any) -> Any:
+        """Return op(A)ᵀ in the layout of op(B)'s panels, for a panel of op(A) that has this shape as stored:
+        the panel itself, or its copy in the panel of op(B)."""
+        if self._layout.along_k("a") == self._layout.along_k("b"):
+            return a
+        with stream:
+            self._cupy.copyto(self._layout.panel(b, "b", shape), self._layout.panel(a, "a", shape))
+        return b
+
+    def mirror(self, block: Block, c: int, col: int = 0) -> None:
+        """Works in place, in the compute stream."""
+        self._device.use()
+        stream, n = self._streams[COMPUTE], block.rows
+        start = self._timing.begin(stream)
+        out = self._arrays["c", c]
+        args = np.int32(n), np.uintp(out.data.ptr + col * out.itemsize), np.int64(block.cols)
+        self._turn["mirror"]((ceil_div(n, 32) ** 2,), (32, 8), args, stream)
+        self._early.pop(c, None)
+        self._timing.end(COMPUTE, start, stream, 0, block=block.index)
+
+    def check(self, block: Block, c: int) -> Check:
+        """Works in the compute stream."""
+        self._device.use()
+        stream = self._streams[COMPUTE]
+        assert self._checks is not None
+        start = self._timing.begin(stream)
+        check = self._checks.end(block, self._arrays["c", c], c, stream)
+        self._timing.end(COMPUTE, start, stream, 0, block=block.index)
+        return check
+
+    def scale(self, block: Block, c: int) -> None:
+        """Works in place, in the compute stream."""
+        self._overflow.scale(c)
+        self._device.use()
+        if self._checks:
+            self._checks.begin(block, self._arrays["c", c], self._streams[COMPUTE])
+        self._scale(block, c, self._op.beta)
+
+    def _scale(self, block: Block, c: int, beta: complex) -> None:
+        """Multiply a block by β in place. If β is real, the parts of a complex C are multiplied one by one,
+        as `blas.scale_in_place` does."""
+        out = self._arrays["c", c][: block.rows * block.cols]
+        with self._streams[COMPUTE]:
+            if beta == 0:
+                out.fill(0)
+            elif beta == 1:
+                return
+            elif out.dtype.kind == "c" and beta.imag == 0:
+                parts = out.view(out.dtype.char.lower())
+                parts *= parts.dtype.type(beta.real)
+            else:
+                out *= out.dtype.type(beta if out.dtype.kind == "c" else beta.real)
+
+    def finish(self, block: Block, c: int) -> None:
+        """Keeps the events of the strips that the last multiplication has made. Without strips, the block is
+        finished at the end of the compute stream."""
+        self._finished[c] = self._early.pop(c, []) or [(block.rows, self.record(COMPUTE))]
+
+    def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
+        """Makes a 2-D copy out of the block. A mirrored part is transposed before, into memory for one
+        chunk."""
+        self._device.use()
+        row, col = (part.col, part.row) if part.mirrored else (part.row, part.col)
+        last = row + (part.cols if part.mirrored else part.rows)
+        done = next(event for stop, event in self._finished[c] if last <= stop)
+        width = block.cols * target.itemsize
+        at = self._arrays["c", c].data.ptr + row * width + col * target.itemsize
+        stream = self._streams[DOWNLOAD]
+        with self._lock:  # so that the two events enclose this copy and no other
+            driver.wait(stream.ptr, done)
+            start = self._timing.begin_copy(DOWNLOAD, stream)
+            if part.mirrored:
+                to = self._arrays["mirrored"].data.ptr
+                args = (
+                    np.int32(part.cols), np.int32(part.rows), np.uintp(at), np.int64(block.cols),
+                    np.uintp(to), np.int64(part.cols),
+                )  # fmt: skip
+                grid = ceil_div(part.rows, 32) * ceil_div(part.cols, 32)
+                self._turn["transpose"]((grid,), (32, 8), args, stream)
+                at, width = to, part.cols * target.itemsize
+            self._copy(_TO_HOST, target.ctypes.data, target.strides[0], at, width, target, stream)
+            return self._timing.end(DOWNLOAD, start, stream, target.nbytes, chunk=part.chunk)
+
+    def record(self, stream: str) -> Event:
+        """Records an event at the end of the stream."""
+        self._device.use()
+        return self._timing.points.record(self._streams[stream].ptr)
+
+    def wait(self, stream: str, event: Any) -> None:
+        """Lets the stream wait on the device. The caller does not wait."""
+        self._device.use()
+        driver.wait(self._streams[stream].ptr, event)
+
+    def free_panels(self) -> None:
+        """Frees the panels and the kernel's scratch memory. Downloads go on meanwhile."""
+        self._device.use()
+        self._streams[COMPUTE].synchronize()
+        self._least_free = min(self._least_free, self._device.free_bytes())
+        self._gemm = None
+        for key in [key for key in self._arrays if key[0] in ("a", "b")]:
+            del self._arrays[key]
+
+    def peak_bytes(self) -> int:
+        """Adds the context to the decrease of free memory since it was made."""
+        return CONTEXT_BYTES + int(self._free - self._least_free)
+
+    def cancel(self) -> None:
+        """Does nothing: kernels are short."""
+
+    def close(self) -> None:
+        """Waits for the work under way, tells the trace of it, and frees everything."""
+        try:
+            self._cupy.cuda.Device(self._device.index).use()
+            for stream in self._streams.values():
+                stream.synchronize()
+            if self._arrays:
+                self._least_free = min(self._least_free, self._device.free_bytes())
+            self._timing.tell_all()
+        finally:
+            self._streams = {}
+            self._arrays.clear()
+            self._early, self._finished = {}, {}
+            self._gemm = self._checks = None  # and their scratch
+            self._timing.close()
+            super().close()
