@@ -144,18 +144,31 @@ elements = together(
     click.option(
         "--center",
         type=click.Choice(["rows", "columns"]),
-        help="Subtract from each element the mean of its row, or column, of A as it is stored.",
+        help="Subtract from each element of A the mean of its row, or column, of A as it is stored.",
     ),
     click.option(
         "--scale",
         type=click.Choice(["rows", "columns"]),
-        help="Divide each element by the standard deviation of its row, or column.",
+        help="Divide each element of A by the standard deviation of its row, or column.",
     ),
     click.option(
         "--missing",
         type=float,
         metavar="VALUE",
-        help="Leave elements of this value, which may be nan, out of means, and count them as 0 after that.",
+        help="Leave elements of A of this value, which may be nan, out of means, and count them as 0 after "
+        "that.",
+    ),
+    click.option(
+        "--weights",
+        type=Address(),
+        metavar="W",
+        help="Multiply each place along k, the inner dimension, with a number of the array W.",
+    ),
+    click.option(
+        "--decode-cf",
+        is_flag=True,
+        help="First decode inputs as their attributes scale_factor, add_offset, _FillValue and missing_value "
+        "say.",
     ),
 )
 replaces = click.option(

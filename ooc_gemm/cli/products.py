@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..run.request import Request
     from ..run.result import Result
 
+ELEMENTS = "center", "scale", "missing", "weights", "decode_cf"
+"""Options that say what happens to elements of operands: to those of A and, with `decode_cf`, of B."""
 AGAIN = "OOC_GEMM_AGAIN"
 """Environment variable that is set in a process which continues for one whose GPU has failed."""
 
@@ -32,6 +34,7 @@ AGAIN = "OOC_GEMM_AGAIN"
 @click.argument("a", type=Address())
 @click.argument("b", type=Address())
 @click.argument("c", type=Address())
+@options.elements
 @options.problem
 @click.option(
     "--scheduler",
@@ -41,7 +44,10 @@ AGAIN = "OOC_GEMM_AGAIN"
 )
 @options.running
 def multiply(a: str, b: str, c: str, scheduler: str | None, **given: Any) -> None:
-    """Compute C ← α·op(A)·op(B) + β·C."""
+    """Compute C ← α·op(A)·op(B) + β·C.
+
+    --center, --scale and --missing concern elements of A; --decode-cf decodes both A and B.
+    """
     if scheduler:
         for name in ("rechunk", "trace"):
             if given[name]:
@@ -72,6 +78,7 @@ def gram(a: str, c: str, transpose: bool, **given: Any) -> None:
 @click.argument("a", type=Address())
 @click.argument("b", type=Address(), required=False)
 @click.option("--gram", is_flag=True, help="Plan `gram A`: the product A·Aᵀ, or Aᵀ·A with --transpose-a.")
+@options.elements
 @options.problem
 @options.as_json
 @options.verbose
@@ -114,8 +121,10 @@ def _request(a: str, b: str, c: str | None, given: dict[str, Any]) -> "Request":
     from ..run.request import Operand, Request
 
     op = _taken(given, "transpose_a", "adjoint_a", "transpose_b", "adjoint_b")
-    left = Operand(a, op["transpose_a"], op["adjoint_a"])
-    return Request(left, Operand(b, op["transpose_b"], op["adjoint_b"]), c, **given)
+    elements = _taken(given, *ELEMENTS)
+    left = Operand(a, op["transpose_a"], op["adjoint_a"], **elements)
+    right = Operand(b, op["transpose_b"], op["adjoint_b"], decode_cf=elements["decode_cf"])
+    return Request(left, right, c, **given)
 
 
 def _alone(b: str | None, given: dict[str, Any]) -> bool:
@@ -133,8 +142,7 @@ def _gram_request(a: str, c: str | None, transpose: bool, given: dict[str, Any])
     """Return the request that the options of gram make."""
     from ..run.request import Operand, Request, gram_operands
 
-    elements = {name: given.pop(name, None) for name in ("center", "scale", "missing")}
-    left, right = gram_operands(Operand(a, **elements), transpose)
+    left, right = gram_operands(Operand(a, **_taken(given, *ELEMENTS)), transpose)
     return Request(left, right, c, symmetric=True, **given)
 
 

@@ -79,6 +79,10 @@ def open_inputs(request: Settled, begun: Any, continues: bool) -> Inputs:
     else:
         b = b.measured(request.memory_limit)
     wanted = wanted_of((request.a, request.b), (a, b))
+    a, b = (
+        replace(one, undecoded="") if operand.decode_cf else one
+        for operand, one in ((request.a, a), (request.b, b))
+    )
     if request.beta == 0:
         return Inputs(a, b, None, request.c if request.fills and not continues else begun, wanted)
     if not continues and request.c is not None:

@@ -1,5 +1,6 @@
 """What is asked for: one product, with everything that can change C, its cost or its place."""
 
+import os
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -7,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.ports import Device
+from ..storage.read import addresses
+from ..storage.read.vectors import read_vector
 from ..support.errors import InputError
 from ..support.memory import memory_limit_of, parse_size
 from .finish import Finish
@@ -42,8 +45,15 @@ class Operand:
         with the number of its elements as the divisor), but 1 where that is 0; or the numbers given.
     missing : float, optional
         Elements that are equal to this number, as stored, are missing; NaN: those that are NaN.
-    weights : array-like, optional
-        One factor for each place along k, the inner dimension of the product.
+    weights : array-like, str or os.PathLike, optional
+        One factor for each place along k, the inner dimension of the product; or the path or URL of a Zarr
+        array of one dimension that holds them.
+    decode_cf : bool, default False
+        Decode elements first, as the attributes of the array say by the CF conventions: element·scale_factor
+        + add_offset, and elements that are equal to _FillValue or missing_value are missing. In Zarr version
+        2, where xarray stores _FillValue as the fill value, that counts. Where there are no such attributes,
+        nothing happens. center, scale and weights are those of the decoded elements; `missing` must not be
+        given where the attributes say what is missing.
 
     Notes
     -----
@@ -56,7 +66,8 @@ class Operand:
     center: Lines | None = field(default=None, kw_only=True)
     scale: Lines | None = field(default=None, kw_only=True)
     missing: float | None = field(default=None, kw_only=True)
-    weights: npt.ArrayLike | None = field(default=None, kw_only=True)
+    weights: npt.ArrayLike | str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    decode_cf: bool = field(default=False, kw_only=True)
 
     @property
     def op(self) -> Op:
@@ -148,16 +159,23 @@ class Request:
         )
 
 
+def numbers(given: Any, word: str) -> npt.NDArray[np.float64]:
+    """The vector that is given for `center`, `scale` or `weights` (`word`), in memory. Raises InputError."""
+    if isinstance(given, str | os.PathLike):
+        return read_vector(given, addresses.describe(given))
+    try:
+        return np.asarray(given, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{word} holds no real numbers; give one for each row or column") from error
+
+
 def gram_operands(given: Any, transpose: bool) -> tuple[Operand, Operand]:
     """The operands of op(X)·op(X)ᵀ, or op(X)ᵀ·op(X): an array or an operand, and whether it is transposed.
     Each takes the square roots of the weights. Raises InputError where a weight is negative."""
     a, b = Operand.of(given, transpose), Operand.of(given, not transpose)
     if a.weights is None:
         return a, b
-    try:
-        weights = np.asarray(a.weights, np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError("weights hold no real numbers; give one for each place along k") from error
+    weights = numbers(a.weights, "weights")
     if (weights < 0).any():
         raise InputError("weights are negative, and A·W·Aᵀ is computed with their square roots; use multiply")
     return replace(a, weights=np.sqrt(weights)), replace(b, weights=np.sqrt(weights))

@@ -10,15 +10,16 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from ..engine.transform import SCRATCH_BYTES, Array, Transform
 from ..engine.transform import Lines as Vectors
+from ..storage.format.conventions import Decoding
 from ..storage.io.stamps import digest
 from ..storage.read.source import Opened
 from ..support.errors import InputError
+from .decoding import PLAIN, decoded
 from .moments import Moments, column_moments
-from .request import Axis, Lines, Operand
+from .request import Axis, Lines, Operand, numbers
 
 Where = Literal["shift", "scale"]
 
@@ -28,10 +29,13 @@ class Wanted:
     """A transform that is asked for, of an operand that is open."""
 
     operand: Operand
+    """In units of the stored elements."""
     opened: Opened
     """With its op()."""
     k_cols: bool
     """k runs along the columns of the stored matrix S, not along its rows."""
+    decoding: Decoding = PLAIN
+    """How stored elements were decoded, where that was asked for."""
 
     def check(self) -> "Wanted":
         """The same. Raises InputError where it cannot be applied, whatever the array holds."""
@@ -69,7 +73,7 @@ class Wanted:
         """Two operands with the same have the same means and deviations."""
         operand = self.operand
         named = tuple(x if isinstance(x, str) else id(x) for x in (operand.center, operand.scale))
-        return id(operand.array), named, operand.missing
+        return id(operand.array), named, operand.missing, self.decoding
 
     def found_in(self, limit: int) -> tuple["Wanted", int]:
         """The same with numbers in the place of names, and the bytes that passes over the array read."""
@@ -85,8 +89,9 @@ class Wanted:
             one = found[operand.center]
             operand = replace(operand, center=(operand.center, np.where(one.count == 0, 0.0, one.mean)))
         if isinstance(operand.scale, str):
-            deviation = found[operand.scale].deviation
-            operand = replace(operand, scale=(operand.scale, np.where(deviation == 0, 1.0, deviation)))
+            deviation, factor = found[operand.scale].deviation, self.decoding.factor
+            deviation = np.where(deviation == 0, 1 / factor, np.copysign(deviation, factor))
+            operand = replace(operand, scale=(operand.scale, deviation))
         return replace(self, operand=operand), read
 
     def spelled(self) -> dict[str, Any]:
@@ -100,6 +105,8 @@ class Wanted:
             found[f"{word} by"] = digest([vector.tobytes()])
         if operand.missing is not None:
             found["missing"] = str(float(operand.missing))
+        if self.decoding != PLAIN:
+            found["decoded by"] = [self.decoding.factor, self.decoding.offset]
         return found
 
     def transform(self, panel: np.dtype[Any]) -> Transform:
@@ -110,9 +117,8 @@ class Wanted:
             side = "cols" if self.k_cols else "rows"
             before = scale.get(side)
             scale[side] = weights if before is None else weights * before
-        missing = None if self.operand.missing is None else float(self.operand.missing)
         rows, cols = (Vectors.of(shift.get(side), scale.get(side), panel) for side in ("rows", "cols"))
-        return Transform(rows, cols, missing)
+        return Transform(rows, cols, self.operand.missing)
 
     def _vector(self, what: Where) -> dict[str, Array]:
         """What is subtracted from, or multiplied with, the rows or columns of S."""
@@ -131,7 +137,7 @@ class Wanted:
 
     @cached_property
     def _weights(self) -> Array | None:
-        return None if self.operand.weights is None else _numbers(self.operand.weights, "weights")
+        return None if self.operand.weights is None else numbers(self.operand.weights, "weights")
 
     @cached_property
     def _given(self) -> list[tuple[str, Array, int]]:
@@ -141,7 +147,7 @@ class Wanted:
         for word, lines in (("center", operand.center), ("scale", operand.scale)):
             if lines is not None and not isinstance(lines, str):
                 extent = extents[self._side(_axis(lines, word))]
-                found.append((word, _numbers(lines[1], word), extent))
+                found.append((word, numbers(lines[1], word), extent))
         if self._weights is not None:
             found.append(("weights", self._weights, s.cols if self.k_cols else s.rows))
         return found
@@ -158,22 +164,20 @@ def _axis(lines: Lines, word: str) -> Axis:
     return axis
 
 
-def _numbers(given: npt.ArrayLike, word: str) -> Array:
-    """A vector of float64. Raises InputError."""
-    try:
-        return np.asarray(given, np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{word} holds no real numbers; give one for each row or column") from error
-
-
 def wanted_of(operands: tuple[Operand, Operand], opened: tuple[Opened, Opened]) -> dict[str, Wanted]:
     """What is asked for, by operand, checked. Raises InputError."""
-    (a, b), (left, right) = operands, opened
     found = {}
-    if a.transformed:
-        found["a"] = Wanted(a, left, k_cols=not left.matrix.transposed).check()
-    if b.transformed:
-        found["b"] = Wanted(b, right, k_cols=right.matrix.transposed).check()
+    for name, operand, one in zip("ab", operands, opened, strict=True):
+        k_cols = one.matrix.transposed == (name == "b")
+        if operand.weights is not None:
+            operand = replace(operand, weights=numbers(operand.weights, "weights"))
+        if operand.decode_cf:
+            Wanted(operand, one, k_cols).check()  # in the units of its user
+            operand, decoding = decoded(operand, one)
+        else:
+            decoding = PLAIN
+        if operand.transformed:
+            found[name] = Wanted(operand, one, k_cols, decoding).check()
     return found
 
 

@@ -65,3 +65,53 @@ def test_gram_of_a_standardised_array(tmp_path, monkeypatch):
     z = ((there - there.mean(axis=0)) / there.std(axis=0)).filled(0)
     np.testing.assert_allclose(zarr.open_array("c")[:], z.T @ z, rtol=1e-5, atol=1e-4)
     assert json.loads(done.out)["bytes_passed"] > 0
+
+
+def test_multiply_with_elements_of_a_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(3)
+    x, y, w = rng.integers(-1, 5, (70, 8)).astype("f4"), rng.random((70, 5)).astype("f4"), rng.random(70)
+    make("x", x, chunks=(20, 4))
+    make("y", y, chunks=(20, 4))
+    make("w", w, chunks=(16,))
+    asked = ("--center", "columns", "--scale", "columns", "--missing", "-1", "--weights", "w")
+    limits = ("-M", "1GiB", "-d", "cpu")
+    done = ooc("multiply", "x", "y", "c", "--transpose-a", *asked, *limits, "--verify")
+    assert (done.code, done.err) == (0, "")
+    there = np.ma.masked_equal(x.astype("f8"), -1)
+    z = ((there - there.mean(axis=0)) / there.std(axis=0)).filled(0)
+    np.testing.assert_allclose(zarr.open_array("c")[:], z.T @ (w[:, None] * y), rtol=1e-5, atol=1e-4)
+    done = ooc("gram", "x", "k", "--transpose", "--weights", "w", *limits)
+    assert (done.code, done.err) == (0, "")
+    np.testing.assert_allclose(zarr.open_array("k")[:], x.T @ (w[:, None] * x), rtol=1e-5, atol=1e-4)
+    for args in (("plan", "x", "y", "--transpose-a"), ("plan", "x", "--gram", "--transpose-a")):
+        plain, changed = (json.loads(ooc(*args, *more, *limits, "--json").out) for more in ((), asked))
+        assert plain["ledger"]["transforms"] == 0
+        assert changed["ledger"]["transforms"] > 0
+
+
+def test_weights_that_cannot_be_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make("x", np.ones((6, 4), "f4"), chunks=(4, 4))
+    make("short", np.ones(3), chunks=(2,))
+    make("complex", np.ones(4, "c8"), chunks=(2,))
+    for name, word in (("short", "needs 4 numbers"), ("x", "one dimension"), ("complex", "real numbers")):
+        done = ooc("multiply", "x", "x", "c", "--transpose-b", "--weights", name, "-d", "cpu")
+        assert done.code == 2
+        assert word in done.err
+    assert ooc("multiply", "x", "x", "c", "--transpose-b", "--weights", "none", "-d", "cpu").code == 2
+
+
+def test_decoded_operands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x = np.arange(12, dtype="i2").reshape(3, 4)
+    for name, factor in (("x", 0.5), ("y", 4.0)):
+        make(name, x, chunks=(2, 2))
+        zarr.open_array(name).attrs.update({"scale_factor": factor, "add_offset": 1.0, "_FillValue": 7})
+    done = ooc("multiply", "x", "y", "c", "--transpose-b", "--decode-cf", "-M", "1GiB", "-d", "cpu")
+    assert (done.code, done.err) == (0, "")
+    left, right = (np.where(x == 7, 0, x * factor + 1) for factor in (0.5, 4.0))
+    np.testing.assert_allclose(zarr.open_array("c")[:], left @ right.T, rtol=1e-6)
+    done = ooc("gram", "x", "k", "--decode-cf", "--missing", "3", "-M", "1GiB", "-d", "cpu")
+    assert done.code == 2
+    assert "which --decode-cf follows; leave out" in done.err

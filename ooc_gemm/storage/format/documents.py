@@ -31,7 +31,7 @@ NUMBERS_2 = re.compile(r"[<>|=]?([iu][1248]|f[248]|c8|c16)")
 COMPRESSORS = frozenset({"zstd", "blosc", "lz4", "gzip", "zlib", "bz2", "lzma"})
 """Codecs whose output may be much longer than their input."""
 CHECKSUMS = frozenset({"crc32c", "crc32", "adler32", "fletcher32", "jenkins_lookup3"})
-ATTRIBUTES = ("ooc-gemm", "scale_factor", "add_offset", "_FillValue", "missing_value")
+ATTRIBUTES = ("ooc-gemm", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 """Attributes that are read: what made C (recorded.py), and how values are packed (conventions.py)."""
 FILTERS = frozenset({"shuffle", "delta", "fixedscaleoffset", "quantize", "bitround", "astype"})
 """Codecs that keep the number of elements."""

@@ -55,19 +55,23 @@ def open_input(spec: Any, name: str | None = None) -> Opened:
         )
     elif all(hasattr(spec, part) for part in ("shape", "dtype", "__getitem__")):
         check_matrix(name, tuple(spec.shape), spec.dtype)
-        undecoded = conventions.ignored(spec, getattr(spec, "attrs", {}))
-        return replace(open_other(name, spec), undecoded=undecoded)
+        given = getattr(spec, "attrs", {})
+        packing = documents.attributes(dict(given)) if hasattr(given, "keys") else {}
+        return replace(open_other(name, spec), packing=packing, undecoded=conventions.ignored(spec, given))
     else:
         raise InputError(f"{name} is not an array: it has no shape, dtype and slicing")
     check_matrix(name, array.shape, array.dtype)
     with explained(name):
         found = open_zarr(name, array)
     place, attributes = local_path(array), documents.attributes(dict(array.metadata.attributes))
+    fill = array.fill_value if array.metadata.zarr_format == 2 else None
     return replace(
         found,
         place=place,
         address=str(place or address_of(spec if isinstance(spec, str) else array)),
         attributes=attributes,
+        # In version 2, xarray stores _FillValue as the fill value of the array.
+        packing=attributes if fill is None else {"_FillValue": fill, **attributes},
         undecoded=conventions.ignored(array, attributes),
     )
 

@@ -149,6 +149,8 @@ class Opened:
     """The place of the array in one spelling; empty where it is not known."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """The attributes that this package reads (`documents.ATTRIBUTES`)."""
+    packing: Mapping[str, Any] = field(default_factory=dict)
+    """The attributes that say how its values are to be decoded (`conventions.decoding`)."""
     undecoded: str = ""
     """How its values would have to be decoded, in words; empty where they are plain values."""
 

@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 import zarr
 
+from ...planning.schedule import cut
+from ...support.buffers import page_aligned
 from ...support.errors import InputError
+from ...support.memory import memory_limit_of
 from ..format import limits
 from ..format.bounded import bounded
 from .inputs import open_input
@@ -27,6 +30,22 @@ class _Column:
         part = self._array[place[0]]
         part = part.compute() if hasattr(part, "compute") else part
         return np.asarray(part).reshape(-1, 1)
+
+
+def read_vector(spec: str | os.PathLike[str], name: str) -> Array:
+    """A stored array of one dimension, as float64 in memory. Raises InputError, and StoreError where a chunk
+    cannot be read."""
+    opened, flat = open_vector(spec, name)
+    if not flat or opened.dtype.kind == "c":
+        raise InputError(f"{name} is {opened.shape} {opened.dtype}; give real numbers in one dimension")
+    count, most = opened.shape[0], memory_limit_of(None)
+    if count * 8 > most:
+        raise InputError(f"{name} holds {count} numbers, more than fit in memory; give fewer")
+    found, s = np.empty(count), opened.matrix
+    (slot,) = page_aligned(1, s.chunk_bytes)
+    for piece in cut("", s, (0, count), (0, 1), s.chunk_bytes):
+        found[slice(*piece.rows)] = opened.source.read(piece, slot)[0][:, 0]
+    return found
 
 
 def open_vector(spec: Any, name: str) -> tuple[Opened, bool]:
