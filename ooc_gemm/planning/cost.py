@@ -8,7 +8,7 @@ from .candidates import Candidate
 from .ledger import slot_bytes
 from .machine import Budget, Rates
 from .problem import Matrix, Problem, rows_apart
-from .schedule import DIAGONAL_STRIPS, EARLY_STRIPS, count_blocks
+from .schedule import DIAGONAL_STRIPS, EARLY_STRIPS, count_blocks, last_place
 from .traffic import shared_columns, uploaded_again
 
 
@@ -188,20 +188,35 @@ class CostModel:
         rates, blocks = self._rates, count_blocks(self._problem, x.bm, x.bn)
         panels = max(1, blocks * len(x.panels))
         each_read, each_multiply = (stages[name] / panels for name in ("read", "compute"))
-        parts = blocks if x.c_buffers > 1 else 1
-        last = max(stages["download"], stages["write"]) / max(1, parts)
+        first, last = self._first_and_last(x)
+        if x.c_buffers == 1:
+            last = 1.0
+        leaving = max(stages["download"], stages["write"])
         strips = 1 if self._problem.check_itemsize else EARLY_STRIPS
-        tail = max(each_multiply, last) + min(each_multiply, last) / strips
-        hidden = stages["write"] * (1 - 1 / max(1, parts))
+        tail = max(each_multiply, last * leaving) + min(each_multiply, last * leaving) / strips
+        hidden = stages["write"] * (1 - last)
         filled = each_read + stages["upload"] / panels
         store = taking_turns(stages["read"], hidden, rates.turns)
         until_tail = max(filled + stages["compute"] - each_multiply, store, each_read + stages["upload"])
         if x.panels.resident:  # the first block waits for all of op(A), and for its share of the others
-            across = ceil_div(self._problem.n, x.bn)
-            first = sum(each.seconds / (across if number else 1) for number, each in enumerate(reads))
-            until_tail = max(until_tail, first + stages["compute"] * (1 - 1 / blocks))
-        until_last = max(stages["read"], stages["compute"]) / max(1, blocks) + hidden
-        return max(until_tail + tail, until_last + last)
+            of_a, *others = (each.seconds for each in reads)
+            until_tail = max(until_tail, of_a + first * sum(others) + stages["compute"] * (1 - first))
+        until_last = first * max(stages["read"], stages["compute"]) + hidden
+        ends = [until_tail + tail, until_last + last * leaving]
+        if last < first:  # the block before the last one, a smaller one, may take longer to leave
+            ends.append(until_tail + each_multiply - last * stages["compute"] + (first + last) * leaving)
+        return max(ends)
+
+    def _first_and_last(self, x: Candidate) -> tuple[float, float]:
+        """Return the shares of C that the first block and the last one make. The last one may be smaller,
+        because blocks need not divide C. The blocks of a symmetric product count as equal."""
+        p = self._problem
+        down, across = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn)
+        if p.symmetric or not (down and across):
+            return (1 / max(1, count_blocks(p, x.bm, x.bn)),) * 2
+        i, j = last_place(down, across, x.by_columns)
+        last = min(x.bm, p.m - i * x.bm) * min(x.bn, p.n - j * x.bn)
+        return min(x.bm, p.m) * min(x.bn, p.n) / (p.m * p.n), last / (p.m * p.n)
 
     def _growing_seconds(self, x: Candidate, stages: dict[str, float]) -> float:
         """Seconds of the one block of panels that grow: each is read when one of two buffers is free, and

@@ -148,6 +148,13 @@ def places(p: Problem, bm: int, bn: int, by_columns: bool) -> Iterator[tuple[int
             yield (j, i) if by_columns else (i, j)
 
 
+def last_place(down: int, across: int, by_columns: bool) -> tuple[int, int]:
+    """Return the last of `places` for a C that is not symmetric, of so many block rows and block columns."""
+    outer, inner = (across, down) if by_columns else (down, across)
+    end = inner - 1 if outer % 2 else 0
+    return (end, outer - 1) if by_columns else (outer - 1, end)
+
+
 def count_blocks(p: Problem, bm: int, bn: int) -> int:
     """Return the number of blocks in which C is made."""
     down, across = ceil_div(p.m, bm), ceil_div(p.n, bn)

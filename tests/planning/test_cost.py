@@ -2,8 +2,10 @@
 
 import pytest
 
-from ooc_gemm.planning.cost import taking_turns
+from ooc_gemm.planning.candidates import Candidate, Ring
+from ooc_gemm.planning.cost import CostModel, taking_turns
 from ooc_gemm.planning.machine import Budget, Rates
+from ooc_gemm.planning.panels import Panels
 from ooc_gemm.planning.problem import Matrix, Problem
 from ooc_gemm.planning.search import make_plan
 
@@ -42,3 +44,22 @@ def test_prediction_on_a_device_of_its_own():
     assert made.bytes_read / 1e9 < apart < together
     made, found = seconds(flops=1e12, read=1e10)
     assert found > made.stage_seconds["compute"]
+
+
+def test_the_last_block_counts_with_its_own_size():
+    """Of two plans with as many blocks, of which the last is written after all else, the one whose last block
+    is smaller ends so much earlier."""
+    side = 4096
+    matrix = Matrix(side, side, 4, 1024, 1024)
+    problem = Problem(side, side, side, matrix, matrix, matrix, 4, 4, free_chunks=False)
+    rates = Rates(
+        1e12, 1e30, 1.4e9, 1e30, 1e30, shared=False, thin=0.0, edge=0.0, piece_seconds=0.0, read_seconds=0.0
+    )
+    model = CostModel(problem, Budget(1 << 30, 0, 1 << 30), rates)
+
+    def seconds(bn):
+        return model.estimate(
+            Candidate(matrix, side, bn, Panels(side, 1024, 1024), 2, Ring(8, 4, 4, MiB))
+        ).seconds
+
+    assert seconds(1366) - seconds(1536) == pytest.approx((1364 - 1024) * side * 4 / rates.write)

@@ -10,8 +10,17 @@ from examples import examples
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.panels import Panels
 from ooc_gemm.planning.problem import Matrix, Problem
+from ooc_gemm.planning.schedule import last_place, places
 from ooc_gemm.planning.search import make_plan
 from ooc_gemm.support.intervals import growing_panels
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("down", [1, 2, 3])
+@pytest.mark.parametrize("across", [1, 2, 3])
+def test_the_last_place_is_the_last_of_places(down, across, by_columns):
+    found = list(places(device_problem(down, across, 1), 1, 1, by_columns))
+    assert last_place(down, across, by_columns) == found[-1]
 
 
 def device_problem(m, n, k, chunk=256):
