@@ -73,3 +73,40 @@ def transpose(dtype: str) -> Config:
     size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
     element = {1: "unsigned char", 4: "float", 8: "double", 16: "double2"}[size]
     return Config("transpose", dtype, 32, 32, (32, 8), (("ELEMENT", element),))
+
+
+_STORED = {
+    # NumPy's name: C++
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short",
+    "uint16": "unsigned short",
+    "int32": "int",
+    "uint32": "unsigned int",
+    "int64": "long long",
+    "uint64": "unsigned long long",
+    "float16": "unsigned short",
+    "float32": "float",
+    "float64": "double",
+}
+
+
+def place(stored: str, panel: str, turned: bool) -> Config:
+    """Return the configuration of place.cu. `stored`, `panel`: NumPy's names for the types of what is stored
+    and of panels. `turned`: whether panels are transposed against what is stored."""
+    macros: dict[str, int | str] = {
+        "SOURCE": _STORED[stored],
+        "HALF": int(stored == "float16"),
+        "REAL": "float" if panel in ("float32", "complex64") else "double",
+        "COMPLEX": int(panel.startswith("complex")),
+        "TURNED": int(turned),
+    }
+    return Config("place", panel, 32, 32, (32, 8), tuple(macros.items()))
+
+
+def places() -> Iterator[Config]:
+    """Yield all configurations of place.cu."""
+    for stored in _STORED:
+        for panel in ("float32", "float64", "complex64", "complex128"):
+            for turned in (False, True):
+                yield place(stored, panel, turned)

@@ -144,7 +144,7 @@ class Several:
             writers=min(MOST_WRITERS, sum(limits.writers for limits in each)),
             weights=self._weights,
             linked=self._linked and arithmetic.block != np.int64,  # each looks at all of these: `Overflow`
-            transforms=False,  # pieces are cut here, and no longer say which rows and columns they are of
+            transforms=all(limits.transforms for limits in each),
         )
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
@@ -379,5 +379,10 @@ def _cut(source: Array, piece: Piece, axis: int, lines: tuple[int, int]) -> tupl
     start, stop = max(at, lines[0]), min(at + size, lines[1])
     into, panel = list(piece.into), list(piece.panel)
     into[axis], panel[axis] = start - lines[0], lines[1] - lines[0]
-    part = source[start - at : stop - at] if axis == 0 else source[:, start - at : stop - at]
-    return part, piece._replace(into=(into[0], into[1]), panel=(panel[0], panel[1]))
+    piece = piece._replace(into=(into[0], into[1]), panel=(panel[0], panel[1]))
+    skipped, size = start - at, stop - start
+    if axis == 0:
+        first = piece.rows[0] + skipped
+        return source[skipped : skipped + size], piece._replace(rows=(first, first + size))
+    first = piece.cols[0] + skipped
+    return source[:, skipped : skipped + size], piece._replace(cols=(first, first + size))

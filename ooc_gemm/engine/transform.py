@@ -105,10 +105,17 @@ def missing_of(values: Array, missing: float | None) -> Array | None:
         return None
     if math.isnan(missing):
         return np.isnan(values) if values.dtype.kind in "fc" else None
-    if values.dtype.kind in "iu":
-        info = np.iinfo(values.dtype)
+    number = as_element(missing, values.dtype)
+    return None if number is None else values == number
+
+
+def as_element(missing: float, dtype: np.dtype[Any]) -> Any:
+    """The element of a type that a number stands for, rounded; None where the type holds none."""
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
         if not float(missing).is_integer() or not int(info.min) <= missing <= int(info.max):
             return None
-        missing = int(missing)
-    same: Array = values == values.dtype.type(missing)
-    return same
+        return dtype.type(int(missing))
+    with np.errstate(over="ignore"):
+        found = dtype.type(missing)
+    return None if np.isinf(found) and not math.isinf(missing) else found

@@ -33,7 +33,8 @@ def ledgers(p: Problem, budget: Budget, x: Candidate) -> tuple[Ledger, Ledger]:
     compute["checks"] = sums + vectors
     if budget.device is None:
         return host | {name: count * size for name, size in compute.items()}, {}
-    return host | {"checks": count * x.c_buffers * sums}, {"baseline": budget.device_baseline} | compute
+    device = {"baseline": budget.device_baseline} | compute | {"transforms": p.transforms[0]}
+    return host | {"checks": count * x.c_buffers * sums}, device
 
 
 def _host(p: Problem, budget: Budget, x: Candidate, slot: int) -> Ledger:

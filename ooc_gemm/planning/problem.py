@@ -227,7 +227,8 @@ class Problem:
     types: tuple[str, str, str] = ("", "", "")
     """Types of the elements of A, B and C, for the reader of the plan."""
     transforms: tuple[int, int] = (0, 0)
-    """Host memory in bytes of what is done to elements of operands: in all, and for each reader."""
+    """Bytes of what is done to elements of operands: of vectors, on the host and on a device with memory of
+    its own, and of what each reader needs on the host."""
     keeps_a: bool = False
     """Whether a panel of op(A) can be multiplied again by another panel of op(B)."""
     row_bytes: int = 0

@@ -25,7 +25,9 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
     if request.reduced:
         base += request.reduced.fixed_bytes
     turned = problem.panels_along_k != problem.stored_along_k
-    converted = turned or any(x.dtype != chosen.arithmetic.panel for x in (inputs.a, inputs.b))
+    converted = (
+        turned or bool(inputs.wanted) or any(x.dtype != chosen.arithmetic.panel for x in (inputs.a, inputs.b))
+    )
     sources, puts = inputs.sources.values(), addresses.traits_of(request.c).remote
     asked_of = _asked_of(inputs)
     readers = max([limits.readers, *(requests(*one) for one in asked_of)])

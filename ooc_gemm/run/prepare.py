@@ -84,7 +84,7 @@ def prepare(request: Request, log: Log | None = None, executor: Executor | None 
     if inputs.wanted and not limits.transforms:
         raise InputError(
             f"{executor.hardware.name} does not centre, scale or weight what it multiplies; "
-            "give device='cpu', and no cluster"
+            "give the name of a device, and no cluster"
         )
     budget = make_budget(settled, inputs, problem, chosen, limits)
     plan = make_plan(problem, budget, known_rates(settled, inputs, problem, chosen, executor.hardware))

@@ -99,7 +99,7 @@ def cov(
         Most host memory that the process may hold resident, in bytes or as `"8GiB"`. By default 60 % of what
         the process may use.
     device : str or Device, default "auto"
-        The device: `"cpu"`, or `"auto"` where there is no GPU. GPUs do not centre what they multiply yet.
+        The device or devices, as of `multiply`.
     precision : {"highest", "high", "medium"}, default "highest"
         Least accuracy of float32 products.
     out_dtype : dtype, optional

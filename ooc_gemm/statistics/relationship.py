@@ -116,7 +116,7 @@ def grm(
         Most host memory that the process may hold resident, in bytes or as `"8GiB"`. By default 60 % of what
         the process may use. Without `meanimpute`, 4 bytes of it are taken for each pair of samples.
     device : str or Device, default "auto"
-        The device: `"cpu"`, or `"auto"` where there is no GPU.
+        The device or devices, as of `multiply`.
     out_dtype : dtype, optional
         Type of the matrix, and of the arithmetic. By default float32, or float64 where float32 does not hold
         the type of `g`.

@@ -109,6 +109,19 @@ def test_checks_compile_without_spills(arch: str) -> None:
     assert _refused(list(dict.fromkeys(preparations.checks())), arch) == []
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ARCHS)
+def test_transforms_compile_without_spills(arch: str) -> None:
+    assert _refused(list(preparations.places()), arch) == []
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_transform_compiles_without_spills() -> None:
+    configs = [preparations.place("int8", "float32", turned) for turned in (False, True)]
+    assert _refused(configs, "sm_90a") == []
+
+
 @pytest.mark.usefixtures("nvrtc")
 def test_spills_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = """

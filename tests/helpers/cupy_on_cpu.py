@@ -12,6 +12,11 @@ from ooc_gemm.cuda_kernels import driver
 
 TYPES = {0: "f4", 1: "f8", 2: "f2", 4: "c8", 5: "c16"}
 """cudaDataType → NumPy's name."""
+STORED = {
+    "signed char": "i1", "unsigned char": "u1", "short": "i2", "unsigned short": "u2", "int": "i4",
+    "unsigned int": "u4", "long long": "i8", "unsigned long long": "u8", "float": "f4", "double": "f8",
+}  # fmt: skip
+"""C++ → NumPy's name."""
 
 
 def matrix(at, rows, cols, ld, dtype):
@@ -80,6 +85,36 @@ class Kernel:
     def mirror(self, grid, n, c, ldc):
         c = matrix(c, n, n, ldc, self.config.dtype)
         c[...] = np.tril(c) + np.tril(c, -1).T
+
+    def place(self, grid, rows, cols, x, ldx, y, ldy, *rest):
+        *vectors, gone, missing, fill = rest
+        macros, panel, turned = (
+            dict(self.config.macros),
+            np.dtype(self.config.dtype),
+            self.config.value("TURNED"),
+        )
+        stored = "f2" if macros["HALF"] else STORED[macros["SOURCE"]]
+        x = matrix(x, rows, cols, ldx, stored)
+        y = matrix(y, *((cols, rows) if turned else (rows, cols)), ldy, panel)
+        real = {"float": "f4", "double": "f8"}[macros["REAL"]]
+
+        def numbers(at, axis, neutral):
+            extent = (rows, cols)[axis]
+            found = matrix(at, 1, extent, extent, real)[0] if at else np.full(extent, neutral, real)
+            return found[:, None] if axis == 0 else found
+
+        by_row, by_col = (
+            [numbers(at, axis, i == 2) for i, at in enumerate(vectors[3 * axis : 3 * axis + 3])]
+            for axis in (0, 1)
+        )
+        with np.errstate(all="ignore"):
+            found = x.astype(real)
+            for shift in (*by_row[:2], *by_col[:2]):
+                found -= shift
+            found = found * by_row[2] * by_col[2]
+        where = x == missing if gone == 1 else np.isnan(x) if gone == 2 else np.False_
+        found = np.where(where, np.dtype(real).type(fill), found)
+        y[...] = found.T if turned else found
 
     def signs(self, grid, count, seed, x):
         kind = self._check_type()

@@ -34,6 +34,14 @@ class Layout:
         rows of `cols`."""
         return cols if operand == "c" else round_up(cols, self._pitch)
 
+    def at(self, operand: str, panel: tuple[int, int], into: tuple[int, int]) -> tuple[int, int]:
+        """Return how many elements lie before row and column `into` of a panel, or C block, that is stored
+        with the shape `panel`, and the number of elements from one of its rows in memory to the next."""
+        if self.turned(operand):
+            panel, into = panel[::-1], into[::-1]
+        pitch = self.row(operand, panel[1])
+        return into[0] * pitch + into[1], pitch
+
     def panel(self, memory: Any, operand: str, shape: tuple[int, int]) -> Any:
         """Return a view of a panel, or C block, that begins a flat array: a matrix of `shape`, oriented as
         the operand is stored."""

@@ -68,6 +68,7 @@ def limits(arithmetic: Arithmetic, free: int, device_memory_limit: int | None) -
         workspace=0,
         readers=READERS,
         writers=WRITERS,
+        transforms=True,
     )
 
 

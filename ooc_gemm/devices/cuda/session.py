@@ -43,6 +43,7 @@ from .gpus import CUDA_FULL
 from .panels import Layout
 from .rates import CONTEXT_BYTES
 from .timing import Timing
+from .transforms import Transforms
 
 ALIGN = 512
 """Arrays begin at multiples of this many bytes."""
@@ -109,6 +110,7 @@ class CUDASession(HostMemory):
         self._early: dict[int, _Rows] = {}
         self._finished: dict[int, _Rows] = {}
         self._checks: Checks | None = None
+        self._transforms: Transforms | None = None
         self._lock, self._staging = Lock(), Lock()
         try:
             self._open(plan, operation, trace)
@@ -154,6 +156,9 @@ class CUDASession(HostMemory):
             )
         names = UPLOAD, PASS, COMPUTE, DOWNLOAD
         self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in names}
+        self._transforms = Transforms(
+            operation, self._layout, self._allocate, self._runtime, self._streams[UPLOAD]
+        )
         self._timing.open(trace, self._streams[COMPUTE])
 
     def _allocate_all(
@@ -180,26 +185,31 @@ class CUDASession(HostMemory):
         return self._allocate_all({0: (elements, dtype)})[0]
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
-        """Makes a 2-D copy into the panel. If the type or the orientation differs, the copy goes to the
-        staging buffer, from which the device converts it. The stream's order keeps the next copy from
-        overtaking the conversion."""
+        """Makes a 2-D copy into the panel. If the type or the orientation differs, or elements are
+        transformed, the copy goes to the staging buffer, from which the device converts it. The stream's
+        order keeps the next copy from overtaking the conversion."""
         self._device.use()
         self._overflow.upload(piece, buffer, source)
         memory, (row, col) = self._arrays[piece.operand, buffer], piece.into
         stream, size = self._streams[UPLOAD], source.itemsize
+        changed = piece.operand in self._op.transforms
         start = self._timing.begin_copy(UPLOAD, stream)
-        if memory.dtype == source.dtype and not self._layout.turned(piece.operand):
-            pitch = self._layout.row(piece.operand, piece.panel[1])
-            at = memory.data.ptr + (row * pitch + col) * size
+        if memory.dtype == source.dtype and not (changed or self._layout.turned(piece.operand)):
+            skipped, pitch = self._layout.at(piece.operand, piece.panel, piece.into)
+            at = memory.data.ptr + skipped * size
             self._copy(_TO_DEVICE, at, pitch * size, source.ctypes.data, source.strides[0], source, stream)
         else:
-            target = self._layout.panel(memory, piece.operand, piece.panel)
-            target = target[row : row + source.shape[0], col : col + source.shape[1]]
             at, width = self._arrays["staging"].data.ptr, source.shape[1] * size
-            staged = self._arrays["staging"][: source.nbytes].view(source.dtype).reshape(source.shape)
             with self._staging, stream:
                 self._copy(_TO_DEVICE, at, width, source.ctypes.data, source.strides[0], source, stream)
-                self._cupy.copyto(target, staged, casting="unsafe")
+                if changed:
+                    assert self._transforms is not None
+                    self._transforms.place(piece, source, at, memory.data.ptr)
+                else:
+                    staged = self._arrays["staging"][: source.nbytes].view(source.dtype).reshape(source.shape)
+                    target = self._layout.panel(memory, piece.operand, piece.panel)
+                    target = target[row : row + source.shape[0], col : col + source.shape[1]]
+                    self._cupy.copyto(target, staged, casting="unsafe")
         return self._timing.end(
             UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk
         )
@@ -417,6 +427,6 @@ class CUDASession(HostMemory):
             self._streams = {}
             self._arrays.clear()
             self._early, self._finished = {}, {}
-            self._gemm = self._checks = None  # and their scratch
+            self._gemm = self._checks = self._transforms = None  # and their scratch
             self._timing.close()
             super().close()
