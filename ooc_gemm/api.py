@@ -327,4 +327,4 @@ def plan(
         rechunk=rechunk,
         verify=verify,
     )
-    return prepare(request.check()).plan
+    return prepare(request.check(), observer=Observer()).plan

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from ..engine.ports import Array, Device, Limits
 from ..planning.problem import Matrix, MiB
 from ..planning.schedule import Part, Piece, cut
 from ..run.prepare import prepare
-from ..run.rates import FILE, FOLDERS, file_system, kernel_key, possible
+from ..run.rates import FILE, FOLDERS, file_system, kernel_key, possible, sound, today
 from ..run.request import Operand, Precision, Request
 from ..storage.io.files import chunks_at_once, in_memory
 from ..storage.read import inputs, source
@@ -38,9 +37,10 @@ from ..support.cache import distrusted, folder
 from ..support.errors import InputError
 from ..support.memory import default_memory_limit
 from ..support.remembered import not_written, recall, remember
+from ..support.timed import by_one_thread, for_a_while
 from ..support.trace import Trace
 from . import kernel_rate
-from .io import by_one_thread, drop, files_in, for_a_while
+from .io import drop, files_in
 
 Record = dict[str, Any]
 Say = Callable[[str], None]
@@ -49,11 +49,19 @@ CHUNK = 2048
 """Rows and columns of the float32 chunks that are written and read, of 16 MiB each."""
 FOLDER_BYTES = 1 << 30
 """Bytes that are written and read in a folder, unless that takes longer than LONGEST."""
+SECONDS = 10.0
+"""Seconds that all measurements take by default. What comes last gets the time that is left."""
+IN_FOLDERS = 0.45
+"""Share of a device's time that measurements in folders take. Kernels and memory take the rest."""
+STEPS = 10
+"""Number of measurements in a folder, which take about equally long."""
 LONGEST = 2.0
 """The most seconds that one measurement of a folder takes."""
+DEPTHS = 4
+"""Number of depths of panels at which most kernels are timed, with what preparing them takes."""
 PIECE_BYTES = 64 << 10
 """Size of the pieces that show what a read costs besides its bytes."""
-TOUCHED_BYTES = 512 * MiB
+TOUCHED_BYTES = 256 * MiB
 TYPES: tuple[tuple[str, Precision], ...] = (
     *((dtype, "highest") for dtype in ("float32", "float64", "float16", "complex64", "complex128", "int8")),
     ("float32", "medium"),
@@ -95,19 +103,22 @@ def collect() -> Record:
     return found
 
 
-def measure(folders: Iterable[str], say: Say = lambda text: None) -> list[str]:
+def measure(folders: Iterable[str], say: Say = lambda text: None, seconds: float = SECONDS) -> list[str]:
     """Measure every device here, and each folder's file system with each, and remember the rates.
 
     `folders`: paths of folders that can be written to. `say` is called with what is measured next.
+    `seconds`: about how long all of it may take, without compiling kernels that are not in the cache.
 
     Returns a sentence for each rate that was measured and is not remembered. Raises InputError if a folder
     has no space left.
     """
-    places, refused = [Path(folder) for folder in folders], []
-    for device in _devices():
-        refused += measure_with(device, places, say)
+    places, refused, end = [Path(folder) for folder in folders], [], time.perf_counter() + seconds
+    devices = list(_devices())
+    for number, device in enumerate(devices):
+        left = (end - time.perf_counter()) / (len(devices) - number)
+        refused += measure_with(device, places, say, seconds=left)
         if device.name == "cuda" and (together := open_device("cuda:all")).name != "cuda":
-            measure_places(together, places, say)
+            refused += measure_places(together, places, say)
     return [*refused, *filter(None, [not_written()])]
 
 
@@ -116,27 +127,49 @@ def measure_with(
     places: Iterable[Path],
     say: Say = lambda text: None,
     dtypes: Iterable[str] | None = None,
+    seconds: float = SECONDS,
 ) -> list[str]:
-    """Measure one device (only kernels for `dtypes`, if given) and the file systems of `places`, and remember
-    the rates. A kernel's rate that cannot be true is not remembered; a sentence about it is returned."""
-    record = measure_device(device, say, dtypes)
+    """Measure one device (only kernels for `dtypes`, if given) and the file systems of `places`, within about
+    so many seconds, and remember the rates. A kernel's rate that cannot be true is not remembered; a sentence
+    about it is returned."""
+    places, end = list(places), time.perf_counter() + seconds
+    record = measure_device(device, say, dtypes, seconds * (1 - IN_FOLDERS if places else 1.0))
     refused = record.pop("refused")
     known = recall(FILE).get(device.model, {}).get("flops")
     known = {key: rate for key, rate in possible(known, device.most_flops).items() if key not in refused}
     record["flops"] = known | record["flops"]
+    said = _without_unsound(record, device.model)
     remember(FILE, device.model, record)
-    measure_places(device, places, say)
-    return list(refused.values())
+    said += measure_places(device, places, say, max(end - time.perf_counter(), seconds * IN_FOLDERS / 2))
+    return [*refused.values(), *said]
 
 
-def measure_places(device: Device, places: Iterable[Path], say: Say = lambda text: None) -> None:
-    """Measure the file system of each place with a device, and remember the rates."""
+def _without_unsound(record: Record, where: str) -> list[str]:
+    """Take rates that cannot be true out of what was measured, in place. Returns a sentence for each."""
+    ending = "_bytes_per_second"
+    names = [name for name in record if name.endswith(ending) and not sound(record[name])]
+    return [
+        f"{name.removesuffix(ending)} was measured at {record.pop(name) / 1e9:.4g} GB/s on {where}, which "
+        "the cores of this machine cannot reach, so the rate is not kept; measure again on an idle machine"
+        for name in names
+    ]
+
+
+def measure_places(
+    device: Device, places: Iterable[Path], say: Say = lambda text: None, seconds: float = SECONDS
+) -> list[str]:
+    """Measure the file system of each place with a device within about so many seconds, and remember the
+    rates. Returns a sentence for each that cannot be true."""
+    places, refused = list(places), list[str]()
     key = FOLDERS[len(limits_of(device).weights) > 1]
     known = recall(FILE).get(device.model, {}).get(key, {})
     for place in places:
         say(f"{device.name}: reading and writing in {place}")
-        known[file_system(place)] = measure_folder(place, device)
+        record = measure_folder(place, device, seconds / len(places) / STEPS)
+        refused += _without_unsound(record, str(place))
+        known[file_system(place)] = record
     remember(FILE, device.model, {key: known})
+    return refused
 
 
 def _devices() -> Iterator[Device]:
@@ -146,32 +179,33 @@ def _devices() -> Iterator[Device]:
         yield automatic
 
 
-def _today() -> str:
-    return datetime.now(UTC).date().isoformat()
-
-
 # ---- devices -----------------------------------------------------------------------------------
 
 
 def measure_device(
-    device: Device, say: Say = lambda text: None, dtypes: Iterable[str] | None = None
+    device: Device,
+    say: Say = lambda text: None,
+    dtypes: Iterable[str] | None = None,
+    seconds: float = SECONDS,
 ) -> Record:
     """Measure copies, fresh memory, the ring, and every kernel that `auto` chooses for `dtypes` (by default
     all types).
 
-    If there are several devices, the first is measured, because planning multiplies the rate of one by their
-    number. `refused` in the record says of each kernel whose rate cannot be true why that is so.
+    It takes about `seconds`. If there are several devices, the first is measured, because planning multiplies
+    the rate of one by their number. `refused` in the record says of each kernel whose rate cannot be true why
+    that is so.
     """
     if isinstance(device, Several):
         device = device.devices[0]
     wanted = None if dtypes is None else set(dtypes)
     refused: dict[str, str] = {}
-    record: Record = {"date": _today(), "flops": {}, "refused": refused}
+    record: Record = {"date": today(), "brief": False, "flops": {}, "refused": refused}
     kernels = [(dtype, precision, "auto") for dtype, precision in TYPES]
     if device.name != "cpu":
         kernels.append(("float32", "highest", "cublas"))
     kernels = [kind for kind in kernels if wanted is None or kind[0] in wanted] or kernels[:1]
-    for dtype, precision, kernel in kernels:
+    end = time.perf_counter() + seconds
+    for number, (dtype, precision, kernel) in enumerate(kernels):
         one = np.dtype(dtype)
         arithmetic = device.arithmetic(
             one, one, _out(dtype), (kernel_rate.SIDES[0],) * 3, 1, kernel, precision
@@ -179,9 +213,13 @@ def measure_device(
         key = kernel_key(arithmetic)
         if key not in record["flops"]:
             say(f"{device.name}: multiplying {dtype}, {kernel}")
-            side = kernel_rate.side_of(device, arithmetic)
+            each = max(0.0, end - time.perf_counter()) / (len(kernels) + 1 - number)
+            steady = min(kernel_rate.STEADY, each / DEPTHS)
+            side = kernel_rate.side_of(device, arithmetic, steady)
             try:
-                record["flops"][key], copies = kernel_rate.kernel_rate(device, dtype, precision, kernel, side)
+                record["flops"][key], copies = kernel_rate.kernel_rate(
+                    device, dtype, precision, kernel, side, steady
+                )
             except kernel_rate.ImplausibleError as error:
                 refused[key] = str(error)
                 continue
@@ -274,7 +312,7 @@ def _ring_seconds(device: Device) -> tuple[float, float]:
             session.close()
         return (done - started) / count, started - start + time.perf_counter() - done
 
-    found = [run() for _ in range(3)]
+    found = [run() for _ in range(2)]
     return min(each for each, _ in found), min(fixed for _, fixed in found)
 
 
@@ -297,17 +335,18 @@ def fill_with_noise(buffers: list[Bytes]) -> None:
         buffer.view(np.float32)[:] = np.roll(numbers, index)
 
 
-def measure_folder(place: Path, device: Device) -> Record:
+def measure_folder(place: Path, device: Device, longest: float = LONGEST) -> Record:
     """Measure the rates that the engine's readers and writers reach on a file system, with the device's
-    buffers and as many threads as it takes. The files are removed afterwards."""
+    buffers and as many threads as it takes, and each for at most `longest` seconds. The files are removed
+    afterwards."""
     limits, memory = limits_of(device), device.host_memory()
     count = chunks_that_fit(place)
     with tempfile.TemporaryDirectory(prefix="ooc-gemm-", dir=place) as scratch:
         buffers = memory.host_buffers(limits.readers + limits.writers, CHUNK * CHUNK * 4)
-        return _folder_rates(Path(scratch), buffers, count, limits.readers, limits.writers)
+        return _folder_rates(Path(scratch), buffers, count, limits.readers, min(LONGEST, longest))
 
 
-def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int, writers: int) -> Record:
+def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int, longest: float) -> Record:
     chunk = CHUNK * CHUNK * 4
     # Arrays so large that the page cache is passed by, of which only the first chunks are stored.
     large = max(count, staging_folder.DIRECT_BYTES // chunk)
@@ -320,13 +359,13 @@ def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int,
         return target.write(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
 
     def written(
-        items: Iterable[int], target: Target[Publication] = made[0], longest: float = LONGEST
+        items: Iterable[int], target: Target[Publication] = made[0], most: float = longest
     ) -> tuple[float, list[int]]:
         if not target.background:
-            return for_a_while(partial(write, target), items, for_writing, longest)
+            return for_a_while(partial(write, target), items, for_writing, most)
         return by_one_thread(
             lambda index, buffer: target.start(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer),
-            items, for_writing, longest,
+            items, for_writing, most,
         )  # fmt: skip
 
     seconds, sizes = written(range(count))
@@ -343,22 +382,22 @@ def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int,
     def read(index: int, buffer: Bytes, slot_bytes: int = chunk) -> int:
         return sum(source.read(piece, buffer)[1] for piece in pieces_of(index, slot_bytes))
 
-    def came(items: Iterable[int] = there, longest: float = LONGEST) -> tuple[float, list[int]]:
+    def came(items: Iterable[int] = there, most: float = longest) -> tuple[float, list[int]]:
         if not source.asynchronous:
-            return for_a_while(read, items, for_reading, longest)
+            return for_a_while(read, items, for_reading, most)
         seconds, found = by_one_thread(
             lambda index, buffer: source.start(next(pieces_of(index)), buffer),
-            items, for_reading[: chunks_at_once(readers)], longest,
+            items, for_reading[: chunks_at_once(readers)], most,
         )  # fmt: skip
         return seconds, [nbytes for _, nbytes in found]
 
     forget(scratch / "a")
     cold = _per_second(came())
     keep(scratch / "a")
-    cached = max(_per_second(came()) for _ in range(5))
+    cached = max(_per_second(came()) for _ in range(3))
     if memory:  # there is but one way
         cold = cached = max(cached, cold)
-    seconds, moved = for_a_while(partial(read, slot_bytes=PIECE_BYTES), there[:4], for_reading, LONGEST)
+    seconds, moved = for_a_while(partial(read, slot_bytes=PIECE_BYTES), there[:4], for_reading, longest)
     pieces = sum(moved) / PIECE_BYTES
     piece_seconds = max(0.0, seconds - sum(moved) / cached) / pieces
     forget(scratch / "a")
@@ -375,21 +414,23 @@ def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int,
             writing.result()
             return time.perf_counter() - start
 
-    together = min(both() for _ in range(5 if memory else 1))
+    together = min(both() for _ in range(3 if memory else 1))
     alone = reads * chunk / cold + writes * chunk / write_rate
     few = min(len(there), max(1, staging_folder.DIRECT_BYTES // chunk - 1))
     small = replace(output, shape=(few * CHUNK, CHUNK))
     target = opening.create_target(str(scratch / "small"), small, output.dtype)
-    write_cached = write_rate if memory else _rate(partial(write, target), range(few), for_writing)
+    write_cached = write_rate
+    if not memory:
+        write_cached = _per_second(for_a_while(partial(write, target), range(few), for_writing, longest))
     packed = replace(output, compressor="zstd")
     target = opening.create_target(str(scratch / "z"), packed, output.dtype)
     some = range(min(len(there), 2 * readers))
     for_a_while(partial(write, target), some, for_writing)
     target.sink.commit()
     source = inputs.open_input(str(scratch / "z")).source
-    seconds, moved = for_a_while(read, some, for_reading, LONGEST)
+    seconds, moved = for_a_while(read, some, for_reading, longest)
     return {
-        "date": _today(),
+        "date": today(),
         "read_bytes_per_second": cold,
         "cached_bytes_per_second": max(cached, cold),
         "write_bytes_per_second": write_rate,
@@ -398,10 +439,6 @@ def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int,
         "decode_bytes_per_second": len(moved) * chunk / seconds,
         "piece_seconds": piece_seconds,
     }
-
-
-def _rate(work: Callable[[int, Bytes], int], items: Iterable[int], buffers: list[Bytes]) -> float:
-    return _per_second(for_a_while(work, items, buffers, LONGEST))
 
 
 def _per_second(found: tuple[float, list[int]]) -> float:

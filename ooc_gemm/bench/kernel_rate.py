@@ -19,16 +19,20 @@ import numpy as np
 from ..devices.cpu.device import CPU
 from ..engine.ports import COMPUTE, UPLOAD, Arithmetic, Array, Device
 from ..planning.problem import MiB
+from ..planning.schedule import Piece
 from ..run.prepare import prepare
 from ..run.rates import kernel_key
 from ..run.request import Operand, Precision, Request
+from ..support.buffers import Bytes
 from ..support.errors import DeviceError
 from ..support.trace import Trace
 
 Record = dict[str, Any]
 
-STEADY = 0.15
-"""Seconds for which a kernel is timed."""
+STEADY = 0.3
+"""Most seconds for which a kernel is timed at one depth, unless two products take longer."""
+PRODUCT = 0.3
+"""Share of that time which one product of the second of the DEPTHS takes at most."""
 DEPTHS = (512, 2048)
 """Depths of the first two panels for which a kernel is timed."""
 DEEPER = 4
@@ -36,7 +40,7 @@ DEEPER = 4
 LARGEST_SHARE = 0.2
 """The largest share of the deepest panel's time that may be independent of its depth."""
 LARGEST_PANEL = 512 * MiB
-SIDES = (8192, 4096, 2048, 1024)
+SIDES = (8192, 4096, 2048, 1024, 512)
 """Sides of the square blocks of C for which a kernel may be timed."""
 LARGEST_BLOCK = 256 * MiB
 
@@ -58,28 +62,29 @@ class ImplausibleError(DeviceError):
     """The measured rate is above what the device can do."""
 
 
-def side_of(device: Device, arithmetic: Arithmetic) -> int:
+def side_of(device: Device, arithmetic: Arithmetic, steady: float) -> int:
     """Return the side of the block of C for which the kernel is timed: large, but not so large that it takes
-    long."""
+    long. steady: seconds for each depth."""
     rate = device.rates(arithmetic).flops
-    side = next((n for n in SIDES if 2 * n * n * DEPTHS[1] / rate < 2 * STEADY), SIDES[-1])
+    side = next((n for n in SIDES if 2 * n * n * DEPTHS[1] / rate < PRODUCT * steady), SIDES[-1])
     while side * side * arithmetic.block.itemsize > LARGEST_BLOCK:
         side //= 2
     return side
 
 
 def kernel_rate(
-    device: Device, dtype: str, precision: Precision, kernel: str, side: int
+    device: Device, dtype: str, precision: Precision, kernel: str, side: int, steady: float = STEADY
 ) -> tuple[Record, Record]:
-    """Measure one kernel on a large C block. Returns its operations per second (`flops`) with what a panel
-    costs besides, as the depth of a panel that would take as long (`thin`), and the bytes per second of
-    uploads and downloads. Raises ImplausibleError if the rate is above what the device can do."""
+    """Measure one kernel on a large C block, for `steady` seconds at each depth. Returns its operations per
+    second (`flops`) with what a panel costs besides, as the depth of a panel that would take as long
+    (`thin`), and the bytes per second of uploads and downloads. Raises ImplausibleError if the rate is above
+    what the device can do."""
     copies: Record = {}
     arithmetic: Arithmetic | None = None
 
     def seconds(depth: int) -> float:
         nonlocal copies, arithmetic
-        took, copies, arithmetic = _timed(device, dtype, precision, kernel, side, depth)
+        took, copies, arithmetic = _timed(device, dtype, precision, kernel, (side, depth), steady)
         return took
 
     each, once = line(seconds, LARGEST_PANEL // (side * np.dtype(dtype).itemsize))
@@ -112,11 +117,12 @@ def line(seconds: Callable[[int], float], deepest: int) -> tuple[float, float]:
 
 
 def _timed(
-    device: Device, dtype: str, precision: Precision, kernel: str, side: int, depth: int
+    device: Device, dtype: str, precision: Precision, kernel: str, size: tuple[int, int], steady: float
 ) -> tuple[float, Record, Arithmetic]:
-    """Return the seconds of the fastest of many multiplications of panels of this depth, the rates of copies,
-    and the arithmetic. Panels are uploaded again for each multiplication, because some kernels overwrite
-    them."""
+    """Return the seconds of the fastest of many multiplications, the rates of copies, and the arithmetic.
+    size: the side of the block, and the depth of the panels. steady: for how many seconds they are repeated.
+    Panels are uploaded again for each multiplication, because some kernels overwrite them."""
+    side, depth = size
     a, b = Operand(Random((side, depth), dtype)), Operand(Random((depth, side), dtype))
     request = Request(
         a, b, writes=False, device=device, memory_limit="1TiB", precision=precision, kernel=kernel
@@ -128,17 +134,18 @@ def _timed(
     block = next(plan.blocks())
     pieces = list(plan.pieces(block, (0, depth)))
     part = next(plan.parts(block))
-    size = max(plan.slot_bytes, part.rows * part.cols * arithmetic.block.itemsize)
-    rounds, end = 0, time.perf_counter() + 4 * STEADY
+    slot = max(plan.slot_bytes, part.rows * part.cols * arithmetic.block.itemsize)
+    rounds = 0
     session = device.open(plan, job.operation, trace)
     try:
-        buffers = session.host_buffers(min(len(pieces), 8), size)
+        buffers = session.host_buffers(min(len(pieces), 8), slot)
         for buffer in buffers:
             buffer[:] = 0
             session.prepare(buffer)
-        views = [
-            job.sources[p.operand].source.read(p, b)[0] for p, b in zip(pieces, cycle(buffers), strict=False)
-        ]
+        for p, buffer in zip(pieces, buffers, strict=False):  # other pieces get the same numbers
+            job.sources[p.operand].source.read(p, buffer)
+        views = [_view(p, buffer, dtype) for p, buffer in zip(pieces, cycle(buffers), strict=False)]
+        end = time.perf_counter() + steady
         while rounds < 2 or (rounds < 50 and time.perf_counter() < end):
             for view, piece in zip(views, pieces, strict=True):
                 session.upload(view, piece, 0)
@@ -163,3 +170,9 @@ def _timed(
         "download_bytes_per_second": cores * downloaded / trace.seconds["download"],
     }
     return trace.least["compute"], copies, arithmetic
+
+
+def _view(piece: Piece, buffer: Bytes, dtype: str) -> Array:
+    """Return the elements of a piece in a buffer."""
+    shape, kind = (piece.rows[1] - piece.rows[0], piece.cols[1] - piece.cols[0]), np.dtype(dtype)
+    return buffer[: math.prod(shape) * kind.itemsize].view(kind).reshape(shape)

@@ -17,8 +17,9 @@ from ..planning.schedule import Part
 from ..run.rates import described
 from ..storage.write import layout, opening
 from ..support.buffers import Bytes, page_aligned
+from ..support.timed import for_a_while
 from .info import CHUNK, chunks_that_fit, fill_with_noise, keep, limits_of
-from .io import decode_rate, files_in, flush, for_a_while, read_rate, source_rate, write_rate
+from .io import decode_rate, files_in, flush, read_rate, source_rate, write_rate
 
 Say = Callable[[str], None]
 Row = dict[str, Any]

@@ -142,29 +142,37 @@ def rates_tables(rates: dict[str, Any]) -> Iterator[Any]:
     """Yield a heading and two tables for each device: the rates of its stages, and those of its readers and
     writers."""
     for model, found in rates.items():
-        yield f"{model}, measured {found['date']}"
+        brief = " briefly" if found.get("brief") else ""
+        yield f"{model}, measured{brief} {found['date']}" if "date" in found else model
         made = table(("does",), ("at",))
         for kernel, speed in found["flops"].items():
             made.add_row(kernel, f"{si(speed['flops'])}FLOP/s")
         for name, title in _TITLES.items():
-            made.add_row(title, f"{si(found[f'{name}_bytes_per_second'])}B/s")
-        made.add_row("pieces through the ring", f"{1 / found['piece_seconds']:,.0f}/s")
+            made.add_row(title, _bytes_rate(found, name))
+        if "piece_seconds" in found:
+            made.add_row("pieces through the ring", f"{1 / found['piece_seconds']:,.0f}/s")
         yield made
         ways = ("read", "cached", "write", "decode")
         folders = table(("file system",), (*ways, "both"))
         rows = ((several, *row) for several, key in FOLDERS.items() for row in found.get(key, {}).items())
         for several, system, speed in rows:
-            cells = [f"{si(speed[f'{way}_bytes_per_second'])}B/s" for way in ways]
+            cells = [_bytes_rate(speed, way) for way in ways]
             place = mount_point(system)
             name = f"{place} ({system.split()[0]})" if place else system
             name += ", several GPUs" if several else ""
-            folders.add_row(name, *cells, f"{speed['turns']:.0%}")
+            folders.add_row(name, *cells, f"{speed['turns']:.0%}" if "turns" in speed else "–")
         if folders.rows:
             yield folders
             yield (
                 "both: time of reading and writing at once, divided by the sum of the times of each alone; "
                 "100% means that they take turns"
             )
+
+
+def _bytes_rate(found: dict[str, Any], name: str) -> str:
+    """Return a measured rate in bytes per second; a dash where it was not measured."""
+    rate = found.get(f"{name}_bytes_per_second")
+    return f"{si(rate)}B/s" if rate else "–"
 
 
 # ---- bench engine ------------------------------------------------------------------------------

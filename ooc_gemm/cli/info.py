@@ -20,7 +20,7 @@ def info(folders: tuple[str, ...], measure: bool, as_json: bool, verbose: bool) 
 
     --measure finds the rates: how fast each device multiplies and copies, and how fast the engine's threads
     read and write the file systems of the FOLDERs (by default the current folder). It takes about ten seconds
-    for each device, and writes up to 1 GiB into each folder, which it removes. Rates are remembered for each
+    in all, and writes up to 1 GiB into each folder, which it removes. Rates are remembered for each
     model of device and each file system. A plan without them uses default rates, and says so.
     """
     from ..bench import info as found_here

@@ -87,6 +87,7 @@ def plan(a: str, b: str | None, gram: bool, as_json: bool, verbose: bool, **give
 
     With --gram, show what gram would do.
     """
+    from ..run.observer import Observer
     from ..run.prepare import prepare
 
     given["writes"] = False
@@ -97,7 +98,7 @@ def plan(a: str, b: str | None, gram: bool, as_json: bool, verbose: bool, **give
     else:
         request = _request(a, b, None, given)
     try:
-        made = prepare(request.check()).plan
+        made = prepare(request.check(), observer=Observer(notice=note)).plan
     except BudgetError as error:
         if as_json:
             least = {"minimum_memory_limit": error.minimum_memory_limit}

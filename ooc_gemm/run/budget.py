@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
-from ..engine.ports import Hardware, Limits
+from ..engine.ports import Device, Hardware, Limits
 from ..planning.machine import Budget, Rates
 from ..planning.problem import Problem
+from ..planning.search import least_seconds
 from ..storage.io.files import chunks_at_once
 from ..storage.io.requests import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests
 from ..storage.read import addresses
 from ..support.memory import baseline_bytes
-from . import rates
+from . import rates, rates_first
 from .arithmetic import Chosen
 from .operands import Inputs
 from .settle import Settled
@@ -56,16 +57,42 @@ def known_rates(
     """Return the rates that a plan is made with: measured ones, and default ones where nothing was
     measured."""
     read = [(source.place, source.matrix.stored_bytes) for source in inputs.sources.values()]
-    if request.c is not None:
-        place = addresses.local_path(request.c)
-    else:
-        place = None if request.writes else inputs.a.place
-    written = problem.m * problem.n * problem.c.itemsize
-    found = rates.known(hardware, chosen.arithmetic, read, (place, written))
+    place = None if request.c is not None or request.writes else inputs.a.place
+    c = (place, _c_bytes(problem)) if place else _c_place(request, problem)
+    found = rates.known(hardware, chosen.arithmetic, read, c)
     if asked_of := _asked_of(inputs):  # to wait for a network takes nothing from the cores
         latency, bandwidth = max(asked_of)[0], min(found.read, BANDWIDTH)
         found = replace(found, stream=STREAM, latency=latency, read=bandwidth, shared=False)
     return found
+
+
+def with_measured(
+    request: Settled, inputs: Inputs, problem: Problem, chosen: Chosen, device: Device, budget: Budget
+) -> tuple[Rates, str]:
+    """Return the rates that a plan of a run on a device is made with, after those that are missing were
+    measured, and a sentence about that; "" where nothing was measured."""
+    found = known_rates(request, inputs, problem, chosen, device)
+    wanted = rates_first.Wanted(
+        device=device,
+        arithmetic=chosen.arithmetic,
+        inputs=tuple(inputs.sources.values()),
+        c=_c_place(request, problem),
+        budget=budget,
+        read=found.read,
+        seconds=least_seconds(problem, budget, found),
+    )
+    said = rates_first.measure(wanted)
+    return (known_rates(request, inputs, problem, chosen, device) if said else found), said
+
+
+def _c_place(request: Settled, problem: Problem) -> rates.Place:
+    """Return the local folder to which C is written, and its size in bytes."""
+    place = None if request.c is None else addresses.local_path(request.c)
+    return place, _c_bytes(problem)
+
+
+def _c_bytes(problem: Problem) -> int:
+    return problem.m * problem.n * problem.c.itemsize
 
 
 def _asked_of(inputs: Inputs) -> list[tuple[float, int]]:

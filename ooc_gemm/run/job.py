@@ -22,8 +22,9 @@ from ..support.errors import (
     no_memory,
 )
 from ..support.trace import Trace
+from . import rates_learned
 from .destination import continued, destination
-from .executor import Executor
+from .executor import Executor, Local
 from .finish import Finished as FinishedTarget
 from .observer import Observer
 from .prepare import Job, prepare
@@ -51,7 +52,7 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
     """
     started = time.perf_counter()
     with continued(request) as log:
-        job = prepare(request, log, executor)
+        job = prepare(request, log, executor, observer)
         if observer.trace is not None:
             _check_trace(observer.trace, request)
         copies = job.copies if job.plan.block_count else ()
@@ -70,6 +71,7 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
                 job.executor.close()
         except Exception as error:
             return _recovered(request, job, begun, error)
+    _learn(job, observer, watch)
     if made.overflowed:
         observer.warn(conversion.said(made.overflowed, _name(job), job.output.dtype))
     if observer.trace is not None:
@@ -92,6 +94,14 @@ def _announce(job: Job, observer: Observer) -> None:
         observer.note(str(job.log))
     elif job.log:
         observer.note(f"{job.blocks - job.plan.block_count} of {job.blocks} blocks are done already")
+
+
+def _learn(job: Job, observer: Observer, watch: Trace) -> None:
+    """Remember rates that the run has shown."""
+    if isinstance(job.executor, Local) and job.works:
+        said = rates_learned.learn(job.executor.device, job.operation.arithmetic, job.plan, watch)
+        if said:
+            observer.note(said)
 
 
 def _with_transforms(job: Job) -> tuple[Job, int]:

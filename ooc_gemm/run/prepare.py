@@ -20,9 +20,10 @@ from ..storage.write import checks, provenance, recorded
 from ..storage.write.layout import Output
 from ..support.errors import InputError
 from .arithmetic import Chosen, choose_arithmetic, choose_dtype
-from .budget import known_rates, make_budget
+from .budget import known_rates, make_budget, with_measured
 from .executor import Executor, Local
 from .layout import Layout, chosen_layout, lay_out
+from .observer import Observer
 from .operands import Inputs, open_inputs
 from .request import Request
 from .settle import Log, Settled, settle
@@ -64,11 +65,17 @@ class Job:
         return bool(self.plan.block_count and self.plan.problem.m and self.plan.problem.n)
 
 
-def prepare(request: Request, log: Log | None = None, executor: Executor | None = None) -> Job:
-    """Decide everything about a product; writes nothing.
+def prepare(
+    request: Request,
+    log: Log | None = None,
+    executor: Executor | None = None,
+    observer: Observer | None = None,
+) -> Job:
+    """Decide everything about a product; writes nothing that stays.
 
     request: what is asked for, checked. log: the run that it continues, or None. executor: what carries out
-    the plan; None for the request's device in this process. Raises InputError and BudgetError.
+    the plan; None for the request's device in this process. observer: what is told of rates that had to be
+    measured; without one they are not measured. Raises InputError and BudgetError.
     """
     settled, begun = settle(request, log)
     inputs = open_inputs(settled, begun, log is not None)
@@ -87,7 +94,13 @@ def prepare(request: Request, log: Log | None = None, executor: Executor | None 
             "give the name of a device, and no cluster"
         )
     budget = make_budget(settled, inputs, problem, chosen, limits)
-    plan = make_plan(problem, budget, known_rates(settled, inputs, problem, chosen, executor.hardware))
+    if observer and isinstance(executor, Local):
+        rates, said = with_measured(settled, inputs, problem, chosen, executor.device, budget)
+        if said:
+            observer.note(said)
+    else:
+        rates = known_rates(settled, inputs, problem, chosen, executor.hardware)
+    plan = make_plan(problem, budget, rates)
     plan, copies = layouts.rechunk(plan) if settled.rechunk else (layouts.advise(plan), ())
     options = _options(settled, inputs, dtype)
     head, left = _provenance(settled, inputs, plan, log, options)

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from ctypes import CDLL, addressof, byref, c_char, c_size_t, c_ubyte, c_void_p
 from dataclasses import replace
+from datetime import UTC, datetime
 from mmap import ACCESS_COPY, PAGESIZE, mmap
 from pathlib import Path
 from typing import Any
 
 from ..engine.ports import Arithmetic, Hardware
 from ..planning.machine import Rates
-from ..storage.io.files import mounted
+from ..storage.io.files import IN_MEMORY, mounted
 from ..storage.write.staging_folder import DIRECT_BYTES
 from ..support.remembered import recall
 
@@ -30,6 +31,15 @@ SUGGESTION_FOLDER = "measure with `ooc-gemm info --measure FOLDER`"
 NOT_MEASURED = f"default rates (not measured); {SUGGESTION}"
 Place = tuple[Path | None, int]
 """The folder of an array, None where it is not local, and its size in bytes."""
+Folder = dict[str, float]
+"""Rates of a file system, in bytes per second, by what is done; `turns` and `piece_seconds` as in `Rates`."""
+THREADS = 16
+"""The most threads at which reads from memory are expected to become faster."""
+COPIED, DECODED = 4e9, 1e9
+"""Bytes per second that one thread copies out of the page cache, and that it decodes (H200 machine, 16
+threads: 72e9 and 16e9)."""
+MOST_BYTES = 512e9
+"""Bytes per second that no core exceeds: 64 in each cycle of a clock of 8 GHz."""
 SAMPLED = 4
 """Entries that are looked at in every folder of an array."""
 
@@ -40,65 +50,118 @@ if _mincore is not None:
 
 def known(device: Hardware, arithmetic: Arithmetic, inputs: Iterable[Place], c: Place) -> Rates:
     """Return the rates of a device for a kernel, for inputs at these places and a result at that place."""
-    usual, found = device.rates(arithmetic), recall(FILE).get(device.model, {})
+    usual, found, there = device.rates(arithmetic), recall(FILE).get(device.model, {}), list(inputs)
+    key, most = kernel_key(arithmetic), device.most_flops
     try:
-        return _known(usual, found, kernel_key(arithmetic), list(inputs), c, device.most_flops)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a file of another version
-        return replace(usual, note=NOT_MEASURED)
+        return _known(usual, found, key, there, c, most)
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):  # a file of another version
+        return _known(usual, {}, key, there, c, most)
 
 
 def _known(
     usual: Rates, found: dict[str, Any], key: str, inputs: list[Place], c: Place,
     most: Callable[[str, str], float],
 ) -> Rates:  # fmt: skip
-    if not found:
-        return replace(usual, note=NOT_MEASURED)
-    rates = replace(
-        usual,
-        upload=usual.at_once * found["upload_bytes_per_second"],
-        download=usual.at_once * found["download_bytes_per_second"],
-        touch=found["touch_bytes_per_second"],
-        piece_seconds=found["piece_seconds"],
-        start=found["start_seconds"],
-    )
-    dates, missing = [found["date"]], []
-    speeds = possible(found["flops"], most)
+    rates, speeds = _of_device(usual, found), possible(found.get("flops"), most)
+    missing = []
+    used = [found] if key in speeds or "touch_bytes_per_second" in found else []
     if key in speeds:
-        rates = replace(rates, **speeds[key])
-        rates = replace(rates, flops=usual.devices * rates.flops)
+        rates = replace(rates, flops=usual.devices * speeds[key]["flops"], thin=speeds[key]["thin"])
     else:
         missing.append(key)
-    folders = dict(found.get(FOLDERS[False], {}))
+    remembered = dict(found.get(FOLDERS[False], {}))
     if usual.devices > 1:
-        folders |= found.get(FOLDERS[True], {})
-    seconds, total, costs = 0.0, 0, [0.0]
-    decoding = [math.inf]
+        remembered |= found.get(FOLDERS[True], {})
     systems = {place: file_system(place) for place, _ in (*inputs, c) if place}
-    for place, nbytes in inputs:
-        folder = folders.get(systems[place]) if place else None
-        if place is None or folder is None:
-            continue
-        cold, cached = folder["read_bytes_per_second"], folder["cached_bytes_per_second"]
-        share = cached_share(place) if cold < cached else 1.0
-        seconds += nbytes * ((1 - share) / cold + share / cached)
-        total += nbytes
-        costs.append(folder["piece_seconds"])
-        decoding.append(folder["decode_bytes_per_second"])
-    if total:
-        rates = replace(rates, read=total / seconds, piece_seconds=rates.piece_seconds + max(costs))
-        rates = replace(rates, decode=min(decoding))
-    target, size = c
-    if target and (folder := folders.get(systems[target])):
-        way = "write" if size >= DIRECT_BYTES else "write_cached"
-        rates = replace(rates, write=folder[f"{way}_bytes_per_second"])
-        if any(place and systems[place] == systems[target] for place, _ in inputs):
-            rates = replace(rates, turns=folder["turns"])
-    dates += [folders[system]["date"] for system in systems.values() if system in folders]
-    missing += [name.split()[0] for name in sorted(set(systems.values())) if name not in folders]
-    note = f"measured {min(dates)}"
+    folders = {name: _folder(usual, name, remembered.get(name, {})) for name in systems.values()}
+    rates = _of_folders(rates, {place: folders[name] for place, name in systems.items()}, inputs, c)
+    if c[0] and any(place and systems[place] == systems[c[0]] for place, _ in inputs):
+        rates = replace(rates, turns=folders[systems[c[0]]]["turns"])
+    used += [remembered[name] for name in folders if name in remembered]
+    if not used:
+        return replace(rates, note=NOT_MEASURED)
+    brief = " briefly" if any(record.get("brief") for record in used) else ""
+    note = f"measured{brief} {min(record['date'] for record in used)}"
+    missing += [name.split()[0] for name in sorted(folders) if name not in remembered]
     if missing:
         note += f", default rates for {' and '.join(missing)} (not measured); {SUGGESTION_FOLDER}"
     return replace(rates, note=note)
+
+
+def _of_device(usual: Rates, found: dict[str, Any]) -> Rates:
+    """Return the rates of a device with those that are remembered of it, but for kernels and folders."""
+
+    def speed(name: str, otherwise: float, times: int = 1) -> float:
+        measured = sound(found.get(f"{name}_bytes_per_second"))
+        return times * measured if measured else otherwise
+
+    return replace(
+        usual,
+        upload=speed("upload", usual.upload, usual.at_once),
+        download=speed("download", usual.download, usual.at_once),
+        touch=speed("touch", usual.touch),
+        piece_seconds=float(found.get("piece_seconds", usual.piece_seconds)),
+        start=float(found.get("start_seconds", usual.start)),
+    )
+
+
+def _folder(usual: Rates, system: str, found: dict[str, Any]) -> Folder:
+    """Return the rates of a file system: those that are remembered and sound, and default ones for others.
+    What is in memory, as files or in the page cache, is read and written as fast as threads can copy."""
+    threads = min(cores(), THREADS)
+    cached = max(usual.read, COPIED * threads)
+    memory = system.split()[0] in IN_MEMORY
+    rates = {
+        "read": cached if memory else usual.read,
+        "cached": cached,
+        "write": max(usual.write, cached / 3) if memory else usual.write,
+        "decode": DECODED * threads,
+    }
+    measured = {name: sound(found.get(f"{name}_bytes_per_second")) for name in (*rates, "write_cached")}
+    rates |= {name: value for name, value in measured.items() if value}
+    rates.setdefault("write_cached", rates["write"])
+    own = {name: float(found[name]) for name in ("turns", "piece_seconds") if name in found}
+    return {"turns": usual.turns, "piece_seconds": 0.0} | rates | own
+
+
+def _of_folders(rates: Rates, folders: dict[Path, Folder], inputs: list[Place], c: Place) -> Rates:
+    """Return the rates with those of the folders in which the inputs and C lie. Several inputs are read at
+    the rate at which all of them take as long as they do each at its own."""
+    seconds, total, costs, decoding = 0.0, 0, [0.0], [math.inf]
+    for place, nbytes in inputs:
+        if place is None:
+            continue
+        folder = folders[place]
+        share = cached_share(place) if folder["read"] < folder["cached"] else 1.0
+        seconds += nbytes * ((1 - share) / folder["read"] + share / folder["cached"])
+        total += nbytes
+        costs.append(folder["piece_seconds"])
+        decoding.append(folder["decode"])
+    if total:
+        rates = replace(
+            rates, read=total / seconds, piece_seconds=rates.piece_seconds + max(costs), decode=min(decoding)
+        )
+    target, size = c
+    if target is None:
+        return rates
+    return replace(rates, write=folders[target]["write" if size >= DIRECT_BYTES else "write_cached"])
+
+
+def sound(rate: Any) -> float:
+    """Return a number of bytes per second, if it is one that the cores of this machine can move; else 0.0.
+    Also the bytes of a disk and of a network pass through memory."""
+    possible = isinstance(rate, int | float) and 0 < rate <= cores() * MOST_BYTES
+    return float(rate) if possible else 0.0
+
+
+def today() -> str:
+    """Return the date under which rates are remembered."""
+    return datetime.now(UTC).date().isoformat()
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def possible(flops: Any, most: Callable[[str, str], float]) -> dict[str, Any]:

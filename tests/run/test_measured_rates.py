@@ -219,3 +219,40 @@ def test_bench_engine_leaves_remembered_rates_as_they_are(quick, cache, tmp_path
         assert report["rows"][0]["rates"].startswith("measured "), "the runs themselves use what was found"
     assert (cache / rates.FILE).read_bytes() == before
     assert remembered.recall(rates.FILE)["Chip"]["flops"] == {}
+
+
+def test_a_folder_s_rate_above_what_memory_can_do_is_refused(quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(rates, "MOST_BYTES", 1.0)
+    said = info.measure_places(Chip(), [tmp_path])
+    assert any(text.startswith("read was measured at ") and str(tmp_path) in text for text in said)
+    (folder,) = remembered.recall(rates.FILE)["Chip"]["folders"].values()
+    assert not [name for name in folder if name.endswith("_bytes_per_second")]
+    assert folder["turns"] <= 1
+
+
+def test_the_time_of_all_measurements_is_dealt(quick, tmp_path, monkeypatch):
+    """Each kernel and folder gets a share of what is left, also where others took longer."""
+    given, clock = [], [100.0]
+    monkeypatch.setattr(info.time, "perf_counter", lambda: clock[0])
+
+    def kernel(device, dtype, precision, name, side, steady):
+        given.append(steady)
+        clock[0] += 1.5
+        return {"flops": 1e9, "thin": 0.0}, {}
+
+    def folder(place, device, longest):
+        given.append(longest)
+        clock[0] += info.STEPS * longest
+        return {}
+
+    monkeypatch.setattr(kernel_rate, "kernel_rate", kernel)
+    monkeypatch.setattr(info, "_touch_rate", lambda device: 1e9)
+    monkeypatch.setattr(info, "measure_folder", folder)
+    monkeypatch.setattr(kernel_rate, "STEADY", 9.0)
+    monkeypatch.setattr(info, "_devices", lambda: iter([Chip()]))
+    info.measure([str(tmp_path)], seconds=10.0)
+    kernels = given[:-1]
+    assert len(kernels) >= 4
+    assert kernels == sorted(kernels, reverse=True), "each took longer than its share"
+    assert sum(kernels) * info.DEPTHS <= 10.0 * (1 - info.IN_FOLDERS)
+    assert given[-1] * info.STEPS <= max(10.0 - 1.5 * len(kernels), 10.0 * info.IN_FOLDERS / 2)

@@ -16,7 +16,6 @@ from sessions import device_with
 
 import ooc_gemm
 from ooc_gemm.bench import info
-from ooc_gemm.bench.io import by_one_thread
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.planning.problem import MOST_STACKED
@@ -26,6 +25,7 @@ from ooc_gemm.storage.io.stamps import stamp_of
 from ooc_gemm.storage.read import inputs
 from ooc_gemm.storage.write import opening
 from ooc_gemm.support.buffers import page_aligned
+from ooc_gemm.support.timed import by_one_thread
 
 MiB = 1 << 20
 RNG = np.random.default_rng(0)

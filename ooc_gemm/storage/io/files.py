@@ -77,6 +77,8 @@ _buffered: set[int] = set()
 """File systems (`st_dev`) that cannot read and write past the page cache."""
 _blind: set[int] = set()
 """File systems that do not tell what the page cache has."""
+IN_MEMORY = "tmpfs", "ramfs"
+"""File systems that keep their files in memory."""
 
 
 def mounted() -> dict[str, tuple[str, str, str]]:
@@ -104,7 +106,7 @@ def in_memory(system: int) -> bool:
     """Whether a file system (`st_dev`) keeps its files in memory. Then reads past the page cache make no
     sense, although tmpfs takes O_DIRECT, and more readers are faster (H200 machine: 6 readers 38 GB/s, 16 59,
     64 82)."""
-    return type_of(system) in ("tmpfs", "ramfs")
+    return type_of(system) in IN_MEMORY
 
 
 def chunks_at_once(readers: int) -> int:

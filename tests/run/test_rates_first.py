@@ -1,0 +1,242 @@
+"""What the first run on a machine and in a folder finds out: what is measured, remembered and said."""
+
+import json
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import make
+
+import ooc_gemm
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cpu.session import HostMemory
+from ooc_gemm.planning.machine import Budget, Rates
+from ooc_gemm.planning.problem import Matrix, Problem
+from ooc_gemm.planning.search import make_plan
+from ooc_gemm.run import rates, rates_first, rates_learned
+from ooc_gemm.support import remembered
+from ooc_gemm.support.trace import Trace
+
+MiB = 1 << 20
+F4 = np.dtype("f4")
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """An empty cache."""
+    monkeypatch.setenv("OOC_GEMM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def worth_it(monkeypatch):
+    """Every run counts as long enough to measure first, and what is measured is small."""
+    monkeypatch.setattr(rates_first, "SHARE", 1e9)
+    monkeypatch.setattr(rates_first, "SIDES", (64,))
+    monkeypatch.setattr(rates_first, "LEAST_CHUNK", 1)
+    monkeypatch.setattr(rates_first, "PIECE_BYTES", 4096)
+
+
+@pytest.fixture
+def arrays(cache, tmp_path, monkeypatch):
+    place = tmp_path / "arrays"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    rng = np.random.default_rng(0)
+    values = {name: rng.standard_normal((96, 96), "f4") for name in "ab"}
+    for name, array in values.items():
+        make(name, array, chunks=(32, 32), compressors=None if name == "a" else "auto")
+    return values
+
+
+def run(**options):
+    """The result of a product, and the sentences said."""
+    said = []
+    done = ooc_gemm.multiply("a", "b", "c", device="cpu", force=True, notice=said.append, **options)
+    return done, [text for text in said if "remembered" in text]
+
+
+def test_the_first_run_measures_remembers_and_says_so(arrays, worth_it, cache):
+    _, (said,) = run()
+    assert "and are remembered: blas float32, fresh memory, reading" in said
+    assert "decoding in" in said
+    assert "writing to" in said
+    np.testing.assert_allclose(ooc_gemm_read("c"), arrays["a"] @ arrays["b"], rtol=1e-4, atol=1e-4)
+    assert sorted(os.listdir()) == ["a", "b", "c"], "nothing else is left"
+    own = json.loads((cache / rates.FILE).read_text())[CPU().model]
+    assert own["brief"]
+    assert 0 < own["flops"]["blas float32"]["flops"] <= CPU().most_flops("blas", "float32")
+    (folder,) = own["folders"].values()
+    assert {"cached_bytes_per_second", "decode_bytes_per_second", "write_cached_bytes_per_second"} <= set(
+        folder
+    )
+    again, nothing = run()
+    assert nothing == []
+    assert again.plan.used_rates.note.startswith("measured briefly 20")
+    assert again.plan.used_rates.flops == own["flops"]["blas float32"]["flops"]
+    assert again.plan.used_rates.write == folder["write_cached_bytes_per_second"]
+
+
+def ooc_gemm_read(name):
+    import zarr
+
+    return zarr.open_array(name)[...]
+
+
+def test_a_plan_measures_what_it_can_without_writing(arrays, worth_it):
+    before = {path: os.stat(path).st_mtime_ns for path in (".", "a", "b")}
+    plan = ooc_gemm.plan("a", "b", device="cpu")
+    assert plan.used_rates.note.startswith("measured briefly")
+    assert {path: os.stat(path).st_mtime_ns for path in before} == before
+    (folder,) = remembered.recall(rates.FILE)[CPU().model]["folders"].values()
+    assert not any("write" in name for name in folder)
+
+
+def test_a_short_run_measures_nothing(arrays, cache):
+    done, said = run()
+    assert said == []
+    assert not (cache / rates.FILE).exists()
+    assert done.plan.used_rates.note.startswith("default rates (not measured)")
+
+
+def test_what_info_has_measured_is_not_measured_again(arrays, worth_it, monkeypatch):
+    speeds = ("read", "cached", "write", "write_cached", "decode")
+    folder = {f"{name}_bytes_per_second": 1e9 for name in speeds}
+    folder |= {"date": "2026-01-01", "turns": 0.5, "piece_seconds": 0.0}
+    known = {
+        "date": "2026-01-01", "brief": False, "touch_bytes_per_second": 1e9, "upload_bytes_per_second": 1e9,
+        "download_bytes_per_second": 1e9, "piece_seconds": 1e-6, "start_seconds": 0.0,
+        "flops": {"blas float32": {"flops": 1e9, "thin": 1.0}},
+        "folders": {rates.file_system(rates.Path.cwd()): folder},
+    }  # fmt: skip
+    remembered.remember(rates.FILE, CPU().model, known)
+    done, said = run()
+    assert said == []
+    assert done.plan.used_rates.note == "measured 2026-01-01"
+    _, (said,) = run(out_dtype="float64")  # a kernel that is not known yet
+    assert "remembered: blas float64;" in said
+    found = remembered.recall(rates.FILE)[CPU().model]
+    assert found["folders"] == known["folders"]
+    assert found["flops"].keys() == {"blas float32", "blas float64"}
+    assert found["brief"] is False
+
+
+def test_small_chunks_do_not_show_how_fast_a_file_system_is(arrays, worth_it, monkeypatch):
+    monkeypatch.setattr(rates_first, "LEAST_CHUNK", MiB)
+    run()
+    (folder,) = remembered.recall(rates.FILE)[CPU().model]["folders"].values()
+    assert not {"read_bytes_per_second", "cached_bytes_per_second", "decode_bytes_per_second"} & set(folder)
+
+
+def test_measuring_holds_a_share_of_the_memory_limit(arrays, worth_it, monkeypatch):
+    held = []
+
+    class Counting(HostMemory):
+        def host_buffers(self, count, nbytes):
+            held.append(count * nbytes)
+            return super().host_buffers(count, nbytes)
+
+    monkeypatch.setattr(CPU, "host_memory", lambda self: Counting())
+    monkeypatch.setattr(rates_first, "PIECE_BYTES", 4 * MiB)
+    base = CPU().limits(CPU().arithmetic(F4, F4, F4, (1, 1, 1), 0, "auto", "highest"), None).host_baseline
+    done, said = run(memory_limit=base + 256 * MiB)
+    assert said
+    assert 0 < sum(held) <= rates_first.HELD * 256 * MiB
+    assert done.plan.host_bytes <= base + 256 * MiB
+
+
+@pytest.mark.parametrize("broken", ["reading", "writing"])
+def test_a_failure_while_measuring_is_left_to_the_run(arrays, worth_it, monkeypatch, broken):
+    def fail(*args, **options):
+        raise OSError("broken")
+
+    where = {"reading": (rates_first, "_read"), "writing": (rates_first.os, "statvfs")}[broken]
+    monkeypatch.setattr(*where, fail)
+    done, _ = run()
+    np.testing.assert_allclose(ooc_gemm_read("c"), arrays["a"] @ arrays["b"], rtol=1e-4, atol=1e-4)
+    assert done.blocks >= 1
+
+
+def test_rates_that_no_machine_has_are_neither_remembered_nor_used(arrays, worth_it, monkeypatch):
+    monkeypatch.setattr(rates, "MOST_BYTES", 1.0)
+    monkeypatch.setattr(CPU, "most_flops", lambda self, kernel, panel: 1.0)
+    _, said = run()
+    assert said == []
+    assert CPU().model not in remembered.recall(rates.FILE)
+    monkeypatch.setattr(rates, "MOST_BYTES", 512e9)
+    cores = rates.cores()
+    assert rates.sound(cores * 511e9)
+    for rate in (cores * 513e9, 0.0, -1.0, float("inf"), float("nan"), None, "fast"):
+        assert rates.sound(rate) == 0.0
+
+
+class OnTheBus(CPU):
+    """A device whose files are read at the rate of a disk by default."""
+
+    def rates(self, arithmetic):
+        return Rates(1e12, 3e9, 3e9, 5e10, 5e10, shared=False)
+
+
+def test_files_in_memory_are_expected_to_be_as_fast_as_copies(arrays, cache, monkeypatch):
+    monkeypatch.setattr(rates, "cores", lambda: 8)
+    kernel = CPU().arithmetic(F4, F4, F4, (96, 96, 96), 0, "auto", "highest")
+    places = [(rates.Path("a").resolve(), MiB)], (rates.Path("c").resolve(), MiB)
+    monkeypatch.setattr(rates, "cached_share", lambda folder: 0.0)
+    on_disk = rates.known(OnTheBus(), kernel, *places)
+    assert (on_disk.read, on_disk.write) == (3e9, 3e9)
+    assert on_disk.decode == 8e9
+    monkeypatch.setattr(rates, "cached_share", lambda folder: 1.0)
+    assert rates.known(OnTheBus(), kernel, *places).read == pytest.approx(32e9)
+    monkeypatch.setattr(rates, "file_system", lambda place: "tmpfs 0:99")
+    monkeypatch.setattr(rates, "cached_share", lambda folder: pytest.fail("files in memory are not cached"))
+    in_memory = rates.known(OnTheBus(), kernel, *places)
+    assert in_memory.read == pytest.approx(32e9)
+    assert 3e9 < in_memory.write < 32e9
+    assert in_memory.note == rates.NOT_MEASURED
+
+
+# ---------------------------------------------------------------------------------------- learning
+
+
+def planned(devices=1):
+    """A plan for devices with memory of their own."""
+    c = Matrix(512, 512, 4, 256, 256)
+    problem = Problem(512, 512, 512, Matrix(512, 512, 4, 256, 256), Matrix(512, 512, 4, 256, 256), c, 4, 4)
+    speeds = replace(OnTheBus().rates(None), flops=devices * 1e12, devices=devices)
+    return make_plan(problem, Budget(1 << 30, 0, 1 << 30, weights=(1,) * devices), speeds)
+
+
+def watched(compute, upload=0.0, nbytes=0):
+    trace = Trace()
+    trace.seconds["compute"], trace.seconds["upload"] = compute, upload
+    trace.bytes["upload"] = nbytes
+    return trace
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_gpu_s_rate_is_learned_from_its_run(cache, devices):
+    """A run whose kernels take twice the time that was predicted, on all devices together."""
+    device, kernel = OnTheBus(), OnTheBus().arithmetic(F4, F4, F4, (512, 512, 512), 0, "auto", "highest")
+    plan = planned(devices)
+    seconds = 2 * devices * plan.stage_seconds["compute"]
+    scale = 0.1 / seconds
+    plan = replace(plan, stage_seconds={"compute": plan.stage_seconds["compute"] * scale})
+    said = rates_learned.learn(device, kernel, plan, watched(0.1, 0.05, 2 * 10**9))
+    assert "blas float32 at 0.5 Tflop/s, uploads at 40 GB/s" in said
+    found = remembered.recall(rates.FILE)[device.model]
+    assert found["flops"]["blas float32"]["flops"] == pytest.approx(0.5e12)
+    assert rates.known(device, kernel, [], (None, 0)).flops == pytest.approx(0.5e12)
+    assert rates.known(device, kernel, [], (None, 0)).upload == pytest.approx(40e9)
+    assert rates_learned.learn(device, kernel, plan, watched(0.2, 0.05, 10**9)) == "", "once is enough"
+
+
+def test_nothing_is_learned_of_moments_impossible_rates_and_shared_cores(cache, monkeypatch):
+    device, kernel = OnTheBus(), OnTheBus().arithmetic(F4, F4, F4, (512, 512, 512), 0, "auto", "highest")
+    plan = planned()
+    assert rates_learned.learn(device, kernel, plan, watched(rates_learned.TRUSTED_SECONDS / 2)) == ""
+    monkeypatch.setattr(device, "most_flops", lambda kernel, panel: 1.0)
+    assert rates_learned.learn(device, kernel, plan, watched(1.0)) == ""
+    monkeypatch.undo()
+    shared = replace(plan, used_rates=replace(plan.used_rates, shared=True))
+    assert rates_learned.learn(device, kernel, shared, watched(1.0)) == ""
