@@ -62,9 +62,8 @@ def corrcoef(x: str, c: str, **given: Any) -> None:
 @click.option(
     "--samples",
     type=click.IntRange(0, 1),
-    default=1,
-    show_default=True,
-    help="Take this axis of G for the samples: 1 if G is variants × samples, 0 if it is samples × variants.",
+    help="Take this axis of G for the samples: 1 if G is variants × samples, 0 if it is samples × variants.  "
+    "[default: what the names of its dimensions say, else 1]",
 )
 @click.option(
     "--missing",
@@ -98,7 +97,8 @@ def corrcoef(x: str, c: str, **given: Any) -> None:
 def grm(g: str, c: str, **given: Any) -> None:
     """Compute C, the genetic relationship matrix of the samples in G, as plink2 --make-rel does.
 
-    G holds numbers of copies of an allele, 0 to 2.
+    G holds numbers of copies of an allele, 0 to 2. Or it is a group of VCF Zarr (bio2zarr, sgkit): then C is
+    a group, too, with the matrix stat_genomic_relationship and the names of samples.
     """
     from ..statistics.relationship import grm
 

@@ -46,7 +46,9 @@ def lay_out(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> Layout:
         height, width = there.shards or there.chunks
         unit, chunks = (height, width), (there.chunks[0], there.chunks[1])
     stored.check_layout(chunks, request.shards, request.compressor)
-    output = stored.Output((m, n), dtype, chunks or (1, 1), request.shards, request.compressor)
+    output = stored.Output(
+        (m, n), dtype, chunks or (1, 1), request.shards, request.compressor, request.dimensions
+    )
     height, width = unit or (1, 1)
     matrix = Matrix(m, n, dtype.itemsize, height, width, whole=output.encoded, encodes=output.work)
     if inputs.c is not None:

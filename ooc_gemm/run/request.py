@@ -133,6 +133,8 @@ class Request:
     """What is done to the elements of C before they are stored."""
     reduced: Reduced | None = None
     """What a reduction keeps of C in its place; None where C is stored."""
+    dimensions: tuple[str, str] | None = None
+    """Names of the dimensions of a new C; None where they have none."""
     writes: bool = True
     """Whether C is written; if not, only a plan is made."""
 

@@ -21,23 +21,24 @@ import numpy as np
 from ..engine.ports import Array, Device
 from ..planning.plan import Plan
 from ..run.observer import Observer
-from ..run.operands import open_operand
 from ..run.prepare import prepare
 from ..run.request import Axis, Operand, Request, gram_operands
-from ..run.result import Result
 from ..run.retry import carry_out, result_of
-from ..storage.io.zarr_internals import refuse_event_loop
+from ..storage.read.dataset import Dataset
 from ..storage.read.source import Opened
 from ..support.errors import InputError
 from ..support.memory import memory_limit_of
 from ..support.trace import Trace
 from .genotypes import Genotypes, look_through, pair_bytes
+from .samples import Labelled, labelled, open_genotypes
 
 Method = Literal["gcta", "cov", "vanraden"]
+NAME = "stat_genomic_relationship"
+"""The matrix in a group, as sgkit calls it."""
 
 
 @dataclass(frozen=True)
-class Relationship(Result):
+class Relationship(Labelled):
     """What `grm` did and found. `array` is the matrix, where it was not stored."""
 
     variants: int = 0
@@ -49,7 +50,7 @@ class Relationship(Result):
     has a genotype. A NumPy array of float64."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types, without the frequencies."""
+        """As JSON types, without the frequencies and the names of samples."""
         return {key: value for key, value in super().to_dict().items() if key != "frequency"}
 
 
@@ -72,7 +73,7 @@ def grm(
     g: Any,
     c: Any = None,
     *,
-    samples: Literal[0, 1] = 1,
+    samples: Literal[0, 1] | None = None,
     missing: float | None = -1,
     method: Method = "gcta",
     meanimpute: bool | None = None,
@@ -93,12 +94,19 @@ def grm(
 
     Parameters
     ----------
-    g : str, os.PathLike, zarr.Array or array-like
-        Genotypes: numbers of copies of an allele, 0 to 2, of variants × samples.
+    g : str, os.PathLike, zarr.Array, zarr.Group, xarray.Dataset or array-like
+        Genotypes: numbers of copies of an allele, 0 to 2, of variants × samples. Or calls, in the layout of
+        VCF Zarr, as bio2zarr and sgkit make it: a group or Dataset with `call_genotype`, or that array itself
+        (variants × samples × ploidy; −1 for a missing allele, −2 for none). The alleles of a call that are
+        not the reference are counted. A call that lacks one is missing, and one of a single allele counts as
+        homozygous, as in plink2.
     c : str, os.PathLike or zarr.Array, optional
-        Where the matrix goes, as of `multiply`. By default it is returned as `array` of the result.
-    samples : {0, 1}, default 1
-        The axis of people: 1 if `g` is variants × samples, 0 if it is samples × variants.
+        Where the matrix goes, as of `multiply`. By default it is returned as `array` of the result. If `g`
+        is a group or Dataset with names of samples (`sample_id`), this is the path of a group, in which the
+        matrix is `stat_genomic_relationship`, with coordinates `samples_0` and `samples_1`, for xarray.
+    samples : {0, 1}, optional
+        The axis of people: 1 if `g` is variants × samples, 0 if it is samples × variants. By default what the
+        names of its dimensions say, and 1 if they say nothing.
     missing : float, optional
         Genotypes that are equal to this number are missing; NaN: those that are NaN; None: no genotype is. By
         default −1.
@@ -138,8 +146,8 @@ def grm(
     Returns
     -------
     Relationship
-        What was done, with the `array`, the `frequency` of each variant, and the number of `variants` that
-        count.
+        What was done, with the `array`, the `frequency` of each variant, the number of `variants` that
+        count, and the names of `samples`.
 
     Raises
     ------
@@ -150,16 +158,15 @@ def grm(
     """
     if method not in get_args(Method):
         raise InputError(f"{method!r} is not a method; choose one of {', '.join(get_args(Method))}")
-    if samples not in (0, 1):
-        raise InputError(f"samples is {samples}; give the axis of people, 0 or 1")
     if not 0 <= maf <= 0.5:
         raise InputError(f"maf is {maf}; give a frequency from 0 to 0.5")
     impute = method == "vanraden" if meanimpute is None else meanimpute
     if method == "vanraden" and not impute:
         raise InputError("method='vanraden' takes the mean for missing genotypes; leave out meanimpute=False")
+    data, axis = open_genotypes(g, samples)
     request = Request(
-        Operand(g),
-        Operand(g),
+        Operand(data.opened),
+        Operand(data.opened),
         c,
         memory_limit=memory_limit,
         device=device,
@@ -172,8 +179,8 @@ def grm(
         resume=resume,
         symmetric=True,
     )
-    wanted = _Wanted(samples, None if missing is None else float(missing), method, impute, maf)
-    return _relationship(request, wanted, Observer(progress, notice))
+    wanted = _Wanted(axis, None if missing is None else float(missing), method, impute, maf)
+    return _relationship(request, data, wanted, Observer(progress, notice))
 
 
 @dataclass(frozen=True)
@@ -207,11 +214,10 @@ class _Wanted:
         return replace(request, a=a, b=b, alpha=1 / divisor, finish=finish)
 
 
-def _relationship(request: Request, wanted: _Wanted, observer: Observer) -> Relationship:
-    refuse_event_loop()
+def _relationship(request: Request, data: Dataset, wanted: _Wanted, observer: Observer) -> Relationship:
     limit = memory_limit_of(request.memory_limit)
-    request = replace(request, memory_limit=limit)
-    opened = open_operand(request.a.array, "G", transpose=wanted.samples == 0)
+    opened = data.opened.transpose() if wanted.samples == 0 else data.opened
+    request, names = labelled(replace(request, memory_limit=limit), data, opened.shape[1], NAME)
     if opened.dtype.kind == "c":
         raise InputError(f"{opened.name} holds {opened.dtype}; give numbers of alleles from 0 to 2")
     _check(request, wanted, opened)
@@ -226,7 +232,8 @@ def _relationship(request: Request, wanted: _Wanted, observer: Observer) -> Rela
         )
     result = result_of(carry_out(wanted.request(request, found, opened.shape[1]), observer))
     known = dict(result.__dict__) | {"bytes_passed": found.bytes_read}
-    return Relationship(**known, variants=found.variants, missing=count, frequency=found.frequency)
+    done = Relationship(**known, variants=found.variants, missing=count, frequency=found.frequency)
+    return replace(done, samples=names.written())
 
 
 def _check(request: Request, wanted: _Wanted, opened: Opened) -> None:

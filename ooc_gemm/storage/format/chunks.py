@@ -18,10 +18,10 @@ from .shards import read_index
 class Chunks:
     """The chunks of an array, each in a file of its own. Indices (i, j) are those of the stored matrix."""
 
-    def __init__(self, place: Place, metadata: Any, transposed: bool = False):
+    def __init__(self, place: Place, metadata: Any, transposed: bool = False, tail: str = ""):
         """metadata: those of the array, as zarr holds them. transposed: whether the stored matrix is the
-        transpose of the array."""
-        self.place, self._metadata, self._transposed = place, metadata, transposed
+        transpose of the array. tail: how keys end after both indices, where chunks have more dimensions."""
+        self.place, self._metadata, self._transposed, self._tail = place, metadata, transposed, tail
         self._sizes: Any = None
         """Sizes of the objects in a store. They come from one list, so that no object is asked for its
         size."""
@@ -32,13 +32,19 @@ class Chunks:
 
     def _key(self, i: int, j: int) -> str:
         """Return the key of the file in this row and column of the grid of files."""
-        return str(self._metadata.encode_chunk_key((j, i) if self._transposed else (i, j)))
+        return str(self._metadata.encode_chunk_key((j, i) if self._transposed else (i, j))) + self._tail
 
     @property
     def pattern(self) -> str:
         """The pattern that `Place.list` takes to find all files of chunks."""
-        key = self._key(0, 0)
-        return f"{key[:-3]}*{key[-2]}*"
+        head, between = self._ends
+        return f"{head}*{between}*{self._tail}"
+
+    @property
+    def _ends(self) -> tuple[str, str]:
+        """What keys begin with, and what stands between both indices."""
+        key = self._key(0, 0).removesuffix(self._tail)
+        return key[:-3], key[-2]
 
     def extent(self, i: int, j: int) -> tuple[int, int | None]:
         """Return where in its file a chunk begins, and its size in bytes: None for the whole file, 0 for a
@@ -53,10 +59,10 @@ class Chunks:
         """Return the stamps of all files, in row-major order of their grid. This takes time for files that
         exist only, so a grid of millions costs little. Raises OSError."""
         found, (down, across) = np.zeros((grid[0] * grid[1], 3), np.int64), grid
-        head, between = self._key(0, 0)[:-3], self._key(0, 0)[-2]
+        head, between = self._ends
         places, stamps = list[int](), list[int]()
         for key, stamp in self.place.list(self.pattern):
-            row, _, col = key[len(head) :].partition(between)
+            row, _, col = key[len(head) :].removesuffix(self._tail).partition(between)
             i, j = _number(row), _number(col)
             if self._transposed:
                 i, j = j, i
@@ -81,7 +87,7 @@ class Shards(Chunks):
     def __init__(self, files: Chunks, s: Matrix, outer: Matrix, sizes: tuple[int, ...], at_end: bool):
         """files: the shards, as chunks of their own. s: the matrix in chunks. outer: the matrix in shards.
         sizes: bytes of each shard, 0 where it is missing. at_end: whether the index follows the chunks."""
-        super().__init__(files.place, files._metadata)
+        super().__init__(files.place, files._metadata, tail=files._tail)
         self._grid, grid = s.grid, outer.grid
         self._per = down, across = outer.chunk_rows // s.chunk_rows, outer.chunk_cols // s.chunk_cols
         self._extents = np.zeros((grid[0] * down, grid[1] * across, 2), np.uint64)

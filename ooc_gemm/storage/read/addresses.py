@@ -17,10 +17,13 @@ from ..io.answers import Answers
 from ..io.client import address, connect, normal, speaks
 from ..io.client import secrets_of as remote_secrets
 from ..io.objects import Objects
+from .source import Opened
 
 
 def describe(spec: Any) -> str:
     """Return how messages call an array: its path or URL as given, or what it is."""
+    if isinstance(spec, Opened):
+        return spec.name
     if isinstance(spec, str | os.PathLike):
         return redact.url(os.fspath(spec)) or "''"
     if isinstance(spec, zarr.Array):
@@ -32,11 +35,13 @@ def describe(spec: Any) -> str:
 
 def role(spec: Any, name: str) -> str:
     """Return how messages call an operand: the name it is stored under, or its letter (`A`)."""
-    return describe(spec) if isinstance(spec, str | os.PathLike | zarr.Array) else name
+    return describe(spec) if isinstance(spec, str | os.PathLike | zarr.Array | Opened) else name
 
 
 def local_path(spec: Any) -> Path | None:
     """Return the folder of a local array or group, with symlinks resolved; None for anything else."""
+    if isinstance(spec, Opened):
+        return spec.place
     if isinstance(spec, zarr.Array):
         store = spec.store_path.store
         return (
@@ -114,6 +119,8 @@ def same_place(one: Any, other: Any) -> bool:
 def address_of(spec: Any) -> str:
     """Return the address of an array that is not local, the same for every spelling; empty where it is not
     known."""
+    if isinstance(spec, Opened):
+        return spec.address
     if isinstance(spec, zarr.Array):
         at = spec.store_path
         root = address(at.store.store) if isinstance(at.store, ObjectStore) else ""

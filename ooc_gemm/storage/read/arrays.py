@@ -157,7 +157,7 @@ class LazySource(Source):
         """Make a piece. Raises StoreError, whatever the array raises."""
         shape = rows[1] - rows[0], cols[1] - cols[0]
         try:
-            found = np.asarray(_computed(self._array[slice(*rows), slice(*cols)]))
+            found = np.asarray(computed(self._array[slice(*rows), slice(*cols)]))
             if found.shape != shape or not np.can_cast(found.dtype, self.dtype, "same_kind"):
                 raise TypeError(f"its slice is {found.shape} {found.dtype}, not {shape} {self.dtype}")
             return found
@@ -194,7 +194,7 @@ def _thread(process: int, depth: int) -> ThreadPoolExecutor:
         return found
 
 
-def _computed(part: Any) -> Any:
+def computed(part: Any) -> Any:
     """Compute a dask collection in this process, task by task, unless a cluster computes it."""
     graph = getattr(part, "__dask_graph__", None)
     if graph is None or graph() is None:

@@ -76,8 +76,9 @@ def open_input(spec: Any, name: str | None = None) -> Opened:
     )
 
 
-def open_zarr(name: str, array: zarr.Array[Any]) -> Opened:
-    """Open a zarr.Array as an input. Raises InputError where its chunks or sizes cannot be right."""
+def open_zarr(name: str, array: zarr.Array[Any], tail: str = "") -> Opened:
+    """Open a zarr.Array as an input. tail: as of `Chunks`. Raises InputError where its chunks or sizes cannot
+    be right."""
     try:
         chunk = tuple(int(c) for c in array.chunks)
     except Exception as error:
@@ -110,7 +111,7 @@ def open_zarr(name: str, array: zarr.Array[Any]) -> Opened:
         return _opened(decoded_source(name, array, matrix))
     if not place.traits.listable:
         return _opened(decoded_source(name, array, replace(matrix, traits=place.traits)))
-    return _stored(name, array, matrix, outer, Chunks(place, array.metadata, fortran))
+    return _stored(name, array, matrix, outer, Chunks(place, array.metadata, fortran, tail))
 
 
 def _opened(source: Source, snapshot: Snapshot | None = None) -> Opened:

@@ -100,7 +100,9 @@ def explained(name: str, remote: bool = False) -> Iterator[None]:
 def look_at(spec: Any, name: str) -> tuple[StorePath, str, dict[str, Any]]:
     """Return the place of an array or a group, the key of its metadata, and the metadata; an empty key where
     there is neither. Unlike zarr.open it limits what it reads. Raises InputError."""
-    if isinstance(spec, zarr.Array):
+    if isinstance(spec, StorePath):
+        at = spec
+    elif isinstance(spec, zarr.Array):
         at = spec.store_path
     elif (place := local_path(spec)) is not None:
         at = StorePath(LocalStore(place, read_only=True))
@@ -113,13 +115,13 @@ def look_at(spec: Any, name: str) -> tuple[StorePath, str, dict[str, Any]]:
     return at, "", {}
 
 
-def document_at(at: StorePath, key: str) -> bytes | None:
-    """Return a metadata document, at most one byte more of it than allowed. Raises OSError."""
+def document_at(at: StorePath, key: str, limit: int = documents.MAX_BYTES) -> bytes | None:
+    """Return a metadata document, at most one byte more of it than `limit`. Raises OSError."""
     if isinstance(at.store, LocalStore):
-        return files.read_small(Path(at.store.root) / at.path / key, documents.MAX_BYTES)
+        return files.read_small(Path(at.store.root) / at.path / key, limit)
     if isinstance(at.store, ObjectStore):
-        return Objects(at.store.store, at.path, Answers(at.store)).read(key, documents.MAX_BYTES)
-    most = RangeByteRequest(0, documents.MAX_BYTES + 1)
+        return Objects(at.store.store, at.path, Answers(at.store)).read(key, limit)
+    most = RangeByteRequest(0, limit + 1)
     found = Answers(at.store).of((at / key).get(default_buffer_prototype(), most))
     return None if found is None else bytes(found.to_bytes())
 

@@ -22,6 +22,8 @@ class Output:
     chunks: tuple[int, int]
     shards: tuple[int, int] | None = None
     compressor: str = "none"
+    dimensions: tuple[str, str] | None = None
+    """Names of the dimensions; None where they have none."""
 
     @property
     def encoded(self) -> bool:

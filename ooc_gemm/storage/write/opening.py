@@ -57,6 +57,7 @@ def create_target(
         shards=output.shards,
         compressors=compressors(output.compressor),
         filters=None,
+        dimension_names=output.dimensions,
     )
     with _begun(spec, head, "cannot be created: {}; choose another place") as log, forgotten(spec) as groups:
         described = sync((blank.store_path / METADATA[0]).get())

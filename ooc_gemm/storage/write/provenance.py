@@ -127,10 +127,11 @@ def refuse_changes(log: "Journal | Finished", head: Mapping[str, Any] | None, na
 
 
 def mark(metadata: Any, stamps: Stamps) -> str:
-    """Return the digest by which a finished C is recognized: of its metadata without attributes, and of the
-    stamps of all its chunks."""
-    described = json.dumps({**metadata.to_dict(), "attributes": {}}, default=str).encode()
-    return digest([described, stamps[:, :2].tobytes()])
+    """Return the digest by which a finished C is recognized: of its metadata without attributes and names of
+    dimensions, which are not read, and of the stamps of all its chunks."""
+    described = {**metadata.to_dict(), "attributes": {}}
+    described.pop("dimension_names", None)
+    return digest([json.dumps(described, default=str).encode(), stamps[:, :2].tobytes()])
 
 
 class Finished:
