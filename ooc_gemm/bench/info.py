@@ -278,6 +278,9 @@ class _Nowhere:
     def __init__(self, c: Matrix):
         self._c = c
 
+    def note_lost(self, elements: int, least: int, greatest: int) -> None:
+        pass
+
     def view(self, part: Part, slot: Bytes) -> Array:
         return slot[: part.rows * part.cols * 4].view(np.float32).reshape(part.rows, part.cols)
 

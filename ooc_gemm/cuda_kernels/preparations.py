@@ -67,11 +67,49 @@ def checks() -> Iterator[Config]:
                 yield check(dtype, exact, vec)
 
 
+_NARROWED = {
+    # NumPy's name of the type of sums: of the types that it is narrowed to
+    "float32": ("float16",),
+    "float64": ("float16", "float32"),
+    "complex128": ("complex64",),
+    "int32": ("int8", "int16", "uint8", "uint16", "uint32"),
+    "int64": ("int8", "int16", "int32", "uint8", "uint16", "uint32", "uint64"),
+}
+_EXACT = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+"""What float64 is narrowed to where it holds integers."""
+_PART = {
+    "float16": "unsigned short", "float32": "float", "float64": "double", "complex64": "float",
+    "complex128": "double", "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long",
+    "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned",
+    "uint64": "unsigned long long",
+}  # fmt: skip
+"""NumPy's name of a type → the type of its elements, or of their parts, in CUDA C++."""
+
+
+def narrow(sums: str, out: str) -> Config:
+    """Return the configuration of narrow.cu for blocks of the type `sums` and a C of the type `out`, both by
+    NumPy's names. Raises ValueError if it does not convert one to the other."""
+    if out not in _NARROWED.get(sums, ()) + (_EXACT if sums == "float64" else ()):
+        raise ValueError(f"blocks of {sums} are not narrowed to {out}")
+    kind = {"f": 1, "c": 2}.get(out[0], 3)
+    macros: dict[str, int | str] = {
+        "FROM": _PART[sums], "TO": _PART[out], "KIND": 4 if out == "float16" else kind
+    }  # fmt: skip
+    return Config("narrow", out, 1, 2048, (256, 1), tuple(macros.items()))
+
+
+def narrows() -> Iterator[Config]:
+    """Yield all configurations of narrow.cu."""
+    for sums, types in _NARROWED.items():
+        for out in types + (_EXACT if sums == "float64" else ()):
+            yield narrow(sums, out)
+
+
 def transpose(dtype: str) -> Config:
     """Return the configuration of transpose.cu. `dtype`: NumPy's name for the type, of which only the size
     matters."""
     size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
-    element = {1: "unsigned char", 4: "float", 8: "double", 16: "double2"}[size]
+    element = {1: "unsigned char", 2: "unsigned short", 4: "float", 8: "double", 16: "double2"}[size]
     return Config("transpose", dtype, 32, 32, (32, 8), (("ELEMENT", element),))
 
 

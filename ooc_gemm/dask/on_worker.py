@@ -151,7 +151,7 @@ def superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report | Fail
     plan = replace(work.plan, problem=replace(work.plan.problem, **found)).without(done)
     c = reopen.open_partial(work.c)
     share = Share(folder, direct=c.nbytes >= DIRECT_BYTES)
-    target = Target(c, work.name, work.operation.arithmetic.block, share)
+    target = Target(c, work.name, work.operation.leaves, share)
     executor, trace = Local(open_here(work.device, worker.state.nthreads)), Trace()
     said = time.monotonic()
 

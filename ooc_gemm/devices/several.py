@@ -33,6 +33,7 @@ from ..engine.ports import (
     Failure,
     HostMemory,
     Limits,
+    Lost,
     Member,
     MemberSession,
     Operation,
@@ -295,6 +296,15 @@ class SeveralSession:
         """Downloads each share of the part from the device that holds it."""
         shares = self._shares(block, part)
         return _All(tuple(session.download(band, some, c, target[at]) for session, band, some, at in shares))
+
+    def lost(self, block: Block, part: Part, c: int) -> Lost:
+        """Adds up what does not fit of the shares of the part."""
+        found = [session.lost(band, some, c) for session, band, some, _ in self._shares(block, part)]
+        return Lost(
+            sum(lost.elements for lost in found),
+            min(lost.least for lost in found),
+            max(lost.greatest for lost in found),
+        )
 
     def _shares(
         self, block: Block, part: Part

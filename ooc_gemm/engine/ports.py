@@ -14,7 +14,7 @@ uploaded.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ class Arithmetic:
     panel: np.dtype[Any]
     """Type of panel elements, to which inputs are converted on upload."""
     block: np.dtype[Any]
-    """Type of a C block while it accumulates. It is converted to C's type after the download."""
+    """Type of a C block while it accumulates."""
     largest: tuple[int, int] = (0, 0)
     """For integers: the largest magnitude that an element of op(A), and of op(B), may have by its type."""
     why: str = ""
@@ -99,6 +99,26 @@ class Operation:
     do not say that it applies transforms is given none."""
     reduction: Reduction | None = None
     """What the device does with finished blocks instead of having them downloaded (`Device.reduces`)."""
+    narrowed: np.dtype[Any] | None = None
+    """The type of C where the device converts finished blocks to it (`Limits.narrows`). None: blocks are
+    downloaded as they are, and the target converts them."""
+
+    @property
+    def leaves(self) -> np.dtype[Any]:
+        """The type in which parts of C are downloaded."""
+        return self.narrowed or self.arithmetic.block
+
+
+class Lost(NamedTuple):
+    """What the type of C does not hold of a part of it: integers past its limits, or finite numbers that
+    became infinite."""
+
+    elements: int = 0
+    """How many there are."""
+    least: int = 0
+    """The least of these integers; 0 where none is below the limits."""
+    greatest: int = 0
+    """The greatest of these integers; 0 where none is above the limits."""
 
 
 class Overflow:
@@ -181,6 +201,8 @@ class Limits:
     """Whether several devices can read each other's memory."""
     transforms: bool = False
     """Whether `upload` applies `Operation.transforms`."""
+    narrows: bool = False
+    """Whether finished blocks are converted to `Operation.narrowed`."""
 
 
 class Source(Protocol):
@@ -207,6 +229,10 @@ class Target(Protocol):
 
     background: bool
     """Whether a write that has been started continues without a thread of Python's."""
+
+    def note_lost(self, elements: int, least: int, greatest: int) -> None:
+        """Take note of what C's type does not hold of a part (`Lost`), before that part is stored. Raises
+        RangeError for integers."""
 
     def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
         """Start to store the chunk in `slot`, whole and atomically. The function that is returned must be
@@ -329,11 +355,15 @@ class Session(HostMemory, Protocol):
         """Start to check the finished block c against its panels (`Operation.verify`)."""
 
     def finish(self, block: Block, c: int) -> None:
-        """Note that all work on block c has been handed over, so that it may be downloaded."""
+        """Note that all work on block c has been handed over, so that it may be downloaded. Where the type of
+        C is `Operation.narrowed`, the block is converted to it first."""
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
         """Copy the part of block c, or of its transpose, that belongs to one chunk to the host as soon as
         that part is finished, which may be before the rest of the block is."""
+
+    def lost(self, block: Block, part: Part, c: int) -> Lost:
+        """Return what C's type does not hold of a part. This is called when its download has completed."""
 
     def record(self, stream: str) -> Event:
         """Return an event that completes when `stream` has done all work that it has been given so far."""

@@ -31,7 +31,7 @@ class InTurn(Iterator[Part]):
 
 def _part_bytes(plan: Plan) -> int:
     c = plan.problem.c
-    return c.chunk_rows * c.chunk_cols * plan.problem.block_itemsize
+    return c.chunk_rows * c.chunk_cols * plan.problem.part_itemsize
 
 
 def make_ready(
@@ -80,6 +80,8 @@ def write(
         if check and not check.verdict().ok:
             slots.put(slot)
             return
+        if (lost := session.lost(block, part, c)).elements:
+            target.note_lost(*lost)
         going.append((slot, part, target.start(part, slot)))
 
     def end() -> None:

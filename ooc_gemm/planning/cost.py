@@ -97,10 +97,10 @@ class CostModel:
             "read": self._read_seconds(x, reads, slot),
             "upload": self._uploaded_bytes(x, reads) / rates.upload,
             "compute": p.flops / rates.flops * (1 + self._overhead(x)),
-            "download": written * p.block_itemsize / rates.download,
+            "download": written * p.part_itemsize / rates.download,
             "write": written * c.itemsize / rates.write + math.prod(c.grid) * rates.piece_seconds,
         }
-        fresh = x.ring.slots * slot + x.ring.writers * c.chunk_rows * c.chunk_cols * p.block_itemsize
+        fresh = x.ring.slots * slot + x.ring.writers * c.chunk_rows * c.chunk_cols * p.part_itemsize
         start = rates.start + fresh / rates.touch
         if rates.shared:
             alone = start + sum(stages.values())

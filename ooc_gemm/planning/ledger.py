@@ -1,9 +1,12 @@
 """The ledger: which part of a plan holds how many bytes of the host budget and of the device budget."""
 
-from ..support.intervals import band_rows, round_up
+from ..support.intervals import band_rows, ceil_div, round_up
 from .candidates import Candidate
 from .machine import Budget
 from .problem import Matrix, Problem, rows_apart
+
+PAGE = 4096
+"""Bytes in which host memory is allocated."""
 
 Ledger = dict[str, int]
 """Bytes of a budget, by the name of what holds them."""
@@ -31,6 +34,9 @@ def ledgers(p: Problem, budget: Budget, x: Candidate) -> tuple[Ledger, Ledger]:
     host, compute = _host(p, budget, x, slot), _compute(p, budget, x, slot, rows)
     sums, vectors = check_bytes(p, rows, x.bn, x.panels.deepest)
     compute["checks"] = sums + vectors
+    lost = x.c_buffers * lost_bytes(x.c, rows, x.bn) if p.narrowed else 0
+    compute["workspace"] += lost
+    host["write slots"] += count * lost
     if budget.device is None:
         return host | {name: count * size for name, size in compute.items()}, {}
     device = {"baseline": budget.device_baseline} | compute | {"transforms": p.transforms[0]}
@@ -41,7 +47,7 @@ def _host(p: Problem, budget: Budget, x: Candidate, slot: int) -> Ledger:
     """Return what reading and writing hold in host memory."""
     c, ring = x.c, x.ring
     chunk = c.chunk_rows * c.chunk_cols
-    encoding = chunk * c.itemsize * (c.held if c.whole else int(c.itemsize != p.block_itemsize))
+    encoding = chunk * c.itemsize * (c.held if c.whole else int(c.itemsize != p.part_itemsize))
     encoding += c.encodes.bytes_for(c.chunk_bytes)
     read = (p.a, p.b, c) if p.reads_c else (p.a, p.b)
     return {
@@ -51,7 +57,7 @@ def _host(p: Problem, budget: Budget, x: Candidate, slot: int) -> Ledger:
         "decoding": ring.readers * max(s.beside(slot) for s in read),
         "lazy inputs": max(s.apart for s in read),
         "connections": (ring.readers + ring.writers) * budget.connection,
-        "write slots": ring.writers * chunk * p.block_itemsize,
+        "write slots": ring.writers * chunk * p.part_itemsize,
         "encoding": ring.writers * encoding,
         "transforms": p.transforms[0] + ring.readers * p.transforms[1],
         "reduction": x.bm * p.row_bytes,
@@ -66,7 +72,7 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
     scratch = a * p.scratch[0] + b * p.scratch[1] + (rows + bn + bk) * p.line_bytes
     scratch += rows * bn * p.block_scratch
     if p.symmetric and budget.device is not None:
-        scratch += x.c.chunk_rows * x.c.chunk_cols * p.block_itemsize  # where a part is transposed
+        scratch += x.c.chunk_rows * x.c.chunk_cols * p.part_itemsize  # where a part is transposed
     if x.panels.resident:  # a kernel may need room to make of a panel what it would else make in its place
         scratch += a * p.panel_itemsize
     return {
@@ -101,6 +107,16 @@ def panel_elements(p: Problem, bm: int, bn: int, bk: int) -> tuple[int, int]:
         bm * round_up(bk, p.pitch) if a_along_k else bk * round_up(bm, p.pitch),
         bn * round_up(bk, p.pitch) if b_along_k else bk * round_up(bn, p.pitch),
     )
+
+
+LOST_BYTES = 24
+"""Bytes in which a device counts what C's type does not hold of a chunk."""
+
+
+def lost_bytes(c: Matrix, bm: int, bn: int) -> int:
+    """Return the bytes in which a device that narrows C counts what C's type does not hold of a block."""
+    chunks = (bm // c.chunk_rows + 2) * ceil_div(bn, c.chunk_cols)  # a band may begin within a chunk
+    return round_up(chunks * LOST_BYTES, PAGE)
 
 
 def check_bytes(p: Problem, bm: int, bn: int, bk: int) -> tuple[int, int]:

@@ -241,7 +241,7 @@ class Plan:
         ) + sum(block.rows * block.cols * p.c.itemsize for block in blocks if p.reads_c)
         off = sum(block.cols for block in blocks if not block.diagonal)
         uploaded += uploaded_again(p, self.budget, off, sum(x.rows for x in blocks if x.diagonal))
-        downloaded = sum(part.rows * part.cols for part in parts) * p.block_itemsize
+        downloaded = sum(part.rows * part.cols for part in parts) * p.part_itemsize
         return Traffic(read + old, written, uploaded, downloaded)
 
     def with_cache(self, slots: int) -> "Plan":

@@ -206,6 +206,8 @@ class Problem:
     """Bytes of an element of a panel."""
     block_itemsize: int
     """Bytes of an element of a block of C while sums are added up."""
+    narrowed: int = 0
+    """Bytes of an element of C where the device converts it before it is downloaded; 0 where sums are."""
     reads_c: bool = False
     """Whether the old C is read, because β ≠ 0."""
     free_chunks: bool = True
@@ -237,6 +239,11 @@ class Problem:
     symmetric: bool = False
     """Whether op(B) is op(A)ᵀ, so that C = Cᵀ. Then blocks on and below the diagonal are made, and the others
     are their mirror images."""
+
+    @property
+    def part_itemsize(self) -> int:
+        """Bytes of an element of a part of C as it is downloaded."""
+        return self.narrowed or self.block_itemsize
 
     @property
     def flops(self) -> int:

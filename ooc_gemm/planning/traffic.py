@@ -35,7 +35,7 @@ def whole_traffic(p: Problem, budget: Budget, x: Candidate) -> Traffic:
     written = p.c.grid[0] * p.c.grid[1] * p.c.chunk_bytes
     if budget.device is None:
         return Traffic(read, written, 0, 0)
-    return Traffic(read, written, uploaded, p.m * p.n * p.block_itemsize)
+    return Traffic(read, written, uploaded, p.m * p.n * p.part_itemsize)
 
 
 def piece_read_bytes(s: Matrix, piece: Piece) -> int:

@@ -47,7 +47,7 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
         return
     if c is None:
         array = np.empty(job.output.shape, job.output.dtype)
-        yield in_memory.ArrayTarget(array, job.plan.problem.c, job.operation.arithmetic.block), array
+        yield in_memory.ArrayTarget(array, job.plan.problem.c, job.operation.leaves), array
         for source in sources.values():
             source.check_unchanged()
         return
@@ -71,7 +71,7 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
 
 def _begun(job: Job, observer: Observer) -> Target[Publication]:
     """Mark the stored C as unfinished, and return its target."""
-    c, block, log = job.request.c, job.operation.arithmetic.block, job.log
+    c, block, log = job.request.c, job.operation.leaves, job.log
     updates = job.operation.beta != 0 or job.request.fills
     if log is None and updates:
         return opening.update_target(c, block, job.head, fills=job.request.fills, force=job.request.force)

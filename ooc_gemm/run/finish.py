@@ -36,6 +36,9 @@ class Finished:
         self._target, self._finish, self._chunk = target, finish, chunk
         self.background = target.background
 
+    def note_lost(self, elements: int, least: int, greatest: int) -> None:
+        """Does nothing: elements are converted after they are finished, by the target."""
+
     def view(self, part: Part, slot: Bytes) -> Array:
         """Returns the view of the target."""
         return self._target.view(part, slot)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..devices import open_device
-from ..engine.ports import Operation
+from ..engine.ports import Limits, Operation
 from ..planning import layouts
 from ..planning.plan import Plan
 from ..planning.problem import Problem
@@ -86,8 +86,9 @@ def prepare(
     layout = lay_out(settled, inputs, dtype)
     executor = executor or _local(settled)
     chosen = choose_arithmetic(settled, inputs, dtype, executor.hardware)
-    problem = _problem(settled, inputs, layout, chosen)
     limits = executor.hardware.limits(chosen.arithmetic, settled.device_memory_limit)
+    narrowed = _narrowed(settled, chosen, dtype, limits)
+    problem = _problem(settled, inputs, layout, chosen, narrowed)
     if inputs.wanted and not limits.transforms:
         raise InputError(
             f"{executor.hardware.name} does not centre, scale or weight what it multiplies; "
@@ -108,7 +109,7 @@ def prepare(
         request=settled,
         log=log,
         sources=_read(inputs, left),
-        operation=_operation(settled, inputs, chosen),
+        operation=_operation(settled, inputs, chosen, narrowed),
         output=chosen_layout(layout, settled, inputs, left.problem.c),
         copies=copies,
         plan=left,
@@ -135,7 +136,21 @@ def _local(request: Settled) -> Local:
     return Local(open_device(device) if isinstance(device, str) else device)
 
 
-def _problem(request: Settled, inputs: Inputs, layout: Layout, chosen: Chosen) -> Problem:
+def _narrowed(request: Settled, chosen: Chosen, out: np.dtype[Any], limits: Limits) -> np.dtype[Any] | None:
+    """Return the type of C where the device converts blocks to it before they are downloaded. A type wider
+    than that of the sums would take longer to download; what is finished or reduced on the host is made of
+    sums; and where several devices mirror blocks, they count some elements of chunks that they share
+    twice."""
+    sums = chosen.arithmetic.block
+    shared = request.symmetric and len(limits.weights) > 1
+    if not limits.narrows or request.finish or request.reduced or shared or out == sums:
+        return None
+    return out if out.itemsize <= sums.itemsize else None
+
+
+def _problem(
+    request: Settled, inputs: Inputs, layout: Layout, chosen: Chosen, narrowed: np.dtype[Any] | None
+) -> Problem:
     """Describe the product by numbers, for the planner."""
     arithmetic, (m, n, k) = chosen.arithmetic, inputs.shape
     return Problem(
@@ -147,6 +162,7 @@ def _problem(request: Settled, inputs: Inputs, layout: Layout, chosen: Chosen) -
         layout.matrix,
         panel_itemsize=arithmetic.panel.itemsize,
         block_itemsize=arithmetic.block.itemsize,
+        narrowed=narrowed.itemsize if narrowed else 0,
         reads_c=inputs.c is not None,
         free_chunks=layout.free_chunks,
         pitch=arithmetic.pitch,
@@ -164,7 +180,7 @@ def _problem(request: Settled, inputs: Inputs, layout: Layout, chosen: Chosen) -
     )
 
 
-def _operation(request: Settled, inputs: Inputs, chosen: Chosen) -> Operation:
+def _operation(request: Settled, inputs: Inputs, chosen: Chosen, narrowed: np.dtype[Any] | None) -> Operation:
     """Describe what the device computes."""
     return Operation(
         chosen.arithmetic,
@@ -176,6 +192,7 @@ def _operation(request: Settled, inputs: Inputs, chosen: Chosen) -> Operation:
         beta=request.beta,
         verify=request.verify,
         may_wrap=chosen.may_wrap,
+        narrowed=narrowed,
     )
 
 

@@ -122,6 +122,13 @@ def test_a_transform_compiles_without_spills() -> None:
     assert _refused(configs, "sm_90a") == []
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ARCHS)
+def test_conversions_of_c_compile_without_spills(arch: str) -> None:
+    assert _refused(list(preparations.narrows()), arch) == []
+
+
 @pytest.mark.usefixtures("nvrtc")
 def test_spills_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = """

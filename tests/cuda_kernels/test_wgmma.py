@@ -33,7 +33,9 @@ TRANS = tuple(product((False, True), repeat=2))
     "config",
     [
         *(preparations.split(k_inner) for k_inner in (False, True)),
-        *(preparations.transpose(name) for name in ("int8", "float32", "int64", "complex128")),
+        *(preparations.transpose(name) for name in ("int8", "float16", "float32", "int64", "complex128")),
+        preparations.narrow("float32", "float16"),
+        preparations.narrow("int64", "uint64"),
         preparations.embed("rows"),
         preparations.embed("double n", True, False),
         preparations.embed("double k", True, True),

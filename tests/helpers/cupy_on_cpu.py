@@ -116,6 +116,28 @@ class Kernel:
         found = np.where(where, np.dtype(real).type(fill), found)
         y[...] = found.T if turned else found
 
+    def narrow(self, grid, cols, c, pitch, row, height, width, across, lost):
+        out = np.dtype(self.config.dtype)
+        part = {"float": "f4", "double": "f8", "int": "i4", "long long": "i8"}[
+            dict(self.config.macros)["FROM"]
+        ]
+        sums = np.dtype("c16" if out.kind == "c" else part)
+        x = matrix(c, grid[0], cols, pitch, sums).copy()
+        with np.errstate(all="ignore"):
+            y = matrix(c, grid[0], cols, pitch * sums.itemsize // out.itemsize, out)
+            y[...] = x
+        if out.kind in "iu":
+            exact = x.astype("i8")
+            info = np.iinfo(out)
+            bad = (exact < max(int(info.min), -(2**63))) | (exact > min(int(info.max), 2**63 - 1))
+        else:
+            exact, bad = np.zeros(x.shape, "i8"), np.isinf(y) & np.isfinite(x)
+        for i, j in np.argwhere(bad):
+            at = ((row + i) // height * across + j // width) * 24
+            chunk = matrix(lost + at, 1, 3, 3, "i8")[0]
+            chunk += 1, 0, 0
+            chunk[1:] = min(chunk[1], exact[i, j]), max(chunk[2], exact[i, j])
+
     def signs(self, grid, count, seed, x):
         kind = self._check_type()
         matrix(x, 1, count, count, kind)[...] = np.random.default_rng(seed).choice([-1, 1], count)

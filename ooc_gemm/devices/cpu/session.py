@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...engine.ports import COMPUTE, Array, Check, Operation, Overflow, Session
+from ...engine.ports import COMPUTE, Array, Check, Lost, Operation, Overflow, Session
 from ...engine.reduction import Reduction, pieces_of
 from ...engine.ring import Event, Stopped
 from ...planning.plan import Plan
@@ -172,6 +172,10 @@ class CPUSession(HostMemory):
             np.copyto(target, view[part.row : part.row + part.rows, part.col : part.col + part.cols])
         self._trace.add("download", start, time.perf_counter(), f"download {get_ident()}")
         return Done()
+
+    def lost(self, block: Block, part: Part, c: int) -> Lost:
+        """Returns nothing: blocks are downloaded as they are."""
+        return Lost()
 
     def record(self, stream: str) -> Event:
         """Only the compute stream has events: a copy is done when it returns."""

@@ -69,6 +69,7 @@ def limits(arithmetic: Arithmetic, free: int, device_memory_limit: int | None) -
         readers=READERS,
         writers=WRITERS,
         transforms=True,
+        narrows=True,
     )
 
 

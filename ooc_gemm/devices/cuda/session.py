@@ -25,6 +25,7 @@ from ...engine.ports import (
     UPLOAD,
     Array,
     Check,
+    Lost,
     Operation,
     Overflow,
     Session,
@@ -40,6 +41,7 @@ from .check import Checks
 from .gemm import Gemm, early_strips
 from .gpu import GPU
 from .gpus import CUDA_FULL
+from .narrowing import Narrowing
 from .panels import Layout
 from .rates import CONTEXT_BYTES
 from .timing import Timing
@@ -111,6 +113,7 @@ class CUDASession(HostMemory):
         self._finished: dict[int, _Rows] = {}
         self._checks: Checks | None = None
         self._transforms: Transforms | None = None
+        self._narrowing: Narrowing | None = None
         self._lock, self._staging = Lock(), Lock()
         try:
             self._open(plan, operation, trace)
@@ -134,8 +137,11 @@ class CUDASession(HostMemory):
         }
         if plan.problem.symmetric:
             part = plan.problem.c.chunk_rows * plan.problem.c.chunk_cols
-            others["mirrored"] = part, arithmetic.block
-            self._turn = load(preparations.transpose(arithmetic.block.name), "transpose", "mirror")
+            others["mirrored"] = part, operation.leaves
+            self._turn = {
+                name: load(preparations.transpose(dtype.name), name)[name]
+                for name, dtype in (("mirror", arithmetic.block), ("transpose", operation.leaves))
+            }
         if plan.budget.staged:
             others["staging"] = plan.slot_bytes, np.dtype(np.uint8)
         if self._device.reached_by:
@@ -154,6 +160,8 @@ class CUDASession(HostMemory):
             self._checks = Checks(
                 plan, operation, self._allocate, self.prepare, self._runtime, self._timing.points
             )
+        if operation.narrowed:
+            self._narrowing = Narrowing(plan, operation, self._allocate, self.prepare, self._runtime)
         names = UPLOAD, PASS, COMPUTE, DOWNLOAD
         self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in names}
         self._transforms = Transforms(
@@ -299,10 +307,10 @@ class CUDASession(HostMemory):
         strips = Strips(
             early_strips(block.rows, block.cols) if last else (),
             lower=block.diagonal,
-            after=lambda stop: early.append((stop, self._timing.points.record(stream.ptr))),
+            after=lambda stop: self._leave(block, c, early, stop) if last else None,
         )
         self._gemm(product, stream, strips)
-        self._early[c] = early if last else []
+        self._early[c] = early
         self._timing.end(COMPUTE, start, stream, 0, block=block.index, k=k)
 
     def _as_b(self, a: Any, b: Any, shape: tuple[int, int], stream: Any) -> Any:
@@ -361,16 +369,30 @@ class CUDASession(HostMemory):
     def finish(self, block: Block, c: int) -> None:
         """Keeps the events of the strips that the last multiplication has made. Without strips, the block is
         finished at the end of the compute stream."""
-        self._finished[c] = self._early.pop(c, []) or [(block.rows, self.record(COMPUTE))]
+        self._device.use()
+        rows = self._early.pop(c, [])
+        if not rows:
+            self._leave(block, c, rows, block.rows)
+        self._finished[c] = rows
+
+    def _leave(self, block: Block, c: int, rows: _Rows, stop: int) -> None:
+        """Convert the next rows of a block, up to row `stop`, to the type in which they leave, and add their
+        event to `rows`. This happens in the compute stream, because a kernel of another stream would wait for
+        multiplications that fill the device."""
+        stream = self._streams[COMPUTE]
+        if self._narrowing:
+            start = rows[-1][0] if rows else 0
+            self._narrowing.pack(block, self._arrays["c", c], c, (start, stop), stream)
+        rows.append((stop, self._timing.points.record(stream.ptr)))
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
-        """Makes a 2-D copy out of the block. A mirrored part is transposed before, into memory for one
-        chunk."""
+        """Makes a 2-D copy out of the block, whose rows begin where those of its sums began. A mirrored part
+        is transposed before, into memory for one chunk."""
         self._device.use()
         row, col = (part.col, part.row) if part.mirrored else (part.row, part.col)
         last = row + (part.cols if part.mirrored else part.rows)
         done = next(event for stop, event in self._finished[c] if last <= stop)
-        width = block.cols * target.itemsize
+        width = block.cols * self._op.arithmetic.block.itemsize
         at = self._arrays["c", c].data.ptr + row * width + col * target.itemsize
         stream = self._streams[DOWNLOAD]
         with self._lock:  # so that the two events enclose this copy and no other
@@ -379,14 +401,18 @@ class CUDASession(HostMemory):
             if part.mirrored:
                 to = self._arrays["mirrored"].data.ptr
                 args = (
-                    np.int32(part.cols), np.int32(part.rows), np.uintp(at), np.int64(block.cols),
-                    np.uintp(to), np.int64(part.cols),
+                    np.int32(part.cols), np.int32(part.rows), np.uintp(at),
+                    np.int64(width // target.itemsize), np.uintp(to), np.int64(part.cols),
                 )  # fmt: skip
                 grid = ceil_div(part.rows, 32) * ceil_div(part.cols, 32)
                 self._turn["transpose"]((grid,), (32, 8), args, stream)
                 at, width = to, part.cols * target.itemsize
             self._copy(_TO_HOST, target.ctypes.data, target.strides[0], at, width, target, stream)
             return self._timing.end(DOWNLOAD, start, stream, target.nbytes, chunk=part.chunk)
+
+    def lost(self, block: Block, part: Part, c: int) -> Lost:
+        """Reads what the device has counted."""
+        return self._narrowing.lost(block, part, c) if self._narrowing else Lost()
 
     def record(self, stream: str) -> Event:
         """Records an event at the end of the stream."""
@@ -427,6 +453,6 @@ class CUDASession(HostMemory):
             self._streams = {}
             self._arrays.clear()
             self._early, self._finished = {}, {}
-            self._gemm = self._checks = self._transforms = None  # and their scratch
+            self._gemm = self._checks = self._transforms = self._narrowing = None  # and their scratch
             self._timing.close()
             super().close()

@@ -1,4 +1,5 @@
-"""Converts C from the type in which sums are kept to the type in which it is stored."""
+"""Converts C from the type in which sums are kept to the type in which it is stored, where the device has not
+done that."""
 
 from typing import Any
 
@@ -42,7 +43,12 @@ def check_fits(values: Array, dtype: np.dtype[Any], name: str) -> None:
     """Raise RangeError where an integer does not fit the type."""
     if values.size == 0 or np.can_cast(values.dtype, dtype):
         return
-    info, low, high = np.iinfo(dtype), values.min(), values.max()
-    if int(low) < int(info.min) or int(high) > int(info.max):
-        value = low if int(low) < int(info.min) else high
+    check_range(int(values.min()), int(values.max()), dtype, name)
+
+
+def check_range(low: int, high: int, dtype: np.dtype[Any], name: str) -> None:
+    """Raise RangeError where one of two integers does not fit the type."""
+    info = np.iinfo(dtype)
+    if low < int(info.min) or high > int(info.max):
+        value = low if low < int(info.min) else high
         raise RangeError(f"{name}: the exact value {value} does not fit {dtype}; give a wider out_dtype")

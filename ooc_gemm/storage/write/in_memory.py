@@ -11,7 +11,7 @@ from ...planning.problem import Matrix
 from ...planning.schedule import Part
 from ...support.buffers import Bytes
 from ..read.source import Array
-from .conversion import check_fits, convert
+from .conversion import check_fits, check_range, convert
 
 
 class ArrayTarget:
@@ -20,11 +20,19 @@ class ArrayTarget:
     background = False
 
     def __init__(self, out: Array, matrix: Matrix, block: np.dtype[Any]):
+        """out: C. matrix: C, in the chunks in which it comes. block: the type in which they come."""
         self._out, self._matrix, self._block = out, matrix, block
         self.overflowed, self._lock = 0, threading.Lock()
 
     def cancel(self) -> None:
         """Does nothing: no thread waits for a store."""
+
+    def note_lost(self, elements: int, least: int, greatest: int) -> None:
+        """Counts elements that a device has made infinite. Raises RangeError for integers that do not fit."""
+        if self._out.dtype.kind in "iu":
+            check_range(least, greatest, self._out.dtype, "the result")
+        with self._lock:
+            self.overflowed += elements
 
     def view(self, part: Part, slot: Bytes) -> Array:
         """Returns a dense matrix at the front of the slot."""

@@ -19,7 +19,7 @@ from ...support.buffers import Bytes, scratch
 from ...support.errors import StoreError, remedy
 from ..io.objects import why
 from ..read.source import Array
-from .conversion import check_fits, convert
+from .conversion import check_fits, check_range, convert
 from .encoding import Encoder
 from .journal import Chunk
 
@@ -57,13 +57,12 @@ class Target(Generic[S]):
     """The stored C while it is written (the engine's `Target`)."""
 
     def __init__(self, array: zarr.Array[Any], name: str, block: np.dtype[Any], sink: S):
-        """array: C, which need not be stored yet. name: how messages call it. block: the type of the sums.
-        sink: where chunks go."""
+        """array: C, which need not be stored yet. name: how messages call it. block: the type in which parts
+        come. sink: where chunks go."""
         self.name, self.sink, self._array, self._block = name, sink, array, block
         self._shape = array.shards or array.chunks
         self._encoder = Encoder(array)
-        as_it_is = self._encoder.copies and array.dtype == block and block.kind in "fc"
-        self.background = as_it_is and sink.background
+        self.background = self._encoder.copies and array.dtype == block and sink.background
         """Whether writes continue in the background once they are started."""
         self.overflowed = 0
         """Number of finite elements that became infinite in C, because they are too large for its type."""
@@ -72,6 +71,13 @@ class Target(Generic[S]):
     def cancel(self) -> None:
         """Wake all threads that wait for a store to take a chunk."""
         self.sink.cancel()
+
+    def note_lost(self, elements: int, least: int, greatest: int) -> None:
+        """Count elements that a device has made infinite. Raises RangeError for integers that do not fit."""
+        if self._array.dtype.kind in "iu":
+            check_range(least, greatest, self._array.dtype, self.name)
+        with self._lock:
+            self.overflowed += elements
 
     def view(self, part: Part, slot: Bytes) -> Array:
         """Return the part of a chunk in `slot` that lies inside C."""
