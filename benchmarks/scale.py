@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ooc_gemm.devices.cuda.device import CUDA
+from ooc_gemm.devices.cuda.rates import panel_depth
 from ooc_gemm.engine.ports import Arithmetic, Limits
 from ooc_gemm.planning.machine import Rates
 from ooc_gemm.planning.plan import Plan
@@ -26,6 +27,8 @@ GB, GiB = 10**9, 1 << 30
 HOST = 64 * GiB
 DEVICES = (24, 80, 141)
 """Device memory in GB."""
+BANDWIDTH = 4.8e12
+"""Bytes per second of device memory."""
 DISKS = (3.4, 24.0)
 """Rates of disks in GB/s. Reads and writes take turns."""
 
@@ -82,7 +85,10 @@ class Paper(CUDA):
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
         flops = measured(arithmetic.kernel, arithmetic.panel.name)
-        return Rates(flops, self._disk, self._disk, 54e9, 52e9, shared=False, piece_seconds=28e-6, turns=1.0)
+        thin = panel_depth(flops, arithmetic, BANDWIDTH)
+        return Rates(
+            flops, self._disk, self._disk, 54e9, 52e9, shared=False, piece_seconds=28e-6, turns=1.0, thin=thin
+        )
 
 
 class PaperCluster(Paper):

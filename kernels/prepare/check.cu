@@ -15,8 +15,8 @@
 // where given and X does not hold integers, gets Σ |x|² of the same lines.
 //
 // Macros: ELEMENT; KIND (1 real, 2 complex, whose parts are ELEMENT, 3 integers, perhaps held in floating
-// point, 4 float16); VEC: elements that are loaded at once, of which rows start at multiples. Launch: THREADS
-// threads a block, see preparations.check.
+// point, 4 float16); WIDE: whether sums of integers have 64 bits; VEC: elements that are loaded at once, of which
+// rows start at multiples. Launch: THREADS threads a block, see preparations.check.
 
 #define REAL_KIND 1
 #define COMPLEX_KIND 2
@@ -42,13 +42,11 @@ using Square = double;
 #else
 using Element = ELEMENT;
 #if KIND == INTEGER_KIND
-template <bool WIDE> struct Integer {
-    using type = long long;
-};
-template <> struct Integer<false> {
-    using type = int;
-};
-using Sum = Integer<(sizeof(ELEMENT) > 4)>::type;
+#if WIDE
+using Sum = long long;
+#else
+using Sum = int;
+#endif
 using Part = Sum;
 using Square = double;
 #elif KIND == HALF_KIND

@@ -10,9 +10,11 @@ def split(k_inner: bool) -> Config:
     return Config("split", "float32", 1, 64, (256, 1), (("K_INNER", int(k_inner)),))
 
 
-def sum_slices(dtype: str) -> Config:
-    """Return the configuration of sum.cu for float32, float64 or int32."""
-    return Config("sum", dtype, 1, 256, (256, 1), (("ELEMENT", C_TYPE[dtype]),))
+def sum_slices(dtype: str, part: str = "") -> Config:
+    """Return the configuration of sum.cu. `dtype`: NumPy's name for the type of C: float32, float64, int32 or
+    int64. `part`: that of the slices, by default the same."""
+    macros = ("ELEMENT", C_TYPE[dtype]), ("PART", C_TYPE[part or dtype])
+    return Config("sum", dtype, 1, 256, (256, 1), macros)
 
 
 def embed(mode: str, conjugate: bool = False, conjugate_other: bool = False) -> Config:
@@ -50,11 +52,15 @@ _CHECKED = {
 }
 
 
-def check(dtype: str, exact: bool, vec: int) -> Config:
+def check(dtype: str, exact: bool, vec: int, wide: bool = False) -> Config:
     """Return the configuration of check.cu for panels or blocks of this type. `exact`: whether they hold
-    integers. Rows start at multiples of `vec` elements."""
+    integers. Rows start at multiples of `vec` elements. `wide`: whether sums of integers are int64, whatever
+    the type; those of types of 8 bytes are."""
     element, kind = _CHECKED[dtype]
-    macros: dict[str, int | str] = {"ELEMENT": element, "KIND": 3 if exact else kind, "VEC": vec}
+    macros: dict[str, int | str] = {
+        "ELEMENT": element, "KIND": 3 if exact else kind, "VEC": vec,
+        "WIDE": int(wide or dtype in ("int64", "float64")),
+    }  # fmt: skip
     return Config("check", dtype, 8, 256, (256, 1), tuple(macros.items()))
 
 
@@ -64,7 +70,8 @@ def checks() -> Iterator[Config]:
         size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
         for vec in sorted({1, 2 if dtype == "float64" else 1, 16 // size}):
             for exact in {kind == 3, kind == 3 or dtype == "float64"}:
-                yield check(dtype, exact, vec)
+                for wide in {False, kind == 3 and size == 1}:
+                    yield check(dtype, exact, vec, wide)
 
 
 _NARROWED = {

@@ -63,6 +63,13 @@ class Arithmetic:
     """Whether every sum is an exact integer, in whatever type."""
     operand_error: float = 0.0
     """Largest relative error of an element of a panel at the time it is multiplied."""
+    panel_b: np.dtype[Any] | None = None
+    """Type of the elements of op(B)'s panels where it is another one than `panel`, of the same size."""
+
+    @property
+    def panels(self) -> tuple[np.dtype[Any], np.dtype[Any]]:
+        """Types of the elements of panels of op(A) and of op(B)."""
+        return self.panel, self.panel if self.panel_b is None else self.panel_b
 
     @property
     def check_type(self) -> np.dtype[Any]:

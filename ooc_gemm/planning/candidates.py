@@ -12,6 +12,10 @@ MIN_DEPTH, MAX_DEPTH = 256, 8192
 """Thinnest panel tried: thinner ones save a few MiB and cost many times the reads. And the deepest, but for
 chunks that are deeper: C is read and written for each (fp16x3, H200: 6 % of the time; 26 % at 2048)."""
 
+DEEPEST_BYTES = 64 << 10
+"""Bytes of each row of op(A), or column of op(B), in the deepest panel of elements of 8 or 16 bits: they are
+multiplied faster, and reading and writing C takes as long as ever."""
+
 AMPLE_SLOTS = (4 * MiB, 1 * MiB)
 """Largest sizes of a slot tried where the device computes in host memory: a slot should stay in the cache of
 the CPU between being read and being used …"""
@@ -104,9 +108,14 @@ def depths(p: Problem) -> list[int]:
         p.b.chunk_cols if p.b.transposed else p.b.chunk_rows,
         p.k_chunk,
     }
-    found = {MIN_DEPTH, 512, 1024, 2048, k}
-    for chunk in chunks:
-        found.update(chunk * times for times in (1, 2, 4, 8) if chunk * times <= max(MAX_DEPTH, chunk))
+    found, deepest = {MIN_DEPTH, 512, 1024, 2048, k}, MAX_DEPTH
+    if p.panel_itemsize <= 2:
+        deepest = DEEPEST_BYTES // p.panel_itemsize
+    for chunk in (MAX_DEPTH, *chunks) if deepest > MAX_DEPTH else chunks:
+        depth = chunk
+        while depth <= max(deepest, chunk) and depth <= 8 * chunk * deepest // MAX_DEPTH:
+            found.add(depth)
+            depth *= 2
         found.update(ceil_div(chunk, parts) for parts in (2, 4))
     return sorted({min(k, depth) for depth in found if depth >= min(k, MIN_DEPTH)})
 

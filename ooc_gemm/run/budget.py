@@ -26,9 +26,8 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
     if request.reduced:
         base += request.reduced.fixed_bytes
     turned = problem.panels_along_k != problem.stored_along_k
-    converted = (
-        turned or bool(inputs.wanted) or any(x.dtype != chosen.arithmetic.panel for x in (inputs.a, inputs.b))
-    )
+    stored = inputs.a.dtype, inputs.b.dtype
+    converted = turned or bool(inputs.wanted) or stored != chosen.arithmetic.panels
     sources, puts = inputs.sources.values(), addresses.traits_of(request.c).remote
     asked_of = _asked_of(inputs)
     readers = max([limits.readers, *(requests(*one) for one in asked_of)])

@@ -12,7 +12,7 @@ CONFIGS = [
     preparations.check(*which)
     for which in (
         ("float16", False, 8), ("float32", False, 4), ("complex64", False, 1), ("int8", True, 16),
-        ("int32", True, 4), ("float64", True, 1),
+        ("int32", True, 4), ("float64", True, 1), ("int8", True, 16, True), ("uint8", True, 1, True),
     )
 ]  # fmt: skip
 """Some: each takes its time to be compiled."""
@@ -30,7 +30,7 @@ def test_its_numbers_are_those_of_the_launch():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.dtype}-{c.value('KIND')}-{c.value('VEC')}")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(str(value) for _, value in c.macros))
 def test_it_agrees_with_numpy(config):
     if why := gpu_missing():
         pytest.skip(why)
@@ -41,7 +41,7 @@ def test_it_agrees_with_numpy(config):
     kernels, dtype = load(config, "rows", "columns", "signs"), np.dtype(config.dtype)
     exact, vec, rng = config.value("KIND") == 3, config.value("VEC"), np.random.default_rng(1)
     wide = np.dtype(
-        ("i8" if dtype.itemsize == 8 else "i4") if exact else "c16" if dtype.kind == "c" else "f8"
+        ("i8" if config.value("WIDE") else "i4") if exact else "c16" if dtype.kind == "c" else "f8"
     )
     rounding = 2.0**-22 if dtype == np.float16 else 1e-12
     i64, u, i32 = np.int64, np.uintp, np.int32

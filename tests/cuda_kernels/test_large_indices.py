@@ -107,6 +107,23 @@ int main() {
 }
 """
 
+SUM = """
+int main() {  // sums pass int32, and rows of C lie more than 2^31 elements apart
+    const i64 m = 3, n = 301, ld = (1LL << 31) + 8, most = 2147483647;
+    int* x = reserve<int>(2 * m * n);
+    T* c = reserve<T>(m * ld);
+    for (i64 i = 0; i < m * n; ++i) x[i] = most - i, x[m * n + i] = most, c[i / n * ld + i % n] = -most;
+    const auto run = [&](T alpha, T beta) {
+        launch(0, (m * n + 255) / 256 - 1, 256, 1, 0, [&] { sum(m, n, 2, alpha, x, beta, c, ld, nullptr); });
+    };
+    run(3, -2);
+    for (i64 i = 0; i < m * n; ++i) CHECK(c[i / n * ld + i % n] == 3 * (2 * most - i) + 2 * most);
+    run(-most, 0);
+    for (i64 i = 0; i < m * n; ++i) CHECK(c[i / n * ld + i % n] == -most * (2 * most - i));
+    CHECK(c[n] == 0);
+}
+"""
+
 PRODUCT = """
 void far_{index}() {{  // C has more than 2^31 elements
     using T = source{index}::T;
@@ -152,8 +169,9 @@ def run(folder, text):
     [
         (preparations.transpose("int8"), TRANSPOSE), (preparations.transpose("float32"), MIRROR),
         (preparations.embed("double n"), EMBED), (preparations.combine("elements"), COMBINE),
+        (preparations.sum_slices("int64", "int32"), SUM),
     ],
-    ids=["transpose", "mirror", "embed", "combine"],
+    ids=["transpose", "mirror", "embed", "combine", "sum"],
 )  # fmt: skip
 def test_what_goes_with_a_product(tmp_path, config, main):
     defines = "".join(f"#define {name} {value}\n" for name, value in config.macros)

@@ -2,6 +2,7 @@
 on it, and results can be compared with NumPy's. Streams do everything at once; NumPy does what kernels do."""
 
 import ctypes
+import struct
 import sys
 from types import SimpleNamespace
 from typing import ClassVar
@@ -17,6 +18,7 @@ STORED = {
     "unsigned int": "u4", "long long": "i8", "unsigned long long": "u8", "float": "f4", "double": "f8",
 }  # fmt: skip
 """C++ → NumPy's name."""
+TENSOR_MAP = struct.Struct("=4Q")
 
 
 def matrix(at, rows, cols, ld, dtype):
@@ -28,17 +30,23 @@ def matrix(at, rows, cols, ld, dtype):
 
 
 def gemm(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, transposed, types, conjugated=(False, False)):
-    """C ← α·op(A)·op(B) + β·C at addresses."""
-    a = matrix(a, *((k, m) if transposed[0] else (m, k)), lda, types[0])
-    b = matrix(b, *((n, k) if transposed[1] else (k, n)), ldb, types[0])
+    """C ← α·op(A)·op(B) + β·C at addresses. `types`: of A, of B if it is another one, and of C. Integers wrap
+    around."""
+    *operands, out = types
+    a = matrix(a, *((k, m) if transposed[0] else (m, k)), lda, operands[0])
+    b = matrix(b, *((n, k) if transposed[1] else (k, n)), ldb, operands[-1])
     a, b = a.T if transposed[0] else a, b.T if transposed[1] else b
     a, b = a.conj() if conjugated[0] else a, b.conj() if conjugated[1] else b
     c, wide = (
-        matrix(c, m, n, ldc, types[1]),
+        matrix(c, m, n, ldc, out),
         {"i": "i8", "u": "i8", "c": "c16"}.get(np.dtype(types[0]).kind, "f8"),
     )
     old = beta * c if beta != 0 else 0
-    c[...] = (alpha * (a.astype(wide) @ b.astype(wide)) if alpha != 0 else 0) + old
+    if a.itemsize == b.itemsize == 1:  # BLAS adds up 8-bit integers exactly
+        products = (a.astype("f8") @ b.astype("f8")).astype("i8")
+    else:
+        products = a.astype(wide) @ b.astype(wide)
+    c[...] = (alpha * products if alpha != 0 else 0) + old
 
 
 class Kernel:
@@ -60,23 +68,49 @@ class Kernel:
         macros, value = dict(self.config.macros), self.config.value
         if self.config.kernel == "mma":
             assert value("PRODUCTS") == 1
-            a_type = {1: "f2", 2: "f4", 3: "u1" if value("A_UNSIGNED") else "i1"}[value("TYPE")]
+            types = self._tensor_types()
             transposed = bool(value("A_MN")), not value("B_MN")
         else:
-            a_type = {"double": "f8", "float": "f4"}.get(macros.get("SOURCE"), self.config.dtype)
+            types = ({"double": "f8", "float": "f4"}.get(macros.get("SOURCE"), self.config.dtype),)
             transposed = bool(value("TRANS_A")), bool(value("TRANS_B"))
         m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, *_ = args
         if value("GUARDED"):
             assert matrix(args[-1], 1, 1, 1, "u4")[0, 0], "every product here is too small to be split"
-        gemm(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, transposed, (a_type, self.config.dtype))
-        for slice in range(1, grid[1] if len(grid) > 1 else 1):
-            matrix(c + slice * m * ldc * np.dtype(self.config.dtype).itemsize, m, n, ldc, self.config.dtype)[
-                ...
-            ] = 0
+        gemm(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, transposed, (*types, self.config.dtype))
+        self._no_more_slices(grid[1] if len(grid) > 1 else 1, m, n, c, ldc)
+
+    def _tensor_types(self):
+        """Types of A and of B."""
+        value = self.config.value
+        return [
+            {1: "f2", 2: "f4", 3: "u1" if value(f"{name}_UNSIGNED") else "i1"}[value("TYPE")] for name in "AB"
+        ]
+
+    def _no_more_slices(self, slices, m, n, c, ldc):
+        """The first slice of k holds the whole product."""
+        for slice in range(1, slices):
+            at = c + slice * m * ldc * np.dtype(self.config.dtype).itemsize
+            matrix(at, m, n, ldc, self.config.dtype)[...] = 0
+
+    def wgmma(self, grid, a_map, b_map, m, n, k, alpha, beta, c, ldc, a_exponents, b_exponents, skip, slices):
+        assert self.config.value("PRODUCTS") == 1
+        (a, k_a, m_a, lda), (b, k_b, n_b, ldb) = (
+            TENSOR_MAP.unpack(x[: TENSOR_MAP.size]) for x in (a_map, b_map)
+        )
+        assert (m_a, n_b) == (m, n)
+        assert k_a == k_b == max(1, k)
+        assert a % 16 == b % 16 == lda % 16 == ldb % 16 == 0
+        types = self._tensor_types()
+        assert np.dtype(types[0]).itemsize == 1
+        gemm(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, (False, True), (*types, self.config.dtype))
+        self._no_more_slices(slices, m, n, c, ldc)
 
     def sum(self, grid, m, n, slices, alpha, x, beta, c, ldc, skip):
+        assert grid[0] * 256 >= m * n
         dtype = self.config.dtype
-        x, c = matrix(x, slices, m * n, m * n, dtype).sum(0).reshape(m, n), matrix(c, m, n, ldc, dtype)
+        part = {"float": "f4", "double": "f8", "int": "i4"}[dict(self.config.macros)["PART"]]
+        x = matrix(x, slices, m * n, m * n, part).sum(0, dtype=dtype).reshape(m, n)
+        c = matrix(c, m, n, ldc, dtype)
         c[...] = alpha * x + (beta * c if beta else 0)
 
     def transpose(self, grid, rows, cols, x, ldx, y, ldy):
@@ -149,8 +183,8 @@ class Kernel:
         self._reduce(matrix(x, count, cols, ldx, self.config.dtype).T, v, out, squares, conjugate)
 
     def _check_type(self):
-        kind, dtype = self.config.value("KIND"), np.dtype(self.config.dtype)
-        return {2: "c16", 3: "i8" if dtype.itemsize > 4 else "i4"}.get(kind, "f8")
+        kind = self.config.value("KIND")
+        return {2: "c16", 3: "i8" if self.config.value("WIDE") else "i4"}.get(kind, "f8")
 
     def _reduce(self, x, v, out, squares, conjugate):
         lines, depth = x.shape
@@ -230,6 +264,12 @@ def copy_2d(packed, stream):
         ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
 
 
+def tensor_map(at, dtype, rank, ptr, extents, pitch, *rest):
+    """Describe a matrix as `Kernel.wgmma` reads it: address, columns, rows, bytes from row to row."""
+    described = TENSOR_MAP.pack(ptr, *struct.unpack("=2Q", extents), *struct.unpack("=Q", pitch))
+    ctypes.memmove(at, described, len(described))
+
+
 def set_at(value, kind=ctypes.c_void_p):
     """What writes a number to the address that a driver's function is given."""
 
@@ -245,6 +285,7 @@ def driver_function(name):
         "cuEventElapsedTime": set_at(1.0),
         "cuDevicePrimaryCtxRetain": set_at(500),
         "cuMemcpy2DAsync_v2": copy_2d,
+        "cuTensorMapEncodeTiled": tensor_map,
         "cuMemsetD8Async": lambda at, value, nbytes, stream: ctypes.memset(at, value, nbytes),
     }.get(name, lambda *args: None)
 

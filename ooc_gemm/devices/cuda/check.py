@@ -71,19 +71,21 @@ class Checks:
         self._host: list[Bytes] = page_aligned(plan.c_buffers, self._nbytes)
         for buffer in self._host:
             prepare(buffer)
-        self._panel = self._kernels(arithmetic.panel, arithmetic.pitch)
+        self._panels = [self._kernels(dtype, arithmetic.pitch) for dtype in arithmetic.panels]
         self._block = {pitch: self._kernels(arithmetic.block, pitch) for pitch in (1, 16)}
 
     def _kernels(self, dtype: np.dtype[Any], pitch: int) -> tuple[dict[str, Any], int]:
         """Load the kernels for a matrix whose rows start at multiples of `pitch` elements. Returns them, and
         the number of elements that a thread loads at once."""
         vec = min(max(1, 16 // dtype.itemsize), pitch & -pitch)
-        config = preparations.check(dtype.name, self._op.arithmetic.exact, vec)
+        arithmetic = self._op.arithmetic
+        wide = arithmetic.exact and arithmetic.check_type.itemsize == 8
+        config = preparations.check(dtype.name, arithmetic.exact, vec, wide)
         return load(config, "rows", "columns", "signs"), vec
 
     def begin(self, block: Block, c: Any, stream: Any) -> None:
         """Start the check of a block: draw a new vector, and multiply the old C by it."""
-        signs = self._panel[0]["signs"]
+        signs = self._panels[0][0]["signs"]
         args = np.int64(block.cols), np.uint64(random.getrandbits(64)), np.uintp(self._x.data.ptr)
         signs((ceil_div(block.cols, THREADS),), (THREADS,), args, stream)
         self._zero(self._memory, stream)
@@ -99,15 +101,15 @@ class Checks:
         if op.alpha == 0:  # then NaN in A and B is none in C
             return
         self._zero(self._y, stream)
-        times, sums = partial(self._times, self._panel), self._sums
-        for (at, pitch, along_k), lines, conjugate, v, out, squares in (
-            (b, block.cols, op.conjugate_b, self._x, self._y, sums.b),
-            (a, block.rows, op.conjugate_a, self._y, sums.product, sums.a),
+        sums = self._sums
+        for kernels, (at, pitch, along_k), lines, conjugate, v, out, squares in (
+            (self._panels[1], b, block.cols, op.conjugate_b, self._x, self._y, sums.b),
+            (self._panels[0], a, block.rows, op.conjugate_a, self._y, sums.product, sums.a),
         ):
             # op(B) is k × columns, and stored as such unless k lies along the rows; op(A) is rows × k.
             shape = (lines, k) if along_k else (k, lines)
             name = "rows" if along_k == (v is self._y) else "columns"
-            times(name, shape, at, pitch, v, out, squares, conjugate, stream)
+            self._times(kernels, name, shape, at, pitch, v, out, squares, conjugate, stream)
 
     def end(self, block: Block, c: Any, number: int, stream: Any) -> Check:
         """Multiply the finished block by the vector, and start to copy to the host what a verdict is made of.

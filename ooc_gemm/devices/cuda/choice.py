@@ -52,8 +52,14 @@ class Case:
 
     @property
     def bytes(self) -> bool:
-        """Whether instructions for 8-bit integers, whose sums are int32, are exact."""
-        return self.exact and self.a == self.b and self.a.itemsize == 1 and self.bound < 2**31
+        """Whether A and B hold 8-bit integers, for which tensor cores have instructions."""
+        return self.exact and self.a.itemsize == self.b.itemsize == 1
+
+    @property
+    def sums(self) -> np.dtype[Any]:
+        """The type of sums of 8-bit integers: int32, in which tensor cores add up, or, where that might
+        overflow, int64, to which their partial sums are added. Where k is 0, α may be too large for int32."""
+        return _INT32 if self.bound < 2**31 and self.shape[2] else _INT64
 
     @property
     def half(self) -> bool:
@@ -75,7 +81,21 @@ class Case:
 
 _Rule = tuple[str, str, Callable[[Case], bool]]
 _RULES: tuple[_Rule, ...] = (
-    ("int8", "exact in int32 on the tensor cores", lambda c: c.hopper and c.bytes),
+    (
+        "int8",
+        "exact in int32 on the tensor cores",
+        lambda c: c.hopper and c.bytes and c.sums == _INT32,
+    ),
+    (
+        "int8",
+        "exact in int32 on the tensor cores, partial sums added up in int64",
+        lambda c: c.hopper and c.bytes,
+    ),
+    (
+        "mma-int8",
+        "exact on the tensor cores",
+        lambda c: c.capability >= KERNELS["mma-int8"].min_arch and c.bytes,
+    ),
     ("cublas", "every sum is exact in float64", lambda c: c.small_integers),
     ("ffma", "exact in int64", lambda c: c.exact),
     (
@@ -141,8 +161,8 @@ def arithmetic(kernel: str, case: Case, why: str) -> Arithmetic | None:
         fits, panel, block = case.float32, case.wide, case.wide
         more = {"pitch": 4, "along_k": (True, True), "operand_error": _TF32_ERROR}
     elif kind == "int8":
-        fits, panel, block = case.bytes, case.a, _INT32
-        more = {"pitch": 16, "along_k": (True, True), "exact": True}
+        fits, panel, block = case.bytes, case.a, case.sums
+        more = {"pitch": 16, "along_k": (True, True), "exact": True, "panel_b": case.b}
     else:
         panel = block = _INT64 if case.exact else case.wide
         fits = panel.name in known.dtypes

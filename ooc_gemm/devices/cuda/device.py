@@ -21,8 +21,8 @@ from ...support.errors import DeviceError, InputError, OutOfMemoryError
 from ...support.trace import Trace
 from . import choice
 from .gpu import GPU
-from .gpus import CLOCK_RATE, CUBLAS_FULL, CUDA_FULL
-from .rates import CONTEXT_BYTES, limits, rates
+from .gpus import CLOCK_RATE, CUBLAS_FULL, CUDA_FULL, memory_bandwidth
+from .rates import BANDWIDTH, CONTEXT_BYTES, limits, rates
 from .session import CUDASession, HostMemory
 
 
@@ -59,8 +59,9 @@ class CUDA(GPU):
         return limits(arithmetic, self.free, device_memory_limit)
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
-        """Derives default rates (not measured) from the number of multiprocessors and the clock."""
-        return rates(self.runtime.getDeviceProperties(self.index), arithmetic)
+        """Derives default rates (not measured) from the number of multiprocessors and the clocks."""
+        bandwidth = memory_bandwidth(self.runtime, self.index) or BANDWIDTH
+        return rates(self.runtime.getDeviceProperties(self.index), arithmetic, bandwidth)
 
     def most_flops(self, kernel: str, panel: str) -> float:
         """Derives the bound from the architecture, the number of multiprocessors and the highest clock."""

@@ -4,9 +4,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ...cuda_kernels import cublas
 from ...cuda_kernels.catalog import KERNELS
 from ...cuda_kernels.complex_gemm import ComplexGemm
+from ...cuda_kernels.integers import WideIntegers
 from ...cuda_kernels.launch import launch, load
 from ...cuda_kernels.product import Product, Strips
 from ...cuda_kernels.tuning import best_config
@@ -58,7 +61,12 @@ class Gemm:
             complex_gemm.reserve(*size, real=op.alpha.imag == op.beta.imag == 0)
             return partial(complex_gemm, in_place="a")
         if kernel.launcher != "launch":
-            gemm = open_tensor_gemm(kernel.name, trans_a, trans_b, panel, panel)
+            a_type, b_type = (dtype.name for dtype in arithmetic.panels)
+            if arithmetic.block == np.int64:
+                integers = WideIntegers(kernel.name, a_type, b_type)
+                integers.reserve(*size)
+                return integers
+            gemm = open_tensor_gemm(kernel.name, trans_a, trans_b, a_type, b_type)
             in_place = "b" if plan.k_panels.resident else "ab"
             gemm.reserve(*size, in_place)
             return partial(gemm, in_place=in_place)

@@ -58,6 +58,16 @@ def answering(indices: list[int]) -> list[int]:
     return [index for index, process in asked.items() if process.wait() == 0]
 
 
+def memory_bandwidth(runtime: Any, index: int) -> int:
+    """Return the highest bandwidth of a GPU's memory in bytes per second; 0 if the driver reports none.
+    `runtime`: CUDA's, as CuPy has it."""
+    clock, bits = (
+        int(runtime.deviceGetAttribute(attribute, index))
+        for attribute in (_MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH)
+    )
+    return 2 * 1000 * clock * bits // 8  # two transfers a clock
+
+
 def devices() -> list[dict[str, Any]]:
     """Describe each GPU. Clocks are the highest ones, and peaks are those at these clocks. Raises InputError
     if there is no GPU."""
@@ -65,9 +75,9 @@ def devices() -> list[dict[str, Any]]:
     found = []
     for index in range(there):
         p = cupy.cuda.runtime.getDeviceProperties(index)
-        clock, memory_clock, bus_bits = (
+        clock, memory_clock = (
             cupy.cuda.runtime.deviceGetAttribute(attribute, index)
-            for attribute in (CLOCK_RATE, _MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH)
+            for attribute in (CLOCK_RATE, _MEMORY_CLOCK_RATE)
         )
         capability = p["major"], p["minor"]
         with cupy.cuda.Device(index):
@@ -86,8 +96,7 @@ def devices() -> list[dict[str, Any]]:
                 "warp_size": p["warpSize"],
                 "clock_hertz": clock * 1000,
                 "memory_clock_hertz": memory_clock * 1000,
-                # Two transfers a clock.
-                "memory_bandwidth_bytes_per_second": 2 * memory_clock * 1000 * bus_bits // 8,
+                "memory_bandwidth_bytes_per_second": memory_bandwidth(cupy.cuda.runtime, index),
                 "peak": {
                     f"{name}_flops": rate
                     for name, rate in peak_flops(capability, p["multiProcessorCount"], clock * 1e3).items()

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import numpy as np
+
+from ...cuda_kernels.integers import SCRATCH_BYTES
 from ...engine.ports import Arithmetic, Limits
 from ...planning.machine import Rates
 from ...planning.problem import MiB
@@ -46,12 +49,18 @@ devices without full float64."""
 _OTHER_TYPE = 1 / 16
 """The same for integers, which are multiplied without tensor cores."""
 _BY_KERNEL = {
-    "cublas": 1.0, "fp16x3": 4.4, "fp16": 1.5, "tf32": 7.0, "int8": 400.0, "dmma": 0.9, "mma-fp16x3": 2.9
+    "cublas": 1.0, "fp16x3": 4.4, "fp16": 1.5, "tf32": 7.0, "int8": 400.0, "dmma": 0.9, "mma-fp16x3": 2.9,
+    "mma-int8": 240.0,
 }  # fmt: skip
 """Kernel → its rate as a multiple of that of cuBLAS for the same panels on an H200 (benchmarks/results). For
-int8 it is a multiple of the rate of other integers, because cuBLAS takes none."""
+int8 and mma-int8 it is a multiple of the rate of other integers, because cuBLAS takes none."""
 _OTHER_KERNEL = 0.75
 """The same for kernels without tensor cores."""
+BANDWIDTH = 1e12
+"""Bytes per second of device memory that are assumed if the driver reports none."""
+BANDWIDTH_REACHED = 0.5
+"""Share of the bandwidth of device memory at which kernels read and write C. They do it when the products of
+a tile are finished (H200, fp16x3: the time of 440 products of each element, measured)."""
 
 
 def limits(arithmetic: Arithmetic, free: int, device_memory_limit: int | None) -> Limits:
@@ -65,7 +74,7 @@ def limits(arithmetic: Arithmetic, free: int, device_memory_limit: int | None) -
         host_baseline=HOST_BASELINE,
         device=allowed,
         device_baseline=CONTEXT_BYTES + code,
-        workspace=0,
+        workspace=SCRATCH_BYTES if adds_up(arithmetic) else 0,
         readers=READERS,
         writers=WRITERS,
         transforms=True,
@@ -73,13 +82,26 @@ def limits(arithmetic: Arithmetic, free: int, device_memory_limit: int | None) -
     )
 
 
-def rates(properties: dict[str, Any], arithmetic: Arithmetic) -> Rates:
+def adds_up(arithmetic: Arithmetic) -> bool:
+    """Whether partial sums in int32 are added to C in another pass (`WideIntegers`)."""
+    return arithmetic.panel.itemsize == 1 and arithmetic.block == np.int64
+
+
+def panel_depth(flops: float, arithmetic: Arithmetic, bandwidth: float) -> float:
+    """Return the depth of a panel whose products take as long as reading and writing C does (`Rates.thin`).
+    `flops`: operations per second of the kernel. `bandwidth`: bytes per second of device memory."""
+    moved = 2 * arithmetic.block.itemsize + (2 * 4 if adds_up(arithmetic) else 0)
+    return max(Rates.thin, flops / 2 * moved / (BANDWIDTH_REACHED * bandwidth))
+
+
+def rates(properties: dict[str, Any], arithmetic: Arithmetic, bandwidth: float = BANDWIDTH) -> Rates:
     """Return default rates (not measured). Those of products follow from the number of multiprocessors and
-    the clock; those of bus and disk are constants. `properties`: of CUDA's runtime."""
+    the clock; what a panel costs besides, from what is read and written of C; those of bus and disk are
+    constants. `properties`: of CUDA's runtime. `bandwidth`: bytes per second of device memory."""
     p, panel = properties, arithmetic.panel.char
     clock = 1e3 * (p.get("clockRate") or CLOCK_KILOHERTZ)
     flops = REACHED * 2 * LANES * p["multiProcessorCount"] * clock
     flops *= _BY_TYPE.get(panel, _OTHER_TYPE) * _BY_KERNEL.get(arithmetic.kernel, _OTHER_KERNEL)
     if panel in "dD" and (p["major"], p["minor"]) not in _FULL_FLOAT64:
         flops *= _SLOW_FLOAT64
-    return Rates(flops, DISK, DISK, BUS, BUS, shared=False)
+    return Rates(flops, DISK, DISK, BUS, BUS, shared=False, thin=panel_depth(flops, arithmetic, bandwidth))

@@ -130,8 +130,9 @@ class CUDASession(HostMemory):
         arithmetic, self._block_shape = operation.arithmetic, (plan.bm, plan.bn)
         self._device.use()
         sizes = panel_elements(plan.problem, plan.bm, plan.bn, plan.bk)
-        panels = {("a", p): (sizes[0], arithmetic.panel) for p in range(plan.k_panels.a_buffers)}
-        panels |= {("b", p): (sizes[1], arithmetic.panel) for p in range(plan.panel_buffers)}
+        types = arithmetic.panels
+        panels = {("a", p): (sizes[0], types[0]) for p in range(plan.k_panels.a_buffers)}
+        panels |= {("b", p): (sizes[1], types[1]) for p in range(plan.panel_buffers)}
         others: dict[Any, tuple[int, np.dtype[Any]]] = {
             ("c", c): (plan.bm * plan.bn, arithmetic.block) for c in range(plan.c_buffers)
         }
