@@ -52,6 +52,8 @@ class Case:
     codec: str = "none"
     rate: float = 0.0
     """The least operations per second of the stage that computes."""
+    out_dtype: str | None = None
+    """The type of C, where sums may not fit the usual one."""
     after_warm: float = 0.4
     """Seconds that a call in a fresh process may take longer than a warm one."""
 
@@ -82,7 +84,7 @@ CASES = (
     square("complex128", 8192, "complex128", 1.4, (1024, 1024)),
     Case("gram-int8", "int8", (131072, 16384), (4096, 4096), 1.5, rate=6e14),
     Case("gram-int8-blosc", "int8", (131072, 16384), (1000, 10000), 1.3, codec="blosc", rate=6e14),
-    Case("gram-uint8", "uint8", (1_000_000, 8192), (4096, 4096), float("inf"), rate=6e14),
+    Case("gram-uint8", "uint8", (1_000_000, 8192), (4096, 4096), float("inf"), rate=6e14, out_dtype="int64"),
     Case("gram-thin", "float32", (262144, 768), (4096, 768), 2.0),
 )
 
@@ -174,7 +176,7 @@ def measure(case: Case, place: Path, repeat: int) -> Run:
     """Run a case warm and fresh, and compare what it made."""
     a, b, c = place / "a", place / "b", place / "c"
     make(a, case.a, case.chunks_a, case, 1)
-    options: Run = dict(LIMITS)
+    options: Run = LIMITS | {"out_dtype": case.out_dtype}
     if case.b is None:
         call, names, flags = ooc_gemm.gram, [str(a), str(c)], ["gram", "--transpose"]
         options |= {"transpose": True}
@@ -190,7 +192,20 @@ def measure(case: Case, place: Path, repeat: int) -> Run:
     limits = limits_of(result, case.codec != "none")
     by = max(limits, key=lambda stage: limits[stage])
     error = error_of(a, b if case.b else None, c)
-    command = [sys.executable, "-m", "ooc_gemm", *flags, *names, "-f", "--json", "-M", "8GiB", "-D", "8GiB"]
+    command = [
+        sys.executable,
+        "-m",
+        "ooc_gemm.cli",
+        *flags,
+        *names,
+        "-f",
+        "--json",
+        "-M",
+        "8GiB",
+        "-D",
+        "8GiB",
+    ]
+    command += ["--out-dtype", case.out_dtype] if case.out_dtype else []
     cold = [fresh(command) for _ in range(repeat)]
     rate = result.plan.problem.flops / max(1e-9, result.stage_seconds["compute"])
     for path in (a, b, c):
