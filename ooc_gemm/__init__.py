@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .statistics.neighbours import Neighbours, topk
     from .statistics.regression import LeastSquares, lstsq
     from .statistics.relationship import Relationship, grm
+    from .statistics.threshold import Threshold, threshold
 
     __version__: str
 
@@ -49,6 +50,7 @@ __all__ = [
     "Relationship",
     "Result",
     "StoreError",
+    "Threshold",
     "VerificationError",
     "corrcoef",
     "cov",
@@ -60,6 +62,7 @@ __all__ = [
     "plan",
     "random",
     "svd",
+    "threshold",
     "topk",
     "verify",
 ]
@@ -85,6 +88,8 @@ _HOME = {
     "svd": "statistics.components",
     "Neighbours": "statistics.neighbours",
     "topk": "statistics.neighbours",
+    "Threshold": "statistics.threshold",
+    "threshold": "statistics.threshold",
     "grm": "statistics.relationship",
     "Relationship": "statistics.relationship",
 }

@@ -1,4 +1,4 @@
-"""The command that finds nearest neighbours: topk."""
+"""The commands that compare rows: topk and threshold."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from .types import Address
 
 if TYPE_CHECKING:
     from ..statistics.neighbours import Neighbours
+    from ..statistics.threshold import Threshold
 
 
 @cli.command(context_settings=CONTEXT, short_help="Find the k nearest rows of B for each row of A.")
@@ -27,19 +28,7 @@ if TYPE_CHECKING:
 )
 @click.option("--include-self", is_flag=True, help="Without B: count a row among its own neighbours.")
 @click.option("--graph", is_flag=True, help="Also write the graph of neighbours, as anndata stores it.")
-@options.memory
-@options.device
-@options.device_memory
-@click.option("-f", "--force", is_flag=True, help="Replace OUT if it exists, when the new one is finished.")
-@click.option(
-    "--resume",
-    is_flag=True,
-    help="Continue an interrupted run of the same problem. An OUT that is already the result is left as it "
-    "is.",
-)
-@options.progress
-@options.as_json
-@options.verbose
+@options.reducing
 def topk(arrays: tuple[str, ...], progress: bool | None, as_json: bool, verbose: bool, **given: Any) -> None:
     """Find the k nearest rows of B for each row of A; without B, among the other rows of A.
 
@@ -48,20 +37,58 @@ def topk(arrays: tuple[str, ...], progress: bool | None, as_json: bool, verbose:
     """
     from ..statistics.neighbours import topk as find
 
-    if len(arrays) not in (2, 3):
-        raise click.UsageError("Give A and OUT, or A, B and OUT.")
-    a, b, out = arrays[0], arrays[1] if len(arrays) == 3 else None, arrays[-1]
+    a, b, out = _named(arrays)
     with progress_bar(progress) as report:
         found = find(a, b, out, progress=report, notice=note, **given)
-    report_planned(found, _summary(found, out), as_json, verbose)
+    what = f"{found.k} nearest of {found.shape[1]} rows by {found.metric} for each of {found.shape[0]}"
+    report_planned(found, _summary(found, out, what), as_json, verbose)
 
 
-def _summary(found: "Neighbours", out: str) -> str:
-    """Return what was done, in a few lines."""
+@cli.command(
+    context_settings=CONTEXT, short_help="Find the pairs of rows of A and B whose scores reach a value."
+)
+@click.argument("arrays", type=Address(), nargs=-1, required=True, metavar="A [B] OUT")
+@click.option("--least", type=float, required=True, metavar="X", help="Keep scores of at least this.")
+@click.option(
+    "--metric",
+    type=click.Choice(["cosine", "correlation", "dot"]),
+    default="cosine",
+    show_default=True,
+    help="Score two rows by their cosine, correlation coefficient or dot product.",
+)
+@click.option("--absolute", is_flag=True, help="Compare the scores without their signs.")
+@click.option("--include-self", is_flag=True, help="Without B: keep the score of a row with itself, too.")
+@options.reducing
+def threshold(
+    arrays: tuple[str, ...], progress: bool | None, as_json: bool, verbose: bool, **given: Any
+) -> None:
+    """Find the pairs of rows of A and B whose scores reach a value; without B, pairs of rows of A.
+
+    OUT is a sparse matrix in a Zarr group, in compressed rows as anndata stores it. The matrix of all scores
+    is never stored.
+    """
+    from ..statistics.threshold import threshold as find
+
+    a, b, out = _named(arrays)
+    with progress_bar(progress) as report:
+        found = find(a, b, out, progress=report, notice=note, **given)
+    (m, n), sign = found.shape, "±" if given["absolute"] else ""
+    what = f"{found.count} of {m}×{n} pairs of rows reach {sign}{found.least:g} by {found.metric}"
+    report_planned(found, _summary(found, out, what), as_json, verbose)
+
+
+def _named(arrays: tuple[str, ...]) -> tuple[str, str | None, str]:
+    """Return A, B if there is one, and OUT."""
+    if len(arrays) not in (2, 3):
+        raise click.UsageError("Give A and OUT, or A, B and OUT.")
+    return arrays[0], arrays[1] if len(arrays) == 3 else None, arrays[-1]
+
+
+def _summary(found: "Neighbours | Threshold", out: str, what: str) -> str:
+    """Return what was found, and what that took, in a few lines."""
     peak = f"{size(found.peak_host_bytes)} of {size(found.plan.budget.host)} host memory"
     return (
-        f"{url(out)}: {found.k} nearest of {found.shape[1]} rows by {found.metric} for each of "
-        f"{found.shape[0]}\n"
+        f"{url(out)}: {what}\n"
         f"{found.seconds:.2f} s ({found.kernel} on {found.device})\n"
         f"read {size(found.bytes_read)}, wrote {size(found.bytes_written)}, peak {peak}"
     )

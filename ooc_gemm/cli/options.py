@@ -200,6 +200,23 @@ shared_by_statistics = together(
     verbose,
 )
 statistic = together(precision, shared_by_statistics)
+reducing = together(
+    memory,
+    device,
+    device_memory,
+    click.option(
+        "-f", "--force", is_flag=True, help="Replace OUT if it exists, when the new one is finished."
+    ),
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Continue an interrupted run of the same problem. An OUT that is already the result is left as "
+        "it is.",
+    ),
+    progress,
+    as_json,
+    verbose,
+)
 
 
 def from_report(text: str) -> Callable[[Any], Any]:

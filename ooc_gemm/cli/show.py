@@ -14,6 +14,7 @@ from .spelling import for_command_line
 if TYPE_CHECKING:
     from ..run.result import Result
     from ..statistics.neighbours import Neighbours
+    from ..statistics.threshold import Threshold
 
 
 def console() -> Any:
@@ -92,7 +93,19 @@ def note(text: str) -> None:
 
 def spelled(text: str) -> str:
     """Return a message in which options of the command line replace Python's arguments."""
-    with_arguments = ("multiply", "gram", "verify", "random", "cov", "grm", "pca", "svd", "lstsq", "topk")
+    with_arguments = (
+        "multiply",
+        "gram",
+        "verify",
+        "random",
+        "cov",
+        "grm",
+        "pca",
+        "svd",
+        "lstsq",
+        "topk",
+        "threshold",
+    )
     found = [param for name in with_arguments for param in cli.commands[name].params]
     options = {param.name: max(param.opts, key=len) for param in found if isinstance(param, click.Option)}
     return for_command_line(text, {name: option for name, option in options.items() if name})
@@ -103,7 +116,9 @@ def plan_dict(plan: dict[str, Any]) -> dict[str, Any]:
     return {**plan, "advice": plan["advice"] and spelled(plan["advice"])}
 
 
-def report_planned(result: "Result | Neighbours", summary: str, as_json: bool, verbose: bool) -> None:
+def report_planned(
+    result: "Result | Neighbours | Threshold", summary: str, as_json: bool, verbose: bool
+) -> None:
     """Print a result that has a plan: as JSON, or as its summary, with `verbose` below the plan."""
     if as_json:
         found = result.to_dict()

@@ -3,18 +3,14 @@ rows have passed, the candidates' exact scores decide."""
 
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any, get_args
 
 import numpy as np
 
-from ..planning.plan import Plan
-from ..planning.schedule import Part
 from ..run.executor import Local
 from ..run.observer import Observer
 from ..run.operands import open_operand
@@ -22,12 +18,12 @@ from ..run.prepare import prepare
 from ..run.request import Operand, Reduced, Request
 from ..storage.read.source import Opened
 from ..storage.write import rows as stored
-from ..support.buffers import Bytes
-from ..support.errors import NO_MEMORY, Error, InputError, OutOfMemoryError, no_memory
+from ..support.errors import InputError
 from ..support.intervals import ceil_div, ranges
 from ..support.trace import Trace
 from .graph import graph_rows
 from .nearest import Nearest, Scores
+from .reducing import run_reduced
 from .rescore import CANDIDATE_BYTES, Array, Exact, Metric, Rows, norms
 
 CHUNK_ROWS = 1024
@@ -133,50 +129,6 @@ class InMemory:
         return sum(values.nbytes for values in arrays.values())
 
 
-class ReducingTarget:
-    """Takes what is downloaded of blocks (the engine's port). When all parts of a row of blocks have come, it
-    has that finished."""
-
-    background = False
-
-    def __init__(self, plan: Plan, nearest: Nearest, reduces: bool, finish: Callable[[int], int]):
-        """reduces: the device has given the blocks to the reduction itself. finish: finishes a row of blocks;
-        bytes written."""
-        c, self._height = plan.problem.c, plan.bm
-        self._nearest, self._reduces, self._finish = nearest, reduces, finish
-        self._chunk, self._dtype = (c.chunk_rows, c.chunk_cols), nearest.products
-        self._left = Counter(self._band(part) for block in plan.blocks() for part in plan.parts(block))
-        self._lock = Lock()
-
-    def _band(self, part: Part) -> int:
-        return part.chunk[0] * self._chunk[0] // self._height
-
-    def note_lost(self, elements: int, least: int, greatest: int) -> None:
-        """Do nothing: sums come as they are."""
-
-    def view(self, part: Part, slot: Bytes) -> Array:
-        """Return the beginning of the slot."""
-        size = part.rows * part.cols * self._dtype.itemsize
-        return slot[:size].view(self._dtype).reshape(part.rows, part.cols)
-
-    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
-        """Reduce, and finish what that completes, when the function is called that is returned."""
-        return partial(self._take, part, slot)
-
-    def _take(self, part: Part, slot: Bytes) -> int:
-        if not self._reduces:
-            row, col = (number * size for number, size in zip(part.chunk, self._chunk, strict=True))
-            self._nearest.take(self.view(part, slot), row, col)
-        band = self._band(part)
-        with self._lock:
-            self._left[band] -= 1
-            complete = not self._left[band]
-        return self._finish(band) if complete else 0
-
-    def cancel(self) -> None:
-        """Do nothing: local disks answer."""
-
-
 class Ranking:
     """One run of `topk`."""
 
@@ -265,40 +217,14 @@ class Ranking:
 
     def _execute(self, sink: InMemory | stored.RowArrays, done: set[int]) -> None:
         """Compute what is not done yet."""
-        asked, executor, operation = self._asked, self._executor, self.job.operation
+        asked, executor = self._asked, self._executor
         self._leave_out(done)
-        plan, products = self.plan, operation.arithmetic.block
+        plan, products = self.plan, self.job.operation.arithmetic.block
         dtype = np.dtype(np.float32 if products == np.float32 else np.float64)
         scores = asked.scores(self._squares, dtype)
         nearest = Nearest((asked.m, asked.n), plan.bm, asked.keep, products, dtype, scores)
-        reduces = executor.device.reduces
         finish = partial(self._finish, nearest, sink, done)
-        target = ReducingTarget(plan, nearest, reduces, finish)
-
-        def progress(fraction: float) -> None:
-            if self._observer.progress:
-                self._observer.progress(fraction, plan, self.trace)
-
-        if not plan.block_count:
-            return
-        try:
-            try:
-                executor.start(plan, replace(operation, reduction=nearest if reduces else None), self.trace)
-                sources = {name: opened.source for name, opened in self.job.sources.items()}
-                executor.execute(sources, target, progress)
-            finally:
-                executor.close()
-        except Exception as error:
-            raise self._explained(error) from error
-
-    def _explained(self, error: Exception) -> Exception:
-        """What an error means to the user."""
-        failure = self._executor.explain(error)
-        if failure is not None:
-            return failure.error
-        if isinstance(error, Error) or not no_memory(error):
-            return error
-        return OutOfMemoryError(NO_MEMORY)
+        run_reduced(replace(self.job, plan=plan), nearest, finish, executor, self._observer, self.trace)
 
     def _finish(self, nearest: Nearest, sink: InMemory | stored.RowArrays, done: set[int], band: int) -> int:
         """Score the candidates of a row of blocks and write the best; bytes written."""

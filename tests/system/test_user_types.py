@@ -21,6 +21,7 @@ print(ooc_gemm.gram(x).bytes_passed, ooc_gemm.cov("a", rowvar=False, aweights=[1
 k: ooc_gemm.Relationship = ooc_gemm.grm("g", samples=0, method="vanraden", maf=0.05)
 r: ooc_gemm.Covariance = ooc_gemm.corrcoef("a", "c", memory_limit="8GiB")
 nearest: ooc_gemm.Neighbours = ooc_gemm.topk("a", "b", k=3, metric="dot")
+alike: ooc_gemm.Threshold = ooc_gemm.threshold("a", out="t", least=0.9, metric="correlation")
 check: ooc_gemm.Check = ooc_gemm.verify("a", "b", "c", rounds=3)
 found: ooc_gemm.PCA = ooc_gemm.pca("a", 20, iterations=2, scores="s")
 print(found.components, ooc_gemm.svd("a", 3).singular_values)
@@ -64,6 +65,7 @@ def test_mypy_accepts_what_is_right_and_names_what_is_wrong(tmp_path, monkeypatc
         "pca",
         "svd",
         "topk",
+        "threshold",
         "grm",
         "lstsq",
         "dask.multiply",

@@ -41,6 +41,11 @@ class RowArrays:
         self._place, self._name, self._chunk_rows, self._file = place, name, chunk_rows, file
         self._folder = staging(place)
 
+    @property
+    def folder(self) -> Path:
+        """Where the group is made."""
+        return self._folder
+
     def done(self, arrays: Mapping[str, tuple[tuple[int, int], np.dtype[Any]]]) -> set[int]:
         """Numbers of the chunks of rows that are there, of all arrays."""
         found = [
@@ -76,15 +81,21 @@ class RowArrays:
     def write_sparse(
         self, key: str, shape: tuple[int, int], dtype: np.dtype[Any], parts: Iterable[Sparse]
     ) -> int:
-        """Write a sparse matrix in compressed rows, as anndata stores it, to a group inside the group; bytes
-        of the elements. parts: (data, columns, elements of each row) of its rows in order."""
-        group = zarr.open_group(self._folder, mode="r+").create_group(key, overwrite=True)
-        chunks, written = (SPARSE_CHUNK,), 0
-        data = group.create_array("data", shape=(0,), dtype=dtype, chunks=chunks, compressors=None)
-        columns = group.create_array("indices", shape=(0,), dtype=np.int64, chunks=chunks, compressors=None)
-        ends = group.create_array(
-            "indptr", shape=(shape[0] + 1,), dtype=np.int64, chunks=chunks, compressors=None
-        )
+        """Write a sparse matrix in compressed rows, as anndata stores it, to a group inside the group, or to
+        the group itself if `key` is empty; bytes of the elements. parts: (data, columns, elements of each
+        row) of its rows in order."""
+        group = zarr.open_group(self._folder, mode="r+")
+        group = group.create_group(key, overwrite=True) if key else group
+        written = 0
+
+        def create(name: str, size: int, kind: Any) -> Any:
+            chunks = (SPARSE_CHUNK,)
+            return group.create_array(
+                name, shape=(size,), dtype=kind, chunks=chunks, compressors=None, overwrite=True
+            )
+
+        data, columns = create("data", 0, dtype), create("indices", 0, np.int64)
+        ends = create("indptr", shape[0] + 1, np.int64)
         ends[0] = 0
         row = total = 0
         for values, indices, counts in parts:

@@ -1,0 +1,247 @@
+"""How `threshold` is carried out: rows are scaled, and centred for correlations, on their way into the
+product; a reduction keeps what reaches the value, and when all blocks of some rows have passed, these rows
+are written."""
+
+import os
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from ..run.executor import Local
+from ..run.moments import column_moments
+from ..run.observer import Observer
+from ..run.operands import open_operand
+from ..run.prepare import Job, prepare
+from ..run.request import Operand, Reduced, Request
+from ..run.transforms import found_of
+from ..storage.read.source import Opened
+from ..storage.write import rows as stored
+from ..storage.write.rows import Sparse
+from ..storage.write.sparse import SparseRows
+from ..support.errors import InputError
+from ..support.intervals import ceil_div
+from ..support.trace import Trace
+from .above import COPIES, ROOM, Above
+from .reducing import run_reduced
+from .rescore import Array
+
+Rows = tuple[Array, Array]
+"""What is subtracted from each row, for correlations, and what rows are divided by."""
+Score = Literal["cosine", "correlation", "dot"]
+CHUNK_ROWS = 1024
+"""Rows that are written at a time, where there are as many."""
+TILE_BYTES = 8 << 20
+"""Memory in which a thread compares the elements of a tile."""
+SHARE = 8
+"""An eighth of the memory limit is for elements that are found, where they stay in memory; it is taken three
+times while they are put together."""
+
+
+class Pairs:
+    """What is asked for, checked against the operands."""
+
+    def __init__(self, left: Any, right: Any, metric: Score, least: float, absolute: bool, others: bool):
+        """others: no row is paired with itself. Raises InputError."""
+        if metric not in get_args(Score):
+            raise InputError(f"{metric!r} is not a metric; choose one of {', '.join(get_args(Score))}")
+        if not np.isfinite(least):
+            raise InputError(f"least is {least:g}; give a finite number")
+        if isinstance(left, Operand) or isinstance(right, Operand):
+            raise InputError("threshold transforms no inputs; give arrays instead of an Operand")
+        self.left, self.right, self.same = left, right, left is right
+        self.metric, self.least, self.absolute, self.others = metric, least, absolute, others
+        self.a = open_operand(left, "A")
+        self.b = self.a if self.same else open_operand(right, "B")
+        (self.m, depth), (self.n, depth_b) = self.a.shape, self.b.shape
+        if depth != depth_b:
+            raise InputError(
+                f"rows of {self.a.name} have {depth} elements and rows of {self.b.name} {depth_b}; "
+                "give arrays whose rows are as long"
+            )
+        for opened in (self.a, self.b):
+            if opened.dtype.kind == "c":
+                raise InputError(f"{opened.name} holds complex numbers, which have no order; give real ones")
+        if not (depth and self.m and self.n):
+            raise InputError(f"{self.a.name} or {self.b.name} is empty; give arrays with rows and columns")
+        self.chunk_rows = min(CHUNK_ROWS, self.m)
+
+    @property
+    def room(self) -> int:
+        """Bytes of elements that are held at a time where they go to files: at least those of one row."""
+        return max(ROOM, self.n * 16)
+
+    def reduced(self, in_memory: bool, executor: Local, limit: int) -> Reduced:
+        """What the plan has to count beside the product. in_memory: the result stays in memory. limit: on the
+        memory of the process, in bytes."""
+        threads = max(getattr(executor.hardware, "threads", 1), len(os.sched_getaffinity(0)))
+        found = 3 * (limit // SHARE) if in_memory else COPIES * self.room
+        # Rows of the next blocks may come while those of the ones before are finished.
+        return Reduced(self.chunk_rows, 2 * 4 * 8, found + threads * TILE_BYTES + (self.m + self.n) * 40)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What makes the result what it is, beside the inputs and options of the product."""
+        return {
+            "metric": self.metric,
+            "least": repr(self.least),
+            "absolute": self.absolute,
+            "neighbours": "others" if self.others else "all",
+            "matrix": "csr",
+        }
+
+    def scaled(self, request: Request, a: Rows, b: Rows) -> Request:
+        """The request of the product of rows that are scaled, and centred for correlations."""
+
+        def operand(given: Operand, rows: Rows) -> Operand:
+            mean, by = rows
+            centred = self.metric == "correlation"
+            return replace(given, center=("rows", mean) if centred else None, scale=("rows", by))
+
+        return replace(request, a=operand(request.a, a), b=operand(request.b, b))
+
+    def rows(self, opened: Opened, limit: int) -> tuple[Rows, int]:
+        """What happens to the rows of an array, and the bytes read by the pass that finds it."""
+        found, read = column_moments(opened.transpose(), limit)
+        if self.metric == "correlation":  # a row that is constant has none
+            return (found.mean, np.where(found.squares == 0, np.nan, np.sqrt(found.squares))), read
+        with np.errstate(all="ignore"):
+            lengths = np.sqrt(found.squares + found.count * np.square(found.mean))
+        return (found.mean, np.where(lengths == 0, 1, lengths)), read
+
+
+class InMemory:
+    """The result as NumPy arrays."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, list[Sparse]] = {}
+
+    def done(self) -> set[int]:
+        """Return nothing: no run before has left any rows."""
+        return set()
+
+    def write(self, number: int, parts: Any) -> int:
+        """Keep a chunk of rows; bytes."""
+        self._found[number] = found = list(parts)
+        return sum(values.nbytes + columns.nbytes for values, columns, _ in found)
+
+    def arrays(self) -> dict[str, Array]:
+        """The matrix."""
+        parts = [part for number in sorted(self._found) for part in self._found[number]]
+        data, indices, counts = (np.concatenate([part[i] for part in parts]) for i in range(3))
+        return {"data": data, "indices": indices, "indptr": np.concatenate([[0], np.cumsum(counts)])}
+
+
+class Selection:
+    """One run of `threshold`."""
+
+    def __init__(self, pairs: Pairs, request: Request, executor: Local, observer: Observer):
+        """request: of the product, without transforms. Raises InputError and BudgetError."""
+        self._pairs, self._executor, self._observer = pairs, executor, observer
+        self.trace, self.bytes_passed, self.rows_resumed = Trace(), 0, 0
+        self.job = self._prepared(request.check())
+        self.plan = self.job.plan
+
+    def _prepared(self, request: Request) -> Job:
+        """The job. A pass over each array finds what happens to its rows, once it is known that the rest can
+        be carried out."""
+        pairs, limit = self._pairs, int(request.memory_limit or 0)
+        if pairs.metric == "dot":
+            return prepare(request, executor=self._executor)
+        a, b = (2 * (np.ones(count),) for count in (pairs.m, pairs.n))
+        prepare(pairs.scaled(request, a, b), executor=self._executor)
+        a, self.bytes_passed = pairs.rows(pairs.a, limit)
+        b, more = (a, 0) if pairs.same else pairs.rows(pairs.b, limit)
+        self.bytes_passed += more
+        return prepare(pairs.scaled(request, a, b), executor=self._executor)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the scores that are kept."""
+        block = self.job.operation.arithmetic.block
+        exact = self.job.output.dtype.kind in "iu"
+        return self.job.output.dtype if exact else np.dtype(np.float32 if block == np.float32 else np.float64)
+
+    def carry_out(self, place: Path | None, resume: bool) -> dict[str, Any]:
+        """Run it; the arrays of the result. place: where they go; None for NumPy arrays."""
+        pairs, head = self._pairs, self._head()
+        if place is None:
+            memory = InMemory()
+            self._execute(memory, None)
+            return memory.arrays()
+        name = str(place)
+        if resume and head is None:
+            raise InputError("the inputs cannot be known again by a later run; leave out resume=True")
+        if resume and not stored.is_begun(place) and stored.is_result(place, head or {}, name):
+            self._observer.note(f"{name} is finished already, with the same inputs; nothing was done")
+            self._leave_out(set(range(ceil_div(pairs.m, pairs.chunk_rows))))
+            return stored.open_arrays(place)
+        group = stored.begin(place, name, head, {}, pairs.chunk_rows, resume)
+        try:
+            sink = SparseRows(group, name, (pairs.m, pairs.n), self.dtype, pairs.chunk_rows)
+            self._execute(sink, group.folder)
+            start = time.perf_counter()
+            self.trace.add("write", start, nbytes=sink.finish(pairs.room // 16))
+            group.commit(head or {"inputs": {}, "options": pairs.options})
+        finally:
+            group.close()
+        return stored.open_arrays(place)
+
+    def _head(self) -> dict[str, Any] | None:
+        """What identifies the run; None where nobody could tell whether its inputs are the same again."""
+        head = self.job.head
+        return head and {**head, "options": {**head["options"], **self._pairs.options}}
+
+    def _leave_out(self, done: set[int]) -> None:
+        """Leave chunks of rows out of the plan that are there already."""
+        pairs, across = self._pairs, range(self.job.plan.problem.c.grid[1])
+        if done:
+            self.plan = self.job.plan.without(frozenset((i, j) for i in done for j in across))
+        self.rows_resumed = sum(min(pairs.chunk_rows, pairs.m - i * pairs.chunk_rows) for i in done)
+        self.plan = replace(self.plan, bytes_read=self.plan.bytes_read + self.bytes_passed)
+
+    def _execute(self, sink: InMemory | SparseRows, folder: Path | None) -> None:
+        """Compute what is not done yet. folder: for temporary files."""
+        pairs, done = self._pairs, sink.done()
+        self._leave_out(done)
+        plan, job = self.plan, self.job
+        transforms, _ = found_of(job.wanted, job.operation.arithmetic.panel, job.request.memory_limit, False)
+        above = Above(
+            (pairs.m, pairs.n),
+            plan.bm,
+            pairs.least,
+            pairs.absolute,
+            pairs.others,
+            folder,
+            job.request.memory_limit // SHARE,
+        )
+        finish = partial(self._finish, above, sink, done)
+        job = replace(job, plan=plan, operation=replace(job.operation, transforms=transforms))
+        run_reduced(job, above, finish, self._executor, self._observer, self.trace)
+        for source in job.sources.values():
+            source.check_unchanged()
+
+    def _finish(self, above: Above, sink: InMemory | SparseRows, done: set[int], band: int) -> int:
+        """Write what was found in a row of blocks; bytes written."""
+        pairs, rows, written = self._pairs, above.rows(band), 0
+        first, last = band * self.plan.bm, min((band + 1) * self.plan.bm, pairs.m)
+        try:
+            for start in range(first, last, pairs.chunk_rows):
+                stop = min(start + pairs.chunk_rows, last)
+                if (number := start // pairs.chunk_rows) not in done:
+                    parts = rows.parts(start - first, stop - first, pairs.room // 16)
+                    written += sink.write(number, (self._clipped(part) for part in parts))
+        finally:
+            rows.close()
+        return written
+
+    def _clipped(self, part: Sparse) -> Sparse:
+        """Scores without what rounding adds beyond 1."""
+        values, columns, counts = part
+        values = values.astype(self.dtype)
+        if self._pairs.metric != "dot":
+            np.clip(values, -1, 1, out=values)
+        return values, columns, counts
