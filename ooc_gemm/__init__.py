@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .run.verify import Check, verify
     from .statistics.components import PCA, SVD, pca, svd
     from .statistics.covariance import Covariance, corrcoef, cov
+    from .statistics.kinship import Kinship, king
     from .statistics.neighbours import Neighbours, topk
     from .statistics.regression import LeastSquares, lstsq
     from .statistics.relationship import Relationship, grm
@@ -42,6 +43,7 @@ __all__ = [
     "DeviceError",
     "Error",
     "InputError",
+    "Kinship",
     "LeastSquares",
     "Neighbours",
     "Operand",
@@ -56,6 +58,7 @@ __all__ = [
     "cov",
     "gram",
     "grm",
+    "king",
     "lstsq",
     "multiply",
     "pca",
@@ -91,6 +94,8 @@ _HOME = {
     "Threshold": "statistics.threshold",
     "threshold": "statistics.threshold",
     "grm": "statistics.relationship",
+    "king": "statistics.kinship",
+    "Kinship": "statistics.kinship",
     "Relationship": "statistics.relationship",
 }
 

@@ -1,4 +1,4 @@
-"""The commands for matrices of relations between variables, or samples: cov, corrcoef and grm."""
+"""The commands for matrices of relations between variables: cov and corrcoef."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ def cov(x: str, c: str, **given: Any) -> None:
     """
     from ..statistics.covariance import cov
 
-    _show(cov, x, c, given)
+    computed(cov, x, c, given)
 
 
 @cli.command(
@@ -53,59 +53,10 @@ def corrcoef(x: str, c: str, **given: Any) -> None:
     """
     from ..statistics.covariance import corrcoef
 
-    _show(corrcoef, x, c, given)
+    computed(corrcoef, x, c, given)
 
 
-@cli.command(context_settings=CONTEXT, short_help="Compute the genetic relationship matrix of samples.")
-@click.argument("g", type=Address())
-@click.argument("c", type=Address())
-@click.option(
-    "--samples",
-    type=click.IntRange(0, 1),
-    help="Take this axis of G for the samples: 1 if G is variants × samples, 0 if it is samples × variants.  "
-    "[default: what the names of its dimensions say, else 1]",
-)
-@click.option(
-    "--missing",
-    type=float,
-    default=-1,
-    show_default=True,
-    metavar="VALUE",
-    help="Take genotypes of this value, which may be nan, for missing.",
-)
-@click.option(
-    "--method",
-    type=click.Choice(["gcta", "cov", "vanraden"]),
-    default="gcta",
-    show_default=True,
-    help="Divide variants by their standard deviation (gcta), or not (cov), or sums by the sum of 2p(1 − p).",
-)
-@click.option(
-    "--meanimpute/--no-meanimpute",
-    default=None,
-    help="Take the mean of its variant for a missing genotype, or count variants that two samples share.  "
-    "[default: count; for vanraden: take the mean]",
-)
-@click.option(
-    "--maf",
-    type=float,
-    default=0.0,
-    metavar="P",
-    help="Leave out variants whose minor allele is less frequent.  [default: 0]",
-)
-@options.shared_by_statistics
-def grm(g: str, c: str, **given: Any) -> None:
-    """Compute C, the genetic relationship matrix of the samples in G, as plink2 --make-rel does.
-
-    G holds numbers of copies of an allele, 0 to 2. Or it is a group of VCF Zarr (bio2zarr, sgkit): then C is
-    a group, too, with the matrix stat_genomic_relationship and the names of samples.
-    """
-    from ..statistics.relationship import grm
-
-    _show(grm, g, c, given)
-
-
-def _show(function: "Callable[..., Result]", x: str, c: str, given: dict[str, Any]) -> None:
+def computed(function: "Callable[..., Result]", x: str, c: str, given: dict[str, Any]) -> None:
     """Compute a statistic behind a progress bar, and show its result."""
     shown, as_json, verbose = (given.pop(name) for name in ("progress", "as_json", "verbose"))
     with progress_bar(shown) as report:

@@ -19,7 +19,7 @@ import click
 
 from ..support.errors import NO_MEMORY, BudgetError, Error, InputError, VerificationError, no_memory
 from ..support.redact import redacted
-from . import arrays, bench, components, covariance, info, neighbours, products, regression  # noqa: F401
+from . import arrays, bench, components, covariance, genetics, info, neighbours, products, regression  # noqa: F401
 from .group import cli
 from .show import note, spelled
 

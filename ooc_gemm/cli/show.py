@@ -93,19 +93,8 @@ def note(text: str) -> None:
 
 def spelled(text: str) -> str:
     """Return a message in which options of the command line replace Python's arguments."""
-    with_arguments = (
-        "multiply",
-        "gram",
-        "verify",
-        "random",
-        "cov",
-        "grm",
-        "pca",
-        "svd",
-        "lstsq",
-        "topk",
-        "threshold",
-    )
+    statistics = ("cov", "grm", "king", "pca", "svd", "lstsq", "topk", "threshold")
+    with_arguments = ("multiply", "gram", "verify", "random", *statistics)
     found = [param for name in with_arguments for param in cli.commands[name].params]
     options = {param.name: max(param.opts, key=len) for param in found if isinstance(param, click.Option)}
     return for_command_line(text, {name: option for name, option in options.items() if name})

@@ -12,16 +12,19 @@ from ..storage.io.requests import side_by_side
 from ..storage.read import addresses
 from ..storage.read.inputs import open_input
 from ..storage.read.source import Opened
+from ..storage.read.table import as_table, tabled
 from ..storage.write import checks, reopen
 from ..support.errors import InputError
 from .settle import Settled
 from .transforms import Wanted, element_types, wanted_of
 
 
-def open_operand(spec: Any, name: str, transpose: bool = False) -> Opened:
+def open_operand(spec: Any, name: str, transpose: bool = False, table: Any = None) -> Opened:
     """Open an input and apply op() to its matrix. An array in Fortran order is its stored matrix transposed,
-    so transposing it undoes that. `name`: how messages call an input that is not stored under a name."""
+    so transposing it undoes that. `name`: how messages call an input that is not stored under a name. table:
+    what becomes of its elements (`Operand`)."""
     found = open_input(spec, addresses.role(spec, name))
+    found = found if table is None else tabled(found, as_table(table))
     return found.transpose() if transpose else found
 
 
@@ -104,7 +107,7 @@ def _check_there(request: Settled) -> None:
 def _open_both(request: Settled, continues: bool) -> tuple[Opened, Opened]:
     """Open A and B. A new C is checked at the same time, because stores that are far away answer slowly."""
     works: list[Callable[[], Any]] = [
-        partial(open_operand, operand.array, name, operand.op != "none")
+        partial(open_operand, operand.array, name, operand.op != "none", operand.table)
         for operand, name in ((request.a, "A"), (request.b, "B"))
     ]
     if request.c is not None and not continues and request.beta == 0:

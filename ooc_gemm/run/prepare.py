@@ -16,7 +16,7 @@ from ..planning.problem import Problem
 from ..planning.search import make_plan
 from ..storage.read import addresses
 from ..storage.read.source import Opened
-from ..storage.write import checks, provenance, recorded
+from ..storage.write import checks, provenance
 from ..storage.write.layout import Output
 from ..support.errors import InputError
 from .arithmetic import Chosen, choose_arithmetic, choose_dtype
@@ -27,7 +27,7 @@ from .observer import Observer
 from .operands import Inputs, open_inputs
 from .request import Request
 from .settle import Log, Settled, settle
-from .transforms import Wanted, ledger_bytes
+from .transforms import Wanted, ledger_bytes, spelled
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,10 @@ def prepare(
     limits = executor.hardware.limits(chosen.arithmetic, settled.device_memory_limit)
     narrowed = _narrowed(settled, chosen, dtype, limits)
     problem = _problem(settled, inputs, layout, chosen, narrowed)
-    if inputs.wanted and not limits.transforms:
+    tables = settled.a.table is not None or settled.b.table is not None
+    if (inputs.wanted or tables) and not limits.transforms:
         raise InputError(
-            f"{executor.hardware.name} does not centre, scale or weight what it multiplies; "
+            f"{executor.hardware.name} does not centre, scale, weight or look up what it multiplies; "
             "give the name of a device, and no cluster"
         )
     budget = make_budget(settled, inputs, problem, chosen, limits)
@@ -203,7 +204,7 @@ def _options(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> dict[str
         "product": request.finish.name if request.finish else "gram" if request.symmetric else "multiply",
         "op(A)": request.a.op,
         "op(B)": request.b.op,
-        **{f"{recorded.ELEMENTS}{name.upper()}": one.spelled() for name, one in inputs.wanted.items()},
+        **spelled(request, inputs.wanted),
         "alpha": provenance.number(request.alpha),
         "beta": provenance.number(request.beta),
         "precision": request.precision,

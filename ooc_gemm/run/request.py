@@ -54,6 +54,10 @@ class Operand:
         2, where xarray stores _FillValue as the fill value, that counts. Where there are no such attributes,
         nothing happens. center, scale and weights are those of the decoded elements; `missing` must not be
         given where the attributes say what is missing.
+    table : array-like, optional
+        256 integers of 8 bits, which replace the elements of an array of int8 or uint8 before all else
+        happens: an element v becomes `table[v]`, where negative ones count from the end. Alone it leaves
+        the product exact.
 
     Notes
     -----
@@ -68,6 +72,7 @@ class Operand:
     missing: float | None = field(default=None, kw_only=True)
     weights: npt.ArrayLike | str | os.PathLike[str] | None = field(default=None, kw_only=True)
     decode_cf: bool = field(default=False, kw_only=True)
+    table: npt.ArrayLike | None = field(default=None, kw_only=True)
 
     @property
     def op(self) -> Op:

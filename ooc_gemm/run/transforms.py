@@ -16,10 +16,12 @@ from ..engine.transform import Lines as Vectors
 from ..storage.format.conventions import Decoding
 from ..storage.io.stamps import digest
 from ..storage.read.source import Opened
+from ..storage.read.table import as_table
+from ..storage.write.recorded import ELEMENTS
 from ..support.errors import InputError
 from .decoding import PLAIN, decoded
 from .moments import Moments, column_moments
-from .request import Axis, Lines, Operand, numbers
+from .request import Axis, Lines, Operand, Request, numbers
 
 Where = Literal["shift", "scale"]
 
@@ -73,7 +75,7 @@ class Wanted:
         """Two operands with the same have the same means and deviations."""
         operand = self.operand
         named = tuple(x if isinstance(x, str) else id(x) for x in (operand.center, operand.scale))
-        return id(operand.array), named, operand.missing, self.decoding
+        return id(operand.array), named, operand.missing, self.decoding, id(operand.table)
 
     def found_in(self, limit: int) -> tuple["Wanted", int]:
         """The same with numbers in the place of names, and the bytes that passes over the array read."""
@@ -179,6 +181,16 @@ def wanted_of(operands: tuple[Operand, Operand], opened: tuple[Opened, Opened]) 
         if operand.transformed:
             found[name] = Wanted(operand, one, k_cols, decoding).check()
     return found
+
+
+def spelled(request: Request, wanted: dict[str, Wanted]) -> dict[str, Any]:
+    """What happens to the elements of the operands, as options that determine C."""
+    found = {name: one.spelled() for name, one in wanted.items()}
+    for name, operand in (("a", request.a), ("b", request.b)):
+        if operand.table is not None:
+            table = digest([as_table(operand.table).tobytes()])
+            found[name] = found.get(name, {}) | {"table": table}
+    return {f"{ELEMENTS}{name.upper()}": one for name, one in found.items()}
 
 
 def element_types(wanted: dict[str, Wanted], opened: tuple[Opened, Opened]) -> tuple[Any, Any]:

@@ -80,7 +80,7 @@ def look_through(
     frequency = np.full(variants, np.nan)
     kept = np.zeros(variants, bool)
     lacking = np.zeros(samples, np.int64)
-    counts = _Counts(samples) if paired else None
+    counts = Counts(samples) if paired else None
     fixed = 9 * variants + 8 * samples + (pair_bytes(samples) if paired else 0)
     panels = Panels(opened, opened.dtype, limit, "look through", Needs(fixed, THREAD_BYTES + 16 * samples))
 
@@ -99,7 +99,7 @@ def look_through(
             frequency[lines] = share
             kept[lines] = good = ~(np.minimum(share, 1 - share) < least - ROUNDING)
             if mask is not None and (there < samples).any():
-                total += _lacking(mask[good], counts)
+                total += lacking_in(mask[good], counts)
         return total
 
     def add(found: Array) -> None:
@@ -113,7 +113,7 @@ def look_through(
     return Genotypes(frequency, kept, lacking, pairs, panels.bytes_read)
 
 
-def _lacking(mask: Array, counts: "_Counts | None") -> Array:
+def lacking_in(mask: Array, counts: "Counts | None") -> Array:
     """Variants of a strip that each sample lacks. Counts the pairs of samples that lack one together."""
     if counts is not None:
         counts.add(mask)
@@ -121,7 +121,7 @@ def _lacking(mask: Array, counts: "_Counts | None") -> Array:
     return each
 
 
-class _Counts:
+class Counts:
     """Variants that two samples lack together, for each pair of different samples."""
 
     def __init__(self, samples: int):

@@ -13,6 +13,7 @@ import ooc_gemm
 from ooc_gemm import Operand
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.several import Several
+from ooc_gemm.storage.read import table
 
 LIMIT = "300MiB"
 
@@ -90,6 +91,59 @@ def test_what_is_missing_adds_nothing():
     assert np.array_equal(found, [[5, 8], [8, 25]])
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["i1", "u1"])
+def test_a_table_maps_integers_exactly(tmp_path, monkeypatch, layout, dtype):
+    monkeypatch.setattr(table, "STRIP", 100)
+    x = np.random.default_rng(8).integers(0, 256, (130, 75)).astype("u1").view(dtype)
+    one, other = np.arange(256) - 128, np.arange(256) % 7
+    a = make(tmp_path / "a", x, **LAYOUTS[layout])
+    left, right = one[x.astype("i8")], other[x.astype("i8")]
+    found = ooc_gemm.multiply(
+        Operand(a, table=one), Operand(a, table=other), transpose_b=True, memory_limit=LIMIT
+    )
+    assert found.array.dtype == np.int32
+    assert np.array_equal(found.array, left @ right.T)
+    found = ooc_gemm.gram(Operand(a, table=one), transpose=True, memory_limit=LIMIT)
+    assert np.array_equal(found.array, left.T @ left)
+    found = ooc_gemm.gram(Operand(a, table=other, center="rows"), memory_limit=LIMIT)
+    apart = right - right.mean(axis=1, keepdims=True)
+    assert_close(found.array, apart @ apart.T, 2e-6)
+    found = ooc_gemm.gram(Operand(x, table=np.arange(256)[::-1]), memory_limit=LIMIT)  # as uint8
+    wide = np.arange(256)[::-1][x.astype("i8")]
+    assert np.array_equal(found.array, wide @ wide.T)
+
+
+def test_runs_with_other_tables_are_not_continued(tmp_path, monkeypatch):
+    x, c = np.ones((90, 20), "i1"), str(tmp_path / "c")
+    a, options = make(tmp_path / "a", x), {"memory_limit": LIMIT, "chunks": (32, 32)}
+    shifted = [*range(-1, 127), *range(-128, 0)]
+    interrupted(monkeypatch, 3, Operand(a, table=shifted), c, run=ooc_gemm.gram, **options)
+    with pytest.raises(ooc_gemm.InputError, match="cannot be continued"):
+        ooc_gemm.gram(a, c, resume=True, **options)
+    with pytest.raises(ooc_gemm.InputError, match="cannot be continued"):
+        ooc_gemm.gram(Operand(a, table=np.arange(256)), c, resume=True, **options)
+    ooc_gemm.gram(Operand(a, table=shifted), c, resume=True, **options)
+    assert not zarr.open_array(c)[:].any()
+    with pytest.raises(ooc_gemm.InputError):
+        ooc_gemm.verify(a, a, c, transpose_b=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "word"),
+    [
+        ("i2", np.zeros(256, int), "integers of 8 bits"),
+        ("i1", np.zeros(255, int), "give 256 integers"),
+        ("i1", np.zeros(256), "give 256 integers"),
+        ("i1", np.arange(256) + 1, "fit 8 bits"),
+        ("i1", np.arange(256) - 5, "fit 8 bits"),
+    ],
+)
+def test_tables_that_cannot_be_are_refused(dtype, given, word):
+    with pytest.raises(ooc_gemm.InputError, match=word):
+        ooc_gemm.gram(Operand(np.ones((4, 6), dtype), table=given), memory_limit=LIMIT)
+
+
 @pytest.mark.parametrize(
     ("asked", "word"),
     [
@@ -112,9 +166,10 @@ def test_complex_arrays_and_other_devices_are_refused(tmp_path):
     with pytest.raises(ooc_gemm.InputError, match="only real arrays"):
         ooc_gemm.gram(Operand(np.ones((4, 6), "c8"), center="rows"), memory_limit=LIMIT)
     a = Operand(np.ones((4, 6), "f4"), center="rows")
-    for device in (Plain(1), Several([CPU(1), Plain(1)])):
+    b = Operand(np.ones((4, 6), "i1"), table=np.zeros(256, int))
+    for device, one in ((Plain(1), a), (Several([CPU(1), Plain(1)]), a), (Plain(1), b)):
         with pytest.raises(ooc_gemm.InputError, match=r"cpu.* does not centre, .* and no cluster"):
-            ooc_gemm.gram(a, device=device, memory_limit=LIMIT)
+            ooc_gemm.gram(one, device=device, memory_limit=LIMIT)
     with pytest.raises(ooc_gemm.InputError, match="one of the two"):
         ooc_gemm.multiply(Operand(np.ones((4, 6)), adjoint=True), np.ones((4, 6)), transpose_a=True)
 

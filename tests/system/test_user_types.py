@@ -19,6 +19,7 @@ plan: ooc_gemm.Plan = ooc_gemm.plan("a", "b", device="cpu")
 x = ooc_gemm.Operand("a", center="columns", scale=("rows", [1.0, 2.0]), missing=-1, weights=[1, 2])
 print(ooc_gemm.gram(x).bytes_passed, ooc_gemm.cov("a", rowvar=False, aweights=[1, 2]).mean)
 k: ooc_gemm.Relationship = ooc_gemm.grm("g", samples=0, method="vanraden", maf=0.05)
+f: ooc_gemm.Kinship = ooc_gemm.king("g", "c", samples=1, verify=True)
 r: ooc_gemm.Covariance = ooc_gemm.corrcoef("a", "c", memory_limit="8GiB")
 nearest: ooc_gemm.Neighbours = ooc_gemm.topk("a", "b", k=3, metric="dot")
 alike: ooc_gemm.Threshold = ooc_gemm.threshold("a", out="t", least=0.9, metric="correlation")
@@ -67,6 +68,7 @@ def test_mypy_accepts_what_is_right_and_names_what_is_wrong(tmp_path, monkeypatc
         "topk",
         "threshold",
         "grm",
+        "king",
         "lstsq",
         "dask.multiply",
         "dask.matmul",

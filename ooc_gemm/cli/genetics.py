@@ -1,0 +1,77 @@
+"""The commands for matrices of relations between samples, from their genotypes: grm and king."""
+
+from typing import Any
+
+import click
+
+from . import options
+from .covariance import computed
+from .group import CONTEXT, cli
+from .types import Address
+
+genotypes = options.together(
+    click.argument("g", type=Address()),
+    click.argument("c", type=Address()),
+    click.option(
+        "--samples",
+        type=click.IntRange(0, 1),
+        help="Take this axis of G for the samples: 1 if G is variants × samples, 0 if it is samples × "
+        "variants.  [default: what the names of its dimensions say, else 1]",
+    ),
+    click.option(
+        "--missing",
+        type=float,
+        default=-1,
+        show_default=True,
+        metavar="VALUE",
+        help="Take genotypes of this value, which may be nan, for missing.",
+    ),
+)
+
+
+@cli.command(context_settings=CONTEXT, short_help="Compute the genetic relationship matrix of samples.")
+@genotypes
+@click.option(
+    "--method",
+    type=click.Choice(["gcta", "cov", "vanraden"]),
+    default="gcta",
+    show_default=True,
+    help="Divide variants by their standard deviation (gcta), or not (cov), or sums by the sum of 2p(1 − p).",
+)
+@click.option(
+    "--meanimpute/--no-meanimpute",
+    default=None,
+    help="Take the mean of its variant for a missing genotype, or count variants that two samples share.  "
+    "[default: count; for vanraden: take the mean]",
+)
+@click.option(
+    "--maf",
+    type=float,
+    default=0.0,
+    metavar="P",
+    help="Leave out variants whose minor allele is less frequent.  [default: 0]",
+)
+@options.shared_by_statistics
+def grm(g: str, c: str, **given: Any) -> None:
+    """Compute C, the genetic relationship matrix of the samples in G, as plink2 --make-rel does.
+
+    G holds numbers of copies of an allele, 0 to 2. Or it is a group of VCF Zarr (bio2zarr, sgkit): then C is
+    a group, too, with the matrix stat_genomic_relationship and the names of samples.
+    """
+    from ..statistics.relationship import grm
+
+    computed(grm, g, c, given)
+
+
+@cli.command(context_settings=CONTEXT, short_help="Compute the KING-robust kinship coefficients of samples.")
+@genotypes
+@options.shared_by_statistics
+def king(g: str, c: str, **given: Any) -> None:
+    """Compute C, the KING-robust kinship coefficients of the samples in G, as plink2 --make-king does.
+
+    G holds 0, 1 or 2 copies of an allele, as integers of 8 bits. Or it is a group of VCF Zarr (bio2zarr,
+    sgkit): then C is a group, too, with the matrix stat_king_kinship and the names of samples.
+    """
+    from ..statistics.kinship import king
+
+    computed(king, g, c, given)
