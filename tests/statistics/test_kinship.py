@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zarr
 from arrays import LAYOUTS
-from conftest import make, ooc
+from conftest import gpu_missing, make, ooc
 from interruption import interrupted
 from test_relationship import LIMIT, alleles, bed
 
@@ -135,6 +135,8 @@ def test_plink2_finds_the_same(tmp_path, rate):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_a_gpu_finds_the_same(dtype):
+    if why := gpu_missing():
+        pytest.skip(why)
     g = alleles(3001, 301, 8)
     options = {"memory_limit": "4GiB", "out_dtype": dtype}
     there = ooc_gemm.king(g, device="cuda", verify=True, **options).array
