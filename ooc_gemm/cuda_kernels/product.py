@@ -3,11 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from ..planning.schedule import DIAGONAL_STRIPS
+from ..planning.schedule import DIAGONAL_STRIPS, LEAST_STRIP
 from ..support.intervals import ceil_div, ranges, round_up
 
-LEAST_STRIP = 1024
-"""Least number of rows in a strip of a symmetric C."""
 _STRIP_STEP = 64
 """Strips begin at multiples of this many rows, where segments of split.cu may begin."""
 

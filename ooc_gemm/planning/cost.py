@@ -8,7 +8,7 @@ from .candidates import Candidate
 from .ledger import slot_bytes
 from .machine import Budget, Rates
 from .problem import Matrix, Problem, rows_apart
-from .schedule import DIAGONAL_STRIPS, EARLY_STRIPS, count_blocks, last_place
+from .schedule import DIAGONAL_STRIPS, EARLY_STRIPS, LEAST_STRIP, count_blocks, last_place
 from .traffic import shared_columns, uploaded_again
 
 
@@ -96,7 +96,7 @@ class CostModel:
         stages = {
             "read": self._read_seconds(x, reads, slot),
             "upload": self._uploaded_bytes(x, reads) / rates.upload,
-            "compute": p.flops / rates.flops * (1 + self._overhead(x)),
+            "compute": self._compute_seconds(x),
             "download": written * p.part_itemsize / rates.download,
             "write": written * c.itemsize / rates.write + math.prod(c.grid) * rates.piece_seconds,
         }
@@ -164,6 +164,18 @@ class CostModel:
         p = self._problem
         again = uploaded_again(p, self._budget, *shared_columns(p, x.bm, x.bn))
         return sum(each.times * each.nbytes for each in reads) + again
+
+    def _compute_seconds(self, x: Candidate) -> float:
+        """Seconds of multiplying: those of the kernels, or of the conductor's calls that start them if these
+        take longer, as of thin panels of a fast type."""
+        p, rates = self._problem, self._rates
+        multiplying = p.flops / rates.flops * (1 + self._overhead(x))
+        if rates.shared:
+            return multiplying
+        calls = count_blocks(p, x.bm, x.bn)
+        if p.symmetric:  # a block on the diagonal is made in strips
+            calls += ceil_div(p.m, x.bm) * (min(DIAGONAL_STRIPS, ceil_div(x.bm, LEAST_STRIP)) - 1)
+        return max(multiplying, calls * len(x.panels) * rates.piece_seconds)
 
     def _overhead(self, x: Candidate) -> float:
         """What multiplying takes beside the operations at full speed, as a share of their time: C is read and

@@ -20,6 +20,9 @@ DIAGONAL_STRIPS = 16
 """Strips of rows in which a block on the diagonal is computed, each up to the diagonal: 17/32 of its
 products."""
 
+LEAST_STRIP = 1024
+"""Least number of rows in such a strip."""
+
 
 @dataclass(frozen=True)
 class Block:

@@ -14,6 +14,12 @@ import ooc_gemm
 from ooc_gemm.cuda_kernels import integers, tensor  # noqa: F401 (replaced in part)
 from ooc_gemm.devices.cuda import check, choice  # noqa: F401
 from ooc_gemm.devices.cuda.device import CUDA
+from ooc_gemm.devices.cuda.rates import panel_depth
+from ooc_gemm.planning.machine import Rates
+from ooc_gemm.planning.problem import Matrix
+from ooc_gemm.run.prepare import prepare
+from ooc_gemm.run.request import Operand, Request
+from ooc_gemm.storage.read.source import Opened, Source
 
 RNG = np.random.default_rng(5)
 PAIRS = (("i1", "i1"), ("u1", "u1"), ("i1", "u1"), ("u1", "i1"))
@@ -193,3 +199,49 @@ def test_empty_and_small_products(device, shape):
     x, y = random((m, k), "i1"), random((k, n), "u1")
     result = ooc_gemm.multiply(x, y, alpha=2**33, out_dtype="i8", device=device)
     assert np.array_equal(result.array, 2**33 * (x.astype("i8") @ y.astype("i8")))
+
+
+class Fast(CUDA):
+    """As fast as an H200, beside files in memory."""
+
+    def rates(self, arithmetic):
+        thin = panel_depth(1.4e15, arithmetic, 4.8e12)
+        return Rates(1.4e15, 5e10, 1.5e10, 5e10, 5e10, shared=False, thin=thin)
+
+
+def plan_of(dtype, k):
+    """The plan of a gram of so deep a matrix of 16384 columns that nobody has."""
+    s = Matrix(k, 16384, np.dtype(dtype).itemsize, 4096, 4096)
+    a = Opened(Source("A", np.dtype(dtype), s), s)
+    request = Request(
+        Operand(a, transpose=True), Operand(a), device=Fast(), memory_limit="8GiB", symmetric=True,
+        device_memory_limit="8GiB", writes=False,
+    )  # fmt: skip
+    return prepare(request.check()).plan
+
+
+def test_panels_are_deep_where_reading_and_writing_c_takes_long(capability):
+    """With panels of depth 1024 a block was read and written 96 times, and each time started in 16 strips."""
+    for dtype, k, sums, depth in (
+        ("i1", 98_304, 4, 2048),
+        ("i1", 131_072, 8, 8192),
+        ("u1", 400_000, 8, 8192),
+    ):
+        plan = plan_of(dtype, k)
+        assert plan.problem.block_itemsize == sums
+        assert plan.bk >= depth, (dtype, k)
+
+
+def test_what_a_panel_costs_grows_with_what_is_moved_of_c(capability):
+    byte = np.dtype("i1")
+    narrow, wide = (
+        CUDA().arithmetic(byte, byte, np.dtype("i4"), (9, 9, k), k * 2**14, "auto", "highest")
+        for k in (9, 1 << 20)
+    )
+    single = CUDA().arithmetic(*[np.dtype("f4")] * 3, (9, 9, 9), 0, "auto", "highest")
+    depths = [panel_depth(1e15, x, 1e12) for x in (single, narrow, wide)]
+    assert depths == [8000, 8000, 24_000]
+    for one in (single, wide):
+        found, bandwidth = CUDA().rates(one), 2e9 * 1e6 / 8  # of the stand-in
+        assert found.thin == panel_depth(found.flops, one, bandwidth)
+    assert panel_depth(1e12, single, 1e12) == Rates.thin

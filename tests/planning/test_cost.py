@@ -63,3 +63,17 @@ def test_the_last_block_counts_with_its_own_size():
         ).seconds
 
     assert seconds(1366) - seconds(1536) == pytest.approx((1364 - 1024) * side * 4 / rates.write)
+
+
+def test_kernels_take_no_less_time_than_their_calls():
+    """On a device whose products take no time, each of a symmetric product's strips is a call."""
+    side = 8192
+    matrix, old = Matrix(side, side, 1, 1024, 1024), Matrix(side, side, 4, 1024, 1024)
+    budget = Budget(host=1 << 30, host_baseline=0, device=2 << 30, readers=8, writers=4)
+    rates = Rates(1e30, 1e30, 1e30, 1e30, 1e30, shared=False, thin=0.0, piece_seconds=1e-3)
+    for symmetric in (False, True):
+        problem = Problem(side, side, side, matrix, matrix, old, 1, 4, free_chunks=False, symmetric=symmetric)
+        made = make_plan(problem, budget, rates)
+        strips = side // 1024 if symmetric else 1
+        assert made.block_count == 1
+        assert made.stage_seconds["compute"] == pytest.approx(1e-3 * strips * len(list(made.panels())))
