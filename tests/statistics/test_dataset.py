@@ -1,5 +1,8 @@
 """Relationship matrices of calls as VCF Zarr has them, with the names of their samples."""
 
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 import xarray
@@ -191,3 +194,29 @@ def test_what_cannot_be_is_refused(tmp_path):
     for word, (one, c) in cases.items():
         with pytest.raises(ooc_gemm.InputError, match=word):
             ooc_gemm.grm(one, c, memory_limit=LIMIT)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("plink2") is None, reason="plink2 is not installed")
+def test_plink2_counts_the_same(tmp_path):
+    g = alleles(300, 63, 9)
+    calls = np.minimum(calls_of(g), 1)
+    texts = {-2: "", -1: "."}
+    lines = ["##fileformat=VCFv4.2", "##contig=<ID=1>"]
+    lines.append(
+        "\t".join(["#CHROM", "POS", "ID", "REF", "ALT", "QUAL", "FILTER", "INFO", "FORMAT", *ids(63)])
+    )
+    for position, row in enumerate(calls, 1):
+        said = ["/".join(texts.get(x, str(x)) for x in pair if x != -2) or "." for pair in row.tolist()]
+        lines.append("\t".join(["1", str(position), f"v{position}", "A", "C", ".", ".", ".", "GT", *said]))
+    (tmp_path / "g.vcf").write_text("\n".join(lines) + "\n", "utf-8")
+    path = store(tmp_path / "g.vcz", calls)
+    for words, function, file in (
+        ("--make-rel square bin", ooc_gemm.grm, "g.rel.bin"),
+        ("--make-king square bin", ooc_gemm.king, "g.king.bin"),
+    ):
+        asked = f"plink2 --vcf g.vcf --vcf-half-call missing --out g --threads 1 {words}"
+        subprocess.run(asked.split(), cwd=tmp_path, check=True, capture_output=True)
+        theirs = np.fromfile(tmp_path / file).reshape(63, 63)
+        found = function(path, memory_limit=LIMIT, out_dtype="f8")
+        assert np.abs(found.array - theirs).max() <= 1e-12

@@ -56,6 +56,15 @@ def test_components_of_flights_are_those_of_their_correlations(tmp_path):
     assert "the same as those of pandas' correlations" in said
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("bed_reader") is None, reason="bed-reader (extra demo) is not installed"
+)
+def test_components_of_people_are_those_of_their_genotypes(tmp_path):
+    said = run_example("genotypes.py", tmp_path, 250)
+    assert "the same as those of the standardised genotypes" in said
+
+
 def test_the_demo_imports_what_its_extra_brings():
     """The tests' environment has more."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
