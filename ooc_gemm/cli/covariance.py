@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..support.redact import url
 from . import options
 from .group import CONTEXT, cli
 from .progress import progress_bar
-from .show import note, report_result
+from .show import note, report_plan, report_result
 from .types import Address
 
 if TYPE_CHECKING:
@@ -28,15 +29,19 @@ rowvar = click.option(
 @rowvar
 @click.option("--bias", is_flag=True, help="Divide by the number of observations N, not by N − 1.")
 @click.option("--ddof", type=int, metavar="N", help="Divide by the number of observations less this.")
+@options.plans
 @options.statistic
-def cov(x: str, c: str, **given: Any) -> None:
+def cov(x: str, c: str, plans: bool, **given: Any) -> None:
     """Compute C, the covariance matrix of the variables in X, as numpy.cov defines it.
 
     X is read twice, and never centred in a copy. Nothing is lost where means are large beside deviations.
     """
     from ..statistics.covariance import cov
 
-    computed(cov, x, c, given)
+    if plans:
+        _show_plan(x, False, given)
+    else:
+        computed(cov, x, c, given)
 
 
 @cli.command(
@@ -45,15 +50,33 @@ def cov(x: str, c: str, **given: Any) -> None:
 @click.argument("x", type=Address())
 @click.argument("c", type=Address())
 @rowvar
+@options.plans
 @options.statistic
-def corrcoef(x: str, c: str, **given: Any) -> None:
+def corrcoef(x: str, c: str, plans: bool, **given: Any) -> None:
     """Compute C, the correlation coefficients of the variables in X, as numpy.corrcoef defines them.
 
     Rows and columns of variables that are constant are NaN.
     """
     from ..statistics.covariance import corrcoef
 
-    computed(corrcoef, x, c, given)
+    if plans:
+        _show_plan(x, True, given)
+    else:
+        computed(corrcoef, x, c, given)
+
+
+def _show_plan(x: str, correlates: bool, given: dict[str, Any]) -> None:
+    """Show what `cov`, or `corrcoef`, would do after the pass that finds the means."""
+    from ..run.observer import Observer
+    from ..run.request import Operand, Request
+    from ..statistics.covariance import planned
+
+    rowvar, as_json = given["rowvar"], given["as_json"]
+    others = ("rowvar", "bias", "ddof", "force", "resume", "progress", "as_json", "verbose")
+    kept = {name: value for name, value in given.items() if name not in others}
+    request = Request(Operand(x), Operand(x), **kept)
+    report_plan(lambda: planned(request, rowvar, correlates, Observer(notice=note)), as_json)
+    note(f"{url(x)} is read once before that, to find the means")
 
 
 def computed(function: "Callable[..., Result]", x: str, c: str, given: dict[str, Any]) -> None:

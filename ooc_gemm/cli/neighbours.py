@@ -8,7 +8,7 @@ from ..support.redact import url
 from . import options
 from .group import CONTEXT, cli
 from .progress import progress_bar
-from .show import note, report_planned, size
+from .show import note, report_plan, report_planned, size
 from .types import Address
 
 if TYPE_CHECKING:
@@ -29,15 +29,26 @@ if TYPE_CHECKING:
 @click.option("--include-self", is_flag=True, help="Without B: count a row among its own neighbours.")
 @click.option("--graph", is_flag=True, help="Also write the graph of neighbours, as anndata stores it.")
 @options.reducing
-def topk(arrays: tuple[str, ...], progress: bool | None, as_json: bool, verbose: bool, **given: Any) -> None:
+def topk(
+    arrays: tuple[str, ...],
+    plans: bool,
+    progress: bool | None,
+    as_json: bool,
+    verbose: bool,
+    **given: Any,
+) -> None:
     """Find the k nearest rows of B for each row of A; without B, among the other rows of A.
 
     OUT is a Zarr group with the arrays `indices` and `values`, best first. The matrix of all scores is never
     stored.
     """
+    from ..statistics.neighbours import planned
     from ..statistics.neighbours import topk as find
 
     a, b, out = _named(arrays)
+    if plans:
+        report_plan(lambda: planned(a, b, **_without(given, "force", "resume")), as_json)
+        return
     with progress_bar(progress) as report:
         found = find(a, b, out, progress=report, notice=note, **given)
     what = f"{found.k} nearest of {found.shape[1]} rows by {found.metric} for each of {found.shape[0]}"
@@ -60,21 +71,35 @@ def topk(arrays: tuple[str, ...], progress: bool | None, as_json: bool, verbose:
 @click.option("--include-self", is_flag=True, help="Without B: keep the score of a row with itself, too.")
 @options.reducing
 def threshold(
-    arrays: tuple[str, ...], progress: bool | None, as_json: bool, verbose: bool, **given: Any
+    arrays: tuple[str, ...],
+    plans: bool,
+    progress: bool | None,
+    as_json: bool,
+    verbose: bool,
+    **given: Any,
 ) -> None:
     """Find the pairs of rows of A and B whose scores reach a value; without B, pairs of rows of A.
 
     OUT is a sparse matrix in a Zarr group, in compressed rows as anndata stores it. The matrix of all scores
     is never stored.
     """
+    from ..statistics.threshold import planned
     from ..statistics.threshold import threshold as find
 
     a, b, out = _named(arrays)
+    if plans:
+        report_plan(lambda: planned(a, b, **_without(given, "force", "resume")), as_json)
+        return
     with progress_bar(progress) as report:
         found = find(a, b, out, progress=report, notice=note, **given)
     (m, n), sign = found.shape, "±" if given["absolute"] else ""
     what = f"{found.count} of {m}×{n} pairs of rows reach {sign}{found.least:g} by {found.metric}"
     report_planned(found, _summary(found, out, what), as_json, verbose)
+
+
+def _without(given: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the options but those of these names."""
+    return {name: value for name, value in given.items() if name not in names}
 
 
 def _named(arrays: tuple[str, ...]) -> tuple[str, str | None, str]:

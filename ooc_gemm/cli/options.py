@@ -199,8 +199,12 @@ shared_by_statistics = together(
     as_json,
     verbose,
 )
+plans = click.option(
+    "--plan", "plans", is_flag=True, help="Show what would be done, and why; compute and write nothing."
+)
 statistic = together(precision, shared_by_statistics)
 reducing = together(
+    plans,
     memory,
     device,
     device_memory,

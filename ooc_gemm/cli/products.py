@@ -1,6 +1,5 @@
 """The commands that compute or plan a product: multiply, gram and plan."""
 
-import json
 import os
 import sys
 import traceback
@@ -10,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..support.errors import BudgetError, InputError
+from ..support.errors import InputError
 from ..support.redact import redacted
 from . import options
 from .group import CONTEXT, cli
 from .progress import progress_bar
-from .show import note, plan_dict, report_result, spelled
+from .show import note, report_plan, report_result
 from .types import Address
 
 if TYPE_CHECKING:
@@ -97,19 +96,7 @@ def plan(a: str, b: str | None, gram: bool, as_json: bool, verbose: bool, **give
         raise click.UsageError("Missing argument 'B'; give it, or --gram to plan A·Aᵀ.")
     else:
         request = _request(a, b, None, given)
-    try:
-        made = prepare(request.check(), observer=Observer(notice=note)).plan
-    except BudgetError as error:
-        if as_json:
-            least = {"minimum_memory_limit": error.minimum_memory_limit}
-            if error.minimum_device_memory_limit:
-                least = {"minimum_device_memory_limit": error.minimum_device_memory_limit}
-            click.echo(json.dumps({"feasible": False, **least}))
-        raise
-    if as_json:
-        click.echo(json.dumps({"feasible": True, **plan_dict(made.to_dict())}))
-    else:
-        click.echo(spelled(str(made)))
+    report_plan(lambda: prepare(request.check(), observer=Observer(notice=note)).plan, as_json)
 
 
 def _taken(given: dict[str, Any], *names: str) -> dict[str, Any]:

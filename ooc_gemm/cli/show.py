@@ -2,16 +2,19 @@
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..support.errors import BudgetError
 from ..support.redact import url
 from .group import cli
 from .spelling import for_command_line
 
 if TYPE_CHECKING:
+    from ..planning.plan import Plan
     from ..run.result import Result
     from ..statistics.neighbours import Neighbours
     from ..statistics.threshold import Threshold
@@ -103,6 +106,23 @@ def spelled(text: str) -> str:
 def plan_dict(plan: dict[str, Any]) -> dict[str, Any]:
     """Return a plan as JSON types, with options of the command line in its advice."""
     return {**plan, "advice": plan["advice"] and spelled(plan["advice"])}
+
+
+def report_plan(make: "Callable[[], Plan]", as_json: bool) -> None:
+    """Make a plan and print it, as a table or as JSON, which also says if there is none within the limit."""
+    try:
+        made = make()
+    except BudgetError as error:
+        if as_json:
+            least = {"minimum_memory_limit": error.minimum_memory_limit}
+            if error.minimum_device_memory_limit:
+                least = {"minimum_device_memory_limit": error.minimum_device_memory_limit}
+            click.echo(json.dumps({"feasible": False, **least}))
+        raise
+    if as_json:
+        click.echo(json.dumps({"feasible": True, **plan_dict(made.to_dict())}))
+    else:
+        click.echo(spelled(str(made)))
 
 
 def report_planned(

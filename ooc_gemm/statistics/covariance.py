@@ -25,14 +25,16 @@ from ..storage.io.zarr_internals import refuse_event_loop
 from ..support.errors import InputError
 from ..support.memory import memory_limit_of
 from ..support.trace import Trace
+from .labels import labelled
 
 
 @dataclass(frozen=True)
 class Covariance(Result):
-    """What `cov` or `corrcoef` did and found. `array` is the matrix, where it was not stored."""
+    """What `cov` or `corrcoef` did and found. `array` is the matrix, where it was not stored. Of a DataArray
+    both have the dimension and the coordinates of its variables."""
 
     mean: Any = field(default=None, repr=False)
-    """Mean of each variable, as a NumPy array of float64."""
+    """Mean of each variable, as an array of float64."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, without the means."""
@@ -86,7 +88,9 @@ def cov(
         Variables and their observations: a path, a URL, an open Zarr array, or anything with shape, dtype and
         slicing. Real numbers, 2-D.
     c : str, os.PathLike or zarr.Array, optional
-        Where the matrix goes, as of `multiply`. By default it is returned as `array` of the result.
+        Where the matrix goes, as of `multiply`. By default it is returned as `array` of the result: a NumPy
+        array, or for an xarray.DataArray with variables along `name` one with the dimensions `name_0` and
+        `name_1` and their coordinates.
     rowvar : bool, default True
         Each row is a variable and each column an observation; if false, the other way round.
     bias : bool, default False
@@ -237,6 +241,16 @@ def corrcoef(
     return _Variables(request, Observer(progress, notice), rowvar, None).correlation()
 
 
+def planned(request: Request, rowvar: bool, correlates: bool, observer: Observer) -> Plan:
+    """What `cov`, or `corrcoef` if it `correlates`, would do after the pass that finds the means. Reads
+    nothing.
+
+    request: of the array as both operands. Raises InputError and BudgetError.
+    """
+    request = replace(request, finish=Correlations() if correlates else None, writes=False)
+    return _Variables(request, observer, rowvar, None).plan(observer)
+
+
 class _Variables:
     """The variables of an array, and the request that their products are computed with."""
 
@@ -269,12 +283,12 @@ class _Variables:
                 f"{self._observations} observations of {self._opened.name} leave no degrees of freedom for "
                 f"ddof={ddof}; give more observations, or a smaller ddof"
             )
-        self._check(1 / divisor)
+        self._check()
         return self._made(*self._moments(), 1 / divisor, None)
 
     def correlation(self) -> Covariance:
         """The correlation coefficients."""
-        self._check(1.0)
+        self._check()
         found, read = self._moments()
         scale = found.deviation
         if constant := int(np.count_nonzero(scale == 0)):
@@ -285,11 +299,17 @@ class _Variables:
         scale[scale == 0] = np.nan
         return self._made(found, read, 1 / self._observations, scale)
 
-    def _check(self, alpha: float) -> None:
+    def plan(self, observer: Observer | None = None) -> Plan:
+        """What the product would take, after the pass that finds the means. Reads nothing. observer: is told
+        of rates that are measured for it; without one they are not."""
+        zeros = np.zeros(self._count)
+        request = self._with(zeros, 1.0, None if self._request.finish is None else zeros)
+        return prepare(request.check(), observer=observer).plan
+
+    def _check(self) -> None:
         """Find what is wrong with the request before the array is read."""
         if not self._request.resume:
-            zeros = np.zeros(self._count)
-            prepare(self._with(zeros, alpha, None if self._request.finish is None else zeros).check())
+            self.plan()
 
     def _moments(self) -> tuple[Moments, int]:
         variables = self._opened.transpose() if self._rowvar else self._opened
@@ -308,8 +328,10 @@ class _Variables:
     def _made(self, found: Moments, read: int, alpha: float, scale: Array | None) -> Covariance:
         request = self._with(found.mean, alpha, scale)
         result = result_of(carry_out(request, self._observer))
-        known = dict(result.__dict__) | {"bytes_passed": read}
-        return Covariance(**known, mean=found.mean)
+        x, axis = self._request.a.array, 0 if self._rowvar else 1
+        name = "cov" if self._request.finish is None else "corrcoef"
+        known = dict(result.__dict__) | {"bytes_passed": read, "array": labelled(x, result.array, axis, name)}
+        return Covariance(**known, mean=labelled(x, found.mean, axis, "mean"))
 
 
 def _weights(given: npt.ArrayLike) -> Array:

@@ -153,6 +153,7 @@ def topk(
         reduced=asked.reduced(place is None, executor),
     )
     ranking = Ranking(asked, request, executor, Observer(progress, notice))
+    ranking.measure()
     arrays = ranking.carry_out(place, resume)
     return Neighbours(
         indices=arrays["indices"],
@@ -170,3 +171,30 @@ def topk(
         rows_close=ranking.rows_close,
         plan=ranking.plan,
     )
+
+
+def planned(
+    a: Any,
+    b: Any,
+    k: int,
+    metric: Metric,
+    include_self: bool,
+    graph: bool,
+    memory_limit: str | int | None,
+    device: str,
+    device_memory_limit: str | int | None,
+) -> Plan:
+    """What `topk` with an output and these arguments would do. Reads nothing. Raises InputError and
+    BudgetError."""
+    asked = Asked(a, a if b is None else b, k, metric, b is None and not include_self, graph)
+    executor = Local(open_device(device))
+    request = Request(
+        Operand(a),
+        Operand(asked.right, transpose=True),
+        memory_limit=memory_limit,
+        device=device,
+        device_memory_limit=device_memory_limit,
+        reduced=asked.reduced(False, executor),
+        writes=False,
+    )
+    return Ranking(asked, request, executor, Observer()).planned()

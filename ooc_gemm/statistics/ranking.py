@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from ..planning.plan import Plan
 from ..run.executor import Local
 from ..run.observer import Observer
 from ..run.operands import open_operand
@@ -136,18 +137,29 @@ class Ranking:
         """request: of the product. Raises InputError and BudgetError."""
         self._asked, self._executor, self._observer = asked, executor, observer
         self.trace, self.rows_close, self.rows_resumed = Trace(), 0, 0
-        request = request.check()
-        self.job = prepare(request, executor=executor)
+        self._request = request.check()
+        self.job = prepare(self._request, executor=executor)
         a, b = self.job.sources["a"], self.job.sources["b"].transpose()
         self._exact = asked.exact(a, b)
         self._norms_cost = self._exact.b.cost((0, asked.n), (0, b.shape[1]))
+        self.plan = self.job.plan
+
+    def planned(self) -> Plan:
+        """What a run would do that begins now, if products in float32 tell rows apart."""
+        self._leave_out(set())
+        return self.plan
+
+    def measure(self) -> None:
+        """Read B once, for the norms of its rows, and decide in which type products are computed."""
         start = time.perf_counter()
         self._squares, spread = norms(self._exact.b)
         self.trace.add("read", start, nbytes=self._exact.b.bytes_read)
         if self._too_coarse(spread):
-            observer.note("float32 has too few digits to tell these rows apart; products are made in float64")
-            self.job = prepare(replace(request, out_dtype="float64"), executor=executor)
-        self.plan = self.job.plan
+            self._observer.note(
+                "float32 has too few digits to tell these rows apart; products are made in float64"
+            )
+            self.job = prepare(replace(self._request, out_dtype="float64"), executor=self._executor)
+            self.plan = self.job.plan
 
     def carry_out(self, place: Path | None, resume: bool) -> dict[str, Any]:
         """Run it; the arrays of the result. place: where they go; None for NumPy arrays."""

@@ -11,11 +11,12 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from ..planning.plan import Plan
 from ..run.executor import Local
 from ..run.moments import column_moments
 from ..run.observer import Observer
 from ..run.operands import open_operand
-from ..run.prepare import Job, prepare
+from ..run.prepare import prepare
 from ..run.request import Operand, Reduced, Request
 from ..run.transforms import found_of
 from ..storage.read.source import Opened
@@ -142,21 +143,30 @@ class Selection:
         """request: of the product, without transforms. Raises InputError and BudgetError."""
         self._pairs, self._executor, self._observer = pairs, executor, observer
         self.trace, self.bytes_passed, self.rows_resumed = Trace(), 0, 0
-        self.job = self._prepared(request.check())
+        self._request = request = request.check()
+        if pairs.metric != "dot":
+            a, b = (2 * (np.ones(count),) for count in (pairs.m, pairs.n))
+            request = pairs.scaled(request, a, b)
+        self.job = prepare(request, executor=executor)
         self.plan = self.job.plan
 
-    def _prepared(self, request: Request) -> Job:
-        """The job. A pass over each array finds what happens to its rows, once it is known that the rest can
-        be carried out."""
-        pairs, limit = self._pairs, int(request.memory_limit or 0)
+    def planned(self) -> Plan:
+        """What a run would do that begins now."""
+        if self._pairs.metric == "dot":
+            return self.plan
+        passed = {id(one): one.matrix.stored_bytes for one in (self._pairs.a, self._pairs.b)}
+        return replace(self.plan, bytes_read=self.plan.bytes_read + sum(passed.values()))
+
+    def measure(self) -> None:
+        """Read each array once, to find what happens to its rows, where anything does."""
+        pairs, limit = self._pairs, int(self._request.memory_limit or 0)
         if pairs.metric == "dot":
-            return prepare(request, executor=self._executor)
-        a, b = (2 * (np.ones(count),) for count in (pairs.m, pairs.n))
-        prepare(pairs.scaled(request, a, b), executor=self._executor)
+            return
         a, self.bytes_passed = pairs.rows(pairs.a, limit)
         b, more = (a, 0) if pairs.same else pairs.rows(pairs.b, limit)
         self.bytes_passed += more
-        return prepare(pairs.scaled(request, a, b), executor=self._executor)
+        self.job = prepare(pairs.scaled(self._request, a, b), executor=self._executor)
+        self.plan = self.job.plan
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -155,6 +155,7 @@ def threshold(
         reduced=pairs.reduced(place is None, executor, limit),
     )
     selection = Selection(pairs, request, executor, Observer(progress, notice))
+    selection.measure()
     arrays = selection.carry_out(place, resume)
     return Threshold(
         data=arrays["data"],
@@ -173,3 +174,30 @@ def threshold(
         rows_resumed=selection.rows_resumed,
         plan=selection.plan,
     )
+
+
+def planned(
+    a: Any,
+    b: Any,
+    least: float,
+    metric: Score,
+    absolute: bool,
+    include_self: bool,
+    memory_limit: str | int | None,
+    device: str,
+    device_memory_limit: str | int | None,
+) -> Plan:
+    """What `threshold` with an output and these arguments would do; nobody knows how much it would write.
+    Reads nothing. Raises InputError and BudgetError."""
+    pairs = Pairs(a, a if b is None else b, metric, float(least), absolute, b is None and not include_self)
+    executor, limit = Local(open_device(device)), memory_limit_of(memory_limit)
+    request = Request(
+        Operand(a),
+        Operand(pairs.right, transpose=True),
+        memory_limit=limit,
+        device=device,
+        device_memory_limit=device_memory_limit,
+        reduced=pairs.reduced(False, executor, limit),
+        writes=False,
+    )
+    return Selection(pairs, request, executor, Observer()).planned()

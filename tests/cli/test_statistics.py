@@ -1,6 +1,7 @@
 """The commands for statistics, against NumPy in float64."""
 
 import json
+import shutil
 
 import numpy as np
 import zarr
@@ -115,3 +116,38 @@ def test_decoded_operands(tmp_path, monkeypatch):
     done = ooc("gram", "x", "k", "--decode-cf", "--missing", "3", "-M", "1GiB", "-d", "cpu")
     assert done.code == 2
     assert "which --decode-cf follows; leave out" in done.err
+
+
+def test_plans_of_statistics_are_what_runs_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make("x", np.random.default_rng(4).standard_normal((300, 40)).astype("f4"), chunks=(64, 40))
+    small = ("-M", "1GiB", "-d", "cpu", "--json")
+    for command in (
+        ("cov", "x", "c", "--no-rowvar"),
+        ("corrcoef", "x", "r", "--chunks", "64,64"),
+        ("topk", "x", "n", "-k", 3, "--graph"),
+        ("threshold", "x", "t", "--least", 0.4),
+        ("threshold", "x", "x", "d", "--least", 9, "--metric", "dot"),
+    ):
+        done = ooc(*command, "--plan", *small)
+        assert done.code == 0, done.err
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]
+        planned = json.loads(done.out)
+        assert planned["feasible"]
+        assert ("is read once before" in done.err) == (command[0] in ("cov", "corrcoef"))
+        done = ooc(*command, *small)
+        assert done.code == 0, done.err
+        found = json.loads(done.out)
+        assert planned["bytes_read"] == found["bytes_read"]
+        if command[0] != "threshold":
+            assert planned["bytes_written"] == found["bytes_written"]
+        assert planned["bm"] == found["plan"]["bm"]
+        out = tmp_path / command[2 if command[2] != "x" else 3]
+        assert out.exists()
+        shutil.rmtree(out)
+    for command in ("cov", "topk"):
+        done = ooc(command, "x", "new", "--plan", "-M", "1MiB", "-d", "cpu", "--json")
+        assert done.code == 2
+        assert json.loads(done.out)["minimum_memory_limit"] > 1 << 20
+    done = ooc("topk", "x", "new", "-k", 3, "--plan", "-M", "1GiB", "-d", "cpu")
+    assert "reduced as they come" in done.out

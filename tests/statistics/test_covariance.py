@@ -145,3 +145,31 @@ def test_json_holds_no_arrays():
     assert "mean" not in found
     assert "array" not in found
     assert found["m"] == found["n"] == 30
+
+
+@pytest.mark.parametrize("rowvar", [True, False])
+def test_an_array_of_xarray_keeps_its_dimension_and_coordinates(rowvar):
+    xr = pytest.importorskip("xarray")
+    x = variables((40, 5), 10)
+    names = {"gene": list("abcde"), "length": ("gene", np.arange(5)), "day": np.arange(40), "run": 3}
+    table = xr.DataArray(x, dims=("day", "gene"), coords=names)
+    for function, theirs in ((ooc_gemm.cov, np.cov), (ooc_gemm.corrcoef, np.corrcoef)):
+        found = function(table.T if rowvar else table, rowvar=rowvar, memory_limit="1GiB")
+        assert found.array.dims == ("gene_0", "gene_1")
+        assert sorted(found.array.coords) == ["gene_0", "gene_1", "length_0", "length_1"]
+        assert found.array.name == theirs.__name__
+        close(found.array.values, theirs(x.astype("f8"), rowvar=False))
+        assert found.array.sel(gene_0="b", gene_1="d").item() == found.array.values[1, 3]
+        assert found.mean.dims == ("gene",)
+        assert np.allclose(found.mean.sel(gene="c"), x[:, 2].astype("f8").mean(), rtol=1e-12, atol=0)
+        assert sorted(found.mean.coords) == ["gene", "length"]
+    plain = ooc_gemm.cov(xr.DataArray(x), rowvar=False, memory_limit="1GiB")
+    assert plain.array.dims == ("dim_1_0", "dim_1_1")
+
+
+def test_a_matrix_that_is_stored_has_no_labels(tmp_path):
+    xr = pytest.importorskip("xarray")
+    x = xr.DataArray(variables((40, 5), 11), dims=("day", "gene"))
+    found = ooc_gemm.cov(x, str(tmp_path / "c"), rowvar=False, memory_limit="1GiB")
+    assert found.array is None
+    close(zarr.open_array(tmp_path / "c")[:], np.cov(x.values.astype("f8"), rowvar=False))
