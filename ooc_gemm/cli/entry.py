@@ -11,7 +11,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import StringIO
 from typing import Any
 
@@ -27,12 +27,11 @@ from .show import note, spelled
 def main(args: Sequence[str] | None = None) -> None:
     """The entry point; `args` are those of the process unless given. Exit status: 0 done, 1 failed while
     running, 2 bad input, 3 verification failed, 130 interrupted, 143 terminated."""
+    whole = args is None
     if args is None:
         args = sys.argv[1:]
-        gc.set_threshold(
-            100_000
-        )  # imports make nothing but what stays: looking for garbage meanwhile takes 0.1 s
-        atexit.register(gc.freeze)  # to look for garbage when a process ends takes 0.1 s, and frees nothing
+        # Imports make nothing but what stays: looking for garbage meanwhile takes 0.1 s.
+        gc.set_threshold(100_000)
     verbose = "-v" in args or "--verbose" in args
     if not (verbose or sys.warnoptions):
         warnings.simplefilter("ignore")  # warnings of libraries are of no use to users
@@ -41,7 +40,7 @@ def main(args: Sequence[str] | None = None) -> None:
         with _signals():
             _main(args, verbose)
     except SystemExit as end:
-        _leave(end.code)
+        _leave(end.code, whole)
         raise
 
 
@@ -78,13 +77,20 @@ def _signals() -> Iterator[None]:
             signal.signal(one, signal.SIG_IGN if stopped else handler)
 
 
-def _leave(code: Any) -> None:
-    """End the process at once where a thread hangs in a store that never answers, because Python would wait
-    for it. All other threads have ended by then, and their files are removed."""
+def _leave(code: Any, whole: bool) -> None:
+    """End the process at once where it did nothing but run a command (`whole`), whose memory the system frees
+    faster than Python does, and where a thread hangs in a store that never answers, because Python would wait
+    for it. Files are removed by then, and no thread works on them."""
     answers = sys.modules.get("ooc_gemm.storage.io.answers")
-    if answers is not None and answers.abandoned.is_set():
-        sys.stdout.flush()
-        sys.stderr.flush()
+    hangs = answers is not None and answers.abandoned.is_set()
+    if hangs or (
+        whole and not (sys.gettrace() or sys.getprofile())
+    ):  # those write what they found at the end
+        with suppress(OSError):  # nobody reads it
+            sys.stdout.flush()
+            sys.stderr.flush()
+        if not hangs:
+            atexit._run_exitfuncs()
         os._exit(code or 0)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..devices import begin
 from ..support.errors import InputError
 from ..support.redact import redacted
 from . import options
@@ -51,6 +52,8 @@ def multiply(a: str, b: str, c: str, scheduler: str | None, **given: Any) -> Non
         for name in ("rechunk", "trace"):
             if given[name]:
                 raise click.UsageError(f"--{name} is for one process; leave out --scheduler.")
+    else:
+        begin(given["device"])
     show = _taken(given, "progress", "trace", "as_json", "verbose")
     where = partial(_on_cluster, scheduler) if scheduler else _here
     _run(_request(a, b, c, given), show, where)
@@ -69,6 +72,7 @@ def gram(a: str, c: str, transpose: bool, **given: Any) -> None:
     With β ≠ 0, C ← α·A·Aᵀ + β·C as multiply does it: the old C need not be symmetric. Complex A is not
     conjugated.
     """
+    begin(given["device"])
     show = _taken(given, "progress", "trace", "as_json", "verbose")
     _run(_gram_request(a, c, transpose, given), show)
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..support.errors import DeviceError
 from .config import Config
 
 _INCLUDE = re.compile(r'^#include "(common/\w+\.cuh)"$', re.MULTILINE)
+_WHEELS = "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"
 _INSTALL = "install it with pip install 'ooc-gemm[cuda13]' (for a CUDA 12 driver: 'ooc-gemm[cuda12]')"
 
 
@@ -51,22 +53,37 @@ def compile_kernel(config: Config, arch: str, check_spills: bool = False) -> byt
     `check_spills`: compile without the cache, and fail if registers spill to memory. Raises DeviceError if
     the compiler is missing or reports errors; the message contains its log.
     """
-    version = _version()
-    source = kernel_source(config.kernel)
-    included = headers(source)
-    options = [f"-arch={arch}", "-std=c++17", "-lineinfo", *config.defines]
     if check_spills:
+        source, included, options = _parts(config, arch)
         options += ["--ptxas-options=--warn-on-spills", "--ptxas-options=-Werror"]
         return _compile(source, included, config.kernel, options)
-    key = hashlib.sha256(json.dumps([source, included, options, version]).encode()).hexdigest()
-    name = f"{key}.cubin"
-    cubin = cache.read(name)
-    # A machine that went down at the wrong moment leaves an empty file under the final name.
-    if cubin is None or not cubin.startswith(b"\x7fELF"):
+    cubin = cached_kernel(config, arch)
+    if cubin is None:
+        source, included, options = _parts(config, arch)
         cubin = _compile(source, included, config.kernel, options)
         with contextlib.suppress(OSError):  # a cache that cannot be written costs a second at the next start
-            cache.write(name, cubin)
+            cache.write(_cache_name(config, arch), cubin)
     return cubin
+
+
+def cached_kernel(config: Config, arch: str) -> bytes | None:
+    """Return the machine code of a kernel from the cache; None if it has to be compiled. Raises DeviceError
+    if the compiler is missing."""
+    cubin = cache.read(_cache_name(config, arch))
+    # A machine that went down at the wrong moment leaves an empty file under the final name.
+    return cubin if cubin is not None and cubin.startswith(b"\x7fELF") else None
+
+
+def _parts(config: Config, arch: str) -> tuple[str, dict[str, str], list[str]]:
+    """Return the text of a kernel, its headers, and the options of the compiler."""
+    source = kernel_source(config.kernel)
+    return source, headers(source), [f"-arch={arch}", "-std=c++17", "-lineinfo", *config.defines]
+
+
+def _cache_name(config: Config, arch: str) -> str:
+    """Return the name of the file in the cache that holds the machine code of a kernel."""
+    key = json.dumps([*_parts(config, arch), _version()])
+    return f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
 
 
 def arch_of(compute_capability: str) -> str:
@@ -76,25 +93,40 @@ def arch_of(compute_capability: str) -> str:
 
 
 @lru_cache
-def _version() -> tuple[int, int]:
-    """Return the version (major, minor) of the NVRTC library. Raises DeviceError if it or its bindings are
-    missing."""
+def _version() -> str:
+    """Return the versions of the wheels that bring NVRTC or, if there are none, of the library, which takes
+    0.1 s to open. Raises DeviceError if it or its bindings are missing."""
+    found = [f"{name} {version}" for name in _WHEELS if (version := _installed(name))]
+    if found:
+        return ", ".join(found)
+    _, (_, major, minor) = _nvrtc()
+    return f"{major}.{minor}"
+
+
+def _installed(name: str) -> str:
+    """Return the version of an installed distribution; empty if there is none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _nvrtc() -> tuple[Any, Any]:
+    """Return the bindings of NVRTC, and what it says of its version. Raises DeviceError if it or its bindings
+    are missing."""
     try:
         from cuda.bindings import nvrtc
 
-        # The library itself is only opened by the first call.
-        _, major, minor = nvrtc.nvrtcVersion()
+        return nvrtc, nvrtc.nvrtcVersion()  # the library itself is only opened by the first call
     except (ImportError, OSError, RuntimeError) as error:
         raise DeviceError(
             f"NVRTC, the CUDA run-time compiler, was not found ({error}); {_INSTALL}."
         ) from error
-    return major, minor
 
 
 def _compile(source: str, included: dict[str, str], name: str, options: list[str]) -> bytes:
     """Compile the text of a kernel with these headers. Returns the cubin."""
-    from cuda.bindings import nvrtc
-
+    nvrtc, _ = _nvrtc()
     success = nvrtc.nvrtcResult.NVRTC_SUCCESS
 
     def check(result: Any, *values: Any) -> Any:

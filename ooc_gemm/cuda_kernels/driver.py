@@ -12,8 +12,10 @@ import ctypes
 import math
 import struct
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import accumulate
+from threading import Thread
 from typing import Any
 
 from ..support.errors import DeviceError
@@ -76,6 +78,19 @@ _COPY = struct.Struct("@NNI4xPPPNNNI4xPPPNNN")
 def use(device: int) -> None:
     """Make a device the current one of the calling thread, as CuPy does. Raises DriverError."""
     call("cuCtxSetCurrent", _context(device))
+
+
+def begin(device: int) -> None:
+    """Make the context of a device in the background, which takes some tenths of a second, while this process
+    imports libraries. Whoever needs the context later waits for it. Does nothing where there is no GPU."""
+
+    def work() -> None:
+        with suppress(OSError, AttributeError):  # no driver
+            driver, context = ctypes.CDLL(_LIBRARY), _HANDLE()
+            if driver.cuInit(0) == 0:
+                driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+    Thread(target=work, name="ooc-gemm context").start()
 
 
 @cache

@@ -3,15 +3,21 @@
     Config ──compile_kernel──► cubin ──load_module──► Kernel ──launch(kernel, config, product, stream)──► C
        └───────────────────────── grid, threads, shared memory ───────────────┘
 
+A kernel that is not in the cache is compiled in a thread of its own, while the first panels are read. It is
+loaded when it is first launched.
+
 Whoever calls a function of this file has CuPy and a GPU. Importing it needs neither.
 """
 
-from functools import cache
+from concurrent.futures import Future
+from functools import cache, cached_property
+from threading import Lock, Thread
 from typing import Any
 
 import numpy as np
 
-from .compile import arch_of, compile_kernel
+from ..support.errors import DeviceError
+from .compile import arch_of, cached_kernel, compile_kernel
 from .config import Config
 from .driver import Kernel
 from .product import Product
@@ -25,6 +31,12 @@ _MAX_DYNAMIC_SHARED_SIZE = 8
 def load_module(cubin: bytes, config: Config, *names: str) -> dict[str, Kernel]:
     """Load machine code on the current device. Returns its kernels of these names, by default the one that
     the configuration is named for. The kernels keep the module loaded."""
+    found = _functions(cubin, config, *names)
+    return {name: Kernel(function, name) for name, function in found.items()}
+
+
+def _functions(cubin: bytes, config: Config, *names: str) -> dict[str, Any]:
+    """Load machine code on the current device. Returns CuPy's functions of these names."""
     from cupy.cuda import driver, function
 
     module = function.Module()
@@ -33,12 +45,13 @@ def load_module(cubin: bytes, config: Config, *names: str) -> dict[str, Kernel]:
     if config.shared_bytes > _STATIC_SHARED:
         for kernel in found.values():
             driver.funcSetAttribute(kernel.ptr, _MAX_DYNAMIC_SHARED_SIZE, config.shared_bytes)
-    return {name: Kernel(kernel, name) for name, kernel in found.items()}
+    return found
 
 
 def load(config: Config, *names: str) -> dict[str, Kernel]:
-    """Compile and load kernels of one source for the current device, as `load_module` does. They stay loaded
-    for the life of the process."""
+    """Return kernels of one source for the current device, as `load_module` does. They stay loaded for the
+    life of the process. What is not in the cache is compiled in the background, where the first launch waits
+    for it and raises its DeviceError. Raises DeviceError if the compiler is missing."""
     from cupy.cuda import Device
 
     return _loaded(Device().id, config, names)
@@ -50,7 +63,59 @@ def _loaded(device: int, config: Config, names: tuple[str, ...]) -> dict[str, Ke
     from cupy.cuda import Device
 
     arch = arch_of(Device(device).compute_capability)
-    return load_module(compile_kernel(config, arch), config, *names)
+    if (cubin := cached_kernel(config, arch)) is not None:
+        return load_module(cubin, config, *names)
+    coming = _Coming(config, arch, names)
+    return {name: Kernel(_Function(coming, name), name) for name in names or (config.kernel,)}
+
+
+@cache
+def _compiled(config: Config, arch: str) -> Future[bytes]:
+    """Begin to compile a kernel in a thread of its own. Several devices share what comes of it."""
+    found = Future[bytes]()
+
+    def work() -> None:
+        try:
+            found.set_result(compile_kernel(config, arch))
+        except BaseException as error:
+            found.set_exception(error)
+
+    Thread(target=work, name="ooc-gemm compiler").start()
+    return found
+
+
+class _Coming:
+    """Kernels of one source that is being compiled."""
+
+    def __init__(self, config: Config, arch: str, names: tuple[str, ...]):
+        self._config, self._names, self._cubin = config, names, _compiled(config, arch)
+        self._lock = Lock()
+        self._found: dict[str, Any] | None = None
+
+    def function(self, name: str) -> Any:
+        """Return a function, loaded on the current device, when it is compiled. Raises DeviceError."""
+        with self._lock:
+            if self._found is None:
+                try:
+                    cubin = self._cubin.result()
+                except DeviceError:
+                    _loaded.cache_clear()  # so that the next run tries again
+                    _compiled.cache_clear()
+                    raise
+                self._found = _functions(cubin, self._config, *self._names)
+            return self._found[name]
+
+
+class _Function:
+    """Stands for CuPy's function until it is loaded."""
+
+    def __init__(self, coming: _Coming, name: str):
+        self._coming, self._name = coming, name
+
+    @cached_property
+    def ptr(self) -> int:
+        """Address of the function for launches."""
+        return int(self._coming.function(self._name).ptr)
 
 
 def launch(function: Any, config: Config, product: Product, stream: Any, guard: int | None = None) -> None:

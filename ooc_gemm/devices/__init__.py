@@ -1,10 +1,27 @@
 """The hardware that the engine runs on."""
 
-from ..engine.ports import Device
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
 from ..support.errors import InputError
 
+if TYPE_CHECKING:  # `begin` is called before anything else is imported
+    from ..engine.ports import Device
 
-def open_device(name: str) -> Device:
+
+def begin(name: str) -> None:
+    """Begin to make ready the GPU that `open_device` of this name would return, in the background. Errors are
+    left to `open_device`."""
+    kind, _, number = name.partition(":")
+    if kind not in ("auto", "cuda") or find_spec("cupy") is None:
+        return
+    from ..cuda_kernels import driver
+
+    first = number.split(",")[0]
+    driver.begin(int(first) if first.isdigit() else 0)
+
+
+def open_device(name: str) -> "Device":
     """The device of a name: `auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:N`, `cuda:N,M,…` or
     `cuda:all`.
 
@@ -29,8 +46,6 @@ def open_device(name: str) -> Device:
 
         return Several(list(found), [device.speed for device in found])
     if name == "auto":
-        from importlib.util import find_spec
-
         if find_spec("cupy") is not None:
             try:
                 return open_device("cuda")
