@@ -78,7 +78,7 @@ def rings(budget: Budget) -> list[Ring]:
     while budget.connection and counts[-1] > 4:
         counts.append(counts[-1] // 2)
     share = 1 if budget.connection else 2  # where a request is made again, those behind it need room
-    if budget.stacked:  # in memory: the more slots, the fewer are still in the caches of the CPU
+    if budget.in_memory:  # the more slots, the fewer are still in the caches of the CPU
         share = 4
     ample = [
         Ring(count, max(1, writers * count // most), count + max(2, count // share), cap)

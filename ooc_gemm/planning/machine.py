@@ -98,8 +98,8 @@ class Budget:
     weights: tuple[int, ...] = (1,)
     """Speed of each of several devices. Blocks are cut into bands of rows in proportion, and limits and
     baselines of the device are those of each."""
-    stacked: bool = False
-    """Whether a piece may consist of several chunks (`StoreTraits.stackable`)."""
+    in_memory: bool = False
+    """Whether all inputs are files in memory (`StoreTraits.asynchronous`)."""
     linked: bool = True
     """Whether devices can read each other's memory. Then the panels of op(B) are uploaded to one of them,
     from which the others take them."""

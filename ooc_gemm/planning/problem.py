@@ -15,7 +15,8 @@ ROW_READ_BYTES = 32 << 10
 costs 5 to 10 µs that readers cannot share (the interpreter lock), the page cache gives 4 GB/s or more."""
 
 MOST_STACKED = 16
-"""Most chunks of a piece. Each is an open file, of which a process may have 1024."""
+"""Most chunks of a piece. Where they are read in the background, each is an open file, of which a process may
+have 1024."""
 
 CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB)
 """Chunk sizes tried for a new C, the preferred one first; the smaller ones are for small budgets."""

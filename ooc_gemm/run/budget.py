@@ -46,7 +46,7 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
         workers=max(1, limits.workers),
         weights=limits.weights,
         linked=limits.linked,
-        stacked=all(source.traits.stackable for source in sources),
+        in_memory=all(source.traits.asynchronous for source in sources),
     )
 
 

@@ -3,7 +3,7 @@ shard."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,10 @@ class Chunks:
 
     def _key(self, i: int, j: int) -> str:
         """Return the key of the file in this row and column of the grid of files."""
-        return str(self._metadata.encode_chunk_key((j, i) if self._transposed else (i, j))) + self._tail
+        head, between = self._ends
+        return (
+            f"{head}{j}{between}{i}{self._tail}" if self._transposed else f"{head}{i}{between}{j}{self._tail}"
+        )
 
     @property
     def pattern(self) -> str:
@@ -40,10 +43,10 @@ class Chunks:
         head, between = self._ends
         return f"{head}*{between}*{self._tail}"
 
-    @property
+    @cached_property
     def _ends(self) -> tuple[str, str]:
         """What keys begin with, and what stands between both indices."""
-        key = self._key(0, 0).removesuffix(self._tail)
+        key = str(self._metadata.encode_chunk_key((0, 0)))
         return key[:-3], key[-2]
 
     def extent(self, i: int, j: int) -> tuple[int, int | None]:

@@ -33,8 +33,11 @@ class RawSource(Source):
         self, name: str, dtype: np.dtype[Any], fill: Any, matrix: Matrix, chunks: Chunks, whole: bool = False
     ):
         """`whole`: whether every stored chunk had its full size when the array was opened."""
-        apart = whole and chunks.place.traits.asynchronous
-        traits = replace(matrix.traits, asynchronous=apart, stackable=apart)
+        traits = chunks.place.traits
+        apart = whole and traits.asynchronous
+        # Longer reads of a disk go past the page cache, where each chunk of a stack would have to be aligned.
+        self._short = whole and not traits.remote and matrix.chunk_bytes < files.LEAST_DIRECT
+        traits = replace(matrix.traits, asynchronous=apart, stackable=apart or self._short)
         super().__init__(name, dtype, replace(matrix, traits=traits))
         self._chunks, self._fill, self._lends = chunks, fill, False
 
@@ -51,22 +54,23 @@ class RawSource(Source):
         self._chunks.place.cancel()
 
     def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
-        """Reads in the background where one read of each chunk is enough."""
+        """Where one read of each chunk is enough, reads in the background, or all chunks with few calls."""
         s, j, (start, stop) = self.matrix, piece.chunk[1], piece.span
         read = partial(self.read, piece, slot)
         folder = self._chunks.place
-        if not self.asynchronous or stop - start != s.chunk_cols or not isinstance(folder, Folder):
+        in_steps = not (self.asynchronous or self._short) or stop - start != s.chunk_cols
+        if in_steps or not isinstance(folder, Folder):
             return read
         rows, line, jobs = piece.rows[1] - piece.rows[0], s.chunk_cols * s.itemsize, list[Job]()
         data = slot[: rows * line]
         try:
             for i, row, row_stop in overlaps(*piece.rows, s.chunk_rows):
                 base, size = self._chunks.extent(i, j)
-                if size == 0:
+                if size == 0 or (s.stored is not None and not s.stored[i * s.grid[1] + j]):
                     return read
                 offset = base + (row - i * s.chunk_rows) * line
                 jobs.append((folder.path(self._chunks.key(i, j)), offset, (row_stop - row) * line))
-            end = files.start_read(jobs, data)
+            end = files.start_read(jobs, data) if self.asynchronous else partial(files.read, jobs, data)
         except (OSError, ValueError):
             return read
 

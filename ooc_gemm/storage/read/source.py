@@ -90,8 +90,7 @@ class Window(Source):
             rows, cols = cols, rows
         first = rows[0] // s.chunk_rows, cols[0] // s.chunk_cols
         assert (first[0] * s.chunk_rows, first[1] * s.chunk_cols) == (rows[0], cols[0])
-        traits = replace(s.traits, asynchronous=False, stackable=False)
-        matrix = replace(s, rows=rows[1] - rows[0], cols=cols[1] - cols[0], traits=traits)
+        matrix = replace(s, rows=rows[1] - rows[0], cols=cols[1] - cols[0])
         if s.stored is not None:
             lines = (s.stored[i * s.grid[1] :][: s.grid[1]] for i in range(first[0], s.grid[0]))
             inside = (line[first[1] :][: matrix.grid[1]] for line in lines)
@@ -102,19 +101,26 @@ class Window(Source):
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Reads the same piece of the whole array."""
+        return self._source.read(self._there(piece), slot)
+
+    def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
+        """Starts to read the same piece of the whole array."""
+        return self._source.start(self._there(piece), slot)
+
+    def _there(self, piece: Piece) -> Piece:
+        """Return the same piece of the whole array."""
 
         def moved(some: tuple[int, int], by: int) -> tuple[int, int]:
             return some[0] + by, some[1] + by
 
         down, across = self._at
         chunk = piece.chunk[0] + self._first[0], piece.chunk[1] + self._first[1]
-        there = piece._replace(
+        return piece._replace(
             chunk=chunk,
             rows=moved(piece.rows, down),
             cols=moved(piece.cols, across),
             span=moved(piece.span, across),
         )
-        return self._source.read(there, slot)
 
     def cancel(self) -> None:
         """Cancels the source of the whole array."""
