@@ -13,8 +13,16 @@ def split(k_inner: bool) -> Config:
 def sum_slices(dtype: str, part: str = "") -> Config:
     """Return the configuration of sum.cu. `dtype`: NumPy's name for the type of C: float32, float64, int32 or
     int64. `part`: that of the slices, by default the same."""
-    macros = ("ELEMENT", C_TYPE[dtype]), ("PART", C_TYPE[part or dtype])
+    c = C_TYPE[dtype]
+    wraps = "unsigned long long" if dtype == "int64" else c
+    macros = ("ELEMENT", c), ("PART", C_TYPE[part or dtype]), ("SUM", wraps)
     return Config("sum", dtype, 1, 256, (256, 1), macros)
+
+
+def cut(size: int) -> Config:
+    """Return the configuration of bytes.cu for integers of `size` bytes."""
+    element = {2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}[size]
+    return Config("bytes", f"uint{8 * size}", 1, 4 * 256, (256, 1), (("ELEMENT", element),))
 
 
 def embed(mode: str, conjugate: bool = False, conjugate_other: bool = False) -> Config:
@@ -47,8 +55,12 @@ _CHECKED = {
     "complex128": ("double", 2),
     "int8": ("signed char", 3),
     "uint8": ("unsigned char", 3),
+    "int16": ("short", 3),
+    "uint16": ("unsigned short", 3),
     "int32": ("int", 3),
+    "uint32": ("unsigned", 3),
     "int64": ("long long", 3),
+    "uint64": ("unsigned long long", 3),
 }
 
 
@@ -59,7 +71,7 @@ def check(dtype: str, exact: bool, vec: int, wide: bool = False) -> Config:
     element, kind = _CHECKED[dtype]
     macros: dict[str, int | str] = {
         "ELEMENT": element, "KIND": 3 if exact else kind, "VEC": vec,
-        "WIDE": int(wide or dtype in ("int64", "float64")),
+        "WIDE": int(wide or dtype in ("int64", "uint64", "float64")),
     }  # fmt: skip
     return Config("check", dtype, 8, 256, (256, 1), tuple(macros.items()))
 
@@ -70,7 +82,7 @@ def checks() -> Iterator[Config]:
         size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
         for vec in sorted({1, 2 if dtype == "float64" else 1, 16 // size}):
             for exact in {kind == 3, kind == 3 or dtype == "float64"}:
-                for wide in {False, kind == 3 and size == 1}:
+                for wide in {kind == 3} | ({False} if dtype in ("int8", "uint8", "int32") else set()):
                     yield check(dtype, exact, vec, wide)
 
 

@@ -124,6 +124,20 @@ int main() {  // sums pass int32, and rows of C lie more than 2^31 elements apar
 }
 """
 
+CUT = """
+int main() {  // planes lie more than 2^31 bytes apart
+    const i64 fours = (1LL << 29) + 3, last = (fours + 255) / 256 - 1;
+    ELEMENT* x = reserve<ELEMENT>(4 * fours);
+    u32* y = reserve<u32>(sizeof(ELEMENT) * fours);
+    for (int e = 0; e < 4; ++e) x[4 * fours - 4 + e] = static_cast<ELEMENT>(0x8123456789abcdef >> e);
+    launch(last, last, 256, 1, 0, [&] { cut(fours, reinterpret_cast<const Four*>(x), y); });
+    for (int plane = 0; plane < BYTES; ++plane)
+        for (int e = 0; e < 4; ++e)
+            CHECK((y[(plane + 1) * fours - 1] >> 8 * e & 255) == (x[4 * fours - 4 + e] >> 8 * plane & 255));
+    CHECK(y[0] == 0);
+}
+"""
+
 PRODUCT = """
 void far_{index}() {{  // C has more than 2^31 elements
     using T = source{index}::T;
@@ -169,9 +183,10 @@ def run(folder, text):
     [
         (preparations.transpose("int8"), TRANSPOSE), (preparations.transpose("float32"), MIRROR),
         (preparations.embed("double n"), EMBED), (preparations.combine("elements"), COMBINE),
-        (preparations.sum_slices("int64", "int32"), SUM),
+        (preparations.sum_slices("int64", "int32"), SUM), (preparations.cut(2), CUT),
+        (preparations.cut(8), CUT),
     ],
-    ids=["transpose", "mirror", "embed", "combine", "sum"],
+    ids=["transpose", "mirror", "embed", "combine", "sum", "cut-2", "cut-8"],
 )  # fmt: skip
 def test_what_goes_with_a_product(tmp_path, config, main):
     defines = "".join(f"#define {name} {value}\n" for name, value in config.macros)

@@ -36,6 +36,8 @@ TRANS = tuple(product((False, True), repeat=2))
         *(preparations.transpose(name) for name in ("int8", "float16", "float32", "int64", "complex128")),
         preparations.narrow("float32", "float16"),
         preparations.narrow("int64", "uint64"),
+        *(preparations.cut(size) for size in (2, 4, 8)),
+        preparations.sum_slices("int64", "int32"),
         preparations.embed("rows"),
         preparations.embed("double n", True, False),
         preparations.embed("double k", True, True),

@@ -149,6 +149,7 @@ def test_int64_is_guarded_too(device):
     assert not ooc_gemm.gram(zeros, alpha=2**50, out_dtype="i8", device=device).array.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bm", "bn", "bk"), [(100, 160, 150), (300, 320, 400)])
 @pytest.mark.parametrize("dtypes", [("u1", "u1"), ("u1", "i1")])
 def test_blocks_panels_tiles_and_parts(device, monkeypatch, bm, bn, bk, dtypes):
@@ -164,6 +165,7 @@ def test_blocks_panels_tiles_and_parts(device, monkeypatch, bm, bn, bk, dtypes):
     assert np.array_equal(result.array, 3 * (x.astype("i8") @ y.astype("i8")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transpose", [False, True])
 def test_a_symmetric_product_of_deep_sums(device, monkeypatch, transpose):
     monkeypatch.setattr("ooc_gemm.cuda_kernels.product.LEAST_STRIP", 64)
@@ -245,3 +247,76 @@ def test_what_a_panel_costs_grows_with_what_is_moved_of_c(capability):
         found, bandwidth = CUDA().rates(one), 2e9 * 1e6 / 8  # of the stand-in
         assert found.thin == panel_depth(found.flops, one, bandwidth)
     assert panel_depth(1e12, single, 1e12) == Rates.thin
+
+
+WIDER = (("i2", "i2"), ("u2", "i2"), ("i4", "u2"), ("u4", "u4"), ("i8", "i1"), ("i8", "i8"), ("u8", "i4"))
+
+
+def bits_of(a, b):
+    """Bits of magnitudes whose sums of 300 products fit int64."""
+    most = [np.iinfo(x).bits - (x[0] == "i") for x in (a, b)]
+    while sum(most) > 52:
+        most[int(most[1] > most[0])] -= 1
+    return most
+
+
+def of_bits(rng, shape, dtype, most):
+    """Numbers of all magnitudes below 2^most, with the extremes among them."""
+    least = -(2**most) if dtype[0] == "i" else 0
+    x = rng.integers(least, 2**most - 1, shape, "i8", endpoint=True)
+    x >>= rng.integers(0, most, shape)
+    x.flat[:2] = least, 2**most - 1
+    return x.astype(dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("a", "b"), WIDER)
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (-3, 2)])
+def test_wider_integers_are_cut_into_bytes(tmp_path, device, monkeypatch, a, b, alpha, beta):
+    monkeypatch.setattr("ooc_gemm.run.prepare.make_plan", with_blocks(40, 60, 50))
+    most = bits_of(a, b)
+    x, y = of_bits(RNG, (40, 90), a, most[0]), of_bits(RNG, (90, 70), b, most[1])
+    old = RNG.integers(-(2**58), 2**58, (40, 70))
+    path = make(tmp_path / "c", old, chunks=(20, 30))
+    kernel = "int8" if device.capability == 90 else "mma-int8"
+    result = ooc_gemm.multiply(
+        x, stored(y, True), path, transpose_b=True, alpha=alpha, beta=beta, device=device, kernel=kernel,
+        verify=True, force=beta == 0, chunks=(20, 30) if beta == 0 else None,
+    )  # fmt: skip
+    assert result.kernel == kernel
+    want = alpha * x.astype(object).dot(y.astype(object)) + beta * old.astype(object)
+    assert np.array_equal(zarr.open_array(path)[...].astype(object), want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("a", "extreme"), [("i2", -(2**15)), ("u2", 2**16 - 1), ("i4", -(2**31))])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_deep_sums_of_wider_integers(device, monkeypatch, a, extreme, transpose):
+    """Every byte of u2 is 255; parts of k end where int32 would overflow, and tiles before blocks do."""
+    monkeypatch.setattr(integers, "TILE_ELEMENTS", 256 * 32)
+    monkeypatch.setattr(integers, "TILE_COLUMNS", 32)
+    k = DEEP["u1"] + 70 if a != "i4" else 2  # 2^62 each
+    x = np.full((40, k), extreme, a)
+    x[37:] = of_bits(RNG, (3, k), a, 15 if a != "i4" else 30)
+    kernel = "int8" if device.capability == 90 else "mma-int8"
+    if a == "i4":  # the diagonal of the first rows is 2^63
+        with pytest.raises(ooc_gemm.RangeError, match="may exceed int64"):
+            ooc_gemm.gram(x, device=device, kernel=kernel)
+        x = x[:, :1]
+    result = ooc_gemm.gram(
+        stored(x, transpose), transpose=transpose, device=device, kernel=kernel, chunks=(20, 20), verify=True
+    )
+    assert np.array_equal(result.array, x.astype("i8") @ x.astype("i8").T)
+
+
+def test_what_planes_take_stands_in_the_ledger(capability):
+    kinds = np.dtype("i4"), np.dtype("u2")
+    kernel = {"90": "int8", "80": "mma-int8"}[capability]
+    found = CUDA().arithmetic(*kinds, np.dtype("i8"), (9, 9, 9), 2**60, kernel, "highest")
+    assert found.panels == (np.int32, np.uint32)
+    assert found.scratch == (4, 4)
+    assert len(integers.plane_pairs(4)) == 16
+    assert len(integers.plane_pairs(8)) == 36
+    byte = CUDA().arithmetic(*[np.dtype("i1")] * 3, (9, 9, 9), 2**40, kernel, "highest")
+    assert CUDA().rates(byte).flops == 16 * CUDA().rates(found).flops
+    assert panel_depth(1e15, found, 1e12) == 16 * panel_depth(1e15, byte, 1e12)

@@ -105,6 +105,12 @@ class Kernel:
         gemm(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, (False, True), (*types, self.config.dtype))
         self._no_more_slices(slices, m, n, c, ldc)
 
+    def cut(self, grid, fours, x, y):
+        assert grid[0] * 256 >= fours
+        size = np.dtype(self.config.dtype).itemsize
+        planes = matrix(y, size, 4 * fours, 4 * fours, "u1")
+        planes[...] = matrix(x, 4 * fours, size, size, "u1").T
+
     def sum(self, grid, m, n, slices, alpha, x, beta, c, ldc, skip):
         assert grid[0] * 256 >= m * n
         dtype = self.config.dtype

@@ -57,9 +57,9 @@ class Case:
 
     @property
     def sums(self) -> np.dtype[Any]:
-        """The type of sums of 8-bit integers: int32, in which tensor cores add up, or, where that might
+        """The type of sums on tensor cores: int32, in which tensor cores add up, or, where that might
         overflow, int64, to which their partial sums are added. Where k is 0, α may be too large for int32."""
-        return _INT32 if self.bound < 2**31 and self.shape[2] else _INT64
+        return _INT32 if self.bytes and self.bound < 2**31 and self.shape[2] else _INT64
 
     @property
     def half(self) -> bool:
@@ -161,8 +161,16 @@ def arithmetic(kernel: str, case: Case, why: str) -> Arithmetic | None:
         fits, panel, block = case.float32, case.wide, case.wide
         more = {"pitch": 4, "along_k": (True, True), "operand_error": _TF32_ERROR}
     elif kind == "int8":
-        fits, panel, block = case.bytes, case.a, case.sums
-        more = {"pitch": 16, "along_k": (True, True), "exact": True, "panel_b": case.b}
+        fits, block = case.exact, case.sums
+        size = max(case.a.itemsize, case.b.itemsize)
+        panel, panel_b = (
+            (np.dtype(f"{dtype.kind}{size}") for dtype in (case.a, case.b)) if fits else (_INT64,) * 2
+        )
+        planes = size if size > 1 else 0  # into which panels are cut
+        more = {
+            "pitch": 16, "along_k": (True, True), "exact": True, "panel_b": panel_b,
+            "scratch": (planes, planes),
+        }  # fmt: skip
     else:
         panel = block = _INT64 if case.exact else case.wide
         fits = panel.name in known.dtypes

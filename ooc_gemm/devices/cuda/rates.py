@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ...cuda_kernels.integers import SCRATCH_BYTES
+from ...cuda_kernels.integers import SCRATCH_BYTES, plane_pairs
 from ...engine.ports import Arithmetic, Limits
 from ...planning.machine import Rates
 from ...planning.problem import MiB
@@ -84,13 +84,15 @@ def limits(arithmetic: Arithmetic, free: int, device_memory_limit: int | None) -
 
 def adds_up(arithmetic: Arithmetic) -> bool:
     """Whether partial sums in int32 are added to C in another pass (`WideIntegers`)."""
-    return arithmetic.panel.itemsize == 1 and arithmetic.block == np.int64
+    return arithmetic.kernel.endswith("int8") and arithmetic.block == np.int64
 
 
 def panel_depth(flops: float, arithmetic: Arithmetic, bandwidth: float) -> float:
     """Return the depth of a panel whose products take as long as reading and writing C does (`Rates.thin`).
     `flops`: operations per second of the kernel. `bandwidth`: bytes per second of device memory."""
-    moved = 2 * arithmetic.block.itemsize + (2 * 4 if adds_up(arithmetic) else 0)
+    moved = 2 * arithmetic.block.itemsize
+    if adds_up(arithmetic):
+        moved = (moved + 2 * 4) * len(plane_pairs(arithmetic.panel.itemsize))
     return max(Rates.thin, flops / 2 * moved / (BANDWIDTH_REACHED * bandwidth))
 
 
@@ -102,6 +104,8 @@ def rates(properties: dict[str, Any], arithmetic: Arithmetic, bandwidth: float =
     clock = 1e3 * (p.get("clockRate") or CLOCK_KILOHERTZ)
     flops = REACHED * 2 * LANES * p["multiProcessorCount"] * clock
     flops *= _BY_TYPE.get(panel, _OTHER_TYPE) * _BY_KERNEL.get(arithmetic.kernel, _OTHER_KERNEL)
+    if adds_up(arithmetic):
+        flops /= len(plane_pairs(arithmetic.panel.itemsize))
     if panel in "dD" and (p["major"], p["minor"]) not in _FULL_FLOAT64:
         flops *= _SLOW_FLOAT64
     return Rates(flops, DISK, DISK, BUS, BUS, shared=False, thin=panel_depth(flops, arithmetic, bandwidth))
