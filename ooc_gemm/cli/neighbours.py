@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 )
 @click.option("--include-self", is_flag=True, help="Without B: count a row among its own neighbours.")
 @click.option("--graph", is_flag=True, help="Also write the graph of neighbours, as anndata stores it.")
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Check some rows of the result with all their scores, in one more pass over B.",
+)
 @options.reducing
 def topk(
     arrays: tuple[str, ...],

@@ -49,6 +49,8 @@ class Neighbours:
     rows_close: int
     """Rows, of those that this run made, whose last neighbour may be another one: the scores of rows that
     were left out differ from its score by no more than the rounding of the product."""
+    verified: bool | None
+    """True if some rows were checked with all their scores; None if that was not asked for."""
     plan: Plan = field(repr=False)
 
     def csr(self) -> tuple[Array, Array, Array]:
@@ -76,6 +78,7 @@ def topk(
     memory_limit: str | int | None = None,
     device: str | Device = "auto",
     device_memory_limit: str | int | None = None,
+    verify: bool = False,
     force: bool = False,
     resume: bool = False,
     progress: Callable[[float, Plan, Trace], None] | None = None,
@@ -114,6 +117,9 @@ def topk(
         send them to the host.
     device_memory_limit : str or int, optional
         Most memory of each device, in bytes or as `"8GiB"`. By default 90 % of what is free.
+    verify : bool, default False
+        Check eight rows of A, chosen at random, before the result is finished: all their scores are computed
+        once more in float64, in one more pass over B, and none may be better than those that were found.
     force : bool, default False
         Replace a result that exists; it is kept until the new one is finished.
     resume : bool, default False
@@ -132,7 +138,7 @@ def topk(
     ------
     InputError, BudgetError
         Before anything is written: the request cannot be carried out, or not within a memory limit.
-    StoreError, RangeError, DeviceError
+    StoreError, RangeError, DeviceError, VerificationError
         While running. `resume` continues from the last rows that were finished.
     """
     refuse_event_loop()
@@ -152,7 +158,7 @@ def topk(
         device_memory_limit=device_memory_limit,
         reduced=asked.reduced(place is None, executor),
     )
-    ranking = Ranking(asked, request, executor, Observer(progress, notice))
+    ranking = Ranking(asked, request, executor, Observer(progress, notice), verify)
     ranking.measure()
     arrays = ranking.carry_out(place, resume)
     return Neighbours(
@@ -169,6 +175,7 @@ def topk(
         peak_host_bytes=peak_resident_bytes(),
         rows_resumed=ranking.rows_resumed,
         rows_close=ranking.rows_close,
+        verified=ranking.verified,
         plan=ranking.plan,
     )
 
@@ -183,6 +190,7 @@ def planned(
     memory_limit: str | int | None,
     device: str,
     device_memory_limit: str | int | None,
+    verify: bool,
 ) -> Plan:
     """What `topk` with an output and these arguments would do. Reads nothing. Raises InputError and
     BudgetError."""
@@ -197,4 +205,4 @@ def planned(
         reduced=asked.reduced(False, executor),
         writes=False,
     )
-    return Ranking(asked, request, executor, Observer()).planned()
+    return Ranking(asked, request, executor, Observer(), verify).planned()

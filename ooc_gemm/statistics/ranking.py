@@ -3,7 +3,7 @@ rows have passed, the candidates' exact scores decide."""
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from ..support.intervals import ceil_div, ranges
 from ..support.trace import Trace
 from .graph import graph_rows
 from .nearest import Nearest, Scores
+from .recheck import Recheck
 from .reducing import run_reduced
 from .rescore import CANDIDATE_BYTES, Array, Exact, Metric, Rows, norms
 
@@ -133,8 +134,11 @@ class InMemory:
 class Ranking:
     """One run of `topk`."""
 
-    def __init__(self, asked: Asked, request: Request, executor: Local, observer: Observer):
-        """request: of the product. Raises InputError and BudgetError."""
+    def __init__(
+        self, asked: Asked, request: Request, executor: Local, observer: Observer, verify: bool = False
+    ):
+        """request: of the product. verify: some rows of the result are checked. Raises InputError and
+        BudgetError."""
         self._asked, self._executor, self._observer = asked, executor, observer
         self.trace, self.rows_close, self.rows_resumed = Trace(), 0, 0
         self._request = request.check()
@@ -142,7 +146,13 @@ class Ranking:
         a, b = self.job.sources["a"], self.job.sources["b"].transpose()
         self._exact = asked.exact(a, b)
         self._norms_cost = self._exact.b.cost((0, asked.n), (0, b.shape[1]))
+        self._recheck = Recheck(self._exact, asked.metric, asked.others) if verify else None
         self.plan = self.job.plan
+
+    @property
+    def verified(self) -> bool | None:
+        """True if rows of the result were checked, which raises an error where they are wrong."""
+        return True if self._recheck else None
 
     def planned(self) -> Plan:
         """What a run would do that begins now, if products in float32 tell rows apart."""
@@ -167,6 +177,7 @@ class Ranking:
         if place is None:
             memory = InMemory(asked.arrays)
             self._execute(memory, set())
+            self._verify("the result", lambda name, row: memory.arrays[name][row : row + 1])
             self._check_unchanged()
             return memory.arrays
         name = str(place)
@@ -174,11 +185,13 @@ class Ranking:
             raise InputError("the inputs cannot be known again by a later run; leave out resume=True")
         if resume and not stored.is_begun(place) and stored.is_result(place, head or {}, name):
             self._observer.note(f"{name} is finished already, with the same inputs; nothing was done")
+            self._recheck = None
             self._leave_out(set(range(ceil_div(asked.m, asked.chunk_rows))))
             return stored.open_arrays(place)
         sink = stored.begin(place, name, head, asked.arrays, asked.chunk_rows, resume)
         try:
             self._execute(sink, sink.done(asked.arrays))
+            self._verify(name, lambda key, row: sink.read(key, row, row + 1))
             self._check_unchanged()
             if asked.graph:
                 self._write_graph(sink)
@@ -186,6 +199,28 @@ class Ranking:
         finally:
             sink.close()
         return stored.open_arrays(place)
+
+    def _verify(self, name: str, read: Callable[[str, int], Array]) -> None:
+        """Check some rows of the result, if that was asked for. name: how messages call it. read: returns a
+        row of one of its arrays."""
+        if self._recheck is None:
+            return
+        start, before = time.perf_counter(), self._exact.a.bytes_read + self._exact.b.bytes_read
+        indices, values = (
+            np.concatenate([read(key, row) for row in self._recheck.rows.tolist()])
+            for key in ("indices", "values")
+        )
+        self._recheck.carry_out(name, indices, values, self._rounding)
+        moved = self._exact.a.bytes_read + self._exact.b.bytes_read - before
+        self.trace.add("read", start, nbytes=moved)
+
+    def _rounding(self, lengths: Array) -> Array:
+        """By how much scores of the product may be wrong. lengths: the norm of each row of A."""
+        error = self._product_error(lengths)
+        with np.errstate(all="ignore"):
+            if self._asked.metric == "cosine":
+                return np.where(lengths > 0, error / lengths, 0)
+            return 2 * error if self._asked.metric == "sqeuclidean" else error
 
     def _too_coarse(self, spread: float) -> bool:
         """Whether products in float32 tell too little. spread: as of `norms`."""
@@ -219,6 +254,7 @@ class Ranking:
         written = (asked.m - self.rows_resumed) * line
         if asked.graph:  # of rows that all have neighbours
             written += asked.m * line + (asked.m + 1) * 8
+        again += self._recheck.cost() if self._recheck else 0
         self.plan = replace(
             plan, bytes_read=plan.bytes_read + self._norms_cost + again, bytes_written=written
         )
@@ -276,14 +312,23 @@ class Ranking:
         about: the score of the worst candidate of each row, from the product; what was left out has none that
         is higher. last: the exact score of the last neighbour. lengths: the norm of each row of A.
         """
-        arithmetic, depth = self.job.operation.arithmetic, self._asked.a.shape[1]
-        longest = float(np.sqrt(self._squares.max(where=np.isfinite(self._squares), initial=0.0)))
         with np.errstate(all="ignore"):
             if self._asked.metric == "cosine":
-                last, longest = last * lengths, 1.0
+                last = last * lengths
             elif self._asked.metric == "sqeuclidean":
                 last = (np.square(lengths) + last) / 2
-            single = arithmetic.block == np.float32
-            error = 4 * np.sqrt(depth) * float(np.finfo(np.float32 if single else np.float64).eps)
-            error = error * longest * (lengths + (longest if self._asked.metric == "sqeuclidean" else 0))
+            error = self._product_error(lengths)
             return int(np.count_nonzero(np.isfinite(last) & (about + error >= last)))
+
+    def _product_error(self, lengths: Array) -> Array:
+        """Rounding of what the reduction compares: products, of rows of B of norm 1 for cosines, less half of
+        their squared norm for distances."""
+        arithmetic, depth = self.job.operation.arithmetic, self._asked.a.shape[1]
+        longest = float(np.sqrt(self._squares.max(where=np.isfinite(self._squares), initial=0.0)))
+        if self._asked.metric == "cosine":
+            longest = 1.0
+        single = arithmetic.block == np.float32
+        with np.errstate(all="ignore"):
+            error = 4 * np.sqrt(depth) * float(np.finfo(np.float32 if single else np.float64).eps)
+            found: Array = error * longest * (lengths + longest * (self._asked.metric == "sqeuclidean"))
+        return found

@@ -102,7 +102,7 @@ def norms(rows: Rows) -> tuple[Array, float]:
             with lock:
                 sums[col : col + values.shape[1]] += wide.sum(axis=0)
 
-    for columns in _depths(rows, 1):
+    for columns in depths(rows, 1):
         rows.each((0, count), columns, add)
     finite = np.isfinite(squares)
     total, number = float(squares[finite].sum()), int(finite.sum())
@@ -112,7 +112,7 @@ def norms(rows: Rows) -> tuple[Array, float]:
         return squares, 1.0 - float(np.square(sums).sum()) / number / total
 
 
-def _depths(rows: Rows, count: int, itemsize: int = 1) -> Iterator[Range]:
+def depths(rows: Rows, count: int, itemsize: int = 1) -> Iterator[Range]:
     """The columns of op(X) that are looked at together: of one chunk, so that each row comes in one piece,
     and few enough that `count` rows of another operand fit `PANEL_BYTES`."""
     s, k = rows.opened.matrix, rows.opened.shape[1]
@@ -177,11 +177,13 @@ class Exact:
             moved += self.b.each((0, n), k, add)
         found = np.full(columns.shape, -np.inf)
         with np.errstate(all="ignore"):
-            found.reshape(-1)[order] = self._scored(sums, left[row], right)
+            found.reshape(-1)[order] = self.scored(sums, left[row], right)
         found[~np.isfinite(left)] = -np.inf
         return found, np.sqrt(left), moved
 
-    def _scored(self, sums: Array, left: Array, right: Array) -> Array:
+    def scored(self, sums: Array, left: Array, right: Array) -> Array:
+        """Scores, of which the highest are best, from sums over products of elements or squares of their
+        differences. left, right: squared norms of rows of A and of B."""
         if self._metric == "sqeuclidean":
             return -sums
         if self._metric == "dot":
@@ -191,4 +193,4 @@ class Exact:
         return cosines
 
     def _depths(self, rows: Range) -> list[Range]:
-        return list(_depths(self.b, rows[1] - rows[0], self.a.opened.dtype.itemsize))
+        return list(depths(self.b, rows[1] - rows[0], self.a.opened.dtype.itemsize))

@@ -240,6 +240,64 @@ def test_a_gpu_sends_its_blocks_to_the_host(monkeypatch):
         assert_found(found, brute(a, b, 4, metric), 1e-5)
 
 
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "u1", "i4"])
+def test_results_that_are_right_pass_their_check(tmp_path, dtype, metric):
+    a, b = rows((61, 19), dtype, 33), rows((333, 19), dtype, 34)
+    a[5] = b[9] = 0
+    if dtype == "f4":
+        a[3, 1], b[17, 1], b[203, 4] = np.nan, np.nan, np.inf
+    for options in ({"b": b}, {"include_self": True}, {}):
+        found = ooc_gemm.topk(a, k=7, metric=metric, device="cpu", verify=True, **options)
+        assert found.verified
+    at, bt = make(tmp_path / "a", a, chunks=(16, 8)), make(tmp_path / "b", b, chunks=(50, 19))
+    found = ooc_gemm.topk(at, bt, tmp_path / "n", k=7, metric=metric, device="cpu", verify=True)
+    assert found.bytes_read == found.plan.bytes_read
+    assert ooc_gemm.topk(at, bt, k=7, metric=metric, device="cpu").verified is None
+    few = ooc_gemm.topk(np.full((3, 6), np.nan, "f4"), k=2, metric=metric, device="cpu", verify=True)
+    assert (few.indices == -1).all()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_equal_scores_pass_their_check(metric):
+    a = np.random.default_rng(35).integers(-1, 2, (90, 3)).astype("f4")
+    assert ooc_gemm.topk(a, k=12, metric=metric, device="cpu", verify=True).verified
+    assert ooc_gemm.topk(np.ones((500, 3), "i1"), k=3, metric=metric, device="cpu", verify=True).verified
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("fault", ["neighbours", "values", "none"])
+def test_results_that_are_wrong_are_not_kept(tmp_path, metric, fault, monkeypatch):
+    x = make(tmp_path / "x", rows((120, 9), "f4", 36), chunks=(32, 9))
+    write = stored.RowArrays.write
+
+    def wrong(self, row, arrays):
+        indices, values = arrays["indices"].copy(), arrays["values"].copy()
+        if fault == "neighbours":  # whose scores are right
+            indices[:, -1] = (np.arange(row, row + len(indices)) + 60) % 120
+            wide = rows((120, 9), "f4", 36).astype("f8")
+            left, right = wide[row : row + len(indices)], wide[indices[:, -1]]
+            values[:, -1] = {
+                "dot": (left * right).sum(axis=1),
+                "cosine": (left * right).sum(axis=1)
+                / np.linalg.norm(left, axis=1)
+                / np.linalg.norm(right, axis=1),
+                "sqeuclidean": np.square(left - right).sum(axis=1),
+            }[metric]
+        elif fault == "values":
+            values[:, 1] *= 1.001
+        else:
+            indices[:, -1] = -1
+        return write(self, row, {"indices": indices, "values": values})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stored.RowArrays, "write", wrong)
+        with pytest.raises(ooc_gemm.VerificationError, match="is wrong in row"):
+            ooc_gemm.topk(x, out=tmp_path / "n", k=5, metric=metric, device="cpu", verify=True)
+    assert not (tmp_path / "n").exists()
+    assert ooc_gemm.topk(x, out=tmp_path / "n", k=5, device="cpu", verify=True, force=True).verified
+
+
 def test_scikit_learn_agrees():
     neighbors = pytest.importorskip("sklearn.neighbors")
     digits = pytest.importorskip("sklearn.datasets").load_digits().data

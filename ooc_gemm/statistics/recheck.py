@@ -1,0 +1,117 @@
+"""Checks neighbours that were found: for some rows of A, all scores are computed once more, in float64 and
+row by row, and compared with what the product, the reduction and the store have made of them."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..support.errors import VerificationError
+from ..support.intervals import ranges
+from .rescore import STRIP_BYTES, Array, Exact, depths
+
+SAMPLES = 8
+"""Rows of A that are checked, at most."""
+SAMPLE_BYTES = 4 << 20
+"""Bytes of these rows in float64, but for one of them."""
+
+
+class Recheck:
+    """The check of some rows of A, chosen at random."""
+
+    def __init__(self, exact: Exact, metric: str, others: bool):
+        """exact: with the arrays. others: no row is its own neighbour."""
+        self._exact, self._metric, self._others = exact, metric, others
+        (m, depth), self._n = exact.a.opened.shape, exact.b.opened.shape[0]
+        count = min(m, SAMPLES, max(1, SAMPLE_BYTES // (8 * depth)))
+        self.rows: Array = np.sort(np.random.default_rng().choice(m, count, replace=False))
+        """The rows, ascending."""
+
+    def cost(self) -> int:
+        """Bytes that it reads."""
+        a, b = self._exact.a, self._exact.b
+        whole = (0, a.opened.shape[1])
+        read = sum(a.cost((row, row + 1), whole) for row in self.rows.tolist())
+        return read + sum(b.cost(rows, k) for rows in self._bands() for k in self._depths())
+
+    def carry_out(self, name: str, indices: Array, values: Array, rounding: Callable[[Array], Array]) -> None:
+        """Check the neighbours of `self.rows`.
+
+        name: how the message calls the result. indices, values: of their neighbours, as they are stored.
+        rounding: by how much scores of the product may be wrong, from the lengths of rows of A. Raises
+        VerificationError.
+        """
+        left = self._left()
+        squares = np.square(left).sum(axis=1)
+        there, sign = indices >= 0, -1 if self._metric == "sqeuclidean" else 1
+        exact, best = np.full(indices.shape, -np.inf), np.full(len(left), -np.inf)
+        longest = 0.0
+        for band in self._bands():
+            scores, right = self._scores(left, squares, band)
+            longest = max(longest, float(np.sqrt(right.max(where=np.isfinite(right), initial=0.0))))
+            at, place = np.nonzero(there & (indices >= band[0]) & (indices < band[1]))
+            columns = indices[at, place] - band[0]
+            exact[at, place] = scores[at, columns]
+            scores[at, columns] = -np.inf
+            best = np.maximum(best, scores.max(axis=1))
+        lengths = np.sqrt(squares)
+        with np.errstate(all="ignore"):
+            wide = sign * values.astype(np.float64)
+            size = 1.0 if self._metric == "cosine" else (lengths * longest)[:, None]
+            size = size + np.square(longest) + np.square(lengths)[:, None] if sign < 0 else size
+            sums = 16 * np.sqrt(left.shape[1]) * float(np.finfo(np.float64).eps) * size
+            bound = sums + 4 * float(np.finfo(values.dtype).eps) * np.abs(wide)
+            wrong = (there & np.isfinite(wide) & ~(np.abs(wide - exact) <= bound)).any(axis=1)
+            last = np.where(there.all(axis=1), exact.min(axis=1), -np.inf)
+            wrong |= best > last + rounding(lengths)
+        wrong = np.where(np.isfinite(squares), wrong, there.any(axis=1))
+        if wrong.any():
+            row = int(self.rows[int(np.argmax(wrong))])
+            raise VerificationError(
+                f"{name} is wrong in row {row} and in {int(wrong.sum()) - 1} of {len(wrong) - 1} other rows "
+                "that were checked with all their scores; compute it again with force=True, on another device"
+            )
+
+    def _left(self) -> Array:
+        """The rows of A, in float64."""
+        left = np.zeros((len(self.rows), self._exact.a.opened.shape[1]))
+        for number, row in enumerate(self.rows.tolist()):
+
+            def fill(values: Array, at: int, col: int, number: int = number) -> None:
+                left[number, col : col + values.shape[1]] = values[0]
+
+            self._exact.a.each((row, row + 1), (0, left.shape[1]), fill)
+        return left
+
+    def _scores(self, left: Array, squares: Array, band: tuple[int, int]) -> tuple[Array, Array]:
+        """(scores with some rows of B, −∞ where these are no neighbours; squared norms of these rows)."""
+        sums, right = np.zeros((len(left), band[1] - band[0])), np.zeros(band[1] - band[0])
+
+        def add(values: Array, at: int, col: int) -> None:
+            width = values.shape[1]
+            for start, stop in ranges(len(values), max(1, STRIP_BYTES // 8 // max(1, width))):
+                wide = values[start:stop].astype(np.float64)
+                here = slice(at - band[0] + start, at - band[0] + stop)
+                right[here] += np.einsum("ij,ij->i", wide, wide)
+                for row, x in enumerate(left[:, col : col + width]):
+                    if self._metric == "sqeuclidean":
+                        apart = wide - x
+                        sums[row, here] += np.einsum("ij,ij->i", apart, apart)
+                    else:
+                        sums[row, here] += np.einsum("ij,j->i", wide, x)
+
+        for k in self._depths():
+            self._exact.b.each(band, k, add)
+        with np.errstate(all="ignore"):
+            scores = self._exact.scored(sums, squares[:, None], right[None])
+        scores[:, ~np.isfinite(right)] = -np.inf
+        scores[np.isnan(scores)] = -np.inf
+        if self._others:
+            same = np.flatnonzero((self.rows >= band[0]) & (self.rows < band[1]))
+            scores[same, self.rows[same] - band[0]] = -np.inf
+        return scores, right
+
+    def _bands(self) -> list[tuple[int, int]]:
+        return list(ranges(self._n, max(1, STRIP_BYTES // 8 // len(self.rows))))
+
+    def _depths(self) -> list[tuple[int, int]]:
+        return list(depths(self._exact.b, len(self.rows)))
