@@ -84,6 +84,8 @@ class WideIntegers:
         self._add = load(preparations.sum_slices("int64", "int32"))["sum"]
         self._cut = load(preparations.cut(self._size), "cut")["cut"] if self._size > 1 else None
         self._scratch = Scratch()
+        for gemm in self._gemms.values():  # which work one after the other
+            gemm.scratch = self._scratch
 
     def _plane_types(self, i: int, j: int) -> tuple[str, str]:
         """Return the types of plane i of A and of plane j of B."""

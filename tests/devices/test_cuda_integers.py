@@ -317,6 +317,8 @@ def test_what_planes_take_stands_in_the_ledger(capability):
     assert found.scratch == (4, 4)
     assert len(integers.plane_pairs(4)) == 16
     assert len(integers.plane_pairs(8)) == 36
+    multiplied = integers.WideIntegers(kernel, "int32", "uint32")
+    assert len({id(gemm.scratch) for gemm in multiplied._gemms.values()}) == 1 < len(multiplied._gemms)
     byte = CUDA().arithmetic(*[np.dtype("i1")] * 3, (9, 9, 9), 2**40, kernel, "highest")
     assert CUDA().rates(byte).flops == 16 * CUDA().rates(found).flops
     assert panel_depth(1e15, found, 1e12) == 16 * panel_depth(1e15, byte, 1e12)
