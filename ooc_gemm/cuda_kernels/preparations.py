@@ -167,3 +167,16 @@ def places() -> Iterator[Config]:
         for panel in ("float32", "float64", "complex64", "complex128"):
             for turned in (False, True):
                 yield place(stored, panel, turned)
+
+
+def best(dtype: str, scores: str) -> Config:
+    """Return the configuration of best.cu. `dtype`, `scores`: NumPy's names for the types of C (float32,
+    float64, int32 or int64) and of scores (float32 or float64)."""
+    macros: dict[str, int | str] = {"ELEMENT": C_TYPE[dtype], "SCORE": C_TYPE[scores]}
+    return Config("best", dtype, 1, 256, (256, 1), tuple(macros.items()))
+
+
+def bests() -> Iterator[Config]:
+    """Yield all configurations of best.cu."""
+    for dtype in C_TYPE:
+        yield best(dtype, "float32" if dtype == "float32" else "float64")

@@ -26,7 +26,7 @@ from ..support.buffers import Bytes
 from ..support.errors import DeviceError, RangeError
 from ..support.trace import Trace
 from .check import Rounding, Verdict
-from .reduction import Reduction
+from .reduction import Ranked, Reduction
 from .ring import Event
 from .transform import Transform
 
@@ -106,6 +106,9 @@ class Operation:
     do not say that it applies transforms is given none."""
     reduction: Reduction | None = None
     """What the device does with finished blocks instead of having them downloaded (`Device.reduces`)."""
+    ranked: Ranked | None = None
+    """The reduction for which the device finds the best of each row of finished blocks, which are downloaded
+    instead of them (`Problem.found_bytes`)."""
     narrowed: np.dtype[Any] | None = None
     """The type of C where the device converts finished blocks to it (`Limits.narrows`). None: blocks are
     downloaded as they are, and the target converts them."""
@@ -210,6 +213,8 @@ class Limits:
     """Whether `upload` applies `Operation.transforms`."""
     narrows: bool = False
     """Whether finished blocks are converted to `Operation.narrowed`."""
+    most_kept: int = 0
+    """Up to how many of the best elements of each row the device finds in its blocks (`Reduction.wanted`)."""
 
 
 class Source(Protocol):
@@ -307,8 +312,8 @@ class Device(Hardware, Protocol):
     be opened one after the other, but not at the same time."""
 
     reduces: bool
-    """Whether it carries out `Operation.reduction`. Where it does not, a target can reduce what is
-    downloaded."""
+    """Whether it hands blocks to `Operation.reduction` where it computes them. A target can reduce what other
+    devices download."""
 
     def open(self, plan: Plan, operation: Operation, trace: Trace) -> "Session":
         """Allocate every buffer of the plan. If that fails, what has been allocated is freed."""
@@ -367,7 +372,9 @@ class Session(HostMemory, Protocol):
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
         """Copy the part of block c, or of its transpose, that belongs to one chunk to the host as soon as
-        that part is finished, which may be before the rest of the block is."""
+        that part is finished, which may be before the rest of the block is. Of a block that was reduced it
+        uses `target`, the bytes of a slot, as it needs them; what it has found is with the reduction once the
+        event was waited for."""
 
     def lost(self, block: Block, part: Part, c: int) -> Lost:
         """Return what C's type does not hold of a part. This is called when its download has completed."""

@@ -1,6 +1,5 @@
 """Predicts how many seconds a candidate takes."""
 
-import math
 from dataclasses import dataclass, replace
 
 from ..support.intervals import ceil_div, touches
@@ -9,7 +8,7 @@ from .ledger import slot_bytes
 from .machine import Budget, Rates
 from .problem import Matrix, Problem, rows_apart
 from .schedule import DIAGONAL_STRIPS, EARLY_STRIPS, LEAST_STRIP, count_blocks, last_place
-from .traffic import shared_columns, uploaded_again
+from .traffic import downloaded_bytes, shared_columns, uploaded_again
 
 
 @dataclass(frozen=True)
@@ -93,12 +92,13 @@ class CostModel:
         p, rates, slot = self._problem, self._rates, slot_bytes(self._problem, x)
         reads = self._reads(x, slot)
         written, c = x.c.rows * x.c.cols, x.c
+        parts = c.grid[0] * (ceil_div(p.n, x.bn) if p.found_bytes else c.grid[1])
         stages = {
             "read": self._read_seconds(x, reads, slot),
             "upload": self._uploaded_bytes(x, reads) / rates.upload,
             "compute": self._compute_seconds(x),
-            "download": written * p.part_itemsize / rates.download,
-            "write": written * c.itemsize / rates.write + math.prod(c.grid) * rates.piece_seconds,
+            "download": downloaded_bytes(p, x.bn) / rates.download,
+            "write": written * c.itemsize / rates.write + parts * rates.piece_seconds,
         }
         fresh = x.ring.slots * slot + x.ring.writers * c.chunk_rows * c.chunk_cols * p.part_itemsize
         start = rates.start + fresh / rates.touch

@@ -184,7 +184,8 @@ class Plan:
     def parts(self, block: Block) -> Iterator[Part]:
         """Yield the unfinished chunks of C that a block and its mirror image make. Each is whole, because
         block edges are chunk edges. The parts of several devices' bands come in turns, so that all devices
-        send data at the same time."""
+        send data at the same time. Of a block that its device reduces there is one part for each row of
+        chunks: the first of them stands for all."""
         parts = self._parts((block.row, block.rows), (block.col, block.cols), mirrored=False)
         if self.problem.symmetric and not block.diagonal:
             turned = self._parts((block.col, block.cols), (block.row, block.rows), mirrored=True)
@@ -208,6 +209,8 @@ class Plan:
                 if (i, j) in self.done:
                     continue
                 yield Part((i, j), row - down[0], col - across[0], *size, mirrored)
+                if self.problem.found_bytes:
+                    break
 
     def without(self, done: frozenset[tuple[int, int]]) -> "Plan":
         """Return the same plan without blocks whose chunks of C are all done. Bytes and seconds are those of
@@ -242,6 +245,8 @@ class Plan:
         off = sum(block.cols for block in blocks if not block.diagonal)
         uploaded += uploaded_again(p, self.budget, off, sum(x.rows for x in blocks if x.diagonal))
         downloaded = sum(part.rows * part.cols for part in parts) * p.part_itemsize
+        if p.found_bytes:
+            downloaded = sum(part.rows for part in parts) * p.found_bytes
         return Traffic(read + old, written, uploaded, downloaded)
 
     def with_cache(self, slots: int) -> "Plan":

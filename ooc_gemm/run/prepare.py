@@ -3,13 +3,14 @@
 open A, B and C → type and layout of C → arithmetic → memory → plan → what C is made of
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..devices import open_device
 from ..engine.ports import Limits, Operation
+from ..engine.reduction import record_bytes, score_type
 from ..planning import layouts
 from ..planning.plan import Plan
 from ..planning.problem import Problem
@@ -88,7 +89,7 @@ def prepare(
     chosen = choose_arithmetic(settled, inputs, dtype, executor.hardware)
     limits = executor.hardware.limits(chosen.arithmetic, settled.device_memory_limit)
     narrowed = _narrowed(settled, chosen, dtype, limits)
-    problem = _problem(settled, inputs, layout, chosen, narrowed)
+    problem = _reduced(_problem(settled, inputs, layout, chosen, narrowed), settled, chosen, limits)
     tables = settled.a.table is not None or settled.b.table is not None
     if (inputs.wanted or tables) and not limits.transforms:
         raise InputError(
@@ -179,6 +180,19 @@ def _problem(
         row_bytes=request.reduced.row_bytes if request.reduced else 0,
         keeps_a=arithmetic.panel.kind != "c" and arithmetic.panel != np.int64 and not chosen.may_wrap,
     )
+
+
+def _reduced(problem: Problem, request: Settled, chosen: Chosen, limits: Limits) -> Problem:
+    """Return the problem with what a device with memory of its own keeps of C, if it finds what a reduction
+    keeps. That of some rows must fit where a part of these rows would."""
+    keep = request.reduced.keep if request.reduced else None
+    if keep is None or keep > limits.most_kept:
+        return problem
+    dtype = score_type(chosen.arithmetic.block)
+    found = record_bytes(keep, dtype)
+    if found > problem.c.chunk_cols * problem.part_itemsize:
+        return problem
+    return replace(problem, found_bytes=found, score_bytes=dtype.itemsize)
 
 
 def _operation(request: Settled, inputs: Inputs, chosen: Chosen, narrowed: np.dtype[Any] | None) -> Operation:

@@ -106,6 +106,8 @@ class Reduced:
     """Host memory, in bytes, for each row of a block."""
     fixed_bytes: int
     """Other host memory, in bytes, that is held during the run."""
+    keep: int | None = None
+    """How many of the best elements of each row of C are kept. None: something else is kept."""
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,8 @@ def topk(
         Most host memory that the process may hold resident: `"8GiB"`, or bytes. By default 60 % of what the
         process may use.
     device : str or Device, default "auto"
-        The device or devices, as of `multiply`. Only the CPU reduces products where it computes them; others
-        send them to the host.
+        The device or devices, as of `multiply`. The CPU and one GPU reduce products where they compute
+        them; several GPUs, and one for k past 113, send them to the host.
     device_memory_limit : str or int, optional
         Most memory of each device, in bytes or as `"8GiB"`. By default 90 % of what is free.
     verify : bool, default False

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from ..engine.reduction import score_type
 from ..planning.plan import Plan
 from ..run.executor import Local
 from ..run.observer import Observer
@@ -90,7 +91,7 @@ class Asked:
             fixed += sum(m * k * dtype.itemsize for (m, k), dtype in self.arrays.values())
         # Rows of the next blocks may come while those of the ones before are finished.
         row = 2 * Nearest.row_bytes(self.keep, np.dtype(np.float64)) + self.keep * CANDIDATE_BYTES
-        return Reduced(self.chunk_rows, row, fixed)
+        return Reduced(self.chunk_rows, row, fixed, self.keep)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -268,11 +269,13 @@ class Ranking:
         asked, executor = self._asked, self._executor
         self._leave_out(done)
         plan, products = self.plan, self.job.operation.arithmetic.block
-        dtype = np.dtype(np.float32 if products == np.float32 else np.float64)
+        dtype = score_type(products)
         scores = asked.scores(self._squares, dtype)
         nearest = Nearest((asked.m, asked.n), plan.bm, asked.keep, products, dtype, scores)
         finish = partial(self._finish, nearest, sink, done)
-        run_reduced(replace(self.job, plan=plan), nearest, finish, executor, self._observer, self.trace)
+        ranked = nearest if plan.problem.found_bytes else None
+        job = replace(self.job, plan=plan, operation=replace(self.job.operation, ranked=ranked))
+        run_reduced(job, nearest, finish, executor, self._observer, self.trace)
 
     def _finish(self, nearest: Nearest, sink: InMemory | stored.RowArrays, done: set[int], band: int) -> int:
         """Score the candidates of a row of blocks and write the best; bytes written."""

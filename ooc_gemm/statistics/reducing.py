@@ -50,7 +50,9 @@ class ReducingTarget:
         """Do nothing: sums come as they are."""
 
     def view(self, part: Part, slot: Bytes) -> Array:
-        """Return the beginning of the slot."""
+        """Return the beginning of the slot, or all of it for what a device has found."""
+        if self._reduces:
+            return slot
         size = part.rows * part.cols * self._dtype.itemsize
         return slot[:size].view(self._dtype).reshape(part.rows, part.cols)
 
@@ -82,13 +84,17 @@ def run_reduced(
 ) -> None:
     """Run the plan of a job.
 
-    reduction: what takes its blocks. finish: called with the number of each row of blocks that is complete;
-    returns the bytes that it writes. Raises what `multiply` raises.
+    job: with `Operation.ranked` where the device finds what is kept. reduction: what takes its blocks.
+    finish: called with the number of each row of blocks that is complete; returns the bytes that it writes.
+    Raises what `multiply` raises.
     """
-    plan, reduces = job.plan, executor.device.reduces
+    plan, operation = job.plan, job.operation
     if not plan.block_count:
         return
-    target = ReducingTarget(plan, reduction, job.operation.arithmetic.block, reduces, finish)
+    if executor.device.reduces:
+        operation = replace(operation, reduction=reduction)
+    reduces = operation.reduction is not None or operation.ranked is not None
+    target = ReducingTarget(plan, reduction, operation.arithmetic.block, reduces, finish)
 
     def progress(fraction: float) -> None:
         if observer.progress:
@@ -96,7 +102,7 @@ def run_reduced(
 
     try:
         try:
-            executor.start(plan, replace(job.operation, reduction=reduction if reduces else None), trace)
+            executor.start(plan, operation, trace)
             sources = {name: opened.source for name, opened in job.sources.items()}
             executor.execute(sources, target, progress)
         finally:

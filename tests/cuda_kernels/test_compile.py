@@ -112,13 +112,14 @@ def test_checks_compile_without_spills(arch: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("arch", ARCHS)
-def test_transforms_compile_without_spills(arch: str) -> None:
-    assert _refused(list(preparations.places()), arch) == []
+def test_transforms_and_reductions_compile_without_spills(arch: str) -> None:
+    assert _refused([*preparations.places(), *preparations.bests()], arch) == []
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_transform_compiles_without_spills() -> None:
+def test_a_transform_and_a_reduction_compile_without_spills() -> None:
     configs = [preparations.place("int8", "float32", turned) for turned in (False, True)]
+    configs.append(preparations.best("float32", "float32"))
     assert _refused(configs, "sm_90a") == []
 
 

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import zarr
 from arrays import LAYOUTS
-from conftest import make, ooc
+from conftest import gpu_missing, make, ooc
+from faults import with_blocks
 
 import ooc_gemm
 from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.statistics import nearest, ranking
 from ooc_gemm.statistics.nearest import Nearest, Scores
 from ooc_gemm.storage.write import rows as stored
@@ -231,13 +233,85 @@ def test_the_graph_is_what_scipy_and_anndata_take(tmp_path, metric, monkeypatch)
         np.testing.assert_array_equal(group[name][...], values)
 
 
-def test_a_gpu_sends_its_blocks_to_the_host(monkeypatch):
-    cupy_on_cpu.install(monkeypatch, "90")
-    a, b = rows((130, 70), "f4", 31), rows((2100, 70), "f4", 32)
-    for metric in METRICS:
-        found = ooc_gemm.topk(a, b, k=4, metric=metric, device="cuda")
-        assert found.device.startswith("cuda")
-        assert_found(found, brute(a, b, 4, metric), 1e-5)
+@pytest.fixture(params=["stand-in", pytest.param("cuda", marks=pytest.mark.gpu)])
+def gpu(request, monkeypatch):
+    """A GPU, or what stands in for CuPy and the driver."""
+    if request.param == "stand-in":
+        cupy_on_cpu.install(monkeypatch, "90")
+    elif why := gpu_missing():
+        pytest.skip(why)
+    return CUDA()
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    """Of 64 rows and 96 columns, of which 32 are downloaded at a time where C is downloaded."""
+    monkeypatch.setattr(ranking, "CHUNK_ROWS", 32)
+    monkeypatch.setattr("ooc_gemm.run.layout.REDUCED_COLUMNS", 32)
+    monkeypatch.setattr("ooc_gemm.run.prepare.make_plan", with_blocks(64, 96, 40))
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i1", "i4"])
+def test_a_gpu_finds_the_best_of_its_blocks(gpu, dtype, metric, monkeypatch):
+    """Scores stay on the device: a target that would reduce them gets none."""
+    monkeypatch.setattr(Nearest, "take", None)
+    a, b = rows((150, 70), dtype, 31), rows((410, 70), dtype, 32)
+    traces = []
+    found = ooc_gemm.topk(a, b, k=4, metric=metric, device=gpu, progress=lambda *told: traces.append(told[2]))
+    assert_found(found, brute(a, b, 4, metric), 1e-5)
+    size = 4 if dtype in ("f2", "f4") else 8
+    record = 10 * (size + 4)
+    assert traces[-1].bytes["download"] == 150 * 5 * record
+    assert found.plan.without(frozenset()).bytes_downloaded == 150 * 5 * record
+    height = found.plan.problem.m  # the ledger is that of the plan before it was cut
+    held = found.plan.device_ledger["reduction"]
+    assert held % (height * record) == (height + 2 * 410) * size % (height * record)
+    assert not ooc_gemm.plan(a, b, transpose_b=True, device=gpu).device_ledger["reduction"]
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_gpu_knows_who_is_no_neighbour(gpu, metric):
+    """Not a row itself, nor rows that are not finite; equal ones are in their order."""
+    a = rows((300, 9), "f4", 33)
+    a[[5, 70, 299]] = [[np.nan], [np.inf], [-np.inf]]
+    a[100:104] = a[3]
+    found = ooc_gemm.topk(a, k=12, metric=metric, device=gpu)
+    there = ooc_gemm.topk(a, k=12, metric=metric, device="cpu")
+    np.testing.assert_array_equal(found.indices, there.indices)
+    np.testing.assert_allclose(found.values, there.values, rtol=1e-6, atol=1e-6, equal_nan=True)
+    assert (found.indices[[5, 70, 299]] == -1).all()
+    assert found.indices[3, :4].tolist() == [100, 101, 102, 103] or metric == "dot"
+
+
+@pytest.mark.parametrize(("n", "k"), [(700, 130), (9, 8), (300, 1), (300, 113)])
+def test_a_gpu_sends_what_it_does_not_reduce(gpu, n, k, monkeypatch):
+    """More neighbours than its kernel finds, or that fit where parts of C would come."""
+    taken, take = [], Nearest.take
+    monkeypatch.setattr(Nearest, "take", lambda *args: taken.append(1) or take(*args))
+    a, b = rows((40, 20), "f4", 34), rows((n, 20), "f4", 35)
+    traces = []
+    found = ooc_gemm.topk(a, b, k=k, metric="dot", device=gpu, progress=lambda *told: traces.append(told[2]))
+    assert_found(found, brute(a, b, k, "dot"), 1e-5)
+    assert bool(taken) == (n != 300)
+    assert traces[-1].bytes["download"] == found.plan.bytes_downloaded
+
+
+def test_a_run_on_a_gpu_is_continued(gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(ranking, "CHUNK_ROWS", 32)
+    monkeypatch.setattr("ooc_gemm.run.prepare.make_plan", with_blocks(64, 2048, 40))
+    a = make(tmp_path / "a", rows((300, 70), "f4", 36), chunks=(64, 70))
+    whole = ooc_gemm.topk(a, k=4, device=gpu)
+    with monkeypatch.context() as patch:
+        interrupt(patch, 3)
+        with pytest.raises(ooc_gemm.StoreError, match="the plug"):
+            ooc_gemm.topk(a, k=4, out=tmp_path / "out", device=gpu)
+    found = ooc_gemm.topk(a, k=4, out=tmp_path / "out", device=gpu, resume=True)
+    assert found.rows_resumed
+    np.testing.assert_array_equal(found.indices[...], whole.indices)
+    np.testing.assert_array_equal(found.values[...], whole.values)
 
 
 @pytest.mark.parametrize("metric", METRICS)

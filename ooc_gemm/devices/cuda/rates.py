@@ -29,6 +29,9 @@ WRITERS = 8
 """Threads that write for one device: half as many, because a run reads panels many times and writes C
 once."""
 
+MOST_KEPT = 128
+"""Most elements of a row of C that best.cu finds fast: half as many as its threads."""
+
 LANES = 128
 """Multiply-adds of float32 that a multiprocessor starts per clock cycle on most architectures. 7.5 and 8.0
 start half as many, of which plans learn when rates are measured."""
@@ -79,6 +82,7 @@ def limits(arithmetic: Arithmetic, free: int, device_memory_limit: int | None) -
         writers=WRITERS,
         transforms=True,
         narrows=True,
+        most_kept=MOST_KEPT,
     )
 
 

@@ -44,6 +44,7 @@ from .gpus import CUDA_FULL
 from .narrowing import Narrowing
 from .panels import Layout
 from .rates import CONTEXT_BYTES
+from .reduction import Found, Reducer
 from .timing import Timing
 from .transforms import Transforms
 
@@ -114,6 +115,7 @@ class CUDASession(HostMemory):
         self._checks: Checks | None = None
         self._transforms: Transforms | None = None
         self._narrowing: Narrowing | None = None
+        self._reducer: Reducer | None = None
         self._lock, self._staging = Lock(), Lock()
         try:
             self._open(plan, operation, trace)
@@ -168,6 +170,11 @@ class CUDASession(HostMemory):
         self._transforms = Transforms(
             operation, self._layout, self._allocate, self._runtime, self._streams[UPLOAD]
         )
+        if operation.ranked:
+            self._reducer = Reducer(
+                plan, operation.ranked, arithmetic.block, self._allocate_all, self._runtime,
+                self._streams[COMPUTE],
+            )  # fmt: skip
         self._timing.open(trace, self._streams[COMPUTE])
 
     def _allocate_all(
@@ -368,10 +375,15 @@ class CUDASession(HostMemory):
                 out *= out.dtype.type(beta if out.dtype.kind == "c" else beta.real)
 
     def finish(self, block: Block, c: int) -> None:
-        """Keeps the events of the strips that the last multiplication has made. Without strips, the block is
-        finished at the end of the compute stream."""
+        """Keeps the events of the strips that the last multiplication has made. Without strips, or if the
+        block is reduced, which happens now, it is finished at the end of the compute stream."""
         self._device.use()
         rows = self._early.pop(c, [])
+        if self._reducer:
+            rows = []
+            start = self._timing.begin(self._streams[COMPUTE])
+            self._reducer.reduce(block, c, self._arrays["c", c].data.ptr)
+            self._timing.end(COMPUTE, start, self._streams[COMPUTE], 0, block=block.index)
         if not rows:
             self._leave(block, c, rows, block.rows)
         self._finished[c] = rows
@@ -386,10 +398,13 @@ class CUDASession(HostMemory):
             self._narrowing.pack(block, self._arrays["c", c], c, (start, stop), stream)
         rows.append((stop, self._timing.points.record(stream.ptr)))
 
-    def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
+    def download(self, block: Block, part: Part, c: int, target: Array) -> Event | Found:
         """Makes a 2-D copy out of the block, whose rows begin where those of its sums began. A mirrored part
-        is transposed before, into memory for one chunk."""
+        is transposed before, into memory for one chunk. Of a block that was reduced what was found is copied,
+        and handed to the reduction."""
         self._device.use()
+        if self._reducer:
+            return self._download_found(self._reducer, block, part, c, target)
         row, col = (part.col, part.row) if part.mirrored else (part.row, part.col)
         last = row + (part.cols if part.mirrored else part.rows)
         done = next(event for stop, event in self._finished[c] if last <= stop)
@@ -410,6 +425,17 @@ class CUDASession(HostMemory):
                 at, width = to, part.cols * target.itemsize
             self._copy(_TO_HOST, target.ctypes.data, target.strides[0], at, width, target, stream)
             return self._timing.end(DOWNLOAD, start, stream, target.nbytes, chunk=part.chunk)
+
+    def _download_found(self, reducer: Reducer, block: Block, part: Part, c: int, target: Array) -> Found:
+        """Start to copy what the reduction has found in the rows of a part."""
+        stream = self._streams[DOWNLOAD]
+        with self._lock:
+            (_, done), *_ = self._finished[c]
+            driver.wait(stream.ptr, done)
+            start = self._timing.begin_copy(DOWNLOAD, stream)
+            nbytes = reducer.download(part, c, target, stream)
+            copied = self._timing.end(DOWNLOAD, start, stream, nbytes, chunk=part.chunk)
+        return reducer.handing(copied, block, part, target)
 
     def lost(self, block: Block, part: Part, c: int) -> Lost:
         """Reads what the device has counted."""
@@ -454,6 +480,7 @@ class CUDASession(HostMemory):
             self._streams = {}
             self._arrays.clear()
             self._early, self._finished = {}, {}
-            self._gemm = self._checks = self._transforms = self._narrowing = None  # and their scratch
+            self._gemm = self._checks = self._transforms = None  # and their scratch
+            self._narrowing = self._reducer = None
             self._timing.close()
             super().close()
