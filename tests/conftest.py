@@ -15,6 +15,7 @@ from ooc_gemm.cli import main
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.engine.ports import COMPUTE, UPLOAD
+from ooc_gemm.run import rates_first
 from ooc_gemm.storage.io import answers
 from ooc_gemm.support import memory as limits
 
@@ -122,8 +123,10 @@ class RecordingSession(CPUSession):
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    """Memory limits count as in a process that has done nothing yet, whatever tests ran before."""
+    """Memory limits count as in a process that has done nothing yet, whatever tests ran before, and no run
+    measures this machine, which it would say, but for tests that want it."""
     monkeypatch.setattr(limits, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(rates_first, "SHARE", 0.0)
 
 
 @pytest.fixture(scope="session")

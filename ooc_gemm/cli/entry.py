@@ -86,11 +86,11 @@ def _leave(code: Any, whole: bool) -> None:
     if hangs or (
         whole and not (sys.gettrace() or sys.getprofile())
     ):  # those write what they found at the end
+        if not hangs:
+            atexit._run_exitfuncs()
         with suppress(OSError):  # nobody reads it
             sys.stdout.flush()
             sys.stderr.flush()
-        if not hangs:
-            atexit._run_exitfuncs()
         os._exit(code or 0)
 
 

@@ -77,7 +77,7 @@ def measure(wanted: Wanted) -> str:
     if allowed < LEAST:
         return ""
     found = _First(wanted, start + allowed)
-    with suppress(OSError, Error):  # of a place that the run cannot use either, and then says so
+    with suppress(OSError, MemoryError, Error):  # which the run meets, too, and then says
         found.all()
     if not found.names:
         return ""

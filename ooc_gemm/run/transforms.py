@@ -20,7 +20,6 @@ from ..storage.read.table import as_table
 from ..storage.write.recorded import ELEMENTS
 from ..support.errors import InputError
 from .decoding import PLAIN, decoded
-from .moments import Moments, column_moments
 from .request import Axis, Lines, Operand, Request, numbers
 
 Where = Literal["shift", "scale"]
@@ -79,6 +78,8 @@ class Wanted:
 
     def found_in(self, limit: int) -> tuple["Wanted", int]:
         """The same with numbers in the place of names, and the bytes that passes over the array read."""
+        from .moments import Moments, column_moments  # most products need no passes over their operands
+
         operand, read = self.operand, 0
         found: dict[Axis, Moments] = {}
         for lines in (operand.center, operand.scale):

@@ -7,7 +7,6 @@ which the same holds. A folder that fails this test is left as it is, and nothin
 
 import contextlib
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +44,7 @@ def write(name: str, data: bytes) -> None:
     path = folder()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _opened(path) as there:
-        temporary = f"{name}.{secrets.token_hex(8)}.tmp"
+        temporary = f"{name}.{os.urandom(8).hex()}.tmp"
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=there)
         try:
             with open(file, "wb") as new:

@@ -19,6 +19,7 @@ from ooc_gemm.support import remembered
 from ooc_gemm.support.trace import Trace
 
 MiB = 1 << 20
+SHARE = rates_first.SHARE  # which tests set to 0 (conftest)
 F4 = np.dtype("f4")
 
 
@@ -84,6 +85,21 @@ def ooc_gemm_read(name):
     return zarr.open_array(name)[...]
 
 
+def test_the_share_of_a_run(arrays, worth_it, monkeypatch):
+    """A tenth of what it takes, and never more than half a second."""
+    assert SHARE == 0.1
+    assert rates_first.LONGEST == 0.5
+    given = []
+    monkeypatch.setattr(rates_first, "SHARE", SHARE)
+    monkeypatch.setattr(rates_first._First, "all", lambda self: given.append(self._left()))
+    monkeypatch.setattr(rates_first.time, "perf_counter", lambda: 100.0)
+    kernel = CPU().arithmetic(F4, F4, F4, (96, 96, 96), 0, "auto", "highest")
+    for seconds in (0.1, 0.6, 1000.0):
+        budget = Budget(1 << 30, 0, None)
+        assert not rates_first.measure(rates_first.Wanted(CPU(), kernel, (), (None, 0), budget, 1e9, seconds))
+    assert given == [pytest.approx(0.06), pytest.approx(0.5)]
+
+
 def test_a_plan_measures_what_it_can_without_writing(arrays, worth_it):
     before = {path: os.stat(path).st_mtime_ns for path in (".", "a", "b")}
     plan = ooc_gemm.plan("a", "b", device="cpu")
@@ -93,7 +109,8 @@ def test_a_plan_measures_what_it_can_without_writing(arrays, worth_it):
     assert not any("write" in name for name in folder)
 
 
-def test_a_short_run_measures_nothing(arrays, cache):
+def test_a_short_run_measures_nothing(arrays, cache, monkeypatch):
+    monkeypatch.setattr(rates_first, "SHARE", SHARE)
     done, said = run()
     assert said == []
     assert not (cache / rates.FILE).exists()

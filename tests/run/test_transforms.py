@@ -175,7 +175,7 @@ def test_complex_arrays_and_other_devices_are_refused(tmp_path):
 
 
 def test_the_plan_counts_the_vectors_and_reads_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("ooc_gemm.run.transforms.column_moments", None)
+    monkeypatch.setattr("ooc_gemm.run.moments.column_moments", None)
     a = make(tmp_path / "a", matrix((300, 200), "f4", 7), chunks=(64, 64))
     plain = ooc_gemm.plan(a, a, transpose_b=True, memory_limit=LIMIT)
     found = ooc_gemm.plan(Operand(a, center="rows", scale="rows"), a, transpose_b=True, memory_limit=LIMIT)
