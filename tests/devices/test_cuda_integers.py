@@ -195,6 +195,18 @@ def test_a_wrong_sum_is_found(capability, monkeypatch):
         ooc_gemm.gram(x, alpha=2**20, out_dtype="i8", device=CUDA(), verify=True)
 
 
+@pytest.mark.parametrize("dtype", ["i1", "i2", "i8"])
+def test_pieces_are_transposed_by_a_kernel(capability, dtype):
+    """CuPy's copies of a transposed array write single elements far apart."""
+    x, y = random((70, 90), dtype) // 4, random((70, 50), dtype) // 4
+    kernel = {"90": "int8", "80": "mma-int8"}[capability]
+    if dtype == "i8":
+        x, y = x >> 36, y >> 36
+    result = ooc_gemm.multiply(x, y, transpose_a=True, device=CUDA(), out_dtype="i8", kernel=kernel)
+    assert np.array_equal(result.array, x.T.astype("i8") @ y.astype("i8"))
+    assert cupy_on_cpu.Kernel.launched.count("transpose") >= 2
+
+
 @pytest.mark.parametrize("shape", [(0, 5, 7), (5, 0, 7), (5, 7, 0), (1, 1, 1)])
 def test_empty_and_small_products(device, shape):
     m, k, n = shape

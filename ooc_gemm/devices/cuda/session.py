@@ -145,6 +145,11 @@ class CUDASession(HostMemory):
                 name: load(preparations.transpose(dtype.name), name)[name]
                 for name, dtype in (("mirror", arithmetic.block), ("transpose", operation.leaves))
             }
+        self._turners = {
+            dtype.name: load(preparations.transpose(dtype.name), "transpose", "mirror")["transpose"]
+            for operand, dtype in zip("ab", types, strict=True)
+            if self._layout.turned(operand)
+        }
         if plan.budget.staged:
             others["staging"] = plan.slot_bytes, np.dtype(np.uint8)
         if self._device.reached_by:
@@ -221,6 +226,8 @@ class CUDASession(HostMemory):
                 if changed:
                     assert self._transforms is not None
                     self._transforms.place(piece, source, at, memory.data.ptr)
+                elif memory.dtype == source.dtype:
+                    self._turn_piece(piece, source, at, memory.data.ptr)
                 else:
                     staged = self._arrays["staging"][: source.nbytes].view(source.dtype).reshape(source.shape)
                     target = self._layout.panel(memory, piece.operand, piece.panel)
@@ -229,6 +236,17 @@ class CUDASession(HostMemory):
         return self._timing.end(
             UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk
         )
+
+    def _turn_piece(self, piece: Piece, source: Array, staged: int, panel: int) -> None:
+        """Transpose a piece, which lies at `staged` as it is stored, into its panel."""
+        rows, cols = source.shape
+        skipped, pitch = self._layout.at(piece.operand, piece.panel, piece.into)
+        args = (
+            np.int32(rows), np.int32(cols), np.uintp(staged), np.int64(cols),
+            np.uintp(panel + skipped * source.itemsize), np.int64(pitch),
+        )  # fmt: skip
+        grid = ceil_div(rows, 32) * ceil_div(cols, 32)
+        self._turners[source.dtype.name]((grid,), (32, 8), args, self._streams[UPLOAD])
 
     @staticmethod
     def _copy(
