@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 
+import cupy_on_cpu
 import numpy as np
 import pytest
 import zarr
@@ -12,6 +13,7 @@ from interruption import interrupted
 from test_relationship import LIMIT, alleles, bed
 
 import ooc_gemm
+from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.statistics import genotypes, kinship
 
 
@@ -141,3 +143,12 @@ def test_a_gpu_finds_the_same(dtype):
     options = {"memory_limit": "4GiB", "out_dtype": dtype}
     there = ooc_gemm.king(g, device="cuda", verify=True, **options).array
     assert np.array_equal(there, ooc_gemm.king(g, device="cpu", **options).array, equal_nan=True)
+
+
+def test_the_device_cuda_finds_the_same(monkeypatch):
+    g = alleles(301, 77, 9)
+    cupy_on_cpu.install(monkeypatch, "90")
+    found = ooc_gemm.king(g, device=CUDA(), memory_limit="2GiB", out_dtype="f8", verify=True)
+    np.testing.assert_allclose(found.array, expected(g), rtol=1e-15)
+    found = ooc_gemm.king(g, device=CUDA(), memory_limit="2GiB", verify=True)
+    np.testing.assert_allclose(found.array, expected(g), rtol=1e-6)
