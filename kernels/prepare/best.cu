@@ -8,15 +8,16 @@
 //     Only threads whose largest element reaches the bound look at theirs once more, and put those that reach it
 //     on a list, which is ranked.
 //
-// `least` holds for each row a score that `keep` elements of blocks before this one reach: what is below it cannot be
-// among the best. So of later blocks hardly any thread has a second look. Where more elements than the list has room
-// for reach the bound, as where many are equal, the best are found one after the other, each in a pass over the row.
+// What was found in blocks before this one is put on the list, too. Its last score is a bound as well, so that of later
+// blocks hardly any thread has a second look. Where more elements than the list has room for reach the bound, as where
+// many are equal, the best are found one after the other, each in a pass over the row.
 //
 // NaN is never among the best, nor is −∞. Macros: ELEMENT, type of C; SCORE, float or double. Launch: a block of
 // THREADS threads for each row.
 
 constexpr int THREADS = 256;
 constexpr int ROOM = 1024;  // of the list
+constexpr int END = 0x7fffffff;  // after all columns
 
 using T = ELEMENT;
 using S = SCORE;
@@ -41,18 +42,24 @@ struct Row {
     }
 };
 
-// Record `row` of `out`: `keep` scores, and as many columns; −∞ and −1 where there are no more. A record has `bytes`
-// bytes. `diagonal`: the column of row 0 itself. `fresh`: nothing is in `least` yet.
+// Record `row` of `out`: `keep` scores (no more than THREADS), and as many columns of C; −∞ and −1 where there are no more. A
+// record has `bytes` bytes. `first`: the block's first column in C. `diagonal`: the column of row 0 itself in the
+// block. `fresh`: nothing is in `out` yet.
 extern "C" __global__ void __launch_bounds__(THREADS)
 best(int cols, const T* __restrict__ C, long long ldc, const S* __restrict__ scale, const S* __restrict__ shift,
-     int others, long long diagonal, int keep, int fresh, S nothing, S* __restrict__ least, char* __restrict__ out,
+     int others, int first, long long diagonal, int keep, int fresh, S nothing, char* __restrict__ out,
      long long bytes) {
     __shared__ S most[THREADS], scores[ROOM], bound;
     __shared__ int columns[ROOM], places[THREADS], count;
+    S* const to = reinterpret_cast<S*>(out + blockIdx.x * bytes);
+    int* const to_columns = reinterpret_cast<int*>(to + keep);
     const int t = threadIdx.x;
     const long long number = blockIdx.x;
     const Row row{C + number * ldc, scale, shift, others ? number + diagonal : -1, nothing};
-    const S known = fresh ? nothing : least[number];
+    // A thread has one element that was found before, if any.
+    const bool has = !fresh && t < keep && to_columns[t] >= 0;
+    const S before = has ? to[t] : nothing, known = fresh ? nothing : to[keep - 1];
+    const int before_column = has ? to_columns[t] : -1;
     S mine = nothing;
 #pragma unroll 8
     for (int column = t; column < cols; column += THREADS) {
@@ -71,6 +78,13 @@ best(int cols, const T* __restrict__ C, long long ldc, const S* __restrict__ sca
     if (ahead == keep - 1 && mine > known) bound = mine;  // one thread has this place
     __syncthreads();
     const S needed = bound;
+    if (has) {
+        const int at = atomicAdd(&count, 1);
+        if (at < ROOM) {
+            scores[at] = before;
+            columns[at] = before_column;
+        }
+    }
     if (mine > nothing && mine >= needed) {
         for (int column = t; column < cols; column += THREADS) {
             const S x = row[column];
@@ -78,15 +92,13 @@ best(int cols, const T* __restrict__ C, long long ldc, const S* __restrict__ sca
                 const int at = atomicAdd(&count, 1);
                 if (at < ROOM) {
                     scores[at] = x;
-                    columns[at] = column;
+                    columns[at] = first + column;
                 }
             }
         }
     }
     __syncthreads();
     const int found = count;
-    S* const to = reinterpret_cast<S*>(out + number * bytes);
-    int* const to_columns = reinterpret_cast<int*>(to + keep);
     if (found <= ROOM) {
         for (int i = t; i < found; i += THREADS) {
             int place = 0;
@@ -95,25 +107,24 @@ best(int cols, const T* __restrict__ C, long long ldc, const S* __restrict__ sca
                 to[place] = scores[i];
                 to_columns[place] = columns[i];
             }
-            if (place == keep - 1) least[number] = scores[i];
         }
         for (int i = found + t; i < keep; i += THREADS) {
             to[i] = nothing;
             to_columns[i] = -1;
         }
-        if (t == 0 && found < keep) least[number] = known;
         return;
     }
     S last = -nothing;
     int last_column = -1;
     for (int place = 0; place < keep; ++place) {
-        S x = nothing;
-        int at = cols;
+        const bool left = has && better(last, last_column, before, before_column);
+        S x = left ? before : nothing;
+        int at = left ? before_column : END;
         for (int column = t; column < cols; column += THREADS) {
             const S y = row[column];
-            if (better(last, last_column, y, column) && better(y, column, x, at)) {
+            if (better(last, last_column, y, first + column) && better(y, first + column, x, at)) {
                 x = y;
-                at = column;
+                at = first + column;
             }
         }
         most[t] = x;
@@ -134,5 +145,4 @@ best(int cols, const T* __restrict__ C, long long ldc, const S* __restrict__ sca
         }
         __syncthreads();
     }
-    if (t == 0) least[number] = last;
 }

@@ -107,8 +107,8 @@ class Operation:
     reduction: Reduction | None = None
     """What the device does with finished blocks instead of having them downloaded (`Device.reduces`)."""
     ranked: Ranked | None = None
-    """The reduction for which the device finds the best of each row of finished blocks, which are downloaded
-    instead of them (`Problem.found_bytes`)."""
+    """The reduction for which the device finds the best of each row, which are downloaded instead of finished
+    blocks (`Problem.found_bytes`)."""
     narrowed: np.dtype[Any] | None = None
     """The type of C where the device converts finished blocks to it (`Limits.narrows`). None: blocks are
     downloaded as they are, and the target converts them."""

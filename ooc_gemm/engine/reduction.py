@@ -29,8 +29,8 @@ class Best:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of what is found of a row: scores, best first, and the columns of the block that they are in,
-        as int32; −∞ and −1 where there are no more."""
+        """Bytes of what is found of a row: scores, best first, and the columns of C that they are in, as
+        int32; −∞ and −1 where there are no more."""
         return record_bytes(self.keep, self.dtype)
 
     def records(self, memory: Array, rows: int) -> tuple[Array, Array]:
@@ -67,9 +67,9 @@ class Ranked(Reduction, Protocol):
     def wanted(self) -> Best:
         """What is kept."""
 
-    def add(self, scores: Array, columns: Array, row: int, col: int) -> None:
-        """Take what a device has found in the rows from `row` on of a block that begins at column `col` of C
-        (`Best.records`). Any thread may call it."""
+    def add(self, scores: Array, columns: Array, row: int) -> None:
+        """Take what a device has found in rows of C from `row` on (`Best.records`). Any thread may call
+        it."""
 
 
 def pieces_of(shape: tuple[int, int], tile: tuple[int, int]) -> list[tuple[slice, slice]]:

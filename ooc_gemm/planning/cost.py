@@ -97,7 +97,7 @@ class CostModel:
             "read": self._read_seconds(x, reads, slot),
             "upload": self._uploaded_bytes(x, reads) / rates.upload,
             "compute": self._compute_seconds(x),
-            "download": downloaded_bytes(p, x.bn) / rates.download,
+            "download": downloaded_bytes(p) / rates.download,
             "write": written * c.itemsize / rates.write + parts * rates.piece_seconds,
         }
         fresh = x.ring.slots * slot + x.ring.writers * c.chunk_rows * c.chunk_cols * p.part_itemsize

@@ -40,7 +40,7 @@ def ledgers(p: Problem, budget: Budget, x: Candidate) -> tuple[Ledger, Ledger]:
     if budget.device is None:
         return host | {name: count * size for name, size in compute.items()}, {}
     device = {"baseline": budget.device_baseline} | compute | {"transforms": p.transforms[0]}
-    device["reduction"] = x.c_buffers * rows * p.found_bytes + (rows + 2 * p.n) * p.score_bytes
+    device["reduction"] = x.c_buffers * rows * p.found_bytes + 2 * p.n * p.score_bytes
     return host | {"checks": count * x.c_buffers * sums}, device
 
 

@@ -246,7 +246,8 @@ class Plan:
         uploaded += uploaded_again(p, self.budget, off, sum(x.rows for x in blocks if x.diagonal))
         downloaded = sum(part.rows * part.cols for part in parts) * p.part_itemsize
         if p.found_bytes:
-            downloaded = sum(part.rows for part in parts) * p.found_bytes
+            lines = {(part.chunk[0], part.rows) for part in parts}  # the same for all blocks of a row
+            downloaded = sum(rows for _, rows in lines) * p.found_bytes
         return Traffic(read + old, written, uploaded, downloaded)
 
     def with_cache(self, slots: int) -> "Plan":

@@ -238,10 +238,10 @@ class Problem:
     """Host bytes for each row of a block of what a reduction keeps of C, whose blocks are then made row by
     row and not stored. 0: C is stored."""
     found_bytes: int = 0
-    """Bytes of what a device with memory of its own keeps of each row of a block, and which is downloaded
-    instead of the block. 0: blocks are downloaded."""
+    """Bytes of what a device with memory of its own keeps of each row of C, which is downloaded instead of
+    blocks. 0: blocks are downloaded."""
     score_bytes: int = 0
-    """Bytes of a number that such a device holds for each row of a block, and of two for each column of C."""
+    """Bytes of a number, of which such a device holds two for each column of C."""
     symmetric: bool = False
     """Whether op(B) is op(A)ᵀ, so that C = Cᵀ. Then blocks on and below the diagonal are made, and the others
     are their mirror images."""

@@ -35,12 +35,12 @@ def whole_traffic(p: Problem, budget: Budget, x: Candidate) -> Traffic:
     written = p.c.grid[0] * p.c.grid[1] * p.c.chunk_bytes
     if budget.device is None:
         return Traffic(read, written, 0, 0)
-    return Traffic(read, written, uploaded, downloaded_bytes(p, x.bn))
+    return Traffic(read, written, uploaded, downloaded_bytes(p))
 
 
-def downloaded_bytes(p: Problem, bn: int) -> int:
-    """Return the bytes that leave a device of all blocks of this width."""
-    return p.m * (ceil_div(p.n, bn) * p.found_bytes or p.n * p.part_itemsize)
+def downloaded_bytes(p: Problem) -> int:
+    """Return the bytes that leave a device."""
+    return p.m * (p.found_bytes or p.n * p.part_itemsize)
 
 
 def piece_read_bytes(s: Matrix, piece: Piece) -> int:

@@ -30,6 +30,9 @@ from .request import Request
 from .settle import Log, Settled, settle
 from .transforms import Wanted, ledger_bytes, spelled
 
+MOST_COLUMNS = 2**31 - 1
+"""Most columns of C that a device counts in what it has found."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -186,7 +189,7 @@ def _reduced(problem: Problem, request: Settled, chosen: Chosen, limits: Limits)
     """Return the problem with what a device with memory of its own keeps of C, if it finds what a reduction
     keeps. That of some rows must fit where a part of these rows would."""
     keep = request.reduced.keep if request.reduced else None
-    if keep is None or keep > limits.most_kept:
+    if keep is None or keep > limits.most_kept or problem.n > MOST_COLUMNS:
         return problem
     dtype = score_type(chosen.arithmetic.block)
     found = record_bytes(keep, dtype)

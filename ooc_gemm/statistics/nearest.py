@@ -111,7 +111,7 @@ class Nearest:
             shift[scores.never] = np.inf
         return Best(self._keep, self._dtype, scores.scale, shift, scores.others)
 
-    def add(self, scores: Array, columns: Array, row: int, col: int) -> None:
+    def add(self, scores: Array, columns: Array, row: int) -> None:
         """Adds candidates of as many rows at a time as share a lock."""
         band = self._band(row)
         first, last = row - band.first, row - band.first + len(scores)
@@ -120,7 +120,7 @@ class Nearest:
             at, place = np.nonzero(columns[some] >= 0)
             found = at, columns[some][at, place].astype(np.int64), scores[some][at, place]
             with band.locks[lock]:
-                self._add(band, slice(start, stop), found, col)
+                self._add(band, slice(start, stop), found, 0)
 
     def best(self, band: int) -> tuple[Array, Array]:
         """(columns, scores) of what is kept of each row of a row of blocks, best first; column −1 where there

@@ -181,29 +181,30 @@ class Kernel:
             chunk[1:] = min(chunk[1], exact[i, j]), max(chunk[2], exact[i, j])
 
     def best(
-        self, grid, cols, c, ldc, scale, shift, others, diagonal, keep, fresh, nothing, least, out, nbytes
+        self, grid, cols, c, ldc, scale, shift, others, first, diagonal, keep, fresh, nothing, out, nbytes
     ):
         rows = grid[0]
         dtype = {"float": "f4", "double": "f8"}[dict(self.config.macros)["SCORE"]]
         x = matrix(c, rows, cols, ldc, self.config.dtype).astype(dtype)
-        least, records = matrix(least, 1, rows, rows, dtype)[0], matrix(out, rows, nbytes, nbytes, "u1")
+        records, scores_at = matrix(out, rows, nbytes, nbytes, "u1"), keep * np.dtype(dtype).itemsize
+        old, old_columns = (
+            records[:, :scores_at].view(dtype),
+            records[:, scores_at : scores_at + 4 * keep].view("i4"),
+        )
         with np.errstate(all="ignore"):
             x = x * matrix(scale, 1, cols, cols, dtype) if scale else x
             x = x - matrix(shift, 1, cols, cols, dtype) if shift else x
         if others:
             x[np.arange(rows)[:, None] + diagonal == np.arange(cols)] = nothing
-        if fresh:
-            least[:] = nothing
-        x[np.isnan(x) | (x < least[:, None])] = nothing
-        order = np.argsort(-x, axis=1, kind="stable")[:, :keep]
-        order = np.pad(order, ((0, 0), (0, keep - order.shape[1])), constant_values=-1)
-        scores = np.where(order < 0, nothing, np.take_along_axis(x, order, 1)).astype(dtype)
-        columns = np.where(np.isneginf(scores), -1, order).astype("i4")
-        scores_at = keep * scores.itemsize
-        records[:, :scores_at] = scores.view("u1")
-        records[:, scores_at : scores_at + 4 * keep] = columns.view("u1")
-        full = columns[:, -1] >= 0
-        least[full] = scores[full, -1]
+        x[np.isnan(x)] = nothing
+        columns = np.broadcast_to(np.arange(first, first + cols), x.shape)
+        padding = np.full((rows, keep), nothing), np.full((rows, keep), -1)
+        past = padding if fresh else (np.where(old_columns < 0, nothing, old), old_columns)
+        x, columns = np.hstack([x, past[0]]), np.hstack([columns, past[1]])
+        order = np.lexsort((columns, -x), axis=1)[:, :keep]
+        scores = np.take_along_axis(x, order, 1)
+        columns = np.where(np.isneginf(scores), -1, np.take_along_axis(columns, order, 1))
+        old[...], old_columns[...] = scores, columns
 
     def signs(self, grid, count, seed, x):
         kind = self._check_type()

@@ -263,11 +263,11 @@ def test_a_gpu_finds_the_best_of_its_blocks(gpu, dtype, metric, monkeypatch):
     assert_found(found, brute(a, b, 4, metric), 1e-5)
     size = 4 if dtype in ("f2", "f4") else 8
     record = 10 * (size + 4)
-    assert traces[-1].bytes["download"] == 150 * 5 * record
-    assert found.plan.without(frozenset()).bytes_downloaded == 150 * 5 * record
+    assert traces[-1].bytes["download"] == found.plan.bytes_downloaded == 150 * record
+    assert found.plan.without(frozenset()).bytes_downloaded == 150 * record
     height = found.plan.problem.m  # the ledger is that of the plan before it was cut
     held = found.plan.device_ledger["reduction"]
-    assert held % (height * record) == (height + 2 * 410) * size % (height * record)
+    assert held - 2 * 410 * size in (height * record, 2 * height * record)
     assert not ooc_gemm.plan(a, b, transpose_b=True, device=gpu).device_ledger["reduction"]
 
 

@@ -29,8 +29,8 @@ class Found:
     reduction: Ranked
     memory: Array
     """On the host."""
-    place: tuple[int, int, int]
-    """Rows, the first row in C, and the first column of the block in C."""
+    place: tuple[int, int]
+    """Number of rows, and the first one in C."""
 
     @property
     def done(self) -> bool:
@@ -39,8 +39,8 @@ class Found:
     def synchronize(self) -> None:
         """The thread that waits for the download hands over what it has brought. Only one does, once."""
         self.copied.synchronize()
-        rows, row, col = self.place
-        self.reduction.add(*self.reduction.wanted.records(self.memory, rows), row, col)
+        rows, row = self.place
+        self.reduction.add(*self.reduction.wanted.records(self.memory, rows), row)
 
 
 class Reducer:
@@ -59,39 +59,51 @@ class Reducer:
         vectors = {name: np.ascontiguousarray(one, dtype) for name, one in given.items() if one is not None}
         self._memory = allocate(
             {name: (len(one), dtype) for name, one in vectors.items()}
-            | {"least": (plan.bm, dtype)}
             | {c: (nbytes, np.dtype(np.uint8)) for c in range(plan.c_buffers)}
         )
         for name, one in vectors.items():
             at = self._memory[name].data.ptr
             runtime.memcpyAsync(at, one.ctypes.data, one.nbytes, _HOST_TO_DEVICE, stream.ptr)
         stream.synchronize()
-        self._row: int | None = None
-        """The first row of the blocks of which `least` knows."""
+        self._last = {block.row: block.index for block in plan.blocks()}
+        """The last block of each row of blocks, by its first row. What was found leaves with it."""
+        self._buffers, self._number = plan.c_buffers, -1
+        """Rows of blocks take turns with as many buffers as there are blocks: one is used again when the last
+        block before has been written. The number of the row of blocks that is reduced."""
+        self._at: dict[int, int] = {}
+        """Where what is found of each row of blocks lies, by its first row."""
 
-    def reduce(self, block: Block, c: int, out: int) -> None:
-        """Start to find the best of each row of block `c`, which lies at the address `out`."""
+    def reduce(self, block: Block, out: int) -> None:
+        """Start to find the best of each row of a block, which lies at the address `out`, and of the blocks
+        of its row before it."""
         size, u, i32, i64 = self._wanted.dtype.itemsize, np.uintp, np.int32, np.int64
         memory = self._memory
         scale, shift = (
             memory[name].data.ptr + block.col * size if name in memory else 0 for name in ("scale", "shift")
         )
-        fresh, self._row = block.row != self._row, block.row
+        fresh = block.row not in self._at
+        if fresh:
+            self._number += 1
+            self._at[block.row] = memory[self._number % self._buffers].data.ptr
         args = (
             i32(block.cols), u(out), i64(block.cols), u(scale), u(shift), i32(self._wanted.others),
-            i64(block.row - block.col), i32(self._wanted.keep), i32(fresh), self._wanted.dtype.type(-np.inf),
-            u(memory["least"].data.ptr), u(memory[c].data.ptr), i64(self._wanted.record_bytes),
+            i32(block.col), i64(block.row - block.col), i32(self._wanted.keep), i32(fresh),
+            self._wanted.dtype.type(-np.inf), u(self._at[block.row]), i64(self._wanted.record_bytes),
         )  # fmt: skip
         self._kernel((block.rows,), self._config.block, args, self._stream)
 
-    def download(self, part: Part, c: int, target: Array, stream: Any) -> int:
+    def leaves(self, block: Block) -> bool:
+        """Return whether what was found of a row of blocks leaves with this block."""
+        return self._last[block.row] == block.index
+
+    def download(self, block: Block, part: Part, target: Array, stream: Any) -> int:
         """Start to copy what was found in the rows of a part to the beginning of `target`, which is bytes.
         Returns the number of bytes."""
         nbytes = part.rows * self._wanted.record_bytes
-        at = self._memory[c].data.ptr + part.row * self._wanted.record_bytes
+        at = self._at[block.row] + part.row * self._wanted.record_bytes
         driver.copy(_TO_HOST, target.ctypes.data, nbytes, at, nbytes, nbytes, 1, stream.ptr)
         return nbytes
 
     def handing(self, copied: Event, block: Block, part: Part, target: Array) -> Found:
         """Return the event after which the reduction has what came."""
-        return Found(copied, self._reduction, target, (part.rows, block.row + part.row, block.col))
+        return Found(copied, self._reduction, target, (part.rows, block.row + part.row))

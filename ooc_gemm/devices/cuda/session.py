@@ -400,7 +400,7 @@ class CUDASession(HostMemory):
         if self._reducer:
             rows = []
             start = self._timing.begin(self._streams[COMPUTE])
-            self._reducer.reduce(block, c, self._arrays["c", c].data.ptr)
+            self._reducer.reduce(block, self._arrays["c", c].data.ptr)
             self._timing.end(COMPUTE, start, self._streams[COMPUTE], 0, block=block.index)
         if not rows:
             self._leave(block, c, rows, block.rows)
@@ -444,14 +444,19 @@ class CUDASession(HostMemory):
             self._copy(_TO_HOST, target.ctypes.data, target.strides[0], at, width, target, stream)
             return self._timing.end(DOWNLOAD, start, stream, target.nbytes, chunk=part.chunk)
 
-    def _download_found(self, reducer: Reducer, block: Block, part: Part, c: int, target: Array) -> Found:
-        """Start to copy what the reduction has found in the rows of a part."""
+    def _download_found(
+        self, reducer: Reducer, block: Block, part: Part, c: int, target: Array
+    ) -> Event | Found:
+        """Start to copy what the reduction has found in the rows of a part, if other blocks of the row do not
+        add to it."""
         stream = self._streams[DOWNLOAD]
+        if not reducer.leaves(block):
+            return self._timing.points.record(stream.ptr)
         with self._lock:
             (_, done), *_ = self._finished[c]
             driver.wait(stream.ptr, done)
             start = self._timing.begin_copy(DOWNLOAD, stream)
-            nbytes = reducer.download(part, c, target, stream)
+            nbytes = reducer.download(block, part, target, stream)
             copied = self._timing.end(DOWNLOAD, start, stream, nbytes, chunk=part.chunk)
         return reducer.handing(copied, block, part, target)
 
