@@ -23,7 +23,7 @@ constexpr int THREADS = 256, EACH = 8, TILE = THREADS * EACH;
 
 // What does not fit of one chunk. All of it is 0 where everything does: limits of integers lie on either side of 0.
 struct Lost {
-    unsigned long long count;
+    unsigned long long elements;
     long long least, greatest;
 };
 
@@ -97,9 +97,9 @@ narrow(long long cols, Sum* C, long long pitch, long long row, long long height,
     Lost found = {0, 0, 0};
     long long end = 0;
     const auto tell = [&] {
-        if (!found.count) return;
+        if (!found.elements) return;
         Lost* const chunk = chunks + (end / width - 1);
-        atomicAdd(&chunk->count, found.count);
+        atomicAdd(&chunk->elements, found.elements);
 #if KIND == INTEGER_KIND
         atomicMin(&chunk->least, found.least);
         atomicMax(&chunk->greatest, found.greatest);
@@ -123,7 +123,7 @@ narrow(long long cols, Sum* C, long long pitch, long long row, long long height,
                 tell();
                 end = (col / width + 1) * width;
             }
-            ++found.count;
+            ++found.elements;
 #if KIND == INTEGER_KIND
             const long long exact = static_cast<long long>(x[i]);
             found.least = exact < found.least ? exact : found.least;

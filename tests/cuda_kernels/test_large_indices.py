@@ -26,6 +26,10 @@ static void check(bool right, const char* what, int line) {
 #define CHECK(it) check(it, #it, __LINE__)
 using i64 = long long;
 
+template <class T, class U> void atomicAdd(T* at, U x) { *at += x; }
+template <class T, class U> void atomicMin(T* at, U x) { *at = x < *at ? x : *at; }
+template <class T, class U> void atomicMax(T* at, U x) { *at = x > *at ? x : *at; }
+
 // Room for so many elements, of which pages come when they are touched.
 template <class T> T* reserve(i64 elements) {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -138,6 +142,21 @@ int main() {  // planes lie more than 2^31 bytes apart
 }
 """
 
+NARROW = """
+int main() {
+    const i64 rows = 70001, cols = 40003, last = rows - 1;
+    long long* c = reserve<long long>(rows * cols);
+    Lost* lost = reserve<Lost>(rows * 4);  // chunks of 1 × 10001
+    long long* const row = c + last * cols;
+    row[0] = 5, row[cols - 1] = -7, row[cols - 2] = 1LL << 40;
+    launch(last, last, 256, 1, 0, [&] { narrow(cols, c, cols, 0, 1, 10001, 4, lost); });
+    const int* const packed = reinterpret_cast<const int*>(row);
+    CHECK(packed[0] == 5 && packed[1] == 0 && packed[cols - 1] == -7);
+    CHECK(lost[last * 4 + 3].elements == 1 && lost[last * 4 + 3].greatest == 1LL << 40);
+    CHECK(lost[last * 4 + 2].elements == 0);
+}
+"""
+
 PRODUCT = """
 void far_{index}() {{  // C has more than 2^31 elements
     using T = source{index}::T;
@@ -184,9 +203,9 @@ def run(folder, text):
         (preparations.transpose("int8"), TRANSPOSE), (preparations.transpose("float32"), MIRROR),
         (preparations.embed("double n"), EMBED), (preparations.combine("elements"), COMBINE),
         (preparations.sum_slices("int64", "int32"), SUM), (preparations.cut(2), CUT),
-        (preparations.cut(8), CUT),
+        (preparations.cut(8), CUT), (preparations.narrow("int64", "int32"), NARROW),
     ],
-    ids=["transpose", "mirror", "embed", "combine", "sum", "cut-2", "cut-8"],
+    ids=["transpose", "mirror", "embed", "combine", "sum", "cut-2", "cut-8", "narrow"],
 )  # fmt: skip
 def test_what_goes_with_a_product(tmp_path, config, main):
     defines = "".join(f"#define {name} {value}\n" for name, value in config.macros)

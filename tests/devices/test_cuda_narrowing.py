@@ -111,6 +111,28 @@ def test_sums_that_are_no_wider_than_c_leave_as_they_are(stand_in, dtype, out):
     assert result.bytes_downloaded == result.plan.bytes_downloaded
 
 
+MIXED = [("i1", "f4", "f4"), ("f2", "f4", "f4"), ("f4", "i2", "f4"), ("u1", "f8", "f8"), ("f4", "c16", "c16")]
+
+
+def mixed(device, left, right, panel):
+    a, b = RNG.integers(0, 9, (140, 60)).astype(left), RNG.integers(0, 9, (60, 110)).astype(right)
+    result = ooc_gemm.multiply(a, b, device=device, kernel="cublas")
+    assert result.array.dtype == np.dtype(panel)
+    assert np.array_equal(result.array, a.astype("c16") @ b)
+    assert result.bytes_uploaded == result.plan.bytes_uploaded == a.nbytes + b.nbytes
+
+
+@pytest.mark.parametrize(("left", "right", "panel"), MIXED)
+def test_operands_are_uploaded_in_their_own_types(stand_in, left, right, panel):
+    mixed(CUDA(), left, right, panel)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("left", "right", "panel"), MIXED)
+def test_operands_are_uploaded_to_a_gpu_in_their_own_types(gpu, left, right, panel):
+    mixed(CUDA(), left, right, panel)
+
+
 # ---- what C's type does not hold ---------------------------------------------------------------
 
 

@@ -21,16 +21,15 @@ assert LOST.itemsize == LOST_BYTES
 class Narrowing:
     """Blocks of one run, and what C's type does not hold of each of their chunks."""
 
-    def __init__(self, plan: Plan, operation: Operation, allocate: Any, prepare: Any, runtime: Any):
-        """`allocate`: (elements, dtype) → a device array. `prepare` pins host memory. `runtime`: CUDA's, as
-        CuPy has it."""
+    def __init__(self, plan: Plan, operation: Operation, found: list[Any], prepare: Any, runtime: Any):
+        """`found`: for each block buffer, `lost_bytes` of the device's memory. `prepare` pins host memory.
+        `runtime`: CUDA's, as CuPy has it."""
         problem, self._runtime = plan.problem, runtime
         self._sums = operation.arithmetic.block
         self._chunk = problem.c.chunk_rows, problem.c.chunk_cols
         self._config = preparations.narrow(self._sums.name, operation.leaves.name)
         self._kernel = load(self._config)[self._config.kernel]
-        self._nbytes = lost_bytes(problem.c, plan.bm, plan.bn)
-        self._found = [allocate(self._nbytes, np.dtype(np.uint8)) for _ in range(plan.c_buffers)]
+        self._nbytes, self._found = lost_bytes(problem.c, plan.bm, plan.bn), found
         self._host = page_aligned(plan.c_buffers, self._nbytes)
         for buffer in self._host:
             prepare(buffer)

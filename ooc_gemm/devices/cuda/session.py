@@ -30,7 +30,7 @@ from ...engine.ports import (
     Overflow,
     Session,
 )
-from ...planning.ledger import panel_elements
+from ...planning.ledger import lost_bytes, panel_elements
 from ...planning.plan import Plan
 from ...planning.schedule import Block, Part, Piece
 from ...support.buffers import Bytes, page_aligned
@@ -142,7 +142,7 @@ class CUDASession(HostMemory):
             part = plan.problem.c.chunk_rows * plan.problem.c.chunk_cols
             others["mirrored"] = part, operation.leaves
             self._turn = {
-                name: load(preparations.transpose(dtype.name), name)[name]
+                name: load(preparations.transpose(dtype.name), "transpose", "mirror")[name]
                 for name, dtype in (("mirror", arithmetic.block), ("transpose", operation.leaves))
             }
         self._turners = {
@@ -150,6 +150,9 @@ class CUDASession(HostMemory):
             for operand, dtype in zip("ab", types, strict=True)
             if self._layout.turned(operand)
         }
+        if operation.narrowed:
+            lost_size = lost_bytes(plan.problem.c, plan.bm, plan.bn), np.dtype(np.uint8)
+            others |= {("lost", c): lost_size for c in range(plan.c_buffers)}
         if plan.budget.staged:
             others["staging"] = plan.slot_bytes, np.dtype(np.uint8)
         if self._device.reached_by:
@@ -169,7 +172,8 @@ class CUDASession(HostMemory):
                 plan, operation, self._allocate, self.prepare, self._runtime, self._timing.points
             )
         if operation.narrowed:
-            self._narrowing = Narrowing(plan, operation, self._allocate, self.prepare, self._runtime)
+            lost = [self._arrays["lost", c] for c in range(plan.c_buffers)]
+            self._narrowing = Narrowing(plan, operation, lost, self.prepare, self._runtime)
         names = UPLOAD, PASS, COMPUTE, DOWNLOAD
         self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in names}
         self._transforms = Transforms(
