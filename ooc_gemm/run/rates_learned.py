@@ -7,16 +7,25 @@ from typing import Any
 
 from ..engine.ports import Arithmetic, Device
 from ..planning.plan import Plan
+from ..planning.problem import MiB
 from ..support.remembered import recall, remember
 from ..support.trace import Trace
 from .rates import FILE, kernel_key, possible, sound, today
 
 TRUSTED_SECONDS = 0.02
 """Least busy seconds of a stage from which its rate is learned."""
+TRUSTED_SIDE = 2048
+"""Least height and width of blocks, and depth of panels, from which the rate of a kernel is learned. What
+smaller ones take is mostly their start."""
+TRUSTED_BYTES = 256 * MiB
+"""Least bytes of copies from which their rate is learned."""
+BETTER = 1.05
+"""Factor by which a kernel must be faster than in an earlier run for that rate to be replaced."""
 
 
 def learn(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace) -> str:
-    """Remember the rates of a GPU's kernel and bus that a finished run has shown, where none are remembered.
+    """Remember the rates of a GPU's kernel and bus that a finished run has shown, where none are remembered,
+    or those of an earlier run were lower.
 
     Where stages share cores (`Rates.shared`), their times in a run say nothing of each alone. Returns a
     sentence about what is remembered; "" where nothing is.
@@ -25,17 +34,16 @@ def learn(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace) -> s
     if plan.budget.device is None or used.shared:
         return ""
     key, names, found = kernel_key(arithmetic), list[str](), dict[str, Any]()
-    seconds = watch.seconds["compute"]
-    if key not in possible(known.get("flops"), device.most_flops) and seconds >= TRUSTED_SECONDS:
-        # The prediction contains what panels and edges cost besides; the trace adds up all devices.
-        flops = used.flops * plan.stage_seconds["compute"] / seconds
-        kernel, panel = key.split()[:2]
-        if 0 < flops <= device.most_flops(kernel, panel) / used.devices:
-            found["flops"] = known.get("flops", {}) | {key: {"flops": flops, "thin": used.thin}}
-            names.append(f"{key} at {flops / 1e12:.3g} Tflop/s")
+    flops, before = _flops(plan, watch), possible(known.get("flops"), device.most_flops).get(key, {})
+    kernel, panel = key.split()[:2]
+    better = not before or (before.get("brief") and flops > BETTER * before["flops"])
+    if better and 0 < flops <= device.most_flops(kernel, panel) / used.devices:
+        found["flops"] = known.get("flops", {}) | {key: {"flops": flops, "thin": used.thin, "brief": True}}
+        names.append(f"{key} at {flops / 1e12:.3g} Tflop/s")
     for name in () if plan.budget.staged else ("upload", "download"):
         field, seconds = f"{name}_bytes_per_second", watch.seconds[name]
-        rate = watch.bytes[name] / seconds if seconds >= TRUSTED_SECONDS else 0.0
+        trusted = seconds >= TRUSTED_SECONDS and watch.bytes[name] >= TRUSTED_BYTES
+        rate = watch.bytes[name] / seconds if trusted else 0.0
         if field not in known and sound(rate):
             found[field] = rate
             names.append(f"{name}s at {rate / 1e9:.3g} GB/s")
@@ -45,3 +53,12 @@ def learn(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace) -> s
         found |= {"date": today(), "brief": True}
     remember(FILE, device.model, found)
     return f"rates of this run are remembered: {', '.join(names)}"
+
+
+def _flops(plan: Plan, watch: Trace) -> float:
+    """Return the operations per second of a kernel on one device; 0 where the run does not show it. The
+    prediction contains what panels and edges cost besides, and the trace adds up all devices."""
+    seconds = watch.seconds["compute"]
+    if seconds < TRUSTED_SECONDS or min(plan.bm, plan.bn, plan.bk) < TRUSTED_SIDE:
+        return 0.0
+    return plan.used_rates.flops * plan.stage_seconds["compute"] / seconds

@@ -11,9 +11,12 @@ from conftest import make
 import ooc_gemm
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.session import HostMemory
+from ooc_gemm.devices.cuda import choice
+from ooc_gemm.devices.cuda import rates as gpu_rates
+from ooc_gemm.planning.cost import CostModel
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.problem import Matrix, Problem
-from ooc_gemm.planning.search import make_plan
+from ooc_gemm.planning.search import _Search, make_plan
 from ooc_gemm.run import rates, rates_first, rates_learned
 from ooc_gemm.support import remembered
 from ooc_gemm.support.trace import Trace
@@ -216,12 +219,18 @@ def test_files_in_memory_are_expected_to_be_as_fast_as_copies(arrays, cache, mon
 # ---------------------------------------------------------------------------------------- learning
 
 
-def planned(devices=1):
+def planned(devices=1, side=4096):
     """A plan for devices with memory of their own."""
-    c = Matrix(512, 512, 4, 256, 256)
-    problem = Problem(512, 512, 512, Matrix(512, 512, 4, 256, 256), Matrix(512, 512, 4, 256, 256), c, 4, 4)
+    s = Matrix(side, side, 4, side, side)
+    problem = Problem(side, side, side, s, s, s, 4, 4)
     speeds = replace(OnTheBus().rates(None), flops=devices * 1e12, devices=devices)
-    return make_plan(problem, Budget(1 << 30, 0, 1 << 30, weights=(1,) * devices), speeds)
+    return make_plan(problem, Budget(1 << 32, 0, 1 << 32, weights=(1,) * devices), speeds)
+
+
+def slowed(plan, factor, devices=1):
+    """The plan of a run whose kernels have worked for 0.1 s on all devices together, `factor` times as long
+    as predicted."""
+    return replace(plan, stage_seconds={"compute": 0.1 / factor / devices})
 
 
 def watched(compute, upload=0.0, nbytes=0):
@@ -235,25 +244,83 @@ def watched(compute, upload=0.0, nbytes=0):
 def test_a_gpu_s_rate_is_learned_from_its_run(cache, devices):
     """A run whose kernels take twice the time that was predicted, on all devices together."""
     device, kernel = OnTheBus(), OnTheBus().arithmetic(F4, F4, F4, (512, 512, 512), 0, "auto", "highest")
-    plan = planned(devices)
-    seconds = 2 * devices * plan.stage_seconds["compute"]
-    scale = 0.1 / seconds
-    plan = replace(plan, stage_seconds={"compute": plan.stage_seconds["compute"] * scale})
+    plan = slowed(planned(devices), 2, devices)
     said = rates_learned.learn(device, kernel, plan, watched(0.1, 0.05, 2 * 10**9))
     assert "blas float32 at 0.5 Tflop/s, uploads at 40 GB/s" in said
     found = remembered.recall(rates.FILE)[device.model]
     assert found["flops"]["blas float32"]["flops"] == pytest.approx(0.5e12)
     assert rates.known(device, kernel, [], (None, 0)).flops == pytest.approx(0.5e12)
     assert rates.known(device, kernel, [], (None, 0)).upload == pytest.approx(40e9)
-    assert rates_learned.learn(device, kernel, plan, watched(0.2, 0.05, 10**9)) == "", "once is enough"
+    assert rates_learned.learn(device, kernel, plan, watched(0.1, 0.05, 10**9)) == "", "once is enough"
+
+
+def test_a_faster_run_replaces_the_rate_of_a_slower_one_but_not_a_measured_one(cache):
+    device, kernel = OnTheBus(), OnTheBus().arithmetic(F4, F4, F4, (512, 512, 512), 0, "auto", "highest")
+
+    def learned(factor):
+        said = rates_learned.learn(device, kernel, slowed(planned(), factor), watched(0.1))
+        return said, remembered.recall(rates.FILE)[device.model]["flops"]["blas float32"]["flops"]
+
+    assert learned(2)[1] == pytest.approx(0.5e12)
+    assert learned(3) == ("", pytest.approx(0.5e12))
+    assert learned(1)[1] == pytest.approx(1e12)
+    measured = {"blas float32": {"flops": 0.7e12, "thin": 3.0}}
+    remembered.remember(rates.FILE, device.model, {"flops": measured})
+    assert learned(1) == ("", 0.7e12)
 
 
 def test_nothing_is_learned_of_moments_impossible_rates_and_shared_cores(cache, monkeypatch):
     device, kernel = OnTheBus(), OnTheBus().arithmetic(F4, F4, F4, (512, 512, 512), 0, "auto", "highest")
     plan = planned()
     assert rates_learned.learn(device, kernel, plan, watched(rates_learned.TRUSTED_SECONDS / 2)) == ""
+    assert rates_learned.learn(device, kernel, planned(side=1024), watched(1.0)) == "", "small blocks"
+    copied = watched(0.0, 1.0, rates_learned.TRUSTED_BYTES - 1)
+    assert rates_learned.learn(device, kernel, plan, copied) == "", "few bytes"
     monkeypatch.setattr(device, "most_flops", lambda kernel, panel: 1.0)
     assert rates_learned.learn(device, kernel, plan, watched(1.0)) == ""
     monkeypatch.undo()
     shared = replace(plan, used_rates=replace(plan.used_rates, shared=True))
     assert rates_learned.learn(device, kernel, shared, watched(1.0)) == ""
+
+
+# ---------------------------------------------------------------------------------------- default rates
+
+GIB = 1 << 30
+H200 = {"multiProcessorCount": 132, "clockRate": 1_980_000, "major": 9, "minor": 0}
+
+
+@pytest.mark.parametrize(
+    ("chunk", "kernel", "n"),
+    [((2048, 2048), "fp16x3", 32768), ((128, 32768), "fp16x3", 32768), ((512, 512), "fp16x3", 32768),
+     ((3000, 1700), "fp16x3", 32768), ((2048, 2048), "cublas", 16384)],
+)  # fmt: skip
+def test_plans_with_default_rates_take_no_longer_than_others(cache, tmp_path, monkeypatch, chunk, kernel, n):
+    """By the model, with rates that a machine with a GPU might have. Before defaults told files in memory
+    from those on a disk, row strips took 1.8 times as long."""
+    dtype = np.dtype("f8" if kernel == "cublas" else "f4")
+    arithmetic = choice.arithmetic(kernel, choice.Case(dtype, dtype, dtype, (n, n, n), 0, "highest", 90), "")
+    s = Matrix(n, n, dtype.itemsize, *chunk)
+    c = Matrix(n, n, dtype.itemsize, 2048, 2048)
+    problem = Problem(
+        n, n, n, s, s, c, dtype.itemsize, dtype.itemsize, pitch=arithmetic.pitch,
+        line_bytes=arithmetic.line_bytes, scratch=arithmetic.scratch, keeps_a=True,
+    )  # fmt: skip
+    budget = Budget(8 * GIB, 704 * MiB, 8 * GIB, 672 * MiB, readers=4, writers=8)
+
+    class GPU(CPU):
+        def rates(self, arithmetic):
+            return gpu_rates.rates(H200, arithmetic)
+
+    monkeypatch.setattr(rates, "cores", lambda: 16)
+    monkeypatch.setattr(rates, "file_system", lambda place: "tmpfs 0:99")
+    place = tmp_path, n * n * dtype.itemsize
+    default = rates.known(GPU(), arithmetic, [place, place], place)
+    measured = replace(
+        default, flops=1.1 * default.flops, read=72e9, write=25e9, upload=54e9, download=54e9, touch=20e9,
+        piece_seconds=30e-6, start=0.05,
+    )  # fmt: skip
+    cost = CostModel(problem, budget, measured)
+    best = cost.estimate(_Search(problem, budget, measured).best()).seconds
+    found = _Search(problem, budget, default).best()
+    assert cost.estimate(found).seconds <= 1.15 * best
+    assert CostModel(problem, budget, default).estimate(found).seconds == pytest.approx(best, rel=0.4)
