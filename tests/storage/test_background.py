@@ -208,7 +208,8 @@ def test_a_process_that_was_forked(memory):
 
 
 @pytest.mark.parametrize("where", ["upload", "download"])
-def test_a_run_that_fails_waits_for_what_is_under_way(memory, where):
+def test_a_run_that_fails_waits_for_what_is_under_way(memory, monkeypatch, where):
+    monkeypatch.setattr(files, "SHORT_PART", 0)
     x = RNG.standard_normal((900, 900)).astype("f4")
     make(memory / "x", x, chunks=(100, 100), compressors=None)
     before = open_files()
@@ -233,8 +234,10 @@ def test_a_run_that_fails_waits_for_what_is_under_way(memory, where):
     np.testing.assert_allclose(zarr.open_array(memory / "c")[...], x.astype("f8") @ x, atol=1e-3)
 
 
-def test_pieces_of_several_chunks(memory):
+@pytest.mark.parametrize("apart", [0, MiB])
+def test_pieces_of_several_chunks(memory, monkeypatch, apart):
     """Of those that lie one below the other; whatever is odd about one of them is found."""
+    monkeypatch.setattr(files, "SHORT_PART", apart)
     x = RNG.standard_normal((1000, 130)).astype("f4")
     make(memory / "x", x, chunks=(100, 50), compressors=None)
     source = inputs.open_input(str(memory / "x")).source

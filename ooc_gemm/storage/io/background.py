@@ -29,6 +29,7 @@ _AT_FDCWD, _SIZE_AND_TIME = -100, 0x240
 """Constants of statx: AT_FDCWD, and STATX_SIZE | STATX_MTIME."""
 _STAT = struct.Struct("=40xQ64xqI132x")
 """Layout of struct statx: the size, and seconds and nanoseconds of the last change."""
+_READ_ONLY = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _THREADS = 16
 """Most threads of the library that copy; glibc's default is 20. They are enough for the speed of memory (98
 GB/s of files beside four H200), and few enough that all have work: starting a read then wakes no thread, and
@@ -46,7 +47,8 @@ def _library() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
         quick.aio_return.restype = ctypes.c_ssize_t
         quick.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
         quick.write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
-        quick.write.restype = ctypes.c_ssize_t
+        quick.pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_longlong)
+        quick.write.restype = quick.pread.restype = ctypes.c_ssize_t
         slow.aio_suspend.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         quick.aio_init((ctypes.c_int * 8)(_THREADS, 2 * _THREADS, 0, 0, 0, 0, 1, 0))
     except (AttributeError, ValueError, OSError, TypeError):
@@ -121,6 +123,29 @@ class Transfer:
     def _close(self) -> None:
         for file in self._files:
             self._quick.close(file)
+
+
+def read(jobs: Sequence[Job], buffer: Bytes) -> bool:
+    """Fill a buffer with short parts of files in memory on the calling thread, and return whether it is
+    full."""
+    at, opened, file = buffer.ctypes.data, "", -1
+    try:
+        quick, _ = _there(jobs[0][0])
+        for path, offset, nbytes in jobs:
+            if path != opened:
+                if file >= 0:
+                    quick.close(file)
+                    file = -1
+                file, opened = _done(quick.open(os.fsencode(path), _READ_ONLY, 0), path), path
+            if quick.pread(file, at, nbytes, offset) != nbytes:
+                return False
+            at += nbytes
+        return True
+    except OSError:
+        return False
+    finally:
+        if file >= 0:
+            quick.close(file)
 
 
 def stamp(path: str) -> tuple[int, int]:
