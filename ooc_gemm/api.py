@@ -8,7 +8,7 @@ from .engine.ports import Device
 from .planning.plan import Plan
 from .run.observer import Observer
 from .run.prepare import prepare
-from .run.request import Operand, Precision, Request, gram_operands
+from .run.request import Operand, Precision, Request, Triangle, gram_operands
 from .run.result import Result
 from .run.retry import carry_out, result_of
 from .storage.io.zarr_internals import refuse_event_loop
@@ -140,6 +140,7 @@ def gram(
     c: Any = None,
     *,
     transpose: bool = False,
+    triangle: Triangle | None = None,
     alpha: complex | None = None,
     beta: complex | None = None,
     memory_limit: str | int | None = None,
@@ -174,6 +175,9 @@ def gram(
         Where the result goes, as of `multiply`. By default a NumPy array is returned.
     transpose : bool, default False
         Compute α·Aᵀ·A + β·C with A k×m instead.
+    triangle : {"lower"}, optional
+        Store the lower triangle of C, with its diagonal; what is above is 0, and chunks there are not
+        written. By default all of C is stored.
     alpha, beta : complex, default 1 and 0
         α and β. β ≠ 0 needs an existing C.
     memory_limit : str or int, optional
@@ -221,6 +225,7 @@ def gram(
         *gram_operands(a, transpose),
         c,
         symmetric=True,
+        triangle=triangle,
         alpha=alpha,
         beta=beta,
         memory_limit=memory_limit,

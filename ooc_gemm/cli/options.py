@@ -199,6 +199,12 @@ shared_by_statistics = together(
     as_json,
     verbose,
 )
+triangle = click.option(
+    "--triangle",
+    type=click.Choice(["lower"]),
+    help="Store the lower triangle of C; what is above the diagonal is 0, and chunks there are not written.  "
+    "[default: all of C]",
+)
 plans = click.option(
     "--plan", "plans", is_flag=True, help="Show what would be done, and why; compute and write nothing."
 )

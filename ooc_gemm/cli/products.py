@@ -63,6 +63,7 @@ def multiply(a: str, b: str, c: str, scheduler: str | None, **given: Any) -> Non
 @click.argument("a", type=Address())
 @click.argument("c", type=Address())
 @click.option("--transpose", is_flag=True, help="Compute Aᵀ·A instead.")
+@options.triangle
 @options.elements
 @options.matrices
 @options.running
@@ -81,6 +82,7 @@ def gram(a: str, c: str, transpose: bool, **given: Any) -> None:
 @click.argument("a", type=Address())
 @click.argument("b", type=Address(), required=False)
 @click.option("--gram", is_flag=True, help="Plan `gram A`: the product A·Aᵀ, or Aᵀ·A with --transpose-a.")
+@options.triangle
 @options.elements
 @options.problem
 @options.as_json
@@ -96,6 +98,8 @@ def plan(a: str, b: str | None, gram: bool, as_json: bool, verbose: bool, **give
     given["writes"] = False
     if gram:
         request = _gram_request(a, None, _alone(b, given), given)
+    elif given.pop("triangle"):
+        raise click.UsageError("--triangle is for --gram; leave it out.")
     elif b is None:
         raise click.UsageError("Missing argument 'B'; give it, or --gram to plan A·Aᵀ.")
     else:

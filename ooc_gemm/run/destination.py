@@ -46,7 +46,7 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
         consolidated.enter(c, consolidated.groups_of(c))
         return
     if c is None:
-        array = np.empty(job.output.shape, job.output.dtype)
+        array = (np.zeros if job.request.triangle else np.empty)(job.output.shape, job.output.dtype)
         yield in_memory.ArrayTarget(array, job.plan.problem.c, job.operation.leaves), array
         for source in sources.values():
             source.check_unchanged()

@@ -28,6 +28,17 @@ class Finish(Protocol):
         `col`. Any thread may call this."""
 
 
+class Lower:
+    """Keeps the lower triangle of C, with its diagonal, and makes what is above it 0."""
+
+    name, nbytes = "lower triangle of gram", 0
+
+    def apply(self, values: Array, row: int, col: int) -> None:
+        """Changes what is above the diagonal."""
+        for number, line in enumerate(values):
+            line[max(0, row + number + 1 - col) :] = 0
+
+
 class Finished:
     """A target whose parts are changed by a `Finish` before they are stored."""
 

@@ -108,6 +108,8 @@ def prepare(
         rates = known_rates(settled, inputs, problem, chosen, executor.hardware)
     plan = make_plan(problem, budget, rates)
     plan, copies = layouts.rechunk(plan) if settled.rechunk else (layouts.advise(plan), ())
+    if settled.triangle:
+        plan = plan.without(_above(plan))
     options = _options(settled, inputs, dtype)
     head, left = _provenance(settled, inputs, plan, log, options)
     return Job(
@@ -233,6 +235,15 @@ def _options(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> dict[str
     }
 
 
+def _above(plan: Plan) -> frozenset[tuple[int, int]]:
+    """The chunks of C that lie above its diagonal."""
+    c = plan.problem.c
+    down, across = c.grid
+    return frozenset(
+        (i, j) for i in range(down) for j in range(across) if (i + 1) * c.chunk_rows <= j * c.chunk_cols
+    )
+
+
 def _provenance(
     request: Settled, inputs: Inputs, plan: Plan, log: Log | None, options: dict[str, Any]
 ) -> tuple[dict[str, Any] | None, Plan]:
@@ -244,5 +255,5 @@ def _provenance(
         head["fills"] = True
     if log:
         provenance.refuse_changes(log, head, addresses.describe(request.c))
-        plan = plan.without(frozenset(log.done))
+        plan = plan.without(plan.done | frozenset(log.done))
     return head, plan

@@ -12,12 +12,13 @@ from ..storage.read import addresses
 from ..storage.read.vectors import read_vector
 from ..support.errors import InputError
 from ..support.memory import memory_limit_of, parse_size
-from .finish import Finish
+from .finish import Finish, Lower
 from .scalars import scalar
 
 Precision = Literal["highest", "high", "medium"]
 Op = Literal["none", "transpose", "adjoint"]
 Axis = Literal["rows", "columns"]
+Triangle = Literal["lower"]
 Lines = Axis | tuple[Axis, npt.ArrayLike]
 """Rows or columns of an array, of which a number each is to be found; or those numbers."""
 
@@ -136,6 +137,8 @@ class Request:
     resume: bool = False
     symmetric: bool = False
     """Whether op(B) is op(A)ᵀ, so that one half of C is computed unless β ≠ 0."""
+    triangle: Triangle | None = None
+    """What is stored of a symmetric C; None for all of it."""
     finish: Finish | None = None
     """What is done to the elements of C before they are stored."""
     reduced: Reduced | None = None
@@ -158,9 +161,20 @@ class Request:
             raise InputError("only a C that is stored can be continued; leave out resume=True")
         if beta and self.c is None and self.writes:
             raise InputError("beta is not 0, so there must be a C to read; give its path")
+        if self.triangle is not None and self.triangle not in get_args(Triangle):
+            raise InputError(f"triangle is {self.triangle!r}; give 'lower', or leave it out for all of C")
+        if self.triangle and beta:
+            raise InputError(
+                "beta·C need not be symmetric, so all of C is stored; leave out triangle or beta"
+            )
+        if self.triangle and self.c is not None and not isinstance(self.c, str | os.PathLike):
+            raise InputError(
+                "C is open, and would keep what is above its diagonal; give a path, or no triangle"
+            )
         device = self.device_memory_limit
         return replace(
             self,
+            finish=Lower() if self.triangle else self.finish,
             alpha=alpha,
             beta=beta,
             memory_limit=memory_limit_of(self.memory_limit),
