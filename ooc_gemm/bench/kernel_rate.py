@@ -39,6 +39,8 @@ DEEPER = 4
 """Factor by which each further panel is deeper than the one before."""
 LARGEST_SHARE = 0.2
 """The largest share of the deepest panel's time that may be independent of its depth."""
+LONGEST_PRODUCT = 0.1
+"""Seconds of a product up to which panels are made deeper, however little time there is for a kernel."""
 LARGEST_PANEL = 512 * MiB
 SIDES = (8192, 4096, 2048, 1024, 512)
 """Sides of the square blocks of C for which a kernel may be timed."""
@@ -87,7 +89,8 @@ def kernel_rate(
         took, copies, arithmetic = _timed(device, dtype, precision, kernel, (side, depth), steady)
         return took
 
-    each, once = line(seconds, LARGEST_PANEL // (side * np.dtype(dtype).itemsize))
+    deepest = LARGEST_PANEL // (side * np.dtype(dtype).itemsize)
+    each, once = line(seconds, deepest, max(steady, LONGEST_PRODUCT))
     flops = 2.0 * side * side / each if each > 0 else math.inf
     assert arithmetic is not None
     most = device.most_flops(arithmetic.kernel, arithmetic.panel.name)
@@ -99,18 +102,18 @@ def kernel_rate(
     return {"flops": flops, "thin": once / each}, copies
 
 
-def line(seconds: Callable[[int], float], deepest: int) -> tuple[float, float]:
+def line(seconds: Callable[[int], float], deepest: int, longest: float = math.inf) -> tuple[float, float]:
     """Return (each, once) of t(depth) = once + each · depth from the times of panels of the DEPTHS, and of
-    deeper ones, up to `deepest`, while `once` is too large a share. If even the deepest panel does not tell
-    the two apart, all of its time counts as depending on the depth: then the rate is too low, but never too
-    high."""
+    deeper ones, up to `deepest` and to products of `longest` seconds, while `once` is too large a share. If
+    even the deepest panel does not tell the two apart, all of its time counts as depending on the depth: then
+    the rate is too low, but never too high."""
     (first, second), (before, now) = DEPTHS, map(seconds, DEPTHS)
     while True:
         each = min((now - before) / (second - first), now / second)
         once = now - each * second
         if each > 0 and once <= LARGEST_SHARE * now:
             return each, once
-        if second * DEEPER > deepest:
+        if second * DEEPER > deepest or now * DEEPER > longest:
             return now / second, 0.0
         first, before, second = second, now, second * DEEPER
         now = seconds(second)

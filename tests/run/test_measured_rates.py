@@ -97,6 +97,18 @@ def test_a_device_whose_start_takes_longest_is_measured_too_slow_not_too_fast(qu
     assert found["thin"] == 0
 
 
+def test_panels_are_not_made_deeper_than_there_is_time_for(quick):
+    asked = []
+
+    def seconds(depth):
+        asked.append(depth)
+        return 1.0  # noise hides what a deeper panel costs
+
+    each, once = kernel_rate.line(seconds, 1 << 30, 1.0 * kernel_rate.DEEPER - 0.1)
+    assert asked == list(kernel_rate.DEPTHS)
+    assert (each, once) == (1.0 / kernel_rate.DEPTHS[-1], 0.0)
+
+
 def test_noise_never_makes_a_rate_faster_than_its_deepest_panel(quick):
     rng = np.random.default_rng(0)
     for _ in range(200):
