@@ -53,8 +53,8 @@ SECONDS = 10.0
 """Seconds that all measurements take by default. What comes last gets the time that is left."""
 IN_FOLDERS = 0.45
 """Share of a device's time that measurements in folders take. Kernels and memory take the rest."""
-STEPS = 10
-"""Number of measurements in a folder, which take about equally long."""
+STEPS = 14
+"""Number of measurements in a folder, each of which gets an equal time, and of waits for the disk."""
 LONGEST = 2.0
 """The most seconds that one measurement of a folder takes."""
 DEPTHS = 4
