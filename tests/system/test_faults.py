@@ -34,7 +34,7 @@ from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.engine.ports import Failure
 from ooc_gemm.run import executor, generate
-from ooc_gemm.storage.io import answers, background
+from ooc_gemm.storage.io import answers, background, files
 from ooc_gemm.storage.read import inputs
 from ooc_gemm.storage.read.compressed import CompressedSource
 from ooc_gemm.storage.read.raw import RawSource
@@ -376,7 +376,7 @@ class Odd(BaseException):
 
 
 DYING = {
-    "reader": (RawSource, "read"),
+    "reader": (files, "read"),
     "decoding reader": (CompressedSource, "read"),
     "writer": (target.Target, "write"),
     "compute": (CPUSession, "_tile"),
@@ -602,7 +602,7 @@ def test_a_device_that_runs_out_of_memory_gets_a_smaller_plan(here, at, beta):
     if beta:
         make("c", OLD, chunks=(50, 50), compressors=None)
     result = ooc_gemm.multiply(
-        "a", "b", "c", device=device, beta=beta, notice=notes.append, device_memory_limit=500_000, **options
+        "a", "b", "c", device=device, beta=beta, notice=notes.append, device_memory_limit=600_000, **options
     )
     assert np.array_equal(zarr.open_array("c", mode="r")[:], C + beta * OLD)
     first, second = device.plans
@@ -635,7 +635,7 @@ def test_no_smaller_plan_where_beta_would_come_in_twice(here):
     c[...] = OLD
     device = Small(1, 5)
     with pytest.raises(ooc_gemm.DeviceError, match="small is full"):
-        ooc_gemm.multiply("a", "b", c, device=device, beta=2, device_memory_limit=500_000)
+        ooc_gemm.multiply("a", "b", c, device=device, beta=2, device_memory_limit=600_000)
     assert len(device.plans) == 1
 
 
