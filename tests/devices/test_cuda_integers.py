@@ -89,7 +89,7 @@ def test_older_gpus_have_no_such_instructions(monkeypatch):
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS)
-@pytest.mark.parametrize("sign", ["extreme", "random"])
+@pytest.mark.parametrize("sign", ["extreme", pytest.param("random", marks=pytest.mark.slow)])
 def test_sums_past_int32_are_exact(device, a, b, sign):
     k = max(DEEP[a], DEEP[b]) + 300
     x, y = random((5, k), a), random((k, 7), b)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import ooc_gemm
 import ooc_gemm.run.prepare
+from examples import examples
 from ooc_gemm.devices.cpu import integers
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.integers import EXACT_BITS, LEAST_DEPTH, SLICE_DEPTH, TILE, Integers, parts_of
@@ -58,7 +59,7 @@ def random(rng, shape, dtype, most):
 @example("q", 2**63, 0, 5, False)
 @example("q", 1, 2**63, 1, False)
 @example("d", 2**31, 2**31, 2, True)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_partial_sums_are_exact(panel, x, y, k, narrow):
     """If the sums fit int64, no partial sum in float64 exceeds 2^53, and parts are deep."""
     if narrow:
@@ -141,7 +142,7 @@ def test_the_largest_tile_fits_its_scratch(a, b):
     seed=st.integers(0, 2**32),
 )
 @settings(
-    max_examples=100,
+    max_examples=examples(100),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     phases=[Phase.explicit, Phase.generate],  # shrinking would take minutes

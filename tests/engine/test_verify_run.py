@@ -27,7 +27,10 @@ def on(name="", values=(), gpu=()):
     type takes its time to be compiled."""
     if not name:
         return pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-    cases = [("cpu", value) for value in values]
+    cases = [
+        value._replace(values=("cpu", *value.values)) if hasattr(value, "marks") else ("cpu", value)
+        for value in values
+    ]
     cases += [pytest.param("cuda", value, marks=pytest.mark.gpu) for value in gpu]
     return pytest.mark.parametrize(("kind", name), cases)
 
@@ -65,7 +68,11 @@ class Once:
 # ------------------------------------------------------------------------------------------- right results
 
 
-@on("dtype", TYPES, ["f2", "c8", "i2"])
+FAST = ("f4", "c8", "i1")
+"""Types whose products are checked by `make test`; the others by `make test-all`."""
+
+
+@on("dtype", [x if x in FAST else pytest.param(x, marks=pytest.mark.slow) for x in TYPES], ["f2", "c8", "i2"])
 def test_what_is_right_passes(dtype, kind):
     for (m, n, k), (op_a, op_b) in itertools.product(
         ((1, 1, 1), (2, 3, 17), (129, 257, 133)), itertools.product(OPS, repeat=2)

@@ -57,7 +57,9 @@ class Slow(Recording):
         return replace(super().rates(arithmetic), read=1e7, touch=1e10)
 
 
-@pytest.mark.parametrize("layout", [{"compressors": None}, {}], ids=["raw", "zstd"])
+@pytest.mark.parametrize(
+    "layout", [{"compressors": None}, pytest.param({}, marks=pytest.mark.slow)], ids=["raw", "zstd"]
+)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_run_reads_what_the_plan_says(tmp_path, monkeypatch, layout, transposed):
     # Rates that were measured here do not count.

@@ -79,6 +79,7 @@ def test_every_symmetric_plan_is_complete_and_within_its_budget(
     check_plan(make_plan(problem, Budget(1 << 40, 0, None), rates))
 
 
+@pytest.mark.slow
 def test_a_very_large_symmetric_plan():
     n, k = 100_000, 1_000_000
     a = Matrix(n, k, 1, 4096, 4096)

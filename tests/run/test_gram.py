@@ -94,7 +94,9 @@ def test_many_blocks(tmp_path, storage, transpose, device):
     assert max(counts) >= 3
 
 
-@pytest.mark.parametrize("layout", [{"compressors": None}, {}], ids=["raw", "zstd"])
+@pytest.mark.parametrize(
+    "layout", [{"compressors": None}, pytest.param({}, marks=pytest.mark.slow)], ids=["raw", "zstd"]
+)
 @pytest.mark.parametrize("transpose", [False, True])
 def test_a_strip_is_kept_for_both_of_its_uses(tmp_path, monkeypatch, layout, transpose):
     # The rates of the device decide, not those of files in memory.

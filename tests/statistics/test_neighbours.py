@@ -117,7 +117,9 @@ def test_several_rows_of_blocks_and_panels_within_a_small_limit(tmp_path, device
     assert_found(found, brute(a, b, 3, "cosine"))
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(
+    "metric", ["cosine", *(pytest.param(m, marks=pytest.mark.slow) for m in METRICS[1:])]
+)
 def test_equal_scores_are_in_the_order_of_rows(metric):
     a = np.random.default_rng(7).integers(-1, 2, (90, 3)).astype("f4")
     b = np.random.default_rng(8).integers(-1, 2, (4500, 3)).astype("f4")

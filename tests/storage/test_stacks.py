@@ -48,7 +48,7 @@ def pieces(source, rows, cols, slot_bytes):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("missing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_element_is_read_once(tmp_path, layout, missing):
     values = RNG.standard_normal((333, 444)).astype("f4")
     make(tmp_path / "a", values, compressors=None, **LAYOUTS[layout])
@@ -73,7 +73,7 @@ def test_every_element_is_read_once(tmp_path, layout, missing):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("transposed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_products_move_the_bytes_of_the_plan(tmp_path, layout, transposed):
     a, b = RNG.integers(-9, 9, (333, 444)).astype("f4"), RNG.integers(-9, 9, (444, 130)).astype("f4")
     stored = a.T.copy() if transposed else a

@@ -40,6 +40,7 @@ def test_demo_counts_are_exact_and_within_the_limit(tmp_path):
     assert "every one exactly right" in said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None, reason="scikit-learn (extra demo) is missing"
 )
