@@ -187,7 +187,8 @@ class _First:
             seconds = max(seconds / 2, seconds - moved / self._wanted.read)
             self._add(file_system(place), name, decoded / seconds, "decoding in")
         else:
-            self._add(file_system(place), name, moved / seconds, "reading")
+            said = "reading cached files of" if name == "cached" else "reading"
+            self._add(file_system(place), name, moved / seconds, said)
 
     def _write_name(self) -> str:
         """Return the name of the rate at which C is written, if it is missing."""
