@@ -184,7 +184,7 @@ def kernel_key(arithmetic: Arithmetic) -> str:
 
 def file_system(place: Path) -> str:
     """Return type and device number of the file system on which a folder lies, or will lie."""
-    while not place.exists() and place != place.parent:
+    while not os.path.exists(place) and place != place.parent:  # Path.exists raises where a name is too long
         place = place.parent
     device = os.stat(place).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"

@@ -86,7 +86,8 @@ def test_calls_are_counted(tmp_path, layout):
     if layout == "samples first":
         calls = calls.swapaxes(0, 1)
     path = store(tmp_path / "g.vcz", calls, **options)
-    found = ooc_gemm.grm(path, str(tmp_path / "k"), memory_limit=LIMIT, out_dtype="f8", verify=True)
+    # The limit is on this process, of which earlier tests hold a part. Lazy inputs are counted in addition.
+    found = ooc_gemm.grm(path, str(tmp_path / "k"), memory_limit="2GiB", out_dtype="f8", verify=True)
     k = zarr.open_group(tmp_path / "k", mode="r")
     assert np.abs(k[NAME][:] - expected(g)).max() <= 1e-12
     assert found.verified

@@ -536,7 +536,9 @@ import sys
 from ooc_gemm.cli import main
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.planning.machine import Rates
+from ooc_gemm.run import rates, rates_first
 CPU.rates = lambda self, arithmetic: Rates(1e15, 1e6, 1e9, 1e9, 1e9, shared=False)
+rates._known, rates_first.SHARE = lambda usual, *others: usual, 0.0  # not those of files in the page cache
 main(["multiply", "wide", "wide", "c", "-d", "cpu", "-M", "180MiB", "--rechunk"])
 """
     process = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
