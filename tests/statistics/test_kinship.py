@@ -55,7 +55,7 @@ def test_layouts(tmp_path, layout):
 
 def test_what_stands_for_missing():
     g = alleles(90, 30, 3)
-    unsigned = np.where(g == -1, 255, g).astype("u1")
+    unsigned = np.where(g == -1, 255, g.astype("i2")).astype("u1")
     for given, missing in ((unsigned, 255), (np.where(g == -1, 2, np.minimum(g, 1)).astype("i1"), 2)):
         found = ooc_gemm.king(given, missing=missing, memory_limit=LIMIT, out_dtype="f8").array
         wanted = expected(np.where(given == missing, -1, given.astype("i2")))

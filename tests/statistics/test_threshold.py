@@ -134,7 +134,8 @@ def test_elements_that_do_not_fit_go_to_files(tmp_path, device, monkeypatch):
         least = value(wanted, share) if share < 1 else -2.0
         spilled.clear()
         found = ooc_gemm.threshold(at, out=tmp_path / "out", least=least, device=device, force=True)
-        assert len(spilled) > 1
+        # What the last parts hold need not go to a file: with few pairs one file may be all.
+        assert len(spilled) >= (2 if share == 1 else 1)
         assert_found(found, wanted, least)
         assert os.listdir(tmp_path / "out").count("rows") == 0
 
