@@ -247,7 +247,7 @@ CASES = [
     Case(
         "pca",
         make_rows,
-        [*OURS, "pca", "x.zarr", "scores.zarr", "-k", f"{COMPONENTS}", "-f", "-M", LIMIT],
+        [*OURS, "pca", "x.zarr", "scores.zarr", "-k", f"{COMPONENTS}", "-f", "-M", LIMIT, "-d", "cpu"],
         [sys.executable, "-c", DASK_PCA],
         pca_error,
         accuracy=1e-4,

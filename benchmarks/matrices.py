@@ -6,7 +6,7 @@ Both sides of a case are fresh processes that take turns, and their times are th
 start to exit. Floating-point types and wide integers stand beside NumPy in core (load, `@`, store), 8-bit
 integers beside the float32 product of the same shape by ooc-gemm. Every result of ooc-gemm is compared with
 sampled rows: those of integers are exact, others are made in float64. Exit status 1: a bar was missed, a
-limit was passed, or a result is wrong.
+limit was passed, other bytes than predicted were read, or a result is wrong.
 """
 
 import argparse
@@ -31,6 +31,8 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-13}
 LARGEST = {"int32": 2**25, "int64": 2**25}
 """Magnitudes of wide integers: sums of 2048 products fit int64. Others have all values of their type."""
 SAMPLED_ROWS = 32
+PREDICTED = "predicted_seconds", "bytes_read"
+"""What is kept of a plan, to be compared with what was measured."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ def measure(case: Case, place: Path, repeat: int) -> Run:
             said = run.pop("json") or {}
             run |= {key: said[key] for key in ("seconds", "stage_seconds", "bytes_read") if key in said}
             if name != "numpy":
+                run["predicted"] = {key: said["plan"][key] for key in PREDICTED} if "plan" in said else {}
                 run["within_limit"] = max(run["max_rss_bytes"], said.get("peak_host_bytes", 0)) <= LIMIT
                 checked = spawn(child("check", a=left, b=right, c=c))
                 run["check"] = checked["json"] or {"correct": False, "problem": checked.get("problem")}
@@ -212,6 +215,7 @@ def measure(case: Case, place: Path, repeat: int) -> Run:
     medians = {name: statistics.median(run["wall_seconds"] for run in each) for name, each in runs.items()}
     every = [run for each in runs.values() for run in each]
     ratio = medians["ooc-gemm"] / medians[case.beside]
+    planned = [run for run in runs["ooc-gemm"] if run.get("predicted")]
     return asdict(case) | {
         "title": case.title,
         "median_wall_seconds": medians,
@@ -219,20 +223,24 @@ def measure(case: Case, place: Path, repeat: int) -> Run:
         "met": ratio <= case.bar,
         "correct": all("problem" not in x and x.get("check", {"correct": True})["correct"] for x in every),
         "within_limit": all(x.get("within_limit", True) for x in every),
+        "predicted_bytes": all(run["predicted"]["bytes_read"] == run["bytes_read"] for run in planned),
+        "predicted_to_measured": [run["predicted"]["predicted_seconds"] / run["seconds"] for run in planned],
         "runs": runs,
     }
 
 
 def show(rows: list[Run], judged: bool) -> None:
     """Print a table of all cases."""
-    table = Table("case", "beside", "its s", "ooc-gemm s", "ratio", "bar", "")
+    table = Table("case", "beside", "its s", "ooc-gemm s", "ratio", "bar", "predicted", "")
     for row in rows:
         times = row["median_wall_seconds"]
         state = "wrong result" if not row["correct"] else "limit passed" if not row["within_limit"] else ""
+        state = state or ("" if row["predicted_bytes"] else "other bytes than predicted")
         state = state or ("" if not judged else "met" if row["met"] else "missed")
         table.add_row(
             row["title"], row["beside"], f"{times[row['beside']]:.2f}", f"{times['ooc-gemm']:.2f}",
-            f"{row['ratio']:.3f}", f"{row['bar']:.3f}", state,
+            f"{row['ratio']:.3f}", f"{row['bar']:.3f}",
+            " ".join(f"{share:.2f}" for share in row["predicted_to_measured"]), state,
         )  # fmt: skip
     console.print(table)
 
@@ -281,7 +289,11 @@ def main() -> int:
                 args.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     judged = args.scale == 1
     show(rows, judged)
-    good = all(row["correct"] and row["within_limit"] and (row["met"] or not judged) for row in rows)
+    console.print("predicted: predicted ÷ measured seconds of the call, run by run")
+    good = all(
+        row["correct"] and row["within_limit"] and row["predicted_bytes"] and (row["met"] or not judged)
+        for row in rows
+    )
     return 0 if good else 1
 
 

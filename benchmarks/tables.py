@@ -1,6 +1,7 @@
-"""Writes the benchmark tables of README.md and docs/kernels.md from `benchmarks/results/*.json`, between the
-markers `<!-- benchmark:NAME -->` and `<!-- /benchmark -->`. `<!-- benchmark:NAME 8192³ -->` shows one shape
-of kernels alone.
+"""Writes the benchmark tables of README.md, docs/performance.md and docs/kernels.md from
+`benchmarks/results/*.json`, between the markers `<!-- benchmark:NAME -->` and `<!-- /benchmark -->`.
+`<!-- benchmark:NAME 8192³ -->` shows one shape of kernels alone, `<!-- benchmark:cpu summary -->` some cases
+of several results.
 
     python benchmarks/tables.py [--check]        --check writes nothing; exit status 1 if a page differs
 
@@ -19,7 +20,7 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "kernels.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "kernels.md")
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- benchmark:(\w+)(?: (\S+))? -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
 SUMMARY = ("warptile", "ffma", "fp16x3", "tf32", "fp16", "int8", "dmma")
@@ -50,6 +51,15 @@ CLUSTERS = {
     "computed": "computed operands, chunks 512²",
 }
 """Case of clusters.py → its title."""
+ANSWERS = {
+    "corrcoef": ("correlations of 512 columns, 1,000,000 rows", "dask"),
+    "pca": ("20 components of 400,000 × 2,000", "dask"),
+    "grm": ("relationships of 2,000 samples × 200,000 variants", "plink2 --make-rel"),
+    "grm-dask": ("the same", "dask"),
+    "topk-2000": ("10 nearest of 200,000 × 384 for 2,000 rows", "faiss IndexFlatIP"),
+    "topk-20000": ("10 nearest of 200,000 × 384 for 20,000 rows", "faiss IndexFlatIP"),
+}
+"""Case of answers.py → its title, and its peer."""
 TIMED = {
     "cpu": "whole processes, from start to exit",
     "h200": "from the call to the return in a fresh process, CUDA context included",
@@ -96,7 +106,8 @@ def notes(report: dict[str, Any]) -> Iterator[str]:
     yield f"Medians of {count} runs in turn, {timed}; ratios to the first column; peak resident memory."
     yield (
         f"{with_gpu}{hardware(machine)}; "
-        f"Python {versions['python']}, {used}, {', '.join(versions['blas'])}; {report['date'][:10]}."
+        f"Python {versions['python']}, {used}, {', '.join(versions['blas'])}; {report['date'][:10]}, "
+        f"commit {report['commit'][:7]}{' with changes' if report['dirty'] else ''}."
     )
     smallest = report["smallest"]
     if limit := smallest.get("minimum_memory_limit"):
@@ -153,6 +164,44 @@ def several_table(report: dict[str, Any]) -> str:
     store = ", tmpfs with large pages" if "huge=always" in report.get("store", "") else ""
     note = f"{report['device']}, {report['cores']} cores, medians in a warm process{store}"
     return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {commits}.\n"
+
+
+def answers_table(report: dict[str, Any]) -> str:
+    """Return a table with a line for each case of answers.py that has a peer."""
+    lines = ["| case | ooc-gemm | peer | times | bar |", "|---" * 5 + "|"]
+    for name, case in report["cases"].items():
+        if "theirs" in case:
+            title, peer = ANSWERS[name]
+            own, other = case["ours"]["seconds"], case["theirs"]["seconds"]
+            times = f"{other / own:.2f} | {1 / case['bar']:.2f}"
+            lines.append(f"| {title} | **{own:.1f} s** | {peer}: {other:.1f} s | {times} |")
+    note = f"{report['machine']['cores']} cores, whole processes, at most 512 MiB for ooc-gemm"
+    return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {report['commit'][:7]}.\n"
+
+
+def summary_table(report: dict[str, Any]) -> str:
+    """Return the short table of README, of some cases of several results. `report`: cpu.json."""
+    lines = ["| on two cores, within 512 MiB | ooc-gemm | peer |", "|---|---|---|"]
+    (case,) = (case for case in report["cases"] if case["name"] == "rows")
+    by_name = {row["title"]: row for row in case["contestants"]}
+    own = by_name["ooc-gemm -M 512MiB"]["median_seconds"]
+    for title, row in by_name.items():
+        if not title.startswith("ooc-gemm"):
+            name = title.split(",")[0]
+            times = f"{row['median_seconds']:.1f} s ({row['median_seconds'] / own:.1f}×), {name}"
+            lines.append(f"| 8192³ float32, chunks of 256 rows | **{own:.1f} s** | {times} |")
+    dates = [report["date"][:10]]
+    for result in ("answers_cpu", "answers_cpu_grm_topk"):
+        found = json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))
+        dates.append(found["date"][:10])
+        for name, one in found["cases"].items():
+            if name in ("corrcoef", "pca", "grm", "topk-20000"):
+                title, peer = ANSWERS[name]
+                ours, theirs = one["ours"]["seconds"], one["theirs"]["seconds"]
+                lines.append(
+                    f"| {title} | **{ours:.1f} s** | {theirs:.1f} s ({theirs / ours:.1f}×), {peer} |"
+                )
+    return "\n".join(lines) + f"\n\nWhole processes, {min(dates)} to {max(dates)}.\n"
 
 
 def clusters_table(report: dict[str, Any]) -> str:
@@ -275,6 +324,10 @@ def render(text: str) -> str:
             shown = several_table(report)
         elif match[2].startswith("accuracy_"):
             shown = accuracy_table(report)
+        elif match[2].startswith("answers_"):
+            shown = answers_table(report)
+        elif match[3] == "summary":
+            shown = summary_table(report)
         elif match[2] == "clusters":
             shown = clusters_table(report)
         elif not kernels:

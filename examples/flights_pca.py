@@ -41,7 +41,7 @@ def main() -> int:
         x, scores = Path(folder, "flights.zarr"), Path(folder, "scores.zarr")
         values = (flights / flights.std()).to_numpy()
         zarr.create_array(x, data=values, chunks=(65536, len(COLUMNS)))
-        found = ooc_gemm.pca(x, COMPONENTS, scores=scores, memory_limit="512MiB")
+        found = ooc_gemm.pca(x, COMPONENTS, scores=scores, memory_limit="512MiB", device="cpu")
         written = zarr.open_array(scores, mode="r")[...]
 
     variances, vectors = np.linalg.eigh(flights.corr().to_numpy())

@@ -18,8 +18,10 @@ from .support.errors import (
 )
 
 if TYPE_CHECKING:
+    from . import dask as dask
     from .api import gram, multiply, plan
     from .planning.plan import Plan
+    from .reporting.report import report
     from .run.generate import random
     from .run.request import Operand
     from .run.result import Result
@@ -64,6 +66,7 @@ __all__ = [
     "pca",
     "plan",
     "random",
+    "report",
     "svd",
     "threshold",
     "topk",
@@ -78,6 +81,7 @@ _HOME = {
     "Plan": "planning.plan",
     "Result": "run.result",
     "random": "run.generate",
+    "report": "reporting.report",
     "verify": "run.verify",
     "Check": "run.verify",
     "corrcoef": "statistics.covariance",
@@ -102,14 +106,22 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Nothing heavy is imported before it is used."""
+    found: Any
     if name == "__version__":
         found = _version()
+    elif name == "dask":
+        found = import_module(".dask", __name__)
     elif name in _HOME:
         found = getattr(import_module(f".{_HOME[name]}", __name__), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    """The public names. `dask` is not in `__all__`, because it needs an extra that may not be installed."""
+    return sorted([*__all__, "__doc__", "__name__", "__version__", "dask"])
 
 
 def _version() -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from .engine.ports import Device
 from .planning.plan import Plan
+from .run.labels import check_aligned, labelled_product
 from .run.observer import Observer
 from .run.prepare import prepare
 from .run.request import Operand, Precision, Request, Triangle, gram_operands
@@ -49,12 +50,17 @@ def multiply(
     ----------
     a, b : str, os.PathLike, zarr.Array, array-like or Operand
         The inputs: a path, a URL, an open Zarr array, anything with shape, dtype and slicing, or an
-        `Operand`, which says what happens to the elements before they are multiplied. Where an input is
-        neither Zarr's nor NumPy's, a few pieces are read first to measure how much memory one takes.
+        `Operand`, which says what happens to the elements before they are multiplied. A path may be that of a
+        file of NumPy (`"x.npy"`) or of a dataset in an HDF5 or NetCDF-4 file (`"file.h5::/path/to/dataset"`,
+        which needs the extra `hdf5`). Where an input is neither Zarr's nor NumPy's, a few pieces are read
+        first to measure how much memory one takes.
     c : str, os.PathLike or zarr.Array, optional
-        Where the result goes. A path or URL is created. An open Zarr array is filled: its shape and type must
-        be those of the result, and its chunks, codecs and attributes stay. By default a NumPy array is
-        returned as `array` of the result.
+        Where the result goes. A path or URL is created, and its dimensions are called as those of the inputs.
+        In a group, or in a folder whose name ends with `.zarr`, new folders above it become groups, and what
+        the inputs have as coordinates of these dimensions is copied beside it, unless something of that name
+        is there. An open
+        Zarr array is filled: its shape and type must be those of the result, and its chunks, codecs and
+        attributes stay. By default C is a NumPy array, or an xarray.DataArray where an input is one.
     alpha, beta : complex, default 1 and 0
         α and β. β ≠ 0 needs an existing C.
     transpose_a, transpose_b : bool, default False
@@ -103,7 +109,8 @@ def multiply(
     Returns
     -------
     Result
-        What was done: sizes in bytes, times in seconds.
+        What was done, with sizes in bytes and times in seconds. Its `array` is C: a zarr.Array where it was
+        stored, otherwise a NumPy array. Of an xarray.DataArray it has the dimensions and their coordinates.
 
     Raises
     ------
@@ -132,7 +139,8 @@ def multiply(
         force=force,
         resume=resume,
     )
-    return result_of(carry_out(request, Observer(progress, notice, trace)))
+    check_aligned(request)
+    return labelled_product(request, result_of(carry_out(request, Observer(progress, notice, trace))))
 
 
 def gram(
@@ -214,7 +222,7 @@ def gram(
     Returns
     -------
     Result
-        What was done: sizes in bytes, times in seconds.
+        What was done, as of `multiply`, with C as its `array`.
 
     Raises
     ------
@@ -242,7 +250,8 @@ def gram(
         force=force,
         resume=resume,
     )
-    return result_of(carry_out(request, Observer(progress, notice, trace)))
+    check_aligned(request)
+    return labelled_product(request, result_of(carry_out(request, Observer(progress, notice, trace))))
 
 
 def plan(

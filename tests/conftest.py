@@ -2,8 +2,14 @@
 
 import collections
 import contextlib
+import gc
+import hashlib
 import io
+import logging
 import os
+import shutil
+import tempfile
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -37,11 +43,44 @@ def ooc(*args):
     return Done(end.value.code, out.getvalue(), err.getvalue())
 
 
+stored = tempfile.TemporaryDirectory(prefix="ooc-gemm-tests-")
+"""Arrays that several tests of this process begin with, as zarr has stored them."""
+seen = set()
+MOST_KEPT = 1 << 21
+"""Bytes of an array; a larger one is always stored by zarr."""
+
+
 def make(path, values, **options):
-    """Store `values` with zarr's options; the path."""
+    """Store `values` with zarr's options; the path. From the second time on the files of the same array are
+    copied, which takes a tenth of the time."""
+    shared = os.access(stored.name, os.W_OK, effective_ids=True)  # not by a test that has become nobody
+    if os.path.lexists(path) or values.nbytes > MOST_KEPT or not shared:
+        store(path, values, options)
+        return str(path)
+    described = f"{values.dtype.str} {values.shape} {sorted(options.items(), key=str)}"
+    key = hashlib.sha256(described.encode() + values.tobytes()).hexdigest()
+    place = Path(stored.name, key)
+    if key in seen and not place.exists():
+        store(place, values, options)
+    if key in seen:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        copy(place, path)
+    else:
+        store(path, values, options)
+        seen.add(key)
+    return str(path)
+
+
+def store(path, values, options):
     array = zarr.create_array(str(path), shape=values.shape, dtype=values.dtype, **options)
     array[...] = values
-    return str(path)
+
+
+def copy(folder, to):
+    """Copy what is stored; unlike shutil.copytree, with times of its own."""
+    os.mkdir(to)
+    for entry in os.scandir(folder):
+        (copy if entry.is_dir() else shutil.copyfile)(entry.path, os.path.join(to, entry.name))
 
 
 class Recording(CPU):
@@ -127,6 +166,7 @@ def fresh(monkeypatch):
     measures this machine, which it would say, but for tests that want it."""
     monkeypatch.setattr(limits, "resident_bytes", lambda: 0)
     monkeypatch.setattr(rates_first, "SHARE", 0.0)
+    logging.disable(logging.NOTSET)  # an interrupted command line disables it for the rest of its process
 
 
 @pytest.fixture(scope="session")
@@ -143,7 +183,24 @@ FAST = "not slow"
 
 
 def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # the first process; the others get its environment
+        os.environ["OOC_GEMM_CACHE"] = tempfile.mkdtemp(prefix="ooc-gemm-cache-")
     examples.share = 0.1 if config.getoption("markexpr") == FAST else 1.0
+
+
+gc.disable()
+
+
+def pytest_collection_finish():
+    """What has been imported and collected stays: searching it for garbage takes 5 % of the time."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure(config):
+    stored.cleanup()
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ["OOC_GEMM_CACHE"], ignore_errors=True)
 
 
 CASES = 3
@@ -153,7 +210,7 @@ CASES = 3
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Marks the other cases as slow: each is quick, but they are three quarters of all tests and find their
-    mistakes in `make test-all`."""
+    mistakes in `make test-all`. Puts tests that share an object store first."""
     cases = collections.defaultdict(list)
     for item in items:
         if not (item.get_closest_marker("slow") or item.get_closest_marker("gpu")):
@@ -164,6 +221,8 @@ def pytest_collection_modifyitems(items):
         for i, item in enumerate(found):
             if i not in kept:
                 item.add_marker(pytest.mark.slow)
+    # Processes begin with the tests next to each other: those of the object store with one, which starts it.
+    items.sort(key=lambda item: "server" not in getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -22,7 +22,7 @@ import psutil
 from .. import __version__
 from ..api import multiply
 from ..devices import open_device
-from ..planning.cost import taking_turns
+from ..planning.cost import least_seconds
 from ..planning.machine import Rates
 from ..run.generate import random
 from ..run.rates import described
@@ -200,17 +200,14 @@ def _multiply(a: str, b: str, c: str, cold: bool, options: dict[str, Any]) -> Re
 
 
 def limit_seconds(result: Result, rates: Rates) -> dict[str, float]:
-    """Return the least seconds that each part of the hardware needs: bytes ÷ rate, operations ÷ rate. Reads
-    and writes share the store as measured (`Rates.turns`)."""
-    read, write = result.bytes_read / rates.read, result.bytes_written / rates.write
-    return {
-        "read": read,
-        "upload": result.bytes_uploaded / rates.upload,
-        "compute": result.plan.problem.flops / rates.flops,
-        "download": result.bytes_downloaded / rates.download,
-        "write": write,
-        "store": taking_turns(read, write, rates.turns),
+    """Return the least seconds that each part of the hardware needs (`least_seconds`)."""
+    moved = {
+        "read": result.bytes_read,
+        "upload": result.bytes_uploaded,
+        "download": result.bytes_downloaded,
+        "write": result.bytes_written,
     }
+    return least_seconds(result.plan.problem.flops, moved, rates)
 
 
 def read_spans(path: Path) -> list[dict[str, Any]]:

@@ -9,9 +9,13 @@ from ..support.errors import InputError
 from .tables import Row, limit_of, shape_of, si
 
 SUFFIXES = (".svg", ".png")
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""The colours of Okabe and Ito, which colour-blind readers can tell apart, without yellow. Black stands for
-cuBLAS."""
+_COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
+    *("#882255", "#117733", "#332288", "#999933", "#AA4499", "#A0522D"),
+    *("#6699CC", "#661100", "#44AA99", "#7F7F7F", "#8C6BB1", "#B8860B"),
+)
+"""A colour for each kernel: those of Okabe and Ito, without yellow, and then of Tol, which colour-blind
+readers can tell apart. Black stands for cuBLAS."""
 _MARKERS = "osD^vPX<"
 
 
@@ -162,7 +166,7 @@ def _styles(series: Iterable[tuple[str, list[Row]]]) -> Iterator[tuple[str, dict
             )
             theirs += 1
         else:
-            colour, marker = _COLOURS[ours % 6], _MARKERS[(ours + ours // 6) % 8]
+            colour, marker = _COLOURS[ours % len(_COLOURS)], _MARKERS[ours % 8]
             yield name, {"color": colour, "marker": marker, "linestyle": "-", "linewidth": 1.8}
             ours += 1
 
@@ -201,8 +205,8 @@ def _round(row: Row) -> bool:
 
 
 def _label_right(axes: Any, ends: list[tuple[float, float, str]], style: dict[str, Any]) -> None:
-    """Write names in a column right of the axes, each as near to the height of its point as fits, and joined
-    to it by a thin line."""
+    """Write names in a column right of the axes, each as near to the height of its point as fits, behind the
+    marker of its line."""
     axes.figure.draw_without_rendering()  # settles the layout
     lowest, highest = (axes.transAxes.transform((0, y))[1] for y in (0, 1))
     spacing = 13 * axes.figure.dpi / 72 / (highest - lowest)
@@ -210,12 +214,10 @@ def _label_right(axes: Any, ends: list[tuple[float, float, str]], style: dict[st
     wanted = [
         float(axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[1]) for y, x, _ in ends
     ]
-    for (y, x, name), height in zip(ends, spread(wanted, spacing), strict=True):
-        line = {"arrowstyle": "-", "color": style[name]["color"], "lw": 0.6, "shrinkA": 1, "shrinkB": 4}
-        axes.annotate(
-            name, (x, y), (1.03, height), textcoords="axes fraction", va="center", annotation_clip=False,
-            arrowprops=line,
-        )  # fmt: skip
+    for (_, _, name), height in zip(ends, spread(wanted, spacing), strict=True):
+        look = {**style[name], "markersize": 5, "clip_on": False}
+        axes.plot([1.02, 1.04, 1.06], [height] * 3, transform=axes.transAxes, markevery=[1], **look)
+        axes.text(1.075, height, name, transform=axes.transAxes, va="center")
 
 
 def spread(wanted: list[float], spacing: float) -> list[float]:

@@ -27,7 +27,7 @@ from ..planning.schedule import Part, Piece, cut
 from ..run.prepare import prepare
 from ..run.rates import FILE, FOLDERS, file_system, kernel_key, possible, sound, today
 from ..run.request import Operand, Precision, Request
-from ..storage.io.files import chunks_at_once, in_memory
+from ..storage.io.files import chunks_at_once, in_background, in_memory, writes_at_once
 from ..storage.read import inputs, source
 from ..storage.write import layout, opening, staging_folder
 from ..storage.write.publication import Publication
@@ -214,7 +214,7 @@ def measure_device(
         if key not in record["flops"]:
             say(f"{device.name}: multiplying {dtype}, {kernel}")
             each = max(0.0, end - time.perf_counter()) / (len(kernels) + 1 - number)
-            steady = min(kernel_rate.STEADY, each / DEPTHS)
+            steady = min(kernel_rate.STEADY, max(kernel_rate.LEAST_STEADY, each / DEPTHS))
             side = kernel_rate.side_of(device, arithmetic, steady)
             try:
                 record["flops"][key], copies = kernel_rate.kernel_rate(
@@ -345,7 +345,8 @@ def measure_folder(place: Path, device: Device, longest: float = LONGEST) -> Rec
     limits, memory = limits_of(device), device.host_memory()
     count = chunks_that_fit(place)
     with tempfile.TemporaryDirectory(prefix="ooc-gemm-", dir=place) as scratch:
-        buffers = memory.host_buffers(limits.readers + limits.writers, CHUNK * CHUNK * 4)
+        writers = writes_at_once(limits.writers) if in_background(place) else limits.writers
+        buffers = memory.host_buffers(limits.readers + writers, CHUNK * CHUNK * 4)
         return _folder_rates(Path(scratch), buffers, count, limits.readers, min(LONGEST, longest))
 
 

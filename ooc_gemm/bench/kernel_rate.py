@@ -31,6 +31,9 @@ Record = dict[str, Any]
 
 STEADY = 0.3
 """Most seconds for which a kernel is timed at one depth, unless two products take longer."""
+LEAST_STEADY = 0.03
+"""Fewest such seconds, also where compiling other kernels has taken all the time: a block that is small
+enough for less time shows how long a kernel takes to start, and not its rate."""
 PRODUCT = 0.3
 """Share of that time which one product of the second of the DEPTHS takes at most."""
 DEPTHS = (512, 2048)

@@ -20,7 +20,14 @@ def table(texts: tuple[str, ...], numbers: tuple[str, ...], title: str | None = 
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    made = Table(
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
     for name in texts:
         made.add_column(name, overflow="fold")
     for name in numbers:
@@ -73,7 +80,7 @@ def heading(report: dict[str, Any]) -> str:
 
 def kernel_tables(report: dict[str, Any]) -> Iterator[Any]:
     """Yield two tables for each type: speed and error, then work and the roofline. In each, the kernels stand
-    below the shape that they multiplied."""
+    below the shape that they multiplied. An empty line stands between two tables."""
     rows = sorted(report["rows"], key=lambda row: row["dtype"])
     for dtype, same_type in groupby(rows, key=lambda row: row["dtype"]):
         found = list(same_type)
@@ -88,6 +95,7 @@ def kernel_tables(report: dict[str, Any]) -> Iterator[Any]:
                     )
                 made.add_section()
             yield made
+            yield ""
 
 
 def failures(report: dict[str, Any]) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """The commands that measure: bench kernels, io, engine and stress."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -9,6 +10,7 @@ import click
 from ..support.errors import InputError
 from . import options
 from .group import CONTEXT, cli
+from .reports import benchmark, reported
 from .show import console, note, status, write
 from .types import FOLDER
 
@@ -80,6 +82,7 @@ def bench() -> None:
 @click.option(
     "--tune", "tuned", is_flag=True, help="Find and remember the fastest configurations on this GPU."
 )
+@reported(spans=False)
 @options.as_json
 @options.verbose
 def kernels(
@@ -123,7 +126,8 @@ def kernels(
     if plot:
         figures.check_plot(plot)
     if source:
-        _show(bench_kernels.select(_read_report(source), kernels, dtypes), as_json, plot)
+        with _fits(source):
+            _show(bench_kernels.select(_read_report(source), kernels, dtypes), as_json, plot)
         return
     named = _named(m, n, k)
     chosen = bench_kernels.pairs(kernels, dtypes)
@@ -151,6 +155,7 @@ def kernels(
     metavar="NAME",
     help="Use as many readers as this device takes.",
 )
+@reported(spans=False)
 @options.as_json
 @options.verbose
 def io(folder: str, as_json: bool, verbose: bool, **given: Any) -> None:
@@ -166,12 +171,7 @@ def io(folder: str, as_json: bool, verbose: bool, **given: Any) -> None:
 
     with status() as progress:
         report = bench_store.run(folder, progress=progress, **given)
-    if as_json:
-        click.echo(json.dumps(report))
-        return
-    out = console()
-    out.print(tables.io_heading(report) + "\n")
-    out.print(tables.io_table(report))
+    _print(report, [tables.io_heading(report) + "\n", tables.io_table(report)], as_json)
 
 
 @bench.command(context_settings=CONTEXT, short_help="Measure whole products and their stages.")
@@ -209,6 +209,7 @@ def io(folder: str, as_json: bool, verbose: bool, **given: Any) -> None:
 @click.option("--peers", is_flag=True, help="Measure NumPy in core and dask.array in the same run.")
 @click.option("--plot", metavar="FILE.svg|png", help="Draw the timeline of the first product.")
 @options.from_report("Show and plot a report that --json printed; measure nothing.")
+@reported(spans=False)
 @options.as_json
 @options.verbose
 def engine(
@@ -251,15 +252,10 @@ def engine(
         chosen = bench_engine.cases(shapes, dtypes or ("float32",), layouts or ("squares",))
         with status() as progress:
             report = bench_engine.run(chosen, folder, progress=progress, **given)
-    if as_json:
-        click.echo(json.dumps(report))
-    else:
-        out = console()
-        out.print(tables.engine_heading(report) + "\n")
-        for part in tables.engine_tables(report):
-            out.print(part)
-    if plot:
-        figures.timeline(report, report["rows"][0], plot)
+    with _fits(source):
+        _print(report, [tables.engine_heading(report) + "\n", *tables.engine_tables(report)], as_json)
+        if plot:
+            figures.timeline(report, report["rows"][0], plot)
 
 
 @bench.command(context_settings=CONTEXT, short_help="Check random products within hard limits.")
@@ -275,6 +271,7 @@ def engine(
     "-d", "--device", default="auto", show_default=True, metavar="NAME", help="Compute on this device."
 )
 @options.from_report("Show a report that --json printed; run nothing.")
+@reported(spans=False)
 @options.as_json
 @options.verbose
 def stress(folder: str, source: str | None, as_json: bool, verbose: bool, **given: Any) -> None:
@@ -296,14 +293,9 @@ def stress(folder: str, source: str | None, as_json: bool, verbose: bool, **give
     else:
         with status() as progress:
             report = bench_stress.run(folder, progress=progress, **given)
-    if as_json:
-        click.echo(json.dumps(report))
-    else:
-        out = console()
-        out.print(tables.stress_heading(report))
-        out.print(tables.stress_table(report))
-        for line in tables.stress_summary(report):
-            out.print(line)
+    with _fits(source):
+        heading, table = tables.stress_heading(report), tables.stress_table(report)
+        _print(report, [heading, table, *tables.stress_summary(report)], as_json)
     for line in (failed := list(tables.stress_failures(report))):
         click.echo(f"Error: {line}", err=True)
     if failed:
@@ -324,17 +316,36 @@ def _read_report(source: str) -> dict[str, Any]:
         ) from error
 
 
+@contextmanager
+def _fits(source: str | None) -> Iterator[None]:
+    """Say that the file that --from names is no report of this command where it cannot be shown. Raises
+    InputError."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError) as error:
+        if source is None:
+            raise
+        raise InputError(
+            f"{source} is not a report that this command and version printed with --json; name another file"
+        ) from error
+
+
+def _print(report: dict[str, Any], parts: list[Any], as_json: bool) -> None:
+    """Print a report as lines and tables, or as JSON, and keep it for --report."""
+    benchmark(report, parts)
+    if as_json:
+        click.echo(json.dumps(report))
+        return
+    out = console()
+    for part in parts:
+        out.print(part)
+
+
 def _show(report: dict[str, Any], as_json: bool, plot: str | None) -> None:
     """Show a report of kernels as tables or JSON, draw its picture, and exit with the status of failures."""
     from ..bench import figures, tables
 
-    if as_json:
-        click.echo(json.dumps(report))
-    else:
-        out = console()
-        out.print(tables.heading(report) + "\n")
-        for part in tables.kernel_tables(report):
-            out.print(part)
+    _print(report, [tables.heading(report) + "\n", *tables.kernel_tables(report)], as_json)
     if plot:
         figures.plot(report, plot)
     for line in (wrong := list(tables.failures(report))):

@@ -5,17 +5,19 @@ from typing import Any
 
 import click
 
+from ..devices import begin
 from ..support.redact import url
 from . import options
 from .group import CONTEXT, cli
 from .progress import share_bar
-from .show import moved, note, write
+from .reports import reported
+from .show import moved, note, report_plan, write
 from .types import Address
 
 decomposed = options.together(
     click.argument("x", type=Address()),
     click.argument("out", type=Address()),
-    click.option("-k", "--components", type=int, required=True, metavar="K", help="Find this many."),
+    click.option("-k", "--components", type=int, required=True, metavar="K", help="Find this many of them."),
     click.option(
         "--iterations",
         default=4,
@@ -32,9 +34,12 @@ decomposed = options.together(
         default="auto",
         show_default=True,
         metavar="NAME",
-        help="Compute on auto or cpu.",
+        help="Compute on auto, cpu, cuda or cuda:N.",
     ),
+    options.device_memory,
+    options.plans,
     options.replaces,
+    reported(),
     options.progress,
     options.as_json,
     options.verbose,
@@ -53,6 +58,7 @@ def pca(
     x: str,
     out: str,
     save_components: str | None,
+    plans: bool,
     progress: bool | None,
     as_json: bool,
     verbose: bool,
@@ -64,6 +70,10 @@ def pca(
     Columns are centred and not scaled. The method is randomized subspace iteration, which reads X once for
     each iteration, and twice more.
     """
+    if plans:
+        _show_plan(x, out, True, given, as_json)
+        return
+    begin(given["device"], given["memory_limit"])
     from ..run.rows import check_rows, write_rows
     from ..statistics.components import pca as found_by
 
@@ -87,12 +97,23 @@ def pca(
     help="Write the right vectors (K × columns of X) to this path.",
 )
 def svd(
-    x: str, out: str, save_vt: str | None, progress: bool | None, as_json: bool, verbose: bool, **given: Any
+    x: str,
+    out: str,
+    save_vt: str | None,
+    plans: bool,
+    progress: bool | None,
+    as_json: bool,
+    verbose: bool,
+    **given: Any,
 ) -> None:
     """Find the K largest singular values of X, and write their left vectors (rows of X × K) to OUT.
 
     The method is that of pca, without centring.
     """
+    if plans:
+        _show_plan(x, out, False, given, as_json)
+        return
+    begin(given["device"], given["memory_limit"])
     from ..run.rows import check_rows, write_rows
     from ..statistics.components import svd as found_by
 
@@ -105,6 +126,14 @@ def svd(
     values = found.singular_values
     what = f"left vectors of {len(values)} singular values, {values[0]:.6g} to {values[-1]:.6g}"
     _report(found, f"{url(out)}: {what}", as_json)
+
+
+def _show_plan(x: str, out: str, centred: bool, given: dict[str, Any], as_json: bool) -> None:
+    """Show what `pca` (if `centred`), or `svd`, would do."""
+    from ..statistics.components import planned
+
+    kept = {name: value for name, value in given.items() if name not in ("force", "seed")}
+    report_plan(lambda: planned(x, out, centred=centred, notice=note, **kept), as_json)
 
 
 def _report(found: Any, said: str, as_json: bool) -> None:

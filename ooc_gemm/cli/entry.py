@@ -1,5 +1,6 @@
 """The entry point: runs a command, shows its error, and sets the exit status."""
 
+import _thread
 import atexit
 import gc
 import logging
@@ -17,10 +18,20 @@ from typing import Any
 
 import click
 
-from ..support.errors import NO_MEMORY, BudgetError, Error, InputError, VerificationError, no_memory
+from ..support.errors import (
+    NO_MEMORY,
+    BudgetError,
+    Error,
+    InputError,
+    StoppedError,
+    VerificationError,
+    no_memory,
+)
 from ..support.redact import redacted
 from . import arrays, bench, components, covariance, genetics, info, neighbours, products, regression  # noqa: F401
 from .group import cli
+from .log import end as log_end
+from .log import print_status
 from .show import note, spelled
 
 
@@ -32,14 +43,15 @@ def main(args: Sequence[str] | None = None) -> None:
         args = sys.argv[1:]
         # Imports make nothing but what stays: looking for garbage meanwhile takes 0.1 s.
         gc.set_threshold(100_000)
-    verbose = "-v" in args or "--verbose" in args
+    verbose = "-v" in args or "--verbose" in args or os.environ.get("OOC_GEMM_VERBOSE", "0") != "0"
     if not (verbose or sys.warnoptions):
         warnings.simplefilter("ignore")  # warnings of libraries are of no use to users
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # nor are its messages on zarr's tasks
     try:
-        with _signals():
+        with _signals(whole):
             _main(args, verbose)
     except SystemExit as end:
+        log_end(int(end.code or 0))
         _leave(end.code, whole)
         raise
 
@@ -49,10 +61,10 @@ class _Terminated(BaseException):
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """Let SIGTERM stop a run as Ctrl-C does. While a run stops, which takes seconds, further signals have no
-    effect: it waits for its threads and removes its files. Signals that the process was started to ignore
-    are still ignored."""
+def _signals(whole: bool) -> Iterator[None]:
+    """Let SIGTERM stop a run as Ctrl-C does, and SIGUSR1 print how far it is. While a run stops, which takes
+    seconds, signals that stop it have no effect: it waits for its threads and removes its files. Signals that
+    the process was started to ignore are still ignored. whole: the process does nothing after that."""
     stopped = False
 
     def stop(number: int, frame: Any) -> None:
@@ -64,17 +76,26 @@ def _signals() -> Iterator[None]:
         if error is None:
             raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
 
+    def tell(number: int, frame: Any) -> None:
+        # On a thread of its own, because this one may be printing something just now.
+        _thread.start_new_thread(print_status, ())
+
     before = {}
     if threading.current_thread() is threading.main_thread():
         usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
         before = {one: handler for one, handler in usual.items() if signal.getsignal(one) == handler}
     for one in before:
         signal.signal(one, stop)
+    tells = bool(before) and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    if tells:
+        signal.signal(signal.SIGUSR1, tell)
     try:
         yield
     finally:
         for one, handler in before.items():
             signal.signal(one, signal.SIG_IGN if stopped else handler)
+        if tells:
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN if whole else signal.SIG_DFL)
 
 
 def _leave(code: Any, whole: bool) -> None:
@@ -122,10 +143,12 @@ def _main(args: Sequence[str], verbose: bool) -> None:
         said = StringIO()
         error.show(said)
         click.echo(redacted(said.getvalue()), nl=False, err=True)  # it quotes arguments
+        log_end(error.exit_code, error.format_message())
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort, _Terminated) as error:
-        logging.disable()  # of asyncio, which tells of every task that is dropped
         what, code = ("Terminated", 143) if isinstance(error, _Terminated) else ("Interrupted", 130)
+        log_end(code, what)
+        logging.disable()  # of asyncio, which tells of every task that is dropped
         _notes(error)
         click.echo(f"{what}: {_left_by(args)}", err=True)
         sys.exit(code)
@@ -141,9 +164,11 @@ def _main(args: Sequence[str], verbose: bool) -> None:
             text = spelled(str(error))
         elif no_memory(error):
             text = spelled(NO_MEMORY)
-        click.echo(f"Error: {redacted(text)}", err=True)
-        codes = (InputError, 2), (BudgetError, 2), (VerificationError, 3), (Exception, 1)
-        sys.exit(next(code for kind, code in codes if isinstance(error, kind)))
+        click.echo(f"{'Stopped' if isinstance(error, StoppedError) else 'Error'}: {redacted(text)}", err=True)
+        codes = (InputError, 2), (BudgetError, 2), (VerificationError, 3), (StoppedError, 143), (Exception, 1)
+        code = next(code for kind, code in codes if isinstance(error, kind))
+        log_end(code, text)
+        sys.exit(code)
 
 
 def _left_by(args: Sequence[str]) -> str:

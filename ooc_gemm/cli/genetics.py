@@ -1,13 +1,19 @@
 """The commands for matrices of relations between samples, from their genotypes: grm and king."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..support.redact import url
 from . import options
 from .covariance import computed
 from .group import CONTEXT, cli
+from .show import note, report_plan
 from .types import Address
+
+if TYPE_CHECKING:
+    from ..planning.plan import Plan
 
 genotypes = options.together(
     click.argument("g", type=Address()),
@@ -51,27 +57,44 @@ genotypes = options.together(
     metavar="P",
     help="Leave out variants whose minor allele is less frequent.  [default: 0]",
 )
+@options.device_memory
+@options.plans
 @options.shared_by_statistics
-def grm(g: str, c: str, **given: Any) -> None:
+def grm(g: str, c: str, plans: bool, **given: Any) -> None:
     """Compute C, the genetic relationship matrix of the samples in G, as plink2 --make-rel does.
 
     G holds numbers of copies of an allele, 0 to 2. Or it is a group of VCF Zarr (bio2zarr, sgkit): then C is
     a group, too, with the matrix stat_genomic_relationship and the names of samples.
     """
-    from ..statistics.relationship import grm
+    from ..statistics.relationship import grm, planned
 
-    computed(grm, g, c, given)
+    if plans:
+        _show_plan(planned, g, given, "to find the frequencies of alleles")
+    else:
+        computed(grm, g, c, given)
 
 
 @cli.command(context_settings=CONTEXT, short_help="Compute the KING-robust kinship coefficients of samples.")
 @genotypes
+@options.plans
 @options.shared_by_statistics
-def king(g: str, c: str, **given: Any) -> None:
+def king(g: str, c: str, plans: bool, **given: Any) -> None:
     """Compute C, the KING-robust kinship coefficients of the samples in G, as plink2 --make-king does.
 
     G holds 0, 1 or 2 copies of an allele, as integers of 8 bits. Or it is a group of VCF Zarr (bio2zarr,
     sgkit): then C is a group, too, with the matrix stat_king_kinship and the names of samples.
     """
-    from ..statistics.kinship import king
+    from ..statistics.kinship import king, planned
 
-    computed(king, g, c, given)
+    if plans:
+        _show_plan(planned, g, given, "and another product is made if a genotype is missing")
+    else:
+        computed(king, g, c, given)
+
+
+def _show_plan(planned: Callable[..., "Plan"], g: str, given: dict[str, Any], why: str) -> None:
+    """Show what a command would do. `why`: ends the sentence on what comes before."""
+    others = ("force", "resume", "progress", "as_json", "verbose")
+    kept = {name: value for name, value in given.items() if name not in others}
+    report_plan(lambda: planned(g, notice=note, **kept), given["as_json"])
+    note(f"{url(g)} is read once before that, {why}")

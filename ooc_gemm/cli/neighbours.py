@@ -1,5 +1,6 @@
 """The commands that compare rows: topk and threshold."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,8 +13,15 @@ from .show import note, report_plan, report_planned, size
 from .types import Address
 
 if TYPE_CHECKING:
+    from ..planning.plan import Plan
     from ..statistics.neighbours import Neighbours
     from ..statistics.threshold import Threshold
+
+checked = click.option(
+    "--verify",
+    is_flag=True,
+    help="Check some rows of the result with all their scores, in one more pass over B.",
+)
 
 
 @cli.command(context_settings=CONTEXT, short_help="Find the k nearest rows of B for each row of A.")
@@ -28,36 +36,21 @@ if TYPE_CHECKING:
 )
 @click.option("--include-self", is_flag=True, help="Without B: count a row among its own neighbours.")
 @click.option("--graph", is_flag=True, help="Also write the graph of neighbours, as anndata stores it.")
-@click.option(
-    "--verify",
-    is_flag=True,
-    help="Check some rows of the result with all their scores, in one more pass over B.",
-)
+@checked
 @options.reducing
-def topk(
-    arrays: tuple[str, ...],
-    plans: bool,
-    progress: bool | None,
-    as_json: bool,
-    verbose: bool,
-    **given: Any,
-) -> None:
+def topk(arrays: tuple[str, ...], **given: Any) -> None:
     """Find the k nearest rows of B for each row of A; without B, among the other rows of A.
 
     OUT is a Zarr group with the arrays `indices` and `values`, best first. The matrix of all scores is never
     stored.
     """
-    from ..statistics.neighbours import planned
-    from ..statistics.neighbours import topk as find
+    from ..statistics import neighbours
 
-    a, b, out = _named(arrays)
-    if plans:
-        report_plan(lambda: planned(a, b, **_without(given, "force", "resume")), as_json)
-        return
-    with progress_bar(progress) as report:
-        found = find(a, b, out, progress=report, notice=note, **given)
-    what = f"{found.k} nearest of {found.shape[1]} rows by {found.metric} for each of {found.shape[0]}"
-    report_planned(found, _summary(found, out, what), as_json, verbose)
+    def what(found: "Neighbours") -> str:
+        m, n = found.shape
+        return f"{found.k} nearest of {n} rows by {found.metric} for each of {m}"
+
+    _compare(arrays, neighbours.topk, neighbours.planned, what, **given)
 
 
 @cli.command(
@@ -74,37 +67,44 @@ def topk(
 )
 @click.option("--absolute", is_flag=True, help="Compare the scores without their signs.")
 @click.option("--include-self", is_flag=True, help="Without B: keep the score of a row with itself, too.")
+@checked
 @options.reducing
-def threshold(
+def threshold(arrays: tuple[str, ...], **given: Any) -> None:
+    """Find the pairs of rows of A and B whose scores reach a value; without B, pairs of rows of A.
+
+    OUT is a sparse matrix in a Zarr group, in compressed rows as anndata stores it. The matrix of all scores
+    is never stored.
+    """
+    from ..statistics import threshold as pairs
+
+    def what(found: "Threshold") -> str:
+        (m, n), sign = found.shape, "±" if given["absolute"] else ""
+        return f"{found.count} of {m}×{n} pairs of rows reach {sign}{found.least:g} by {found.metric}"
+
+    _compare(arrays, pairs.threshold, pairs.planned, what, **given)
+
+
+def _compare(
     arrays: tuple[str, ...],
+    find: Callable[..., Any],
+    planned: Callable[..., "Plan"],
+    what: Callable[[Any], str],
     plans: bool,
     progress: bool | None,
     as_json: bool,
     verbose: bool,
     **given: Any,
 ) -> None:
-    """Find the pairs of rows of A and B whose scores reach a value; without B, pairs of rows of A.
-
-    OUT is a sparse matrix in a Zarr group, in compressed rows as anndata stores it. The matrix of all scores
-    is never stored.
-    """
-    from ..statistics.threshold import planned
-    from ..statistics.threshold import threshold as find
-
+    """Carry out a command, or show its plan. `find`, `planned`: functions of Python. `what`: says what was
+    found. `given`: options that the functions take, too."""
     a, b, out = _named(arrays)
     if plans:
-        report_plan(lambda: planned(a, b, **_without(given, "force", "resume")), as_json)
+        asked = {name: value for name, value in given.items() if name not in ("force", "resume")}
+        report_plan(lambda: planned(a, b, **asked), as_json)
         return
     with progress_bar(progress) as report:
         found = find(a, b, out, progress=report, notice=note, **given)
-    (m, n), sign = found.shape, "±" if given["absolute"] else ""
-    what = f"{found.count} of {m}×{n} pairs of rows reach {sign}{found.least:g} by {found.metric}"
-    report_planned(found, _summary(found, out, what), as_json, verbose)
-
-
-def _without(given: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return the options but those of these names."""
-    return {name: value for name, value in given.items() if name not in names}
+    report_planned(found, _summary(found, out, what(found)), as_json, verbose)
 
 
 def _named(arrays: tuple[str, ...]) -> tuple[str, str | None, str]:

@@ -5,6 +5,9 @@ from typing import Any
 
 import click
 
+from .log import log_file
+from .reports import reported
+from .stop import Moment, stop_before_option
 from .types import Address, Number, Pair
 
 
@@ -108,11 +111,32 @@ replacing = together(
         "those that it was begun with. A C that is already the result is left as it is.",
     ),
 )
-progress = click.option(
-    "-P/-Q",
-    "--progress/--no-progress",
-    default=None,
-    help="Show a progress bar on standard error.  [default: on a terminal]",
+progress = together(
+    click.option(
+        "-P/-Q",
+        "--progress/--no-progress",
+        default=None,
+        help="Show on standard error how far the run is: as a bar on a terminal, elsewhere as a line every "
+        "30 s.  [default: show it]",
+    ),
+    click.option(
+        "--log-file",
+        type=click.Path(dir_okay=False, writable=True),
+        metavar="FILE",
+        expose_value=False,
+        callback=log_file,
+        help="Append what happens to this file, one JSON object a line: the start, the plan, how far the run "
+        "is every 30 s, notices, and the end.",
+    ),
+)
+stop_before = click.option(
+    "--stop-before",
+    type=Moment(),
+    metavar="TIME",
+    expose_value=False,
+    callback=stop_before_option,
+    help="Stop in order before this time, with status 143, so that --resume can go on: 2h, 30m, 90s or 1h30m "
+    "from now, or 2026-11-24T06:00.",
 )
 matrices = together(
     memory,
@@ -171,17 +195,25 @@ elements = together(
         "say.",
     ),
 )
+scheduler = click.option(
+    "--scheduler",
+    metavar="ADDRESS|local:N",
+    help="Spread C's blocks, or ranges of k, over the workers of a Dask cluster, each of which may hold the "
+    "memory limit, or over N processes on this machine, which share the limit and the cores.",
+)
 replaces = click.option(
     "-f", "--force", is_flag=True, help="Replace OUT if it exists; in an object store it is removed first."
 )
 running = together(
     replacing,
+    stop_before,
     click.option(
         "--trace",
         type=Address(),
         metavar="FILE",
         help="Write a timeline of all stages, for Perfetto or chrome://tracing.",
     ),
+    reported(),
     progress,
     as_json,
     verbose,
@@ -195,6 +227,8 @@ shared_by_statistics = together(
     storage,
     verify,
     replacing,
+    reported(),
+    stop_before,
     progress,
     as_json,
     verbose,
@@ -223,6 +257,8 @@ reducing = together(
         help="Continue an interrupted run of the same problem. An OUT that is already the result is left as "
         "it is.",
     ),
+    reported(),
+    stop_before,
     progress,
     as_json,
     verbose,

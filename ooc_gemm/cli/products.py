@@ -16,6 +16,7 @@ from . import options
 from .group import CONTEXT, cli
 from .progress import progress_bar
 from .show import note, report_plan, report_result
+from .stop import limit
 from .types import Address
 
 if TYPE_CHECKING:
@@ -36,26 +37,15 @@ AGAIN = "OOC_GEMM_AGAIN"
 @click.argument("c", type=Address())
 @options.elements
 @options.problem
-@click.option(
-    "--scheduler",
-    metavar="ADDRESS|local:N",
-    help="Spread C's blocks over the workers of a Dask cluster, each of which may hold the memory limit, or "
-    "over N processes on this machine, which share the limit and the cores.",
-)
+@options.scheduler
 @options.running
 def multiply(a: str, b: str, c: str, scheduler: str | None, **given: Any) -> None:
     """Compute C ← α·op(A)·op(B) + β·C.
 
     --center, --scale and --missing concern elements of A; --decode-cf decodes both A and B.
     """
-    if scheduler:
-        for name in ("rechunk", "trace"):
-            if given[name]:
-                raise click.UsageError(f"--{name} is for one process; leave out --scheduler.")
-    else:
-        begin(given["device"])
+    where = _where(scheduler, given)
     show = _taken(given, "progress", "trace", "as_json", "verbose")
-    where = partial(_on_cluster, scheduler) if scheduler else _here
     _run(_request(a, b, c, given), show, where)
 
 
@@ -64,18 +54,25 @@ def multiply(a: str, b: str, c: str, scheduler: str | None, **given: Any) -> Non
 @click.argument("c", type=Address())
 @click.option("--transpose", is_flag=True, help="Compute Aᵀ·A instead.")
 @options.triangle
+@options.plans
 @options.elements
 @options.matrices
+@options.scheduler
 @options.running
-def gram(a: str, c: str, transpose: bool, **given: Any) -> None:
+def gram(a: str, c: str, transpose: bool, scheduler: str | None, plans: bool, **given: Any) -> None:
     """Compute C ← α·A·Aᵀ with half the work of multiply. Both halves of C are written.
 
     With β ≠ 0, C ← α·A·Aᵀ + β·C as multiply does it: the old C need not be symmetric. Complex A is not
     conjugated.
     """
-    begin(given["device"])
+    if plans and scheduler:
+        raise click.UsageError("--plan is for one process; leave out --scheduler.")
+    if plans:
+        _show_plan(_gram_request(a, None, transpose, _planned(given)), given["as_json"])
+        return
+    where = _where(scheduler, given)
     show = _taken(given, "progress", "trace", "as_json", "verbose")
-    _run(_gram_request(a, c, transpose, given), show)
+    _run(_gram_request(a, c, transpose, given), show, where)
 
 
 @cli.command(context_settings=CONTEXT)
@@ -92,9 +89,6 @@ def plan(a: str, b: str | None, gram: bool, as_json: bool, verbose: bool, **give
 
     With --gram, show what gram would do.
     """
-    from ..run.observer import Observer
-    from ..run.prepare import prepare
-
     given["writes"] = False
     if gram:
         request = _gram_request(a, None, _alone(b, given), given)
@@ -104,6 +98,20 @@ def plan(a: str, b: str | None, gram: bool, as_json: bool, verbose: bool, **give
         raise click.UsageError("Missing argument 'B'; give it, or --gram to plan A·Aᵀ.")
     else:
         request = _request(a, b, None, given)
+    _show_plan(request, as_json)
+
+
+def _planned(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a product that concern its plan."""
+    others = ("force", "resume", "progress", "trace", "as_json", "verbose")
+    return {**{name: value for name, value in given.items() if name not in others}, "writes": False}
+
+
+def _show_plan(request: "Request", as_json: bool) -> None:
+    """Show what a request would do."""
+    from ..run.observer import Observer
+    from ..run.prepare import prepare
+
     report_plan(lambda: prepare(request.check(), observer=Observer(notice=note)).plan, as_json)
 
 
@@ -140,6 +148,20 @@ def _gram_request(a: str, c: str | None, transpose: bool, given: dict[str, Any])
 
     left, right = gram_operands(Operand(a, **_taken(given, *ELEMENTS)), transpose)
     return Request(left, right, c, symmetric=True, **given)
+
+
+def _where(
+    scheduler: str | None, given: dict[str, Any]
+) -> "Callable[[Request, Observer], Result | Recovery]":
+    """Return what carries out a request: this process, or the cluster of a scheduler. Raises UsageError for
+    options that a cluster does not have."""
+    if not scheduler:
+        begin(given["device"], given["memory_limit"])
+        return _here
+    for name in ("rechunk", "trace", "triangle"):
+        if given.get(name):
+            raise click.UsageError(f"--{name} is for one process; leave out --scheduler.")
+    return partial(_on_cluster, scheduler)
 
 
 def _here(request: "Request", observer: "Observer") -> "Result | Recovery":
@@ -193,5 +215,6 @@ def _go_on_elsewhere(recovery: "Recovery", verbose: bool) -> None:
         sys.stderr.flush()
         args = click.get_current_context().obj
         more = ["--device", f"cuda:{left}", *(f"--{name}" for name in recovery.flags)]
+        more += ["--stop-before", str(until)] if (until := limit()) else []
         command = [sys.executable, "-m", "ooc_gemm.cli", *args, *more]
         os.execve(sys.executable, command, os.environ | {AGAIN: "1"})

@@ -1,10 +1,13 @@
-"""The progress bar that commands show on a terminal."""
+"""What commands show of how far they are: a bar on a terminal, elsewhere a line every 30 s."""
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from .show import rate, size
+from ..support.meter import of, rate
+from .log import plain_lines
+from .show import size
+from .stop import limit
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
@@ -14,16 +17,20 @@ if TYPE_CHECKING:
 def progress_bar(wanted: bool | None) -> Any:
     """Yield a progress callback for a product, which moves a bar with percent, rate, bytes and time left.
 
-    Yields None where no bar is shown. `wanted` is what -P and -Q say; None: on a terminal.
+    Yields None where no bar is shown and --stop-before is not given. `wanted` is what -P and -Q
+    say, if they are given.
     """
     with _bar(wanted) as show:
+        until = limit()
 
-        def report(fraction: float, plan: "Plan", trace: Any) -> None:
-            seconds = show.seconds()
-            flops = plan.flops * fraction / seconds if seconds else 0.0
-            show(fraction, rate(flops), f"read {_of(trace.bytes['read'], plan.bytes_read)}")
+        def report(fraction: float, plan: "Plan", trace: Any) -> object:
+            if show:
+                seconds = show.seconds()
+                flops = plan.flops * fraction / seconds if seconds else 0.0
+                show(fraction, rate(flops), f"read {of(trace.bytes['read'], plan.bytes_read)}")
+            return until.look(fraction, plan, trace) if until else None
 
-        yield show and report
+        yield report if show or until else None
 
 
 @contextmanager
@@ -35,7 +42,7 @@ def bytes_bar(wanted: bool | None, verb: str) -> Any:
         def report(done: int, total: int) -> None:
             seconds = show.seconds()
             speed = f"{size(int(done / seconds))}/s" if seconds else ""
-            show(done / total if total else 1.0, speed, f"{verb} {_of(done, total)}")
+            show(done / total if total else 1.0, speed, f"{verb} {of(done, total)}")
 
         yield show and report
 
@@ -45,13 +52,6 @@ def share_bar(wanted: bool | None) -> Any:
     """Yield a progress callback for work of which a share is done, as `progress_bar`."""
     with _bar(wanted) as show:
         yield show and (lambda share: show(share, "", ""))
-
-
-def _of(done: int, whole: int) -> str:
-    """Return `1.2 of 3.4 GiB`."""
-    (part, unit), (most, last) = (size(nbytes).split() for nbytes in (done, whole))
-    of = f"of {float(most):.3g} {last}"
-    return f"{float(part):.3g} {of if unit == last else f'{unit} {of}'}"
 
 
 class _Shown:
@@ -71,9 +71,10 @@ class _Shown:
 
 @contextmanager
 def _bar(wanted: bool | None) -> Any:
-    """Yield a bar on standard error, or None where none is shown."""
-    if not (sys.stderr.isatty() if wanted is None else wanted):
-        yield None
+    """Yield a bar on standard error, or None where none is shown. Off a terminal, lines are shown instead."""
+    if wanted is False or not sys.stderr.isatty():
+        with nullcontext() if wanted is False else plain_lines():
+            yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -87,6 +88,6 @@ def _bar(wanted: bool | None) -> Any:
         TimeRemainingColumn(table_column=Column(no_wrap=True)),  # the bar alone gives way
         TextColumn("left"),
     )
-    console = Console(stderr=True, force_terminal=wanted)
+    console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True) as shown:
         yield _Shown(shown)

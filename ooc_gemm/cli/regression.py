@@ -9,30 +9,45 @@ from ..support.redact import url
 from . import options
 from .group import CONTEXT, cli
 from .progress import share_bar
-from .show import moved, note, write
+from .reports import reported
+from .show import moved, note, report_plan, write
 from .types import Address
 
 
-@cli.command(context_settings=CONTEXT, short_help="Coefficients of a linear model of Y in X; to OUT.")
+@cli.command(context_settings=CONTEXT, short_help="Fit a linear model of Y in X by least squares.")
 @click.argument("x", type=Address())
 @click.argument("y", type=Address())
 @click.argument("out", type=Address())
 @click.option("--ridge", default=0.0, show_default=True, help="Add this to the diagonal of Xᵀ·X.")
 @click.option("--intercept", is_flag=True, help="Fit a constant beside the columns of X.")
+@options.plans
 @options.memory
 @options.replaces
+@reported()
 @options.progress
 @options.as_json
 @options.verbose
 def lstsq(
-    x: str, y: str, out: str, progress: bool | None, as_json: bool, verbose: bool, **given: Any
+    x: str,
+    y: str,
+    out: str,
+    plans: bool,
+    progress: bool | None,
+    as_json: bool,
+    verbose: bool,
+    **given: Any,
 ) -> None:
-    """Coefficients W (columns of X × columns of Y) that minimise ‖X·W − Y‖² are written to OUT.
+    """Fit Y by X·W: write to OUT the coefficients W (columns of X × columns of Y) that minimise ‖X·W − Y‖².
 
     The normal equations are made in one pass over X, in float64. Y may have one dimension.
     """
     from ..statistics.regression import lstsq as fitted
+    from ..statistics.regression import planned
 
+    if plans:
+        kept = {name: value for name, value in given.items() if name != "force"}
+        report_plan(lambda: planned(x, y, out, notice=note, **kept), as_json)
+        return
     with share_bar(progress) as report:
         found = fitted(x, y, out, progress=report, notice=note, **given)
     if as_json:

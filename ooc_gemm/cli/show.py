@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..support.errors import BudgetError
+from ..support.meter import rate as rate
 from ..support.redact import url
 from .group import cli
 from .spelling import for_command_line
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
+    from ..planning.stream_plan import StreamPlan
     from ..run.result import Result
     from ..statistics.neighbours import Neighbours
     from ..statistics.threshold import Threshold
@@ -77,12 +79,6 @@ def size(nbytes: int) -> str:
     return spelled_size(nbytes)
 
 
-def rate(flops: float) -> str:
-    """Return floating-point operations per second as text, such as `3.2 TFLOP/s`."""
-    scale, unit = next((pair for pair in ((1e12, "T"), (1e9, "G")) if flops >= 0.9995 * pair[0]), (1e6, "M"))
-    return f"{flops / scale:.3g} {unit}FLOP/s"
-
-
 def write(*parts: str, sep: str = " ") -> None:
     """Print a result on standard output."""
     click.echo(sep.join(parts))
@@ -105,10 +101,10 @@ def spelled(text: str) -> str:
 
 def plan_dict(plan: dict[str, Any]) -> dict[str, Any]:
     """Return a plan as JSON types, with options of the command line in its advice."""
-    return {**plan, "advice": plan["advice"] and spelled(plan["advice"])}
+    return {**plan, "advice": spelled(plan["advice"])} if plan.get("advice") else plan
 
 
-def report_plan(make: "Callable[[], Plan]", as_json: bool) -> None:
+def report_plan(make: "Callable[[], Plan | StreamPlan]", as_json: bool) -> None:
     """Make a plan and print it, as a table or as JSON, which also says if there is none within the limit."""
     try:
         made = make()

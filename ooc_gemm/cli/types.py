@@ -6,14 +6,14 @@ import click
 from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
-    _ParamType = click.ParamType[Any]
+    ParamType = click.ParamType[Any]
 else:
-    _ParamType = click.ParamType
+    ParamType = click.ParamType
 
 FOLDER = click.Path(exists=True, file_okay=False, writable=True)
 
 
-class Address(_ParamType):
+class Address(ParamType):
     """A path or URL of an array. Shells complete names of files."""
 
     name = "path"
@@ -23,7 +23,7 @@ class Address(_ParamType):
         return [CompletionItem(incomplete, type="file")]
 
 
-class Pair(_ParamType):
+class Pair(ParamType):
     """An option of two positive integers, `M,N`."""
 
     name = "M,N"
@@ -37,7 +37,7 @@ class Pair(_ParamType):
         return int(parts[0]), int(parts[1])
 
 
-class Number(_ParamType):
+class Number(ParamType):
     """An option whose value is a real or complex number, such as `2` or `1+2j`."""
 
     name = "number"

@@ -37,6 +37,10 @@ class Kernel:
     launcher: Literal["launch", "wgmma", "mma"] = "launch"
     """The module that knows its arguments: `launch` for the signature that the ladder and ffma share."""
 
+    def runs_on(self, capability: int) -> bool:
+        """Return whether GPUs of a compute capability, times ten, have its instructions."""
+        return self.min_arch <= capability and self.only_arch in (None, capability)
+
 
 _SIMPLE = ("float32", "float64", "int32")
 

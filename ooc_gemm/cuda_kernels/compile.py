@@ -54,13 +54,10 @@ def compile_kernel(config: Config, arch: str, check_spills: bool = False) -> byt
     the compiler is missing or reports errors; the message contains its log.
     """
     if check_spills:
-        source, included, options = _parts(config, arch)
-        options += ["--ptxas-options=--warn-on-spills", "--ptxas-options=-Werror"]
-        return _compile(source, included, config.kernel, options)
+        return compile_uncached(config, arch, "--ptxas-options=--warn-on-spills", "--ptxas-options=-Werror")
     cubin = cached_kernel(config, arch)
     if cubin is None:
-        source, included, options = _parts(config, arch)
-        cubin = _compile(source, included, config.kernel, options)
+        cubin = compile_uncached(config, arch)
         with contextlib.suppress(OSError):  # a cache that cannot be written costs a second at the next start
             cache.write(_cache_name(config, arch), cubin)
     return cubin
@@ -74,15 +71,22 @@ def cached_kernel(config: Config, arch: str) -> bytes | None:
     return cubin if cubin is not None and cubin.startswith(b"\x7fELF") else None
 
 
-def _parts(config: Config, arch: str) -> tuple[str, dict[str, str], list[str]]:
-    """Return the text of a kernel, its headers, and the options of the compiler."""
+def compile_uncached(config: Config, arch: str, *more: str) -> bytes:
+    """Compile a kernel for `arch`, whatever the cache holds. `more`: options for the compiler. Raises
+    DeviceError as `compile_kernel` does."""
+    source, included, options = source_of(config, arch)
+    return _compile(source, included, config.kernel, [*options, *more])
+
+
+def source_of(config: Config, arch: str) -> tuple[str, dict[str, str], list[str]]:
+    """Return what a kernel is compiled from: its text, its headers, and the options of the compiler."""
     source = kernel_source(config.kernel)
-    return source, headers(source), [f"-arch={arch}", "-std=c++17", "-lineinfo", *config.defines]
+    return source, headers(source), [f"-arch={arch}", "-std=c++17", *config.defines]
 
 
 def _cache_name(config: Config, arch: str) -> str:
     """Return the name of the file in the cache that holds the machine code of a kernel."""
-    key = json.dumps([*_parts(config, arch), _version()])
+    key = json.dumps([*source_of(config, arch), _version()])
     return f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
 
 

@@ -3,13 +3,14 @@
     Config ──compile_kernel──► cubin ──load_module──► Kernel ──launch(kernel, config, product, stream)──► C
        └───────────────────────── grid, threads, shared memory ───────────────┘
 
-A kernel that is not in the cache is compiled in a thread of its own, while the first panels are read. It is
-loaded when it is first launched.
+A kernel that neither came with the package nor is in the cache is compiled in a thread of its own, while the
+first panels are read. It is loaded when it is first launched.
 
 Whoever calls a function of this file has CuPy and a GPU. Importing it needs neither.
 """
 
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cache, cached_property
 from threading import Lock, Thread
 from typing import Any
@@ -20,6 +21,7 @@ from ..support.errors import DeviceError
 from .compile import arch_of, cached_kernel, compile_kernel
 from .config import Config
 from .driver import Kernel
+from .precompiled import precompiled
 from .product import Product
 
 _STATIC_SHARED = 48 << 10
@@ -60,9 +62,12 @@ def load(config: Config, *names: str) -> dict[str, Kernel]:
 @cache
 def _loaded(device: int, config: Config, names: tuple[str, ...]) -> dict[str, Kernel]:
     """Kernels of one source on the current device, whose number is `device`."""
-    from cupy.cuda import Device
+    from cupy.cuda import Device, driver
 
     arch = arch_of(Device(device).compute_capability)
+    if (cubin := precompiled(config, arch)) is not None:
+        with suppress(driver.CUDADriverError):  # the driver is older than the compiler that made it
+            return load_module(cubin, config, *names)
     if (cubin := cached_kernel(config, arch)) is not None:
         return load_module(cubin, config, *names)
     coming = _Coming(config, arch, names)

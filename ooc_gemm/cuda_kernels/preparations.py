@@ -129,7 +129,8 @@ def transpose(dtype: str) -> Config:
     matters."""
     size = int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
     element = {1: "unsigned char", 2: "unsigned short", 4: "float", 8: "double", 16: "double2"}[size]
-    return Config("transpose", dtype, 32, 32, (32, 8), (("ELEMENT", element),))
+    side = 32 * max(1, 4 // size)
+    return Config("transpose", dtype, side, side, (32, 8), (("ELEMENT", element),))
 
 
 _STORED = {
@@ -169,6 +170,12 @@ def places() -> Iterator[Config]:
                 yield place(stored, panel, turned)
 
 
+def centre(dtype: str) -> Config:
+    """Return the configuration of centre.cu. `dtype`: NumPy's name for the type of panels, float32 or
+    float64."""
+    return Config("centre", dtype, 32, 32, (32, 8), (("ELEMENT", C_TYPE[dtype]),))
+
+
 def best(dtype: str, scores: str) -> Config:
     """Return the configuration of best.cu. `dtype`, `scores`: NumPy's names for the types of C (float32,
     float64, int32 or int64) and of scores (float32 or float64)."""
@@ -180,3 +187,20 @@ def bests() -> Iterator[Config]:
     """Yield all configurations of best.cu."""
     for dtype in C_TYPE:
         yield best(dtype, "float32" if dtype == "float32" else "float64")
+
+
+def pairs(left: str, right: str) -> Config:
+    """Return the configuration of pairs.cu. `left`, `right`: NumPy's names for the types of the rows."""
+    macros: dict[str, int | str] = {
+        side: "Half" if name == "float16" else _STORED[name]
+        for side, name in (("LEFT", left), ("RIGHT", right))
+    }
+    return Config("pairs", "float64", 1, 256, (256, 1), tuple(macros.items()))
+
+
+def all_pairs() -> Iterator[Config]:
+    """Yield configurations of pairs.cu with every type on either side."""
+    for name in _STORED:
+        yield pairs(name, name)
+        if name != "float16":
+            yield pairs(name, "float16")

@@ -28,6 +28,7 @@ from .product import Operand, Product, Strips
 from .scratch import Scratch
 from .split import PITCH_BYTES, Split, Splitter, split_pays
 from .tensor_tiles import ALONG_K
+from .transposition import Transposition
 
 _SUM_THREADS = 256
 """Threads of a block of sum.cu."""
@@ -65,6 +66,7 @@ class TensorGemm(ABC):
         self._scalar = np.dtype(self.configs[0].dtype).type
         self._c_bytes = np.dtype(self.configs[0].dtype).itemsize
         self._functions: dict[Config, Kernel] = {}
+        self._turn: dict[str, Transposition] = {}
         self.scratch = Scratch()
         self._sum = load(preparations.sum_slices(self.configs[0].dtype))["sum"]
         self._splitter: Splitter | None = None
@@ -158,15 +160,16 @@ class TensorGemm(ABC):
     def _turn_operands(self, config: Config, product: Product, stream: Any) -> Product:
         """Transpose the operands that must lie along k and do not. Returns the product of what is then
         there."""
-        i32, i64, u, k = np.int32, np.int64, np.uintp, product.k
+        k = product.k
         for name in self.turned(config):
-            turn = self._function(preparations.transpose(self._types[name]))
+            dtype = self._types[name]
+            if dtype not in self._turn:
+                self._turn[dtype] = Transposition(dtype)
             operand, lines = (product.a, product.m) if name == "a" else (product.b, product.n)
-            size = np.dtype(self._types[name]).itemsize
+            size = np.dtype(dtype).itemsize
             pitch = round_up(k, PITCH_BYTES // size)
             turned = Operand(self.scratch.at(f"turned {name}", lines * pitch * size), pitch)
-            args = i32(k), i32(lines), u(operand.ptr), i64(operand.ld), u(turned.ptr), i64(pitch)
-            turn((ceil_div(k, 32) * ceil_div(lines, 32),), (32, 8), args, stream)
+            self._turn[dtype](k, lines, operand, turned, stream)
             product = replace(product, a=turned) if name == "a" else replace(product, b=turned)
         return product
 

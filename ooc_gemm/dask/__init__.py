@@ -4,6 +4,6 @@ Needs the extra `distributed`.
 """
 
 from .arrays import matmul
-from .multiply import multiply
+from .multiply import gram, multiply
 
-__all__ = ["matmul", "multiply"]
+__all__ = ["gram", "matmul", "multiply"]

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 from dask.base import tokenize
@@ -14,6 +15,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from ..run.request import Precision
 from ..storage.read import addresses
+from ..support.memory import parse_size
 from .internals import Blockwise, List, Task, TaskRef, getter
 from .tasks import Options, Step, accumulated, nothing, part_of, pieces_of, product_of_stored
 from .workers import name_of_device, tasks_at_a_time
@@ -34,8 +36,9 @@ def matmul(
     device: str = "auto",
     precision: Precision = "highest",
     kernel: str = "auto",
+    memory_limit: str | int | None = None,
 ) -> Any:
-    """x·y of dask arrays, as a lazy dask array with the chunks and meta of `dask.array.matmul`.
+    """Multiply dask arrays: x·y as a lazy dask array with the chunks and meta of `dask.array.matmul`.
 
     The product is made in superblocks of its chunks, as few as keep all threads of the current client's
     workers (without a client, of this process) busy within their memory. Where x and y are what
@@ -55,6 +58,15 @@ def matmul(
         Least accuracy of float32 products.
     kernel : str, default "auto"
         The kernel: the fastest that keeps the precision, or the one of this name.
+    memory_limit : str or int, optional
+        Most host memory, in bytes or as `"512MiB"`, that the tasks of this product take together in each
+        process that runs them, beyond what the process holds otherwise. By default the value
+        `ooc-gemm.memory-limit` of dask's configuration; without one 70 % of a worker's own limit, and
+        without a cluster 60 % of what the process may use. On a worker, the smaller one of this and of its
+        own limit counts. It is shared by as many tasks at a time as a worker has threads, or as
+        `num_workers` of dask's configuration says. A task takes what its smallest plan needs even where its
+        share is less: at least four times the memory of a chunk of the result. The limit does not cover what
+        other tasks hold: the chunks of computed operands, and the result where it is computed into memory.
 
     Returns
     -------
@@ -66,7 +78,7 @@ def matmul(
     ValueError
         The inner dimensions differ.
     InputError
-        `device` is no name.
+        `device` is no name, or `memory_limit` is no size.
     RangeError
         While computing: a sum of integers does not fit 64 bits, where NumPy would wrap.
     """
@@ -77,13 +89,17 @@ def matmul(
         da.matmul(x, y)  # raises
         raise ValueError(f"the inner dimensions of {x.shape} and {y.shape} differ")
     dtype = np.zeros(0, np.result_type(x.dtype, y.dtype)).sum().dtype
-    options = Options(name_of_device(device), precision, kernel)
+    if memory_limit is None:
+        memory_limit = dask.config.get("ooc-gemm.memory-limit", None)
+    most = None if memory_limit is None else parse_size(memory_limit)
+    threads, room = tasks_at_a_time(most)
+    options = Options(name_of_device(device), precision, kernel, room if most else None)
     chunks, k = (x.chunks[0], y.chunks[1]), x.shape[1]
-    down, across = _superblocks(chunks, k, dtype)
+    down, across = _superblocks(chunks, k, dtype, threads, room)
     name = f"ooc-gemm-matmul-{tokenize(x, y, options, down, across)}"
     stored = [_stored(x, 0, down), _stored(y, 1, across)]
     if None in stored:
-        graph, parents = _from_chunks(name, x, y, down, across, dtype, options), [x, y]
+        graph, parents = _from_chunks(name, x, y, down, across, dtype, options, room), [x, y]
     else:
         graph = _from_stores(name, stored, k, down, across, dtype, options)
         parents = [array for array, spec in zip((x, y), stored, strict=True) if isinstance(spec, TaskRef)]
@@ -132,10 +148,11 @@ class Span:
         return low - self.start, high - self.start
 
 
-def _superblocks(chunks: tuple[tuple[int, ...], ...], k: int, dtype: Any) -> tuple[list[Span], list[Span]]:
-    """Cut C down and across into superblocks that keep all threads busy. Each fits four times into a task's
-    memory: as it was, as it is made, what is multiplied, and the chunks cut from it."""
-    threads, memory = tasks_at_a_time()
+def _superblocks(
+    chunks: tuple[tuple[int, ...], ...], k: int, dtype: Any, threads: int, memory: int
+) -> tuple[list[Span], list[Span]]:
+    """Cut C down and across into superblocks that keep all threads busy. Each fits four times into `memory`,
+    the bytes of a task: as it was, as it is made, what is multiplied, and the chunks cut from it."""
     room = memory // (4 * accumulated(dtype).itemsize)
 
     def seconds(cut: tuple[list[Span], list[Span]]) -> tuple[bool, float, int]:
@@ -194,13 +211,12 @@ def _from_stores(
 
 
 def _from_chunks(
-    name: str, x: Any, y: Any, down: list[Span], across: list[Span], dtype: Any, options: Options
+    name: str, x: Any, y: Any, down: list[Span], across: list[Span], dtype: Any, options: Options, memory: int
 ) -> dict[Any, Any]:
     """Return a graph in which a chain of tasks makes each superblock. Task `gate` p waits for step p of all
-    superblocks."""
+    superblocks. memory: the bytes of each task."""
     graph: dict[Any, Any] = {}
     largest = max(1, sum(max(span.stop - span.start for span in spans) for spans in (down, across)))
-    _, memory = tasks_at_a_time()
     depth = memory // (4 * (LAG + 2) * largest * accumulated(dtype).itemsize)
     depth = max(LEAST_DEPTH, min(depth, MOST_DEPTH))
     edges_x, edges_y = ([0, *itertools.accumulate(sizes)] for sizes in (x.chunks[1], y.chunks[0]))

@@ -4,6 +4,7 @@ that. It writes chunks into a folder of the run, from which the client takes the
 
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from distributed.core import Status
 
 from ..devices import open_device
 from ..devices.cpu.device import CPU
-from ..engine.ports import Device, Failure, Limits, Operation
+from ..engine.ports import Arithmetic, Device, Failure, Limits, Operation
 from ..planning.plan import Plan
 from ..planning.schedule import Block
 from ..run.executor import Local
@@ -41,17 +42,26 @@ def memory_of(worker: Any) -> int | None:
     return int(found.memory_limit * min([f for f in fractions if f] or [1.0])) if found.memory_limit else None
 
 
-def task_limit() -> int:
-    """Return the bytes that this process, which need not be a worker, may hold resident while one more task
-    runs in it."""
-    held = resident_bytes()
+def task_room(most: int | None) -> int:
+    """Return the bytes that one more task may take in this process, which need not be a worker: its share of
+    what is left, and no more than `most`."""
     try:
         worker = distributed.get_worker()
     except ValueError:
-        most, threads = default_memory_limit(), CPU().threads
+        limit, threads = default_memory_limit(), CPU().threads
     else:
-        most, threads = memory_of(worker) or default_memory_limit(), worker.state.nthreads
-    return held + max(0, most - held) // threads
+        limit, threads = memory_of(worker) or default_memory_limit(), worker.state.nthreads
+    left = max(1, limit - resident_bytes()) // threads
+    return left if most is None else min(left, most)
+
+
+class CPUOfTask(CPU):
+    """The CPU for a task that shares its process with others. A memory limit of its products does not count
+    what the process holds, which the other tasks change all the time."""
+
+    def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
+        """Returns limits by which the process holds nothing."""
+        return replace(super().limits(arithmetic, device_memory_limit), host_baseline=0, workers=1)
 
 
 def open_here(name: str, threads: int) -> Device:
@@ -101,7 +111,7 @@ def ask(device: str, threads: int, method: str, *arguments: Any) -> Any:
 
 @dataclass(frozen=True)
 class Work:
-    """What all superblocks of a run have in common."""
+    """What all tasks of a run have in common."""
 
     inputs: dict[str, Any]
     """Paths, URLs or zarr arrays of A and B, and of the old C where it is read."""
@@ -121,7 +131,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of a superblock."""
+    """The outcome of a task."""
 
     written: list[tuple[Chunk, str]]
     wrong: list[Block]
@@ -133,25 +143,67 @@ class Report:
     """The largest resident set of the worker, in bytes."""
     peak_device: int
     """The most memory of the worker's device that was held, in bytes."""
-    overflowed: int
+    overflowed: int = 0
     """Elements that became infinite in C's type."""
 
 
 def superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report | Failure:
     """Compute all chunks of C that are not `done`, and write them into the folder of the run."""
-    worker, folder = distributed.get_worker(), Path(work.folder)
-    if not folder.is_dir():
+    check_folder(work)
+    operands = {name: opened(work, name) for name in work.inputs}
+    plan = plan_of(work, operands).without(done)
+    target = share_of(work)
+    found = carried_out(
+        work, number, plan, work.operation, {name: one.source for name, one in operands.items()}, target
+    )
+    return found if isinstance(found, Failure) else handed_over(work, found, target)
+
+
+def check_folder(work: Work) -> None:
+    """Raise StoreError where this worker does not see the folder of the run."""
+    if not Path(work.folder).is_dir():
+        worker = distributed.get_worker().address
         raise StoreError(
-            f"{work.name} cannot be written: worker {worker.address} does not see the folder {folder}; "
+            f"{work.name} cannot be written: worker {worker} does not see the folder {work.folder}; "
             "choose a place that all workers share"
         )
-    operands = {name: _opened(work, name) for name in work.inputs}
-    found: dict[str, Any] = {name: opened.matrix for name, opened in operands.items()}
-    sources = {name: opened.source for name, opened in operands.items()}
-    plan = replace(work.plan, problem=replace(work.plan.problem, **found)).without(done)
+
+
+def plan_of(work: Work, operands: Mapping[str, Opened]) -> Plan:
+    """Return the plan of the run with what opened operands tell of their matrices."""
+    found: dict[str, Any] = {name: one.matrix for name, one in operands.items()}
+    if work.plan.problem.symmetric:
+        found["b"] = operands["a"].transpose().matrix
+    return replace(work.plan, problem=replace(work.plan.problem, **found))
+
+
+def share_of(work: Work) -> Target[Share]:
+    """Return the target that writes chunks of C into the folder of the run."""
     c = reopen.open_partial(work.c)
-    share = Share(folder, direct=c.nbytes >= DIRECT_BYTES)
-    target = Target(c, work.name, work.operation.leaves, share)
+    share = Share(Path(work.folder), direct=c.nbytes >= DIRECT_BYTES)
+    return Target(c, work.name, work.operation.leaves, share)
+
+
+def handed_over(work: Work, report: Report, target: Target[Share]) -> Report:
+    """Return a report with the chunks that were written, which the client may take over now."""
+    if work.boot != locks.boot_id():
+        target.sink.flush()
+    return replace(report, written=target.sink.written, overflowed=target.overflowed)
+
+
+def carried_out(
+    work: Work,
+    number: int,
+    plan: Plan,
+    operation: Operation,
+    sources: Mapping[str, Any],
+    target: Any,
+) -> Report | Failure:
+    """Run a plan on the device of this worker, and tell the client now and then how far it is.
+
+    number: that of the task, for the client. sources, target: as of `Executor.execute`.
+    """
+    worker, folder = distributed.get_worker(), Path(work.folder)
     executor, trace = Local(open_here(work.device, worker.state.nthreads)), Trace()
     said = time.monotonic()
 
@@ -160,23 +212,20 @@ def superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report | Fail
         if time.monotonic() > said + SECONDS:
             said = time.monotonic()
             if not folder.is_dir():
-                raise StoreError(f"{work.name}: the run that this superblock belongs to is over")
+                raise StoreError(f"{work.name}: the run that these blocks belong to is over")
             worker.log_event(work.topic, (number, fraction, trace.bytes["read"]))
 
     try:
-        executor.start(plan, work.operation, trace)
+        executor.start(plan, operation, trace)
         wrong = executor.execute(sources, target, tell)
         executor.close()  # a session tells its peak once it is closed
-        if work.boot != locks.boot_id():
-            share.flush()
         return Report(
-            share.written,
+            [],
             wrong,
             trace.bytes,
             trace.seconds,
             executor.peak_host_bytes(),
             executor.peak_device_bytes(),
-            target.overflowed,
         )
     except Exception as error:
         executor.close()
@@ -188,7 +237,7 @@ def superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report | Fail
         executor.close()
 
 
-def _opened(work: Work, name: str) -> Opened:
+def opened(work: Work, name: str) -> Opened:
     """Open an input, with the matrix that the plan has for it."""
     spec = reopen.open_partial(work.c) if name == "c" else work.inputs[name]
     found = inputs.open_input(spec, work.name if name == "c" else None)

@@ -15,8 +15,8 @@ from ..run.request import Precision
 from ..storage.read import inputs
 from ..storage.write import conversion
 from ..support.errors import BudgetError, RangeError
-from ..support.memory import STEP
-from .on_worker import open_here, task_limit
+from ..support.memory import STEP, resident_bytes
+from .on_worker import CPUOfTask, open_here, task_room
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class Options:
     device: str
     precision: Precision
     kernel: str
+    memory: int | None
+    """Bytes that a task may take beyond what its process holds; None for its share of what the worker has
+    left."""
 
 
 def accumulated(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -81,7 +84,11 @@ def product_of_stored(
 
 def _engine(x: Any, y: Any, dtype: np.dtype[Any], options: Options) -> Any:
     """Compute x·y within the memory that this task may hold, or within the least that the product needs."""
-    here = open_here(options.device, 1)
+    here, room = open_here(options.device, 1), task_room(options.memory)
+    if here.name == "cpu":
+        here = CPUOfTask(1)
+    else:
+        room += resident_bytes()
     with _gpu if here.name != "cpu" else nullcontext():
         # What overflows becomes infinite without a word, as in `dask.array.matmul`.
         run = partial(
@@ -95,7 +102,7 @@ def _engine(x: Any, y: Any, dtype: np.dtype[Any], options: Options) -> Any:
             notice=nothing,
         )
         try:
-            return run(memory_limit=task_limit()).array
+            return run(memory_limit=room).array
         except BudgetError as error:
             if error.minimum_memory_limit is None:
                 raise

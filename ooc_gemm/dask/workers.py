@@ -5,6 +5,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+import dask
 import distributed
 from distributed.comm import CommClosedError
 from distributed.core import RPCClosed
@@ -41,17 +42,26 @@ def name_of_device(device: object) -> str:
     )
 
 
-def tasks_at_a_time() -> tuple[int, int]:
+def tasks_at_a_time(most: int | None) -> tuple[int, int]:
     """Return how many tasks run at a time on the workers of the current client, or in this process, and the
-    bytes that each of them has."""
+    bytes that each of them has. most: the bytes that all tasks of a process may take; None for no limit
+    besides the worker's or the machine's."""
     try:
         client = distributed.get_client()
         workers = [] if client.asynchronous else _info(client)
     except ValueError:
         workers = []
-    threads = sum(worker["nthreads"] for worker in workers) or CPU().threads
-    least = min((int(SHARE * worker["memory_limit"]) // worker["nthreads"] for worker in workers), default=0)
-    return threads, least or default_memory_limit() // threads
+    if not workers:
+        threads = dask.config.get("num_workers", None) or CPU().threads
+        return threads, (most or default_memory_limit()) // threads
+    threads = sum(worker["nthreads"] for worker in workers)
+    return threads, min(_room(worker, most) // worker["nthreads"] for worker in workers)
+
+
+def _room(worker: dict[str, Any], most: int | None) -> int:
+    """Return the bytes that all tasks of a worker may take together. A worker without a limit has 0."""
+    limits = (int(SHARE * worker["memory_limit"]) or default_memory_limit(), most)
+    return min(limit for limit in limits if limit)
 
 
 def _info(client: Any) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The hardware that the engine runs on."""
 
+import contextlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,24 @@ if TYPE_CHECKING:  # `begin` is called before anything else is imported
     from ..engine.ports import Device
 
 
-def begin(name: str) -> None:
-    """Begin to make ready the GPU that `open_device` of this name would return, in the background. Errors are
-    left to `open_device`."""
+GPU_HOST_BYTES = 704 << 20
+"""What the resident set of a process with a CUDA context, CuPy and cuBLAS counts as (measured 480 to 560
+MiB)."""
+
+
+def within(name: str, memory_limit: int) -> str:
+    """Return the name of the device for this limit of host memory, in bytes: `cpu` for `auto` where what a
+    GPU's libraries take is more, else the name."""
+    return "cpu" if name == "auto" and memory_limit < GPU_HOST_BYTES else name
+
+
+def begin(name: str, memory_limit: str | None = None) -> None:
+    """Begin to make ready the GPU that `open_device` of this name would return, in the background.
+    memory_limit: as it is given on the command line. Errors are left to others."""
+    from ..support.memory import memory_limit_of
+
+    with contextlib.suppress(InputError):
+        name = within(name, memory_limit_of(memory_limit))
     kind, _, number = name.partition(":")
     if kind not in ("auto", "cuda") or find_spec("cupy") is None:
         return

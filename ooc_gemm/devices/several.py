@@ -92,6 +92,7 @@ class Several:
     """Two or more devices that work as one. All of them use the same arithmetic."""
 
     reduces = False
+    scorer = None
 
     def __init__(self, devices: list[Member], weights: list[int] | None = None):
         """`weights`: the relative speed of each device; by default all are equal."""

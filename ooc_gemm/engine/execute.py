@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from ..planning.plan import Plan
 from ..planning.schedule import Block, Piece
 from ..support.buffers import Bytes
+from ..support.errors import ENOUGH, StoppedError
 from ..support.shared import Shared
 from ..support.trace import Trace
 from .ports import COMPUTE, UPLOAD, Check, Session, Source, Target
@@ -119,12 +120,14 @@ def execute(
     sources: Mapping[str, Source],
     target: Target,
     trace: Trace,
-    progress: Callable[[float], None] = lambda fraction: None,
+    progress: Callable[[float], object] = lambda fraction: None,
     verify: bool = False,
 ) -> list[Block]:
     """Run `plan` in a session that was opened for it.
 
     `progress` is called on this thread with the fraction of the work that has been handed to the device.
+    When it returns `ENOUGH`, the block under way is the last: it is finished and written, and StoppedError is
+    raised unless all others are, too.
     `verify`: check each block before it is written; blocks that fail are not written but returned.
     """
     ring = Ring(session.host_buffers(plan.slots + plan.cache_slots, plan.slot_bytes), _turns(plan))
@@ -133,7 +136,7 @@ def execute(
     writers = ThreadPoolExecutor(plan.writers, "ooc-gemm writer")
     blocks = [_CBlock() for _ in range(plan.c_buffers)]
     pairs = _Pairs(plan, session, ring)
-    steps, step = plan.block_count * max(1, plan.panel_count), 0
+    steps, step, enough = plan.block_count * max(1, plan.panel_count), 0, False
     try:
         threads, each = dealt(plan.readers, all(source.asynchronous for source in sources.values()))
         for _ in range(threads):
@@ -160,7 +163,7 @@ def execute(
                 if step == 0:
                     make_ready(writers, session, plan, write_slots)
                 step += 1
-                progress(step / steps)
+                enough = progress(step / steps) is ENOUGH or enough
             if plan.panel_count == 0:
                 if block.index == 0:
                     make_ready(writers, session, plan, write_slots)
@@ -177,6 +180,13 @@ def execute(
             for _ in range(threads):
                 job = writers.submit(write, session, target, block, parts, c, check, write_slots, trace, each)
                 blocks[c].writes.append(job)
+            if enough and step < steps:
+                for other in blocks:
+                    other.free()
+                raise StoppedError(
+                    f"the run ended in order after {block.index + 1} of {plan.block_count} blocks; continue "
+                    "with resume=True"
+                )
         freed = readers.submit(session.free_panels)
         for other in blocks:
             other.free()

@@ -26,7 +26,7 @@ from ..support.buffers import Bytes
 from ..support.errors import DeviceError, RangeError
 from ..support.trace import Trace
 from .check import Rounding, Verdict
-from .reduction import Ranked, Reduction
+from .reduction import Pairs, Ranked, Reduction, Scorer
 from .ring import Event
 from .transform import Transform
 
@@ -318,6 +318,11 @@ class Device(Hardware, Protocol):
     def open(self, plan: Plan, operation: Operation, trace: Trace) -> "Session":
         """Allocate every buffer of the plan. If that fails, what has been allocated is freed."""
 
+    @property
+    def scorer(self) -> Callable[[Pairs], Scorer] | None:
+        """What keeps rows in the memory of the device, and scores pairs of them there; None if the host has
+        to."""
+
     def host_memory(self) -> "HostMemory":
         """Return a source of host memory outside of any session."""
 
@@ -340,13 +345,17 @@ class HostMemory(Protocol):
         """Undo what `prepare` has done."""
 
 
-class Session(HostMemory, Protocol):
-    """The run of one plan on a device, with all of its buffers. Any thread may call methods other than
-    `close`."""
+class Uploads(HostMemory, Protocol):
+    """What readers bring pieces to. Any thread may call these methods."""
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Copy a piece (rows × cols, on the host) to its place in a panel or C block. `source` may change
         once the event has completed."""
+
+
+class Session(Uploads, Protocol):
+    """The run of one plan on a device, with all of its buffers. Any thread may call methods other than
+    `close`."""
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
         """Compute block c ← α·(panels p) + (β if first else 1)·block c.

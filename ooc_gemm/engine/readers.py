@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from ..support.errors import on_thread
 from ..support.trace import Trace
-from .ports import Array, Session, Source
+from .ports import Array, Source, Uploads
 from .ring import Ring, Slot, Stopped, Task
 
 
@@ -19,7 +19,7 @@ def dealt(count: int, background: bool) -> tuple[int, int]:
 
 
 def read(
-    ring: Ring, session: Session, sources: Mapping[str, Source], trace: Trace, ahead: int, aside: bool
+    ring: Ring, session: Uploads, sources: Mapping[str, Source], trace: Trace, ahead: int, aside: bool
 ) -> None:
     """Read pieces and upload them until there are none left.
 
@@ -55,14 +55,14 @@ def read(
                     end()
 
 
-def _upload(ring: Ring, session: Session, slot: Slot, task: Task, aside: bool = False) -> None:
+def _upload(ring: Ring, session: Uploads, slot: Slot, task: Task, aside: bool = False) -> None:
     if panels := ring.admit(slot, task, aside):
         assert slot.view is not None, "it is filled"
         buffer = panels[task.piece.operand != "a"]
         ring.release(slot, task, session.upload(slot.view, task.piece, buffer))
 
 
-def wait_for_all(ring: Ring, session: Session) -> None:
+def wait_for_all(ring: Ring, session: Uploads) -> None:
     """Upload the pieces of the open turn that were put aside, and wait until all of its pieces are being
     uploaded."""
     with contextlib.suppress(Stopped):  # where a reader has failed: `wait` says with what

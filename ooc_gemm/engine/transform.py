@@ -95,18 +95,19 @@ class Transform:
             np.copyto(out, self.fill, where=mask, casting="unsafe")
 
 
-def missing_of(values: Array, missing: float | None) -> Array | None:
+def missing_of(values: Array, missing: float | None, out: Array | None = None) -> Array | None:
     """Which elements are missing; None where none can be: nothing counts as missing, or no element of this
     type is equal to it.
 
-    values: elements as stored. missing: the number that stands for a missing element, or NaN.
+    values: elements as stored. missing: the number that stands for a missing element, or NaN. out: memory for
+    the result.
     """
     if missing is None:
         return None
     if math.isnan(missing):
-        return np.isnan(values) if values.dtype.kind in "fc" else None
+        return np.isnan(values, out=out) if values.dtype.kind in "fc" else None
     number = as_element(missing, values.dtype)
-    return None if number is None else values == number
+    return None if number is None else np.equal(values, number, out=out)
 
 
 def as_element(missing: float, dtype: np.dtype[Any]) -> Any:

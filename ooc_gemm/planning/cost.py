@@ -1,5 +1,7 @@
 """Predicts how many seconds a candidate takes."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..support.intervals import ceil_div, touches
@@ -9,6 +11,17 @@ from .machine import Budget, Rates
 from .problem import Matrix, Problem, rows_apart
 from .schedule import DIAGONAL_STRIPS, EARLY_STRIPS, LEAST_STRIP, count_blocks, last_place
 from .traffic import downloaded_bytes, shared_columns, uploaded_again
+
+REDUCED = 0.5
+"""What finding the best elements of a block takes, in multiples of what a panel costs besides its operations:
+C is read once, and for a panel it is read and written."""
+
+TASK_SECONDS = 0.03
+"""Seconds of a task of a cluster besides its work: to hand it out, open arrays and allocate buffers."""
+
+IN_BACKGROUND = 1.05e-6
+"""Seconds of a read from files in memory, besides those for its bytes, where the C library's threads read for
+a device: what they need their one lock for (16 cores, rows of 4 to 64 KiB)."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +81,14 @@ class Estimate:
     alone: float
     """Seconds until everything is done, if one worker makes all blocks."""
     share: float
-    """Share of the blocks that the busiest of several workers makes."""
+    """Share of the blocks, or of their ranges of k, that the busiest of several workers makes."""
+    exchange: float = 0.0
+    """Seconds in which workers add up partial sums, and give them to each other."""
 
     @property
     def seconds(self) -> float:
         """Predicted seconds until everything is done."""
-        return self.alone * self.share
+        return self.alone * self.share + self.exchange
 
 
 class CostModel:
@@ -84,12 +99,12 @@ class CostModel:
     """
 
     def __init__(self, problem: Problem, budget: Budget, rates: Rates):
-        self._problem, self._budget, self._rates = problem, budget, rates
+        self._problem, self._budget, self.rates = problem, budget, rates
         self._passes: dict[tuple[str, int, int, int, int, int], Pass] = {}
 
     def estimate(self, x: Candidate) -> Estimate:
         """Predict the seconds of each stage and of the whole product."""
-        p, rates, slot = self._problem, self._rates, slot_bytes(self._problem, x)
+        p, rates, slot = self._problem, self.rates, slot_bytes(self._problem, x)
         reads = self._reads(x, slot)
         written, c = x.c.rows * x.c.cols, x.c
         parts = c.grid[0] * (ceil_div(p.n, x.bn) if p.found_bytes else c.grid[1])
@@ -108,8 +123,19 @@ class CostModel:
             alone = start + self._growing_seconds(x, stages)
         else:
             alone = start + self._overlapped_seconds(x, stages, reads)
-        blocks = max(1, count_blocks(p, x.bm, x.bn))
-        return Estimate(stages, alone, ceil_div(blocks, self._budget.workers) / blocks)
+        tasks, workers = max(1, count_blocks(p, x.bm, x.bn)) * p.parts, self._budget.workers
+        return Estimate(stages, alone, ceil_div(tasks, workers) / tasks, self._exchange_seconds(tasks))
+
+    def _exchange_seconds(self, tasks: int) -> float:
+        """Seconds for partial sums, which halve in number each time all workers have added up two of them. A
+        task has its own seconds, also where it makes a few blocks over all of k; only what a cut of k adds to
+        that counts."""
+        p, workers = self._problem, self._budget.workers
+        if p.parts == 1:
+            return 0.0
+        nbytes = p.m * p.n * p.block_itemsize / (2 if p.symmetric else 1)
+        rounds = math.ceil(math.log2(workers))
+        return rounds * nbytes / self.rates.exchange + ceil_div(tasks, workers) * TASK_SECONDS
 
     def hidden_cost(self, stages: dict[str, float]) -> float:
         """Return the seconds that are added to a candidate's when candidates are compared.
@@ -118,7 +144,7 @@ class CostModel:
         products the price is twice as high, because square blocks come in few sizes: the next smaller one
         would read half as much again to save a few percent of the time.
         """
-        return self._rates.hidden_cost * (2 if self._problem.symmetric else 1) * sum(stages.values())
+        return self.rates.hidden_cost * (2 if self._problem.symmetric else 1) * sum(stages.values())
 
     def _pass(self, name: str, s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
         key = name, s.chunk_rows, s.chunk_cols, row_step, col_step, slot
@@ -145,15 +171,16 @@ class CostModel:
         return found
 
     def _reads_of(self, s: Matrix, one: Pass, x: Candidate, times: int, missed: float) -> Reads:
-        rates, readers = self._rates, x.ring.readers
-        call = rates.read_seconds + rates.latency / readers
+        rates, readers = self.rates, x.ring.readers
+        in_background = self._budget.in_memory and not rates.shared
+        call = (IN_BACKGROUND if in_background else rates.read_seconds) + rates.latency / readers
         seconds = one.seconds(rates, rates.reading(readers), call)
         return Reads(seconds, one.pieces, times, missed, s.rows * s.cols * s.itemsize)
 
     def _read_seconds(self, x: Candidate, reads: list[Reads], slot: int) -> float:
         """Seconds of reading, of handing pieces on (which the conductor does while the readers read others),
         and of getting memory for the cache, which holds no more than every piece once."""
-        rates, read, handling = self._rates, 0.0, 0.0
+        rates, read, handling = self.rates, 0.0, 0.0
         for each in reads:
             read += each.times * each.missed * each.seconds
             handling += each.times * each.pieces * rates.piece_seconds
@@ -168,7 +195,7 @@ class CostModel:
     def _compute_seconds(self, x: Candidate) -> float:
         """Seconds of multiplying: those of the kernels, or of the conductor's calls that start them if these
         take longer, as of thin panels of a fast type."""
-        p, rates = self._problem, self._rates
+        p, rates = self._problem, self.rates
         multiplying = p.flops / rates.flops * (1 + self._overhead(x))
         if rates.shared:
             return multiplying
@@ -180,8 +207,9 @@ class CostModel:
     def _overhead(self, x: Candidate) -> float:
         """What multiplying takes beside the operations at full speed, as a share of their time: C is read and
         written for each panel, and tiles stand out over the edges of blocks."""
-        p, rates = self._problem, self._rates
-        thin = rates.thin * len(x.panels) / max(1, p.k) + rates.edge / x.bm + rates.edge / x.bn
+        p, rates = self._problem, self.rates
+        passes = len(x.panels) + (REDUCED if p.found_bytes else 0.0)
+        thin = rates.thin * passes / max(1, p.k) + rates.edge / x.bm + rates.edge / x.bn
         thin += rates.ready_again / x.bn if x.panels.resident else 0.0
         down = max(1, ceil_div(p.m, x.bm))
         if p.symmetric and len(self._budget.weights) > 1:  # blocks on the diagonal are made whole
@@ -197,7 +225,7 @@ class CostModel:
         Multiplying waits for the first panels; the last multiplication for the last reads, which share the
         store with the writes before; writing for the first block. The last write-back begins when the first
         strip of the last multiplication is done."""
-        rates, blocks = self._rates, count_blocks(self._problem, x.bm, x.bn)
+        rates, blocks = self.rates, count_blocks(self._problem, x.bm, x.bn)
         panels = max(1, blocks * len(x.panels))
         each_read, each_multiply = (stages[name] / panels for name in ("read", "compute"))
         first, last = self._first_and_last(x)
@@ -233,7 +261,7 @@ class CostModel:
     def _growing_seconds(self, x: Candidate, stages: dict[str, float]) -> float:
         """Seconds of the one block of panels that grow: each is read when one of two buffers is free, and
         multiplied when it is there."""
-        p, thin = self._problem, self._rates.thin
+        p, thin = self._problem, self.rates.thin
         bringing = max(stages["read"], stages["upload"]) / p.k
         multiplying = stages["compute"] / (p.k + thin * len(x.panels))
         came = done = before = began = took = 0.0
@@ -264,6 +292,20 @@ def _found_share(x: Candidate, a: Pass, down: int) -> float:
     spare = max(0.0, x.cache - 2 * strip)
     found = sum(i * min(x.cache, strip) + min(i * strip, min(x.cache, strip) + spare) for i in range(1, down))
     return found / max(1.0, a.pieces * down)
+
+
+def least_seconds(flops: float, moved: Mapping[str, int], rates: Rates) -> dict[str, float]:
+    """Return the least seconds that each part of the hardware needs: operations ÷ rate, and for each stage
+    bytes (`moved`) ÷ rate. Reads and writes share the store as measured (`Rates.turns`)."""
+    read, write = moved["read"] / rates.read, moved["write"] / rates.write
+    return {
+        "read": read,
+        "upload": moved["upload"] / rates.upload,
+        "compute": flops / rates.flops,
+        "download": moved["download"] / rates.download,
+        "write": write,
+        "store": taking_turns(read, write, rates.turns),
+    }
 
 
 def taking_turns(read: float, write: float, turns: float) -> float:

@@ -8,6 +8,9 @@ from .problem import Matrix, Problem, rows_apart
 PAGE = 4096
 """Bytes in which host memory is allocated."""
 
+SUMS = 3
+"""Blocks that a worker of a cluster holds where it adds up partial sums: two, and their sum."""
+
 Ledger = dict[str, int]
 """Bytes of a budget, by the name of what holds them."""
 
@@ -40,7 +43,7 @@ def ledgers(p: Problem, budget: Budget, x: Candidate) -> tuple[Ledger, Ledger]:
     if budget.device is None:
         return host | {name: count * size for name, size in compute.items()}, {}
     device = {"baseline": budget.device_baseline} | compute | {"transforms": p.transforms[0]}
-    device["reduction"] = x.c_buffers * rows * p.found_bytes + 2 * p.n * p.score_bytes
+    device["reduction"] = x.c_buffers * rows * p.found_bytes + 2 * p.n * p.score_bytes + p.kept_bytes
     return host | {"checks": count * x.c_buffers * sums}, device
 
 
@@ -51,6 +54,7 @@ def _host(p: Problem, budget: Budget, x: Candidate, slot: int) -> Ledger:
     encoding = chunk * c.itemsize * (c.held if c.whole else int(c.itemsize != p.part_itemsize))
     encoding += c.encodes.bytes_for(c.chunk_bytes)
     read = (p.a, p.b, c) if p.reads_c else (p.a, p.b)
+    partial = SUMS * x.bm * x.bn * p.block_itemsize if p.parts > 1 else 0
     return {
         "baseline": budget.host_baseline,
         "read ring": ring.slots * slot,
@@ -62,7 +66,7 @@ def _host(p: Problem, budget: Budget, x: Candidate, slot: int) -> Ledger:
         "encoding": ring.writers * encoding,
         "transforms": p.transforms[0] + ring.readers * p.transforms[1],
         "reduction": x.bm * p.row_bytes,
-    }
+    } | ({"partial sums": partial} if partial else {})
 
 
 def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> Ledger:

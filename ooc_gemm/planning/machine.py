@@ -48,6 +48,9 @@ class Rates:
     """Seconds before the first read and after the last write, in addition to those for slots."""
     note: str = ""
     """Where these numbers come from, for the reader of the plan."""
+    exchange: float = 500e6
+    """Bytes per second of a block that one worker of a cluster gets from another and adds to its own: half of
+    a network of 10 Gbit/s."""
     busy_readers: int = 4
     """Reader threads that the store needs to give all of `read`; fewer get a share each. An NVMe disk needs
     several requests at a time, of 1 MiB and more, to keep all of its channels busy."""

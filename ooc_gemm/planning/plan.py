@@ -15,6 +15,7 @@ from functools import cache, cached_property
 from itertools import accumulate, chain
 from typing import Any
 
+from ..support import shown
 from ..support.intervals import band_of, overlaps
 from . import cache as belady
 from . import report
@@ -33,7 +34,7 @@ NOTHING: Visit = ("", 0, 0), []
 place."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A frozen schedule. All sizes in bytes, all times in seconds."""
 
@@ -229,8 +230,18 @@ class Plan:
         )
         return left.with_cache(self.cache_slots) if self.cache_slots else left
 
+    def within(self, start: int, stop: int) -> "Plan":
+        """Return the plan of the same blocks for one range of k (`Problem.k_ranges`) alone. Its bytes and
+        seconds are those of all of k."""
+        k_panels = replace(self.k_panels, k=stop - start)
+        return replace(self, problem=self.problem.within(start, stop), k_panels=k_panels, found=(), kept=())
+
     def _traffic(self) -> Traffic:
         """Count the bytes that the blocks move without a cache, block by block."""
+        if self.problem.parts > 1:
+            each = [self.within(*k)._traffic() for k in self.problem.k_ranges]
+            all_of = Traffic(*map(sum, zip(*each, strict=True)))
+            return all_of._replace(written=each[0].written)
         p, blocks = self.problem, list(self.blocks())
         parts = [part for block in blocks for part in self.parts(block)]
         old = sum(piece_read_bytes(p.c, piece) for block in blocks for piece in self.block_pieces(block))
@@ -288,6 +299,23 @@ class Plan:
             found.append(((operand, at, number), list(sizes)))
         return found
 
+    def __repr__(self) -> str:
+        """Return the size of the product and of its blocks, the kernel and the predictions."""
+        p = self.problem
+        return (
+            f"Plan(m={p.m}, n={p.n}, k={p.k}, bm={self.bm}, bn={self.bn}, bk={self.bk}, "
+            f"blocks={self.block_count}, kernel={p.kernel.partition(':')[0]!r}, "
+            f"predicted_seconds={self.predicted_seconds:.3g}, bytes_read={self.bytes_read}, "
+            f"bytes_written={self.bytes_written}, host_bytes={self.host_bytes}, "
+            f"device_bytes={self.device_bytes})"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return shown.table(
+            "Plan", report.rows(self.to_dict(), self.problem, self.budget, self.k_panels.growth > 1)
+        )
+
     def __str__(self) -> str:
         """Return the plan as a table, as `table` does."""
         return self.table()
@@ -307,6 +335,7 @@ class Plan:
             "rates": self.used_rates.note,
             "resident": self.k_panels.resident,
             "blocks": self.block_count,
+            "k_ranges": len(p.k_ranges),
             "panels": self.panel_count,
             "chunks": [p.c.chunk_rows, p.c.chunk_cols],
             "host_bytes": self.host_bytes,

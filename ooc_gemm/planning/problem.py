@@ -2,10 +2,10 @@
 device."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from ..support.intervals import ceil_div, overlaps, ranges, touches
+from ..support.intervals import ceil_div, overlaps, ranges, round_up, touches
 from .traits import LOCAL, StoreTraits
 
 MiB = 1 << 20
@@ -97,6 +97,17 @@ class Matrix:
         """Bytes of all stored chunks, which must be read at least once."""
         return self.rows * self.cols * self.itemsize if self.stored is None else sum(self.stored)
 
+    def window(self, rows: tuple[int, int], cols: tuple[int, int]) -> "Matrix":
+        """Return rows [start, stop) × columns [start, stop) of S, which begin where a chunk begins."""
+        down, across = rows[0] // self.chunk_rows, cols[0] // self.chunk_cols
+        assert (down * self.chunk_rows, across * self.chunk_cols) == (rows[0], cols[0])
+        found = replace(self, rows=rows[1] - rows[0], cols=cols[1] - cols[0], stored=None)
+        if self.stored is None:
+            return found
+        (height, width), line = found.grid, self.grid[1]
+        starts = ((down + i) * line + across for i in range(height))
+        return replace(found, stored=tuple(size for at in starts for size in self.stored[at : at + width]))
+
     def beside(self, slot: int) -> int:
         """Return the bytes that a reader holds in addition to a slot of so many bytes."""
         if self.whole:
@@ -129,6 +140,10 @@ class Matrix:
             sizes = line if self.whole else [self.itemsize if size else 0 for size in line]
             total += times * sum(map(int.__mul__, cols, sizes))
         return total
+
+    def pass_bytes(self, height: int) -> int:
+        """Bytes moved from the store when op(X) is read once, in panels of so many rows. Exact."""
+        return self.read_bytes(self.rows, height) if self.transposed else self.read_bytes(height, self.cols)
 
     def read_bytes_estimate(self, row_step: int, col_step: int) -> float:
         """Estimate `read_bytes` without looking at each chunk. Exact if all chunks are equally large as
@@ -242,9 +257,14 @@ class Problem:
     blocks. 0: blocks are downloaded."""
     score_bytes: int = 0
     """Bytes of a number, of which such a device holds two for each column of C."""
+    kept_bytes: int = 0
+    """Bytes of what such a device keeps during the whole run, to score what it has found exactly."""
     symmetric: bool = False
     """Whether op(B) is op(A)ᵀ, so that C = Cᵀ. Then blocks on and below the diagonal are made, and the others
     are their mirror images."""
+    parts: int = 1
+    """Most ranges of k that workers of a cluster multiply apart. Their partial sums of each block are then
+    added up."""
 
     @property
     def part_itemsize(self) -> int:
@@ -269,6 +289,22 @@ class Problem:
         a = self.a.chunk_rows if self.a.transposed else self.a.chunk_cols
         b = self.b.chunk_cols if self.b.transposed else self.b.chunk_rows
         return math.lcm(a, b)
+
+    @property
+    def k_ranges(self) -> tuple[tuple[int, int], ...]:
+        """[start, stop) of the ranges of k that are multiplied apart. They begin where chunks of both A and B
+        begin."""
+        if self.parts == 1:
+            return ((0, self.k),)
+        return tuple(ranges(self.k, round_up(ceil_div(self.k, self.parts), self.k_chunk)))
+
+    def within(self, start: int, stop: int) -> "Problem":
+        """Return the product over one of `k_ranges` alone. The first of them has the old C."""
+        k = start, stop
+        a, b = self.a, self.b
+        a = a.window(k, (0, a.cols)) if a.transposed else a.window((0, a.rows), k)
+        b = b.window((0, b.rows), k) if b.transposed else b.window(k, (0, b.cols))
+        return replace(self, k=stop - start, a=a, b=b, parts=1, reads_c=self.reads_c and start == 0)
 
     @property
     def stored_along_k(self) -> tuple[bool, bool]:

@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .machine import Budget
@@ -20,17 +20,31 @@ HARD_SPACE = "\N{NO-BREAK SPACE}"
 """A space at which no line is broken."""
 
 
-def table(found: Numbers, problem: Problem, budget: Budget, grows: bool) -> str:
-    """Return lines that say what a plan computes, what it moves, how long that takes, and who holds the
+def rows(found: Numbers, problem: Problem, budget: Budget, grows: bool) -> list[Row]:
+    """Return rows that say what a plan computes, what it moves, how long that takes, and who holds the
     memory.
 
     found: the plan as JSON types. problem, budget: what it was made for. grows: whether its panels grow along
     k.
     """
-    rows = [*_work_rows(found, problem, budget, grows), *_traffic_rows(found, problem)]
-    rows += [*_time_rows(found), *_memory_rows(found, budget)]
-    width = max(len(name) for name, _ in rows) + 2
-    return "\n".join(f"{name:<{width}}{_wrapped(value, width)}" for name, value in rows)
+    return [
+        *_work_rows(found, problem, budget, grows),
+        *_traffic_rows(found, problem),
+        *time_rows(found),
+        *memory_rows(found),
+    ]
+
+
+def table(found: Numbers, problem: Problem, budget: Budget, grows: bool) -> str:
+    """Return the rows as lines of text. The arguments are those of `rows`."""
+    return lines(rows(found, problem, budget, grows))
+
+
+def lines(every: Iterable[Row]) -> str:
+    """Return rows as lines of text, all titles in one column."""
+    every = list(every)
+    width = max(len(name) for name, _ in every) + 2
+    return "\n".join(f"{name:<{width}}{_wrapped(value, width)}" for name, value in every)
 
 
 def _work_rows(found: Numbers, p: Problem, budget: Budget, grows: bool) -> list[Row]:
@@ -46,9 +60,13 @@ def _work_rows(found: Numbers, p: Problem, budget: Budget, grows: bool) -> list[
     rows += [("blocks of C", blocks)]
     workers = budget.workers
     rows += [("workers", f"{workers}, each with this much memory")] if workers > 1 else []
+    if p.parts > 1:
+        deep = p.k_ranges[0][1]
+        cut = f"cut into {len(p.k_ranges)} ranges of up to {deep}; workers add up their blocks"
+        rows += [("k", cut)]
     stored = "reduced as they come; C is not stored"
     if not p.row_bytes:
-        stored = f"{c.chunk_rows}×{c.chunk_cols}, {_mib(c.chunk_bytes)}"
+        stored = f"{c.chunk_rows}×{c.chunk_cols}, {mib(c.chunk_bytes)}"
     rows += [("chunks of C", stored)]
     return rows
 
@@ -59,35 +77,35 @@ def _traffic_rows(found: Numbers, p: Problem) -> list[Row]:
     inputs = p.a.stored_bytes + (0 if p.symmetric else p.b.stored_bytes)
     hold = "input holds" if p.symmetric else "inputs hold"
     times = (found["bytes_read"] + found["bytes_written"]) / max(1, bound)
-    size, order = _mib(cached * found["slot_bytes"]), "columns" if found["by_columns"] else "rows"
+    size, order = mib(cached * found["slot_bytes"]), "columns" if found["by_columns"] else "rows"
     cache = f"{size} of host memory keeps what is used again soonest; blocks go by {order}"
-    rows = [("read", f"{_mib(found['bytes_read'])} (the {hold} {_mib(inputs)})")]
+    rows = [("read", f"{mib(found['bytes_read'])} (the {hold} {mib(inputs)})")]
     rows += [("cache", cache)] if cached else []
-    rows += [("written", _mib(found["bytes_written"]))]
-    rows += [("lower bound", f"{_mib(bound)}; this plan moves {times:.2f} times that")]
+    rows += [("written", mib(found["bytes_written"]))]
+    rows += [("lower bound", f"{mib(bound)}; this plan moves {times:.2f} times that")]
     return rows
 
 
-def _time_rows(found: Numbers) -> list[Row]:
+def time_rows(found: Numbers) -> list[Row]:
     """Return rows with the predicted time, the rates behind it, and chunks that would save time."""
     seconds: dict[str, float] = found["stage_seconds"]
     slowest = max(seconds, key=lambda stage: seconds[stage], default="")
     rows = [("predicted", f"{found['predicted_seconds']:.2f} s, most of it {slowest}")]
     rows += [("rates", found["rates"])] if found["rates"] else []
-    rows += [("layout", found["advice"])] if found["advice"] else []
+    rows += [("layout", found["advice"])] if found.get("advice") else []
     return rows
 
 
-def _memory_rows(found: Numbers, budget: Budget) -> list[Row]:
+def memory_rows(found: Numbers) -> list[Row]:
     """Return rows that name each holder of host and device memory and its share of the limit."""
     rows = []
     for title, ledger, limit in (
-        ("host memory", found["ledger"], budget.host),
-        ("device memory", found["device_ledger"], budget.device),
+        ("host memory", found["ledger"], found["memory_limit"]),
+        ("device memory", found["device_ledger"], found["device_memory_limit"]),
     ):
         if limit is not None:
-            rows.append((title, f"{_mib(sum(ledger.values()))} of {_mib(limit)}"))
-            rows += [(f"  {name}", _mib(size)) for name, size in ledger.items() if size]
+            rows.append((title, f"{mib(sum(ledger.values()))} of {mib(limit)}"))
+            rows += [(f"  {name}", mib(size)) for name, size in ledger.items() if size]
     return rows
 
 
@@ -97,13 +115,15 @@ def _type_words(p: Problem) -> str:
     if "int" in c:
         beyond = "sums are exact, and one that does not fit is an error"
     elif c == "float16":
-        beyond = "sums are kept in float32, and one past 65504 becomes infinite"
+        beyond = "sums are kept in float32"
+        beyond += "" if p.row_bytes else ", and one past 65504 becomes infinite"
     else:
         beyond = ""
     return "; ".join(filter(None, [f"{c}, of {a} · {b}", beyond]))
 
 
-def _mib(nbytes: int) -> str:
+def mib(nbytes: int) -> str:
+    """Return a number of bytes as text, such as `1.5 MiB`."""
     return f"{nbytes / MiB:,.1f} MiB" if nbytes >= MiB or not nbytes else f"{nbytes / 1024:,.1f} KiB"
 
 

@@ -44,6 +44,16 @@ GROWTHS = (1.25, 1.5)
 WORTH_LESS = 0.95
 """Smaller chunks of C, or a smaller ring, are chosen where they need less than this share of the time."""
 
+SHORT = 20.0
+"""Seconds of a plan up to which smaller rings and chunks of C are tried only if there is much to gain. To try
+all takes up to half a second, and of more memory for blocks they can hardly make more."""
+
+MOST_RANGES = 16
+"""Most ranges of k for each worker, which keep all workers busy nearly to the end."""
+
+RANGE_SECONDS = 1.0
+"""Least predicted seconds of a range of k where a worker has several."""
+
 NEAR_IDEAL = 1.05
 """A plan within this many times the time that memory without end allows is taken without a look at smaller
 chunks of C and smaller rings."""
@@ -56,20 +66,43 @@ def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
     C whose blocks cannot be square and small enough is computed as if it were not symmetric. Raises
     BudgetError, with the smallest limit that would do, where no plan fits.
     """
-    x = _Search(problem, budget, rates).best()
-    if x is None and problem.symmetric:
+    found = _best(problem, budget, rates)
+    if found is None and problem.symmetric:
         return make_plan(replace(problem, symmetric=False), budget, rates)
-    if x is None:
+    if found is None:
         raise _refusal(problem, budget)
-    return finish(problem, budget, rates, x)
+    _, p, x = found
+    return finish(p, budget, rates, x)
 
 
 def predict(problem: Problem, budget: Budget, rates: Rates) -> float:
     """Return the predicted seconds of the best plan, without making it; infinity where none fits, with square
     blocks for a symmetric C."""
-    search = _Search(problem, budget, rates)
-    x = search.best()
-    return math.inf if x is None else search.cost.estimate(x).seconds
+    found = _best(problem, budget, rates)
+    return math.inf if found is None else found[0]
+
+
+def _best(problem: Problem, budget: Budget, rates: Rates) -> tuple[float, Problem, Candidate] | None:
+    """Return the predicted seconds of the best candidate, the problem with or without a cut of k among the
+    workers, and the candidate; None where none fits."""
+    found = []
+    for p in (problem, *_cut_along_k(problem, budget, rates)):
+        search = _Search(p, budget, rates)
+        if x := search.best():
+            found.append((search.cost.estimate(x).seconds, p, x))
+    return min(found, key=lambda one: one[0], default=None)
+
+
+def _cut_along_k(problem: Problem, budget: Budget, rates: Rates) -> list[Problem]:
+    """Return the problem with k cut into a range or more for each worker, if there are workers and k can be
+    cut. Blocks whose partial sums are still to be added up are not narrowed."""
+    p, workers = problem, budget.workers
+    if workers == 1 or p.row_bytes or p.k <= p.k_chunk:
+        return []
+    seconds = CostModel(p, budget, rates).estimate(everything(p, budget)).alone / workers
+    each = max(1, min(MOST_RANGES, int(seconds / RANGE_SECONDS)))
+    cut = replace(p, parts=workers * each, narrowed=0)
+    return [replace(cut, parts=len(cut.k_ranges))] if len(cut.k_ranges) > 1 else []
 
 
 def least_seconds(problem: Problem, budget: Budget, rates: Rates) -> float:
@@ -102,9 +135,22 @@ class _Search:
             found = self._sizes(c, ring)
             if found and (best is None or found.seconds < WORTH_LESS * best.seconds):
                 best = found
+            if found and best is found and NEAR_IDEAL * least < found.seconds < SHORT:
+                least = max(least, self._least_with_more_room(found.x))
             if best and best.seconds <= NEAR_IDEAL * least:
                 break
         return best.x if best else None
+
+    def _least_with_more_room(self, x: Candidate) -> float:
+        """Return the seconds of the best blocks and panels if the ring and the write slots of a candidate
+        took no memory, and chunks of C were small. Smaller chunks and rings cannot save more than that."""
+        host = ledgers(self.problem, self.budget, x)[0]
+        freed = sum(host[name] for name in ("read ring", "decoding", "write slots", "encoding"))
+        budget = replace(self.budget, host=self.budget.host + freed)
+        if budget.device is not None:
+            budget = replace(budget, device=budget.device + slot_bytes(self.problem, x))
+        found = _Search(self.problem, budget, self.cost.rates)._sizes(outputs(self.problem)[-1], x.ring)
+        return found.seconds if found else 0.0
 
     def _sizes(self, c: Matrix, ring: Ring) -> _Found | None:
         """Return the best block and panel sizes for one ring and one layout of C."""
@@ -279,4 +325,6 @@ def finish(p: Problem, budget: Budget, rates: Rates, x: Candidate) -> Plan:
         predicted_seconds=estimate.seconds,
         used_rates=rates,
     )
+    if p.parts > 1:
+        return plan.without(frozenset())
     return plan.with_cache(x.cache) if x.cache else plan

@@ -1,14 +1,16 @@
 """Determines the memory that a plan may use, and the rates that it is made with."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ..engine.ports import Device, Hardware, Limits
 from ..planning.machine import Budget, Rates
 from ..planning.problem import Problem
 from ..planning.search import least_seconds
-from ..storage.io.files import chunks_at_once
+from ..storage.io.files import chunks_at_once, in_background, writes_at_once
 from ..storage.io.requests import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests
 from ..storage.read import addresses
+from ..storage.read.source import Opened
 from ..support.memory import baseline_bytes
 from . import rates, rates_first
 from .arithmetic import Chosen
@@ -29,10 +31,14 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
     stored = inputs.a.dtype, inputs.b.dtype
     converted = turned or bool(inputs.wanted) or stored != chosen.arithmetic.panels
     sources, puts = inputs.sources.values(), addresses.traits_of(request.c).remote
-    asked_of = _asked_of(inputs)
+    asked_of = _asked_of(sources)
     readers = max([limits.readers, *(requests(*one) for one in asked_of)])
     if all(source.traits.asynchronous for source in sources):
         readers = chunks_at_once(readers)
+    writers = max(limits.writers, WRITERS if puts else 0)
+    folder = None if request.c is None or limits.workers else addresses.local_path(request.c)
+    if folder and in_background(rates.nearest_folder(folder)):
+        writers = writes_at_once(writers)
     return Budget(
         host=request.memory_limit,
         host_baseline=base,
@@ -41,7 +47,7 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
         workspace=limits.workspace + (limits.check if request.verify else 0),
         staged=limits.device is not None and (converted or inputs.c is not None),
         readers=readers,
-        writers=max(limits.writers, WRITERS if puts else 0),
+        writers=writers,
         connection=CONNECTION_BYTES if asked_of or puts else 0,
         workers=max(1, limits.workers),
         weights=limits.weights,
@@ -58,8 +64,12 @@ def known_rates(
     read = [(source.place, source.matrix.stored_bytes) for source in inputs.sources.values()]
     place = None if request.c is not None or request.writes else inputs.a.place
     c = (place, _c_bytes(problem)) if place else _c_place(request, problem)
-    found = rates.known(hardware, chosen.arithmetic, read, c)
-    if asked_of := _asked_of(inputs):  # to wait for a network takes nothing from the cores
+    return of_stores(rates.known(hardware, chosen.arithmetic, read, c), inputs.sources.values())
+
+
+def of_stores(found: Rates, sources: Iterable[Opened]) -> Rates:
+    """Return rates with those of the network, where a source answers slowly."""
+    if asked_of := _asked_of(sources):  # to wait for a network takes nothing from the cores
         latency, bandwidth = max(asked_of)[0], min(found.read, BANDWIDTH)
         found = replace(found, stream=STREAM, latency=latency, read=bandwidth, shared=False)
     return found
@@ -94,7 +104,6 @@ def _c_bytes(problem: Problem) -> int:
     return problem.m * problem.n * problem.c.itemsize
 
 
-def _asked_of(inputs: Inputs) -> list[tuple[float, int]]:
+def _asked_of(sources: Iterable[Opened]) -> list[tuple[float, int]]:
     """Return the latency and the request size in bytes of each source that answers slowly."""
-    sources = inputs.sources.values()
     return [(source.traits.latency, source.matrix.chunk_bytes) for source in sources if source.traits.remote]

@@ -8,12 +8,13 @@ import numpy as np
 
 from .. import __version__
 from ..storage.read.source import Opened
-from ..storage.write import consolidated, in_memory, opening
+from ..storage.write import consolidated, coordinates, in_memory, opening
 from ..storage.write.journal import Journal
 from ..storage.write.provenance import Finished
 from ..storage.write.publication import Publication
 from ..storage.write.target import Target
 from ..support.errors import InputChangedError
+from .labels import own_coordinate
 from .observer import Observer
 from .prepare import Job
 from .request import Request
@@ -44,6 +45,7 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
         yield None, None
         # The run that has made C may have been killed before that.
         consolidated.enter(c, consolidated.groups_of(c))
+        _write_coordinates(job, observer)
         return
     if c is None:
         array = (np.zeros if job.request.triangle else np.empty)(job.output.shape, job.output.dtype)
@@ -67,6 +69,7 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
         if kept := target.sink.staging.kept():
             error.add_note(kept)
         raise
+    _write_coordinates(job, observer)
 
 
 def _begun(job: Job, observer: Observer) -> Target[Publication]:
@@ -81,6 +84,23 @@ def _begun(job: Job, observer: Observer) -> Target[Publication]:
         log.close()
     force = job.request.force or log is not None
     return opening.create_target(c, job.output, block, job.head, force, notice=observer.notice)
+
+
+def _write_coordinates(job: Job, observer: Observer) -> None:
+    """Write the coordinates of C's dimensions beside C, where its operands have some."""
+    names, a = job.output.dimensions, job.sources.get("a")
+    if names is None or a is None or job.operation.beta != 0:
+        return
+    b = job.sources.get("b") or a.transpose()
+    operands = job.request.a.array, job.request.b.array
+    old = (a.dims or (None,))[0], (b.dims or (None,))[-1]
+    found = [
+        coordinates.Wanted(own_coordinate(array, was), was, name, count)
+        for array, was, name, count in zip(operands, old, names, job.output.shape, strict=True)
+        if was
+    ]
+    if said := coordinates.write_coordinates(job.request.c, found):
+        observer.note(said)
 
 
 def _check_unchanged(source: Opened, sink: Publication) -> None:

@@ -2,14 +2,17 @@
 
 import traceback
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Protocol
 
+from ..devices import GPU_HOST_BYTES, open_device, within
 from ..engine.execute import execute
 from ..engine.ports import Device, Failure, Hardware, Operation, Session, Source, Target
 from ..planning.plan import Plan
 from ..planning.schedule import Block
 from ..support.errors import Error
-from ..support.memory import peak_resident_bytes
+from ..support.memory import memory_limit_of, peak_resident_bytes
+from ..support.recording import note_plan
 from ..support.trace import Trace
 
 
@@ -24,12 +27,12 @@ class Executor(Protocol):
         """Allocate what the plan needs. C is not touched yet."""
 
     def execute(
-        self, sources: Mapping[str, Source], target: Target, progress: Callable[[float], None]
+        self, sources: Mapping[str, Source], target: Target, progress: Callable[[float], object]
     ) -> list[Block]:
         """Run the plan that was started. Returns the blocks that failed their check and are not written.
 
         sources: the opened operands, by name. target: the stored C. progress: called with the fraction that
-        is done.
+        is done. A device of this process ends the run where it returns `ENOUGH`.
         """
 
     def close(self) -> None:
@@ -46,6 +49,20 @@ class Executor(Protocol):
         """The most device memory that was held, in bytes; 0 where devices compute in host memory."""
 
 
+def open_local(device: str | Device, memory_limit: str | int | None, note: Callable[[str], None]) -> "Local":
+    """Open what carries out plans in this process. device, memory_limit: as of `multiply`. note: called where
+    a GPU is left out because of the limit. Raises InputError."""
+    if not isinstance(device, str):
+        return Local(device)
+    name = within(device, memory_limit_of(memory_limit))
+    if name != device and find_spec("cupy") is not None:
+        note(
+            f"the CPU computes, because the libraries of a GPU take {GPU_HOST_BYTES >> 20} MiB of host "
+            "memory, and the memory limit is lower"
+        )
+    return Local(open_device(name))
+
+
 class Local:
     """Carries out plans on a device of this process."""
 
@@ -56,10 +73,11 @@ class Local:
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Opens a session of the device."""
+        note_plan(plan, self.hardware.model)
         self._running = self.device.open(plan, operation, trace), plan, operation, trace
 
     def execute(
-        self, sources: Mapping[str, Source], target: Target, progress: Callable[[float], None]
+        self, sources: Mapping[str, Source], target: Target, progress: Callable[[float], object]
     ) -> list[Block]:
         """Runs the plan with the engine's threads."""
         assert self._running, "it is started"

@@ -19,6 +19,7 @@ from ..storage.write import checks, layout, opening
 from ..support.errors import BudgetError, InputError, on_thread
 from ..support.intervals import ceil_div, ranges
 from ..support.memory import baseline_bytes, memory_limit_of
+from ..support.meter import Meter
 
 
 def random(
@@ -126,13 +127,16 @@ def random(
         for row, row_stop in ranges(shape[0], unit[0])
         for col, col_stop in ranges(shape[1], unit[1])
     )
+    whole = shape[0] * shape[1] * kind.itemsize
+    meter = Meter(f"random {addresses.describe(out)}", nbytes=whole, verb="wrote")
     try:
-        with ThreadPoolExecutor(threads, "ooc-gemm random") as pool:
+        with meter, ThreadPoolExecutor(threads, "ooc-gemm random") as pool:
             written = done = 0
             for moved, nbytes in pool.map(write, parts):
                 written, done = written + moved, done + nbytes
+                meter(done / max(1, whole))
                 if progress is not None:
-                    progress(done, shape[0] * shape[1] * kind.itemsize)
+                    progress(done, whole)
         target.sink.commit()
     except BaseException:
         target.sink.staging.discard()  # nobody could continue it

@@ -9,7 +9,7 @@ from typing import Any
 from ..planning.schedule import Block
 from ..storage.format import conventions
 from ..storage.read import addresses
-from ..storage.write import conversion
+from ..storage.write import conversion, reopen
 from ..storage.write.provenance import Finished
 from ..support.errors import (
     NO_MEMORY,
@@ -21,6 +21,8 @@ from ..support.errors import (
     VerificationError,
     no_memory,
 )
+from ..support.meter import Meter, event, logs
+from ..support.recording import recorded
 from ..support.trace import Trace
 from . import rates_learned
 from .destination import continued, destination
@@ -79,11 +81,15 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
             watch.write(observer.trace)
         except StoreError as error:  # which does not make the result any less finished
             observer.warn(str(error))
-    return replace(_result(job, made, watch, time.perf_counter() - started), bytes_passed=passed)
+    result = replace(_result(job, made, watch, time.perf_counter() - started), bytes_passed=passed)
+    _say_done(job, result)
+    return recorded(result)
 
 
 def _announce(job: Job, observer: Observer) -> None:
     """Tell the user what concerns the answer, and how the run is done."""
+    if logs():
+        event("plan", f"{_name(job)}: {job.plan!r}", plan=job.plan.to_dict())
     said = (conventions.said(source.name, source.undecoded) for source in job.sources.values())
     for text in dict.fromkeys(said):
         if text:
@@ -94,6 +100,13 @@ def _announce(job: Job, observer: Observer) -> None:
         observer.note(str(job.log))
     elif job.log:
         observer.note(f"{job.blocks - job.plan.block_count} of {job.blocks} blocks are done already")
+
+
+def _say_done(job: Job, result: Result) -> None:
+    """Log what the run has taken."""
+    found = ("seconds", "tflops", "bytes_read", "bytes_written", "peak_host_bytes", "peak_device_bytes")
+    numbers = {name: getattr(result, name) for name in (*found, "blocks", "blocks_resumed")}
+    event("done", f"{_name(job)}: done in {result.seconds:.2f} s", **numbers)
 
 
 def _learn(job: Job, observer: Observer, watch: Trace) -> None:
@@ -116,13 +129,15 @@ def _with_transforms(job: Job) -> tuple[Job, int]:
 def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
     """Copy operands to better chunks, run the plan on the started executor, and finish C."""
     plan, report = job.plan, observer.progress
+    meter = Meter(_name(job), plan.flops, plan.bytes_read, lambda: watch.bytes["read"])
 
-    def progress(fraction: float) -> None:
-        if report:
-            report(fraction, plan, watch)
+    def progress(fraction: float) -> object:
+        meter(fraction)
+        return report(fraction, plan, watch) if report else None
 
     wanted = job.copies if plan.block_count else ()
     with (
+        meter,
         rechunked(wanted, job.sources, job.request.c) as (sources, copies),
         destination(job, observer) as (target, array),
     ):
@@ -201,7 +216,8 @@ def _result(job: Job, made: _Made, watch: Trace, seconds: float) -> Result:
         overflowed=made.overflowed,
         rechunked=made.copies,
         plan=plan,
-        array=made.array,
+        array=made.array if job.request.c is None else reopen.open_result(job.request.c),
+        timeline=watch.timeline(),
     )
 
 

@@ -47,7 +47,12 @@ def lay_out(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> Layout:
         unit, chunks = (height, width), (there.chunks[0], there.chunks[1])
     stored.check_layout(chunks, request.shards, request.compressor)
     output = stored.Output(
-        (m, n), dtype, chunks or (1, 1), request.shards, request.compressor, request.dimensions
+        (m, n),
+        dtype,
+        chunks or (1, 1),
+        request.shards,
+        request.compressor,
+        request.dimensions or inputs.dimensions,
     )
     height, width = unit or (1, 1)
     matrix = Matrix(m, n, dtype.itemsize, height, width, whole=output.encoded, encodes=output.work)

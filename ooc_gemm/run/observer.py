@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..planning.plan import Plan
+from ..support import recording
+from ..support.meter import event
 from ..support.trace import Trace
 
-Progress = Callable[[float, Plan, Trace], None]
+Progress = Callable[[float, Plan, Trace], object]
 Notice = Callable[[str], None]
 
 
@@ -18,24 +20,36 @@ class Observer:
     """The callbacks that are called, and the trace that is written, while a product is computed."""
 
     progress: Progress | None = None
-    """Called with the fraction that is done, the plan, and the bytes and seconds so far."""
+    """Called with the fraction that is done, the plan, and the bytes and seconds so far. Where it returns
+    `ENOUGH`, no further block is begun, and the run ends with a StoppedError."""
     notice: Notice | None = None
     """Called with sentences for the user; None drops or warns (`note`, `warn`)."""
     trace: str | os.PathLike[str] | None = None
     """File to which a timeline of all stages is written; None for no file."""
 
     def note(self, text: str) -> None:
-        """Pass on a sentence about how the run proceeds; it is dropped where there is no `notice`."""
+        """Pass on a sentence about how the run proceeds; where there is no `notice`, it is only
+        logged."""
+        event("note", text)
+        self._keep(text)
         if self.notice:
             self.notice(text)
 
     def warn(self, text: str) -> None:
         """Pass on a sentence about what C holds; where there is no `notice`, it becomes a UserWarning in the
         user's code."""
+        event("warning", text)
+        self._keep(text)
         if self.notice:
             self.notice(text)
         else:
             warnings.warn(text, stacklevel=1 + _frames_inside())
+
+    @staticmethod
+    def _keep(text: str) -> None:
+        """Keep a sentence where a recording is on."""
+        if (found := recording.current()) is not None:
+            found.notice(text)
 
 
 def _frames_inside() -> int:

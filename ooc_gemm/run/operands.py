@@ -15,6 +15,7 @@ from ..storage.read.source import Opened
 from ..storage.read.table import as_table, tabled
 from ..storage.write import checks, reopen
 from ..support.errors import InputError
+from .labels import product_names
 from .settle import Settled
 from .transforms import Wanted, element_types, wanted_of
 
@@ -52,6 +53,11 @@ class Inputs:
         """The extents (m, n, k) of the product."""
         (m, k), (_, n) = self.a.shape, self.b.shape
         return m, n, k
+
+    @property
+    def dimensions(self) -> tuple[str, str] | None:
+        """Names of the dimensions of the product: of the rows of op(A) and of the columns of op(B)."""
+        return product_names((self.a.dims or (None,))[0], (self.b.dims or (None,))[-1])
 
     @property
     def sources(self) -> dict[str, Opened]:

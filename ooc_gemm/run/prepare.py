@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..devices import open_device
 from ..engine.ports import Limits, Operation
 from ..engine.reduction import record_bytes, score_type
 from ..planning import layouts
@@ -22,7 +21,7 @@ from ..storage.write.layout import Output
 from ..support.errors import InputError
 from .arithmetic import Chosen, choose_arithmetic, choose_dtype
 from .budget import known_rates, make_budget, with_measured
-from .executor import Executor, Local
+from .executor import Executor, Local, open_local
 from .layout import Layout, chosen_layout, lay_out
 from .observer import Observer
 from .operands import Inputs, open_inputs
@@ -88,7 +87,8 @@ def prepare(
         given = {name: getattr(request, name) for name in ("chunks", "shards", "compressor")}
         checks.check_filled(settled.c, inputs.shape[:2], dtype, given, settled.force)
     layout = lay_out(settled, inputs, dtype)
-    executor = executor or _local(settled)
+    note = observer.note if observer else lambda said: None
+    executor = executor or open_local(settled.device, settled.memory_limit, note)
     chosen = choose_arithmetic(settled, inputs, dtype, executor.hardware)
     limits = executor.hardware.limits(chosen.arithmetic, settled.device_memory_limit)
     narrowed = _narrowed(settled, chosen, dtype, limits)
@@ -116,7 +116,7 @@ def prepare(
         request=settled,
         log=log,
         sources=_read(inputs, left),
-        operation=_operation(settled, inputs, chosen, narrowed),
+        operation=_operation(settled, inputs, chosen, narrowed if left.problem.narrowed else None),
         output=chosen_layout(layout, settled, inputs, left.problem.c),
         copies=copies,
         plan=left,
@@ -136,11 +136,6 @@ def _read(inputs: Inputs, plan: Plan) -> dict[str, Opened]:
     if plan.budget.device is None:
         sources = {name: source.lending() for name, source in sources.items()}
     return {name: sources[name] for name in sources if name != "b" or not plan.problem.symmetric}
-
-
-def _local(request: Settled) -> Local:
-    device = request.device
-    return Local(open_device(device) if isinstance(device, str) else device)
 
 
 def _narrowed(request: Settled, chosen: Chosen, out: np.dtype[Any], limits: Limits) -> np.dtype[Any] | None:
@@ -190,6 +185,8 @@ def _problem(
 def _reduced(problem: Problem, request: Settled, chosen: Chosen, limits: Limits) -> Problem:
     """Return the problem with what a device with memory of its own keeps of C, if it finds what a reduction
     keeps. That of some rows must fit where a part of these rows would."""
+    if request.reduced:
+        problem = replace(problem, kept_bytes=request.reduced.device_bytes)
     keep = request.reduced.keep if request.reduced else None
     if keep is None or keep > limits.most_kept or problem.n > MOST_COLUMNS:
         return problem

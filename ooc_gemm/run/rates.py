@@ -19,7 +19,7 @@ from typing import Any
 
 from ..engine.ports import Arithmetic, Hardware
 from ..planning.machine import Rates
-from ..storage.io.files import IN_MEMORY, mounted
+from ..storage.io.files import IN_MEMORY, mounted, open_file
 from ..storage.write.staging_folder import DIRECT_BYTES
 from ..support.remembered import recall
 
@@ -182,11 +182,16 @@ def kernel_key(arithmetic: Arithmetic) -> str:
     return f"{arithmetic.kernel} {panel}" + (f" to {block}" if block != panel else "")
 
 
-def file_system(place: Path) -> str:
-    """Return type and device number of the file system on which a folder lies, or will lie."""
+def nearest_folder(place: Path) -> Path:
+    """Return a folder, or the nearest one above it that exists."""
     while not os.path.exists(place) and place != place.parent:  # Path.exists raises where a name is too long
         place = place.parent
-    device = os.stat(place).st_dev
+    return place
+
+
+def file_system(place: Path) -> str:
+    """Return type and device number of the file system on which a folder lies, or will lie."""
+    device = os.stat(nearest_folder(place)).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     return f"{mounted().get(number, ('unknown',))[0]} {number}"
 
@@ -218,17 +223,19 @@ def _sample(folder: Path) -> list[Path]:
     entries = [entry for entry in entries if not entry.name.startswith((".z", "zarr.json"))]
     found = []
     for entry in entries[:: max(1, len(entries) // SAMPLED)]:
-        found += _sample(entry) if entry.is_dir() else [entry]
+        if not entry.is_symlink():  # which may lead anywhere, also back
+            found += _sample(entry) if entry.is_dir() else [entry]
     return found
 
 
 def _is_cached(path: Path) -> bool:
     """Whether the page cache holds the page in the middle of a file; asking does not load it. The system does
-    not tell for a file that this process may not write."""
+    not tell for a file that this process may not write. False for what is no file: a pipe would be waited
+    for."""
     if not os.access(path, os.W_OK):
         return False
     try:
-        with open(path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_COPY) as pages:
+        with open(open_file(path)[0], "rb") as file, mmap(file.fileno(), 0, access=ACCESS_COPY) as pages:
             held = c_ubyte(0)
             at = addressof(c_char.from_buffer(pages)) + len(pages) // 2 // PAGESIZE * PAGESIZE
             return _mincore is not None and _mincore(at, 1, byref(held)) == 0 and bool(held.value & 1)

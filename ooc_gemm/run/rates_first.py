@@ -30,7 +30,18 @@ from ..support.intervals import round_up
 from ..support.remembered import recall, remember
 from ..support.timed import by_one_thread, for_a_while
 from ..support.trace import Trace
-from .rates import FILE, FOLDERS, Place, cached_share, file_system, kernel_key, possible, sound, today
+from .rates import (
+    FILE,
+    FOLDERS,
+    Place,
+    cached_share,
+    file_system,
+    kernel_key,
+    nearest_folder,
+    possible,
+    sound,
+    today,
+)
 
 LONGEST = 0.5
 """The most seconds that measuring before a run takes."""
@@ -200,10 +211,8 @@ class _First:
 
     def _writing(self, buffers: list[Bytes], name: str) -> None:
         """Write files that have no names, so that nothing is left of them whatever happens."""
-        place = self._wanted.c[0]
-        assert place
-        while not place.exists() and place != place.parent:
-            place = place.parent
+        assert self._wanted.c[0]
+        place = nearest_folder(self._wanted.c[0])
         least = min(WRITTEN_BYTES, os.statvfs(place).f_bavail * os.statvfs(place).f_frsize // 4)
         jobs = range(least // PIECE_BYTES)
         if len(jobs) < len(buffers) or self._left() < LEAST:
@@ -283,7 +292,7 @@ def _past_the_cache(file: int) -> None:
 
 def _multiplied(device: Device, arithmetic: Arithmetic, side: int, longest: float) -> float:
     """Return the seconds of the fastest of some multiplications of side×DEPTH by DEPTH×side."""
-    size, trace = arithmetic.panel.itemsize, Trace()
+    size, trace = arithmetic.panel.itemsize, Trace(recorded=False)
     a, b = Matrix(side, DEPTH, size, side, DEPTH), Matrix(DEPTH, side, size, DEPTH, side)
     c = Matrix(side, side, arithmetic.block.itemsize, side, side)
     problem = Problem(side, side, DEPTH, a, b, c, size, arithmetic.block.itemsize)

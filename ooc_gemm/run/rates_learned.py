@@ -17,6 +17,9 @@ TRUSTED_SECONDS = 0.02
 TRUSTED_SIDE = 2048
 """Least height and width of blocks, and depth of panels, from which the rate of a kernel is learned. What
 smaller ones take is mostly their start."""
+EVEN = 3.0
+"""Most times that multiplications may take what all would take as fast as the shortest. In a run that takes
+longer, some have waited, for a kernel that was compiled or loaded, or blocks are very uneven."""
 TRUSTED_BYTES = 256 * MiB
 """Least bytes of copies from which their rate is learned."""
 BETTER = 1.05
@@ -60,5 +63,7 @@ def _flops(plan: Plan, watch: Trace) -> float:
     prediction contains what panels and edges cost besides, and the trace adds up all devices."""
     seconds = watch.seconds["compute"]
     if seconds < TRUSTED_SECONDS or min(plan.bm, plan.bn, plan.bk) < TRUSTED_SIDE:
+        return 0.0
+    if seconds > EVEN * watch.least["compute"] * watch.spans["compute"]:
         return 0.0
     return plan.used_rates.flops * plan.stage_seconds["compute"] / seconds

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from ..engine.ports import Array
 from ..planning.layouts import Copy
 from ..planning.schedule import Part, Piece, cut
+from ..storage.io.trees import remove_tree
 from ..storage.read.source import Opened
 from ..storage.write import layout, opening
 from ..support.buffers import Bytes, page_aligned
@@ -77,7 +78,8 @@ def _hidden_folder(c: Any) -> Iterator[Path]:
     try:
         yield Path(folder)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_tree(Path(folder))
 
 
 def _copied(copy: Copy, opened: Opened, place: Path) -> tuple[Opened, int, int]:

@@ -62,7 +62,7 @@ class Operand:
 
     Notes
     -----
-    Only real arrays are transformed, and only by the device `cpu` in this process.
+    Only real arrays are transformed, and only by devices of this process, not by a cluster.
     """
 
     array: Any
@@ -109,6 +109,8 @@ class Reduced:
     """Other host memory, in bytes, that is held during the run."""
     keep: int | None = None
     """How many of the best elements of each row of C are kept. None: something else is kept."""
+    device_bytes: int = 0
+    """Device memory, in bytes, that is held during the run by what is no buffer of the plan."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class Request:
     reduced: Reduced | None = None
     """What a reduction keeps of C in its place; None where C is stored."""
     dimensions: tuple[str, str] | None = None
-    """Names of the dimensions of a new C; None where they have none."""
+    """Names of the dimensions of a new C; None for those of the operands."""
     writes: bool = True
     """Whether C is written; if not, only a plan is made."""
 

@@ -4,11 +4,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..planning.plan import Plan
+from ..support.shown import Shown
+from ..support.trace import Timeline
 from .rechunk import Rechunked
 
 
-@dataclass(frozen=True)
-class Result:
+@dataclass(frozen=True, repr=False)
+class Result(Shown):
     """What a multiplication did. Sizes in bytes, times in seconds."""
 
     m: int
@@ -47,9 +49,11 @@ class Result:
     bytes_passed: int = 0
     """Read by passes that found means and deviations of operands, beside `bytes_read`."""
     array: Any = field(default=None, repr=False)
-    """C as a NumPy array, where no C was given; otherwise None."""
+    """C: a NumPy array where no C was given, otherwise the zarr.Array that was written."""
+    timeline: Timeline | None = field(default=None, repr=False)
+    """When each stage was busy; None where the run was not traced."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON types."""
-        out = {key: value for key, value in self.__dict__.items() if key not in ("plan", "array")}
+        out = {key: value for key, value in self.__dict__.items() if key not in ("plan", "array", "timeline")}
         return {**out, "rechunked": [asdict(copy) for copy in self.rechunked], "plan": self.plan.to_dict()}

@@ -10,6 +10,7 @@ from ..planning.schedule import Part
 from ..storage.io.requests import CONNECTION_BYTES
 from ..storage.write import checks, layout, opening
 from ..support.buffers import page_aligned
+from ..support.intervals import ceil_div
 from .stream import Array
 
 
@@ -68,6 +69,13 @@ def memory(shape: tuple[int, int], dtype: Any) -> int:
     """Bytes that a `RowWriter` of such an array takes."""
     kind: np.dtype[Any] = np.dtype(dtype)
     return _height(shape, kind) * max(1, shape[1]) * kind.itemsize + CONNECTION_BYTES
+
+
+def written(shape: tuple[int, int], dtype: Any) -> int:
+    """Bytes that writing such an array moves to the store: those of whole chunks."""
+    kind: np.dtype[Any] = np.dtype(dtype)
+    height = _height(shape, kind)
+    return ceil_div(shape[0], height) * height * max(1, shape[1]) * kind.itemsize
 
 
 def write_rows(out: Any, values: Array, force: bool) -> int:

@@ -7,6 +7,7 @@ of the pieces. So sums that `add` makes do not depend on how fast the threads ar
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,12 +20,15 @@ import numpy.typing as npt
 from ..devices.cpu.device import INTERPRETER_BYTES
 from ..planning.problem import MiB
 from ..planning.schedule import Piece, cut
+from ..planning.stream_plan import Cut
 from ..storage.io.requests import CONNECTION_BYTES, requests
 from ..storage.read.source import Opened
 from ..support.buffers import PAGE, Bytes, page_aligned
 from ..support.errors import BudgetError
 from ..support.intervals import ceil_div, ranges, round_up
 from ..support.memory import baseline_bytes
+from ..support.meter import Meter
+from ..support.trace import Trace
 from .rechunk import each
 
 Array = npt.NDArray[Any]
@@ -91,6 +95,7 @@ class _Pass:
         self.opened = opened if opened.matrix.apart else opened.measured(limit)
         self.bytes_read = 0
         """Bytes moved from the store by all passes."""
+        self._trace = Trace()
         s, far = self.opened.matrix, self.opened.traits.remote
         line = s.chunk_cols * s.itemsize
         self._slot = s.chunk_bytes if s.whole else max(line, min(s.chunk_bytes, PIECE_BYTES))
@@ -121,6 +126,7 @@ class _Pass:
         """Make a pass. `work` returns what is added, the elements of the item and the bytes read for it."""
         rows, cols = self.opened.shape
         turns, done = _Turns(), 0
+        meter = Meter(f"{self._purpose} {self.opened.name}", nbytes=rows * cols * self.opened.dtype.itemsize)
 
         def run(numbered: tuple[int, T], slot: Bytes) -> int:
             number, item = numbered
@@ -132,8 +138,9 @@ class _Pass:
                         nonlocal done
                         add(found)
                         done += elements
+                        meter(done / max(1, rows * cols))
                         if progress is not None:
-                            progress(done / max(1, rows * cols))
+                            progress(meter.fraction)
 
                     turns.take(number, act)
             except BaseException:
@@ -142,6 +149,7 @@ class _Pass:
             return moved
 
         with (
+            meter,
             ThreadPoolExecutor(len(memory), "ooc-gemm pass") as pool,
             self.opened.source.cancelled_on_error(),
         ):
@@ -173,9 +181,13 @@ class Pieces(_Pass):
         s, source = self.opened.matrix, self.opened.source
 
         def run(piece: Piece, slot: Bytes) -> tuple[R, int, int]:
+            start = time.perf_counter()
             values, moved = source.read(piece, slot)
+            self._trace.add("read", start, nbytes=moved)
             rows, cols = piece.rows, piece.cols
+            start = time.perf_counter()
             found = work(values.T, cols, rows) if s.transposed else work(values, rows, cols)
+            self._trace.add("compute", start)
             return found, values.size, moved
 
         pieces = cut("", s, (0, s.rows), (0, s.cols), self._slot)
@@ -210,6 +222,21 @@ class Panels(_Pass):
         self.height = height
         """Rows of a panel; the last may have fewer."""
         self.threads = self._threads(needs.fixed, takes(height))
+        self._needs, self._panel_bytes = needs, PAGE + min(height, extent) * line
+
+    @property
+    def cut(self) -> Cut:
+        """How a pass cuts op(X), and what it takes."""
+        s, threads, needs = self.opened.matrix, self.threads, self._needs
+        held = {
+            "baseline": baseline_bytes(INTERPRETER_BYTES),
+            "reading": threads * self._reads,
+            "lazy inputs": s.apart,
+            "panels": threads * self._panel_bytes,
+            "work": threads * needs.thread,
+            "results": needs.fixed,
+        }
+        return Cut(self.height, threads, s.pass_bytes(self.height), held, {})
 
     def each(
         self,
@@ -226,7 +253,7 @@ class Panels(_Pass):
         size = min(self.height, extent) * width * self.dtype.itemsize
 
         def run(rows: Range, memory: Bytes) -> tuple[R, int, int]:
-            count, moved = rows[1] - rows[0], 0
+            count, moved, start = rows[1] - rows[0], 0, time.perf_counter()
             space = memory[front : front + count * width * self.dtype.itemsize]
             panel: Array = space.view(self.dtype).reshape(count, width)
             stored = ((0, s.rows), rows) if s.transposed else (rows, (0, s.cols))
@@ -240,7 +267,11 @@ class Panels(_Pass):
                     np.copyto(place, values, casting="unsafe")
                 else:
                     np.subtract(values, shift[cols], out=place, casting="unsafe")
-            return work(panel, rows), count * width, moved
+            self._trace.add("read", start, nbytes=moved)
+            start = time.perf_counter()
+            found = work(panel, rows)
+            self._trace.add("compute", start)
+            return found, count * width, moved
 
         memory = page_aligned(self.threads, front + size)
         self._run(memory, ranges(extent, self.height), run, add, progress)

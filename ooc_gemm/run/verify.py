@@ -21,6 +21,7 @@ from ..engine.check import HOEFFDING, ROOT_TINY, Rounding, compare, least, round
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..support.errors import InputError
 from ..support.memory import memory_limit_of
+from ..support.meter import Meter
 from .claim import Claim, open_claim
 from .stream import Needs, Pieces, Range
 
@@ -124,7 +125,7 @@ def verify(
     limit = memory_limit_of(memory_limit)
     passes = _Passes(claim, rounds, limit, progress)
     signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=(claim.shape[1], rounds))
-    with np.errstate(all="ignore"):
+    with passes.meter, np.errstate(all="ignore"):
         sums = _sums(claim, passes, signs.astype(claim.wide))
         tolerance, overflows = _tolerance(claim, sums)
         bad, ratio = compare(sums.found, sums.wanted, tolerance, overflows)
@@ -162,6 +163,7 @@ class _Passes:
             for name, (opened, _) in self._operands.items()
         }
         self._done, self._progress = 0, progress
+        self.meter = Meter("verify", nbytes=sum(self._sizes.values()))
 
     @property
     def bytes_read(self) -> int:
@@ -189,12 +191,17 @@ class _Passes:
         self._done += self._sizes[name]
         return out, norms
 
-    def _report(self, name: str) -> Callable[[float], None] | None:
+    def _report(self, name: str) -> Callable[[float], None]:
         """Return what a pass calls with the fraction that is done."""
-        done, size, progress = self._done, self._sizes[name], self._progress
-        if progress is None:
-            return None
-        return lambda fraction: progress(done + round(fraction * size), sum(self._sizes.values()))
+        before, size, whole = self._done, self._sizes[name], sum(self._sizes.values())
+
+        def report(fraction: float) -> None:
+            done = before + round(fraction * size)
+            self.meter(done / max(1, whole))
+            if self._progress is not None:
+                self._progress(done, whole)
+
+        return report
 
 
 @dataclass(frozen=True)

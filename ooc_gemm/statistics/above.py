@@ -30,6 +30,11 @@ Run = tuple[Array, Array, Array]
 """Elements in the order of rows and columns: where each row ends, columns, values."""
 
 
+def room(columns: int) -> int:
+    """Bytes of elements that are held at a time where they go to files: at least those of one row of C."""
+    return max(ROOM, columns * 16)
+
+
 @dataclass
 class _Band:
     """What is found in the rows of one row of blocks."""
@@ -68,7 +73,7 @@ class Above:
         self._shape, self._height, self._least = shape, height, least
         self._absolute, self._others = absolute, others
         self._spill_to, self._most = spill, most
-        self.room = max(ROOM, shape[1] * 16)
+        self.room = room(shape[1])
         self._bands: dict[int, _Band] = {}
         self._held, self._lock = 0, Lock()
 
@@ -136,7 +141,7 @@ class Above:
         except OSError as error:
             raise StoreError(
                 f"elements that reach {self._least:g} cannot be written to {folder} ({error.strerror}); "
-                f"{remedy(error, 'see to its disk')}, then go on with resume=True"
+                f"{remedy(error, 'check its disk')}, then continue with resume=True"
             ) from error
         self._held -= band.nbytes
         band.keys, band.values, band.nbytes = [], [values[:0]], 0

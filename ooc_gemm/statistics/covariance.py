@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ..engine.ports import Array, Device
 from ..planning.plan import Plan
+from ..run.labels import labelled
 from ..run.moments import Moments, column_moments
 from ..run.observer import Observer
 from ..run.operands import open_operand
@@ -25,13 +26,13 @@ from ..storage.io.zarr_internals import refuse_event_loop
 from ..support.errors import InputError
 from ..support.memory import memory_limit_of
 from ..support.trace import Trace
-from .labels import labelled
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Covariance(Result):
-    """What `cov` or `corrcoef` did and found. `array` is the matrix, where it was not stored. Of a DataArray
-    both have the dimension and the coordinates of its variables."""
+    """What `cov` or `corrcoef` did and found. `array` is the matrix, a zarr.Array where it was stored. Where
+    it is in memory, the matrix and the means of a DataArray have the dimension and the coordinates of its
+    variables."""
 
     mean: Any = field(default=None, repr=False)
     """Mean of each variable, as an array of float64."""

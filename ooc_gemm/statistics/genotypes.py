@@ -2,9 +2,10 @@
 
 A variant that lacks c samples lacks c(c+1)/2 pairs. Where few are missing, these pairs are listed and
 counted; where many are, the 0/1 matrix M of missing elements is multiplied, MᵀM, in float32, which is exact
-up to 2²⁴ variants at a time.
+up to 2²⁴ variants at a time. Where a GPU multiplies M faster than pairs are listed, the pass gives up.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
@@ -17,6 +18,7 @@ from ..engine.ports import Array
 from ..engine.transform import missing_of
 from ..run.stream import Needs, Panels, Range
 from ..storage.read.source import Opened
+from ..support.buffers import scratch
 from ..support.intervals import ranges
 
 STRIP = 1 << 19
@@ -25,8 +27,10 @@ PAIRS = 1 << 18
 """Pairs of a strip that are listed, at most."""
 LISTED = 1000
 """Elements of MᵀM that are computed, for one variant, in the time in which one pair is listed and counted."""
-THREAD_BYTES = 24 * STRIP + 40 * PAIRS
-"""What each thread computes in: a strip as float32, its mask, lists of what is missing and of pairs."""
+THREAD_BYTES = 32 * STRIP + 40 * PAIRS
+"""What each thread computes in: a strip as floats, its mask, lists of what is missing and of pairs."""
+MOST_LISTED = 1 << 25
+"""Pairs after which a pass gives up counting, where a GPU can count. A core lists so many in a second."""
 ROUNDING = 2.0**-44
 """A frequency that is less than the least one by no more than this counts as equal to it, as in plink2."""
 TILE = 256
@@ -45,7 +49,7 @@ class Genotypes:
     """Variants, of those kept, that each sample lacks."""
     pairs: Array | None
     """Variants, of those kept, that both of two samples have (int32, samples × samples); None where that
-    was not asked for."""
+    was not asked for, or the pass has given up counting."""
     bytes_read: int
 
     @property
@@ -66,13 +70,14 @@ def look_through(
     least: float,
     paired: bool,
     progress: Callable[[float], None] | None = None,
+    most: int | None = None,
 ) -> Genotypes:
     """Find frequencies and count pairs.
 
     opened: variants × samples, with its op(): numbers of alleles from 0 to 2. limit: the memory limit of the
     process in bytes. missing: the number that stands for a missing genotype. least: variants with a less
     frequent minor allele are left out. paired: whether pairs are counted. progress: called with the fraction
-    that is done.
+    that is done. most: after so many pairs, counting them is given up; None: never.
 
     Raises BudgetError and StoreError.
     """
@@ -80,7 +85,7 @@ def look_through(
     frequency = np.full(variants, np.nan)
     kept = np.zeros(variants, bool)
     lacking = np.zeros(samples, np.int64)
-    counts = Counts(samples) if paired else None
+    counts = Counts(samples, most) if paired else None
     fixed = 9 * variants + 8 * samples + (pair_bytes(samples) if paired else 0)
     panels = Panels(opened, opened.dtype, limit, "look through", Needs(fixed, THREAD_BYTES + 16 * samples))
 
@@ -88,18 +93,16 @@ def look_through(
         total = np.zeros(samples, np.int64)
         for start, stop in ranges(len(panel), max(1, STRIP // max(1, samples))):
             strip, lines = panel[start:stop], slice(rows[0] + start, rows[0] + stop)
-            mask = missing_of(strip, missing)
-            values = strip.astype(np.float32 if strip.dtype.itemsize == 1 else np.float64)
-            there = np.full(len(strip), samples)
-            if mask is not None:
-                np.copyto(values, 0, where=mask)
-                there -= np.count_nonzero(mask, axis=1)
-            sums = values @ np.ones(samples, values.dtype)  # at most 254·samples, which float32 holds
-            share = np.divide(sums, 2.0 * there, dtype=np.float64)  # NaN where none has it
+            mask = _room("missing", strip.shape, np.bool_)
+            lacks = Lacking.of(missing_of(strip, missing, mask), strip.shape)
+            there = samples - lacks.each
+            share = np.divide(
+                _sums(strip, lacks.where), 2.0 * there, dtype=np.float64
+            )  # NaN where none has it
             frequency[lines] = share
             kept[lines] = good = ~(np.minimum(share, 1 - share) < least - ROUNDING)
-            if mask is not None and (there < samples).any():
-                total += lacking_in(mask[good], counts)
+            if len(lacks.where):
+                total += lacks.only(good).count(counts)
         return total
 
     def add(found: Array) -> None:
@@ -108,44 +111,94 @@ def look_through(
     with one_blas_thread:
         panels.each(work, add, progress=progress)
     pairs = None
-    if counts is not None:
+    if counts is not None and not counts.given_up:
         pairs = counts.have_both(int(np.count_nonzero(kept)), lacking)
     return Genotypes(frequency, kept, lacking, pairs, panels.bytes_read)
 
 
-def lacking_in(mask: Array, counts: "Counts | None") -> Array:
-    """Variants of a strip that each sample lacks. Counts the pairs of samples that lack one together."""
-    if counts is not None:
-        counts.add(mask)
-    each: Array = np.count_nonzero(mask, axis=0)
-    return each
+def _room(purpose: str, shape: tuple[int, ...], dtype: type) -> Array:
+    """Memory of the thread for a strip. The system takes back new memory of this size each time, and gives it
+    to the next strip page by page: sixteen threads then wait for each other."""
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    return scratch(purpose, nbytes)[:nbytes].view(dtype).reshape(shape)
+
+
+def _sums(strip: Array, gone: Array) -> Array:
+    """Sums of the genotypes of each variant. gone: indices of those that are missing."""
+    values = _room("genotypes", strip.shape, np.float32 if strip.dtype.itemsize == 1 else np.float64)
+    np.copyto(values, strip)
+    values.reshape(-1)[gone] = 0
+    sums: Array = values @ np.ones(values.shape[1], values.dtype)  # at most 254·samples: float32 holds that
+    return sums
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """Which genotypes of a strip are missing: lists, which are faster than masks where few are."""
+
+    where: Array
+    """Indices of the missing genotypes in the strip, in C order."""
+    each: Array
+    """How many are missing of each variant."""
+    samples: int
+
+    @classmethod
+    def of(cls, mask: Array | None, shape: tuple[int, ...]) -> "Lacking":
+        """Of a strip, variants × samples. mask: true where a genotype is missing; None where none is."""
+        variants, samples = shape
+        where = np.zeros(0, np.intp) if mask is None else np.flatnonzero(mask)
+        ends = np.searchsorted(where, np.arange(variants + 1) * samples)
+        return cls(where, np.diff(ends), samples)
+
+    @property
+    def at(self) -> Array:
+        """The sample of each of `where`."""
+        at: Array = self.where - np.repeat(np.arange(len(self.each)) * self.samples, self.each)
+        return at
+
+    def only(self, kept: Array) -> "Lacking":
+        """The same, as if no genotype of the other variants were missing."""
+        if kept.all():
+            return self
+        return Lacking(self.where[np.repeat(kept, self.each)], np.where(kept, self.each, 0), self.samples)
+
+    def count(self, counts: "Counts | None") -> Array:
+        """Variants that each sample lacks. Counts the pairs of samples that lack one together."""
+        if counts is not None:
+            counts.add(self)
+        return np.bincount(self.at, minlength=self.samples)
 
 
 class Counts:
     """Variants that two samples lack together, for each pair of different samples."""
 
-    def __init__(self, samples: int):
+    def __init__(self, samples: int, most: int | None = None):
+        """most: after so many pairs, counting is given up; None: never."""
+        self.given_up, self._seen, self._most = False, 0, most
         self._both = np.zeros((samples, samples), np.int32)
         self._lock = Lock()
 
-    def add(self, mask: Array) -> None:
-        """Count a strip. mask: variants × samples, true where a genotype is missing."""
-        samples = mask.shape[1]
-        where = np.flatnonzero(mask)
-        variants, at = np.divmod(where, samples)
-        each = np.bincount(variants, minlength=len(mask))
+    def add(self, lacks: Lacking) -> None:
+        """Count a strip."""
+        samples, each = lacks.samples, lacks.each
         listed = int((each * (each - 1) // 2).sum())
-        if listed > min(PAIRS, len(mask) * samples * samples // LISTED):
-            self._multiply(mask)
+        with self._lock:
+            self._seen += listed
+            self.given_up = self._most is not None and self._seen > self._most
+        if self.given_up:
+            return
+        if listed > min(PAIRS, len(each) * samples * samples // LISTED):
+            self._multiply(lacks)
         elif listed:
-            first, second = _pairs(at, each)
+            first, second = _pairs(lacks.at, each)
             index = first * samples + second
             with self._lock:
                 np.add.at(self._both.reshape(-1), index, np.int32(1))  # of another type: 14 times slower
 
-    def _multiply(self, mask: Array) -> None:
-        lacks = mask.astype(np.float32)
-        for start, stop in ranges(mask.shape[1], TILE):
+    def _multiply(self, missing: Lacking) -> None:
+        lacks = np.zeros((len(missing.each), missing.samples), np.float32)
+        lacks.reshape(-1)[missing.where] = 1
+        for start, stop in ranges(missing.samples, TILE):
             product = (lacks[:, start:stop].T @ lacks[:, start:]).astype(np.int32)
             with self._lock:
                 self._both[start:stop, start:] += product
@@ -165,6 +218,21 @@ class Counts:
             found[stop:, start:stop] = rows[:, stop:].T
         np.fill_diagonal(found, there)
         return found
+
+
+def have_both(lack_both: Array, variants: int, lacking: Array) -> Array:
+    """How many variants both of two samples have, int32, from the product MᵀM; in its memory.
+
+    lack_both: variants that both samples lack, int32 or float32. variants: how many there are. lacking: how
+    many each sample lacks.
+    """
+    found: Array = lack_both.view(np.int32)
+    for start, stop in ranges(len(found), TILE):
+        rows = np.rint(lack_both[start:stop]).astype(np.int32)
+        rows += (variants - lacking[start:stop, None]).astype(np.int32)
+        rows -= lacking.astype(np.int32)
+        found[start:stop] = rows
+    return found
 
 
 def _pairs(at: Array, each: Array) -> tuple[Array, Array]:

@@ -36,7 +36,7 @@ from ..support.errors import InputError
 from ..support.intervals import ranges
 from ..support.memory import memory_limit_of
 from ..support.trace import Trace
-from .genotypes import STRIP, THREAD_BYTES, Counts, lacking_in, pair_bytes
+from .genotypes import STRIP, THREAD_BYTES, Counts, Lacking, pair_bytes
 from .samples import Labelled, labelled, open_genotypes
 
 NAME = "stat_king_kinship"
@@ -49,9 +49,9 @@ EXACT = 1 << 24
 """Variants up to which sums of float32 are exact: no partial sum of products of −1, 0 and 1 is larger."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Kinship(Labelled):
-    """What `king` did and found. `array` is the matrix, where it was not stored."""
+    """What `king` did and found. `array` is the matrix, a zarr.Array where it was stored."""
 
     variants: int = 0
     """Number of variants."""
@@ -151,6 +151,34 @@ def king(
     return replace(done, samples=names.written())
 
 
+def planned(
+    g: Any,
+    samples: Literal[0, 1] | None,
+    missing: float | None,
+    notice: Callable[[str], None],
+    out_dtype: Any,
+    **options: Any,
+) -> Plan:
+    """What `king` with these arguments would do in its last product. Reads no genotypes.
+
+    options: of the request of its product. Raises InputError and BudgetError.
+    """
+    data, axis = open_genotypes(g, samples)
+    opened = data.opened.transpose() if axis == 0 else data.opened
+    _check(opened, out_dtype)
+    a, b = gram_operands(Operand(data.opened, table=_tables(opened.dtype, missing)[0]), axis == 1)
+    dtype = out_dtype or ("float32" if opened.shape[0] <= EXACT else "float64")
+    request = Request(a, b, symmetric=True, writes=False, out_dtype=dtype, **options)
+    return _plan(request, *opened.shape, Observer(notice=notice))
+
+
+def _plan(request: Request, variants: int, samples: int, observer: Observer | None = None) -> Plan:
+    """What the last product would take. observer: is told of rates that are measured for it; without one they
+    are not."""
+    nothing = _Robust(variants, np.zeros(samples, np.int64))
+    return prepare(replace(request, finish=nothing).check(), observer=observer).plan
+
+
 def _check(opened: Opened, out_dtype: Any) -> None:
     """Raise InputError where no kinship can be computed of the genotypes, whatever they are."""
     if opened.dtype.kind not in "iu" or opened.dtype.itemsize != 1:
@@ -193,8 +221,7 @@ def _kinship(
     a, b = gram_operands(Operand(array, table=y), rows)
     request = replace(request, a=a, b=b)
     if not request.resume:
-        nothing = _Robust(variants, np.zeros(samples, np.int64))
-        prepare(replace(request, finish=nothing).check())
+        _plan(request, variants, samples)
     found = _look_through(opened, int(request.memory_limit or 0), missing)
     gone, read, finish = int(found.lacking.sum()), found.bytes_read, _Robust(variants, found.hets)
     if gone:
@@ -249,7 +276,7 @@ def _look_through(opened: Opened, limit: int, missing: float | None) -> _Found:
             if mask is not None:
                 one &= ~mask
                 known |= mask
-                gone += lacking_in(mask, counts)
+                gone += Lacking.of(mask, strip.shape).count(counts)
             if not known.all():
                 variant = int(np.flatnonzero(~known.all(axis=1))[0])
                 raise InputError(

@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.reduction import Best
-from ..support.intervals import overlaps
-
 Array = npt.NDArray[Any]
 
 STRIP = 32
@@ -101,26 +98,6 @@ class Nearest:
         for at in range(0, len(values), STRIP):
             with np.errstate(all="ignore"):
                 self._strip(values[at : at + STRIP], row + at, col)
-
-    @property
-    def wanted(self) -> Best:
-        """Rows of B that are neighbours of none have an infinite shift."""
-        scores, shift = self._scores, self._scores.shift
-        if scores.never is not None:
-            shift = np.zeros(self._shape[1], self._dtype) if shift is None else shift.copy()
-            shift[scores.never] = np.inf
-        return Best(self._keep, self._dtype, scores.scale, shift, scores.others)
-
-    def add(self, scores: Array, columns: Array, row: int) -> None:
-        """Adds candidates of as many rows at a time as share a lock."""
-        band = self._band(row)
-        first, last = row - band.first, row - band.first + len(scores)
-        for lock, start, stop in overlaps(first, last, LOCKED):
-            some = slice(start - first, stop - first)
-            at, place = np.nonzero(columns[some] >= 0)
-            found = at, columns[some][at, place].astype(np.int64), scores[some][at, place]
-            with band.locks[lock]:
-                self._add(band, slice(start, stop), found, 0)
 
     def best(self, band: int) -> tuple[Array, Array]:
         """(columns, scores) of what is kept of each row of a row of blocks, best first; column −1 where there

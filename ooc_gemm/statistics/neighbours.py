@@ -3,29 +3,30 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ..devices import open_device
 from ..engine.ports import Device
 from ..planning.plan import Plan
-from ..run.executor import Local
+from ..run.executor import open_local
 from ..run.observer import Observer
-from ..run.request import Operand, Request
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.write import rows as stored
 from ..support.errors import InputError
 from ..support.memory import peak_resident_bytes
+from ..support.recording import recorded
+from ..support.shown import Shown
 from ..support.trace import Trace
 from .graph import graph_rows
 from .ranking import Asked, Ranking
 from .rescore import Array, Metric
 
 
-@dataclass(frozen=True)
-class Neighbours:
+@dataclass(frozen=True, repr=False)
+class Neighbours(Shown):
     """The nearest neighbours of each row. Sizes in bytes, times in seconds."""
 
     indices: Any = field(repr=False)
@@ -44,6 +45,8 @@ class Neighbours:
     bytes_written: int
     peak_host_bytes: int
     """The largest resident set the process has had."""
+    peak_device_bytes: int
+    """The most memory of the device that was held; 0 where it computes in host memory."""
     rows_resumed: int
     """Rows that an earlier run has finished."""
     rows_close: int
@@ -119,7 +122,8 @@ def topk(
         Most memory of each device, in bytes or as `"8GiB"`. By default 90 % of what is free.
     verify : bool, default False
         Check eight rows of A, chosen at random, before the result is finished: all their scores are computed
-        once more in float64, in one more pass over B, and none may be better than those that were found.
+        once more in float64, in one more pass over B, and none may be better than those that were found. With
+        `resume`, a result that is finished is checked, too.
     force : bool, default False
         Replace a result that exists; it is kept until the new one is finished.
     resume : bool, default False
@@ -147,36 +151,34 @@ def topk(
         raise InputError("only a result that is stored can be continued; leave out resume=True")
     if graph and out is None:
         raise InputError("graph=True needs an output; without one, csr() of the result makes the graph")
-    asked = Asked(a, a if b is None else b, k, metric, b is None and not include_self, graph)
+    asked = Asked(a, b, k, metric, include_self, graph)
     place = None if out is None else stored.check(out, [a, asked.right], force, resume)
-    executor = Local(open_device(device) if isinstance(device, str) else device)
-    request = Request(
-        Operand(a),
-        Operand(asked.right, transpose=True),
-        memory_limit=memory_limit,
-        device=device,
-        device_memory_limit=device_memory_limit,
-        reduced=asked.reduced(place is None, executor),
-    )
-    ranking = Ranking(asked, request, executor, Observer(progress, notice), verify)
-    ranking.measure()
-    arrays = ranking.carry_out(place, resume)
-    return Neighbours(
-        indices=arrays["indices"],
-        values=arrays["values"],
-        metric=metric,
-        k=k,
-        shape=(asked.m, asked.n),
-        device=executor.hardware.name,
-        kernel=ranking.job.operation.arithmetic.kernel,
-        seconds=time.perf_counter() - started,
-        bytes_read=ranking.trace.bytes["read"],
-        bytes_written=ranking.trace.bytes["write"],
-        peak_host_bytes=peak_resident_bytes(),
-        rows_resumed=ranking.rows_resumed,
-        rows_close=ranking.rows_close,
-        verified=ranking.verified,
-        plan=ranking.plan,
+    observer = Observer(progress, notice)
+    executor = open_local(device, memory_limit, observer.note)
+    request = asked.request(executor, device, memory_limit, device_memory_limit, place)
+    ranking = Ranking(asked, request, executor, observer, verify)
+    with closing(ranking):
+        ranking.measure()
+        arrays = ranking.carry_out(place, resume)
+    return recorded(
+        Neighbours(
+            indices=arrays["indices"],
+            values=arrays["values"],
+            metric=metric,
+            k=k,
+            shape=(asked.m, asked.n),
+            device=executor.hardware.name,
+            kernel=ranking.job.operation.arithmetic.kernel,
+            seconds=time.perf_counter() - started,
+            bytes_read=ranking.trace.bytes["read"],
+            bytes_written=ranking.trace.bytes["write"],
+            peak_host_bytes=peak_resident_bytes(),
+            peak_device_bytes=executor.peak_device_bytes(),
+            rows_resumed=ranking.rows_resumed,
+            rows_close=ranking.rows_close,
+            verified=ranking.verified,
+            plan=ranking.plan,
+        )
     )
 
 
@@ -194,15 +196,7 @@ def planned(
 ) -> Plan:
     """What `topk` with an output and these arguments would do. Reads nothing. Raises InputError and
     BudgetError."""
-    asked = Asked(a, a if b is None else b, k, metric, b is None and not include_self, graph)
-    executor = Local(open_device(device))
-    request = Request(
-        Operand(a),
-        Operand(asked.right, transpose=True),
-        memory_limit=memory_limit,
-        device=device,
-        device_memory_limit=device_memory_limit,
-        reduced=asked.reduced(False, executor),
-        writes=False,
-    )
-    return Ranking(asked, request, executor, Observer(), verify).planned()
+    asked, observer = Asked(a, b, k, metric, include_self, graph), Observer()
+    executor = open_local(device, memory_limit, observer.note)
+    request = asked.request(executor, device, memory_limit, device_memory_limit, None, writes=False)
+    return Ranking(asked, request, executor, observer, verify).planned()

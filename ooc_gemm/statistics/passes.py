@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from ..support.shown import Shown
 
-@dataclass(frozen=True)
-class Passes:
+
+@dataclass(frozen=True, repr=False)
+class Passes(Shown):
     """What the passes over the array took. Sizes in bytes, times in seconds."""
 
     passes: int
@@ -17,6 +19,10 @@ class Passes:
     bytes_written: int
     peak_host_bytes: int
     """The largest resident set the process has had."""
+    device: str
+    """Name of the device."""
+    peak_device_bytes: int
+    """The most memory that was held of a device with memory of its own; 0 where there is none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON types, without the fields that `repr` leaves out, which are arrays."""

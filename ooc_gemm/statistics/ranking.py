@@ -1,9 +1,9 @@
 """How `topk` is carried out: the engine multiplies, a reduction keeps candidates, and when all blocks of some
 rows have passed, the candidates' exact scores decide."""
 
-import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,63 +11,46 @@ from typing import Any, get_args
 
 import numpy as np
 
-from ..engine.reduction import score_type
+from ..engine.reduction import Pairs, score_type
 from ..planning.plan import Plan
 from ..run.executor import Local
 from ..run.observer import Observer
-from ..run.operands import open_operand
-from ..run.prepare import prepare
-from ..run.request import Operand, Reduced, Request
+from ..run.prepare import MOST_COLUMNS, prepare
+from ..run.request import Reduced, Request
 from ..storage.read.source import Opened
 from ..storage.write import rows as stored
-from ..support.errors import InputError
-from ..support.intervals import ceil_div, ranges
+from ..support.errors import BudgetError, InputError
+from ..support.intervals import ranges
 from ..support.trace import Trace
+from .compared import Compared
+from .gathered import Gathered
 from .graph import graph_rows
 from .nearest import Nearest, Scores
 from .recheck import Recheck
-from .reducing import run_reduced
-from .rescore import CANDIDATE_BYTES, Array, Exact, Metric, Rows, norms
+from .reducing import fail, run_reduced
+from .rescore import CANDIDATE_BYTES, PANEL_BYTES, Array, Exact, Metric, Rows
+from .rounding import Rounding
+from .scored import SHARE, TYPES, OnDevice
 
-CHUNK_ROWS = 1024
-"""Rows of a chunk of the result."""
 SPARE = 6
 """Candidates beyond k that are kept of each row, at least: sums of the product are rounded."""
-TILE_BYTES = 8 << 20
-"""Memory in which a thread compares the scores of a tile."""
-LITTLE_SPREAD = 1e-3
-"""Where deviations from the mean make up less than this share of all squares, float32 leaves too few digits
-of what tells rows apart, and products are computed in float64."""
-PLAIN = 1e-30, 1e37
-"""Also where the largest squared norm of a row is not between these, for products may be too large or too
-small for float32."""
+PANEL_SHARE = 8
+"""Rows of A of a whole block are held where they take up to this part of the memory limit."""
 
 Arrays = Mapping[str, tuple[tuple[int, int], np.dtype[Any]]]
 """Shape and type of each array of a result."""
 
 
-class Asked:
+class Asked(Compared):
     """What is asked for, checked against the operands."""
 
-    def __init__(self, left: Any, right: Any, k: int, metric: Metric, others: bool, graph: bool):
-        """others: no row is its own neighbour. graph: a graph is written. Raises InputError."""
+    def __init__(self, left: Any, right: Any, k: int, metric: Metric, include_self: bool, graph: bool):
+        """graph: a graph is written, too. Raises InputError."""
         if metric not in get_args(Metric):
             raise InputError(f"{metric!r} is not a metric; choose one of {', '.join(get_args(Metric))}")
-        if isinstance(left, Operand) or isinstance(right, Operand):
-            raise InputError("topk transforms no inputs; give arrays instead of an Operand")
-        self.right, self.k, self.metric, self.others = right, k, metric, others
-        self.graph = graph
-        self.a, self.b = open_operand(left, "A"), open_operand(right, "B")
-        (self.m, depth), (self.n, depth_b) = self.a.shape, self.b.shape
-        if depth != depth_b:
-            raise InputError(
-                f"rows of {self.a.name} have {depth} elements and rows of {self.b.name} {depth_b}; "
-                "give arrays whose rows are as long"
-            )
-        for opened in (self.a, self.b):
-            if opened.dtype.kind == "c":
-                raise InputError(f"{opened.name} holds complex numbers, which have no order; give real ones")
-        there = self.n - others if depth else 0
+        super().__init__("topk", left, right, include_self)
+        self.k, self.metric, self.graph = k, metric, graph
+        there = self.n - self.others if self.depth else 0
         if not 1 <= k <= there:
             raise InputError(
                 f"k is {k}, and a row of {self.a.name} has {max(0, there)} possible neighbours in "
@@ -77,16 +60,21 @@ class Asked:
         self.keep = min(there, k + max(SPARE, k // 8))
         kinds = np.result_type(self.a.dtype, self.b.dtype)
         self.values = np.dtype(np.float32 if kinds in (np.float16, np.float32) else np.float64)
-        self.chunk_rows = max(1, min(CHUNK_ROWS, self.m))
 
     def exact(self, a: Opened, b: Opened) -> Exact:
-        """What computes the exact scores of candidates."""
+        """What computes the exact scores of candidates on the host."""
         return Exact(Rows(a), Rows(b), self.metric)
 
-    def reduced(self, in_memory: bool, executor: Local) -> Reduced:
-        """What the plan has to count beside the product. in_memory: the result stays in memory."""
-        threads = max(getattr(executor.hardware, "threads", 1), len(os.sched_getaffinity(0)))
-        fixed = self.exact(self.a, self.b).nbytes + threads * TILE_BYTES + self.n * 40
+    def pairs(self) -> Pairs | None:
+        """What a device keeps to compute them; None where it cannot."""
+        types = self.a.dtype, self.b.dtype
+        if any(dtype.name not in TYPES for dtype in types) or self.n > MOST_COLUMNS:
+            return None
+        return Pairs((self.m, self.n), self.depth, types[1], None if self.same else types[0], self.keep)
+
+    def reduced(self, in_memory: bool, limit: int) -> Reduced:
+        """Counts what exact scores on the host take, and norms."""
+        fixed = self.exact(self.a, self.b).nbytes + self.n * 40
         if in_memory:
             fixed += sum(m * k * dtype.itemsize for (m, k), dtype in self.arrays.values())
         # Rows of the next blocks may come while those of the ones before are finished.
@@ -95,10 +83,9 @@ class Asked:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What makes the result what it is, beside the inputs and options of the product."""
-        return {"k": self.k, "metric": self.metric, "neighbours": "others" if self.others else "all"} | (
-            {"graph": "csr"} if self.graph else {}
-        )
+        """Adds k, the metric and the graph."""
+        found = {"k": self.k, "metric": self.metric} | super().options
+        return found | ({"graph": "csr"} if self.graph else {})
 
     @property
     def arrays(self) -> Arrays:
@@ -145,10 +132,48 @@ class Ranking:
         self._request = request.check()
         self.job = prepare(self._request, executor=executor)
         a, b = self.job.sources["a"], self.job.sources["b"].transpose()
-        self._exact = asked.exact(a, b)
-        self._norms_cost = self._exact.b.cost((0, asked.n), (0, b.shape[1]))
-        self._recheck = Recheck(self._exact, asked.metric, asked.others) if verify else None
+        self._host = self._exact = asked.exact(a, b)
+        self._norms_cost = self._host.b.cost((0, asked.n), (0, b.shape[1]))
+        self._recheck = Recheck(self._host, asked.metric, asked.others) if verify else None
+        self._keep_rows(a, b)
+        if self._exact is self._host:
+            self._hold_panel(a, b)
         self.plan = self.job.plan
+
+    def _keep_rows(self, a: Opened, b: Opened) -> None:
+        """Let the device compute exact scores, if it can, and has memory for the rows of B beside blocks."""
+        start, pairs = self._executor.device.scorer, self._asked.pairs()
+        most, reduced = self.job.plan.budget.device, self._request.reduced
+        if start is None or pairs is None or reduced is None or most is None:
+            return
+        if pairs.device_bytes > most // SHARE:
+            return
+        exact = OnDevice(Rows(a, uploads=True), Rows(b, uploads=True), self._asked.metric, pairs, start)
+        fixed = reduced.fixed_bytes + exact.nbytes
+        kept = replace(reduced, fixed_bytes=fixed, device_bytes=pairs.device_bytes)
+        with suppress(BudgetError):
+            request = replace(self._request, reduced=kept)
+            self.job = prepare(request, executor=self._executor)
+            self._request, self._exact = request, exact
+
+    def _hold_panel(self, a: Opened, b: Opened) -> None:
+        """Let the host hold all rows of A that a device's block has, where memory allows it. Else rows of B
+        are read in many narrow parts."""
+        plan, reduced = self.job.plan, self._request.reduced
+        wanted = plan.bm * self._asked.depth * self._asked.a.dtype.itemsize
+        most = int(self._request.memory_limit or 0) // PANEL_SHARE
+        if plan.budget.device is None or reduced is None or not PANEL_BYTES < wanted <= most:
+            return
+        exact = Exact(Rows(a), Rows(b), self._asked.metric, wanted)
+        held = replace(reduced, fixed_bytes=reduced.fixed_bytes + exact.nbytes - self._host.nbytes)
+        with suppress(BudgetError):
+            request = replace(self._request, reduced=held)
+            self.job = prepare(request, executor=self._executor)
+            self._request, self._exact = request, exact
+
+    def close(self) -> None:
+        """Free what a device keeps."""
+        self._exact.close()
 
     @property
     def verified(self) -> bool | None:
@@ -163,9 +188,13 @@ class Ranking:
     def measure(self) -> None:
         """Read B once, for the norms of its rows, and decide in which type products are computed."""
         start = time.perf_counter()
-        self._squares, spread = norms(self._exact.b)
+        try:
+            self._squares, spread = self._exact.norms()
+        except Exception as error:
+            self.close()
+            fail(error, self._executor)
         self.trace.add("read", start, nbytes=self._exact.b.bytes_read)
-        if self._too_coarse(spread):
+        if self._rounding.too_coarse(spread):
             self._observer.note(
                 "float32 has too few digits to tell these rows apart; products are made in float64"
             )
@@ -174,7 +203,7 @@ class Ranking:
 
     def carry_out(self, place: Path | None, resume: bool) -> dict[str, Any]:
         """Run it; the arrays of the result. place: where they go; None for NumPy arrays."""
-        asked, head = self._asked, self._head()
+        asked, head = self._asked, self._asked.head(self.job)
         if place is None:
             memory = InMemory(asked.arrays)
             self._execute(memory, set())
@@ -182,13 +211,12 @@ class Ranking:
             self._check_unchanged()
             return memory.arrays
         name = str(place)
-        if resume and head is None:
-            raise InputError("the inputs cannot be known again by a later run; leave out resume=True")
-        if resume and not stored.is_begun(place) and stored.is_result(place, head or {}, name):
+        if asked.finished(place, head, resume):
             self._observer.note(f"{name} is finished already, with the same inputs; nothing was done")
-            self._recheck = None
-            self._leave_out(set(range(ceil_div(asked.m, asked.chunk_rows))))
-            return stored.open_arrays(place)
+            self._leave_out(asked.all_chunks)
+            arrays = stored.open_arrays(place)
+            self._verify(name, lambda key, row: np.asarray(arrays[key][row : row + 1]))
+            return arrays
         sink = stored.begin(place, name, head, asked.arrays, asked.chunk_rows, resume)
         try:
             self._execute(sink, sink.done(asked.arrays))
@@ -206,35 +234,21 @@ class Ranking:
         row of one of its arrays."""
         if self._recheck is None:
             return
-        start, before = time.perf_counter(), self._exact.a.bytes_read + self._exact.b.bytes_read
+        start, before = time.perf_counter(), self._host.a.bytes_read + self._host.b.bytes_read
         indices, values = (
             np.concatenate([read(key, row) for row in self._recheck.rows.tolist()])
             for key in ("indices", "values")
         )
-        self._recheck.carry_out(name, indices, values, self._rounding)
-        moved = self._exact.a.bytes_read + self._exact.b.bytes_read - before
+        self._recheck.carry_out(name, indices, values, self._rounding.of_scores)
+        moved = self._host.a.bytes_read + self._host.b.bytes_read - before
         self.trace.add("read", start, nbytes=moved)
 
-    def _rounding(self, lengths: Array) -> Array:
-        """By how much scores of the product may be wrong. lengths: the norm of each row of A."""
-        error = self._product_error(lengths)
-        with np.errstate(all="ignore"):
-            if self._asked.metric == "cosine":
-                return np.where(lengths > 0, error / lengths, 0)
-            return 2 * error if self._asked.metric == "sqeuclidean" else error
-
-    def _too_coarse(self, spread: float) -> bool:
-        """Whether products in float32 tell too little. spread: as of `norms`."""
-        if self.job.operation.arithmetic.block != np.float32:
-            return False
+    @property
+    def _rounding(self) -> Rounding:
+        """Of the products that are computed. Norms of rows are known."""
         largest = float(self._squares.max(where=np.isfinite(self._squares), initial=0.0))
-        little = spread < LITTLE_SPREAD and self._asked.metric != "dot"
-        return little or (largest > 0 and not PLAIN[0] < largest < PLAIN[1])
-
-    def _head(self) -> dict[str, Any] | None:
-        """What identifies the run; None where nobody could tell whether its inputs are the same again."""
-        head = self.job.head
-        return head and {**head, "options": {**head["options"], **self._asked.options}}
+        single = self.job.operation.arithmetic.block == np.float32
+        return Rounding(self._asked.metric, self._asked.depth, largest, single)
 
     def _check_unchanged(self) -> None:
         for source in self.job.sources.values():
@@ -247,8 +261,7 @@ class Ranking:
         if done:
             across = range(problem.c.grid[1])
             self.plan = plan = plan.without(frozenset((i, j) for i in done for j in across))
-        rows = [min(asked.chunk_rows, asked.m - i * asked.chunk_rows) for i in done]
-        self.rows_resumed = sum(rows)
+        self.rows_resumed = asked.rows_of(done)
         bands = sorted({block.row // plan.bm for block in plan.blocks()})
         again = sum(self._exact.cost(self._rows(band)) for band in bands)
         line = sum(shape[1] * dtype.itemsize for shape, dtype in asked.arrays.values())
@@ -271,13 +284,21 @@ class Ranking:
         plan, products = self.plan, self.job.operation.arithmetic.block
         dtype = score_type(products)
         scores = asked.scores(self._squares, dtype)
-        nearest = Nearest((asked.m, asked.n), plan.bm, asked.keep, products, dtype, scores)
-        finish = partial(self._finish, nearest, sink, done)
-        ranked = nearest if plan.problem.found_bytes else None
+        shape = asked.m, asked.n
+        ranked = Gathered(shape, plan.bm, asked.keep, dtype, scores) if plan.problem.found_bytes else None
+        reduction = ranked or Nearest(shape, plan.bm, asked.keep, products, dtype, scores)
+        finish = partial(self._finish, reduction, self._rounding, sink, done)
         job = replace(self.job, plan=plan, operation=replace(self.job.operation, ranked=ranked))
-        run_reduced(job, nearest, finish, executor, self._observer, self.trace)
+        run_reduced(job, reduction, finish, executor, self._observer, self.trace)
 
-    def _finish(self, nearest: Nearest, sink: InMemory | stored.RowArrays, done: set[int], band: int) -> int:
+    def _finish(
+        self,
+        nearest: Nearest | Gathered,
+        rounding: Rounding,
+        sink: InMemory | stored.RowArrays,
+        done: set[int],
+        band: int,
+    ) -> int:
         """Score the candidates of a row of blocks and write the best; bytes written."""
         asked, rows, start = self._asked, self._rows(band), time.perf_counter()
         columns, about = nearest.best(band)
@@ -286,7 +307,7 @@ class Ranking:
         order = np.lexsort((columns, -scores), axis=1)[:, : asked.k]
         columns, scores = (np.take_along_axis(x, order, 1) for x in (columns, scores))
         if asked.spared:
-            self.rows_close += self._close(about[:, -1], scores[:, -1], lengths)
+            self.rows_close += rounding.close(about[:, -1], scores[:, -1], lengths)
         none = np.isneginf(scores)
         columns[none], scores[none] = -1, np.nan
         if asked.metric == "cosine":
@@ -308,30 +329,3 @@ class Ranking:
         parts = (graph_rows(indices, values, asked.metric) for indices, values in found)
         nbytes = sink.write_sparse("graph", (asked.m, asked.n), asked.values, parts)
         self.trace.add("write", start, nbytes=nbytes)
-
-    def _close(self, about: Array, last: Array, lengths: Array) -> int:
-        """How many rows may have another last neighbour.
-
-        about: the score of the worst candidate of each row, from the product; what was left out has none that
-        is higher. last: the exact score of the last neighbour. lengths: the norm of each row of A.
-        """
-        with np.errstate(all="ignore"):
-            if self._asked.metric == "cosine":
-                last = last * lengths
-            elif self._asked.metric == "sqeuclidean":
-                last = (np.square(lengths) + last) / 2
-            error = self._product_error(lengths)
-            return int(np.count_nonzero(np.isfinite(last) & (about + error >= last)))
-
-    def _product_error(self, lengths: Array) -> Array:
-        """Rounding of what the reduction compares: products, of rows of B of norm 1 for cosines, less half of
-        their squared norm for distances."""
-        arithmetic, depth = self.job.operation.arithmetic, self._asked.a.shape[1]
-        longest = float(np.sqrt(self._squares.max(where=np.isfinite(self._squares), initial=0.0)))
-        if self._asked.metric == "cosine":
-            longest = 1.0
-        single = arithmetic.block == np.float32
-        with np.errstate(all="ignore"):
-            error = 4 * np.sqrt(depth) * float(np.finfo(np.float32 if single else np.float64).eps)
-            found: Array = error * longest * (lengths + longest * (self._asked.metric == "sqeuclidean"))
-        return found

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..support.errors import VerificationError
 from ..support.intervals import ranges
-from .rescore import STRIP_BYTES, Array, Exact, depths
+from .rescore import STRIP_BYTES, Array, Exact, Rows, depths
 
 SAMPLES = 8
 """Rows of A that are checked, at most."""
@@ -15,23 +15,57 @@ SAMPLE_BYTES = 4 << 20
 """Bytes of these rows in float64, but for one of them."""
 
 
-class Recheck:
-    """The check of some rows of A, chosen at random."""
+class Sampled:
+    """Some rows of A, chosen at random, all of whose scores are computed once more."""
 
-    def __init__(self, exact: Exact, metric: str, others: bool):
-        """exact: with the arrays. others: no row is its own neighbour."""
-        self._exact, self._metric, self._others = exact, metric, others
-        (m, depth), self._n = exact.a.opened.shape, exact.b.opened.shape[0]
+    def __init__(self, a: Rows, b: Rows):
+        """a, b: what reads the arrays."""
+        self.a, self.b = a, b
+        (m, depth), self._n = a.opened.shape, b.opened.shape[0]
         count = min(m, SAMPLES, max(1, SAMPLE_BYTES // (8 * depth)))
         self.rows: Array = np.sort(np.random.default_rng().choice(m, count, replace=False))
         """The rows, ascending."""
 
     def cost(self) -> int:
         """Bytes that it reads."""
-        a, b = self._exact.a, self._exact.b
-        whole = (0, a.opened.shape[1])
-        read = sum(a.cost((row, row + 1), whole) for row in self.rows.tolist())
-        return read + sum(b.cost(rows, k) for rows in self._bands() for k in self._depths())
+        whole = (0, self.a.opened.shape[1])
+        read = sum(self.a.cost((row, row + 1), whole) for row in self.rows.tolist())
+        return read + sum(self.b.cost(rows, k) for rows in self._bands() for k in self._depths())
+
+    def _refuse(self, name: str, wrong: Array) -> None:
+        """Raise VerificationError where any row is wrong. name: how the message calls the result."""
+        if wrong.any():
+            row = int(self.rows[int(np.argmax(wrong))])
+            raise VerificationError(
+                f"{name} is wrong in row {row} and in {int(wrong.sum()) - 1} of {len(wrong) - 1} other rows "
+                "that were checked with all their scores; compute it again with force=True, on another device"
+            )
+
+    def _left(self) -> Array:
+        """The rows of A, in float64."""
+        left = np.zeros((len(self.rows), self.a.opened.shape[1]))
+        for number, row in enumerate(self.rows.tolist()):
+
+            def fill(values: Array, at: int, col: int, number: int = number) -> None:
+                left[number, col : col + values.shape[1]] = values[0]
+
+            self.a.each((row, row + 1), (0, left.shape[1]), fill)
+        return left
+
+    def _bands(self) -> list[tuple[int, int]]:
+        return list(ranges(self._n, max(1, STRIP_BYTES // 8 // len(self.rows))))
+
+    def _depths(self) -> list[tuple[int, int]]:
+        return list(depths(self.b, len(self.rows)))
+
+
+class Recheck(Sampled):
+    """The check of the neighbours of some rows of A."""
+
+    def __init__(self, exact: Exact, metric: str, others: bool):
+        """exact: with the arrays. others: no row is its own neighbour."""
+        super().__init__(exact.a, exact.b)
+        self._exact, self._metric, self._others = exact, metric, others
 
     def carry_out(self, name: str, indices: Array, values: Array, rounding: Callable[[Array], Array]) -> None:
         """Check the neighbours of `self.rows`.
@@ -64,23 +98,7 @@ class Recheck:
             last = np.where(there.all(axis=1), exact.min(axis=1), -np.inf)
             wrong |= best > last + rounding(lengths)
         wrong = np.where(np.isfinite(squares), wrong, there.any(axis=1))
-        if wrong.any():
-            row = int(self.rows[int(np.argmax(wrong))])
-            raise VerificationError(
-                f"{name} is wrong in row {row} and in {int(wrong.sum()) - 1} of {len(wrong) - 1} other rows "
-                "that were checked with all their scores; compute it again with force=True, on another device"
-            )
-
-    def _left(self) -> Array:
-        """The rows of A, in float64."""
-        left = np.zeros((len(self.rows), self._exact.a.opened.shape[1]))
-        for number, row in enumerate(self.rows.tolist()):
-
-            def fill(values: Array, at: int, col: int, number: int = number) -> None:
-                left[number, col : col + values.shape[1]] = values[0]
-
-            self._exact.a.each((row, row + 1), (0, left.shape[1]), fill)
-        return left
+        self._refuse(name, wrong)
 
     def _scores(self, left: Array, squares: Array, band: tuple[int, int]) -> tuple[Array, Array]:
         """(scores with some rows of B, −∞ where these are no neighbours; squared norms of these rows)."""
@@ -100,7 +118,7 @@ class Recheck:
                         sums[row, here] += np.einsum("ij,j->i", wide, x)
 
         for k in self._depths():
-            self._exact.b.each(band, k, add)
+            self.b.each(band, k, add)
         with np.errstate(all="ignore"):
             scores = self._exact.scored(sums, squares[:, None], right[None])
         scores[:, ~np.isfinite(right)] = -np.inf
@@ -109,9 +127,3 @@ class Recheck:
             same = np.flatnonzero((self.rows >= band[0]) & (self.rows < band[1]))
             scores[same, self.rows[same] - band[0]] = -np.inf
         return scores, right
-
-    def _bands(self) -> list[tuple[int, int]]:
-        return list(ranges(self._n, max(1, STRIP_BYTES // 8 // len(self.rows))))
-
-    def _depths(self) -> list[tuple[int, int]]:
-        return list(depths(self._exact.b, len(self.rows)))

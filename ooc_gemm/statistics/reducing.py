@@ -1,11 +1,13 @@
 """Carries out a product whose blocks a reduction takes."""
 
+import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -16,7 +18,8 @@ from ..run.executor import Local
 from ..run.observer import Observer
 from ..run.prepare import Job
 from ..support.buffers import Bytes
-from ..support.errors import NO_MEMORY, Error, OutOfMemoryError, no_memory
+from ..support.errors import NO_MEMORY, Error, OutOfMemoryError, StoppedError, no_memory, on_thread
+from ..support.meter import Meter, event, logs
 from ..support.trace import Trace
 from .rescore import Array
 
@@ -36,7 +39,7 @@ class ReducingTarget:
         finish: Callable[[int], int],
     ):
         """products: type of the elements of blocks. reduces: the device has given the blocks to the reduction
-        itself. finish: finishes a row of blocks; bytes written."""
+        itself. finish: finishes a row of blocks, or begins to; bytes written so far."""
         c, self._height = plan.problem.c, plan.bm
         self._reduction, self._reduces, self._finish = reduction, reduces, finish
         self._chunk, self._dtype = (c.chunk_rows, c.chunk_cols), products
@@ -74,6 +77,37 @@ class ReducingTarget:
         """Do nothing: local disks answer."""
 
 
+class InBackground:
+    """Finishes rows of blocks on a thread of its own, one after the other, while the device goes on. A device
+    can use the buffers of a block again only after its writers have done all that they were given."""
+
+    def __init__(self, finish: Callable[[int], int], trace: Trace):
+        self._finish, self._trace = finish, trace
+        self._pool, self._lock = ThreadPoolExecutor(1, "ooc-gemm finisher"), Lock()
+        self._before: Future[None] | None = None
+
+    def __call__(self, band: int) -> int:
+        """Begin to finish a row of blocks, when the one before is finished. Raises what that has raised."""
+        with self._lock:
+            self.wait()
+            self._before = self._pool.submit(self._work, band)
+        return 0
+
+    def wait(self) -> None:
+        """Wait until what has begun is finished. Raises its error."""
+        if self._before:
+            self._before.result()
+
+    def close(self) -> None:
+        """Wait for the thread."""
+        self._pool.shutdown(cancel_futures=True)
+
+    @on_thread("finisher")
+    def _work(self, band: int) -> None:
+        start = time.perf_counter()
+        self._trace.add("write", start, nbytes=self._finish(band))
+
+
 def run_reduced(
     job: Job,
     reduction: Reduction,
@@ -89,33 +123,47 @@ def run_reduced(
     Raises what `multiply` raises.
     """
     plan, operation = job.plan, job.operation
+    if logs():
+        event("plan", f"comparison of rows: {plan!r}", plan=plan.to_dict())
     if not plan.block_count:
         return
     if executor.device.reduces:
         operation = replace(operation, reduction=reduction)
     reduces = operation.reduction is not None or operation.ranked is not None
-    target = ReducingTarget(plan, reduction, operation.arithmetic.block, reduces, finish)
+    # What comes of a row of blocks is little where the device ranks it, so there is memory for several.
+    later = InBackground(finish, trace) if operation.ranked else None
+    target = ReducingTarget(plan, reduction, operation.arithmetic.block, reduces, later or finish)
+    meter = Meter("comparison of rows", plan.flops, plan.bytes_read, lambda: trace.bytes["read"])
 
-    def progress(fraction: float) -> None:
-        if observer.progress:
-            observer.progress(fraction, plan, trace)
+    def progress(fraction: float) -> object:
+        meter(fraction)
+        return observer.progress(fraction, plan, trace) if observer.progress else None
 
     try:
         try:
             executor.start(plan, operation, trace)
             sources = {name: opened.source for name, opened in job.sources.items()}
-            executor.execute(sources, target, progress)
+            with meter:
+                executor.execute(sources, target, progress)
+                if later:
+                    later.wait()
+        except StoppedError:
+            if later:
+                later.wait()
+            raise
         finally:
+            if later:
+                later.close()
             executor.close()
     except Exception as error:
-        raise _explained(error, executor) from error
+        fail(error, executor)
 
 
-def _explained(error: Exception, executor: Local) -> Exception:
-    """What an error means to the user."""
+def fail(error: Exception, executor: Local) -> NoReturn:
+    """Raise what an error means to the user."""
     failure = executor.explain(error)
     if failure is not None:
-        return failure.error
+        raise failure.error from error
     if isinstance(error, Error) or not no_memory(error):
-        return error
-    return OutOfMemoryError(NO_MEMORY)
+        raise error
+    raise OutOfMemoryError(NO_MEMORY) from error

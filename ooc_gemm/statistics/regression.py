@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..devices import open_device
 from ..devices.cpu.blas import one_blas_thread
 from ..devices.cpu.device import WORKER_BYTES
+from ..planning.stream_plan import Cut, StreamPlan
+from ..run.forecast import Asked, Load, forecast
 from ..run.observer import Observer
 from ..run.operands import open_operand
 from ..run.rows import check_rows, memory, write_rows
@@ -19,11 +22,14 @@ from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.read import addresses
 from ..storage.read.source import Opened
 from ..storage.read.vectors import open_vector
+from ..storage.write.reopen import open_result
 from ..support.errors import InputError
 from ..support.intervals import ceil_div
 from ..support.memory import memory_limit_of, peak_resident_bytes
+from ..support.recording import recorded
+from .decomposition import CENTRED
 from .passes import Passes
-from .subspace import centred_columns
+from .subspace_cpu import centred_columns
 
 Floats = npt.NDArray[np.float64]
 
@@ -35,12 +41,12 @@ PANEL_ROWS = 1024
 """Rows of a panel, at least: each panel's products are added to a matrix of n×n."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LeastSquares(Passes):
     """Coefficients of a linear model of m observations, n variables and t targets."""
 
-    array: Floats | None = field(repr=False)
-    """Coefficients: n, or n×t where y has two dimensions; None where they were written."""
+    array: Any = field(repr=False)
+    """Coefficients: n, or n×t where y has two dimensions; the zarr.Array (n×t) where they were written."""
     intercept: Floats
     """What is added for each target (t); 0 where no intercept was asked for."""
     condition: float
@@ -60,7 +66,7 @@ def lstsq(
     progress: Callable[[float], None] | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> LeastSquares:
-    """Coefficients w that minimise ‖x·w − y‖² + ridge·‖w‖², for x (m×n) with more rows than columns.
+    """Find the coefficients w that minimise ‖x·w − y‖² + ridge·‖w‖², for x (m×n) with more rows than columns.
 
     The normal equations (xᵀx + ridge·I)·w = xᵀy are made in one pass over x, with products and sums in
     float64 whatever the type of x, and are solved by an eigendecomposition, with columns scaled to norm 1.
@@ -106,8 +112,6 @@ def lstsq(
     """
     begin = time.perf_counter()
     refuse_event_loop()
-    if not (np.isfinite(ridge) and ridge >= 0):
-        raise InputError(f"ridge is {ridge}; it must be 0 or more")
     if out is not None:
         check_rows(out, [x, y], force)
     left, (right, flat) = open_operand(x, "x"), open_vector(y, addresses.role(y, "y"))
@@ -123,20 +127,61 @@ def lstsq(
     for one in (left, right):
         one.check_unchanged()
     written = 0 if out is None else write_rows(out, found, force)
-    return LeastSquares(
-        passes=1,
-        seconds=time.perf_counter() - begin,
-        bytes_read=sums.bytes_read,
-        bytes_written=written,
-        peak_host_bytes=peak_resident_bytes(),
-        array=None if out is not None else found[:, 0] if flat else found,
-        intercept=sums.target_mean - sums.mean @ found if intercept else np.zeros(right.shape[1]),
-        condition=condition,
+    return recorded(
+        LeastSquares(
+            passes=1,
+            seconds=time.perf_counter() - begin,
+            bytes_read=sums.bytes_read,
+            bytes_written=written,
+            peak_host_bytes=peak_resident_bytes(),
+            device="cpu",
+            peak_device_bytes=0,
+            array=open_result(out) if out is not None else found[:, 0] if flat else found,
+            intercept=sums.target_mean - sums.mean @ found if intercept else np.zeros(right.shape[1]),
+            condition=condition,
+        )
     )
+
+
+def planned(
+    x: Any,
+    y: Any,
+    out: Any,
+    ridge: float,
+    intercept: bool,
+    memory_limit: str | int | None,
+    notice: Callable[[str], None],
+) -> StreamPlan:
+    """What `lstsq` with an output and these arguments would do. Nothing is read but for rates that are not
+    known. Raises InputError and BudgetError."""
+    left, (right, _) = open_operand(x, "x"), open_vector(y, addresses.role(y, "y"))
+    _check(left, right, ridge, intercept)
+    limit = memory_limit_of(memory_limit)
+    sums = _Sums(left, right, limit, intercept, memory(right.shape, np.float64))
+    (m, n), t = left.shape, right.shape[1]
+    # Half of xᵀx is computed.
+    products = (float(m) * n * n, n), (2.0 * m * n * t, t)
+    asked = Asked(
+        opened=sums.opened,
+        turned=False,
+        cut=sums.cut,
+        load=Load(1, np.dtype(np.float64), products, CENTRED if intercept else 0, n),
+        result=f"coefficients of {n} columns for {t} {'target' if t == 1 else 'targets'}",
+        device=open_device("cpu"),
+        memory_limit=limit,
+        device_memory_limit=None,
+        out=out,
+        shape=(n, t),
+        dtype=np.dtype(np.float64),
+        once=right,
+    )
+    return forecast(asked, Observer(notice=notice))
 
 
 def _check(left: Opened, right: Opened, ridge: float, intercept: bool) -> None:
     """Refuse arrays that make no equations. Raises InputError."""
+    if not (np.isfinite(ridge) and ridge >= 0):
+        raise InputError(f"ridge is {ridge}; it must be 0 or more")
     (m, n), (rows, targets) = left.shape, right.shape
     for one in (left, right):
         if one.dtype.kind == "c":
@@ -168,6 +213,16 @@ class _Sums:
         self._targets: Array = np.empty((m, t), right.dtype)
         self.gram, self.product = np.zeros((n, n)), np.zeros((n, t))
         self.mean, self.target_mean = np.zeros(n), np.zeros(t)
+
+    @property
+    def opened(self) -> Opened:
+        """x."""
+        return self._panels.opened
+
+    @property
+    def cut(self) -> Cut:
+        """How the pass cuts x, and what it takes."""
+        return self._panels.cut
 
     @property
     def bytes_read(self) -> int:

@@ -9,7 +9,9 @@ to 2:
     method 1
 
 One pass over the genotypes finds frequencies and counts missing genotypes of pairs of samples; a second one
-multiplies the standardised genotypes by their transpose (`gram`), in which missing ones are 0.
+multiplies the standardised genotypes by their transpose (`gram`), in which missing ones are 0. Where
+there are many pairs and a GPU, a product in between counts them, of the matrix that is 1 where a genotype is
+missing.
 """
 
 from collections.abc import Callable
@@ -18,7 +20,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from ..devices import open_device, within
 from ..engine.ports import Array, Device
+from ..engine.transform import missing_of
 from ..planning.plan import Plan
 from ..run.observer import Observer
 from ..run.prepare import prepare
@@ -29,17 +33,19 @@ from ..storage.read.source import Opened
 from ..support.errors import InputError
 from ..support.memory import memory_limit_of
 from ..support.trace import Trace
-from .genotypes import Genotypes, look_through, pair_bytes
+from .genotypes import MOST_LISTED, Genotypes, have_both, look_through, pair_bytes
 from .samples import Labelled, labelled, open_genotypes
 
 Method = Literal["gcta", "cov", "vanraden"]
+EXACT = 2**24
+"""Variants up to which float32 counts them."""
 NAME = "stat_genomic_relationship"
 """The matrix in a group, as sgkit calls it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Relationship(Labelled):
-    """What `grm` did and found. `array` is the matrix, where it was not stored."""
+    """What `grm` did and found. `array` is the matrix, a zarr.Array where it was stored."""
 
     variants: int = 0
     """Number of variants that count: those that the filter has left."""
@@ -80,6 +86,7 @@ def grm(
     maf: float = 0.0,
     memory_limit: str | int | None = None,
     device: str | Device = "auto",
+    device_memory_limit: str | int | None = None,
     out_dtype: Any = None,
     chunks: tuple[int, int] | None = None,
     shards: tuple[int, int] | None = None,
@@ -125,6 +132,8 @@ def grm(
         the process may use. Without `meanimpute`, 4 bytes of it are taken for each pair of samples.
     device : str or Device, default "auto"
         The device or devices, as of `multiply`.
+    device_memory_limit : str or int, optional
+        Most memory of each device, in bytes or as `"8GiB"`. By default 90 % of what is free.
     out_dtype : dtype, optional
         Type of the matrix, and of the arithmetic. By default float32, or float64 where float32 does not hold
         the type of `g`.
@@ -156,20 +165,14 @@ def grm(
     StoreError, DeviceError, VerificationError
         While running, as of `multiply`.
     """
-    if method not in get_args(Method):
-        raise InputError(f"{method!r} is not a method; choose one of {', '.join(get_args(Method))}")
-    if not 0 <= maf <= 0.5:
-        raise InputError(f"maf is {maf}; give a frequency from 0 to 0.5")
-    impute = method == "vanraden" if meanimpute is None else meanimpute
-    if method == "vanraden" and not impute:
-        raise InputError("method='vanraden' takes the mean for missing genotypes; leave out meanimpute=False")
-    data, axis = open_genotypes(g, samples)
+    data, wanted = _asked(g, samples, missing, method, meanimpute, maf)
     request = Request(
         Operand(data.opened),
         Operand(data.opened),
         c,
         memory_limit=memory_limit,
         device=device,
+        device_memory_limit=device_memory_limit,
         out_dtype=out_dtype,
         chunks=chunks,
         shards=shards,
@@ -179,8 +182,47 @@ def grm(
         resume=resume,
         symmetric=True,
     )
-    wanted = _Wanted(axis, None if missing is None else float(missing), method, impute, maf)
     return _relationship(request, data, wanted, Observer(progress, notice))
+
+
+def planned(
+    g: Any,
+    samples: Literal[0, 1] | None,
+    missing: float | None,
+    method: Method,
+    meanimpute: bool | None,
+    maf: float,
+    notice: Callable[[str], None],
+    **options: Any,
+) -> Plan:
+    """What `grm` with these arguments would do after the pass that finds frequencies. Reads no genotypes.
+
+    options: of the request of its product. Raises InputError and BudgetError.
+    """
+    data, wanted = _asked(g, samples, missing, method, meanimpute, maf)
+    request = Request(Operand(data.opened), Operand(data.opened), symmetric=True, writes=False, **options)
+    opened = data.opened.transpose() if wanted.samples == 0 else data.opened
+    return _plan(request, wanted, opened, Observer(notice=notice))
+
+
+def _asked(
+    g: Any,
+    samples: Literal[0, 1] | None,
+    missing: float | None,
+    method: Method,
+    meanimpute: bool | None,
+    maf: float,
+) -> "tuple[Dataset, _Wanted]":
+    """Open the genotypes, and check what the matrix is to be. Raises InputError."""
+    if method not in get_args(Method):
+        raise InputError(f"{method!r} is not a method; choose one of {', '.join(get_args(Method))}")
+    if not 0 <= maf <= 0.5:
+        raise InputError(f"maf is {maf}; give a frequency from 0 to 0.5")
+    impute = method == "vanraden" if meanimpute is None else meanimpute
+    if method == "vanraden" and not impute:
+        raise InputError("method='vanraden' takes the mean for missing genotypes; leave out meanimpute=False")
+    data, axis = open_genotypes(g, samples)
+    return data, _Wanted(axis, None if missing is None else float(missing), method, impute, maf)
 
 
 @dataclass(frozen=True)
@@ -222,7 +264,12 @@ def _relationship(request: Request, data: Dataset, wanted: _Wanted, observer: Ob
         raise InputError(f"{opened.name} holds {opened.dtype}; give numbers of alleles from 0 to 2")
     _check(request, wanted, opened)
     paired = not wanted.impute and wanted.missing is not None
-    found = look_through(opened, limit, wanted.missing, wanted.least, paired)
+    most = MOST_LISTED if paired and _counts_pairs(request, wanted, opened) else None
+    found = look_through(opened, limit, wanted.missing, wanted.least, paired, most=most)
+    read = found.bytes_read
+    if paired and found.pairs is None:
+        found, moved = _with_pairs(request, wanted, found, opened, observer)
+        read += moved
     count = int(found.missing.sum())
     wrong = np.flatnonzero((found.frequency < 0) | (found.frequency > 1))
     if wrong.size:
@@ -231,18 +278,62 @@ def _relationship(request: Request, data: Dataset, wanted: _Wanted, observer: Ob
             "from 0 to 2, and say which one is missing"
         )
     result = result_of(carry_out(wanted.request(request, found, opened.shape[1]), observer))
-    known = dict(result.__dict__) | {"bytes_passed": found.bytes_read}
+    known = dict(result.__dict__) | {"bytes_passed": read}
     done = Relationship(**known, variants=found.variants, missing=count, frequency=found.frequency)
     return replace(done, samples=names.written())
 
 
+def _counts_pairs(request: Request, wanted: _Wanted, opened: Opened) -> bool:
+    """Whether the device counts pairs faster than they are listed: a GPU multiplies integers of 8 bits at its
+    highest rate. If variants are left out, it counts in float32."""
+    device, dtype = request.device, opened.dtype
+    if isinstance(device, str):
+        device = within(device, memory_limit_of(request.memory_limit))
+    if dtype.kind not in "iu" or dtype.itemsize != 1 or (wanted.least > 0 and opened.shape[0] > EXACT):
+        return False
+    return (open_device(device) if isinstance(device, str) else device).name != "cpu"
+
+
+def _with_pairs(
+    request: Request, wanted: _Wanted, found: Genotypes, opened: Opened, observer: Observer
+) -> tuple[Genotypes, int]:
+    """Count pairs by the product MᵀM of the 0/1 matrix of missing genotypes. Returns also the bytes read."""
+    values = np.arange(256, dtype=np.uint8).view(opened.dtype)
+    gone = missing_of(values, wanted.missing)
+    assert gone is not None, "some are missing"
+    weights = None if found.kept.all() else found.kept.astype(np.float64)
+    operand = Operand(request.a.array, table=gone.astype(np.int8), weights=weights)
+    a, b = gram_operands(operand, wanted.samples == 1)
+    counts = replace(
+        request,
+        a=a,
+        b=b,
+        c=None,
+        dimensions=None,
+        out_dtype="int32" if weights is None else "float32",
+        chunks=None,
+        shards=None,
+        compressor=None,
+        force=False,
+        resume=False,
+    )
+    product = result_of(carry_out(counts, Observer(None, observer.notice)))
+    pairs = have_both(product.array, found.variants, found.missing)
+    return replace(found, pairs=pairs), product.bytes_read
+
+
 def _check(request: Request, wanted: _Wanted, opened: Opened) -> None:
     """Find what is wrong with the request before the genotypes are read."""
-    variants, samples = opened.shape
-    if not variants:
+    if not opened.shape[0]:
         raise InputError(f"{opened.name} has no variants; give genotypes of some")
-    if request.resume:
-        return
+    if not request.resume:
+        _plan(request, wanted, opened)
+
+
+def _plan(request: Request, wanted: _Wanted, opened: Opened, observer: Observer | None = None) -> Plan:
+    """What the product would take, whatever the genotypes are. observer: is told of rates that are measured
+    for it; without one they are not."""
+    variants, samples = opened.shape
     half = np.full(variants, 0.5)
     nothing = Genotypes(half, half > 0, np.zeros(samples, np.int64), None, 0)
-    prepare(wanted.request(request, nothing, samples).check())
+    return prepare(wanted.request(request, nothing, samples).check(), observer=observer).plan

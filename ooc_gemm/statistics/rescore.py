@@ -1,6 +1,7 @@
 """Exact scores of candidates: the rows of A and B that they are of are read once more, and multiplied in
 float64."""
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
@@ -21,12 +22,17 @@ Array = npt.NDArray[Any]
 Metric = Literal["dot", "cosine", "sqeuclidean"]
 Range = tuple[int, int]
 
-THREADS = 2
-"""Threads that read, each with a slot."""
+THREADS = 2, 4
+"""Fewest and most threads that read, each with a slot."""
+UPLOADING_THREADS = 2, 8
+"""The same where what they read is copied to a device …"""
+UPLOADING_BYTES = 128 * MiB
+"""… as long as their slots take no more bytes than this."""
 PIECE_BYTES = 4 * MiB
 """Bytes of a slot, at most, where chunks can be read in part."""
 PANEL_BYTES = 8 * MiB
-"""Bytes of the rows of A whose candidates are scored, as far as they are held at a time."""
+"""Bytes of the rows of A whose candidates are scored, as far as they are held at a time, where blocks have
+few rows."""
 WORK_BYTES = 6 * MiB
 """Bytes in which a thread computes, in strips of this many bytes of float64: …"""
 STRIP_BYTES = 2 * MiB
@@ -37,21 +43,28 @@ CANDIDATE_BYTES = 96
 class Rows:
     """Reads parts of an operand, in pieces, within a fixed amount of memory."""
 
-    def __init__(self, opened: Opened):
-        """opened: an operand, of which parts of op(X) are read."""
-        s = opened.matrix
+    def __init__(self, opened: Opened, uploads: bool = False):
+        """opened: an operand, of which parts of op(X) are read. uploads: nothing is computed with them on the
+        host, so that more threads read."""
+        s, (fewest, most) = opened.matrix, UPLOADING_THREADS if uploads else THREADS
         self.opened, self.bytes_read = opened, 0
-        self._slot = (
+        self.slots: list[Bytes] = []
+        """Memory that is used, of as many slots as there are threads; by default it is allocated."""
+        self.slot = (
             s.chunk_bytes if s.whole else max(s.chunk_cols * s.itemsize, min(s.chunk_bytes, PIECE_BYTES))
         )
         # Pieces of one that is stored transposed may be cut along k; then one thread adds them up in order.
-        self._threads = 1 if s.transposed else THREADS
+        if uploads:
+            most = min(most, UPLOADING_BYTES // max(1, self.slot))
+        some = max(fewest, min(most, len(os.sched_getaffinity(0))))
+        self.threads = 1 if s.transposed and not uploads else some
+        self._beside = (self.slot if s.transposed else 0) if uploads else WORK_BYTES
 
     @property
     def nbytes(self) -> int:
         """Memory that it takes, with what each thread computes in."""
-        beside = self._slot + self.opened.matrix.beside(self._slot) + WORK_BYTES
-        return self._threads * beside + self.opened.matrix.apart
+        beside = self.slot + self.opened.matrix.beside(self.slot) + self._beside
+        return self.threads * beside + self.opened.matrix.apart
 
     def cost(self, rows: Range, cols: Range) -> int:
         """Bytes that reading moves from the store."""
@@ -72,17 +85,17 @@ class Rows:
             return moved
 
         with (
-            ThreadPoolExecutor(self._threads, "ooc-gemm rows") as pool,
+            ThreadPoolExecutor(self.threads, "ooc-gemm rows") as pool,
             self.opened.source.cancelled_on_error(),
         ):
-            slots = page_aligned(self._threads, self._slot)
+            slots = self.slots or page_aligned(self.threads, self.slot)
             moved = each(pool, slots, self._pieces(rows, cols), run)
         self.bytes_read += moved
         return moved
 
     def _pieces(self, rows: Range, cols: Range) -> Iterator[Piece]:
         s = self.opened.matrix
-        return cut("", s, *((cols, rows) if s.transposed else (rows, cols)), self._slot)
+        return cut("", s, *((cols, rows) if s.transposed else (rows, cols)), self.slot)
 
 
 def norms(rows: Rows) -> tuple[Array, float]:
@@ -104,35 +117,50 @@ def norms(rows: Rows) -> tuple[Array, float]:
 
     for columns in depths(rows, 1):
         rows.each((0, count), columns, add)
+    return squares, spread(squares, sums)
+
+
+def spread(squares: Array, sums: Array) -> float:
+    """The share of all squares that the deviations of columns from their means make up, of rows that are
+    finite; 1 where there are none. squares: squared norm of each row. sums: of the columns of these rows."""
     finite = np.isfinite(squares)
     total, number = float(squares[finite].sum()), int(finite.sum())
     if not total:
-        return squares, 1.0
+        return 1.0
     with np.errstate(all="ignore"):
-        return squares, 1.0 - float(np.square(sums).sum()) / number / total
+        return 1.0 - float(np.square(sums).sum()) / number / total
 
 
-def depths(rows: Rows, count: int, itemsize: int = 1) -> Iterator[Range]:
+def depths(rows: Rows, count: int, itemsize: int = 1, nbytes: int = 0) -> Iterator[Range]:
     """The columns of op(X) that are looked at together: of one chunk, so that each row comes in one piece,
-    and few enough that `count` rows of another operand fit `PANEL_BYTES`."""
+    and few enough that `count` rows of another operand fit `nbytes`, by default `PANEL_BYTES`."""
     s, k = rows.opened.matrix, rows.opened.shape[1]
     chunk = s.chunk_rows if s.transposed else s.chunk_cols
-    most = max(1, PANEL_BYTES // max(1, count * itemsize))
+    most = max(1, (nbytes or PANEL_BYTES) // max(1, count * itemsize))
     for start, stop in ranges(k, chunk):
         for inner, outer in ranges(stop - start, min(most, chunk)):
             yield start + inner, start + outer
 
 
 class Exact:
-    """Computes the scores of candidates in float64."""
+    """Computes the scores of candidates in float64, on the host."""
 
-    def __init__(self, a: Rows, b: Rows, metric: Metric):
-        self.a, self.b, self._metric = a, b, metric
+    def __init__(self, a: Rows, b: Rows, metric: Metric, panel_bytes: int = 0):
+        """panel_bytes: in place of `PANEL_BYTES`."""
+        self.a, self.b, self.metric = a, b, metric
+        self._panel_bytes = panel_bytes or PANEL_BYTES
+
+    def norms(self) -> tuple[Array, float]:
+        """As the function of that name says, of B. Called once, before any scores are."""
+        return norms(self.b)
+
+    def close(self) -> None:
+        """Free what is held between calls."""
 
     @property
     def nbytes(self) -> int:
         """Memory that it takes beside `CANDIDATE_BYTES` for each candidate."""
-        return self.a.nbytes + self.b.nbytes + PANEL_BYTES
+        return self.a.nbytes + self.b.nbytes + self._panel_bytes
 
     def cost(self, rows: Range) -> int:
         """Bytes that it reads for candidates of these rows of A."""
@@ -162,10 +190,10 @@ class Exact:
                     some = slice(here.start + start, here.start + stop)
                     x = panel[row[some], col - first : col - first + values.shape[1]].astype(np.float64)
                     y = values[column[some] - at].astype(np.float64)
-                    if self._metric == "sqeuclidean":
+                    if self.metric == "sqeuclidean":
                         x -= y
                         y = x
-                    elif self._metric == "cosine":
+                    elif self.metric == "cosine":
                         right[some] += np.einsum("ij,ij->i", y, y)
                     sums[some] += np.einsum("ij,ij->i", x, y)
 
@@ -184,13 +212,13 @@ class Exact:
     def scored(self, sums: Array, left: Array, right: Array) -> Array:
         """Scores, of which the highest are best, from sums over products of elements or squares of their
         differences. left, right: squared norms of rows of A and of B."""
-        if self._metric == "sqeuclidean":
+        if self.metric == "sqeuclidean":
             return -sums
-        if self._metric == "dot":
+        if self.metric == "dot":
             return sums
         lengths = np.sqrt(left) * np.sqrt(right)
         cosines: Array = np.divide(sums, lengths, out=np.zeros_like(sums), where=lengths > 0)
         return cosines
 
     def _depths(self, rows: Range) -> list[Range]:
-        return list(depths(self.b, rows[1] - rows[0], self.a.opened.dtype.itemsize))
+        return list(depths(self.b, rows[1] - rows[0], self.a.opened.dtype.itemsize, self._panel_bytes))

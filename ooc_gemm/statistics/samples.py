@@ -12,7 +12,7 @@ from ..storage.write import labels
 from ..support.errors import InputError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Labelled(Result):
     """What made a matrix of samples."""
 

@@ -2,7 +2,6 @@
 product; a reduction keeps what reaches the value, and when all blocks of some rows have passed, these rows
 are written."""
 
-import os
 import time
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,6 @@ from ..planning.plan import Plan
 from ..run.executor import Local
 from ..run.moments import column_moments
 from ..run.observer import Observer
-from ..run.operands import open_operand
 from ..run.prepare import prepare
 from ..run.request import Operand, Reduced, Request
 from ..run.transforms import found_of
@@ -24,87 +22,73 @@ from ..storage.write import rows as stored
 from ..storage.write.rows import Sparse
 from ..storage.write.sparse import SparseRows
 from ..support.errors import InputError
-from ..support.intervals import ceil_div
 from ..support.trace import Trace
-from .above import COPIES, ROOM, Above
+from .above import COPIES, Above, room
+from .compared import Compared
+from .recheck_pairs import Reach, RecheckPairs
 from .reducing import run_reduced
-from .rescore import Array
+from .rescore import Array, Rows
 
-Rows = tuple[Array, Array]
+Lines = tuple[Array, Array]
 """What is subtracted from each row, for correlations, and what rows are divided by."""
 Score = Literal["cosine", "correlation", "dot"]
-CHUNK_ROWS = 1024
-"""Rows that are written at a time, where there are as many."""
-TILE_BYTES = 8 << 20
-"""Memory in which a thread compares the elements of a tile."""
 SHARE = 8
 """An eighth of the memory limit is for elements that are found, where they stay in memory; it is taken three
 times while they are put together."""
 
 
-class Pairs:
+class Pairs(Compared):
     """What is asked for, checked against the operands."""
 
-    def __init__(self, left: Any, right: Any, metric: Score, least: float, absolute: bool, others: bool):
-        """others: no row is paired with itself. Raises InputError."""
+    def __init__(
+        self,
+        left: Any,
+        right: Any,
+        metric: Score,
+        least: float,
+        absolute: bool,
+        include_self: bool,
+        verify: bool,
+    ):
+        """verify: some rows of the result are checked. Raises InputError."""
         if metric not in get_args(Score):
             raise InputError(f"{metric!r} is not a metric; choose one of {', '.join(get_args(Score))}")
         if not np.isfinite(least):
             raise InputError(f"least is {least:g}; give a finite number")
-        if isinstance(left, Operand) or isinstance(right, Operand):
-            raise InputError("threshold transforms no inputs; give arrays instead of an Operand")
-        self.left, self.right, self.same = left, right, left is right
-        self.metric, self.least, self.absolute, self.others = metric, least, absolute, others
-        self.a = open_operand(left, "A")
-        self.b = self.a if self.same else open_operand(right, "B")
-        (self.m, depth), (self.n, depth_b) = self.a.shape, self.b.shape
-        if depth != depth_b:
-            raise InputError(
-                f"rows of {self.a.name} have {depth} elements and rows of {self.b.name} {depth_b}; "
-                "give arrays whose rows are as long"
-            )
-        for opened in (self.a, self.b):
-            if opened.dtype.kind == "c":
-                raise InputError(f"{opened.name} holds complex numbers, which have no order; give real ones")
-        if not (depth and self.m and self.n):
+        super().__init__("threshold", left, right, include_self)
+        self.metric, self.least, self.absolute, self.verify = metric, least, absolute, verify
+        if not (self.depth and self.m and self.n):
             raise InputError(f"{self.a.name} or {self.b.name} is empty; give arrays with rows and columns")
-        self.chunk_rows = min(CHUNK_ROWS, self.m)
 
-    @property
-    def room(self) -> int:
-        """Bytes of elements that are held at a time where they go to files: at least those of one row."""
-        return max(ROOM, self.n * 16)
-
-    def reduced(self, in_memory: bool, executor: Local, limit: int) -> Reduced:
-        """What the plan has to count beside the product. in_memory: the result stays in memory. limit: on the
-        memory of the process, in bytes."""
-        threads = max(getattr(executor.hardware, "threads", 1), len(os.sched_getaffinity(0)))
-        found = 3 * (limit // SHARE) if in_memory else COPIES * self.room
+    def reduced(self, in_memory: bool, limit: int) -> Reduced:
+        """Counts the elements that are found, and what happens to rows."""
+        found = 3 * (limit // SHARE) if in_memory else COPIES * room(self.n)
+        found += RecheckPairs(Rows(self.a), Rows(self.b)).nbytes if self.verify else 0
         # Rows of the next blocks may come while those of the ones before are finished.
-        return Reduced(self.chunk_rows, 2 * 4 * 8, found + threads * TILE_BYTES + (self.m + self.n) * 40)
+        return Reduced(self.chunk_rows, 2 * 4 * 8, found + (self.m + self.n) * 40)
 
     @property
     def options(self) -> dict[str, Any]:
-        """What makes the result what it is, beside the inputs and options of the product."""
+        """Adds what is kept, and how."""
         return {
             "metric": self.metric,
             "least": repr(self.least),
             "absolute": self.absolute,
-            "neighbours": "others" if self.others else "all",
+            **super().options,
             "matrix": "csr",
         }
 
-    def scaled(self, request: Request, a: Rows, b: Rows) -> Request:
+    def scaled(self, request: Request, a: Lines, b: Lines) -> Request:
         """The request of the product of rows that are scaled, and centred for correlations."""
 
-        def operand(given: Operand, rows: Rows) -> Operand:
+        def operand(given: Operand, rows: Lines) -> Operand:
             mean, by = rows
             centred = self.metric == "correlation"
             return replace(given, center=("rows", mean) if centred else None, scale=("rows", by))
 
         return replace(request, a=operand(request.a, a), b=operand(request.b, b))
 
-    def rows(self, opened: Opened, limit: int) -> tuple[Rows, int]:
+    def rows(self, opened: Opened, limit: int) -> tuple[Lines, int]:
         """What happens to the rows of an array, and the bytes read by the pass that finds it."""
         found, read = column_moments(opened.transpose(), limit)
         if self.metric == "correlation":  # a row that is constant has none
@@ -149,13 +133,22 @@ class Selection:
             request = pairs.scaled(request, a, b)
         self.job = prepare(request, executor=executor)
         self.plan = self.job.plan
+        self._pivots = np.zeros(pairs.m), np.zeros(pairs.n)
+        left, right = self.job.sources["a"], self.job.sources["b"].transpose()
+        self._recheck = RecheckPairs(Rows(left), Rows(right)) if pairs.verify else None
+
+    @property
+    def verified(self) -> bool | None:
+        """True if rows of the result were checked, which raises an error where they are wrong."""
+        return True if self._recheck else None
 
     def planned(self) -> Plan:
         """What a run would do that begins now."""
-        if self._pairs.metric == "dot":
-            return self.plan
-        passed = {id(one): one.matrix.stored_bytes for one in (self._pairs.a, self._pairs.b)}
-        return replace(self.plan, bytes_read=self.plan.bytes_read + sum(passed.values()))
+        if self._pairs.metric != "dot":
+            passed = {id(one): one.matrix.stored_bytes for one in (self._pairs.a, self._pairs.b)}
+            self.bytes_passed = sum(passed.values())
+        self._leave_out(set())
+        return self.plan
 
     def measure(self) -> None:
         """Read each array once, to find what happens to its rows, where anything does."""
@@ -165,6 +158,8 @@ class Selection:
         a, self.bytes_passed = pairs.rows(pairs.a, limit)
         b, more = (a, 0) if pairs.same else pairs.rows(pairs.b, limit)
         self.bytes_passed += more
+        if pairs.metric == "correlation":
+            self._pivots = a[0], b[0]
         self.job = prepare(pairs.scaled(self._request, a, b), executor=self._executor)
         self.plan = self.job.plan
 
@@ -177,41 +172,49 @@ class Selection:
 
     def carry_out(self, place: Path | None, resume: bool) -> dict[str, Any]:
         """Run it; the arrays of the result. place: where they go; None for NumPy arrays."""
-        pairs, head = self._pairs, self._head()
+        pairs, head = self._pairs, self._pairs.head(self.job)
         if place is None:
             memory = InMemory()
             self._execute(memory, None)
-            return memory.arrays()
+            arrays = memory.arrays()
+            self._verify("the result", arrays)
+            return arrays
         name = str(place)
-        if resume and head is None:
-            raise InputError("the inputs cannot be known again by a later run; leave out resume=True")
-        if resume and not stored.is_begun(place) and stored.is_result(place, head or {}, name):
+        if pairs.finished(place, head, resume):
             self._observer.note(f"{name} is finished already, with the same inputs; nothing was done")
-            self._leave_out(set(range(ceil_div(pairs.m, pairs.chunk_rows))))
-            return stored.open_arrays(place)
+            self._leave_out(pairs.all_chunks)
+            arrays = stored.open_arrays(place)
+            self._verify(name, arrays)
+            return arrays
         group = stored.begin(place, name, head, {}, pairs.chunk_rows, resume)
         try:
             sink = SparseRows(group, name, (pairs.m, pairs.n), self.dtype, pairs.chunk_rows)
             self._execute(sink, group.folder)
             start = time.perf_counter()
-            self.trace.add("write", start, nbytes=sink.finish(pairs.room // 16))
+            self.trace.add("write", start, nbytes=sink.finish(room(pairs.n) // 16))
+            self._verify(name, group.sparse())
             group.commit(head or {"inputs": {}, "options": pairs.options})
         finally:
             group.close()
         return stored.open_arrays(place)
 
-    def _head(self) -> dict[str, Any] | None:
-        """What identifies the run; None where nobody could tell whether its inputs are the same again."""
-        head = self.job.head
-        return head and {**head, "options": {**head["options"], **self._pairs.options}}
+    def _verify(self, name: str, arrays: dict[str, Any]) -> None:
+        """Check some rows of the result, if that was asked for. name: how messages call it."""
+        if self._recheck is None:
+            return
+        pairs, check, start = self._pairs, self._recheck, time.perf_counter()
+        reach = Reach(pairs.metric, pairs.least, pairs.absolute, pairs.others, self.dtype)
+        check.carry_out(name, arrays, reach, self._pivots)
+        self.trace.add("read", start, nbytes=check.a.bytes_read + check.b.bytes_read)
 
     def _leave_out(self, done: set[int]) -> None:
         """Leave chunks of rows out of the plan that are there already."""
         pairs, across = self._pairs, range(self.job.plan.problem.c.grid[1])
         if done:
             self.plan = self.job.plan.without(frozenset((i, j) for i in done for j in across))
-        self.rows_resumed = sum(min(pairs.chunk_rows, pairs.m - i * pairs.chunk_rows) for i in done)
-        self.plan = replace(self.plan, bytes_read=self.plan.bytes_read + self.bytes_passed)
+        self.rows_resumed = pairs.rows_of(done)
+        again = self.bytes_passed + (self._recheck.cost() if self._recheck else 0)
+        self.plan = replace(self.plan, bytes_read=self.plan.bytes_read + again)
 
     def _execute(self, sink: InMemory | SparseRows, folder: Path | None) -> None:
         """Compute what is not done yet. folder: for temporary files."""
@@ -242,7 +245,7 @@ class Selection:
             for start in range(first, last, pairs.chunk_rows):
                 stop = min(start + pairs.chunk_rows, last)
                 if (number := start // pairs.chunk_rows) not in done:
-                    parts = rows.parts(start - first, stop - first, pairs.room // 16)
+                    parts = rows.parts(start - first, stop - first, room(pairs.n) // 16)
                     written += sink.write(number, (self._clipped(part) for part in parts))
         finally:
             rows.close()

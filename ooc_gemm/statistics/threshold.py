@@ -8,23 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from ..devices import open_device
 from ..engine.ports import Device
 from ..planning.plan import Plan
-from ..run.executor import Local
+from ..run.executor import open_local
 from ..run.observer import Observer
-from ..run.request import Operand, Request
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.write import rows as stored
 from ..support.errors import InputError
-from ..support.memory import memory_limit_of, peak_resident_bytes
+from ..support.memory import peak_resident_bytes
+from ..support.recording import recorded
+from ..support.shown import Shown
 from ..support.trace import Trace
 from .rescore import Array
 from .selection import Pairs, Score, Selection
 
 
-@dataclass(frozen=True)
-class Threshold:
+@dataclass(frozen=True, repr=False)
+class Threshold(Shown):
     """The pairs of rows that were found: an m×n matrix in compressed sparse rows. Sizes in bytes, times in
     seconds."""
 
@@ -51,6 +51,8 @@ class Threshold:
     """The largest resident set the process has had."""
     rows_resumed: int
     """Rows that an earlier run has finished."""
+    verified: bool | None
+    """True if some rows were checked with all their scores; None if that was not asked for."""
     plan: Plan = field(repr=False)
 
     def csr(self) -> tuple[Array, Array, Array]:
@@ -77,6 +79,7 @@ def threshold(
     memory_limit: str | int | None = None,
     device: str | Device = "auto",
     device_memory_limit: str | int | None = None,
+    verify: bool = False,
     force: bool = False,
     resume: bool = False,
     progress: Callable[[float, Plan, Trace], None] | None = None,
@@ -117,6 +120,10 @@ def threshold(
         send them to the host.
     device_memory_limit : str or int, optional
         Most memory of each device, in bytes or as `"8GiB"`. By default 90 % of what is free.
+    verify : bool, default False
+        Check eight rows of A, chosen at random, before the result is finished: all their scores are computed
+        once more in float64, in one more pass over B. Those that are kept must agree to rounding, and none
+        that reaches the value may be missing. With `resume`, a result that is finished is checked, too.
     force : bool, default False
         Replace a result that exists; it is kept until the new one is finished.
     resume : bool, default False
@@ -135,44 +142,40 @@ def threshold(
     ------
     InputError, BudgetError
         Before anything is written: the request cannot be carried out, or not within a memory limit.
-    StoreError, RangeError, DeviceError
+    StoreError, RangeError, DeviceError, VerificationError
         While running. `resume` continues from the last rows that were finished.
     """
     refuse_event_loop()
     started = time.perf_counter()
     if resume and out is None:
         raise InputError("only a result that is stored can be continued; leave out resume=True")
-    pairs = Pairs(a, a if b is None else b, metric, float(least), absolute, b is None and not include_self)
+    pairs = Pairs(a, b, metric, float(least), absolute, include_self, verify)
     place = None if out is None else stored.check(out, [a, pairs.right], force, resume)
-    limit = memory_limit_of(memory_limit)
-    executor = Local(open_device(device) if isinstance(device, str) else device)
-    request = Request(
-        Operand(a),
-        Operand(pairs.right, transpose=True),
-        memory_limit=limit,
-        device=device,
-        device_memory_limit=device_memory_limit,
-        reduced=pairs.reduced(place is None, executor, limit),
-    )
-    selection = Selection(pairs, request, executor, Observer(progress, notice))
+    observer = Observer(progress, notice)
+    executor = open_local(device, memory_limit, observer.note)
+    request = pairs.request(executor, device, memory_limit, device_memory_limit, place)
+    selection = Selection(pairs, request, executor, observer)
     selection.measure()
     arrays = selection.carry_out(place, resume)
-    return Threshold(
-        data=arrays["data"],
-        indices=arrays["indices"],
-        indptr=arrays["indptr"],
-        metric=metric,
-        least=pairs.least,
-        shape=(pairs.m, pairs.n),
-        count=int(arrays["data"].shape[0]),
-        device=executor.hardware.name,
-        kernel=selection.job.operation.arithmetic.kernel,
-        seconds=time.perf_counter() - started,
-        bytes_read=selection.bytes_passed + selection.trace.bytes["read"],
-        bytes_written=selection.trace.bytes["write"],
-        peak_host_bytes=peak_resident_bytes(),
-        rows_resumed=selection.rows_resumed,
-        plan=selection.plan,
+    return recorded(
+        Threshold(
+            data=arrays["data"],
+            indices=arrays["indices"],
+            indptr=arrays["indptr"],
+            metric=metric,
+            least=pairs.least,
+            shape=(pairs.m, pairs.n),
+            count=int(arrays["data"].shape[0]),
+            device=executor.hardware.name,
+            kernel=selection.job.operation.arithmetic.kernel,
+            seconds=time.perf_counter() - started,
+            bytes_read=selection.bytes_passed + selection.trace.bytes["read"],
+            bytes_written=selection.trace.bytes["write"],
+            peak_host_bytes=peak_resident_bytes(),
+            rows_resumed=selection.rows_resumed,
+            verified=selection.verified,
+            plan=selection.plan,
+        )
     )
 
 
@@ -186,18 +189,12 @@ def planned(
     memory_limit: str | int | None,
     device: str,
     device_memory_limit: str | int | None,
+    verify: bool,
 ) -> Plan:
     """What `threshold` with an output and these arguments would do; nobody knows how much it would write.
     Reads nothing. Raises InputError and BudgetError."""
-    pairs = Pairs(a, a if b is None else b, metric, float(least), absolute, b is None and not include_self)
-    executor, limit = Local(open_device(device)), memory_limit_of(memory_limit)
-    request = Request(
-        Operand(a),
-        Operand(pairs.right, transpose=True),
-        memory_limit=limit,
-        device=device,
-        device_memory_limit=device_memory_limit,
-        reduced=pairs.reduced(False, executor, limit),
-        writes=False,
-    )
-    return Selection(pairs, request, executor, Observer()).planned()
+    pairs = Pairs(a, b, metric, float(least), absolute, include_self, verify)
+    observer = Observer()
+    executor = open_local(device, memory_limit, observer.note)
+    request = pairs.request(executor, device, memory_limit, device_memory_limit, None, writes=False)
+    return Selection(pairs, request, executor, observer).planned()

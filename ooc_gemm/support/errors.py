@@ -59,6 +59,15 @@ class OutOfMemoryError(DeviceError, MemoryError):
     """Memory that a plan counts on is not there, of a device or of the host, although its limit allows it."""
 
 
+class StoppedError(Error, RuntimeError):
+    """The run was ended in order before all blocks were done. What is done is kept, as after an
+    interruption."""
+
+
+ENOUGH = object()
+"""What a progress callback returns so that no further block is begun."""
+
+
 Place = tuple[tuple[int, int], tuple[int, int]]
 """Rows [start, stop) × columns [start, stop) of C."""
 

@@ -44,6 +44,10 @@ def spelled_size(nbytes: float) -> str:
 
 def resident_bytes() -> int:
     """The resident set of this process now, in bytes."""
+    return _resident()
+
+
+def _resident() -> int:
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * PAGESIZE
     import psutil  # for other systems than Linux: importing it takes 10 ms
@@ -66,7 +70,7 @@ def peak_over(work: Callable[[], object]) -> int | None:
         work()
         return None
     work()
-    return max(0, _peak_since() - resident_bytes())
+    return max(0, _peak_since() - _resident())
 
 
 def peak_resident_bytes() -> int:

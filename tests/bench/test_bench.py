@@ -374,6 +374,12 @@ def test_heights_are_spread() -> None:
     assert all(b - a >= 1 - 1e-9 for a, b in pairwise(heights))
 
 
+def test_each_kernel_has_a_colour_of_its_own():
+    names = [name for name in catalog.KERNELS if "float32" in gpu.dtypes_of(name)]
+    styles = dict(figures._styles((name, [{"kernel": name}]) for name in names))
+    assert len({look["color"] for look in styles.values()}) == len(names) > 12
+
+
 @pytest.mark.parametrize("suffix", ["svg", pytest.param("png", marks=pytest.mark.slow)])
 def test_plot(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")

@@ -575,7 +575,3 @@ def test_the_bar(here):
         assert text in shown
     assert out.startswith("z is the product")
     assert on_a_terminal("verify", "x", "y", "z", "-Q", columns=80)[0] == ""
-    forced = ooc(*args[:-2], "-P", "--json")
-    assert forced.code == 0
-    assert "FLOP/s" in forced.err
-    assert json.loads(forced.out)["m"] == 1500

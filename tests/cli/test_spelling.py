@@ -69,7 +69,10 @@ def test_the_same_refusal_in_both_languages(tmp_path, monkeypatch):
     assert said.endswith("such as --chunks 512,512\n")
 
 
-COMMAND_LINE = {"random_products.py", "stress.py", "kernels.py", "figures.py", "tables.py", "compile.py"}
+COMMAND_LINE = {
+    *("random_products.py", "stress.py", "kernels.py", "figures.py", "tables.py", "compile.py"),
+    "experiments.py",
+}
 """Files outside of cli/ that speak only to users of the command line, or to other programs."""
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import numpy as np
+import pytest
 import zarr
 from conftest import make, ooc
 
@@ -21,7 +22,7 @@ def test_cov_and_corrcoef(tmp_path, monkeypatch):
     assert (found["m"], found["n"], found["k"], found["verified"]) == (7, 7, 90, True)
     assert found["bytes_passed"] > 0
     np.testing.assert_allclose(zarr.open_array("c")[:], np.cov(x, rowvar=False, ddof=0), rtol=1e-9)
-    done = ooc("corrcoef", "x", "r", "--chunks", "2,2", *small)
+    done = ooc("corrcoef", "x", "r", "--chunks", "20,20", *small)
     assert done.code == 0
     assert "r: 90×90 float64" in done.out
     np.testing.assert_allclose(zarr.open_array("r")[:], np.corrcoef(x), rtol=1e-9)
@@ -151,3 +152,83 @@ def test_plans_of_statistics_are_what_runs_do(tmp_path, monkeypatch):
         assert json.loads(done.out)["minimum_memory_limit"] > 1 << 20
     done = ooc("topk", "x", "new", "-k", 3, "--plan", "-M", "1GiB", "-d", "cpu")
     assert "reduced as they come" in done.out
+
+
+@pytest.mark.parametrize("command", [("topk", "x", "out"), ("threshold", "x", "out", "--least", 0.4)])
+def test_plans_count_what_a_check_reads(tmp_path, monkeypatch, command):
+    """Of raw chunks, of which any row takes as many bytes."""
+    monkeypatch.chdir(tmp_path)
+    values = np.random.default_rng(4).standard_normal((300, 40)).astype("f4")
+    make("x", values, chunks=(64, 40), compressors=None)
+    options = ("-M", "1GiB", "-d", "cpu", "--json")
+    plain = json.loads(ooc(*command, "--plan", *options).out)
+    planned = json.loads(ooc(*command, "--plan", "--verify", *options).out)
+    assert planned["bytes_read"] == plain["bytes_read"] + (300 + 8) * 160
+    found = json.loads(ooc(*command, "--verify", *options).out)
+    assert (found["bytes_read"], found["verified"]) == (planned["bytes_read"], True)
+
+
+@pytest.mark.parametrize("command", [("gram",), ("grm", "--meanimpute"), ("grm",), ("king",)])
+def test_plans_of_symmetric_products(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    make("g", np.random.default_rng(1).integers(0, 3, (80, 30)).astype("i1"), chunks=(20, 20))
+    options = (*command[1:], "-M", "1GiB", "-d", "cpu")
+    planned = ooc(command[0], "g", "c", *options, "--plan", "--json")
+    assert planned.code == 0, planned.err
+    assert [path.name for path in tmp_path.iterdir()] == ["g"]
+    plan = json.loads(planned.out)
+    assert plan["feasible"] is True
+    done = ooc(command[0], "g", "c", *options, "--json")
+    found = json.loads(done.out)
+    for name in ("bm", "bn", "bk", "bytes_read", "bytes_written", "symmetric", "memory_limit"):
+        assert plan[name] == found["plan"][name], name
+    assert (plan["bytes_read"], plan["bytes_written"]) == (found["bytes_read"], found["bytes_written"])
+    table = ooc(command[0], "g", "c", *options, "--plan", "-f")
+    assert table.code == 0
+    assert "symmetric: one half is computed" in table.out
+    assert max(map(len, table.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("pca", "x", "out", "-k", 3),
+        ("svd", "z", "out", "-k", 2, "--iterations", 1),
+        ("pca", "w", "out", "-k", 3),
+        ("lstsq", "x", "y", "out", "--intercept"),
+        ("lstsq", "z", "v", "out"),
+    ],
+)
+def test_plans_of_passes_are_what_runs_do(tmp_path, monkeypatch, command):
+    """Of raw and of compressed chunks (z), of a tall array and of a wide one."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(5)
+    raw, coded = {"chunks": (64, 16), "compressors": None}, {"chunks": (50, 40)}
+    for name, shape, layout in (
+        ("x", (333, 40), raw),
+        ("z", (333, 40), coded),
+        ("w", (40, 333), raw),
+        ("y", (333, 3), coded),
+    ):
+        make(name, rng.standard_normal(shape).astype("f4"), **layout)
+    make("v", rng.standard_normal(333), chunks=(100,))
+    limit = ("-M", "1GiB", *(() if command[0] == "lstsq" else ("-d", "cpu")))
+    planned = ooc(*command, *limit, "--plan", "--json")
+    assert planned.code == 0, planned.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v", "w", "x", "y", "z"]
+    plan = json.loads(planned.out)
+    assert plan["feasible"] is True
+    assert plan["predicted_seconds"] >= sum(plan["stage_seconds"].values()) > 0
+    assert 80 << 20 < plan["host_bytes"] == sum(plan["ledger"].values()) <= plan["memory_limit"] == 1 << 30
+    done = ooc(*command, *limit, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    for name in ("passes", "bytes_read", "bytes_written", "device"):
+        assert plan[name] == found[name], name
+    table = ooc(*command, *limit, "--plan")
+    assert (table.code, table.err) == (0, "")
+    assert f"{plan['rows']}×{plan['columns']} float32" in table.out
+    assert max(map(len, table.out.splitlines())) <= 80
+    refused = ooc(*command, "-M", "1MiB", *limit[2:], "--plan", "--json")
+    assert refused.code == 2
+    assert json.loads(refused.out)["minimum_memory_limit"] > 1 << 20

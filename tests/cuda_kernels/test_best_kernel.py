@@ -5,11 +5,11 @@ from itertools import cycle
 import numpy as np
 import pytest
 from conftest import gpu_missing
-from emulator import ORDERS, SIGNATURE, Emulator, Problem, compiler_missing, whole_source
 
 from ooc_gemm.cuda_kernels import preparations
 from ooc_gemm.cuda_kernels.config import Config
 from ooc_gemm.engine.reduction import Best
+from ooc_gemm.ladder.emulator import ORDERS, SIGNATURE, Emulator, Problem, compiler_missing, whole_source
 
 KINDS = {"float32": "float32", "float64": "float64", "int32": "float64", "int64": "float64"}
 """Types of C, and of scores."""

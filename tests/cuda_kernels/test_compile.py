@@ -1,6 +1,9 @@
 """Configurations of kernels, and their compilation. No GPU is needed."""
 
+import itertools
+import re
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -14,7 +17,9 @@ from ooc_gemm.cuda_kernels.config import Config
 from ooc_gemm.support import cache as cache_folder
 from ooc_gemm.support.errors import DeviceError
 
-ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+SETS = (("sm_75",), ("sm_80", "sm_86", "sm_89"), ("sm_90a",), ("sm_100", "sm_120"))
+"""Architectures by the instructions that our kernels use: `__CUDA_ARCH__` is at least 800, 900 or 1000."""
+ARCHS = tuple(itertools.chain(*SETS))
 TRANS = tuple(product((False, True), repeat=2))
 SMALL = preparations.combine("rows")
 """Quick to compile, with a header."""
@@ -57,8 +62,7 @@ def test_config_refuses_what_is_no_kernel() -> None:
 
 
 def _runs_on(kernel: catalog.Kernel, arch: str) -> bool:
-    number = int(arch.removeprefix("sm_").removesuffix("a"))
-    return kernel.min_arch <= number and kernel.only_arch in (None, number)
+    return kernel.runs_on(int(arch.removeprefix("sm_").removesuffix("a")))
 
 
 def _shipped(kernel: catalog.Kernel) -> list[Config]:
@@ -67,6 +71,13 @@ def _shipped(kernel: catalog.Kernel) -> list[Config]:
     for dtype, trans in product(kernel.dtypes, TRANS if kernel.transposes else TRANS[:1]):
         found += kernel.configs(dtype, *trans)
     return list(dict.fromkeys(found))
+
+
+def _share(configs: Iterable[Config], arch: str) -> list[Config]:
+    """Those that are compiled for `arch`: architectures with the same instructions take turns, so that each
+    configuration is compiled once for every set of instructions."""
+    (alike,) = (archs for archs in SETS if arch in archs)
+    return list(dict.fromkeys(configs))[alike.index(arch) :: len(alike)]
 
 
 def _refused(configs: list[Config], arch: str) -> list[str]:
@@ -81,6 +92,28 @@ def _refused(configs: list[Config], arch: str) -> list[str]:
 
     with ThreadPoolExecutor() as pool:
         return [said for said in pool.map(compiled, configs) if said]
+
+
+@pytest.mark.parametrize("name", catalog.KERNELS)
+def test_every_configuration_is_compiled_for_every_set_of_instructions(name: str) -> None:
+    configs = _shipped(catalog.KERNELS[name])
+    for archs in SETS:
+        shares = [_share(configs, arch) for arch in archs]
+        assert all(shares)
+        assert sorted(map(repr, itertools.chain(*shares))) == sorted(map(repr, configs))
+
+
+def test_architectures_of_a_set_have_the_same_source() -> None:
+    bounds = set()
+    for path in compiler._kernels().glob("*/*.cu*"):
+        text = path.read_text("utf-8")
+        found = re.findall(r"__CUDA_ARCH__ (?:>=|<) (\d+)", text)
+        assert text.count("__CUDA_ARCH__") == len(found) + text.count("defined(__CUDA_ARCH__)"), path
+        bounds |= set(map(int, found))
+    assert bounds
+    for archs in SETS:
+        numbers = [10 * int(arch.removeprefix("sm_").removesuffix("a")) for arch in archs]
+        assert not any(min(numbers) < bound <= max(numbers) for bound in bounds)
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -99,27 +132,31 @@ def test_a_configuration_of_every_kernel_compiles_without_spills(name: str) -> N
     [(arch, name) for arch in ARCHS for name, it in catalog.KERNELS.items() if _runs_on(it, arch)],
 )
 def test_shipped_kernels_compile_without_spills(arch: str, name: str) -> None:
-    assert _refused(_shipped(catalog.KERNELS[name]), arch) == []
+    assert _refused(_share(_shipped(catalog.KERNELS[name]), arch), arch) == []
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("arch", ARCHS)
 def test_checks_compile_without_spills(arch: str) -> None:
-    assert _refused(list(dict.fromkeys(preparations.checks())), arch) == []
+    assert _refused(_share(preparations.checks(), arch), arch) == []
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("arch", ARCHS)
 def test_transforms_and_reductions_compile_without_spills(arch: str) -> None:
-    assert _refused([*preparations.places(), *preparations.bests()], arch) == []
+    centres = (preparations.centre(dtype) for dtype in ("float32", "float64"))
+    sums = preparations.sum_slices("float64", "float32")  # of passes
+    configs = [*preparations.places(), *preparations.bests(), *preparations.all_pairs()]
+    assert _refused(_share([*configs, *centres, sums], arch), arch) == []
 
 
 @pytest.mark.usefixtures("nvrtc")
 def test_a_transform_and_a_reduction_compile_without_spills() -> None:
     configs = [preparations.place("int8", "float32", turned) for turned in (False, True)]
-    configs.append(preparations.best("float32", "float32"))
+    configs += [preparations.best("float32", "float32"), preparations.pairs("float16", "float16")]
+    configs += [preparations.centre(dtype) for dtype in ("float32", "float64")]
     assert _refused(configs, "sm_90a") == []
 
 
@@ -127,7 +164,7 @@ def test_a_transform_and_a_reduction_compile_without_spills() -> None:
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("arch", ARCHS)
 def test_conversions_of_c_compile_without_spills(arch: str) -> None:
-    assert _refused(list(preparations.narrows()), arch) == []
+    assert _refused(_share(preparations.narrows(), arch), arch) == []
 
 
 @pytest.mark.usefixtures("nvrtc")

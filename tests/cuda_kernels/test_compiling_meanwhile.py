@@ -127,6 +127,15 @@ def test_nothing_is_begun_for_the_cpu_or_without_cupy(began, monkeypatch):
     assert began == []
 
 
+def test_no_context_is_begun_whose_libraries_exceed_the_memory_limit(began):
+    devices.begin("auto", "512MiB")
+    assert began == []
+    devices.begin("cuda", "512MiB")  # which is refused later, with the smallest limit that would do
+    devices.begin("auto", "2GiB")
+    devices.begin("auto", "nonsense")
+    assert began == [0, 0, 0]
+
+
 @pytest.mark.parametrize("status", [0, 100])
 def test_the_context_is_made_by_another_thread_if_the_driver_starts(monkeypatch, status):
     calls = []

@@ -9,11 +9,20 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-from emulator import ORDERS, PLAIN, SIGNATURE, Emulator, Fault, Problem, compiler_missing, whole_source
 
 from ooc_gemm.cuda_kernels.catalog import KERNELS
 from ooc_gemm.cuda_kernels.compile import kernel_source
 from ooc_gemm.cuda_kernels.config import Config
+from ooc_gemm.ladder.emulator import (
+    ORDERS,
+    PLAIN,
+    SIGNATURE,
+    Emulator,
+    Fault,
+    Problem,
+    compiler_missing,
+    whole_source,
+)
 
 if why := compiler_missing():
     pytest.skip(why, allow_module_level=True)

@@ -7,9 +7,16 @@ import re
 import subprocess
 
 import pytest
-from emulator import _COMPILE, _HEADER, PLAIN, _with_dynamic_memory, compiler_missing, whole_source
 
 from ooc_gemm.cuda_kernels import catalog, preparations
+from ooc_gemm.ladder.emulator import (
+    _COMPILE,
+    _HEADER,
+    PLAIN,
+    _with_dynamic_memory,
+    compiler_missing,
+    whole_source,
+)
 
 if why := compiler_missing():
     pytest.skip(why, allow_module_level=True)
@@ -55,11 +62,14 @@ void launch(unsigned first, unsigned last, unsigned x, unsigned y, i64 shared, c
 
 TRANSPOSE = """
 int main() {
-    const i64 rows = 70001, cols = 70003, across = (cols + 31) / 32, tiles = (rows + 31) / 32 * across;
-    T *x = reserve<T>(rows * cols), *y = reserve<T>(rows * cols);
-    x[rows * cols - 1] = 5, x[(rows - 1) * cols + cols - 3] = 7;
-    launch(tiles - 1, tiles - 1, 32, 8, 0, [&] { transpose(rows, cols, x, cols, y, rows); });
-    CHECK(y[rows * cols - 1] == 5 && y[(cols - 3) * rows + rows - 1] == 7);
+    for (i64 more = 0; more < 2; ++more) {  // rows that begin anywhere, or at whole words
+        const i64 rows = 70001 + 3 * more, cols = 70003 + more, across = (cols + SIDE - 1) / SIDE;
+        const i64 tiles = (rows + SIDE - 1) / SIDE * across;
+        T *x = reserve<T>(rows * cols), *y = reserve<T>(rows * cols);
+        x[rows * cols - 1] = 5, x[(rows - 1) * cols + cols - 3] = 7;
+        launch(tiles - 1, tiles - 1, 32, 8, 0, [&] { transpose(rows, cols, x, cols, y, rows); });
+        CHECK(y[rows * cols - 1] == 5 && y[(cols - 3) * rows + rows - 1] == 7);
+    }
 }
 """
 

@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 from products import as_product
 
-from ooc_gemm.cuda_kernels import catalog, complex_gemm, driver, launch, preparations, scratch, split, tensor
+from ooc_gemm.cuda_kernels import (
+    catalog,
+    complex_gemm,
+    driver,
+    launch,
+    preparations,
+    scratch,
+    split,
+    tensor,
+    transposition,
+)
 from ooc_gemm.cuda_kernels.product import Strips
 from ooc_gemm.cuda_kernels.wgmma import open_tensor_gemm
 from ooc_gemm.devices.cuda import check as cuda_check
@@ -61,7 +71,7 @@ def no_driver(monkeypatch):
     cupy = SimpleNamespace(cuda=SimpleNamespace(Device=Device))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
-    for module in (split, tensor, complex_gemm, cuda, cuda_check):
+    for module in (split, tensor, complex_gemm, transposition, cuda_check):
         monkeypatch.setattr(module, "load", load)
     monkeypatch.setattr(scratch.Scratch, "at", lambda self, name, nbytes: 1 << 20)
     monkeypatch.setattr(driver, "call", lambda name, *args: None)
@@ -184,8 +194,9 @@ def test_a_symmetric_block_is_turned():
     }
     nothing = lambda *args, **more: None  # noqa: E731
     session._timing = SimpleNamespace(begin=nothing, end=nothing)
-    session._turn = cuda.load(preparations.transpose("float32"), "transpose", "mirror")
+    session._turn = {"float32": transposition.Transposition("float32")}
     session._early = {}
+    session._op = Operation(Arithmetic("some", np.dtype("f4"), np.dtype("f4")))
     block = Block(0, 0, n, 0, n, diagonal=True)
     session.mirror(block, 0)
     assert LAUNCHED[0][1] == (6875**2,)

@@ -8,10 +8,10 @@ import subprocess
 import numpy as np
 import pytest
 from conftest import gpu_missing
-from emulator import _COMPILE, _HEADER, ORDERS, compiler_missing, whole_source
 
 from ooc_gemm.cuda_kernels import preparations
 from ooc_gemm.devices.cuda.narrowing import LOST
+from ooc_gemm.ladder.emulator import _COMPILE, _HEADER, ORDERS, compiler_missing, whole_source
 from ooc_gemm.storage.write.conversion import convert
 from ooc_gemm.support.intervals import ceil_div
 

@@ -6,12 +6,12 @@ from itertools import cycle
 import numpy as np
 import pytest
 from conftest import gpu_missing
-from emulator import ORDERS, SIGNATURE, Emulator, Problem, compiler_missing, whole_source
 
 from ooc_gemm.cuda_kernels import preparations
 from ooc_gemm.cuda_kernels.config import Config
 from ooc_gemm.devices.cuda.transforms import as_compared
 from ooc_gemm.engine.transform import Lines, Transform
+from ooc_gemm.ladder.emulator import ORDERS, SIGNATURE, Emulator, Problem, compiler_missing, whole_source
 
 SHAPES = ((1, 1), (3, 70), (130, 5), (32, 64), (65, 97))
 """The tiles are of 32×32."""
@@ -72,14 +72,14 @@ def wrapped(index, stored, panel, turned, missing):
     return Config("called", panel, config.bm, config.bn, config.block, macros), whole_source("place") + call
 
 
-def arguments(shape, stored, panel, turned, missing):
+def arguments(shape, stored, panel, turned, missing, least_pitch=0):
     """X with padded rows, a transform, the place for Y, and what belongs there."""
     real = np.dtype(panel)
     x, change = values(shape, stored), transform(shape, real, missing)
     full = np.zeros((shape[0], shape[1] + 3), stored)
     full[:, : shape[1]] = x
-    # One row more than Y has, and as wide as the emulator asks.
-    room = np.full((shape[int(turned)] + 1, max(shape) + 2), 7, real)
+    high, wide = shape[::-1] if turned else shape
+    room = np.full((high + 1, max(wide, least_pitch) + 2), 7, real)
     wanted = np.empty(shape, real)
     change.place(x, (0, shape[0]), (0, shape[1]), wanted)
     return full, change, room, wanted.T if turned else wanted
@@ -109,7 +109,7 @@ def test_it_agrees_with_the_cpu_on_the_emulator(tmp_path):
     for case, label in zip(CASES, kernels, strict=True):
         problems, wanted = [], []
         for shape, order in zip(SHAPES, cycle(ORDERS), strict=False):
-            full, change, room, right = arguments(shape, *case)
+            full, change, room, right = arguments(shape, *case, least_pitch=max(shape))
             vectors = np.zeros((6, max(shape)), room.dtype)
             for row, vector in zip(vectors, vectors_of(change), strict=True):
                 row[: len(vector)] = vector

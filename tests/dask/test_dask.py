@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -19,8 +17,8 @@ distributed = pytest.importorskip("distributed")
 import cupy_on_cpu  # noqa: E402
 import dask  # noqa: E402
 import dask.array as da  # noqa: E402
-import slow_disk  # noqa: E402
 from distributed.core import Status  # noqa: E402
+from launched import Killer, launched, more_are_done, patient, process  # noqa: E402
 from slow_disk import Slow  # noqa: E402
 
 import ooc_gemm  # noqa: E402
@@ -66,7 +64,7 @@ def client():
 @pytest.fixture
 def few(monkeypatch):
     """Superblocks as for a worker with room for a few chunks."""
-    monkeypatch.setattr(ooc_gemm.dask.arrays, "tasks_at_a_time", lambda: (3, 40_000))
+    monkeypatch.setattr(ooc_gemm.dask.arrays, "tasks_at_a_time", lambda _: (3, 40_000))
 
 
 def normal(*shape, seed=0):
@@ -247,6 +245,54 @@ def test_inside_a_larger_graph(tmp_path, few, client, computed):
     near(one, want)
     z.to_zarr(str(tmp_path / "z"))
     near(zarr.open_array(tmp_path / "z")[...], want)
+
+
+ALONE = """
+import sys
+import dask, dask.array as da, zarr
+import ooc_gemm
+from ooc_gemm.support.memory import peak_resident_bytes, resident_bytes
+
+a, b, c, how, limit = sys.argv[1:]
+x, y = da.from_zarr(a), da.from_zarr(b)
+given = {"memory_limit": limit} if how == "argument" else {}
+configuration = {"ooc-gemm.memory-limit": limit} if how == "configuration" else {}
+with dask.config.set({"num_workers": 2} | configuration):
+    z = ooc_gemm.dask.matmul(x, y, **given)
+    out = zarr.create_array(c, shape=z.shape, chunks=(256, 256), dtype=z.dtype, compressors=None)
+    x[:256, :256].compute(scheduler="threads") @ y[:256, :256].compute(scheduler="threads")
+    held = resident_bytes()
+    da.store(z, out, lock=False, scheduler="threads")
+print(peak_resident_bytes() - held)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["argument", "configuration"])
+def test_memory_stays_within_the_limit(tmp_path, how):
+    """Without a limit this product takes 110 MiB on two cores."""
+    a, b = normal(2048, 2048), normal(2048, 2048, seed=1)
+    paths = [*stored(tmp_path, a, b, (256, 256)), str(tmp_path / "c")]
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, *paths, how, "64MiB"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 64 * MiB
+    found, some = zarr.open_array(tmp_path / "c", mode="r"), slice(0, 2048, 61)
+    near(found[...][some], a[some].astype("f8") @ b)
+
+
+def test_a_memory_limit_that_is_no_size():
+    with pytest.raises(InputError, match="'much' is not a size"):
+        matmul(da.ones((4, 4)), da.ones((4, 4)), memory_limit="much")
+
+
+def test_a_workers_own_limit_is_kept():
+    x = da.ones((64, 64), chunks=16)
+    with threads(2) as cluster, distributed.Client(cluster):
+        assert ooc_gemm.dask.workers.tasks_at_a_time(1 << 40) == (2, int(0.7 * (16 << 30)))
+        assert ooc_gemm.dask.workers.tasks_at_a_time(1 << 30) == (2, 1 << 30)
+        near(matmul(x, x, memory_limit="1GiB").compute(), np.full((64, 64), 64.0))
 
 
 def test_a_slice_makes_no_more_than_it_needs(tmp_path, few):
@@ -518,14 +564,6 @@ def test_what_fails_its_check_is_made_again(tmp_path, client):
     near(zarr.open_array(tmp_path / "c")[...], normal(200, 150).astype("f8") @ normal(150, 170, seed=1))
 
 
-def kill_one(pids, after):
-    def kill():
-        time.sleep(after)
-        os.kill(pids[0], signal.SIGKILL)
-
-    threading.Thread(target=kill).start()
-
-
 @pytest.mark.slow
 def test_workers_are_killed(tmp_path):
     """And β·C is added once all the same."""
@@ -534,17 +572,17 @@ def test_workers_are_killed(tmp_path):
     want = normal(150, 170, seed=1)
     want = normal(200, 150).astype("f8") @ want + 0.5 * old
     draw = np.random.default_rng()
-    with start(3) as cluster, distributed.Client(cluster) as client:
+    with patient(), start(3) as cluster, distributed.Client(cluster) as client:
         client.register_plugin(Slow(0.05))
         for run in range(3):
             c = tmp_path / f"c{run}"
             make(c, old, chunks=(16, 16), compressors=None)
             client.wait_for_workers(3, timeout=200)
-            pids = list(client.run(os.getpid).values())
-            kill_one(pids, after := draw.uniform(0.1, 1.6))
-            ooc_gemm.dask.multiply(a, b, c, client=client, beta=0.5, **OPTIONS)
+            kill = Killer(list(client.run(os.getpid).values())[:1], draw.uniform(0, 0.5, 1))
+            ooc_gemm.dask.multiply(a, b, c, client=client, beta=0.5, progress=kill, **OPTIONS)
+            assert kill.left == []
             near(zarr.open_array(c)[...], want)
-            assert left_over(c) == [], after
+            assert left_over(c) == []
 
 
 @pytest.mark.slow
@@ -594,44 +632,12 @@ def test_a_worker_that_counts_as_dead_changes_nothing(tmp_path):
     assert left_over(c) == []
 
 
-def process(*arguments, log):
-    return subprocess.Popen([sys.executable, "-m", *arguments], stdout=log, stderr=subprocess.STDOUT)
-
-
-@pytest.fixture
-def launched(tmp_path, monkeypatch):
-    """A scheduler and two workers with slow disks, as users start them: its address, and its process."""
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(slow_disk.__file__), prepend=os.pathsep)
-    file, slow = tmp_path / "scheduler.json", tmp_path / "slow.py"
-    slow.write_text("from slow_disk import Slow\nSlow(0.1).setup(None)\n")
-    here = ["--no-dashboard", "--scheduler-file", str(file)]
-    more = ["--nthreads", "1", "--no-nanny", "--memory-limit", "1GiB", "--preload", str(slow)]
-    with open(tmp_path / "log", "wb") as log:
-        started = [process("dask", "scheduler", "--host", "127.0.0.1", "--port", "0", *here, log=log)]
-        started += [
-            process("dask", "worker", *here, *more, "--local-directory", str(tmp_path), log=log)
-            for _ in range(2)
-        ]
-        try:
-            while not file.exists():
-                time.sleep(0.05)
-            with distributed.Client(scheduler_file=str(file), set_as_default=False, timeout=200) as client:
-                client.wait_for_workers(2, timeout=200)
-                address = client.scheduler.address
-            yield address, started[0]
-        finally:
-            for one in started:
-                one.kill()
-                one.wait()
-
-
 @pytest.mark.slow
-def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, launched):
+def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, monkeypatch):
     a, b, old = normal(1000, 60), normal(60, 1100, seed=1), normal(1000, 1100, seed=2)
     a, b = stored(tmp_path, a, b, (250, 60))
     c = tmp_path / "c"
     make(c, old, chunks=(50, 100), compressors=None)
-    address, scheduler = launched
     command = ["multiply", a, b, str(c), "--beta", "0.5", "-d", "cpu", "-Q", "--json"]
 
     def run(*more):
@@ -642,27 +648,19 @@ def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, launched):
         more = ("--scheduler", address, "-M", str(limit), *more)
         return process("ooc_gemm.cli", *command, *more, log=subprocess.PIPE)
 
-    def chunks():
-        log = c / unfinished.JOURNAL
-        return log.read_bytes().count(b'"chunk"') if log.exists() else 0
-
-    def more_are_done():
-        before, end = chunks(), time.monotonic() + 200
-        while chunks() <= before and time.monotonic() < end:
-            time.sleep(0.02)
-
-    first = run()
-    more_are_done()
-    other = ooc(*command, "--resume")
-    assert other.code == 2
-    assert "being written by another process" in other.err
-    first.kill()
-    first.communicate()
-    assert unfinished.is_partial(Folder(c))
-    second = run("--resume")
-    more_are_done()
-    scheduler.kill()
-    said = second.communicate(timeout=200)[0].decode()
+    with launched(tmp_path, monkeypatch, "Slow(0.1)") as (address, scheduler):
+        first = run()
+        more_are_done(c, first)
+        other = ooc(*command, "--resume")
+        assert other.code == 2
+        assert "being written by another process" in other.err
+        first.kill()
+        first.communicate()
+        assert unfinished.is_partial(Folder(c))
+        second = run("--resume")
+        more_are_done(c, second)
+        scheduler.kill()
+        said = second.communicate()[0].decode()
     assert second.returncode == 1, said
     assert "--resume" in said
     third = ooc(*command, "--resume")  # one process can go on where a cluster was

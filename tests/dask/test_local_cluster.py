@@ -70,6 +70,8 @@ def keys(folder):
 @pytest.fixture(scope="module")
 def cluster(folder, keys):
     """The client of a cluster, and the addresses where it listens."""
+    # Workers that were threads of this process, in other files, have left their folders there.
+    sys.path[:] = [path for path in sys.path if "dask-scratch-space" not in path]
     before = listening()
     with connected("local:2", "1GiB", "cpu") as (client, _):
         yield client, listening() - before

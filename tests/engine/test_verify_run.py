@@ -73,10 +73,9 @@ FAST = ("f4", "c8", "i1")
 
 
 @on("dtype", [x if x in FAST else pytest.param(x, marks=pytest.mark.slow) for x in TYPES], ["f2", "c8", "i2"])
-def test_what_is_right_passes(dtype, kind):
-    for (m, n, k), (op_a, op_b) in itertools.product(
-        ((1, 1, 1), (2, 3, 17), (129, 257, 133)), itertools.product(OPS, repeat=2)
-    ):
+@pytest.mark.parametrize("op_a", OPS)
+def test_what_is_right_passes(dtype, kind, op_a):
+    for (m, n, k), op_b in itertools.product(((1, 1, 1), (2, 3, 17), (129, 257, 133)), OPS):
         a, b = matrix((k, m) if op_a else (m, k), dtype, 1), matrix((n, k) if op_b else (k, n), dtype, 2)
         options = {f"{op}_{name}": True for op, name in ((op_a, "a"), (op_b, "b")) if op}
         result = run(a, b, out_dtype=wide(dtype), alpha=-3, device=kind, **options)
@@ -254,7 +253,7 @@ def test_the_command_says_so(tmp_path, monkeypatch):
     assert done.code == 0
     assert "checked" in done.out
     device = faulty("cpu", Once(64, 32, (5, 17, 30), times=9))
-    monkeypatch.setattr(ooc_gemm.run.prepare, "open_device", lambda name: device)
+    monkeypatch.setattr(ooc_gemm.run.executor, "open_device", lambda name: device)
     done = ooc("multiply", *paths, "--verify", "--chunks", "64,32", "-f")
     assert done.code == 3
     assert "rows 64–127 × columns 32–63" in done.err

@@ -5,6 +5,7 @@ import ctypes
 import importlib
 import struct
 import sys
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -158,6 +159,13 @@ class Kernel:
         found = np.where(where, np.dtype(real).type(fill), found)
         y[...] = found.T if turned else found
 
+    def centre(self, grid, rows, cols, x, ldx, rows_by, cols_by, scale):
+        x = matrix(x, rows, cols, ldx, self.config.dtype)
+        with np.errstate(all="ignore"):
+            by_row = matrix(rows_by, rows, 1, 1, "f8") if rows_by else 0.0
+            by_col = matrix(cols_by, 1, cols, cols, "f8") if cols_by else 0.0
+            x[...] = x - by_row * scale - by_col * scale
+
     def narrow(self, grid, cols, c, pitch, row, height, width, across, lost):
         out = np.dtype(self.config.dtype)
         part = {"float": "f4", "double": "f8", "int": "i4", "long long": "i8"}[
@@ -206,6 +214,39 @@ class Kernel:
         columns = np.where(np.isneginf(scores), -1, np.take_along_axis(columns, order, 1))
         old[...], old_columns[...] = scores, columns
 
+    def _rows(self, side, at, rows, depth):
+        name = dict(self.config.macros)[side]
+        return matrix(at, rows, depth, depth, "f2" if name == "Half" else STORED[name]).astype("f8")
+
+    def pairs(self, grid, keep, depth, left, right, columns, differences, sums, norms):
+        columns = matrix(columns, grid[0], keep, keep, "i4")
+        x, y = (
+            self._rows("LEFT", left, grid[0], depth),
+            self._rows("RIGHT", right, columns.max(initial=0) + 1, depth),
+        )
+        with np.errstate(all="ignore"):
+            for row, found in zip(
+                x, zip(columns, matrix(sums, grid[0], keep, keep, "f8"), strict=True), strict=True
+            ):
+                values = np.square(row - y[found[0]]) if differences else row * y[found[0]]
+                found[1][...] = np.where(found[0] < 0, 0, values.sum(1))
+            if norms:
+                matrix(norms, 1, grid[0], grid[0], "f8")[...] = np.square(x).sum(1)
+
+    def squares(self, grid, rows, depth, right, found):
+        assert grid[0] * 8 >= rows
+        with np.errstate(all="ignore"):
+            matrix(found, 1, rows, rows, "f8")[...] = np.square(self._rows("RIGHT", right, rows, depth)).sum(
+                1
+            )
+
+    def totals(self, grid, rows, depth, right, norms, found):
+        assert grid[0] * 256 >= depth
+        finite = np.isfinite(matrix(norms, 1, rows, rows, "f8")[0])
+        there = matrix(found, grid[1], depth, depth, "f8")
+        there[...] = 0
+        there[-1] = self._rows("RIGHT", right, rows, depth)[finite].sum(0)
+
     def signs(self, grid, count, seed, x):
         kind = self._check_type()
         matrix(x, 1, count, count, kind)[...] = np.random.default_rng(seed).choice([-1, 1], count)
@@ -245,7 +286,7 @@ class Memory:
 class Stream:
     numbers = iter(range(1, 10**9))
 
-    def __init__(self, non_blocking=False):
+    def __init__(self, non_blocking=False, priority=0):
         self.ptr = next(self.numbers)
 
     def __enter__(self):
@@ -288,6 +329,20 @@ def gemm_ex(
         (TYPES[type_a], TYPES[type_c]),
         (op_a == 2, op_b == 2),
     )
+
+
+def gemm_batch(
+    handle, op_b, op_a, n, m, k, alpha, b, type_b, ldb, step_b, a, type_a, lda, step_a, beta, c, type_c, ldc,
+    step_c, count, compute, how,
+):  # fmt: skip
+    size = np.dtype(TYPES[type_a]).itemsize
+    for i in range(count):
+        places = (at + i * step * size for at, step in ((b, step_b), (a, step_a), (c, step_c)))
+        b_at, a_at, c_at = places
+        gemm_ex(
+            handle, op_b, op_a, n, m, k, alpha, b_at, type_b, ldb, a_at, type_a, lda, beta, c_at, type_c, ldc,
+            compute, how,
+        )  # fmt: skip
 
 
 def copy_2d(packed, stream):
@@ -373,12 +428,13 @@ def install(monkeypatch, capability="90"):
         MemoryPointer=lambda memory, at: (memory, at),
         Stream=Stream,
         runtime=runtime,
-        cublas=SimpleNamespace(gemmEx=gemm_ex, CUBLASError=Failure),
+        cublas=SimpleNamespace(gemmEx=gemm_ex, gemmStridedBatchedEx=gemm_batch, CUBLASError=Failure),
         device=SimpleNamespace(get_cublas_handle=lambda: 1),
         driver=SimpleNamespace(CUDADriverError=Failure),
         memory=SimpleNamespace(OutOfMemoryError=Failure),
     )
     cupy = SimpleNamespace(cuda=cuda, ndarray=ndarray, copyto=np.copyto, conjugate=np.conjugate)
+    cupy.__spec__ = ModuleSpec("cupy", None)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
     monkeypatch.setattr(driver, "_keeping", driver_function)

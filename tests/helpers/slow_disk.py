@@ -1,9 +1,10 @@
-"""Disks of the workers of a cluster that are slower than they are."""
+"""Workers of a cluster that are slower than they are: their disks, or their sums."""
 
 import time
 
 import distributed
 
+from ooc_gemm.dask import partial
 from ooc_gemm.storage.io import files
 
 
@@ -24,3 +25,19 @@ class Slow(distributed.WorkerPlugin):
 
     def teardown(self, worker):
         files.write = self.write
+
+
+class SlowSums(distributed.WorkerPlugin):
+    """Every range of k takes a while on every worker, and so does adding up."""
+
+    def setup(self, worker):
+        for name in ("carried_out", "add"):
+            self.slow(name, getattr(partial, name))
+
+    @staticmethod
+    def slow(name, function):
+        def slowly(*arguments):
+            time.sleep(0.1)
+            return function(*arguments)
+
+        setattr(partial, name, slowly)

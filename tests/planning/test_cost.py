@@ -1,5 +1,7 @@
 """Predicted seconds."""
 
+from dataclasses import replace
+
 import pytest
 
 from ooc_gemm.planning.candidates import Candidate, Ring
@@ -63,6 +65,23 @@ def test_the_last_block_counts_with_its_own_size():
         ).seconds
 
     assert seconds(1366) - seconds(1536) == pytest.approx((1364 - 1024) * side * 4 / rates.write)
+
+
+def test_a_device_that_finds_the_best_of_a_block_reads_it_once_more():
+    side, depth = 4096, 512
+    a, b, c = (
+        Matrix(side, depth, 4, 1024, depth),
+        Matrix(depth, side, 4, depth, 1024),
+        Matrix(side, side, 0, 1024, 1024),
+    )
+    problem = Problem(side, side, depth, a, b, c, 4, 4, free_chunks=False, row_bytes=8)
+    rates = Rates(1e12, 1e30, 1e30, 1e30, 1e30, shared=False, thin=256.0, edge=0.0, piece_seconds=0.0)
+    budget = Budget(host=1 << 30, host_baseline=0, device=1 << 30, readers=8, writers=4)
+    product = 2 * side * side / rates.flops
+    for found_bytes, depths in ((0, depth + 256), (80, depth + 256 + 128)):
+        plan = make_plan(replace(problem, found_bytes=found_bytes), budget, rates)
+        assert plan.panel_count == 1
+        assert plan.stage_seconds["compute"] == pytest.approx(product * depths)
 
 
 def test_kernels_take_no_less_time_than_their_calls():

@@ -60,7 +60,7 @@ class Slow(Recording):
 @pytest.mark.parametrize(
     "layout", [{"compressors": None}, pytest.param({}, marks=pytest.mark.slow)], ids=["raw", "zstd"]
 )
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("transposed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_reads_what_the_plan_says(tmp_path, monkeypatch, layout, transposed):
     # Rates that were measured here do not count.
     monkeypatch.setattr(ooc_gemm.run.rates, "_known", lambda usual, *others: usual)

@@ -148,6 +148,17 @@ def test_what_the_page_cache_holds_is_read_at_its_rate(cache, arrays):
     assert predicted()["stage_seconds"]["read"] == pytest.approx(fast)
 
 
+def test_only_files_are_asked_whether_the_page_cache_holds_them(tmp_path):
+    """A pipe in their place is not waited for, and nobody is led out of the array, nor in circles."""
+    os.mkfifo(tmp_path / "0.0")
+    (tmp_path / "0.1").symlink_to("/dev/zero")
+    assert rates.cached_share(tmp_path) == 0
+    (tmp_path / "c" / "0").mkdir(parents=True)
+    (tmp_path / "c" / "0" / "0").write_bytes(bytes(4096))
+    (tmp_path / "c" / "1").symlink_to(tmp_path)
+    assert rates.cached_share(tmp_path / "c") == 1
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"x": 3}'])
 def test_a_damaged_file_is_no_file(cache, arrays, text):
     known_here(arrays)

@@ -239,8 +239,9 @@ def slowed(plan, factor, devices=1):
 
 def watched(compute, upload=0.0, nbytes=0):
     trace = Trace()
-    trace.seconds["compute"], trace.seconds["upload"] = compute, upload
-    trace.bytes["upload"] = nbytes
+    for stage, seconds, moved in (("compute", compute, 0), ("upload", upload, nbytes)):
+        for _ in range(8 if seconds else 0):
+            trace.add(stage, 0.0, seconds / 8, nbytes=moved // 8)
     return trace
 
 
@@ -278,7 +279,10 @@ def test_nothing_is_learned_of_moments_impossible_rates_and_shared_cores(cache, 
     plan = planned()
     assert rates_learned.learn(device, kernel, plan, watched(rates_learned.TRUSTED_SECONDS / 2)) == ""
     assert rates_learned.learn(device, kernel, planned(side=1024), watched(1.0)) == "", "small blocks"
-    copied = watched(0.0, 1.0, rates_learned.TRUSTED_BYTES - 1)
+    compiled = watched(0.1)
+    compiled.add("compute", 0.0, 2.0)
+    assert rates_learned.learn(device, kernel, plan, compiled) == "", "one multiplication has waited"
+    copied = watched(0.0, 1.0, rates_learned.TRUSTED_BYTES - 8)
     assert rates_learned.learn(device, kernel, plan, copied) == "", "few bytes"
     monkeypatch.setattr(device, "most_flops", lambda kernel, panel: 1.0)
     assert rates_learned.learn(device, kernel, plan, watched(1.0)) == ""

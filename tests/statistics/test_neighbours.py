@@ -19,7 +19,8 @@ from faults import with_blocks
 import ooc_gemm
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cuda.device import CUDA
-from ooc_gemm.statistics import nearest, ranking
+from ooc_gemm.run.operands import open_operand
+from ooc_gemm.statistics import compared, nearest, ranking, rescore
 from ooc_gemm.statistics.nearest import Nearest, Scores
 from ooc_gemm.storage.write import rows as stored
 
@@ -103,7 +104,7 @@ def test_shapes(shapes):
 
 @pytest.mark.parametrize("device", ["cpu", Downloading()], ids=["reduces", "downloads"])
 def test_several_rows_of_blocks_and_panels_within_a_small_limit(tmp_path, device, monkeypatch):
-    monkeypatch.setattr(ranking, "CHUNK_ROWS", 128)
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 128)
     a, b = rows((500, 600), "f4", 5), rows((4200, 600), "f4", 6)
     at = make(tmp_path / "a", a, chunks=(100, 250), compressors=None)
     bt = make(tmp_path / "b", b, chunks=(400, 250))
@@ -126,7 +127,8 @@ def test_equal_scores_are_in_the_order_of_rows(metric):
     assert_found(ooc_gemm.topk(a, b, k=12, metric=metric, device="cpu"), brute(a, b, 12, metric))
     same = np.ones((4200, 3), "i1")
     found = ooc_gemm.topk(same, k=3, metric=metric, device="cpu")
-    assert_found(found, brute(same, same, 3, metric, others=True))
+    first = np.array([[j for j in range(4) if j != i][:3] for i in range(4200)])
+    assert_found(found, (first, np.full((4200, 3), {"cosine": 1, "dot": 3, "sqeuclidean": 0}[metric])))
 
 
 def test_rows_of_zeros_have_a_cosine_of_0():
@@ -209,7 +211,7 @@ def test_the_reduction_takes_tiles_in_any_order():
 @pytest.mark.parametrize("metric", METRICS)
 def test_the_graph_is_what_scipy_and_anndata_take(tmp_path, metric, monkeypatch):
     sparse = pytest.importorskip("scipy.sparse")
-    monkeypatch.setattr(ranking, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 16)
     monkeypatch.setattr(stored, "SPARSE_CHUNK", 32)
     x = rows((50, 4), "f4", 22)
     whole = ooc_gemm.topk(make(tmp_path / "x", x), out=tmp_path / "out", k=3, graph=True, device="cpu")
@@ -248,7 +250,7 @@ def gpu(request, monkeypatch):
 @pytest.fixture
 def blocks(monkeypatch):
     """Of 64 rows and 96 columns, of which 32 are downloaded at a time where C is downloaded."""
-    monkeypatch.setattr(ranking, "CHUNK_ROWS", 32)
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 32)
     monkeypatch.setattr("ooc_gemm.run.layout.REDUCED_COLUMNS", 32)
     monkeypatch.setattr("ooc_gemm.run.prepare.make_plan", with_blocks(64, 96, 40))
 
@@ -268,7 +270,7 @@ def test_a_gpu_finds_the_best_of_its_blocks(gpu, dtype, metric, monkeypatch):
     assert traces[-1].bytes["download"] == found.plan.bytes_downloaded == 150 * record
     assert found.plan.without(frozenset()).bytes_downloaded == 150 * record
     height = found.plan.problem.m  # the ledger is that of the plan before it was cut
-    held = found.plan.device_ledger["reduction"]
+    held = found.plan.device_ledger["reduction"] - found.plan.problem.kept_bytes
     assert held - 2 * 410 * size in (height * record, 2 * height * record)
     assert not ooc_gemm.plan(a, b, transpose_b=True, device=gpu).device_ledger["reduction"]
 
@@ -301,8 +303,104 @@ def test_a_gpu_sends_what_it_does_not_reduce(gpu, n, k, monkeypatch):
     assert traces[-1].bytes["download"] == found.plan.bytes_downloaded
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_gpu_scores_what_it_has_found(gpu, tmp_path, layout, monkeypatch):
+    """B is read once more, for norms, and A only where it is not B; in strips of a few rows."""
+    monkeypatch.setattr("ooc_gemm.engine.reduction.STRIP_ROWS", 16)
+    a, b = rows((70, 52), "f2", 3), rows((135, 52), "f4", 4)
+    b[[3, 100]], a[5] = [[np.nan], [np.inf]], 0
+    at, bt = make(tmp_path / "a", a, **LAYOUTS[layout]), make(tmp_path / "b", b, **LAYOUTS[layout])
+    for metric, pair in zip(METRICS, ((at, bt), (bt,), (bt, bt)), strict=True):
+        there = ooc_gemm.topk(*pair, k=5, metric=metric, device="cpu")
+        with monkeypatch.context() as patch:
+            patch.setattr("ooc_gemm.statistics.rescore.Exact.scores", None)
+            found = ooc_gemm.topk(*pair, k=5, metric=metric, device=gpu)
+        np.testing.assert_array_equal(found.indices, there.indices)
+        np.testing.assert_allclose(found.values, there.values, rtol=1e-6, atol=1e-6)
+        assert found.bytes_read == found.plan.bytes_read
+        assert not np.isin(found.indices, (3, 100)).any()
+        assert (found.indices[[3, 100]] == -1).all() if pair[0] == bt else (found.indices >= 0).all()
+
+
+def test_rows_that_do_not_fit_beside_blocks_are_scored_on_the_host(gpu):
+    a, b = rows((20, 900), "f4", 5), rows((3000, 900), "f4", 6)
+    with pytest.raises(ooc_gemm.BudgetError) as small:
+        ooc_gemm.topk(a, b, k=4, device=gpu, device_memory_limit=1)
+    limit = small.value.minimum_device_memory_limit
+    found = [
+        ooc_gemm.topk(a, b, k=4, device=gpu, device_memory_limit=size)
+        for size in (limit + MiB, limit + 64 * MiB)
+    ]
+    assert [bool(one.plan.problem.kept_bytes) for one in found] == [False, True]
+    for one in found:
+        assert sum(one.plan.device_ledger.values()) <= one.plan.budget.device
+        assert_found(one, brute(a, b, 4, "cosine"), 1e-5)
+    assert found[1].plan.problem.kept_bytes > 3000 * 900 * 4
+
+
+def test_rows_of_a_block_of_a_device_are_held_at_once_where_memory_allows(gpu, tmp_path, monkeypatch):
+    """So that compressed chunks of B are read once more, and not once for every few columns."""
+    monkeypatch.setattr(ranking, "PANEL_BYTES", 1000)
+    monkeypatch.setattr("ooc_gemm.statistics.rescore.PANEL_BYTES", 1000)
+    monkeypatch.setattr(ranking.Asked, "pairs", lambda self: None)  # as if the device could keep no rows
+    a, b = rows((90, 70), "f4", 5), rows((500, 70), "f4", 6)
+    bt = make(tmp_path / "b", b, chunks=(100, 70))
+    found, read = [], []
+    for share in (8, 1 << 40):
+        monkeypatch.setattr(ranking, "PANEL_SHARE", share)
+        found.append(ooc_gemm.topk(a, bt, k=4, device=gpu))
+        assert found[-1].bytes_read == found[-1].plan.bytes_read
+        assert_found(found[-1], brute(a, b, 4, "cosine"), 1e-5)
+        read.append(found[-1].bytes_read)
+    assert 10 * read[0] < read[1]
+    assert found[0].plan.host_bytes > found[1].plan.host_bytes
+
+
+def test_few_threads_upload_large_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr(rescore.os, "sched_getaffinity", lambda pid: range(64))
+    monkeypatch.setattr(rescore, "UPLOADING_BYTES", 50_000)
+    x, threads = rows((500, 10), "f4", 6), {}
+    for height in (10, 250, 500):
+        at = make(tmp_path / f"{height}", x, chunks=(height, 10))
+        threads[height] = rescore.Rows(open_operand(at, "A"), uploads=True).threads
+    assert threads == {10: 8, 250: 5, 500: 2}
+
+
+def test_a_plan_says_no_more_of_float16_than_how_sums_are_kept():
+    found = ooc_gemm.topk(rows((30, 4), "f2", 7), k=1, device="cpu")
+    assert "float32" in str(found.plan)
+    assert "infinite" not in str(found.plan)
+
+
+def test_rows_that_hardly_differ_are_multiplied_in_float64_on_a_gpu(gpu):
+    b = 1e4 + rows((300, 40), "f4", 7)
+    notes = []
+    found = ooc_gemm.topk(b, k=4, metric="sqeuclidean", device=gpu, notice=notes.append)
+    assert_found(found, brute(b, b, 4, "sqeuclidean", others=True), 1e-5)
+    assert any("float64" in note for note in notes)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_an_error_that_ends_a_row_of_blocks_ends_the_run(gpu, monkeypatch):
+    """In the last row of blocks, too, which no other one follows."""
+    a, finish, seen = rows((150, 9), "f4", 8), ranking.Ranking._finish, []
+
+    def fail(self, *args):
+        seen.append(args[-1])
+        if args[-1] == last:
+            raise OSError("the plug")
+        return finish(self, *args)
+
+    monkeypatch.setattr(ranking.Ranking, "_finish", fail)
+    for last in (0, 2):
+        seen.clear()
+        with pytest.raises(OSError, match="the plug"):
+            ooc_gemm.topk(a, k=3, device=gpu)
+        assert seen == list(range(last + 1))
+
+
 def test_a_run_on_a_gpu_is_continued(gpu, tmp_path, monkeypatch):
-    monkeypatch.setattr(ranking, "CHUNK_ROWS", 32)
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 32)
     monkeypatch.setattr("ooc_gemm.run.prepare.make_plan", with_blocks(64, 2048, 40))
     a = make(tmp_path / "a", rows((300, 70), "f4", 36), chunks=(64, 70))
     whole = ooc_gemm.topk(a, k=4, device=gpu)
@@ -312,6 +410,8 @@ def test_a_run_on_a_gpu_is_continued(gpu, tmp_path, monkeypatch):
             ooc_gemm.topk(a, k=4, out=tmp_path / "out", device=gpu)
     found = ooc_gemm.topk(a, k=4, out=tmp_path / "out", device=gpu, resume=True)
     assert found.rows_resumed
+    assert found.bytes_read == found.plan.bytes_read
+    assert found.bytes_written == found.plan.bytes_written
     np.testing.assert_array_equal(found.indices[...], whole.indices)
     np.testing.assert_array_equal(found.values[...], whole.values)
 
@@ -374,6 +474,20 @@ def test_results_that_are_wrong_are_not_kept(tmp_path, metric, fault, monkeypatc
     assert ooc_gemm.topk(x, out=tmp_path / "n", k=5, device="cpu", verify=True, force=True).verified
 
 
+def test_a_finished_result_that_was_changed_is_found(tmp_path):
+    x = make(tmp_path / "x", rows((120, 9), "f4", 36), chunks=(32, 9))
+    asked = {"out": tmp_path / "n", "k": 5, "device": "cpu"}
+    ooc_gemm.topk(x, **asked)
+    whole = ooc_gemm.topk(x, **asked, resume=True, verify=True)
+    assert (whole.verified, whole.rows_resumed) == (True, 120)
+    assert whole.bytes_read == whole.plan.bytes_read
+    values = zarr.open_array(tmp_path / "n" / "values")
+    values[:] = values[:] + np.float32(1e-3)
+    with pytest.raises(ooc_gemm.VerificationError, match="is wrong in row"):
+        ooc_gemm.topk(x, **asked, resume=True, verify=True)
+    assert ooc_gemm.topk(x, **asked, resume=True).verified is None
+
+
 def test_scikit_learn_agrees():
     neighbors = pytest.importorskip("sklearn.neighbors")
     digits = pytest.importorskip("sklearn.datasets").load_digits().data
@@ -398,7 +512,7 @@ def interrupt(monkeypatch, count):
 
 
 def test_an_interrupted_run_is_continued_to_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setattr(ranking, "CHUNK_ROWS", 64)
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 64)
     a, b = rows((500, 200), "f4", 23), rows((3000, 200), "f4", 24)
     at, bt = make(tmp_path / "a", a), make(tmp_path / "b", b)
     limit = least_limit(at, bt, tmp_path / "x", device="cpu")
@@ -453,6 +567,9 @@ def test_what_exists_is_replaced_only_when_asked_and_only_at_the_end(tmp_path, m
         (x, "input"),
         (Path(x) / "in", "input"),
         ("s3://b/c", "local"),
+        (tmp_path / ("x" * 300), "name too long.*choose another place"),
+        (tmp_path / ("x" * 250), "name too long"),  # of the folder in which it is made
+        (tmp_path / ("x" * 300) / "n", "name too long"),
     ):
         with pytest.raises(ooc_gemm.InputError, match=said):
             ooc_gemm.topk(x, out=place, k=3, force=True)
@@ -546,4 +663,15 @@ def test_the_reduction_holds_no_more_than_is_counted():
     (band,) = found._bands.values()
     held = sum(x.nbytes for x in (band.values, band.columns, band.count, band.least, band.edge))
     assert held <= height * Nearest.row_bytes(keep, np.dtype("f4"))
-    assert nearest.STRIP * found.tile[1] * 8 * 4 <= ranking.TILE_BYTES
+    assert nearest.STRIP * found.tile[1] * 8 * 4 <= compared.TILE_BYTES
+
+
+def test_the_command_ends_after_an_error_of_a_store(tmp_path, monkeypatch):
+    """An error must not be its own cause, because the command line follows causes to show their notes."""
+    monkeypatch.chdir(tmp_path)
+    make("a", np.random.default_rng(0).standard_normal((40, 8), np.float32), chunks=(20, 8), compressors=None)
+    chunk = tmp_path / "a" / "c" / "1" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:-4])
+    with pytest.raises(ooc_gemm.StoreError) as failed:
+        ooc_gemm.topk("a", None, "n", k=2, device="cpu")
+    assert failed.value.__cause__ is not failed.value

@@ -3,16 +3,17 @@
 import shutil
 import subprocess
 
+import cupy_on_cpu
 import numpy as np
 import pytest
 import zarr
 from arrays import LAYOUTS
-from conftest import make
+from conftest import gpu_missing, make
 from interruption import interrupted
 
 import ooc_gemm
-from ooc_gemm.statistics import genotypes
-from ooc_gemm.statistics.genotypes import look_through
+from ooc_gemm.statistics import genotypes, relationship
+from ooc_gemm.statistics.genotypes import have_both, look_through
 from ooc_gemm.storage.read.inputs import open_input
 
 LIMIT = "300MiB"
@@ -107,12 +108,63 @@ def test_counts_of_pairs_are_exact(monkeypatch, rate, listed):
     assert look_through(open_input(g), 1 << 30, -1.0, 0.2, False).pairs is None
 
 
+def check_pairs_of_a_product(tmp_path, monkeypatch, shape, samples, maf, dtype):
+    monkeypatch.setattr(relationship, "MOST_LISTED", 50)
+    g = alleles(*shape, 7).astype(dtype)
+    stored = make(tmp_path / "g", g if samples else g.T, chunks=(64, 50))
+    options = {"samples": samples, "maf": maf, "missing": float(g.max()) if dtype == "u1" else -1}
+    found = ooc_gemm.grm(stored, device="cuda", memory_limit="4GiB", **options)
+    wanted = expected(g.astype("i1"), maf=maf)
+    assert np.abs(found.array - wanted).max() <= 3e-6 * np.abs(wanted).max()
+    assert found.bytes_passed == 2 * found.bytes_read  # a pass, and a product
+    listed = ooc_gemm.grm(stored, device="cpu", memory_limit="4GiB", **options)
+    assert listed.bytes_passed == listed.bytes_read
+    assert (listed.variants, listed.missing) == (found.variants, found.missing)
+
+
+@pytest.mark.parametrize("samples", [0, 1])
+@pytest.mark.parametrize("maf", [0, 0.2])
+@pytest.mark.parametrize("dtype", ["i1", "u1"])
+def test_a_gpu_counts_pairs_by_a_product(tmp_path, monkeypatch, samples, maf, dtype):
+    cupy_on_cpu.install(monkeypatch, "90")
+    check_pairs_of_a_product(tmp_path, monkeypatch, (301, 53), samples, maf, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("maf", [0, 0.2])
+def test_pairs_are_counted_on_a_real_gpu(tmp_path, monkeypatch, maf):
+    if why := gpu_missing():
+        pytest.skip(why)
+    check_pairs_of_a_product(tmp_path, monkeypatch, (3001, 653), 1, maf, "i1")
+
+
+@pytest.mark.parametrize("dtype", ["i4", "f4"])
+def test_pairs_from_a_product_are_exact(dtype):
+    lacks = np.random.default_rng(8).random((300, 41)) < 0.3
+    there = (~lacks).astype(int)
+    product = (lacks.T.astype(int) @ lacks).astype(dtype)
+    found = have_both(product, 300, np.count_nonzero(lacks, axis=0))
+    assert found.dtype == np.int32
+    assert np.array_equal(found, there.T @ there)
+
+
+def test_counting_is_given_up_after_so_many_pairs():
+    g = alleles(301, 53, 4)
+    each = np.count_nonzero(g == -1, axis=1)
+    pairs = int((each * (each - 1) // 2).sum())
+    assert look_through(open_input(g), 1 << 30, -1.0, 0.0, True, most=pairs).pairs is not None
+    given_up = look_through(open_input(g), 1 << 30, -1.0, 0.0, True, most=pairs - 1)
+    assert given_up.pairs is None
+    assert given_up.missing.sum() == (g == -1).sum()
+
+
 @pytest.mark.parametrize(
     ("g", "options", "word"),
     [
         (np.ones((5, 3), "i1"), {"method": "king"}, "gcta, cov, vanraden"),
         (np.ones((5, 3), "i1"), {"samples": 2}, "samples is 2"),
         (np.ones((5, 3), "i1"), {"maf": 0.7}, "maf is 0.7"),
+        (np.ones((5, 3), "i1"), {"device_memory_limit": "much"}, "much"),
         (np.ones((5, 3), "i1"), {"method": "vanraden", "meanimpute": False}, "leave out meanimpute"),
         (np.ones((5, 3), "c8"), {}, "complex64"),
         (np.ones((0, 3), "i1"), {}, "no variants"),

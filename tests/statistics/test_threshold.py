@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 
 import cupy_on_cpu
 import numpy as np
@@ -15,7 +16,7 @@ from conftest import make, ooc
 import ooc_gemm
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cuda.device import CUDA
-from ooc_gemm.statistics import above, selection
+from ooc_gemm.statistics import above, compared
 from ooc_gemm.statistics.above import Above
 from ooc_gemm.storage.write import rows as stored
 from ooc_gemm.storage.write import sparse as files
@@ -97,7 +98,7 @@ def test_types_and_metrics(dtype, metric):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_and_what_scipy_and_anndata_read(tmp_path, layout, monkeypatch):
     monkeypatch.setattr(stored, "SPARSE_CHUNK", 32)
-    monkeypatch.setattr(selection, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 16)
     a, b = rows((70, 52), "f4", 3) + 50, rows((135, 52), "f4", 4) + 50
     at, bt = make(tmp_path / "a", a, **LAYOUTS[layout]), make(tmp_path / "b", b, **LAYOUTS[layout])
     wanted = scores(a, b, "correlation")
@@ -123,14 +124,14 @@ def test_layouts_and_what_scipy_and_anndata_read(tmp_path, layout, monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", Downloading()], ids=["reduces", "downloads"])
 def test_elements_that_do_not_fit_go_to_files(tmp_path, device, monkeypatch):
     monkeypatch.setattr(above, "ROOM", 4096)
-    monkeypatch.setattr(selection, "CHUNK_ROWS", 48)
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 48)
     spilled, spill = [], Above._spill
     monkeypatch.setattr(Above, "_spill", lambda self, *args: spilled.append(1) or spill(self, *args))
-    a = rows((200, 30), "f4", 5)
-    at = make(tmp_path / "a", a, chunks=(100, 30))
+    a = rows((100, 30), "f4", 5)
+    at = make(tmp_path / "a", a, chunks=(60, 30))
     wanted = scores(a, a, "cosine")
     np.fill_diagonal(wanted, np.nan)
-    for share in (0.02, 1.0):
+    for share in (0.1, 1.0):
         least = value(wanted, share) if share < 1 else -2.0
         spilled.clear()
         found = ooc_gemm.threshold(at, out=tmp_path / "out", least=least, device=device, force=True)
@@ -226,7 +227,7 @@ def interrupt(monkeypatch, count):
 
 
 def test_an_interrupted_run_is_continued_to_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setattr(selection, "CHUNK_ROWS", 64)
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 64)
     a, b = rows((500, 60), "f4", 12), rows((900, 60), "f4", 13)
     at, bt = make(tmp_path / "a", a), make(tmp_path / "b", b)
     options = {"device": "cpu", "least": 0.25}
@@ -322,3 +323,90 @@ def test_a_process_keeps_the_limit_also_where_all_pairs_are_kept(tmp_path):
     peak, count = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     assert count == 4000 * 3999
     assert peak <= 256 * MiB
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4"])
+def test_results_that_are_right_pass_their_check(tmp_path, dtype, metric):
+    a, b = rows((61, 19), dtype, 33), rows((333, 19), dtype, 34)
+    a[5] = b[9] = 0
+    if dtype == "f4":
+        a[3, 1], b[17, 1], b[203, 4] = np.nan, np.nan, np.inf
+        b[50] = 3e38
+        a[7:] += 1000
+    asked = {"least": value(scores(a, b, metric), 0.05), "metric": metric, "device": "cpu", "verify": True}
+    for options in ({"b": b}, {"include_self": True}, {}, {"b": b, "absolute": True}):
+        assert ooc_gemm.threshold(a, **asked, **options).verified
+    at, bt = make(tmp_path / "a", a, chunks=(16, 8)), make(tmp_path / "b", b, chunks=(50, 19))
+    found = ooc_gemm.threshold(at, bt, tmp_path / "t", **asked)
+    assert found.verified
+    assert found.bytes_read == found.plan.bytes_read
+    again = ooc_gemm.threshold(at, bt, tmp_path / "t", **asked, resume=True)
+    assert (again.verified, again.rows_resumed) == (True, 61)
+    assert again.bytes_read == again.plan.bytes_read
+    assert ooc_gemm.threshold(at, bt, **{**asked, "verify": False}).verified is None
+    nothing = ooc_gemm.threshold(np.full((3, 6), np.nan, "f4"), **{**asked, "least": 0.5})
+    assert (nothing.count, nothing.verified) == (0, True)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_equal_scores_pass_their_check(metric):
+    a = np.random.default_rng(35).integers(-1, 2, (90, 3)).astype("f4")
+    for least in (1.0, 0.5, 0.0):
+        assert ooc_gemm.threshold(a, least=least, metric=metric, device="cpu", verify=True).verified
+    ones = np.ones((500, 3), "i1")
+    assert ooc_gemm.threshold(ones, least=1, metric=metric, device="cpu", verify=True).verified
+
+
+def spoiled(data, columns, counts, fault):
+    """Rows of a sparse matrix with a fault in each that has elements."""
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    parts = [[x[start:stop].copy() for x in (data, columns)] for start, stop in pairwise(ends)]
+    for values, places in parts:
+        if fault == "values":
+            values[:1] *= 1.001
+        elif fault == "columns":  # the score of another pair
+            places[:1] = 0 if len(places) and places[0] else 1
+        elif fault == "order":
+            values[:], places[:] = values[::-1].copy(), places[::-1].copy()
+    if fault == "missing":
+        parts = [[x[1:] for x in part] for part in parts]
+    data, columns = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    return data, columns, np.array([len(values) for values, _ in parts])
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("fault", ["values", "columns", "order", "missing"])
+def test_results_that_are_wrong_are_not_kept(tmp_path, metric, fault, monkeypatch):
+    x = make(tmp_path / "x", rows((120, 9), "f4", 36), chunks=(32, 9))
+    asked = {"least": value(scores(*[rows((120, 9), "f4", 36)] * 2, metric), 0.3), "metric": metric}
+    asked |= {"device": "cpu", "verify": True}
+    write = files.SparseRows.write
+
+    def wrong(self, number, parts):
+        return write(self, number, [spoiled(*part, fault) for part in parts])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.SparseRows, "write", wrong)
+        with pytest.raises(ooc_gemm.VerificationError, match="is wrong in row"):
+            ooc_gemm.threshold(x, out=tmp_path / "t", **asked)
+    assert not (tmp_path / "t").exists()
+    assert ooc_gemm.threshold(x, out=tmp_path / "t", **asked, force=True).verified
+
+
+@pytest.mark.parametrize("fault", ["data", "indices", "indptr"])
+def test_a_finished_result_that_was_changed_is_found(tmp_path, monkeypatch, fault):
+    monkeypatch.chdir(tmp_path)
+    make("x", rows((200, 9), "f4", 37), chunks=(32, 9))
+    command = ("threshold", "x", "t", "--least", 0.2, "-d", "cpu", "-M", "1GiB")
+    assert ooc(*command).code == 0
+    array = zarr.open_array("t/" + fault)
+    values = array[:]
+    array[:] = values + values.dtype.type(1) if fault == "indptr" else values[::-1]
+    done = ooc(*command, "--resume", "--verify")
+    assert done.code == 3, done.err
+    assert "t is wrong in row" in done.err
+    assert "--force" in done.err
+    done = ooc(*command, "--force", "--verify", "--json")
+    assert (done.code, json.loads(done.out)["verified"]) == (0, True)
+    assert ooc(*command, "--resume", "--verify").code == 0

@@ -21,6 +21,7 @@ from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.planning.problem import MOST_STACKED
 from ooc_gemm.planning.schedule import Part, cut
 from ooc_gemm.storage.io import background, files
+from ooc_gemm.storage.io.background import Job
 from ooc_gemm.storage.io.stamps import stamp_of
 from ooc_gemm.storage.read import inputs
 from ooc_gemm.storage.write import opening
@@ -45,6 +46,45 @@ def open_files():
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.parametrize(
+    ("rows", "width", "apart"), [(1, 9, 20), (5, 5000, 5000), (7, 4096, 12345), (300, 8192, 16384)]
+)
+def test_parts_of_rows_are_read(memory, rows, width, apart):
+    path, before = str(memory / "x"), open_files()
+    stored = RNG.integers(0, 256, (rows, apart), np.uint8)
+    Path(path).write_bytes(b"head" + stored.tobytes())
+    into = np.zeros(2 * rows * width, np.uint8)
+    half = Job(path, 4, width, rows, apart)
+    assert files.start_read([half, half], into)()
+    assert np.array_equal(into.reshape(2, rows, width), [stored[:, :width]] * 2)
+    assert not files.start_read([half._replace(offset=4 + apart - width + 1)], into[: rows * width])()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("chunks", [(128, 4096), (1, 4096)])
+def test_column_blocks_of_row_strips_are_read_in_the_background(memory, chunks, monkeypatch):
+    """Many of the rows of such a chunk are not contiguous in its file: one thread would read them in turn."""
+    begun, start = [], background.Transfer.__init__
+    monkeypatch.setattr(background.Transfer, "__init__", lambda *args: begun.append(args[1]) or start(*args))
+    x = RNG.standard_normal((300, 4096), "f4")
+    path = make(memory / "x", x, chunks=chunks, compressors=None)
+    source = inputs.open_input(path, "A").source
+    buffer = page_aligned(1, 4 * MiB)[0]
+    for cols in ((0, 2048), (1500, 4096), (4000, 4096)):
+        for piece in cut("a", source.matrix, (100, 250), cols, buffer.nbytes):
+            view, nbytes = source.start(piece, buffer)()
+            assert np.array_equal(view, x[slice(*piece.rows), slice(*piece.cols)])
+            assert nbytes == (piece.span[1] - piece.span[0]) * len(view) * 4
+    assert bool(begun) == (chunks[0] > 1)  # the thread that asks for short parts copies them
+
+
+def test_more_chunks_are_written_at_once_to_memory(memory, tmp_path):
+    x = RNG.standard_normal((64, 64))
+    results = (ooc_gemm.multiply(x, x, folder / "c", device="cpu") for folder in (memory, tmp_path))
+    there, here = (result.plan.writers for result in results)
+    assert there == files.writes_at_once(here) > here
+
+
 def test_a_disk_is_not_memory(tmp_path):
     assert not files.in_background("/proc")
     assert not files.in_background(tmp_path / "nowhere")
@@ -57,13 +97,13 @@ def test_what_is_written_is_read(memory, length):
     data[:] = RNG.integers(0, 256, length, np.uint8)
     assert files.start_write(path, data)()
     assert Path(path).read_bytes() == data.tobytes()
-    assert files.start_read([(path, 0, len(into))], into)()
+    assert files.start_read([Job(path, 0, len(into))], into)()
     assert np.array_equal(into, data)
     if length > 5000:
         part = into[: length - 5000]
-        assert files.start_read([(path, 5000, len(part))], part)()
+        assert files.start_read([Job(path, 5000, len(part))], part)()
         assert np.array_equal(part, data[5000:])
-    assert not files.start_read([(path, 1, len(into))], into)()  # it ends before
+    assert not files.start_read([Job(path, 1, len(into))], into)()  # it ends before
     assert open_files() == before
 
 
@@ -71,10 +111,10 @@ def test_what_cannot_be_opened(memory):
     before = open_files()
     (into,) = page_aligned(1, 4 * MiB)
     with pytest.raises(FileNotFoundError):
-        files.start_read([(str(memory / "x"), 0, len(into))], into)
-    assert not files.start_read([(str(memory), 0, len(into))], into)()
+        files.start_read([Job(str(memory / "x"), 0, len(into))], into)
+    assert not files.start_read([Job(str(memory), 0, len(into))], into)()
     os.mkfifo(memory / "pipe")
-    assert not files.start_read([(str(memory / "pipe"), 0, len(into))], into)()
+    assert not files.start_read([Job(str(memory / "pipe"), 0, len(into))], into)()
     with pytest.raises(OSError, match="directory"):
         files.start_write(str(memory), into)
     assert open_files() == before

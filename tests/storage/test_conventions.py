@@ -135,7 +135,7 @@ def test_an_unknown_keyword_of_the_cluster():
 
 
 def test_the_repr_of_a_result_is_short(here):
-    make("a", np.ones((25, 25), "i2"), chunks=(1, 1), compressors=None)
+    make("a", np.ones((25, 25), "i2"), chunks=(25, 1), compressors=None)
     make("d", np.ones((25, 25), "i2"), chunks=(1, 1))  # compressed: the size of each chunk is known
     result = multiply("a", "d", **CPU)
     assert len(repr(result)) < 1500

@@ -49,6 +49,12 @@ def operand(seed):
     array.to_dataset().to_zarr(f"{folder}/{seed}", consolidated=False)
     return xarray.open_zarr(f"{folder}/{seed}", chunks=None, consolidated=False)["x"]
 """
+XARRAY_DASK = """
+import dask.array, xarray
+def operand(seed):
+    x = dask.array.random.default_rng(seed).standard_normal((n, n), chunks=(800, 800), dtype="f4")
+    return xarray.DataArray(x + 1, dims=("i", "j"), coords={"i": np.arange(n)})
+"""
 MEMMAP = """
 def operand(seed):
     np.save(f"{folder}/{seed}.npy", np.random.default_rng(seed).standard_normal((n, n)).astype("f4"))
@@ -60,6 +66,7 @@ KINDS = {
     "dask, product": DASK.format("800, 800", "x @ x.T"),
     "h5py": H5PY.format("1200, 1200", "'gzip'", "1"),
     "xarray": XARRAY,
+    "xarray of dask": XARRAY_DASK,
     "memory map": MEMMAP,
 }
 
@@ -135,7 +142,7 @@ def test_a_chunk_that_cannot_fit_the_limit_is_not_made():
     with pytest.raises(BudgetError, match="A: a chunk of it takes 4294967296 bytes") as raised:
         plan(lazy, lazy, memory_limit="1GiB", device="cpu")
     assert lazy.calls == 0
-    assert raised.value.minimum_memory_limit > 2 << 32
+    assert raised.value.minimum_memory_limit == 2 << 32  # what the process holds counts as nothing in tests
 
 
 def test_a_lazy_input_that_multiplies_itself_does_not_wait_for_itself():

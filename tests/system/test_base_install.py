@@ -16,7 +16,19 @@ import ooc_gemm
 from ooc_gemm.support.memory import parse_size, spelled_size
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRA = "botocore", "cubed", "cuda", "cupy", "dask", "distributed", "fsspec", "matplotlib", "obstore", "zarrs"
+EXTRA = (
+    "bokeh",
+    "botocore",
+    "cubed",
+    "cuda",
+    "cupy",
+    "dask",
+    "distributed",
+    "fsspec",
+    "matplotlib",
+    "obstore",
+    "zarrs",
+)
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
 
 

@@ -1,6 +1,8 @@
 """Documents agree with the code: the table of imports, links, named files, and the list of results."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,10 @@ def test_the_table_of_imports_is_the_one_that_is_tested():
 
 def test_the_architecture_is_short():
     assert len(ARCHITECTURE.read_text("utf-8").splitlines()) <= 150
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -56,6 +62,13 @@ def code():
         file for folder in ("ooc_gemm", "kernels", "benchmarks") for file in (ROOT / folder).rglob("*.*")
     )
     return "\n".join(file.read_text("utf-8") for file in files if file.suffix in (".py", ".cu", ".cuh"))
+
+
+@pytest.mark.parametrize("program", ["tables", "figures"])
+def test_tables_and_figures_are_those_of_the_results(program):
+    command = [sys.executable, ROOT / "benchmarks" / f"{program}.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_result_says_how_it_was_measured():

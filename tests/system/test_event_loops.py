@@ -1,6 +1,8 @@
 """Called from inside event loops: notebooks have one running all the time, and zarr has one of its own."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from functools import partial
 
@@ -11,6 +13,7 @@ from conftest import make
 
 import ooc_gemm
 from ooc_gemm.storage.io import zarr_internals
+from ooc_gemm.support.errors import NO_MEMORY
 
 RNG = np.random.default_rng(0)
 A = RNG.standard_normal((70, 50)).astype("f4")
@@ -102,3 +105,30 @@ def test_the_loop_of_another_thread_is_no_matter(arrays):
 async def _later(work):
     await asyncio.sleep(0)
     work()
+
+
+def test_zarrs_thread_that_could_not_start_is_started_later(arrays):
+    """zarr keeps a loop that nothing runs, and waits for it, where the system gives no memory for its
+    thread."""
+    text = """
+import resource, threading
+import numpy as np
+import ooc_gemm, ooc_gemm.api
+
+np.ones(3) @ np.ones(3)
+before = resource.getrlimit(resource.RLIMIT_AS)
+held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+threading.stack_size(1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (held + (256 << 20), before[1]))
+try:
+    ooc_gemm.random("r", (30, 40))
+except ooc_gemm.DeviceError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, before)
+threading.stack_size(0)
+print(ooc_gemm.multiply("a", "t", device="cpu").array.shape)
+"""
+    command = [sys.executable, "-c", text]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{NO_MEMORY}\n(70, 70)\n"

@@ -3,8 +3,6 @@
 import ast
 import importlib.util
 import os
-import re
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -82,42 +80,6 @@ def test_the_demo_imports_what_its_extra_brings():
             for name in names:
                 top = name.partition(".")[0]
                 assert top in brought or top in sys.stdlib_module_names, (example.name, name)
-
-
-def blocks(language):
-    """The blocks of code of the README, of which the second of the shell's and the first of Python are on its
-    use."""
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_commands_of_the_readme(tmp_path):
-    """With arrays of a hundredth of the sides; otherwise as printed, in one folder and in their order."""
-    environment = {**os.environ, "OOC_GEMM_CACHE": str(tmp_path / "cache")}
-    lines = [shlex.split(line, comments=True) for line in blocks("sh")[1].splitlines()]
-    commands = [line[1:] for line in lines if line[:1] == ["ooc-gemm"]]
-    assert len(commands) >= 8
-    for command in commands:
-        if "--shape" in command:
-            at = command.index("--shape") + 1
-            command[at] = ",".join(str(int(side) // 100) for side in command[at].split(","))
-        if command[:2] == ["bench", "engine"]:
-            command += ["--size", "128"]
-        done = subprocess.run(
-            [sys.executable, "-m", "ooc_gemm.cli", *command],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if "there is no matplotlib" not in done.stderr:
-            assert done.returncode == 0, (command, done.stderr)
-            assert done.stdout
-    script = blocks("python")[0]
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "lower bound" in done.stdout  # of the plan that it prints
 
 
 @pytest.mark.slow

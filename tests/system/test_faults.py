@@ -522,8 +522,9 @@ def test_signals(big, here, sent):
         time.sleep(0.02)
     _, said = process.communicate(timeout=200)
     assert process.returncode == code
-    assert said.strip().startswith(f"{word}: ")
-    assert said.strip().count("\n") == 0
+    said = [x for x in said.splitlines() if x and not x.startswith("Note: rates were measured")]
+    assert len(said) == 1
+    assert said[0].startswith(f"{word}: ")
     assert not Path("c/zarr.json").exists()
 
 
@@ -847,7 +848,7 @@ def test_events_of_many_pieces_do_not_pile_up(here, cupy, monkeypatch):
     kept = []
     monkeypatch.setattr(timing, "SPANS", 16)
     x = RNG.standard_normal((1600, 1600))
-    make("x", x, chunks=(32, 32), compressors=None)
+    make("x", x, chunks=(32, 32))  # compressed chunks are uploaded one by one
     result = ooc_gemm.multiply("x", "x", device=device_with(Watched, CUDA)())
     np.testing.assert_allclose(result.array, x @ x, atol=1e-9)
     assert len(kept) >= 2 * 2500

@@ -1,14 +1,18 @@
 """Metadata and chunks that somebody made up: each is a clean error, soon, with little memory, and nothing is
 written. `fuzz.py` makes them by mutation; the attacks that have names are below it."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import pickle
 import random
 import shutil
 import struct
 import threading
+import zlib
+from functools import cache
 from pathlib import Path
 
 import fuzz
@@ -308,19 +312,22 @@ def unreadable(path):
     assert found[0][2] < LITTLE
 
 
-@pytest.fixture(scope="module")
-def bombs():
-    """Of each compressor, zeros."""
-    import bz2
-    import lzma
-    import zlib
+COMPRESS = {
+    "gzip": lambda data: gzip.compress(data, 1),
+    "zlib": lambda data: zlib.compress(data, 1),
+    "bz2": lambda data: bz2.compress(data, 1),
+    "lzma": lambda data: lzma.compress(data, preset=0),
+    "zstd": numcodecs.Zstd(1).encode,
+    "blosc": numcodecs.Blosc().encode,
+    "lz4": numcodecs.LZ4().encode,
+}
 
-    plain = bytes(BOMB)
-    made = {"gzip": gzip.compress(plain, 1), "zlib": zlib.compress(plain, 1), "bz2": bz2.compress(plain, 1)}
-    made["lzma"] = lzma.compress(plain, preset=0)
-    for name, one in (("zstd", numcodecs.Zstd(1)), ("blosc", numcodecs.Blosc()), ("lz4", numcodecs.LZ4())):
-        made[name] = bytes(one.encode(plain))
-    assert all(len(one) < BOMB // 50 for one in made.values())
+
+@cache
+def zeros(compressor):
+    """Many, compressed."""
+    made = bytes(COMPRESS[compressor](bytes(BOMB)))
+    assert len(made) < BOMB // 50
     return made
 
 
@@ -354,18 +361,18 @@ def crc(data):
         ("two codecs", "zstd that lies, with a checksum"),
     ],
 )
-def test_bombs(here, layouts, bombs, layout, bomb):
+def test_bombs(here, layouts, layout, bomb):
     """A chunk of 64 bytes becomes 128 MiB, or would."""
     shutil.copytree(layouts[layout], "a")
     made = {
-        "zstd with a checksum": crc(bombs["zstd"]),
-        "gzip in blosc": bytes(numcodecs.Blosc().encode(bombs["gzip"])),
-        "zstd that does not say": rle(BOMB >> 17),
-        "zstd that lies": rle(BOMB >> 17, 64),
-        "zstd that does not say, with a checksum": crc(rle(BOMB >> 17)),
-        "zstd that lies, with a checksum": crc(rle(BOMB >> 17, 64)),
+        "zstd with a checksum": lambda: crc(zeros("zstd")),
+        "gzip in blosc": lambda: bytes(numcodecs.Blosc().encode(zeros("gzip"))),
+        "zstd that does not say": lambda: rle(BOMB >> 17),
+        "zstd that lies": lambda: rle(BOMB >> 17, 64),
+        "zstd that does not say, with a checksum": lambda: crc(rle(BOMB >> 17)),
+        "zstd that lies, with a checksum": lambda: crc(rle(BOMB >> 17, 64)),
     }
-    chunk_of(Path("a")).write_bytes(made.get(bomb) or bombs[bomb])
+    chunk_of(Path("a")).write_bytes(made.get(bomb, lambda: zeros(bomb))())
     unreadable("a")
 
 
@@ -432,10 +439,10 @@ def test_chunks_of_a_shard_may_overlap(here, layouts):
     assert np.array_equal(found[:4, 4:8], values)
 
 
-def test_a_bomb_ends_a_run(here, layouts, bombs):
+def test_a_bomb_ends_a_run(here, layouts):
     """The whole way: exit status 1, one sentence, and C is no array."""
     shutil.copytree(layouts["gzip"], "a")
-    chunk_of(Path("a")).write_bytes(bombs["gzip"])
+    chunk_of(Path("a")).write_bytes(zeros("gzip"))
     before = snapshot("a")
     done = ooc("multiply", "a", "a", "c", "--transpose-b", "-d", "cpu")
     assert done.code == 1

@@ -304,7 +304,7 @@ def test_matmul_of_chunks_of_no_length(data):
     y = da.from_array(b, chunks=(along_b, across))
     room, depth = data.draw(st.sampled_from([(3, 400), (1, 40_000)])), data.draw(st.sampled_from([1, 3, 256]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ooc_gemm.dask.arrays, "tasks_at_a_time", lambda: room)
+        patch.setattr(ooc_gemm.dask.arrays, "tasks_at_a_time", lambda _: room)
         patch.setattr(ooc_gemm.dask.arrays, "LEAST_DEPTH", min(depth, 4))
         patch.setattr(ooc_gemm.dask.arrays, "MOST_DEPTH", depth)
         z = ooc_gemm.dask.matmul(x, y)

@@ -14,13 +14,15 @@ USES = {
     "storage": LOW,
     "engine": LOW,
     "cuda_kernels": LOW,
+    "ladder": LOW | {"cuda_kernels"},
     "devices": LOW | {"engine", "cuda_kernels"},
     "run": LOW | {"storage", "engine", "devices"},
     "statistics": LOW | {"storage", "engine", "devices", "run"},
     "api": LOW | {"storage", "engine", "devices", "run"},
     "dask": LOW | {"storage", "engine", "devices", "run", "api"},
     "bench": LOW | {"storage", "engine", "cuda_kernels", "devices", "run", "api"},
-    "cli": LOW | {"storage", "devices", "run", "statistics", "api", "dask", "bench"},
+    "reporting": LOW | {"devices"},
+    "cli": LOW | {"storage", "devices", "run", "statistics", "api", "dask", "bench", "reporting"},
 }
 """For each package those that it may import; all may import the version from `ooc_gemm`."""
 INSIDE = {"storage": ("io", "format", "read", "write")}
@@ -30,13 +32,16 @@ LIBRARIES = {
     "cupy": ("cuda_kernels/", "devices/cuda/"),
     "cuda": ("cuda_kernels/compile.py",),
     "matplotlib": ("bench/figures.py",),
-    "click": ("cli/",),
+    "bokeh": ("reporting/figures.py", "reporting/page.py"),
+    "jinja2": ("reporting/page.py",),
+    "click": ("cli/", "ladder/__main__.py"),
     "numcodecs": ("storage/format/codec.py", "bench/random_products.py"),
     "google_crc32c": ("storage/format/shards.py",),
     "obstore": ("storage/io/client.py", "storage/io/objects.py"),
     "botocore": ("storage/io/client.py",),
     "dask": ("dask/", "storage/read/arrays.py"),
     "distributed": ("dask/",),
+    "h5py": ("storage/read/hdf5.py",),
 }
 """For each library the files that may import it."""
 

@@ -36,6 +36,7 @@ class CPU:
 
     name = "cpu"
     reduces = True
+    scorer = None
 
     def __init__(self, threads: int | None = None):
         """`threads`: number of workers that multiply; by default one for each core that this process may

@@ -133,26 +133,40 @@ class Checks:
         self, kernels: tuple[dict[str, Any], int], name: str, shape: tuple[int, int], at: int, pitch: int,
         v: Any, out: Any, squares: Any, conjugate: bool, stream: Any,
     ) -> None:  # fmt: skip
-        """Multiply a stored matrix, or its transpose, by a vector `v`, and add the result to `out`. `name`:
-        `rows` or `columns`, the kernel to use. `squares`: where sums of squares are added to, or None."""
-        functions, vec = kernels
-        rows, cols = shape
-        if 0 in shape:
-            return
-        i64, u = np.int64, np.uintp
+        """Add a product of a stored matrix to the sums `out`, as `add_products` does, and sums of squares to
+        `squares`, unless that is None."""
         norms = 0 if squares is None or self._op.arithmetic.exact else squares.data.ptr
-        to = u(out.data.ptr), u(norms), np.int32(conjugate)
-        matrix = u(at), i64(pitch), u(v.data.ptr)
-        if name == "rows":
-            strips, step = ceil_div(rows, ROWS), 32 * vec
-            across = max(1, min(WARPS // strips, cols // (4 * step)))
-            width = round_up(ceil_div(cols, across), step)
-            grid: tuple[int, ...] = ceil_div(strips, THREADS // 32), ceil_div(cols, width)
-            args: tuple[Any, ...] = i64(rows), i64(cols), i64(width), *matrix, *to
-        else:
-            grid = (ceil_div(cols, 32 * vec) * ceil_div(rows, DEPTH),)
-            args = i64(rows), i64(cols), *matrix, *to
-        functions[name](grid, (THREADS,), args, stream)
+        matrix = at, pitch, *shape
+        add_products(kernels, name, matrix, v.data.ptr, out.data.ptr, norms, stream, conjugate)
 
     def _zero(self, array: Any, stream: Any) -> None:
         driver.fill(array.data.ptr, 0, array.nbytes, stream)
+
+
+def add_products(
+    kernels: tuple[dict[str, Any], int], name: str, matrix: tuple[int, int, int, int], v: int, out: int,
+    squares: int, stream: Any, conjugate: bool = False,
+) -> None:  # fmt: skip
+    """Multiply a stored matrix, or its transpose, by a vector, and add the result to another one.
+
+    `kernels`: of check.cu, and the elements that a thread loads at once. `name`: `rows` or `columns`, the
+    kernel to use. `matrix`: address, elements from row to row, rows and columns. `v`, `out`: addresses of the
+    vectors. `squares`: address of the sums of squares that are added to, or 0.
+    """
+    functions, vec = kernels
+    at, pitch, rows, cols = matrix
+    if rows == 0 or cols == 0:
+        return
+    i64, u = np.int64, np.uintp
+    to = u(out), u(squares), np.int32(conjugate)
+    stored = u(at), i64(pitch), u(v)
+    if name == "rows":
+        strips, step = ceil_div(rows, ROWS), 32 * vec
+        across = max(1, min(WARPS // strips, cols // (4 * step)))
+        width = round_up(ceil_div(cols, across), step)
+        grid: tuple[int, ...] = ceil_div(strips, THREADS // 32), ceil_div(cols, width)
+        args: tuple[Any, ...] = i64(rows), i64(cols), i64(width), *stored, *to
+    else:
+        grid = (ceil_div(cols, 32 * vec) * ceil_div(rows, DEPTH),)
+        args = i64(rows), i64(cols), *stored, *to
+    functions[name](grid, (THREADS,), args, stream)

@@ -142,7 +142,7 @@ def arithmetic(kernel: str, case: Case, why: str) -> Arithmetic | None:
     if kernel == "cublas":
         return _cublas(case, why)
     known, kind = KERNELS[kernel], kernel.removeprefix("mma-")
-    if known.only_arch not in (None, case.capability) or case.capability < known.min_arch:
+    if not known.runs_on(case.capability):
         return None
     if kernel == "fp16x3" and case.wide == np.complex64:
         # Rows of re and of im for an A along m; B embedded, at twice its size.

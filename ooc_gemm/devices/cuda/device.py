@@ -1,6 +1,7 @@
 """One NVIDIA GPU through CuPy."""
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,20 @@ from ...engine.ports import (
     Limits,
     Operation,
 )
+from ...engine.reduction import Pairs
 from ...planning.machine import Rates
+from ...planning.passes import PassPlan
 from ...planning.plan import Plan
 from ...support.errors import DeviceError, InputError, OutOfMemoryError
 from ...support.trace import Trace
 from . import choice
 from .gpu import GPU
 from .gpus import CLOCK_RATE, CUBLAS_FULL, CUDA_FULL, memory_bandwidth
-from .rates import BANDWIDTH, CONTEXT_BYTES, limits, rates
-from .session import CUDASession, HostMemory
+from .passes import CUDAPasses
+from .pinned import HostMemory
+from .rates import BANDWIDTH, CONTEXT_BYTES, MODULE_BYTES, limits, rates
+from .scoring import Scorer
+from .session import CUDASession
 
 
 class CUDA(GPU):
@@ -71,6 +77,20 @@ class CUDA(GPU):
     def open(self, plan: Plan, operation: Operation, trace: Trace) -> "CUDASession":
         """Allocates panels and blocks, makes streams, and loads the kernel."""
         return CUDASession(self, plan, operation, trace)
+
+    def pass_limits(self, device_memory_limit: int | None) -> Limits:
+        """Counts the context, cuBLAS and our own kernels. By default 90 % of free memory may be used."""
+        products = Arithmetic("cublas", np.dtype(np.float32), np.dtype(np.float32))
+        found = self.limits(products, device_memory_limit)
+        return replace(found, device_baseline=found.device_baseline + MODULE_BYTES)
+
+    def open_passes(self, plan: PassPlan, stored: np.dtype[Any], panel: np.dtype[Any]) -> CUDAPasses:
+        """Allocates panels and sums, makes streams, and loads kernels."""
+        return CUDAPasses(self, plan, stored, panel)
+
+    def scorer(self, pairs: Pairs) -> Scorer:
+        """Allocates its memory, which the plan counts (`Problem.kept_bytes`)."""
+        return Scorer(self, pairs)
 
     def host_memory(self) -> "HostMemory":
         """Returns memory that is pinned."""

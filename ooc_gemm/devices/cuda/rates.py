@@ -8,9 +8,8 @@ from ...cuda_kernels.integers import SCRATCH_BYTES, plane_pairs
 from ...engine.ports import Arithmetic, Limits
 from ...planning.machine import Rates
 from ...planning.problem import MiB
+from .. import GPU_HOST_BYTES
 
-HOST_BASELINE = 704 * MiB
-"""Resident set of a process with a CUDA context, CuPy and cuBLAS loaded (measured 480 to 560 MiB)."""
 CONTEXT_BYTES = 528 * MiB
 """Device memory of a context (measured 527 MiB on an H200)."""
 LIBRARY_BYTES = 144 * MiB
@@ -74,7 +73,7 @@ def limits(arithmetic: Arithmetic, free: int, device_memory_limit: int | None) -
         allowed = CONTEXT_BYTES + int(SHARE_OF_FREE * free)
     code = LIBRARY_BYTES if arithmetic.kernel == "cublas" else MODULE_BYTES
     return Limits(
-        host_baseline=HOST_BASELINE,
+        host_baseline=GPU_HOST_BYTES,
         device=allowed,
         device_baseline=CONTEXT_BYTES + code,
         workspace=SCRATCH_BYTES if adds_up(arithmetic) else 0,

@@ -7,18 +7,16 @@ Nothing here waits for the device but `Event.synchronize`, which readers and wri
 """
 
 import contextlib
-import itertools
-from collections.abc import Iterable
-from mmap import PAGESIZE
+from functools import partial
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from ...cuda_kernels import driver, preparations
+from ...cuda_kernels import driver
 from ...cuda_kernels.driver import Event
-from ...cuda_kernels.launch import load
 from ...cuda_kernels.product import Operand, Product, Strips
+from ...cuda_kernels.transposition import Transposition
 from ...engine.ports import (
     COMPUTE,
     DOWNLOAD,
@@ -33,70 +31,24 @@ from ...engine.ports import (
 from ...planning.ledger import lost_bytes, panel_elements
 from ...planning.plan import Plan
 from ...planning.schedule import Block, Part, Piece
-from ...support.buffers import Bytes, page_aligned
-from ...support.errors import NO_MEMORY, OutOfMemoryError
-from ...support.intervals import ceil_div, round_up
 from ...support.trace import PASS, Trace
+from .arrays import allocate
 from .check import Checks
 from .gemm import Gemm, early_strips
 from .gpu import GPU
-from .gpus import CUDA_FULL
 from .narrowing import Narrowing
 from .panels import Layout
+from .pinned import HostMemory
 from .rates import CONTEXT_BYTES
 from .reduction import Found, Reducer
 from .timing import Timing
 from .transforms import Transforms
 
-ALIGN = 512
-"""Arrays begin at multiples of this many bytes."""
-
 _TO_DEVICE, _TO_HOST = (driver.DEVICE, driver.HOST), (driver.HOST, driver.DEVICE)
 _BETWEEN_DEVICES = driver.EITHER, driver.EITHER
-_PORTABLE = 1
-"""cudaHostRegisterPortable: memory is pinned for all devices."""
-
 
 _Rows = list[tuple[int, Event]]
 """The row where each strip stops, and the event that completes when the strip is finished."""
-
-
-class HostMemory:
-    """Host memory that is pinned for all devices."""
-
-    def __init__(self, device: GPU):
-        self._device = device
-        self._pinned: dict[int, Bytes] = {}
-        self._pinning = Lock()
-
-    def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
-        """Returns page-aligned memory, which `prepare` pins."""
-        return page_aligned(count, nbytes)
-
-    def prepare(self, buffer: Bytes) -> None:
-        """Pins a buffer when it is first used. By then many threads at once have touched its pages, after
-        which pinning costs 25 ms/GiB instead of 400 (H200 machine). One thread pins at a time, as the driver
-        does anyway, because copies can start between two calls only if no third one waits."""
-        if id(buffer) not in self._pinned:
-            self._device.use()
-            try:
-                with self._pinning:
-                    self._device.runtime.hostRegister(
-                        buffer.ctypes.data, round_up(buffer.nbytes, PAGESIZE), _PORTABLE
-                    )
-            except self._device.runtime.CUDARuntimeError as error:
-                if error.status != CUDA_FULL:
-                    raise
-                raise OutOfMemoryError(NO_MEMORY) from error
-            self._pinned[id(buffer)] = buffer
-
-    def close(self) -> None:
-        """Unpins all buffers."""
-        runtime = self._device.runtime
-        for buffer in self._pinned.values():
-            with contextlib.suppress(runtime.CUDARuntimeError):  # where the device has failed
-                runtime.hostUnregister(buffer.ctypes.data)
-        self._pinned.clear()
 
 
 class CUDASession(HostMemory):
@@ -138,18 +90,12 @@ class CUDASession(HostMemory):
         others: dict[Any, tuple[int, np.dtype[Any]]] = {
             ("c", c): (plan.bm * plan.bn, arithmetic.block) for c in range(plan.c_buffers)
         }
+        turned = {dtype for name, dtype in zip("ab", types, strict=True) if self._layout.turned(name)}
         if plan.problem.symmetric:
             part = plan.problem.c.chunk_rows * plan.problem.c.chunk_cols
             others["mirrored"] = part, operation.leaves
-            self._turn = {
-                name: load(preparations.transpose(dtype.name), "transpose", "mirror")[name]
-                for name, dtype in (("mirror", arithmetic.block), ("transpose", operation.leaves))
-            }
-        self._turners = {
-            dtype.name: load(preparations.transpose(dtype.name), "transpose", "mirror")["transpose"]
-            for operand, dtype in zip("ab", types, strict=True)
-            if self._layout.turned(operand)
-        }
+            turned |= {arithmetic.block, operation.leaves}
+        self._turn = {dtype.name: Transposition(dtype.name) for dtype in turned}
         if operation.narrowed:
             lost_size = lost_bytes(plan.problem.c, plan.bm, plan.bn), np.dtype(np.uint8)
             others |= {("lost", c): lost_size for c in range(plan.c_buffers)}
@@ -157,9 +103,9 @@ class CUDASession(HostMemory):
             others["staging"] = plan.slot_bytes, np.dtype(np.uint8)
         if self._device.reached_by:
             theirs = {key: panels.pop(key) for key in list(panels) if key[0] == "b"}
-            self._arrays |= self._allocate_all(theirs, self._device.reached_by)
+            self._arrays |= allocate(self._device, theirs, self._device.reached_by)
         for some in (panels, others):  # which go at different times
-            self._arrays |= self._allocate_all(some)
+            self._arrays |= allocate(self._device, some)
         self._gemm = Gemm(
             plan, operation, self._layout, cupy.cuda, self._device.model, self._device.multiprocessors
         )
@@ -181,33 +127,14 @@ class CUDASession(HostMemory):
         )
         if operation.ranked:
             self._reducer = Reducer(
-                plan, operation.ranked, arithmetic.block, self._allocate_all, self._runtime,
+                plan, operation.ranked, arithmetic.block, partial(allocate, self._device), self._runtime,
                 self._streams[COMPUTE],
             )  # fmt: skip
         self._timing.open(trace, self._streams[COMPUTE])
 
-    def _allocate_all(
-        self, wanted: dict[Any, tuple[int, np.dtype[Any]]], reached_by: Iterable[int] = ()
-    ) -> dict[Any, Any]:
-        """Allocate arrays, given by their elements and type, in one piece. It is allocated without CuPy's
-        memory pool, which keeps more than it is asked for. `reached_by`: other devices that may reach into
-        it."""
-        cupy = self._cupy
-        sizes = [round_up(max(1, n * dtype.itemsize), ALIGN) for n, dtype in wanted.values()]
-        if reached_by:
-            owner = driver.Memory(sum(sizes), self._device.index, reached_by)
-            memory = cupy.cuda.UnownedMemory(owner.ptr, sum(sizes), owner, self._device.index)
-        else:
-            memory = cupy.cuda.Memory(sum(sizes))
-        starts = itertools.accumulate(sizes, initial=0)
-        return {
-            key: cupy.ndarray((elements,), dtype, cupy.cuda.MemoryPointer(memory, at))
-            for (key, (elements, dtype)), at in zip(wanted.items(), starts, strict=False)
-        }
-
     def _allocate(self, elements: int, dtype: np.dtype[Any]) -> Any:
         """Allocate one array."""
-        return self._allocate_all({0: (elements, dtype)})[0]
+        return allocate(self._device, {0: (elements, dtype)})[0]
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Makes a 2-D copy into the panel. If the type or the orientation differs, or elements are
@@ -245,12 +172,9 @@ class CUDASession(HostMemory):
         """Transpose a piece, which lies at `staged` as it is stored, into its panel."""
         rows, cols = source.shape
         skipped, pitch = self._layout.at(piece.operand, piece.panel, piece.into)
-        args = (
-            np.int32(rows), np.int32(cols), np.uintp(staged), np.int64(cols),
-            np.uintp(panel + skipped * source.itemsize), np.int64(pitch),
-        )  # fmt: skip
-        grid = ceil_div(rows, 32) * ceil_div(cols, 32)
-        self._turners[source.dtype.name]((grid,), (32, 8), args, self._streams[UPLOAD])
+        panel += skipped * source.itemsize
+        turn = self._turn[source.dtype.name]
+        turn(rows, cols, Operand(staged, cols), Operand(panel, pitch), self._streams[UPLOAD])
 
     @staticmethod
     def _copy(
@@ -358,8 +282,8 @@ class CUDASession(HostMemory):
         stream, n = self._streams[COMPUTE], block.rows
         start = self._timing.begin(stream)
         out = self._arrays["c", c]
-        args = np.int32(n), np.uintp(out.data.ptr + col * out.itemsize), np.int64(block.cols)
-        self._turn["mirror"]((ceil_div(n, 32) ** 2,), (32, 8), args, stream)
+        square = Operand(out.data.ptr + col * out.itemsize, block.cols)
+        self._turn[self._op.arithmetic.block.name].mirror(n, square, stream)
         self._early.pop(c, None)
         self._timing.end(COMPUTE, start, stream, 0, block=block.index)
 
@@ -438,12 +362,9 @@ class CUDASession(HostMemory):
             start = self._timing.begin_copy(DOWNLOAD, stream)
             if part.mirrored:
                 to = self._arrays["mirrored"].data.ptr
-                args = (
-                    np.int32(part.cols), np.int32(part.rows), np.uintp(at),
-                    np.int64(width // target.itemsize), np.uintp(to), np.int64(part.cols),
-                )  # fmt: skip
-                grid = ceil_div(part.rows, 32) * ceil_div(part.cols, 32)
-                self._turn["transpose"]((grid,), (32, 8), args, stream)
+                square = Operand(at, width // target.itemsize)
+                turn = self._turn[self._op.leaves.name]
+                turn(part.cols, part.rows, square, Operand(to, part.cols), stream)
                 at, width = to, part.cols * target.itemsize
             self._copy(_TO_HOST, target.ctypes.data, target.strides[0], at, width, target, stream)
             return self._timing.end(DOWNLOAD, start, stream, target.nbytes, chunk=part.chunk)

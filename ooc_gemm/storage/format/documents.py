@@ -3,9 +3,8 @@
     zarr.json, .zarray ──► bytes, at most 2 MiB ──► JSON ──► `check` ──► zarr
 
 What passes has two sane extents, chunks in a regular grid, numbers that can be multiplied, keys that stay
-below the array's folder, and codecs of which it is known how much can come out of them (codec.py). What is
-not needed here, most attributes and the names of dimensions, is left out. All else is left to zarr to
-refuse.
+below the array's folder, and codecs of which it is known how much can come out of them (codec.py). Most
+attributes, and names of dimensions that are no names, are left out. All else is left to zarr to refuse.
 
 Standard library only.
 """
@@ -31,8 +30,14 @@ NUMBERS_2 = re.compile(r"[<>|=]?([iu][1248]|f[248]|c8|c16)")
 COMPRESSORS = frozenset({"zstd", "blosc", "lz4", "gzip", "zlib", "bz2", "lzma"})
 """Codecs whose output may be much longer than their input."""
 CHECKSUMS = frozenset({"crc32c", "crc32", "adler32", "fletcher32", "jenkins_lookup3"})
-ATTRIBUTES = ("ooc-gemm", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
-"""Attributes that are read: what made C (recorded.py), and how values are packed (conventions.py)."""
+DIMENSIONS = "_ARRAY_DIMENSIONS"
+"""The attribute with the names of dimensions, in version 2."""
+MAX_NAME = 256
+"""Most letters of the name of a dimension."""
+PACKING = "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned"
+ATTRIBUTES = ("ooc-gemm", *PACKING, DIMENSIONS)
+"""Attributes that are read: what made C (recorded.py), how values are packed (conventions.py), and the names
+of dimensions."""
 FILTERS = frozenset({"shuffle", "delta", "fixedscaleoffset", "quantize", "bitround", "astype"})
 """Codecs that keep the number of elements."""
 OTHERS = frozenset({"bytes", "endian", "transpose", "sharding_indexed", "scale_offset", "cast_value"})
@@ -104,8 +109,17 @@ def _version_3(name: str, described: dict[str, Any], flat: bool) -> dict[str, An
     _check_fill(name, described.get("fill_value"))
     if not isinstance(described.get("attributes"), dict | None):
         raise _bad(name, "attributes is not a JSON object")
-    kept = {key: value for key, value in described.items() if key != "dimension_names"}
-    return {**kept, "attributes": attributes(described.get("attributes"))}
+    names = dimensions(described.get("dimension_names"), len(shape))
+    return {**described, "dimension_names": names, "attributes": attributes(described.get("attributes"))}
+
+
+def dimensions(found: Any, count: int) -> tuple[str | None, ...] | None:
+    """Return the names of so many dimensions, each None where it has none; None where they have no names at
+    all, or `found` is not a list of names."""
+    if not isinstance(found, list | tuple) or len(found) != count:
+        return None
+    names = tuple(one if isinstance(one, str) and 0 < len(one) <= MAX_NAME else None for one in found)
+    return names if any(names) else None
 
 
 def attributes(found: Any) -> dict[str, Any]:

@@ -15,13 +15,25 @@ import os
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from ...support.buffers import PAGE, Bytes
 from ...support.intervals import ceil_div, ranges, round_up
 
-_CONTROL = struct.Struct("=iii4xQQ12xi80xq32x")
-"""Layout of glibc's struct aiocb where pointers take 8 bytes: file, operation, priority, buffer, size,
-notification, the library's own memory, offset."""
+_CONTROL = np.dtype(
+    {
+        "names": ["file", "operation", "buffer", "size", "notify", "error", "moved", "offset"],
+        "formats": ["i4", "i4", "u8", "u8", "i4", "i4", "i8", "i8"],
+        "offsets": [0, 4, 16, 24, 44, 112, 120, 128],
+        "itemsize": 168,
+    }
+)
+"""Layout of glibc's struct aiocb where pointers take 8 bytes. `error` and `moved` are what `aio_error` and
+`aio_return` return: EINPROGRESS until the end, and the bytes that were moved."""
+Array = npt.NDArray[Any]
 _READ, _WRITE, _DO_NOT_WAIT, _NOBODY = 0, 1, 1, 1
 """LIO_READ, LIO_WRITE, LIO_NOWAIT, SIGEV_NONE."""
 _F_DUPFD_CLOEXEC = 1030
@@ -43,8 +55,7 @@ def _library() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
         quick, slow = ctypes.PyDLL(None, use_errno=True), ctypes.CDLL(None)
         quick.open.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_uint)
         quick.lio_listio.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
-        quick.aio_error.argtypes = quick.aio_return.argtypes = (ctypes.c_void_p,)
-        quick.aio_return.restype = ctypes.c_ssize_t
+        quick.aio_error.argtypes = (ctypes.c_void_p,)
         quick.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
         quick.write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
         quick.pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_longlong)
@@ -70,8 +81,17 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave)
 
 
-Job = tuple[str, int, int]
-"""A file, an offset in it, and a number of bytes."""
+class Job(NamedTuple):
+    """A part of a file: as many rows of bytes as `rows` says, which begin `apart` bytes from each other. In
+    memory they follow each other without a gap."""
+
+    path: str
+    offset: int
+    """Bytes before the first row."""
+    nbytes: int
+    """Bytes of each row."""
+    rows: int = 1
+    apart: int = 0
 
 
 class Transfer:
@@ -80,45 +100,47 @@ class Transfer:
     def __init__(self, jobs: Sequence[Job], flags: int, buffer: Bytes, parts: int = 1):
         """One file after the other, each in so many parts at once. `flags`: of `open`; where they say so, it
         is a write. Raises OSError, also in a process that was forked since the folder was looked at."""
-        self._quick, self._slow = quick, _ = _there(jobs[0][0])
-        cuts = [_cuts(size, parts) for _, _, size in jobs]
-        count = sum(map(len, cuts))
+        self._quick, self._slow = quick, _ = _there(jobs[0].path)
+        cuts = [_cuts(job.nbytes, job.rows, job.apart, parts) for job in jobs]
         self._buffer = buffer  # until all is there
-        self._memory = (ctypes.c_char * (_CONTROL.size * count))()
-        self._sizes, self._files = [size for some in cuts for _, size in some], list[int]()
-        at, kind = 0, _WRITE if flags & os.O_WRONLY else _READ
-        data, flags = buffer.ctypes.data, flags | os.O_CLOEXEC
+        self._controls = controls = np.zeros(sum(len(some.sizes) for some in cuts), _CONTROL)
+        self._files = list[int]()
+        controls["operation"] = _WRITE if flags & os.O_WRONLY else _READ
+        controls["notify"] = _NOBODY
+        at, memory, flags = 0, buffer.ctypes.data, flags | os.O_CLOEXEC
         try:
-            for (path, offset, nbytes), some in zip(jobs, cuts, strict=True):
-                file = _done(quick.open(os.fsencode(path), flags, 0o666), path)
-                self._files.append(file)
-                for start, size in some:
-                    if start:  # those of one number are made one after the other
-                        file = _done(quick.fcntl(file, _F_DUPFD_CLOEXEC, 0), path)
-                        self._files.append(file)
-                    _CONTROL.pack_into(
-                        self._memory, at, file, kind, 0, data + start, size, _NOBODY, offset + start
-                    )
-                    at += _CONTROL.size
-                data += nbytes
+            for job, some in zip(jobs, cuts, strict=True):
+                path = job.path
+                files = [_done(quick.open(os.fsencode(path), flags, 0o666), path)]
+                self._files.append(files[0])
+                for _ in range(some.files - 1):  # those of one number are made one after the other
+                    files.append(_done(quick.fcntl(files[0], _F_DUPFD_CLOEXEC, 0), path))
+                    self._files.append(files[-1])
+                part = controls[at : at + len(some.sizes)]
+                part["file"] = np.take(files, some.file)
+                part["buffer"] = some.starts + np.uint64(memory)
+                part["size"] = some.sizes
+                part["offset"] = some.offsets + job.offset
+                at += len(part)
+                memory += job.rows * job.nbytes
         except OSError:
             self._close()
             raise
-        first = ctypes.addressof(self._memory)
-        self._controls = range(first, first + at, _CONTROL.size)
-        self._list = struct.pack(f"={count}Q", *self._controls)
-        quick.lio_listio(_DO_NOT_WAIT, self._list, count, None)
+        self._list = np.arange(len(controls), dtype=np.uint64)
+        self._list *= np.uint64(_CONTROL.itemsize)
+        self._list += np.uint64(controls.ctypes.data)
+        quick.lio_listio(_DO_NOT_WAIT, self._list.ctypes.data, len(controls), None)
 
     def end(self) -> bool:
         """Wait for the end of this transfer, and return whether all bytes were moved. It must be called
         exactly once, whatever happens."""
-        quick, slow, whole = self._quick, self._slow, True
-        for number, control in enumerate(self._controls):
-            while (status := quick.aio_error(control)) == errno.EINPROGRESS:
-                slow.aio_suspend(self._list[8 * number : 8 * number + 8], 1, None)
-            whole = quick.aio_return(control) == self._sizes[number] and not status and whole
+        controls = self._controls
+        while len(waiting := np.flatnonzero(controls["error"] == errno.EINPROGRESS)):
+            self._slow.aio_suspend(self._list[waiting[-1] :].ctypes.data, 1, None)
+        # The library's lock is held until it is done with a part, and this call takes it.
+        self._quick.aio_error(int(self._list[-1]))
         self._close()
-        return whole
+        return not controls["error"].any() and bool((controls["moved"] == controls["size"]).all())
 
     def _close(self) -> None:
         for file in self._files:
@@ -131,7 +153,7 @@ def read(jobs: Sequence[Job], buffer: Bytes) -> bool:
     at, opened, file = buffer.ctypes.data, "", -1
     try:
         quick, _ = _there(jobs[0][0])
-        for path, offset, nbytes in jobs:
+        for path, offset, nbytes, *_ in jobs:
             if path != opened:
                 if file >= 0:
                     quick.close(file)
@@ -170,10 +192,31 @@ def _there(path: str) -> tuple[ctypes.PyDLL, ctypes.CDLL]:
     return _found
 
 
+class _Cuts(NamedTuple):
+    """How a job is cut in parts."""
+
+    starts: Array
+    """Bytes of the job before each part, as they lie in memory."""
+    sizes: Array
+    offsets: Array
+    """Bytes from the first row to each part in the file."""
+    file: Array
+    """Which descriptor each part is read by: parts of one are read one after the other."""
+    files: int
+    """Number of descriptors."""
+
+
 @lru_cache(maxsize=1024)
-def _cuts(nbytes: int, parts: int) -> list[tuple[int, int]]:
-    """Return where parts begin, and their sizes: whole pages except for the last."""
-    return [(start, stop - start) for start, stop in ranges(nbytes, round_up(ceil_div(nbytes, parts), PAGE))]
+def _cuts(nbytes: int, rows: int, apart: int, parts: int) -> _Cuts:
+    """Cut a job: in as many parts as are made at once, of whole pages except for the last, or in its rows."""
+    if rows > 1:
+        number, files = np.arange(rows, dtype=np.int64), min(parts, rows)
+        starts = (number * nbytes).astype("u8")
+        size = np.full(rows, nbytes, np.uint64)
+        return _Cuts(starts, size, number * apart, number * files // rows, files)
+    cuts = list(ranges(nbytes, round_up(ceil_div(nbytes, parts), PAGE)))
+    starts, stops = np.array(cuts, np.int64).reshape(-1, 2).T
+    return _Cuts(starts.astype("u8"), (stops - starts).astype("u8"), starts, np.arange(len(cuts)), len(cuts))
 
 
 def _done(result: int, path: str) -> int:

@@ -20,6 +20,12 @@ from .requests import MOST_REQUESTS
 
 SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https")
 """Schemes of the addresses that obstore understands."""
+ENDPOINTS = dict.fromkeys(SCHEMES, ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT")) | {
+    "gs": ("GOOGLE_BASE_URL",),
+    "s3": (),
+    "s3a": (),
+}
+"""Environment variables with the address of a store that is not the provider's own, by scheme."""
 VARIABLES = ("AWS", "AZURE", "GOOGLE", "SSL", "HTTP", "HTTPS")
 """Prefixes of the environment variables that clients read."""
 
@@ -94,7 +100,11 @@ def _client(url: str, seconds: float, environment: tuple[tuple[str, str], ...]) 
     options: dict[str, Any] = {}
     if address.scheme in ("s3", "s3a"):
         options = _aws()
-    if "http" in (address.scheme, urlsplit(options.get("endpoint", "")).scheme):
+    endpoints = {value for name, value in environment if name in ENDPOINTS.get(address.scheme, ())}
+    if "http" in (
+        address.scheme,
+        *(urlsplit(one).scheme for one in {options.get("endpoint", ""), *endpoints}),
+    ):
         client["allow_http"] = True
     if address.scheme in ("http", "https") and "@" in address.netloc:  # which obstore leaves out
         user, _, host = address.netloc.rpartition("@")
@@ -103,7 +113,15 @@ def _client(url: str, seconds: float, environment: tuple[tuple[str, str], ...]) 
         client["default_headers"] = {"Authorization": f"Basic {word}"}
         url = address._replace(netloc=host).geturl()
     options |= {"client_options": client, "retry_config": retry}
-    return from_url(url, **options)
+    try:
+        return from_url(url, **options)
+    except Exception as error:
+        if "Account must be specified" not in str(error):
+            raise
+        raise InputError(
+            "needs the name of its storage account; set AZURE_STORAGE_ACCOUNT_NAME and "
+            "AZURE_STORAGE_ACCOUNT_KEY, or AZURE_SKIP_SIGNATURE=true for a public container"
+        ) from error
 
 
 def _aws() -> dict[str, Any]:

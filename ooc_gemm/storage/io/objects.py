@@ -6,7 +6,8 @@ slot ──► put                                            a chunk is put who
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, TypeVar
@@ -37,8 +38,9 @@ async def _next(stream: Any) -> Any:
 
 
 def _tag(found: Any) -> int:
-    """Return a number that differs where the object differs."""
-    said = found.get("e_tag") or found.get("version") or str(found.get("last_modified"))
+    """Return a number that differs where the object differs. Azure lists tags without the quotes that it puts
+    around them elsewhere."""
+    said = (found.get("e_tag") or "").strip('"') or found.get("version") or str(found.get("last_modified"))
     return int.from_bytes(blake2b(said.encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -155,11 +157,20 @@ class Objects:
         )
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Removes up to 1000 objects with one request."""
+        """Removes up to 1000 objects with one request. Azure refuses to remove what is not there, and
+        may then leave others: these are removed one by one."""
         paths = [self._prefix + key for key in keys]
         for at in range(0, len(paths), 1000):
             some = paths[at : at + 1000]
-            self._answers.of(_ask(lambda some=some: self._obstore.delete_async(self._store, some)))  # type: ignore[misc]
+            try:
+                self._delete(some)
+            except FileNotFoundError:
+                for path in some:
+                    with suppress(FileNotFoundError):
+                        self._delete([path])
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        self._answers.of(_ask(lambda: self._obstore.delete_async(self._store, list(paths))))
 
     def has(self, key: str) -> bool:
         """Whether an object with this key exists."""

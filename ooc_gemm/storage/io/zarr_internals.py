@@ -4,27 +4,38 @@ tests/system/test_internals.py fails when one of them changes."""
 import asyncio
 
 from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import _get_loop, sync
+from zarr.core.sync import _get_loop, iothread, loop, sync
 
-from ...support.errors import InputError
+from ...support.errors import NO_MEMORY, InputError, OutOfMemoryError, no_memory
 
 __all__ = ["default_buffer_prototype", "event_loop", "refuse_event_loop", "sync"]
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop that zarr runs in a thread of its own."""
-    loop: asyncio.AbstractEventLoop = _get_loop()
-    return loop
+    """Return the event loop that zarr runs in a thread of its own. Raises OutOfMemoryError where the system
+    gives no memory for that thread."""
+    try:
+        found: asyncio.AbstractEventLoop = _get_loop()
+        return found
+    except (RuntimeError, MemoryError) as error:
+        # zarr keeps the loop whose thread did not start: everything asked of it would wait without end.
+        if loop[0] is not None:
+            loop[0].close()
+        loop[0] = iothread[0] = None
+        if no_memory(error):
+            raise OutOfMemoryError(NO_MEMORY) from error
+        raise
 
 
 def refuse_event_loop() -> None:
     """Raise InputError in the thread that runs zarr's event loop, where waiting for zarr would never end. Any
-    other event loop may be running."""
+    other event loop may be running. Raises OutOfMemoryError as `event_loop` does."""
+    theirs = event_loop()
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
         return
-    if running is event_loop():
+    if running is theirs:
         raise InputError(
             "ooc_gemm was called from inside zarr's own event loop, which it needs itself; "
             "call it from another thread, for example by asyncio.to_thread"

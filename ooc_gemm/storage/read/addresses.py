@@ -12,12 +12,16 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, ZipSto
 
 from ...planning.traits import StoreTraits
 from ...support import redact
+from ...support.errors import InputError
 from ..io import answers
 from ..io.answers import Answers
 from ..io.client import address, connect, normal, speaks
 from ..io.client import secrets_of as remote_secrets
 from ..io.objects import Objects
 from .source import Opened
+
+KNOWN = "s3://, gs://, az://, abfs://, abfss://, http://, https:// or file://"
+"""How messages list the schemes of addresses."""
 
 
 def describe(spec: Any) -> str:
@@ -144,9 +148,25 @@ def objects_at(spec: Any, nbytes: int = 0) -> Objects | None:
 
 
 def remote_place(url: str) -> StorePath:
-    """Return the store and path of a URL: by obstore where it understands the scheme, otherwise by fsspec."""
+    """Return the store and path of a URL: by obstore where it understands the scheme, otherwise by the file
+    system that this program has registered with fsspec for it. Raises InputError where there is none."""
     redact.keep_secrets_of(url)
     if speaks(url):
         client, path = connect(url, answers.TIMEOUT)
         return StorePath(ObjectStore(client), path)
+    if not _registered(scheme := url.partition("://")[0]):
+        raise InputError(
+            f"{redact.url(url)}: addresses that begin with {scheme}:// are not known; give a path, or an "
+            f"address that begins with {KNOWN}"
+        )
     return StorePath(FsspecStore.from_url(url))
+
+
+def _registered(scheme: str) -> bool:
+    """Whether this program has registered a file system of its own with fsspec. Those that fsspec brings
+    (ftp, memory) do not count."""
+    try:
+        from fsspec.registry import known_implementations, registry  # type: ignore[import-untyped]
+    except ImportError:
+        return False
+    return scheme in registry and scheme not in known_implementations

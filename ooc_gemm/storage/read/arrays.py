@@ -23,10 +23,11 @@ import numpy.typing as npt
 
 from ...planning.problem import Matrix, MiB
 from ...planning.schedule import Piece
+from ...support import memory
 from ...support.buffers import Bytes, give_back
 from ...support.errors import BudgetError, Error, InputError, StoreError
 from ...support.intervals import ceil_div
-from ...support.memory import peak_over, resident_bytes
+from ...support.memory import peak_over
 from .source import Opened, Source
 
 T = TypeVar("T")
@@ -94,7 +95,7 @@ class LazySource(Source):
         unit = min(s.chunk_rows, s.rows) * min(s.chunk_cols, s.cols) * s.itemsize
         if not unit:
             return 0
-        least = resident_bytes() + 2 * unit
+        least = memory.resident_bytes() + 2 * unit
         if limit < least:
             raise BudgetError(
                 f"a memory limit of {limit} bytes is too small for {self.name}: a chunk of it takes {unit} "

@@ -22,8 +22,6 @@ from .source import Opened
 from .texts import read_texts
 
 CALLS, NAMES = "call_genotype", "sample_id"
-DIMENSIONS = "_ARRAY_DIMENSIONS"
-"""The attribute with the names of dimensions, in version 2."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def open_dataset(spec: Any, name: str) -> Dataset:
 def _at_path(spec: str | os.PathLike[str], name: str) -> StorePath | None:
     """The place of a group, or of an array of three dimensions; None for anything else."""
     place = addresses.local_path(spec)
-    if place is not None and not place.exists():
+    if place is not None and not os.path.exists(place):  # Path.exists raises where a name is too long
         return None
     with explained(name, remote=place is None):
         at, key, described = look_at(spec, name)
@@ -94,7 +92,7 @@ def _stored(at: StorePath, name: str) -> Dataset:
         raise InputError(f"{name} is not a Zarr array; give genotypes, or a group of VCF Zarr")
     dims = described.get("dimension_names")
     if key != "zarr.json":
-        dims = documents.parse(name, document_at(at, ".zattrs") or b"{}").get(DIMENSIONS)
+        dims = documents.parse(name, document_at(at, ".zattrs") or b"{}").get(documents.DIMENSIONS)
     calls = _described(name, described, key, at)
     place = addresses.local_path(calls.calls)
     opened = replace(

@@ -1,4 +1,5 @@
-"""Inputs, opened: who reads their chunks, and what is refused.
+"""Inputs, opened: who reads their chunks, and what is refused. What is not Zarr's is opened by arrays.py, or
+other_files.py where it is a file.
 
 A chunk is *raw* where its file, or its part of a shard, holds nothing but the elements in native
 order: no codec but `bytes` (and a transposition, which makes it the transpose of a C-order matrix). Raw
@@ -27,11 +28,14 @@ from ..io.answers import Answers
 from ..io.folder import Folder
 from ..io.objects import Objects
 from ..io.place import Place
+from . import other_files
 from .addresses import address_of, describe, local_path
 from .arrays import open_other
 from .compressed import CompressedSource
 from .decoded import decoded_source
+from .hdf5 import dimensions
 from .metadata import explained, open_array
+from .npy import Npy
 from .raw import RawSource
 from .source import Opened, Snapshot, Source
 
@@ -44,20 +48,21 @@ def open_input(spec: Any, name: str | None = None) -> Opened:
     name = name or describe(spec)
     if isinstance(spec, Opened):
         return spec
-    if isinstance(spec, zarr.Array):
-        array = spec
-    elif isinstance(spec, str | os.PathLike):
+    if isinstance(spec, str | os.PathLike):
+        with explained(name):
+            held = other_files.open_file(spec, name)
+        if held is not None:
+            return other_files.watched(open_held(held, name), spec)
         array = open_array(spec, name)
+    elif isinstance(spec, zarr.Array):
+        array = spec
     elif hasattr(getattr(spec, "_meta", spec), "nnz"):  # scipy.sparse, sparse, dask arrays of those
         raise InputError(
             f"{name} is sparse ({type(spec).__name__}), and only dense matrices are multiplied; "
             "give it as a dense one, such as x.toarray() or x.todense()"
         )
     elif all(hasattr(spec, part) for part in ("shape", "dtype", "__getitem__")):
-        check_matrix(name, tuple(spec.shape), spec.dtype)
-        given = getattr(spec, "attrs", {})
-        packing = documents.attributes(dict(given)) if hasattr(given, "keys") else {}
-        return replace(open_other(name, spec), packing=packing, undecoded=conventions.ignored(spec, given))
+        return open_held(spec, name)
     else:
         raise InputError(f"{name} is not an array: it has no shape, dtype and slicing")
     check_matrix(name, array.shape, array.dtype)
@@ -65,6 +70,7 @@ def open_input(spec: Any, name: str | None = None) -> Opened:
         found = open_zarr(name, array)
     place, attributes = local_path(array), documents.attributes(dict(array.metadata.attributes))
     fill = array.fill_value if array.metadata.zarr_format == 2 else None
+    dims = getattr(array.metadata, "dimension_names", None) or attributes.get(documents.DIMENSIONS)
     return replace(
         found,
         place=place,
@@ -72,7 +78,24 @@ def open_input(spec: Any, name: str | None = None) -> Opened:
         attributes=attributes,
         # In version 2, xarray stores _FillValue as the fill value of the array.
         packing=attributes if fill is None else {"_FillValue": fill, **attributes},
+        dims=documents.dimensions(dims, 2),
         undecoded=conventions.ignored(array, attributes),
+    )
+
+
+def open_held(array: Any, name: str) -> Opened:
+    """Open an array that is not Zarr's: anything with shape, dtype and slicing, or a file of NumPy's. Raises
+    InputError."""
+    if isinstance(array, Npy):
+        return other_files.open_npy(array, name)
+    check_matrix(name, tuple(array.shape), array.dtype)
+    given, dims = getattr(array, "attrs", {}), getattr(array, "dims", None)
+    packing = documents.attributes(dict(given)) if hasattr(given, "keys") else {}
+    return replace(
+        open_other(name, array),
+        packing=packing,
+        dims=documents.dimensions(dims if isinstance(dims, tuple) else dimensions(array), 2),
+        undecoded=conventions.ignored(array, given),
     )
 
 
@@ -159,7 +182,9 @@ def _stored(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, stored:
     else:
         s = replace(s, stored=_shares(s, outer, sizes) if shard else sizes)
         source = decoded_source(name, array, s, stored.place if isinstance(stored.place, Folder) else None)
-    description = json.dumps({**metadata.to_dict(), "attributes": {}}, default=str).encode()
+    described = {**metadata.to_dict(), "attributes": {}}
+    described.pop("dimension_names", None)
+    description = json.dumps(described, default=str).encode()
     return _opened(source, Snapshot(description, stamps, lambda: stored.stamps(outer.grid)))
 
 

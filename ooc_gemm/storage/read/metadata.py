@@ -1,6 +1,8 @@
 """Reads and checks the metadata of an array, and explains errors to users."""
 
+import collections
 import contextlib
+import itertools
 import os
 import warnings
 from collections.abc import Iterator
@@ -22,6 +24,11 @@ from ..io.folder import Folder
 from ..io.objects import Objects, why
 from ..io.zarr_internals import default_buffer_prototype
 from .addresses import local_path, objects_at, remote_place
+
+MOST_LISTED = 8
+"""Arrays of a group that a message lists."""
+MOST_LOOKED_AT = 200
+"""Entries of a group that are looked at for this list."""
 
 
 def open_array(spec: str | os.PathLike[str], name: str, flat: bool = False) -> zarr.Array[Any]:
@@ -45,8 +52,65 @@ def open_array(spec: str | os.PathLike[str], name: str, flat: bool = False) -> z
                 )
         raise InputError(f"{name} is not a Zarr array; check the path")
     if isinstance(found, str):
-        raise InputError(f"{name} is a Zarr group, not an array; name one of the arrays in it")
+        raise InputError(f"{name} is a Zarr group, not an array; {_one_of(spec, name)}")
     return found
+
+
+def _one_of(spec: str | os.PathLike[str], name: str) -> str:
+    """Return the advice to name one of the arrays in a group, which it lists."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # the advice is right without the list
+        at, _, described = look_at(spec, name)
+        found = dict(itertools.islice(_arrays_in(at, described, name), MOST_LISTED + 1))
+    if not found:
+        return "name one of the arrays in it"
+    some = [f"{path} ({_shape(shape)})" for path, shape in found.items()]
+    more = some[MOST_LISTED:] and ["…"]
+    listed = ", ".join(some[:MOST_LISTED] + more)
+    return f"name one of the arrays in it, such as {name.rstrip('/')}/{next(iter(found))}. It holds {listed}"
+
+
+def _arrays_in(at: StorePath, described: dict[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the paths and shapes of arrays in a group: matrices first, of what its consolidated metadata say,
+    or of what lies in its local folder, at most `MOST_LOOKED_AT` nodes."""
+    inline = described.get("consolidated_metadata") or {}
+    known: dict[str, Any] = inline.get("metadata") or {}
+    if not known and "zarr_format" in described and (text := document_at(at, ".zmetadata")):
+        end, entries = "/.zarray", documents.parse(name, text)["metadata"]
+        known = {key.removesuffix(end): one for key, one in entries.items() if key.endswith(end)}
+    if not known and isinstance(at.store, LocalStore):
+        known = dict(_nodes(Path(at.store.root) / at.path, name))
+    shapes = {
+        documents.short(path): one["shape"]
+        for path, one in itertools.islice(known.items(), MOST_LOOKED_AT)
+        if isinstance(one, dict) and isinstance(one.get("shape"), list)
+    }
+    yield from sorted(shapes.items(), key=lambda found: (len(found[1]) != 2, found[0]))
+
+
+def _nodes(group: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the paths and metadata of arrays below a folder."""
+    folders = collections.deque([""])
+    left = MOST_LOOKED_AT
+    while folders:
+        below = folders.popleft()
+        with os.scandir(group / below) as entries:
+            for entry in entries:
+                if left == 0:
+                    return
+                left -= 1
+                if not entry.is_dir():
+                    continue
+                path = f"{below}{entry.name}"
+                _, key, described = look_at(str(group / path), name)
+                if documents.kind(key, described) == "array":
+                    yield path, described
+                elif key:
+                    folders.append(f"{path}/")
+
+
+def _shape(shape: list[Any]) -> str:
+    return "×".join(documents.short(extent) for extent in shape[:8]) or "one number"
 
 
 def _open(path: str, name: str, flat: bool) -> zarr.Array[Any] | str | None:

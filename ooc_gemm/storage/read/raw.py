@@ -25,6 +25,9 @@ from .source import Source
 
 Array = npt.NDArray[Any]
 
+LEAST_ROW = 4 << 10
+"""Fewest bytes of each row that are worth a read in the background."""
+
 
 class RawSource(Source):
     """Raw chunks in local files or objects."""
@@ -54,22 +57,27 @@ class RawSource(Source):
         self._chunks.place.cancel()
 
     def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
-        """Where one read of each chunk is enough, reads in the background, or all chunks with few calls."""
+        """Where one read of each chunk is enough, reads in the background, or all chunks with few calls. In
+        the background also reads a part of each row."""
         s, j, (start, stop) = self.matrix, piece.chunk[1], piece.span
-        read = partial(self.read, piece, slot)
-        folder = self._chunks.place
-        in_steps = not (self.asynchronous or self._short) or stop - start != s.chunk_cols
-        if in_steps or not isinstance(folder, Folder):
+        read, folder = partial(self.read, piece, slot), self._chunks.place
+        line, width, skipped = (
+            n * s.itemsize for n in (s.chunk_cols, stop - start, start - j * s.chunk_cols)
+        )
+        by_rows = width != line
+        at_once = self.asynchronous and width >= LEAST_ROW if by_rows else self.asynchronous or self._short
+        if not at_once or not isinstance(folder, Folder):
             return read
-        rows, line, jobs = piece.rows[1] - piece.rows[0], s.chunk_cols * s.itemsize, list[Job]()
-        data = slot[: rows * line]
+        rows, jobs = piece.rows[1] - piece.rows[0], list[Job]()
+        data = slot[: rows * width]
         try:
             for i, row, row_stop in overlaps(*piece.rows, s.chunk_rows):
                 base, size = self._chunks.extent(i, j)
                 if size == 0 or (s.stored is not None and not s.stored[i * s.grid[1] + j]):
                     return read
-                offset = base + (row - i * s.chunk_rows) * line
-                jobs.append((folder.path(self._chunks.key(i, j)), offset, (row_stop - row) * line))
+                offset, count = base + (row - i * s.chunk_rows) * line + skipped, row_stop - row
+                shape = (width, count, line) if by_rows else (count * line, 1, 0)
+                jobs.append(Job(folder.path(self._chunks.key(i, j)), offset, *shape))
             end = files.start_read(jobs, data) if self.asynchronous else partial(files.read, jobs, data)
         except (OSError, ValueError):
             return read
@@ -77,8 +85,8 @@ class RawSource(Source):
         def done() -> tuple[Array, int]:
             if not end():
                 return read()  # or it says what the matter is
-            place = data.view(self.dtype).reshape(rows, s.chunk_cols)
-            return place[:, piece.cols[0] - start : piece.cols[1] - start], rows * line
+            place = data.view(self.dtype).reshape(rows, stop - start)
+            return place[:, piece.cols[0] - start : piece.cols[1] - start], rows * width
 
         return done
 

@@ -1,7 +1,5 @@
 """What reads the pieces of an operand, and what is known of an opened operand."""
 
-import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -88,16 +86,9 @@ class Window(Source):
         """s: the whole matrix, with op(). rows, cols: [start, stop) of op(X)."""
         if s.transposed:
             rows, cols = cols, rows
-        first = rows[0] // s.chunk_rows, cols[0] // s.chunk_cols
-        assert (first[0] * s.chunk_rows, first[1] * s.chunk_cols) == (rows[0], cols[0])
-        matrix = replace(s, rows=rows[1] - rows[0], cols=cols[1] - cols[0])
-        if s.stored is not None:
-            lines = (s.stored[i * s.grid[1] :][: s.grid[1]] for i in range(first[0], s.grid[0]))
-            inside = (line[first[1] :][: matrix.grid[1]] for line in lines)
-            some = itertools.islice(itertools.chain.from_iterable(inside), math.prod(matrix.grid))
-            matrix = replace(matrix, stored=tuple(some))
-        super().__init__(source.name, source.dtype, matrix)
-        self._source, self._first, self._at = source, first, (rows[0], cols[0])
+        super().__init__(source.name, source.dtype, s.window(rows, cols))
+        self._first = rows[0] // s.chunk_rows, cols[0] // s.chunk_cols
+        self._source, self._at = source, (rows[0], cols[0])
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Reads the same piece of the whole array."""
@@ -157,6 +148,8 @@ class Opened:
     """The attributes that this package reads (`documents.ATTRIBUTES`)."""
     packing: Mapping[str, Any] = field(default_factory=dict)
     """The attributes that say how its values are to be decoded (`conventions.decoding`)."""
+    dims: tuple[str | None, ...] | None = None
+    """Names of the rows' dimension and the columns' dimension of op(X); None where they have no names."""
     undecoded: str = ""
     """How its values would have to be decoded, in words; empty where they are plain values."""
 
@@ -183,7 +176,8 @@ class Opened:
 
     def transpose(self) -> "Opened":
         """Return the same array with op() transposed; a second transposition undoes the first."""
-        return replace(self, matrix=replace(self.matrix, transposed=not self.matrix.transposed))
+        turned = replace(self.matrix, transposed=not self.matrix.transposed)
+        return replace(self, matrix=turned, dims=self.dims and self.dims[::-1])
 
     def measured(self, limit: int) -> "Opened":
         """Return the same array with the memory that reading takes, where only a trial shows it."""

@@ -1,6 +1,7 @@
 """Inputs of one dimension, which are opened as matrices of one column."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from ...support.errors import InputError
 from ...support.memory import memory_limit_of
 from ..format import limits
 from ..format.bounded import bounded
-from .inputs import open_input
+from . import other_files
+from .inputs import open_held, open_input
 from .metadata import array_at, explained, open_array
+from .npy import Npy
 from .source import Array, Opened
 
 
@@ -50,9 +53,15 @@ def read_vector(spec: str | os.PathLike[str], name: str) -> Array:
 
 def open_vector(spec: Any, name: str) -> tuple[Opened, bool]:
     """Open an input that may have one dimension; whether it has. Raises InputError, as `open_input`."""
-    array = open_array(spec, name, flat=True) if isinstance(spec, str | os.PathLike) else spec
+    array = spec
+    if isinstance(spec, str | os.PathLike):
+        with explained(name):
+            array = other_files.open_file(spec, name)
+        if isinstance(array, Npy) and len(array.shape) == 1:
+            return open_held(replace(array, shape=(*array.shape, 1), fortran=False), name), True
+        array = open_array(spec, name, flat=True) if array is None else array
     if len(getattr(array, "shape", ())) != 1:
-        return open_input(array, name), False
+        return open_input(array if isinstance(array, zarr.Array) else spec, name), False
     if isinstance(array, np.ndarray):
         return open_input(array.reshape(-1, 1), name), True
     if isinstance(array, zarr.Array):

@@ -12,6 +12,7 @@ from ...support.errors import InputError
 from ..format.unfinished import is_begun, is_partial
 from ..io.folder import Folder
 from ..io.place import Place
+from ..read import other_files
 from ..read.addresses import describe, local_path, objects_at, same_place
 from ..read.metadata import explained, kind_at
 from . import ownership
@@ -36,6 +37,10 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
             if kind is None:
                 _check_begun(name, str(spec), force)
         return
+    if not os.path.exists(place) and isinstance(spec, str | os.PathLike) and other_files.split(spec):
+        raise InputError(
+            f"{name} is inside of a file, and C is written as a Zarr array; choose another place"
+        )
     if reads:
         if not os.access(place, os.W_OK):
             raise InputError(f"{name} cannot be written: permission denied; choose another C")

@@ -4,186 +4,71 @@ A group may hold copies of the metadata of all arrays below it. While C is unfin
 it look like an array, and afterwards like the array that C has replaced. So C's entry is removed when a run
 begins, and written again when C is finished. That goes for every group above C, of version 3 (in `zarr.json`)
 and of version 2 (`.zmetadata`).
+
+Folders between C and a group, or a folder named like a store (`c.zarr`), are made groups when C is finished,
+unless they are something else already.
 """
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 from ...support.errors import Error, InputError, StoreError
 from ..format import documents
 from ..format.unfinished import METADATA
-from ..io import files
-from ..io.objects import Objects, why
+from ..io.objects import why
 from ..io.requests import side_by_side
 from ..read.addresses import describe, local_path, objects_at
 from ..read.metadata import document_at, explained, look_at
+from .above import MAX_BYTES, Group, RemoteGroup, above, above_objects
 
 DOCUMENTS = ("zarr.json", ".zmetadata")
 """What holds consolidated metadata, of version 3 and of version 2."""
 MARKS = (b'"consolidated_metadata"', b'"metadata"')
 """Texts of which a document with consolidated metadata holds at least one."""
-MAX_BYTES = 32 << 20
-"""Most bytes of a document that is changed. Below a group with a longer one no C is begun."""
-TRIES = 20
-"""How often a document in an object store is read and changed again because another process has replaced
-it."""
-
-
-class Group(Protocol):
-    """A place above C where there may be a group."""
-
-    @property
-    def key(self) -> str:
-        """The path of C relative to this group."""
-
-    def read(self, document: str) -> bytes | None:
-        """Return a document of the group; None where there is none. Raises what the store raises."""
-
-    def change(self, document: str, change: Callable[[bytes], bytes | None]) -> None:
-        """Replace a document by the result of `change`; None leaves it as it is. Raises what the store
-        raises."""
-
-
-@dataclass(frozen=True)
-class LocalGroup:
-    """A group whose metadata is a file in a local folder."""
-
-    folder: Path
-    key: str
-
-    def read(self, document: str) -> bytes | None:
-        """Reads the file of that name in the folder."""
-        try:
-            return files.read_small(self.folder / document, MAX_BYTES)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ELOOP):
-                return None  # nobody can read C through that group, or it is no file
-            raise
-
-    def change(self, document: str, change: Callable[[bytes], bytes | None]) -> None:
-        """Replaces the file in one step and flushes it, while a lock on the folder keeps other processes
-        away."""
-        with self._alone():
-            text = self.read(document)
-            new = None if text is None else change(text)
-            if new is None:
-                return
-            path = self.folder / document
-            beside = path.with_name(f"{document}.ooc-gemm-{os.getpid()}.new")
-            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | files.NOFOLLOW, 0o666)
-            try:
-                with open(fd, "wb") as file:
-                    with contextlib.suppress(OSError):
-                        os.fchmod(fd, os.stat(path).st_mode & 0o777)
-                    file.write(new)
-                    file.flush()
-                    os.fsync(fd)
-                os.replace(beside, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    beside.unlink()
-                raise
-            self._flush()
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        fd = os.open(self.folder, os.O_RDONLY)
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
-
-    def _flush(self) -> None:
-        fd = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
-@dataclass(frozen=True)
-class RemoteGroup:
-    """A group whose metadata is an object in an object store."""
-
-    objects: Objects
-    key: str
-
-    def read(self, document: str) -> bytes | None:
-        """Returns None also where the credentials do not allow reading the object."""
-        found = self._version(document)
-        return found and found[0]
-
-    def _version(self, document: str) -> tuple[bytes, Any] | None:
-        try:
-            return self.objects.read_version(document)
-        except Exception as error:
-            if self.objects.forbids(error):
-                return None
-            raise
-
-    def change(self, document: str, change: Callable[[bytes], bytes | None]) -> None:
-        """Puts the object only where nobody has replaced it in between, else changes the new one."""
-        for left in reversed(range(TRIES)):
-            found = self._version(document)
-            new = None if found is None else change(found[0])
-            if found is None or new is None:
-                return
-            try:
-                self.objects.exchange(document, new, found[1])
-            except Exception as error:
-                if self.objects.cannot(error):
-                    self.objects.put(document, new)
-                elif not self.objects.changed(error) or not left:
-                    raise
-                else:
-                    continue
-            return
-
-
-def above(place: Path | None, spelled: str | None) -> list[Group]:
-    """Return the places above a folder where groups may be. place: the folder, with links resolved. spelled:
-    its path as given."""
-    paths = [path for path in (place, Path(os.path.abspath(spelled)) if spelled else None) if path]
-    found = {(parent, path.relative_to(parent).as_posix()): None for path in paths for parent in path.parents}
-    return [LocalGroup(folder, key) for folder, key in found]
-
-
-def above_objects(objects: Objects) -> list[Group]:
-    """Returns the places above an address where groups may be, the nearest first."""
-    parts = objects.path.split("/") if objects.path else []
-    return [
-        RemoteGroup(objects.at("/".join(parts[:count])), "/".join(parts[count:]))
-        for count in reversed(range(len(parts)))
-    ]
+GROUP: dict[str, Any] = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+"""The metadata of a group without attributes."""
+STORE = ".zarr"
+"""How names of stores end."""
 
 
 class Consolidated:
     """The entries of one C in the consolidated metadata of the groups above it."""
 
-    def __init__(self, groups: list[Group], name: str):
-        """groups: the places above C. name: how messages call C. Raises InputError where one of them cannot
+    def __init__(self, groups: list[Group], name: str, parents: int = 0):
+        """groups: the places above C. name: how messages call C. parents: how many of them, from the first
+        on, are the folders that C lies in, the nearest first. Raises InputError where one of them cannot
         be read."""
-        self._name = name
+        self._name, self._parents = name, groups[:parents]
         looks = [(group, document) for group in groups for document in DOCUMENTS]
 
-        def look(one: tuple[Group, str]) -> bool:
+        def look(one: tuple[Group, str]) -> tuple[bool, bool]:
             text = one[0].read(one[1])
-            return text is not None and MARKS[DOCUMENTS.index(one[1])] in text
+            return text is not None, text is not None and MARKS[DOCUMENTS.index(one[1])] in text
 
         if any(isinstance(group, RemoteGroup) for group in groups):
-            held = side_by_side([lambda one=one: look(one) for one in looks])  # type: ignore[misc]
+            found = side_by_side([lambda one=one: look(one) for one in looks])  # type: ignore[misc]
         else:
-            held = [look(one) for one in looks]
-        self._holders = [one for one, holds in zip(looks, held, strict=True) if holds]
+            found = [look(one) for one in looks]
+        self._groups = [
+            one for (one, key), (there, _) in zip(looks, found, strict=True) if there and key == DOCUMENTS[0]
+        ]
+        self._holders = [one for one, (_, holds) in zip(looks, found, strict=True) if holds]
+
+    def unseen(self) -> str | None:
+        """Return what to tell the user where the nearest group above a new C, which is of version 3, is of
+        version 2."""
+        for group in self._parents:
+            if group in self._groups:
+                return None
+            if group.read(".zgroup") is not None:
+                return (
+                    f"{self._name} will be of Zarr version 3, in the group {group.name} of version 2: "
+                    "programs that open the group, such as xarray, will not see C; open it by its own path"
+                )
+        return None
 
     def forget(self) -> None:
         """Remove the entry of C from all groups, because C is begun. Raises InputError where a group cannot
@@ -198,15 +83,26 @@ class Consolidated:
                 ) from error
 
     def enter(self, entry: dict[str, Any], attributes: dict[str, Any] | None) -> str | None:
-        """Write the entry of C into all groups, because C is finished. entry: the contents of C's zarr.json
-        or .zarray. attributes: those of its .zattrs, None for version 3. Returns what to tell the user where
-        a group cannot be changed."""
-        said = None
+        """Make folders above C groups, and write the entry of C into all groups, because C is finished.
+
+        entry: the contents of C's zarr.json or .zarray. attributes: those of its .zattrs, None for version 3.
+        Returns what to tell the user where a group cannot be made or changed.
+        """
+        made, said = self._new_groups() if attributes is None else [], None
+        for group in made:
+            try:
+                group.make(DOCUMENTS[0], json.dumps(GROUP, indent=2).encode())
+            except Exception as error:
+                said = (
+                    f"{self._name} is finished, but the folder {group.name} above it cannot be made a group "
+                    f"({_said(error)}); make it writable, and run again with resume=True"
+                )
+        keys = {group.key for group in made}
         for group, document in self._holders:
             try:
                 group.change(
                     document,
-                    lambda text, key=group.key: _with(text, key, entry, attributes),  # type: ignore[misc]
+                    lambda text, key=group.key: _with(text, key, entry, attributes, keys),  # type: ignore[misc]
                 )
             except Exception as error:
                 said = (
@@ -214,6 +110,22 @@ class Consolidated:
                     f"it, which cannot be changed ({_said(error)}); consolidate them again"
                 )
         return said
+
+    def _new_groups(self) -> list[Group]:
+        """The folders above C that are to be made groups: those below the nearest group, or else the
+        outermost that is named like a store, and those below it. What is of version 2 stays as it is."""
+        stores = any(group.name.endswith(STORE) for group in self._parents)
+        found: list[Group] = []
+        last = 0
+        for group in self._parents if stores or self._groups else []:
+            if group in self._groups:
+                return found
+            if any(group.read(key) is not None for key in (METADATA[1], ".zgroup")):
+                break
+            found.append(group)
+            if group.name.endswith(STORE):
+                last = len(found)
+        return found[:last]
 
 
 @contextlib.contextmanager
@@ -235,9 +147,11 @@ def groups_of(spec: Any) -> Consolidated:
     with explained(name, remote=place is None):
         if place is not None:
             spelled = os.fspath(spec) if isinstance(spec, str | os.PathLike) else ""
-            return Consolidated(above(place, None if "://" in spelled else spelled), name)
+            groups = above(place, None if "://" in spelled else spelled)
+            return Consolidated(groups, name, len(place.parents))
         objects = objects_at(spec)
-        return Consolidated(above_objects(objects) if objects else [], name)
+        groups = above_objects(objects) if objects else []
+        return Consolidated(groups, name, len(groups))
 
 
 def enter(spec: Any, groups: Consolidated) -> str | None:
@@ -290,18 +204,26 @@ def _without(text: bytes, key: str) -> bytes | None:
     return json.dumps(found, indent=2).encode() if gone else None
 
 
-def _with(text: bytes, key: str, entry: dict[str, Any], attributes: dict[str, Any] | None) -> bytes | None:
-    """Return the document with C's entry; None where it has no place for one."""
+def _with(
+    text: bytes, key: str, entry: dict[str, Any], attributes: dict[str, Any] | None, made: set[str]
+) -> bytes | None:
+    """Return the document with C's entry; None where it has no place for one. made: C's paths relative to the
+    groups that were made for it."""
     if (parsed := _entries(text)) is None:
         return None
     found, entries, new = parsed
     between = [key[:at] for at, letter in enumerate(key) if letter == "/"]
+    if new:
+        inline = {"kind": "inline", "must_understand": False, "metadata": {}}
+        for one in between:
+            if key.removeprefix(f"{one}/") in made:
+                entries.setdefault(one, {**GROUP, "consolidated_metadata": inline})
     if new != (attributes is None) or any(
         one + ("" if new else "/.zgroup") not in entries for one in between
     ):
         return None
-    made = {key: entry} if attributes is None else {f"{key}/.zarray": entry, f"{key}/.zattrs": attributes}
-    if all(entries.get(one) == value for one, value in made.items()):
+    own = {key: entry} if attributes is None else {f"{key}/.zarray": entry, f"{key}/.zattrs": attributes}
+    if all(entries.get(one) == value for one, value in own.items()):
         return None
-    entries.update(made)
+    entries.update(own)
     return json.dumps(found, indent=2).encode()

@@ -73,5 +73,5 @@ def write_names(group: str | os.PathLike[str], names: list[str]) -> None:
     except (InputError, OSError) as error:
         raise StoreError(
             f"the names of samples cannot be written to {name} ({error}); "
-            f"{remedy(error, 'see to its disk')}, and run again with resume=True"
+            f"{remedy(error, 'check its disk')}, and run again with resume=True"
         ) from error

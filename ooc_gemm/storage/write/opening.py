@@ -60,6 +60,8 @@ def create_target(
         dimension_names=output.dimensions,
     )
     with _begun(spec, head, "cannot be created: {}; choose another place") as log, forgotten(spec) as groups:
+        if notice and (said := groups.unseen()):
+            notice(said)
         described = sync((blank.store_path / METADATA[0]).get())
         moved = _set_aside(spec, math.prod(output.shape) * output.dtype.itemsize, notice)
         if log is None and (place := local_path(spec)) is not None:

@@ -11,7 +11,7 @@ from ..format import documents
 from ..format.unfinished import METADATA, PARTIAL
 from ..io.answers import Answers
 from ..read.addresses import describe, local_path, remote_place
-from ..read.metadata import array_at, document_at, explained, open_array
+from ..read.metadata import array_at, document_at, explained, look_at, open_array
 from . import journal
 
 
@@ -31,6 +31,20 @@ def open_existing(spec: Any) -> zarr.Array[Any]:
     with explained(name, remote=local_path(spec) is None):
         documents.parse(name, document_at(array.store_path, ".zattrs") or b"{}")  # they are kept
         return array_at(array.metadata, writable_place(spec))
+
+
+def open_result(spec: Any) -> zarr.Array[Any]:
+    """Open a finished array for whoever asked for it, for reading and writing, with all of its attributes; an
+    open array is returned as it is. Raises InputError."""
+    if isinstance(spec, zarr.Array):
+        return spec
+    name = describe(spec)
+    with explained(name, remote=local_path(spec) is None):
+        at = writable_place(spec)
+        _, _, described = look_at(at, name)
+        if described.get("zarr_format") == 2:
+            described["attributes"] = documents.parse(name, document_at(at, ".zattrs") or b"{}")
+        return array_at(described, at)
 
 
 def open_partial(spec: Any) -> zarr.Array[Any]:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ..format.unfinished import ASIDE, METADATA, PARTIAL
 from ..io.durable import flush_folders
+from ..io.trees import remove_tree
 from .ownership import Files, survey
 
 
@@ -32,7 +33,7 @@ def set_aside(place: Path, name: str, keep: bool) -> bool:
     aside, moved = place / ASIDE, False
     finished = any((place / key).exists() for key in METADATA)
     if finished and aside.exists():  # the run that has made this array was killed before it was removed
-        shutil.rmtree(aside)
+        remove_tree(aside)
     if finished or _is_incomplete(aside):
         moved = True
         try:
@@ -44,7 +45,7 @@ def set_aside(place: Path, name: str, keep: bool) -> bool:
     for path in (*old.chunks, *old.attributes, *old.litter):
         _remove(path)
     if not keep and aside.exists():
-        shutil.rmtree(aside)
+        remove_tree(aside)
         return False
     return moved
 
@@ -124,7 +125,7 @@ def drop(place: Path) -> str | None:
     if not aside.is_dir():
         return None
     try:
-        shutil.rmtree(aside)
+        remove_tree(aside)
     except OSError as error:
         return f"the array that was replaced cannot be removed from {aside} ({error.strerror or error})"
     return None
@@ -142,6 +143,6 @@ def has_room(place: Path, nbytes: int) -> bool:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        remove_tree(path)
     else:
         path.unlink(missing_ok=True)

@@ -70,13 +70,19 @@ class RowArrays:
         except OSError as error:
             raise StoreError(
                 f"{self._name}: rows from {row} cannot be written ({error.strerror}); "
-                f"{remedy(error, 'see to its disk')}, then go on with resume=True"
+                f"{remedy(error, 'check its disk')}, then continue with resume=True"
             ) from error
         return written
 
     def read(self, name: str, start: int, stop: int) -> Array:
         """Rows [start, stop) of an array, which have been written."""
         return np.asarray(zarr.open_array(self._folder / name, mode="r")[start:stop])
+
+    def sparse(self) -> dict[str, Any]:
+        """The arrays of a sparse matrix that has been written to the group itself, open for reading."""
+        return {
+            name: zarr.open_array(self._folder / name, mode="r") for name in ("data", "indices", "indptr")
+        }
 
     def write_sparse(
         self, key: str, shape: tuple[int, int], dtype: np.dtype[Any], parts: Iterable[Sparse]
@@ -122,7 +128,7 @@ class RowArrays:
             shutil.rmtree(old, ignore_errors=True)
         except OSError as error:
             raise StoreError(
-                f"{self._name} cannot be put in its place ({error.strerror}); see to its folder"
+                f"{self._name} cannot be put in its place ({error.strerror}); check its folder"
             ) from error
 
     def close(self) -> None:
@@ -145,20 +151,34 @@ def check(spec: Any, inputs: list[Any], force: bool, resume: bool) -> Path:
             raise InputError(
                 f"{name} is, contains or lies inside the input {describe(other)}; choose another place"
             )
-    if place.exists():
+    if _is_there(place, name):
         if kind_there(place) != "group" or _record(place) is None:
             raise InputError(f"{name} exists and is no such result; it is left alone, choose another place")
         if not (force or resume):
             raise InputError(f"{name} exists; give force=True to replace it, or choose another place")
-    elif staging(place).exists() and not (force or resume):
+    elif _is_there(staging(place), name) and not (force or resume):
         raise InputError(
             f"{name} is the unfinished result of an interrupted run; continue it with resume=True, or give "
             "force=True to replace it"
         )
-    parent = next(folder for folder in place.parents if folder.exists())
+    parent = next(folder for folder in place.parents if _is_there(folder, name))
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise InputError(f"{name} cannot be created: {parent} is not a writable folder; choose another place")
     return place
+
+
+def _is_there(path: Path, name: str) -> bool:
+    """Whether there is something. name: what messages call the group. Raises InputError where nobody can
+    know, as where a part of the path is too long."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise InputError(
+            f"{name} cannot be created ({error.strerror}); {remedy(error, 'choose another place')}"
+        ) from error
+    return True
 
 
 def is_begun(place: Path) -> bool:
@@ -184,7 +204,7 @@ def begin(
     chunk_rows: int,
     resume: bool,
 ) -> RowArrays:
-    """Begin a group, or go on with it. arrays: shape and type of each. head: what identifies the run; None
+    """Begin a group, or continue it. arrays: shape and type of each. head: what identifies the run; None
     where nobody could tell whether the inputs are still the same. Raises InputError where it cannot be."""
     folder = staging(place)
     try:

@@ -2,7 +2,7 @@
 end.
 
 Each chunk of rows goes to three files of the unfinished group (rows.py). The one that counts the elements of
-each row is written last, so chunks that have it are done, and a run that is interrupted goes on after them.
+each row is written last, so chunks that have it are done, and an interrupted run continues after them.
 """
 
 import os
@@ -55,7 +55,7 @@ class SparseRows:
         except OSError as error:
             raise StoreError(
                 f"{self._name}: rows from {number * self._chunk_rows} cannot be written ({error.strerror}); "
-                f"{remedy(error, 'see to its disk')}, then go on with resume=True"
+                f"{remedy(error, 'check its disk')}, then continue with resume=True"
             ) from error
         return written
 
@@ -67,8 +67,8 @@ class SparseRows:
             shutil.rmtree(self._folder)
         except OSError as error:
             raise StoreError(
-                f"{self._name} cannot be written ({error.strerror}); {remedy(error, 'see to its disk')}, "
-                "then go on with resume=True"
+                f"{self._name} cannot be written ({error.strerror}); {remedy(error, 'check its disk')}, "
+                "then continue with resume=True"
             ) from error
         return written
 

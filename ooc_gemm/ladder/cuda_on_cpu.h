@@ -115,7 +115,12 @@ struct Guarded {
         return reinterpret_cast<T*>(first + misaligned);
     }
 };
-static Guarded dynamic_shared_memory;
+static Guarded dynamic_shared_memory, global_memory[3];
+
+// What counted.h sets: called when all threads of a block stand at a barrier, or have returned; and after C is
+// written to standard output.
+static void (*at_block_barrier)() = [] {};
+static void (*after_problem)() = [] {};
 
 // Not checked, for the sanitizer keeps gaps between the arrays.
 __attribute__((no_sanitize_address)) static void poison_shared_memory(size_t dynamic_bytes) {
@@ -166,7 +171,10 @@ static void run_block(int order) {
         unfinished = false;
         for (int t = 0; t < threads; t += WARP)
             unfinished |= release(AT_WARP_BARRIER, t, min(t + WARP, threads));
-        if (!unfinished) unfinished = release(AT_BLOCK_BARRIER, 0, threads);
+        if (!unfinished) {
+            at_block_barrier();
+            unfinished = release(AT_BLOCK_BARRIER, 0, threads);
+        }
     }
 }
 
@@ -181,7 +189,7 @@ struct Problem {
 template <class T>
 void run(void (*kernel)(long long, long long, long long, T, const T*, long long, const T*, long long, T, T*,
                         long long), const Problem& p) {
-    static Guarded a, b, c;
+    auto& [a, b, c] = global_memory;
     const T* const A = a.resize<T>(p.a_bytes, p.misaligned, stdin);
     const T* const B = b.resize<T>(p.b_bytes, p.misaligned, stdin);
     T* const C = c.resize<T>(p.c_bytes, p.misaligned, stdin);
@@ -195,6 +203,7 @@ void run(void (*kernel)(long long, long long, long long, T, const T*, long long,
         run_block(p.order);
     }
     std::fwrite(C, 1, p.c_bytes, stdout);
+    after_problem();
     std::fflush(stdout);
 }
 }  // namespace cuda_on_cpu

@@ -6,19 +6,22 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
-from ooc_gemm.cuda_kernels.catalog import KERNELS, Kernel
-from ooc_gemm.cuda_kernels.compile import headers, kernel_source
-from ooc_gemm.cuda_kernels.config import Config
+from ..cuda_kernels.catalog import KERNELS, Kernel
+from ..cuda_kernels.compile import headers, kernel_source
+from ..cuda_kernels.config import Config
 
 ORDERS = ("forward", "backward", "shuffled")
 """How the threads of a block take turns between barriers."""
 
 _HEADER = Path(__file__).with_name("cuda_on_cpu.h")
+_COUNTED = Path(__file__).with_name("counted.h")
+LARGEST_MATRIX = 1 << 20
+"""Bytes of the largest matrix that the emulated memory holds."""
 _COMPILE = [
     "g++", "-std=c++17", "-Og", "-g1",
     "-fsanitize=address,undefined,bounds-strict", "-fno-sanitize-recover=all",
@@ -65,19 +68,55 @@ class Problem:
     """Elements from a 16-byte boundary to the first one of each matrix."""
 
 
+@dataclass(frozen=True)
+class Counts:
+    """What all threads of a kernel did in one run. An element is one number of A, B or C, or of a copy in
+    shared memory; numbers in registers are not counted."""
+
+    operations: int
+    """Additions and multiplications."""
+    global_loads: int
+    """Elements read from global memory."""
+    global_stores: int
+    """Elements written to global memory."""
+    shared_loads: int
+    """Elements read from shared memory."""
+    shared_stores: int
+    """Elements written to shared memory."""
+    global_load_lines: int
+    """Lines of 128 bytes that warps read: a warp whose 32 threads read one line in one access counts 1."""
+    global_store_lines: int
+    """Lines of 128 bytes that warps wrote."""
+    shared_load_passes: int
+    """Passes over the 32 banks of shared memory in which warps read. A warp needs as many for one access as
+    it reads different words of 4 bytes from one bank."""
+    shared_store_passes: int
+    """Passes over the banks in which warps wrote."""
+
+
 class Emulator:
     """A program that runs kernels: name → configuration and source."""
 
-    def __init__(self, folder: Path, kernels: Mapping[str, tuple[Config, str]]) -> None:
+    def __init__(
+        self, folder: Path, kernels: Mapping[str, tuple[Config, str]], counting: bool = False
+    ) -> None:
+        """Compile the program in a folder. `counting`: whether it counts accesses and operations of kernels
+        whose macro ELEMENT is the type of all their numbers. Raises ValueError if a source is wrong."""
+        self._counting = counting
         self._index = {name: i for i, name in enumerate(kernels)}
         self._config = {name: config for name, (config, _) in kernels.items()}
         self._program = folder / "program"
-        lines, cases = [f'#include "{_HEADER}"'], []
+        lines, cases = [f'#include "{_COUNTED if counting else _HEADER}"'], []
         for i, (config, source) in enumerate(kernels.values()):
             path = folder / f"{i}.cu"
-            path.write_text(_with_dynamic_memory(source), encoding="utf-8")
+            source = _with_dynamic_memory(source)
+            path.write_text(_with_whole_vectors(source) if counting else source, encoding="utf-8")
             # A namespace is not enough to tell functions apart that are extern "C".
             macros = (*config.macros, (config.kernel, f"kernel{i}"))
+            if counting:
+                macros = tuple(
+                    (name, _counted(value) if name == "ELEMENT" else value) for name, value in macros
+                )
             lines += [f"#define {name} {value}" for name, value in macros]
             lines += [f"namespace source{i} {{", f'#include "{path}"', "}"]
             lines += [f"#undef {name}" for name, _ in macros]
@@ -92,19 +131,27 @@ class Emulator:
             raise ValueError(done.stderr)
 
     def run(self, name: str, problems: Sequence[Problem]) -> list[np.ndarray]:
-        """What the kernel makes of every problem's C, padding included."""
+        """What the kernel makes of every problem's C, padding included. Raises Fault."""
+        return [c for c, _ in self.run_counted(name, problems)]
+
+    def run_counted(self, name: str, problems: Sequence[Problem]) -> list[tuple[np.ndarray, Counts]]:
+        """What `run` returns, with the counts of each run, which are all 0 unless the program counts. Raises
+        Fault."""
         config = self._config[name]
         given = b"".join(_encoded(self._index[name], config, problem) for problem in problems)
         done = subprocess.run([self._program], input=given, capture_output=True, timeout=250)
-        out = np.frombuffer(done.stdout, config.dtype)
-        results = []
+        out, results = done.stdout, []
+        counts_bytes = 8 * len(fields(Counts)) if self._counting else 0
         for problem in problems:
             count = _extent(problem.c, problem.n)
-            if len(out) < count or (count == 0 and done.returncode):
+            c_bytes = count * problem.c.itemsize
+            if len(out) < c_bytes + counts_bytes or (count == 0 and done.returncode):
                 break
             c = problem.c.copy()
-            c.ravel()[:count], out = out[:count], out[count:]
-            results.append(c)
+            c.ravel()[:count] = np.frombuffer(out[:c_bytes], config.dtype)
+            numbers = struct.unpack(f"{counts_bytes // 8}q", out[c_bytes : c_bytes + counts_bytes])
+            results.append((c, Counts(*(numbers or (0,) * len(fields(Counts))))))
+            out = out[c_bytes + counts_bytes :]
         if done.returncode:
             raise Fault(f"{name}, problem {len(results)}:\n{done.stderr.decode(errors='replace')}")
         return results
@@ -144,6 +191,17 @@ def _with_dynamic_memory(source: str) -> str:
     """An array whose size comes with the launch is no C++."""
     pointer = r"\1* const \2 = reinterpret_cast<\1*>(cuda_on_cpu::dynamic_shared_memory.first);"
     return re.sub(r"extern __shared__ (\w+) (\w+)\[\];", pointer, source)
+
+
+def _counted(value: int | str) -> str:
+    """The type that counts in the place of a number's."""
+    return f"cuda_on_cpu::Counted<{value}>"
+
+
+def _with_whole_vectors(source: str) -> str:
+    """Copies of a vector count as one access of a thread, and not as one for each element."""
+    members = r"\1\n    COPIES_COUNT_ONCE(Vec, V)"
+    return re.sub(r"(struct alignas\(16\) Vec \{\n    T v\[V\];)", members, source)
 
 
 def _is_plain(kernel: Kernel) -> bool:

@@ -1,0 +1,243 @@
+"""Host time that the engine's readers take for each chunk, of this code beside that of another commit.
+
+    python benchmarks/readers.py --before COMMIT [--only NAME ...] [--repeat R] [--chunks N] [--out FILE]
+
+Pieces of whole arrays go through the engine's ring into panels that nobody multiplies, so nothing but reading
+is measured: the CPU time (user and system) that the process takes for each chunk, and the seconds of one
+reader thread. Files are in memory already: in the page cache, or in tmpfs. Each measurement is a fresh
+process, and both sides take turns on the same files. The figure of a side is the least of its runs, because
+other work on the machine only adds to it. Exit status 1: elements are wrong, or a ratio misses its bar.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BAR = 0.4
+PASSES = 3
+"""Times that a process reads the whole array; the quickest one counts."""
+SLOTS = 8
+PIECE_BYTES = 4 << 20
+"""Most bytes of a piece, as the planner has it for most plans."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """How chunks lie in their files, and how large they are."""
+
+    name: str
+    side: int
+    """Rows and columns of a chunk of float32."""
+    compressor: str = ""
+    sharded: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a decoded chunk."""
+        return self.side * self.side * 4
+
+
+CASES = (
+    Case("raw-16", 64),
+    Case("raw-64", 128),
+    Case("raw-64-shards", 128, sharded=True),
+    Case("zstd-16", 64, "zstd"),
+    Case("zstd-256", 256, "zstd"),
+    Case("zstd-256-shards", 256, "zstd", sharded=True),
+)
+"""Each on a disk and in tmpfs."""
+
+
+def make(case: Case, folder: Path, chunks: int) -> None:
+    """Store an array of about so many chunks, whose values zstd makes half as large."""
+    import numpy as np
+    import zarr
+
+    across = max(1, int(chunks**0.5) // 4 * 4)
+    shape = (across * case.side,) * 2
+    values = np.random.default_rng(1).integers(0, 1 << 14, shape).astype("f4")
+    array = zarr.create_array(
+        folder,
+        shape=shape,
+        dtype="f4",
+        chunks=(case.side, case.side),
+        shards=(case.side * 4, case.side * 4) if case.sharded else None,
+        compressors=zarr.codecs.ZstdCodec(level=1) if case.compressor else None,
+    )
+    array[...] = values
+
+
+class _Done:
+    done = True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class _Nowhere:
+    """A session whose uploads take no time. `total` adds up what they bring."""
+
+    def __init__(self) -> None:
+        self.total, self.adds = 0.0, True
+
+    def host_buffers(self, count: int, nbytes: int) -> list[Any]:
+        return []
+
+    def prepare(self, buffer: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def upload(self, source: Any, piece: Any, buffer: int) -> _Done:
+        if self.adds:
+            self.total += float(source.sum(dtype="f8"))
+        return _Done()
+
+
+def measure(folder: str) -> dict[str, float]:
+    """Read the array in this process, with one reader, and return its times for each chunk in µs."""
+    import numpy as np
+    import zarr
+
+    from ooc_gemm.engine.readers import read, wait_for_all
+    from ooc_gemm.engine.ring import Ring, Stopped
+    from ooc_gemm.planning.ledger import piece_bytes
+    from ooc_gemm.planning.schedule import cut
+    from ooc_gemm.storage.read import inputs
+    from ooc_gemm.support.buffers import page_aligned
+    from ooc_gemm.support.intervals import ranges, round_up
+    from ooc_gemm.support.trace import Trace
+
+    source = inputs.open_input(folder).source
+    s = source.matrix
+    height = round_up(-(-s.rows // 4), s.chunk_rows)
+    slot = piece_bytes(s, height, s.cols, PIECE_BYTES)
+    session, buffers = _Nowhere(), page_aligned(SLOTS, slot)
+    for buffer in buffers:
+        buffer[:] = 0
+
+    def turns() -> Iterator[Any]:
+        for rows in ranges(s.rows, height):
+            yield cut("a", s, rows, (0, s.cols), slot)
+
+    best = dict[str, float]()
+    for index in range(PASSES + 1):
+        ring, trace = Ring(buffers, turns()), Trace()
+        session.adds = index == 0
+        ahead = 4 if source.asynchronous else 1
+        start, cpu = time.perf_counter(), time.process_time()
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(read, ring, session, {"a": source}, trace, ahead, False)
+            try:
+                for _ in ranges(s.rows, height):
+                    ring.open((0, 0))
+                    wait_for_all(ring, session)
+            except Stopped:
+                pass
+            ring.close()
+            job.result()
+        count = s.grid[0] * s.grid[1]
+        found = {
+            "cpu_us": (time.process_time() - cpu) / count * 1e6,
+            "wall_us": (time.perf_counter() - start) / count * 1e6,
+        }
+        if index:
+            best = {key: min(value, best.get(key, value)) for key, value in found.items()}
+    expected = float(np.asarray(zarr.open_array(folder)[...]).sum(dtype="f8"))
+    return {**best, "right": float(session.total == expected)}
+
+
+def compare(cases: list[tuple[str, Case]], sides: dict[str, Path], args: argparse.Namespace) -> list[Any]:
+    """Measure all cases with both sides in turns, and return a record of each."""
+    records = []
+    for place, case in cases:
+        with tempfile.TemporaryDirectory(dir=getattr(args, place)) as folder:
+            make(case, Path(folder) / "a", args.chunks if case.nbytes < 1 << 18 else args.chunks // 4)
+            runs: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+            for _ in range(args.repeat):
+                for side, root in sides.items():
+                    command = [sys.executable, str(Path(__file__)), "--measure", f"{folder}/a"]
+                    environment = {**os.environ, "PYTHONPATH": str(root)}
+                    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, check=True)
+                    runs[side].append(json.loads(done.stdout))
+        record: dict[str, Any] = {"case": case.name, "place": place, "chunk_bytes": case.nbytes}
+        record["right"] = all(run["right"] for found in runs.values() for run in found)
+        for side, found in runs.items():
+            for key in ("cpu_us", "wall_us"):
+                record[f"{side}_{key}"] = round(min(run[key] for run in found), 2)
+        record["ratio"] = round(record["after_cpu_us"] / record["before_cpu_us"], 3)
+        record["wall_ratio"] = round(record["after_wall_us"] / record["before_wall_us"], 3)
+        records.append(record)
+        wrong = "" if record["right"] else "  wrong elements"
+        print(
+            f"{case.name:16} {place:6} {record['before_cpu_us']:8.1f} {record['after_cpu_us']:8.1f} "
+            f"{record['ratio']:6.2f} {record['wall_ratio']:6.2f}{wrong}",
+            flush=True,
+        )
+    return records
+
+
+def git(*words: str) -> str:
+    """Return what git says in this repository."""
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def main() -> int:
+    """Measure what is asked for, print a table, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--before", help="commit to compare with")
+    parser.add_argument("--only", nargs="+", default=[], help="names of cases, or of places")
+    parser.add_argument("--repeat", type=int, default=5, help="processes of each side")
+    parser.add_argument(
+        "--chunks", type=int, default=4096, help="chunks of an array, a quarter of large ones"
+    )
+    parser.add_argument("--disk", default=tempfile.gettempdir(), help="a folder on a disk")
+    parser.add_argument("--memory", default="/dev/shm", help="a folder in tmpfs")
+    parser.add_argument("--out", type=Path, help="file for the results, in JSON")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        print(json.dumps(measure(args.measure)))
+        return 0
+    if not args.before:
+        parser.error("--before is needed")
+    cases = [(place, case) for case in CASES for place in ("disk", "memory")]
+    cases = [x for x in cases if not args.only or {x[0], x[1].name} & set(args.only)]
+    worktree = Path(tempfile.mkdtemp())
+    try:
+        git("worktree", "add", "--detach", str(worktree / "before"), args.before)
+        print(f"{'CPU time of a chunk, µs':23} {'before':>8} {'after':>8} {'ratio':>6} {'wall':>6}")
+        records = compare(cases, {"before": worktree / "before", "after": ROOT}, args)
+    finally:
+        git("worktree", "remove", "--force", str(worktree / "before"))
+        shutil.rmtree(worktree, ignore_errors=True)
+    if args.out:
+        result = {
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "before": git("rev-parse", "--short", args.before),
+            "after": git("describe", "--always", "--dirty"),
+            "load": os.getloadavg(),
+            "bar": BAR,
+            "cases": records,
+        }
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(not all(record["right"] and record["ratio"] <= BAR for record in records))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""The decomposition of one array, as it is or as its transpose, on the CPU or on another device."""
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from ..devices import open_device, within
+from ..engine.passes import PassDevice
+from ..engine.ports import Device
+from ..planning.stream_plan import StreamPlan
+from ..run.forecast import Asked, Load, forecast
+from ..run.observer import Observer
+from ..run.operands import open_operand
+from ..run.rows import RowWriter, check_rows, memory, write_rows
+from ..run.stream import Array
+from ..storage.format import conventions
+from ..storage.io.zarr_internals import refuse_event_loop
+from ..storage.read.source import Opened
+from ..support.errors import BudgetError, InputError
+from ..support.memory import memory_limit_of, parse_size, peak_resident_bytes
+from ..support.meter import Meter
+from .subspace import Centre, Floats, Products, Size, Subspace, panel_type
+from .subspace_cpu import OnCPU
+from .subspace_device import OnDevice
+
+CENTRED = 6
+"""How often each element of a panel is read or written where the panel's own means are subtracted."""
+
+
+class Decomposition:
+    """An array x that is decomposed, as it is (B = x) or as its transpose: the vectors that are iterated are
+    as long as B has columns."""
+
+    def __init__(
+        self,
+        x: Any,
+        components: int,
+        iterations: int,
+        limits: tuple[str | int | None, str | int | None],
+        device: str,
+        centred: bool,
+    ):
+        """limits: of host memory and of device memory, as the user has given them. Raises InputError."""
+        refuse_event_loop()
+        if iterations < 0:
+            raise InputError(f"{iterations} iterations cannot be made; give 0 or more")
+        self._x, self._wanted, self._centred = x, components, centred
+        self._opened = open_operand(x, "x")
+        self.name, self.shape = self._opened.name, self._opened.shape
+        if self._opened.dtype.kind == "c":
+            raise InputError(
+                f"{self.name} is complex; give its real and imaginary parts as columns of a real one"
+            )
+        if not 1 <= components <= min(self.shape):
+            raise InputError(
+                f"{self.name} is {self.shape[0]}×{self.shape[1]} and has no {components} components; "
+                f"give a number from 1 to {min(self.shape)}"
+            )
+        if centred and self.shape[0] < 2:
+            raise InputError(f"{self.name} has {self.shape[0]} rows; a variance needs two or more")
+        self._limits = memory_limit_of(limits[0]), None if limits[1] is None else parse_size(limits[1])
+        self._hardware, self._device = _device(within(device, self._limits[0]))
+        self._dtype = panel_type(self._opened.dtype)
+        self._written = 0
+
+    def check(self, out: Any, force: bool, notice: Callable[[str], None] | None) -> None:
+        """Refuse an output that cannot be written, and say what of the array is not applied."""
+        if out is not None:
+            check_rows(out, [self._x], force)
+        if said := conventions.said(self.name, self._opened.undecoded):
+            Observer(notice=notice).warn(said)
+
+    def plan(self, iterations: int, out: Any, observer: Observer) -> StreamPlan:
+        """What would be done. Nothing is read but for rates that are not known."""
+        products, size, centre, flipped = self._choose(out)
+        passes, elements = size.passes(iterations), 1.0 * self.shape[0] * self.shape[1]
+        # The last pass makes one product, with the vectors that are wanted.
+        iterated, wanted = 4 * elements * size.width * (passes - 1), 2 * elements * self._wanted
+        touched = 1 + (0 if centre is None else CENTRED * (1 if centre == "columns" else passes))
+        most = None if self._device is None else self._device.pass_limits(self._limits[1]).device
+        what = "components" if self._centred else "singular values"
+        load = Load(passes, self._dtype, ((iterated, size.width), (wanted, self._wanted)), touched)
+        asked = Asked(
+            opened=products.opened,
+            turned=flipped,
+            cut=products.cut,
+            load=load,
+            result=f"{self._wanted} {what}, by iterating {size.width} vectors",
+            device=self._hardware,
+            memory_limit=self._limits[0],
+            device_memory_limit=most,
+            out=out,
+            shape=(self.shape[0], self._wanted),
+            dtype=self._dtype,
+        )
+        return forecast(asked, observer)
+
+    def carry_out(
+        self,
+        iterations: int,
+        seed: int,
+        out: Any,
+        force: bool,
+        progress: Callable[[float], None] | None,
+        scaled: bool,
+    ) -> tuple[Array | None, Floats, Array]:
+        """The left vectors times the singular values (`scaled`: the vectors alone), or None where they went
+        to `out`; the singular values; and the right vectors, as rows."""
+        self._products, size, centre, flipped = self._choose(out)
+        all_passes = size.passes(iterations)
+        (m, n), itemsize = self.shape, self._opened.dtype.itemsize
+        meter = Meter(f"components of {self.name}", nbytes=all_passes * m * n * itemsize)
+
+        def report(done: float) -> None:
+            meter(done / all_passes)
+            if progress is not None:
+                progress(meter.fraction)
+
+        self.subspace = Subspace(self._products, size, centre, report)
+        try:
+            with meter:
+                return self._computed(iterations, seed, out, force, scaled, flipped)
+        finally:
+            self._products.close()
+
+    def _computed(
+        self, iterations: int, seed: int, out: Any, force: bool, scaled: bool, flipped: bool
+    ) -> tuple[Array | None, Floats, Array]:
+        """Carry out all passes; what `carry_out` returns."""
+        vectors, near = self.subspace.vectors(iterations, seed)
+        if flipped:
+            made, values, right = self._from_transpose(vectors, scaled)
+            self._opened.check_unchanged()
+            if out is None:
+                return made, values, right
+            self._written = write_rows(out, made, force)
+            return None, values, right
+        vectors *= _signs(vectors)
+        left, values = self._from_rows(vectors, near if scaled else None, out, force)
+        return left, values, np.ascontiguousarray(vectors.T, self._dtype)
+
+    def took(self, begin: float) -> dict[str, Any]:
+        """The fields of `Passes`. begin: when the run began."""
+        return {
+            "passes": self.subspace.passes,
+            "seconds": time.perf_counter() - begin,
+            "bytes_read": self._products.bytes_read,
+            "bytes_written": self._written,
+            "peak_host_bytes": peak_resident_bytes(),
+            "device": "cpu" if self._device is None else self._device.name,
+            "peak_device_bytes": self._products.peak_device_bytes,
+        }
+
+    def _choose(self, out: Any) -> tuple[Products, Size, Centre, bool]:
+        """What multiplies x, or its transpose, whichever fits the limits, the one with the shorter vectors
+        first; its size, what is centred, and whether it is the transpose. Raises BudgetError."""
+        (m, n), k = self.shape, self._wanted
+        itemsize, failed = self._dtype.itemsize, []
+        opened = self._opened.measured(self._limits[0])
+        for flipped in (m < n, m >= n):
+            if flipped:
+                # Both kinds of vectors are held, and copies in float64 of those that are projected.
+                size, extra = Size(n, m, k), n * k * (itemsize + 3 * 8) + m * k * itemsize
+            else:
+                size, extra = Size(m, n, k), n * k * itemsize + (m * k * itemsize if out is None else 0)
+            extra += memory((m, k), self._dtype) if out is not None else 0
+            centre: Centre = None if not self._centred else "rows" if flipped else "columns"
+            matrix = self._turned(opened) if flipped else opened
+            try:
+                return self._on_device(matrix, size, centre, extra), size, centre, flipped
+            except BudgetError as error:
+                failed.append(error)
+        raise min(failed, key=lambda error: error.minimum_memory_limit or 0)
+
+    def _on_device(self, matrix: Opened, size: Size, centre: Centre, extra: int) -> Products:
+        """What multiplies a matrix. Raises BudgetError."""
+        if self._device is None:
+            return OnCPU(matrix, size, centre, self._limits[0], extra)
+        return OnDevice(matrix, size, centre, self._limits, extra, self._device)
+
+    def _turned(self, opened: Opened) -> Opened:
+        """The transpose; of an array in memory a view, any part of which can be read."""
+        return open_operand(self._x.T, "x") if isinstance(self._x, np.ndarray) else opened.transpose()
+
+    def _from_rows(
+        self, vectors: Floats, near: Floats | None, out: Any, force: bool
+    ) -> tuple[Array | None, Floats]:
+        """x·V, or that over `near`, the singular values so far."""
+        shape = self.shape[0], self._wanted
+        scale = np.ones(self._wanted) if near is None else _inverse(near, self._dtype, max(self.shape))
+        narrow = scale.astype(self._dtype)
+        left = np.empty(shape, self._dtype) if out is None else None
+        at = 0
+        with nullcontext() if out is None else RowWriter(out, shape, self._dtype, force) as writer:
+
+            def add(rows: Array) -> None:
+                nonlocal at
+                rows *= narrow
+                if left is not None:
+                    left[at : at + len(rows)] = rows
+                if writer is not None:
+                    writer.add(rows)
+                at += len(rows)
+
+            values = self.subspace.projected(vectors, add)
+            self._opened.check_unchanged()
+        if writer is not None:
+            self._written = writer.bytes_written
+        return left, np.sort(values)[::-1]
+
+    def _from_transpose(self, vectors: Floats, scaled: bool) -> tuple[Array, Floats, Array]:
+        """The left vectors are those of the iteration; what is projected are the right ones."""
+        found = np.empty((self.shape[1], self._wanted), np.float64)
+        at = 0
+
+        def add(rows: Array) -> None:
+            nonlocal at
+            found[at : at + len(rows)] = rows
+            at += len(rows)
+
+        values = np.asarray(self.subspace.projected(vectors, add))
+        basis, triangle = np.linalg.qr(found)  # orthonormal also where singular values are zero
+        basis *= np.where(np.diag(triangle) < 0, -1.0, 1.0)
+        signs = _signs(basis)
+        left = vectors * signs if scaled else vectors * (signs * values)
+        return (
+            left.astype(self._dtype),
+            np.sort(values)[::-1],
+            np.ascontiguousarray((basis * signs).T, self._dtype),
+        )
+
+
+def _device(name: str) -> tuple[Device, PassDevice | None]:
+    """The device of a name, and again as what makes passes; None for the CPU. Raises InputError where it
+    makes no passes."""
+    device = open_device(name)
+    if isinstance(device, PassDevice):
+        return device, device
+    if device.name == "cpu":
+        return device, None
+    raise InputError(
+        f"device {name!r} cannot be used here; components are computed on the CPU or on one GPU: "
+        "cpu, cuda or cuda:N"
+    )
+
+
+def _signs(vectors: Floats) -> Floats:
+    """Return factors that make the largest element of each column positive."""
+    largest = vectors[np.argmax(np.abs(vectors), axis=0), np.arange(vectors.shape[1])]
+    return np.where(largest < 0, -1.0, 1.0)
+
+
+def _inverse(values: Floats, dtype: np.dtype[Any], extent: int) -> Floats:
+    """Return 1 over each singular value; 0 where it is zero to rounding."""
+    there = values > np.finfo(dtype).eps * extent**0.5 * values[0]
+    return np.where(there, 1.0 / np.where(there, values, 1.0), 0.0)

@@ -1,0 +1,141 @@
+"""Passes of the subspace iteration on the CPU.
+
+Means that are subtracted are rounded to the type of panels, and sums are corrected for what rounding leaves.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..devices.cpu.blas import one_blas_thread
+from ..planning.stream_plan import Cut
+from ..run.stream import Array, Needs, Panels, Progress, Range
+from ..storage.read.source import Opened
+from .subspace import Centre, Floats, Size, Sums, panel_type
+
+
+class OnCPU:
+    """Multiplies B by a few vectors, panel by panel, in several threads."""
+
+    peak_device_bytes = 0
+
+    def __init__(self, opened: Opened, size: Size, centre: Centre, limit: int, extra: int):
+        """limit: of host memory, in bytes. extra: bytes that results take. Raises BudgetError."""
+        self.name, self.dtype = opened.name, panel_type(opened.dtype)
+        needs = size.needs(self.dtype)
+        needs = Needs(needs.fixed + extra, needs.thread, needs.element)
+        self._panels = Panels(opened, self.dtype, limit, "decompose", needs, rows=4 * size.width)
+        self._size, self._centre = size, centre
+
+    @property
+    def opened(self) -> Opened:
+        return self._panels.opened
+
+    @property
+    def cut(self) -> Cut:
+        return self._panels.cut
+
+    @property
+    def bytes_read(self) -> int:
+        return self._panels.bytes_read
+
+    def applied(self, basis: Floats, mean: Floats | None, report: Progress | None) -> Sums:
+        """Corrects the sums of later passes for what rounding has left of the means."""
+        first, by_columns = mean is None, self._centre == "columns"
+        narrow = _lying(basis, self.dtype)
+        wide_basis = narrow.T.astype(np.float64)
+        means = np.zeros(self._size.rows if self._centre == "rows" else self._size.cols)
+        sums, done = Sums(np.zeros((len(narrow),) * 2), np.zeros(narrow.shape).T, means, 0.0), 0
+        shift, rest = self._rounded(mean)
+
+        def work(panel: Array, rows: Range) -> tuple[Array, Floats, int, Floats | None, float]:
+            own = None
+            if self._centre == "rows":
+                found = _centred_rows(panel)
+                if first:
+                    means[slice(*rows)] = found
+            elif by_columns and first:
+                own = centred_columns(panel)
+            squares = float(np.vecdot(panel, panel).sum(dtype=np.float64)) if first else 0.0
+            y = narrow @ panel.T  # the transpose of Y: BLAS multiplies rows that are long a quarter faster
+            wide = y.astype(np.float64)
+            return (y @ panel).T, wide @ wide.T, len(panel), own, squares
+
+        def add(found: tuple[Array, Floats, int, Floats | None, float]) -> None:
+            nonlocal done
+            product, gram, count, own, squares = found
+            sums.product += product
+            sums.gram += gram
+            sums.squares += squares
+            total = done + count
+            if own is not None:
+                apart = own - sums.mean
+                sums.correct(apart, wide_basis, done * count / total)
+                sums.mean += apart * (count / total)
+            done = total
+
+        with one_blas_thread:
+            self._panels.each(work, add, shift, report)
+        if rest is not None:
+            sums.correct(rest, wide_basis, -float(done))
+        return sums
+
+    def projected(
+        self, vectors: Floats, mean: Floats, add: Callable[[Array], None], report: Progress | None
+    ) -> Floats:
+        """Corrects each panel for what rounding has left of the means."""
+        narrow, squares = _lying(vectors, self.dtype), np.zeros(vectors.shape[1])
+        shift, rounded = self._rounded(mean)
+        rest = None if rounded is None else (narrow @ rounded).astype(narrow.dtype)[:, None]
+
+        def work(panel: Array, rows: Range) -> tuple[Array, Floats]:
+            if self._centre == "rows":
+                _centred_rows(panel)
+            y = narrow @ panel.T
+            if rest is not None:
+                y -= rest
+            return y.T, np.square(y, dtype=np.float64).sum(axis=1)
+
+        def added(found: tuple[Array, Floats]) -> None:
+            squares[...] += found[1]
+            add(found[0])
+
+        with one_blas_thread:
+            self._panels.each(work, added, shift, report)
+        return np.asarray(np.sqrt(squares))
+
+    def _rounded(self, mean: Floats | None) -> tuple[Array | None, Floats | None]:
+        """What is subtracted from each row of panels, and what rounding has left of it; None where rows are
+        not shifted."""
+        if mean is None or self._centre != "columns":
+            return None, None
+        shift = mean.astype(self.dtype)
+        return shift, mean - shift
+
+    def close(self) -> None:
+        """Does nothing: each pass frees its memory."""
+
+
+def _lying(vectors: Array, dtype: np.dtype[Any]) -> Array:
+    """The vectors as rows, in the type of panels."""
+    return np.ascontiguousarray(vectors.T, dtype)
+
+
+def centred_columns(panel: Array) -> Floats:
+    """Subtract the mean of each column from a panel, in place; those means. What rounding leaves is far below
+    the precision of the panel's products."""
+    near = np.ones(len(panel), panel.dtype) @ panel / panel.dtype.type(len(panel))
+    panel -= near
+    rest = np.add.reduce(panel, axis=0, dtype=np.float64) / len(panel)
+    panel -= rest.astype(panel.dtype)
+    return np.asarray(near + rest, np.float64)
+
+
+def _centred_rows(panel: Array) -> Floats:
+    """Subtract the mean of each row from a panel, in place; those means."""
+    near = panel.mean(axis=1, dtype=np.float64).astype(panel.dtype)
+    panel -= near[:, None]
+    rest = panel.mean(axis=1, dtype=np.float64)
+    panel -= rest.astype(panel.dtype)[:, None]
+    return np.asarray(near + rest, np.float64)

@@ -1,0 +1,73 @@
+"""Recordings take a bounded amount of memory, and lose no time, bytes or pieces."""
+
+import itertools
+import threading
+import time
+
+import pytest
+
+from ooc_gemm.support import recording
+from ooc_gemm.support.recording import Recording, Span, Spans, current
+from ooc_gemm.support.trace import Trace
+
+
+def test_many_spans_become_few_that_add_up_to_as_much():
+    spans, number = Spans(most=50), 3000
+    for index, track in itertools.product(range(number), ("read 1", "read 2", "write 3")):
+        spans.add(track, Span(track.split()[0], index, index + 0.5, 0.5, 7))
+    lanes = spans.lanes()
+    found = [span for _, lane in lanes for span in lane]
+    assert 3 <= len(found) <= 50
+    assert [stage for stage, _ in lanes] == ["read", "read", "write"]
+    assert sum(span.count for span in found) == 3 * number
+    assert sum(span.nbytes for span in found) == 3 * number * 7
+    assert sum(span.busy for span in found) == 3 * number * 0.5
+    for _, lane in lanes:
+        assert (lane[0].start, lane[-1].stop) == (0, number - 0.5)
+        assert all(one.stop <= other.start for one, other in itertools.pairwise(lane))
+
+
+def test_threads_that_follow_each_other_share_a_lane():
+    spans = Spans()
+    for number in range(20):
+        spans.add(f"read {number}", Span("read", number, number + 1, 1, 0))
+        spans.add(f"compute {number}", Span("compute", number, number + 1.5, 1, 0))
+    assert sorted((stage, len(lane)) for stage, lane in spans.lanes()) == [
+        ("compute", 10),
+        ("compute", 10),
+        ("read", 20),
+    ]
+
+
+def test_samples_of_memory_are_thinned_out(monkeypatch):
+    monkeypatch.setattr(recording, "MOST_SAMPLES", 8)
+    monkeypatch.setattr(recording, "FIRST_PERIOD", 0.001)
+    with Recording() as made:
+        deadline = time.perf_counter() + 10
+        while made._memory._period < 0.01 and time.perf_counter() < deadline:
+            time.sleep(0.005)
+    times = [at for at, _ in made.memory]
+    assert 2 <= len(times) <= 9
+    assert times == sorted(times)
+    assert all(nbytes > 1 << 20 for _, nbytes in made.memory)
+
+
+def test_traces_hand_their_spans_to_the_recording_of_their_thread():
+    before = Trace()
+    with Recording() as made:
+        trace, left_out, elsewhere = Trace(), Trace(recorded=False), []
+        thread = threading.Thread(target=lambda: elsewhere.append(current()))
+        thread.start()
+        thread.join()
+        for one in (before, trace, left_out):
+            one.add("read", time.perf_counter(), nbytes=5)
+    assert elsewhere == [None]
+    assert [(stage, [span.nbytes for span in lane]) for stage, lane in made.spans.lanes()] == [("read", [5])]
+    assert current() is None
+
+
+def test_a_recording_keeps_what_ended_the_run():
+    with pytest.raises(KeyboardInterrupt), Recording() as made:
+        raise KeyboardInterrupt
+    assert isinstance(made.error, KeyboardInterrupt)
+    assert made.seconds > 0
