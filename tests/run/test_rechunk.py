@@ -20,7 +20,7 @@ import ooc_gemm
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.planning import layouts as layout
 from ooc_gemm.planning.machine import Budget, Rates
-from ooc_gemm.run import rechunk
+from ooc_gemm.run import rates, rechunk
 from ooc_gemm.run.prepare import prepare
 from ooc_gemm.run.request import Operand, Request
 from ooc_gemm.storage.read import inputs, raw
@@ -69,6 +69,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(CPU, "rates", SlowReads.rates)
     monkeypatch.setattr(CPU, "model", SlowReads.model, raising=False)
+    monkeypatch.setattr(rates, "_known", lambda usual, *others: usual)
     make("a", numbers((500, 600), 1), **ROWS)
     make("b", numbers((600, 700), 2), chunks=(600, 700), compressors=None)
     return tmp_path
@@ -317,8 +318,11 @@ from ooc_gemm import cli
 from ooc_gemm.storage.write import target
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.planning.machine import Rates
-CPU.rates = lambda self, arithmetic: Rates(1e11, 4e9, 1e9, 4e9, 4e9, shared=True, decode=1e6)
-CPU.model = "of these tests"
+from ooc_gemm.run import rates, rates_first
+CPU.rates = lambda self, arithmetic: Rates(
+    1e11, 4e9, 1e9, 4e9, 4e9, shared=True, decode=1e6, piece_seconds=1e-3
+)
+rates._known, rates_first.SHARE = lambda usual, *others: usual, 0.0  # not those of this machine
 write = target.Target.write
 target.Target.write = lambda *args: time.sleep(float(sys.argv[1])) or write(*args)
 cli.main(sys.argv[2:])

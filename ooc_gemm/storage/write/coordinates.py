@@ -11,14 +11,13 @@ import os
 from typing import Any, NamedTuple
 
 import zarr
-from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore, StorePath
 
 from ...support.errors import Error, remedy
 from ...support.intervals import ceil_div
 from ..format import documents
 from ..format.unfinished import METADATA
-from ..io.zarr_internals import sync
+from ..io.zarr_internals import default_buffer_prototype, sync
 from ..read.addresses import describe, local_path
 from ..read.metadata import document_at, explained, look_at
 from . import consolidated
