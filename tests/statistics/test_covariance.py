@@ -49,7 +49,7 @@ def test_types(dtype):
     wide, narrow = x.astype("f8"), np.dtype(dtype).itemsize < 4 or dtype == "f4"
     found = ooc_gemm.cov(x, rowvar=False, memory_limit=LIMIT)
     assert found.array.dtype == ("f4" if narrow else "f8")
-    # How far a sum of 400 float32 is off in root mean square; BLAS adds in an order that the processor decides.
+    # The rounding of a sum of 400 float32; the processor decides in which order BLAS adds.
     rounding = len(x) ** 0.5 * float(np.finfo("f4").eps)
     close(found.array, np.cov(wide, rowvar=False), rounding if narrow else 1e-13)
     found = ooc_gemm.cov(x, rowvar=False, memory_limit=LIMIT, out_dtype="f8")
