@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -167,6 +168,22 @@ def fresh(monkeypatch):
     monkeypatch.setattr(limits, "resident_bytes", lambda: 0)
     monkeypatch.setattr(rates_first, "SHARE", 0.0)
     logging.disable(logging.NOTSET)  # an interrupted command line disables it for the rest of its process
+
+
+def our_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("ooc-gemm")]
+
+
+@pytest.fixture
+def no_thread_left():
+    """Fails a test that leaves a thread of ooc-gemm. The thread of lazy arrays ends with the last of them;
+    one that an earlier test has left in a reference cycle ends first."""
+    gc.collect()
+    for thread in our_threads():
+        thread.join(10)
+    assert our_threads() == [], "left by an earlier test"
+    yield
+    assert our_threads() == []
 
 
 @pytest.fixture(scope="session")

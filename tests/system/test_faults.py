@@ -49,7 +49,7 @@ OLD = RNG.integers(-9, 9, C.shape).astype("f4")
 
 
 @pytest.fixture(autouse=True)
-def here(request, tmp_path, monkeypatch):
+def here(request, tmp_path, monkeypatch, no_thread_left):
     """A folder with a, b; and a look at what is left in the end."""
     monkeypatch.chdir(tmp_path)
     make("a", A, chunks=(50, 50), compressors=None)
@@ -58,7 +58,6 @@ def here(request, tmp_path, monkeypatch):
     folder = str(tmp_path) if request.node.get_closest_marker("gpu") else ""
     before, blas = open_files(folder), threadpool_info()
     yield tmp_path
-    assert [t.name for t in threading.enumerate() if t.name.startswith("ooc-gemm")] == []
     assert set(open_files(folder)) <= set(before)  # what earlier tests have left may be closed meanwhile
     assert threadpool_info() == blas
     assert left(tmp_path) == []
@@ -465,10 +464,11 @@ def test_a_conductor_that_fails_while_writers_wait(here, monkeypatch, error):
 
 def test_many_failing_runs_leave_nothing(here, monkeypatch):
     os.truncate("a/c/5/7", 17)
+    before = threading.active_count()
     for _ in range(20):
         with pytest.raises(ooc_gemm.StoreError, match="c/5/7 holds 17 bytes"):
             ooc_gemm.multiply("a", "b", "c", device="cpu", force=True)
-    assert threading.active_count() < 20
+    assert threading.active_count() < before + 20  # zarr's own pool
 
 
 # ------------------------------------------------------------------------------------------------- signals
