@@ -9,7 +9,7 @@ from ..support.redact import url
 from . import options
 from .group import CONTEXT, cli
 from .progress import bytes_bar
-from .show import rows_are, size, write
+from .show import complain, rows_are, size, write
 from .types import Address, Number, Pair
 
 
@@ -57,11 +57,10 @@ def verify(a: str, b: str, c: str, progress: bool | None, as_json: bool, verbose
         also = f"; {rows_are(count)} NaN or infinite on both sides" if count else ""
         write(f"{url(c)} is {product}, to rounding (worst row at {found.worst:.2g} of its tolerance){also}")
     if not found.ok:
-        click.echo(
+        complain(
             f"Error: {url(c)} is not {product}: {rows_are(found.rows_wrong)} wrong, "
             f"the first is row {found.first_wrong} (error {found.worst:.3g} times its tolerance at worst); "
-            "compute it again",
-            err=True,
+            "compute it again"
         )
         raise click.exceptions.Exit(3)
 

@@ -11,7 +11,7 @@ from ..support.errors import InputError
 from . import options
 from .group import CONTEXT, cli
 from .reports import benchmark, reported
-from .show import console, note, status, write
+from .show import complain, console, note, status, write
 from .types import FOLDER
 
 
@@ -297,7 +297,7 @@ def stress(folder: str, source: str | None, as_json: bool, verbose: bool, **give
         heading, table = tables.stress_heading(report), tables.stress_table(report)
         _print(report, [heading, table, *tables.stress_summary(report)], as_json)
     for line in (failed := list(tables.stress_failures(report))):
-        click.echo(f"Error: {line}", err=True)
+        complain(f"Error: {line}")
     if failed:
         raise click.exceptions.Exit(3 if any(row.get("wrong") for row in report["rows"]) else 1)
     if report["interrupted"]:
@@ -349,6 +349,6 @@ def _show(report: dict[str, Any], as_json: bool, plot: str | None) -> None:
     if plot:
         figures.plot(report, plot)
     for line in (wrong := list(tables.failures(report))):
-        click.echo(f"Error: {line}", err=True)
+        complain(f"Error: {line}")
     if wrong:
         raise click.exceptions.Exit(3 if any(row.get("correct") is False for row in report["rows"]) else 1)

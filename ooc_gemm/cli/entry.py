@@ -32,7 +32,7 @@ from . import arrays, bench, components, covariance, genetics, info, neighbours,
 from .group import cli
 from .log import end as log_end
 from .log import print_status
-from .show import note, spelled
+from .show import complain, note, spelled
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -142,7 +142,7 @@ def _main(args: Sequence[str], verbose: bool) -> None:
     except click.ClickException as error:
         said = StringIO()
         error.show(said)
-        click.echo(redacted(said.getvalue()), nl=False, err=True)  # it quotes arguments
+        complain(redacted(said.getvalue()))  # it quotes arguments
         log_end(error.exit_code, error.format_message())
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort, _Terminated) as error:
@@ -150,7 +150,7 @@ def _main(args: Sequence[str], verbose: bool) -> None:
         log_end(code, what)
         logging.disable()  # of asyncio, which tells of every task that is dropped
         _notes(error)
-        click.echo(f"{what}: {_left_by(args)}", err=True)
+        complain(f"{what}: {_left_by(args)}")
         sys.exit(code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -164,7 +164,7 @@ def _main(args: Sequence[str], verbose: bool) -> None:
             text = spelled(str(error))
         elif no_memory(error):
             text = spelled(NO_MEMORY)
-        click.echo(f"{'Stopped' if isinstance(error, StoppedError) else 'Error'}: {redacted(text)}", err=True)
+        complain(f"{'Stopped' if isinstance(error, StoppedError) else 'Error'}: {redacted(text)}")
         codes = (InputError, 2), (BudgetError, 2), (VerificationError, 3), (StoppedError, 143), (Exception, 1)
         code = next(code for kind, code in codes if isinstance(error, kind))
         log_end(code, text)

@@ -1,9 +1,12 @@
 """How results, notices and rates are shown."""
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -84,10 +87,25 @@ def write(*parts: str, sep: str = " ") -> None:
     click.echo(sep.join(parts))
 
 
+def complain(text: str) -> None:
+    """Print an error on standard error."""
+    click.echo(wrapped(text), err=True)
+
+
+def wrapped(text: str) -> str:
+    """Return a message as it is shown on standard error: a terminal, which would break it within words, gets
+    it in lines that fit."""
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    fit = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(map(fit, text.splitlines()))
+
+
 def note(text: str) -> None:
     """Print a notice on standard error, above the progress bar if there is one. (The bar moves for `print`,
     not for `click.echo`.)"""
-    print(f"Note: {spelled(text)}", file=sys.stderr)
+    print(wrapped(f"Note: {spelled(text)}"), file=sys.stderr)
 
 
 def spelled(text: str) -> str:

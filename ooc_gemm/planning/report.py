@@ -81,7 +81,10 @@ def _traffic_rows(found: Numbers, p: Problem) -> list[Row]:
     cache = f"{size} of host memory keeps what is used again soonest; blocks go by {order}"
     rows = [("read", f"{mib(found['bytes_read'])} (the {hold} {mib(inputs)})")]
     rows += [("cache", cache)] if cached else []
-    rows += [("written", mib(found["bytes_written"]))]
+    written = mib(found["bytes_written"])
+    if p.row_bytes and not found["bytes_written"]:
+        written = "the elements that are found; their number is not known yet"
+    rows += [("written", written)]
     rows += [("lower bound", f"{mib(bound)}; this plan moves {times:.2f} times that")]
     return rows
 

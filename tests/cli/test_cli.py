@@ -514,7 +514,7 @@ def test_results_that_do_not_fit_are_an_error_while_running(here):
 # ------------------------------------------------------------------------------------------------- progress
 
 
-def on_a_terminal(*args, columns):
+def on_a_terminal(*args, columns, code=0):
     """Standard error of a process for which it is a terminal, and what standard output holds."""
     terminal, inside = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
@@ -535,8 +535,18 @@ def on_a_terminal(*args, columns):
                 break
         out = process.stdout.read()
     os.close(terminal)
-    assert process.returncode == 0
+    assert process.returncode == code
     return shown.decode(), out.decode()
+
+
+@pytest.mark.parametrize("args", [("b", "b", "new"), ("b", "none", "new")])
+def test_errors_on_a_terminal_are_broken_between_words(here, args):
+    args = ["multiply", *args, *CPU, "-Q"]
+    shown, _ = on_a_terminal(*args, columns=40, code=2)
+    lines, whole = shown.replace("\r", "").splitlines(), ooc(*args).err
+    assert len(lines) > len(whole.splitlines())
+    assert max(map(len, lines)) <= 40
+    assert " ".join(lines).split() == whole.split()
 
 
 def test_progress_of_random(here):

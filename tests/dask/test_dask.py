@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ import cupy_on_cpu  # noqa: E402
 import dask  # noqa: E402
 import dask.array as da  # noqa: E402
 from distributed.core import Status  # noqa: E402
-from launched import Killer, launched, more_are_done, patient, process  # noqa: E402
+from launched import Killer, chunks, launched, patient, process  # noqa: E402
 from slow_disk import Slow  # noqa: E402
 
 import ooc_gemm  # noqa: E402
@@ -249,6 +250,7 @@ def test_inside_a_larger_graph(tmp_path, few, client, computed):
 
 ALONE = """
 import sys
+import time
 import dask, dask.array as da, zarr
 import ooc_gemm
 from ooc_gemm.support.memory import peak_resident_bytes, resident_bytes
@@ -648,17 +650,29 @@ def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, monkeypatch
         more = ("--scheduler", address, "-M", str(limit), *more)
         return process("ooc_gemm.cli", *command, *more, log=subprocess.PIPE)
 
+    def under_way(*more):
+        """A run that has finished a chunk. Workers still carry out what a killed client has begun, and may
+        take more memory between the question for the limit and the run, which is refused then."""
+        for _ in range(20):
+            one, before = run(*more), chunks(c)
+            while one.poll() is None and chunks(c) <= before:
+                time.sleep(0.02)
+            if one.poll() is None:
+                return one
+            said = one.communicate()[0].decode()
+            assert "too small" in said, said
+            time.sleep(1)
+        raise AssertionError(said)
+
     with launched(tmp_path, monkeypatch, "Slow(0.1)") as (address, scheduler):
-        first = run()
-        more_are_done(c, first)
+        first = under_way()
         other = ooc(*command, "--resume")
         assert other.code == 2
         assert "being written by another process" in other.err
         first.kill()
         first.communicate()
         assert unfinished.is_partial(Folder(c))
-        second = run("--resume")
-        more_are_done(c, second)
+        second = under_way("--resume")
         scheduler.kill()
         said = second.communicate()[0].decode()
     assert second.returncode == 1, said

@@ -120,7 +120,10 @@ def open_zarr(name: str, array: zarr.Array[Any], tail: str = "") -> Opened:
         raise InputError(f"{name}: a shape of {array.shape} cannot be right; repair its metadata")
     if matrix.grid[0] * matrix.grid[1] > MAX_CHUNKS:
         down, across = matrix.grid[::-1] if fortran else matrix.grid
-        raise InputError(f"{name} has {down}×{across} chunks; rechunk it to larger ones")
+        raise InputError(
+            f"{name} has {down}×{across} chunks, and a run looks at {MAX_CHUNKS} at most; "
+            "rechunk it to larger ones"
+        )
     outer = matrix
     if array.shards is not None:  # which zarr says where they are all that is done to the elements
         outer = replace(matrix, chunk_rows=array.shards[0], chunk_cols=array.shards[1])
