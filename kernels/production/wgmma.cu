@@ -272,14 +272,18 @@ __device__ __forceinline__ void store_tile(const S (&d)[ACC], S* out, long long 
 // Where C has too few tiles to go round, k is cut in slices. Slice number s is stored at C + s·m·ldc; sum.cu
 // adds them up, always in the same order.
 //
-// Tile number t of C, in rows of CLUSTER·BM.
+// Tile number t of C, in rows of CLUSTER·BM; where `per_row` is not 0, of a symmetric C (LowerTiles).
 struct Tiles {
     int down, across;
+    LowerTiles<(GROUP + 1) / 2> lower;
 
-    __device__ Tiles(int m, int n) : down((m + CLUSTER * BM - 1) / (CLUSTER * BM)), across((n + BN - 1) / BN) {}
-    __device__ int count() const { return down * across; }
+    __device__ Tiles(int m, int n, int per_row, int above)
+        : down((m + CLUSTER * BM - 1) / (CLUSTER * BM)),
+          across((n + BN - 1) / BN),
+          lower{down, across, CLUSTER * BM, BN, above, per_row} {}
+    __device__ int count() const { return lower.per_row ? lower.count() : down * across; }
     __device__ void place(int t, int& row, int& col) const {
-        const TilePlace<int> place = place_of_tile<GROUP>(t, down, across);
+        const TilePlace<int> place = lower.per_row ? lower.place(t) : place_of_tile<GROUP>(t, down, across);
         row = place.row * CLUSTER * BM;
         col = place.col * BN;
     }
@@ -313,7 +317,7 @@ __device__ __forceinline__ void bring_tile(u32 to, const TensorMap& map, int fir
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) __cluster_dims__(CLUSTER, 1, 1)
 wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, int m, int n, int k,
       S alpha, S beta, S* __restrict__ C, long long ldc, const int* __restrict__ a_exponents,
-      const int* __restrict__ b_exponents, const u32* __restrict__ skip, int slices) {
+      const int* __restrict__ b_exponents, const u32* __restrict__ skip, int slices, int per_row, int above) {
     extern __shared__ char memory[];
     __shared__ alignas(8) u64 barriers[2 * STAGES];
 
@@ -322,7 +326,7 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
     const u32 stages = (shared_address(memory) + 1023) & ~1023u;  // the swizzle repeats every 1024 bytes
     const u32 full = shared_address(barriers), empty = full + 8 * STAGES;
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
-    const Tiles tiles(m, n);
+    const Tiles tiles(m, n, per_row, above);
     const int all_steps = (k + BK - 1) / BK, slice_steps = (all_steps + slices - 1) / slices;
     const int jobs = tiles.count() * slices;
     const auto place = [&](int job, int& row, int& col, int& first, int& last) {

@@ -113,6 +113,12 @@ class WideIntegers:
             product = replace(product, k=0)
         strips = strips or Strips()
         parts = self._parts(product, stream)
+        if strips.lower and not strips.rows and product.n <= TILE_COLUMNS:
+            rows = TILE_ELEMENTS // product.n // _TILE_STEP * _TILE_STEP
+            for top, bottom in ranges(product.m, rows):
+                self._tile(product, parts, (top, bottom), (0, bottom), stream, lower=True)
+            strips.after(product.m)
+            return
         for start, stop, width in strips.of(product.m, product.n):
             cols = min(width, TILE_COLUMNS)
             rows = TILE_ELEMENTS // cols // _TILE_STEP * _TILE_STEP
@@ -144,18 +150,21 @@ class WideIntegers:
         return [Operand(at + number * plane, x.ld) for number in range(self._size)]
 
     def _tile(
-        self, product: Product, parts: list[_Part], rows: tuple[int, int], cols: tuple[int, int], stream: Any
-    ) -> None:
-        """Start the product for a tile of C. Its partial sums fit the scratch memory."""
+        self, product: Product, parts: list[_Part], rows: tuple[int, int], cols: tuple[int, int], stream: Any,
+        lower: bool = False,
+    ) -> None:  # fmt: skip
+        """Start the product for a tile of C. Its partial sums fit the scratch memory. `lower`: C is
+        symmetric, and the tile ends on its diagonal."""
         m, n, c = rows[1] - rows[0], cols[1] - cols[0], product.c
         sums = Operand(self._scratch.at("parts", SCRATCH_BYTES), n)
         out = c.moved(8 * (rows[0] * c.ld + cols[0]))
-        beta = product.beta
+        beta, strips = product.beta, Strips(lower=lower, above=rows[0])
         for part in parts:
             a, b = part.a.moved(rows[0] * part.a.ld), part.b.moved(cols[0] * part.b.ld)
             for start, stop in ranges(product.k, part.depth) if product.k else [(0, 0)]:
                 depth = stop - start
-                part.gemm(Product(m, n, depth, 1.0, a.moved(start), b.moved(start), 0.0, sums), stream)
+                one = Product(m, n, depth, 1.0, a.moved(start), b.moved(start), 0.0, sums)
+                part.gemm(one, stream, strips=strips)
                 self._accumulate(replace(product, m=m, n=n, beta=beta, c=out), sums, part.factor, stream)
                 beta = 1.0
 

@@ -60,15 +60,22 @@ class Strips:
     `lower`."""
     lower: bool = False
     """C is symmetric, and only what lies on and below its diagonal counts. A strip then ends where it meets
-    the diagonal. C may be a complex matrix that is stored as a real one with n/m columns for each row."""
+    the diagonal. C may be a complex matrix that is stored as a real one with twice as many columns."""
     after: Callable[[int], None] = _ignore
     """Called with the end of each strip when its work has been given to the stream."""
+    above: int = 0
+    """Rows of the symmetric matrix above the first row of C."""
 
     def of(self, m: int, n: int) -> Iterator[tuple[int, int, int]]:
         """Yield the first row of each strip of an m×n matrix, the row after its last, and the number of
         columns to compute."""
         for start, stop in self.rows or (diagonal_strips(m) if self.lower else [(0, m)]):
-            yield start, stop, n // m * stop if self.lower else n
+            yield start, stop, self.per_row(m, n) * (self.above + stop) if self.lower else n
+
+    def per_row(self, m: int, n: int) -> int:
+        """Return the columns of a symmetric C for each row: 2 where the parts of a complex element are two
+        columns."""
+        return n // (self.above + m)
 
 
 def diagonal_strips(extent: int) -> Iterator[tuple[int, int]]:

@@ -123,12 +123,17 @@ class TensorGemm(ABC):
             else:
                 symmetric = strips.lower and product.a.ptr == product.b.ptr
                 prepared, split = self._splitter.split(product, symmetric, in_place, stream)
+        at_once = not thin and self._makes_triangle(prepared, split, strips, stream)
         for start, stop, width in strips.of(product.m, product.n):
-            if not thin:
+            if not (thin or at_once):
                 self._product(self._rows(prepared, start, stop, width), split.below(start), stream)
             if split.flag:  # the operands may not have been split
                 self._fall_back(self._rows(product, start, stop, width), split.flag, stream)
             strips.after(stop)
+
+    def _makes_triangle(self, product: Product, split: Split, strips: Strips, stream: Any) -> bool:
+        """Start the product of all strips of a symmetric C in one launch, if the kernel can."""
+        return False
 
     def _rows(self, product: Product, start: int, stop: int, width: int) -> Product:
         """Return the product for one strip of C."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..planning.schedule import LEAST_STRIP
 from ..support.errors import DeviceError
 from ..support.intervals import round_up
 from . import driver, tensor_tiles
@@ -16,7 +17,7 @@ from .catalog import KERNELS
 from .config import Config
 from .driver import DriverError
 from .mma import Mma
-from .product import Operand, Product
+from .product import Operand, Product, Strips
 from .split import Split
 
 _MAP_TYPES = {"float16": 6, "float32": 11, "int8": 0, "uint8": 0}
@@ -43,10 +44,29 @@ class Wgmma(Mma):
             return tensor_tiles.choose_mma(configs, m, n, k, self._multiprocessors, self._shared)
         return tensor_tiles.choose_wgmma(self.configs, m, n, k, self._multiprocessors)
 
+    def _makes_triangle(self, product: Product, split: Split, strips: Strips, stream: Any) -> bool:
+        """Leaves a C that is one strip, or needs slices of k, to `_multiply`."""
+        m, n = product.m, product.n
+        if not strips.lower or strips.rows or m <= LEAST_STRIP:
+            return False
+        config, slices = self.choose(m, n, product.k)
+        if slices > 1 or config.kernel == "mma":
+            return False
+        product = self._turn_operands(config, product, stream)
+        self._launch(config, 1, product, split, stream, (strips.per_row(m, n), strips.above))
+        return True
+
     def _multiply(self, config: Config, slices: int, product: Product, split: Split, stream: Any) -> None:
         if config.kernel == "mma":
             super()._multiply(config, slices, product, split, stream)
-            return
+        else:
+            self._launch(config, slices, product, split, stream)
+
+    def _launch(
+        self, config: Config, slices: int, product: Product, split: Split, stream: Any,
+        lower: tuple[int, int] = (0, 0),
+    ) -> None:  # fmt: skip
+        """Start the kernel. `lower`: of a symmetric C, the columns for each row, and the rows above it."""
         m, n, k, c = product.m, product.n, product.k, product.c
         maps = (
             self._map(config, "a", k, product.a, m),
@@ -56,7 +76,7 @@ class Wgmma(Mma):
         i32, u, cluster = np.int32, np.uintp, config.value("CLUSTER")
         args = (
             *maps, i32(m), i32(n), i32(k), alpha, beta, u(c.ptr), np.int64(c.ld),
-            u(split.a), u(split.b), u(split.flag), i32(slices),
+            u(split.a), u(split.b), u(split.flag), i32(slices), *map(i32, lower),
         )  # fmt: skip
         at_once = self._multiprocessors // cluster * config.value("RESIDENT")
         grid = min(at_once, config.grid(m, n)[0] * slices) * cluster

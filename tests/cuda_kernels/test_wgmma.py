@@ -1,6 +1,9 @@
 """Hopper's tensor cores against NumPy; what can be checked of them without a GPU."""
 
+import shutil
+import subprocess
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -312,6 +315,83 @@ def test_the_fallback_rounds_once(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("m", "above"), [(1025, 0), (2500, 0), (4097, 0), (1100, 3000), (2050, 257)])
+@pytest.mark.parametrize(("kind", "tile"), TILES)
+def test_a_symmetric_product_is_made_in_one_launch(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch, kind: str, tile: int, m: int, above: int
+) -> None:
+    """Also its last rows alone. Tiles far above the diagonal are left out."""
+    from ooc_gemm.cuda_kernels.wgmma import Wgmma
+
+    always(monkeypatch, "split")
+    n, k, dtype, stream = above + m, 200, KINDS[kind], cupy.cuda.Stream(non_blocking=True)
+    out, wide = ("int32", "int64") if kind == "int8" else ("float32", "float64")
+    config = catalog.KERNELS[kind].configs(dtype, False, True)[tile]
+    gemm = Wgmma(kind, False, True, dtype, dtype, config)
+    monkeypatch.setattr(gemm, "_multiply", None)  # strips are not multiplied one by one
+    x = _random(np.random.default_rng(1), (n, k), dtype)
+    dx, dc = _stored(cupy, x, dtype), cupy.full((m, n), 77, out)
+    cupy.cuda.runtime.deviceSynchronize()
+    ld = dx.shape[1]
+    product = as_product(m, n, k, 2, dx[above:].data.ptr, ld, dx.data.ptr, ld, 0, dc.data.ptr, n)
+    gemm(product, stream, strips=Strips(lower=True, above=above))
+    stream.synchronize()
+    found, wide_x = dc.get(), x.astype(wide)
+    want, counts = 2 * (wide_x[above:] @ wide_x.T), np.tri(m, n, above, dtype=bool)
+    bound = 0 if kind == "int8" else 4 * EPS[kind] * (abs(wide_x[above:]) @ abs(wide_x.T)) + 1e-30
+    assert ((abs(found - want) <= bound) | ~counts).all()
+    assert kind != "fp16x3" or not gemm.fell_back()
+    least = 2 * config.bm * 4  # groups of rows of tiles are no higher
+    far = ~np.tri(m, n, above + least + config.bn, dtype=bool)
+    assert (found[far] == 77).all()
+
+
+TILE_ORDER = """
+#define __device__
+#define __forceinline__ inline
+#include "common/tile_order.cuh"
+#include <cstdio>
+#include <cstdlib>
+int main(int count, char** words) {
+    int x[6];
+    for (int i = 0; i < 6; ++i) x[i] = atoi(words[i + 1]);
+    const LowerTiles<4> tiles{x[0], x[1], x[2], x[3], x[4], x[5]};
+    for (int t = 0; t < tiles.count(); ++t) printf("%d %d\\n", tiles.place(t).row, tiles.place(t).col);
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_tiles_of_a_symmetric_matrix(tmp_path: Path) -> None:
+    """Each that reaches the diagonal is made once; of the others, those in the same four rows of tiles."""
+    (tmp_path / "order.cc").write_text(TILE_ORDER)
+    made = tmp_path / "order"
+    folder = Path(__file__).resolve().parents[2] / "kernels"
+    subprocess.run(["g++", "-w", f"-I{folder}", tmp_path / "order.cc", "-o", made], check=True)
+    for m, above, high, wide, per_row in (
+        (1, 0, 256, 256, 1), (1025, 0, 256, 256, 1), (2500, 0, 256, 192, 2), (700, 3000, 128, 64, 1),
+        (4096, 4096, 256, 256, 1), (900, 1, 64, 64, 1), (3000, 0, 64, 256, 2),
+    ):  # fmt: skip
+        n = per_row * (above + m)
+        down, across = -(-m // high), -(-n // wide)
+        args = down, across, high, wide, above, per_row
+        out = subprocess.run([made, *map(str, args)], capture_output=True, text=True, check=True).stdout
+        found = [tuple(map(int, line.split())) for line in out.splitlines()]
+        assert len(set(found)) == len(found)
+        needed = {
+            (i, j)
+            for i, j in product(range(down), range(across))
+            if wide * j < per_row * (above + min(m, (i + 1) * high))
+        }
+        allowed = {
+            (i, j)
+            for i, j in product(range(down), range(across))
+            if wide * j < per_row * (above + high * min(down, i // 4 * 4 + 4))
+        }
+        assert needed <= set(found) <= allowed
+
+
+@pytest.mark.gpu
 def test_an_operand_and_its_transpose_are_prepared_once(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `gram` multiplies: of C only strips up to the diagonal."""
     from ooc_gemm.cuda_kernels.wgmma import Wgmma
@@ -530,4 +610,6 @@ def test_complex_alpha_and_beta_come_last(
     found = dc.get()
     for start, stop in made:
         part = np.s_[start:stop, : stop if lower else n]
-        assert np.linalg.norm(found[part] - want[part]) <= 1e-6 * np.linalg.norm(want[part])
+        apart = found[part] - want[part]
+        apart = np.tril(apart, start) if lower else apart
+        assert np.linalg.norm(apart) <= 1e-6 * np.linalg.norm(want[part])

@@ -11,7 +11,7 @@ from conftest import gpu_missing, make
 from faults import with_blocks
 
 import ooc_gemm
-from ooc_gemm.cuda_kernels import integers, tensor  # noqa: F401 (replaced in part)
+from ooc_gemm.cuda_kernels import integers, tensor, wgmma  # noqa: F401 (replaced in part)
 from ooc_gemm.devices.cuda import check, choice  # noqa: F401
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.rates import panel_depth
@@ -139,6 +139,20 @@ def test_old_sums_are_kept(tmp_path, device, a, b, alpha, beta):
     )
     assert result.kernel in ("int8", "mma-int8")
     assert np.array_equal(zarr.open_array(path)[...], want)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1"])
+@pytest.mark.parametrize("beta", [0, 1])
+def test_one_launch_makes_a_triangle(monkeypatch, tmp_path, device, dtype, beta):
+    """Of a symmetric C, in tiles as high as 256 rows, whatever lies above the diagonal."""
+    monkeypatch.setattr(integers, "TILE_ELEMENTS", 256 * 700)
+    monkeypatch.setattr(wgmma, "LEAST_STRIP", 16)
+    monkeypatch.setattr(wgmma.Wgmma, "choose", lambda self, *shape: (self.configs[0], 1))
+    x = random((700, 90), dtype)
+    want = x.astype("i8") @ x.astype("i8").T
+    old = make(tmp_path / "c", want, chunks=(300, 300))
+    ooc_gemm.gram(x, old, beta=beta, out_dtype="i8", device=device, verify=True, force=beta == 0)
+    assert np.array_equal(zarr.open_array(old)[...], (1 + beta) * want)
 
 
 def test_int64_is_guarded_too(device):

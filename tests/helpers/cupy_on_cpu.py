@@ -95,7 +95,10 @@ class Kernel:
             at = c + slice * m * ldc * np.dtype(self.config.dtype).itemsize
             matrix(at, m, n, ldc, self.config.dtype)[...] = 0
 
-    def wgmma(self, grid, a_map, b_map, m, n, k, alpha, beta, c, ldc, a_exponents, b_exponents, skip, slices):
+    def wgmma(
+        self, grid, a_map, b_map, m, n, k, alpha, beta, c, ldc, a_exponents, b_exponents, skip, slices,
+        per_row, above,
+    ):  # fmt: skip
         assert self.config.value("PRODUCTS") == 1
         (a, k_a, m_a, lda), (b, k_b, n_b, ldb) = (
             TENSOR_MAP.unpack(x[: TENSOR_MAP.size]) for x in (a_map, b_map)
@@ -107,6 +110,9 @@ class Kernel:
         assert np.dtype(types[0]).itemsize == 1
         gemm(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, (False, True), (*types, self.config.dtype))
         self._no_more_slices(slices, m, n, c, ldc)
+        if per_row:  # what lies above the diagonal may be anything
+            made = matrix(c, m, n, ldc, self.config.dtype)
+            made[~np.tri(m, n, above, dtype=bool)] = 99
 
     def cut(self, grid, fours, x, y):
         assert grid[0] * 256 >= fours
