@@ -7,6 +7,7 @@ import click
 
 from ..support.redact import url
 from . import options
+from .cluster import on_cluster, one_process
 from .group import CONTEXT, cli
 from .progress import progress_bar
 from .show import note, report_plan, report_result
@@ -31,6 +32,7 @@ rowvar = click.option(
 @click.option("--ddof", type=int, metavar="N", help="Divide by the number of observations less this.")
 @options.plans
 @options.statistic
+@options.scheduler
 def cov(x: str, c: str, plans: bool, **given: Any) -> None:
     """Compute C, the covariance matrix of the variables in X, as numpy.cov defines it.
 
@@ -52,6 +54,7 @@ def cov(x: str, c: str, plans: bool, **given: Any) -> None:
 @rowvar
 @options.plans
 @options.statistic
+@options.scheduler
 def corrcoef(x: str, c: str, plans: bool, **given: Any) -> None:
     """Compute C, the correlation coefficients of the variables in X, as numpy.corrcoef defines them.
 
@@ -71,6 +74,7 @@ def _show_plan(x: str, correlates: bool, given: dict[str, Any]) -> None:
     from ..run.request import Operand, Request
     from ..statistics.covariance import planned
 
+    one_process(given.pop("scheduler"), "plan")
     rowvar, as_json = given["rowvar"], given["as_json"]
     others = ("rowvar", "bias", "ddof", "force", "resume", "progress", "as_json", "verbose")
     kept = {name: value for name, value in given.items() if name not in others}
@@ -82,6 +86,6 @@ def _show_plan(x: str, correlates: bool, given: dict[str, Any]) -> None:
 def computed(function: "Callable[..., Result]", x: str, c: str, given: dict[str, Any]) -> None:
     """Compute a statistic behind a progress bar, and show its result."""
     shown, as_json, verbose = (given.pop(name) for name in ("progress", "as_json", "verbose"))
-    with progress_bar(shown) as report:
+    with on_cluster(given.pop("scheduler", None), given), progress_bar(shown) as report:
         result = function(x, c, progress=report, notice=note, **given)
     report_result(result, c, as_json, verbose)

@@ -7,6 +7,7 @@ import click
 
 from ..support.redact import url
 from . import options
+from .cluster import one_process
 from .covariance import computed
 from .group import CONTEXT, cli
 from .show import note, report_plan
@@ -60,6 +61,7 @@ genotypes = options.together(
 @options.device_memory
 @options.plans
 @options.shared_by_statistics
+@options.scheduler
 def grm(g: str, c: str, plans: bool, **given: Any) -> None:
     """Compute C, the genetic relationship matrix of the samples in G, as plink2 --make-rel does.
 
@@ -94,6 +96,7 @@ def king(g: str, c: str, plans: bool, **given: Any) -> None:
 
 def _show_plan(planned: Callable[..., "Plan"], g: str, given: dict[str, Any], why: str) -> None:
     """Show what a command would do. `why`: ends the sentence on what comes before."""
+    one_process(given.pop("scheduler", None), "plan")
     others = ("force", "resume", "progress", "as_json", "verbose")
     kept = {name: value for name, value in given.items() if name not in others}
     report_plan(lambda: planned(g, notice=note, **kept), given["as_json"])

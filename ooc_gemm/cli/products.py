@@ -4,15 +4,16 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..devices import begin
-from ..support.errors import InputError
 from ..support.redact import redacted
 from . import options
+from .cluster import on_cluster, one_process
 from .group import CONTEXT, cli
 from .progress import progress_bar
 from .show import note, report_plan, report_result
@@ -65,9 +66,8 @@ def gram(a: str, c: str, transpose: bool, scheduler: str | None, plans: bool, **
     With β ≠ 0, C ← α·A·Aᵀ + β·C as multiply does it: the old C need not be symmetric. Complex A is not
     conjugated.
     """
-    if plans and scheduler:
-        raise click.UsageError("--plan is for one process; leave out --scheduler.")
     if plans:
+        one_process(scheduler, "plan")
         _show_plan(_gram_request(a, None, transpose, _planned(given)), given["as_json"])
         return
     where = _where(scheduler, given)
@@ -158,9 +158,9 @@ def _where(
     if not scheduler:
         begin(given["device"], given["memory_limit"])
         return _here
-    for name in ("rechunk", "trace", "triangle"):
+    for name in ("rechunk", "trace"):
         if given.get(name):
-            raise click.UsageError(f"--{name} is for one process; leave out --scheduler.")
+            one_process(scheduler, name)
     return partial(_on_cluster, scheduler)
 
 
@@ -173,14 +173,8 @@ def _here(request: "Request", observer: "Observer") -> "Result | Recovery":
 
 def _on_cluster(scheduler: str, request: "Request", observer: "Observer") -> "Result | Recovery":
     """Carry out a request on the cluster of a scheduler."""
-    try:
-        from ..dask.local_cluster import carry_out_at
-    except ImportError as error:
-        raise InputError(
-            f"--scheduler needs a package that is not installed ({error.name}); "
-            "pip install 'ooc-gemm[distributed]'"
-        ) from error
-    return carry_out_at(scheduler, request, observer)
+    with on_cluster(scheduler, {"memory_limit": request.memory_limit, "device": request.device}):
+        return _here(replace(request, memory_limit=None), observer)
 
 
 def _run(

@@ -4,6 +4,7 @@ Needs the extra `distributed`.
 """
 
 from .arrays import matmul
+from .local_cluster import on
 from .multiply import gram, multiply
 
-__all__ = ["gram", "matmul", "multiply"]
+__all__ = ["gram", "matmul", "multiply", "on"]

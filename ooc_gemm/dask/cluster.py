@@ -13,14 +13,18 @@ from distributed.comm import CommClosedError
 from ..engine.ports import Failure, Operation, Source
 from ..planning.plan import Plan
 from ..planning.schedule import Block
+from ..run.finish import Finished
+from ..run.request import Operand
 from ..storage.io import locks
 from ..storage.read import addresses
+from ..storage.read.source import Opened
 from ..support.errors import DeviceError, InputError
 from ..support.intervals import ceil_div
 from ..support.recording import note_plan
 from ..support.trace import Trace
 from .dealing import Dealing, Task, Unit
-from .on_worker import Chunk, Work, superblock
+from .large import Large
+from .on_worker import Chunk, Input, Work, superblock
 from .sums import Sums
 from .workers import GONE, Workers
 
@@ -31,13 +35,11 @@ SUPERBLOCKS = 16
 class Cluster:
     """An `Executor` that runs plans on the workers of a cluster."""
 
-    def __init__(self, workers: Workers, inputs: Mapping[str, Any]):
-        """inputs: A and B by operand, which the workers open themselves. Raises InputError where they
-        cannot."""
+    def __init__(self, workers: Workers, operands: Mapping[str, Operand]):
+        """operands: A and B, which the workers open themselves. Raises InputError where they cannot."""
         self.hardware = self.workers = workers
-        self._inputs = {name: _portable(spec) for name, spec in inputs.items()}
-        self.predicted_bytes_read = 0
-        """Bytes that the tasks of all plans read. Workers do not share panels."""
+        self._inputs = {name: _portable(one) for name, one in operands.items()}
+        self._predicted = 0
         self._started: tuple[Plan, Operation, Trace] | None = None
         self._peaks = 0, 0
         self._failure: Failure | None = None
@@ -58,6 +60,10 @@ class Cluster:
             return Failure(DeviceError(GONE))
         return None
 
+    def as_done(self, plan: Plan) -> Plan:
+        """Returns the plan with the bytes that the tasks of all plans read: workers do not share panels."""
+        return replace(plan, bytes_read=self._predicted)
+
     def peak_host_bytes(self) -> int:
         """The largest resident set of a worker, in bytes."""
         return self._peaks[0]
@@ -72,6 +78,9 @@ class Cluster:
         """Runs the plan on the workers."""
         assert self._started, "it is started"
         plan, operation, trace = self._started
+        finish = None
+        if isinstance(target, Finished):
+            target, finish = target.target, target.finish
         with self.workers.reached(), target.sink.run_folder() as folder:
             work = Work(
                 inputs={name: self._inputs.get(name) for name in sources},
@@ -79,13 +88,15 @@ class Cluster:
                 name=target.name,
                 folder=str(folder),
                 plan=_slim(plan),
-                operation=operation,
+                operation=replace(operation, transforms={}),
+                transforms=Large.written(operation.transforms, folder / "transforms"),
+                finish=Large.written(finish, folder / "finish") if finish else None,
                 device=self.workers.device,
                 topic=f"ooc-gemm-{os.urandom(8).hex()}",
                 boot=locks.boot_id(),
             )
             run = (Sums if plan.problem.parts > 1 else _Superblocks)(self.workers, work, plan, target, trace)
-            self.predicted_bytes_read += run.predicted_bytes_read
+            self._predicted += run.predicted_bytes_read
             try:
                 run.to_the_end(progress)
             finally:
@@ -142,8 +153,12 @@ def _slim(plan: Plan) -> Plan:
     return replace(plan, problem=replace(p, a=a, b=b, c=c), found=(), kept=(), done=frozenset(), advice=None)
 
 
-def _portable(spec: Any) -> Any:
-    """Return what a worker opens an input by. Raises InputError where it cannot be opened there."""
+def _portable(operand: Operand) -> Input:
+    """Return what a worker opens an operand by. Raises InputError where it cannot be opened there."""
+    spec = operand.array
+    genotypes = isinstance(spec, Opened)
+    if genotypes:
+        spec = spec.address or spec.name
     found = addresses.portable(spec)
     if found is None and next(addresses.secrets_of(spec), None) is not None:
         raise InputError(
@@ -154,4 +169,4 @@ def _portable(spec: Any) -> Any:
         raise InputError(
             f"{addresses.describe(spec)} is not where workers find it; store it as a Zarr array first"
         )
-    return found
+    return Input(found, operand.table, genotypes)

@@ -6,7 +6,6 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import dask
@@ -14,25 +13,63 @@ import distributed
 from distributed.security import Security
 
 from ..devices.cpu.device import CPU
-from ..run.observer import Observer
-from ..run.recovery import Recovery
-from ..run.request import Request
-from ..run.result import Result
+from ..run.elsewhere import computing
 from ..support.errors import BudgetError, InputError
 from ..support.intervals import ceil_div
 from ..support.memory import STEP, baseline_bytes, memory_limit_of
 from . import workers as alike
-from .multiply import carry_out_on
+from .multiply import OnWorkers
 
 CLIENT_BYTES = 160 << 20
 """Memory in bytes that this process holds with a scheduler in it."""
 
 
-def carry_out_at(scheduler: str, request: Request, observer: Observer) -> Result | Recovery:
-    """Carry out a request on the cluster at an address, or on `local:N`. Raises as `multiply`."""
-    device = alike.name_of_device(request.device)
-    with connected(scheduler, request.memory_limit, device) as (client, limit):
-        return carry_out_on(client, replace(request, memory_limit=limit), observer)
+@contextmanager
+def on(
+    scheduler: distributed.Client | str | None = None,
+    *,
+    memory_limit: str | int | None = None,
+    device: str = "auto",
+) -> Iterator[None]:
+    """Compute products and statistics of this thread on the workers of a cluster.
+
+    `with ooc_gemm.dask.on(client): ooc_gemm.cov("x.zarr", "c.zarr")`. What this concerns are `multiply`,
+    `gram`, `cov`, `corrcoef` and `grm`, which keep their arguments; what workers cannot compute is refused.
+    Inputs are arrays that all workers can open, and outputs are paths in a folder that they share with this
+    process, as of `ooc_gemm.dask.multiply`.
+
+    Parameters
+    ----------
+    scheduler : distributed.Client or str, optional
+        Client of the cluster, the address of its scheduler, or `"local:N"` for N processes on this machine
+        that end with this context. By default the current client.
+    memory_limit : str or int, optional
+        Most host memory that each worker may hold resident, in bytes or as `"8GiB"`; of `"local:N"` what all
+        processes may hold together. By default what a worker may hold before `distributed` begins to spill,
+        and 60 % of what this process may use.
+    device : str, default "auto"
+        Name of the device that each worker opens, as of `ooc_gemm.multiply`.
+
+    Yields
+    ------
+    None
+        Nothing.
+
+    Raises
+    ------
+    InputError, DeviceError
+        There is no such cluster, or it does not answer.
+    """
+    device = alike.name_of_device(device)
+    if not isinstance(scheduler, str):
+        with computing(OnWorkers(scheduler, memory_limit, device)):
+            yield
+        return
+    with (
+        connected(scheduler, memory_limit, device) as (client, limit),
+        computing(OnWorkers(client, limit, device)),
+    ):
+        yield
 
 
 @contextmanager

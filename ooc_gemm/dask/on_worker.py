@@ -18,9 +18,12 @@ from ..engine.ports import Arithmetic, Device, Failure, Limits, Operation
 from ..planning.plan import Plan
 from ..planning.schedule import Block
 from ..run.executor import Local
+from ..run.finish import Finished
 from ..storage.io import locks
 from ..storage.read import inputs
+from ..storage.read.dataset import open_dataset
 from ..storage.read.source import Opened
+from ..storage.read.table import as_table, tabled
 from ..storage.write import reopen
 from ..storage.write.share import Share
 from ..storage.write.staging_folder import DIRECT_BYTES
@@ -28,6 +31,7 @@ from ..storage.write.target import Target
 from ..support.errors import StoreError
 from ..support.memory import baseline_bytes, default_memory_limit, resident_bytes
 from ..support.trace import Trace
+from .large import Large
 
 SECONDS = 1.0
 """Seconds between two progress reports of a worker."""
@@ -110,11 +114,23 @@ def ask(device: str, threads: int, method: str, *arguments: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class Input:
+    """What a worker opens an operand by."""
+
+    spec: Any
+    """A path, a URL or a zarr array."""
+    table: Any = None
+    """What becomes of its elements (`Operand`)."""
+    genotypes: bool = False
+    """Whether it may hold calls, which are opened as a matrix (`open_dataset`)."""
+
+
+@dataclass(frozen=True)
 class Work:
     """What all tasks of a run have in common."""
 
-    inputs: dict[str, Any]
-    """Paths, URLs or zarr arrays of A and B, and of the old C where it is read."""
+    inputs: dict[str, Input | None]
+    """A and B, and None for the old C where it is read."""
     c: str
     name: str
     """How messages call C."""
@@ -122,6 +138,11 @@ class Work:
     """Folder of the run, to which chunks are written until the client takes them."""
     plan: Plan
     operation: Operation
+    """Without its transforms."""
+    transforms: Large
+    """The transforms, by operand."""
+    finish: Large | None
+    """What is done to the elements of a finished C (`Finish`); None for nothing."""
     device: str
     topic: str
     """The topic under which reports are sent."""
@@ -152,10 +173,9 @@ def superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report | Fail
     check_folder(work)
     operands = {name: opened(work, name) for name in work.inputs}
     plan = plan_of(work, operands).without(done)
-    target = share_of(work)
-    found = carried_out(
-        work, number, plan, work.operation, {name: one.source for name, one in operands.items()}, target
-    )
+    operation, target = replace(work.operation, transforms=work.transforms.read()), share_of(work)
+    sources = {name: one.source for name, one in operands.items()}
+    found = carried_out(work, number, plan, operation, sources, finished(work, target))
     return found if isinstance(found, Failure) else handed_over(work, found, target)
 
 
@@ -182,6 +202,12 @@ def share_of(work: Work) -> Target[Share]:
     c = reopen.open_partial(work.c)
     share = Share(Path(work.folder), direct=c.nbytes >= DIRECT_BYTES)
     return Target(c, work.name, work.operation.leaves, share)
+
+
+def finished(work: Work, target: Target[Share]) -> Any:
+    """Return what finishes parts of C before the target stores them, if there is anything to be done."""
+    c = work.plan.problem.c
+    return Finished(target, work.finish.read(), (c.chunk_rows, c.chunk_cols)) if work.finish else target
 
 
 def handed_over(work: Work, report: Report, target: Target[Share]) -> Report:
@@ -239,7 +265,14 @@ def carried_out(
 
 def opened(work: Work, name: str) -> Opened:
     """Open an input, with the matrix that the plan has for it."""
-    spec = reopen.open_partial(work.c) if name == "c" else work.inputs[name]
-    found = inputs.open_input(spec, work.name if name == "c" else None)
+    one = work.inputs[name]
+    if one is None:
+        found = inputs.open_input(reopen.open_partial(work.c), work.name)
+    elif one.genotypes:
+        found = open_dataset(one.spec, "G").opened
+    else:
+        found = inputs.open_input(one.spec)
+    if one is not None and one.table is not None:
+        found = tabled(found, as_table(one.table))
     turned = {"a": work.operation.transpose_a, "b": work.operation.transpose_b, "c": False}[name]
     return found if found.matrix.transposed == turned else found.transpose()

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.ports import Failure
+from ..engine.transform import Transform
 from ..planning.plan import Plan
 from ..planning.schedule import Part
 from ..storage.read.source import Opened
@@ -19,7 +20,18 @@ from ..support.errors import RangeError
 from ..support.intervals import ranges
 from ..support.memory import peak_resident_bytes
 from ..support.trace import Trace
-from .on_worker import Chunk, Report, Work, carried_out, check_folder, handed_over, opened, plan_of, share_of
+from .on_worker import (
+    Chunk,
+    Report,
+    Work,
+    carried_out,
+    check_folder,
+    finished,
+    handed_over,
+    opened,
+    plan_of,
+    share_of,
+)
 
 Array = npt.NDArray[Any]
 Sum = tuple[Array | None, Report]
@@ -88,7 +100,8 @@ def summed(
     operands = {name: opened(work, name) for name in work.inputs if name != "c" or k[0] == 0}
     plan = replace(plan_of(work, operands), done=done).within(*k)
     sources = {name: _window(one, name, plan, k).source for name, one in operands.items()}
-    operation = work.operation if k[0] == 0 else replace(work.operation, beta=0.0)
+    transforms = {name: _cut(one, name, plan, k) for name, one in work.transforms.read().items()}
+    operation = replace(work.operation, transforms=transforms, beta=work.operation.beta if k[0] == 0 else 0.0)
     target = BlockTarget(plan, operation.leaves, before[0] if before else None)
     report = carried_out(work, number, plan, operation, sources, target)
     if isinstance(report, Failure):
@@ -103,6 +116,13 @@ def _window(operand: Opened, name: str, plan: Plan, k: tuple[int, int]) -> Opene
         return operand
     m, n = plan.problem.m, plan.problem.n
     return operand.window((0, m), k) if name == "a" else operand.window(k, (0, n))
+
+
+def _cut(transform: Transform, name: str, plan: Plan, k: tuple[int, int]) -> Transform:
+    """Return the part of a transform that a range of k concerns."""
+    turned = (plan.problem.a if name == "a" else plan.problem.b).transposed
+    every, some = slice(None), slice(*k)
+    return transform.within(every, some) if turned == (name == "b") else transform.within(some, every)
 
 
 def merged(x: Sum, y: Sum) -> Sum:
@@ -122,6 +142,7 @@ def written(work: Work, done: frozenset[Chunk], whole: Sum) -> Report:
     if whole[0] is None:
         return replace(_nothing_moved(trace), wrong=[block])
     target = share_of(work)
+    stored = finished(work, target)
     slot = np.empty(c.chunk_rows * c.chunk_cols * whole[0].itemsize, np.uint8)
     for part in plan.parts(block):
         values = whole[0].T if part.mirrored else whole[0]
@@ -129,7 +150,7 @@ def written(work: Work, done: frozenset[Chunk], whole: Sum) -> Report:
         target.view(part, slot)[...] = values[
             part.row : part.row + part.rows, part.col : part.col + part.cols
         ]
-        trace.add("write", start, nbytes=target.write(part, slot))
+        trace.add("write", start, nbytes=stored.start(part, slot)())
     return handed_over(work, _nothing_moved(trace), target)
 
 

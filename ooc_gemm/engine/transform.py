@@ -8,7 +8,7 @@ conversion of types alone does.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,11 @@ class Lines:
                 split = high, (shift - high).astype(dtype)
         return cls(split, None if scale is None else scale.astype(dtype))
 
+    def within(self, some: slice) -> "Lines":
+        """Those of some rows or columns."""
+        shift = None if self.shift is None else (self.shift[0][some], self.shift[1][some])
+        return Lines(shift, None if self.scale is None else self.scale[some])
+
     @property
     def nbytes(self) -> int:
         """Bytes of the vectors."""
@@ -60,6 +65,10 @@ class Transform:
     """Elements that are equal to this number are missing; NaN: those that are NaN."""
     fill: float = 0.0
     """What a missing element becomes, after shift and scale."""
+
+    def within(self, rows: slice, cols: slice) -> "Transform":
+        """The transform of the part of S in some of its rows and columns."""
+        return replace(self, rows=self.rows.within(rows), cols=self.cols.within(cols))
 
     def place(self, values: Array, rows: Range, cols: Range, out: Array) -> None:
         """Transform a piece of S.

@@ -44,7 +44,7 @@ class Finished:
 
     def __init__(self, target: Target, finish: Finish, chunk: tuple[int, int]):
         """target: the stored C. finish: the change. chunk: rows and columns of what one write makes."""
-        self._target, self._finish, self._chunk = target, finish, chunk
+        self.target, self.finish, self._chunk = target, finish, chunk
         self.background = target.background
 
     def note_lost(self, elements: int, least: int, greatest: int) -> None:
@@ -52,14 +52,14 @@ class Finished:
 
     def view(self, part: Part, slot: Bytes) -> Array:
         """Returns the view of the target."""
-        return self._target.view(part, slot)
+        return self.target.view(part, slot)
 
     def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
         """Finishes the part, and starts to store it."""
         row, col = (index * extent for index, extent in zip(part.chunk, self._chunk, strict=True))
-        self._finish.apply(self._target.view(part, slot), row, col)
-        return self._target.start(part, slot)
+        self.finish.apply(self.target.view(part, slot), row, col)
+        return self.target.start(part, slot)
 
     def cancel(self) -> None:
         """Cancels the target."""
-        self._target.cancel()
+        self.target.cancel()

@@ -26,6 +26,7 @@ from ..support.recording import recorded
 from ..support.trace import Trace
 from . import rates_learned
 from .destination import continued, destination
+from .elsewhere import only_here
 from .executor import Executor, Local
 from .finish import Finished as FinishedTarget
 from .observer import Observer
@@ -56,6 +57,7 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
     with continued(request) as log:
         job = prepare(request, log, executor, observer)
         if observer.trace is not None:
+            only_here("trace")
             _check_trace(observer.trace, request)
         copies = job.copies if job.plan.block_count else ()
         if copies:
@@ -215,7 +217,7 @@ def _result(job: Job, made: _Made, watch: Trace, seconds: float) -> Result:
         verified=True if job.operation.verify and not isinstance(job.log, Finished) else None,
         overflowed=made.overflowed,
         rechunked=made.copies,
-        plan=plan,
+        plan=job.executor.as_done(plan),
         array=made.array if job.request.c is None else reopen.open_result(job.request.c),
         timeline=watch.timeline(),
     )

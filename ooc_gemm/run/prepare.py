@@ -21,6 +21,7 @@ from ..storage.write.layout import Output
 from ..support.errors import InputError
 from .arithmetic import Chosen, choose_arithmetic, choose_dtype
 from .budget import known_rates, make_budget, with_measured
+from .elsewhere import current
 from .executor import Executor, Local, open_local
 from .layout import Layout, chosen_layout, lay_out
 from .observer import Observer
@@ -77,8 +78,9 @@ def prepare(
     """Decide everything about a product; writes nothing that stays.
 
     request: what is asked for, checked. log: the run that it continues, or None. executor: what carries out
-    the plan; None for the request's device in this process. observer: what is told of rates that had to be
-    measured; without one they are not measured. Raises InputError and BudgetError.
+    the plan; None for what computes elsewhere, or the request's device in this process. observer: what is
+    told of rates that had to be measured; without one they are not measured. Raises InputError and
+    BudgetError.
     """
     settled, begun = settle(request, log)
     inputs = open_inputs(settled, begun, log is not None)
@@ -88,7 +90,13 @@ def prepare(
         checks.check_filled(settled.c, inputs.shape[:2], dtype, given, settled.force)
     layout = lay_out(settled, inputs, dtype)
     note = observer.note if observer else lambda said: None
-    executor = executor or open_local(settled.device, settled.memory_limit, note)
+    if executor is None:
+        elsewhere = current()
+        executor = (
+            elsewhere.executor(settled)
+            if elsewhere
+            else open_local(settled.device, settled.memory_limit, note)
+        )
     chosen = choose_arithmetic(settled, inputs, dtype, executor.hardware)
     limits = executor.hardware.limits(chosen.arithmetic, settled.device_memory_limit)
     narrowed = _narrowed(settled, chosen, dtype, limits)
@@ -97,7 +105,7 @@ def prepare(
     if (inputs.wanted or tables) and not limits.transforms:
         raise InputError(
             f"{executor.hardware.name} does not centre, scale, weight or look up what it multiplies; "
-            "give the name of a device, and no cluster"
+            "give the name of a device"
         )
     budget = make_budget(settled, inputs, problem, chosen, limits)
     if observer and isinstance(executor, Local):

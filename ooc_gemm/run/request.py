@@ -11,7 +11,8 @@ from ..engine.ports import Device
 from ..storage.read import addresses
 from ..storage.read.vectors import read_vector
 from ..support.errors import InputError
-from ..support.memory import memory_limit_of, parse_size
+from ..support.memory import parse_size
+from .elsewhere import limit_of
 from .finish import Finish, Lower
 from .scalars import scalar
 
@@ -179,7 +180,7 @@ class Request:
             finish=Lower() if self.triangle else self.finish,
             alpha=alpha,
             beta=beta,
-            memory_limit=memory_limit_of(self.memory_limit),
+            memory_limit=limit_of(self.memory_limit),
             device_memory_limit=None if device is None else parse_size(device),
         )
 

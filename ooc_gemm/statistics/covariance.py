@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ..engine.ports import Array, Device
 from ..planning.plan import Plan
+from ..run.elsewhere import limit_of
 from ..run.labels import labelled
 from ..run.moments import Moments, column_moments
 from ..run.observer import Observer
@@ -24,7 +25,6 @@ from ..run.result import Result
 from ..run.retry import carry_out, result_of
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..support.errors import InputError
-from ..support.memory import memory_limit_of
 from ..support.trace import Trace
 
 
@@ -258,7 +258,7 @@ class _Variables:
     def __init__(self, request: Request, observer: Observer, rowvar: bool, weights: Array | None):
         """request: all but the operands. weights: of the observations."""
         refuse_event_loop()
-        self._limit = memory_limit_of(request.memory_limit)
+        self._limit = limit_of(request.memory_limit)
         self._request = replace(request, memory_limit=self._limit, symmetric=True)
         self._observer, self._weights = observer, weights
         self._rowvar = rowvar

@@ -11,6 +11,7 @@ from ..devices import open_device, within
 from ..engine.passes import PassDevice
 from ..engine.ports import Device
 from ..planning.stream_plan import StreamPlan
+from ..run.elsewhere import only_here
 from ..run.forecast import Asked, Load, forecast
 from ..run.observer import Observer
 from ..run.operands import open_operand
@@ -45,6 +46,7 @@ class Decomposition:
     ):
         """limits: of host memory and of device memory, as the user has given them. Raises InputError."""
         refuse_event_loop()
+        only_here("pca" if centred else "svd")
         if iterations < 0:
             raise InputError(f"{iterations} iterations cannot be made; give 0 or more")
         self._x, self._wanted, self._centred = x, components, centred

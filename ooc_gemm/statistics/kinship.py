@@ -26,6 +26,7 @@ from ..devices.cpu.blas import one_blas_thread
 from ..engine.ports import Array, Device
 from ..engine.transform import missing_of
 from ..planning.plan import Plan
+from ..run.elsewhere import only_here
 from ..run.observer import Observer
 from ..run.prepare import prepare
 from ..run.request import Operand, Request, gram_operands
@@ -128,6 +129,7 @@ def king(
     StoreError, DeviceError, VerificationError
         While running, as of `multiply`.
     """
+    only_here("king")
     data, axis = open_genotypes(g, samples)
     opened = data.opened.transpose() if axis == 0 else data.opened
     _check(opened, out_dtype)

@@ -12,6 +12,7 @@ from ..devices import open_device
 from ..devices.cpu.blas import one_blas_thread
 from ..devices.cpu.device import WORKER_BYTES
 from ..planning.stream_plan import Cut, StreamPlan
+from ..run.elsewhere import only_here
 from ..run.forecast import Asked, Load, forecast
 from ..run.observer import Observer
 from ..run.operands import open_operand
@@ -112,6 +113,7 @@ def lstsq(
     """
     begin = time.perf_counter()
     refuse_event_loop()
+    only_here("lstsq")
     if out is not None:
         check_rows(out, [x, y], force)
     left, (right, flat) = open_operand(x, "x"), open_vector(y, addresses.role(y, "y"))

@@ -24,6 +24,7 @@ from ..devices import open_device, within
 from ..engine.ports import Array, Device
 from ..engine.transform import missing_of
 from ..planning.plan import Plan
+from ..run.elsewhere import current, limit_of
 from ..run.observer import Observer
 from ..run.prepare import prepare
 from ..run.request import Axis, Operand, Request, gram_operands
@@ -257,7 +258,7 @@ class _Wanted:
 
 
 def _relationship(request: Request, data: Dataset, wanted: _Wanted, observer: Observer) -> Relationship:
-    limit = memory_limit_of(request.memory_limit)
+    limit = limit_of(request.memory_limit)
     opened = data.opened.transpose() if wanted.samples == 0 else data.opened
     request, names = labelled(replace(request, memory_limit=limit), data, opened.shape[1], NAME)
     if opened.dtype.kind == "c":
@@ -286,6 +287,8 @@ def _relationship(request: Request, data: Dataset, wanted: _Wanted, observer: Ob
 def _counts_pairs(request: Request, wanted: _Wanted, opened: Opened) -> bool:
     """Whether the device counts pairs faster than they are listed: a GPU multiplies integers of 8 bits at its
     highest rate. If variants are left out, it counts in float32."""
+    if current():  # workers make no product that stays in memory
+        return False
     device, dtype = request.device, opened.dtype
     if isinstance(device, str):
         device = within(device, memory_limit_of(request.memory_limit))

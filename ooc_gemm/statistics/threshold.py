@@ -10,6 +10,7 @@ import numpy as np
 
 from ..engine.ports import Device
 from ..planning.plan import Plan
+from ..run.elsewhere import only_here
 from ..run.executor import open_local
 from ..run.observer import Observer
 from ..storage.io.zarr_internals import refuse_event_loop
@@ -146,6 +147,7 @@ def threshold(
         While running. `resume` continues from the last rows that were finished.
     """
     refuse_event_loop()
+    only_here("threshold")
     started = time.perf_counter()
     if resume and out is None:
         raise InputError("only a result that is stored can be continued; leave out resume=True")

@@ -200,12 +200,9 @@ def test_what_a_cluster_does_not_do_is_refused(tmp_path, client):
     with pytest.raises(InputError, match="is not in a folder that workers share"):
         ooc_gemm.dask.gram(x, "memory://c", client=client, **OPTIONS)
     address = client.scheduler.address
-    for option in (["--rechunk"], ["--trace", "t.json"], ["--triangle", "lower"]):
+    for option in (["--rechunk"], ["--trace", "t.json"]):
         done = ooc("gram", x, tmp_path / "c", "--scheduler", address, *option)
         assert (done.code, f"{option[0]} is for one process; leave out --scheduler." in done.err) == (2, True)
-    done = ooc("gram", x, tmp_path / "c", "--scheduler", address, "--center", "rows", "-M", "2GiB")
-    assert done.code == 2
-    assert "does not centre, scale, weight" in done.err
     assert not (tmp_path / "c").exists()
 
 

@@ -19,7 +19,7 @@ LIMIT = "300MiB"
 
 
 class Plain(CPU):
-    """Multiplies what is stored, as workers of a cluster do."""
+    """Multiplies what is stored, as a device that transforms nothing."""
 
     def limits(self, *asked):
         return replace(super().limits(*asked), transforms=False)

@@ -1,0 +1,60 @@
+"""What carries out requests in the place of this process, while a context says so: a cluster."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from ..support.errors import InputError
+from ..support.memory import memory_limit_of
+from .executor import Executor
+
+
+class Elsewhere(Protocol):
+    """Carries out requests."""
+
+    def executor(self, request: Any) -> Executor:
+        """Return what carries out the plan of a `Request`. Raises InputError where it cannot be carried out
+        there."""
+
+    def memory_limit(self, given: str | int | None) -> int:
+        """The memory limit of each process there, in bytes. given: the limit that is asked for; None for the
+        default."""
+
+
+class _Current(threading.local):
+    """What this thread computes with. Threads that it starts do not inherit it: some are workers."""
+
+    elsewhere: Elsewhere | None = None
+
+
+_current = _Current()
+
+
+def current() -> Elsewhere | None:
+    """Return what carries out requests of this thread; None for this process."""
+    return _current.elsewhere
+
+
+@contextmanager
+def computing(elsewhere: Elsewhere) -> Iterator[None]:
+    """Have requests of this thread carried out elsewhere while this context lasts."""
+    before, _current.elsewhere = _current.elsewhere, elsewhere
+    try:
+        yield
+    finally:
+        _current.elsewhere = before
+
+
+def limit_of(given: str | int | None) -> int:
+    """The memory limit that is asked for, in bytes: of this process, or of each one that computes elsewhere.
+    Raises InputError."""
+    found = current()
+    return found.memory_limit(given) if found else memory_limit_of(given)
+
+
+def only_here(what: str) -> None:
+    """Raise InputError where something is asked for elsewhere that only this process does. what: names it in
+    the message."""
+    if current() is not None:
+        raise InputError(f"{what} is for one machine, and not for a cluster; leave out the one or the other")
