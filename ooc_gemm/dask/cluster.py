@@ -38,7 +38,7 @@ class Cluster:
     def __init__(self, workers: Workers, operands: Mapping[str, Operand]):
         """operands: A and B, which the workers open themselves. Raises InputError where they cannot."""
         self.hardware = self.workers = workers
-        self._inputs = {name: _portable(one) for name, one in operands.items()}
+        self._inputs = {name: portable(one) for name, one in operands.items()}
         self._predicted = 0
         self._started: tuple[Plan, Operation, Trace] | None = None
         self._peaks = 0, 0
@@ -153,7 +153,7 @@ def _slim(plan: Plan) -> Plan:
     return replace(plan, problem=replace(p, a=a, b=b, c=c), found=(), kept=(), done=frozenset(), advice=None)
 
 
-def _portable(operand: Operand) -> Input:
+def portable(operand: Operand) -> Input:
     """Return what a worker opens an operand by. Raises InputError where it cannot be opened there."""
     spec = operand.array
     genotypes = isinstance(spec, Opened)

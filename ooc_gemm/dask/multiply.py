@@ -15,7 +15,7 @@ from ..storage.read import addresses
 from ..support.errors import InputError
 from ..support.memory import parse_size
 from ..support.trace import Trace
-from .cluster import Cluster
+from .cluster import Cluster, portable
 from .workers import Workers, name_of_device
 
 
@@ -251,20 +251,24 @@ class OnWorkers:
         given = self._limit if given is None else given
         return self.workers().memory_limit if given is None else parse_size(given)
 
-    def executor(self, request: Request) -> Cluster:
-        """Returns what carries out one plan, or several of them one after the other."""
-        workers = self.workers(request.device)
+    def check(self, request: Request) -> None:
+        """Refuses what workers cannot open, and a C whose chunks they cannot write."""
+        name_of_device(request.device)
         if request.rechunk:
             only_here("rechunk")
         if request.writes and (request.c is None or addresses.local_path(request.c) is None):
             name = "C" if request.c is None else addresses.describe(request.c)
             raise InputError(f"{name} is not in a folder that workers share; give the path of one")
-        return Cluster(workers, {"a": request.a, "b": request.b})
+        for operand in (request.a, request.b):
+            portable(operand)
+
+    def executor(self, request: Request) -> Cluster:
+        """Returns what carries out one plan, or several of them one after the other."""
+        return Cluster(self.workers(request.device), {"a": request.a, "b": request.b})
 
 
 def carry_out_on(client: Any, request: Request, observer: Observer) -> Result | Recovery:
     """Carry out a request on the cluster of a client; None is the current one. Raises as `multiply`."""
     refuse_event_loop()
-    name_of_device(request.device)
     with computing(OnWorkers(client)):
         return carry_out(request, observer)

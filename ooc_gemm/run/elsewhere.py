@@ -13,9 +13,11 @@ from .executor import Executor
 class Elsewhere(Protocol):
     """Carries out requests."""
 
+    def check(self, request: Any) -> None:
+        """Raise InputError where a `Request` cannot be carried out there, whatever the arrays hold."""
+
     def executor(self, request: Any) -> Executor:
-        """Return what carries out the plan of a `Request`. Raises InputError where it cannot be carried out
-        there."""
+        """Return what carries out the plan of a `Request`."""
 
     def memory_limit(self, given: str | int | None) -> int:
         """The memory limit of each process there, in bytes. given: the limit that is asked for; None for the

@@ -105,7 +105,7 @@ def prepare(
     if (inputs.wanted or tables) and not limits.transforms:
         raise InputError(
             f"{executor.hardware.name} does not centre, scale, weight or look up what it multiplies; "
-            "give the name of a device"
+            "give the name of another device"
         )
     budget = make_budget(settled, inputs, problem, chosen, limits)
     if observer and isinstance(executor, Local):

@@ -12,7 +12,7 @@ from ..storage.read import addresses
 from ..storage.read.vectors import read_vector
 from ..support.errors import InputError
 from ..support.memory import parse_size
-from .elsewhere import limit_of
+from .elsewhere import current, limit_of
 from .finish import Finish, Lower
 from .scalars import scalar
 
@@ -63,7 +63,8 @@ class Operand:
 
     Notes
     -----
-    Only real arrays are transformed, and only by devices of this process, not by a cluster.
+    Only real arrays are transformed. On a cluster, this process finds means and deviations, and the workers
+    transform what they multiply.
     """
 
     array: Any
@@ -174,6 +175,8 @@ class Request:
             raise InputError(
                 "C is open, and would keep what is above its diagonal; give a path, or no triangle"
             )
+        if elsewhere := current():
+            elsewhere.check(self)
         device = self.device_memory_limit
         return replace(
             self,

@@ -24,7 +24,7 @@ LEFT_OUT = {
 """Checks of numpydoc that do not count, and why."""
 NAMES = [f"ooc_gemm.{name}" for name in ooc_gemm.__all__]
 if importlib.util.find_spec("dask"):
-    NAMES += ["ooc_gemm.dask.gram", "ooc_gemm.dask.matmul", "ooc_gemm.dask.multiply"]
+    NAMES += ["ooc_gemm.dask.gram", "ooc_gemm.dask.matmul", "ooc_gemm.dask.multiply", "ooc_gemm.dask.on"]
 VERBS = (
     "Add|Append|Ask|Check|Compare|Compress|Compute|Continue|Copy|Count|Decode|Divide|Draw|Drop|Find|Fit|Give|"
     "Hold|Keep|Leave|List|Make|Measure|Multiply|Plan|Print|Rank|Read|Replace|Run|Score|Show|Spread|Start|Stop|"
