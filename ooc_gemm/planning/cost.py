@@ -48,10 +48,12 @@ def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
     row_touches = touches(s.rows, row_step, s.chunk_rows)
     col_touches = touches(s.cols, col_step, s.chunk_cols)
     count = row_touches * col_touches
+    stacked = s.chunks_of_piece(slot) * s.chunk_rows
     if s.whole:
-        return Pass(nbytes, float(count * s.chunk_bytes), count, count)
+        pieces = touches(s.rows, row_step, stacked) * col_touches
+        return Pass(nbytes, float(count * s.chunk_bytes), pieces, count)
     cuts = max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
-    pieces = touches(s.rows, row_step, s.chunks_of_piece(slot) * s.chunk_rows) * col_touches * cuts
+    pieces = touches(s.rows, row_step, stacked) * col_touches * cuts
     by_rows = rows_apart(s.chunk_cols, min(col_step, s.chunk_cols), s.skipped)
     return Pass(nbytes, 0.0, pieces, s.rows * col_touches if by_rows else count * cuts)
 

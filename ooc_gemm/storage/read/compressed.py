@@ -3,6 +3,9 @@
 file ──► scratch ──► slot      decoded to its place where the whole chunk is wanted
 """
 
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +15,20 @@ from ...planning.problem import Matrix
 from ...planning.schedule import Piece
 from ...support.buffers import PAGE, Bytes, scratch
 from ...support.errors import StoreError, remedy
-from ..format.chunks import Chunks
+from ...support.intervals import overlaps
+from ..format.chunks import Chunks, Shards
 from ..format.codec import Compressor, longest
-from ..io.files import room
+from ..io import short
+from ..io.background import Job
+from ..io.files import LEAST_DIRECT, room
+from ..io.folder import Folder
 from .source import Source
 
 Array = npt.NDArray[Any]
+
+STACKED_BYTES = 256 << 10
+"""Bytes of the largest decoded chunks of which a piece has several. What a larger one takes besides its
+decoding is less than a tenth, and pieces of several would keep fewer readers busy."""
 
 
 class CompressedSource(Source):
@@ -32,8 +43,10 @@ class CompressedSource(Source):
         chunks: Chunks,
         compressor: Compressor,
     ):
-        super().__init__(name, dtype, matrix)
-        self._chunks, self._fill = chunks, fill
+        self._folder = chunks.place if isinstance(chunks.place, Folder) else None
+        stackable = self._folder is not None and matrix.chunk_bytes <= STACKED_BYTES
+        super().__init__(name, dtype, replace(matrix, traits=replace(matrix.traits, stackable=stackable)))
+        self._chunks, self._fill, self._alone = chunks, fill, not isinstance(chunks, Shards)
         self.compressor, self._most = compressor, longest(matrix.chunk_bytes)
         self._room = min(max(matrix.stored or (0,)), self._most) + 2 * PAGE
 
@@ -57,6 +70,44 @@ class CompressedSource(Source):
             return None
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """Decodes one chunk after the other."""
+        s, (i, j), (first, stop) = self.matrix, piece.chunk, piece.rows
+        if stop <= (i + 1) * s.chunk_rows:
+            return self._read(piece, slot)
+        place, nbytes = self._place(piece, slot), 0
+        line = place.shape[1] * self.dtype.itemsize
+        with closing(self._short(piece)) as found:
+            for (i, row, row_stop), data in zip(overlaps(first, stop, s.chunk_rows), found, strict=True):
+                out = slot[(row - first) * line : (row_stop - first) * line]
+                if data is None or len(out) != s.chunk_bytes or not self._decodes(data, out):
+                    nbytes += self._read(piece._replace(chunk=(i, j), rows=(row, row_stop)), out)[1]
+                else:
+                    nbytes += len(data)
+        return place, nbytes
+
+    def _short(self, piece: Piece) -> Generator[Bytes | None, None, None]:
+        """Yield the chunks of a piece as they are stored, where they are short and as long as they were; None
+        for any other."""
+        s, j, folder, jobs = self.matrix, piece.chunk[1], self._folder, list[Job | None]()
+        assert folder is not None, "else a piece is one chunk"
+        assert s.stored is not None, "it was looked at"
+        for i, *_ in overlaps(*piece.rows, s.chunk_rows):
+            size = s.stored[i * s.grid[1] + j]
+            if 0 < size < min(LEAST_DIRECT, self._most):
+                offset, _ = self._chunks.extent(i, j)
+                jobs.append(Job(folder.path(self._chunks.key(i, j)), offset, size))
+            else:
+                jobs.append(None)
+        return short.parts(jobs, scratch("encoded", self._room), self._alone)
+
+    def _decodes(self, data: Bytes, out: Bytes) -> bool:
+        try:
+            self.compressor.decode(data, out)
+        except Exception:  # `_read` meets it again, and says what the matter is
+            return False
+        return True
+
+    def _read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Decodes a whole chunk to its place, and a part of one through scratch memory."""
         s, (i, j) = self.matrix, piece.chunk
         place = self._place(piece, slot)
