@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,25 +108,52 @@ class _Nowhere:
         return _Done()
 
 
+def parts() -> SimpleNamespace:
+    """Return what is measured, of this code or of commits in which all modules lie in one folder."""
+    try:
+        from ooc_gemm.engine.readers import read, wait_for_all
+    except ImportError:
+        from ooc_gemm.execute import _read, _wait_for_all
+        from ooc_gemm.pages import page_aligned
+        from ooc_gemm.plan import cut
+        from ooc_gemm.planner import piece_bytes
+        from ooc_gemm.ring import Ring, Stopped
+        from ooc_gemm.store import open_source
+        from ooc_gemm.tiles import ranges, round_up
+        from ooc_gemm.trace import Trace
+
+        found = {"read": _read, "wait_for_all": _wait_for_all, "piece_bytes": piece_bytes}
+        found |= {"ahead": lambda source: 4 if source.background else 1}
+    else:
+        from ooc_gemm.engine.ring import Ring, Stopped
+        from ooc_gemm.planning.ledger import piece_bytes
+        from ooc_gemm.planning.schedule import cut
+        from ooc_gemm.storage.read import inputs
+        from ooc_gemm.support.buffers import page_aligned
+        from ooc_gemm.support.intervals import ranges, round_up
+        from ooc_gemm.support.trace import Trace
+
+        def open_source(folder: str) -> Any:
+            return inputs.open_input(folder).source
+
+        found = {"read": read, "wait_for_all": wait_for_all, "piece_bytes": piece_bytes}
+        found |= {"ahead": lambda source: 4 if source.asynchronous else 1}
+    both = {"Ring": Ring, "Stopped": Stopped, "Trace": Trace, "cut": cut, "page_aligned": page_aligned}
+    return SimpleNamespace(**found, **both, open_source=open_source, ranges=ranges, round_up=round_up)
+
+
 def measure(folder: str) -> dict[str, float]:
     """Read the array in this process, with one reader, and return its times for each chunk in µs."""
     import numpy as np
     import zarr
 
-    from ooc_gemm.engine.readers import read, wait_for_all
-    from ooc_gemm.engine.ring import Ring, Stopped
-    from ooc_gemm.planning.ledger import piece_bytes
-    from ooc_gemm.planning.schedule import cut
-    from ooc_gemm.storage.read import inputs
-    from ooc_gemm.support.buffers import page_aligned
-    from ooc_gemm.support.intervals import ranges, round_up
-    from ooc_gemm.support.trace import Trace
-
-    source = inputs.open_input(folder).source
+    code = parts()
+    Ring, Stopped, Trace, cut, ranges = code.Ring, code.Stopped, code.Trace, code.cut, code.ranges
+    source = code.open_source(folder)
     s = source.matrix
-    height = round_up(-(-s.rows // 4), s.chunk_rows)
-    slot = piece_bytes(s, height, s.cols, PIECE_BYTES)
-    session, buffers = _Nowhere(), page_aligned(SLOTS, slot)
+    height = code.round_up(-(-s.rows // 4), s.chunk_rows)
+    slot = code.piece_bytes(s, height, s.cols, PIECE_BYTES)
+    session, buffers = _Nowhere(), code.page_aligned(SLOTS, slot)
     for buffer in buffers:
         buffer[:] = 0
 
@@ -137,14 +165,14 @@ def measure(folder: str) -> dict[str, float]:
     for index in range(PASSES + 1):
         ring, trace = Ring(buffers, turns()), Trace()
         session.adds = index == 0
-        ahead = 4 if source.asynchronous else 1
+        ahead = code.ahead(source)
         start, cpu = time.perf_counter(), time.process_time()
         with ThreadPoolExecutor(1) as pool:
-            job = pool.submit(read, ring, session, {"a": source}, trace, ahead, False)
+            job = pool.submit(code.read, ring, session, {"a": source}, trace, ahead, False)
             try:
                 for _ in ranges(s.rows, height):
                     ring.open((0, 0))
-                    wait_for_all(ring, session)
+                    code.wait_for_all(ring, session)
             except Stopped:
                 pass
             ring.close()
