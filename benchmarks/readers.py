@@ -3,8 +3,9 @@
     python benchmarks/readers.py --before COMMIT [--only NAME ...] [--repeat R] [--chunks N] [--out FILE]
 
 Pieces of whole arrays go through the engine's ring into panels that nobody multiplies, so nothing but reading
-is measured: the CPU time (user and system) that the process takes for each chunk, and the seconds of one
-reader thread. Files are in memory already: in the page cache, or in tmpfs. Each measurement is a fresh
+is measured: the CPU time (user and system) that the process takes for each chunk, and the seconds that pass
+with one reader thread, or with as many as `--readers` says. Files in memory have one thread with as many reads
+under way. Files are in memory already: in the page cache, or in tmpfs. Each measurement is a fresh
 process, and both sides take turns on the same files. The figure of a side is the least of its runs, because
 other work on the machine only adds to it. Exit status 1: elements are wrong, or a ratio misses its bar.
 """
@@ -12,6 +13,7 @@ other work on the machine only adds to it. Exit status 1: elements are wrong, or
 import argparse
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -30,6 +32,7 @@ BAR = 0.4
 PASSES = 3
 """Times that a process reads the whole array; the quickest one counts."""
 SLOTS = 8
+"""Slots of the ring for each reader, up to four of them."""
 PIECE_BYTES = 4 << 20
 """Most bytes of a piece, as the planner has it for most plans."""
 
@@ -123,7 +126,7 @@ def parts() -> SimpleNamespace:
         from ooc_gemm.trace import Trace
 
         found = {"read": _read, "wait_for_all": _wait_for_all, "piece_bytes": piece_bytes}
-        found |= {"ahead": lambda source: 4 if source.background else 1}
+        found |= {"in_background": lambda source: source.background}
     else:
         from ooc_gemm.engine.ring import Ring, Stopped
         from ooc_gemm.planning.ledger import piece_bytes
@@ -137,13 +140,13 @@ def parts() -> SimpleNamespace:
             return inputs.open_input(folder).source
 
         found = {"read": read, "wait_for_all": wait_for_all, "piece_bytes": piece_bytes}
-        found |= {"ahead": lambda source: 4 if source.asynchronous else 1}
+        found |= {"in_background": lambda source: source.asynchronous}
     both = {"Ring": Ring, "Stopped": Stopped, "Trace": Trace, "cut": cut, "page_aligned": page_aligned}
     return SimpleNamespace(**found, **both, open_source=open_source, ranges=ranges, round_up=round_up)
 
 
-def measure(folder: str) -> dict[str, float]:
-    """Read the array in this process, with one reader, and return its times for each chunk in µs."""
+def measure(folder: str, readers: int) -> dict[str, float]:
+    """Read the array in this process, and return its times for each chunk in µs."""
     import numpy as np
     import zarr
 
@@ -153,7 +156,7 @@ def measure(folder: str) -> dict[str, float]:
     s = source.matrix
     height = code.round_up(-(-s.rows // 4), s.chunk_rows)
     slot = code.piece_bytes(s, height, s.cols, PIECE_BYTES)
-    session, buffers = _Nowhere(), code.page_aligned(SLOTS, slot)
+    session, buffers = _Nowhere(), code.page_aligned(SLOTS * min(readers, 4), slot)
     for buffer in buffers:
         buffer[:] = 0
 
@@ -165,10 +168,11 @@ def measure(folder: str) -> dict[str, float]:
     for index in range(PASSES + 1):
         ring, trace = Ring(buffers, turns()), Trace()
         session.adds = index == 0
-        ahead = code.ahead(source)
+        threads, ahead = (1, max(4, readers)) if code.in_background(source) else (readers, 1)
         start, cpu = time.perf_counter(), time.process_time()
-        with ThreadPoolExecutor(1) as pool:
-            job = pool.submit(code.read, ring, session, {"a": source}, trace, ahead, False)
+        with ThreadPoolExecutor(threads) as pool:
+            work = code.read, ring, session, {"a": source}, trace, ahead, False
+            jobs = [pool.submit(*work) for _ in range(threads)]
             try:
                 for _ in ranges(s.rows, height):
                     ring.open((0, 0))
@@ -176,7 +180,8 @@ def measure(folder: str) -> dict[str, float]:
             except Stopped:
                 pass
             ring.close()
-            job.result()
+            for job in jobs:
+                job.result()
         count = s.grid[0] * s.grid[1]
         found = {
             "cpu_us": (time.process_time() - cpu) / count * 1e6,
@@ -198,6 +203,7 @@ def compare(cases: list[tuple[str, Case]], sides: dict[str, Path], args: argpars
             for _ in range(args.repeat):
                 for side, root in sides.items():
                     command = [sys.executable, str(Path(__file__)), "--measure", f"{folder}/a"]
+                    command += ["--readers", str(args.readers)]
                     environment = {**os.environ, "PYTHONPATH": str(root)}
                     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, check=True)
                     runs[side].append(json.loads(done.stdout))
@@ -225,12 +231,32 @@ def git(*words: str) -> str:
     ).stdout.strip()
 
 
+def machine() -> dict[str, Any]:
+    """Return what the times depend on besides the code."""
+    import numcodecs
+    import numpy as np
+    import zarr
+
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    name = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
+    return {
+        "cpu": name,
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "zarr": zarr.__version__,
+        "numcodecs": numcodecs.__version__,
+    }
+
+
 def main() -> int:
     """Measure what is asked for, print a table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--before", help="commit to compare with")
     parser.add_argument("--only", nargs="+", default=[], help="names of cases, or of places")
     parser.add_argument("--repeat", type=int, default=5, help="processes of each side")
+    parser.add_argument("--readers", type=int, default=1, help="reader threads, or reads under way")
     parser.add_argument(
         "--chunks", type=int, default=4096, help="chunks of an array, a quarter of large ones"
     )
@@ -240,7 +266,7 @@ def main() -> int:
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(measure(args.measure)))
+        print(json.dumps(measure(args.measure, args.readers)))
         return 0
     if not args.before:
         parser.error("--before is needed")
@@ -259,6 +285,8 @@ def main() -> int:
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "before": git("rev-parse", "--short", args.before),
             "after": git("describe", "--always", "--dirty"),
+            "machine": machine(),
+            "readers": args.readers,
             "load": os.getloadavg(),
             "bar": BAR,
             "cases": records,

@@ -35,7 +35,7 @@ LIBRARIES = {
     "bokeh": ("reporting/figures.py", "reporting/page.py"),
     "jinja2": ("reporting/page.py",),
     "click": ("cli/", "ladder/__main__.py"),
-    "numcodecs": ("storage/format/codec.py", "bench/random_products.py"),
+    "numcodecs": ("storage/format/codec.py", "storage/format/zstd.py", "bench/random_products.py"),
     "google_crc32c": ("storage/format/shards.py",),
     "obstore": ("storage/io/client.py", "storage/io/objects.py"),
     "botocore": ("storage/io/client.py",),
