@@ -3,11 +3,11 @@
     python benchmarks/readers.py --before COMMIT [--only NAME ...] [--repeat R] [--chunks N] [--out FILE]
 
 Pieces of whole arrays go through the engine's ring into panels that nobody multiplies, so nothing but reading
-is measured: the CPU time (user and system) that the process takes for each chunk, and the seconds that pass
-with one reader thread, or with as many as `--readers` says. Files in memory have one thread with as many reads
-under way. Files are in memory already: in the page cache, or in tmpfs. Each measurement is a fresh
-process, and both sides take turns on the same files. The figure of a side is the least of its runs, because
-other work on the machine only adds to it. Exit status 1: elements are wrong, or a ratio misses its bar.
+is measured: the CPU time (user and system) that the process takes for each chunk, and the seconds that pass,
+with one reader thread or as many as `--readers` says. Files in tmpfs have one thread, with as many reads
+under way. All others are in the page cache already. Each measurement is a fresh process, and both sides take turns
+on the same files. The figure of a side is the least of its runs, because other work on the machine only adds
+to it. Exit status 1: elements are wrong, or a ratio misses its bar.
 """
 
 import argparse
@@ -23,7 +23,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,7 +96,7 @@ class _Nowhere:
     """A session whose uploads take no time. `total` adds up what they bring."""
 
     def __init__(self) -> None:
-        self.total, self.adds = 0.0, True
+        self.total, self.adds, self._lock = 0.0, True, Lock()
 
     def host_buffers(self, count: int, nbytes: int) -> list[Any]:
         return []
@@ -107,7 +109,9 @@ class _Nowhere:
 
     def upload(self, source: Any, piece: Any, buffer: int) -> _Done:
         if self.adds:
-            self.total += float(source.sum(dtype="f8"))
+            some = float(source.sum(dtype="f8"))
+            with self._lock:
+                self.total += some
         return _Done()
 
 
@@ -171,8 +175,8 @@ def measure(folder: str, readers: int) -> dict[str, float]:
         threads, ahead = (1, max(4, readers)) if code.in_background(source) else (readers, 1)
         start, cpu = time.perf_counter(), time.process_time()
         with ThreadPoolExecutor(threads) as pool:
-            work = code.read, ring, session, {"a": source}, trace, ahead, False
-            jobs = [pool.submit(*work) for _ in range(threads)]
+            work = partial(code.read, ring, session, {"a": source}, trace, ahead, False)
+            jobs = [pool.submit(work) for _ in range(threads)]
             try:
                 for _ in ranges(s.rows, height):
                     ring.open((0, 0))
@@ -253,7 +257,7 @@ def machine() -> dict[str, Any]:
 def main() -> int:
     """Measure what is asked for, print a table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--before", help="commit to compare with")
+    parser.add_argument("--before", help="commit to compare with, or a folder that holds its ooc_gemm")
     parser.add_argument("--only", nargs="+", default=[], help="names of cases, or of places")
     parser.add_argument("--repeat", type=int, default=5, help="processes of each side")
     parser.add_argument("--readers", type=int, default=1, help="reader threads, or reads under way")
@@ -272,19 +276,22 @@ def main() -> int:
         parser.error("--before is needed")
     cases = [(place, case) for case in CASES for place in ("disk", "memory")]
     cases = [x for x in cases if not args.only or {x[0], x[1].name} & set(args.only)]
-    worktree = Path(tempfile.mkdtemp())
+    given, worktree = Path(args.before).resolve(), Path(tempfile.mkdtemp())
     try:
-        git("worktree", "add", "--detach", str(worktree / "before"), args.before)
+        if not given.is_dir():
+            git("worktree", "add", "--detach", str(worktree / "before"), args.before)
         print(f"{'CPU time of a chunk, µs':23} {'before':>8} {'after':>8} {'ratio':>6} {'wall':>6}")
-        records = compare(cases, {"before": worktree / "before", "after": ROOT}, args)
+        before = given if given.is_dir() else worktree / "before"
+        records = compare(cases, {"before": before, "after": ROOT}, args)
     finally:
-        git("worktree", "remove", "--force", str(worktree / "before"))
+        if not given.is_dir():
+            git("worktree", "remove", "--force", str(worktree / "before"))
         shutil.rmtree(worktree, ignore_errors=True)
     if args.out:
         result = {
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "before": git("rev-parse", "--short", args.before),
-            "after": git("describe", "--always", "--dirty"),
+            "before": args.before if given.is_dir() else git("rev-parse", "--short", args.before),
+            "after": git("describe", "--always", "--dirty") if (ROOT / ".git").exists() else "",
             "machine": machine(),
             "readers": args.readers,
             "load": os.getloadavg(),
