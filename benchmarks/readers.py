@@ -5,9 +5,9 @@
 Pieces of whole arrays go through the engine's ring into panels that nobody multiplies, so nothing but reading
 is measured: the CPU time (user and system) that the process takes for each chunk, and the seconds that pass,
 with one reader thread or as many as `--readers` says. Files in tmpfs have one thread, with as many reads
-under way. All others are in the page cache already. Each measurement is a fresh process, and both sides take turns
-on the same files. The figure of a side is the least of its runs, because other work on the machine only adds
-to it. Exit status 1: elements are wrong, or a ratio misses its bar.
+under way. All others are in the page cache already. Each measurement is a fresh process, and both sides take
+turns on the same files. The figure of a side is the least of its runs, because other work on the machine only
+adds to it. Exit status 1: elements are wrong, or a ratio misses its bar.
 """
 
 import argparse

@@ -14,7 +14,8 @@ class StoreTraits:
     asynchronous: bool = False
     """Whether reads and writes continue in the background once they are started."""
     stackable: bool = False
-    """Whether a piece may consist of several chunks, one below the other, which are copied together."""
+    """Whether a piece may consist of several chunks, one below the other, which one task reads and which are
+    copied together."""
     listable: bool = True
     """Whether the store lists what it holds, and replaces an object only if no other process has changed
     it."""
