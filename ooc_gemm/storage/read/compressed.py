@@ -79,8 +79,9 @@ class CompressedSource(Source):
         with closing(self._short(piece)) as found:
             for (i, row, row_stop), data in zip(overlaps(first, stop, s.chunk_rows), found, strict=True):
                 out = slot[(row - first) * line : (row_stop - first) * line]
-                if data is None or len(out) != s.chunk_bytes or not self._decodes(data, out):
-                    nbytes += self._read(piece._replace(chunk=(i, j), rows=(row, row_stop)), out)[1]
+                one = piece._replace(chunk=(i, j), rows=(row, row_stop))
+                if data is None or not self._decodes(data, one, out):
+                    nbytes += self._read(one, out)[1]
                 else:
                     nbytes += len(data)
         return place, nbytes
@@ -100,28 +101,37 @@ class CompressedSource(Source):
                 jobs.append(None)
         return short.parts(jobs, scratch("encoded", self._room), self._alone)
 
-    def _decodes(self, data: Bytes, out: Bytes) -> bool:
+    def _decodes(self, data: Bytes, piece: Piece, place: Bytes) -> bool:
         try:
-            self.compressor.decode(data, out)
+            self._decode(data, piece, place)
         except Exception:  # `_read` meets it again, and says what the matter is
             return False
         return True
 
-    def _read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """Decodes a whole chunk to its place, and a part of one through scratch memory."""
+    def _decode(self, data: Bytes, piece: Piece, place: Bytes) -> None:
+        """Decode what is stored of a chunk: to its place where the whole chunk is wanted, otherwise through
+        scratch memory. `place`: as many bytes as the piece has."""
         s, (i, j) = self.matrix, piece.chunk
-        place = self._place(piece, slot)
-        whole = place.nbytes == s.chunk_bytes
-        out = (
-            place.reshape(-1).view(np.uint8) if whole else scratch("decoded", s.chunk_bytes)[: s.chunk_bytes]
-        )
+        if len(place) == s.chunk_bytes:
+            self.compressor.decode(data, place)
+            return
+        out = scratch("decoded", s.chunk_bytes)[: s.chunk_bytes]
+        self.compressor.decode(data, out)
+        row, col = i * s.chunk_rows, j * s.chunk_cols
+        chunk = out.view(self.dtype).reshape(s.chunk_rows, s.chunk_cols)
+        rows = slice(piece.rows[0] - row, piece.rows[1] - row)
+        np.copyto(self._place(piece, place), chunk[rows, piece.cols[0] - col : piece.cols[1] - col])
+
+    def _read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """Reads and decodes one chunk, or a part of it."""
+        (i, j), place = piece.chunk, self._place(piece, slot)
         try:
             data = self.encoded(i, j)
             if data is None:
                 self._missing(piece, self._chunks.key(i, j))
                 place[...] = self._fill
                 return place, 0
-            self.compressor.decode(data, out)
+            self._decode(data, piece, slot[: place.nbytes])
         except (MemoryError, StoreError):
             raise
         except Exception as error:
@@ -130,9 +140,4 @@ class CompressedSource(Source):
                 f"{self.name}: chunk {key} cannot be read or decoded ({error}); "
                 f"{remedy(error, 'write it again')}"
             ) from error
-        if not whole:
-            row, col = i * s.chunk_rows, j * s.chunk_cols
-            chunk = out.view(self.dtype).reshape(s.chunk_rows, s.chunk_cols)
-            rows = slice(piece.rows[0] - row, piece.rows[1] - row)
-            np.copyto(place, chunk[rows, piece.cols[0] - col : piece.cols[1] - col])
         return place, len(data)
