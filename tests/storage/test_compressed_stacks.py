@@ -216,3 +216,13 @@ def test_zstd_fills_its_place_exactly_or_says_no():
         assert size != 1000 or np.array_equal(memory[:1000], values)
     for wrong in (data[:-1], data[1:], data[:0], data[:4], np.append(data, data)):
         assert not zstd.decode(wrong, np.empty(1000, "u1"))
+
+
+def test_parts_of_chunks_in_a_stack_are_read_once(tmp_path, monkeypatch):
+    """`encoded` reads a chunk alone, where something is odd about it."""
+    values = small(tmp_path / "a")
+    source = inputs.open_input(str(tmp_path / "a")).source
+    monkeypatch.setattr(source, "encoded", lambda i, j: pytest.fail(f"chunk {i}, {j} is read again"))
+    for rows, cols in ((0, 320), (0, 24)), ((5, 315), (0, 24)), ((0, 320), (3, 20)):
+        found = pieces(source, rows, cols, 1 << 20)
+        assert all(np.array_equal(view, values[slice(*x.rows), slice(*x.cols)]) for x, view, _ in found)
