@@ -29,17 +29,18 @@
 #error "wgmma exists on sm_90a only"
 #endif
 
+#include "common/types.cuh"
 #include "common/async_copy.cuh"
+#include "common/barriers.cuh"
 #include "common/cluster.cuh"
 #include "common/element_types.cuh"
 #include "common/planes.cuh"
+#include "common/tensor_copies.cuh"
 #include "common/tile_order.cuh"
-#include "common/types.cuh"
+#include "common/wgmma.cuh"
 
 constexpr int CONSUMERS = BM / 64;
 constexpr int THREADS = 128 * (1 + CONSUMERS);
-constexpr int K_ROW = BK * ELEMENT_BYTES;  // bytes of a row of a K-major tile
-constexpr int ACC = BN / 2;                // sums a consumer thread holds: 64·BN / 128
 constexpr int A_BYTES = BM * K_ROW, B_BYTES = BN * K_ROW;  // of one plane in one stage
 constexpr int STAGE_BYTES = PLANES * (A_BYTES + B_BYTES);
 constexpr int STEPS_TO_PROMOTE = PROMOTE ? PROMOTE / BK : 1;
@@ -48,153 +49,10 @@ constexpr int STEPS_TO_PROMOTE = PROMOTE ? PROMOTE / BK : 1;
 constexpr bool DEALT = RESIDENT == 1 && CONSUMERS == 2;
 constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224;
 
-static_assert(TYPE == FLOAT16 || (!A_MN && !B_MN), "only 16-bit operands may be MN-major");
-static_assert(K_ROW == 128 || K_ROW == 64, "a row of a K-major tile is one span of the swizzle");
 static_assert(BM == 128 || BM == 64, "one or two consumers: the registers are dealt out for those");
-static_assert((!B_MN || BN % 64 == 0), "instructions have 64 rows, MN-major boxes 64 columns");
-static_assert(BN == 64 || BN == 192 || BN == 256, "the instructions written out below");
 static_assert(!PROMOTE || PROMOTE % BK == 0, "sums are handed over between stages");
 static_assert(RESIDENT == 1 || ACC <= 32, "two thread blocks share the registers");
 static_assert(RESIDENT * (STAGES * STAGE_BYTES + 1024) <= 226 * 1024, "shared memory of a multiprocessor");
-
-struct alignas(64) TensorMap {
-    u64 opaque[16];
-};
-
-// ---- what a warpgroup says to the hardware ---------------------------------------------------------------
-
-__device__ __forceinline__ void barrier_init(u32 barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
-}
-
-__device__ __forceinline__ void barrier_expect(u32 barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n}" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-
-// At the barrier of the same address in block `rank` of the cluster. Not `.release.cluster`, which would wait
-// for all of the thread's writes to global memory; who arrives has only read.
-__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {
-    asm volatile(
-        "{\n.reg .b32 there;\n"
-        "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
-        "r"(rank)
-        : "memory");
-}
-
-// The box at (x, y), x along the contiguous axis; `everywhere`: to all blocks of the cluster.
-template <bool everywhere>
-__device__ __forceinline__ void bring(u32 to, const TensorMap& map, int x, int y, u32 barrier) {
-    if constexpr (everywhere) {
-        asm volatile(
-            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-            " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-            "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(static_cast<unsigned short>((1 << CLUSTER) - 1))
-            : "memory");
-    } else {
-        asm volatile(
-            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-            " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-            "l"(&map), "r"(x), "r"(y), "r"(barrier)
-            : "memory");
-    }
-}
-
-__device__ __forceinline__ u32 cluster_rank() {
-    u32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-// Accumulators belong to the tensor cores between `begin` and `finish`.
-__device__ __forceinline__ void begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int pending>
-__device__ __forceinline__ void finish() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-}
-
-// Where a tile lies in shared memory, as the tensor cores are told: address, the distance between blocks of
-// 64 along m or n (MN-major) and between groups of eight rows, in units of 16 bytes; and the swizzle.
-template <bool mn>
-__device__ __forceinline__ u64 descriptor(u32 address) {
-    constexpr u64 row = mn ? 128 : K_ROW;
-    constexpr u64 swizzle = row == 128 ? 1 : 2;
-    constexpr u64 leading = mn ? BK * 128 : 16;
-    return (swizzle << 62) | ((8 * row >> 4) << 32) | ((leading >> 4) << 16) | ((address & 0x3ffff) >> 4);
-}
-
-// Bytes from one instruction's k to the next within a stage.
-template <bool mn>
-constexpr int k_stride = mn ? K_STEP * 128 : 32;
-
-// The instruction names all of a thread's sums: they are listed 32 at a time.
-#define NAMES_0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define NAMES_1 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define NAMES_2 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define NAMES_3 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define SUM(i) SUM_REGISTER(d[i])
-#define SUMS_4(i) SUM(i), SUM(i + 1), SUM(i + 2), SUM(i + 3)
-#define SUMS_32(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12), SUMS_4(i + 16), SUMS_4(i + 20), SUMS_4(i + 24), SUMS_4(i + 28)
-#if BN == 64
-#define SHAPE "m64n64"
-#define SUMS SUMS_32(0)
-#define NAMES NAMES_0
-#define A_B_P "%32, %33, p"
-#define KEEP "%34"
-#elif BN == 192
-#define SHAPE "m64n192"
-#define SUMS SUMS_32(0), SUMS_32(32), SUMS_32(64)
-#define NAMES NAMES_0 NAMES_1 NAMES_2
-#define A_B_P "%96, %97, p"
-#define KEEP "%98"
-#else
-#define SHAPE "m64n256"
-#define SUMS SUMS_32(0), SUMS_32(32), SUMS_32(64), SUMS_32(96)
-#define NAMES NAMES_0 NAMES_1 NAMES_2 NAMES_3
-#define A_B_P "%128, %129, p"
-#define KEEP "%130"
-#endif
-#define DIGIT(x) #x
-#define TEXT(x) DIGIT(x)
-#if TYPE == 1
-#define KIND "k16.f32.f16.f16"
-#define SIGNS ", 1, 1, " TEXT(A_MN) ", " TEXT(B_MN)
-#elif TYPE == 2
-#define KIND "k8.f32.tf32.tf32"
-#define SIGNS ", 1, 1"
-#else
-#define KIND "k32.s32." A_INT8 "." B_INT8
-#define SIGNS ""
-#endif
-
-// d ← (keep ? d : 0) + a·b for one K_STEP, under way until `finish`.
-__device__ __forceinline__ void multiply(S (&d)[ACC], u64 a, u64 b, int keep) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " KEEP ", 0;\n"
-                 "wgmma.mma_async.sync.aligned." SHAPE KIND " {" NAMES "}, " A_B_P SIGNS ";\n}"
-                 : SUMS
-                 : "l"(a), "l"(b), "r"(keep));
-}
-
-// The compiler must not read sums earlier than this.
-__device__ __forceinline__ void settle(S (&d)[ACC]) {
-#pragma unroll
-    for (int i = 0; i < ACC; ++i) asm volatile("" : SUM(i)::"memory");
-}
-
-template <int COUNT>
-struct alignas(COUNT * sizeof(S)) Vector {
-    S x[COUNT];
-};
 
 // The sums of one warp, 16 rows from `row` and BN columns from `col`, to C: COUNT elements at once, whose
 // places are aligned. With three products (k > 0), they are scaled first.

@@ -32,7 +32,8 @@ def shipped(arch: str) -> list[Config]:
 def _products(number: int) -> Iterator[Config]:
     """Yield the kernels of products."""
     for kernel in KERNELS.values():
-        if (kernel.launcher == "launch" and kernel.name != "ffma") or not kernel.runs_on(number):
+        in_ladder = kernel.launcher in ("launch", "rung") and kernel.name != "ffma"
+        if in_ladder or not kernel.runs_on(number):
             continue
         if number == 90 and kernel.name in ("mma-fp16x3", "mma-fp16", "mma-int8"):
             continue  # wgmma takes their place

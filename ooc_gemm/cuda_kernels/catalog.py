@@ -34,8 +34,9 @@ class Kernel:
     """The only compute capability that has its instructions, times ten; None if others have them, too."""
     choose: Callable[[list[Config], int, int, int, int], Config] = lambda configs, m, n, k, _: configs[0]
     """(configurations, m, n, k, multiprocessors) → the configuration to use if none was measured."""
-    launcher: Literal["launch", "wgmma", "mma"] = "launch"
-    """The module that knows its arguments: `launch` for the signature that the ladder and ffma share."""
+    launcher: Literal["launch", "rung", "wgmma", "mma"] = "launch"
+    """Who knows its arguments: `launch` for the signature that the ladder and ffma share, `rung` for
+    `wgmma.Rung`, or the module."""
 
     def runs_on(self, capability: int) -> bool:
         """Return whether GPUs of a compute capability, times ten, have its instructions."""
@@ -83,6 +84,23 @@ def _rungs() -> list[Kernel]:
         ),
     )
     return [Kernel(name, text, dtypes, configs, transposes=False) for name, text, dtypes, configs in rungs]
+
+
+def _hopper_rungs() -> list[Kernel]:
+    """Return the last rungs of the ladder, which `wgmma.Rung` launches."""
+    explained = {
+        "warpgroup": "Hopper's copy engine brings tiles, one warpgroup multiplies them",
+        "ring": "copies run ahead in a ring of stages, with barriers",
+        "producer": "one warpgroup orders copies, two multiply and have its registers",
+        "clusters": "pairs of thread blocks share tiles by multicast, on a persistent grid",
+    }
+    return [
+        Kernel(
+            name, text, ("float16",), ladder.hopper(name), transposes=False, min_arch=90, only_arch=90,
+            launcher="rung",
+        )
+        for name, text in explained.items()
+    ]  # fmt: skip
 
 
 def _of_kind(
@@ -134,6 +152,7 @@ KERNELS = {
     kernel.name: kernel
     for kernel in (
         *_rungs(),
+        *_hopper_rungs(),
         Kernel(
             "ffma",
             "shared-memory tiles, register blocks, double buffering: the fastest without tensor cores",

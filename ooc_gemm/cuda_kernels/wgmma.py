@@ -1,5 +1,5 @@
 """Launches kernels/production/wgmma.cu, which uses Hopper's tensor cores: tensor maps, and a grid that stays
-on the device. Where an operand would be transposed for only a few rows or columns of the other, mma.cu takes
+on the device; and the rungs of the ladder that lead to it. Where an operand would be transposed for only a few rows or columns of the other, mma.cu takes
 it as it lies.
 """
 
@@ -99,13 +99,33 @@ class Wgmma(Mma):
         return tensor_map(dtype, operand.ptr, max(1, width), max(1, height), ld * size, box)
 
 
+class Rung(Wgmma):
+    """The rungs warpgroup, ring, producer and clusters of the ladder, which take A and B as stored."""
+
+    def _shipped(self, a_mn: bool, b_mn: bool) -> list[Config]:
+        return KERNELS[self.kind].configs(self._types["a"], False, False)
+
+    def _choose(self, m: int, n: int, k: int) -> tuple[Config, int]:
+        return self.configs[0], 1
+
+    def _multiply(self, config: Config, slices: int, product: Product, split: Split, stream: Any) -> None:
+        m, n, k, c, i32 = product.m, product.n, product.k, product.c, np.int32
+        maps = self._map(config, "a", k, product.a, m), self._map(config, "b", k, product.b, n)
+        alpha, beta = self._factors(product)
+        args = *maps, i32(m), i32(n), i32(k), alpha, beta, np.uintp(c.ptr), np.int64(c.ld)
+        cluster, (grid,) = config.value("CLUSTER"), config.grid(m, n)
+        if self.kind == "clusters":  # they stay for many tiles
+            grid = min(self._multiprocessors // cluster, grid)
+        self._function(config)((grid * cluster,), config.block, args, stream, config.shared_bytes)
+
+
 def open_tensor_gemm(
     kernel: str, trans_a: bool, trans_b: bool, a_type: str, b_type: str, config: Config | None = None
 ) -> Mma:
-    """Open a kernel of the catalog whose launcher is wgmma or mma. The arguments are those of
+    """Open a kernel of the catalog whose launcher is not `launch`. The arguments are those of
     `TensorGemm`."""
-    kind = Wgmma if KERNELS[kernel].launcher == "wgmma" else Mma
-    return kind(kernel, trans_a, trans_b, a_type, b_type, config)
+    kinds: dict[str, type[Mma]] = {"rung": Rung, "wgmma": Wgmma, "mma": Mma}
+    return kinds[KERNELS[kernel].launcher](kernel, trans_a, trans_b, a_type, b_type, config)
 
 
 def tensor_map(dtype: str, ptr: int, width: int, height: int, pitch: int, box: tuple[int, int]) -> Any:

@@ -155,8 +155,9 @@ def arithmetic(kernel: str, case: Case, why: str) -> Arithmetic | None:
     if kind == "fp16x3":
         fits, panel, block = case.float32, _FLOAT32, _FLOAT32
         more: dict[str, Any] = {"pitch": 64, "line_bytes": BYTES_PER_LINE}
-    elif kind == "fp16":
-        fits, panel, block, more = case.half, case.a, _FLOAT32, {"pitch": 8}
+    elif known.dtypes == ("float16",):  # fp16, and rungs of the ladder
+        along_k = (None, None) if known.transposes else (True, False)
+        fits, panel, block, more = case.half, case.a, _FLOAT32, {"pitch": 8, "along_k": along_k}
     elif kind == "tf32":
         fits, panel, block = case.float32, case.wide, case.wide
         more = {"pitch": 4, "along_k": (True, True), "operand_error": _TF32_ERROR}
