@@ -50,7 +50,7 @@ class Wgmma(Mma):
         if not strips.lower or strips.rows or m <= LEAST_STRIP:
             return False
         config, slices = self.choose(m, n, product.k)
-        if slices > 1 or config.kernel == "mma":
+        if slices > 1 or config.kernel != "wgmma":
             return False
         product = self._turn_operands(config, product, stream)
         self._launch(config, 1, product, split, stream, (strips.per_row(m, n), strips.above))

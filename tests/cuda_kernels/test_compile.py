@@ -99,7 +99,7 @@ def test_every_configuration_is_compiled_for_every_set_of_instructions(name: str
     configs = _shipped(catalog.KERNELS[name])
     for archs in SETS:
         shares = [_share(configs, arch) for arch in archs]
-        assert all(shares)
+        assert all(shares) or not _runs_on(catalog.KERNELS[name], archs[0])
         assert sorted(map(repr, itertools.chain(*shares))) == sorted(map(repr, configs))
 
 
@@ -209,7 +209,7 @@ def test_another_header_makes_another_cubin(monkeypatch: pytest.MonkeyPatch) -> 
     assert compiler.compile_kernel(SMALL, "sm_80") == b"another"
 
 
-def test_headers_are_shared_and_the_ladder_needs_none() -> None:
+def test_headers_are_shared_and_the_classical_ladder_needs_none() -> None:
     """Every header serves several kernels and includes none itself, which `headers` would not find."""
     folder = compiler._kernels()
     uses = {path: compiler.headers(path.read_text("utf-8")) for path in folder.glob("*/*.cu")}
@@ -220,7 +220,7 @@ def test_headers_are_shared_and_the_ladder_needs_none() -> None:
         assert sum(f"common/{path.name}" in used for used in uses.values()) > 1, path
     for path, used in uses.items():
         assert path.read_text("utf-8").count("#include") == len(used), path
-        assert path.parent.name != "ladder" or not used
+        assert path.parent.name != "ladder" or not used or catalog.KERNELS[path.stem].launcher == "rung"
     names = [path.name for path in uses]
     assert len(set(names)) == len(names), "kernels are found by their names alone"
 

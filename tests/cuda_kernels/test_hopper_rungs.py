@@ -11,6 +11,7 @@ from ooc_gemm.cuda_kernels.build import shipped
 from ooc_gemm.cuda_kernels.catalog import KERNELS
 from ooc_gemm.cuda_kernels.compile import kernel_source
 from ooc_gemm.cuda_kernels.config import Config
+from ooc_gemm.cuda_kernels.product import Strips
 from ooc_gemm.devices.cuda.choice import Case, arithmetic, fastest
 
 RUNGS = "warpgroup", "ring", "producer", "clusters"
@@ -106,3 +107,18 @@ def test_agrees_with_numpy(cupy: Any, name: str, config: Config) -> None:
             assert (error <= bound).all(), case  # False where NaN
             after[1:-1, :n] = before[1:-1, :n] = 0
             assert np.array_equal(after, before, equal_nan=True), f"around C, {case}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RUNGS)
+def test_a_symmetric_result_is_made_up_to_the_diagonal(cupy: Any, name: str) -> None:
+    from ooc_gemm.cuda_kernels.wgmma import open_tensor_gemm
+
+    rng, (m, k), stream = np.random.default_rng(3), (1500, 200), cupy.cuda.get_current_stream()
+    a = rng.standard_normal((m, k)).astype("f2")
+    da, db, found = stored(cupy, a), stored(cupy, np.ascontiguousarray(a.T)), cupy.zeros((m, m), "f4")
+    left, right = ((x.data.ptr, x.shape[1]) for x in (da, db))
+    given = as_product(m, m, k, 1, *left, *right, 0, found.data.ptr, m)
+    open_tensor_gemm(name, False, False, "float16", "float16")(given, stream, strips=Strips(lower=True))
+    x = a.astype("f8")
+    assert not np.tril(abs(found.get() - x @ x.T) > 2 * EPS * (abs(x) @ abs(x.T))).any()
