@@ -1,6 +1,6 @@
 """Launches kernels/production/wgmma.cu, which uses Hopper's tensor cores: tensor maps, and a grid that stays
-on the device; and the rungs of the ladder that lead to it. Where an operand would be transposed for only a few rows or columns of the other, mma.cu takes
-it as it lies.
+on the device; and the rungs of the ladder that lead to it. Where an operand would be transposed for only a
+few rows or columns of the other, mma.cu takes it as it lies.
 """
 
 import ctypes
