@@ -22,7 +22,7 @@ __device__ __forceinline__ void store_sums(const S (&d)[ACC], S* __restrict__ C,
         for (int j = 0; j < BN / 8; ++j) {
             const int c = col + 8 * j;
             S x = alpha * d[4 * j + 2 * half], y = alpha * d[4 * j + 2 * half + 1];
-            if (c >= n) return;
+            if (c >= n) break;
             if (beta != 0) {  // or C is not read
                 x += beta * line[c];
                 if (c + 1 < n) y += beta * line[c + 1];
