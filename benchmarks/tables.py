@@ -5,8 +5,8 @@ of several results.
 
     python benchmarks/tables.py [--check]        --check writes nothing; exit status 1 if a page differs
 
-Results of kernels (`kernels_*.json`) are what `ooc-gemm bench kernels --json` prints; where there are none
-yet, there is nothing between the markers.
+Results of kernels (`kernels_*.json`, `rungs_*.json`) are what `ooc-gemm bench kernels --json` prints; where there
+are none yet, there is nothing between the markers.
 """
 
 import argparse
@@ -242,10 +242,11 @@ def kernels_table(report: dict[str, Any]) -> str:
 
 def kernels_note(report: dict[str, Any]) -> str:
     device, versions = report["device"], report["versions"]
+    commit = f", commit {report['commit'][:7]}" if "commit" in report else ""
     return (
         f"{device['name']}, medians of {report['repeat']} in turns on random data; in brackets the ratio to "
         f"cuBLAS of the same type and precision. cuBLAS {versions['cublas']}, CuPy {versions['cupy']}; "
-        f"{report['date'][:10]}."
+        f"{report['date'][:10]}{commit}."
     )
 
 
@@ -312,7 +313,7 @@ def render(text: str) -> str:
     """Return a page with its tables filled in."""
 
     def block(match: re.Match[str]) -> str:
-        path, kernels = RESULTS / f"{match[2]}.json", match[2].startswith("kernels_")
+        path, kernels = RESULTS / f"{match[2]}.json", match[2].startswith(("kernels_", "rungs_"))
         if not path.is_file():
             if kernels:
                 return f"{match[1]}{match[4]}"

@@ -419,6 +419,10 @@ def test_readme_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "| ffma | failed | 52 (1.01) |" in full
     assert "| cublas | 51.5 | 51.5 |" in full
     assert tables.render(full) == full
+    (tmp_path / "rungs_h200.json").write_text(json.dumps({**_report(), "commit": "1234567"}))
+    rungs = tables.render(text.replace("kernels", "rungs"))
+    assert "| cublas | 51.5 | 51.5 |" in rungs
+    assert ", commit 1234567.\n" in rungs
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------
