@@ -9,7 +9,7 @@ import click
 from ..cuda_kernels.catalog import KERNELS
 from ..support.errors import DeviceError, InputError
 from .experiments import COLUMNS, COUNTS, EXPERIMENTS, roof, table
-from .rungs import RUNGS, Outcome, Run, climb
+from .rungs import HOPPER_RUNGS, RUNGS, Outcome, Run, climb
 
 _UNITS = "operations, loads, lines, shared and passes: for each of the m·n·k multiply-adds of the product"
 
@@ -44,11 +44,13 @@ _UNITS = "operations, loads, lines, shared and passes: for each of the m·n·k m
 )
 @click.option("--json", "as_json", is_flag=True, help="Print all counts as JSON.")
 def main(rungs: tuple[str, ...], experiment: str | None, as_json: bool, **given: Any) -> None:
-    """Run RUNGS of the ladder (kernels/ladder) without a GPU, all by default.
+    """Run RUNGS of the ladder (kernels/ladder) without a GPU, by default all up to warptile.
 
     The CUDA kernels are compiled with g++, run on the CPU under sanitizers, and compared with NumPy. The
     table shows how many operations they make, and how often they access memory. Counts are those of the
     source: a compiler may keep a number in a register that the source reads twice.
+
+    The last rungs, warpgroup, ring, producer and clusters, need a Hopper GPU and cannot be emulated.
     """
     try:
         outcomes = climb(EXPERIMENTS[experiment].runs() if experiment else _runs(rungs, **given))
@@ -74,6 +76,8 @@ def main(rungs: tuple[str, ...], experiment: str | None, as_json: bool, **given:
         run = outcomes[0].run
         click.echo(f"C {run.m}×{run.n}, k = {run.k}, {run.config.dtype}, on the CPU\n")
         _show(outcomes, ("rung", *COUNTS), {})
+        if not rungs:
+            click.echo(f"\n{', '.join(HOPPER_RUNGS)}: need a Hopper GPU and cannot be emulated.")
     raise SystemExit(0 if all(outcome.correct for outcome in outcomes) else 3)
 
 

@@ -14,6 +14,7 @@ from ooc_gemm.cuda_kernels.roofline import work
 from ooc_gemm.ladder import RUNGS, Counts, Run, climb, experiments, rungs
 from ooc_gemm.ladder import __main__ as command
 from ooc_gemm.ladder.emulator import SIGNATURE, Emulator, Problem, compiler_missing
+from ooc_gemm.ladder.rungs import HOPPER_RUNGS
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "ladder.ipynb"
 
@@ -46,6 +47,7 @@ def test_the_naive_kernel_reads_two_elements_for_each_product():
     ("args", "message"),
     [
         (["ladder"], "There is no rung 'ladder'"),
+        (["naive", "producer"], "'producer' needs a GPU of compute capability 9.0"),
         (["warptile", "--dtype", "int32"], "takes float32, float64, not int32"),
         (["naive", "--size", "513"], "512×512"),
         (["naive", "--k", "0"], "1 or more"),
@@ -55,6 +57,19 @@ def test_what_cannot_be_run_is_refused(args, message):
     status, output = said(*args)
     assert status == 2
     assert message in output
+
+
+def test_rungs_that_need_a_gpu_are_named():
+    _, help_text = said("--help")
+    assert f"{', '.join(HOPPER_RUNGS[:-1])} and {HOPPER_RUNGS[-1]}" in " ".join(help_text.split())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_the_list_of_all_rungs_ends_with_those_that_need_a_gpu():
+    status, output = said("--size", "9")
+    assert status == 0, output
+    assert output.splitlines()[-1].startswith(f"{', '.join(HOPPER_RUNGS)}: ")
 
 
 def test_a_missing_compiler_is_named(monkeypatch):
