@@ -5,8 +5,8 @@ of several results.
 
     python benchmarks/tables.py [--check]        --check writes nothing; exit status 1 if a page differs
 
-Results of kernels (`kernels_*.json`, `rungs_*.json`) are what `ooc-gemm bench kernels --json` prints; where there
-are none yet, there is nothing between the markers.
+Results of kernels (`kernels_*.json`, `rungs_*.json`) are what `ooc-gemm bench kernels --json` prints; where
+there are none yet, there is nothing between the markers.
 """
 
 import argparse

@@ -36,12 +36,12 @@ class Run:
     @classmethod
     def of(cls, rung: str, m: int, n: int, k: int, dtype: str = "float32", index: int = 0) -> "Run":
         """Return the run of a rung's configuration number `index` (default: 0, the fastest on a GPU). Raises
-        InputError if there is no such rung, if it needs a GPU, if it does not take the type, or if a matrix is
-        too large."""
+        InputError if there is no such rung, if it needs a GPU, if it does not take the type, or if a matrix
+        is too large."""
         if rung in HOPPER_RUNGS:
             raise InputError(
-                f"The rung {rung!r} needs a GPU of compute capability 9.0 (Hopper): its instructions cannot be "
-                f"emulated on the CPU. On such a GPU, ooc-gemm bench kernels --kernel {rung} times it."
+                f"The rung {rung!r} needs a GPU of compute capability 9.0 (Hopper): its instructions cannot "
+                f"be emulated on the CPU. On such a GPU, ooc-gemm bench kernels --kernel {rung} times it."
             )
         if rung not in RUNGS:
             raise InputError(f"There is no rung {rung!r}; there are {', '.join(RUNGS)}.")
