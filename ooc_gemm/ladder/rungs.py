@@ -41,7 +41,7 @@ class Run:
         if rung in HOPPER_RUNGS:
             raise InputError(
                 f"The rung {rung!r} needs a GPU of compute capability 9.0 (Hopper): its instructions cannot "
-                f"be emulated on the CPU. On such a GPU, ooc-gemm bench kernels --kernel {rung} times it."
+                "be emulated on the CPU. On such a GPU `ooc-gemm bench kernels` times it."
             )
         if rung not in RUNGS:
             raise InputError(f"There is no rung {rung!r}; there are {', '.join(RUNGS)}.")
