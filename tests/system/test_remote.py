@@ -344,6 +344,35 @@ def test_memory_stays_within_its_limit(shelf, proxy, compressor, limit, least):
     assert readers >= least
 
 
+ENDS_FIRST = """
+import asyncio, sys, threading, time
+import ooc_gemm
+
+class Slow(asyncio.SelectorEventLoop):  # threads that bring an answer lose their core before they return
+    def _write_to_self(self):
+        super()._write_to_self()
+        if threading.get_ident() not in {thread.ident for thread in threading.enumerate()}:
+            time.sleep(0.3)
+
+asyncio.new_event_loop = Slow
+a, b, c = sys.argv[1:]
+ooc_gemm.multiply(a, b, c, device="cpu", memory_limit="600MiB")
+"""
+
+
+def test_a_process_may_end_while_an_answer_is_handed_over(shelf):
+    put(f"{shelf}/a", A)
+    put(f"{shelf}/b", B)
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_FIRST, *(f"{shelf}/{name}" for name in "abc")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert np.array_equal(got(f"{shelf}/c"), C)
+
+
 # --------------------------------------------------------------------------------------------- continuing
 
 

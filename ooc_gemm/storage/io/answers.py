@@ -1,9 +1,13 @@
 """Waits for the answers of asynchronous stores, with a time limit."""
 
 import asyncio
+import atexit
+import sys
 import threading
+import time
 from collections.abc import Coroutine
 from concurrent.futures import Future, wait
+from functools import cache
 from typing import Any, TypeVar
 
 from zarr.storage import LocalStore
@@ -21,6 +25,30 @@ SLOWEST = 1 << 20
 abandoned = threading.Event()
 """Set when a run has stopped waiting for a store whose thread may never end."""
 
+DELIVERY = 2.0
+"""Most seconds that the end of the process waits for threads of clients that run Python."""
+
+
+@cache
+def _deliver_before_exit() -> None:
+    """Wait, at the end of this process, for the threads of clients that run Python."""
+    atexit.register(_wait_for_deliveries)
+
+
+def _wait_for_deliveries() -> None:
+    """Wait until no thread that Python has not started runs Python.
+
+    A thread of a client hands an answer to the event loop in Python, and the one that waited for the answer may
+    end the process before that thread has returned. Python before 3.14 then ends the thread, below which is
+    code of Rust, and the process aborts (https://github.com/PyO3/pyo3-async-runtimes/issues/40).
+    """
+    end = time.monotonic() + DELIVERY
+    while time.monotonic() < end:
+        ours = {thread.ident for thread in threading.enumerate()}
+        if sys._current_frames().keys() <= ours:
+            return
+        time.sleep(0.001)
+
 
 class Answers:
     """Waits for coroutines as zarr's `sync` does, but with a time limit, because a store may never answer."""
@@ -29,6 +57,8 @@ class Answers:
         """store: the zarr store that answers; a local one has no time limit. nbytes: the most bytes that one
         request moves, which extend the time limit."""
         self._seconds = None if isinstance(store, LocalStore) else TIMEOUT + nbytes / SLOWEST
+        if self._seconds is not None:
+            _deliver_before_exit()
         self._waiting: set[Future[Any]] = set()
         self._cancelled = False
         self._lock = threading.Lock()
