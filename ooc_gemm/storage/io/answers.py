@@ -38,9 +38,9 @@ def _deliver_before_exit() -> None:
 def _wait_for_deliveries() -> None:
     """Wait until no thread that Python has not started runs Python.
 
-    A thread of a client hands an answer to the event loop in Python, and the one that waited for the answer may
-    end the process before that thread has returned. Python before 3.14 then ends the thread, below which is
-    code of Rust, and the process aborts (https://github.com/PyO3/pyo3-async-runtimes/issues/40).
+    A thread of a client hands an answer to the event loop in Python, and whoever waited for it may end the
+    process before that thread has returned. Python before 3.14 then ends the thread, below which is code of
+    Rust, and the process aborts (https://github.com/PyO3/pyo3-async-runtimes/issues/40).
     """
     end = time.monotonic() + DELIVERY
     while time.monotonic() < end:
