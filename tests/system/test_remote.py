@@ -360,6 +360,7 @@ ooc_gemm.multiply(a, b, c, device="cpu", memory_limit="600MiB")
 """
 
 
+@pytest.mark.slow
 def test_a_process_may_end_while_an_answer_is_handed_over(shelf):
     put(f"{shelf}/a", A)
     put(f"{shelf}/b", B)
