@@ -69,7 +69,7 @@ def _preparations() -> Iterator[Config]:
         yield preparations.transpose(dtype)
     yield from map(preparations.centre, ("float32", "float64"))
     p = preparations
-    for several in (p.checks, p.narrows, p.places, p.bests, p.all_pairs):
+    for several in (p.checks, p.narrows, p.places, p.bests, p.all_pairs, p.standardizes):
         yield from several()
 
 

@@ -176,6 +176,20 @@ def centre(dtype: str) -> Config:
     return Config("centre", dtype, 32, 32, (32, 8), (("ELEMENT", C_TYPE[dtype]),))
 
 
+def standardize(dtype: str, along_k: bool) -> Config:
+    """Return the configuration of standardize.cu. `dtype`: NumPy's name for the type of panels, float32 or
+    float64. `along_k`: whether k lies along their rows."""
+    block = 1024 if along_k else 256, 1
+    return Config("standardize", dtype, 1, 1, block, (("REAL", C_TYPE[dtype]), ("ALONG_K", int(along_k))))
+
+
+def standardizes() -> Iterator[Config]:
+    """Yield all configurations of standardize.cu."""
+    for dtype in ("float32", "float64"):
+        for along_k in (False, True):
+            yield standardize(dtype, along_k)
+
+
 def best(dtype: str, scores: str) -> Config:
     """Return the configuration of best.cu. `dtype`, `scores`: NumPy's names for the types of C (float32,
     float64, int32 or int64) and of scores (float32 or float64)."""

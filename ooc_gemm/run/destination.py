@@ -13,7 +13,7 @@ from ..storage.write.journal import Journal
 from ..storage.write.provenance import Finished
 from ..storage.write.publication import Publication
 from ..storage.write.target import Target
-from ..support.errors import InputChangedError
+from ..support.errors import InputChangedError, InputError
 from .labels import own_coordinate
 from .observer import Observer
 from .prepare import Job
@@ -65,11 +65,19 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
         if left := target.sink.commit({"version": __version__, **(job.head or {"options": job.options})}):
             observer.note(left)
     except BaseException as error:
+        if isinstance(error, InputError) and _is_new(job):  # no C can be made of these inputs
+            target.sink.discard()
+            raise
         target.sink.pause()
         if kept := target.sink.staging.kept():
             error.add_note(kept)
         raise
     _write_coordinates(job, observer)
+
+
+def _is_new(job: Job) -> bool:
+    """Whether C is neither continued nor updated."""
+    return job.log is None and job.operation.beta == 0 and not job.request.fills
 
 
 def _begun(job: Job, observer: Observer) -> Target[Publication]:

@@ -172,6 +172,31 @@ class Kernel:
             by_col = matrix(cols_by, 1, cols, cols, "f8") if cols_by else 0.0
             x[...] = x - by_row * scale - by_col * scale
 
+    def standardize(self, grid, k, m, x, ldx, gone, missing, least, scaled, shares, marks, ldm, lacking):
+        real, along_k = (
+            {"float": "f4", "double": "f8"}[dict(self.config.macros)["REAL"]],
+            self.config.value("ALONG_K"),
+        )
+        assert grid[0] * (32 if along_k else 1) >= k
+        shape = (m, k) if along_k else (k, m)
+        lines = matrix(x, *shape, ldx, real)
+        lines = lines.T if along_k else lines
+        lacks = {0: lines != lines, 1: lines == missing, 2: np.isnan(lines)}[gone] & (gone > 0)
+        with np.errstate(all="ignore"):
+            p = np.where(lacks, 0, lines).sum(1, dtype="f8") / (2.0 * (m - lacks.sum(1)))
+            counts = ~(np.minimum(p, 1 - p) < least)
+            mean = np.where(np.isnan(p), 0, 2 * p)
+            variance = mean * (1 - mean / 2)
+            by = np.where(counts & (variance > 0), 1 / np.sqrt(variance) if scaled else 1.0, 0).astype(real)
+            high = mean.astype(real)
+            changed = (lines - high[:, None] - (mean - high).astype(real)[:, None]) * by[:, None]
+        lines[...] = np.where(lacks, 0, changed)
+        matrix(shares, 1, k, k, "f8")[0] = p
+        matrix(lacking, 1, 1, 1, "u8")[...] += np.uint64(lacks[counts].sum())
+        if marks:
+            marked = matrix(marks, *shape, ldm, "i1")
+            (marked.T if along_k else marked)[...] = lacks & counts[:, None]
+
     def narrow(self, grid, cols, c, pitch, row, height, width, across, lost):
         out = np.dtype(self.config.dtype)
         part = {"float": "f4", "double": "f8", "int": "i4", "long long": "i8"}[

@@ -192,6 +192,14 @@ class Publication:
             self._log.close()
         self.staging.close()
 
+    def discard(self) -> None:
+        """Remove what was begun, as far as possible, because no run can finish it. The array that it was to
+        replace is put back."""
+        if self._log:
+            with contextlib.suppress(OSError, StoreError):
+                self._log.remove()
+        self.staging.discard()
+
     def spoil(self, name: str) -> None:
         """Note, as far as possible, that no run may continue this one, because an input was written to.
         `name`: how messages call the input."""
