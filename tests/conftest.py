@@ -249,6 +249,14 @@ def pytest_xdist_auto_num_workers(config):
     return len(os.sched_getaffinity(0)) + 1 if gpu_missing() else 1
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Tell why tests were skipped, in a line for each reason."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = collections.Counter(str(report.longrepr[-1]).removeprefix("Skipped: ") for report in reports)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")
+
+
 def gpu_missing():
     try:
         import cupy
