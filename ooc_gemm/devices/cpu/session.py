@@ -91,6 +91,7 @@ class CPUSession(HostMemory):
         }
         self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]
         self._cancelled = False
+        self._shared = len(plan.budget.weights) > 1  # others copy panels of op(B)
         self._opened.enter_context(one_blas_thread)
         self._workers = self._opened.enter_context(ThreadPoolExecutor(self.threads, "ooc-gemm worker"))
         self._stream = Stream()
@@ -235,8 +236,10 @@ class CPUSession(HostMemory):
             return
         beta = op.beta if first else 1.0
         if self._integers:
-            alpha = int(op.alpha.real)
-            work = self._integers.tile(a, b, largest, alpha, int(beta.real), out)
+            alpha, centred = int(op.alpha.real), None
+            if not self._shared:
+                centred, largest = self._integers.centred(a, b, largest, self._deal_slices)
+            work = self._integers.tile(a, b, largest, alpha, int(beta.real), out, centred)
             side = integers.TILE
         else:
             work = partial(self._tile, gemm(arithmetic.panel.char)[1], a, b, out, beta)
@@ -357,6 +360,11 @@ class CPUSession(HostMemory):
         steps = ceil_div(shape[0], down), ceil_div(shape[1], across)
         tiles = ((rows, cols) for rows in slices(shape[0], steps[0]) for cols in slices(shape[1], steps[1]))
         self._run(work, (tile for tile in tiles if not lower or tile[1].start < tile[0].stop))
+
+    def _deal_slices(self, work: Callable[[slice], None], extent: int) -> None:
+        """Let the workers do something for all slices of an extent."""
+        each = max(1, ceil_div(extent, 4 * self.threads))
+        self._run(lambda some, _: work(some), ((some, some) for some in slices(extent, each)))
 
     def _run(self, work: Callable[[slice, slice], None], tiles: Iterator[tuple[slice, slice]]) -> None:
         """Let each worker take the next tile until there are none, and wait for all workers."""
