@@ -198,7 +198,9 @@ def planned(
     observer = Observer(notice=notice)
     if once := _once(request, wanted, opened):
         return prepare(once[1].check(), observer=observer).plan
-    return _plan(request, wanted, opened, observer)
+    plan = _plan(request, wanted, opened, observer)
+    notice(f"{opened.name} is read once before that, to find the frequencies of alleles")
+    return plan
 
 
 def _asked(
