@@ -29,7 +29,9 @@ PAIRS = 1 << 18
 """Pairs of a strip that are listed, at most."""
 LISTED = 1000
 """Elements of MᵀM that are computed, for one variant, in the time in which one pair is listed and counted."""
-THREAD_BYTES = 32 * STRIP + 40 * PAIRS
+PAIR_BYTES = 40 * PAIRS
+"""Lists of pairs, in each thread."""
+THREAD_BYTES = 32 * STRIP + PAIR_BYTES
 """What each thread computes in: a strip as floats, its mask, lists of what is missing and of pairs."""
 MOST_LISTED = 1 << 25
 """Pairs after which a pass gives up counting, where a GPU can count. A core lists so many in a second."""

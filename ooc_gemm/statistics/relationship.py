@@ -46,6 +46,9 @@ from .standardized import LaterQuotients, Quotients, Standardized, factors
 Method = Literal["gcta", "cov", "vanraden"]
 EXACT = 2**24
 """Variants up to which float32 counts them."""
+NEAR = 1.05
+"""Genotypes are read once if that takes up to so many times as long by its prediction, which may be as far
+off."""
 NAME = "stat_genomic_relationship"
 """The matrix in a group, as sgkit calls it."""
 
@@ -323,7 +326,7 @@ def _once(request: Request, wanted: _Wanted, opened: Opened) -> tuple[Standardiz
     with suppress(BudgetError):
         twice = _plan(replace(request, c=None, resume=False, writes=writes), wanted, opened)
         share = opened.matrix.stored_bytes / max(1, twice.bytes_read)
-        if once.predicted_seconds > twice.predicted_seconds + share * twice.stage_seconds["read"]:
+        if once.predicted_seconds > NEAR * (twice.predicted_seconds + share * twice.stage_seconds["read"]):
             return None
     return standardized, product
 

@@ -12,7 +12,17 @@ from ..engine.standardize import Binomial
 from ..engine.transform import as_element
 from ..storage.read.source import Opened
 from ..support.intervals import ranges
-from .genotypes import ROUNDING, STRIP, THREAD_BYTES, Counts, Genotypes, Tally, have_both, sum_type
+from .genotypes import (
+    PAIR_BYTES,
+    ROUNDING,
+    STRIP,
+    THREAD_BYTES,
+    Counts,
+    Genotypes,
+    Tally,
+    have_both,
+    sum_type,
+)
 
 Vector = npt.NDArray[np.float64]
 
@@ -46,7 +56,8 @@ class Standardized:
     def nbytes(self, threads: int) -> int:
         """Host memory in bytes. threads: how many standardize."""
         held = Tally.nbytes(self.variants, self.samples, self.rule.paired)
-        return held + threads * (THREAD_BYTES + 8 * STRIP + 16 * self.samples)
+        each = THREAD_BYTES + 8 * STRIP + 16 * self.samples
+        return held + threads * (each - (0 if self.rule.paired else PAIR_BYTES))
 
     def begin(self) -> None:
         """Makes room for what is found."""
