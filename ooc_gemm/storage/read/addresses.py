@@ -17,7 +17,9 @@ from ..io import answers
 from ..io.answers import Answers
 from ..io.client import address, connect, normal, speaks
 from ..io.client import secrets_of as remote_secrets
+from ..io.folder import Folder
 from ..io.objects import Objects
+from ..io.place import Place
 from .source import Opened
 
 KNOWN = "s3://, gs://, az://, abfs://, abfss://, http://, https:// or file://"
@@ -145,6 +147,13 @@ def objects_at(spec: Any, nbytes: int = 0) -> Objects | None:
         return None
     found = Objects(at.store.store, at.path, Answers(at.store, nbytes))
     return found if found.traits.listable else None
+
+
+def place_of(spec: Any) -> Place | None:
+    """Return the folder of an array, or the objects at its address; None where it is in neither. spec: path,
+    URL or zarr.Array."""
+    local = local_path(spec)
+    return objects_at(spec) if local is None else Folder(local)
 
 
 def remote_place(url: str) -> StorePath:

@@ -10,8 +10,6 @@ from ...support.intervals import ceil_div
 from ..format import documents, limits
 from ..format.chunks import Chunks
 from ..format.unfinished import METADATA
-from ..io.folder import Folder
-from ..io.place import Place
 from ..io.stamps import Stamp, Stamps, digest
 from ..read import addresses, metadata
 from ..read.source import Opened
@@ -194,6 +192,5 @@ def finished(spec: Any) -> Finished | None:
 def stamps_of(array: Any, grid: tuple[int, int]) -> Stamps | None:
     """Return the stamps of the files or objects of an array, in row-major order; None where they cannot be
     had."""
-    local = addresses.local_path(array)
-    place: Place | None = Folder(local) if local else addresses.objects_at(array)
+    place = addresses.place_of(array)
     return None if place is None else Chunks(place, array.metadata).stamps(grid)
