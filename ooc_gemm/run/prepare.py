@@ -256,7 +256,7 @@ def _provenance(
     """Return the head of the journal, and the plan of what is left to do. Raises InputError where the run
     that is continued was another one."""
     if isinstance(log, Journal) and inputs.c is not None:
-        marks.find_done(inputs.there, log, inputs.c.matrix.grid)
+        marks.find_done(inputs.c.name, inputs.there, log, inputs.c.matrix.grid)
     before = {} if log is None else {chunk: was for chunk, (_, was) in log.done.items()}
     head = provenance.head(inputs.sources, before, options)
     if head and request.fills:

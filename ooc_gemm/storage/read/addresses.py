@@ -15,7 +15,7 @@ from ...support import redact
 from ...support.errors import InputError
 from ..io import answers
 from ..io.answers import Answers
-from ..io.client import address, connect, normal, speaks
+from ..io.client import address, connect, normal, shown, speaks
 from ..io.client import secrets_of as remote_secrets
 from ..io.folder import Folder
 from ..io.objects import Objects
@@ -33,9 +33,13 @@ def describe(spec: Any) -> str:
     if isinstance(spec, str | os.PathLike):
         return redact.url(os.fspath(spec)) or "''"
     if isinstance(spec, zarr.Array):
-        path = local_path(spec)
         redact.keep_secret(*secrets_of(spec))
-        return str(path) if path else redact.redacted(str(spec.store_path))
+        if path := local_path(spec):
+            return str(path)
+        at = spec.store_path
+        if isinstance(at.store, ObjectStore):
+            return redact.redacted(f"{shown(at.store.store)}/{at.path}".rstrip("/"))
+        return redact.redacted(str(at))
     return f"the {type(spec).__name__} given"
 
 

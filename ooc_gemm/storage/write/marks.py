@@ -16,7 +16,7 @@ from ..format.chunks import Chunks
 from ..io.objects import Objects
 from ..io.requests import FEWEST_REQUESTS, OPENER
 from ..io.stamps import Stamp
-from ..read.addresses import describe, objects_at
+from ..read.addresses import objects_at
 from ..read.metadata import explained
 from .journal import Chunk, Journal
 
@@ -62,12 +62,12 @@ class Marks:
         return now, (int(was[0]), int(was[1]))
 
 
-def find_done(array: Any, log: Journal, grid: Chunk) -> None:
+def find_done(name: str, array: Any, log: Journal, grid: Chunk) -> None:
     """Add to a journal the chunks of an updated C that the run has put without noting them, because it was
     killed before it put the journal. Nothing is done for a C in a folder.
 
-    array: C. log: the journal of the run that is continued. grid: number of chunks down and across; one
-    request is sent for each that the journal does not have. Raises InputError.
+    name: how messages call C. array: C. log: the journal of the run that is continued. grid: number of chunks
+    down and across; one request is sent for each that the journal does not have. Raises InputError.
     """
     objects = objects_at(array)
     if objects is None:
@@ -75,7 +75,7 @@ def find_done(array: Any, log: Journal, grid: Chunk) -> None:
     marks, keys = Marks(objects, log.run), Chunks(objects, array.metadata)
     left = [chunk for chunk in product(range(grid[0]), range(grid[1])) if chunk not in log.done]
     with (
-        explained(describe(array), remote=True),
+        explained(name, remote=True),
         ThreadPoolExecutor(2 * FEWEST_REQUESTS, OPENER) as pool,
     ):
         for at in range(0, len(left), BATCH):
