@@ -16,7 +16,7 @@ import numpy as np
 
 from ...planning.traits import StoreTraits
 from ...support.buffers import Bytes
-from ...support.errors import StoreError, remedy
+from ...support.errors import StoreError, bad_certificate, remedy
 from .answers import Answers
 from .folder import numbers
 from .stamps import Listed, Stamp
@@ -286,5 +286,7 @@ class ObjectReader:
 
 def why(error: BaseException) -> str:
     """Return the text of a client's error, without the details that only its authors need."""
+    if fault := bad_certificate(error):
+        return f"its TLS certificate is not trusted: {fault}"
     text = str(error).partition("Debug source")[0]
     return " ".join(text.split())[:300] or type(error).__name__
