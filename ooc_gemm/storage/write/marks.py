@@ -8,6 +8,7 @@ Such a store cannot rename, so a chunk goes to its place at once. It is put only
 So the object itself says whether it is done. The journal says it again, because lists do not show marks.
 """
 
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
@@ -24,7 +25,7 @@ TRIES = 3
 """How often a chunk is looked at and put. A store may refuse a put because of another one that it refused,
 too."""
 BATCH = 1024
-"""Chunks that are handed to the threads that look at them, at a time."""
+"""Keys that are handed to the threads that look at them, at a time."""
 
 
 class Marks:
@@ -39,8 +40,10 @@ class Marks:
         by a request whose answer was lost or in a process that counts as dead, stays. Returns None where
         there is another chunk than that. Raises what the store raises."""
         mark, left = f"{self._run} {was[0]} {was[1]}", TRIES
+        missing: tuple[Stamp, Any, str] = (0, 0), "create", ""
         while True:
-            now, version, found = self._objects.marked(key)
+            first = left == TRIES and was == (0, 0)  # the store itself says whether something is there
+            now, version, found = missing if first else self._objects.marked(key)
             if found == mark:
                 return now
             if now != was:
@@ -49,8 +52,13 @@ class Marks:
                 return self._objects.put_marked(key, data, version, mark)
             except Exception as error:
                 left -= 1
-                if not (left and self._objects.changed(error)):
+                if not self._objects.changed(error):
                     raise
+                if not left:
+                    if version != "create":
+                        raise
+                    # SeaweedFS takes a folder, which objects that were removed have left, for an object.
+                    return self._objects.put_marked(key, data, "overwrite", mark)
 
     def look(self, key: str) -> tuple[Stamp, Stamp] | None:
         """Return the stamps of a chunk that this run has put, and of the chunk before it; None for any other
@@ -60,6 +68,14 @@ class Marks:
         if run != self._run or len(was) != 2 or not all(part.isdecimal() for part in was):
             return None
         return now, (int(was[0]), int(was[1]))
+
+    def look_at_all(self, keys: Sequence[str]) -> Iterator[tuple[str, tuple[Stamp, Stamp] | None]]:
+        """Yield each key with what `look` returns, from several requests at a time. Raises what the store
+        raises."""
+        with ThreadPoolExecutor(2 * FEWEST_REQUESTS, OPENER) as pool:
+            for at in range(0, len(keys), BATCH):
+                some = keys[at : at + BATCH]
+                yield from zip(some, pool.map(self.look, some), strict=True)
 
 
 def find_done(name: str, array: Any, log: Journal, grid: Chunk) -> None:
@@ -72,15 +88,10 @@ def find_done(name: str, array: Any, log: Journal, grid: Chunk) -> None:
     objects = objects_at(array)
     if objects is None:
         return
-    marks, keys = Marks(objects, log.run), Chunks(objects, array.metadata)
-    left = [chunk for chunk in product(range(grid[0]), range(grid[1])) if chunk not in log.done]
-    with (
-        explained(name, remote=True),
-        ThreadPoolExecutor(2 * FEWEST_REQUESTS, OPENER) as pool,
-    ):
-        for at in range(0, len(left), BATCH):
-            some = left[at : at + BATCH]
-            found = pool.map(lambda chunk: marks.look(keys.key(*chunk)), some)
-            for chunk, stamps in zip(some, found, strict=True):
-                if stamps is not None:
-                    log.add(chunk, *stamps)
+    marks, chunks = Marks(objects, log.run), Chunks(objects, array.metadata)
+    every = product(range(grid[0]), range(grid[1]))
+    left = {chunks.key(*chunk): chunk for chunk in every if chunk not in log.done}
+    with explained(name, remote=True):
+        for key, stamps in marks.look_at_all([*left]):
+            if stamps is not None:
+                log.add(left[key], *stamps)
