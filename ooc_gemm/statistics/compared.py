@@ -61,7 +61,7 @@ class Compared:
         device: str | Device,
         memory_limit: str | int | None,
         device_memory_limit: str | int | None,
-        place: stored.Place | None,
+        place: stored.GroupPlace | None,
         writes: bool = True,
     ) -> Request:
         """The product of the rows. place: where the result goes; None for NumPy arrays. writes: it is
@@ -84,7 +84,7 @@ class Compared:
         """What identifies the run; None where nobody could tell whether its inputs are the same again."""
         return job.head and {**job.head, "options": {**job.head["options"], **self.options}}
 
-    def finished(self, place: stored.Place, head: dict[str, Any] | None, resume: bool) -> bool:
+    def finished(self, place: stored.GroupPlace, head: dict[str, Any] | None, resume: bool) -> bool:
         """Whether a run that continues finds its result at a place already. Raises InputError where it cannot
         continue."""
         if resume and head is None:

@@ -200,7 +200,7 @@ class Ranking:
             self.job = prepare(replace(self._request, out_dtype="float64"), executor=self._executor)
             self.plan = self.job.plan
 
-    def carry_out(self, place: stored.Place | None, resume: bool) -> dict[str, Any]:
+    def carry_out(self, place: stored.GroupPlace | None, resume: bool) -> dict[str, Any]:
         """Run it; the arrays of the result. place: where they go; None for NumPy arrays."""
         asked, head = self._asked, self._asked.head(self.job)
         if place is None:

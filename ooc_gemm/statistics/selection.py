@@ -170,7 +170,7 @@ class Selection:
         exact = self.job.output.dtype.kind in "iu"
         return self.job.output.dtype if exact else np.dtype(np.float32 if block == np.float32 else np.float64)
 
-    def carry_out(self, place: stored.Place | None, resume: bool) -> dict[str, Any]:
+    def carry_out(self, place: stored.GroupPlace | None, resume: bool) -> dict[str, Any]:
         """Run it; the arrays of the result. place: where they go; None for NumPy arrays."""
         pairs, head = self._pairs, self._pairs.head(self.job)
         if place is None:

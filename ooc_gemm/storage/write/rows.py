@@ -65,7 +65,7 @@ class Making(Protocol):
         """Let other processes write the group."""
 
 
-class Place(Protocol):
+class GroupPlace(Protocol):
     """Where a group goes."""
 
     @property
@@ -221,7 +221,7 @@ class _Growing:
         self._chunk[:] = 0
 
 
-def check(spec: Any, inputs: list[Any], force: bool, resume: bool) -> Place:
+def check(spec: Any, inputs: list[Any], force: bool, resume: bool) -> GroupPlace:
     """Return the place of a new group. Raises InputError where it cannot, or must not, be written."""
     name, folder = describe(spec), local_path(spec)
     if not isinstance(spec, str | os.PathLike):
@@ -231,7 +231,7 @@ def check(spec: Any, inputs: list[Any], force: bool, resume: bool) -> Place:
             raise InputError(
                 f"{name} is, contains or lies inside the input {describe(other)}; choose another place"
             )
-    place: Place
+    place: GroupPlace
     if folder is not None:
         place = InFolder(folder, name)
     elif objects := objects_at(spec):
@@ -245,7 +245,7 @@ def check(spec: Any, inputs: list[Any], force: bool, resume: bool) -> Place:
     return place
 
 
-def is_result(place: Place, head: dict[str, Any]) -> bool:
+def is_result(place: GroupPlace, head: dict[str, Any]) -> bool:
     """Whether the group at a place is finished, and what a run with this head makes. Raises InputError where
     it is something else."""
     record = place.record()
@@ -258,7 +258,7 @@ def is_result(place: Place, head: dict[str, Any]) -> bool:
     return True
 
 
-def open_arrays(place: Place) -> dict[str, Any]:
+def open_arrays(place: GroupPlace) -> dict[str, Any]:
     """Return the arrays of a finished group, open for reading. Raises InputError."""
     with explained(place.name, remote=place.connection > 0):
         return dict(zarr.open_group(place.at, mode="r").arrays())

@@ -107,7 +107,7 @@ class FolderMaking:
 
 
 class InFolder:
-    """The place of a group in a local folder (`rows.Place`)."""
+    """The place of a group in a local folder (`rows.GroupPlace`)."""
 
     connection = 0
 

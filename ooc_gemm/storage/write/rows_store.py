@@ -104,7 +104,7 @@ class ObjectMaking:
 
 
 class InStore:
-    """The place of a group in an object store (`rows.Place`)."""
+    """The place of a group in an object store (`rows.GroupPlace`)."""
 
     connection = CONNECTION_BYTES
 
