@@ -1,4 +1,4 @@
-"""Replaces the chunks of an updated C (β·C) in an object store, each of them once.
+"""Puts objects once: chunks of an updated C (β·C), and the files of results that are made by rows.
 
 Such a store cannot rename, so a chunk goes to its place at once. It is put only where the old chunk still is
 (If-Match), and with a mark that names the run and the old chunk's stamp. Data and mark come in one step:
@@ -6,6 +6,7 @@ Such a store cannot rename, so a chunk goes to its place at once. It is put only
     chunk as it was ──► one put ──► new chunk, with the mark: from here on it is done
 
 So the object itself says whether it is done. The journal says it again, because lists do not show marks.
+A file that replaces none is put only where nothing is (If-None-Match).
 """
 
 from collections.abc import Iterator, Sequence
