@@ -182,7 +182,10 @@ def test_puts_of_a_client_that_is_gone_arrive_late(update, proxy, monkeypatch, w
         deliver()
     proxy.seen.clear()
     run(update, resume=True)
-    assert chunk_puts(update, proxy) == (CHUNKS - count if when == "before" else CHUNKS)
+    sent = chunk_puts(update, proxy)
+    # Meanwhile: some are found before they are put, others are refused.
+    assert CHUNKS - count <= sent <= CHUNKS
+    assert when == "meanwhile" or sent == (CHUNKS - count if when == "before" else CHUNKS)
     if when == "afterwards":
         deliver()
     assert answers == [412 if when == "afterwards" else 200] * count
