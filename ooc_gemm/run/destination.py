@@ -85,7 +85,7 @@ def _begun(job: Job, observer: Observer) -> Target[Publication]:
     c, block, log = job.request.c, job.operation.leaves, job.log
     updates = job.operation.beta != 0 or job.request.fills
     if log is None and updates:
-        return opening.update_target(c, block, job.head, fills=job.request.fills, force=job.request.force)
+        return opening.update_target(c, block, job.head, force=job.request.force)
     if isinstance(log, Journal) and (log.done or updates):
         return opening.continued_target(c, block, log)
     if isinstance(log, Journal):  # nothing was made yet: what is there may be of a run before

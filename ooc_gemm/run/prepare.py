@@ -16,7 +16,8 @@ from ..planning.problem import Problem
 from ..planning.search import make_plan
 from ..storage.read import addresses
 from ..storage.read.source import Opened
-from ..storage.write import checks, provenance
+from ..storage.write import checks, marks, provenance
+from ..storage.write.journal import Journal
 from ..storage.write.layout import Output
 from ..support.errors import InputError
 from .arithmetic import Chosen, choose_arithmetic, choose_dtype
@@ -270,6 +271,8 @@ def _provenance(
 ) -> tuple[dict[str, Any] | None, Plan]:
     """Return the head of the journal, and the plan of what is left to do. Raises InputError where the run
     that is continued was another one."""
+    if isinstance(log, Journal) and inputs.c is not None:
+        marks.find_done(inputs.c.name, inputs.there, log, inputs.c.matrix.grid)
     before = {} if log is None else {chunk: was for chunk, (_, was) in log.done.items()}
     head = provenance.head(inputs.sources, before, options)
     if head and request.fills:
