@@ -15,6 +15,7 @@ from ..io.answers import Answers
 from ..io.objects import Objects
 from ..io.stamps import Stamp, Stamps
 from ..io.zarr_internals import default_buffer_prototype
+from ..read.addresses import objects_at
 from . import ownership
 from .journal import Chunk
 from .marks import Marks
@@ -27,7 +28,7 @@ class ObjectStaging(Staging):
     def __init__(self, objects: Objects, array: zarr.Array[Any], name: str, run: str):
         """objects: those at C's address. array: C. name: how messages call C. run: marks the chunks of this
         run where C is updated."""
-        self._objects, self._name = objects, name
+        self._objects, self._array, self._name = objects, array, name
         self._marks = Marks(objects, run)
         self._was: Callable[[Chunk], Stamp] | None = None
         self._chunks = Chunks(objects, array.metadata)
@@ -117,7 +118,8 @@ class ObjectStaging(Staging):
         return None
 
     def discard(self) -> None:
-        """Removes all objects of C. One that was replaced is gone."""
+        """Removes all objects of C. An array that it was to replace is gone."""
+        self._objects = objects_at(self._array) or self._objects  # the run has cancelled its requests
         with contextlib.suppress(Exception):  # what is left says that it is unfinished
             self._objects.delete([key for key in self._survey() if key != JOURNAL])
 
