@@ -14,11 +14,10 @@ import click
 import cupy
 import numpy as np
 
-from ooc_gemm.bench.gpu import open_gemm
+from ooc_gemm.bench.gpu import open_gemm, out_dtype
 from ooc_gemm.bench.measure import poison, random, rounding
 from ooc_gemm.cuda_kernels import split
 from ooc_gemm.cuda_kernels.catalog import KERNELS
-from ooc_gemm.cuda_kernels.roofline import OUT_DTYPE
 from ooc_gemm.cuda_kernels.split import PITCH_BYTES
 from ooc_gemm.support.intervals import round_up
 
@@ -63,7 +62,7 @@ def worst(
     """Compare one launch with NumPy. Returns the largest ratio of an error to its bound, which must be at
     most 1."""
     (m, n, k), (alpha, beta), rng = shape, factors, np.random.Generator(np.random.SFC64(1))
-    out = np.dtype(OUT_DTYPE.get(dtype, dtype))
+    out = np.dtype(out_dtype(kernel, dtype))
     a, b = (random(rng, *size, dtype) for size in ((m, k), (k, n)))
     if kernel.endswith("fp16x3"):  # units along k, which are made alike first
         units = np.ldexp(np.float32(1), rng.integers(-20, 21, k))
