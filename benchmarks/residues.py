@@ -1,15 +1,15 @@
-"""How accurate products of residues are (ozaki2), over families of inputs, by the specification of its kernels
-in NumPy. No GPU is needed.
+"""How accurate products of residues are (ozaki2), over families of inputs, by the specification of its
+kernels in NumPy. No GPU is needed.
 
     python benchmarks/residues.py [--commit ID] [--out FILE] [--only TEXT] [--most-k K]
 
 Each row has the errors of C for 13 to 16 moduli, whatever would be judged, and beside them those of float64
 sums: `turn` adds up one product after the other, rounded once each, as a GPU's DGEMM does, and `blas` is
-NumPy's. Errors are relative in the Frobenius norm, and the largest |C − W| ÷ (|A|·|B|), where W is a product in
-NumPy's longest type. `moduli` is how many are taken; 0: float64 sums make the product.
+NumPy's. Errors are relative in the Frobenius norm, and the largest |C − W| ÷ (|A|·|B|), where W is a product
+in NumPy's longest type. `moduli` is how many are taken; 0: float64 sums make the product.
 
-Prints the errors relative to `turn`, in the Frobenius norm. Exit 1 where those of the moduli that are taken are
-above 1.0, or the largest above 1.5.
+Prints the errors relative to `turn`, in the Frobenius norm. Exit 1 where those of the moduli that are taken
+are above 1.0, or the largest above 1.5.
 """
 
 import json
@@ -24,7 +24,7 @@ import numpy as np
 from families import Family, Shape, families, wide_families
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
-import ozaki  # noqa: E402
+import ozaki
 
 RESULTS = Path(__file__).resolve().parent / "results"
 M, N = 32, 36

@@ -144,7 +144,7 @@ class WideIntegers:
         m, n, c = rows[1] - rows[0], cols[1] - cols[0], product.c
         sums = Operand(self._scratch.at("parts", SCRATCH_BYTES), n)
         out = c.moved(8 * (rows[0] * c.ld + cols[0]))
-        beta, strips = product.beta, Strips(lower=tile.lower, above=rows[0])
+        beta, strips = product.beta, Strips(lower=tile.lower, above=tile.above)
         for part in parts:
             a, b = part.a.moved(rows[0] * part.a.ld), part.b.moved(cols[0] * part.b.ld)
             for start, stop in ranges(product.k, part.depth) if product.k else [(0, 0)]:

@@ -20,9 +20,10 @@ DEPTH = 1 << 16
 """Largest depth of a product of residues: its sums are at most 2³⁰, as `residue` in residues.cuh demands."""
 FRACTION_BITS = 20
 """Bits behind the point of wₗ/P, from which q is computed in 32 bits. The error of q before it is rounded is
-at most 128/2·16/2²⁰, less than MARGIN."""
+at most 16·128·2⁻²¹."""
 MARGIN = Fraction(1, 512)
-"""|x| is at most P·(1/2 − MARGIN), so that q is rounded to the right integer."""
+"""|x| is at most P·(1/2 − MARGIN). Half of the margin is for the error of q, the other half is more than what
+the rounding of elements to integers adds to norms of lines."""
 _INVERSE_BITS = 38
 """Bits behind the point of 1/p: with 2³⁰ in `residue`, its error is less than half of 1/255."""
 

@@ -65,6 +65,11 @@ class Tile:
     lower: bool
     """C is symmetric, and the tile ends on its diagonal."""
 
+    @property
+    def above(self) -> int:
+        """Rows of a symmetric matrix above the tile's first one."""
+        return self.cols[1] - (self.rows[1] - self.rows[0]) if self.lower else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Strips:
@@ -97,7 +102,8 @@ class Strips:
             return ranges(rows, elements // round_up(cols, pitch) // _TILE_STEP * _TILE_STEP)
 
         if self.lower and not self.rows and n <= columns:
-            tiles = [Tile((top, bottom), (0, bottom), lower=True) for top, bottom in down(m, n)]
+            parts = down(m, n)
+            tiles = [Tile((top, bottom), (0, self.above + bottom), lower=True) for top, bottom in parts]
             yield list(self.of(m, n)), tiles
             return
         for start, stop, width in self.of(m, n):

@@ -5,7 +5,8 @@
                                   three of complex numbers                  of a tile of C at a time
 
 Both operands lie along k. float64 and complex128 are scaled to integers on the way, by exponents that
-scales.py finds."""
+scales.py finds.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ SCRATCH_BYTES = 1 << 29
 is several rounds of work for each multiprocessor of an H200 in each of its planes."""
 TILE_COLUMNS = 1 << 15
 """Most columns of such a tile: 256 rows of as many planes as there are fit the memory."""
+EXPONENT_BYTES = 4
+"""Bytes of the exponent of a row or column of C."""
 _SIGN = {"a": 1, "b": -1}
 """Sign of d: op(A) is multiplied by it, op(B) divided."""
 _THREADS, _PER_THREAD = 256, 4
@@ -46,9 +49,16 @@ class Scales:
     state: int = 0
     """A `State`."""
 
+    @property
+    def moduli(self) -> int:
+        """The number of moduli, the second word of a `State`."""
+        return self.state + 4 if self.state else 0
 
-MODULI_OFFSET = 4
-"""Bytes from a `State` to the number of moduli."""
+    def moved(self, row: int, col: int) -> "Scales":
+        """Return what belongs to the part of C that begins at this row and column."""
+        if not self.state:
+            return self
+        return replace(self, a=self.a + EXPONENT_BYTES * row, b=self.b + EXPONENT_BYTES * col)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,23 +131,17 @@ class Residues:
         sums = self._scratch.at("sums", SCRATCH_BYTES)
         moved = c.moved(self._out.itemsize * (top * c.ld + left))
         part = replace(product, m=m, n=n, c=moved)
-        below = replace(
-            scales,
-            a=scales.a + 4 * top if scales.a else 0,
-            b=scales.b + 4 * left if scales.b else 0,
-        )
+        below = scales.moved(top, left)
         sides = replace(a, first=top), replace(b, first=left)
-        self._products(part, sides, Operand(sums, pitch), (top, tile.lower), scales.state, stream)
+        self._products(part, sides, Operand(sums, pitch), tile, scales, stream)
         self._to_c(part, Operand(sums, pitch), below, stream)
 
     def _products(
-        self, product: Product, planes: tuple[Planes, Planes], sums: Operand, place: tuple[int, bool],
-        state: int, stream: Any,
+        self, product: Product, planes: tuple[Planes, Planes], sums: Operand, tile: Tile,
+        scales: Scales, stream: Any,
     ) -> None:  # fmt: skip
-        """Start the products of all planes. `place`: rows of C above the first, and whether C is
-        symmetric."""
+        """Start the products of all planes for a tile, which is all of `product`."""
         m, n, config = product.m, product.n, self.config
-        above, lower = place
         i32, i64, u = np.int32, np.int64, np.uintp
         maps = [
             plane_map(x, self.planes_of_all, product.k, name, config)
@@ -145,8 +149,8 @@ class Residues:
         ]
         args = (
             *maps, i32(m), i32(n), i32(product.k), i32(planes[0].lines), i32(planes[1].lines), u(sums.ptr),
-            i64(sums.ld), i64(m * sums.ld), u(state + MODULI_OFFSET if state else 0), i32(self._count),
-            i32(lower), i32(above),
+            i64(sums.ld), i64(m * sums.ld), u(scales.moduli), i32(self._count),
+            i32(tile.lower), i32(tile.above),
         )  # fmt: skip
         cluster = config.value("CLUSTER")
         grid = min(self._multiprocessors // cluster, config.grid(m, n)[0] * self.planes_of_all) * cluster

@@ -1,9 +1,9 @@
 """Finds how float64 operands are scaled to integers, and whether their residues are as accurate as sums in
 float64 (kernels/prepare/scale.cu).
 
-largest elements of each k ──► d ──► norms of lines ──► magnitudes ──one int8 product──► decide: moduli,
-exponents,
-                                                                                         or the fallback
+    largest elements of each k ──► d ──► norms of lines ──► magnitudes
+                                                                │ one int8 product
+                              moduli and exponents, or the fallback
 """
 
 from typing import Any
@@ -14,12 +14,12 @@ from ..support.intervals import ceil_div, round_up
 from . import driver, preparations, tensor_tiles
 from .launch import load
 from .product import Operand, Product
-from .residues import PITCH, Planes, Scales, plane_map
+from .residues import EXPONENT_BYTES, PITCH, Planes, Scales, plane_map
 from .scratch import Scratch
 
-LINE_BYTES, EXPONENT_BYTES, DEPTH_BYTES = 16, 4, 12
-"""Bytes of device memory of scale.cu: a `Line` and an exponent for each row and column of C; the largest
-elements and d of each k."""
+LINE_BYTES, DEPTH_BYTES = 16, 12
+"""Bytes of device memory of scale.cu: a `Line` for each row and column of C; the largest elements and d of
+each k."""
 BYTES_PER_LINE = LINE_BYTES + EXPONENT_BYTES
 """Bytes of device memory for each row and column of C. For each k they are more than enough."""
 TOLERANCE = 0.25
@@ -79,7 +79,7 @@ class Scaler:
                 self._find_lines(name, x, (count, k), (0 if symmetric else depth, at, state), stream)
             )
             at += LINE_BYTES * count
-        self._find_least(product, planes[0], planes[-1], state, stream)
+        self._find_least(product, planes[0], planes[-1], symmetric, state, stream)
         found = Scales(depth, exponents, exponents if symmetric else exponents + EXPONENT_BYTES * m, state)
         self._decide(product, (lines, lines if symmetric else lines + LINE_BYTES * m), found, stream)
         return found
@@ -115,14 +115,17 @@ class Scaler:
         self._kernels["lines"]((blocks,), (_LINE_THREADS,), args, stream)
         return Planes(at, pitch, count)
 
-    def _find_least(self, product: Product, a: Planes, b: Planes, state: int, stream: Any) -> None:
-        """Start the product of magnitudes, of which only the least sum is kept."""
+    def _find_least(
+        self, product: Product, a: Planes, b: Planes, symmetric: bool, state: int, stream: Any
+    ) -> None:
+        """Start the product of magnitudes, of which only the least sum is kept. Of a symmetric one, tiles far
+        above the diagonal are left out."""
         m, n, k, config = product.m, product.n, sampled(product.k), self._config
         i32, u, cluster = np.int32, np.uintp, config.value("CLUSTER")
         maps = [plane_map(x, 1, k, name, config) for name, x in zip("ab", (a, b), strict=True)]
         args = (
             *maps, i32(m), i32(n), i32(k), i32(1), i32(0), u(state + _STATE_BYTES - _LEAST_BYTES),
-            np.int64(n), u(0), u(0), u(state), i32(1), i32(0), i32(0),
+            np.int64(n), u(0), u(0), u(state), i32(1), i32(symmetric), i32(0),
         )  # fmt: skip
         grid = min(self._multiprocessors // cluster, config.grid(m, n)[0]) * cluster
         self._multiply((grid,), config.block, args, stream, config.shared_bytes)
