@@ -23,6 +23,8 @@ FLOATING, INTEGERS = ("f8", "c16"), ("i2", "i4", "u2", "u4")
 @pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu), "90"])
 def device(request, monkeypatch):
     """A GPU, or what stands in for one."""
+    cupy_on_cpu.Kernel.launched.clear()
+    cupy_on_cpu.Kernel.decided.clear()
     if request.param != "gpu":
         cupy_on_cpu.install(monkeypatch, request.param)
     elif why := gpu_missing():
@@ -343,3 +345,14 @@ def test_the_plan_says_what_it_costs(device):
         kind = np.dtype(name)
         found = device.arithmetic(kind, kind, np.dtype("i8"), (9, 9, k), 2**60, "ozaki2", "highest")
         assert (found.scratch, found.block) == ((planes, planes), np.int64)
+        assert 0 < device.rates(found).flops < device.most_flops("ozaki2", kind.name)
+
+
+def test_predictions_count_a_product_for_each_residue(device):
+    rates = {}
+    for name in (*FLOATING, "f4"):
+        kind, kernel = np.dtype(name), "fp16x3" if name == "f4" else "ozaki2"
+        found = device.arithmetic(kind, kind, kind, (9000, 9000, 9000), 0, kernel, "highest")
+        rates[name] = device.rates(found)
+        assert rates[name].flops < device.most_flops(kernel, kind.name)
+    assert rates["f8"].flops == pytest.approx(3 * rates["c16"].flops)
