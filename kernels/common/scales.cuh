@@ -13,8 +13,8 @@ struct State {
     int least;     // the least sum of products of magnitudes (scale.cu)
 };
 
-// x·2^e. It is rounded at most once, because the first factor rounds only where the result is 0 or infinite. 2^e alone
-// may be out of range; where half of it is, so is the result.
+// x·2^e. 2^e alone may be out of range; where half of it is, so is the result. It is rounded once at most if |x| is 0 or
+// no less than 1. Of smaller x, only subnormal results may be rounded twice, which are no part of any integer.
 __device__ __forceinline__ double scaled(double x, int e) {
     const auto power = [](int e) {
         return __longlong_as_double(static_cast<i64>(1023 + (e < -1022 ? -1022 : e > 1023 ? 1023 : e)) << 52);

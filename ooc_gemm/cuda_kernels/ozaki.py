@@ -68,8 +68,8 @@ class Ozaki:
         chooses: bool = True,
     ):
         """`trans_a`, `trans_b`: whether A is stored k×m, and B n×k. `types`: NumPy's names of the stored
-        types of A and B. `conjugate`: whether op() conjugates A, and B. `depth`: the largest k of integers.
-        `chooses`: float64 sums replace residues where these do not pay."""
+        types of A and B, which are of one size. `conjugate`: whether op() conjugates A, and B. `depth`: the
+        largest k of integers. `chooses`: float64 sums replace residues where these do not pay."""
         from cupy.cuda import Device
 
         dtype = np.dtype(types[0])
@@ -107,16 +107,12 @@ class Ozaki:
         if self._scaler is None and max(m, n) > MOST_LINES:
             self._in_bands(product, stream, strips)
             return
-        *first, last = ranges(product.k, DEPTH) if product.k else [(0, 0)]
-        operands, beta = self._along_k(product, stream), product.beta
-        for start, stop in (*first, last):
-            a, b = (
-                x.moved(np.dtype(self._types[name]).itemsize * start)
-                for name, x in zip("ab", operands, strict=True)
-            )
-            part = replace(product, k=stop - start, a=a, b=b, beta=beta)
-            here = strips if stop == last[1] else Strips(strips.rows, strips.lower, above=strips.above)
-            self._part(part, stream, here)
+        (a, b), beta = self._along_k(product, stream), product.beta
+        silent = Strips(strips.rows, strips.lower, above=strips.above)
+        for start, stop in list(ranges(product.k, DEPTH)) or [(0, 0)]:
+            left, right = (x.moved(self._item * start) for x in (a, b))
+            part = replace(product, k=stop - start, a=left, b=right, beta=beta)
+            self._part(part, stream, strips if stop == product.k else silent)
             beta = 1.0
 
     def _in_bands(self, product: Product, stream: Any, strips: Strips) -> None:
@@ -124,7 +120,7 @@ class Ozaki:
         symmetric."""
         m, n, c = product.m, product.n, product.c
         steps = {
-            name: np.dtype(self._types[name]).itemsize * (1 if self._mn[name] else x.ld)
+            name: self._item * (1 if self._mn[name] else x.ld)
             for name, x in (("a", product.a), ("b", product.b))
         }
         for top, bottom in ranges(m, MOST_LINES):
@@ -140,8 +136,7 @@ class Ozaki:
         for name, x, lines in (("a", product.a, product.m), ("b", product.b, product.n)):
             if product.k and name in self._turn:
                 pitch = round_up(product.k, PITCH)
-                size = np.dtype(self._types[name]).itemsize
-                turned = Operand(self.scratch.at(f"turned {name}", lines * pitch * size), pitch)
+                turned = Operand(self.scratch.at(f"turned {name}", lines * pitch * self._item), pitch)
                 self._turn[name](product.k, lines, x, turned, stream)
                 x = turned
             found.append(x)

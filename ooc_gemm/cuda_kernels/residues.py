@@ -87,7 +87,6 @@ class Residues:
     ):
         """`types`: NumPy's names for the types of A and B. `counts`: the numbers of moduli that there may be,
         the largest last; for integers one. `conjugate`: whether op() conjugates A, and B."""
-        self._item = [np.dtype(name).itemsize for name in types]
         complex_, floating = (np.dtype(types[0]).kind in kinds for kinds in ("c", "fc"))
         self._out = np.dtype(types[0] if floating else np.int64)
         self._scalar = np.float64 if floating else np.int64
