@@ -26,8 +26,8 @@ __device__ __forceinline__ Complex times(REAL re, REAL im, Complex x) {
 
 // Rows of P lie `ldp` real numbers apart, those of C `ldc` complex elements.
 extern "C" __global__ void __launch_bounds__(256)
-combine(long long m, int n, REAL alpha_re, REAL alpha_im, const REAL* __restrict__ P, long long ldp,
-        REAL beta_re, REAL beta_im, Complex* __restrict__ C, long long ldc
+combine(long long m, int n, REAL alpha_re, REAL alpha_im, const REAL* __restrict__ P, long long ldp, REAL beta_re,
+        REAL beta_im, Complex* __restrict__ C, long long ldc
 #if GUARDED
         ,
         const unsigned* run

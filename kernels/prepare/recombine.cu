@@ -20,15 +20,15 @@
 using T = ELEMENT;
 
 constexpr int THREADS = 256;
-constexpr int PLANES = PARTS == 2 ? 3 : 1;   // of a modulus
-constexpr int FRACTION_BITS = 20;            // as in moduli.py
-constexpr int MOST = 16;                     // moduli
+constexpr int PLANES = PARTS == 2 ? 3 : 1;  // of a modulus
+constexpr int FRACTION_BITS = 20;  // as in moduli.py
+constexpr int MOST = 16;  // moduli
 
 struct Table {
     int count;
     u32 weights[MOST][LIMBS];  // wₗ
-    int fractions[MOST];       // wₗ/P with FRACTION_BITS behind the point
-    u32 product[LIMBS];        // P
+    int fractions[MOST];  // wₗ/P with FRACTION_BITS behind the point
+    u32 product[LIMBS];  // P
 };
 constexpr Table ALL[] = {TABLES};
 constexpr int KINDS = sizeof(ALL) / sizeof(Table);
@@ -241,7 +241,8 @@ recombine(int m, int n, T alpha_re, T alpha_im, const u32* __restrict__ planes, 
             for (int part = 0; part < PARTS; ++part) c[part] = old.x[e * PARTS + part];
             beta.times(c);
 #pragma unroll
-            for (int part = 0; part < PARTS; ++part) found.x[e * PARTS + part] = plus(found.x[e * PARTS + part], c[part]);
+            for (int part = 0; part < PARTS; ++part)
+                found.x[e * PARTS + part] = plus(found.x[e * PARTS + part], c[part]);
         }
     }
     found.store(to, there);

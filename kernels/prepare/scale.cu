@@ -25,10 +25,10 @@
 
 constexpr int THREADS = 256;
 constexpr int LINE_THREADS = 512;  // of a block that reduces a line: few blocks at once keep their lines in L1 and L2
-constexpr int STRIP = 128;         // lines that a thread walks down where columns are reduced
+constexpr int STRIP = 128;  // lines that a thread walks down where columns are reduced
 constexpr u32 INFINITE = 2047u << 20;  // the high word of infinity; that of NaN is no less
-constexpr int ALIKE = 2;           // d that differ by no more than this are left out
-constexpr int NONE = -(1 << 19);   // the logarithm of 0
+constexpr int ALIKE = 2;  // d that differ by no more than this are left out
+constexpr int NONE = -(1 << 19);  // the logarithm of 0
 
 // A line, whose scaled elements are below 2.
 struct alignas(16) Line {
@@ -97,9 +97,9 @@ depth_largest(int rows, int cols, const double* __restrict__ X, i64 ld, u32* __r
 extern "C" __global__ void __launch_bounds__(LINE_THREADS)
 equilibrate(int k, const u32* __restrict__ a, const u32* __restrict__ b, int* __restrict__ depth, State* state) {
     const auto raise = [](int& most, int x) { most = x > most ? x : most; };
-    int most = NONE, least = NONE;         // of d, of −d
+    int most = NONE, least = NONE;  // of d, of −d
     int a_paired = NONE, b_paired = NONE;  // largest elements that meet others
-    int a_alone = NONE, b_alone = NONE;    // largest elements that meet zeros only
+    int a_alone = NONE, b_alone = NONE;  // largest elements that meet zeros only
 #pragma unroll 4
     for (int i = threadIdx.x; i < k; i += LINE_THREADS) {
         const int x = floor_log2(a[i]), y = floor_log2(b[i]);

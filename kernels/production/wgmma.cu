@@ -71,9 +71,8 @@ static_assert(RESIDENT * (STAGES * STAGE_BYTES + 1024) <= 226 * 1024, "shared me
 // The sums of one warp, 16 rows from `row` and BN columns from `col`, to C: COUNT elements at once, whose
 // places are aligned. With three products (k > 0), they are scaled first.
 template <int COUNT>
-__device__ __forceinline__ void store_tile(const S (&d)[ACC], S* out, long long ldc, int row, int col, int m,
-                                           int n, int k, S alpha, S beta, const int* a_exponents,
-                                           const int* b_exponents) {
+__device__ __forceinline__ void store_tile(const S (&d)[ACC], S* out, long long ldc, int row, int col, int m, int n,
+                                           int k, S alpha, S beta, const int* a_exponents, const int* b_exponents) {
     constexpr int GAP = COUNT == 4 ? 2 : 8;  // columns from a thread's first pair to its second
     const int lane = threadIdx.x % 32;
     const bool odd = lane % 2;
@@ -134,8 +133,8 @@ __device__ __forceinline__ void store_tile(const S (&d)[ACC], S* out, long long 
 
 #if EPILOGUE == 1
 // The residues of the same sums, to a plane of bytes: four at once, up to a multiple of four columns.
-__device__ __forceinline__ void store_residues(const S (&d)[ACC], char* out, long long pitch, int row, int col, int m,
-                                               int n, const Modulus& modulus) {
+__device__ __forceinline__ void
+store_residues(const S (&d)[ACC], char* out, long long pitch, int row, int col, int m, int n, const Modulus& modulus) {
     const int lane = threadIdx.x % 32;
     const bool odd = lane % 2;
     row += lane / 4;
@@ -230,12 +229,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) __cluster_dims__
 wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, int m, int n, int k,
 #if EPILOGUE == 1
       int a_lines, int b_lines, char* __restrict__ C, long long ldc, long long plane, const u32* __restrict__ count,
-      int moduli, int per_row, int above) {
+      int moduli, int per_row, int above
+#else
+      S alpha, S beta, S* __restrict__ C, long long ldc, const int* __restrict__ a_exponents,
+      const int* __restrict__ b_exponents, const u32* __restrict__ skip, int slices, int per_row, int above
+#endif
+) {
+#if EPILOGUE == 1
     const int slices = 1, planes = PER_MODULUS * (count == nullptr ? moduli : static_cast<int>(*count));
     const u32* const skip = nullptr;
 #else
-      S alpha, S beta, S* __restrict__ C, long long ldc, const int* __restrict__ a_exponents,
-      const int* __restrict__ b_exponents, const u32* __restrict__ skip, int slices, int per_row, int above) {
     const int a_lines = 0, b_lines = 0, planes = 1;
 #endif
     extern __shared__ char memory[];
