@@ -118,8 +118,8 @@ def test_sparse_matrices():
 
 def test_what_is_not_an_array_is_named():
     frame = pytest.importorskip("pandas").DataFrame(np.eye(2))
-    for given, advice in ((frame, r"a DataFrame; .* x\.to_numpy"), ([[1.0]], r"a list; .* numpy\.asarray")):
-        with pytest.raises(InputError, match=rf"^A is not an array but {advice}\("):
+    for given, advice in ((frame, r"DataFrame\); .* x\.to_numpy"), ([[1.0]], r"list\); .* numpy\.asarray")):
+        with pytest.raises(InputError, match=rf"^A is no array \(its type is {advice}\("):
             multiply(given, np.eye(2), **CPU)
 
 

@@ -65,7 +65,7 @@ def open_input(spec: Any, name: str | None = None) -> Opened:
         return open_held(spec, name)
     else:
         made = "x.to_numpy()" if hasattr(spec, "to_numpy") else "numpy.asarray(x)"
-        raise InputError(f"{name} is not an array but a {type(spec).__name__}; give one, such as {made}")
+        raise InputError(f"{name} is no array (its type is {type(spec).__name__}); give one, such as {made}")
     check_matrix(name, array.shape, array.dtype)
     with explained(name):
         found = open_zarr(name, array)
