@@ -56,7 +56,7 @@ def make(path: str, rows: int, cols: int, seed: int, zstd: bool = False, dtype: 
 
     with ThreadPoolExecutor(16) as pool:
         for i in range(rows // CHUNK):
-            line = cupy.random.standard_normal((CHUNK, cols), dtype="f4")
+            line = cupy.random.standard_normal((CHUNK, cols), dtype="f8" if dtype == "float64" else "f4")
             line = cupy.rint(line * 16) / 16 if zstd else line * 16 if dtype == "int8" else line
             strip = line.astype(dtype).get()
             jobs = [
@@ -73,9 +73,9 @@ def drop_caches() -> None:
     Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
-def sgemm_seconds(size: int) -> float:
-    """Time cuBLAS SGEMM alone, with all three matrices on the GPU."""
-    a, b = (cupy.random.standard_normal((size, size), dtype="f4") for _ in range(2))
+def gemm_seconds(size: int, dtype: str) -> float:
+    """Time cuBLAS alone, with all three matrices on the GPU."""
+    a, b = (cupy.random.standard_normal((size, size), dtype=dtype) for _ in range(2))
     c = cupy.empty_like(a)
     cupy.matmul(a[:2048, :2048], b[:2048, :2048])
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
@@ -191,10 +191,10 @@ def cases(suite: Suite, device: Any, only: tuple[str, ...], tmpfs: Path, disk: P
         check = ooc_gemm.verify(str(folder / "a"), str(folder / "b"), str(folder / "c"))
         suite.bar(f"{name}: rows that Freivalds' check finds wrong", check.rows_wrong, 0)
 
-    def pair(folder: Path, size: int, zstd: bool = False) -> None:
-        with timed(f"made A and B, {size}²"):
+    def pair(folder: Path, size: int, dtype: str = "float32") -> None:
+        with timed(f"made A and B, {size}² {dtype}"):
             for seed, name in enumerate("ab"):
-                make(str(folder / name), size, size, seed, zstd)
+                make(str(folder / name), size, size, seed, dtype=dtype)
 
     def to_disk() -> None:
         with timed("copied to disk"):
@@ -259,11 +259,21 @@ def cases(suite: Suite, device: Any, only: tuple[str, ...], tmpfs: Path, disk: P
         zstd(suite, tmpfs)
     if wanted("gram"):
         gram(suite, tmpfs)
+    if wanted("float64"):
+        fresh(tmpfs)()
+        pair(tmpfs, 32768, "float64")
+        alone = gemm_seconds(32768, "float64")
+        roomy = {"memory_limit": "16GiB", "device_memory_limit": "40GiB"}
+        row = suite.run("float64", multiply(tmpfs, **roomy), prepare=fresh(tmpfs))
+        row["dgemm_alone_seconds"] = alone
+        suite.bar(f"float64: share of DGEMM alone, {alone:.2f} s", row["seconds"] / alone, 1 / 1.2)
+        suite.close_to("float64", 0.15)
+        verified(tmpfs, "float64")
     if any(map(wanted, ("large", "traffic"))):
         fresh(tmpfs)()
         pair(tmpfs, 65536)
     if wanted("large"):
-        alone = sgemm_seconds(65536)
+        alone = gemm_seconds(65536, "float32")
         large = {"memory_limit": "16GiB", "device_memory_limit": "24GiB"}
         row = suite.run("large", multiply(tmpfs, **large), prepare=fresh(tmpfs))
         row["sgemm_alone_seconds"] = alone
@@ -412,7 +422,9 @@ def rows_before(out: Path) -> Run:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--only", multiple=True, help="A case: tmpfs, cublas, disk, journal, verify, zstd, gram, large, traffic."
+    "--only",
+    multiple=True,
+    help="A case: tmpfs, cublas, disk, journal, verify, zstd, gram, float64, large, traffic.",
 )
 @click.option("--repeat", default=3, show_default=True)
 @click.option("--tmpfs", type=click.Path(path_type=Path), default=Path("/dev/shm"), show_default=True)

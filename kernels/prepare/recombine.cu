@@ -1,33 +1,43 @@
 // C ← α·Z + β·C, where Z is known by its residues: what products of residues leave (wgmma.cu).
 //
-//     planes   r₀ r₀ r₀ r₀ …      one behind the other          Z = Σ wₗ·rₗ − q·P      (moduli.py)
+//     planes   r₀ r₀ r₀ r₀ …      one behind the other          Z = Σ P/M·y − q·P      (moduli.py)
 //              r₁ r₁ r₁ r₁ …
 //
+// y is made of the residues of a pair of moduli, whose product is M, by one instruction that multiplies two bytes by 16 bits each.
 // Sums are integers in words of 32 bits, and wrap around: two words for a C of int64, four for float64. Of float64, Z is
 // then rounded once and multiplied by a power of two (common/scales.cuh).
 //
 // Of complex numbers there are three planes for each modulus, of re·re, im·im and (re + im)·(re + im), from which their
 // re and im are found before anything is rounded.
 //
-// Macros: ELEMENT, FLOATING (whether it is double), PARTS (1, or 2 for complex numbers), LIMBS, MODULI, and TABLES, of
+// Macros: ELEMENT, FLOATING (whether it is double), PARTS (1, or 2 for complex numbers), LIMBS, and TABLES, of
 // which there is one for each number of moduli. Launch: a thread for every four elements of a row; a row has whole
 // blocks.
 
 #include "common/types.cuh"
-#include "common/residues.cuh"
 #include "common/scales.cuh"
 
 using T = ELEMENT;
 
 constexpr int THREADS = 256;
 constexpr int PLANES = PARTS == 2 ? 3 : 1;  // of a modulus
-constexpr int FRACTION_BITS = 20;  // as in moduli.py
+constexpr int FRACTION_BITS = 39;  // as in moduli.py
+constexpr int RAISED = PARTS == 2 ? 1 << 25 : 1 << 23;  // more than |y|
 constexpr int MOST = 16;  // moduli
 
+struct Pair {
+    u32 factors;  // v and v′, 16 bits each
+    u32 fraction;  // 1/M with FRACTION_BITS behind the point
+    u32 weight[LIMBS];  // P/M
+
+    // y, when it is raised.
+    __device__ __forceinline__ int y(int r, int s) const {
+        return r * static_cast<short>(factors) + s * static_cast<short>(factors >> 16) + RAISED;
+    }
+};
 struct Table {
     int count;
-    u32 weights[MOST][LIMBS];  // wₗ
-    int fractions[MOST];  // wₗ/P with FRACTION_BITS behind the point
+    Pair pairs[MOST / 2];
     u32 product[LIMBS];  // P
 };
 constexpr Table ALL[] = {TABLES};
@@ -36,29 +46,30 @@ constexpr int KINDS = sizeof(ALL) / sizeof(Table);
 // An integer in the making.
 struct Sum {
     i64 limbs[LIMBS];
-    int fraction;
+    i64 fraction;
 
-    // 0, when residues were added that are larger by 128 than they should be.
+    // 0, when a raised y is added for each pair.
     __device__ __forceinline__ void clear(const Table& table) {
         fraction = 0;
 #pragma unroll
         for (int i = 0; i < LIMBS; ++i) limbs[i] = 0;
 #pragma unroll
-        for (int l = 0; l < table.count; ++l) {
-            fraction -= 128 * table.fractions[l];
+        for (int l = 0; l < table.count; l += 2) {
+            const Pair& pair = table.pairs[l / 2];
+            fraction -= static_cast<i64>(RAISED) * pair.fraction;
 #pragma unroll
-            for (int i = 0; i < LIMBS; ++i) limbs[i] -= 128 * static_cast<i64>(table.weights[l][i]);
+            for (int i = 0; i < LIMBS; ++i) limbs[i] -= static_cast<i64>(RAISED) * pair.weight[i];
         }
     }
-    // `raised`: a residue + 128.
-    __device__ __forceinline__ void add(const Table& table, int l, u32 raised) {
-        fraction += static_cast<int>(raised) * table.fractions[l];
+    __device__ __forceinline__ void add(const Pair& pair, int raised) {
+        const u64 y = static_cast<u32>(raised);
+        fraction += y * pair.fraction;
 #pragma unroll
-        for (int i = 0; i < LIMBS; ++i) limbs[i] += static_cast<u64>(raised) * table.weights[l][i];
+        for (int i = 0; i < LIMBS; ++i) limbs[i] += y * pair.weight[i];
     }
     // Takes q·P off, and lets limbs carry: each is a word then.
     __device__ __forceinline__ void reduce(const Table& table) {
-        const i64 q = (fraction + (1 << (FRACTION_BITS - 1))) >> FRACTION_BITS;
+        const i64 q = (fraction + (1LL << (FRACTION_BITS - 1))) >> FRACTION_BITS;
         i64 carry = 0;
 #pragma unroll
         for (int i = 0; i < LIMBS; ++i) {
@@ -175,21 +186,35 @@ __device__ __forceinline__ Four recombine_by(int count, const u32* from, i64 pla
 #pragma unroll
     for (int i = 0; i < 4 * PARTS; ++i) sums[i].clear(table);
 #pragma unroll
-    for (int l = 0; l < table.count; ++l) {
-        u32 words[PLANES];
+    for (int l = 0; l < table.count; l += 2) {
+        const Pair& pair = table.pairs[l / 2];
+        u32 words[2][PLANES];
 #pragma unroll
-        for (int i = 0; i < PLANES; ++i) words[i] = from[(l * PLANES + i) * plane];
+        for (int i = 0; i < 2 * PLANES; ++i)
+            words[i / PLANES][i % PLANES] = l + i / PLANES < table.count ? from[(l * PLANES + i) * plane] : 0;
+#if PARTS == 2
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-#if PARTS == 2
-            const auto byte = [&](int i) { return static_cast<int>(static_cast<signed char>(words[i] >> 8 * e)); };
-            const Modulus m = modulus(l);
-            sums[2 * e].add(table, l, m.residue(byte(0) - byte(1)) + 128);
-            sums[2 * e + 1].add(table, l, m.residue(byte(2) - byte(0) - byte(1)) + 128);
-#else
-            sums[e].add(table, l, (words[0] >> 8 * e & 255) ^ 128);
-#endif
+            int re[2], im[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const auto byte = [&](int part) {
+                    return static_cast<int>(static_cast<signed char>(words[i][part] >> 8 * e));
+                };
+                re[i] = byte(0) - byte(1), im[i] = byte(2) - byte(0) - byte(1);
+            }
+            sums[2 * e].add(pair, pair.y(re[0], re[1]));
+            sums[2 * e + 1].add(pair, pair.y(im[0], im[1]));
         }
+#else
+        const int factors = static_cast<int>(pair.factors);
+        const int low = static_cast<int>(__byte_perm(words[0][0], words[1][0], 0x5140));  // of elements 0 and 1
+        const int high = static_cast<int>(__byte_perm(words[0][0], words[1][0], 0x7362));
+        sums[0].add(pair, __dp2a_lo(factors, low, RAISED));
+        sums[1].add(pair, __dp2a_hi(factors, low, RAISED));
+        sums[2].add(pair, __dp2a_lo(factors, high, RAISED));
+        sums[3].add(pair, __dp2a_hi(factors, high, RAISED));
+#endif
     }
     Four found;
 #pragma unroll
@@ -210,7 +235,7 @@ __device__ __forceinline__ Four recombine_by(int count, const u32* from, i64 pla
 
 // `pitch`: words from row to row of a plane, `plane`: from plane to plane. Rows of C lie `ldc` elements apart. Exponents
 // and `state` are null for integers.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, PARTS == 2 ? 1 : 4)
 recombine(int m, int n, T alpha_re, T alpha_im, const u32* __restrict__ planes, i64 pitch, i64 plane, T beta_re,
           T beta_im, T* __restrict__ C, i64 ldc, const int* __restrict__ row_exponents,
           const int* __restrict__ column_exponents, const State* __restrict__ state) {

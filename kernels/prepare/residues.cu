@@ -36,7 +36,7 @@ struct Digits {
     __device__ __forceinline__ Digits() : low(0), high(0) {}
     __device__ __forceinline__ int residue(const Modulus& m) const {
         const int sum = __dp4a(static_cast<int>(high), static_cast<int>(m.high), 0);
-        return m.residue(__dp4a(static_cast<int>(low), static_cast<int>(m.low), sum));
+        return m.residue_of_small(__dp4a(static_cast<int>(low), static_cast<int>(m.low), sum));
     }
 };
 

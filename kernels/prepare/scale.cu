@@ -24,7 +24,7 @@
 #include "common/scales.cuh"
 
 constexpr int THREADS = 256;
-constexpr int LINE_THREADS = 512;  // of a block that reduces a line: few blocks at once keep their lines in L1 and L2
+constexpr int MOST_THREADS = 1024;  // of a block that reduces lines
 constexpr int STRIP = 128;  // lines that a thread walks down where columns are reduced
 constexpr u32 INFINITE = 2047u << 20;  // the high word of infinity; that of NaN is no less
 constexpr int ALIKE = 2;  // d that differ by no more than this are left out
@@ -54,54 +54,62 @@ __device__ __forceinline__ int floor_log2(u32 high) {
 }
 
 // Reduces x over the threads of a block, all of which get the result.
-template <int BLOCK, class T, class Reduce>
+template <class T, class Reduce>
 __device__ __forceinline__ T block_reduce(T x, const Reduce& reduce) {
-    __shared__ T parts[BLOCK / 32];
+    __shared__ T parts[MOST_THREADS / 32];
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) x = reduce(x, __shfl_xor_sync(0xffffffff, x, step));
     __syncthreads();  // of a result before, nobody reads any more
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
     x = parts[0];
+    const int warps = static_cast<int>(blockDim.x) / 32;
 #pragma unroll 1
-    for (int w = 1; w < BLOCK / 32; ++w) x = reduce(x, parts[w]);
+    for (int w = 1; w < warps; ++w) x = reduce(x, parts[w]);
     return x;
 }
 
-template <int BLOCK>
 __device__ __forceinline__ int block_max(int x) {
-    return block_reduce<BLOCK>(x, [](int x, int y) { return x > y ? x : y; });
+    return block_reduce(x, [](int x, int y) { return x > y ? x : y; });
 }
 
 // ---- d -----------------------------------------------------------------------------------------------------
 
-// The high words of the largest element of every k, from 0. Blocks of THREADS columns × STRIP rows, numbered along
-// rows first.
+// The high words of the largest elements of every k, and of every line (`tops`), from 0. Blocks of THREADS columns ×
+// STRIP rows, numbered along rows first.
 extern "C" __global__ void __launch_bounds__(THREADS)
-depth_largest(int rows, int cols, const double* __restrict__ X, i64 ld, u32* __restrict__ largest) {
+depth_largest(int rows, int cols, const double* __restrict__ X, i64 ld, u32* __restrict__ largest,
+              u32* __restrict__ tops) {
+    __shared__ u32 of_rows[STRIP];
     const int across = (cols * PARTS + THREADS - 1) / THREADS;
     const int col = blockIdx.x % across * THREADS + threadIdx.x;
     const int first = blockIdx.x / across * STRIP, last = rows - first < STRIP ? rows : first + STRIP;
-    if (col >= cols * PARTS) return;
+    const int at = col < cols * PARTS ? col : cols * PARTS - 1;  // an element twice rather than a branch around loads
+    if (threadIdx.x < STRIP) of_rows[threadIdx.x] = 0;
+    __syncthreads();
     u32 found = 0;
 #pragma unroll 8
     for (int row = first; row < last; ++row) {
-        const u32 high = magnitude(X[row * ld * PARTS + col]);
+        const u32 high = magnitude(X[row * ld * PARTS + at]);
         found = high > found ? high : found;
+        const u32 top = __reduce_max_sync(0xffffffff, high);
+        if (threadIdx.x % 32 == 0) atomicMax(&of_rows[row - first], top);
     }
-    if (found != 0) atomicMax(&largest[col / PARTS], found);
+    if (found != 0) atomicMax(&largest[at / PARTS], found);
+    __syncthreads();
+    if (threadIdx.x < last - first) atomicMax(&tops[first + threadIdx.x], of_rows[threadIdx.x]);
 }
 
 // d from the largest elements of each k on both sides; whether it is used. One block. What all d have in common
 // makes no difference and is left out.
-extern "C" __global__ void __launch_bounds__(LINE_THREADS)
+extern "C" __global__ void __launch_bounds__(MOST_THREADS)
 equilibrate(int k, const u32* __restrict__ a, const u32* __restrict__ b, int* __restrict__ depth, State* state) {
     const auto raise = [](int& most, int x) { most = x > most ? x : most; };
     int most = NONE, least = NONE;  // of d, of −d
     int a_paired = NONE, b_paired = NONE;  // largest elements that meet others
     int a_alone = NONE, b_alone = NONE;  // largest elements that meet zeros only
 #pragma unroll 4
-    for (int i = threadIdx.x; i < k; i += LINE_THREADS) {
+    for (int i = threadIdx.x; i < k; i += blockDim.x) {
         const int x = floor_log2(a[i]), y = floor_log2(b[i]);
         if (x != NONE && y != NONE) {
             const int d = (y - x) >> 1;
@@ -110,12 +118,12 @@ equilibrate(int k, const u32* __restrict__ a, const u32* __restrict__ b, int* __
             raise(a_alone, x), raise(b_alone, y);
         }
     }
-    most = block_max<LINE_THREADS>(most), least = block_max<LINE_THREADS>(least);
-    a_paired = block_max<LINE_THREADS>(a_paired), b_paired = block_max<LINE_THREADS>(b_paired);
-    a_alone = block_max<LINE_THREADS>(a_alone), b_alone = block_max<LINE_THREADS>(b_alone);
+    most = block_max(most), least = block_max(least);
+    a_paired = block_max(a_paired), b_paired = block_max(b_paired);
+    a_alone = block_max(a_alone), b_alone = block_max(b_alone);
     const int middle = (most - least) >> 1;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < k; i += LINE_THREADS)
+    for (int i = threadIdx.x; i < k; i += blockDim.x)
         depth[i] = a[i] == 0 || b[i] == 0 ? DROPPED : ((floor_log2(b[i]) - floor_log2(a[i])) >> 1) - middle;
     if (threadIdx.x == 0)
         state->shifted = most + least > ALIKE || a_alone > a_paired + ALIKE || b_alone > b_paired + ALIKE;
@@ -123,18 +131,22 @@ equilibrate(int k, const u32* __restrict__ a, const u32* __restrict__ b, int* __
 
 // ---- lines -------------------------------------------------------------------------------------------------
 
-// Norms and magnitudes of lines, one by each block at a time. The later sweeps find most of a line in the caches.
-// Magnitudes lie `pitch` bytes from line to line.
-extern "C" __global__ void __launch_bounds__(LINE_THREADS)
+// Norms and magnitudes of lines, one by each block at a time. The later sweeps find a line in the caches if no more
+// blocks run at once than lines fit there.
+// Magnitudes lie `pitch` bytes from line to line. `tops`: the high words of the largest elements of lines, which count
+// where no d are in use; null if nobody knows.
+extern "C" __global__ void __launch_bounds__(MOST_THREADS)
 lines(int rows, int cols, const double* __restrict__ X, i64 ld, const int* __restrict__ depth, int sign,
-      Line* __restrict__ lines, signed char* __restrict__ magnitudes, i64 pitch, State* state) {
+      const u32* __restrict__ tops, Line* __restrict__ lines, signed char* __restrict__ magnitudes, i64 pitch,
+      State* state) {
     if (depth != nullptr && state->shifted == 0) depth = nullptr;
+    const bool known = tops != nullptr && depth == nullptr;
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const double* const values = X + row * ld * PARTS;
-        int top = NONE;
-        bool infinite = false;
+        int top = known ? floor_log2(tops[row]) : NONE;
+        bool infinite = known && tops[row] >= INFINITE;
 #pragma unroll 4
-        for (int j = threadIdx.x; j < cols * PARTS; j += LINE_THREADS) {
+        for (int j = threadIdx.x; j < cols * PARTS && !known; j += blockDim.x) {
             const u32 high = magnitude(values[j]);
             infinite |= high >= INFINITE;
             if (high == 0) continue;
@@ -143,7 +155,7 @@ lines(int rows, int cols, const double* __restrict__ X, i64 ld, const int* __res
             if (d != DROPPED && e > top) top = e;
         }
         if (infinite) state->fallback = 1;
-        top = block_max<LINE_THREADS>(top);
+        if (!known) top = block_max(top);
         const bool zeros = top == NONE;
         if (zeros) top = 0;
 
@@ -155,17 +167,17 @@ lines(int rows, int cols, const double* __restrict__ X, i64 ld, const int* __res
         };
         double squares = 0;
 #pragma unroll 4
-        for (int j = threadIdx.x; j < cols * PARTS; j += LINE_THREADS) {
+        for (int j = threadIdx.x; j < cols * PARTS; j += blockDim.x) {
             const double x = normal(j);
             squares += x * x;
         }
-        squares = block_reduce<LINE_THREADS>(squares, [](double x, double y) { return x + y; });
+        squares = block_reduce(squares, [](double x, double y) { return x + y; });
         if (threadIdx.x == 0) lines[row] = {squares, top};
 
         // A line of zeros has no errors: large magnitudes keep it from counting as the least.
         const double factor = zeros ? 0.0 : GRAIN * sqrt(cols / squares);
         signed char* const to = magnitudes + row * pitch;
-        for (int i = threadIdx.x; i < (cols + SPAN - 1) / SPAN * SAMPLE; i += LINE_THREADS) {
+        for (int i = threadIdx.x; i < (cols + SPAN - 1) / SPAN * SAMPLE; i += blockDim.x) {
             const int j = i / SAMPLE * SPAN + i % SAMPLE;
             if (j >= cols) continue;
             const double x = normal(PARTS * j), y = PARTS == 2 ? normal(PARTS * j + 1) : 0.0;
@@ -188,17 +200,17 @@ __device__ __forceinline__ int power_of(const Line& line, const Bound& bound) {
 // The least squared norm of the scaled lines; infinite if all are zeros.
 __device__ __forceinline__ double least_square(int count, const Line* lines, const Bound& bound) {
     double least = __longlong_as_double(2047LL << 52);
-    for (int i = threadIdx.x; i < count; i += LINE_THREADS) {
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
         const Line line = lines[i];
         if (line.squares == 0) continue;
         const double square = scaled(line.squares, 2 * power_of(line, bound));
         least = square < least ? square : least;
     }
-    return block_reduce<LINE_THREADS>(least, [](double x, double y) { return x < y ? x : y; });
+    return block_reduce(least, [](double x, double y) { return x < y ? x : y; });
 }
 
 __device__ __forceinline__ void write_exponents(int count, const Line* lines, int* exponents, const Bound& bound) {
-    for (int i = threadIdx.x; i < count; i += LINE_THREADS) {
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
         const Line line = lines[i];
         exponents[i] = line.squares == 0 ? 0 : power_of(line, bound) - line.exponent;
     }
@@ -206,7 +218,7 @@ __device__ __forceinline__ void write_exponents(int count, const Line* lines, in
 
 // The number of moduli and the exponents e of both operands, or the fallback where an error may be more than
 // tolerance·2^-53·Σ|a||b|. One block.
-extern "C" __global__ void __launch_bounds__(LINE_THREADS)
+extern "C" __global__ void __launch_bounds__(MOST_THREADS)
 decide(int m, int n, int k, const Line* __restrict__ a, int* __restrict__ a_exponents, const Line* __restrict__ b,
        int* __restrict__ b_exponents, double tolerance, State* state) {
     static constexpr Bound bounds[] = {BOUNDS};

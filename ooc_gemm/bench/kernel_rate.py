@@ -47,7 +47,7 @@ LONGEST_PRODUCT = 0.1
 LARGEST_PANEL = 512 * MiB
 SIDES = (8192, 4096, 2048, 1024, 512)
 """Sides of the square blocks of C for which a kernel may be timed."""
-LARGEST_BLOCK = 256 * MiB
+LARGEST_BLOCK = 512 * MiB
 
 
 class Random:

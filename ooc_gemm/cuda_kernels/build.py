@@ -26,6 +26,8 @@ def shipped(arch: str) -> list[Config]:
     without being told, and all that prepares and finishes them."""
     number = int(arch.removeprefix("sm_").removesuffix("a"))
     found = [*_products(number), *_fallbacks(str(number)), *_preparations()]
+    if KERNELS["ozaki2"].runs_on(number):
+        found += _residues()
     return list(dict.fromkeys(found))
 
 
@@ -33,7 +35,7 @@ def _products(number: int) -> Iterator[Config]:
     """Yield the kernels of products."""
     for kernel in KERNELS.values():
         in_ladder = kernel.launcher in ("launch", "rung") and kernel.name != "ffma"
-        if in_ladder or kernel.launcher == "ozaki" or not kernel.runs_on(number):
+        if in_ladder or not kernel.runs_on(number):
             continue
         if number == 90 and kernel.name in ("mma-fp16x3", "mma-fp16", "mma-int8"):
             continue  # wgmma takes their place
@@ -71,6 +73,19 @@ def _preparations() -> Iterator[Config]:
     p = preparations
     for several in (p.checks, p.narrows, p.places, p.bests, p.all_pairs, p.standardizes):
         yield from several()
+
+
+def _residues() -> Iterator[Config]:
+    """Yield what runs before and after products of residues of floating-point numbers, and in their place."""
+    yield from tensor_tiles.float64_sums(False, True, dtype="float64")
+    for dtype in ("float64", "complex128"):
+        yield preparations.scale(dtype)
+        yield preparations.residues(dtype)
+        yield preparations.recombine(dtype)
+    yield preparations.residues("complex128", conjugate=True)
+    yield preparations.combine("elements", dtype="complex128")
+    for conjugate in _TRANS:
+        yield preparations.embed("double k", *conjugate, dtype="complex128")
 
 
 def build(

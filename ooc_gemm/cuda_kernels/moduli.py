@@ -3,9 +3,10 @@
 An integer x is known by its residues rₗ modulo numbers pₗ without common factors, if 2·|x| is less than their
 product P (the Chinese remainder theorem):
 
-    x = Σ wₗ·rₗ − q·P      wₗ = 1 modulo pₗ, 0 modulo the others       q = Σ wₗ·rₗ / P, rounded
+    x = Σ P/M·y − q·P      y = x/(P/M) modulo M = p·p′       q = Σ y/M, rounded
 
-Residues are those of least magnitude, which a signed byte holds.
+There is one M for each pair of moduli p and p′, and y = v·r + v′·r′ from their two residues: it needs not be
+the least one. Residues are those of least magnitude, which a signed byte holds; factors v fit 16 bits.
 """
 
 import math
@@ -18,14 +19,16 @@ FLOATING = (15, 16)
 """How many moduli products of floating-point numbers take: the first of these that is accurate enough."""
 DEPTH = 1 << 16
 """Largest depth of a product of residues: its sums are at most 2³⁰, as `residue` in residues.cuh demands."""
-FRACTION_BITS = 20
-"""Bits behind the point of wₗ/P, from which q is computed in 32 bits. The error of q before it is rounded is
-at most 16·128·2⁻²¹."""
+FRACTION_BITS = 39
+"""Bits behind the point of 1/M, from which q is computed: as many as 32 bits hold. |y| is at most 2²⁵, three
+times as much as of two bytes for those of complex numbers, so the error of q before it is rounded is at most
+8·2²⁵·2⁻⁴⁰."""
 MARGIN = Fraction(1, 512)
 """|x| is at most P·(1/2 − MARGIN). Half of the margin is for the error of q, the other half is more than what
 the rounding of elements to integers adds to norms of lines."""
-_INVERSE_BITS = 38
-"""Bits behind the point of 1/p: with 2³⁰ in `residue`, its error is less than half of 1/255."""
+_INVERSE_BITS, _COARSE_BITS = 38, 32
+"""Bits behind the point of 1/p in `residue`, and in `residue_of_small`: with 2³⁰, and with 2²⁰, its error is
+less than half of 1/255."""
 
 
 def largest(count: int) -> int:
@@ -42,21 +45,28 @@ def least_count(magnitude: int) -> int:
     raise ValueError(f"{len(MODULI)} moduli do not tell integers up to {magnitude} apart")
 
 
-def weights(count: int) -> list[int]:
-    """Return wₗ of the first `count` moduli, at most P/2 in magnitude."""
-    whole = math.prod(MODULI[:count])
-    return [_least(whole // p * pow(whole // p, -1, p), whole) for p in MODULI[:count]]
+def pairs(count: int) -> list[tuple[int, tuple[int, int]]]:
+    """Return M and the factors of each pair of the first `count` moduli. The last may have no other: its
+    second factor is 0."""
+    whole, found = math.prod(MODULI[:count]), []
+    for i in range(0, count, 2):
+        both = MODULI[i : min(i + 2, count)]
+        m = math.prod(both)
+        inverse = pow(whole // m, -1, m)
+        first, *second = (_least(inverse * (m // p) * pow(m // p, -1, p), m) for p in both)
+        found.append((m, (first, second[0] if second else 0)))
+    return found
 
 
 def moduli_text() -> str:
-    """Return pₗ, the inverse of each with 38 bits behind the point, and the residues of 256⁰ … 256⁷ in eight
-    bytes, as the initializers of `Modulus` in residues.cuh."""
+    """Return pₗ, the inverse of each with 38 and with 32 bits behind the point, and the residues of 256⁰ …
+    256⁷ in eight bytes, as the initializers of `Modulus` in residues.cuh."""
     found = []
     for p in MODULI:
         powers = [_least(256**i, p) & 255 for i in range(8)]
         low, high = (sum(byte << 8 * i for i, byte in enumerate(half)) for half in (powers[:4], powers[4:]))
-        inverse = ((1 << _INVERSE_BITS) + p // 2) // p
-        found.append(f"{{{p},{inverse},{low:#x}u,{high:#x}u}}")
+        inverse, coarse = (((1 << bits) + p // 2) // p for bits in (_INVERSE_BITS, _COARSE_BITS))
+        found.append(f"{{{p},{inverse},{coarse},{low:#x}u,{high:#x}u}}")
     return ",".join(found)
 
 
@@ -78,11 +88,15 @@ def bounds_text() -> str:
 
 
 def _table(count: int, limbs: int) -> str:
-    whole, found = math.prod(MODULI[:count]), weights(count)
-    padding = len(MODULI) - count
-    rows = [_limbs(weight, limbs) for weight in found] + [_limbs(0, limbs)] * padding
-    parts = [round(Fraction(weight << FRACTION_BITS, whole)) for weight in found] + [0] * padding
-    return f"{{{count},{{{','.join(rows)}}},{{{','.join(map(str, parts))}}},{_limbs(whole, limbs)}}}"
+    whole, found = math.prod(MODULI[:count]), pairs(count)
+    rows = ",".join(_pair(*one, whole, limbs) for one in found)
+    return f"{{{count},{{{rows}}},{_limbs(whole, limbs)}}}"
+
+
+def _pair(m: int, factors: tuple[int, int], whole: int, limbs: int) -> str:
+    first, second = (factor & 0xFFFF for factor in factors)
+    fraction = ((1 << FRACTION_BITS) + m // 2) // m
+    return f"{{{first | second << 16:#x}u,{fraction}u,{_limbs(whole // m, limbs)}}}"
 
 
 def _limbs(x: int, count: int) -> str:

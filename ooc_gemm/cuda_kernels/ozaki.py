@@ -25,15 +25,16 @@ from .transposition import Transposition
 
 MOST_LINES = 1 << 25
 """Most rows of op(A), or columns of op(B), of a product: rows of all planes are numbered in 32 bits."""
-PAYS, PAYS_DEEP = 1000, 1000
-"""Values of m·n/(m + n) and of k from which scaling, residues and recombination take less time than they save
-(estimated for an H200, from bytes and instructions; not measured)."""
+PAYS, PAYS_DEEP = {"float64": 2000, "complex128": 1000}, 1000
+"""Values of m·n/(m + n), by type, and of k from which residues are faster than sums in float64 (those of
+m·n/(m + n) measured for cubes on an H200, that of k estimated)."""
 _INT64_MAX = 2**63 - 1
 
 
-def residues_pay(m: int, n: int, k: int) -> bool:
-    """Return whether each element of A, B and C takes part in enough products of float64."""
-    return m * n >= PAYS * (m + n) and k >= PAYS_DEEP and max(m, n) <= MOST_LINES
+def residues_pay(m: int, n: int, k: int, dtype: str) -> bool:
+    """Return whether each element of A, B and C takes part in enough products. `dtype`: float64 or
+    complex128."""
+    return m * n >= PAYS[dtype] * (m + n) and k >= PAYS_DEEP and max(m, n) <= MOST_LINES
 
 
 def exact_count(a_type: str, b_type: str, k: int) -> int:
@@ -74,6 +75,7 @@ class Ozaki:
 
         dtype = np.dtype(types[0])
         self._types, self._item = dict(zip("ab", types, strict=True)), dtype.itemsize
+        self._dtype = dtype.name
         self._mn = {"a": trans_a, "b": not trans_b}
         """Whether a stored operand is contiguous along m or n, and not along k."""
         self._chooses, self._conjugate = chooses, conjugate
@@ -145,7 +147,7 @@ class Ozaki:
     def _part(self, product: Product, stream: Any, strips: Strips) -> None:
         """Start a product of operands along k, no deeper than residues allow."""
         m, n, k = product.m, product.n, product.k
-        pays = self._scaler is None or (k > 0 and (not self._chooses or residues_pay(m, n, k)))
+        pays = self._scaler is None or (k > 0 and (not self._chooses or residues_pay(m, n, k, self._dtype)))
         same = strips.lower and product.a.ptr == product.b.ptr
         scales = Scales()
         made: tuple[Planes, Planes] | None = None

@@ -69,7 +69,7 @@ def scale(dtype: str) -> Config:
         "PARTS": 2 if dtype == "complex128" else 1, "GRAIN": GRAIN, "SAMPLE": SAMPLE, "SPAN": SPAN,
         "BOUNDS": bounds_text(),
     }  # fmt: skip
-    return Config("scale", dtype, 1, 512, (512, 1), tuple(macros.items()))
+    return Config("scale", dtype, 1, 1024, (1024, 1), tuple(macros.items()))
 
 
 def residues(dtype: str, count: int = len(MODULI), conjugate: bool = False) -> Config:
@@ -89,7 +89,7 @@ def recombine(dtype: str, counts: Sequence[int] = FLOATING) -> Config:
     limbs = 2 if dtype == "int64" else 4
     macros: dict[str, int | str] = {
         "ELEMENT": _PART[dtype], "FLOATING": int(dtype != "int64"), "PARTS": 2 if dtype == "complex128" else
-        1, "LIMBS": limbs, "MODULI": moduli_text(), "TABLES": tables_text(counts, limbs),
+        1, "LIMBS": limbs, "TABLES": tables_text(counts, limbs),
     }  # fmt: skip
     return Config("recombine", dtype, 1, 4 * 256, (256, 1), tuple(macros.items()))
 

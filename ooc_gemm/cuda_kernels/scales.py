@@ -17,10 +17,10 @@ from .product import Operand, Product
 from .residues import EXPONENT_BYTES, PITCH, Planes, Scales, plane_map
 from .scratch import Scratch
 
-LINE_BYTES, DEPTH_BYTES = 16, 12
-"""Bytes of device memory of scale.cu: a `Line` for each row and column of C; the largest elements and d of
-each k."""
-BYTES_PER_LINE = LINE_BYTES + EXPONENT_BYTES
+LINE_BYTES, TOP_BYTES, DEPTH_BYTES = 16, 4, 12
+"""Bytes of device memory of scale.cu: a `Line` and the largest element of each row and column of C; the
+largest elements and d of each k."""
+BYTES_PER_LINE = LINE_BYTES + TOP_BYTES + EXPONENT_BYTES
 """Bytes of device memory for each row and column of C. For each k they are more than enough."""
 TOLERANCE = 0.25
 """The error that the rounding to integers may cause in a sum, at most, as a multiple of 2⁻⁵³·Σ|a||b|. The
@@ -30,8 +30,11 @@ they do not."""
 _STATE_BYTES, _LEAST_BYTES = 16, 4
 """Bytes of a `State`, and of `least` at its end."""
 _KERNELS = "depth_largest", "equilibrate", "lines", "decide"
-_LINE_THREADS, _LINES_AT_ONCE = 512, 4
-"""Threads of kernels that reduce lines, and how many of their blocks each multiprocessor gets."""
+_MOST_THREADS, _THREADS_AT_ONCE = 1024, 2048
+"""Most threads of a block that reduces lines, and threads of all such blocks of a multiprocessor."""
+_SHORT_BYTES, _SHORT_THREADS, _LONG_THREADS = 1 << 16, 256, 512
+"""Bytes of a line that is reduced by a block of few threads, and threads for such lines and longer ones. Of
+1024 threads most would wait for the others (measured on an H200)."""
 _STRIP, _COLUMNS = 128, 256
 """Rows and columns of a block of `depth_largest`."""
 _DEVICE_TO_HOST = 2
@@ -69,50 +72,62 @@ class Scaler:
         state = self.state(0, stream)
         lines = self._scratch.at("lines", LINE_BYTES * (m + n))
         exponents = self._scratch.at("exponents", EXPONENT_BYTES * (m + n))
-        depth = self._scratch.at("depth", DEPTH_BYTES * k)
+        depth = self._scratch.at("depth", DEPTH_BYTES * k + TOP_BYTES * (m + n))
         sides = [("a", product.a, m)] if symmetric else [("a", product.a, m), ("b", product.b, n)]
-        if not symmetric:  # otherwise both operands have the same elements at every k
-            self._equilibrate(k, sides, depth, state, stream)
+        tops = depth + DEPTH_BYTES * k
+        if symmetric:  # both operands have the same elements at every k
+            depth = tops = 0
+        else:
+            self._equilibrate((m, n, k), sides, depth, state, stream)
         planes, at = [], lines
         for name, x, count in sides:
-            planes.append(
-                self._find_lines(name, x, (count, k), (0 if symmetric else depth, at, state), stream)
-            )
+            planes.append(self._find_lines(name, x, (count, k), (depth, tops, at, state), stream))
             at += LINE_BYTES * count
+            tops += TOP_BYTES * count if tops else 0
         self._find_least(product, planes[0], planes[-1], symmetric, state, stream)
         found = Scales(depth, exponents, exponents if symmetric else exponents + EXPONENT_BYTES * m, state)
         self._decide(product, (lines, lines if symmetric else lines + LINE_BYTES * m), found, stream)
         return found
 
     def _equilibrate(
-        self, k: int, sides: list[tuple[str, Operand, int]], depth: int, state: int, stream: Any
+        self,
+        shape: tuple[int, int, int],
+        sides: list[tuple[str, Operand, int]],
+        depth: int,
+        state: int,
+        stream: Any,
     ) -> None:
-        """Find a power of two for each k, by which op(A) is multiplied and op(B) divided."""
+        """Find a power of two for each k, by which op(A) is multiplied and op(B) divided; and the largest
+        elements of lines."""
+        m, n, k = shape
         i32, u, largest = np.int32, np.uintp, {"a": depth + 4 * k, "b": depth + 8 * k}
-        driver.fill(largest["a"], 0, 8 * k, stream)
+        tops = {"a": depth + DEPTH_BYTES * k, "b": depth + DEPTH_BYTES * k + TOP_BYTES * m}
+        driver.fill(largest["a"], 0, 8 * k + TOP_BYTES * (m + n), stream)
         for name, x, count in sides:
-            args = i32(count), i32(k), u(x.ptr), np.int64(x.ld), u(largest[name])
+            args = i32(count), i32(k), u(x.ptr), np.int64(x.ld), u(largest[name]), u(tops[name])
             grid = ceil_div(count, _STRIP) * ceil_div(self._parts * k, _COLUMNS)
             self._kernels["depth_largest"]((grid,), (_COLUMNS,), args, stream)
         found = i32(k), u(largest["a"]), u(largest["b"]), u(depth), u(state)
-        self._kernels["equilibrate"]((1,), (_LINE_THREADS,), found, stream)
+        self._kernels["equilibrate"]((1,), (_MOST_THREADS,), found, stream)
 
     def _find_lines(
-        self, name: str, x: Operand, shape: tuple[int, int], places: tuple[int, int, int], stream: Any
+        self, name: str, x: Operand, shape: tuple[int, int], places: tuple[int, int, int, int], stream: Any
     ) -> Planes:
-        """Find norms and magnitudes of the lines of an operand. `places`: addresses of d or 0, of lines, and
-        of the state. Magnitudes lie where residues will. Returns where they are."""
+        """Find norms and magnitudes of the lines of an operand. `places`: addresses of d or 0, of the largest
+        elements of lines or 0, of lines, and of the state. Magnitudes lie where residues will. Returns where
+        they are."""
         count, k = shape
-        depth, lines, state = map(np.uintp, places)
+        depth, tops, lines, state = map(np.uintp, places)
         pitch = round_up(sampled(k), PITCH)
         at = self._scratch.at(f"planes {name}", count * pitch)
         i32, i64, u = np.int32, np.int64, np.uintp
         args = (
-            i32(count), i32(k), u(x.ptr), i64(x.ld), depth, i32(1 if name == "a" else -1), lines, u(at),
+            i32(count), i32(k), u(x.ptr), i64(x.ld), depth, i32(1 if name == "a" else -1), tops, lines, u(at),
             i64(pitch), state,
         )  # fmt: skip
-        blocks = min(count, self._multiprocessors * _LINES_AT_ONCE)
-        self._kernels["lines"]((blocks,), (_LINE_THREADS,), args, stream)
+        threads = _SHORT_THREADS if 8 * self._parts * k <= _SHORT_BYTES else _LONG_THREADS
+        blocks = min(count, self._multiprocessors * (_THREADS_AT_ONCE // threads))
+        self._kernels["lines"]((blocks,), (threads,), args, stream)
         return Planes(at, pitch, count)
 
     def _find_least(
@@ -137,7 +152,7 @@ class Scaler:
             i32(product.m), i32(product.n), i32(product.k), u(lines[0]), u(found.a), u(lines[1]), u(found.b),
             np.float64(TOLERANCE), u(found.state),
         )  # fmt: skip
-        self._kernels["decide"]((1,), (_LINE_THREADS,), args, stream)
+        self._kernels["decide"]((1,), (_MOST_THREADS,), args, stream)
 
     def moduli(self) -> int:
         """Wait for the device, and return how many moduli the last product took; 0 for the fallback."""
@@ -156,4 +171,4 @@ class Scaler:
         self._scratch.at("state", _STATE_BYTES)
         self._scratch.at("lines", LINE_BYTES * (m + n))
         self._scratch.at("exponents", EXPONENT_BYTES * (m + n))
-        self._scratch.at("depth", DEPTH_BYTES * k)
+        self._scratch.at("depth", DEPTH_BYTES * k + TOP_BYTES * (m + n))

@@ -66,11 +66,19 @@ class Arithmetic:
     """Largest relative error of an element of a panel at the time it is multiplied."""
     panel_b: np.dtype[Any] | None = None
     """Type of the elements of op(B)'s panels where it is another one than `panel`, of the same size."""
+    least: tuple[int, int] = (0, 0)
+    """Values of m·n/(m + n) and of k of a product of panels from which this kernel is faster than `other`."""
+    other: "Arithmetic | None" = None
+    """What is chosen where the memory holds no such panels."""
 
     @property
     def panels(self) -> tuple[np.dtype[Any], np.dtype[Any]]:
         """Types of the elements of panels of op(A) and of op(B)."""
         return self.panel, self.panel if self.panel_b is None else self.panel_b
+
+    def pays(self, m: int, n: int, k: int) -> bool:
+        """Return whether this kernel is the fastest known for panels of this size."""
+        return m * n >= self.least[0] * (m + n) and k >= self.least[1]
 
     @property
     def check_type(self) -> np.dtype[Any]:

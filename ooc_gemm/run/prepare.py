@@ -19,7 +19,7 @@ from ..storage.read.source import Opened
 from ..storage.write import checks, marks, provenance
 from ..storage.write.journal import Journal
 from ..storage.write.layout import Output
-from ..support.errors import InputError
+from ..support.errors import BudgetError, InputError
 from .arithmetic import Chosen, choose_arithmetic, choose_dtype
 from .budget import known_rates, make_budget, with_measured
 from .elsewhere import current
@@ -98,25 +98,9 @@ def prepare(
             if elsewhere
             else open_local(settled.device, settled.memory_limit, note)
         )
-    chosen = choose_arithmetic(settled, inputs, dtype, executor.hardware)
-    limits = executor.hardware.limits(chosen.arithmetic, settled.device_memory_limit)
-    narrowed = _narrowed(settled, chosen, dtype, limits)
-    problem = _reduced(_problem(settled, inputs, layout, chosen, narrowed), settled, chosen, limits)
-    problem = _standardized(problem, settled, limits)
-    tables = settled.a.table is not None or settled.b.table is not None
-    if (inputs.wanted or tables) and not limits.transforms:
-        raise InputError(
-            f"{executor.hardware.name} does not centre, scale, weight or look up what it multiplies; "
-            "give the name of another device"
-        )
-    budget = make_budget(settled, inputs, problem, chosen, limits)
-    if observer and isinstance(executor, Local):
-        rates, said = with_measured(settled, inputs, problem, chosen, executor.device, budget)
-        if said:
-            observer.note(said)
-    else:
-        rates = known_rates(settled, inputs, problem, chosen, executor.hardware)
-    plan = make_plan(problem, budget, rates)
+    planner = _Planner(settled, inputs, layout, dtype, executor, observer)
+    planned = planner.plan(choose_arithmetic(settled, inputs, dtype, executor.hardware))
+    plan = planned.plan
     plan, copies = layouts.rechunk(plan) if settled.rechunk else (layouts.advise(plan), ())
     if settled.triangle:
         plan = plan.without(_above(plan))
@@ -126,7 +110,9 @@ def prepare(
         request=settled,
         log=log,
         sources=_read(inputs, left),
-        operation=_operation(settled, inputs, chosen, narrowed if left.problem.narrowed else None),
+        operation=_operation(
+            settled, inputs, planned.chosen, planned.narrowed if left.problem.narrowed else None
+        ),
         output=chosen_layout(layout, settled, inputs, left.problem.c),
         copies=copies,
         plan=left,
@@ -137,6 +123,62 @@ def prepare(
         blocks=plan.block_count,
         wanted=inputs.wanted,
     )
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A plan, and what it was made for."""
+
+    chosen: Chosen
+    narrowed: np.dtype[Any] | None
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class _Planner:
+    """Makes plans of a product, for one arithmetic or another."""
+
+    request: Settled
+    inputs: Inputs
+    layout: Layout
+    dtype: np.dtype[Any]
+    executor: Executor
+    observer: Observer | None
+
+    def plan(self, chosen: Chosen) -> _Planned:
+        """Plan with the arithmetic that was chosen, or with the other one where memory is too small for the
+        panels that it needs. Raises BudgetError."""
+        other = chosen.arithmetic.other
+        if other is None:
+            return self._plan(chosen)
+        try:
+            found = self._plan(chosen)
+        except BudgetError:
+            found = None
+        if found and chosen.arithmetic.pays(found.plan.bm, found.plan.bn, found.plan.bk):
+            return found
+        return self._plan(replace(chosen, arithmetic=other))
+
+    def _plan(self, chosen: Chosen) -> _Planned:
+        settled, inputs, hardware = self.request, self.inputs, self.executor.hardware
+        limits = hardware.limits(chosen.arithmetic, settled.device_memory_limit)
+        narrowed = _narrowed(settled, chosen, self.dtype, limits)
+        problem = _problem(settled, inputs, self.layout, chosen, narrowed)
+        problem = _standardized(_reduced(problem, settled, chosen, limits), settled, limits)
+        tables = settled.a.table is not None or settled.b.table is not None
+        if (inputs.wanted or tables) and not limits.transforms:
+            raise InputError(
+                f"{hardware.name} does not centre, scale, weight or look up what it multiplies; "
+                "give the name of another device"
+            )
+        budget = make_budget(settled, inputs, problem, chosen, limits)
+        if self.observer and isinstance(self.executor, Local):
+            rates, said = with_measured(settled, inputs, problem, chosen, self.executor.device, budget)
+            if said:
+                self.observer.note(said)
+        else:
+            rates = known_rates(settled, inputs, problem, chosen, hardware)
+        return _Planned(chosen, narrowed, make_plan(problem, budget, rates))
 
 
 def _read(inputs: Inputs, plan: Plan) -> dict[str, Opened]:

@@ -39,6 +39,18 @@ static int __dp4a(int a, int b, int c) {
     for (int i = 0; i < 4; ++i) c += digit(a, i) * digit(b, i);
     return c;
 }
+static int __dp2a_lo(int a, int b, int c) {
+    const auto two = [](int x, int i) { return int(static_cast<short>(x >> 16 * i)); };
+    for (int i = 0; i < 2; ++i) c += two(a, i) * static_cast<signed char>(b >> 8 * i);
+    return c;
+}
+static int __dp2a_hi(int a, int b, int c) { return __dp2a_lo(a, b >> 16, c); }
+static unsigned __byte_perm(unsigned x, unsigned y, unsigned order) {
+    const unsigned long long both = x | static_cast<unsigned long long>(y) << 32;
+    unsigned found = 0;
+    for (int i = 0; i < 4; ++i) found |= (both >> 8 * (order >> 4 * i & 7) & 255) << 8 * i;
+    return found;
+}
 template <class T, class U> void atomicAdd(T* at, U x) { *at += x; }
 template <class T, class U> void atomicMin(T* at, U x) { *at = x < *at ? x : *at; }
 template <class T, class U> void atomicMax(T* at, U x) { *at = x > *at ? x : *at; }

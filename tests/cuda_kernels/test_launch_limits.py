@@ -170,7 +170,7 @@ def test_residues(shape, dtype, monkeypatch):
             multiply(ozaki.Ozaki(trans_a, trans_b, (dtype, dtype)), shape, alpha)
             if max(shape[:2]) <= ozaki.MOST_LINES:  # else it is never made of residues at once
                 with monkeypatch.context() as patch:
-                    patch.setattr(ozaki, "residues_pay", lambda m, n, k: True)
+                    patch.setattr(ozaki, "residues_pay", lambda m, n, k, dtype: True)
                     multiply(ozaki.Ozaki(trans_a, trans_b, (dtype, dtype)), shape, alpha)
     launched("recombine" if dtype == "uint32" else "dmma")
 

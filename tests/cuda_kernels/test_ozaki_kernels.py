@@ -1,6 +1,7 @@
 """The kernels of ozaki2 against their specification (tests/helpers/ozaki.py), bit by bit, on the emulator of
 kernels."""
 
+import itertools
 from itertools import cycle
 
 import numpy as np
@@ -18,11 +19,14 @@ from ooc_gemm.ladder.emulator import compiler_missing, whole_source
 pytestmark = pytest.mark.slow  # kernels are compiled with sanitizers
 RNG = np.random.default_rng(8)
 CALLS = {
-    "depth_largest": f"{number(0)}, {number(1)}, {given('double', 0)}, {number(2)}, {made('u32', 0)}",
+    "depth_largest": (
+        f"{number(0)}, {number(1)}, {given('double', 0)}, {number(2)}, {made('u32', 0)}, {made('u32', 1)}"
+    ),
     "equilibrate": f"{number(0)}, {given('u32', 0)}, {given('u32', 1)}, {made('int', 0)}, {made('State', 1)}",
     "lines": (
         f"{number(0)}, {number(1)}, {given('double', 0)}, {number(2)}, "
-        f"{number(3)} ? {given('int', 1)} : nullptr, {number(4)}, {made('Line', 0)}, "
+        f"{number(3)} ? {given('int', 1)} : nullptr, {number(4)}, "
+        f"{number(6)} ? {given('u32', 2)} : nullptr, {made('Line', 0)}, "
         f"{made('signed char', 1)}, {number(5)}, {made('State', 2)}"
     ),
     "decide": (
@@ -107,32 +111,34 @@ def test_scales(tmp_path, dtype):
     run, parts = called(tmp_path, preparations.scale(dtype), *names), 2 if dtype == "complex128" else 1
     for (count, k), special in ((shape, special) for shape in SHAPES for special in SPECIAL):
         x, y = pair(count, k, dtype, special)
-        largest = []
+        largest, tops = [], []
         for z in (x, y):
             full = with_padding(z)
             blocks = -(-len(z) // 128) * -(-parts * k // 256)
-            room = [np.zeros(k, "u4")]
-            largest += run("depth_largest", blocks, (len(z), k, full.shape[1]), [full], room)
-            assert np.array_equal(largest[-1], ozaki.depth_largest(z))
+            room = [np.zeros(k, "u4"), np.zeros(len(z), "u4")]
+            of_depth, of_lines = run("depth_largest", blocks, (len(z), k, full.shape[1]), [full], room)
+            assert np.array_equal(of_depth, ozaki.depth_largest(z))
+            assert np.array_equal(of_lines, ozaki.line_largest(z))
+            largest.append(of_depth), tops.append(of_lines)
         depth, found = run("equilibrate", 1, (k,), largest, [np.zeros(k, "i4"), state()])
         wanted, shifted = ozaki.equilibrate(*largest)
         assert np.array_equal(depth, wanted)
         assert found["shifted"] == shifted
         assert shifted or special not in ("units", "alone") or k == 1
         lines = []
-        for z, sign in ((x, 1), (y, -1)):
+        for (z, sign, top), known in itertools.product(((x, 1, tops[0]), (y, -1, tops[1])), (0, 1)):
             wanted = ozaki.Lines(z, depth if shifted else None, sign)
             full, width = with_padding(z), len(ozaki.sampled(k))
-            numbers = len(z), k, full.shape[1], 1, sign, width + 5
+            numbers = len(z), k, full.shape[1], 1, sign, width + 5, known
             room = [np.zeros(len(z), LINE), np.full((len(z), width + 5), 99, "i1"), state(shifted=shifted)]
-            made_lines, magnitudes, found = run("lines", 3, numbers, [full, depth], room)
+            made_lines, magnitudes, found = run("lines", 3, numbers, [full, depth, top], room)
             assert np.array_equal(made_lines["exponent"], wanted.exponents)
             np.testing.assert_allclose(made_lines["squares"], wanted.squares, rtol=1e-14)
             assert np.array_equal(magnitudes[:, :width], wanted.magnitudes)
             assert (magnitudes[:, width:] == 99).all()
             assert not found["fallback"]
             lines.append((made_lines, wanted))
-        (made_x, want_x), (made_y, want_y) = lines
+        (made_x, want_x), _, (made_y, want_y), _ = lines
         smallest = ozaki.least(want_x, want_y)
         for tolerance in (0.25, 1e-30, 1e30, 0.25 / 2**6):
             wanted = ozaki.decide(want_x, want_y, k, smallest, tolerance)
@@ -155,9 +161,11 @@ def test_infinity_and_nan_raise_the_flag(tmp_path):
     for value in (np.inf, -np.inf, np.nan):
         x, _ = pair(3, 700, "float64", "")
         x[1, 600] = value
-        room = [np.zeros(3, LINE), np.zeros((3, 700), "i1"), state()]
-        *_, found = run("lines", 2, (3, 700, 700, 0, 1, 700), [x, np.zeros(1)], room)
-        assert found["fallback"]
+        for known in (0, 1):
+            room = [np.zeros(3, LINE), np.zeros((3, 700), "i1"), state()]
+            numbers = 3, 700, 700, 0, 1, 700, known
+            *_, found = run("lines", 2, numbers, [x, np.zeros(1), ozaki.line_largest(x)], room)
+            assert found["fallback"]
 
 
 @pytest.mark.parametrize("conjugate", [False, True])

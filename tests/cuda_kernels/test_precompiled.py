@@ -111,6 +111,7 @@ PRODUCTS = (
     *(("f8", "f8", {"kernel": kernel}) for kernel in ("dmma", "ffma")),
     ("c8", "c8", {"kernel": "fp16x3"}),
     ("i2", "i2", {"kernel": "int8"}),
+    *((dtype, dtype, {"kernel": "ozaki2"}) for dtype in ("f8", "c16")),
 )
 """Types of A and B, and options; `center` is one of A."""
 
@@ -134,7 +135,7 @@ def test_products_need_no_kernel_that_does_not_come_with_the_package(monkeypatch
         x, y = (np.ones((40, 40), dtype) for dtype in (a, b))
         x = ooc_gemm.Operand(x, center=options.get("center"))
         options = {name: value for name, value in options.items() if name != "center"}
-        hopper, others = ("fp16x3", "tf32", "fp16", "int8"), ("mma-fp16x3", "mma-fp16")
+        hopper, others = ("fp16x3", "tf32", "fp16", "int8", "ozaki2"), ("mma-fp16x3", "mma-fp16")
         if options.get("kernel") in (others if capability == "90" else hopper):
             continue
         options |= {"transpose_a": transposed, "transpose_b": not transposed}

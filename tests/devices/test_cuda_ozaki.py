@@ -118,15 +118,6 @@ def test_other_types_are_refused(device, dtype):
         ooc_gemm.multiply(x, x, kernel="ozaki2", device=device)
 
 
-def test_auto_does_not_take_it(device):
-    """It was not measured yet."""
-    for dtype in (*FLOATING, *INTEGERS):
-        kind = np.dtype(dtype)
-        out = np.dtype("i8") if kind.kind in "iu" else kind
-        found = device.arithmetic(kind, kind, out, (9000, 9000, 9000), 2**60, "auto", "highest")
-        assert found.kernel != "ozaki2"
-
-
 @pytest.mark.parametrize("path", ["residues", "fallback"])
 @pytest.mark.parametrize(("alpha", "beta"), [(2 - 1j, -3j), (1j, 2), (0, 1j), (-1.5, 0)])
 @pytest.mark.parametrize("adjoint", ["", "a", "b", "ab"])
@@ -244,9 +235,9 @@ def test_products_that_do_not_pay_are_made_in_float64(device):
     assert close(result.array, a, b, units=60)
     if "dmma" in cupy_on_cpu.Kernel.launched:
         assert not {"residues", "lines"} & set(cupy_on_cpu.Kernel.launched)
-    assert ozaki.residues_pay(8192, 8192, 8192)
-    assert not ozaki.residues_pay(64, 8192, 8192)
-    assert not ozaki.residues_pay(8192, 8192, 64)
+    assert ozaki.residues_pay(8192, 8192, 8192, "float64")
+    assert not ozaki.residues_pay(64, 8192, 8192, "float64")
+    assert not ozaki.residues_pay(8192, 8192, 64, "float64")
 
 
 @pytest.mark.parametrize("dtype", ["f8", "c16", "i2"])
@@ -356,3 +347,50 @@ def test_predictions_count_a_product_for_each_residue(device):
         rates[name] = device.rates(found)
         assert rates[name].flops < device.most_flops(kernel, kind.name)
     assert rates["f8"].flops == pytest.approx(3 * rates["c16"].flops)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "kernel"),
+    [
+        ("f8", (4096, 4096, 4096), "ozaki2"),
+        ("f8", (2048, 2048, 65536), "cublas"),
+        ("f8", (8192, 8192, 512), "cublas"),
+        ("c16", (2048, 2048, 2048), "ozaki2"),
+        ("c16", (1024, 1024, 2048), "cublas"),
+        ("i2", (2048, 2048, 2048), "ozaki2"),
+        ("i2", (1024, 1024, 2048), "cublas"),
+        ("i4", (1024, 1024, 2048), "ozaki2"),
+        ("i4", (256, 256, 2048), "ffma"),
+        ("i8", (4096, 4096, 4096), "ffma"),
+    ],
+)
+@pytest.mark.parametrize("capability", [90, 80])
+def test_auto_takes_residues_where_they_are_faster(dtype, shape, kernel, capability):
+    type_ = np.dtype(dtype)
+    out = np.dtype("i8") if type_.kind == "i" else type_
+    bound = 2**30 * shape[2] if dtype == "i2" else 2**62
+    case = choice.Case(type_, type_, out, shape, bound, "highest", capability)
+    if capability == 80 and kernel == "ozaki2":
+        kernel = "ffma" if dtype == "i4" else "cublas"
+    found = choice.fastest_arithmetic(case)
+    assert found.kernel == kernel == choice.fastest(case)[0]
+    assert (found.other is not None) == (kernel == "ozaki2")
+
+
+@pytest.mark.parametrize(("dtype", "other"), [("f8", "cublas"), ("c16", "cublas"), ("i4", "ffma")])
+def test_another_kernel_is_chosen_where_memory_is_too_small_for_residues(monkeypatch, tmp_path, dtype, other):
+    cupy_on_cpu.install(monkeypatch, "90")
+    for name in "ab":
+        zarr.create_array(tmp_path / name, shape=(8192, 8192), chunks=(512, 512), dtype=dtype)
+    kernels, limits = [], ("8GiB", "2GiB", "1GiB")
+    for limit in limits:
+        plan = ooc_gemm.plan(tmp_path / "a", tmp_path / "b", device="cuda", device_memory_limit=limit)
+        kernels.append(plan.problem.kernel)
+    assert kernels[0].startswith("ozaki2: ")
+    assert kernels[-1] == f"{other}: the memory is too small for panels of ozaki2"
+    with pytest.raises(ooc_gemm.BudgetError, match="smallest"):
+        ooc_gemm.plan(tmp_path / "a", tmp_path / "b", device="cuda", device_memory_limit="560MiB")
+    with pytest.raises(ooc_gemm.BudgetError, match="smallest"):
+        ooc_gemm.plan(
+            tmp_path / "a", tmp_path / "b", device="cuda", device_memory_limit="1GiB", kernel="ozaki2"
+        )

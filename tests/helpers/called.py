@@ -25,6 +25,18 @@ static int __dp4a(int a, int b, int c) {{
     for (int i = 0; i < 4; ++i) c += digit(a, i) * digit(b, i);
     return c;
 }}
+static int __dp2a_lo(int a, int b, int c) {{
+    const auto two = [](int x, int i) {{ return int(static_cast<short>(x >> 16 * i)); }};
+    for (int i = 0; i < 2; ++i) c += two(a, i) * static_cast<signed char>(b >> 8 * i);
+    return c;
+}}
+static int __dp2a_hi(int a, int b, int c) {{ return __dp2a_lo(a, b >> 16, c); }}
+static unsigned __byte_perm(unsigned x, unsigned y, unsigned order) {{
+    const unsigned long long both = x | static_cast<unsigned long long>(y) << 32;
+    unsigned found = 0;
+    for (int i = 0; i < 4; ++i) found |= (both >> 8 * (order >> 4 * i & 7) & 255) << 8 * i;
+    return found;
+}}
 template <class T, class U> static void atomicMax(T* at, U x) {{ *at = x > *at ? x : *at; }}
 template <class T, class U> static void atomicMin(T* at, U x) {{ *at = x < *at ? x : *at; }}
 template <class X> static X __shfl_xor_sync(unsigned, X x, int apart) {{
@@ -34,6 +46,13 @@ template <class X> static X __shfl_xor_sync(unsigned, X x, int apart) {{
     const X found = lanes[threadIdx.x ^ apart];
     __syncwarp();
     return found;
+}}
+static unsigned __reduce_max_sync(unsigned, unsigned x) {{
+    for (int step = 16; step > 0; step /= 2) {{
+        const unsigned other = __shfl_xor_sync(0u, x, step);
+        x = other > x ? other : x;
+    }}
+    return x;
 }}
 static int __reduce_min_sync(unsigned, int x) {{
     for (int step = 16; step > 0; step /= 2) {{

@@ -39,6 +39,11 @@ def depth_largest(x):
     return high_words(reals(x)).max(axis=(0, 2), initial=0)
 
 
+def line_largest(x):
+    """The high words of the largest magnitude of every line."""
+    return high_words(reals(x)).max(axis=(1, 2), initial=0)
+
+
 def equilibrate(a, b):
     """d of each k, from the high words of the largest magnitudes on both sides, and whether it is used."""
     x, y = log2(a), log2(b)

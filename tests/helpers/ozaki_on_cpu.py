@@ -30,18 +30,21 @@ class OzakiKernels:
     def _element(self):
         return "c16" if self.config.value("PARTS") == 2 else "f8"
 
-    def depth_largest(self, grid, rows, cols, x, ld, largest):
+    def depth_largest(self, grid, rows, cols, x, ld, largest, tops):
         assert grid[0] == -(-rows // 128) * -(-cols * self.config.value("PARTS") // 256)
-        found = ozaki.depth_largest(matrix(x, rows, cols, ld, self._element()))
-        there = vector(largest, cols, "u4")
-        there[...] = np.maximum(there, found)
+        x = matrix(x, rows, cols, ld, self._element())
+        for at, found in ((largest, ozaki.depth_largest(x)), (tops, ozaki.line_largest(x))):
+            there = vector(at, len(found), "u4")
+            there[...] = np.maximum(there, found)
 
     def equilibrate(self, grid, k, a, b, depth, state):
         found = ozaki.equilibrate(vector(a, k, "u4"), vector(b, k, "u4"))
         vector(depth, k, "i4")[...], vector(state, 1, STATE)["shifted"] = found
 
-    def lines(self, grid, rows, cols, x, ld, depth, sign, lines, magnitudes, pitch, state):
+    def lines(self, grid, rows, cols, x, ld, depth, sign, tops, lines, magnitudes, pitch, state):
         x, state = matrix(x, rows, cols, ld, self._element()), vector(state, 1, STATE)
+        assert bool(tops) == bool(depth)
+        assert not tops or np.array_equal(vector(tops, rows, "u4"), ozaki.line_largest(x))
         if not np.isfinite(x).all():
             state["fallback"] = 1
             self.decided.append(0)

@@ -16,6 +16,6 @@ def always(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
 def ozaki_always(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """ozaki2 takes one path for all finite elements, also at small shapes: `residues` or `fallback`.
     `chosen`: it is judged which is accurate enough."""
-    monkeypatch.setattr(ozaki, "residues_pay", lambda m, n, k: True)
+    monkeypatch.setattr(ozaki, "residues_pay", lambda m, n, k, dtype: True)
     if path != "chosen":
         monkeypatch.setattr(scales, "TOLERANCE", {"residues": 1e30, "fallback": 0.0}[path])

@@ -137,7 +137,7 @@ def check_once(tmp_path, monkeypatch, shape, samples, options, dtype, device):
     """Genotypes that are standardized in panels give the bits of those that a pass has looked through."""
     g = alleles(*shape, 9)
     g[7] = 0
-    stored = np.where(g < 0, 255 if dtype == "u1" else -1, g).astype(dtype)
+    stored = np.where(g < 0, 255 if dtype == "u1" else -1, g.astype(int)).astype(dtype)
     missing = 255 if dtype == "u1" else -1
     path = make(tmp_path / "g", stored if samples else stored.T, chunks=(64, 50), compressors=None)
     options = {"samples": samples, "missing": missing, "device": device, "memory_limit": "4GiB"} | options

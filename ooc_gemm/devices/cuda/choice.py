@@ -1,7 +1,7 @@
 """Which kernel multiplies which types on a GPU, and how it wants its panels."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ THIN = 512
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+_SHORT, _WIDE = 1000, 250
+"""Values of m·n/(m + n) from which residues of integers are faster than cuBLAS in float64 (16 bits) and than
+`ffma` in int64 (where float64 is not exact), measured for cubes on an H200."""
 _TF32_ERROR = 2.0**-10
 """Largest relative error of a float32 that is rounded to 11 bits."""
 
@@ -86,6 +89,12 @@ class Case:
     def split_pays(self) -> bool:
         return split_pays(*self.shape)
 
+    @property
+    def residues_pay(self) -> bool:
+        """Whether ozaki2 is the fastest."""
+        found = _ozaki(self, "") if self.hopper and max(self.shape[:2]) <= ozaki.MOST_LINES else None
+        return found is not None and found.pays(*self.shape)
+
 
 _Rule = tuple[str, str, Callable[[Case], bool]]
 _RULES: tuple[_Rule, ...] = (
@@ -104,6 +113,7 @@ _RULES: tuple[_Rule, ...] = (
         "exact on the tensor cores",
         lambda c: c.capability >= KERNELS["mma-int8"].min_arch and c.bytes,
     ),
+    ("ozaki2", "exact by residues on the tensor cores", lambda c: c.exact and c.residues_pay),
     ("cublas", "every sum is exact in float64", lambda c: c.small_integers),
     ("ffma", "exact in int64", lambda c: c.exact),
     (
@@ -132,6 +142,11 @@ _RULES: tuple[_Rule, ...] = (
         "no less accurate than float32, and over four times as fast as SGEMM here",
         lambda c: c.hopper and c.float32,
     ),
+    (
+        "ozaki2",
+        "by residues on the tensor cores, no less accurate than float64, and ahead of cuBLAS here",
+        lambda c: c.residues_pay,
+    ),
     ("cublas", "the fastest known here that keeps the precision", lambda c: True),
 )
 """Kernel, reason, condition. The first rule whose condition holds is applied. The order follows measurements
@@ -141,7 +156,23 @@ _RULES: tuple[_Rule, ...] = (
 def fastest(case: Case) -> tuple[str, str]:
     """Return the fastest kernel known that keeps the precision, and the reason. Every integer sum is
     exact."""
-    return next((kernel, why) for kernel, why, holds in _RULES if holds(case))
+    return _fastest(case)[0]
+
+
+def fastest_arithmetic(case: Case) -> Arithmetic | None:
+    """Return how the fastest kernel multiplies these types, and how another does where memory is short."""
+    (kernel, why), *others = _fastest(case)
+    found = arithmetic(kernel, case, why)
+    if kernel == "ozaki2" and found is not None:
+        return replace(
+            found, other=arithmetic(others[0][0], case, "the memory is too small for panels of ozaki2")
+        )
+    return found
+
+
+def _fastest(case: Case) -> list[tuple[str, str]]:
+    """Return the kernels whose conditions hold, and reasons, the fastest first."""
+    return [(kernel, why) for kernel, why, holds in _RULES if holds(case)]
 
 
 def arithmetic(kernel: str, case: Case, why: str) -> Arithmetic | None:
@@ -195,17 +226,18 @@ def _ozaki(case: Case, why: str) -> Arithmetic | None:
     if case.exact:
         panels, block = case.integers, _INT64
         more = {"exact": True, "panel_b": panels[1]}
-        fits = panels[0].itemsize in (2, 4)
+        fits, least = panels[0].itemsize in (2, 4), _SHORT if case.small_integers else _WIDE
     else:
         panels, block = (case.wide, case.wide), case.wide
         more = {"line_bytes": scales.BYTES_PER_LINE, "product_bytes": complex_product_bytes(1, 1)}
-        fits = case.wide in (_FLOAT64, np.complex128)
+        fits, least = case.wide.name in ozaki.PAYS, ozaki.PAYS.get(case.wide.name, 0)
     if not fits:
         return None
     planes = ozaki.planes(panels[0].name, panels[1].name, case.shape[2])
     return Arithmetic(
-        "ozaki2", panels[0], block, why=why, pitch=16, along_k=(True, True), scratch=(planes, planes), **more
-    )
+        "ozaki2", panels[0], block, why=why, pitch=16, along_k=(True, True), scratch=(planes, planes),
+        least=(least, ozaki.PAYS_DEEP), **more,
+    )  # fmt: skip
 
 
 def _cublas(case: Case, why: str) -> Arithmetic | None:

@@ -57,10 +57,9 @@ class CUDA(GPU):
         if kernel not in ("auto", "cublas", *KERNELS):
             names = ", ".join(("auto", "cublas", *KERNELS))
             raise InputError(f"{kernel!r} is not a kernel of {self.name}; choose among {names}")
-        case, why = choice.Case(a, b, out, shape, bound, precision, self.capability), "asked for"
-        if kernel == "auto":
-            kernel, why = choice.fastest(case)
-        found = choice.arithmetic(kernel, case, why)
+        case = choice.Case(a, b, out, shape, bound, precision, self.capability)
+        automatic = kernel == "auto"
+        found = choice.fastest_arithmetic(case) if automatic else choice.arithmetic(kernel, case, "asked for")
         if found is None:
             raise InputError(f"kernel {kernel!r} cannot multiply {a} by {b} into {out}; use 'auto'")
         return found

@@ -5,6 +5,10 @@ from ...cuda_kernels.driver import Events
 from ...support.errors import DeviceError, InputError
 from .gpus import open_cupy
 
+FIRST = -8
+"""Priority of streams whose kernels take little time, beside products that fill the device: those of copies,
+which would wait for products otherwise. CUDA takes the highest that there is for any number below it."""
+
 
 class GPU:
     """One GPU that this process uses."""

@@ -25,7 +25,7 @@ from ...support.buffers import Bytes
 from ...support.intervals import ceil_div
 from .arrays import allocate
 from .check import add_products
-from .gpu import GPU
+from .gpu import FIRST, GPU
 from .pinned import HostMemory
 from .rates import CONTEXT_BYTES
 
@@ -71,7 +71,11 @@ class CUDAPasses(HostMemory):
         if plan.problem.converted:
             wanted["staging"] = plan.slot_bytes, np.dtype(np.uint8)
         self._arrays = allocate(self._device, wanted)
-        self._streams = {name: self._cupy.cuda.Stream(non_blocking=True) for name in (UPLOAD, COMPUTE)}
+        stream = self._cupy.cuda.Stream
+        self._streams = {
+            UPLOAD: stream(non_blocking=True, priority=FIRST),
+            COMPUTE: stream(non_blocking=True),
+        }
         vec = LOAD_BYTES // panel.itemsize
         self._lines = load(preparations.check(panel.name, False, vec), "rows", "columns", "signs"), vec
         self._centre = preparations.centre(panel.name)

@@ -116,7 +116,7 @@ def rates(properties: dict[str, Any], arithmetic: Arithmetic, bandwidth: float =
     p, panel = properties, arithmetic.panel.char
     clock = 1e3 * (p.get("clockRate") or CLOCK_KILOHERTZ)
     flops = REACHED * 2 * LANES * p["multiProcessorCount"] * clock
-    if arithmetic.kernel == "ozaki2":  # a product of 8-bit integers for each residue (estimated)
+    if arithmetic.kernel == "ozaki2":  # a product of 8-bit integers for each residue
         flops *= _OTHER_TYPE * _BY_KERNEL["int8"] / arithmetic.scratch[0]
     else:
         flops *= _BY_TYPE.get(panel, _OTHER_TYPE) * _BY_KERNEL.get(arithmetic.kernel, _OTHER_KERNEL)

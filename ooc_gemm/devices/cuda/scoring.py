@@ -16,13 +16,10 @@ from ...engine.ports import Array
 from ...engine.reduction import ALIGN, SCORER_BYTES, Pairs
 from ...support.buffers import Bytes
 from ...support.intervals import ceil_div, ranges, round_up
-from .gpu import GPU
+from .gpu import FIRST, GPU
 from .pinned import HostMemory
 
 _TO_DEVICE, _TO_HOST = (driver.DEVICE, driver.HOST), (driver.HOST, driver.DEVICE)
-_FIRST = -8
-"""Priority of the stream: higher than that of products, which fill the device. CUDA takes the highest that
-there is for any number below it."""
 
 
 class Scorer:
@@ -41,7 +38,7 @@ class Scorer:
         for name, (shape, dtype) in self._buffers.items():
             self._at[name] = at
             at += round_up(prod(shape) * dtype.itemsize, ALIGN)
-        self._stream: Any = cuda.Stream(non_blocking=True, priority=_FIRST)
+        self._stream: Any = cuda.Stream(non_blocking=True, priority=FIRST)
         (self._staging,) = self.host_buffers(1, pairs.staging_bytes)
         self._norms = np.empty(0)
 

@@ -35,7 +35,7 @@ from ...support.trace import PASS, Trace
 from .arrays import allocate
 from .check import Checks
 from .gemm import Gemm, early_strips
-from .gpu import GPU
+from .gpu import FIRST, GPU
 from .narrowing import Narrowing
 from .panels import Layout
 from .pinned import HostMemory
@@ -123,7 +123,10 @@ class CUDASession(HostMemory):
             lost = [self._arrays["lost", c] for c in range(plan.c_buffers)]
             self._narrowing = Narrowing(plan, operation, lost, self.prepare, self._runtime)
         names = UPLOAD, PASS, COMPUTE, DOWNLOAD
-        self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in names}
+        self._streams = {
+            name: cupy.cuda.Stream(non_blocking=True, priority=0 if name == COMPUTE else FIRST)
+            for name in names
+        }
         self._transforms = Transforms(
             operation, self._layout, self._allocate, self._runtime, self._streams[UPLOAD]
         )
