@@ -18,10 +18,7 @@ from ..support.errors import BudgetError, InputError
 from ..support.intervals import ceil_div
 from ..support.memory import STEP, baseline_bytes, memory_limit_of
 from . import workers as alike
-from .multiply import OnWorkers
-
-CLIENT_BYTES = 160 << 20
-"""Memory in bytes that this process holds with a scheduler in it."""
+from .elsewhere import CLIENT_BYTES, OnWorkers
 
 
 @contextmanager
@@ -67,7 +64,7 @@ def on(
         return
     with (
         connected(scheduler, memory_limit, device) as (client, limit),
-        computing(OnWorkers(client, limit, device)),
+        computing(OnWorkers(client, limit, device, scheduler.startswith("local:"))),
     ):
         yield
 
