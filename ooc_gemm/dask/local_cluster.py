@@ -157,6 +157,9 @@ def _local_cluster(workers: list[dict[str, Any]]) -> Iterator[distributed.Client
         f"distributed.worker.memory.{what}": False for what in ("target", "spill", "pause", "terminate")
     }
     config |= {f"distributed.{server}.http.routes": [] for server in ("scheduler", "worker")}
+    # Python before 3.11.9 may hang where the profiler looks at threads while the engine starts some
+    # (python/cpython#106883), and nobody sees what it finds.
+    config |= {"distributed.worker.profile.enabled": False}
     config |= {"distributed.worker.multiprocessing-method": "spawn"}
     options: dict[str, Any] = {
         "host": "127.0.0.1",
