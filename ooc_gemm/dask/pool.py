@@ -44,6 +44,11 @@ class WorkerPool:
         """The number of workers."""
         return len(self._workers.known)
 
+    @property
+    def threads(self) -> int:
+        """The most threads of a worker."""
+        return self._workers.threads
+
     def ask(self, function: Function, shared: Any, part: Any) -> Any:
         """Asks the worker with the least memory, or another one where that has died."""
         with self._workers.reached():

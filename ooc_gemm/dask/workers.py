@@ -124,7 +124,7 @@ class Workers:
         """Returns the limits of each worker."""
         found: Limits = self._asked("limits", arithmetic, device_memory_limit)
         baseline = max(found.host_baseline, *(one.resident for one in self.known.values()))
-        return replace(found, host_baseline=baseline, workers=len(self.known), most_kept=0)
+        return replace(found, host_baseline=baseline, workers=len(self.known))
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
         """Returns the default rates of each worker."""

@@ -56,6 +56,10 @@ class Pool(Protocol):
         """Number of processes."""
 
     @property
+    def threads(self) -> int:
+        """The most threads of a process."""
+
+    @property
     def trace(self) -> Trace:
         """What all calls have moved."""
 

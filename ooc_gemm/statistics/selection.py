@@ -26,7 +26,7 @@ from ..support.trace import Trace
 from .above import COPIES, Above, room
 from .compared import Compared
 from .recheck_pairs import Reach, RecheckPairs
-from .reducing import run_reduced
+from .reducing import Blocks, run_reduced
 from .rescore import Array, Rows
 
 Lines = tuple[Array, Array]
@@ -232,8 +232,8 @@ class Selection:
             job.request.memory_limit // SHARE,
         )
         finish = partial(self._finish, above, sink, done)
-        job = replace(job, plan=plan, operation=replace(job.operation, transforms=transforms))
-        run_reduced(job, above, finish, self._executor, self._observer, self.trace)
+        job = replace(job, operation=replace(job.operation, transforms=transforms))
+        run_reduced(Blocks.of(job, plan), above, finish, self._executor, self._observer, self.trace)
         for source in job.sources.values():
             source.check_unchanged()
 

@@ -1,6 +1,5 @@
 """Transforms and statistics on a cluster, against one machine and against NumPy in float64."""
 
-import contextlib
 import json
 import os
 import signal
@@ -11,34 +10,22 @@ import pytest
 import zarr
 from conftest import make, ooc
 
-distributed = pytest.importorskip("distributed")
+pytest.importorskip("distributed")
 
-from along_k import cut_into  # noqa: E402
-from launched import Killer, launched, more_are_done, patient, process  # noqa: E402
-from slow_disk import Slow, SlowSums  # noqa: E402
+from along_k import cut_into
+from clusters import cluster
+from launched import Killer, launched, more_are_done, patient, process
+from slow_disk import Slow, SlowSums
 
-import ooc_gemm  # noqa: E402
-from ooc_gemm import InputError, Operand  # noqa: E402
-from ooc_gemm.dask.large import Large  # noqa: E402
+import ooc_gemm
+from ooc_gemm import InputError, Operand
+from ooc_gemm.dask.large import Large
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 LIMITS = {"memory_limit": "2GiB", "device": "cpu"}
-
-
-@contextlib.contextmanager
-def cluster(workers, processes=False, memory_limit="16GiB"):
-    """The client of a cluster of threads of this process, or of processes."""
-    with (
-        distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=processes, memory_limit=memory_limit,
-            dashboard_address=":0",
-        ) as found,
-        distributed.Client(found, set_as_default=False) as client,
-    ):  # fmt: skip
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +167,6 @@ def test_what_is_for_one_machine_is_refused(tmp_path, client):
     c = tmp_path / "c"
     for name, compute in {
         "king": lambda: ooc_gemm.king(g, c),
-        "topk": lambda: ooc_gemm.topk(x, k=3),
         "threshold": lambda: ooc_gemm.threshold(x, least=0.5),
         "pca": lambda: ooc_gemm.pca(x, 3),
         "svd": lambda: ooc_gemm.svd(x, 3),

@@ -12,33 +12,22 @@ import numpy as np
 import pytest
 from conftest import make
 
-distributed = pytest.importorskip("distributed")
+pytest.importorskip("distributed")
 
-from launched import patient  # noqa: E402
+from clusters import cluster
+from launched import patient
 
-from ooc_gemm import BudgetError, DeviceError, InputError, StoreError  # noqa: E402
-from ooc_gemm.dask.elsewhere import CLIENT_BYTES, OnWorkers  # noqa: E402
-from ooc_gemm.run.operands import open_operand  # noqa: E402
-from ooc_gemm.run.pool import InOrder, parts_of  # noqa: E402
-from ooc_gemm.storage.write.share import RUN, run_folder_beside  # noqa: E402
+from ooc_gemm import BudgetError, DeviceError, InputError, StoreError
+from ooc_gemm.dask.elsewhere import CLIENT_BYTES, OnWorkers
+from ooc_gemm.run.operands import open_operand
+from ooc_gemm.run.pool import InOrder, parts_of
+from ooc_gemm.storage.write.share import RUN, run_folder_beside
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 GiB = 1 << 30
-
-
-@contextlib.contextmanager
-def cluster(workers, processes=False):
-    with (
-        distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=processes, memory_limit="16GiB",
-            dashboard_address=":0",
-        ) as found,
-        distributed.Client(found, set_as_default=False) as client,
-    ):  # fmt: skip
-        yield client
 
 
 @pytest.fixture(scope="module")
