@@ -22,12 +22,22 @@ from ooc_gemm.dask.elsewhere import CLIENT_BYTES, OnWorkers
 from ooc_gemm.run.operands import open_operand
 from ooc_gemm.run.pool import InOrder, parts_of
 from ooc_gemm.storage.write.share import RUN, run_folder_beside
+from ooc_gemm.support import errors
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 GiB = 1 << 30
+
+
+def every_error():
+    """All errors that this package raises on purpose."""
+    found, left = [], [errors.Error]
+    while left:
+        found.append(left.pop())
+        left += found[-1].__subclasses__()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +108,23 @@ def test_what_a_function_raises_ends_the_pass(tmp_path, client):
     assert not list(tmp_path.iterdir())
 
 
+def raising(here, error, part):
+    raise error
+
+
+@pytest.mark.parametrize("kind", every_error(), ids=lambda kind: kind.__name__)
+def test_errors_arrive_as_they_are(tmp_path, client, kind):
+    """Also those that are a MemoryError, too."""
+    error = kind("x cannot be; do this")
+    attributes = {"minimum_memory_limit": 5} if kind is BudgetError else {}
+    error.__dict__ |= attributes
+    with pool_of(client, tmp_path) as pool, pytest.raises(kind) as found:
+        pool.ask(raising, error, None)
+    assert type(found.value) is kind
+    assert str(found.value) == "x cannot be; do this"
+    assert found.value.__dict__ == error.__dict__
+
+
 def test_what_is_in_no_shared_folder_is_refused(tmp_path, client):
     workers = OnWorkers(client, "2GiB", "cpu")
     for out, said in (
@@ -123,6 +150,7 @@ def test_what_the_client_holds_counts_in_its_limit_or_in_that_of_all(client):
 HOLDS = """
 import sys
 from pathlib import Path
+from ooc_gemm.support import errors
 from ooc_gemm.storage.write.share import run_folder_beside
 
 with run_folder_beside(Path(sys.argv[1]), "out"):
