@@ -168,9 +168,6 @@ def test_what_is_for_one_machine_is_refused(tmp_path, client):
     for name, compute in {
         "king": lambda: ooc_gemm.king(g, c),
         "threshold": lambda: ooc_gemm.threshold(x, least=0.5),
-        "pca": lambda: ooc_gemm.pca(x, 3),
-        "svd": lambda: ooc_gemm.svd(x, 3),
-        "lstsq": lambda: ooc_gemm.lstsq(x, x),
         "trace": lambda: ooc_gemm.gram(x, c, trace=tmp_path / "t.json"),
         "rechunk": lambda: ooc_gemm.gram(x, c, rechunk=True),
     }.items():
