@@ -152,10 +152,9 @@ def portable(operand: Operand) -> Input:
     """Return what a worker opens an operand by. Raises InputError where it cannot be opened there."""
     spec = operand.array
     genotypes = isinstance(spec, Opened)
-    if genotypes:
-        spec = spec.address or spec.name
-    found = addresses.portable(spec)
-    if found is None and next(addresses.secrets_of(spec), None) is not None:
+    at = spec.address or None if genotypes else spec
+    found = addresses.portable(at)
+    if found is None and next(addresses.secrets_of(at), None) is not None:
         raise InputError(
             f"{addresses.describe(spec)} has credentials in its address or in its store, which are not sent "
             "to workers; give its address without them and set them in the environment of the workers"

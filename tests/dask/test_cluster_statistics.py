@@ -163,11 +163,8 @@ def test_the_lower_triangle(tmp_path, client, parts):
 
 def test_what_is_for_one_machine_is_refused(tmp_path, client):
     x = make(tmp_path / "x", normal(30, 20), chunks=(16, 16))
-    g = make(tmp_path / "g", np.zeros((30, 20), "i1"), chunks=(16, 16))
     c = tmp_path / "c"
     for name, compute in {
-        "king": lambda: ooc_gemm.king(g, c),
-        "threshold": lambda: ooc_gemm.threshold(x, least=0.5),
         "trace": lambda: ooc_gemm.gram(x, c, trace=tmp_path / "t.json"),
         "rechunk": lambda: ooc_gemm.gram(x, c, rechunk=True),
     }.items():
@@ -177,6 +174,8 @@ def test_what_is_for_one_machine_is_refused(tmp_path, client):
             ooc_gemm.cov(x)
     with pytest.raises(InputError, match=r"store it as a Zarr array"), on(client):
         ooc_gemm.cov(normal(30, 20), c)
+    with pytest.raises(InputError, match=r"^G is not where workers find it; store it as a Zarr"), on(client):
+        ooc_gemm.grm(np.zeros((30, 20), "i1"), c)
     assert not c.exists()
     assert ooc_gemm.cov(x, rowvar=False, **LIMITS).device == "cpu", "the context is over"
     with on(client):
