@@ -71,6 +71,7 @@ def topk(arrays: tuple[str, ...], **given: Any) -> None:
 @click.option("--include-self", is_flag=True, help="Without B: keep the score of a row with itself, too.")
 @checked
 @options.reducing
+@options.scheduler
 def threshold(arrays: tuple[str, ...], **given: Any) -> None:
     """Find the pairs of rows of A and B whose scores reach a value; without B, pairs of rows of A.
 

@@ -4,7 +4,6 @@ B ──ranges of rows──► norms of rows, sums of columns ──► this pr
 rows of blocks, or parts of them ──► the best of each row, by exact scores ──► this process: merged, written
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,14 +18,12 @@ from ..run.plans import slim
 from ..run.pool import RANGES, Here, InOrder, Pool, parts_of
 from ..run.request import Request
 from ..storage.write.rows import RowArrays
-from ..support.meter import Meter
-from ..support.recording import note_plan
 from .asked import Asked
 from .candidates import Candidates
 from .ranking import InMemory, Ranking
 from .reducing import Blocks, run_reduced
 from .rescore import Array, Exact, Metric, Range, Rows, norms, spread
-from .units import Unit, cell_bytes, plan_of, units
+from .units import Gathering, Unit, cell_bytes, deal, plan_of, units
 
 
 @dataclass(frozen=True)
@@ -148,18 +145,9 @@ class RankingElsewhere(Ranking):
     def _execute(self, sink: InMemory | RowArrays, done: set[int]) -> None:
         """Deals blocks to processes, and merges what they find."""
         self._leave_out(done)
-        plan, trace, parts = self.plan, self.trace, units(self.plan, self._pool.count)
-        note_plan(plan, self.job.executor.hardware.model)
-        meter = Meter("comparison of rows", plan.flops, plan.bytes_read, lambda: trace.bytes["read"])
-        best = _Merging(parts, partial(self._complete, sink, done))
-
-        def progress(fraction: float) -> None:
-            meter(fraction)
-            if self._observer.progress:
-                self._observer.progress(fraction, plan, trace)
-
-        with meter:
-            self._pool.each(search, self._shared(), parts, best.take, progress)
+        parts = units(self.plan, self._pool.count)
+        best = Gathering(parts, _merged, partial(self._complete, sink, done))
+        deal(self._pool, self.plan, self._observer, (search, self._shared()), parts, best.take)
 
     def _shared(self) -> Search:
         asked, job = self._asked, self.job
@@ -173,22 +161,5 @@ class RankingElsewhere(Ranking):
         self.trace.bytes["write"] += self._write(sink, done, self._rows(band), found)
 
 
-class _Merging:
-    """Puts the parts of rows of blocks together."""
-
-    def __init__(self, parts: list[Unit], complete: Callable[[int, Candidates], None]):
-        """complete: called with the number of each row of blocks that is complete, and with its best."""
-        self._parts, self._complete = parts, complete
-        self._left = Counter(unit.band for unit in parts)
-        self._best: dict[int, Candidates] = {}
-
-    def take(self, number: int, read: Callable[[], Candidates]) -> None:
-        """Take what was found in the blocks of a unit."""
-        band, found = self._parts[number].band, read()
-        if band in self._best:
-            found = self._best.pop(band).merged(found)
-        self._left[band] -= 1
-        if self._left[band]:
-            self._best[band] = found
-        else:
-            self._complete(band, found)
+def _merged(before: Candidates | None, _: Unit, found: Candidates) -> Candidates:
+    return found if before is None else before.merged(found)

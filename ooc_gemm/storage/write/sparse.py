@@ -5,6 +5,7 @@ Each chunk of rows goes to three files of the unfinished group (rows.py). The on
 each row is written last, so chunks that have it are done, and an interrupted run continues after them.
 """
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -21,26 +22,25 @@ from .rows import Array, RowArrays, Sparse
 FOLDER = "rows"
 
 
-class SparseRows:
-    """The matrix while it is made."""
+class RowFiles:
+    """Rows of a matrix in a folder."""
 
-    def __init__(self, group: RowArrays, name: str, shape: tuple[int, int], dtype: Any, chunk_rows: int):
-        """group: where it is made. name: how messages call it. shape, dtype: of the matrix. chunk_rows: rows
-        that are written at a time."""
-        self._group, self._name, self._shape, self._chunk_rows = group, name, shape, chunk_rows
+    def __init__(self, folder: Path, name: str, dtype: Any, chunk_rows: int):
+        """folder: is made where it is missing. name: how messages call the matrix. dtype: of the matrix.
+        chunk_rows: rows that are written at a time. Raises OSError."""
+        self.folder, self.name, self._chunk_rows = folder, name, chunk_rows
         self._dtype: np.dtype[Any] = np.dtype(dtype)
-        self._folder = group.folder / FOLDER
-        durable.make_folders(self._folder)
+        durable.make_folders(folder)
 
     def done(self) -> set[int]:
         """Numbers of the chunks of rows that are there."""
-        return {int(one.name) for one in self._folder.glob("*") if one.name.isdecimal()}
+        return {int(one.name) for one in self.folder.glob("*") if one.name.isdecimal()}
 
     def write(self, number: int, parts: Iterable[Sparse]) -> int:
         """Write a chunk of rows; bytes. parts: (data, columns, elements of each row) of its rows in order.
         Raises StoreError."""
         counts, written = [], 0
-        try:
+        with self._explained(number):
             with self._new(number, "data") as data, self._new(number, "columns") as columns:
                 for values, indices, count in parts:
                     data.write(np.ascontiguousarray(values, self._dtype).data)
@@ -50,45 +50,86 @@ class SparseRows:
                 for file in (data, columns):
                     file.flush()
                     os.fsync(file.fileno())
-            durable.replace(self._folder / str(number), np.concatenate(counts).astype(np.int64).tobytes())
-            durable.flush_folders(self._folder)
+            durable.replace(self.folder / str(number), np.concatenate(counts).astype(np.int64).tobytes())
+            durable.flush_folders(self.folder)
+        return written
+
+    def take(self, number: int, other: "RowFiles") -> None:
+        """Move a chunk of rows here from another folder of the same file system. Raises StoreError."""
+        with self._explained(number):
+            for what in ("data", "columns"):
+                os.replace(other._file(number, what), self._file(number, what))
+            durable.flush_folders(self.folder)
+            os.replace(other.folder / str(number), self.folder / str(number))
+            durable.flush_folders(self.folder)
+
+    def counts(self, number: int) -> Array:
+        """Elements of each row of a chunk of rows. Raises OSError."""
+        return np.fromfile(self.folder / str(number), np.int64)
+
+    def read(self, number: int, runs: Iterable[tuple[int, int]]) -> Iterator[Sparse]:
+        """The rows of a chunk of rows. runs: [start, stop) of those that are held at a time, in order. Raises
+        OSError."""
+        counts = self.counts(number)
+        with open(self._file(number, "data"), "rb") as data, open(self._file(number, "columns"), "rb") as at:
+            for start, stop in runs:
+                some = counts[start:stop]
+                count = int(some.sum())
+                yield np.fromfile(data, self._dtype, count), np.fromfile(at, np.int64, count), some
+
+    @contextlib.contextmanager
+    def _explained(self, number: int) -> Iterator[None]:
+        """Raise StoreError for an OSError that says that a chunk of rows cannot be written."""
+        try:
+            yield
         except OSError as error:
             raise StoreError(
-                f"{self._name}: rows from {number * self._chunk_rows} cannot be written ({error.strerror}); "
+                f"{self.name}: rows from {number * self._chunk_rows} cannot be written ({error.strerror}); "
                 f"{remedy(error, 'check its disk')}, then continue with resume=True"
             ) from error
-        return written
+
+    def _new(self, number: int, what: str) -> Any:
+        return open(self._file(number, what), "wb")
+
+    def _file(self, number: int, what: str) -> Path:
+        return self.folder / f"{number}.{what}"
+
+
+class SparseRows(RowFiles):
+    """The matrix while it is made."""
+
+    def __init__(self, group: RowArrays, name: str, shape: tuple[int, int], dtype: Any, chunk_rows: int):
+        """group: where it is made. shape: of the matrix. Others: as of `RowFiles`."""
+        super().__init__(group.folder / FOLDER, name, dtype, chunk_rows)
+        self._group, self._shape = group, shape
 
     def finish(self, most: int) -> int:
         """Store the matrix, all of whose rows are there; bytes. most: elements that are held at a time.
         Raises StoreError."""
         try:
             written = self._group.write_sparse("", self._shape, self._dtype, self._parts(most))
-            shutil.rmtree(self._folder)
+            shutil.rmtree(self.folder)
         except OSError as error:
             raise StoreError(
-                f"{self._name} cannot be written ({error.strerror}); {remedy(error, 'check its disk')}, "
+                f"{self.name} cannot be written ({error.strerror}); {remedy(error, 'check its disk')}, "
                 "then continue with resume=True"
             ) from error
         return written
 
-    def _new(self, number: int, what: str) -> Any:
-        return open(self._file(number, what), "wb")
-
-    def _file(self, number: int, what: str) -> Path:
-        return self._folder / f"{number}.{what}"
-
     def _parts(self, most: int) -> Iterator[Sparse]:
         for number, _ in enumerate(ranges(self._shape[0], self._chunk_rows)):
-            counts = np.fromfile(self._folder / str(number), np.int64)
-            with (
-                open(self._file(number, "data"), "rb") as data,
-                open(self._file(number, "columns"), "rb") as at,
-            ):
-                for start, stop in together(counts, most):
-                    some = counts[start:stop]
-                    count = int(some.sum())
-                    yield np.fromfile(data, self._dtype, count), np.fromfile(at, np.int64, count), some
+            yield from self.read(number, together(self.counts(number), most))
+
+
+def side_by_side(parts: list[RowFiles], number: int, most: int) -> Iterator[Sparse]:
+    """A chunk of rows whose columns lie in several folders, those of the first columns first. most: elements
+    that are held at a time, but at least one row. Raises OSError."""
+    runs = list(together(np.sum([one.counts(number) for one in parts], axis=0), most))
+    for some in zip(*(one.read(number, runs) for one in parts), strict=True):
+        rows = np.concatenate([np.repeat(np.arange(len(counts)), counts) for *_, counts in some])
+        order = np.argsort(rows, kind="stable")
+        values, columns = (np.concatenate([one[i] for one in some])[order] for i in range(2))
+        yield values, columns, sum(counts for *_, counts in some)
 
 
 def together(counts: Array, most: int) -> Iterator[tuple[int, int]]:
