@@ -30,10 +30,11 @@ def on(
 ) -> Iterator[None]:
     """Compute products and statistics of this thread on the workers of a cluster.
 
-    `with ooc_gemm.dask.on(client): ooc_gemm.cov("x.zarr", "c.zarr")`. What this concerns are `multiply`,
-    `gram`, `cov`, `corrcoef` and `grm`, which keep their arguments; what workers cannot compute is refused.
-    Inputs are arrays that all workers can open, and outputs are paths in a folder that they share with this
-    process, as of `ooc_gemm.dask.multiply`.
+    `with ooc_gemm.dask.on(client): ooc_gemm.cov("x.zarr", "c.zarr")`. This concerns `multiply`, `gram` and
+    all statistics, which keep their arguments; what workers cannot compute is refused. Inputs are arrays that
+    all workers can open, and outputs are paths in a folder that they share with this process, as of
+    `ooc_gemm.dask.multiply`: no result is returned in memory. Peaks of results are those of the worker that
+    held most.
 
     Parameters
     ----------

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
+import distributed
+
 from ..run.pool import Function, Take
 from ..run.request import Operand
 from ..storage.write.share import run_folder_beside
@@ -56,10 +58,17 @@ class WorkerPool:
             future = self._workers.client.submit(
                 asked, self._team, function, shared, part, **where, pure=False
             )
-            try:
-                return future.result(alike.TIMEOUT)
-            except TimeoutError:
-                raise DeviceError("no worker of the cluster answers; restart them") from None
+            while True:
+                try:
+                    return future.result(alike.TIMEOUT)
+                except TimeoutError:  # it may take so long to list the chunks of an array
+                    if self._workers.paused():
+                        raise DeviceError(self._workers.stopped) from None
+                except distributed.KilledWorker as error:
+                    raise DeviceError(
+                        "workers die when they open the inputs; give them more memory, and "
+                        f"{self._workers.again}"
+                    ) from error
 
     def each(
         self,
