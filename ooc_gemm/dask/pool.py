@@ -16,12 +16,14 @@ from ..run.request import Operand
 from ..storage.write.share import run_folder_beside
 from ..support.errors import DeviceError
 from ..support.trace import Trace
-from . import workers as alike
 from .calls import Answer, Calls, Team, asked, called
 from .cluster import portable
-from .dealing import Dealing, Task, Unit
+from .dealing import DEATHS, Dealing, Task, Unit
 from .large import Large
 from .workers import Workers
+
+ASKED = 10.0
+"""Seconds without an answer, after which the client looks whether the worker that it asked still exists."""
 
 
 class WorkerPool:
@@ -53,22 +55,26 @@ class WorkerPool:
 
     def ask(self, function: Function, shared: Any, part: Any) -> Any:
         """Asks the worker with the least memory, or another one where that has died."""
-        with self._workers.reached():
-            where = {"workers": [self._workers.first], "allow_other_workers": True}
-            future = self._workers.client.submit(
-                asked, self._team, function, shared, part, **where, pure=False
-            )
-            while True:
-                try:
-                    return future.result(alike.TIMEOUT)
-                except TimeoutError:  # it may take so long to list the chunks of an array
-                    if self._workers.paused():
-                        raise DeviceError(self._workers.stopped) from None
-                except distributed.KilledWorker as error:
-                    raise DeviceError(
-                        "workers die when they open the inputs; give them more memory, and "
-                        f"{self._workers.again}"
-                    ) from error
+        workers = self._workers
+        with workers.reached():
+            for _ in range(DEATHS):
+                address = workers.smallest()
+                future = workers.client.submit(
+                    asked, self._team, function, shared, part, workers=[address], pure=False
+                )
+                while address in workers.known:
+                    try:
+                        return future.result(ASKED)
+                    except TimeoutError:  # it may take as long to list the chunks of an array
+                        workers.look()
+                        if address in workers.known and workers.paused():
+                            raise DeviceError(workers.stopped) from None
+                    except distributed.KilledWorker:
+                        break
+        raise DeviceError(
+            f"{DEATHS} workers have died while they opened the inputs; give them more memory, "
+            f"and {workers.again}"
+        )
 
     def each(
         self,

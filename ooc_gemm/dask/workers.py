@@ -82,16 +82,10 @@ class Workers:
         self.known: dict[str, About] = {}
         """What is known of each worker, by its address."""
         with self.reached():
-            with suppress(TimeoutError):
-                client.wait_for_workers(1, timeout=TIMEOUT)
-            self.look()
-            if self.known and self.paused():
+            self._first = self.smallest()
+            if self.paused():
                 raise DeviceError(self.stopped)
-        if not self.known:
-            raise DeviceError("the cluster has no workers that answer; add some")
-        self.first = min(self.known, key=lambda address: self.known[address].memory)
-        """The address of the worker with the least memory."""
-        self.memory_limit = self.known[self.first].memory
+        self.memory_limit = self.known[self._first].memory
         """Bytes that the smallest worker may hold resident."""
         kind, self.model = self._asked("")
         self.name = f"{kind} on {len(self.known)} workers"
@@ -136,11 +130,21 @@ class Workers:
         found: float = self._asked("most_flops", kernel, panel)
         return found
 
+    def smallest(self) -> str:
+        """Return the address of the worker with the least memory. Waits for a worker where there is none.
+        Raises DeviceError where none comes."""
+        with suppress(TimeoutError):
+            self.client.wait_for_workers(1, timeout=TIMEOUT)
+        self.look()
+        if not self.known:
+            raise DeviceError("the cluster has no workers that answer; add some")
+        return min(self.known, key=lambda address: self.known[address].memory)
+
     def _asked(self, method: str, *arguments: Any) -> Any:
-        threads = self.known[self.first].threads
+        threads = self.known[self._first].threads
         with self.reached():
             # Answers belong together: another worker is asked only where that one has died.
-            where = {"workers": [self.first], "allow_other_workers": True}
+            where = {"workers": [self._first], "allow_other_workers": True}
             future = self.client.submit(ask, self.device, threads, method, *arguments, **where, pure=False)
             try:
                 return future.result(TIMEOUT)

@@ -18,6 +18,7 @@ from clusters import cluster
 from launched import patient
 
 from ooc_gemm import BudgetError, DeviceError, InputError, StoreError
+from ooc_gemm.dask.dealing import DEATHS
 from ooc_gemm.dask.elsewhere import CLIENT_BYTES, OnWorkers
 from ooc_gemm.run.operands import open_operand
 from ooc_gemm.run.pool import InOrder, parts_of
@@ -223,3 +224,19 @@ def test_parts_of_workers_that_have_died_are_made_again(tmp_path):
             (deaths / f"0-{number}").touch()
         with pytest.raises(DeviceError, match=r"5 workers have died of the same part.*, and run again$"):
             pool.each(fatal, str(deaths), [0], lambda number, read: read(), taken.count)
+
+
+@pytest.mark.slow
+def test_workers_that_die_when_they_are_asked(tmp_path, monkeypatch):
+    """Another one is asked, also where the cluster has none until that starts; but not for ever."""
+    monkeypatch.setattr("ooc_gemm.dask.pool.ASKED", 1.0)
+    deaths = tmp_path / "deaths"
+    deaths.mkdir()
+    (deaths / "0-0").touch()
+    with patient(), cluster(1, processes=True) as client, pool_of(client, tmp_path) as pool:
+        assert pool.ask(fatal, str(deaths), 0) == 0
+        for number in range(DEATHS):
+            (deaths / f"1-{number}").touch()
+        with pytest.raises(DeviceError, match=r"5 workers have died while they opened the inputs; give them"):
+            pool.ask(fatal, str(deaths), 1)
+        assert not list(deaths.iterdir())
