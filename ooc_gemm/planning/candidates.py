@@ -99,6 +99,13 @@ def steps(extent: int, align: int) -> list[int]:
     return sorted((max(1, size) for size in sizes), reverse=True)
 
 
+def sides(p: Problem, align: tuple[int, int]) -> tuple[list[int], list[int]]:
+    """Return the heights and the widths of blocks that are tried, the largest first. align: their factors."""
+    if p.whole:
+        return [max(1, p.m)], [max(1, p.n)]
+    return steps(p.m, align[0]), steps(p.n, align[1])
+
+
 def depths(p: Problem) -> list[int]:
     """Return the panel depths that are tried, the smallest first: fractions and multiples of both k chunks,
     powers of two, and all of k."""

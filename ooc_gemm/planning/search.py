@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..support.errors import BudgetError
 from ..support.intervals import LEAST_GROWN, ceil_div
-from .candidates import Candidate, Ring, depths, everything, outputs, rings, steps
+from .candidates import Candidate, Ring, depths, everything, outputs, rings, sides, steps
 from .cost import CostModel
 from .ledger import MOST_EXTENT, fits, ledgers, slot_bytes
 from .machine import Budget, Rates
@@ -67,7 +67,7 @@ def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
     BudgetError, with the smallest limit that would do, where no plan fits.
     """
     found = _best(problem, budget, rates)
-    if found is None and problem.symmetric:
+    if found is None and problem.symmetric and not problem.whole:
         return make_plan(replace(problem, symmetric=False), budget, rates)
     if found is None:
         raise _refusal(problem, budget)
@@ -155,20 +155,19 @@ class _Search:
     def _sizes(self, c: Matrix, ring: Ring) -> _Found | None:
         """Return the best block and panel sizes for one ring and one layout of C."""
         p, best = self.problem, None
-        rows, cols = replace(p, c=c).align
-        sides, k_chunk = (steps(p.m, rows), steps(p.n, cols)), p.k_chunk
+        tried, k_chunk = sides(p, replace(p, c=c).align), p.k_chunk
         for c_buffers in (1,) if self.budget.device is None else (2, 1):
             for bk in depths(p):
                 plain = Candidate(c, 1, 1, Panels(p.k, bk, k_chunk), c_buffers, ring)
-                best = self._blocks(plain, sides, best)
+                best = self._blocks(plain, tried, best)
         return best
 
     def _blocks(
-        self, plain: Candidate, sides: tuple[list[int], list[int]], best: _Found | None
+        self, plain: Candidate, tried: tuple[list[int], list[int]], best: _Found | None
     ) -> _Found | None:
         """Return the best of these block heights and widths for these panels, or the best candidate so
         far."""
-        (heights, widths), whole = sides, False
+        (heights, widths), whole = tried, False
         for bm in heights:
             chosen = self._widths(replace(plain, bm=bm), widths)
             least = math.inf
@@ -288,7 +287,7 @@ def _needs(p: Problem, budget: Budget) -> Iterator[tuple[int, int]]:
     every size, so the smallest block decides."""
     k_chunk = p.k_chunk
     for c in outputs(p):
-        bm, bn = min(steps(p.m, c.chunk_rows)), min(steps(p.n, c.chunk_cols))
+        bm, bn = map(min, sides(p, (c.chunk_rows, c.chunk_cols)))
         for bk, ring in product(depths(p), rings(budget)):
             smallest = Candidate(c, bm, bn, Panels(p.k, bk, k_chunk), 1, ring)
             host, device = ledgers(p, budget, smallest)

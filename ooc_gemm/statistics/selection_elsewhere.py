@@ -1,7 +1,7 @@
 """How `threshold` is carried out by processes elsewhere.
 
 A, B ──ranges of rows──► moments of rows ──► this process
-rows of blocks, or parts of them ──► what reaches the value, in files ──► this process: moved, or put together
+rows of blocks, or parts of them ──► what reaches the value, in files ──► this process: put together, written
 """
 
 import shutil
@@ -21,7 +21,9 @@ from ..run.plans import slim
 from ..run.pool import RANGES, Here, InOrder, Pool, parts_of
 from ..run.request import Request
 from ..storage.read.source import Opened
-from ..storage.write.sparse import RowFiles, SparseRows, side_by_side
+from ..storage.write.row_files import RowFiles, side_by_side
+from ..storage.write.sparse import SparseRows
+from ..support.intervals import ceil_div
 from .above import Above, room
 from .compared import Compared
 from .reducing import Blocks, run_reduced
@@ -126,15 +128,13 @@ class SelectionElsewhere(Selection):
         deal(self._pool, self.plan, self._observer, (select, shared), parts, gathering.take)
 
     def _put(self, sink: SparseRows, done: set[int], band: int, found: _Folders) -> None:
-        """Put a row of blocks to where it belongs. found: where its parts are."""
-        kept = self._kept
+        """Write a row of blocks. found: where its parts are."""
+        kept, height = self._kept, self.plan.bm
         files = [RowFiles(Path(one), sink.name, kept.dtype, kept.chunk_rows) for _, one in sorted(found)]
-        for number in sorted(files[0].done() - done):
-            if len(files) == 1:
-                sink.take(number, files[0])
-            else:
-                parts = side_by_side(files, number, room(self._pairs.n) // 16)
-                self.trace.bytes["write"] += sink.write(number, parts)
+        last = ceil_div(min((band + 1) * height, self._pairs.m), kept.chunk_rows)
+        for number in sorted(set(range(band * height // kept.chunk_rows, last)) - done):
+            parts = side_by_side(files, number, room(self._pairs.n) // 16)
+            self.trace.bytes["write"] += sink.write(number, parts)
         for one in files:
             shutil.rmtree(one.folder, ignore_errors=True)
 

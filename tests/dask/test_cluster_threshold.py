@@ -23,7 +23,7 @@ from ooc_gemm import BudgetError, InputError, StoreError
 from ooc_gemm.dask import elsewhere
 from ooc_gemm.run.elsewhere import computing
 from ooc_gemm.statistics import above, compared, selection_elsewhere, units
-from ooc_gemm.storage.write import rows as stored
+from ooc_gemm.storage.write import rows_folder
 from ooc_gemm.storage.write import sparse as files
 
 pytestmark = [
@@ -50,7 +50,7 @@ def dealt(request, monkeypatch):
         "ooc_gemm.run.prepare.make_plan", lambda *given: make_plan(*given).without(frozenset())
     )
     monkeypatch.setattr(units, "FEWEST", 2 if request.param == "rows of blocks" else 10)
-    monkeypatch.setattr(above, "ROOM", 8192)
+    monkeypatch.setattr(above, "ROOM", 1 << 15)
 
 
 def on(client, **more):
@@ -123,16 +123,14 @@ def test_all_pairs_and_none(tmp_path, client, dealt, least):
 
 def interrupt(monkeypatch, count):
     """No more chunks of rows arrive when so many have."""
-    left = iter(range(count))
-    for name in ("take", "write"):
-        function = getattr(files.SparseRows, name)
+    write, left = files.SparseRows.write, iter(range(count))
 
-        def limited(self, *args, function=function):
-            if isinstance(self, files.SparseRows) and next(left, None) is None:
-                raise StoreError("the plug is pulled")
-            return function(self, *args)
+    def limited(self, *args):
+        if next(left, None) is None:
+            raise StoreError("the plug is pulled")
+        return write(self, *args)
 
-        monkeypatch.setattr(files.SparseRows, name, limited)
+    monkeypatch.setattr(files.SparseRows, "write", limited)
 
 
 @pytest.mark.parametrize("second", ["there", "here"])
@@ -264,7 +262,7 @@ def test_the_client_is_killed_and_the_run_goes_on(tmp_path, monkeypatch):
     with launched(tmp_path, monkeypatch, "Slow(0)") as (address, _):
         more = ["-M", "330MiB", "--scheduler", address]
         first = process("ooc_gemm.cli", *command, *more, log=subprocess.PIPE)
-        folder = stored.staging(tmp_path / "out") / files.FOLDER
+        folder = rows_folder.staging(tmp_path / "out") / rows_folder.PARTS
         while not any(one.name.isdecimal() for one in folder.glob("*")):
             assert first.poll() is None, first.communicate()[0].decode()
         first.send_signal(signal.SIGKILL)

@@ -26,6 +26,7 @@ from ooc_gemm.statistics import compared, units
 from ooc_gemm.statistics.candidates import Candidates
 from ooc_gemm.statistics.nearest import Nearest
 from ooc_gemm.storage.write import rows as stored
+from ooc_gemm.storage.write.rows_folder import staging
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -263,7 +264,7 @@ def test_what_workers_get_wrong_is_found(tmp_path, client, blocks, monkeypatch):
     monkeypatch.setattr(Candidates, "of", wrong)
     with on(client), pytest.raises(ooc_gemm.VerificationError, match="is wrong in row"):
         ooc_gemm.topk(a, out=tmp_path / "out", k=5, verify=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"a", stored.staging(tmp_path / "out").name}
+    assert {path.name for path in tmp_path.iterdir()} == {"a", staging(tmp_path / "out").name}
 
 
 def test_requests_that_cannot_be_are_refused_before_anything_is_written(tmp_path, client):
@@ -352,7 +353,7 @@ def test_a_worker_is_killed(tmp_path, dealt):
 
 
 def chunks_of(out):
-    return len(list((stored.staging(out) / "values" / "c").glob("*/0")))
+    return len(list((staging(out) / "values" / "c").glob("*/0")))
 
 
 @pytest.mark.slow
