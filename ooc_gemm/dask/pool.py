@@ -14,7 +14,7 @@ import distributed
 from ..run.pool import Function, Take
 from ..run.request import Operand
 from ..storage.write.share import run_folder_beside
-from ..support.errors import DeviceError
+from ..support.errors import DeviceError, StoreError, remedy
 from ..support.trace import Trace
 from .calls import Answer, Calls, Team, asked, called
 from .cluster import portable
@@ -147,12 +147,17 @@ class _Parts(Dealing):
     def _found(self, number: int, answer: Answer) -> None:
         """Hand on what was found of a part."""
         assert answer.found is not None, "the function has returned"
-        self._taker(number, partial(_read, answer.found))
+        self._taker(number, partial(self._read_once, answer.found))
 
-
-def _read(found: Large) -> Any:
-    """Read what a worker has found, and remove its file. Raises OSError."""
-    what = found.read()
-    with suppress(OSError):
-        os.unlink(found.file)
-    return what
+    def _read_once(self, found: Large) -> Any:
+        """Read what a worker has found, and remove its file. Raises StoreError."""
+        try:
+            what = found.read()
+        except OSError as error:
+            raise StoreError(
+                f"{self._calls.name}: what a worker has found cannot be read from {found.file} "
+                f"({error.strerror}); {remedy(error, 'check its disk')}, and {self._workers.again}"
+            ) from error
+        with suppress(OSError):
+            os.unlink(found.file)
+        return what

@@ -109,6 +109,22 @@ def test_what_a_function_raises_ends_the_pass(tmp_path, client):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_answer_that_is_lost_is_said(tmp_path, client):
+    def take(number, read):
+        for folder in tmp_path.iterdir():
+            for file in folder.iterdir():
+                file.unlink()
+        read()
+
+    said = r"out: what a worker has found cannot be read from .*No such file.*and run again$"
+    with pool_of(client, tmp_path) as pool, pytest.raises(StoreError, match=said):
+        pool.each(passing, None, [0], take, lambda done: None)
+
+
+def passing(here, shared, part):
+    return part
+
+
 def raising(here, error, part):
     raise error
 
