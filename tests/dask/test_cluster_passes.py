@@ -85,6 +85,7 @@ def test_svd(tmp_path, client, shape):
     close(q.vt, vt, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2000, 60), (60, 2000)])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_means_of_ten_thousand_deviations(tmp_path, client, shape, dtype):
@@ -123,6 +124,7 @@ def last_first(tmp_path, monkeypatch):
     return waits
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_who_is_first(tmp_path, client, last_first):
     x, y = models.problem(700, 33, 2, 5, mean=2)
     paths = [make(tmp_path / name, values, chunks=(50, 40)) for name, values in (("x", x), ("y", y))]
@@ -158,6 +160,7 @@ def test_lstsq(tmp_path, client, ridge, intercept, flat):
     assert left(tmp_path) == ["w", "x", "y"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_of_linear_models(tmp_path, client, layout):
     x, y = models.problem(333, 21, 2, 1)
@@ -244,6 +247,7 @@ def test_a_workers_device_makes_the_passes(tmp_path, monkeypatch):
     check_pca(_InMemory(p), values, 4, 1e-4)
 
 
+@pytest.mark.slow
 def test_command_lines(tmp_path, client, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values, (x, y) = graded((400, 30), 8, mean=1), models.problem(400, 9, 2, 3)

@@ -39,7 +39,7 @@ def client():
         yield found
 
 
-@pytest.fixture(params=["rows of blocks", "parts of them"])
+@pytest.fixture(params=[pytest.param("rows of blocks", marks=pytest.mark.slow), "parts of them"])
 def dealt(request, monkeypatch):
     """Units of five rows of blocks of 64 rows and 96 columns, or of parts of them. Elements go to files and
     are put together in a little memory."""
@@ -99,6 +99,7 @@ def test_the_same_as_on_one_machine(tmp_path, client, dealt, metric, dtype, abso
     assert names == {"a", "b", "here0", "there0", "here1", "there1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(tmp_path, client, dealt, layout):
     a, b = rows((150, 52), "f4", 3) + 50, rows((235, 52), "f4", 4) + 50

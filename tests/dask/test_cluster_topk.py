@@ -52,7 +52,7 @@ def blocks(monkeypatch):
     )
 
 
-@pytest.fixture(params=["rows of blocks", "parts of them"])
+@pytest.fixture(params=[pytest.param("rows of blocks", marks=pytest.mark.slow), "parts of them"])
 def dealt(request, blocks, monkeypatch):
     """Units of five rows of blocks, or of parts of them; returns into how many each is cut."""
     monkeypatch.setattr(units, "FEWEST", 2 if request.param == "rows of blocks" else 10)
@@ -126,6 +126,7 @@ def test_units_are_what_the_test_says(tmp_path, client, dealt, monkeypatch):
     assert [(unit.band, unit.cols) for unit in seen[-1]] == [(i, cols) for i in range(5) for cols in ranges]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(tmp_path, client, dealt, layout):
     a, b = normal(150, 52), normal(235, 52, seed=1)

@@ -52,13 +52,11 @@ def pool_of(client, tmp_path, **inputs):
 
 
 def total(here, shared, rows):
-    """Of some rows of x. The first of several parts waits for another one."""
+    """Of some rows of x. The first of several parts waits until the client has taken another one."""
     opened = here.inputs["x"].window(rows, (0, here.inputs["x"].shape[1]))
     s = opened.matrix
     while rows[0] == 0 and shared["waits"] and not (here.folder / "other").exists():
         time.sleep(0.01)
-    if shared["waits"]:
-        (here.folder / "other").touch()
     here.trace.bytes["read"] += s.rows * s.cols * s.itemsize
     here.tell(0.5)
     return {"rows": rows, "sum": shared["by"] * (rows[1] - rows[0]), "vector": np.arange(rows[0], rows[1])}
@@ -78,6 +76,8 @@ def test_each_part_is_taken_once_and_in_order_where_that_is_asked_for(tmp_path, 
         def take(number, read):
             order.append(number)
             adding(number, read)
+            (folder,) = set(tmp_path.iterdir()) - {Path(x)}
+            (folder / "other").touch()
 
         pool.each(total, {"by": 2, "waits": True}, parts, take, told.append)
         (folder,) = set(tmp_path.iterdir()) - {Path(x)}
