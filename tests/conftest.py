@@ -221,6 +221,8 @@ FAST = "not slow"
 
 
 def pytest_configure(config):
+    # With it, Python before 3.11.9 may hang where threads are started (python/cpython#106883).
+    os.environ.setdefault("DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED", "False")
     if not hasattr(config, "workerinput"):  # the first process; the others get its environment
         os.environ["OOC_GEMM_CACHE"] = tempfile.mkdtemp(prefix="ooc-gemm-cache-")
     examples.share = 0.1 if config.getoption("markexpr") == FAST else 1.0

@@ -33,5 +33,5 @@ def on_cluster(scheduler: str | None, given: dict[str, Any]) -> Iterator[None]:
             "pip install 'ooc-gemm[distributed]'"
         ) from error
     limit, given["memory_limit"] = given["memory_limit"], None
-    with on(scheduler, memory_limit=limit, device=given["device"]):
+    with on(scheduler, memory_limit=limit, device=given.get("device", "auto")):
         yield

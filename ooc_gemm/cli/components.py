@@ -8,6 +8,7 @@ import click
 from ..devices import begin
 from ..support.redact import url
 from . import options
+from .cluster import on_cluster, one_process
 from .group import CONTEXT, cli
 from .progress import share_bar
 from .reports import reported
@@ -43,6 +44,7 @@ decomposed = options.together(
     options.progress,
     options.as_json,
     options.verbose,
+    options.scheduler,
 )
 
 
@@ -58,6 +60,7 @@ def pca(
     x: str,
     out: str,
     save_components: str | None,
+    scheduler: str | None,
     plans: bool,
     progress: bool | None,
     as_json: bool,
@@ -71,15 +74,17 @@ def pca(
     each iteration, and twice more.
     """
     if plans:
+        one_process(scheduler, "plan")
         _show_plan(x, out, True, given, as_json)
         return
-    begin(given["device"], given["memory_limit"])
+    if not scheduler:
+        begin(given["device"], given["memory_limit"])
     from ..run.rows import check_rows, write_rows
     from ..statistics.components import pca as found_by
 
     if save_components:
         check_rows(save_components, [x, out], given["force"])
-    with share_bar(progress) as report:
+    with on_cluster(scheduler, given), share_bar(progress) as report:
         found = found_by(x, scores=out, progress=report, notice=note, **given)
     if save_components:
         write_rows(save_components, found.components, given["force"])
@@ -100,6 +105,7 @@ def svd(
     x: str,
     out: str,
     save_vt: str | None,
+    scheduler: str | None,
     plans: bool,
     progress: bool | None,
     as_json: bool,
@@ -111,15 +117,17 @@ def svd(
     The method is that of pca, without centring.
     """
     if plans:
+        one_process(scheduler, "plan")
         _show_plan(x, out, False, given, as_json)
         return
-    begin(given["device"], given["memory_limit"])
+    if not scheduler:
+        begin(given["device"], given["memory_limit"])
     from ..run.rows import check_rows, write_rows
     from ..statistics.components import svd as found_by
 
     if save_vt:
         check_rows(save_vt, [x, out], given["force"])
-    with share_bar(progress) as report:
+    with on_cluster(scheduler, given), share_bar(progress) as report:
         found = found_by(x, u=out, progress=report, notice=note, **given)
     if save_vt:
         write_rows(save_vt, found.vt, given["force"])

@@ -80,6 +80,7 @@ def grm(g: str, c: str, plans: bool, **given: Any) -> None:
 @genotypes
 @options.plans
 @options.shared_by_statistics
+@options.scheduler
 def king(g: str, c: str, plans: bool, **given: Any) -> None:
     """Compute C, the KING-robust kinship coefficients of the samples in G, as plink2 --make-king does.
 

@@ -7,6 +7,7 @@ import click
 
 from ..support.redact import url
 from . import options
+from .cluster import on_cluster, one_process
 from .group import CONTEXT, cli
 from .progress import progress_bar
 from .show import note, report_plan, report_planned, size
@@ -38,6 +39,7 @@ checked = click.option(
 @click.option("--graph", is_flag=True, help="Also write the graph of neighbours, as anndata stores it.")
 @checked
 @options.reducing
+@options.scheduler
 def topk(arrays: tuple[str, ...], **given: Any) -> None:
     """Find the k nearest rows of B for each row of A; without B, among the other rows of A.
 
@@ -69,6 +71,7 @@ def topk(arrays: tuple[str, ...], **given: Any) -> None:
 @click.option("--include-self", is_flag=True, help="Without B: keep the score of a row with itself, too.")
 @checked
 @options.reducing
+@options.scheduler
 def threshold(arrays: tuple[str, ...], **given: Any) -> None:
     """Find the pairs of rows of A and B whose scores reach a value; without B, pairs of rows of A.
 
@@ -93,16 +96,18 @@ def _compare(
     progress: bool | None,
     as_json: bool,
     verbose: bool,
+    scheduler: str | None = None,
     **given: Any,
 ) -> None:
     """Carry out a command, or show its plan. `find`, `planned`: functions of Python. `what`: says what was
     found. `given`: options that the functions take, too."""
     a, b, out = _named(arrays)
     if plans:
+        one_process(scheduler, "plan")
         asked = {name: value for name, value in given.items() if name not in ("force", "resume")}
         report_plan(lambda: planned(a, b, **asked), as_json)
         return
-    with progress_bar(progress) as report:
+    with on_cluster(scheduler, given), progress_bar(progress) as report:
         found = find(a, b, out, progress=report, notice=note, **given)
     report_planned(found, _summary(found, out, what(found)), as_json, verbose)
 

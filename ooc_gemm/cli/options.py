@@ -198,8 +198,8 @@ elements = together(
 scheduler = click.option(
     "--scheduler",
     metavar="ADDRESS|local:N",
-    help="Spread C's blocks, or ranges of k, over the workers of a Dask cluster, each of which may hold the "
-    "memory limit, or over N processes on this machine, which share the limit and the cores.",
+    help="Spread the work over the workers of a Dask cluster, each of which may hold the memory limit, or "
+    "over N processes on this machine, which share the limit and the cores.",
 )
 replaces = click.option(
     "-f", "--force", is_flag=True, help="Replace OUT if it exists; in an object store it is removed first."

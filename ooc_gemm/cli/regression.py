@@ -7,6 +7,7 @@ import click
 
 from ..support.redact import url
 from . import options
+from .cluster import on_cluster, one_process
 from .group import CONTEXT, cli
 from .progress import share_bar
 from .reports import reported
@@ -27,11 +28,13 @@ from .types import Address
 @options.progress
 @options.as_json
 @options.verbose
+@options.scheduler
 def lstsq(
     x: str,
     y: str,
     out: str,
     plans: bool,
+    scheduler: str | None,
     progress: bool | None,
     as_json: bool,
     verbose: bool,
@@ -45,10 +48,11 @@ def lstsq(
     from ..statistics.regression import planned
 
     if plans:
+        one_process(scheduler, "plan")
         kept = {name: value for name, value in given.items() if name != "force"}
         report_plan(lambda: planned(x, y, out, notice=note, **kept), as_json)
         return
-    with share_bar(progress) as report:
+    with on_cluster(scheduler, given), share_bar(progress) as report:
         found = fitted(x, y, out, progress=report, notice=note, **given)
     if as_json:
         click.echo(json.dumps(found.to_dict()))

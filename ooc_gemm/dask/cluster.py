@@ -14,6 +14,7 @@ from ..engine.ports import Failure, Operation, Source
 from ..planning.plan import Plan
 from ..planning.schedule import Block
 from ..run.finish import Finished
+from ..run.plans import slim
 from ..run.request import Operand
 from ..storage.io import locks
 from ..storage.read import addresses
@@ -26,7 +27,7 @@ from .dealing import Dealing, Task, Unit
 from .large import Large
 from .on_worker import Chunk, Input, Work, superblock
 from .sums import Sums
-from .workers import GONE, Workers
+from .workers import Workers
 
 SUPERBLOCKS = 16
 """Most superblocks for each worker, which keep all workers busy nearly to the end."""
@@ -57,7 +58,7 @@ class Cluster:
         if self._failure and self._failure.error is error:
             return self._failure
         if isinstance(error, OSError | CommClosedError) and self.workers.client.status != "running":
-            return Failure(DeviceError(GONE))
+            return Failure(DeviceError(self.workers.gone))
         return None
 
     def as_done(self, plan: Plan) -> Plan:
@@ -87,7 +88,7 @@ class Cluster:
                 c=str(folder.parent),
                 name=target.name,
                 folder=str(folder),
-                plan=_slim(plan),
+                plan=slim(plan),
                 operation=replace(operation, transforms={}),
                 transforms=Large.written(operation.transforms, folder / "transforms"),
                 finish=Large.written(finish, folder / "finish") if finish else None,
@@ -112,7 +113,8 @@ class _Superblocks(Dealing):
     def __init__(self, workers: Workers, work: Work, plan: Plan, target: Any, trace: Trace):
         self._todo, self._all = _cut(plan, len(workers.known))
         self.predicted_bytes_read = sum(plan.without(self._all - one.chunks).bytes_read for one in self._todo)
-        super().__init__(workers, work, list(self._todo), target, trace)
+        self._work = work
+        super().__init__(workers, work.topic, list(self._todo), target, trace)
 
     def _left(self) -> bool:
         """Whether a superblock is left to do."""
@@ -129,7 +131,7 @@ class _Superblocks(Dealing):
     def _died(self, one: Unit) -> None:
         """Have the superblock of a worker that has died made again by another."""
         self._todo.insert(0, one)
-        one.died()
+        one.died(self._workers.again)
 
 
 def _cut(plan: Plan, workers: int) -> tuple[list[Unit], frozenset[Chunk]]:
@@ -146,21 +148,13 @@ def _cut(plan: Plan, workers: int) -> tuple[list[Unit], frozenset[Chunk]]:
     return found, frozenset((i, j) for i in range(down) for j in range(across))
 
 
-def _slim(plan: Plan) -> Plan:
-    """Return a plan without what workers find out when they open the arrays or plan their part again."""
-    p = plan.problem
-    a, b, c = (replace(matrix, stored=None) for matrix in (p.a, p.b, p.c))
-    return replace(plan, problem=replace(p, a=a, b=b, c=c), found=(), kept=(), done=frozenset(), advice=None)
-
-
 def portable(operand: Operand) -> Input:
     """Return what a worker opens an operand by. Raises InputError where it cannot be opened there."""
     spec = operand.array
     genotypes = isinstance(spec, Opened)
-    if genotypes:
-        spec = spec.address or spec.name
-    found = addresses.portable(spec)
-    if found is None and next(addresses.secrets_of(spec), None) is not None:
+    at = spec.address or None if genotypes else spec
+    found = addresses.portable(at)
+    if found is None and next(addresses.secrets_of(at), None) is not None:
         raise InputError(
             f"{addresses.describe(spec)} has credentials in its address or in its store, which are not sent "
             "to workers; give its address without them and set them in the environment of the workers"

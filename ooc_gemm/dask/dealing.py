@@ -18,7 +18,7 @@ from ..planning.schedule import Block
 from ..support.errors import DeviceError
 from ..support.trace import Trace
 from . import workers as alike
-from .on_worker import SECONDS, Chunk, Report, Work
+from .on_worker import SECONDS, Chunk, Report
 from .workers import Workers
 
 ANSWER = 10.0
@@ -29,24 +29,26 @@ DEATHS = 5
 
 @dataclass
 class Unit:
-    """Blocks over some of k that one worker computes in one task."""
+    """Blocks over some of k, or another part of the work, that one worker makes in one task."""
 
     number: int
     chunks: frozenset[Chunk]
     """The chunks of C that the blocks make."""
     flops: float
+    """Its share in the progress of the run, in any unit."""
     deaths: int = 0
     fraction: float = 0.0
     """Share of the work that is done."""
     bytes_read: int = 0
 
-    def died(self) -> None:
-        """Note that a worker has died of this. Raises DeviceError where too many have."""
+    def died(self, again: str) -> None:
+        """Note that a worker has died of this. Raises DeviceError where too many have. again: how the user
+        goes on."""
         self.deaths, self.fraction, self.bytes_read = self.deaths + 1, 0.0, 0
         if self.deaths == DEATHS:
             raise DeviceError(
-                f"{DEATHS} workers have died of the same blocks of C; give a smaller memory_limit "
-                "and continue with resume=True"
+                f"{DEATHS} workers have died of the same part of the work; give a smaller memory_limit, "
+                f"and {again}"
             )
 
 
@@ -69,8 +71,9 @@ class Task:
 class Dealing:
     """The tasks of a run: which are left to do, and which worker does which."""
 
-    def __init__(self, workers: Workers, work: Work, units: list[Unit], target: Any, trace: Trace):
-        self._workers, self._client, self._work = workers, workers.client, work
+    def __init__(self, workers: Workers, topic: str, units: list[Unit], target: Any, trace: Trace):
+        """topic: under which workers report how far they are."""
+        self._workers, self._client, self._topic = workers, workers.client, topic
         self._units, self._target, self._trace, self._read = units, target, trace, trace.bytes["read"]
         self._running: dict[Any, Task] = {}
         self._reports: queue.SimpleQueue[tuple[int, float, int]] = queue.SimpleQueue()
@@ -84,7 +87,7 @@ class Dealing:
         """The largest resident set of a worker, and the most memory of a worker's device, in bytes."""
         self.failure: Failure | None = None
         """What a worker's device has failed of."""
-        self._client.subscribe_topic(work.topic, lambda event: self._reports.put(event[1]))
+        self._client.subscribe_topic(topic, lambda event: self._reports.put(event[1]))
 
     def _left(self) -> bool:
         """Whether anything is still to be done."""
@@ -116,10 +119,10 @@ class Dealing:
             looked = time.monotonic()
             seen = looked if self._workers.known else seen
             if looked > seen + alike.TIMEOUT:
-                raise DeviceError("the cluster has no workers left; add some and continue with resume=True")
+                raise DeviceError(f"the cluster has no workers left; add some and {self._workers.again}")
             if looked > heard + alike.TIMEOUT:
                 if self._workers.paused():
-                    raise DeviceError(alike.PAUSED)
+                    raise DeviceError(self._workers.stopped)
                 heard = looked
 
     def forget(self) -> None:
@@ -127,7 +130,7 @@ class Dealing:
         if self._client.status != "running":
             return
         try:
-            self._client.unsubscribe_topic(self._work.topic)
+            self._client.unsubscribe_topic(self._topic)
             for future, task in self._running.items():
                 self._client.cancel([future, *task.more], force=True)
         except (OSError, RuntimeError, ValueError, TimeoutError):  # the scheduler is gone
@@ -143,7 +146,7 @@ class Dealing:
         self._submitted += 1
         return self._client.submit(
             function, *arguments, workers=[address], pure=False,
-            key=f"{self._work.topic}-{self._submitted}",
+            key=f"{self._topic}-{self._submitted}",
         )  # fmt: skip
 
     def _start(self, future: Any, task: Task) -> None:

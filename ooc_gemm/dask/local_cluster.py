@@ -18,10 +18,7 @@ from ..support.errors import BudgetError, InputError
 from ..support.intervals import ceil_div
 from ..support.memory import STEP, baseline_bytes, memory_limit_of
 from . import workers as alike
-from .multiply import OnWorkers
-
-CLIENT_BYTES = 160 << 20
-"""Memory in bytes that this process holds with a scheduler in it."""
+from .elsewhere import CLIENT_BYTES, OnWorkers
 
 
 @contextmanager
@@ -33,10 +30,11 @@ def on(
 ) -> Iterator[None]:
     """Compute products and statistics of this thread on the workers of a cluster.
 
-    `with ooc_gemm.dask.on(client): ooc_gemm.cov("x.zarr", "c.zarr")`. What this concerns are `multiply`,
-    `gram`, `cov`, `corrcoef` and `grm`, which keep their arguments; what workers cannot compute is refused.
-    Inputs are arrays that all workers can open, and outputs are paths in a folder that they share with this
-    process, as of `ooc_gemm.dask.multiply`.
+    `with ooc_gemm.dask.on(client): ooc_gemm.cov("x.zarr", "c.zarr")`. This concerns `multiply`, `gram` and
+    all statistics, which keep their arguments; what workers cannot compute is refused. Inputs are arrays that
+    all workers can open, and outputs are paths in a folder that they share with this process, as of
+    `ooc_gemm.dask.multiply`: no result is returned in memory. Peaks of results are those of the worker that
+    held most.
 
     Parameters
     ----------
@@ -67,7 +65,7 @@ def on(
         return
     with (
         connected(scheduler, memory_limit, device) as (client, limit),
-        computing(OnWorkers(client, limit, device)),
+        computing(OnWorkers(client, limit, device, scheduler.startswith("local:"))),
     ):
         yield
 
@@ -160,6 +158,9 @@ def _local_cluster(workers: list[dict[str, Any]]) -> Iterator[distributed.Client
         f"distributed.worker.memory.{what}": False for what in ("target", "spill", "pause", "terminate")
     }
     config |= {f"distributed.{server}.http.routes": [] for server in ("scheduler", "worker")}
+    # Python before 3.11.9 may hang where the profiler looks at threads while the engine starts some
+    # (python/cpython#106883), and nobody sees what it finds.
+    config |= {"distributed.worker.profile.enabled": False}
     config |= {"distributed.worker.multiprocessing-method": "spawn"}
     options: dict[str, Any] = {
         "host": "127.0.0.1",

@@ -4,19 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from ..planning.plan import Plan
-from ..run.elsewhere import computing, only_here
+from ..run.elsewhere import computing
 from ..run.observer import Observer
 from ..run.recovery import Recovery
 from ..run.request import Operand, Precision, Request, gram_operands
 from ..run.result import Result
 from ..run.retry import carry_out, result_of
 from ..storage.io.zarr_internals import refuse_event_loop
-from ..storage.read import addresses
-from ..support.errors import InputError
-from ..support.memory import parse_size
 from ..support.trace import Trace
-from .cluster import Cluster, portable
-from .workers import Workers, name_of_device
+from .elsewhere import OnWorkers
 
 
 def multiply(
@@ -230,41 +226,6 @@ def gram(
         resume=resume,
     )
     return result_of(carry_out_on(client, request, Observer(progress, notice)))
-
-
-class OnWorkers:
-    """Carries out requests on the workers of a cluster (`Elsewhere`)."""
-
-    def __init__(self, client: Any, memory_limit: str | int | None = None, device: str = "auto"):
-        """client: that of the cluster; None for the current one. memory_limit, device: those of each worker
-        where a request has none."""
-        self._client, self._limit, self._device = client, memory_limit, device
-
-    def workers(self, device: object = "auto") -> Workers:
-        """Find out what workers there are. device: that a request asks for. Raises InputError and
-        DeviceError."""
-        name = name_of_device(device)
-        return Workers(self._client, self._device if name == "auto" else name)
-
-    def memory_limit(self, given: str | int | None) -> int:
-        """Returns that of the smallest worker where none is given."""
-        given = self._limit if given is None else given
-        return self.workers().memory_limit if given is None else parse_size(given)
-
-    def check(self, request: Request) -> None:
-        """Refuses what workers cannot open, and a C whose chunks they cannot write."""
-        name_of_device(request.device)
-        if request.rechunk:
-            only_here("rechunk")
-        if request.writes and (request.c is None or addresses.local_path(request.c) is None):
-            name = "C" if request.c is None else addresses.describe(request.c)
-            raise InputError(f"{name} is not in a folder that workers share; give the path of one")
-        for operand in (request.a, request.b):
-            portable(operand)
-
-    def executor(self, request: Request) -> Cluster:
-        """Returns what carries out one plan, or several of them one after the other."""
-        return Cluster(self.workers(request.device), {"a": request.a, "b": request.b})
 
 
 def carry_out_on(client: Any, request: Request, observer: Observer) -> Result | Recovery:

@@ -19,6 +19,7 @@ from ..planning.plan import Plan
 from ..planning.schedule import Block
 from ..run.executor import Local
 from ..run.finish import Finished
+from ..run.plans import completed
 from ..storage.io import locks
 from ..storage.read import inputs
 from ..storage.read.dataset import open_dataset
@@ -179,8 +180,9 @@ def superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report | Fail
     return found if isinstance(found, Failure) else handed_over(work, found, target)
 
 
-def check_folder(work: Work) -> None:
-    """Raise StoreError where this worker does not see the folder of the run."""
+def check_folder(work: Any) -> None:
+    """Raise StoreError where this worker does not see the folder of a run. work: `Work`, or what else has a
+    folder and the name of what is made."""
     if not Path(work.folder).is_dir():
         worker = distributed.get_worker().address
         raise StoreError(
@@ -191,10 +193,7 @@ def check_folder(work: Work) -> None:
 
 def plan_of(work: Work, operands: Mapping[str, Opened]) -> Plan:
     """Return the plan of the run with what opened operands tell of their matrices."""
-    found: dict[str, Any] = {name: one.matrix for name, one in operands.items()}
-    if work.plan.problem.symmetric:
-        found["b"] = operands["a"].transpose().matrix
-    return replace(work.plan, problem=replace(work.plan.problem, **found))
+    return completed(work.plan, operands)
 
 
 def share_of(work: Work) -> Target[Share]:

@@ -68,7 +68,8 @@ class Sums(Dealing):
             todo = list(range(len(self._ranges)))
             self._blocks.append(_Block(everything - chunks, everything - own, some, todo))
         self.predicted_bytes_read = plan.bytes_read
-        super().__init__(workers, work, units, target, trace)
+        self._work = work
+        super().__init__(workers, work.topic, units, target, trace)
 
     def _left(self) -> bool:
         """Whether a block is left to do."""
@@ -166,7 +167,7 @@ class Sums(Dealing):
         block.todo += fresh
         block.held += used
         self._check_held()
-        (unit or block.deaths).died()
+        (unit or block.deaths).died(self._workers.again)
 
     def _check_held(self) -> None:
         """Drop the sums of workers that are gone, and have their ranges computed again."""

@@ -21,14 +21,6 @@ TIMEOUT = 60.0
 """Seconds without any worker that works, or without an answer of the scheduler, after which a run ends."""
 SHARE = 0.7
 """Share of a worker's memory that tasks of `matmul` use. Beyond it `distributed` usually spills."""
-GONE = (
-    "the scheduler of the cluster is gone or does not answer; start another one and continue with resume=True"
-)
-
-PAUSED = (
-    "dask has paused all workers of the cluster, because they hold more than its share of their memory "
-    "(distributed.worker.memory.pause); restart them or give them more memory, and continue with resume=True"
-)
 
 
 def name_of_device(device: object) -> str:
@@ -76,9 +68,9 @@ class Workers:
     """Those workers of a client's cluster that are alike, as the planner's `Hardware`. Where some workers
     have a GPU (`dask-cuda`'s resource `GPU`), only these count."""
 
-    def __init__(self, client: Any, device: str = "auto"):
+    def __init__(self, client: Any, device: str = "auto", again: str = "continue with resume=True"):
         """client: that of the cluster; None for the current one. device: which device each worker uses.
-        Raises InputError and DeviceError."""
+        again: how messages say that the user goes on after a failure. Raises InputError and DeviceError."""
         if client is None:
             try:
                 client = distributed.get_client()
@@ -86,22 +78,36 @@ class Workers:
                 raise InputError("there is no client of a cluster; give client=") from None
         if client.asynchronous:
             raise InputError("the client is asynchronous; give one that is not")
-        self.client, self.device = client, device
+        self.client, self.device, self.again = client, device, again
         self.known: dict[str, About] = {}
         """What is known of each worker, by its address."""
         with self.reached():
-            with suppress(TimeoutError):
-                client.wait_for_workers(1, timeout=TIMEOUT)
-            self.look()
-            if self.known and self.paused():
-                raise DeviceError(PAUSED)
-        if not self.known:
-            raise DeviceError("the cluster has no workers that answer; add some")
-        self._first = min(self.known, key=lambda address: self.known[address].memory)
+            self._first = self.smallest()
+            if self.paused():
+                raise DeviceError(self.stopped)
         self.memory_limit = self.known[self._first].memory
         """Bytes that the smallest worker may hold resident."""
         kind, self.model = self._asked("")
         self.name = f"{kind} on {len(self.known)} workers"
+
+    @property
+    def threads(self) -> int:
+        """The most threads of a worker."""
+        return max(one.threads for one in self.known.values())
+
+    @property
+    def gone(self) -> str:
+        """What the user is told where the scheduler is gone."""
+        return f"the scheduler of the cluster is gone or does not answer; start another one and {self.again}"
+
+    @property
+    def stopped(self) -> str:
+        """What the user is told where all workers are paused."""
+        return (
+            "dask has paused all workers of the cluster, because they hold more than its share of their "
+            "memory (distributed.worker.memory.pause); restart them or give them more memory, and "
+            f"{self.again}"
+        )
 
     def arithmetic(self, *arguments: Any) -> Arithmetic:
         """Asks a worker how its device multiplies."""
@@ -112,7 +118,7 @@ class Workers:
         """Returns the limits of each worker."""
         found: Limits = self._asked("limits", arithmetic, device_memory_limit)
         baseline = max(found.host_baseline, *(one.resident for one in self.known.values()))
-        return replace(found, host_baseline=baseline, workers=len(self.known), most_kept=0)
+        return replace(found, host_baseline=baseline, workers=len(self.known))
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
         """Returns the default rates of each worker."""
@@ -124,6 +130,16 @@ class Workers:
         found: float = self._asked("most_flops", kernel, panel)
         return found
 
+    def smallest(self) -> str:
+        """Return the address of the worker with the least memory. Waits for a worker where there is none.
+        Raises DeviceError where none comes."""
+        with suppress(TimeoutError):
+            self.client.wait_for_workers(1, timeout=TIMEOUT)
+        self.look()
+        if not self.known:
+            raise DeviceError("the cluster has no workers that answer; add some")
+        return min(self.known, key=lambda address: self.known[address].memory)
+
     def _asked(self, method: str, *arguments: Any) -> Any:
         threads = self.known[self._first].threads
         with self.reached():
@@ -133,7 +149,7 @@ class Workers:
             try:
                 return future.result(TIMEOUT)
             except TimeoutError:
-                why = PAUSED if self.paused() else "no worker of the cluster answers; restart them"
+                why = self.stopped if self.paused() else "no worker of the cluster answers; restart them"
                 raise DeviceError(why) from None
 
     def look(self) -> None:
@@ -166,7 +182,7 @@ class Workers:
             gone = (TimeoutError, CommClosedError, RPCClosed, distributed.CancelledError)
             if self.client.status == "running" and not isinstance(error, gone):
                 raise
-            raise DeviceError(GONE) from error
+            raise DeviceError(self.gone) from error
 
 
 def _host(address: str) -> str:

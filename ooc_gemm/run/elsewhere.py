@@ -1,13 +1,14 @@
 """What carries out requests in the place of this process, while a context says so: a cluster."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from ..support.errors import InputError
 from ..support.memory import memory_limit_of
 from .executor import Executor
+from .pool import Pool
 
 
 class Elsewhere(Protocol):
@@ -22,6 +23,22 @@ class Elsewhere(Protocol):
     def memory_limit(self, given: str | int | None) -> int:
         """The memory limit of each process there, in bytes. given: the limit that is asked for; None for the
         default."""
+
+    def beside(self, given: str | int | None, nbytes: int) -> int:
+        """Count bytes that this process holds of what comes together in it. Returns how many of them count
+        in the memory limit of each process there, which may share one with this process. given: as of
+        `memory_limit`. Raises BudgetError where this process may not hold so many."""
+
+    def pool(
+        self, inputs: Mapping[str, Any], out: tuple[str, Any], device: object, limit: int, resumes: bool
+    ) -> Pool:
+        """Return the processes as a pool.
+
+        inputs: what they open, as the user gave it, by name. out: how messages call what is made, and its
+        place as the user gave it. device: as of `multiply`. limit: the memory limit of each process, in
+        bytes. resumes: a run that fails can be continued. Raises InputError where the processes cannot open
+        an input, or do not share a folder with `out`, and DeviceError.
+        """
 
 
 class _Current(threading.local):

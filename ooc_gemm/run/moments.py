@@ -133,18 +133,19 @@ def column_moments(
     missing: float | None = None,
     progress: Progress | None = None,
     weights: Floats | None = None,
+    threads: int = 0,
 ) -> tuple[Moments, int]:
     """Moments of the columns of op(X), and the bytes read; of its rows with `opened.transpose()`.
 
     opened: a real matrix. limit: the memory limit of the process, in bytes. missing: as of `of_columns`.
-    progress: called with the fraction that is done. weights: as of `of_columns`.
+    progress: called with the fraction that is done. weights: as of `of_columns`. threads: as of `Needs`.
 
     Raises BudgetError before anything is read, StoreError where a chunk cannot be.
     """
     columns = opened.shape[1]
     s = opened.matrix
     width = min(columns, s.chunk_rows * MOST_STACKED if s.transposed else s.chunk_cols)
-    needs = Needs(fixed=columns * 3 * 8, thread=WORK_BYTES + width * LINE_BYTES)
+    needs = Needs(columns * 3 * 8, WORK_BYTES + width * LINE_BYTES, threads=threads)
     pieces, found = (
         Pieces(opened, limit, "find the means of", needs),
         Moments.none(columns, weights is not None),

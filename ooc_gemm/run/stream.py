@@ -57,6 +57,8 @@ class Needs:
     """Memory that `work` takes in each thread, its result included."""
     element: int = 0
     """Memory that `work` takes for each element of the piece or panel."""
+    threads: int = 0
+    """Cores that the pass may use; 0: those of this process."""
 
 
 class _Turns:
@@ -91,7 +93,7 @@ class _Turns:
 class _Pass:
     """The common part of passes: threads, their memory, and the order in which results are added."""
 
-    def __init__(self, opened: Opened, limit: int, purpose: str):
+    def __init__(self, opened: Opened, limit: int, purpose: str, threads: int):
         self.opened = opened if opened.matrix.apart else opened.measured(limit)
         self.bytes_read = 0
         """Bytes moved from the store by all passes."""
@@ -100,7 +102,7 @@ class _Pass:
         line = s.chunk_cols * s.itemsize
         self._slot = s.chunk_bytes if s.whole else max(line, min(s.chunk_bytes, PIECE_BYTES))
         self._reads = self._slot + s.beside(self._slot) + (CONNECTION_BYTES if far else 0)
-        local = max(THREADS, len(os.sched_getaffinity(0)))
+        local = max(THREADS, threads or len(os.sched_getaffinity(0)))
         self._most = requests(self.opened.traits.latency, self._slot) if far else local
         self._limit, self._purpose = limit, purpose
 
@@ -165,7 +167,7 @@ class Pieces(_Pass):
 
         Raises BudgetError before anything is read, except for the trial that measures a lazy input.
         """
-        super().__init__(opened, limit, purpose)
+        super().__init__(opened, limit, purpose, needs.threads)
         each = self._reads + needs.thread + needs.element * (self._slot // self.opened.matrix.itemsize)
         self.threads = self._threads(needs.fixed, each)
 
@@ -203,7 +205,7 @@ class Panels(_Pass):
         """dtype: the type of panels. rows: a panel has no fewer, unless the matrix has, or the memory limit
         asks for it. Others: as of `Pieces`. Panels end at edges of chunks wherever a chunk would otherwise
         be read twice."""
-        super().__init__(opened, limit, purpose)
+        super().__init__(opened, limit, purpose, needs.threads)
         s, (extent, width) = self.opened.matrix, self.opened.shape
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         step = s.chunk_cols if s.transposed else s.chunk_rows if s.whole else 1

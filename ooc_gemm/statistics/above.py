@@ -91,6 +91,10 @@ class Above:
         run = _sorted(band, self._shape[1]) if band.keys or not band.runs else None
         return Merged(band.counts, run, band.file, band.runs, band.values[0].dtype if band.values else None)
 
+    def extent(self, number: int) -> tuple[int, int]:
+        """Rows [start, stop) of a row of blocks."""
+        return number * self._height, min((number + 1) * self._height, self._shape[0])
+
     def _strip(self, values: Array, row: int, col: int) -> None:
         height, width = values.shape
         with np.errstate(invalid="ignore"):
@@ -117,7 +121,8 @@ class Above:
             self._make_room()
 
     def _new(self, number: int) -> _Band:
-        return _Band(np.zeros(min(self._height, self._shape[0] - number * self._height), np.int64))
+        first, last = self.extent(number)
+        return _Band(np.zeros(last - first, np.int64))
 
     def _make_room(self) -> None:
         if self._spill_to is None and self._held > self._most:

@@ -5,15 +5,14 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from ..engine.ports import Device
-from ..run.executor import Local
+from ..engine.ports import Device, Hardware
+from ..run.elsewhere import limit_of
 from ..run.operands import open_operand
 from ..run.prepare import Job
 from ..run.request import Operand, Reduced, Request
 from ..storage.write import rows as stored
 from ..support.errors import InputError
 from ..support.intervals import ceil_div
-from ..support.memory import memory_limit_of
 
 CHUNK_ROWS = 1024
 """Rows of the result that are written at a time, where there are as many."""
@@ -44,6 +43,8 @@ class Compared:
             if opened.dtype.kind == "c":
                 raise InputError(f"{opened.name} holds complex numbers, which have no order; give real ones")
         self.chunk_rows = max(1, min(CHUNK_ROWS, self.m))
+        self.cores: int | None = None
+        """Cores of each process that reads rows of candidates; None: those of this process."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -57,18 +58,18 @@ class Compared:
 
     def request(
         self,
-        executor: Local,
+        hardware: Hardware,
         device: str | Device,
         memory_limit: str | int | None,
         device_memory_limit: str | int | None,
         place: stored.GroupPlace | None,
         writes: bool = True,
     ) -> Request:
-        """The product of the rows. place: where the result goes; None for NumPy arrays. writes: it is
-        computed, and not only planned."""
-        limit = memory_limit_of(memory_limit)
+        """The product of the rows. hardware: what computes it. place: where the result goes; None for NumPy
+        arrays. writes: it is computed, and not only planned."""
+        limit = limit_of(memory_limit)
         reduced = self.reduced(place is None and writes, limit)
-        threads = max(getattr(executor.hardware, "threads", 1), len(os.sched_getaffinity(0)))
+        threads = max(getattr(hardware, "threads", 1), len(os.sched_getaffinity(0)))
         each = TILE_BYTES + (place.connection if place else 0)
         return Request(
             Operand(self.left),

@@ -119,7 +119,7 @@ def pca(
     begin = time.perf_counter()
     limits = memory_limit, device_memory_limit
     run = Decomposition(x, components, iterations, limits, device, centred=True)
-    run.check(scores, force, notice)
+    run.check(scores, "scores", force, notice)
     left, values, right = run.carry_out(iterations, seed, scores, force, progress, scaled=False)
     degrees, total = run.shape[0] - 1, run.subspace.squares
     variance = np.square(values) / degrees
@@ -192,7 +192,7 @@ def svd(
     begin = time.perf_counter()
     limits = memory_limit, device_memory_limit
     run = Decomposition(x, components, iterations, limits, device, centred=False)
-    run.check(u, force, notice)
+    run.check(u, "u", force, notice)
     left, values, right = run.carry_out(iterations, seed, u, force, progress, scaled=True)
     found = left if u is None else open_result(u)
     return recorded(SVD(**run.took(begin), u=found, singular_values=values, vt=right))

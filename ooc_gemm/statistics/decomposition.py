@@ -3,29 +3,30 @@
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..devices import open_device, within
-from ..engine.passes import PassDevice
-from ..engine.ports import Device
 from ..planning.stream_plan import StreamPlan
-from ..run.elsewhere import only_here
+from ..run.elsewhere import current, limit_of
 from ..run.forecast import Asked, Load, forecast
 from ..run.observer import Observer
 from ..run.operands import open_operand
+from ..run.pool import Pool
 from ..run.rows import RowWriter, check_rows, memory, write_rows
 from ..run.stream import Array
 from ..storage.format import conventions
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.read.source import Opened
 from ..support.errors import BudgetError, InputError
-from ..support.memory import memory_limit_of, parse_size, peak_resident_bytes
+from ..support.memory import parse_size
 from ..support.meter import Meter
-from .subspace import Centre, Floats, Products, Size, Subspace, panel_type
+from .subspace import Centre, Floats, Size, Subspace, panel_type
 from .subspace_cpu import OnCPU
 from .subspace_device import OnDevice
+from .subspace_elsewhere import Matrix, OnPool, passes_of
 
 CENTRED = 6
 """How often each element of a panel is read or written where the panel's own means are subtracted."""
@@ -46,7 +47,6 @@ class Decomposition:
     ):
         """limits: of host memory and of device memory, as the user has given them. Raises InputError."""
         refuse_event_loop()
-        only_here("pca" if centred else "svd")
         if iterations < 0:
             raise InputError(f"{iterations} iterations cannot be made; give 0 or more")
         self._x, self._wanted, self._centred = x, components, centred
@@ -63,13 +63,22 @@ class Decomposition:
             )
         if centred and self.shape[0] < 2:
             raise InputError(f"{self.name} has {self.shape[0]} rows; a variance needs two or more")
-        self._limits = memory_limit_of(limits[0]), None if limits[1] is None else parse_size(limits[1])
-        self._hardware, self._device = _device(within(device, self._limits[0]))
+        self._elsewhere, self._given = current(), (limits[0], device)
+        self._pool: Pool | None = None
+        self._limits = limit_of(limits[0]), None if limits[1] is None else parse_size(limits[1])
+        name = "cpu" if self._elsewhere else within(device, self._limits[0])
+        self._hardware = open_device(name)
+        self._device = passes_of(name, self._hardware)
         self._dtype = panel_type(self._opened.dtype)
         self._written = 0
 
-    def check(self, out: Any, force: bool, notice: Callable[[str], None] | None) -> None:
-        """Refuse an output that cannot be written, and say what of the array is not applied."""
+    def check(self, out: Any, name: str, force: bool, notice: Callable[[str], None] | None) -> None:
+        """Refuse an output that cannot be written, and say what of the array is not applied. name: how
+        messages call an output that is missing."""
+        if self._elsewhere is not None:
+            self._pool = self._elsewhere.pool(
+                {"x": self._x}, (name, out), self._given[1], self._limits[0], resumes=False
+            )
         if out is not None:
             check_rows(out, [self._x], force)
         if said := conventions.said(self.name, self._opened.undecoded):
@@ -78,6 +87,7 @@ class Decomposition:
     def plan(self, iterations: int, out: Any, observer: Observer) -> StreamPlan:
         """What would be done. Nothing is read but for rates that are not known."""
         products, size, centre, flipped = self._choose(out)
+        assert not isinstance(products, OnPool), "plans are of one machine"
         passes, elements = size.passes(iterations), 1.0 * self.shape[0] * self.shape[1]
         # The last pass makes one product, with the vectors that are wanted.
         iterated, wanted = 4 * elements * size.width * (passes - 1), 2 * elements * self._wanted
@@ -151,12 +161,12 @@ class Decomposition:
             "seconds": time.perf_counter() - begin,
             "bytes_read": self._products.bytes_read,
             "bytes_written": self._written,
-            "peak_host_bytes": peak_resident_bytes(),
-            "device": "cpu" if self._device is None else self._device.name,
+            "peak_host_bytes": self._products.peak_host_bytes,
+            "device": self._products.device,
             "peak_device_bytes": self._products.peak_device_bytes,
         }
 
-    def _choose(self, out: Any) -> tuple[Products, Size, Centre, bool]:
+    def _choose(self, out: Any) -> tuple[OnCPU | OnDevice | OnPool, Size, Centre, bool]:
         """What multiplies x, or its transpose, whichever fits the limits, the one with the shorter vectors
         first; its size, what is centred, and whether it is the transpose. Raises BudgetError."""
         (m, n), k = self.shape, self._wanted
@@ -172,13 +182,18 @@ class Decomposition:
             centre: Centre = None if not self._centred else "rows" if flipped else "columns"
             matrix = self._turned(opened) if flipped else opened
             try:
-                return self._on_device(matrix, size, centre, extra), size, centre, flipped
+                return self._multiplying(matrix, size, centre, extra, flipped), size, centre, flipped
             except BudgetError as error:
                 failed.append(error)
         raise min(failed, key=lambda error: error.minimum_memory_limit or 0)
 
-    def _on_device(self, matrix: Opened, size: Size, centre: Centre, extra: int) -> Products:
-        """What multiplies a matrix. Raises BudgetError."""
+    def _multiplying(
+        self, matrix: Opened, size: Size, centre: Centre, extra: int, flipped: bool
+    ) -> OnCPU | OnDevice | OnPool:
+        """What multiplies a matrix. flipped: it is the transpose of x. Raises BudgetError."""
+        if self._pool is not None and self._elsewhere is not None:
+            beside = partial(self._elsewhere.beside, self._given[0])
+            return OnPool(self._pool, beside, matrix, Matrix(flipped, size, centre, self._limits[1], extra))
         if self._device is None:
             return OnCPU(matrix, size, centre, self._limits[0], extra)
         return OnDevice(matrix, size, centre, self._limits, extra, self._device)
@@ -233,20 +248,6 @@ class Decomposition:
             np.sort(values)[::-1],
             np.ascontiguousarray((basis * signs).T, self._dtype),
         )
-
-
-def _device(name: str) -> tuple[Device, PassDevice | None]:
-    """The device of a name, and again as what makes passes; None for the CPU. Raises InputError where it
-    makes no passes."""
-    device = open_device(name)
-    if isinstance(device, PassDevice):
-        return device, device
-    if device.name == "cpu":
-        return device, None
-    raise InputError(
-        f"device {name!r} cannot be used here; components are computed on the CPU or on one GPU: "
-        "cpu, cuda or cuda:N"
-    )
 
 
 def _signs(vectors: Floats) -> Floats:

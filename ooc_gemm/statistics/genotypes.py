@@ -123,7 +123,7 @@ class Tally:
         """Return what was found of all variants."""
         pairs, counts = None, self.counts
         if counts is not None and not counts.given_up:
-            pairs = counts.have_both(int(np.count_nonzero(self.kept)), self.lacking)
+            pairs = have_both_of(counts.lack_both, int(np.count_nonzero(self.kept)), self.lacking)
         return Genotypes(self.frequency, self.kept, self.lacking, pairs, bytes_read)
 
 
@@ -225,7 +225,8 @@ class Counts:
     def __init__(self, samples: int, most: int | None = None):
         """most: after so many pairs, counting is given up; None: never."""
         self.given_up, self._seen, self._most = False, 0, most
-        self._both = np.zeros((samples, samples), np.int32)
+        self.lack_both = np.zeros((samples, samples), np.int32)
+        """Above the diagonal: variants that two samples lack; on and below it nothing that counts."""
         self._lock = Lock()
 
     def add(self, lacks: Lacking) -> None:
@@ -243,7 +244,7 @@ class Counts:
             first, second = _pairs(lacks.at, each)
             index = first * samples + second
             with self._lock:
-                np.add.at(self._both.reshape(-1), index, np.int32(1))  # of another type: 14 times slower
+                np.add.at(self.lack_both.reshape(-1), index, np.int32(1))  # of another type: 14 times slower
 
     def _multiply(self, missing: Lacking) -> None:
         lacks = np.zeros((len(missing.each), missing.samples), np.float32)
@@ -251,23 +252,25 @@ class Counts:
         for start, stop in ranges(missing.samples, TILE):
             product = (lacks[:, start:stop].T @ lacks[:, start:]).astype(np.int32)
             with self._lock:
-                self._both[start:stop, start:] += product
+                self.lack_both[start:stop, start:] += product
 
-    def have_both(self, variants: int, lacking: Array) -> Array:
-        """How many of so many variants both of two samples have, in the memory of the counts.
 
-        lacking: how many variants each sample lacks. Only the upper triangle was counted.
-        """
-        found, there = self._both, (variants - lacking).astype(np.int32)
-        for start, stop in ranges(len(found), TILE):
-            rows = found[start:stop]
-            rows[:, start:stop] = np.triu(rows[:, start:stop], 1)
-            rows[:, start:stop] += rows[:, start:stop].T.copy()
-            rows[:, start:] += there[start:stop, None]
-            rows[:, start:] -= lacking[None, start:].astype(np.int32)
-            found[stop:, start:stop] = rows[:, stop:].T
-        np.fill_diagonal(found, there)
-        return found
+def have_both_of(lack_both: Array, variants: int, lacking: Array) -> Array:
+    """How many of so many variants both of two samples have, in the memory of `lack_both`.
+
+    lack_both: variants that two different samples lack, int32, above the diagonal (`Counts`). lacking: how
+    many variants each sample lacks.
+    """
+    found, there = lack_both, (variants - lacking).astype(np.int32)
+    for start, stop in ranges(len(found), TILE):
+        rows = found[start:stop]
+        rows[:, start:stop] = np.triu(rows[:, start:stop], 1)
+        rows[:, start:stop] += rows[:, start:stop].T.copy()
+        rows[:, start:] += there[start:stop, None]
+        rows[:, start:] -= lacking[None, start:].astype(np.int32)
+        found[stop:, start:stop] = rows[:, stop:].T
+    np.fill_diagonal(found, there)
+    return found
 
 
 def have_both(lack_both: Array, variants: int, lacking: Array) -> Array:

@@ -18,26 +18,24 @@ one, and y·yᵀ is the only product.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
-from ..devices.cpu.blas import one_blas_thread
 from ..engine.ports import Array, Device
-from ..engine.transform import missing_of
 from ..planning.plan import Plan
-from ..run.elsewhere import only_here
+from ..run.elsewhere import current, limit_of
 from ..run.observer import Observer
 from ..run.prepare import prepare
 from ..run.request import Operand, Request, gram_operands
 from ..run.retry import carry_out, result_of
-from ..run.stream import Needs, Panels, Range
 from ..storage.read.source import Opened
 from ..support.errors import InputError
 from ..support.intervals import ranges
-from ..support.memory import memory_limit_of
 from ..support.trace import Trace
-from .genotypes import STRIP, THREAD_BYTES, Counts, Lacking, pair_bytes
+from .genotypes import have_both_of
+from .heterozygous import Asked, count, count_elsewhere, tables
 from .samples import Labelled, labelled, open_genotypes
 
 NAME = "stat_king_kinship"
@@ -129,7 +127,6 @@ def king(
     StoreError, DeviceError, VerificationError
         While running, as of `multiply`.
     """
-    only_here("king")
     data, axis = open_genotypes(g, samples)
     opened = data.opened.transpose() if axis == 0 else data.opened
     _check(opened, out_dtype)
@@ -137,7 +134,7 @@ def king(
         Operand(data.opened),
         Operand(data.opened),
         c,
-        memory_limit=memory_limit_of(memory_limit),
+        memory_limit=memory_limit,
         device=device,
         out_dtype=out_dtype or ("float32" if opened.shape[0] <= EXACT else "float64"),
         chunks=chunks,
@@ -149,7 +146,7 @@ def king(
         symmetric=True,
     )
     request, names = labelled(request, data, opened.shape[1], NAME)
-    done = _kinship(request, opened, missing, axis == 1, Observer(progress, notice))
+    done = _kinship(request, opened, missing, axis, Observer(progress, notice))
     return replace(done, samples=names.written())
 
 
@@ -168,7 +165,7 @@ def planned(
     data, axis = open_genotypes(g, samples)
     opened = data.opened.transpose() if axis == 0 else data.opened
     _check(opened, out_dtype)
-    a, b = gram_operands(Operand(data.opened, table=_tables(opened.dtype, missing)[0]), axis == 1)
+    a, b = gram_operands(Operand(data.opened, table=tables(opened.dtype, missing)[0]), axis == 1)
     dtype = out_dtype or ("float32" if opened.shape[0] <= EXACT else "float64")
     request = Request(a, b, symmetric=True, writes=False, out_dtype=dtype, **options)
     return _plan(request, *opened.shape, Observer(notice=notice))
@@ -200,102 +197,33 @@ def _check(opened: Opened, out_dtype: Any) -> None:
         raise InputError(f"out_dtype is {dtype}, which does not hold the counts; give float64")
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What a pass over the genotypes has found."""
-
-    hets: Array
-    """Heterozygous variants of each sample."""
-    lacking: Array
-    """Variants that each sample lacks."""
-    both: Array | None
-    """Variants that both of two samples have, samples × samples; None where nothing can be missing."""
-    bytes_read: int
-
-
 def _kinship(
-    request: Request, opened: Opened, missing: float | None, rows: bool, observer: Observer
+    request: Request, opened: Opened, missing: float | None, axis: int, observer: Observer
 ) -> Kinship:
-    """request: of the last product, without tables. rows: whether variants are rows of the array."""
+    """request: of the last product, without tables. opened: variants × samples. axis: that of samples in the
+    array."""
     variants, samples = opened.shape
-    y, het, there = _tables(opened.dtype, missing)
-    array = request.a.array
-    a, b = gram_operands(Operand(array, table=y), rows)
-    request = replace(request, a=a, b=b)
+    limit, elsewhere = limit_of(request.memory_limit), current()
+    asked = Asked(missing, limit, request.device, request.verify)
+    pool = elsewhere and elsewhere.pool(
+        {"g": request.a.array}, ("C", request.c), request.device, limit, resumes=True
+    )
+    a, b = gram_operands(Operand(request.a.array, table=tables(opened.dtype, missing)[0]), axis == 1)
     if not request.resume:
-        _plan(request, variants, samples)
-    found = _look_through(opened, int(request.memory_limit or 0), missing)
-    gone, read, finish = int(found.lacking.sum()), found.bytes_read, _Robust(variants, found.hets)
-    if gone:
-        assert found.both is not None, "there is a number for what is missing"
-        hets = replace(
-            request,
-            a=Operand(array, transpose=rows, table=het),
-            b=Operand(array, transpose=not rows, table=there),
-            c=None,
-            dimensions=None,
-            out_dtype="int32",
-            chunks=None,
-            shards=None,
-            compressor=None,
-            resume=False,
-            symmetric=False,
-            finish=_Held(found.both.nbytes),
-        )
-        product = result_of(carry_out(hets, Observer(None, observer.notice)))
-        finish = _Robust(variants, found.hets, _combined(found.both, product.array))
-        read += product.bytes_read
-        del product
-    done = result_of(carry_out(replace(request, finish=finish), observer))
+        _plan(replace(request, a=a, b=b, memory_limit=limit), variants, samples)
+    if elsewhere and pool:
+        found = count_elsewhere(pool, partial(elsewhere.beside, request.memory_limit), opened, axis, asked)
+    else:
+        found = count(opened, asked, observer)
+    gone, finish = int(found.lacking.sum()), _Robust(variants, found.hets)
+    if found.lack_both is not None and found.product is not None:
+        both = have_both_of(found.lack_both, variants, found.lacking)
+        held = elsewhere.beside(request.memory_limit, both.nbytes) if elsewhere else 0
+        finish = _Robust(variants, found.hets, _combined(both, found.product), held)
+    read = found.bytes_read
+    del found
+    done = result_of(carry_out(replace(request, a=a, b=b, memory_limit=limit, finish=finish), observer))
     return Kinship(**dict(done.__dict__) | {"bytes_passed": read}, variants=variants, missing=gone)
-
-
-def _tables(dtype: np.dtype[Any], missing: float | None) -> tuple[Array, Array, Array]:
-    """What genotypes of a type become: y, het and there of the formulas above."""
-    values = np.arange(256, dtype=np.uint8).view(dtype)
-    gone = missing_of(values, missing)
-    there = np.isin(values, (0, 1, 2)) & (True if gone is None else ~gone)
-    y = np.where(there, values.astype(np.int16) - 1, 0)
-    return y.astype(np.int8), ((values == 1) & there).astype(np.int8), there.astype(np.int8)
-
-
-def _look_through(opened: Opened, limit: int, missing: float | None) -> _Found:
-    """Count what is heterozygous and what is missing. Raises InputError where there are other genotypes than
-    0, 1 and 2, and BudgetError and StoreError."""
-    variants, samples = opened.shape
-    hets, lacking = np.zeros(samples, np.int64), np.zeros(samples, np.int64)
-    counts = None if missing is None else Counts(samples)
-    fixed = 16 * samples + (pair_bytes(samples) if counts else 0)
-    panels = Panels(opened, opened.dtype, limit, "look through", Needs(fixed, THREAD_BYTES + 32 * samples))
-
-    def work(panel: Array, lines: Range) -> tuple[Array, Array]:
-        het, gone = np.zeros(samples, np.int64), np.zeros(samples, np.int64)
-        for start, stop in ranges(len(panel), max(1, STRIP // max(1, samples))):
-            strip = panel[start:stop]
-            mask, one = missing_of(strip, missing), strip == 1
-            known = one | (strip == 0)
-            known |= strip == 2
-            if mask is not None:
-                one &= ~mask
-                known |= mask
-                gone += Lacking.of(mask, strip.shape).count(counts)
-            if not known.all():
-                variant = int(np.flatnonzero(~known.all(axis=1))[0])
-                raise InputError(
-                    f"{opened.name} holds {strip[variant][~known[variant]][0]} for variant "
-                    f"{lines[0] + start + variant}; give 0, 1 or 2 alleles, and say which number is missing"
-                )
-            het += np.count_nonzero(one, axis=0)
-        return het, gone
-
-    def add(found: tuple[Array, Array]) -> None:
-        np.add(hets, found[0], out=hets)
-        np.add(lacking, found[1], out=lacking)
-
-    with one_blas_thread:
-        panels.each(work, add)
-    both = counts.have_both(variants, lacking) if counts and lacking.any() else None
-    return _Found(hets, lacking, both, panels.bytes_read)
 
 
 def _combined(both: Array, hets: Array) -> Array:
@@ -309,28 +237,17 @@ def _combined(both: Array, hets: Array) -> Array:
     return both
 
 
-class _Held:
-    """Changes nothing: the plan counts memory that is held during a product."""
-
-    name = "king counts"
-
-    def __init__(self, nbytes: int):
-        self.nbytes = nbytes
-
-    def apply(self, values: Array, row: int, col: int) -> None:
-        """Changes nothing."""
-
-
 class _Robust:
     """Makes kinship coefficients of y·yᵀ."""
 
     name = "king robust"
 
-    def __init__(self, variants: int, hets: Array, table: Array | None = None):
+    def __init__(self, variants: int, hets: Array, table: Array | None = None, held: int = 0):
         """variants: their number. hets: heterozygous variants of each sample, which are all that counts where
-        nothing is missing. table: as of `_combined`, where something is."""
+        nothing is missing. table: as of `_combined`, where something is. held: bytes of another process that
+        count in the limit of each one that computes."""
         self._variants, self._hets, self._table = variants, hets, table
-        self.nbytes = PARTS_BYTES + hets.nbytes + (0 if table is None else table.nbytes)
+        self.nbytes = PARTS_BYTES + hets.nbytes + (0 if table is None else table.nbytes) + held
 
     def apply(self, values: Array, row: int, col: int) -> None:
         """Change a part of C in place."""

@@ -5,24 +5,26 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..engine.ports import Device
 from ..planning.plan import Plan
-from ..run.elsewhere import only_here
+from ..run.elsewhere import current, limit_of
 from ..run.executor import open_local
 from ..run.observer import Observer
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.write import rows as stored
 from ..support.errors import InputError
-from ..support.memory import peak_resident_bytes
 from ..support.recording import recorded
 from ..support.shown import Shown
 from ..support.trace import Trace
+from .asked import Asked
 from .graph import graph_rows
-from .ranking import Asked, Ranking
+from .ranking import Ranking
+from .ranking_elsewhere import RankingElsewhere
 from .rescore import Array, Metric
 
 
@@ -148,7 +150,6 @@ def topk(
         While running. `resume` continues from the last rows that were finished.
     """
     refuse_event_loop()
-    only_here("topk")
     started = time.perf_counter()
     if resume and out is None:
         raise InputError("only a result that is stored can be continued; leave out resume=True")
@@ -157,12 +158,12 @@ def topk(
     asked = Asked(a, b, k, metric, include_self, graph)
     place = None if out is None else stored.check(out, [a, asked.right], force, resume)
     observer = Observer(progress, notice)
-    executor = open_local(device, memory_limit, observer.note)
-    request = asked.request(executor, device, memory_limit, device_memory_limit, place)
-    ranking = Ranking(asked, request, executor, observer, verify)
+    limits = device, memory_limit, device_memory_limit
+    ranking = _ranking(asked, out, place, limits, observer, verify)
     with closing(ranking):
         ranking.measure()
         arrays = ranking.carry_out(place, resume)
+    peak_host_bytes, peak_device_bytes = ranking.peaks()
     return recorded(
         Neighbours(
             indices=arrays["indices"],
@@ -170,19 +171,40 @@ def topk(
             metric=metric,
             k=k,
             shape=(asked.m, asked.n),
-            device=executor.hardware.name,
+            device=ranking.job.executor.hardware.name,
             kernel=ranking.job.operation.arithmetic.kernel,
             seconds=time.perf_counter() - started,
             bytes_read=ranking.trace.bytes["read"],
             bytes_written=ranking.trace.bytes["write"],
-            peak_host_bytes=peak_resident_bytes(),
-            peak_device_bytes=executor.peak_device_bytes(),
+            peak_host_bytes=peak_host_bytes,
+            peak_device_bytes=peak_device_bytes,
             rows_resumed=ranking.rows_resumed,
             rows_close=ranking.rows_close,
             verified=ranking.verified,
             plan=ranking.plan,
         )
     )
+
+
+def _ranking(
+    asked: Asked,
+    out: Any,
+    place: stored.GroupPlace | None,
+    limits: tuple[str | Device, str | int | None, str | int | None],
+    observer: Observer,
+    verify: bool,
+) -> Ranking:
+    """What carries out a search, here or elsewhere. limits: device, memory limit and device memory limit.
+    Raises InputError, BudgetError and DeviceError."""
+    elsewhere = current()
+    if elsewhere is None:
+        executor = open_local(limits[0], limits[1], observer.note)
+        return Ranking(asked, asked.request(executor.hardware, *limits, place), executor, observer, verify)
+    inputs = {"a": asked.left} | ({} if asked.same else {"b": asked.right})
+    pool = elsewhere.pool(inputs, ("out", out), limits[0], limit_of(limits[1]), resumes=True)
+    asked.cores = pool.threads
+    request = asked.request(pool.hardware, *limits, place)
+    return RankingElsewhere(asked, request, pool, partial(elsewhere.beside, limits[1]), observer, verify)
 
 
 def planned(
@@ -201,5 +223,5 @@ def planned(
     BudgetError."""
     asked, observer = Asked(a, b, k, metric, include_self, graph), Observer()
     executor = open_local(device, memory_limit, observer.note)
-    request = asked.request(executor, device, memory_limit, device_memory_limit, None, writes=False)
+    request = asked.request(executor.hardware, device, memory_limit, device_memory_limit, None, writes=False)
     return Ranking(asked, request, executor, observer, verify).planned()

@@ -6,103 +6,34 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
-from ..engine.reduction import Pairs, score_type
 from ..planning.plan import Plan
-from ..run.executor import Local
+from ..run.executor import Executor, Local
 from ..run.observer import Observer
-from ..run.prepare import MOST_COLUMNS, prepare
-from ..run.request import Reduced, Request
+from ..run.prepare import prepare
+from ..run.request import Request
 from ..storage.read.source import Opened
 from ..storage.write import rows as stored
-from ..support.errors import BudgetError, InputError
+from ..support.errors import BudgetError
 from ..support.intervals import ranges
+from ..support.memory import peak_resident_bytes
 from ..support.trace import Trace
-from .compared import Compared
+from .asked import Arrays, Asked
+from .candidates import Candidates
 from .gathered import Gathered
 from .graph import graph_rows
-from .nearest import Nearest, Scores
+from .nearest import Nearest
 from .recheck import Recheck
-from .reducing import fail, run_reduced
-from .rescore import CANDIDATE_BYTES, PANEL_BYTES, Array, Exact, Metric, Rows
+from .reducing import Blocks, fail, run_reduced
+from .rescore import PANEL_BYTES, Array, Range, Rows
 from .rounding import Rounding
-from .scored import SHARE, TYPES, OnDevice
+from .scored import SHARE, OnDevice
 
-SPARE = 6
-"""Candidates beyond k that are kept of each row, at least: sums of the product are rounded."""
 PANEL_SHARE = 8
 """Rows of A of a whole block are held where they take up to this part of the memory limit."""
-
-Arrays = Mapping[str, tuple[tuple[int, int], np.dtype[Any]]]
-"""Shape and type of each array of a result."""
-
-
-class Asked(Compared):
-    """What is asked for, checked against the operands."""
-
-    def __init__(self, left: Any, right: Any, k: int, metric: Metric, include_self: bool, graph: bool):
-        """graph: a graph is written, too. Raises InputError."""
-        if metric not in get_args(Metric):
-            raise InputError(f"{metric!r} is not a metric; choose one of {', '.join(get_args(Metric))}")
-        super().__init__("topk", left, right, include_self)
-        self.k, self.metric, self.graph = k, metric, graph
-        there = self.n - self.others if self.depth else 0
-        if not 1 <= k <= there:
-            raise InputError(
-                f"k is {k}, and a row of {self.a.name} has {max(0, there)} possible neighbours in "
-                f"{self.b.name}; give another k"
-            )
-        self.spared = k + max(SPARE, k // 8) < there
-        self.keep = min(there, k + max(SPARE, k // 8))
-        kinds = np.result_type(self.a.dtype, self.b.dtype)
-        self.values = np.dtype(np.float32 if kinds in (np.float16, np.float32) else np.float64)
-
-    def exact(self, a: Opened, b: Opened) -> Exact:
-        """What computes the exact scores of candidates on the host."""
-        return Exact(Rows(a), Rows(b), self.metric)
-
-    def pairs(self) -> Pairs | None:
-        """What a device keeps to compute them; None where it cannot."""
-        types = self.a.dtype, self.b.dtype
-        if any(dtype.name not in TYPES for dtype in types) or self.n > MOST_COLUMNS:
-            return None
-        return Pairs((self.m, self.n), self.depth, types[1], None if self.same else types[0], self.keep)
-
-    def reduced(self, in_memory: bool, limit: int) -> Reduced:
-        """Counts what exact scores on the host take, and norms."""
-        fixed = self.exact(self.a, self.b).nbytes + self.n * 40
-        if in_memory:
-            fixed += sum(m * k * dtype.itemsize for (m, k), dtype in self.arrays.values())
-        # Rows of the next blocks may come while those of the ones before are finished.
-        row = 2 * Nearest.row_bytes(self.keep, np.dtype(np.float64)) + self.keep * CANDIDATE_BYTES
-        return Reduced(self.chunk_rows, row, fixed, self.keep)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Adds k, the metric and the graph."""
-        found = {"k": self.k, "metric": self.metric} | super().options
-        return found | ({"graph": "csr"} if self.graph else {})
-
-    @property
-    def arrays(self) -> Arrays:
-        """The arrays of the result."""
-        shape = self.m, self.k
-        return {"indices": (shape, np.dtype(np.int64)), "values": (shape, self.values)}
-
-    def scores(self, squares: Array, dtype: np.dtype[Any]) -> Scores:
-        """How scores come from products. squares: the squared norm of each row of B."""
-        finite = np.isfinite(squares)
-        never = None if finite.all() else np.flatnonzero(~finite)
-        squares = np.where(finite, squares, 0)
-        if self.metric == "cosine":
-            lengths = np.sqrt(squares)
-            scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-            return Scores(scale.astype(dtype), None, never, self.others)
-        shift = (squares / 2).astype(dtype) if self.metric == "sqeuclidean" else None
-        return Scores(None, shift, never, self.others)
 
 
 class InMemory:
@@ -122,10 +53,15 @@ class Ranking:
     """One run of `topk`."""
 
     def __init__(
-        self, asked: Asked, request: Request, executor: Local, observer: Observer, verify: bool = False
+        self,
+        asked: Asked,
+        request: Request,
+        executor: Executor | None,
+        observer: Observer,
+        verify: bool = False,
     ):
-        """request: of the product. verify: some rows of the result are checked. Raises InputError and
-        BudgetError."""
+        """request: of the product. executor: what computes it; None for what computes elsewhere. verify: some
+        rows of the result are checked. Raises InputError and BudgetError."""
         self._asked, self._executor, self._observer = asked, executor, observer
         self.trace, self.rows_close, self.rows_resumed = Trace(), 0, 0
         self._request = request.check()
@@ -141,6 +77,8 @@ class Ranking:
 
     def _keep_rows(self, a: Opened, b: Opened) -> None:
         """Let the device compute exact scores, if it can, and has memory for the rows of B beside blocks."""
+        if not isinstance(self._executor, Local):  # it would have to keep them from one task to the next
+            return
         start, pairs = self._executor.device.scorer, self._asked.pairs()
         most, reduced = self.job.plan.budget.device, self._request.reduced
         if start is None or pairs is None or reduced is None or most is None:
@@ -163,12 +101,17 @@ class Ranking:
         most = int(self._request.memory_limit or 0) // PANEL_SHARE
         if plan.budget.device is None or reduced is None or not PANEL_BYTES < wanted <= most:
             return
-        exact = Exact(Rows(a), Rows(b), self._asked.metric, wanted)
+        exact = self._asked.exact(a, b, wanted)
         held = replace(reduced, fixed_bytes=reduced.fixed_bytes + exact.nbytes - self._host.nbytes)
         with suppress(BudgetError):
             request = replace(self._request, reduced=held)
             self.job = prepare(request, executor=self._executor)
             self._request, self._exact = request, exact
+
+    def _plan_again(self, request: Request) -> None:
+        """Prepare another request. Raises BudgetError."""
+        self.job = prepare(request, executor=self._executor)
+        self.plan = self.job.plan
 
     def close(self) -> None:
         """Free what a device keeps."""
@@ -188,17 +131,25 @@ class Ranking:
         """Read B once, for the norms of its rows, and decide in which type products are computed."""
         start = time.perf_counter()
         try:
-            self._squares, spread = self._exact.norms()
+            self._squares, spread, moved = self._norms()
         except Exception as error:
             self.close()
-            fail(error, self._executor)
-        self.trace.add("read", start, nbytes=self._exact.b.bytes_read)
+            fail(error, self.job.executor)
+        self.trace.add("read", start, nbytes=moved)
         if self._rounding.too_coarse(spread):
             self._observer.note(
                 "float32 has too few digits to tell these rows apart; products are made in float64"
             )
-            self.job = prepare(replace(self._request, out_dtype="float64"), executor=self._executor)
-            self.plan = self.job.plan
+            self._plan_again(replace(self._request, out_dtype="float64"))
+
+    def _norms(self) -> tuple[Array, float, int]:
+        """(squared norm of each row of B, `spread` of these rows, bytes read)."""
+        return *self._exact.norms(), self._exact.b.bytes_read
+
+    def peaks(self) -> tuple[int, int]:
+        """The largest resident set of a process that took part, and the most memory of a device that was
+        held, in bytes."""
+        return peak_resident_bytes(), self.job.executor.peak_device_bytes()
 
     def carry_out(self, place: stored.GroupPlace | None, resume: bool) -> dict[str, Any]:
         """Run it; the arrays of the result. place: where they go; None for NumPy arrays."""
@@ -262,8 +213,7 @@ class Ranking:
             across = range(problem.c.grid[1])
             self.plan = plan = plan.without(frozenset((i, j) for i in done for j in across))
         self.rows_resumed = asked.rows_of(done)
-        bands = sorted({block.row // plan.bm for block in plan.blocks()})
-        again = sum(self._exact.cost(self._rows(band)) for band in bands)
+        again = self._scoring_cost()
         line = sum(shape[1] * dtype.itemsize for shape, dtype in asked.arrays.values())
         written = (asked.m - self.rows_resumed) * line
         if asked.graph:  # of rows that all have neighbours
@@ -273,41 +223,45 @@ class Ranking:
             plan, bytes_read=plan.bytes_read + self._norms_cost + again, bytes_written=written
         )
 
-    def _rows(self, band: int) -> tuple[int, int]:
+    def _scoring_cost(self) -> int:
+        """Bytes that are read to score candidates of the rows of blocks that are left."""
+        bands = sorted({block.row // self.plan.bm for block in self.plan.blocks()})
+        return sum(self._exact.cost(self._rows(band)) for band in bands)
+
+    def _rows(self, band: int) -> Range:
         """The rows of a row of blocks."""
         return band * self.plan.bm, min((band + 1) * self.plan.bm, self._asked.m)
 
     def _execute(self, sink: InMemory | stored.RowArrays, done: set[int]) -> None:
         """Compute what is not done yet."""
-        asked, executor = self._asked, self._executor
+        executor = self._executor
+        assert isinstance(executor, Local), "this process computes"
         self._leave_out(done)
-        plan, products = self.plan, self.job.operation.arithmetic.block
-        dtype = score_type(products)
-        scores = asked.scores(self._squares, dtype)
-        shape = asked.m, asked.n
-        ranked = Gathered(shape, plan.bm, asked.keep, dtype, scores) if plan.problem.found_bytes else None
-        reduction = ranked or Nearest(shape, plan.bm, asked.keep, products, dtype, scores)
-        finish = partial(self._finish, reduction, self._rounding, sink, done)
-        job = replace(self.job, plan=plan, operation=replace(self.job.operation, ranked=ranked))
-        run_reduced(job, reduction, finish, executor, self._observer, self.trace)
+        blocks = Blocks.of(self.job, self.plan)
+        reduction = self._asked.reduction(blocks, self._squares)
+        finish = partial(self._finish, reduction, sink, done)
+        run_reduced(blocks.taken_by(reduction), reduction, finish, executor, self._observer, self.trace)
 
     def _finish(
         self,
-        nearest: Nearest | Gathered,
-        rounding: Rounding,
+        reduction: Nearest | Gathered,
         sink: InMemory | stored.RowArrays,
         done: set[int],
         band: int,
     ) -> int:
         """Score the candidates of a row of blocks and write the best; bytes written."""
-        asked, rows, start = self._asked, self._rows(band), time.perf_counter()
-        columns, about = nearest.best(band)
-        scores, lengths, moved = self._exact.scores(rows, columns)
+        rows, start = self._rows(band), time.perf_counter()
+        found, moved = Candidates.of(self._exact, rows, reduction.best(band), self._asked.k)
         self.trace.add("read", start, nbytes=moved)
-        order = np.lexsort((columns, -scores), axis=1)[:, : asked.k]
-        columns, scores = (np.take_along_axis(x, order, 1) for x in (columns, scores))
+        return self._write(sink, done, rows, found)
+
+    def _write(
+        self, sink: InMemory | stored.RowArrays, done: set[int], rows: Range, found: Candidates
+    ) -> int:
+        """Write the best of some rows, which are whole chunks of rows; bytes written."""
+        asked, columns, scores = self._asked, found.columns, found.scores
         if asked.spared:
-            self.rows_close += rounding.close(about[:, -1], scores[:, -1], lengths)
+            self.rows_close += self._rounding.close(found.about, scores[:, -1], found.lengths)
         none = np.isneginf(scores)
         columns[none], scores[none] = -1, np.nan
         if asked.metric == "cosine":

@@ -2,19 +2,20 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import Any, NoReturn
 
 import numpy as np
 
+from ..engine.ports import Operation, Source
 from ..engine.reduction import Reduction
 from ..planning.plan import Plan
 from ..planning.schedule import Part
-from ..run.executor import Local
+from ..run.executor import Executor, Local
 from ..run.observer import Observer
 from ..run.prepare import Job
 from ..support.buffers import Bytes
@@ -108,21 +109,41 @@ class InBackground:
         self._trace.add("write", start, nbytes=self._finish(band))
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks that a reduction takes."""
+
+    plan: Plan
+    operation: Operation
+    """With `Operation.ranked` where the device finds what is kept."""
+    sources: Mapping[str, Source]
+    """What reads the operands, by name."""
+
+    @classmethod
+    def of(cls, job: Job, plan: Plan) -> "Blocks":
+        """Those of a job, by a plan of what is left to do."""
+        return cls(plan, job.operation, {name: opened.source for name, opened in job.sources.items()})
+
+    def taken_by(self, reduction: Any) -> "Blocks":
+        """The same, where the device finds what a reduction keeps, if the plan has memory for that."""
+        ranked = reduction if self.plan.problem.found_bytes else None
+        return replace(self, operation=replace(self.operation, ranked=ranked))
+
+
 def run_reduced(
-    job: Job,
+    blocks: Blocks,
     reduction: Reduction,
     finish: Callable[[int], int],
     executor: Local,
     observer: Observer,
     trace: Trace,
 ) -> None:
-    """Run the plan of a job.
+    """Compute blocks.
 
-    job: with `Operation.ranked` where the device finds what is kept. reduction: what takes its blocks.
-    finish: called with the number of each row of blocks that is complete; returns the bytes that it writes.
-    Raises what `multiply` raises.
+    reduction: what takes them. finish: called with the number of each row of blocks that is complete; returns
+    the bytes that it writes. Raises what `multiply` raises.
     """
-    plan, operation = job.plan, job.operation
+    plan, operation = blocks.plan, blocks.operation
     if logs():
         event("plan", f"comparison of rows: {plan!r}", plan=plan.to_dict())
     if not plan.block_count:
@@ -142,9 +163,8 @@ def run_reduced(
     try:
         try:
             executor.start(plan, operation, trace)
-            sources = {name: opened.source for name, opened in job.sources.items()}
             with meter:
-                executor.execute(sources, target, progress)
+                executor.execute(blocks.sources, target, progress)
                 if later:
                     later.wait()
         except StoppedError:
@@ -159,7 +179,7 @@ def run_reduced(
         fail(error, executor)
 
 
-def fail(error: Exception, executor: Local) -> NoReturn:
+def fail(error: Exception, executor: Executor) -> NoReturn:
     """Raise what an error means to the user."""
     failure = executor.explain(error)
     if failure is not None:

@@ -3,21 +3,18 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..devices import open_device
-from ..devices.cpu.blas import one_blas_thread
-from ..devices.cpu.device import WORKER_BYTES
-from ..planning.stream_plan import Cut, StreamPlan
-from ..run.elsewhere import only_here
+from ..planning.stream_plan import StreamPlan
+from ..run.elsewhere import current, limit_of
 from ..run.forecast import Asked, Load, forecast
 from ..run.observer import Observer
 from ..run.operands import open_operand
 from ..run.rows import check_rows, memory, write_rows
-from ..run.stream import Array, Needs, Panels, Pieces, Range
 from ..storage.format import conventions
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.read import addresses
@@ -25,21 +22,16 @@ from ..storage.read.source import Opened
 from ..storage.read.vectors import open_vector
 from ..storage.write.reopen import open_result
 from ..support.errors import InputError
-from ..support.intervals import ceil_div
-from ..support.memory import memory_limit_of, peak_resident_bytes
+from ..support.memory import memory_limit_of
 from ..support.recording import recorded
 from .decomposition import CENTRED
+from .equations import Floats, OnePass, PassElsewhere, Room
 from .passes import Passes
-from .subspace_cpu import centred_columns
-
-Floats = npt.NDArray[np.float64]
 
 LEAST_DIGITS = 1e-4
 """The relative error of coefficients, cond² times the precision of float64, beyond which they are refused."""
 ROUNDING = 16 * float(np.finfo(np.float64).eps)
 """Deviations of a constant column from its mean, relative to that, are smaller."""
-PANEL_ROWS = 1024
-"""Rows of a panel, at least: each panel's products are added to a matrix of n×n."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,7 +105,12 @@ def lstsq(
     """
     begin = time.perf_counter()
     refuse_event_loop()
-    only_here("lstsq")
+    elsewhere = current()
+    pool = (
+        elsewhere.pool({"x": x, "y": y}, ("out", out), "cpu", limit_of(memory_limit), resumes=False)
+        if elsewhere
+        else None
+    )
     if out is not None:
         check_rows(out, [x, y], force)
     left, (right, flat) = open_operand(x, "x"), open_vector(y, addresses.role(y, "y"))
@@ -121,9 +118,14 @@ def lstsq(
     for one in (left, right):
         if said := conventions.said(one.name, one.undecoded):
             Observer(notice=notice).warn(said)
-    limit = memory_limit_of(memory_limit)
-    sums = _Sums(left, right, limit, intercept, 0 if out is None else memory(right.shape, np.float64))
-    sums.carry_out(progress)
+    extra = 0 if out is None else memory(right.shape, np.float64)
+    made: OnePass | PassElsewhere
+    if elsewhere and pool:
+        beside = partial(elsewhere.beside, memory_limit)
+        made = PassElsewhere(pool, beside, (left, right), intercept, extra)
+    else:
+        made = OnePass(left, right, intercept, Room(limit_of(memory_limit), extra))
+    sums = made.equations(progress)
     rounding = left.shape[0] * np.square(sums.mean * ROUNDING)
     found, condition = _solved(sums.gram, sums.product, ridge, left.name, rounding)
     for one in (left, right):
@@ -133,10 +135,10 @@ def lstsq(
         LeastSquares(
             passes=1,
             seconds=time.perf_counter() - begin,
-            bytes_read=sums.bytes_read,
+            bytes_read=made.bytes_read,
             bytes_written=written,
-            peak_host_bytes=peak_resident_bytes(),
-            device="cpu",
+            peak_host_bytes=made.peak_host_bytes,
+            device=made.device,
             peak_device_bytes=0,
             array=open_result(out) if out is not None else found[:, 0] if flat else found,
             intercept=sums.target_mean - sums.mean @ found if intercept else np.zeros(right.shape[1]),
@@ -159,14 +161,14 @@ def planned(
     left, (right, _) = open_operand(x, "x"), open_vector(y, addresses.role(y, "y"))
     _check(left, right, ridge, intercept)
     limit = memory_limit_of(memory_limit)
-    sums = _Sums(left, right, limit, intercept, memory(right.shape, np.float64))
+    made = OnePass(left, right, intercept, Room(limit, memory(right.shape, np.float64)))
     (m, n), t = left.shape, right.shape[1]
     # Half of xᵀx is computed.
     products = (float(m) * n * n, n), (2.0 * m * n * t, t)
     asked = Asked(
-        opened=sums.opened,
+        opened=made.opened,
         turned=False,
-        cut=sums.cut,
+        cut=made.cut,
         load=Load(1, np.dtype(np.float64), products, CENTRED if intercept else 0, n),
         result=f"coefficients of {n} columns for {t} {'target' if t == 1 else 'targets'}",
         device=open_device("cpu"),
@@ -197,72 +199,6 @@ def _check(left: Opened, right: Opened, ridge: float, intercept: bool) -> None:
             f"{left.name} has {m} rows for {n + intercept} coefficients, which they do not determine; "
             "give a ridge, such as ridge=1.0"
         )
-
-
-class _Sums:
-    """xᵀx and xᵀy, centred where there is an intercept, in one pass over x and one over y."""
-
-    def __init__(self, left: Opened, right: Opened, limit: int, centred: bool, extra: int):
-        """extra: bytes that the result takes when it is written. Raises BudgetError."""
-        (m, n), t = left.shape, right.shape[1]
-        self._centred, size = centred, n * n * 8
-        held = m * t * right.dtype.itemsize
-        # xᵀx, a correction of it, and what the eigendecomposition takes: a copy, vectors, and twice as much.
-        fixed = 7 * size + 8 * n * t * 8 + held + extra
-        needs = Needs(fixed, size + 4 * n * t * 8 + WORKER_BYTES, ceil_div(2 * t * 8, max(1, n)))
-        self._pieces = Pieces(right, limit, "hold", Needs(held))
-        self._panels = Panels(left, np.float64, limit, "fit a model to", needs, rows=PANEL_ROWS)
-        self._targets: Array = np.empty((m, t), right.dtype)
-        self.gram, self.product = np.zeros((n, n)), np.zeros((n, t))
-        self.mean, self.target_mean = np.zeros(n), np.zeros(t)
-
-    @property
-    def opened(self) -> Opened:
-        """x."""
-        return self._panels.opened
-
-    @property
-    def cut(self) -> Cut:
-        """How the pass cuts x, and what it takes."""
-        return self._panels.cut
-
-    @property
-    def bytes_read(self) -> int:
-        """Of both arrays."""
-        return self._pieces.bytes_read + self._panels.bytes_read
-
-    def carry_out(self, progress: Callable[[float], None] | None) -> None:
-        """Make the sums. Raises StoreError."""
-
-        def keep(values: Array, rows: Range, cols: Range) -> None:
-            self._targets[slice(*rows), slice(*cols)] = values
-
-        self._pieces.each(keep, lambda found: None)
-        count = 0
-
-        def work(panel: Array, rows: Range) -> tuple[int, Floats, Floats, Floats, Floats]:
-            y = self._targets[slice(*rows)].astype(np.float64)
-            means = np.zeros(panel.shape[1]), np.zeros(y.shape[1])
-            if self._centred:
-                means = centred_columns(panel), centred_columns(y)
-            return len(panel), *means, panel.T @ panel, panel.T @ y
-
-        def add(found: tuple[int, Floats, Floats, Floats, Floats]) -> None:
-            nonlocal count
-            rows, mean, target_mean, gram, product = found
-            self.gram += gram
-            self.product += product
-            if self._centred:
-                apart, target_apart = mean - self.mean, target_mean - self.target_mean
-                share = rows / (count + rows)
-                self.gram += np.outer(apart * (count * share), apart)
-                self.product += np.outer(apart * (count * share), target_apart)
-                self.mean += apart * share
-                self.target_mean += target_apart * share
-            count += rows
-
-        with one_blas_thread:
-            self._panels.each(work, add, progress=progress)
 
 
 def _solved(gram: Floats, product: Floats, ridge: float, name: str, rounding: Floats) -> tuple[Floats, float]:

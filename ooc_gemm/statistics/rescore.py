@@ -43,9 +43,9 @@ CANDIDATE_BYTES = 96
 class Rows:
     """Reads parts of an operand, in pieces, within a fixed amount of memory."""
 
-    def __init__(self, opened: Opened, uploads: bool = False):
+    def __init__(self, opened: Opened, uploads: bool = False, cores: int | None = None):
         """opened: an operand, of which parts of op(X) are read. uploads: nothing is computed with them on the
-        host, so that more threads read."""
+        host, so that more threads read. cores: how many there are for that; None: those of this process."""
         s, (fewest, most) = opened.matrix, UPLOADING_THREADS if uploads else THREADS
         self.opened, self.bytes_read = opened, 0
         self.slots: list[Bytes] = []
@@ -56,7 +56,7 @@ class Rows:
         # Pieces of one that is stored transposed may be cut along k; then one thread adds them up in order.
         if uploads:
             most = min(most, UPLOADING_BYTES // max(1, self.slot))
-        some = max(fewest, min(most, len(os.sched_getaffinity(0))))
+        some = max(fewest, min(most, cores or len(os.sched_getaffinity(0))))
         self.threads = 1 if s.transposed and not uploads else some
         self._beside = (self.slot if s.transposed else 0) if uploads else WORK_BYTES
 
@@ -98,9 +98,8 @@ class Rows:
         return cut("", s, *((cols, rows) if s.transposed else (rows, cols)), self.slot)
 
 
-def norms(rows: Rows) -> tuple[Array, float]:
-    """(squared norm of each row in float64, the share of all squares that the deviations of columns from
-    their means make up). Rows that are not finite do not count in the share; it is 1 where there are none."""
+def norms(rows: Rows) -> tuple[Array, Array]:
+    """(squared norm of each row in float64, sum of each column over the rows that are finite)."""
     count, k = rows.opened.shape
     squares, sums, lock = np.zeros(count), np.zeros(k), Lock()
 
@@ -117,7 +116,7 @@ def norms(rows: Rows) -> tuple[Array, float]:
 
     for columns in depths(rows, 1):
         rows.each((0, count), columns, add)
-    return squares, spread(squares, sums)
+    return squares, sums
 
 
 def spread(squares: Array, sums: Array) -> float:
@@ -145,14 +144,17 @@ def depths(rows: Rows, count: int, itemsize: int = 1, nbytes: int = 0) -> Iterat
 class Exact:
     """Computes the scores of candidates in float64, on the host."""
 
-    def __init__(self, a: Rows, b: Rows, metric: Metric, panel_bytes: int = 0):
-        """panel_bytes: in place of `PANEL_BYTES`."""
+    def __init__(self, a: Rows, b: Rows, metric: Metric, panel_bytes: int = 0, among: Range | None = None):
+        """panel_bytes: in place of `PANEL_BYTES`. among: the rows of B that candidates are; None: all."""
         self.a, self.b, self.metric = a, b, metric
-        self._panel_bytes = panel_bytes or PANEL_BYTES
+        self.panel_bytes = panel_bytes or PANEL_BYTES
+        self._among = among or (0, b.opened.shape[0])
 
     def norms(self) -> tuple[Array, float]:
-        """As the function of that name says, of B. Called once, before any scores are."""
-        return norms(self.b)
+        """(squared norm of each row of B in float64, `spread` of these rows). Called once, before any scores
+        are."""
+        squares, sums = norms(self.b)
+        return squares, spread(squares, sums)
 
     def close(self) -> None:
         """Free what is held between calls."""
@@ -160,12 +162,11 @@ class Exact:
     @property
     def nbytes(self) -> int:
         """Memory that it takes beside `CANDIDATE_BYTES` for each candidate."""
-        return self.a.nbytes + self.b.nbytes + self._panel_bytes
+        return self.a.nbytes + self.b.nbytes + self.panel_bytes
 
     def cost(self, rows: Range) -> int:
         """Bytes that it reads for candidates of these rows of A."""
-        n, depths = self.b.opened.shape[0], self._depths(rows)
-        return sum(self.a.cost(rows, k) + self.b.cost((0, n), k) for k in depths)
+        return sum(self.a.cost(rows, k) + self.b.cost(self._among, k) for k in self._depths(rows))
 
     def scores(self, rows: Range, columns: Array) -> tuple[Array, Array, int]:
         """(score of each candidate, higher is better, −∞ for none; norm of each row of A; bytes read). Row i
@@ -175,7 +176,7 @@ class Exact:
         order = order[np.searchsorted(columns.reshape(-1)[order], 0) :]
         column, row = columns.reshape(-1)[order], order // keep
         sums, right = np.zeros(len(order)), np.zeros(len(order))
-        left, moved, n = np.zeros(count), 0, self.b.opened.shape[0]
+        left, moved = np.zeros(count), 0
         for k in self._depths(rows):
             panel = np.empty((count, k[1] - k[0]), self.a.opened.dtype)
 
@@ -202,7 +203,7 @@ class Exact:
             for start, stop in ranges(count, step):
                 wide = panel[start:stop].astype(np.float64)
                 left[start:stop] += np.einsum("ij,ij->i", wide, wide)
-            moved += self.b.each((0, n), k, add)
+            moved += self.b.each(self._among, k, add)
         found = np.full(columns.shape, -np.inf)
         with np.errstate(all="ignore"):
             found.reshape(-1)[order] = self.scored(sums, left[row], right)
@@ -221,4 +222,4 @@ class Exact:
         return cosines
 
     def _depths(self, rows: Range) -> list[Range]:
-        return list(depths(self.b, rows[1] - rows[0], self.a.opened.dtype.itemsize, self._panel_bytes))
+        return list(depths(self.b, rows[1] - rows[0], self.a.opened.dtype.itemsize, self.panel_bytes))

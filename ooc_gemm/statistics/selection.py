@@ -3,7 +3,7 @@ product; a reduction keeps what reaches the value, and when all blocks of some r
 are written."""
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,22 +11,24 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from ..planning.plan import Plan
-from ..run.executor import Local
-from ..run.moments import column_moments
+from ..run.executor import Executor, Local
+from ..run.moments import Moments, column_moments
 from ..run.observer import Observer
 from ..run.prepare import prepare
 from ..run.request import Operand, Reduced, Request
 from ..run.transforms import found_of
 from ..storage.read.source import Opened
 from ..storage.write import rows as stored
+from ..storage.write.row_files import RowFiles
 from ..storage.write.rows import Sparse
 from ..storage.write.sparse import SparseRows
 from ..support.errors import InputError
+from ..support.memory import peak_resident_bytes
 from ..support.trace import Trace
 from .above import COPIES, Above, room
 from .compared import Compared
 from .recheck_pairs import Reach, RecheckPairs
-from .reducing import run_reduced
+from .reducing import Blocks, run_reduced
 from .rescore import Array, Rows
 
 Lines = tuple[Array, Array]
@@ -88,14 +90,44 @@ class Pairs(Compared):
 
         return replace(request, a=operand(request.a, a), b=operand(request.b, b))
 
-    def rows(self, opened: Opened, limit: int) -> tuple[Lines, int]:
-        """What happens to the rows of an array, and the bytes read by the pass that finds it."""
-        found, read = column_moments(opened.transpose(), limit)
+    def lines(self, found: Moments) -> Lines:
+        """What happens to the rows of an array. found: their moments."""
         if self.metric == "correlation":  # a row that is constant has none
-            return (found.mean, np.where(found.squares == 0, np.nan, np.sqrt(found.squares))), read
+            return found.mean, np.where(found.squares == 0, np.nan, np.sqrt(found.squares))
         with np.errstate(all="ignore"):
             lengths = np.sqrt(found.squares + found.count * np.square(found.mean))
-        return (found.mean, np.where(lengths == 0, 1, lengths)), read
+        return found.mean, np.where(lengths == 0, 1, lengths)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How elements that reach the value are written."""
+
+    chunk_rows: int
+    dtype: np.dtype[Any]
+    bounded: bool
+    """Scores lie in [−1, 1]."""
+
+    def write(self, above: Above, sink: "InMemory | RowFiles | SparseRows", done: set[int], band: int) -> int:
+        """Write what was found in a row of blocks; bytes written. done: chunks of rows that are there."""
+        rows, (first, last), written = above.rows(band), above.extent(band), 0
+        try:
+            for start in range(first, last, self.chunk_rows):
+                stop = min(start + self.chunk_rows, last)
+                if (number := start // self.chunk_rows) not in done:
+                    parts = rows.parts(start - first, stop - first, above.room // 16)
+                    written += sink.write(number, (self._clipped(part) for part in parts))
+        finally:
+            rows.close()
+        return written
+
+    def _clipped(self, part: Sparse) -> Sparse:
+        """Scores without what rounding adds beyond 1."""
+        values, columns, counts = part
+        values = values.astype(self.dtype)
+        if self.bounded:
+            np.clip(values, -1, 1, out=values)
+        return values, columns, counts
 
 
 class InMemory:
@@ -123,8 +155,9 @@ class InMemory:
 class Selection:
     """One run of `threshold`."""
 
-    def __init__(self, pairs: Pairs, request: Request, executor: Local, observer: Observer):
-        """request: of the product, without transforms. Raises InputError and BudgetError."""
+    def __init__(self, pairs: Pairs, request: Request, executor: Executor | None, observer: Observer):
+        """request: of the product, without transforms. executor: what computes it; None for what computes
+        elsewhere. Raises InputError and BudgetError."""
         self._pairs, self._executor, self._observer = pairs, executor, observer
         self.trace, self.bytes_passed, self.rows_resumed = Trace(), 0, 0
         self._request = request = request.check()
@@ -152,16 +185,29 @@ class Selection:
 
     def measure(self) -> None:
         """Read each array once, to find what happens to its rows, where anything does."""
-        pairs, limit = self._pairs, int(self._request.memory_limit or 0)
+        pairs = self._pairs
         if pairs.metric == "dot":
             return
-        a, self.bytes_passed = pairs.rows(pairs.a, limit)
-        b, more = (a, 0) if pairs.same else pairs.rows(pairs.b, limit)
+        a, self.bytes_passed = self._lines("a")
+        b, more = (a, 0) if pairs.same else self._lines("b")
         self.bytes_passed += more
         if pairs.metric == "correlation":
             self._pivots = a[0], b[0]
         self.job = prepare(pairs.scaled(self._request, a, b), executor=self._executor)
         self.plan = self.job.plan
+
+    def _lines(self, name: Literal["a", "b"]) -> tuple[Lines, int]:
+        """What happens to the rows of an array, and the bytes read by the pass that finds it."""
+        opened: Opened = getattr(self._pairs, name)
+        found, read = column_moments(opened.transpose(), int(self._request.memory_limit or 0))
+        return self._pairs.lines(found), read
+
+    def peaks(self) -> int:
+        """The largest resident set of a process that took part, in bytes."""
+        return peak_resident_bytes()
+
+    def close(self) -> None:
+        """Do nothing: the run holds nothing."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -219,43 +265,36 @@ class Selection:
 
     def _execute(self, sink: InMemory | SparseRows, folder: Path | None) -> None:
         """Compute what is not done yet. folder: for temporary files."""
-        pairs, done = self._pairs, sink.done()
+        done = sink.done()
         self._leave_out(done)
-        plan, job = self.plan, self.job
-        transforms, _ = found_of(job.wanted, job.operation.arithmetic.panel, job.request.memory_limit, False)
+        self._make(sink, folder, done)
+        for source in self.job.sources.values():
+            source.check_unchanged()
+
+    def _make(self, sink: InMemory | SparseRows, folder: Path | None, done: set[int]) -> None:
+        """Compute the blocks that are left, and write what reaches the value. done: chunks of rows that are
+        there."""
+        pairs, executor = self._pairs, self._executor
+        assert isinstance(executor, Local), "this process computes"
         above = Above(
             (pairs.m, pairs.n),
-            plan.bm,
+            self.plan.bm,
             pairs.least,
             pairs.absolute,
             pairs.others,
             folder,
-            job.request.memory_limit // SHARE,
+            self.job.request.memory_limit // SHARE,
         )
-        finish = partial(self._finish, above, sink, done)
-        job = replace(job, plan=plan, operation=replace(job.operation, transforms=transforms))
-        run_reduced(job, above, finish, self._executor, self._observer, self.trace)
-        for source in job.sources.values():
-            source.check_unchanged()
+        finish = partial(self._kept.write, above, sink, done)
+        run_reduced(self._blocks(), above, finish, executor, self._observer, self.trace)
 
-    def _finish(self, above: Above, sink: InMemory | SparseRows, done: set[int], band: int) -> int:
-        """Write what was found in a row of blocks; bytes written."""
-        pairs, rows, written = self._pairs, above.rows(band), 0
-        first, last = band * self.plan.bm, min((band + 1) * self.plan.bm, pairs.m)
-        try:
-            for start in range(first, last, pairs.chunk_rows):
-                stop = min(start + pairs.chunk_rows, last)
-                if (number := start // pairs.chunk_rows) not in done:
-                    parts = rows.parts(start - first, stop - first, room(pairs.n) // 16)
-                    written += sink.write(number, (self._clipped(part) for part in parts))
-        finally:
-            rows.close()
-        return written
+    def _blocks(self) -> Blocks:
+        """The blocks that are left, with what happens to elements of operands."""
+        job = self.job
+        transforms, _ = found_of(job.wanted, job.operation.arithmetic.panel, job.request.memory_limit, False)
+        job = replace(job, operation=replace(job.operation, transforms=transforms))
+        return Blocks.of(job, self.plan)
 
-    def _clipped(self, part: Sparse) -> Sparse:
-        """Scores without what rounding adds beyond 1."""
-        values, columns, counts = part
-        values = values.astype(self.dtype)
-        if self._pairs.metric != "dot":
-            np.clip(values, -1, 1, out=values)
-        return values, columns, counts
+    @property
+    def _kept(self) -> Kept:
+        return Kept(self._pairs.chunk_rows, self.dtype, self._pairs.metric != "dot")

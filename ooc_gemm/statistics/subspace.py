@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..devices.cpu.device import WORKER_BYTES
-from ..planning.stream_plan import Cut
 from ..run.stream import Array, Needs, Progress
 from ..storage.read.source import Opened
 from ..support.errors import InputError
@@ -40,11 +39,13 @@ class Size:
     cols: int
     wanted: int
     """Number of singular values and vectors that are asked for."""
+    whole: int | None = None
+    """Rows of the matrix of which these are some; None: these are all."""
 
     @property
     def width(self) -> int:
         """Number of vectors that are iterated."""
-        return min(self.wanted + OVERSAMPLES, self.rows, self.cols)
+        return min(self.wanted + OVERSAMPLES, self.rows if self.whole is None else self.whole, self.cols)
 
     def passes(self, iterations: int) -> int:
         """Passes over B, with the one that projects it: where the basis spans all of the space, one iteration
@@ -72,6 +73,21 @@ class Sums:
     """The means that B is centred by, as the first pass finds them: of columns, or of rows."""
     squares: float
     """Sum of the squares of all elements of the centred B; the first pass finds it."""
+    rows: int = 0
+    """Number of rows of B that are added up."""
+
+    def include(self, other: "Sums", basis: Floats | None) -> None:
+        """Add the sums over further rows of B, by Chan's formula where these were centred by their own means.
+        basis: Ω, as products have it, where they were; else None."""
+        self.product += other.product
+        self.gram += other.gram
+        self.squares += other.squares
+        total = self.rows + other.rows
+        if basis is not None:
+            apart = other.mean - self.mean
+            self.correct(apart, basis, self.rows * other.rows / total)
+            self.mean += apart * (other.rows / total)
+        self.rows = total
 
     def correct(self, apart: Floats, basis: Floats, factor: float) -> None:
         """Add factor·δδᵀ to the matrix BᵀB that was applied to the basis Ω."""
@@ -88,18 +104,20 @@ class Products(Protocol):
     """How messages call the array."""
     dtype: np.dtype[Any]
     """The type in which products are made."""
+    device: str
+    """Name of what makes them."""
 
     @property
     def opened(self) -> Opened:
         """B, before it is centred."""
 
     @property
-    def cut(self) -> Cut:
-        """How a pass cuts B, and what it takes."""
-
-    @property
     def bytes_read(self) -> int:
         """Bytes moved from the store by all passes."""
+
+    @property
+    def peak_host_bytes(self) -> int:
+        """The largest resident set of a process that took part, in bytes."""
 
     @property
     def peak_device_bytes(self) -> int:

@@ -12,19 +12,21 @@ from ..devices.cpu.blas import one_blas_thread
 from ..planning.stream_plan import Cut
 from ..run.stream import Array, Needs, Panels, Progress, Range
 from ..storage.read.source import Opened
+from ..support.memory import peak_resident_bytes
 from .subspace import Centre, Floats, Size, Sums, panel_type
 
 
 class OnCPU:
     """Multiplies B by a few vectors, panel by panel, in several threads."""
 
-    peak_device_bytes = 0
+    device, peak_device_bytes = "cpu", 0
 
-    def __init__(self, opened: Opened, size: Size, centre: Centre, limit: int, extra: int):
-        """limit: of host memory, in bytes. extra: bytes that results take. Raises BudgetError."""
+    def __init__(self, opened: Opened, size: Size, centre: Centre, limit: int, extra: int, threads: int = 0):
+        """limit: of host memory, in bytes. extra: bytes that results take. threads: cores that passes may
+        use; 0: those of this process. Raises BudgetError."""
         self.name, self.dtype = opened.name, panel_type(opened.dtype)
         needs = size.needs(self.dtype)
-        needs = Needs(needs.fixed + extra, needs.thread, needs.element)
+        needs = Needs(needs.fixed + extra, needs.thread, needs.element, threads)
         self._panels = Panels(opened, self.dtype, limit, "decompose", needs, rows=4 * size.width)
         self._size, self._centre = size, centre
 
@@ -40,17 +42,21 @@ class OnCPU:
     def bytes_read(self) -> int:
         return self._panels.bytes_read
 
+    @property
+    def peak_host_bytes(self) -> int:
+        return peak_resident_bytes()
+
     def applied(self, basis: Floats, mean: Floats | None, report: Progress | None) -> Sums:
         """Corrects the sums of later passes for what rounding has left of the means."""
         first, by_columns = mean is None, self._centre == "columns"
         narrow = _lying(basis, self.dtype)
         wide_basis = narrow.T.astype(np.float64)
         means = np.zeros(self._size.rows if self._centre == "rows" else self._size.cols)
-        sums, done = Sums(np.zeros((len(narrow),) * 2), np.zeros(narrow.shape).T, means, 0.0), 0
+        sums = Sums(np.zeros((len(narrow),) * 2), np.zeros(narrow.shape).T, means, 0.0)
         shift, rest = self._rounded(mean)
 
-        def work(panel: Array, rows: Range) -> tuple[Array, Floats, int, Floats | None, float]:
-            own = None
+        def work(panel: Array, rows: Range) -> Sums:
+            own = means
             if self._centre == "rows":
                 found = _centred_rows(panel)
                 if first:
@@ -60,25 +66,15 @@ class OnCPU:
             squares = float(np.vecdot(panel, panel).sum(dtype=np.float64)) if first else 0.0
             y = narrow @ panel.T  # the transpose of Y: BLAS multiplies rows that are long a quarter faster
             wide = y.astype(np.float64)
-            return (y @ panel).T, wide @ wide.T, len(panel), own, squares
+            return Sums(wide @ wide.T, (y @ panel).T, own, squares, len(panel))
 
-        def add(found: tuple[Array, Floats, int, Floats | None, float]) -> None:
-            nonlocal done
-            product, gram, count, own, squares = found
-            sums.product += product
-            sums.gram += gram
-            sums.squares += squares
-            total = done + count
-            if own is not None:
-                apart = own - sums.mean
-                sums.correct(apart, wide_basis, done * count / total)
-                sums.mean += apart * (count / total)
-            done = total
+        def add(found: Sums) -> None:
+            sums.include(found, wide_basis if by_columns and first else None)
 
         with one_blas_thread:
             self._panels.each(work, add, shift, report)
         if rest is not None:
-            sums.correct(rest, wide_basis, -float(done))
+            sums.correct(rest, wide_basis, -float(sums.rows))
         return sums
 
     def projected(

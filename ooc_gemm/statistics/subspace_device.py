@@ -15,6 +15,7 @@ from ..run.passes import DevicePanels, pass_plan
 from ..run.stream import Array, Progress, Range
 from ..storage.read.source import Opened
 from ..support.buffers import Bytes
+from ..support.memory import peak_resident_bytes
 from .subspace import Centre, Floats, Size, Sums, panel_type
 
 
@@ -32,7 +33,7 @@ class OnDevice:
     ):
         """limits: of host memory and of device memory, in bytes; None: the device's default. extra: bytes
         that results take on the host. Raises BudgetError."""
-        self.name, self.dtype = opened.name, panel_type(opened.dtype)
+        self.name, self.dtype, self.device = opened.name, panel_type(opened.dtype), device.name
         held = size.needs(self.dtype).fixed + size.cols * size.width * 8  # with the means of some panels
         plan = pass_plan(opened, self.dtype, device, limits, size.width, held + extra)
         self._size, self._centre = size, centre
@@ -56,6 +57,10 @@ class OnDevice:
         return self._panels.bytes_read
 
     @property
+    def peak_host_bytes(self) -> int:
+        return peak_resident_bytes()
+
+    @property
     def peak_device_bytes(self) -> int:
         return self._panels.peak_device_bytes
 
@@ -74,7 +79,7 @@ class OnDevice:
 
         wanted = hand if first and centre else None
         found = self._panels.each(self._work(basis, mean, first=first), wanted, report)
-        sums = Sums(found.gram, found.product, means, found.squares if first else 0.0)
+        sums = Sums(found.gram, found.product, means, found.squares if first else 0.0, rows)
         if first and between is not None:
             with np.errstate(all="ignore"):
                 between.end(sums)

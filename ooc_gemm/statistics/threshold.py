@@ -3,25 +3,27 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..engine.ports import Device
 from ..planning.plan import Plan
-from ..run.elsewhere import only_here
+from ..run.elsewhere import current, limit_of
 from ..run.executor import open_local
 from ..run.observer import Observer
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.write import rows as stored
 from ..support.errors import InputError
-from ..support.memory import peak_resident_bytes
 from ..support.recording import recorded
 from ..support.shown import Shown
 from ..support.trace import Trace
 from .rescore import Array
 from .selection import Pairs, Score, Selection
+from .selection_elsewhere import SelectionElsewhere
 
 
 @dataclass(frozen=True, repr=False)
@@ -149,18 +151,16 @@ def threshold(
         While running. `resume` continues from the last rows that were finished.
     """
     refuse_event_loop()
-    only_here("threshold")
     started = time.perf_counter()
     if resume and out is None:
         raise InputError("only a result that is stored can be continued; leave out resume=True")
     pairs = Pairs(a, b, metric, float(least), absolute, include_self, verify)
     place = None if out is None else stored.check(out, [a, pairs.right], force, resume)
-    observer = Observer(progress, notice)
-    executor = open_local(device, memory_limit, observer.note)
-    request = pairs.request(executor, device, memory_limit, device_memory_limit, place)
-    selection = Selection(pairs, request, executor, observer)
-    selection.measure()
-    arrays = selection.carry_out(place, resume)
+    limits = device, memory_limit, device_memory_limit
+    selection = _selection(pairs, out, place, limits, Observer(progress, notice))
+    with closing(selection):
+        selection.measure()
+        arrays = selection.carry_out(place, resume)
     return recorded(
         Threshold(
             data=arrays["data"],
@@ -170,17 +170,36 @@ def threshold(
             least=pairs.least,
             shape=(pairs.m, pairs.n),
             count=int(arrays["data"].shape[0]),
-            device=executor.hardware.name,
+            device=selection.job.executor.hardware.name,
             kernel=selection.job.operation.arithmetic.kernel,
             seconds=time.perf_counter() - started,
             bytes_read=selection.bytes_passed + selection.trace.bytes["read"],
             bytes_written=selection.trace.bytes["write"],
-            peak_host_bytes=peak_resident_bytes(),
+            peak_host_bytes=selection.peaks(),
             rows_resumed=selection.rows_resumed,
             verified=selection.verified,
             plan=selection.plan,
         )
     )
+
+
+def _selection(
+    pairs: Pairs,
+    out: Any,
+    place: stored.GroupPlace | None,
+    limits: tuple[str | Device, str | int | None, str | int | None],
+    observer: Observer,
+) -> Selection:
+    """What carries out a search, here or elsewhere. limits: device, memory limit and device memory limit.
+    Raises InputError, BudgetError and DeviceError."""
+    elsewhere = current()
+    if elsewhere is None:
+        executor = open_local(limits[0], limits[1], observer.note)
+        return Selection(pairs, pairs.request(executor.hardware, *limits, place), executor, observer)
+    inputs = {"a": pairs.left} | ({} if pairs.same else {"b": pairs.right})
+    pool = elsewhere.pool(inputs, ("out", out), limits[0], limit_of(limits[1]), resumes=True)
+    request = pairs.request(pool.hardware, *limits, place)
+    return SelectionElsewhere(pairs, request, pool, partial(elsewhere.beside, limits[1]), observer)
 
 
 def planned(
@@ -200,5 +219,5 @@ def planned(
     pairs = Pairs(a, b, metric, float(least), absolute, include_self, verify)
     observer = Observer()
     executor = open_local(device, memory_limit, observer.note)
-    request = pairs.request(executor, device, memory_limit, device_memory_limit, None, writes=False)
+    request = pairs.request(executor.hardware, device, memory_limit, device_memory_limit, None, writes=False)
     return Selection(pairs, request, executor, observer).planned()

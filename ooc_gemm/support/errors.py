@@ -17,6 +17,11 @@ class Error(Exception):
     def __init__(self, *args: Any):
         super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """An error that is a MemoryError, too, would not arrive from a worker of a cluster otherwise: there
+        tblib pickles errors, and makes them without their constructor."""
+        return type(self), self.args, self.__dict__
+
 
 class InputError(Error, ValueError):
     """The request cannot be carried out as it stands; nothing was written."""

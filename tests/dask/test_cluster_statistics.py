@@ -1,6 +1,5 @@
 """Transforms and statistics on a cluster, against one machine and against NumPy in float64."""
 
-import contextlib
 import json
 import os
 import signal
@@ -11,34 +10,22 @@ import pytest
 import zarr
 from conftest import make, ooc
 
-distributed = pytest.importorskip("distributed")
+pytest.importorskip("distributed")
 
-from along_k import cut_into  # noqa: E402
-from launched import Killer, launched, more_are_done, patient, process  # noqa: E402
-from slow_disk import Slow, SlowSums  # noqa: E402
+from along_k import cut_into
+from clusters import cluster
+from launched import Killer, launched, more_are_done, patient, process
+from slow_disk import Slow, SlowSums
 
-import ooc_gemm  # noqa: E402
-from ooc_gemm import InputError, Operand  # noqa: E402
-from ooc_gemm.dask.large import Large  # noqa: E402
+import ooc_gemm
+from ooc_gemm import InputError, Operand
+from ooc_gemm.dask.large import Large
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 LIMITS = {"memory_limit": "2GiB", "device": "cpu"}
-
-
-@contextlib.contextmanager
-def cluster(workers, processes=False, memory_limit="16GiB"):
-    """The client of a cluster of threads of this process, or of processes."""
-    with (
-        distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=processes, memory_limit=memory_limit,
-            dashboard_address=":0",
-        ) as found,
-        distributed.Client(found, set_as_default=False) as client,
-    ):  # fmt: skip
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -176,15 +163,8 @@ def test_the_lower_triangle(tmp_path, client, parts):
 
 def test_what_is_for_one_machine_is_refused(tmp_path, client):
     x = make(tmp_path / "x", normal(30, 20), chunks=(16, 16))
-    g = make(tmp_path / "g", np.zeros((30, 20), "i1"), chunks=(16, 16))
     c = tmp_path / "c"
     for name, compute in {
-        "king": lambda: ooc_gemm.king(g, c),
-        "topk": lambda: ooc_gemm.topk(x, k=3),
-        "threshold": lambda: ooc_gemm.threshold(x, least=0.5),
-        "pca": lambda: ooc_gemm.pca(x, 3),
-        "svd": lambda: ooc_gemm.svd(x, 3),
-        "lstsq": lambda: ooc_gemm.lstsq(x, x),
         "trace": lambda: ooc_gemm.gram(x, c, trace=tmp_path / "t.json"),
         "rechunk": lambda: ooc_gemm.gram(x, c, rechunk=True),
     }.items():
@@ -194,6 +174,8 @@ def test_what_is_for_one_machine_is_refused(tmp_path, client):
             ooc_gemm.cov(x)
     with pytest.raises(InputError, match=r"store it as a Zarr array"), on(client):
         ooc_gemm.cov(normal(30, 20), c)
+    with pytest.raises(InputError, match=r"^G is not where workers find it; store it as a Zarr"), on(client):
+        ooc_gemm.grm(np.zeros((30, 20), "i1"), c)
     assert not c.exists()
     assert ooc_gemm.cov(x, rowvar=False, **LIMITS).device == "cpu", "the context is over"
     with on(client):

@@ -19,6 +19,7 @@ from conftest import make, ooc
 distributed = pytest.importorskip("distributed")
 pytest.importorskip("cryptography")
 
+import dask  # noqa: E402
 from distributed.security import Security  # noqa: E402
 
 from ooc_gemm.dask.local_cluster import connected  # noqa: E402
@@ -73,7 +74,9 @@ def cluster(folder, keys):
     # Workers that were threads of this process, in other files, have left their folders there.
     sys.path[:] = [path for path in sys.path if "dask-scratch-space" not in path]
     before = listening()
-    with connected("local:2", "1GiB", "cpu") as (client, _):
+    # As users have it (`pytest_configure`).
+    usual = dask.config.set({"distributed.worker.profile.enabled": True})
+    with usual, connected("local:2", "1GiB", "cpu") as (client, _):
         yield client, listening() - before
 
 
@@ -167,6 +170,17 @@ def test_keys_lie_in_no_file_that_others_can_read(cluster, folder, keys):
     for process in psutil.Process().children(recursive=True):
         for name in ("cmdline", "environ"):
             assert secret[40:120] not in Path(f"/proc/{process.pid}/{name}").read_bytes()
+
+
+def callbacks(dask_worker):
+    return set(dask_worker.periodic_callbacks)
+
+
+def test_nothing_profiles_the_workers(cluster):
+    """Which would look at their threads while the engine starts some."""
+    for found in cluster[0].run(callbacks).values():
+        assert "heartbeat" in found
+        assert "profile" not in found
 
 
 def test_a_product_leaves_nothing(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 import zarr
 from arrays import LAYOUTS
 from conftest import gpu_missing, make, ooc
-from test_components import check_pca, close, exact, graded
+from decompositions import check_pca, close, exact, graded
 
 from ooc_gemm import BudgetError, DeviceError, InputError, StoreError, pca, svd
 from ooc_gemm.cuda_kernels.driver import DriverError

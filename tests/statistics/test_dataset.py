@@ -10,7 +10,8 @@ import zarr
 from conftest import ooc
 from interruption import interrupted
 from obstore.store import MemoryStore
-from test_relationship import LIMIT, alleles, expected
+from samples import alleles
+from test_relationship import LIMIT, expected
 from zarr.codecs import BloscCodec
 
 import ooc_gemm

@@ -10,25 +10,13 @@ import zarr
 from arrays import LAYOUTS
 from conftest import gpu_missing, make, ooc
 from interruption import interrupted
-from test_relationship import LIMIT, alleles, bed
+from samples import alleles
+from samples import kinship as expected
+from test_relationship import LIMIT, bed
 
 import ooc_gemm
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.statistics import genotypes, kinship
-
-
-def expected(g):
-    """As `ComputeKinship` of plink2 has it: from counts of pairs of genotypes."""
-    zero, one, two = ((g == x).astype("i8") for x in (0, 1, 2))
-    hom = zero + two
-    ibs0 = zero.T @ two
-    ibs0 = ibs0 + ibs0.T
-    first = one.T @ hom
-    with np.errstate(all="ignore"):
-        least = one.T @ one + np.minimum(first, first.T)
-        found = 0.5 - (4 * ibs0 + first + first.T) / (4 * least)
-    np.fill_diagonal(found, 0.5)
-    return found
 
 
 @pytest.mark.parametrize("rate", [0, 0.02, 0.6])

@@ -10,6 +10,7 @@ import zarr
 from arrays import LAYOUTS
 from conftest import gpu_missing, make
 from interruption import interrupted
+from samples import alleles
 
 import ooc_gemm
 from ooc_gemm.statistics import genotypes, relationship
@@ -27,17 +28,6 @@ OPTIONS = [
     {"method": "vanraden"},
     {"method": "vanraden", "maf": 0.3},
 ]
-
-
-def alleles(variants, samples, seed, rate=0.05):
-    """Variants × samples, −1 where missing; among them variants without variation, or without genotypes."""
-    rng = np.random.default_rng(seed)
-    share = rng.random((variants, 1))
-    share[3], share[4] = 0, 1
-    found = rng.binomial(2, np.broadcast_to(share, (variants, samples))).astype("i1")
-    found[rng.random(found.shape) < rate] = -1
-    found[5], found[6] = -1, 1
-    return found
 
 
 def expected(g, method="gcta", meanimpute=None, maf=0.0):

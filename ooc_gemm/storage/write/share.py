@@ -2,6 +2,9 @@
 own, until the process that keeps the journal takes them over."""
 
 import contextlib
+import fcntl
+import glob
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,6 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from ...support.buffers import Bytes
+from ...support.errors import InputError, remedy
 from ..io import durable, files
 from .journal import Chunk
 
@@ -25,6 +29,52 @@ def run_folder(root: Path) -> Iterator[Path]:
         yield folder
     finally:
         revoke(folder)
+
+
+@contextlib.contextmanager
+def run_folder_beside(place: Path, name: str) -> Iterator[Path]:
+    """Yield a hidden folder beside a place for what workers find, and remove those that killed runs for this
+    place have left. name: how messages call what is made there. Raises InputError."""
+    root = next(folder for folder in place.parents if folder.exists())
+    own = f"{RUN}{hashlib.sha256(place.name.encode()).hexdigest()[:12]}-"
+    folder, lock = root / f".ooc-gemm-{uuid4().hex}", -1
+    try:
+        folder.mkdir()
+        lock = os.open(folder, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder = folder.rename(root / (own + uuid4().hex))  # others find it only when it is locked
+        for left in root.glob(glob.escape(own) + "*"):
+            if left != folder and _is_left(left):
+                revoke(left)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
+        raise InputError(
+            f"{name} cannot be made: workers need a folder in {root} ({error.strerror}); "
+            f"{remedy(error, 'choose another place')}"
+        ) from error
+    try:
+        yield folder
+    finally:
+        revoke(folder)
+        os.close(lock)
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether the run that a folder belongs to is over, as far as locks tell."""
+    try:
+        file = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
 
 
 def revoke(folder: Path) -> None:

@@ -27,7 +27,7 @@ class SparseRows:
     def __init__(self, group: RowArrays, name: str, shape: tuple[int, int], dtype: Any, chunk_rows: int):
         """group: where it is made. name: how messages call it. shape, dtype: of the matrix. chunk_rows: rows
         that are written at a time."""
-        self._group, self._name, self._shape, self._chunk_rows = group, name, shape, chunk_rows
+        self._group, self.name, self._shape, self._chunk_rows = group, name, shape, chunk_rows
         self._dtype: np.dtype[Any] = np.dtype(dtype)
 
     @property
@@ -55,7 +55,7 @@ class SparseRows:
             raise
         except OSError as error:  # of the files from which the parts are read
             raise StoreError(
-                f"{self._name}: rows from {number * self._chunk_rows} cannot be written ({error.strerror}); "
+                f"{self.name}: rows from {number * self._chunk_rows} cannot be written ({error.strerror}); "
                 f"{remedy(error, 'check its disk')}, then continue with resume=True"
             ) from error
         return written

@@ -1,0 +1,165 @@
+"""How `topk` is carried out by processes elsewhere.
+
+B ──ranges of rows──► norms of rows, sums of columns ──► this process
+rows of blocks, or parts of them ──► the best of each row, by exact scores ──► this process: merged, written
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from ..engine.ports import Operation
+from ..planning.plan import Plan
+from ..run.executor import Local
+from ..run.observer import Observer
+from ..run.plans import slim
+from ..run.pool import RANGES, Here, InOrder, Pool, parts_of
+from ..run.request import Request
+from ..storage.write.rows import RowArrays
+from .asked import Asked
+from .candidates import Candidates
+from .ranking import InMemory, Ranking
+from .reducing import Blocks, run_reduced
+from .rescore import Array, Exact, Metric, Range, Rows, norms, spread
+from .units import Gathering, Unit, cell_bytes, deal, plan_of, units
+
+
+@dataclass(frozen=True)
+class Search:
+    """What all processes are given."""
+
+    k: int
+    metric: Metric
+    others: bool
+    """B is A, and no row is its own neighbour."""
+    cores: int
+    panel_bytes: int
+    """Of the rows of A whose candidates are scored (`Exact`)."""
+    plan: Plan
+    operation: Operation
+    squares: Array
+    """The squared norm of each row of B."""
+
+
+def search(here: Here, shared: Search, unit: Unit) -> Candidates:
+    """Find the best of each row of some blocks."""
+    a, b = here.inputs["a"], here.inputs.get("b")
+    asked = Asked(a, b, shared.k, shared.metric, include_self=not shared.others, graph=False)
+    asked.cores = shared.cores
+    operands = {"a": asked.a, "b": asked.b.transpose()}
+    plan = plan_of(unit, shared.plan, operands)
+    blocks = Blocks(plan, shared.operation, {name: one.source for name, one in operands.items()})
+    exact = asked.exact(asked.a, asked.b, shared.panel_bytes, unit.cols)
+    reduction = asked.reduction(blocks, shared.squares)
+    found: list[Candidates] = []
+
+    def finish(band: int) -> int:
+        rows = band * plan.bm, min((band + 1) * plan.bm, asked.m)
+        best, moved = Candidates.of(exact, rows, reduction.best(band), asked.k)
+        here.trace.bytes["read"] += moved
+        found.append(best)
+        return 0
+
+    executor = Local(here.device)
+    progress = Observer(lambda fraction, plan, trace: here.tell(fraction))
+    run_reduced(blocks.taken_by(reduction), reduction, finish, executor, progress, here.trace)
+    here.peak_device_bytes = executor.peak_device_bytes()
+    (best,) = found
+    if unit.cols[1] - unit.cols[0] <= asked.keep:  # all of these rows of B are candidates
+        best = replace(best, about=np.full_like(best.about, -np.inf))
+    return best
+
+
+def norms_of(here: Here, cores: int, rows: Range) -> tuple[Array, Array]:
+    """As `norms`, of some rows of B."""
+    b = here.inputs.get("b", here.inputs["a"])
+    some = Rows(b.window(rows, (0, b.shape[1])), cores=cores)
+    found = norms(some)
+    here.trace.bytes["read"] += some.bytes_read
+    return found
+
+
+class RankingElsewhere(Ranking):
+    """One run of `topk` for which processes elsewhere compute."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        request: Request,
+        pool: Pool,
+        beside: Callable[[int], int],
+        observer: Observer,
+        verify: bool,
+    ):
+        """request: of the product. beside: counts bytes that this process holds (`Elsewhere`). Raises
+        InputError and BudgetError."""
+        reduced, self._pool = request.reduced, pool
+        assert reduced is not None, "C is not stored"
+        line, fixed = self._held(asked, verify)
+        more = cell_bytes((asked.m, asked.n), asked.chunk_rows) + beside(fixed)
+        reduced = replace(
+            reduced, row_bytes=reduced.row_bytes + beside(line), fixed_bytes=reduced.fixed_bytes + more
+        )
+        super().__init__(asked, replace(request, reduced=reduced), None, observer, verify)
+        self.trace = pool.trace
+        beside(self.plan.bm * line + fixed)
+
+    def _held(self, asked: Asked, verify: bool) -> tuple[int, int]:
+        """Bytes that this process holds, for each row of a block and beside these: the best of rows of blocks
+        that are not complete, and of one that comes; norms of rows of B, and what a check takes."""
+        line = (self._pool.count + 2) * (3 * 16 * asked.k + 4 * 8)
+        return line, 3 * 8 * asked.n + (asked.exact(asked.a, asked.b).nbytes if verify else 0)
+
+    def peaks(self) -> tuple[int, int]:
+        """Those of the processes elsewhere."""
+        return self._pool.peak_host_bytes, self._pool.peak_device_bytes
+
+    def close(self) -> None:
+        """Closes the pool."""
+        self._pool.close()
+
+    def _norms(self) -> tuple[Array, float, int]:
+        """Has each process look at ranges of B."""
+        asked = self._asked
+        parts = parts_of(asked.b, RANGES * self._pool.count)
+        squares, sums = np.empty(asked.n), np.zeros(asked.depth)
+
+        def add(number: int, found: tuple[Array, Array]) -> None:
+            squares[slice(*parts[number])] = found[0]
+            np.add(sums, found[1], out=sums)
+
+        self._pool.each(norms_of, asked.cores, parts, InOrder(add), lambda done: None)
+        return squares, spread(squares, sums), 0
+
+    def _scoring_cost(self) -> int:
+        """Counts what is read for each unit: rows of A again, where several have parts of one row of
+        blocks."""
+        asked, host, cost = self._asked, self._host, 0
+        for unit in units(self.plan, self._pool.count):
+            exact = Exact(host.a, host.b, asked.metric, self._exact.panel_bytes, unit.cols)
+            cost += exact.cost(self._rows(unit.band))
+        return cost
+
+    def _execute(self, sink: InMemory | RowArrays, done: set[int]) -> None:
+        """Deals blocks to processes, and merges what they find."""
+        self._leave_out(done)
+        parts = units(self.plan, self._pool.count)
+        best = Gathering(parts, _merged, partial(self._complete, sink, done))
+        deal(self._pool, self.plan, self._observer, (search, self._shared()), parts, best.take)
+
+    def _shared(self) -> Search:
+        asked, job = self._asked, self.job
+        return Search(
+            asked.k, asked.metric, asked.others, asked.cores or 1, self._exact.panel_bytes,
+            slim(job.plan), job.operation, self._squares,
+        )  # fmt: skip
+
+    def _complete(self, sink: InMemory | RowArrays, done: set[int], band: int, found: Candidates) -> None:
+        """Write the best of a row of blocks, all of whose parts have come."""
+        self.trace.bytes["write"] += self._write(sink, done, self._rows(band), found)
+
+
+def _merged(before: Candidates | None, _: Unit, found: Candidates) -> Candidates:
+    return found if before is None else before.merged(found)
