@@ -23,7 +23,8 @@ from .machine import Budget, Rates
 from .panels import Panels
 from .problem import Problem
 from .schedule import Block, Part, Piece, count_blocks, cut, places, sides
-from .traffic import Traffic, piece_read_bytes, uploaded_again
+from .teams import ALONE, Shape
+from .traffic import Traffic, piece_read_bytes, team_traffic, uploaded_again
 
 Visit = tuple[tuple[str, int, int], list[int]]
 """A panel (its matrix, its number down or across C, its number along k), and bytes that reading its pieces
@@ -60,7 +61,7 @@ class Plan:
     """Whether blocks are made column by column of C, or row by row. Either way every second column or row is
     walked backwards (serpentine), so that the panel at a turn is used twice in a row."""
     lower_bound_bytes: int
-    """Least bytes any schedule moves between store and fast memory of this size:
+    """Least bytes any schedule moves between store and fast memory of this size, that of all workers:
     max(2mnk/√S − 2S, mk + kn + mn) elements (Smith et al., arXiv:1702.02017)."""
     bytes_read: int
     bytes_written: int
@@ -75,6 +76,11 @@ class Plan:
     predicted_seconds: float
     used_rates: Rates = field(repr=False)
     """The rates with which seconds are predicted."""
+    team: Shape = ALONE
+    """Rows and columns of blocks that workers of a cluster make at the same time. They read each piece once,
+    and hand it to each other."""
+    bytes_exchanged: int = 0
+    """Bytes of pieces that workers of a cluster get from each other instead of the store."""
     cache_slots: int = 0
     """Additional slots for pieces that stay in host memory until their next use."""
     found: tuple[int, ...] = field(default=(), repr=False)
@@ -133,6 +139,14 @@ class Plan:
         last = self.block_count - 1
         blocks = (self._block(index, i, j) for index, (i, j) in enumerate(self._places))
         return (replace(block, last=block.index == last) for block in blocks)
+
+    def groups(self) -> list[list[Block]]:
+        """Return the blocks that are made, in order, in groups that a team makes at the same time."""
+        found = dict[tuple[int, int], list[Block]]()
+        for block in self.blocks():
+            group = block.row // self.bm // self.team[0], block.col // self.bn // self.team[1]
+            found.setdefault(group, []).append(block)
+        return list(found.values())
 
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
@@ -225,6 +239,7 @@ class Plan:
             bytes_written=moved.written,
             bytes_uploaded=moved.uploaded,
             bytes_downloaded=moved.downloaded,
+            bytes_exchanged=moved.exchanged,
             stage_seconds={stage: seconds * share for stage, seconds in self.stage_seconds.items()},
             predicted_seconds=self.predicted_seconds * share,
         )
@@ -245,9 +260,13 @@ class Plan:
         p, blocks = self.problem, list(self.blocks())
         parts = [part for block in blocks for part in self.parts(block)]
         old = sum(piece_read_bytes(p.c, piece) for block in blocks for piece in self.block_pieces(block))
-        read, written = sum(sizes[-1] for _, sizes in self._visits() if sizes), len(parts) * p.c.chunk_bytes
+        written = len(parts) * p.c.chunk_bytes
+        if self.team == ALONE:
+            read, exchanged = sum(sizes[-1] for _, sizes in self._visits() if sizes), 0
+        else:
+            read, exchanged = team_traffic(p, self.groups(), (self.bm, self.bn), cache(self._strip_bytes))
         if self.budget.device is None:
-            return Traffic(read + old, written, 0, 0)
+            return Traffic(read + old, written, 0, 0, exchanged)
         uploaded = p.k * sum(
             (block.rows * p.a.itemsize if self.brings_a(block.index) else 0)
             + (0 if block.diagonal else block.cols * p.b.itemsize)
@@ -259,7 +278,7 @@ class Plan:
         if p.found_bytes:
             lines = {(part.chunk[0], part.rows) for part in parts}  # the same for all blocks of a row
             downloaded = sum(rows for _, rows in lines) * p.found_bytes
-        return Traffic(read + old, written, uploaded, downloaded)
+        return Traffic(read + old, written, uploaded, downloaded, exchanged)
 
     def with_cache(self, slots: int) -> "Plan":
         """Return the plan with a cache of up to so many slots, and of no more than it uses."""
@@ -299,6 +318,10 @@ class Plan:
             found.append(((operand, at, number), list(sizes)))
         return found
 
+    def _strip_bytes(self, operand: str, at: int) -> int:
+        """Return the bytes that reading one row of blocks, or one column of them, moves from the store."""
+        return sum(sizes[-1] for _, sizes in self._strip(operand, at) if sizes)
+
     def __repr__(self) -> str:
         """Return the size of the product and of its blocks, the kernel and the predictions."""
         p = self.problem
@@ -334,6 +357,7 @@ class Plan:
             "out_dtype": p.types[2],
             "rates": self.used_rates.note,
             "resident": self.k_panels.resident,
+            "team": list(self.team),
             "blocks": self.block_count,
             "k_ranges": len(p.k_ranges),
             "panels": self.panel_count,
@@ -348,7 +372,8 @@ class Plan:
 _NUMBERS = (
     *("bm", "bn", "bk", "panel_buffers", "c_buffers", "readers", "writers", "slots", "slot_bytes"),
     *("cache_slots", "by_columns"),
-    *("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "lower_bound_bytes"),
+    *("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "bytes_exchanged"),
+    "lower_bound_bytes",
     *("ledger", "device_ledger", "stage_seconds", "predicted_seconds", "advice"),
 )
 """Fields and properties of a plan that its JSON has under the same names."""

@@ -1,41 +1,69 @@
 """Counts the bytes that a plan moves, and the fewest that any schedule can move."""
 
 import math
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ..support.intervals import ceil_div, overlaps
 from .candidates import Candidate
 from .machine import Budget
 from .problem import Matrix, Problem
-from .schedule import Piece
+from .schedule import Block, Piece
 
 
 class Traffic(NamedTuple):
-    """Bytes between the store and host memory, and between host memory and the device (0 where the device
-    computes in host memory)."""
+    """Bytes between the store and host memory, between host memory and the device (0 where the device
+    computes in host memory), and between workers of a cluster."""
 
     read: int
     written: int
     uploaded: int
     downloaded: int
+    exchanged: int
 
 
 def whole_traffic(p: Problem, budget: Budget, x: Candidate) -> Traffic:
     """Return the bytes that a candidate moves without a cache. `p.c` is C as the candidate stores it."""
-    down, times_a = ceil_div(p.m, x.bm), x.times_a(p)
-    read = times_a * p.a.read_bytes(*x.a_steps(p))
-    uploaded = times_a * p.m * p.k * p.a.itemsize
+    down, times_a, (fetches_a, fetches_b) = ceil_div(p.m, x.bm), x.times_a(p), x.fetches(p)
+    read = fetches_a * p.a.read_bytes(*x.a_steps(p))
+    uploaded, fetched = (times * p.m * p.k * p.a.itemsize for times in (times_a, fetches_a))
     if not p.symmetric:  # else each strip of A has met all others as op(A) or as op(B), and itself once
-        read += down * p.b.read_bytes(*x.b_steps(p))
+        read += fetches_b * p.b.read_bytes(*x.b_steps(p))
         uploaded += down * p.k * p.n * p.b.itemsize
+        fetched += fetches_b * p.k * p.n * p.b.itemsize
+    exchanged = uploaded - fetched
     if p.reads_c:
         read += p.c.read_bytes(x.bm, x.bn)
         uploaded += p.m * p.n * p.c.itemsize
     uploaded += uploaded_again(p, budget, *shared_columns(p, x.bm, x.bn))
     written = p.c.grid[0] * p.c.grid[1] * p.c.chunk_bytes
     if budget.device is None:
-        return Traffic(read, written, 0, 0)
-    return Traffic(read, written, uploaded, downloaded_bytes(p))
+        return Traffic(read, written, 0, 0, exchanged)
+    return Traffic(read, written, uploaded, downloaded_bytes(p), exchanged)
+
+
+def team_traffic(
+    p: Problem, groups: Iterable[list[Block]], block: tuple[int, int], read_bytes: Callable[[str, int], int]
+) -> tuple[int, int]:
+    """Return the bytes that teams read from the store, and those that their workers get from each other.
+
+    groups: the blocks that each team makes at the same time. block: rows and columns of a block. read_bytes:
+    returns the bytes that reading one row of blocks (`a`) or one column of them (`b`) moves from the store.
+    """
+    read, exchanged, other = 0, 0, "a" if p.symmetric else "b"
+    for group in groups:
+        workers, held = Counter[tuple[str, int]](), dict[tuple[str, int], int]()
+        for one in group:
+            strips = {
+                ("a", one.row // block[0]): one.rows * p.a.itemsize,
+                (other, one.col // block[1]): one.cols * p.b.itemsize,
+            }
+            workers.update(strips.keys())
+            held |= strips
+        read += sum(read_bytes(*strip) for strip in workers)
+        exchanged += sum((workers[strip] - 1) * size * p.k for strip, size in held.items())
+    return read, exchanged
 
 
 def downloaded_bytes(p: Problem) -> int:
