@@ -6,6 +6,7 @@ import distributed
 
 from ooc_gemm.dask import partial
 from ooc_gemm.storage.io import files
+from ooc_gemm.storage.read import raw
 
 
 class Slow(distributed.WorkerPlugin):
@@ -41,3 +42,16 @@ class SlowSums(distributed.WorkerPlugin):
             return function(*arguments)
 
         setattr(partial, name, slowly)
+
+
+class SlowReads(distributed.WorkerPlugin):
+    """Every piece of raw chunks takes a while to read on every worker."""
+
+    def setup(self, worker):
+        start = raw.RawSource.start
+
+        def slowly(self, piece, slot):
+            time.sleep(0.02)
+            return start(self, piece, slot)
+
+        raw.RawSource.start = slowly

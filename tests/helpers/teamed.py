@@ -1,0 +1,16 @@
+"""Plans in teams, however small the product is."""
+
+from dataclasses import replace
+
+from ooc_gemm.planning import search
+
+
+def teamed(team, side):
+    """A search whose candidates have this team and blocks of this size."""
+    best = search._best
+
+    def found(problem, budget, rates):
+        seconds, _, x = best(problem, budget, rates)
+        return seconds, replace(problem, parts=1), replace(x, bm=side[0], bn=side[1], team=team, cache=0)
+
+    return found
