@@ -2,8 +2,10 @@
 others that need it, whatever becomes of some of them."""
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -16,7 +18,7 @@ from conftest import make
 distributed = pytest.importorskip("distributed")
 
 import cupy_on_cpu  # noqa: E402
-from launched import Killer, patient  # noqa: E402
+from launched import Killer, launched, more_are_done, patient, process  # noqa: E402
 from slow_disk import SlowReads  # noqa: E402
 from teamed import teamed  # noqa: E402
 
@@ -333,6 +335,30 @@ def test_workers_are_killed(tmp_path, many_steps):
             )
             assert (result.plan.team, kill.left) == ((2, 2), [])
             same(c, a @ b + 2 * old)
+
+
+@pytest.mark.slow
+def test_the_client_is_killed_and_the_run_goes_on(tmp_path, monkeypatch):
+    """Also in teams: β·C is added once."""
+    a, b, old = integers(130, 90), integers(90, 170, seed=1), integers(130, 170, seed=2)
+    paths, c = stored(tmp_path, a, b), tmp_path / "c"
+    make(c, old, chunks=(16, 16), compressors=None)
+    command = ["multiply", *paths, str(c), "--beta", "2", "-d", "cpu", "-Q", "--json", "-M", "600MiB"]
+    with launched(tmp_path, monkeypatch, "SlowReads()") as (address, _):
+        first = process("teamed", *command, "--scheduler", address, log=subprocess.PIPE)
+        more_are_done(c, first)
+        first.kill()
+        first.communicate()
+        second = process("teamed", *command, "--scheduler", address, "--resume", log=subprocess.PIPE)
+        said = second.communicate()[0].decode()
+        assert second.returncode == 0, said
+    done = json.loads(said[said.index("{") :])
+    assert done["plan"]["team"] == [1, 2]
+    assert 0 < done["blocks_resumed"] < done["blocks"]
+    assert (done["bytes_read"], done["bytes_exchanged"]) == (
+        done["plan"]["bytes_read"], done["plan"]["bytes_exchanged"],
+    )  # fmt: skip
+    same(c, a @ b + 2 * old)
 
 
 @pytest.mark.slow

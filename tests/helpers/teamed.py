@@ -1,4 +1,5 @@
-"""Plans in teams, however small the product is."""
+"""Plans in teams, however small the product is. Run as a program, this is the command line with such
+plans."""
 
 from dataclasses import replace
 
@@ -14,3 +15,10 @@ def teamed(team, side):
         return seconds, replace(problem, parts=1), replace(x, bm=side[0], bn=side[1], team=team, cache=0)
 
     return found
+
+
+if __name__ == "__main__":
+    from ooc_gemm.cli import main
+
+    search._best = teamed((1, 2), (32, 32))
+    main()
