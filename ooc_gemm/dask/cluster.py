@@ -1,6 +1,7 @@
 """Carries out a plan on a cluster: its workers make superblocks of C, or add up partial sums of its blocks,
 and this process, the client, does the rest. The client takes over the chunks of each finished superblock or
-block, and notes them. What a worker was making that has died, others make again."""
+block, and notes them. What a worker was making that has died, others make again. Blocks of a group go to
+workers at the same time, which hand pieces to each other (team.py)."""
 
 import math
 import os

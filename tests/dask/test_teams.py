@@ -19,7 +19,7 @@ distributed = pytest.importorskip("distributed")
 
 import cupy_on_cpu  # noqa: E402
 from launched import Killer, launched, more_are_done, patient, process  # noqa: E402
-from slow_disk import SlowReads  # noqa: E402
+from slow_disk import SlowReads, StandsStill  # noqa: E402
 from teamed import teamed  # noqa: E402
 
 import ooc_gemm  # noqa: E402
@@ -114,6 +114,17 @@ def test_gram_in_teams(tmp_path, client):
     as_predicted(result, (3, 3))
     assert result.plan.problem.symmetric
     assert result.bytes_read == a.nbytes
+
+
+def test_elements_are_transformed_where_they_are_multiplied(tmp_path, client):
+    """What workers hand to each other are elements as they are stored."""
+    x = integers(300, 200)
+    path = make(tmp_path / "x", x, chunks=(20, 30), compressors=None)
+    with ooc_gemm.dask.on(client, memory_limit="2GiB", device="cpu"):
+        found = ooc_gemm.cov(path, str(tmp_path / "c"), rowvar=False, chunks=(20, 20))
+    as_predicted(found, (3, 3))
+    want = np.cov(x.astype("f8"), rowvar=False)
+    assert (np.abs(zarr.open_array(tmp_path / "c")[...] - want) <= 1e-4 * want.max()).all()  # NaN fails
 
 
 @pytest.mark.parametrize("turned", [(False, True), (True, False), (True, True)])
@@ -369,20 +380,18 @@ def test_a_worker_that_stands_still_holds_up_nobody(tmp_path, monkeypatch, many_
     a, b = integers(300, 400), integers(400, 360, seed=1)
     paths = stored(tmp_path, a, b)
     with cluster(4, processes=True, memory_limit="1GiB") as client:
-        client.register_plugin(SlowReads())
-        pid, seen, woken_at = next(iter(client.run(os.getpid).values())), [], []
+        client.register_plugin(StandsStill())
+        first = min(client.run(lambda dask_worker: (dask_worker.name, os.getpid())).values())[1]
+        seen, woken_at = [], []
 
-        def stop(fraction, plan, trace):
-            if fraction > 0 and not seen:
-                os.kill(pid, signal.SIGSTOP)
-            if fraction > 0:
-                seen.append(fraction)
+        def wake(fraction, plan, trace):
+            seen.append(fraction)
             if not woken_at and (fraction > 0.88 or len(seen) > 100):  # the others have made eight of nine
-                os.kill(pid, signal.SIGCONT)
+                os.kill(first, signal.SIGCONT)
                 woken_at.append(fraction)
 
         result = ooc_gemm.dask.multiply(
-            *paths, tmp_path / "c", client=client, progress=stop, chunks=(50, 60), device="cpu",
+            *paths, tmp_path / "c", client=client, progress=wake, chunks=(50, 60), device="cpu",
             memory_limit="512MiB",
         )  # fmt: skip
     same(tmp_path / "c", a @ b)
