@@ -49,9 +49,9 @@ def multiply(
     """C (m×n) ← α·op(A) (m×k)·op(B) (k×n) + β·C, on the workers of a cluster.
 
     It differs from `ooc_gemm.multiply` in where things lie and who computes. Each worker makes some blocks of
-    C or, where the plan expects that to be faster, blocks over some of k, whose sums the workers add up. Where
-    the network allows, workers make neighbouring blocks at the same time and hand pieces of A and B to each
-    other, so that each piece is read once.
+    C or, where the plan expects that to be faster, blocks over some of k, whose sums the workers add up.
+    Where the network allows, workers make neighbouring blocks at the same time and hand pieces of A and B to
+    each other, so that each piece is read once.
     A worker that dies has its part made again by others. Where the scheduler or the client dies, C can be
     continued with `resume`, also by `ooc_gemm.multiply`.
 

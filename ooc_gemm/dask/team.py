@@ -58,8 +58,7 @@ class Team:
     def needing(self, operand: str, address: str, symmetric: bool) -> tuple[str, ...]:
         """Return the workers that need the same pieces of an operand (`a` or `b`) as one of them does. Of a
         symmetric product, whose op(B) is op(A)ᵀ, some need them as the other operand."""
-        own = dict(self.blocks)[address]
-        strip = own.row if operand == "a" else own.col
+        strip = _strip(dict(self.blocks)[address], operand)
         return tuple(
             other
             for other, block in self.blocks
