@@ -88,11 +88,11 @@ def _best(problem: Problem, budget: Budget, rates: Rates) -> tuple[float, Proble
     workers, and the candidate; None where none fits. Workers make blocks alone, in teams, or over some of
     k."""
     searches = [_Search(p, budget, rates) for p in (problem, *_cut_along_k(problem, budget, rates))]
-    found = [(x, one) for one in (*searches, *_in_teams(searches[0])) if (x := one.best())]
+    found = [(one, x) for one in (*searches, *_in_teams(searches[0])) if (x := one.best())]
     if not found:
         return None
-    best, search = min(found, key=lambda one: one[0].seconds)
-    return search.cost.estimate(best.x).seconds, search.problem, best.x
+    search, best = min(found, key=lambda one: one[0].judged(one[1]).seconds)
+    return search.cost.estimate(best).seconds, search.problem, best
 
 
 def _in_teams(alone: "_Search") -> list["_Search"]:
@@ -143,7 +143,7 @@ class _Search:
         every = (self._sizes(*one) for one in product(outputs(self.problem), rings(self.budget)))
         return next((found for found in every if found), None)
 
-    def best(self) -> _Found | None:
+    def best(self) -> Candidate | None:
         """Return the best candidate; None where none fits."""
         ideal = self.cost.estimate(everything(self.problem, self.budget))
         least = (ideal.alone + self.cost.hidden_cost(ideal.stages)) / self.budget.workers
@@ -156,7 +156,7 @@ class _Search:
                 least = max(least, self._least_with_more_room(found.x))
             if best and best.seconds <= NEAR_IDEAL * least:
                 break
-        return best
+        return best.x if best else None
 
     def _least_with_more_room(self, x: Candidate) -> float:
         """Return the seconds of the best blocks and panels if the ring and the write slots of a candidate
@@ -192,7 +192,7 @@ class _Search:
             chosen = self._widths(replace(plain, bm=bm), widths)
             least = math.inf
             for bn in chosen:
-                for found in map(self._judged, self._variants(replace(plain, bm=bm, bn=bn))):
+                for found in map(self.judged, self._variants(replace(plain, bm=bm, bn=bn))):
                     if best is None or found[:2] < best[:2]:
                         best = found
                     least = min(least, found.seconds)
@@ -219,7 +219,7 @@ class _Search:
         few = self.team == ALONE or members(self.problem, x.bm, x.bn, self.team) <= self.budget.workers
         return few and fits(self.problem, self.budget, x)
 
-    def _judged(self, x: Candidate) -> _Found:
+    def judged(self, x: Candidate) -> _Found:
         """Return the candidate with the numbers by which it is compared."""
         found = self.cost.estimate(x)
         seconds = found.seconds + self.cost.hidden_cost(found.stages) / self.budget.workers
