@@ -31,7 +31,7 @@ REPEAT_LARGE = 11
 def pairs(naive: bool) -> list[tuple[str, str]]:
     """Return each kernel with the type that it is made for, and all kernels of the ladder with float32."""
     chosen = [(name, kernel.dtypes[0]) for name, kernel in KERNELS.items() if naive or name not in NAIVE]
-    return [*chosen, ("fp16x3", "complex64")]
+    return [*chosen, ("fp16x3", "complex64"), *(("ozaki2", x) for x in ("complex128", "int16", "int32"))]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -14,11 +14,10 @@ import click
 import cupy
 import numpy as np
 
-from ooc_gemm.bench.gpu import open_gemm
+from ooc_gemm.bench.gpu import open_gemm, out_dtype
 from ooc_gemm.bench.measure import poison, random, rounding
-from ooc_gemm.cuda_kernels import split
+from ooc_gemm.cuda_kernels import scales, split
 from ooc_gemm.cuda_kernels.catalog import KERNELS
-from ooc_gemm.cuda_kernels.roofline import OUT_DTYPE
 from ooc_gemm.cuda_kernels.split import PITCH_BYTES
 from ooc_gemm.support.intervals import round_up
 
@@ -47,13 +46,21 @@ THRESHOLDS = {"split": (1e30, 0.0, 0.0), "fallback": (-1.0, 1e30, 0.0)}
 it."""
 
 
-def paths(kernel: str) -> tuple[str, ...]:
+TOLERANCES = {"residues": 1e30, "float64": 0.0}
+"""The same for ozaki2 → values of TOLERANCE (scales.py)."""
+
+
+def paths(kernel: str, dtype: str) -> tuple[str, ...]:
+    if kernel == "ozaki2" and "int" not in dtype:
+        return tuple(TOLERANCES)
     return tuple(THRESHOLDS) if kernel.endswith("fp16x3") else ("",)
 
 
 def take(path: str) -> None:
-    """Set which path fp16x3 takes from now on."""
-    if path:
+    """Set which path fp16x3 or ozaki2 takes from now on."""
+    if path in TOLERANCES:
+        scales.TOLERANCE = TOLERANCES[path]
+    elif path:
         split.LOW_SHARE, split.LEAST_TERMS, split.LEAST_DENSITY = THRESHOLDS[path]
 
 
@@ -63,7 +70,7 @@ def worst(
     """Compare one launch with NumPy. Returns the largest ratio of an error to its bound, which must be at
     most 1."""
     (m, n, k), (alpha, beta), rng = shape, factors, np.random.Generator(np.random.SFC64(1))
-    out = np.dtype(OUT_DTYPE.get(dtype, dtype))
+    out = np.dtype(out_dtype(kernel, dtype))
     a, b = (random(rng, *size, dtype) for size in ((m, k), (k, n)))
     if kernel.endswith("fp16x3"):  # units along k, which are made alike first
         units = np.ldexp(np.float32(1), rng.integers(-20, 21, k))
@@ -110,7 +117,7 @@ def main(one_shape: bool, kernels: tuple[str, ...]) -> None:
                     SHAPES[:1] if one_shape else SHAPES,
                     FACTORS[:1] if one_shape else FACTORS,
                     (0, 3),
-                    paths(name),
+                    paths(name, dtype),
                 )
                 for shape, factors, pad, path in cases:
                     take(path)

@@ -134,7 +134,7 @@ def limits_table(report: dict[str, Any]) -> str:
             f"{row['peak_host_bytes'] / 2**30:.1f} GiB | {row['peak_device_bytes'] / 2**30:.1f} GiB |"
         )
     alone, zstd = report["rows"]["large"]["sgemm_alone_seconds"], report["rows"]["zstd"]
-    commits = sorted({row["commit"][:7] for row in report["rows"].values()})
+    commits = sorted({report["rows"][name]["commit"][:7] for name in (*LIMITS, "zstd")})
     read, decode = zstd["read_bytes_per_second"], zstd["decode_bytes_per_second"]
     notes = (
         f"{report['device']}, medians in a warm process; the limit is the longest of bytes ÷ rate and "

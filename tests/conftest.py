@@ -195,6 +195,27 @@ def server(tmp_path_factory):
         yield port
 
 
+@pytest.fixture
+def proxy(server, monkeypatch, tmp_path, no_thread_left):
+    """What the environment leads to, and nothing else does."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(answers, "abandoned", threading.Event())  # which would end this process
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with s3.Proxy(server) as found:
+        for name, value in s3.environment(found.port).items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+@pytest.fixture
+def shelf(proxy, request):
+    """Where nothing is yet."""
+    return f"s3://{s3.BUCKET}/{request.node.name.replace('[', '-').rstrip(']')}"
+
+
 FAST = "not slow"
 """What `make test` says of the marks of the tests that it runs."""
 
@@ -247,6 +268,14 @@ def pytest_xdist_auto_num_workers(config):
     """One process more than this one may use cores, as tests also wait for disks and for other processes; one
     where there is a GPU, whose memory some tests fill."""
     return len(os.sched_getaffinity(0)) + 1 if gpu_missing() else 1
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Tell why tests were skipped, in a line for each reason."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = collections.Counter(str(report.longrepr[-1]).removeprefix("Skipped: ") for report in reports)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")
 
 
 def gpu_missing():

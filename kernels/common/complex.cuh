@@ -1,5 +1,5 @@
-// A complex number of float32, as it lies in memory.
+// A complex number of the type REAL, as it lies in memory.
 
-struct alignas(8) Complex {
-    float re, im;
+struct alignas(2 * sizeof(REAL)) Complex {
+    REAL re, im;
 };

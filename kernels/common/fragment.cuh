@@ -7,8 +7,8 @@
 //     row r + 8   2  3 │      │      │      ║ 6  7 │       the same lane holds d[2], d[3], d[6], d[7], …
 //
 // Lanes 4·r + 1, 4·r + 2 and 4·r + 3 hold the next pairs. `row`, `col`: of the first of the 64 rows, in C.
-__device__ __forceinline__ void store_sums(const S (&d)[ACC], S* __restrict__ C, long long ldc, int row, int col, int m,
-                                           int n, S alpha, S beta) {
+__device__ __forceinline__ void
+store_sums(const S (&d)[ACC], S* __restrict__ C, long long ldc, int row, int col, int m, int n, S alpha, S beta) {
     const int thread = threadIdx.x % 128, lane = thread % 32;
     row += thread / 32 * 16 + lane / 4;
     col += lane % 4 * 2;

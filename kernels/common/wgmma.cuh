@@ -2,7 +2,7 @@
 // common/element_types.cuh, and the macros BN, BK, A_MN and B_MN: whether an operand lies along m or n, and not along k.
 
 constexpr int K_ROW = BK * ELEMENT_BYTES;  // bytes of a row of a K-major tile
-constexpr int ACC = BN / 2;                // sums a consumer thread holds: 64·BN / 128
+constexpr int ACC = BN / 2;  // sums a consumer thread holds: 64·BN / 128
 
 static_assert(TYPE == FLOAT16 || (!A_MN && !B_MN), "only 16-bit operands may be MN-major");
 static_assert(K_ROW == 128 || K_ROW == 64, "a row of a K-major tile is one span of the swizzle");
@@ -32,6 +32,7 @@ template <bool mn>
 constexpr int k_stride = mn ? K_STEP * 128 : 32;
 
 // The instruction names all of a thread's sums: they are listed 32 at a time.
+// clang-format off
 #define NAMES_0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define NAMES_1 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define NAMES_2 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
@@ -39,6 +40,7 @@ constexpr int k_stride = mn ? K_STEP * 128 : 32;
 #define SUM(i) SUM_REGISTER(d[i])
 #define SUMS_4(i) SUM(i), SUM(i + 1), SUM(i + 2), SUM(i + 3)
 #define SUMS_32(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12), SUMS_4(i + 16), SUMS_4(i + 20), SUMS_4(i + 24), SUMS_4(i + 28)
+// clang-format on
 #if BN == 64
 #define SHAPE "m64n64"
 #define SUMS SUMS_32(0)
@@ -79,7 +81,8 @@ constexpr int k_stride = mn ? K_STEP * 128 : 32;
 
 // d ← (keep ? d : 0) + a·b for one K_STEP, under way until `finish`.
 __device__ __forceinline__ void multiply(S (&d)[ACC], u64 a, u64 b, int keep) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " KEEP ", 0;\n"
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " KEEP
+                 ", 0;\n"
                  "wgmma.mma_async.sync.aligned." SHAPE KIND " {" NAMES "}, " A_B_P SIGNS ";\n}"
                  : SUMS
                  : "l"(a), "l"(b), "r"(keep));

@@ -27,8 +27,8 @@ static_assert((COALESCED ? BN : BM) % 32 == 0, "a warp lies along one row, or do
 
 // The grid is one-dimensional, ⌈m/BM⌉·⌈n/BN⌉ blocks; a block is BN×BM threads, or BM×BN if not COALESCED.
 extern "C" __global__ void __launch_bounds__(BM * BN)
-naive(long long m, long long n, long long k, T alpha, const T* __restrict__ A, long long lda,
-      const T* __restrict__ B, long long ldb, T beta, T* __restrict__ C, long long ldc) {
+naive(long long m, long long n, long long k, T alpha, const T* __restrict__ A, long long lda, const T* __restrict__ B,
+      long long ldb, T beta, T* __restrict__ C, long long ldc) {
     const long long tiles_n = (n + BN - 1) / BN;
     const long long row = blockIdx.x / tiles_n * BM + (COALESCED ? threadIdx.y : threadIdx.x);
     const long long col = blockIdx.x % tiles_n * BN + (COALESCED ? threadIdx.x : threadIdx.y);

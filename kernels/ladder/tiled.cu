@@ -38,8 +38,8 @@ static_assert(2 * TILE * TILE * sizeof(T) <= 48 * 1024, "static shared memory en
 
 // The grid is one-dimensional, ⌈m/TILE⌉·⌈n/TILE⌉ blocks of BLOCK_X×BLOCK_Y threads.
 extern "C" __global__ void __launch_bounds__(BLOCK_X * BLOCK_Y)
-tiled(long long m, long long n, long long k, T alpha, const T* __restrict__ A, long long lda,
-      const T* __restrict__ B, long long ldb, T beta, T* __restrict__ C, long long ldc) {
+tiled(long long m, long long n, long long k, T alpha, const T* __restrict__ A, long long lda, const T* __restrict__ B,
+      long long ldb, T beta, T* __restrict__ C, long long ldc) {
     __shared__ T a_tile[TILE][TILE];
     __shared__ T b_tile[TILE][TILE];
 
@@ -70,8 +70,7 @@ tiled(long long m, long long n, long long k, T alpha, const T* __restrict__ A, l
 #pragma unroll
             for (int i = 0; i < DOWN; ++i)
 #pragma unroll
-                for (int j = 0; j < ACROSS; ++j)
-                    sum[i][j] += a_tile[y + i * BLOCK_Y][kk] * b_tile[kk][x + j * BLOCK_X];
+                for (int j = 0; j < ACROSS; ++j) sum[i][j] += a_tile[y + i * BLOCK_Y][kk] * b_tile[kk][x + j * BLOCK_X];
         __syncthreads();  // nobody reads them any more
     }
 

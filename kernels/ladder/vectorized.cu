@@ -99,8 +99,7 @@ vectorized(long long m, long long n, long long k, T alpha, const T* __restrict__
 #pragma unroll
         for (int e = 0; e < A_COUNT; ++e)
 #pragma unroll
-            for (int v = 0; v < V; ++v)
-                a_tile[a_col(e) + v].vec[a_row(e) / V].v[a_row(e) % V] = a_some[e].v[v];
+            for (int v = 0; v < V; ++v) a_tile[a_col(e) + v].vec[a_row(e) / V].v[a_row(e) % V] = a_some[e].v[v];
 #pragma unroll
         for (int e = 0; e < B_COUNT; ++e) b_tile[b_row(e)][b_col(e) / V] = b_some[e];
         __syncthreads();  // the tiles are complete

@@ -49,8 +49,8 @@ static_assert(BM % 64 == 0 && BN % 64 == 0 && BK == 64, "whole instructions, and
 static_assert(PARTS * ACC <= 128, "a thread has 255 registers, and these are its sums");
 
 extern "C" __global__ void __launch_bounds__(128)
-warpgroup(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, int m, int n, int k, S alpha,
-          S beta, S* __restrict__ C, long long ldc) {
+warpgroup(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, int m, int n, int k,
+          S alpha, S beta, S* __restrict__ C, long long ldc) {
     extern __shared__ char memory[];
     __shared__ alignas(8) u64 barrier;
 

@@ -119,8 +119,7 @@ warptile(long long m, long long n, long long k, T alpha, const T* __restrict__ A
             for (int v = 0; v < V; ++v) a_tile[buffer][kk + v].vec[i / V].v[i % V] = a_staged.vec[e].v[v];
         }
 #pragma unroll
-        for (int e = 0; e < b_staged.COUNT; ++e)
-            b_tile[buffer][b_staged.row(e)][b_staged.col(e) / V] = b_staged.vec[e];
+        for (int e = 0; e < b_staged.COUNT; ++e) b_tile[buffer][b_staged.row(e)][b_staged.col(e) / V] = b_staged.vec[e];
         __syncthreads();  // this buffer is complete, and nobody reads the other one any more
     };
     const auto read = [&](int buffer, int kk) {

@@ -31,8 +31,8 @@ __device__ __forceinline__ bool better(S x, int column, S than, int other) {
 struct Row {
     const T* elements;
     const S *scale, *shift;  // null: 1 and 0
-    long long same;          // column of the row itself, which does not count; negative or beyond the row: none
-    S nothing;               // −∞
+    long long same;  // column of the row itself, which does not count; negative or beyond the row: none
+    S nothing;  // −∞
 
     __device__ __forceinline__ S operator[](int column) const {
         S x = static_cast<S>(elements[column]);

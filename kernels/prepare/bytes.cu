@@ -15,8 +15,7 @@ struct alignas(BYTES == 2 ? 8 : 16) Four {
     ELEMENT x[4];
 };
 
-extern "C" __global__ void __launch_bounds__(256)
-cut(i64 fours, const Four* __restrict__ X, u32* __restrict__ Y) {
+extern "C" __global__ void __launch_bounds__(256) cut(i64 fours, const Four* __restrict__ X, u32* __restrict__ Y) {
     const i64 i = blockIdx.x * 256LL + threadIdx.x;
     if (i >= fours) return;
     const Four four = X[i];

@@ -113,9 +113,7 @@ __device__ __forceinline__ void add(double* to, double x) { atomicAdd(to, x); }
 
 #if KIND == COMPLEX_KIND
 __device__ __forceinline__ Sum plus(Sum x, Sum y) { return {x.re + y.re, x.im + y.im}; }
-__device__ __forceinline__ Sum from_lane(Sum x, int apart) {
-    return {from_lane(x.re, apart), from_lane(x.im, apart)};
-}
+__device__ __forceinline__ Sum from_lane(Sum x, int apart) { return {from_lane(x.re, apart), from_lane(x.im, apart)}; }
 __device__ __forceinline__ void add(Sum* to, Sum x) {
     atomicAdd(&to->re, x.re);
     atomicAdd(&to->im, x.im);
@@ -132,7 +130,8 @@ __device__ __forceinline__ void add(int* to, int x) { atomicAdd(to, x); }
 #endif
 
 // VEC elements at once, or, where there are fewer, those.
-template <bool WHOLE> __device__ __forceinline__ Vector loaded(const Element* at, long long here) {
+template <bool WHOLE>
+__device__ __forceinline__ Vector loaded(const Element* at, long long here) {
     if (WHOLE) return *reinterpret_cast<const Vector*>(at);
     Vector found{};
     for (int i = 0; i < here; ++i) found.x[i] = at[i];
@@ -141,7 +140,8 @@ template <bool WHOLE> __device__ __forceinline__ Vector loaded(const Element* at
 
 // The sums of ROWS numbers over a warp: a thread gets that of row lane / (32 / ROWS). In each step a thread
 // gives half of its rows away, so that ROWS − 1 numbers travel instead of 5·ROWS.
-template <class T> __device__ __forceinline__ T over_warp(T (&x)[ROWS]) {
+template <class T>
+__device__ __forceinline__ T over_warp(T (&x)[ROWS]) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = ROWS / 2, apart = 16; half; half /= 2, apart /= 2) {
@@ -159,9 +159,9 @@ template <class T> __device__ __forceinline__ T over_warp(T (&x)[ROWS]) {
 
 // What VEC columns add to the sums of ROWS rows from X on; `here` of them are there, and `height` rows: the
 // last takes the places of those that are not.
-template <bool WHOLE> __device__ __forceinline__ void add_columns(
-    const Element* X, long long ldx, const Sum* v, long long here, int height, bool conjugate, bool norms,
-    Sum (&sum)[ROWS], double (&square)[ROWS]) {
+template <bool WHOLE>
+__device__ __forceinline__ void add_columns(const Element* X, long long ldx, const Sum* v, long long here, int height,
+                                            bool conjugate, bool norms, Sum (&sum)[ROWS], double (&square)[ROWS]) {
     Vector x[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) x[r] = loaded<WHOLE>(X + (r < height ? r : height - 1) * ldx, here);
@@ -211,9 +211,9 @@ rows(long long count, long long cols, long long width, const Element* __restrict
 }
 
 // What rows from X on, WARPS apart, add to the sums of VEC columns, of which `here` are there.
-template <bool WHOLE> __device__ __forceinline__ void add_rows(
-    const Element* X, long long ldx, const Sum* v, long long count, long long here, bool conjugate, bool norms,
-    Part (&sum)[VEC], Square (&square)[VEC]) {
+template <bool WHOLE>
+__device__ __forceinline__ void add_rows(const Element* X, long long ldx, const Sum* v, long long count, long long here,
+                                         bool conjugate, bool norms, Part (&sum)[VEC], Square (&square)[VEC]) {
 #pragma unroll 4
     for (long long r = 0; r < count; r += WARPS) {
         const Vector x = loaded<WHOLE>(X + r * ldx, here);
@@ -230,8 +230,8 @@ template <bool WHOLE> __device__ __forceinline__ void add_rows(
 // A block: 32·VEC columns and DEPTH rows, which its warps take in turns. The grid has one dimension, for there may be
 // more than 65,535 of either; blocks side by side come one after the other.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-columns(long long count, long long cols, const Element* __restrict__ X, long long ldx,
-        const Sum* __restrict__ v, Sum* __restrict__ out, double* __restrict__ squares, int conjugate) {
+columns(long long count, long long cols, const Element* __restrict__ X, long long ldx, const Sum* __restrict__ v,
+        Sum* __restrict__ out, double* __restrict__ squares, int conjugate) {
     constexpr int WIDTH = 32 * VEC;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const unsigned across = static_cast<unsigned>((cols + WIDTH - 1) / WIDTH);
@@ -242,10 +242,8 @@ columns(long long count, long long cols, const Element* __restrict__ X, long lon
     Part sum[VEC] = {};
     Square square[VEC] = {};
     X += first * ldx + start + lane * VEC;
-    if (here >= VEC)
-        add_rows<true>(X, ldx, v + first, deep, VEC, conjugate, norms, sum, square);
-    else if (here > 0)
-        add_rows<false>(X, ldx, v + first, deep, here, conjugate, norms, sum, square);
+    if (here >= VEC) add_rows<true>(X, ldx, v + first, deep, VEC, conjugate, norms, sum, square);
+    else if (here > 0) add_rows<false>(X, ldx, v + first, deep, here, conjugate, norms, sum, square);
     __shared__ Part sums[WARPS][WIDTH];
     __shared__ Square all_squares[KIND == INTEGER_KIND ? 1 : WARPS][WIDTH];
 #pragma unroll

@@ -9,24 +9,33 @@
 // for an A stored along m, its re and im in rows of their own. Four real multiplications for a complex one:
 // three would need sums of elements, which cost accuracy, and temporaries of C.
 //
-// Macros: MODE (1: rows of re and of im; 2: B′ from rows along n; 3: B′ᵀ from rows along k); CONJUGATE: X;
+// Macros: REAL (float, or double for the fallback of ozaki2); GUARDED: a last argument says whether to run at all; MODE
+// (1: rows of re and of im; 2: B′ from rows along n; 3: B′ᵀ from rows along k); CONJUGATE: X;
 // CONJUGATE_OTHER, for B′: A, which changes the sign of what im of A meets. Launch: blocks of 32×8 threads.
 
 #include "common/complex.cuh"
 
 constexpr int ROWS = 1, DOUBLE_N = 2, DOUBLE_K = 3;
 
-// X has rows × cols complex elements, rows `ldx` of them apart; rows of Y lie `ldy` floats apart.
+// X has rows × cols complex elements, rows `ldx` of them apart; rows of Y lie `ldy` real numbers apart.
 extern "C" __global__ void __launch_bounds__(256)
-embed(int rows, int cols, const Complex* __restrict__ X, long long ldx, float* __restrict__ Y, long long ldy) {
+embed(int rows, int cols, const Complex* __restrict__ X, long long ldx, REAL* __restrict__ Y, long long ldy
+#if GUARDED
+      ,
+      const unsigned* run
+#endif
+) {
+#if GUARDED
+    if (*run == 0) return;
+#endif
     const int across = (cols + 31) / 32;
     const int row = blockIdx.x / across * 8 + threadIdx.y, col = blockIdx.x % across * 32 + threadIdx.x;
     if (row >= rows || col >= cols) return;
     Complex x = X[row * ldx + col];
     if (CONJUGATE) x.im = -x.im;
-    constexpr float sign = CONJUGATE_OTHER ? -1 : 1;
-    float* const first = Y + 2 * row * ldy;
-    float* const second = first + ldy;
+    constexpr REAL sign = CONJUGATE_OTHER ? -1 : 1;
+    REAL* const first = Y + 2 * row * ldy;
+    REAL* const second = first + ldy;
     if (MODE == ROWS) {
         first[col] = x.re;
         second[col] = x.im;

@@ -46,8 +46,14 @@ constexpr int BITS = 8 * sizeof(TO) - (SIGNED ? 1 : 0);
 constexpr long long GREATEST = BITS > 62 ? 0x7fffffffffffffffll : (1ll << (BITS % 63)) - 1;
 constexpr long long LEAST = SIGNED ? -GREATEST - 1 : 0;
 #else
-template <class Real> __device__ __forceinline__ bool finite(Real x) { return x - x == 0; }
-template <class Real> __device__ __forceinline__ bool infinite(Real x) { return x == x && !finite(x); }
+template <class Real>
+__device__ __forceinline__ bool finite(Real x) {
+    return x - x == 0;
+}
+template <class Real>
+__device__ __forceinline__ bool infinite(Real x) {
+    return x == x && !finite(x);
+}
 __device__ __forceinline__ bool infinite(unsigned short half) { return (half & 0x7fff) == 0x7c00; }
 #endif
 

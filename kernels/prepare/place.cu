@@ -30,10 +30,8 @@ __device__ __forceinline__ float loaded(const SOURCE* at) {
         float number;
     } found;
     found.bits = size << 13;
-    if (size < 0x7c00u)
-        found.number *= 5.192296858534827628530496329220096e33f;  // 2^112
-    else
-        found.bits |= 0x7f800000u;  // infinity and NaN
+    if (size < 0x7c00u) found.number *= 5.192296858534827628530496329220096e33f;  // 2^112
+    else found.bits |= 0x7f800000u;  // infinity and NaN
     found.bits |= (bits & 0x8000u) << 16;
     return found.number;
 }
@@ -60,10 +58,10 @@ __device__ __forceinline__ Real number(const Real* at, long long index, Real oth
 }
 
 extern "C" __global__ void __launch_bounds__(TILE * ROWS)
-place(long long rows, long long cols, const SOURCE* __restrict__ X, long long ldx, Panel* __restrict__ Y,
-      long long ldy, const Real* __restrict__ row_high, const Real* __restrict__ row_low,
-      const Real* __restrict__ row_scale, const Real* __restrict__ col_high, const Real* __restrict__ col_low,
-      const Real* __restrict__ col_scale, int gone, Source missing, Real fill) {
+place(long long rows, long long cols, const SOURCE* __restrict__ X, long long ldx, Panel* __restrict__ Y, long long ldy,
+      const Real* __restrict__ row_high, const Real* __restrict__ row_low, const Real* __restrict__ row_scale,
+      const Real* __restrict__ col_high, const Real* __restrict__ col_low, const Real* __restrict__ col_scale, int gone,
+      Source missing, Real fill) {
     const unsigned across = static_cast<unsigned>((cols + TILE - 1) / TILE);
     const long long first_row = static_cast<long long>(blockIdx.x / across) * TILE;
     const long long first_col = static_cast<long long>(blockIdx.x % across) * TILE;

@@ -277,10 +277,11 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
 
 // The grid is ⌈m/BM⌉·⌈n/BN⌉ blocks of THREADS threads, times the slices of k.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-dmma(long long m, long long n, long long k, T alpha, const S* __restrict__ A, long long lda,
-     const S* __restrict__ B, long long ldb, T beta, S* __restrict__ C, long long ldc
+dmma(long long m, long long n, long long k, T alpha, const S* __restrict__ A, long long lda, const S* __restrict__ B,
+     long long ldb, T beta, S* __restrict__ C, long long ldc
 #if GUARDED
-     , const u32* __restrict__ guard
+     ,
+     const u32* __restrict__ guard
 #endif
 ) {
 #if GUARDED
@@ -344,7 +345,8 @@ dmma(long long m, long long n, long long k, T alpha, const S* __restrict__ A, lo
                     } else {
 #pragma unroll
                         for (int z = 0; z < 2; ++z)
-                            if (col + z < cols) line[col + z] = static_cast<S>(beta == 0 ? c[z] : c[z] + beta * line[col + z]);
+                            if (col + z < cols)
+                                line[col + z] = static_cast<S>(beta == 0 ? c[z] : c[z] + beta * line[col + z]);
                     }
                 }
             }

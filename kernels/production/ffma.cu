@@ -83,18 +83,14 @@ __device__ __forceinline__ void copy_async(void* to, int offset, const T* from, 
     const int bytes = exists ? BYTES : 0;
     if constexpr (BYTES == 16)  // past L1, which would gain nothing
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes));
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES),
-                     "r"(bytes));
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES), "r"(bytes));
 }
 
 // Until all but the last PENDING groups of copies have arrived, those of all threads.
 template <int PENDING>
 __device__ __forceinline__ void await() {
-    if constexpr (ASYNC)
-        wait_for_copies<PENDING>();
-    else
-        __syncthreads();
+    if constexpr (ASYNC) wait_for_copies<PENDING>();
+    else __syncthreads();
 }
 
 // The same place in the shared memory of another block of the cluster.
@@ -146,10 +142,8 @@ struct Carrier {
             if (e * parts / COUNT != part) continue;
             const T* const from = next + (outer(e) - outer(0)) * ld + (inner(e) - inner(0));
             const bool exists = wanted && (WHOLE || x(e) < extent) && k(e) >= lack;
-            if constexpr (ASYNC)
-                copy_async<sizeof(Piece)>(first(tile), beyond_first(e), from, exists);
-            else
-                staged[e] = exists ? *reinterpret_cast<const Piece*>(from) : Piece{};
+            if constexpr (ASYNC) copy_async<sizeof(Piece)>(first(tile), beyond_first(e), from, exists);
+            else staged[e] = exists ? *reinterpret_cast<const Piece*>(from) : Piece{};
         }
         if (part == parts - 1) next += K_INNER ? BK : BK * ld;
     }
@@ -175,8 +169,7 @@ __device__ __forceinline__ Vec load(const T* at, int exist) {
 
 template <bool WHOLE>
 __device__ __forceinline__ void store(T* at, const Vec& c, int exist) {
-    if constexpr (WHOLE)
-        *reinterpret_cast<Vec*>(at) = c;
+    if constexpr (WHOLE) *reinterpret_cast<Vec*>(at) = c;
     else
 #pragma unroll
         for (int e = 0; e < V; ++e)
@@ -327,7 +320,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, BLOCKS)
 ffma(i64 m, i64 n, i64 k, T alpha, const T* __restrict__ A, i64 lda, const T* __restrict__ B, i64 ldb, T beta,
      T* __restrict__ C, i64 ldc
 #if GUARDED
-     , const unsigned* __restrict__ run
+     ,
+     const unsigned* __restrict__ run
 #endif
 ) {
 #if GUARDED
@@ -344,8 +338,6 @@ ffma(i64 m, i64 n, i64 k, T alpha, const T* __restrict__ A, i64 lda, const T* __
     const int tile_m = group * GROUP + within % height, tile_n = within / height;
     const Problem p{m, n, k, A, B, C, lda, ldb, ldc, alpha, beta};
     const bool vectors = (!TRANS_A || aligned(A, lda)) && (TRANS_B || aligned(B, ldb)) && aligned(C, ldc);
-    if ((tile_m + 1LL) * BM <= m && (tile_n + 1LL) * BN <= n && vectors)
-        multiply<true>(p, tile_m, tile_n, rank);
-    else
-        multiply<false>(p, tile_m, tile_n, rank);
+    if ((tile_m + 1LL) * BM <= m && (tile_n + 1LL) * BN <= n && vectors) multiply<true>(p, tile_m, tile_n, rank);
+    else multiply<false>(p, tile_m, tile_n, rank);
 }

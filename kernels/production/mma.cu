@@ -79,16 +79,15 @@ template <int EXTENT, bool MN>
 struct Tile {
     static constexpr int ROWS = MN ? BK : EXTENT;
     static constexpr int UNITS = (MN ? EXTENT : BK) * ELEMENT_BYTES / UNIT;
-    static constexpr bool WORDS = MN && ELEMENT_BYTES == 4;  // read one by one: two neighbouring units of each of four rows
+    static constexpr bool WORDS =
+        MN && ELEMENT_BYTES == 4;  // read one by one: two neighbouring units of each of four rows
     static_assert((UNITS == 4 && !WORDS) || UNITS % 8 == 0, "eight units fill all banks");
 
     // What a row's units are moved by: eight rows, one below the other, get eight different places.
     static __device__ __forceinline__ int swap(int row) {
         return WORDS ? row % 4 * 2 : UNITS == 4 ? row / 2 % 4 : row % 8;
     }
-    static __device__ __forceinline__ int place(int row, int unit) {
-        return (row * UNITS + (unit ^ swap(row))) * UNIT;
-    }
+    static __device__ __forceinline__ int place(int row, int unit) { return (row * UNITS + (unit ^ swap(row))) * UNIT; }
 };
 
 // Carries one tile after the other to shared memory. UNITS neighbouring threads copy one stored row; a
@@ -110,14 +109,16 @@ struct Carrier {
 
     // Bytes from the beginning of a stored row to element i.
     static __device__ __forceinline__ long long along(long long i) {
-        return PLANES == 2 ? i / SEGMENT * (2 * SEGMENT * ELEMENT_BYTES) + i % SEGMENT * ELEMENT_BYTES : i * ELEMENT_BYTES;
+        return PLANES == 2 ? i / SEGMENT * (2 * SEGMENT * ELEMENT_BYTES) + i % SEGMENT * ELEMENT_BYTES
+                           : i * ELEMENT_BYTES;
     }
 
     // `first` is the first row (column) of op(), of `all`; `elements` from one stored row to the next.
     __device__ __forceinline__ Carrier(const void* matrix, long long elements, long long first, long long all)
         : ld(elements * ELEMENT_BYTES * PLANES), extent(all - first < EXTENT ? all - first : EXTENT) {
         const int inner = unit() * (UNIT / ELEMENT_BYTES);
-        corner = static_cast<const char*>(matrix) + (MN ? row() : first + row()) * ld + along(MN ? first + inner : inner);
+        corner =
+            static_cast<const char*>(matrix) + (MN ? row() : first + row()) * ld + along(MN ? first + inner : inner);
     }
 
     // The tile that begins at k; `depth` is how much of k exists from there on. WHOLE: all units of rows as stored
@@ -132,8 +133,8 @@ struct Carrier {
             const int r = row() + e * STEP, size = r < (MN ? depth : extent) ? valid : 0;
 #pragma unroll
             for (int plane = 0; plane < PLANES; ++plane)
-                copy<WHOLE>(to + plane * EXTENT * BK * ELEMENT_BYTES + Here::place(r, unit()), from + plane * SEGMENT * ELEMENT_BYTES,
-                            size);
+                copy<WHOLE>(to + plane * EXTENT * BK * ELEMENT_BYTES + Here::place(r, unit()),
+                            from + plane * SEGMENT * ELEMENT_BYTES, size);
         }
     }
 };
@@ -150,7 +151,9 @@ struct Reader {
     // `offset`: where the warp begins in the tile's rows (columns).
     __device__ __forceinline__ Reader(u32 tile, int offset) {
         const int matrix = threadIdx.x % 32 / 8, line = threadIdx.x % 8;
-        const int row = Here::WORDS ? threadIdx.x % 4 : MN ? deep(matrix) * 8 + line : offset + outer(matrix) * 8 + line;
+        const int row = Here::WORDS ? threadIdx.x % 4
+                        : MN        ? deep(matrix) * 8 + line
+                                    : offset + outer(matrix) * 8 + line;
         base = tile + row * Here::UNITS * UNIT;
         first = MN ? offset * ELEMENT_BYTES / UNIT + outer(matrix) : deep(matrix);
         swap = Here::swap(row);
@@ -218,7 +221,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, long long lda,
     const void* __restrict__ B, long long ldb, S beta, S* __restrict__ C, long long ldc
 #if PRODUCTS == 3
-    , const int* __restrict__ a_exponents, const int* __restrict__ b_exponents, const u32* __restrict__ skip
+    ,
+    const int* __restrict__ a_exponents, const int* __restrict__ b_exponents, const u32* __restrict__ skip
 #endif
 ) {
 #if PRODUCTS == 3
@@ -349,7 +353,9 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
                     d[x] = beta == S(0) ? alpha * d[x] : alpha * d[x] + beta * line[col + x];
                 }
                 if (pairs && col + 1 < n) {
-                    struct alignas(2 * sizeof(S)) Pair { S x, y; };
+                    struct alignas(2 * sizeof(S)) Pair {
+                        S x, y;
+                    };
                     *reinterpret_cast<Pair*>(line + col) = {d[0], d[1]};
                 } else {
                     if (col < n) line[col] = d[0];

@@ -20,7 +20,11 @@
 // of 16 bytes. A stored matrix is contiguous along k ("K-major": A as it is, B transposed) or along m or n
 // ("MN-major"), which the tensor cores take for 16-bit types only.
 //
-// Macros: TYPE (1 float16, 2 tf32, 3 int8; with A_UNSIGNED, B_UNSIGNED), PRODUCTS, PROMOTE (0: never), BM, BN,
+// Products of residues (ozaki2, EPILOGUE = 1) are many products of the same shape, one for each plane of A and of B, in
+// one launch. Only the residue of a sum modulo the plane's number is stored, in a byte.
+//
+// Macros: EPILOGUE (0: C with α and β; 1: residues; 2: the least of all sums); PER_MODULUS (planes) and MODULI, for
+// residues; TYPE (1 float16, 2 tf32, 3 int8; with A_UNSIGNED, B_UNSIGNED), PRODUCTS, PROMOTE (0: never), BM, BN,
 // BK, STAGES, CLUSTER, A_MN, B_MN; RESIDENT: thread blocks on a multiprocessor at once (with small tiles two,
 // so that one multiplies while the other stores); GROUP: rows of tiles walked down before going right, so that
 // what runs together reuses L2.
@@ -35,6 +39,9 @@
 #include "common/cluster.cuh"
 #include "common/element_types.cuh"
 #include "common/planes.cuh"
+#if EPILOGUE == 1
+#include "common/residues.cuh"
+#endif
 #include "common/tensor_copies.cuh"
 #include "common/tile_order.cuh"
 #include "common/wgmma.cuh"
@@ -54,19 +61,18 @@ static_assert(!PROMOTE || PROMOTE % BK == 0, "sums are handed over between stage
 static_assert(RESIDENT == 1 || ACC <= 32, "two thread blocks share the registers");
 static_assert(RESIDENT * (STAGES * STAGE_BYTES + 1024) <= 226 * 1024, "shared memory of a multiprocessor");
 
-// The sums of one warp, 16 rows from `row` and BN columns from `col`, to C: COUNT elements at once, whose
-// places are aligned. With three products (k > 0), they are scaled first.
-//
-// A thread holds, of rows r and r + 8, two neighbouring elements of every eight. For COUNT = 4, neighbours
-// exchange one pair:
+// A thread holds, of rows r and r + 8 of a warp's 16, two neighbouring elements of every eight. To store four at once,
+// neighbours exchange one pair:
 //
 //     columns        0 1 │ 2 3 │ 4 5 │ 6 7 ║ 8 9 │ …
 //     held by lane    0     1     2     3     0    1     2     3
 //     stored by       0     0     2     2     1    1     3     3
+
+// The sums of one warp, 16 rows from `row` and BN columns from `col`, to C: COUNT elements at once, whose
+// places are aligned. With three products (k > 0), they are scaled first.
 template <int COUNT>
-__device__ __forceinline__ void store_tile(const S (&d)[ACC], S* out, long long ldc, int row, int col, int m,
-                                           int n, int k, S alpha, S beta, const int* a_exponents,
-                                           const int* b_exponents) {
+__device__ __forceinline__ void store_tile(const S (&d)[ACC], S* out, long long ldc, int row, int col, int m, int n,
+                                           int k, S alpha, S beta, const int* a_exponents, const int* b_exponents) {
     constexpr int GAP = COUNT == 4 ? 2 : 8;  // columns from a thread's first pair to its second
     const int lane = threadIdx.x % 32;
     const bool odd = lane % 2;
@@ -125,6 +131,50 @@ __device__ __forceinline__ void store_tile(const S (&d)[ACC], S* out, long long 
     }
 }
 
+#if EPILOGUE == 1
+// The residues of the same sums, to a plane of bytes: four at once, up to a multiple of four columns.
+__device__ __forceinline__ void
+store_residues(const S (&d)[ACC], char* out, long long pitch, int row, int col, int m, int n, const Modulus& modulus) {
+    const int lane = threadIdx.x % 32;
+    const bool odd = lane % 2;
+    row += lane / 4;
+    col += odd * 8 + lane / 2 % 2 * 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int r = row + 8 * half;
+#pragma unroll
+        for (int j = 0; j < BN / 16; ++j) {
+            u32 pairs[2];  // of this thread, 8 columns apart
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int at = 8 * j + 4 * i + 2 * half;
+                pairs[i] = (modulus.residue(d[at]) & 255) | (modulus.residue(d[at + 1]) & 255) << 8;
+            }
+            const u32 other = __shfl_xor_sync(~0u, odd ? pairs[0] : pairs[1], 1);
+            const u32 word = odd ? other | pairs[1] << 16 : pairs[0] | other << 16;
+            if (r < m && col + 16 * j < n) *reinterpret_cast<u32*>(out + r * pitch + col + 16 * j) = word;
+        }
+    }
+}
+#endif
+
+#if EPILOGUE == 2
+// The least of the same sums within C, to `least` if it is less.
+__device__ __forceinline__ void store_least(const S (&d)[ACC], int* least, int row, int col, int m, int n) {
+    const int lane = threadIdx.x % 32;
+    row += lane / 4;
+    col += lane % 4 * 2;
+    int found = 0x7fffffff;
+#pragma unroll
+    for (int i = 0; i < ACC; ++i) {
+        const bool inside = row + i / 2 % 2 * 8 < m && col + i / 4 * 8 + i % 2 < n;
+        if (inside && d[i] < found) found = d[i];
+    }
+    found = __reduce_min_sync(~0u, found);
+    if (lane == 0) atomicMin(least, found);
+}
+#endif
+
 // ---- the kernel --------------------------------------------------------------------------------------------
 
 // Where C has too few tiles to go round, k is cut in slices. Slice number s is stored at C + s·m·ldc; sum.cu
@@ -172,10 +222,25 @@ __device__ __forceinline__ void bring_tile(u32 to, const TensorMap& map, int fir
 
 // C is not read where β = 0. With three products, row i and column j of the sum are still to be multiplied by
 // 2^(a_exponents[i] + b_exponents[j]). `skip` may point to a flag that makes this launch do nothing.
+//
+// Of residues there are PER_MODULUS planes for each of `moduli`, or of *count where that is not null. A plane of an operand
+// begins `a_lines` (`b_lines`) rows of the map behind the one before, a plane of C `plane` bytes.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) __cluster_dims__(CLUSTER, 1, 1)
 wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, int m, int n, int k,
+#if EPILOGUE == 1
+      int a_lines, int b_lines, char* __restrict__ C, long long ldc, long long plane, const u32* __restrict__ count,
+      int moduli, int per_row, int above
+#else
       S alpha, S beta, S* __restrict__ C, long long ldc, const int* __restrict__ a_exponents,
-      const int* __restrict__ b_exponents, const u32* __restrict__ skip, int slices, int per_row, int above) {
+      const int* __restrict__ b_exponents, const u32* __restrict__ skip, int slices, int per_row, int above
+#endif
+) {
+#if EPILOGUE == 1
+    const int slices = 1, planes = PER_MODULUS * (count == nullptr ? moduli : static_cast<int>(*count));
+    const u32* const skip = nullptr;
+#else
+    const int a_lines = 0, b_lines = 0, planes = 1;
+#endif
     extern __shared__ char memory[];
     __shared__ alignas(8) u64 barriers[2 * STAGES];
 
@@ -186,9 +251,10 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     const Tiles tiles(m, n, per_row, above);
     const int all_steps = (k + BK - 1) / BK, slice_steps = (all_steps + slices - 1) / slices;
-    const int jobs = tiles.count() * slices;
+    const int jobs_of_plane = tiles.count() * slices, jobs = jobs_of_plane * planes;
+    const auto plane_of = [&](int job) { return EPILOGUE == 1 ? job / jobs_of_plane : 0; };
     const auto place = [&](int job, int& row, int& col, int& first, int& last) {
-        tiles.place(job / slices, row, col);
+        tiles.place((job - plane_of(job) * jobs_of_plane) / slices, row, col);
         first = job % slices * slice_steps;
         last = first + slice_steps < all_steps ? first + slice_steps : all_steps;
     };
@@ -213,7 +279,8 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
             for (int job = first_job; job < jobs; job += stride) {
                 int row, col, first, last;
                 place(job, row, col, first, last);
-                row += rank * BM;
+                row += rank * BM + plane_of(job) * a_lines;
+                col += plane_of(job) * b_lines;
                 for (int step = first; step < last; ++step) {
                     barrier_wait(empty + 8 * stage, round);
                     const u32 at = stages + stage * STAGE_BYTES, arrival = full + 8 * stage;
@@ -296,11 +363,16 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
                 for (int i = 0; i < ACC; ++i) d[i] = 0;
             }
 
+            row += rank * BM + consumer * 64 + thread / 32 * 16;
+#if EPILOGUE == 1
+            store_residues(d, C + plane_of(job) * plane, ldc, row, col, m, n, modulus(plane_of(job) / PER_MODULUS));
+#elif EPILOGUE == 2
+            store_least(d, C, row, col, m, n);
+#else
             S* const out = C + job % slices * m * ldc;
             const auto aligned = [&](int elements) {
                 return ldc % elements == 0 && reinterpret_cast<u64>(out) % (elements * sizeof(S)) == 0;
             };
-            row += rank * BM + consumer * 64 + thread / 32 * 16;
             if (aligned(4)) {
                 store_tile<4>(d, out, ldc, row, col, m, n, k, alpha, beta, a_exponents, b_exponents);
             } else if (aligned(2)) {
@@ -308,6 +380,7 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
             } else {
                 store_tile<1>(d, out, ldc, row, col, m, n, k, alpha, beta, a_exponents, b_exponents);
             }
+#endif
         }
     }
     // Nobody leaves while another block may still write to, or arrive in, this one's memory.

@@ -15,6 +15,7 @@ from ..cuda_kernels.compile import arch_of, compile_kernel
 from ..cuda_kernels.complex_gemm import ComplexGemm
 from ..cuda_kernels.config import Config
 from ..cuda_kernels.launch import launch, load_module
+from ..cuda_kernels.ozaki import Ozaki
 from ..cuda_kernels.product import Operand, Product
 from ..cuda_kernels.roofline import OUT_DTYPE
 from ..cuda_kernels.tuning import best_config
@@ -63,6 +64,12 @@ def dtypes_of(kernel: str) -> tuple[str, ...]:
     if kernel in CUBLAS:
         return _CUBLAS_TYPES[kernel]
     raise InputError(f"{kernel!r} is not a kernel; choose among {', '.join((*KERNELS, *CUBLAS))}")
+
+
+def out_dtype(kernel: str, dtype: str) -> str:
+    """Return the type of C of a kernel for operands of a type."""
+    special = dict(KERNELS[kernel].out) if kernel in KERNELS else {}
+    return special.get(dtype) or OUT_DTYPE.get(dtype, dtype)
 
 
 def open_gemm(
@@ -142,13 +149,16 @@ class _Plain:
 
 
 class _Tensor:
-    """A kernel that wgmma.py or mma.py launches. They choose the configuration if none is given."""
+    """A kernel that wgmma.py, mma.py or ozaki.py launches. They choose the configuration if none is given."""
 
     def __init__(self, kernel: str, dtype: str, shape: _Shape, config: Config | None):
         self._shape, trans, (m, n, k) = shape, (shape.trans_a, shape.trans_b), (shape.m, shape.n, shape.k)
         if dtype == "complex64":
             self._gemm: Any = ComplexGemm(*trans, config=config)
             self.config = self._gemm.real.choose(m, 2 * n, 2 * k)[0]
+        elif KERNELS[kernel].launcher == "ozaki":
+            self._gemm = Ozaki(*trans, (dtype, dtype), depth=k, chooses=config is None)
+            self.config = self._gemm.residues.config
         else:
             self._gemm = open_tensor_gemm(kernel, *trans, dtype, dtype, config)
             self.config = self._gemm.choose(m, n, k)[0]

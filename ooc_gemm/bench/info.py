@@ -25,7 +25,7 @@ from ..engine.ports import Array, Device, Limits
 from ..planning.problem import Matrix, MiB
 from ..planning.schedule import Part, Piece, cut
 from ..run.prepare import prepare
-from ..run.rates import FILE, FOLDERS, file_system, kernel_key, possible, sound, today
+from ..run.rates import FILE, FOLDERS, file_system, fresh_rate, kernel_key, possible, sound, today
 from ..run.request import Operand, Precision, Request
 from ..storage.io.files import chunks_at_once, in_background, in_memory, writes_at_once
 from ..storage.read import inputs, source
@@ -253,8 +253,7 @@ def _touch_rate(device: Device) -> float:
     del buffers
     memory.close()
     first = time.perf_counter() - start - once_more
-    # Where both take about as long, the difference says nothing but that it is small.
-    return TOUCHED_BYTES / max(0.01 * first, first - once_more)
+    return fresh_rate(TOUCHED_BYTES, first, once_more)
 
 
 def limits_of(device: Device) -> Limits:

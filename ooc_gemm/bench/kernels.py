@@ -23,7 +23,7 @@ from ..cuda_kernels.roofline import peak_of, place, work
 from ..cuda_kernels.tuning import SHAPES, choose
 from ..devices.cuda.gpus import devices, require_cupy
 from ..support.errors import InputError
-from .gpu import Gemm, device_name, dtypes_of, open_gemm
+from .gpu import Gemm, device_name, dtypes_of, open_gemm, out_dtype
 from .measure import Case, Stopwatch, rounding
 
 STORED_N_BY_K = ("int8", "uint8")
@@ -83,13 +83,13 @@ def run(
     device = devices()[cupy.cuda.Device().id]
     stream = cupy.cuda.Stream(non_blocking=True)
     stopwatch = Stopwatch(cupy, stream)
-    kernels: dict[str, list[str]] = {}
+    kernels: dict[tuple[str, str], list[str]] = {}
     for kernel, dtype in chosen:
-        kernels.setdefault(dtype, []).append(kernel)
+        kernels.setdefault((dtype, out_dtype(kernel, dtype)), []).append(kernel)
     rows = []
     for shape in shapes:
-        for dtype, names in kernels.items():
-            case = Case(cupy, stream, dtype, trans_a, trans_b or dtype in STORED_N_BY_K, *shape)
+        for (dtype, out), names in kernels.items():
+            case = Case(cupy, stream, dtype, trans_a, trans_b or dtype in STORED_N_BY_K, *shape, out)
             progress(f"{dtype} {size_of(*shape)}")
             rows += _measure(case, names, stopwatch, repeat, threshold, device)
             cupy.get_default_memory_pool().free_all_blocks()
@@ -149,7 +149,7 @@ def _measure(
     for kernel, times in seconds.items():
         row, (gemm, _) = rows[kernel], running[kernel]
         typical, base = median(times), seconds.get(rival(kernel))
-        asked = work(case.dtype, *shape, gemm.tile)
+        asked = work(case.dtype, *shape, gemm.tile, case.out)
         flops = asked.operations / typical
         peaks = {name.removesuffix("_flops"): rate for name, rate in device["peak"].items()}
         peak, peak_flops = peak_of(kernel, case.dtype, peaks) or (None, None)
@@ -200,7 +200,7 @@ def tune(
         kernel: str, dtype: str, trans_a: bool, trans_b: bool, shape: Shape, configs: list[Config]
     ) -> list[float | None]:
         progress(f"{kernel} {dtype} {'NT'[trans_a]}{'NT'[trans_b]} {size_of(*shape)}")
-        case = Case(cupy, stream, dtype, trans_a, trans_b, *shape)
+        case = Case(cupy, stream, dtype, trans_a, trans_b, *shape, out_dtype(kernel, dtype))
         running: dict[Any, tuple[Gemm, int]] = {}
         for index, config in enumerate(configs):
             try:

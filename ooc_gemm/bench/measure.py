@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..cuda_kernels.roofline import OUT_DTYPE
 from ..cuda_kernels.split import PITCH_BYTES
 from ..support.intervals import round_up
 from .gpu import Gemm
@@ -81,6 +80,8 @@ class Case:
     m: int
     n: int
     k: int
+    out: str
+    """Type of C."""
 
     def __post_init__(self) -> None:
         rng = np.random.Generator(np.random.SFC64(1))
@@ -88,7 +89,7 @@ class Case:
         with self.stream:
             self.a = self._random(rng, *((k, m) if self.trans_a else (m, k)))
             self.b = self._random(rng, *((n, k) if self.trans_b else (k, n)))
-            self.c = self._padded(m, n, OUT_DTYPE.get(self.dtype, self.dtype))
+            self.c = self._padded(m, n, self.out)
             self.rows, self.cols, self.want = self._reference()
         self.stream.synchronize()
 

@@ -71,7 +71,7 @@ def grm(g: str, c: str, plans: bool, **given: Any) -> None:
     from ..statistics.relationship import grm, planned
 
     if plans:
-        _show_plan(planned, g, given, "to find the frequencies of alleles")
+        _show_plan(planned, g, given)
     else:
         computed(grm, g, c, given)
 
@@ -89,15 +89,15 @@ def king(g: str, c: str, plans: bool, **given: Any) -> None:
     from ..statistics.kinship import king, planned
 
     if plans:
-        _show_plan(planned, g, given, "and another product is made if a genotype is missing")
+        _show_plan(planned, g, given)
+        note(f"{url(g)} is read once before that, and another product is made if a genotype is missing")
     else:
         computed(king, g, c, given)
 
 
-def _show_plan(planned: Callable[..., "Plan"], g: str, given: dict[str, Any], why: str) -> None:
-    """Show what a command would do. `why`: ends the sentence on what comes before."""
+def _show_plan(planned: Callable[..., "Plan"], g: str, given: dict[str, Any]) -> None:
+    """Show what a command would do."""
     one_process(given.pop("scheduler", None), "plan")
     others = ("force", "resume", "progress", "as_json", "verbose")
     kept = {name: value for name, value in given.items() if name not in others}
     report_plan(lambda: planned(g, notice=note, **kept), given["as_json"])
-    note(f"{url(g)} is read once before that, {why}")

@@ -33,7 +33,7 @@ def _products(number: int) -> Iterator[Config]:
     """Yield the kernels of products."""
     for kernel in KERNELS.values():
         in_ladder = kernel.launcher in ("launch", "rung") and kernel.name != "ffma"
-        if in_ladder or not kernel.runs_on(number):
+        if in_ladder or kernel.launcher == "ozaki" or not kernel.runs_on(number):
             continue
         if number == 90 and kernel.name in ("mma-fp16x3", "mma-fp16", "mma-int8"):
             continue  # wgmma takes their place
@@ -69,7 +69,7 @@ def _preparations() -> Iterator[Config]:
         yield preparations.transpose(dtype)
     yield from map(preparations.centre, ("float32", "float64"))
     p = preparations
-    for several in (p.checks, p.narrows, p.places, p.bests, p.all_pairs):
+    for several in (p.checks, p.narrows, p.places, p.bests, p.all_pairs, p.standardizes):
         yield from several()
 
 

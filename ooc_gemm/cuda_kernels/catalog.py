@@ -11,7 +11,7 @@ from typing import Literal
 from . import ladder
 from .config import Config
 from .ffma import choose_ffma, ffma
-from .tensor_tiles import dmma, mma, wgmma
+from .tensor_tiles import dmma, mma, of_magnitudes, of_residues, wgmma
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Kernel:
     explanation: str
     """One line for `ooc-gemm bench kernels --list`."""
     dtypes: tuple[str, ...]
-    """Types of A and B that it is shipped for. C has the same type, but float32 for float16, and int32 for
-    integers of 8 bits."""
+    """Types of A and B that it is shipped for. C has the same type, but float32 for float16, int32 for
+    integers of 8 bits, and what `out` says."""
     configs: Callable[[str, bool, bool], list[Config]]
     """(dtype, trans_a, trans_b) → configurations, the default first."""
     transposes: bool = True
@@ -34,9 +34,11 @@ class Kernel:
     """The only compute capability that has its instructions, times ten; None if others have them, too."""
     choose: Callable[[list[Config], int, int, int, int], Config] = lambda configs, m, n, k, _: configs[0]
     """(configurations, m, n, k, multiprocessors) → the configuration to use if none was measured."""
-    launcher: Literal["launch", "rung", "wgmma", "mma"] = "launch"
+    launcher: Literal["launch", "rung", "wgmma", "mma", "ozaki"] = "launch"
     """Who knows its arguments: `launch` for the signature that the ladder and ffma share, `rung` for
     `wgmma.Rung`, or the module."""
+    out: tuple[tuple[str, str], ...] = ()
+    """Pairs of a type of A and B and the type of C, where that is not as usual."""
 
     def runs_on(self, capability: int) -> bool:
         """Return whether GPUs of a compute capability, times ten, have its instructions."""
@@ -130,6 +132,12 @@ def _hopper() -> list[Kernel]:
     ]
 
 
+def _residues(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
+    """Return the products of ozaki2: of residues, and of magnitudes for floating-point numbers."""
+    product = of_residues(3 if dtype == "complex128" else 1)
+    return [product] if "int" in dtype else [product, of_magnitudes()]
+
+
 def _warp_level() -> list[Kernel]:
     """Return the kernels that mma.py launches."""
     explained = {
@@ -161,6 +169,16 @@ KERNELS = {
             choose=choose_ffma,
         ),
         *_hopper(),
+        Kernel(
+            "ozaki2",
+            "float64, complex128 and wide integers by 8-bit residues on Hopper's tensor cores",
+            ("float64", "complex128", "int16", "int32"),
+            _residues,
+            min_arch=90,
+            only_arch=90,
+            launcher="ozaki",
+            out=(("int16", "int64"), ("int32", "int64")),
+        ),
         *_warp_level(),
     )
 }

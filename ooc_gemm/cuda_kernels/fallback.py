@@ -1,4 +1,4 @@
-"""The product that replaces fp16x3 where three float16 products would be inaccurate, or do not pay."""
+"""The product that replaces fp16x3 or ozaki2 where products of planes would be inaccurate, or do not pay."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 from ..support.intervals import ceil_div, ranges
+from . import preparations
 from .config import Config
 from .driver import Kernel
 from .ffma import choose_ffma, ffma, guarded
-from .launch import launch
-from .product import Product
+from .launch import launch, load
+from .product import Operand, Product
+from .scratch import Scratch
 from .tensor_tiles import choose_mma, float64_sums
 
 FLOAT64_AT_FULL_RATE = ("80", "90", "100")
@@ -21,24 +23,33 @@ FALLBACK_SLICES = 8
 SGEMM's, which is made of several."""
 _LEAST_SLICE = 1024
 """Least k of a slice of the fallback in plain float32."""
+_COMBINE_THREADS = 256
+"""Threads of a block of combine.cu."""
 
 
 class Fallback:
-    """float32 products with sums in float64, or in plain float32 where float64 is much slower. They do
-    nothing unless a flag on the device is set."""
+    """Products of float32 or float64 with sums in float64; of float32 in plain float32 where float64 is much
+    slower. They do nothing unless a flag on the device is set."""
 
     def __init__(
-        self, mn: dict[str, bool], multiprocessors: int, shared: int, function: Callable[[Config], Kernel]
+        self,
+        mn: dict[str, bool],
+        multiprocessors: int,
+        shared: int,
+        function: Callable[[Config], Kernel],
+        dtype: str = "float32",
     ):
         """`mn`: whether operand a, or b, is contiguous along m or n, and not along k. `shared`: bytes of
-        shared memory of a multiprocessor. `function` loads a configuration on the current device."""
+        shared memory of a multiprocessor. `function` loads a configuration on the current device. `dtype`:
+        NumPy's name for the type of A, B and C."""
         from cupy.cuda import Device
 
         self._mn, self._multiprocessors, self._shared, self._function = mn, multiprocessors, shared, function
         trans_a, trans_b = mn["a"], not mn["b"]
-        self._float64 = Device().compute_capability in FLOAT64_AT_FULL_RATE
+        full_rate = Device().compute_capability in FLOAT64_AT_FULL_RATE
+        self._float64 = dtype == "float64" or full_rate
         self._configs = (
-            float64_sums(trans_a, trans_b)
+            float64_sums(trans_a, trans_b, dtype=dtype)
             if self._float64
             else [guarded(config) for config in ffma("float32", trans_a, trans_b)]
         )
@@ -76,3 +87,51 @@ class Fallback:
                 beta=product.beta if start == 0 else 1.0,
             )
             launch(self._function(config), config, part, stream, flag)
+
+
+class ComplexFallback:
+    """Products of complex128 along k by one real product of twice the sizes (embed.cu). They do nothing
+    unless a flag on the device is set. They are called as `Fallback` is, after `embed`."""
+
+    def __init__(self, real: Fallback, conjugate: tuple[bool, bool], scratch: Scratch):
+        """`real`: float64 products of operands along k. `conjugate`: whether op() conjugates A, and B.
+        `scratch` holds the embedding of B where residues of B lie, which nobody needs then."""
+        self._real, self._scratch = real, scratch
+        turned = conjugate[1], conjugate[0]
+        self._embed = load(preparations.embed("double k", *turned, dtype="complex128"))["embed"]
+        self._combine = load(preparations.combine("elements", dtype="complex128"))["combine"]
+
+    def reserve(self) -> None:
+        """Load a kernel now."""
+        self._real.reserve()
+
+    def embed(self, product: Product, flag: int, stream: Any) -> Product:
+        """Embed B. Returns the real product of A as it lies and of what is then there, for the same C."""
+        n, k, b, i32, i64, u = product.n, product.k, product.b, np.int32, np.int64, np.uintp
+        embedded = Operand(self._scratch.at("planes b", 32 * n * k), 2 * k)
+        args = i32(n), i32(k), u(b.ptr), i64(b.ld), u(embedded.ptr), i64(embedded.ld), u(flag)
+        if k:
+            self._embed((ceil_div(n, 8) * ceil_div(k, 32),), (32, 8), args, stream)
+        return replace(product, b=embedded)
+
+    def __call__(self, product: Product, flag: int, stream: Any) -> None:
+        """Start a product whose B is embedded. `flag`: address of the flag."""
+        m, n, alpha, beta, c = product.m, product.n, product.alpha, product.beta, product.c
+        a = Operand(product.a.ptr, 2 * product.a.ld)
+        real = replace(product, n=2 * n, k=2 * product.k, a=a, c=Operand(c.ptr, 2 * c.ld))
+        if alpha.imag == beta.imag == 0:
+            self._real(real, flag, stream)
+            return
+        z = Operand(self._scratch.at("product", complex_product_bytes(m, n)), 2 * n)
+        self._real(replace(real, alpha=1.0, beta=0.0, c=z), flag, stream)
+        i64, f64, u = np.int64, np.float64, np.uintp
+        args = (
+            i64(m), np.int32(n), f64(alpha.real), f64(alpha.imag), u(z.ptr), i64(z.ld), f64(beta.real),
+            f64(beta.imag), u(c.ptr), i64(c.ld), u(flag),
+        )  # fmt: skip
+        self._combine((ceil_div(m * n, _COMBINE_THREADS),), (_COMBINE_THREADS,), args, stream)
+
+
+def complex_product_bytes(m: int, n: int) -> int:
+    """Return the bytes of a product of complex128 that is made beside C, for a complex α or β."""
+    return 16 * m * n

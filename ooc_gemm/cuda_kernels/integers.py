@@ -18,7 +18,7 @@ import numpy as np
 from ..support.intervals import ceil_div, ranges, round_up
 from . import preparations
 from .launch import load
-from .product import Operand, Product, Strips
+from .product import Operand, Product, Strips, Tile
 from .scratch import Scratch
 from .tensor import TensorGemm
 from .wgmma import open_tensor_gemm
@@ -30,8 +30,6 @@ TILE_COLUMNS = 1 << 16
 """Most columns of such a tile."""
 SCRATCH_BYTES = 4 * TILE_ELEMENTS
 """Bytes of device memory for partial sums."""
-_TILE_STEP = 256
-"""Rows of such a tile are a multiple of this, which is the height of the largest tile of a kernel."""
 _DEPTH_STEP = 256
 """Parts of k begin at multiples of this many bytes, as rows of operands do."""
 _THREADS = 256
@@ -113,19 +111,10 @@ class WideIntegers:
             product = replace(product, k=0)
         strips = strips or Strips()
         parts = self._parts(product, stream)
-        if strips.lower and not strips.rows and product.n <= TILE_COLUMNS:
-            rows = TILE_ELEMENTS // product.n // _TILE_STEP * _TILE_STEP
-            for top, bottom in ranges(product.m, rows):
-                self._tile(product, parts, (top, bottom), (0, bottom), stream, lower=True)
-            strips.after(product.m)
-            return
-        for start, stop, width in strips.of(product.m, product.n):
-            cols = min(width, TILE_COLUMNS)
-            rows = TILE_ELEMENTS // cols // _TILE_STEP * _TILE_STEP
-            for top, bottom in ranges(stop - start, rows):
-                for across in ranges(width, cols):
-                    self._tile(product, parts, (start + top, start + bottom), across, stream)
-            strips.after(stop)
+        for made, tiles in strips.tiled(product.m, product.n, TILE_ELEMENTS, TILE_COLUMNS):
+            for tile in tiles:
+                self._tile(product, parts, tile, stream)
+            strips.after(made[-1][1])
 
     def _parts(self, product: Product, stream: Any) -> list[_Part]:
         """Return the products that make up a product, after cutting its operands into planes. One of depth 0
@@ -149,16 +138,13 @@ class WideIntegers:
         self._cut((ceil_div(fours, _THREADS),), (_THREADS,), args, stream)
         return [Operand(at + number * plane, x.ld) for number in range(self._size)]
 
-    def _tile(
-        self, product: Product, parts: list[_Part], rows: tuple[int, int], cols: tuple[int, int], stream: Any,
-        lower: bool = False,
-    ) -> None:  # fmt: skip
-        """Start the product for a tile of C. Its partial sums fit the scratch memory. `lower`: C is
-        symmetric, and the tile ends on its diagonal."""
+    def _tile(self, product: Product, parts: list[_Part], tile: Tile, stream: Any) -> None:
+        """Start the product for a tile of C. Its partial sums fit the scratch memory."""
+        rows, cols = tile.rows, tile.cols
         m, n, c = rows[1] - rows[0], cols[1] - cols[0], product.c
         sums = Operand(self._scratch.at("parts", SCRATCH_BYTES), n)
         out = c.moved(8 * (rows[0] * c.ld + cols[0]))
-        beta, strips = product.beta, Strips(lower=lower, above=rows[0])
+        beta, strips = product.beta, Strips(lower=tile.lower, above=tile.above)
         for part in parts:
             a, b = part.a.moved(rows[0] * part.a.ld), part.b.moved(cols[0] * part.b.ld)
             for start, stop in ranges(product.k, part.depth) if product.k else [(0, 0)]:

@@ -1,8 +1,9 @@
 """Configurations of the kernels in kernels/prepare/: what runs before and after products."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from .config import C_TYPE, Config
+from .moduli import FLOATING, MODULI, bounds_text, moduli_text, tables_text
 
 
 def split(k_inner: bool) -> Config:
@@ -25,25 +26,72 @@ def cut(size: int) -> Config:
     return Config("bytes", f"uint{8 * size}", 1, 4 * 256, (256, 1), (("ELEMENT", element),))
 
 
-def embed(mode: str, conjugate: bool = False, conjugate_other: bool = False) -> Config:
+_REAL = {"complex64": "float", "complex128": "double"}
+
+
+def embed(
+    mode: str, conjugate: bool = False, conjugate_other: bool = False, *, dtype: str = "complex64"
+) -> Config:
     """Return the configuration of embed.cu. `mode`: `rows`, `double n` or `double k`. `conjugate`,
-    `conjugate_other`: whether op() conjugates this operand, and the other one."""
+    `conjugate_other`: whether op() conjugates this operand, and the other one. `dtype`: complex64, or
+    complex128, for which a flag on the device says whether to run."""
     macros: dict[str, int | str] = {
+        "REAL": _REAL[dtype], "GUARDED": int(dtype == "complex128"),
         "MODE": {"rows": 1, "double n": 2, "double k": 3}[mode],
-        "CONJUGATE": int(conjugate),
-        "CONJUGATE_OTHER": int(conjugate_other),
-    }
-    return Config("embed", "complex64", 8, 32, (32, 8), tuple(macros.items()))
+        "CONJUGATE": int(conjugate), "CONJUGATE_OTHER": int(conjugate_other),
+    }  # fmt: skip
+    return Config("embed", dtype, 8, 32, (32, 8), tuple(macros.items()))
 
 
-def combine(product: str, conjugate_a: bool = False, conjugate_b: bool = False) -> Config:
+def combine(
+    product: str, conjugate_a: bool = False, conjugate_b: bool = False, *, dtype: str = "complex64"
+) -> Config:
     """Return the configuration of combine.cu for what a real `product` makes: `rows` of re and of im, `pairs`
-    of them of which four make an element, or `elements` as they are in C."""
+    of them of which four make an element, or `elements` as they are in C. `dtype`: as for `embed`."""
     macros: dict[str, int | str] = {
+        "REAL": _REAL[dtype], "GUARDED": int(dtype == "complex128"),
         "LAYOUT": {"rows": 0, "pairs": 1, "elements": 2}[product],
         "CONJUGATE_A": int(conjugate_a), "CONJUGATE_B": int(conjugate_b),
     }  # fmt: skip
-    return Config("combine", "complex64", 1, 256, (256, 1), tuple(macros.items()))
+    return Config("combine", dtype, 1, 256, (256, 1), tuple(macros.items()))
+
+
+GRAIN = 32
+"""Magnitudes are so many times as large as the root of the mean square of their line."""
+SAMPLE, SPAN = 32, 128
+"""Of SPAN elements in a row, the first SAMPLE have magnitudes: 256 bytes of float64, and a quarter of a
+product."""
+
+
+def scale(dtype: str) -> Config:
+    """Return the configuration of scale.cu. `dtype`: float64 or complex128."""
+    macros: dict[str, int | str] = {
+        "PARTS": 2 if dtype == "complex128" else 1, "GRAIN": GRAIN, "SAMPLE": SAMPLE, "SPAN": SPAN,
+        "BOUNDS": bounds_text(),
+    }  # fmt: skip
+    return Config("scale", dtype, 1, 512, (512, 1), tuple(macros.items()))
+
+
+def residues(dtype: str, count: int = len(MODULI), conjugate: bool = False) -> Config:
+    """Return the configuration of residues.cu. `dtype`: NumPy's name for the type of the operand. `count`:
+    the number of moduli, at most for float64 and complex128. `conjugate`: whether op() conjugates it."""
+    floating = dtype in ("float64", "complex128")
+    macros: dict[str, int | str] = {
+        "ELEMENT": _PART[dtype], "FLOATING": int(floating), "PARTS": 2 if dtype == "complex128" else 1,
+        "CONJUGATE": int(conjugate), "COUNT": count, "MODULI": moduli_text(),
+    }  # fmt: skip
+    return Config("residues", dtype, 1, 4 * 256, (256, 1), tuple(macros.items()))
+
+
+def recombine(dtype: str, counts: Sequence[int] = FLOATING) -> Config:
+    """Return the configuration of recombine.cu. `dtype`: NumPy's name for the type of C: float64, complex128
+    or int64. `counts`: the numbers of moduli that there may be."""
+    limbs = 2 if dtype == "int64" else 4
+    macros: dict[str, int | str] = {
+        "ELEMENT": _PART[dtype], "FLOATING": int(dtype != "int64"), "PARTS": 2 if dtype == "complex128" else
+        1, "LIMBS": limbs, "MODULI": moduli_text(), "TABLES": tables_text(counts, limbs),
+    }  # fmt: skip
+    return Config("recombine", dtype, 1, 4 * 256, (256, 1), tuple(macros.items()))
 
 
 _CHECKED = {
@@ -174,6 +222,20 @@ def centre(dtype: str) -> Config:
     """Return the configuration of centre.cu. `dtype`: NumPy's name for the type of panels, float32 or
     float64."""
     return Config("centre", dtype, 32, 32, (32, 8), (("ELEMENT", C_TYPE[dtype]),))
+
+
+def standardize(dtype: str, along_k: bool) -> Config:
+    """Return the configuration of standardize.cu. `dtype`: NumPy's name for the type of panels, float32 or
+    float64. `along_k`: whether k lies along their rows."""
+    block = 1024 if along_k else 256, 1
+    return Config("standardize", dtype, 1, 1, block, (("REAL", C_TYPE[dtype]), ("ALONG_K", int(along_k))))
+
+
+def standardizes() -> Iterator[Config]:
+    """Yield all configurations of standardize.cu."""
+    for dtype in ("float32", "float64"):
+        for along_k in (False, True):
+            yield standardize(dtype, along_k)
 
 
 def best(dtype: str, scores: str) -> Config:

@@ -1,4 +1,5 @@
-"""What a GEMM on a GPU is asked for: `Product`, its three `Operand`s, and the `Strips` in which C is made."""
+"""What a GEMM on a GPU is asked for: `Product`, its three `Operand`s, and the `Strips` in which C is made, or
+the `Tile`s if its sums take scratch memory."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -8,6 +9,8 @@ from ..support.intervals import ceil_div, ranges, round_up
 
 _STRIP_STEP = 64
 """Strips begin at multiples of this many rows, where segments of split.cu may begin."""
+_TILE_STEP = 256
+"""Rows of a `Tile` are a multiple of this, which is the height of the largest tile of a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,23 @@ def _ignore(stop: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Tile:
+    """A part of C whose sums are in scratch memory at a time."""
+
+    rows: tuple[int, int]
+    """Its first row, and the row after its last."""
+    cols: tuple[int, int]
+    """Its first column, and the column after its last."""
+    lower: bool
+    """C is symmetric, and the tile ends on its diagonal."""
+
+    @property
+    def above(self) -> int:
+        """Rows of a symmetric matrix above the tile's first one."""
+        return self.cols[1] - (self.rows[1] - self.rows[0]) if self.lower else 0
+
+
+@dataclass(frozen=True, slots=True)
 class Strips:
     """The strips of rows in which C is made, one after the other."""
 
@@ -71,6 +91,29 @@ class Strips:
         columns to compute."""
         for start, stop in self.rows or (diagonal_strips(m) if self.lower else [(0, m)]):
             yield start, stop, self.per_row(m, n) * (self.above + stop) if self.lower else n
+
+    def tiled(
+        self, m: int, n: int, elements: int, columns: int, pitch: int = 1
+    ) -> Iterator[tuple[list[tuple[int, int, int]], list[Tile]]]:
+        """Yield strips of an m×n matrix, as `of` does, with the tiles that make them up. A tile has at most
+        `columns` columns, and `elements` elements in rows that start at multiples of `pitch`."""
+
+        def down(rows: int, cols: int) -> Iterator[tuple[int, int]]:
+            return ranges(rows, elements // round_up(cols, pitch) // _TILE_STEP * _TILE_STEP)
+
+        if self.lower and not self.rows and n <= columns:
+            parts = down(m, n)
+            tiles = [Tile((top, bottom), (0, self.above + bottom), lower=True) for top, bottom in parts]
+            yield list(self.of(m, n)), tiles
+            return
+        for start, stop, width in self.of(m, n):
+            cols = min(width, columns)
+            tiles = [
+                Tile((start + top, start + bottom), across, lower=False)
+                for top, bottom in down(stop - start, cols)
+                for across in ranges(width, cols)
+            ]
+            yield [(start, stop, width)], tiles
 
     def per_row(self, m: int, n: int) -> int:
         """Return the columns of a symmetric C for each row: 2 where the parts of a complex element are two

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..support.intervals import ceil_div
 
 ITEM_BYTES = {
-    "int8": 1, "uint8": 1, "float16": 2, "int32": 4, "float32": 4, "int64": 8, "float64": 8,
+    "int8": 1, "uint8": 1, "float16": 2, "int16": 2, "int32": 4, "float32": 4, "int64": 8, "float64": 8,
     "complex64": 8, "complex128": 16,
 }  # fmt: skip
 OUT_DTYPE = {"float16": "float32", "int8": "int32", "uint8": "int32"}
@@ -46,20 +46,20 @@ class Work:
         return None if self.nbytes is None else _ratio(self.operations, self.nbytes)
 
 
-def work(dtype: str, m: int, n: int, k: int, tile: tuple[int, int] | None) -> Work:
+def work(dtype: str, m: int, n: int, k: int, tile: tuple[int, int] | None, out: str = "") -> Work:
     """A block of BM×BN elements of C reads BM·k elements of A and k·BN of B, less at the edges:
 
         loads = m·k·⌈n/BN⌉ + k·n·⌈m/BM⌉        stores = m·n
 
     A naive kernel has a tile of 1×1, and so 2·k loads for each element of C. A complex product counts
-    four real multiplications and four additions with its sum.
+    four real multiplications and four additions with its sum. `out`: type of C, by default as usual.
     """
     operations = (8 if dtype.startswith("complex") else 2) * m * n * k
     stores = m * n
     if tile is None:
         return Work(operations, None, stores, None)
     loads = m * k * ceil_div(n, tile[1]) + k * n * ceil_div(m, tile[0])
-    nbytes = loads * ITEM_BYTES[dtype] + stores * ITEM_BYTES[OUT_DTYPE.get(dtype, dtype)]
+    nbytes = loads * ITEM_BYTES[dtype] + stores * ITEM_BYTES[out or OUT_DTYPE.get(dtype, dtype)]
     return Work(operations, loads, stores, nbytes)
 
 
@@ -118,12 +118,14 @@ def peak_flops(capability: tuple[int, int], multiprocessors: int, clock_hertz: f
     }
 
 
-_SPENT = {
+_SPENT: dict[str, tuple[str, float]] = {
     "cublas-tf32": ("tf32", 1), "tf32": ("tf32", 1), "fp16": ("float16", 1), "fp16x3": ("float16", 3),
     "dmma": ("float64_tensor", 1),
 }  # fmt: skip
 """Kernel → the rate that bounds it, and how many products at that rate make one of its products. Other
 kernels run at the rate of their type."""
+_RESIDUES = {"float64": 15, "complex128": 45 / 4, "int16": 4, "int32": 8}
+"""Type → how many products of 8-bit integers make one real product of ozaki2, at least."""
 
 
 def peak_of(kernel: str, dtype: str, peaks: dict[str, float]) -> tuple[str, float] | None:
@@ -131,13 +133,15 @@ def peak_of(kernel: str, dtype: str, peaks: dict[str, float]) -> tuple[str, floa
     not known."""
     real = {"complex64": "float32", "complex128": "float64", "uint8": "int8"}.get(dtype, dtype)
     name, products = _SPENT.get(kernel.removeprefix("mma-"), (real, 1))
+    if kernel == "ozaki2":
+        name, products = "int8", _RESIDUES[dtype.removeprefix("u")]
     if kernel == "cublas" and real == "float64":
         name = "float64_tensor"
     if name == "float64_tensor" and name not in peaks:
         name = "float64"
     if name not in peaks:
         return None
-    return (name if products == 1 else f"{name} / {products}"), peaks[name] / products
+    return (name if products == 1 else f"{name} / {products:g}"), peaks[name] / products
 
 
 _BOOSTED = (7, 5), (8, 6), (8, 9), (12, 0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..support.intervals import ceil_div
 from .config import Config
+from .moduli import moduli_text
 
 ALONG_K = ("tf32", "int8")
 """Kinds for which wgmma takes only operands that lie along k. Other operands are transposed before."""
@@ -39,15 +40,31 @@ def wgmma(
     group, dtype, found = 8, "int32" if kind == "int8" else "float32", []
     for bm, bn, stages, cluster, resident in tiles:
         macros: dict[str, int | str] = {
-            "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "PROMOTE": promote, "BM": bm, "BN": bn,
-            "BK": bk, "STAGES": stages, "CLUSTER": cluster, "RESIDENT": resident, "GROUP": group,
-            "A_MN": int(a_mn), "B_MN": int(b_mn),
-            "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
+            "EPILOGUE": 0, "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "PROMOTE": promote,
+            "BM": bm, "BN": bn, "BK": bk, "STAGES": stages, "CLUSTER": cluster, "RESIDENT": resident, "GROUP":
+            group, "A_MN": int(a_mn), "B_MN": int(b_mn), "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED":
+            int(b_unsigned),
         }  # fmt: skip
         shared = stages * planes * (bm + bn) * bk * size + 1024  # for the alignment of the first stage
         threads = 128 * (1 + bm // 64)
         found.append(Config("wgmma", dtype, bm * cluster, bn, (threads, 1), tuple(macros.items()), shared))
     return found
+
+
+def of_residues(per_modulus: int) -> Config:
+    """Return the configuration of wgmma.cu that multiplies planes of residues, and stores the residues of the
+    sums. `per_modulus`: planes for each modulus."""
+    return _with(wgmma("int8", False, False)[0], EPILOGUE=1, PER_MODULUS=per_modulus, MODULI=moduli_text())
+
+
+def of_magnitudes() -> Config:
+    """Return the configuration of wgmma.cu that finds the least of the sums of products of magnitudes."""
+    return _with(wgmma("int8", False, False)[0], EPILOGUE=2)
+
+
+def _with(config: Config, **macros: int | str) -> Config:
+    """Return a configuration with other values of macros."""
+    return replace(config, macros=tuple((dict(config.macros) | macros).items()))
 
 
 _SUM_SLICES = 1_200_000
@@ -108,15 +125,16 @@ def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
     return found
 
 
-def float64_sums(trans_a: bool, trans_b: bool) -> list[Config]:
-    """Return the configurations of dmma.cu for a float32 product whose products and sums are float64, as are
-    α and β. They do nothing unless a flag on the device is set."""
-    found = []
-    for config in dmma("float64", trans_a, trans_b):
-        macros = {**dict(config.macros), "SOURCE": "float", "GUARDED": 1}
-        shared = config.shared_bytes // 2
-        found.append(replace(config, dtype="float32", macros=tuple(macros.items()), shared_bytes=shared))
-    return found
+def float64_sums(trans_a: bool, trans_b: bool, *, dtype: str = "float32") -> list[Config]:
+    """Return the configurations of dmma.cu for a product of float32 or float64 whose products and sums are
+    float64, as are α and β. They do nothing unless a flag on the device is set."""
+    source, size = {"float32": ("float", 4), "float64": ("double", 8)}[dtype]
+    return [
+        replace(
+            _with(config, SOURCE=source, GUARDED=1), dtype=dtype, shared_bytes=config.shared_bytes * size // 8
+        )
+        for config in dmma("float64", trans_a, trans_b)
+    ]
 
 
 _MMA_TILES = (

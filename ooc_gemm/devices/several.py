@@ -91,7 +91,7 @@ class _Checks(NamedTuple):
 class Several:
     """Two or more devices that work as one. All of them use the same arithmetic."""
 
-    reduces = False
+    reduces = standardizes = False
     scorer = None
 
     def __init__(self, devices: list[Member], weights: list[int] | None = None):

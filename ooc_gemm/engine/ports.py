@@ -28,6 +28,7 @@ from ..support.trace import Trace
 from .check import Rounding, Verdict
 from .reduction import Pairs, Ranked, Reduction, Scorer
 from .ring import Event
+from .standardize import Standardizer
 from .transform import Transform
 
 Array = npt.NDArray[Any]
@@ -104,6 +105,9 @@ class Operation:
     transforms: Mapping[str, Transform] = field(default_factory=dict)
     """What happens to the elements of an operand, `a` or `b`, when they are uploaded. A device whose `Limits`
     do not say that it applies transforms is given none."""
+    standardizer: Standardizer | None = None
+    """What standardizes each panel of op(A) before it is multiplied, in a product of one symmetric block
+    (`Problem.whole`)."""
     reduction: Reduction | None = None
     """What the device does with finished blocks instead of having them downloaded (`Device.reduces`)."""
     ranked: Ranked | None = None
@@ -314,6 +318,10 @@ class Device(Hardware, Protocol):
     reduces: bool
     """Whether it hands blocks to `Operation.reduction` where it computes them. A target can reduce what other
     devices download."""
+
+    @property
+    def standardizes(self) -> bool:
+        """Whether it applies `Operation.standardizer`."""
 
     def open(self, plan: Plan, operation: Operation, trace: Trace) -> "Session":
         """Allocate every buffer of the plan. If that fails, what has been allocated is freed."""

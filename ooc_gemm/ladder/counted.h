@@ -18,7 +18,9 @@ enum Kind { GLOBAL_LOAD, GLOBAL_STORE, SHARED_LOAD, SHARED_STORE, KINDS };
 constexpr int LINE = 128, WORD = 4, BANKS = 32;
 
 // As emulator.py reads them. A group is a line of global memory, or a pass over the banks of shared memory.
-static struct { long long operations, elements[KINDS], groups[KINDS]; } counts;
+static struct {
+    long long operations, elements[KINDS], groups[KINDS];
+} counts;
 
 // One for each line or word that a thread touches, sorted by kind, warp, number of the access, and place.
 static std::vector<uint64_t> touched;
@@ -37,7 +39,8 @@ static void access(const void* at, int bytes, bool store) {
     for (int i = 0; i < 3; ++i)
         if (lies_in(at, global_memory[i].first, Guarded::ZONE, offset))
             kind = store ? GLOBAL_STORE : GLOBAL_LOAD, place = i << 28 | offset / LINE;
-    const size_t section = reinterpret_cast<char*>(__stop_shared_memory) - reinterpret_cast<char*>(__start_shared_memory);
+    const size_t section =
+        reinterpret_cast<char*>(__stop_shared_memory) - reinterpret_cast<char*>(__start_shared_memory);
     if (kind < 0 && (lies_in(at, __start_shared_memory, section, offset) ||
                      lies_in(at, dynamic_shared_memory.first, Guarded::ZONE, offset)))
         kind = store ? SHARED_STORE : SHARED_LOAD, place = offset / WORD;
@@ -46,7 +49,8 @@ static void access(const void* at, int bytes, bool store) {
     if (seen < 0 || !(seen & 1 << kind)) ++numbers[kind][thread];
     if (seen >= 0) seen |= 1 << kind;
     ++counts.elements[kind];
-    const uint64_t before = uint64_t(kind) << 62 | uint64_t(thread / WARP) << 57 | uint64_t(numbers[kind][thread]) << 32;
+    const uint64_t before =
+        uint64_t(kind) << 62 | uint64_t(thread / WARP) << 57 | uint64_t(numbers[kind][thread]) << 32;
     touched.push_back(before | place);
     if (kind >= SHARED_LOAD && bytes == 2 * WORD) touched.push_back(before | (place + 1));
 }
@@ -108,11 +112,11 @@ struct Together {
 
 }  // namespace cuda_on_cpu
 
-#define COPIES_COUNT_ONCE(VEC, COUNT)                                 \
-    VEC() = default;                                                  \
-    VEC(const VEC& from) { *this = from; }                            \
-    VEC& operator=(const VEC& from) {                                 \
-        const cuda_on_cpu::Together together;                         \
-        for (int i = 0; i < COUNT; ++i) v[i] = from.v[i];             \
-        return *this;                                                 \
+#define COPIES_COUNT_ONCE(VEC, COUNT)                     \
+    VEC() = default;                                      \
+    VEC(const VEC& from) { *this = from; }                \
+    VEC& operator=(const VEC& from) {                     \
+        const cuda_on_cpu::Together together;             \
+        for (int i = 0; i < COUNT; ++i) v[i] = from.v[i]; \
+        return *this;                                     \
     }

@@ -35,12 +35,23 @@
 // The standard's word may not stand behind `static`; GCC's own may.
 #define alignas(bytes) __attribute__((aligned(bytes)))
 
-struct dim3 { unsigned x, y, z; };
+struct dim3 {
+    unsigned x, y, z;
+};
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-template <class X, class Y> auto min(X x, Y y) { return y < x ? y : x; }
-template <class X, class Y> auto max(X x, Y y) { return x < y ? y : x; }
-template <class X> X __ldg(const X* x) { return *x; }
+template <class X, class Y>
+auto min(X x, Y y) {
+    return y < x ? y : x;
+}
+template <class X, class Y>
+auto max(X x, Y y) {
+    return x < y ? y : x;
+}
+template <class X>
+X __ldg(const X* x) {
+    return *x;
+}
 size_t __cvta_generic_to_shared(const void*);  // only named: what calls it is for newer GPUs
 
 // Where that section begins and ends, from the linker; null where there is none.
@@ -169,8 +180,7 @@ static void run_block(int order) {
             go(scheduler, *running);
         }
         unfinished = false;
-        for (int t = 0; t < threads; t += WARP)
-            unfinished |= release(AT_WARP_BARRIER, t, min(t + WARP, threads));
+        for (int t = 0; t < threads; t += WARP) unfinished |= release(AT_WARP_BARRIER, t, min(t + WARP, threads));
         if (!unfinished) {
             at_block_barrier();
             unfinished = release(AT_BLOCK_BARRIER, 0, threads);
@@ -187,8 +197,8 @@ struct Problem {
 
 // The kernel's C ← α·A·B + β·C, to standard output.
 template <class T>
-void run(void (*kernel)(long long, long long, long long, T, const T*, long long, const T*, long long, T, T*,
-                        long long), const Problem& p) {
+void run(void (*kernel)(long long, long long, long long, T, const T*, long long, const T*, long long, T, T*, long long),
+         const Problem& p) {
     auto& [a, b, c] = global_memory;
     const T* const A = a.resize<T>(p.a_bytes, p.misaligned, stdin);
     const T* const B = b.resize<T>(p.b_bytes, p.misaligned, stdin);

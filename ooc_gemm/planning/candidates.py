@@ -112,6 +112,14 @@ def steps(extent: int, align: int, beside: int = 1) -> list[int]:
     return sorted((max(1, size) for size in sizes), reverse=True)
 
 
+def sides(p: Problem, align: tuple[int, int], team: Shape = ALONE) -> tuple[list[int], list[int]]:
+    """Return the heights and the widths of blocks that are tried, the largest first. align: their factors.
+    team: rows and columns of blocks that are made at the same time."""
+    if p.whole:
+        return [max(1, p.m)], [max(1, p.n)]
+    return steps(p.m, align[0], team[0]), steps(p.n, align[1], team[1])
+
+
 def depths(p: Problem) -> list[int]:
     """Return the panel depths that are tried, the smallest first: fractions and multiples of both k chunks,
     powers of two, and all of k."""

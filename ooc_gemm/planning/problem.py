@@ -258,10 +258,12 @@ class Problem:
     score_bytes: int = 0
     """Bytes of a number, of which such a device holds two for each column of C."""
     kept_bytes: int = 0
-    """Bytes of what such a device keeps during the whole run, to score what it has found exactly."""
+    """Bytes of what such a device keeps during the whole run beside panels and blocks."""
     symmetric: bool = False
     """Whether op(B) is op(A)ᵀ, so that C = Cᵀ. Then blocks on and below the diagonal are made, and the others
     are their mirror images."""
+    whole: bool = False
+    """Whether all of C must be one block."""
     parts: int = 1
     """Most ranges of k that workers of a cluster multiply apart. Their partial sums of each block are then
     added up."""

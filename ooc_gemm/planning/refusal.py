@@ -5,7 +5,7 @@ from itertools import product
 
 from ..support.errors import BudgetError
 from ..support.intervals import ceil_div
-from .candidates import Candidate, depths, outputs, rings, steps
+from .candidates import Candidate, depths, outputs, rings, sides
 from .ledger import MOST_EXTENT, ledgers
 from .machine import Budget
 from .panels import Panels
@@ -48,7 +48,7 @@ def _needs(p: Problem, budget: Budget) -> Iterator[tuple[int, int]]:
     every size, so the smallest block decides."""
     k_chunk = p.k_chunk
     for c in outputs(p):
-        bm, bn = min(steps(p.m, c.chunk_rows)), min(steps(p.n, c.chunk_cols))
+        bm, bn = map(min, sides(p, (c.chunk_rows, c.chunk_cols)))
         for bk, ring in product(depths(p), rings(budget)):
             smallest = Candidate(c, bm, bn, Panels(p.k, bk, k_chunk), 1, ring)
             host, device = ledgers(p, budget, smallest)

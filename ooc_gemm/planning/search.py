@@ -10,7 +10,7 @@ from itertools import product
 from typing import NamedTuple
 
 from ..support.intervals import LEAST_GROWN, ceil_div
-from .candidates import Candidate, Ring, depths, everything, outputs, rings, steps
+from .candidates import Candidate, Ring, depths, everything, outputs, rings, sides, steps
 from .cost import CostModel
 from .ledger import fits, ledgers, slot_bytes
 from .machine import Budget, Rates
@@ -68,7 +68,7 @@ def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
     BudgetError, with the smallest limit that would do, where no plan fits.
     """
     found = _best(problem, budget, rates)
-    if found is None and problem.symmetric:
+    if found is None and problem.symmetric and not problem.whole:
         return make_plan(replace(problem, symmetric=False), budget, rates)
     if found is None:
         raise refusal(problem, budget)
@@ -173,21 +173,20 @@ class _Search:
     def _sizes(self, c: Matrix, ring: Ring) -> _Found | None:
         """Return the best block and panel sizes for one ring and one layout of C."""
         p, best = self.problem, None
-        rows, cols = replace(p, c=c).align
-        sides = steps(p.m, rows, self.team[0]), steps(p.n, cols, self.team[1])
+        tried = sides(p, replace(p, c=c).align, self.team)
         for c_buffers in (1,) if self.budget.device is None else (2, 1):
             for bk in depths(p):
                 panels = Panels(p.k, bk, p.k_chunk)
                 plain = Candidate(c, 1, 1, panels, c_buffers, ring, team=self.team)
-                best = self._blocks(plain, sides, best)
+                best = self._blocks(plain, tried, best)
         return best
 
     def _blocks(
-        self, plain: Candidate, sides: tuple[list[int], list[int]], best: _Found | None
+        self, plain: Candidate, tried: tuple[list[int], list[int]], best: _Found | None
     ) -> _Found | None:
         """Return the best of these block heights and widths for these panels, or the best candidate so
         far."""
-        (heights, widths), whole = sides, False
+        (heights, widths), whole = tried, False
         for bm in heights:
             chosen = self._widths(replace(plain, bm=bm), widths)
             least = math.inf

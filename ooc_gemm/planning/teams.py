@@ -27,7 +27,7 @@ def shapes(p: Problem, workers: int) -> list[Shape]:
     """Return the teams that are tried for so many workers: of all of them, of half of them, and so on. Teams
     of a symmetric product have as many rows as columns, so that its strips of A are cut at the same places in
     both directions."""
-    if p.parts > 1 or p.row_bytes:  # a reduction wants the blocks of a row one after the other
+    if p.parts > 1 or p.whole or p.row_bytes:  # a reduction wants the blocks of a row one after the other
         return []
     sizes = [workers >> halved for halved in range(workers.bit_length() - 1)]
     if p.symmetric:

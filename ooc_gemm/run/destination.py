@@ -13,7 +13,7 @@ from ..storage.write.journal import Journal
 from ..storage.write.provenance import Finished
 from ..storage.write.publication import Publication
 from ..storage.write.target import Target
-from ..support.errors import InputChangedError
+from ..support.errors import InputChangedError, InputError
 from .labels import own_coordinate
 from .observer import Observer
 from .prepare import Job
@@ -65,6 +65,9 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
         if left := target.sink.commit({"version": __version__, **(job.head or {"options": job.options})}):
             observer.note(left)
     except BaseException as error:
+        if isinstance(error, InputError) and _is_new(job):  # no C can be made of these inputs
+            target.sink.discard()
+            raise
         target.sink.pause()
         if kept := target.sink.staging.kept():
             error.add_note(kept)
@@ -72,12 +75,17 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
     _write_coordinates(job, observer)
 
 
+def _is_new(job: Job) -> bool:
+    """Whether C is neither continued nor updated."""
+    return job.log is None and job.operation.beta == 0 and not job.request.fills
+
+
 def _begun(job: Job, observer: Observer) -> Target[Publication]:
     """Mark the stored C as unfinished, and return its target."""
     c, block, log = job.request.c, job.operation.leaves, job.log
     updates = job.operation.beta != 0 or job.request.fills
     if log is None and updates:
-        return opening.update_target(c, block, job.head, fills=job.request.fills, force=job.request.force)
+        return opening.update_target(c, block, job.head, force=job.request.force)
     if isinstance(log, Journal) and (log.done or updates):
         return opening.continued_target(c, block, log)
     if isinstance(log, Journal):  # nothing was made yet: what is there may be of a run before

@@ -139,7 +139,7 @@ def random(
                     progress(done, whole)
         target.sink.commit()
     except BaseException:
-        target.sink.staging.discard()  # nobody could continue it
+        target.sink.discard()  # nobody could continue it
         raise
     return written
 

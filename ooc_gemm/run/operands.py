@@ -17,7 +17,7 @@ from ..storage.write import checks, reopen
 from ..support.errors import InputError
 from .labels import product_names
 from .settle import Settled
-from .transforms import Wanted, element_types, wanted_of
+from .transforms import Wanted, element_types, real_type, wanted_of
 
 
 def open_operand(spec: Any, name: str, transpose: bool = False, table: Any = None) -> Opened:
@@ -42,11 +42,14 @@ class Inputs:
     that β·C is read from, or one that was given open."""
     wanted: dict[str, Wanted] = field(default_factory=dict)
     """What happens to the elements of `a` and `b` before they are multiplied."""
+    standardized: bool = False
+    """Whether elements are standardized in their panels."""
 
     @property
     def types(self) -> tuple[np.dtype[Any], np.dtype[Any]]:
         """Types of the elements of A and of B as they are multiplied."""
-        return element_types(self.wanted, (self.a, self.b))
+        a, b = element_types(self.wanted, (self.a, self.b))
+        return (real_type(a), real_type(b)) if self.standardized else (a, b)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -93,7 +96,8 @@ def open_inputs(request: Settled, begun: Any, continues: bool) -> Inputs:
         for operand, one in ((request.a, a), (request.b, b))
     )
     if request.beta == 0:
-        return Inputs(a, b, None, request.c if request.fills and not continues else begun, wanted)
+        there = request.c if request.fills and not continues else begun
+        return Inputs(a, b, None, there, wanted, request.standardizer is not None)
     if not continues and request.c is not None:
         begun = reopen.open_existing(request.c)
         checks.check_output(request.c, _arrays(request), request.force, reads=True)

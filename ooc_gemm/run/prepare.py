@@ -16,7 +16,8 @@ from ..planning.problem import Problem
 from ..planning.search import make_plan
 from ..storage.read import addresses
 from ..storage.read.source import Opened
-from ..storage.write import checks, provenance
+from ..storage.write import checks, marks, provenance
+from ..storage.write.journal import Journal
 from ..storage.write.layout import Output
 from ..support.errors import InputError
 from .arithmetic import Chosen, choose_arithmetic, choose_dtype
@@ -101,6 +102,7 @@ def prepare(
     limits = executor.hardware.limits(chosen.arithmetic, settled.device_memory_limit)
     narrowed = _narrowed(settled, chosen, dtype, limits)
     problem = _reduced(_problem(settled, inputs, layout, chosen, narrowed), settled, chosen, limits)
+    problem = _standardized(problem, settled, limits)
     tables = settled.a.table is not None or settled.b.table is not None
     if (inputs.wanted or tables) and not limits.transforms:
         raise InputError(
@@ -186,6 +188,7 @@ def _problem(
         types=(inputs.a.dtype.name, inputs.b.dtype.name, layout.output.dtype.name),
         transforms=ledger_bytes(inputs.wanted, arithmetic.panel),
         row_bytes=request.reduced.row_bytes if request.reduced else 0,
+        whole=request.standardizer is not None,
         keeps_a=arithmetic.panel.kind != "c" and arithmetic.panel != np.int64 and not chosen.may_wrap,
     )
 
@@ -205,6 +208,19 @@ def _reduced(problem: Problem, request: Settled, chosen: Chosen, limits: Limits)
     return replace(problem, found_bytes=found, score_bytes=dtype.itemsize)
 
 
+def _standardized(problem: Problem, request: Settled, limits: Limits) -> Problem:
+    """Return the problem with what a device with memory of its own keeps to standardize panels."""
+    if request.standardizer is None or limits.device is None:
+        return problem
+    rule, (a, b) = request.standardizer.rule, problem.scratch
+    return replace(
+        problem,
+        kept_bytes=rule.device_bytes(problem.m, problem.k),
+        scratch=(a + rule.panel_bytes, b),
+        line_bytes=problem.line_bytes + rule.line_bytes,
+    )
+
+
 def _operation(request: Settled, inputs: Inputs, chosen: Chosen, narrowed: np.dtype[Any] | None) -> Operation:
     """Describe what the device computes."""
     return Operation(
@@ -218,6 +234,7 @@ def _operation(request: Settled, inputs: Inputs, chosen: Chosen, narrowed: np.dt
         verify=request.verify,
         may_wrap=chosen.may_wrap,
         narrowed=narrowed,
+        standardizer=request.standardizer,
     )
 
 
@@ -254,6 +271,8 @@ def _provenance(
 ) -> tuple[dict[str, Any] | None, Plan]:
     """Return the head of the journal, and the plan of what is left to do. Raises InputError where the run
     that is continued was another one."""
+    if isinstance(log, Journal) and inputs.c is not None:
+        marks.find_done(inputs.c.name, inputs.there, log, inputs.c.matrix.grid)
     before = {} if log is None else {chunk: was for chunk, (_, was) in log.done.items()}
     head = provenance.head(inputs.sources, before, options)
     if head and request.fills:

@@ -154,6 +154,12 @@ def sound(rate: Any) -> float:
     return float(rate) if possible else 0.0
 
 
+def fresh_rate(nbytes: int, first: float, again: float) -> float:
+    """Return the bytes per second at which fresh memory can be had, from the seconds of writing to it for the
+    first time and once more. The system clears each page, which takes no less time than to write to it."""
+    return nbytes / max(again, first - again)
+
+
 def today() -> str:
     """Return the date under which rates are remembered."""
     return datetime.now(UTC).date().isoformat()

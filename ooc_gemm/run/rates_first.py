@@ -36,6 +36,7 @@ from .rates import (
     Place,
     cached_share,
     file_system,
+    fresh_rate,
     kernel_key,
     nearest_folder,
     possible,
@@ -169,7 +170,7 @@ class _First:
 
         first, _ = for_a_while(touch, buffers, buffers)
         again, _ = for_a_while(touch, buffers, buffers)
-        rate = len(buffers) * buffers[0].nbytes / max(0.01 * first, first - again)
+        rate = fresh_rate(len(buffers) * buffers[0].nbytes, first, again)
         if "touch_bytes_per_second" not in self._known and sound(rate):
             self._found["touch_bytes_per_second"] = rate
             self.names.append("fresh memory")

@@ -1,7 +1,8 @@
 """Decides how a run continues after its device has failed."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..engine.ports import Failure
 from ..storage.format import unfinished
@@ -72,9 +73,16 @@ def recovery(
 def _flags(request: Request, begun: bool) -> tuple[str, ...] | None:
     """Return the options that a request needs to continue; None where it cannot, because some blocks may have
     had their β already."""
-    place = addresses.local_path(request.c) if begun and request.c is not None else None
-    if place is not None and (place / unfinished.JOURNAL).exists():
+    if begun and _has_journal(request.c):
         return ("resume",)
     if begun and not request.beta:
         return ("force",)
     return None if begun else ()
+
+
+def _has_journal(c: Any) -> bool:
+    """Whether C, which was begun, has a journal. A store that does not say so has none."""
+    with suppress(Exception):
+        there = addresses.place_of(c) if c is not None else None
+        return there is not None and there.stamp(unfinished.JOURNAL) != (0, 0)
+    return False

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.ports import Device
+from ..engine.standardize import Standardizer
 from ..storage.read import addresses
 from ..storage.read.vectors import read_vector
 from ..support.errors import InputError
@@ -145,6 +146,10 @@ class Request:
     """What is stored of a symmetric C; None for all of it."""
     finish: Finish | None = None
     """What is done to the elements of C before they are stored."""
+    standardizer: Standardizer | None = None
+    """What standardizes the panels of a symmetric product, whose C must then be one block."""
+    elements: str | None = None
+    """What happens to the elements of A and B, for the journal; None: what their operands say."""
     reduced: Reduced | None = None
     """What a reduction keeps of C in its place; None where C is stored."""
     dimensions: tuple[str, str] | None = None

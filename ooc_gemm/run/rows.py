@@ -57,7 +57,7 @@ class RowWriter:
             raise
         finally:
             if error is not None:
-                self._target.sink.staging.discard()
+                self._target.sink.discard()
 
 
 def _height(shape: tuple[int, int], dtype: np.dtype[Any]) -> int:

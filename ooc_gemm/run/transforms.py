@@ -25,6 +25,12 @@ from .request import Axis, Lines, Operand, Request, numbers
 Where = Literal["shift", "scale"]
 
 
+def real_type(stored: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type of elements that are transformed: float32, or float64 where that does not hold the type
+    of what is stored."""
+    return np.result_type(stored, np.float32)
+
+
 @dataclass(frozen=True, eq=False)
 class Wanted:
     """A transform that is asked for, of an operand that is open."""
@@ -54,8 +60,8 @@ class Wanted:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the transformed elements: float32, or float64 where that does not hold the stored type."""
-        return np.result_type(self.opened.dtype, np.float32)
+        """Type of the transformed elements."""
+        return real_type(self.opened.dtype)
 
     def nbytes(self, panel: np.dtype[Any]) -> int:
         """Bytes of the vectors, for panels of a type."""
@@ -186,6 +192,8 @@ def wanted_of(operands: tuple[Operand, Operand], opened: tuple[Opened, Opened]) 
 
 def spelled(request: Request, wanted: dict[str, Wanted]) -> dict[str, Any]:
     """What happens to the elements of the operands, as options that determine C."""
+    if request.elements is not None:
+        return {f"{ELEMENTS}{name}": request.elements for name in "AB"}
     found = {name: one.spelled() for name, one in wanted.items()}
     for name, operand in (("a", request.a), ("b", request.b)):
         if operand.table is not None:

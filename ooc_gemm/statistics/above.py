@@ -24,8 +24,8 @@ STRIP = 32
 """Rows of a tile that are compared at a time."""
 ROOM = 8 << 20
 """Bytes of elements that are held, before they are sorted and go to a file."""
-COPIES = 6
-"""Times this memory, at most, with what sorting and merging take."""
+COPIES = 7
+"""Times this memory, at most, with what sorting, merging and writing take."""
 Run = tuple[Array, Array, Array]
 """Elements in the order of rows and columns: where each row ends, columns, values."""
 

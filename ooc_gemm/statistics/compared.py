@@ -3,7 +3,6 @@ and whether an output is finished already."""
 
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ..engine.ports import Device
@@ -62,7 +61,7 @@ class Compared:
         device: str | Device,
         memory_limit: str | int | None,
         device_memory_limit: str | int | None,
-        place: Path | None,
+        place: stored.GroupPlace | None,
         writes: bool = True,
     ) -> Request:
         """The product of the rows. place: where the result goes; None for NumPy arrays. writes: it is
@@ -70,13 +69,14 @@ class Compared:
         limit = memory_limit_of(memory_limit)
         reduced = self.reduced(place is None and writes, limit)
         threads = max(getattr(executor.hardware, "threads", 1), len(os.sched_getaffinity(0)))
+        each = TILE_BYTES + (place.connection if place else 0)
         return Request(
             Operand(self.left),
             Operand(self.right, transpose=True),
             memory_limit=limit,
             device=device,
             device_memory_limit=device_memory_limit,
-            reduced=replace(reduced, fixed_bytes=reduced.fixed_bytes + threads * TILE_BYTES),
+            reduced=replace(reduced, fixed_bytes=reduced.fixed_bytes + threads * each),
             writes=writes,
         )
 
@@ -84,12 +84,12 @@ class Compared:
         """What identifies the run; None where nobody could tell whether its inputs are the same again."""
         return job.head and {**job.head, "options": {**job.head["options"], **self.options}}
 
-    def finished(self, place: Path, head: dict[str, Any] | None, resume: bool) -> bool:
+    def finished(self, place: stored.GroupPlace, head: dict[str, Any] | None, resume: bool) -> bool:
         """Whether a run that continues finds its result at a place already. Raises InputError where it cannot
         continue."""
         if resume and head is None:
             raise InputError("the inputs cannot be known again by a later run; leave out resume=True")
-        return resume and not stored.is_begun(place) and stored.is_result(place, head or {}, str(place))
+        return resume and not place.is_begun() and stored.is_result(place, head or {})
 
     @property
     def all_chunks(self) -> set[int]:

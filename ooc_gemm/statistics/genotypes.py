@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from ..engine.transform import missing_of
 from ..run.stream import Needs, Panels, Range
 from ..storage.read.source import Opened
 from ..support.buffers import scratch
+from ..support.errors import InputError
 from ..support.intervals import ranges
 
 STRIP = 1 << 19
@@ -27,12 +29,15 @@ PAIRS = 1 << 18
 """Pairs of a strip that are listed, at most."""
 LISTED = 1000
 """Elements of MᵀM that are computed, for one variant, in the time in which one pair is listed and counted."""
-THREAD_BYTES = 32 * STRIP + 40 * PAIRS
+PAIR_BYTES = 40 * PAIRS
+"""Lists of pairs, in each thread."""
+THREAD_BYTES = 32 * STRIP + PAIR_BYTES
 """What each thread computes in: a strip as floats, its mask, lists of what is missing and of pairs."""
 MOST_LISTED = 1 << 25
 """Pairs after which a pass gives up counting, where a GPU can count. A core lists so many in a second."""
 ROUNDING = 2.0**-44
 """A frequency that is less than the least one by no more than this counts as equal to it, as in plink2."""
+FLOAT64 = np.dtype(np.float64)
 TILE = 256
 """Rows of MᵀM that are computed together."""
 
@@ -57,10 +62,69 @@ class Genotypes:
         """Number of variants that are kept."""
         return int(np.count_nonzero(self.kept))
 
+    def checked(self, name: str) -> "Genotypes":
+        """The same. Raises InputError where the array of this name holds no numbers of alleles."""
+        wrong = np.flatnonzero((self.frequency < 0) | (self.frequency > 1))
+        if wrong.size:
+            raise InputError(
+                f"{name} holds more than 2 alleles, or fewer than 0, for variant {wrong[0]}; give numbers "
+                "from 0 to 2, and say which one is missing"
+            )
+        return self
+
 
 def pair_bytes(samples: int) -> int:
     """Memory in bytes of the counts of pairs."""
     return 4 * samples * samples
+
+
+class Tally:
+    """What is found of genotypes, strip by strip. Any thread may call `look`."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        missing: float | None,
+        least: float,
+        counts: "Counts | None" = None,
+        dtype: np.dtype[Any] = FLOAT64,
+    ):
+        """shape: variants, samples. missing: the number that stands for a missing genotype. least: variants
+        with a less frequent minor allele are left out. counts: where pairs are counted; None: they are not.
+        dtype: type in which the genotypes of a variant are added up."""
+        variants, samples = shape
+        self._missing, self._least, self.counts, self._dtype = missing, least, counts, dtype
+        self.frequency, self.kept = np.full(variants, np.nan), np.zeros(variants, bool)
+        self.lacking = np.zeros(samples, np.int64)
+        self._lock = Lock()
+
+    @staticmethod
+    def nbytes(variants: int, samples: int, paired: bool) -> int:
+        """Memory in bytes of a tally."""
+        return 9 * variants + 8 * samples + (pair_bytes(samples) if paired else 0)
+
+    def look(self, strip: Array, first: int) -> "Lacking":
+        """Count a strip, variants × samples in C order, whose first variant has this number. Returns which
+        genotypes are missing."""
+        lines, room = slice(first, first + len(strip)), _room("missing", strip.shape, np.bool_)
+        lacks = Lacking.of(missing_of(strip, self._missing, room), strip.shape)
+        sums, there = _sums(strip, lacks.where, self._dtype), strip.shape[1] - lacks.each
+        with np.errstate(all="ignore"):
+            share = np.divide(sums, 2.0 * there, dtype=np.float64)  # NaN where none has it
+            good = ~(np.minimum(share, 1 - share) < self._least - ROUNDING)
+        self.frequency[lines], self.kept[lines] = share, good
+        if len(lacks.where):
+            found = lacks.only(good).count(self.counts)
+            with self._lock:
+                self.lacking += found
+        return lacks
+
+    def found(self, bytes_read: int = 0) -> Genotypes:
+        """Return what was found of all variants."""
+        pairs, counts = None, self.counts
+        if counts is not None and not counts.given_up:
+            pairs = counts.have_both(int(np.count_nonzero(self.kept)), self.lacking)
+        return Genotypes(self.frequency, self.kept, self.lacking, pairs, bytes_read)
 
 
 def look_through(
@@ -81,51 +145,37 @@ def look_through(
 
     Raises BudgetError and StoreError.
     """
-    variants, samples = opened.shape
-    frequency = np.full(variants, np.nan)
-    kept = np.zeros(variants, bool)
-    lacking = np.zeros(samples, np.int64)
+    samples = opened.shape[1]
     counts = Counts(samples, most) if paired else None
-    fixed = 9 * variants + 8 * samples + (pair_bytes(samples) if paired else 0)
-    panels = Panels(opened, opened.dtype, limit, "look through", Needs(fixed, THREAD_BYTES + 16 * samples))
+    tally = Tally(opened.shape, missing, least, counts, sum_type(opened.dtype))
+    needs = Needs(Tally.nbytes(*opened.shape, paired), THREAD_BYTES + 16 * samples)
+    panels = Panels(opened, opened.dtype, limit, "look through", needs)
 
-    def work(panel: Array, rows: Range) -> Array:
-        total = np.zeros(samples, np.int64)
+    def work(panel: Array, rows: Range) -> None:
         for start, stop in ranges(len(panel), max(1, STRIP // max(1, samples))):
-            strip, lines = panel[start:stop], slice(rows[0] + start, rows[0] + stop)
-            mask = _room("missing", strip.shape, np.bool_)
-            lacks = Lacking.of(missing_of(strip, missing, mask), strip.shape)
-            there = samples - lacks.each
-            share = np.divide(
-                _sums(strip, lacks.where), 2.0 * there, dtype=np.float64
-            )  # NaN where none has it
-            frequency[lines] = share
-            kept[lines] = good = ~(np.minimum(share, 1 - share) < least - ROUNDING)
-            if len(lacks.where):
-                total += lacks.only(good).count(counts)
-        return total
-
-    def add(found: Array) -> None:
-        np.add(lacking, found, out=lacking)
+            tally.look(panel[start:stop], rows[0] + start)
 
     with one_blas_thread:
-        panels.each(work, add, progress=progress)
-    pairs = None
-    if counts is not None and not counts.given_up:
-        pairs = counts.have_both(int(np.count_nonzero(kept)), lacking)
-    return Genotypes(frequency, kept, lacking, pairs, panels.bytes_read)
+        panels.each(work, lambda nothing: None, progress=progress)
+    return tally.found(panels.bytes_read)
 
 
-def _room(purpose: str, shape: tuple[int, ...], dtype: type) -> Array:
+def sum_type(stored: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type in which the genotypes of a variant are added up."""
+    return np.dtype(np.float32) if stored.itemsize == 1 else FLOAT64
+
+
+def _room(purpose: str, shape: tuple[int, ...], dtype: Any) -> Array:
     """Memory of the thread for a strip. The system takes back new memory of this size each time, and gives it
     to the next strip page by page: sixteen threads then wait for each other."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    return scratch(purpose, nbytes)[:nbytes].view(dtype).reshape(shape)
+    room: Array = scratch(purpose, nbytes)[:nbytes].view(dtype).reshape(shape)
+    return room
 
 
-def _sums(strip: Array, gone: Array) -> Array:
+def _sums(strip: Array, gone: Array, dtype: np.dtype[Any]) -> Array:
     """Sums of the genotypes of each variant. gone: indices of those that are missing."""
-    values = _room("genotypes", strip.shape, np.float32 if strip.dtype.itemsize == 1 else np.float64)
+    values = _room("genotypes", strip.shape, dtype)
     np.copyto(values, strip)
     values.reshape(-1)[gone] = 0
     sums: Array = values @ np.ones(values.shape[1], values.dtype)  # at most 254·samples: float32 holds that

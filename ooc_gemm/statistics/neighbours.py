@@ -101,8 +101,8 @@ def topk(
     b : str, os.PathLike, zarr.Array or array-like, optional
         The rows among which they are sought. By default those of `a`.
     out : str or os.PathLike, optional
-        A local folder for a Zarr group with the arrays `indices` and `values`. By default NumPy arrays are
-        returned.
+        A local folder, or an address in an object store, for a Zarr group with the arrays `indices` and
+        `values`. By default NumPy arrays are returned.
     k : int, default 10
         Neighbours of each row.
     metric : {"cosine", "dot", "sqeuclidean"}, default "cosine"
@@ -126,7 +126,8 @@ def topk(
         once more in float64, in one more pass over B, and none may be better than those that were found. With
         `resume`, a result that is finished is checked, too.
     force : bool, default False
-        Replace a result that exists; it is kept until the new one is finished.
+        Replace a result that exists. In a folder it is kept until the new one is finished; in an object store
+        it is removed first.
     resume : bool, default False
         Continue an interrupted run of the same problem; where it is finished already, do nothing.
     progress : callable, optional

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -201,7 +200,7 @@ class Ranking:
             self.job = prepare(replace(self._request, out_dtype="float64"), executor=self._executor)
             self.plan = self.job.plan
 
-    def carry_out(self, place: Path | None, resume: bool) -> dict[str, Any]:
+    def carry_out(self, place: stored.GroupPlace | None, resume: bool) -> dict[str, Any]:
         """Run it; the arrays of the result. place: where they go; None for NumPy arrays."""
         asked, head = self._asked, self._asked.head(self.job)
         if place is None:
@@ -210,16 +209,17 @@ class Ranking:
             self._verify("the result", lambda name, row: memory.arrays[name][row : row + 1])
             self._check_unchanged()
             return memory.arrays
-        name = str(place)
+        name = place.name
         if asked.finished(place, head, resume):
             self._observer.note(f"{name} is finished already, with the same inputs; nothing was done")
             self._leave_out(asked.all_chunks)
             arrays = stored.open_arrays(place)
             self._verify(name, lambda key, row: np.asarray(arrays[key][row : row + 1]))
             return arrays
-        sink = stored.begin(place, name, head, asked.arrays, asked.chunk_rows, resume)
+        making = place.begin(head, resume, self._observer.note)
+        sink = stored.RowArrays(making, asked.arrays, asked.chunk_rows)
         try:
-            self._execute(sink, sink.done(asked.arrays))
+            self._execute(sink, sink.done())
             self._verify(name, lambda key, row: sink.read(key, row, row + 1))
             self._check_unchanged()
             if asked.graph:

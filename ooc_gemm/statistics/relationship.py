@@ -8,38 +8,47 @@ to 2:
     vanraden   G[i, j] = Σ over v of (x[i, v] − 2p)(x[j, v] − 2p) / Σ over v of 2p(1 − p)   VanRaden (2008),
     method 1
 
-One pass over the genotypes finds frequencies and counts missing genotypes of pairs of samples; a second one
-multiplies the standardised genotypes by their transpose (`gram`), in which missing ones are 0. Where
-there are many pairs and a GPU, a product in between counts them, of the matrix that is 1 where a genotype is
-missing.
+Standardized genotypes, in which missing ones are 0, are multiplied by their transpose. Where the matrix is
+one block of its plan, a panel holds all samples of its variants: it is standardized there, and what is
+missing is counted, so that genotypes are read once. Otherwise a pass over the genotypes finds frequencies
+first, and counts missing genotypes of pairs of samples; where there are many pairs and a GPU, a product
+counts them, of the matrix that is 1 where a genotype is missing.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ..devices import open_device, within
+from ..devices.cpu.device import CPU
 from ..engine.ports import Array, Device
 from ..engine.transform import missing_of
 from ..planning.plan import Plan
 from ..run.elsewhere import current, limit_of
+from ..run.finish import Finish
 from ..run.observer import Observer
 from ..run.prepare import prepare
 from ..run.request import Axis, Operand, Request, gram_operands
+from ..run.result import Result
 from ..run.retry import carry_out, result_of
 from ..storage.read.dataset import Dataset
 from ..storage.read.source import Opened
-from ..support.errors import InputError
+from ..support.errors import BudgetError, InputError
 from ..support.memory import memory_limit_of
 from ..support.trace import Trace
 from .genotypes import MOST_LISTED, Genotypes, have_both, look_through, pair_bytes
 from .samples import Labelled, labelled, open_genotypes
+from .standardized import LaterQuotients, Quotients, Standardized, factors
 
 Method = Literal["gcta", "cov", "vanraden"]
 EXACT = 2**24
 """Variants up to which float32 counts them."""
+NEAR = 1.05
+"""Genotypes are read once if that takes up to so many times as long by its prediction, which may be as far
+off."""
 NAME = "stat_genomic_relationship"
 """The matrix in a group, as sgkit calls it."""
 
@@ -59,21 +68,6 @@ class Relationship(Labelled):
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, without the frequencies and the names of samples."""
         return {key: value for key, value in super().to_dict().items() if key != "frequency"}
-
-
-class _Quotients:
-    """Divides sums over variants by the number of variants that both samples have."""
-
-    def __init__(self, name: str, pairs: Array | None, nbytes: int):
-        """name: for the journal. pairs: those numbers, samples × samples, which take `nbytes` bytes."""
-        self.name, self.nbytes, self._pairs = name, nbytes, pairs
-
-    def apply(self, values: Array, row: int, col: int) -> None:
-        """Change a part of C in place. Two samples that share no variant have NaN."""
-        assert self._pairs is not None, "they have been counted"
-        with np.errstate(all="ignore"):
-            rows, cols = values.shape
-            np.divide(values, self._pairs[row : row + rows, col : col + cols], out=values)
 
 
 def grm(
@@ -196,14 +190,20 @@ def planned(
     notice: Callable[[str], None],
     **options: Any,
 ) -> Plan:
-    """What `grm` with these arguments would do after the pass that finds frequencies. Reads no genotypes.
+    """What `grm` with these arguments would do, after the pass that finds frequencies if there is one. Reads
+    no genotypes.
 
     options: of the request of its product. Raises InputError and BudgetError.
     """
     data, wanted = _asked(g, samples, missing, method, meanimpute, maf)
     request = Request(Operand(data.opened), Operand(data.opened), symmetric=True, writes=False, **options)
     opened = data.opened.transpose() if wanted.samples == 0 else data.opened
-    return _plan(request, wanted, opened, Observer(notice=notice))
+    observer = Observer(notice=notice)
+    if once := _once(request, wanted, opened):
+        return prepare(once[1].check(), observer=observer).plan
+    plan = _plan(request, wanted, opened, observer)
+    notice(f"{opened.name} is read once before that, to find the frequencies of alleles")
+    return plan
 
 
 def _asked(
@@ -236,25 +236,51 @@ class _Wanted:
     impute: bool
     least: float
 
+    @property
+    def paired(self) -> bool:
+        """Whether sums are divided by the number of variants that both of two samples have."""
+        return not self.impute and self.missing is not None
+
+    @property
+    def name(self) -> str:
+        """What is done, for the journal."""
+        return f"grm {self.method}{' pairwise' if self.paired else ''}, maf {self.least!r}"
+
+    @property
+    def scaled(self) -> bool:
+        """Whether variants are divided by their standard deviations."""
+        return self.method == "gcta"
+
     def request(self, request: Request, found: Genotypes, count: int) -> Request:
-        """The request of the product. count: number of samples."""
-        with np.errstate(all="ignore"):
-            mean = np.where(np.isnan(found.frequency), 0.0, 2 * found.frequency)
-            variance = mean * (1 - mean / 2)
-            some = found.kept & (variance > 0)
-            scale = np.where(some, np.sqrt(variance) if self.method == "gcta" else 1.0, np.inf)
-        finish, divisor = None, float(found.variants)
+        """The request of the product of genotypes that were looked through. count: number of samples."""
+        axis: Axis = "rows" if self.samples == 1 else "columns"
+        mean, scale = factors(found.frequency, found.kept, self.scaled)
+        operand = Operand(request.a.array, center=(axis, mean), scale=(axis, scale), missing=self.missing)
+        finish = Quotients(self.name, self.divisor(found), pair_bytes(count) if self.paired else 0)
+        return self._product(request, operand, finish)
+
+    def in_panels(self, request: Request, standardized: Standardized, threads: int) -> Request:
+        """The request of the product of genotypes that are standardized in its panels. threads: how many
+        processors do that."""
+        finish = LaterQuotients(self.name, standardized, self.divisor, standardized.nbytes(threads))
+        made = self._product(request, Operand(request.a.array), finish)
+        return replace(made, standardizer=standardized)
+
+    def _product(self, request: Request, operand: Operand, finish: Finish) -> Request:
+        a, b = gram_operands(operand, self.samples == 1)
+        return replace(request, a=a, b=b, finish=finish, elements=f"{self.name}, missing {self.missing}")
+
+    def divisor(self, found: Genotypes) -> float | Array:
+        """By what sums are divided. Raises InputError where that is 0."""
+        if self.paired:
+            return 1.0 if found.pairs is None else found.pairs  # they are not known in a plan
+        divisor = float(found.variants)
         if self.method == "vanraden":
-            divisor = float(variance[found.kept].sum())
-        elif not self.impute and self.missing is not None:
-            name = f"grm {self.method} pairwise, maf {self.least!r}"
-            finish, divisor = _Quotients(name, found.pairs, pair_bytes(count)), 1.0
+            mean = 2 * found.frequency[found.kept]
+            divisor = float(np.nansum(mean * (1 - mean / 2)))
         if divisor == 0:
             raise InputError("no variant varies, or maf leaves none; give other genotypes or a smaller maf")
-        axis: Axis = "rows" if self.samples == 1 else "columns"
-        operand = Operand(request.a.array, center=(axis, mean), scale=(axis, scale), missing=self.missing)
-        a, b = gram_operands(operand, self.samples == 1)
-        return replace(request, a=a, b=b, alpha=1 / divisor, finish=finish)
+        return divisor
 
 
 def _relationship(request: Request, data: Dataset, wanted: _Wanted, observer: Observer) -> Relationship:
@@ -263,25 +289,64 @@ def _relationship(request: Request, data: Dataset, wanted: _Wanted, observer: Ob
     request, names = labelled(replace(request, memory_limit=limit), data, opened.shape[1], NAME)
     if opened.dtype.kind == "c":
         raise InputError(f"{opened.name} holds {opened.dtype}; give numbers of alleles from 0 to 2")
-    _check(request, wanted, opened)
-    paired = not wanted.impute and wanted.missing is not None
-    most = MOST_LISTED if paired and _counts_pairs(request, wanted, opened) else None
-    found = look_through(opened, limit, wanted.missing, wanted.least, paired, most=most)
+    if not opened.shape[0]:
+        raise InputError(f"{opened.name} has no variants; give genotypes of some")
+    if once := _once(request, wanted, opened):
+        standardized, product = once
+        done = result_of(carry_out(product, observer))
+        found, read = standardized.found(), 0
+        if found is None:  # C was the result already
+            found = look_through(opened, limit, wanted.missing, wanted.least, False)
+            read = found.bytes_read
+    else:
+        done, found, read = _twice(request, wanted, opened, observer)
+    known = dict(done.__dict__) | {"bytes_passed": read}
+    count = int(found.missing.sum())
+    made = Relationship(**known, variants=found.variants, missing=count, frequency=found.frequency)
+    return replace(made, samples=names.written())
+
+
+def _once(request: Request, wanted: _Wanted, opened: Opened) -> tuple[Standardized, Request] | None:
+    """The product for which genotypes are read once, and what standardizes them; None where its plan does not
+    fit, takes longer than two passes, or something else computes than one device of this process."""
+    if current():
+        return None
+    device = _device(request)
+    if not device.standardizes:
+        return None
+    standardized = Standardized(opened, wanted.missing, wanted.least, wanted.scaled, wanted.paired)
+    product = wanted.in_panels(request, standardized, device.threads if isinstance(device, CPU) else 0)
+    writes = request.writes and request.c is None
+    try:
+        once = prepare(replace(product, c=None, resume=False, writes=writes).check()).plan
+    except BudgetError:
+        return None
+    if once.block_count != 1:
+        return None
+    with suppress(BudgetError):
+        twice = _plan(replace(request, c=None, resume=False, writes=writes), wanted, opened)
+        share = opened.matrix.stored_bytes / max(1, twice.bytes_read)
+        if once.predicted_seconds > NEAR * (twice.predicted_seconds + share * twice.stage_seconds["read"]):
+            return None
+    return standardized, product
+
+
+def _twice(
+    request: Request, wanted: _Wanted, opened: Opened, observer: Observer
+) -> tuple[Result, Genotypes, int]:
+    """Look through the genotypes, and compute their product. Returns also the bytes read by the pass."""
+    if not request.resume:
+        _plan(request, wanted, opened)
+    most = MOST_LISTED if wanted.paired and _counts_pairs(request, wanted, opened) else None
+    limit = int(request.memory_limit or 0)
+    found = look_through(opened, limit, wanted.missing, wanted.least, wanted.paired, most=most)
     read = found.bytes_read
-    if paired and found.pairs is None:
+    if wanted.paired and found.pairs is None:
         found, moved = _with_pairs(request, wanted, found, opened, observer)
         read += moved
-    count = int(found.missing.sum())
-    wrong = np.flatnonzero((found.frequency < 0) | (found.frequency > 1))
-    if wrong.size:
-        raise InputError(
-            f"{opened.name} holds more than 2 alleles, or fewer than 0, for variant {wrong[0]}; give numbers "
-            "from 0 to 2, and say which one is missing"
-        )
-    result = result_of(carry_out(wanted.request(request, found, opened.shape[1]), observer))
-    known = dict(result.__dict__) | {"bytes_passed": read}
-    done = Relationship(**known, variants=found.variants, missing=count, frequency=found.frequency)
-    return replace(done, samples=names.written())
+    found.checked(opened.name)
+    done = result_of(carry_out(wanted.request(request, found, opened.shape[1]), observer))
+    return done, found, read
 
 
 def _counts_pairs(request: Request, wanted: _Wanted, opened: Opened) -> bool:
@@ -289,12 +354,18 @@ def _counts_pairs(request: Request, wanted: _Wanted, opened: Opened) -> bool:
     highest rate. If variants are left out, it counts in float32."""
     if current():  # workers make no product that stays in memory
         return False
-    device, dtype = request.device, opened.dtype
-    if isinstance(device, str):
-        device = within(device, memory_limit_of(request.memory_limit))
+    dtype = opened.dtype
     if dtype.kind not in "iu" or dtype.itemsize != 1 or (wanted.least > 0 and opened.shape[0] > EXACT):
         return False
-    return (open_device(device) if isinstance(device, str) else device).name != "cpu"
+    return _device(request).name != "cpu"
+
+
+def _device(request: Request) -> Device:
+    """The device that a request names."""
+    device = request.device
+    if isinstance(device, str):
+        device = open_device(within(device, memory_limit_of(request.memory_limit)))
+    return device
 
 
 def _with_pairs(
@@ -323,14 +394,6 @@ def _with_pairs(
     product = result_of(carry_out(counts, Observer(None, observer.notice)))
     pairs = have_both(product.array, found.variants, found.missing)
     return replace(found, pairs=pairs), product.bytes_read
-
-
-def _check(request: Request, wanted: _Wanted, opened: Opened) -> None:
-    """Find what is wrong with the request before the genotypes are read."""
-    if not opened.shape[0]:
-        raise InputError(f"{opened.name} has no variants; give genotypes of some")
-    if not request.resume:
-        _plan(request, wanted, opened)
 
 
 def _plan(request: Request, wanted: _Wanted, opened: Opened, observer: Observer | None = None) -> Plan:

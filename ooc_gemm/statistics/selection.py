@@ -170,7 +170,7 @@ class Selection:
         exact = self.job.output.dtype.kind in "iu"
         return self.job.output.dtype if exact else np.dtype(np.float32 if block == np.float32 else np.float64)
 
-    def carry_out(self, place: Path | None, resume: bool) -> dict[str, Any]:
+    def carry_out(self, place: stored.GroupPlace | None, resume: bool) -> dict[str, Any]:
         """Run it; the arrays of the result. place: where they go; None for NumPy arrays."""
         pairs, head = self._pairs, self._pairs.head(self.job)
         if place is None:
@@ -179,19 +179,20 @@ class Selection:
             arrays = memory.arrays()
             self._verify("the result", arrays)
             return arrays
-        name = str(place)
+        name = place.name
         if pairs.finished(place, head, resume):
             self._observer.note(f"{name} is finished already, with the same inputs; nothing was done")
             self._leave_out(pairs.all_chunks)
             arrays = stored.open_arrays(place)
             self._verify(name, arrays)
             return arrays
-        group = stored.begin(place, name, head, {}, pairs.chunk_rows, resume)
+        making = place.begin(head, resume, self._observer.note)
+        group = stored.RowArrays(making, {}, pairs.chunk_rows)
         try:
             sink = SparseRows(group, name, (pairs.m, pairs.n), self.dtype, pairs.chunk_rows)
-            self._execute(sink, group.folder)
+            self._execute(sink, making.temporary)
             start = time.perf_counter()
-            self.trace.add("write", start, nbytes=sink.finish(room(pairs.n) // 16))
+            self.trace.add("write", start, nbytes=sink.finish())
             self._verify(name, group.sparse())
             group.commit(head or {"inputs": {}, "options": pairs.options})
         finally:

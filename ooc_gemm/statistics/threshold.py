@@ -101,9 +101,9 @@ def threshold(
         The rows with which each of `a` is compared. By default those of `a`; of each pair both orders are
         kept.
     out : str or os.PathLike, optional
-        A local folder for a Zarr group in the layout in which anndata stores sparse matrices: the arrays
-        `data`, `indices` and `indptr`. By default NumPy arrays are returned, which may take an eighth of the
-        memory limit; more is an error.
+        A local folder, or an address in an object store, for a Zarr group in the layout in which anndata
+        stores sparse matrices: the arrays `data`, `indices` and `indptr`. By default NumPy arrays are
+        returned, which may take an eighth of the memory limit; more is an error.
     least : float
         The value: scores of at least this are kept.
     metric : {"cosine", "correlation", "dot"}, default "cosine"
@@ -115,7 +115,8 @@ def threshold(
         Where `b` is left out: keep the score of a row with itself, too.
     memory_limit : str or int, optional
         Most host memory that the process may hold resident: `"8GiB"`, or bytes. By default 60 % of what the
-        process may use. Elements that are found, and do not fit, go to temporary files beside the output.
+        process may use. Elements that are found, and do not fit, go to temporary files beside the output, or
+        in the system's folder for them where the output is in an object store.
     device : str or Device, default "auto"
         The device or devices, as of `multiply`. Only the CPU reduces products where it computes them; others
         send them to the host.
@@ -126,7 +127,8 @@ def threshold(
         once more in float64, in one more pass over B. Those that are kept must agree to rounding, and none
         that reaches the value may be missing. With `resume`, a result that is finished is checked, too.
     force : bool, default False
-        Replace a result that exists; it is kept until the new one is finished.
+        Replace a result that exists. In a folder it is kept until the new one is finished; in an object store
+        it is removed first.
     resume : bool, default False
         Continue an interrupted run of the same problem; where it is finished already, do nothing.
     progress : callable, optional

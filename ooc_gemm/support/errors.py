@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -100,14 +101,26 @@ def no_memory(error: BaseException) -> bool:
     )
 
 
+def bad_certificate(error: BaseException) -> str:
+    """Return why a client does not trust the TLS certificate of a store, in a word of the client's, such as
+    `UnknownIssuer`; empty for other errors."""
+    found = re.search(r"InvalidCertificate\(\s*(\w+)", str(error))
+    return found[1] if found else ""
+
+
 def remedy(error: BaseException, usual: str) -> str:
     """Say what the user can do about an error of a file or a store: `usual`, unless too many files are open
-    in this process or system. Clients of object stores report that only in the text of their errors."""
+    in this process or system, or a store's certificate is not trusted. Clients of object stores report these
+    only in the text of their errors."""
     found: BaseException | None = error
     while found is not None:
         many = getattr(found, "errno", 0) in (errno.EMFILE, errno.ENFILE)
         if many or os.strerror(errno.EMFILE).lower() in str(found).lower():
             return "raise the limit on open files (ulimit -n)"
+        if fault := bad_certificate(found):
+            if fault == "UnknownIssuer":
+                return "set SSL_CERT_FILE to the file of the certificate that has signed it"
+            return "renew it, or give the address that it is for"
         found = found.__cause__
     return usual
 

@@ -187,6 +187,15 @@ def test_plans_of_symmetric_products(tmp_path, monkeypatch, command):
     assert table.code == 0
     assert "symmetric: one half is computed" in table.out
     assert max(map(len, table.out.splitlines())) <= 80
+    assert ("is read once before that" in table.err) == (command[0] == "king")
+
+
+def test_a_plan_tells_of_the_pass_before_it(tmp_path, monkeypatch):
+    """C does not fit the limit as one block, so that genotypes are not standardized in its panels."""
+    monkeypatch.chdir(tmp_path)
+    make("g", np.ones((40, 3000), "i1"), chunks=(20, 300))
+    told = ooc("grm", "g", "c", "--plan", "-M", "128MiB", "-d", "cpu", "--meanimpute", "--chunks", "300,300")
+    assert (told.code, told.err.count("to find the frequencies of alleles")) == (0, 1), told
 
 
 @pytest.mark.parametrize(

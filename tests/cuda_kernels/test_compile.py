@@ -149,6 +149,7 @@ def test_transforms_and_reductions_compile_without_spills(arch: str) -> None:
     centres = (preparations.centre(dtype) for dtype in ("float32", "float64"))
     sums = preparations.sum_slices("float64", "float32")  # of passes
     configs = [*preparations.places(), *preparations.bests(), *preparations.all_pairs()]
+    configs += preparations.standardizes()
     assert _refused(_share([*configs, *centres, sums], arch), arch) == []
 
 
@@ -157,6 +158,7 @@ def test_a_transform_and_a_reduction_compile_without_spills() -> None:
     configs = [preparations.place("int8", "float32", turned) for turned in (False, True)]
     configs += [preparations.best("float32", "float32"), preparations.pairs("float16", "float16")]
     configs += [preparations.centre(dtype) for dtype in ("float32", "float64")]
+    configs += preparations.standardizes()
     assert _refused(configs, "sm_90a") == []
 
 

@@ -33,6 +33,12 @@ static void check(bool right, const char* what, int line) {
 #define CHECK(it) check(it, #it, __LINE__)
 using i64 = long long;
 
+static double __longlong_as_double(i64 x) { return __builtin_bit_cast(double, x); }
+static int __dp4a(int a, int b, int c) {
+    const auto digit = [](int x, int i) { return int(static_cast<signed char>(x >> 8 * i)); };
+    for (int i = 0; i < 4; ++i) c += digit(a, i) * digit(b, i);
+    return c;
+}
 template <class T, class U> void atomicAdd(T* at, U x) { *at += x; }
 template <class T, class U> void atomicMin(T* at, U x) { *at = x < *at ? x : *at; }
 template <class T, class U> void atomicMax(T* at, U x) { *at = x > *at ? x : *at; }
@@ -167,6 +173,36 @@ int main() {
 }
 """
 
+RESIDUES = """
+int main() {  // X and each of its planes have more than 2^31 elements
+    const i64 rows = 50003, cols = 50001, ld = 50016, last = rows * ((cols + 1023) / 1024) - 1;
+    ELEMENT* x = reserve<ELEMENT>(rows * ld);
+    u32* planes = reserve<u32>(COUNT * rows * ld / 4);
+    x[rows * ld - 16] = 70000;
+    launch(last, last, 256, 1, 0, [&] {
+        residues(rows, cols, x, ld, nullptr, 1, nullptr, planes, ld / 4, rows * ld / 4, nullptr);
+    });
+    for (int l = 0; l < COUNT; ++l) {
+        const int p = modulus(l).p, made = static_cast<signed char>(planes[(l + 1) * rows * ld / 4 - 4]);
+        CHECK((70000 - made) % p == 0);
+    }
+}
+"""
+
+RECOMBINE = """
+int main() {  // C and planes of residues have more than 2^31 elements
+    const i64 m = 50003, n = 50001, pitch = 50016, last = m * ((n + 1023) / 1024) - 1, ld = n + 3;
+    u32* planes = reserve<u32>(ALL[0].count * m * pitch / 4);
+    T* c = reserve<T>(m * ld);
+    for (int l = 0; l < ALL[0].count; ++l) planes[(l + 1) * m * pitch / 4 - 4] = 1;
+    c[m * ld - 4] = 5;
+    launch(last, last, 256, 1, 0, [&] {
+        recombine(m, n, 3, 0, planes, pitch / 4, m * pitch / 4, 2, 0, c, ld, nullptr, nullptr, nullptr);
+    });
+    CHECK(c[m * ld - 4] == 13 && c[m * ld - 3] == 0);
+}
+"""
+
 PRODUCT = """
 void far_{index}() {{  // C has more than 2^31 elements
     using T = source{index}::T;
@@ -214,8 +250,11 @@ def run(folder, text):
         (preparations.embed("double n"), EMBED), (preparations.combine("elements"), COMBINE),
         (preparations.sum_slices("int64", "int32"), SUM), (preparations.cut(2), CUT),
         (preparations.cut(8), CUT), (preparations.narrow("int64", "int32"), NARROW),
+        (preparations.residues("uint32", 9), RESIDUES), (preparations.recombine("int64", (9,)), RECOMBINE),
     ],
-    ids=["transpose", "mirror", "embed", "combine", "sum", "cut-2", "cut-8", "narrow"],
+    ids=[
+        "transpose", "mirror", "embed", "combine", "sum", "cut-2", "cut-8", "narrow", "residues", "recombine"
+    ],
 )  # fmt: skip
 def test_what_goes_with_a_product(tmp_path, config, main):
     defines = "".join(f"#define {name} {value}\n" for name, value in config.macros)

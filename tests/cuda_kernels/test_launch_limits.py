@@ -14,8 +14,12 @@ from ooc_gemm.cuda_kernels import (
     catalog,
     complex_gemm,
     driver,
+    fallback,
     launch,
+    ozaki,
     preparations,
+    residues,
+    scales,
     scratch,
     split,
     tensor,
@@ -71,7 +75,8 @@ def no_driver(monkeypatch):
     cupy = SimpleNamespace(cuda=SimpleNamespace(Device=Device))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
-    for module in (split, tensor, complex_gemm, transposition, cuda_check):
+    modules = split, tensor, complex_gemm, transposition, cuda_check, fallback, ozaki, residues, scales
+    for module in modules:
         monkeypatch.setattr(module, "load", load)
     monkeypatch.setattr(scratch.Scratch, "at", lambda self, name, nbytes: 1 << 20)
     monkeypatch.setattr(driver, "call", lambda name, *args: None)
@@ -136,7 +141,7 @@ def multiply(gemm, shape, alpha=1.0, lower=False):
     gemm(wanted, STREAM, strips=Strips(lower=lower))
 
 
-TENSOR = [name for name, it in catalog.KERNELS.items() if it.launcher != "launch"]
+TENSOR = [name for name, it in catalog.KERNELS.items() if it.launcher not in ("launch", "ozaki")]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -154,6 +159,20 @@ def test_tensor_cores(kernel, shape, monkeypatch):
                 patch.setattr(tensor, "split_pays", lambda *shape: True)
                 multiply(open_tensor_gemm(kernel, trans_a, trans_b, dtype, dtype), shape)
     assert {name for name, *_ in LAUNCHED} & {"dmma", "mma", "wgmma", kernel}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float64", "complex128", "uint32"])
+def test_residues(shape, dtype, monkeypatch):
+    """Both ways of ozaki2, with all that goes with them. uint32 has the most planes of integers."""
+    for trans_a, trans_b in ((False, True), (True, False)):
+        for alpha in (2.0, 1j) if dtype == "complex128" else (2.0,):
+            multiply(ozaki.Ozaki(trans_a, trans_b, (dtype, dtype)), shape, alpha)
+            if max(shape[:2]) <= ozaki.MOST_LINES:  # else it is never made of residues at once
+                with monkeypatch.context() as patch:
+                    patch.setattr(ozaki, "residues_pay", lambda m, n, k: True)
+                    multiply(ozaki.Ozaki(trans_a, trans_b, (dtype, dtype)), shape, alpha)
+    launched("recombine" if dtype == "uint32" else "dmma")
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -46,3 +46,38 @@ def test_a_product_is_the_sum_of_its_strips(trans_a, lower):
     made = np.tri(m, m, dtype=bool) if lower else np.ones((m, m), bool)
     assert (abs(c[:, :m] - want) <= 1e-12)[made].all()
     assert np.array_equal(c[:, m:], given[:, m:])
+
+
+@pytest.mark.parametrize(("m", "n", "pitch"), [(1000, 700, 1), (1000, 3, 16), (600, 2000, 16), (256, 1, 1)])
+@pytest.mark.parametrize("rows", [(), ((0, 320), (320, 450))])
+def test_tiles_make_up_strips(m, n, pitch, rows):
+    """Each element of C is in one tile, whose padded rows fit the memory."""
+    rows = (*rows, (rows[-1][1], m)) if rows and rows[-1][1] < m else rows and ((0, m),)
+    elements, columns = 256 * 800, 144
+    strips, made, seen = Strips(rows), np.zeros((m, n), int), []
+    for covered, tiles in strips.tiled(m, n, elements, columns, pitch):
+        seen += covered
+        for tile in tiles:
+            (top, bottom), (left, right) = tile.rows, tile.cols
+            made[top:bottom, left:right] += 1
+            assert right - left <= columns
+            assert (bottom - top) * -(-(right - left) // pitch) * pitch <= elements
+            assert (tile.lower, tile.above) == (False, 0)
+    assert seen == list(strips.of(m, n))
+    assert (made == 1).all()
+
+
+@pytest.mark.parametrize("above", [0, 300])
+def test_tiles_of_a_symmetric_matrix_end_on_its_diagonal(above):
+    m, strips = 1000, Strips(lower=True, above=above)
+    n, made = above + m, np.zeros((m, above + m), int)
+    ((covered, tiles),) = strips.tiled(m, n, 256 * n, n)
+    assert covered == list(strips.of(m, n))
+    for tile in tiles:
+        (top, bottom), (left, right) = tile.rows, tile.cols
+        made[top:bottom, left:right] += 1
+        assert (left, right, tile.above) == (0, above + bottom, above + top)
+    assert (made <= 1).all()
+    assert made[np.tri(m, n, above, dtype=bool)].all()
+    assert len(tiles) == 4
+    assert all(not tile.lower for _, tiles in strips.tiled(m, n, 256 * n, n - 1) for tile in tiles)

@@ -48,6 +48,14 @@ TRANS = tuple(product((False, True), repeat=2))
         preparations.combine("pairs", True, False),
         preparations.combine("elements"),
         *(tensor_tiles.float64_sums(*trans)[0] for trans in product((False, True), repeat=2)),
+        tensor_tiles.float64_sums(False, True, dtype="float64")[0],
+        *(preparations.scale(dtype) for dtype in ("float64", "complex128")),
+        *(preparations.residues(dtype) for dtype in ("float64", "uint32")),
+        preparations.residues("complex128", conjugate=True),
+        *(preparations.recombine(dtype) for dtype in ("float64", "complex128")),
+        preparations.recombine("int64", (9,)),
+        preparations.embed("double k", True, False, dtype="complex128"),
+        preparations.combine("elements", dtype="complex128"),
     ],
 )
 def test_preparations_compile_without_spills(config: Config, arch: str) -> None:

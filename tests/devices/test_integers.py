@@ -130,6 +130,55 @@ def test_the_largest_tile_fits_its_scratch(a, b):
     assert np.array_equal(objects(out[rows]), product(x[rows], y))
 
 
+@pytest.mark.parametrize(("a", "b"), [("u1", "u1"), ("i1", "u1"), ("u1", "i1")])
+@pytest.mark.parametrize("alpha", [1, -3])
+def test_panels_of_positive_elements_are_centred(a, b, alpha):
+    """So that parts are as deep as those of int8; sums are those of the panels as they were."""
+    rng, chosen, k = np.random.default_rng(5), arithmetic(a, b), 1500
+    ints = Integers(chosen, 1)
+    x, y = random(rng, (37, k), a, bits(a)), random(rng, (k, 23), b, bits(b))
+    left, right = x.astype(chosen.panel), y.T.astype(chosen.panel).T
+    largest = int(abs(objects(x)).max()), int(abs(objects(y)).max())
+    dealt = []
+
+    def deal(work, extent):
+        dealt.append(extent)
+        work(slice(0, 5))
+        work(slice(5, extent))
+
+    centred, less = ints.centred(left, right, largest, deal)
+    assert dealt == [37, 23]
+    assert parts_of(chosen.panel, less, k).depth >= 1000 > parts_of(chosen.panel, largest, k).depth
+    assert abs(left).max() <= less[0]
+    assert abs(right).max() <= less[1]
+    out = np.empty((37, 23), np.int64)
+    ints.tile(left, right, less, alpha, 0, out, centred)(slice(37), slice(23))
+    assert np.array_equal(objects(out), alpha * product(x, y))
+
+
+@pytest.mark.parametrize(("most", "k"), [(2, 1500), (255, 200)])
+def test_deep_panels_are_left_as_they_are(most, k):
+    ints, x = Integers(arithmetic("u1", "u1"), 1), np.full((9, k), most, np.float32)
+    assert ints.centred(x, x.T, (most, most), None) == (None, (most, most))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("layout", ["C", "F"])
+def test_products_of_uint8(tmp_path, symmetric, layout):
+    rng = np.random.default_rng(6)
+    x, y = (rng.integers(0, 256, shape, "u1") for shape in ((70, 3000), (3000, 50)))
+    y = x.T if symmetric else y
+    old = rng.integers(-99, 99, (70, y.shape[1])).astype("i4")
+    c = make(tmp_path / "c", old, chunks=(32, 32))
+    x = np.asarray(x, order=layout)
+    given = {"device": "cpu", "memory_limit": "1GiB", "verify": True}
+    found = ooc_gemm.gram(x, **given).array if symmetric else ooc_gemm.multiply(x, y, **given).array
+    assert np.array_equal(found, x.astype("i8") @ y.astype("i8"))
+    done = ooc_gemm.multiply(x, y, c, alpha=-2, beta=3, **given)
+    assert done.verified
+    assert np.array_equal(zarr.open_array(c)[...], -2 * (x.astype("i8") @ y.astype("i8")) + 3 * old)
+
+
 # ----------------------------------------------------------------------------------------- whole products
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 from conftest import gpu_missing
-from faults import with_blocks
+from faults import Failing, with_blocks
 from sessions import device_with
 
 import ooc_gemm
@@ -85,34 +85,6 @@ class Ordered(CPUSession):
     def wait(self, stream, event):
         self.known[stream] |= event.known
         super().wait(stream, event)
-
-
-class Failing(CPU):
-    """Computes some panels, then never again."""
-
-    def __init__(self, threads, after):
-        super().__init__(threads)
-        self.left = after
-
-    def open(self, plan, operation, trace):
-        return FailingSession(self, plan, operation, trace)
-
-    def alive(self):
-        return self.left >= 0
-
-
-class FailingSession(CPUSession):
-    """A run on `Failing`."""
-
-    def __init__(self, device, *args):
-        super().__init__(device, *args)
-        self.device = device
-
-    def multiply(self, *args, **options):
-        self.device.left -= 1
-        if self.device.left < 0:
-            raise OSError("fallen off the bus")
-        super().multiply(*args, **options)
 
 
 def cpus(kind=CPU, weights=(1, 1, 1)):

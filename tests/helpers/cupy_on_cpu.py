@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
+import ozaki
+from ozaki_on_cpu import OzakiKernels
 
 from ooc_gemm.cuda_kernels import driver
 
@@ -52,7 +54,7 @@ def gemm(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, transposed, types, conjug
         c[...] = (alpha * products if alpha != 0 else 0) + old
 
 
-class Kernel:
+class Kernel(OzakiKernels):
     """One of our kernels, as NumPy would compute it."""
 
     launched: ClassVar[list[str]] = []
@@ -77,8 +79,8 @@ class Kernel:
             types = ({"double": "f8", "float": "f4"}.get(macros.get("SOURCE"), self.config.dtype),)
             transposed = bool(value("TRANS_A")), bool(value("TRANS_B"))
         m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, *_ = args
-        if value("GUARDED"):
-            assert matrix(args[-1], 1, 1, 1, "u4")[0, 0], "every product here is too small to be split"
+        if value("GUARDED") and not matrix(args[-1], 1, 1, 1, "u4")[0, 0]:
+            return
         gemm(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, transposed, (*types, self.config.dtype))
         self._no_more_slices(grid[1] if len(grid) > 1 else 1, m, n, c, ldc)
 
@@ -95,19 +97,31 @@ class Kernel:
             at = c + slice * m * ldc * np.dtype(self.config.dtype).itemsize
             matrix(at, m, n, ldc, self.config.dtype)[...] = 0
 
-    def wgmma(
-        self, grid, a_map, b_map, m, n, k, alpha, beta, c, ldc, a_exponents, b_exponents, skip, slices,
-        per_row, above,
-    ):  # fmt: skip
+    def wgmma(self, grid, a_map, b_map, m, n, k, *args):
         assert self.config.value("PRODUCTS") == 1
         (a, k_a, m_a, lda), (b, k_b, n_b, ldb) = (
             TENSOR_MAP.unpack(x[: TENSOR_MAP.size]) for x in (a_map, b_map)
         )
-        assert (m_a, n_b) == (m, n)
         assert k_a == k_b == max(1, k)
         assert a % 16 == b % 16 == lda % 16 == ldb % 16 == 0
+        if self.config.value("EPILOGUE") == 1:
+            a_lines, b_lines, c, ldc, plane, count, moduli, per_row, above = args
+            planes = self.config.value("PER_MODULUS") * moduli
+            for rows, apart, there in ((m, a_lines, m_a), (n, b_lines, n_b)):
+                assert (planes - 1) * apart + rows <= there <= planes * apart
+            lines = a_lines, b_lines
+            self.products_of_residues((a, lda), (b, ldb), m, n, k, c, ldc, plane, lines, count, moduli)
+            return
+        alpha, beta, c, ldc, _, _, skip, slices, per_row, above = args
+        assert (m_a, n_b) == (m, n)
         types = self._tensor_types()
         assert np.dtype(types[0]).itemsize == 1
+        if self.config.value("EPILOGUE") == 2:
+            if not matrix(skip, 1, 1, 1, "u4")[0, 0]:
+                sums = ozaki.exact(matrix(a, m, k, lda, "i1"), matrix(b, n, k, ldb, "i1"))
+                least = matrix(c, 1, 1, 1, "i4")
+                least[...] = min(least[0, 0], sums.min())
+            return
         gemm(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, (False, True), (*types, self.config.dtype))
         self._no_more_slices(slices, m, n, c, ldc)
         if per_row:  # what lies above the diagonal may be anything
@@ -171,6 +185,31 @@ class Kernel:
             by_row = matrix(rows_by, rows, 1, 1, "f8") if rows_by else 0.0
             by_col = matrix(cols_by, 1, cols, cols, "f8") if cols_by else 0.0
             x[...] = x - by_row * scale - by_col * scale
+
+    def standardize(self, grid, k, m, x, ldx, gone, missing, least, scaled, shares, marks, ldm, lacking):
+        real, along_k = (
+            {"float": "f4", "double": "f8"}[dict(self.config.macros)["REAL"]],
+            self.config.value("ALONG_K"),
+        )
+        assert grid[0] * (32 if along_k else 1) >= k
+        shape = (m, k) if along_k else (k, m)
+        lines = matrix(x, *shape, ldx, real)
+        lines = lines.T if along_k else lines
+        lacks = {0: lines != lines, 1: lines == missing, 2: np.isnan(lines)}[gone] & (gone > 0)
+        with np.errstate(all="ignore"):
+            p = np.where(lacks, 0, lines).sum(1, dtype="f8") / (2.0 * (m - lacks.sum(1)))
+            counts = ~(np.minimum(p, 1 - p) < least)
+            mean = np.where(np.isnan(p), 0, 2 * p)
+            variance = mean * (1 - mean / 2)
+            by = np.where(counts & (variance > 0), 1 / np.sqrt(variance) if scaled else 1.0, 0).astype(real)
+            high = mean.astype(real)
+            changed = (lines - high[:, None] - (mean - high).astype(real)[:, None]) * by[:, None]
+        lines[...] = np.where(lacks, 0, changed)
+        matrix(shares, 1, k, k, "f8")[0] = p
+        matrix(lacking, 1, 1, 1, "u8")[...] += np.uint64(lacks[counts].sum())
+        if marks:
+            marked = matrix(marks, *shape, ldm, "i1")
+            (marked.T if along_k else marked)[...] = lacks & counts[:, None]
 
     def narrow(self, grid, cols, c, pitch, row, height, width, across, lost):
         out = np.dtype(self.config.dtype)
@@ -447,6 +486,7 @@ def install(monkeypatch, capability="90"):
     monkeypatch.setattr(driver, "_yielding", driver_function)
     driver._context.cache_clear()
     Kernel.launched.clear()
+    Kernel.decided.clear()
 
     def load(config, *names):
         return {name: Kernel(config, name) for name in names or (config.kernel,)}

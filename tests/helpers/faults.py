@@ -99,3 +99,31 @@ def hard(name, shape, rng, dtype):
     elif name == "overflowing":
         values *= float(np.finfo(dtype).max) ** 0.5 / 16
     return values.astype(dtype)
+
+
+class Failing(CPU):
+    """Computes some panels, then never again."""
+
+    def __init__(self, threads, after):
+        super().__init__(threads)
+        self.left = after
+
+    def open(self, plan, operation, trace):
+        return FailingSession(self, plan, operation, trace)
+
+    def alive(self):
+        return self.left >= 0
+
+
+class FailingSession(CPUSession):
+    """A run on `Failing`."""
+
+    def __init__(self, device, *args):
+        super().__init__(device, *args)
+        self.device = device
+
+    def multiply(self, *args, **options):
+        self.device.left -= 1
+        if self.device.left < 0:
+            raise OSError("fallen off the bus")
+        super().multiply(*args, **options)

@@ -1,8 +1,8 @@
-"""Paths of the product in three float16 products (fp16x3)."""
+"""Paths of products that are judged on the device: fp16x3 and ozaki2."""
 
 import pytest
 
-from ooc_gemm.cuda_kernels import split
+from ooc_gemm.cuda_kernels import ozaki, scales, split
 
 
 def always(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
@@ -11,3 +11,11 @@ def always(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr(split, "LOW_SHARE", share)
     monkeypatch.setattr(split, "LEAST_TERMS", terms)
     monkeypatch.setattr(split, "LEAST_DENSITY", 0.0)
+
+
+def ozaki_always(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """ozaki2 takes one path for all finite elements, also at small shapes: `residues` or `fallback`.
+    `chosen`: it is judged which is accurate enough."""
+    monkeypatch.setattr(ozaki, "residues_pay", lambda m, n, k: True)
+    if path != "chosen":
+        monkeypatch.setattr(scales, "TOLERANCE", {"residues": 1e30, "fallback": 0.0}[path])

@@ -111,7 +111,8 @@ def _make_bucket(port, folder):
 
 class Proxy:
     """Passes on every request after `latency` seconds, unless `fault(method, path)` says otherwise: a status
-    to answer with, "drop" or "hang". `seen` holds the requests, `most` how many were under way at once."""
+    to answer with, "drop", "hang", or a function that is called with the whole request, which is not passed
+    on nor answered; `send` sends it. `seen` holds the requests, `most` how many were under way at once."""
 
     def __init__(self, target, latency=0.0, fault=lambda method, path: None):
         self.target, self.latency, self.fault = target, latency, fault
@@ -137,6 +138,12 @@ class Proxy:
             for one in self._open:
                 with contextlib.suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
+
+    def send(self, request):
+        """Send a request to the server; the status of the answer."""
+        with socket.create_connection(("127.0.0.1", self.target)) as upstream:
+            upstream.sendall(request)
+            return int(_Connection(upstream).head().split(b" ", 2)[1])
 
     def _listen(self):
         while True:
@@ -183,12 +190,17 @@ class Proxy:
                 return False
             if fault == "drop":
                 return False
-            if fault is not None:
+            if isinstance(fault, int):
                 client.body(head, None)
                 text = f"<Error><Code>SlowDown</Code><Message>fault {fault}</Message></Error>"
                 answer = f"HTTP/1.1 {fault} Fault\r\nContent-Length: {len(text)}\r\n\r\n{text}"
                 client.send(answer.encode())
                 return True
+            if callable(fault):
+                kept = _Kept()
+                client.body(head, kept)
+                fault(head + bytes(kept.data))
+                return False
             upstream.send(head)
             client.body(head, upstream)
             answer = upstream.head()
@@ -202,6 +214,16 @@ class Proxy:
         finally:
             with self._lock:
                 self._now -= 1
+
+
+class _Kept:
+    """Takes what follows a head."""
+
+    def __init__(self):
+        self.data = bytearray()
+
+    def send(self, data):
+        self.data += data
 
 
 class _Connection:
@@ -255,7 +277,7 @@ class _Connection:
             other.send(start)
         size -= len(start)
         while size:
-            if other and self._pipe:
+            if isinstance(other, _Connection) and self._pipe:
                 got = os.splice(self._socket.fileno(), self._pipe[1], min(size, 1 << 20))
                 left = got
                 while left:

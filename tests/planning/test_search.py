@@ -77,6 +77,14 @@ def test_every_symmetric_plan_is_complete_and_within_its_budget(
     plan = make_plan(problem, Budget(host + spare, 0, device + spare if device else None), rates)
     check_plan(plan)
     check_plan(make_plan(problem, Budget(1 << 40, 0, None), rates))
+    one = replace(problem, whole=True)
+    with pytest.raises(ooc_gemm.BudgetError) as small:
+        make_plan(one, Budget(1, 0, None), rates)
+    plan = make_plan(one, Budget(small.value.minimum_memory_limit, 0, None), rates)
+    check_plan(plan)
+    assert plan.block_count == 1
+    with pytest.raises(ooc_gemm.BudgetError):
+        make_plan(one, Budget(small.value.minimum_memory_limit - 1, 0, None), rates)
 
 
 @pytest.mark.slow

@@ -239,3 +239,9 @@ def test_bench_io(cache, tmp_path):
         )
     assert not list(tmp_path.iterdir())
     assert "decode zstd" in ooc("bench", "io", tmp_path, "-d", "cpu").out
+
+
+@pytest.mark.parametrize(("first", "again", "rate"), [(3.0, 1.0, 4.0), (1.0, 1.0, 8.0), (0.5, 1.0, 8.0)])
+def test_fresh_memory_is_no_faster_than_memory(first, again, rate):
+    """Whatever else the machine does meanwhile."""
+    assert rates.fresh_rate(8, first, again) == rate

@@ -23,6 +23,7 @@ from ooc_gemm.run.operands import open_operand
 from ooc_gemm.statistics import compared, nearest, ranking, rescore
 from ooc_gemm.statistics.nearest import Nearest, Scores
 from ooc_gemm.storage.write import rows as stored
+from ooc_gemm.storage.write import rows_folder
 
 MiB = 1 << 20
 METRICS = ["cosine", "dot", "sqeuclidean"]
@@ -566,7 +567,7 @@ def test_what_exists_is_replaced_only_when_asked_and_only_at_the_end(tmp_path, m
         (other, "no such result"),
         (x, "input"),
         (Path(x) / "in", "input"),
-        ("s3://b/c", "local"),
+        ("http://127.0.0.1:1/c", "neither a local folder nor in an object store"),
         (tmp_path / ("x" * 300), "name too long.*choose another place"),
         (tmp_path / ("x" * 250), "name too long"),  # of the folder in which it is made
         (tmp_path / ("x" * 300) / "n", "name too long"),
@@ -640,7 +641,7 @@ def test_a_process_keeps_the_limit_and_survives_a_kill(tmp_path):
     assert peak <= 192 * MiB
     assert blocks > 3
     killed = process(**options, out=str(tmp_path / "out"))
-    folder = stored.staging(tmp_path / "out") / "values" / "c"
+    folder = rows_folder.staging(tmp_path / "out") / "values" / "c"
     while killed.poll() is None and not (folder / "0" / "0").exists():
         time.sleep(0.01)
     os.kill(killed.pid, signal.SIGKILL)

@@ -14,6 +14,7 @@ from interruption import interrupted
 import ooc_gemm
 from ooc_gemm.statistics import genotypes, relationship
 from ooc_gemm.statistics.genotypes import have_both, look_through
+from ooc_gemm.statistics.standardized import Standardized
 from ooc_gemm.storage.read.inputs import open_input
 
 LIMIT = "300MiB"
@@ -110,6 +111,7 @@ def test_counts_of_pairs_are_exact(monkeypatch, rate, listed):
 
 def check_pairs_of_a_product(tmp_path, monkeypatch, shape, samples, maf, dtype):
     monkeypatch.setattr(relationship, "MOST_LISTED", 50)
+    monkeypatch.setattr(relationship, "_once", lambda *asked: None)  # as where C is no single block
     g = alleles(*shape, 7).astype(dtype)
     stored = make(tmp_path / "g", g if samples else g.T, chunks=(64, 50))
     options = {"samples": samples, "maf": maf, "missing": float(g.max()) if dtype == "u1" else -1}
@@ -120,6 +122,107 @@ def check_pairs_of_a_product(tmp_path, monkeypatch, shape, samples, maf, dtype):
     listed = ooc_gemm.grm(stored, device="cpu", memory_limit="4GiB", **options)
     assert listed.bytes_passed == listed.bytes_read
     assert (listed.variants, listed.missing) == (found.variants, found.missing)
+
+
+READ_ONCE = [
+    ({}, "i1"),
+    ({"maf": 0.2}, "u1"),
+    ({"meanimpute": True, "out_dtype": "f8"}, "i1"),
+    ({"method": "cov", "maf": 0.1}, "f4"),
+    ({"method": "vanraden"}, "f2"),
+]
+
+
+def check_once(tmp_path, monkeypatch, shape, samples, options, dtype, device):
+    """Genotypes that are standardized in panels give the bits of those that a pass has looked through."""
+    g = alleles(*shape, 9)
+    g[7] = 0
+    stored = np.where(g < 0, 255 if dtype == "u1" else -1, g).astype(dtype)
+    missing = 255 if dtype == "u1" else -1
+    path = make(tmp_path / "g", stored if samples else stored.T, chunks=(64, 50), compressors=None)
+    options = {"samples": samples, "missing": missing, "device": device, "memory_limit": "4GiB"} | options
+    once = ooc_gemm.grm(path, verify=True, **options)
+    assert once.bytes_passed == 0
+    assert once.bytes_read == once.plan.bytes_read
+    assert once.bytes_read <= stored.nbytes * 1.5  # chunks at edges are stored whole
+    assert once.verified
+    wanted = expected(g, **{k: v for k, v in options.items() if k in ("method", "meanimpute", "maf")})
+    assert np.abs(once.array - wanted).max() <= 3e-6 * np.abs(wanted).max()
+    monkeypatch.setattr(relationship, "_once", lambda *asked: None)
+    twice = ooc_gemm.grm(path, **options)
+    assert twice.bytes_passed > 0
+    assert once.array.tobytes() == twice.array.tobytes()
+    assert np.array_equal(once.frequency, twice.frequency, equal_nan=True)
+    assert (once.variants, once.missing) == (twice.variants, twice.missing)
+
+
+@pytest.mark.parametrize("samples", [0, 1])
+@pytest.mark.parametrize(("options", "dtype"), READ_ONCE)
+def test_genotypes_are_read_once(tmp_path, monkeypatch, samples, options, dtype):
+    check_once(tmp_path, monkeypatch, (531, 77), samples, options, dtype, "cpu")
+
+
+@pytest.mark.parametrize("samples", [0, 1])
+@pytest.mark.parametrize(("options", "dtype"), READ_ONCE)
+def test_a_gpu_reads_genotypes_once(tmp_path, monkeypatch, samples, options, dtype):
+    cupy_on_cpu.install(monkeypatch, "90")
+    check_once(tmp_path, monkeypatch, (531, 77), samples, options, dtype, "cuda")
+    counted = "wgmma" in cupy_on_cpu.Kernel.launched or "mma" in cupy_on_cpu.Kernel.launched
+    assert counted == (options.get("meanimpute") is None and options.get("method") != "vanraden")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("samples", [0, 1])
+@pytest.mark.parametrize(("options", "dtype"), READ_ONCE)
+def test_a_real_gpu_reads_genotypes_once(tmp_path, monkeypatch, samples, options, dtype):
+    if why := gpu_missing():
+        pytest.skip(why)
+    check_once(tmp_path, monkeypatch, (4001, 1177), samples, options, dtype, "cuda")
+
+
+def test_a_matrix_of_several_blocks_needs_a_pass(tmp_path):
+    g = alleles(90, 1500, 10)
+    path = make(tmp_path / "g", g, chunks=(64, 300))
+    options = {"meanimpute": True, "chunks": (300, 300), "device": "cpu"}
+    with pytest.raises(ooc_gemm.BudgetError) as least:
+        ooc_gemm.grm(path, str(tmp_path / "c"), memory_limit=1, **options)
+    limit = least.value.minimum_memory_limit + (1 << 20)
+    found = ooc_gemm.grm(path, str(tmp_path / "c"), memory_limit=limit, **options)
+    assert found.blocks > 1
+    assert found.bytes_passed > 0
+    wanted = expected(g, meanimpute=True)
+    assert np.abs(found.array[:] - wanted).max() <= 3e-6 * np.abs(wanted).max()
+
+
+def test_genotypes_that_begin_again_are_counted_once():
+    g = alleles(200, 31, 11)
+    found = Standardized(open_input(g), -1, 0.1, True, True)
+    for _ in range(2):
+        found.begin()
+        for start in (0, 128):
+            found.standardize(g[start : start + 128].astype("f4"), start)
+    wanted = look_through(open_input(g), 1 << 30, -1.0, 0.1, True)
+    assert np.array_equal(found.found().pairs, wanted.pairs)
+    assert np.array_equal(found.found().missing, wanted.missing)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_nothing_is_left_of_an_impossible_matrix(tmp_path, old):
+    c, before = tmp_path / "c", np.arange(12.0).reshape(3, 4)
+    if old:
+        make(c, before, chunks=(2, 2))
+        files = sorted(c.rglob("*"))
+    for g, word in (
+        (np.full((50, 3), 7, "i1"), "more than 2 alleles"),
+        (np.full((50, 3), 2, "i1"), "varies"),
+    ):
+        with pytest.raises(ooc_gemm.InputError, match=word):
+            ooc_gemm.grm(g, str(c), method="vanraden", memory_limit=LIMIT, force=old)
+        if old:
+            assert np.array_equal(zarr.open_array(c)[:], before)
+            assert sorted(c.rglob("*")) == files
+        else:
+            assert not c.exists()
 
 
 @pytest.mark.parametrize("samples", [0, 1])

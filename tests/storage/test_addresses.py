@@ -5,12 +5,15 @@ from conftest import ooc
 
 obstore = pytest.importorskip("obstore")
 
-from zarr.storage import ObjectStore  # noqa: E402
+import zarr  # noqa: E402
+from zarr.storage import MemoryStore, ObjectStore  # noqa: E402
 
 from ooc_gemm import InputError  # noqa: E402
 from ooc_gemm.storage.io import client, objects  # noqa: E402
 from ooc_gemm.storage.io.answers import Answers  # noqa: E402
 from ooc_gemm.storage.io.objects import Objects  # noqa: E402
+from ooc_gemm.storage.read import addresses  # noqa: E402
+from ooc_gemm.storage.read.metadata import array_at  # noqa: E402
 
 
 @pytest.fixture
@@ -41,6 +44,16 @@ def test_unknown_schemes_are_refused(url, tmp_path, monkeypatch):
 def test_azure_needs_an_account(alone):
     with pytest.raises(InputError, match=r"az://shelf/a needs the name of its storage account; set AZURE_"):
         client.connect("az://shelf/a", 10)
+
+
+def test_an_open_array_in_azure_has_a_name(alone, monkeypatch):
+    """The client cannot spell its own store where the account comes from the environment."""
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5LXRoYXQtbm9ib2R5LXNlZXM=")
+    blank = zarr.create_array(MemoryStore(), shape=(3, 3), dtype="f4")
+    for url in ("az://shelf/x", "az://shelf"):
+        array = array_at(blank.metadata, addresses.remote_place(url))
+        assert addresses.describe(array) == url
 
 
 @pytest.mark.parametrize(

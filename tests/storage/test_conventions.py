@@ -116,6 +116,13 @@ def test_sparse_matrices():
             multiply(x, np.eye(3), **CPU)
 
 
+def test_what_is_not_an_array_is_named():
+    frame = pytest.importorskip("pandas").DataFrame(np.eye(2))
+    for given, advice in ((frame, r"DataFrame\); .* x\.to_numpy"), ([[1.0]], r"list\); .* numpy\.asarray")):
+        with pytest.raises(InputError, match=rf"^A is no array \(its type is {advice}\("):
+            multiply(given, np.eye(2), **CPU)
+
+
 def test_shapes_name_both_operands():
     words = r"the inner dimensions of A and B differ: op\(A\) is 5×3 and op\(B\) is 4×2"
     with pytest.raises(InputError, match=words):

@@ -4,12 +4,10 @@ that is said, drawn or stored may show a credential."""
 import contextlib
 import http.server
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import pytest
 import s3
 import zarr
 from conftest import Done, ooc
+from shelf import got, keys, put, slowly, start, wait_for
 
 import ooc_gemm
 from ooc_gemm.planning.schedule import cut
@@ -32,46 +31,6 @@ RNG = np.random.default_rng(11)
 A, B = RNG.integers(-9, 9, (300, 400)).astype("f4"), RNG.integers(-9, 9, (400, 260)).astype("f4")
 C = A.astype("f8") @ B  # every sum is exact
 CPU = {"device": "cpu", "memory_limit": "600MiB"}
-URL = f"s3://{s3.BUCKET}"
-
-
-@pytest.fixture
-def proxy(server, monkeypatch, tmp_path, no_thread_left):
-    """What the environment leads to, and nothing else does."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(answers, "abandoned", threading.Event())  # which would end this process
-    for name in list(os.environ):
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with s3.Proxy(server) as found:
-        for name, value in s3.environment(found.port).items():
-            monkeypatch.setenv(name, value)
-        yield found
-
-
-@pytest.fixture
-def shelf(proxy, request):
-    """Where nothing is yet."""
-    return f"{URL}/{request.node.name.replace('[', '-').rstrip(']')}"
-
-
-def put(url, values, **layout):
-    """Store an array with zarr's own means."""
-    layout = {"chunks": (100, 100), "compressors": None} | layout
-    place = addresses.remote_place(url)
-    array = zarr.create_array(place, shape=values.shape, dtype=values.dtype, **layout)
-    array[...] = values
-    return url
-
-
-def got(url):
-    """Read one with zarr's own means."""
-    return zarr.open_array(addresses.remote_place(url), mode="r")[...]
-
-
-def keys(url):
-    return sorted(key for key, _ in addresses.objects_at(url).list())
 
 
 LAYOUTS = {
@@ -230,18 +189,6 @@ def test_ctrl_c_does_not_wait_for_a_store_that_hangs(shelf, proxy):
     assert said.strip().startswith("Interrupted: ")
 
 
-def start(*args, **options):
-    """A process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "ooc_gemm.cli", *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        **options,
-    )
-
-
 def test_a_chunk_that_changes_while_running(shelf, proxy, monkeypatch):
     put(f"{shelf}/a", A, compressors=zarr.codecs.ZstdCodec())
     put(f"{shelf}/b", B)
@@ -374,6 +321,14 @@ def test_a_process_may_end_while_an_answer_is_handed_over(shelf):
     assert np.array_equal(got(f"{shelf}/c"), C)
 
 
+def test_nothing_is_left_of_an_impossible_result(shelf):
+    """Genotypes are read while their product is computed, when C was begun."""
+    put(f"{shelf}/g", np.full((50, 100), 7, "i1"))
+    with pytest.raises(ooc_gemm.InputError, match="more than 2 alleles"):
+        ooc_gemm.grm(f"{shelf}/g", f"{shelf}/k", **CPU)
+    assert keys(f"{shelf}/k") == []
+
+
 # --------------------------------------------------------------------------------------------- continuing
 
 
@@ -388,30 +343,6 @@ def long(shelf, monkeypatch, proxy):
     limit = str(small.value.minimum_memory_limit + 100_000)
     args = ("multiply", f"{shelf}/a", f"{shelf}/b", f"{shelf}/c", "-d", "cpu", "-M", limit)
     return (*args, "--chunks", "50,50"), a.astype("f8") @ b
-
-
-SLOWLY = """
-import sys
-from ooc_gemm.storage.write import publication
-from ooc_gemm.support import memory as limits
-from ooc_gemm.cli import main
-publication.SAVED_SECONDS = 0.2
-limits.resident_bytes = lambda: 0
-main(sys.argv[1:])
-"""
-
-
-def slowly(*args):
-    return subprocess.Popen(
-        [sys.executable, "-c", SLOWLY, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def wait_for(condition, seconds=200):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def puts(proxy):
@@ -536,25 +467,6 @@ def test_two_runs_that_begin_at_once(long, shelf, proxy):
     assert sorted(codes) == [0, 2], said
     assert "is being written by another process" in said[codes.index(2)]
     assert np.array_equal(got(f"{shelf}/c"), expected)
-
-
-@pytest.mark.slow
-def test_beta_never_comes_in_twice(long, shelf, proxy):
-    args, expected = long
-    old = RNG.integers(-9, 9, expected.shape).astype("f4")
-    put(f"{shelf}/c", old, chunks=(50, 50))
-    update = (*args[:-2], "--beta", "3")
-    interrupted(update, proxy, signal.SIGKILL, saved=0)
-    done = ooc(*update, "--resume")
-    assert done.code == 2
-    assert "chunks may have had their beta already; start over" in done.err
-    for again in (update, (*update, "-f")):
-        done = ooc(*again)
-        assert (done.code, "unfinished result" in done.err) == (2, True)
-    addresses.objects_at(f"{shelf}/c").delete(keys(f"{shelf}/c"))
-    put(f"{shelf}/c", old, chunks=(50, 50))
-    assert ooc(*update).code == 0
-    assert np.array_equal(got(f"{shelf}/c"), expected + 3 * old)
 
 
 # ------------------------------------------------------------------------------------ changes during a run

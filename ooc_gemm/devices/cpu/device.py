@@ -35,7 +35,7 @@ class CPU:
     """NumPy's BLAS on this machine's cores."""
 
     name = "cpu"
-    reduces = True
+    reduces = standardizes = True
     scorer = None
 
     def __init__(self, threads: int | None = None):

@@ -12,6 +12,11 @@ Where such parts would be too shallow in float64, the elements y of the panel wi
 Two products do for all panels whose sums fit int64. With x·y·d ≤ 2^63 and x ≤ y there is an s for which both
 partial sums stay below 2^53, as long as x·d ≤ 2^43. Sums are added up modulo 2^64, which is right for all
 that fit int64; `Overflow` (engine/ports.py) refuses those that might not.
+
+Where parts would be too shallow in float32 because elements are not negative, half of the largest one is
+subtracted from all of a panel. Its elements are then half as large, and parts twice as deep:
+
+    Σ (x + p)(y + q) = Σ x·y + q·Σ x + p·Σ y + p·q·k
 """
 
 import queue
@@ -32,6 +37,8 @@ SLICE_DEPTH = 512
 """Largest depth of a part whose elements are cut, or converted from int64."""
 LEAST_DEPTH = 128
 """Least depth of a part for which one product of float64 is faster than two of cut elements."""
+SHALLOW = 1024
+"""Depth below which parts take longer because of additions in integers."""
 STRIP = 64
 """Rows of a tile that are converted to integers at a time, so that they stay in the processor's cache."""
 ALIGNMENT = 64
@@ -83,6 +90,27 @@ def scratch_bytes(arithmetic: Arithmetic) -> int:
     return sum(round_up(size, ALIGNMENT) for size in sizes)
 
 
+@dataclass(frozen=True)
+class Centred:
+    """What is to be added to the product of two panels from whose elements numbers were subtracted."""
+
+    by: tuple[int, int]
+    """What was subtracted from op(A), and from op(B): p and q of the formula above."""
+    rows: Array
+    """Sum of each row of op(A) after that, as int64."""
+    cols: Array
+    """Sum of each column of op(B) after that, as int64."""
+    k: int
+
+    def add(self, rows: slice, cols: slice, alpha: int, out: Array) -> None:
+        """Add it to a part of the block, times α. Sums wrap around."""
+        p, q = self.by
+        down = alpha * (q * self.rows[rows] + p * q * self.k)
+        across = alpha * p * self.cols[cols]
+        for start, stop in ranges(len(out), STRIP):
+            out[start:stop] += (down[start:stop, None] + across).astype(out.dtype)
+
+
 class Integers:
     """Multiplies tiles of panels that hold integers. Each worker has scratch of its own."""
 
@@ -93,11 +121,54 @@ class Integers:
         self._scratch: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
         for _ in range(threads):
             self._scratch.put(np.empty(scratch_bytes(arithmetic), np.uint8))
+        of_bytes = arithmetic.panel.char == "f"
+        self._positive = [of_bytes and most == np.iinfo(np.uint8).max for most in arithmetic.largest]
+
+    def centred(
+        self,
+        a: Array,
+        b: Array,
+        largest: tuple[int, int],
+        deal: Callable[[Callable[[slice], None], int], None],
+    ) -> tuple[Centred | None, tuple[int, int]]:
+        """Subtract numbers from the elements of two panels, in place, if their parts would be too shallow.
+
+        deal: lets workers do something for all slices of an extent. Returns what is then to be added to the
+        product, and the largest magnitudes that are left. A panel that is both operands is changed once.
+        """
+        k, same = a.shape[1], np.may_share_memory(a, b)
+        fits = max(largest) * k < 1 << EXACT_BITS["f"]  # sums of rows are exact
+        if not (fits and any(self._positive)) or parts_of(self._panel, largest, k).depth >= min(k, SHALLOW):
+            return None, largest
+        p, q = (most // 2 if positive else 0 for most, positive in zip(largest, self._positive, strict=True))
+        rows, cols, ones = np.empty(len(a)), np.empty(b.shape[1]), np.ones(k, self._type)
+
+        def left(some: slice) -> None:
+            a[some] -= self._type.type(p)
+            rows[some] = a[some] @ ones
+
+        def right(some: slice) -> None:
+            if not same:
+                b[:, some] -= self._type.type(q)
+            cols[some] = ones @ b[:, some]
+
+        deal(left, len(a))
+        deal(right, b.shape[1])
+        found = Centred((p, q), rows.astype(np.int64), cols.astype(np.int64), k)
+        return found, (largest[0] - p, largest[1] - q)
 
     def tile(
-        self, a: Array, b: Array, largest: tuple[int, int], alpha: int, beta: int, out: Array
+        self,
+        a: Array,
+        b: Array,
+        largest: tuple[int, int],
+        alpha: int,
+        beta: int,
+        out: Array,
+        centred: Centred | None = None,
     ) -> Callable[[slice, slice], None]:
-        """Return a function that computes out ← α·a·b + β·out for some rows and columns of a block."""
+        """Return a function that computes out ← α·a·b + β·out for some rows and columns of a block. centred:
+        what is to be added to a·b."""
         how = parts_of(self._panel, largest, a.shape[1])
 
         def work(rows: slice, cols: slice) -> None:
@@ -107,6 +178,8 @@ class Integers:
                 for down, across in product(ranges(len(whole), TILE), ranges(whole.shape[1], TILE)):
                     r, c = slice(*down), slice(*across)
                     self._tile(how, left[r], right[:, c], alpha, beta, whole[r, c], _Scratch(memory))
+                if centred:
+                    centred.add(rows, cols, alpha, whole)
             finally:
                 self._scratch.put(memory)
 

@@ -21,6 +21,7 @@ import numpy as np
 from ...engine.ports import COMPUTE, Array, Check, Lost, Operation, Overflow, Session
 from ...engine.reduction import Reduction, pieces_of
 from ...engine.ring import Event, Stopped
+from ...engine.standardize import Standardizer
 from ...planning.plan import Plan
 from ...planning.schedule import DIAGONAL_STRIPS, Block, Part, Piece
 from ...support.buffers import Bytes, page_aligned
@@ -33,6 +34,8 @@ from .stream import Done, Mark, PendingCheck, Stream
 
 TILE = 2048
 """Largest side of a tile. BLAS is no faster on larger ones, and a tile should not take long."""
+LINES_ELEMENTS = 1 << 19
+"""Elements that a worker standardizes together: they stay in the caches of the processor."""
 TURN_TILE = 256
 """Side of the tiles in which a block is transposed, which is twice as fast as in one piece."""
 
@@ -88,6 +91,7 @@ class CPUSession(HostMemory):
         }
         self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]
         self._cancelled = False
+        self._shared = len(plan.budget.weights) > 1  # others copy panels of op(B)
         self._opened.enter_context(one_blas_thread)
         self._workers = self._opened.enter_context(ThreadPoolExecutor(self.threads, "ooc-gemm worker"))
         self._stream = Stream()
@@ -132,6 +136,8 @@ class CPUSession(HostMemory):
         a = self._panels["a", a_buffer]
         b = a if block.diagonal else self._panels["b", p]
         last = panel[1] == self._k
+        if self._op.standardizer:
+            self._stream.submit(partial(self._standardize, self._op.standardizer, a, block.rows, panel))
         self._stream.submit(partial(self._multiply, block, k, a, b, most, c, (first, last)))
 
     def scale(self, block: Block, c: int) -> None:
@@ -230,8 +236,10 @@ class CPUSession(HostMemory):
             return
         beta = op.beta if first else 1.0
         if self._integers:
-            alpha = int(op.alpha.real)
-            work = self._integers.tile(a, b, largest, alpha, int(beta.real), out)
+            alpha, centred = int(op.alpha.real), None
+            if not self._shared:
+                centred, largest = self._integers.centred(a, b, largest, self._deal_slices)
+            work = self._integers.tile(a, b, largest, alpha, int(beta.real), out, centred)
             side = integers.TILE
         else:
             work = partial(self._tile, gemm(arithmetic.panel.char)[1], a, b, out, beta)
@@ -243,6 +251,25 @@ class CPUSession(HostMemory):
         else:
             self._deal(work, out.shape, side, lower=block.diagonal)
         self._trace.add("compute", start, time.perf_counter(), "compute", block=block.index, k=k)
+
+    def _standardize(
+        self, standardizer: Standardizer, memory: Array, rows: int, panel: tuple[int, int]
+    ) -> None:
+        """Let workers standardize the panel of op(A), some places along k at a time."""
+        start, k = time.perf_counter(), panel[1] - panel[0]
+        if panel[0] == 0:
+            standardizer.begin()
+        lines = _shaped(memory, (k, rows)) if self._op.transpose_a else _shaped(memory, (rows, k)).T
+
+        def work(some: slice, _: slice) -> None:
+            strip = np.ascontiguousarray(lines[some])
+            standardizer.standardize(strip, panel[0] + some.start)
+            if not self._op.transpose_a:
+                lines[some] = strip
+
+        each = max(1, min(ceil_div(k, 2 * self.threads), LINES_ELEMENTS // max(1, rows)))
+        self._run(work, ((some, slice(0, rows)) for some in slices(k, each)))
+        self._trace.add("compute", start, time.perf_counter(), "compute")
 
     def _reduce(
         self, reduction: Reduction, block: Block, work: Callable[[slice, slice], None], out: Array
@@ -333,6 +360,11 @@ class CPUSession(HostMemory):
         steps = ceil_div(shape[0], down), ceil_div(shape[1], across)
         tiles = ((rows, cols) for rows in slices(shape[0], steps[0]) for cols in slices(shape[1], steps[1]))
         self._run(work, (tile for tile in tiles if not lower or tile[1].start < tile[0].stop))
+
+    def _deal_slices(self, work: Callable[[slice], None], extent: int) -> None:
+        """Let the workers do something for all slices of an extent."""
+        each = max(1, ceil_div(extent, 4 * self.threads))
+        self._run(lambda some, _: work(some), ((some, some) for some in slices(extent, each)))
 
     def _run(self, work: Callable[[slice, slice], None], tiles: Iterator[tuple[slice, slice]]) -> None:
         """Let each worker take the next tile until there are none, and wait for all workers."""

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from ...cuda_kernels import ozaki, scales
 from ...cuda_kernels.catalog import KERNELS
 from ...cuda_kernels.complex_gemm import product_bytes
+from ...cuda_kernels.fallback import complex_product_bytes
 from ...cuda_kernels.split import BYTES_PER_LINE, split_pays
 from ...engine.ports import Arithmetic
 
@@ -54,6 +56,12 @@ class Case:
     def bytes(self) -> bool:
         """Whether A and B hold 8-bit integers, for which tensor cores have instructions."""
         return self.exact and self.a.itemsize == self.b.itemsize == 1
+
+    @property
+    def integers(self) -> tuple[np.dtype[Any], np.dtype[Any]]:
+        """The types of panels of these integers, of the size of the wider ones."""
+        size = max(self.a.itemsize, self.b.itemsize)
+        return np.dtype(f"{self.a.kind}{size}"), np.dtype(f"{self.b.kind}{size}")
 
     @property
     def sums(self) -> np.dtype[Any]:
@@ -150,6 +158,8 @@ def arithmetic(kernel: str, case: Case, why: str) -> Arithmetic | None:
             kernel, case.wide, case.wide, why=why, pitch=64, line_bytes=2 * BYTES_PER_LINE, scratch=(8, 16),
             product_bytes=product_bytes(1, 1),
         )  # fmt: skip
+    if kernel == "ozaki2":
+        return _ozaki(case, why)
     panel: np.dtype[Any]
     block: np.dtype[Any]
     if kind == "fp16x3":
@@ -164,9 +174,7 @@ def arithmetic(kernel: str, case: Case, why: str) -> Arithmetic | None:
     elif kind == "int8":
         fits, block = case.exact, case.sums
         size = max(case.a.itemsize, case.b.itemsize)
-        panel, panel_b = (
-            (np.dtype(f"{dtype.kind}{size}") for dtype in (case.a, case.b)) if fits else (_INT64,) * 2
-        )
+        panel, panel_b = case.integers if fits else (_INT64,) * 2
         planes = size if size > 1 else 0  # into which panels are cut
         more = {
             "pitch": 16, "along_k": (True, True), "exact": True, "panel_b": panel_b,
@@ -179,6 +187,25 @@ def arithmetic(kernel: str, case: Case, why: str) -> Arithmetic | None:
         along_k = (None, None) if known.transposes else (True, False)
         more = {"pitch": pitch, "along_k": along_k, "exact": case.exact}
     return Arithmetic(kernel, panel, block, why=why, **more) if fits else None
+
+
+def _ozaki(case: Case, why: str) -> Arithmetic | None:
+    """Return how ozaki2 multiplies: panels along k, each element of which has a byte for each residue."""
+    more: dict[str, Any]
+    if case.exact:
+        panels, block = case.integers, _INT64
+        more = {"exact": True, "panel_b": panels[1]}
+        fits = panels[0].itemsize in (2, 4)
+    else:
+        panels, block = (case.wide, case.wide), case.wide
+        more = {"line_bytes": scales.BYTES_PER_LINE, "product_bytes": complex_product_bytes(1, 1)}
+        fits = case.wide in (_FLOAT64, np.complex128)
+    if not fits:
+        return None
+    planes = ozaki.planes(panels[0].name, panels[1].name, case.shape[2])
+    return Arithmetic(
+        "ozaki2", panels[0], block, why=why, pitch=16, along_k=(True, True), scratch=(planes, planes), **more
+    )
 
 
 def _cublas(case: Case, why: str) -> Arithmetic | None:

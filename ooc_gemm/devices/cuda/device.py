@@ -37,6 +37,11 @@ class CUDA(GPU):
 
     reduces = False
 
+    @property
+    def standardizes(self) -> bool:
+        """Where a kernel of ours counts pairs of missing elements."""
+        return KERNELS["mma-int8"].runs_on(self.capability)
+
     def arithmetic(
         self,
         a: np.dtype[Any],

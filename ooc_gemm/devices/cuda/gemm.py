@@ -11,6 +11,7 @@ from ...cuda_kernels.catalog import KERNELS
 from ...cuda_kernels.complex_gemm import ComplexGemm
 from ...cuda_kernels.integers import WideIntegers
 from ...cuda_kernels.launch import launch, load
+from ...cuda_kernels.ozaki import Ozaki
 from ...cuda_kernels.product import Product, Strips
 from ...cuda_kernels.tuning import best_config
 from ...cuda_kernels.wgmma import open_tensor_gemm
@@ -55,10 +56,16 @@ class Gemm:
             return partial(self._by_strips, self._cublas)
         trans_a, trans_b = not self._layout.along_k("a"), self._layout.along_k("b")
         kernel, panel = KERNELS[arithmetic.kernel], arithmetic.panel.name
-        size = plan.bm, plan.bn, plan.bk
+        size, real = (plan.bm, plan.bn, plan.bk), op.alpha.imag == op.beta.imag == 0
+        if kernel.launcher == "ozaki":
+            a_type, b_type = (dtype.name for dtype in arithmetic.panels)
+            conjugate = op.conjugate_a, op.conjugate_b
+            ozaki = Ozaki(trans_a, trans_b, (a_type, b_type), conjugate, plan.bk)
+            ozaki.reserve(*size, real=real)
+            return ozaki
         if panel == "complex64":
             complex_gemm = ComplexGemm(trans_a, trans_b, op.conjugate_a, op.conjugate_b)
-            complex_gemm.reserve(*size, real=op.alpha.imag == op.beta.imag == 0)
+            complex_gemm.reserve(*size, real=real)
             return partial(complex_gemm, in_place="a")
         if kernel.launcher != "launch":
             a_type, b_type = (dtype.name for dtype in arithmetic.panels)

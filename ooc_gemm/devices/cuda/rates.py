@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from ...cuda_kernels import residues
 from ...cuda_kernels.integers import SCRATCH_BYTES, plane_pairs
 from ...engine.ports import Arithmetic, Limits
 from ...planning.machine import Rates
@@ -76,13 +77,20 @@ def limits(arithmetic: Arithmetic, free: int, device_memory_limit: int | None) -
         host_baseline=GPU_HOST_BYTES,
         device=allowed,
         device_baseline=CONTEXT_BYTES + code,
-        workspace=SCRATCH_BYTES if adds_up(arithmetic) else 0,
+        workspace=_workspace(arithmetic),
         readers=READERS,
         writers=WRITERS,
         transforms=True,
         narrows=True,
         most_kept=MOST_KEPT,
     )
+
+
+def _workspace(arithmetic: Arithmetic) -> int:
+    """Return the bytes of scratch memory of a kernel that do not depend on the plan."""
+    if arithmetic.kernel == "ozaki2":
+        return residues.SCRATCH_BYTES
+    return SCRATCH_BYTES if adds_up(arithmetic) else 0
 
 
 def adds_up(arithmetic: Arithmetic) -> bool:
@@ -96,6 +104,8 @@ def panel_depth(flops: float, arithmetic: Arithmetic, bandwidth: float) -> float
     moved = 2 * arithmetic.block.itemsize
     if adds_up(arithmetic):
         moved = (moved + 2 * 4) * len(plane_pairs(arithmetic.panel.itemsize))
+    if arithmetic.kernel == "ozaki2":  # residues of sums are written and read
+        moved += 2 * arithmetic.scratch[0]
     return max(Rates.thin, flops / 2 * moved / (BANDWIDTH_REACHED * bandwidth))
 
 
@@ -106,7 +116,10 @@ def rates(properties: dict[str, Any], arithmetic: Arithmetic, bandwidth: float =
     p, panel = properties, arithmetic.panel.char
     clock = 1e3 * (p.get("clockRate") or CLOCK_KILOHERTZ)
     flops = REACHED * 2 * LANES * p["multiProcessorCount"] * clock
-    flops *= _BY_TYPE.get(panel, _OTHER_TYPE) * _BY_KERNEL.get(arithmetic.kernel, _OTHER_KERNEL)
+    if arithmetic.kernel == "ozaki2":  # a product of 8-bit integers for each residue (estimated)
+        flops *= _OTHER_TYPE * _BY_KERNEL["int8"] / arithmetic.scratch[0]
+    else:
+        flops *= _BY_TYPE.get(panel, _OTHER_TYPE) * _BY_KERNEL.get(arithmetic.kernel, _OTHER_KERNEL)
     if adds_up(arithmetic):
         flops /= len(plane_pairs(arithmetic.panel.itemsize))
     if panel in "dD" and (p["major"], p["minor"]) not in _FULL_FLOAT64:

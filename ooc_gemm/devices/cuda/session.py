@@ -41,6 +41,7 @@ from .panels import Layout
 from .pinned import HostMemory
 from .rates import CONTEXT_BYTES
 from .reduction import Found, Reducer
+from .standardizing import Standardizing
 from .timing import Timing
 from .transforms import Transforms
 
@@ -66,6 +67,7 @@ class CUDASession(HostMemory):
         self._finished: dict[int, _Rows] = {}
         self._checks: Checks | None = None
         self._transforms: Transforms | None = None
+        self._standardizing: Standardizing | None = None
         self._narrowing: Narrowing | None = None
         self._reducer: Reducer | None = None
         self._lock, self._staging = Lock(), Lock()
@@ -125,6 +127,10 @@ class CUDASession(HostMemory):
         self._transforms = Transforms(
             operation, self._layout, self._allocate, self._runtime, self._streams[UPLOAD]
         )
+        if operation.standardizer:
+            self._standardizing = Standardizing(
+                plan, operation, self._layout, self._device, partial(allocate, self._device)
+            )
         if operation.ranked:
             self._reducer = Reducer(
                 plan, operation.ranked, arithmetic.block, partial(allocate, self._device), self._runtime,
@@ -224,6 +230,8 @@ class CUDASession(HostMemory):
         lda, ldb = (
             self._layout.pitch(name, k, lines) for name, lines in (("a", block.rows), ("b", block.cols))
         )
+        if self._standardizing:
+            self._standardizing.standardize(Operand(a.data.ptr, lda), panel, stream)
         if self._checks:
             if first:
                 self._checks.begin(block, out, stream)
@@ -322,8 +330,11 @@ class CUDASession(HostMemory):
 
     def finish(self, block: Block, c: int) -> None:
         """Keeps the events of the strips that the last multiplication has made. Without strips, or if the
-        block is reduced, which happens now, it is finished at the end of the compute stream."""
+        block is reduced, which happens now, it is finished at the end of the compute stream. This waits for
+        that where panels were standardized."""
         self._device.use()
+        if self._standardizing:
+            self._standardizing.deliver(self._streams[COMPUTE])
         rows = self._early.pop(c, [])
         if self._reducer:
             rows = []
@@ -429,6 +440,6 @@ class CUDASession(HostMemory):
             self._arrays.clear()
             self._early, self._finished = {}, {}
             self._gemm = self._checks = self._transforms = None  # and their scratch
-            self._narrowing = self._reducer = None
+            self._narrowing = self._reducer = self._standardizing = None
             self._timing.close()
             super().close()

@@ -13,7 +13,8 @@ PARTIAL = ".partial"
 ASIDE = ".ooc-gemm-replaced"
 """The folder in C's that holds the array which C replaces, until C is finished. Object stores have none."""
 JOURNAL = "ooc-gemm.journal"
-"""The journal, which says which chunks of C are done."""
+"""The journal, which says which chunks of C are done. In an object store, results that are made by rows have
+one of another kind (`rows_store.py`)."""
 
 
 def is_journal(text: bytes | None) -> bool:

@@ -48,6 +48,14 @@ def address(store: Any) -> str:
     return f"{scheme}://{store.config['bucket']}/{store.prefix or ''}" if scheme else ""
 
 
+def shown(store: Any) -> str:
+    """Return how messages call a store of obstore. One in Azure whose account the environment names cannot
+    spell itself."""
+    if type(store).__name__ == "AzureStore":
+        return f"az://{store.config['container_name']}/{store.prefix or ''}".rstrip("/")
+    return f"object_store://{store}"
+
+
 def connect(url: str, seconds: float) -> tuple[Any, str]:
     """Return obstore's store for a URL, and the path in it. `seconds`: for how long a request may be retried.
     Raises InputError, and ImportError where a package is not installed."""

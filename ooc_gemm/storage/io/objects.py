@@ -16,12 +16,15 @@ import numpy as np
 
 from ...planning.traits import StoreTraits
 from ...support.buffers import Bytes
-from ...support.errors import StoreError, remedy
+from ...support.errors import StoreError, bad_certificate, remedy
 from .answers import Answers
 from .folder import numbers
 from .stamps import Listed, Stamp
 
 T = TypeVar("T")
+
+MARK = "oocgemm"
+"""Name of the metadata of an object that hold its mark. Azure takes letters only."""
 
 
 async def _ask(question: Callable[[], Awaitable[T]]) -> T:
@@ -141,20 +144,48 @@ class Objects:
 
     def put(self, key: str, data: Any) -> Stamp:
         """Sends one request, so that the object is stored whole or not at all."""
-        made = self._put(key, data, "overwrite")
-        return (len(data), _tag(made)) if made.get("e_tag") else self.stamp(key)
+        return self._stamp_of(key, data, self._put(key, data))
 
     def exchange(self, key: str, data: Any, version: Any) -> Any:
         """Put an object where the present one still has this version, and return the new version. `version`:
         `create` where there must be none, `overwrite` where any may be replaced. Raises an error that
         `changed` recognizes."""
-        return _version(self._put(key, data, version))
+        return _version(self._put(key, data, mode=version))
 
-    def _put(self, key: str, data: Any, mode: Any) -> Any:
+    def marked(self, key: str) -> tuple[Stamp, Any, str]:
+        """Return an object's stamp, version and mark; `create` is the version where there is no object."""
+        ask = self._obstore.get_async
+        try:
+            found = self._answers.of(
+                _ask(lambda: ask(self._store, self._prefix + key, options={"head": True}))
+            )
+        except FileNotFoundError:
+            return (0, 0), "create", ""
+        stamp = int(found.meta["size"]), _tag(found.meta)
+        return stamp, _version(found.meta), str(found.attributes.get(MARK, ""))
+
+    def put_marked(self, key: str, data: Any, version: Any, mark: str) -> Stamp:
+        """Put an object with a mark, in one step with its data, where the present one still has this version.
+        A store that supports no conditional requests, or no metadata of objects, does without. Raises an
+        error that `changed` recognizes."""
+        attributes = {MARK: mark}
+        for how in ({"mode": version, "attributes": attributes}, {"attributes": attributes}):
+            try:
+                return self._stamp_of(key, data, self._put(key, data, **how))
+            except Exception as error:
+                if not self.cannot(error):
+                    raise
+        return self.put(key, data)
+
+    def _put(self, key: str, data: Any, **how: Any) -> Any:
         path = self._prefix + key
         return self._answers.of(
-            _ask(lambda: self._obstore.put_async(self._store, path, data, mode=mode, use_multipart=False))
+            _ask(lambda: self._obstore.put_async(self._store, path, data, use_multipart=False, **how))
         )
+
+    def _stamp_of(self, key: str, data: Any, made: Any) -> Stamp:
+        """Return the stamp of an object that was just put, from the store's answer where that has the tag."""
+        return (len(data), _tag(made)) if made.get("e_tag") else self.stamp(key)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Removes up to 1000 objects with one request. Azure refuses to remove what is not there, and
@@ -255,5 +286,7 @@ class ObjectReader:
 
 def why(error: BaseException) -> str:
     """Return the text of a client's error, without the details that only its authors need."""
+    if fault := bad_certificate(error):
+        return f"its TLS certificate is not trusted: {fault}"
     text = str(error).partition("Debug source")[0]
     return " ".join(text.split())[:300] or type(error).__name__

@@ -15,9 +15,11 @@ from ...support import redact
 from ...support.errors import InputError
 from ..io import answers
 from ..io.answers import Answers
-from ..io.client import address, connect, normal, speaks
+from ..io.client import address, connect, normal, shown, speaks
 from ..io.client import secrets_of as remote_secrets
+from ..io.folder import Folder
 from ..io.objects import Objects
+from ..io.place import Place
 from .source import Opened
 
 KNOWN = "s3://, gs://, az://, abfs://, abfss://, http://, https:// or file://"
@@ -31,9 +33,13 @@ def describe(spec: Any) -> str:
     if isinstance(spec, str | os.PathLike):
         return redact.url(os.fspath(spec)) or "''"
     if isinstance(spec, zarr.Array):
-        path = local_path(spec)
         redact.keep_secret(*secrets_of(spec))
-        return str(path) if path else redact.redacted(str(spec.store_path))
+        if path := local_path(spec):
+            return str(path)
+        at = spec.store_path
+        if isinstance(at.store, ObjectStore):
+            return redact.redacted(f"{shown(at.store.store)}/{at.path}".rstrip("/"))
+        return redact.redacted(str(at))
     return f"the {type(spec).__name__} given"
 
 
@@ -145,6 +151,13 @@ def objects_at(spec: Any, nbytes: int = 0) -> Objects | None:
         return None
     found = Objects(at.store.store, at.path, Answers(at.store, nbytes))
     return found if found.traits.listable else None
+
+
+def place_of(spec: Any) -> Place | None:
+    """Return the folder of an array, or the objects at its address; None where it is in neither. spec: path,
+    URL or zarr.Array."""
+    local = local_path(spec)
+    return objects_at(spec) if local is None else Folder(local)
 
 
 def remote_place(url: str) -> StorePath:

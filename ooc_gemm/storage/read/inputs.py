@@ -64,7 +64,8 @@ def open_input(spec: Any, name: str | None = None) -> Opened:
     elif all(hasattr(spec, part) for part in ("shape", "dtype", "__getitem__")):
         return open_held(spec, name)
     else:
-        raise InputError(f"{name} is not an array: it has no shape, dtype and slicing")
+        made = "x.to_numpy()" if hasattr(spec, "to_numpy") else "numpy.asarray(x)"
+        raise InputError(f"{name} is no array (its type is {type(spec).__name__}); give one, such as {made}")
     check_matrix(name, array.shape, array.dtype)
     with explained(name):
         found = open_zarr(name, array)

@@ -11,9 +11,8 @@ import zarr
 from ...support.errors import InputError
 from ..format.unfinished import is_begun, is_partial
 from ..io.folder import Folder
-from ..io.place import Place
 from ..read import other_files
-from ..read.addresses import describe, local_path, objects_at, same_place
+from ..read.addresses import describe, local_path, objects_at, place_of, same_place
 from ..read.metadata import explained, kind_at
 from . import ownership
 from .logs import is_held
@@ -31,7 +30,9 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
     if place is None:
         if not isinstance(spec, str | zarr.Array):
             raise InputError(f"{name} cannot be written to; give a path, a URL or a zarr.Array as C")
-        if not reads and not (isinstance(spec, str) and _is_free(name, spec)):
+        if reads:
+            _check_updated(name, spec, force)
+        elif not (isinstance(spec, str) and _is_free(name, spec)):
             kind = kind_at(spec, name) if isinstance(spec, str) else "array"
             _check_replaced(name, kind, force)
             if kind is None:
@@ -85,7 +86,7 @@ def check_filled(
     if array.read_only:
         raise InputError(f"{name} is open for reading only; open it with mode='r+'")
     with explained(name, remote=place is None):
-        there: Place | None = objects_at(array) if place is None else Folder(place)
+        there = place_of(array)
         unfinished = there is not None and is_partial(there)
     if unfinished and not force:
         raise InputError(
@@ -115,6 +116,18 @@ def _is_free(name: str, spec: str) -> bool:
     with explained(name, remote=True):
         there = objects_at(spec)
         return there is not None and not there.has_any()
+
+
+def _check_updated(name: str, spec: Any, force: bool) -> None:
+    """Refuse to update an array beside which the journal of a run lies, unless `force` is given. Raises
+    InputError."""
+    with explained(name, remote=True):
+        there = objects_at(spec)
+        if there is not None and is_begun(there) and not force:
+            raise InputError(
+                f"{name} has the journal of a run that was interrupted, or still goes on; continue it with "
+                "resume=True, or update the array as it is with force=True"
+            )
 
 
 def _check_begun(name: str, spec: str, force: bool) -> None:

@@ -25,10 +25,12 @@ The journal is on the disk before anything of C changes, and is removed when C's
 is written whole, under another name, when a run begins or goes on; then lines are added.
 
 In an object store a chunk is in its place when it is written, and the journal is an object that is put whole
-at each `durable` line (`logs.py`).
+at each `durable` line (`logs.py`). The first line also names the run, as `run`. Chunks of an updated C carry
+that name, so those whose lines were not put count, too (`marks.py`).
 """
 
 import json
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from threading import Lock
@@ -62,6 +64,11 @@ class Journal:
         """Number of lines that say which chunks are durable."""
         self._loose: list[tuple[Chunk, int, int]] = []
         """Chunks that are not durable yet, with the first byte of their line and the one behind its end."""
+
+    @property
+    def run(self) -> str:
+        """What marks chunks in an object store as those of this run, and of the runs that continue it."""
+        return str(self.head.get("run", ""))
 
     @property
     def pause(self) -> float:
@@ -191,6 +198,10 @@ class Journal:
         with self._lock:
             del self._loose[: len(self._loose) - (self.count - count)]
 
+    def hold(self) -> None:
+        """Raise StoreError where another run has taken over a C in an object store."""
+        self._log.flush()
+
     def spoil(self, name: str) -> None:
         """Note that no run may continue this one, because an input was written to. `name`: how messages call
         the input. Raises OSError."""
@@ -242,7 +253,7 @@ def begin_in_store(objects: Objects, name: str, head: dict[str, Any], replace: b
     """Create a journal in an object store. `replace`: also where another one exists. `name`: how messages
     call C. Raises InputError where another process was first, and what the store raises."""
     journal = Journal(ObjectLog(objects, name, "overwrite" if replace else "create"), name)
-    journal.begin(head)
+    journal.begin({**head, "run": uuid.uuid4().hex})
     return journal
 
 

@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import zarr
 from zarr.storage import MemoryStore
 
 from ...support.errors import Error, InputError, remedy
-from ..format.unfinished import JOURNAL, METADATA, PARTIAL, is_begun, is_partial
+from ..format.unfinished import METADATA, PARTIAL, is_begun, is_partial
 from ..io.folder import Folder
 from ..io.objects import Objects
 from ..io.zarr_internals import sync
@@ -99,14 +100,13 @@ def _set_aside(spec: Any, nbytes: int, notice: Notice | None) -> Path | None:
 
 
 def update_target(
-    spec: Any, block: np.dtype[Any], head: dict[str, Any] | None, fills: bool = False, force: bool = False
+    spec: Any, block: np.dtype[Any], head: dict[str, Any] | None, force: bool = False
 ) -> Target[Publication]:
-    """Mark an existing C as unfinished, and return its target; arguments as of `create_target`. `fills`: its
-    old values do not count, so that a run can be continued also in an object store."""
+    """Mark an existing C as unfinished, and return its target; arguments as of `create_target`."""
     said = "cannot be updated: {}; it is as it was, check its disk"
     with _begun(spec, head, said) as log, forgotten(spec) as groups:
         array = open_existing(spec)
-        if fills and head and (objects := objects_at(array)):
+        if head and (objects := objects_at(array)):
             log = journal.begin_in_store(objects, describe(spec), head, force)
         target = target_at(array, describe(spec), block, log)
         target.sink.groups = groups
@@ -166,7 +166,7 @@ def target_at(
     if (place := local_path(array)) is not None:
         staging: Staging = FolderStaging(Folder(place), array, name)
     elif objects := objects_at(array, nbytes):
-        staging = ObjectStaging(objects, array, name)
+        staging = ObjectStaging(objects, array, name, log.run if log else uuid.uuid4().hex)
     else:
         staging = StoreStaging(array, name, nbytes)
     return Target(array, name, block, Publication(array, name, staging, log))
@@ -192,11 +192,6 @@ def continued(spec: Any, beta: complex) -> Journal | provenance.Finished | None:
         if isinstance(there, Folder):
             log = journal.resume_in_folder(there.root, name)
         else:
-            if beta != 0 or not there.has(JOURNAL):
-                raise InputError(
-                    f"{name} cannot be continued: in an object store chunks may have had their beta already; "
-                    f"{journal.ANEW}"
-                )
             log = journal.resume_in_store(there, name)
         if log.head and (log.done or is_partial(there)):
             return log

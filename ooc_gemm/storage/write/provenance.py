@@ -10,8 +10,6 @@ from ...support.intervals import ceil_div
 from ..format import documents, limits
 from ..format.chunks import Chunks
 from ..format.unfinished import METADATA
-from ..io.folder import Folder
-from ..io.place import Place
 from ..io.stamps import Stamp, Stamps, digest
 from ..read import addresses, metadata
 from ..read.source import Opened
@@ -191,9 +189,21 @@ def finished(spec: Any) -> Finished | None:
         return Finished(name, record, grid, mark(array.metadata, stamps) != parts[2])
 
 
+def recorded(spec: str, name: str) -> dict[str, Any] | None:
+    """Return what a finished group says of the run that made it; None where it says nothing, or there is no
+    group. name: how messages call it. Raises InputError where its metadata cannot be read."""
+    with metadata.explained(name, remote=addresses.local_path(spec) is None):
+        _, key, described = metadata.look_at(spec, name)
+    if documents.kind(key, described) != "group":
+        return None
+    record = (described.get("attributes") or {}).get(ATTRIBUTE)
+    if not isinstance(record, dict) or not {"inputs", "options"} <= set(record):
+        return None
+    return {"inputs": record["inputs"], "options": record["options"]}
+
+
 def stamps_of(array: Any, grid: tuple[int, int]) -> Stamps | None:
     """Return the stamps of the files or objects of an array, in row-major order; None where they cannot be
     had."""
-    local = addresses.local_path(array)
-    place: Place | None = Folder(local) if local else addresses.objects_at(array)
+    place = addresses.place_of(array)
     return None if place is None else Chunks(place, array.metadata).stamps(grid)

@@ -18,14 +18,14 @@ from ...support.buffers import Bytes
 from ...support.errors import StoreError, remedy
 from ..format.unfinished import METADATA, PARTIAL
 from ..io.objects import why
-from ..io.stamps import Stamps
+from ..io.stamps import Stamp, Stamps
 from ..read.inputs import open_zarr
 from ..read.source import Opened
 from . import provenance
 from .consolidated import Consolidated, entry_of
-from .journal import ANEW, Chunk, Journal
+from .journal import Chunk, Journal
 from .share import run_folder
-from .staging import Notice, Staging, document
+from .staging import Notice, Staging, document, touched
 from .staging_folder import FolderStaging
 
 SAVED_SECONDS = 2.0
@@ -64,9 +64,11 @@ class Publication:
         return self.staging.far
 
     @property
-    def resumable(self) -> bool:
-        """Whether an interrupted run can be continued."""
-        return self._log is not None
+    def afterwards(self) -> str:
+        """Depends on whether the run can be continued, and on whether C was updated."""
+        if self._log is not None:
+            return "continue with resume=True"
+        return "run again with force=True" if self._old is None else "start over from a C as it was"
 
     # ------------------------------------------------------------------------------------------- beginning
 
@@ -83,6 +85,8 @@ class Publication:
         """Require of a C that is updated that each chunk is as it was when C was opened, until it is written.
         `old`: the stamps of all chunks at that time."""
         self._old = old
+        if old is not None:
+            self.staging.expect(self._was)
 
     # --------------------------------------------------------------------------------------------- writing
 
@@ -133,7 +137,7 @@ class Publication:
             self.staging.settle(chunk)
             return
         now, was = self.staging.stamps(chunk)
-        if self._old is not None and was != (*self._old[self._at(chunk), :2],):
+        if self._old is not None and was != self._was(chunk):
             raise self._changed(chunk, "updated")
         with self._lock:
             if failed := self.staging.failed:
@@ -192,6 +196,14 @@ class Publication:
             self._log.close()
         self.staging.close()
 
+    def discard(self) -> None:
+        """Remove what was begun, as far as possible, because no run can finish it. The array that it was to
+        replace is put back."""
+        self.staging.discard()
+        if self._log:
+            with contextlib.suppress(Exception):  # a store may raise anything
+                self._log.remove()
+
     def spoil(self, name: str) -> None:
         """Note, as far as possible, that no run may continue this one, because an input was written to.
         `name`: how messages call the input."""
@@ -209,12 +221,14 @@ class Publication:
         try:
             self.save(everything=False)
             self._check()
+            self._hold()
             # A run that was killed right here has published them already.
             described = document(self.staging, (self._key + PARTIAL, self._key), self.name)
             if made:
                 described = self._with_attributes(described, {**made, "result": self._mark()})
             self.staging.publish(self._key, described)
             said = self.groups.enter(*entry_of(self._array, self.name))
+            self._hold()
             left = self.staging.finish(self._key)
             if self._log:
                 self._log.remove()
@@ -226,10 +240,9 @@ class Publication:
                 raise
             said = (isinstance(error, OSError) and error.strerror) or why(error)
             what = remedy(error, "check its store" if self.far else "check its disk")
-            then = (
-                "continue with resume=True" if self.resumable or not self.far else "run again with force=True"
-            )
-            raise StoreError(f"{self.name} cannot be finished: {said}; {what} and {then}") from error
+            raise StoreError(
+                f"{self.name} cannot be finished: {said}; {what} and {self.afterwards}"
+            ) from error
 
     def _with_attributes(self, described: bytes, made: dict[str, Any]) -> bytes:
         """Put what C was made of into its metadata, or for version 2 into its attributes, and return the
@@ -262,12 +275,20 @@ class Publication:
             if (*found[:2],) != now or self.staging.identity(chunk) not in (0, found[2]):
                 raise self._changed(chunk, "written")
 
+    def _hold(self) -> None:
+        """Raise StoreError where another run has taken C over, because of which this one must not change C's
+        metadata. A lock on a local file keeps other runs away until C is finished."""
+        if self._log and self.staging.at_once:
+            self._log.hold()
+
+    def _was(self, chunk: Chunk) -> Stamp:
+        """The stamp of a chunk of an updated C when C was opened."""
+        assert self._old is not None
+        size, tag = self._old[self._at(chunk), :2].tolist()
+        return size, tag
+
     def _at(self, chunk: Chunk) -> int:
         return chunk[0] * self._grid[1] + chunk[1]
 
     def _changed(self, chunk: Chunk, when: str) -> StoreError:
-        key = self._array.metadata.encode_chunk_key(chunk)
-        return StoreError(
-            f"{self.name}: somebody else has changed its chunk {key} while C was being {when}, so C is not "
-            f"finished; {ANEW}"
-        )
+        return touched(self.name, self._array.metadata.encode_chunk_key(chunk), when)

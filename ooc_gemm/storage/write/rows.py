@@ -1,261 +1,264 @@
 """A Zarr group of arrays that are written some rows at a time: what a reduction keeps of C.
 
-The group is made in a hidden folder beside its place and moved there when it is finished; a group that it
-replaces stays until then. A chunk is a file, written beside its place, flushed and renamed. So the chunks
-that are there say what a run that was interrupted has done, and the file `HEAD` says which run it was.
+Chunks are files, each of which is there whole or not at all. So those that are there say what a run that was
+interrupted has done. The group's metadata come when all chunks are there:
+
+folder          made in a hidden folder beside its place, and moved there at the end         rows_folder.py
+object store    made at its place; chunks carry a mark of their run, metadata come last      rows_store.py
 """
 
-import fcntl
-import json
 import os
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import zarr
+from zarr.storage import MemoryStore, StorePath
 
-from ...support.errors import InputError, StoreError, remedy
-from ..io import durable
-from ..read.addresses import describe, local_path, same_place
-from .checks import kind_there
+from ...support.errors import InputError
+from ..format.unfinished import METADATA
+from ..read.addresses import describe, local_path, objects_at, same_place
+from ..read.metadata import array_at, document_at, explained
 from .provenance import ATTRIBUTE, differences
+from .rows_folder import InFolder
+from .rows_store import InStore
 
 Array = npt.NDArray[Any]
-
-HEAD = "ooc-gemm.head"
-"""The file that says which run makes the group."""
-SPARSE_CHUNK = 1 << 18
-"""Elements of a chunk of a sparse matrix."""
+Arrays = Mapping[str, tuple[tuple[int, int], np.dtype[Any]]]
+"""Shape and type of each array of a group."""
 Sparse = tuple[Array, Array, Array]
 """Some rows of a sparse matrix: data, columns, and elements of each row."""
-SUFFIX = ".ooc-gemm-unfinished"
+
+SPARSE_CHUNK = 1 << 18
+"""Elements of a chunk of a sparse matrix."""
+
+
+class Making(Protocol):
+    """The files of a group while it is made, by key. Every method raises StoreError."""
+
+    @property
+    def temporary(self) -> Path:
+        """A local folder for temporary files."""
+
+    @property
+    def at(self) -> StorePath:
+        """Where zarr finds the chunks."""
+
+    def keys(self) -> set[str]:
+        """Return the keys of the files that interrupted runs have left, and that count."""
+
+    def put(self, key: str, data: bytes, flush: bool = True) -> None:
+        """Write a file. `flush`: it is durable when this returns, otherwise when the group is published."""
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Remove files."""
+
+    def read(self, key: str, most: int) -> bytes:
+        """Return the contents of a file of at most so many bytes."""
+
+    def publish(self, documents: Mapping[str, bytes]) -> None:
+        """Write the metadata by key, those of the group last, and remove what is only needed until then."""
+
+    def close(self) -> None:
+        """Let other processes write the group."""
+
+
+class GroupPlace(Protocol):
+    """Where a group goes."""
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+
+    @property
+    def connection(self) -> int:
+        """Memory in bytes that each thread takes that writes there."""
+
+    @property
+    def at(self) -> Any:
+        """What zarr opens the finished group by."""
+
+    def check(self, force: bool, resume: bool) -> None:
+        """Raise InputError where a group cannot, or must not, be written."""
+
+    def is_begun(self) -> bool:
+        """Whether a run was interrupted, which may have been to replace what is there."""
+
+    def record(self) -> dict[str, Any] | None:
+        """Return what a finished group says of the run that made it; None where there is no such group."""
+
+    def begin(self, head: dict[str, Any] | None, resume: bool, notice: Callable[[str], None]) -> Making:
+        """Begin a group, or continue it. head: what identifies the run; None where nobody could tell whether
+        the inputs are still the same. notice: called before a group is removed that cannot be kept until the
+        new one is finished. Raises InputError where that cannot be."""
 
 
 class RowArrays:
     """The group while it is made."""
 
-    def __init__(self, place: Path, name: str, chunk_rows: int, file: int):
-        self._place, self._name, self._chunk_rows, self._file = place, name, chunk_rows, file
-        self._folder = staging(place)
+    def __init__(self, making: Making, arrays: Arrays, chunk_rows: int):
+        """making: its files. arrays: those that are written by rows. chunk_rows: rows of a chunk."""
+        self.making, self._chunk_rows, self._arrays = making, chunk_rows, arrays
+        self._blank: Any = zarr.create_group(MemoryStore())
+        """The group with its metadata alone."""
+        self._nodes = list[str]()
+        for key, (shape, dtype) in arrays.items():
+            self._create(key, shape, dtype, (chunk_rows, max(1, shape[1])))
 
-    @property
-    def folder(self) -> Path:
-        """Where the group is made."""
-        return self._folder
+    def _create(
+        self, key: str, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: tuple[int, ...]
+    ) -> None:
+        """Describe an array of the group."""
+        self._blank.create_array(
+            key, shape=shape, dtype=dtype, chunks=chunks, compressors=None, filters=None, overwrite=True
+        )
+        self._nodes.append(key)
 
-    def done(self, arrays: Mapping[str, tuple[tuple[int, int], np.dtype[Any]]]) -> set[int]:
-        """Numbers of the chunks of rows that are there, of all arrays."""
-        found = [
-            {int(one.name) for one in (self._folder / name / "c").glob("*") if (one / "0").exists()}
-            for name in arrays
-        ]
-        return set.intersection(*found) if found else set()
+    def done(self) -> set[int]:
+        """Numbers of the chunks of rows that are there, of all arrays. Those of which some arrays are there
+        are removed, because another device may find other rows. Raises StoreError."""
+        there, found, halves = self.making.keys(), set[int](), set[str]()
+        rows = max((shape[0] for shape, _ in self._arrays.values()), default=0)
+        for number in range(-(-rows // self._chunk_rows)):
+            chunks = {f"{name}/c/{number}/0" for name in self._arrays}
+            if chunks <= there:
+                found.add(number)
+            else:
+                halves |= chunks & there
+        self.making.drop(halves)
+        return found
 
     def write(self, row: int, arrays: Mapping[str, Array]) -> int:
         """Write rows of each array that begin with a chunk; bytes of the elements. Raises StoreError."""
-        number = row // self._chunk_rows
-        written = 0
-        try:
-            for name, values in arrays.items():
-                whole = np.zeros((self._chunk_rows, values.shape[1]), values.dtype.newbyteorder("<"))
-                whole[: len(values)] = values
-                file = self._folder / name / "c" / str(number) / "0"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                durable.replace(file, whole.tobytes())
-                durable.flush_folders(file.parent, file.parent.parent)
-                written += values.nbytes
-        except OSError as error:
-            raise StoreError(
-                f"{self._name}: rows from {row} cannot be written ({error.strerror}); "
-                f"{remedy(error, 'check its disk')}, then continue with resume=True"
-            ) from error
+        number, written = row // self._chunk_rows, 0
+        for name, values in arrays.items():
+            whole = np.zeros((self._chunk_rows, values.shape[1]), values.dtype.newbyteorder("<"))
+            whole[: len(values)] = values
+            self.making.put(f"{name}/c/{number}/0", whole.tobytes())
+            written += values.nbytes
         return written
 
     def read(self, name: str, start: int, stop: int) -> Array:
         """Rows [start, stop) of an array, which have been written."""
-        return np.asarray(zarr.open_array(self._folder / name, mode="r")[start:stop])
+        return np.asarray(self._open(name)[start:stop])
 
     def sparse(self) -> dict[str, Any]:
         """The arrays of a sparse matrix that has been written to the group itself, open for reading."""
-        return {
-            name: zarr.open_array(self._folder / name, mode="r") for name in ("data", "indices", "indptr")
-        }
+        return {name: self._open(name) for name in ("data", "indices", "indptr")}
+
+    def _open(self, name: str) -> Any:
+        return array_at(self._blank[name].metadata, self.making.at / name)
 
     def write_sparse(
         self, key: str, shape: tuple[int, int], dtype: np.dtype[Any], parts: Iterable[Sparse]
     ) -> int:
         """Write a sparse matrix in compressed rows, as anndata stores it, to a group inside the group, or to
         the group itself if `key` is empty; bytes of the elements. parts: (data, columns, elements of each
-        row) of its rows in order."""
-        group = zarr.open_group(self._folder, mode="r+")
-        group = group.create_group(key, overwrite=True) if key else group
+        row) of its rows in order. Raises StoreError."""
+        group, within = self._blank, ""
+        if key:
+            group, within = self._blank.create_group(key, overwrite=True), f"{key}/"
+            self._nodes.append(key)
+        types = {"data": dtype, "indices": np.dtype(np.int64), "indptr": np.dtype(np.int64)}
+        data, columns, ends = (_Growing(self.making, within + name, kind) for name, kind in types.items())
+        ends.add(np.zeros(1, np.int64))
         written = 0
-
-        def create(name: str, size: int, kind: Any) -> Any:
-            chunks = (SPARSE_CHUNK,)
-            return group.create_array(
-                name, shape=(size,), dtype=kind, chunks=chunks, compressors=None, overwrite=True
-            )
-
-        data, columns = create("data", 0, dtype), create("indices", 0, np.int64)
-        ends = create("indptr", shape[0] + 1, np.int64)
-        ends[0] = 0
-        row = total = 0
         for values, indices, counts in parts:
-            data.append(values)
-            columns.append(indices)
-            ends[row + 1 : row + 1 + len(counts)] = total + np.cumsum(counts)
-            row, total = row + len(counts), total + len(values)
+            ends.add(data.size + np.cumsum(counts))
+            data.add(values)
+            columns.add(indices)
             written += values.nbytes + indices.nbytes
+        for grown in (data, columns, ends):
+            grown.finish()
+            self._create(grown.key, (grown.size,), grown.dtype, (SPARSE_CHUNK,))
         group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": list(shape)})
         return written + 8 * (shape[0] + 1)
 
     def commit(self, record: dict[str, Any]) -> None:
-        """Move the finished group to its place. record: what its attributes say of the run."""
-        group = zarr.open_group(self._folder, mode="r+")
-        group.attrs[ATTRIBUTE] = record
-        try:
-            (self._folder / HEAD).unlink()
-            old = self._place.with_name(f".{self._place.name}.ooc-gemm-replaced")
-            if self._place.exists():
-                shutil.rmtree(old, ignore_errors=True)
-                os.replace(self._place, old)
-            os.replace(self._folder, self._place)
-            durable.flush_folders(self._place.parent)
-            shutil.rmtree(old, ignore_errors=True)
-        except OSError as error:
-            raise StoreError(
-                f"{self._name} cannot be put in its place ({error.strerror}); check its folder"
-            ) from error
+        """Finish the group, all of whose chunks are there. record: what its attributes say of the run. Raises
+        StoreError."""
+        self._blank.attrs[ATTRIBUTE] = record
+        documents = {}
+        for node in (*self._nodes, ""):
+            at = self._blank.store_path / node if node else self._blank.store_path
+            documents[f"{node}/{METADATA[0]}".lstrip("/")] = document_at(at, METADATA[0]) or b""
+        self.making.publish(documents)
 
     def close(self) -> None:
         """Let other processes write the group."""
-        os.close(self._file)
+        self.making.close()
 
 
-def staging(place: Path) -> Path:
-    """The folder in which the group for a place is made."""
-    return place.with_name(f".{place.name}{SUFFIX}")
+class _Growing:
+    """An array of one dimension, whose elements come in order, and of which nobody knows how many."""
+
+    def __init__(self, making: Making, key: str, dtype: np.dtype[Any]):
+        """making: where its chunks go. key: of the array."""
+        self.key, self.dtype, self.size = key, dtype, 0
+        self._making, self._chunk = making, np.zeros(SPARSE_CHUNK, dtype.newbyteorder("<"))
+
+    def add(self, values: Array) -> None:
+        """Take the next elements. Raises StoreError."""
+        done, most = 0, len(self._chunk)
+        while done < len(values):
+            at = self.size % most
+            some = values[done : done + most - at]
+            self._chunk[at : at + len(some)] = some
+            done, self.size = done + len(some), self.size + len(some)
+            if self.size % most == 0:
+                self._put()
+
+    def finish(self) -> None:
+        """Write the last chunk. Raises StoreError."""
+        if self.size % len(self._chunk):
+            self._put()
+
+    def _put(self) -> None:
+        number = (self.size - 1) // len(self._chunk)
+        self._making.put(f"{self.key}/c/{number}", self._chunk.tobytes(), flush=False)
+        self._chunk[:] = 0
 
 
-def check(spec: Any, inputs: list[Any], force: bool, resume: bool) -> Path:
-    """The place of a new group. Raises InputError where it cannot, or must not, be written."""
-    name, place = describe(spec), local_path(spec)
-    if place is None or not isinstance(spec, str | os.PathLike):
-        raise InputError(f"{name} is no local folder, where this result has to go; give a path")
+def check(spec: Any, inputs: list[Any], force: bool, resume: bool) -> GroupPlace:
+    """Return the place of a new group. Raises InputError where it cannot, or must not, be written."""
+    name, folder = describe(spec), local_path(spec)
+    if not isinstance(spec, str | os.PathLike):
+        raise InputError(f"{name} is no place for this result; give a path, or an address such as s3://…")
     for other in inputs:
         if same_place(spec, other):
             raise InputError(
                 f"{name} is, contains or lies inside the input {describe(other)}; choose another place"
             )
-    if _is_there(place, name):
-        if kind_there(place) != "group" or _record(place) is None:
-            raise InputError(f"{name} exists and is no such result; it is left alone, choose another place")
-        if not (force or resume):
-            raise InputError(f"{name} exists; give force=True to replace it, or choose another place")
-    elif _is_there(staging(place), name) and not (force or resume):
+    place: GroupPlace
+    if folder is not None:
+        place = InFolder(folder, name)
+    elif objects := objects_at(spec):
+        place = InStore(os.fspath(spec), objects, name)
+    else:
         raise InputError(
-            f"{name} is the unfinished result of an interrupted run; continue it with resume=True, or give "
-            "force=True to replace it"
+            f"{name} is neither a local folder nor in an object store, where this result has to go; give a "
+            "path, or an address such as s3://bucket/result"
         )
-    parent = next(folder for folder in place.parents if _is_there(folder, name))
-    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-        raise InputError(f"{name} cannot be created: {parent} is not a writable folder; choose another place")
+    place.check(force, resume)
     return place
 
 
-def _is_there(path: Path, name: str) -> bool:
-    """Whether there is something. name: what messages call the group. Raises InputError where nobody can
-    know, as where a part of the path is too long."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise InputError(
-            f"{name} cannot be created ({error.strerror}); {remedy(error, 'choose another place')}"
-        ) from error
-    return True
-
-
-def is_begun(place: Path) -> bool:
-    """Whether a run for a place was interrupted, which may have been to replace what is there."""
-    return (staging(place) / HEAD).exists()
-
-
-def is_result(place: Path, head: dict[str, Any], name: str) -> bool:
+def is_result(place: GroupPlace, head: dict[str, Any]) -> bool:
     """Whether the group at a place is finished, and what a run with this head makes. Raises InputError where
     it is something else."""
-    if not place.exists():
+    record = place.record()
+    if record is None:
         return False
-    if other := differences(_record(place) or {"inputs": {}, "options": {}}, head):
-        raise InputError(f"{name} is finished, and another result: {'; '.join(other)}; leave out resume=True")
+    if other := differences(record, head):
+        raise InputError(
+            f"{place.name} is finished, and another result: {'; '.join(other)}; leave out resume=True"
+        )
     return True
 
 
-def begin(
-    place: Path,
-    name: str,
-    head: dict[str, Any] | None,
-    arrays: Mapping[str, tuple[tuple[int, int], np.dtype[Any]]],
-    chunk_rows: int,
-    resume: bool,
-) -> RowArrays:
-    """Begin a group, or continue it. arrays: shape and type of each. head: what identifies the run; None
-    where nobody could tell whether the inputs are still the same. Raises InputError where it cannot be."""
-    folder = staging(place)
-    try:
-        if resume and is_begun(place):
-            file = _locked(folder, name)
-            before = json.loads((folder / HEAD).read_text("utf-8") or "null")
-            other = differences(before, head) if before and head else ["its inputs cannot be known again"]
-            if other:
-                os.close(file)
-                raise InputError(
-                    f"{name} cannot be continued: {'; '.join(other)}; start over with force=True"
-                )
-            return RowArrays(place, name, chunk_rows, file)
-        if is_begun(place):
-            os.close(_locked(folder, name))
-        shutil.rmtree(folder, ignore_errors=True)
-        durable.make_folders(folder)
-        group = zarr.create_group(folder)
-        for key, (shape, dtype) in arrays.items():
-            chunks = chunk_rows, max(1, shape[1])
-            group.create_array(key, shape=shape, dtype=dtype, chunks=chunks, compressors=None, filters=None)
-        durable.replace(folder / HEAD, json.dumps(head).encode())
-        durable.flush_folders(folder)
-        return RowArrays(place, name, chunk_rows, _locked(folder, name))
-    except OSError as error:
-        raise InputError(
-            f"{name} cannot be created ({error.strerror}); {remedy(error, 'choose another place')}"
-        ) from error
-
-
-def open_arrays(place: Path) -> dict[str, Any]:
-    """The arrays of a finished group, open for reading."""
-    return dict(zarr.open_group(place, mode="r").arrays())
-
-
-def _locked(folder: Path, name: str) -> int:
-    """The open file that holds the lock of a run. Raises InputError where another process has it."""
-    file = os.open(folder / HEAD, os.O_RDONLY)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(file)
-        raise InputError(f"{name} is being written by another process; wait for it, or stop it") from None
-    except OSError:  # a file system without locks
-        pass
-    return file
-
-
-def _record(place: Path) -> dict[str, Any] | None:
-    """What a finished group says of the run that made it; None where it says nothing."""
-    record = dict(zarr.open_group(place, mode="r").attrs).get(ATTRIBUTE)
-    if not isinstance(record, dict) or not {"inputs", "options"} <= set(record):
-        return None
-    return {"inputs": record["inputs"], "options": record["options"]}
+def open_arrays(place: GroupPlace) -> dict[str, Any]:
+    """Return the arrays of a finished group, open for reading. Raises InputError."""
+    with explained(place.name, remote=place.connection > 0):
+        return dict(zarr.open_group(place.at, mode="r").arrays())

@@ -38,7 +38,8 @@ def revoke(folder: Path) -> None:
 class Share:
     """Where a worker writes its chunks (`target.Sink`). Nothing of C itself is changed."""
 
-    background, far, resumable = False, False, False
+    background, far = False, False
+    afterwards = "run again with force=True"
 
     def __init__(self, folder: Path, direct: bool):
         """folder: that of the run. direct: whether to write past the page cache. Raises OSError."""

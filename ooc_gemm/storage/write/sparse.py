@@ -1,24 +1,24 @@
 """A sparse matrix whose rows are found some at a time, in any order, and stored in compressed rows at the
 end.
 
-Each chunk of rows goes to three files of the unfinished group (rows.py). The one that counts the elements of
-each row is written last, so chunks that have it are done, and an interrupted run continues after them.
+Each chunk of rows goes to files of the unfinished group (rows.py), each of which holds some of its rows under
+a name that nobody has used before. A file that lists them is written last, so chunks that have it are done,
+and an interrupted run continues after them.
 """
 
-import os
-import shutil
+import json
+import uuid
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...support.errors import StoreError, remedy
-from ...support.intervals import ranges
-from ..io import durable
+from ...support.errors import Error, StoreError, remedy
 from .rows import Array, RowArrays, Sparse
+from .rows_folder import PARTS
 
-FOLDER = "rows"
+LIST_BYTES = 16 << 20
+"""More bytes than a list of the files of a chunk has."""
 
 
 class SparseRows:
@@ -29,66 +29,58 @@ class SparseRows:
         that are written at a time."""
         self._group, self._name, self._shape, self._chunk_rows = group, name, shape, chunk_rows
         self._dtype: np.dtype[Any] = np.dtype(dtype)
-        self._folder = group.folder / FOLDER
-        durable.make_folders(self._folder)
+
+    @property
+    def _numbers(self) -> range:
+        """Numbers of all chunks of rows."""
+        return range(-(-self._shape[0] // self._chunk_rows))
 
     def done(self) -> set[int]:
         """Numbers of the chunks of rows that are there."""
-        return {int(one.name) for one in self._folder.glob("*") if one.name.isdecimal()}
+        there = self._group.making.keys()
+        return {number for number in self._numbers if f"{PARTS}/{number}" in there}
 
     def write(self, number: int, parts: Iterable[Sparse]) -> int:
         """Write a chunk of rows; bytes. parts: (data, columns, elements of each row) of its rows in order.
         Raises StoreError."""
-        counts, written = [], 0
+        listed, written, making = [], 0, self._group.making
         try:
-            with self._new(number, "data") as data, self._new(number, "columns") as columns:
-                for values, indices, count in parts:
-                    data.write(np.ascontiguousarray(values, self._dtype).data)
-                    columns.write(np.ascontiguousarray(indices, np.int64).data)
-                    counts.append(count)
-                    written += values.nbytes + indices.nbytes
-                for file in (data, columns):
-                    file.flush()
-                    os.fsync(file.fileno())
-            durable.replace(self._folder / str(number), np.concatenate(counts).astype(np.int64).tobytes())
-            durable.flush_folders(self._folder)
-        except OSError as error:
+            for values, indices, counts in parts:
+                name = uuid.uuid4().hex
+                making.put(f"{PARTS}/{name}", _packed(counts, indices, np.asarray(values, self._dtype)))
+                listed.append((name, len(counts), len(values)))
+                written += values.nbytes + indices.nbytes
+            making.put(f"{PARTS}/{number}", json.dumps(listed).encode())
+        except Error:
+            raise
+        except OSError as error:  # of the files from which the parts are read
             raise StoreError(
                 f"{self._name}: rows from {number * self._chunk_rows} cannot be written ({error.strerror}); "
                 f"{remedy(error, 'check its disk')}, then continue with resume=True"
             ) from error
         return written
 
-    def finish(self, most: int) -> int:
-        """Store the matrix, all of whose rows are there; bytes. most: elements that are held at a time.
-        Raises StoreError."""
-        try:
-            written = self._group.write_sparse("", self._shape, self._dtype, self._parts(most))
-            shutil.rmtree(self._folder)
-        except OSError as error:
-            raise StoreError(
-                f"{self._name} cannot be written ({error.strerror}); {remedy(error, 'check its disk')}, "
-                "then continue with resume=True"
-            ) from error
-        return written
+    def finish(self) -> int:
+        """Store the matrix, all of whose rows are there; bytes. Raises StoreError."""
+        return self._group.write_sparse("", self._shape, self._dtype, self._parts())
 
-    def _new(self, number: int, what: str) -> Any:
-        return open(self._file(number, what), "wb")
+    def _parts(self) -> Iterator[Sparse]:
+        making, size = self._group.making, self._dtype.itemsize
+        for number in self._numbers:
+            for name, rows, count in json.loads(making.read(f"{PARTS}/{number}", LIST_BYTES)):
+                data = making.read(f"{PARTS}/{name}", 8 * (rows + count) + size * count)
+                columns_at, values_at = 8 * rows, 8 * (rows + count)
+                yield (
+                    np.frombuffer(data, self._dtype, count, values_at),
+                    np.frombuffer(data, np.int64, count, columns_at),
+                    np.frombuffer(data, np.int64, rows),
+                )
 
-    def _file(self, number: int, what: str) -> Path:
-        return self._folder / f"{number}.{what}"
 
-    def _parts(self, most: int) -> Iterator[Sparse]:
-        for number, _ in enumerate(ranges(self._shape[0], self._chunk_rows)):
-            counts = np.fromfile(self._folder / str(number), np.int64)
-            with (
-                open(self._file(number, "data"), "rb") as data,
-                open(self._file(number, "columns"), "rb") as at,
-            ):
-                for start, stop in together(counts, most):
-                    some = counts[start:stop]
-                    count = int(some.sum())
-                    yield np.fromfile(data, self._dtype, count), np.fromfile(at, np.int64, count), some
+def _packed(counts: Array, columns: Array, values: Array) -> bytes:
+    """Return some rows as the contents of a file."""
+    integers = (np.ascontiguousarray(x, np.int64) for x in (counts, columns))
+    return b"".join(x.data for x in (*integers, np.ascontiguousarray(values)))
 
 
 def together(counts: Array, most: int) -> Iterator[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 folder          write chunk.pending ──► flush the disk ──► chunk.pending → chunk        staging_folder.py
 object store    put chunk: one request, it is there whole or not at all                 staging_store.py
+                of an updated C: only over the old chunk, with a mark                   marks.py
 other stores    put chunk, by zarr                                                      staging_store.py
 """
 
@@ -56,6 +57,10 @@ class Staging:
     def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
         """Write the stored bytes of a chunk."""
         raise NotImplementedError
+
+    def expect(self, was: Callable[[Chunk], Stamp]) -> None:
+        """Replace from now on only chunks that have the stamp that `was` returns, where chunks are written to
+        their places at once. Where they are not, `stamps` tells in time that one has another."""
 
     def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
         """Begin to write in the background. The function returned waits for the end, and returns whether the
@@ -124,6 +129,14 @@ def document(staging: Staging, keys: tuple[str, ...], name: str) -> bytes:
             return found
     key = keys[0].removesuffix(PARTIAL)
     raise StoreError(f"{name}: {key} is gone; somebody else changed C while it was being written")
+
+
+def touched(name: str, key: str, when: str) -> StoreError:
+    """Return the error of a run that finds a chunk changed. `when`: what was done with C at that time."""
+    return StoreError(
+        f"{name}: somebody else has changed its chunk {key} while C was being {when}, so C is not finished; "
+        f"{ANEW}"
+    )
 
 
 def changed(name: str, key: str, said: str) -> InputError:

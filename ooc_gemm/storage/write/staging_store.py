@@ -1,6 +1,7 @@
 """C in an object store, or in another store of zarr's: chunks are put to their places at once."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import zarr
@@ -14,21 +15,27 @@ from ..io.answers import Answers
 from ..io.objects import Objects
 from ..io.stamps import Stamp, Stamps
 from ..io.zarr_internals import default_buffer_prototype
+from ..read.addresses import objects_at
 from . import ownership
 from .journal import Chunk
-from .staging import Done, Notice, Staging, changed, document
+from .marks import Marks
+from .staging import Done, Notice, Staging, changed, document, touched
 
 
 class ObjectStaging(Staging):
     """Objects below an address of an object store."""
 
-    def __init__(self, objects: Objects, array: zarr.Array[Any], name: str):
-        """objects: those at C's address. array: C. name: how messages call C."""
-        self._objects, self._name = objects, name
+    def __init__(self, objects: Objects, array: zarr.Array[Any], name: str, run: str):
+        """objects: those at C's address. array: C. name: how messages call C. run: marks the chunks of this
+        run where C is updated."""
+        self._objects, self._array, self._name = objects, array, name
+        self._marks = Marks(objects, run)
+        self._was: Callable[[Chunk], Stamp] | None = None
         self._chunks = Chunks(objects, array.metadata)
         self._partial: dict[str, bytes] = {}
         """The metadata of the C that this run has begun, by key."""
-        self._put: dict[Chunk, Stamp] = {}
+        self._put: dict[Chunk, tuple[Stamp, Stamp]] = {}
+        """The stamps of chunks that were put and are not noted yet, and of those that they replace."""
 
     def begin(self, key: str, metadata: bytes | None, keep: bool, notice: Notice | None) -> None:
         """Removes the objects of an old array, its metadata first."""
@@ -76,13 +83,26 @@ class ObjectStaging(Staging):
         """Puts the document as an object."""
         self._objects.put(key, document)
 
+    def expect(self, was: Callable[[Chunk], Stamp]) -> None:
+        """Lets `Marks` put the chunks."""
+        self._was = was
+
     def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
-        """Puts the object of the chunk."""
-        self._put[chunk] = self._objects.put(self._chunks.key(*chunk), data)
+        """Puts the object of the chunk. Raises StoreError where an expected chunk is not there."""
+        key = self._chunks.key(*chunk)
+        if self._was is None:
+            self._put[chunk] = self._objects.put(key, data), (0, 0)
+            return
+        was = self._was(chunk)
+        now = self._marks.put(key, data, was)
+        if now is None:
+            raise touched(self._name, key, "updated")
+        self._put[chunk] = now, was
 
     def stamps(self, chunk: Chunk) -> tuple[Stamp, Stamp]:
-        """Returns what the store answered when the chunk was put; what was there before is not known."""
-        return self._put.pop(chunk), (0, 0)
+        """Returns what the store answered when the chunk was put. What was there before is known of an
+        updated C only."""
+        return self._put.pop(chunk)
 
     def settle(self, chunk: Chunk) -> None:
         """Does nothing: the chunk is in its place already."""
@@ -96,6 +116,12 @@ class ObjectStaging(Staging):
         """Removes the metadata of the unfinished C."""
         self._objects.delete([key + PARTIAL])
         return None
+
+    def discard(self) -> None:
+        """Removes all objects of C. An array that it was to replace is gone."""
+        self._objects = objects_at(self._array) or self._objects  # the run has cancelled its requests
+        with contextlib.suppress(Exception):  # what is left says that it is unfinished
+            self._objects.delete([key for key in self._survey() if key != JOURNAL])
 
     def cancel(self) -> None:
         """Cancels the requests under way."""

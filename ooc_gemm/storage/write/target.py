@@ -36,8 +36,8 @@ class Sink(Protocol):
         """Whether chunks go to a store, not to a disk of this machine."""
 
     @property
-    def resumable(self) -> bool:
-        """Whether a run that fails can be continued."""
+    def afterwards(self) -> str:
+        """What messages tell the user to do after a run that fails."""
 
     def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
         """Write a chunk, or a shard. Raises OSError, StoreError, and what a store's client raises."""
@@ -143,7 +143,6 @@ class Target(Generic[S]):
             full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
             place = "store" if self.sink.far else "disk"
             first = remedy(error, "make room there" if full else f"check its {place}")
-            then = "continue with resume=True" if self.sink.resumable else "run again with force=True"
             raise StoreError(
-                f"{self.name}: chunk {key} cannot be written: {said}; {first} and {then}"
+                f"{self.name}: chunk {key} cannot be written: {said}; {first} and {self.sink.afterwards}"
             ) from error

@@ -1,0 +1,249 @@
+// C ← α·Z + β·C, where Z is known by its residues: what products of residues leave (wgmma.cu).
+//
+//     planes   r₀ r₀ r₀ r₀ …      one behind the other          Z = Σ wₗ·rₗ − q·P      (moduli.py)
+//              r₁ r₁ r₁ r₁ …
+//
+// Sums are integers in words of 32 bits, and wrap around: two words for a C of int64, four for float64. Of float64, Z is
+// then rounded once and multiplied by a power of two (common/scales.cuh).
+//
+// Of complex numbers there are three planes for each modulus, of re·re, im·im and (re + im)·(re + im), from which their
+// re and im are found before anything is rounded.
+//
+// Macros: ELEMENT, FLOATING (whether it is double), PARTS (1, or 2 for complex numbers), LIMBS, MODULI, and TABLES, of
+// which there is one for each number of moduli. Launch: a thread for every four elements of a row; a row has whole
+// blocks.
+
+#include "common/types.cuh"
+#include "common/residues.cuh"
+#include "common/scales.cuh"
+
+using T = ELEMENT;
+
+constexpr int THREADS = 256;
+constexpr int PLANES = PARTS == 2 ? 3 : 1;  // of a modulus
+constexpr int FRACTION_BITS = 20;  // as in moduli.py
+constexpr int MOST = 16;  // moduli
+
+struct Table {
+    int count;
+    u32 weights[MOST][LIMBS];  // wₗ
+    int fractions[MOST];  // wₗ/P with FRACTION_BITS behind the point
+    u32 product[LIMBS];  // P
+};
+constexpr Table ALL[] = {TABLES};
+constexpr int KINDS = sizeof(ALL) / sizeof(Table);
+
+// An integer in the making.
+struct Sum {
+    i64 limbs[LIMBS];
+    int fraction;
+
+    // 0, when residues were added that are larger by 128 than they should be.
+    __device__ __forceinline__ void clear(const Table& table) {
+        fraction = 0;
+#pragma unroll
+        for (int i = 0; i < LIMBS; ++i) limbs[i] = 0;
+#pragma unroll
+        for (int l = 0; l < table.count; ++l) {
+            fraction -= 128 * table.fractions[l];
+#pragma unroll
+            for (int i = 0; i < LIMBS; ++i) limbs[i] -= 128 * static_cast<i64>(table.weights[l][i]);
+        }
+    }
+    // `raised`: a residue + 128.
+    __device__ __forceinline__ void add(const Table& table, int l, u32 raised) {
+        fraction += static_cast<int>(raised) * table.fractions[l];
+#pragma unroll
+        for (int i = 0; i < LIMBS; ++i) limbs[i] += static_cast<u64>(raised) * table.weights[l][i];
+    }
+    // Takes q·P off, and lets limbs carry: each is a word then.
+    __device__ __forceinline__ void reduce(const Table& table) {
+        const i64 q = (fraction + (1 << (FRACTION_BITS - 1))) >> FRACTION_BITS;
+        i64 carry = 0;
+#pragma unroll
+        for (int i = 0; i < LIMBS; ++i) {
+            carry += limbs[i] - q * static_cast<i64>(table.product[i]);
+            limbs[i] = carry & 0xffffffff;
+            carry >>= 32;
+        }
+    }
+    __device__ __forceinline__ u64 pair(int i) const {
+        return static_cast<u64>(limbs[i]) | static_cast<u64>(limbs[i + 1]) << 32;
+    }
+};
+
+// The sum·2^e, rounded to 53 bits, and once more where it is subnormal; of integers the sum, modulo 2^64.
+__device__ __forceinline__ T number(const Sum& sum, int e) {
+#if FLOATING
+    u64 low = sum.pair(0), high = sum.pair(LIMBS - 2);
+    const bool negative = static_cast<i64>(high) < 0;
+    if (negative) low = 0 - low, high = ~high + (low == 0);
+    int dropped = 0;  // bits that `high` does not hold after the shift
+    if (high == 0) {
+        high = low;
+    } else {
+        const int zeros = __clzll(static_cast<i64>(high));
+        if (zeros > 0) high = high << zeros | low >> (64 - zeros);
+        if (low << zeros != 0) high |= 1;  // which is all that rounding has to know of them
+        dropped = 64 - zeros;
+    }
+    const double size = scaled(__ull2double_rn(high), dropped + e);
+    return negative ? -size : size;
+#else
+    return static_cast<T>(sum.pair(0));
+#endif
+}
+
+// α or β. It is applied to one part of a number at a time where it has one part only: a product with α + 0i would make
+// NaN of what is infinite.
+struct Factor {
+    T x[PARTS];
+
+    __device__ __forceinline__ Factor(T re, T im) {
+        x[PARTS - 1] = im;
+        x[0] = re;
+    }
+    __device__ __forceinline__ bool zero() const { return x[0] == 0 && x[PARTS - 1] == 0; }
+    __device__ __forceinline__ void times(T (&y)[PARTS]) const {
+#if PARTS == 2
+        const T re = y[0], im = y[1];
+        if (x[1] == 0) y[0] = x[0] * re, y[1] = x[0] * im;
+        else if (x[0] == 0) y[0] = -x[1] * im, y[1] = x[1] * re;
+        else y[0] = x[0] * re - x[1] * im, y[1] = x[0] * im + x[1] * re;
+#elif FLOATING
+        y[0] *= x[0];
+#else
+        y[0] = static_cast<T>(static_cast<u64>(x[0]) * static_cast<u64>(y[0]));  // wraps around
+#endif
+    }
+};
+
+__device__ __forceinline__ T plus(T x, T y) {
+#if FLOATING
+    return x + y;
+#else
+    return static_cast<T>(static_cast<u64>(x) + static_cast<u64>(y));
+#endif
+}
+
+// Four elements of C or their parts, of which the first `there` exist.
+struct Four {
+    T x[4 * PARTS];
+
+    struct alignas(16) Pair {
+        T x[2];
+    };
+    static __device__ __forceinline__ bool whole(const T* at, int there) {
+        return there >= 4 && reinterpret_cast<u64>(at) % sizeof(Pair) == 0;
+    }
+    __device__ __forceinline__ void load(const T* from, int there) {
+#pragma unroll
+        for (int i = 0; i < 4 * PARTS; i += 2) {
+            if (whole(from, there)) {
+                const Pair pair = *reinterpret_cast<const Pair*>(from + i);
+                x[i] = pair.x[0], x[i + 1] = pair.x[1];
+            } else {
+                if (i / PARTS < there) x[i] = from[i];
+                if ((i + 1) / PARTS < there) x[i + 1] = from[i + 1];
+            }
+        }
+    }
+    __device__ __forceinline__ void store(T* to, int there) const {
+#pragma unroll
+        for (int i = 0; i < 4 * PARTS; i += 2) {
+            if (whole(to, there)) {
+                *reinterpret_cast<Pair*>(to + i) = {{x[i], x[i + 1]}};
+            } else {
+                if (i / PARTS < there) to[i] = x[i];
+                if ((i + 1) / PARTS < there) to[i + 1] = x[i + 1];
+            }
+        }
+    }
+};
+
+// α·Z of four elements by the table for `count` moduli, which is number KIND or one after it. `from`: their words of the
+// first plane.
+template <int KIND>
+__device__ __forceinline__ Four recombine_by(int count, const u32* from, i64 plane, const Factor& alpha,
+                                             int row_exponent, const int (&column_exponents)[4]) {
+    static constexpr Table table = ALL[KIND];
+    if constexpr (KIND + 1 < KINDS) {
+        if (count != table.count)
+            return recombine_by<KIND + 1>(count, from, plane, alpha, row_exponent, column_exponents);
+    }
+    Sum sums[4 * PARTS];
+#pragma unroll
+    for (int i = 0; i < 4 * PARTS; ++i) sums[i].clear(table);
+#pragma unroll
+    for (int l = 0; l < table.count; ++l) {
+        u32 words[PLANES];
+#pragma unroll
+        for (int i = 0; i < PLANES; ++i) words[i] = from[(l * PLANES + i) * plane];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+#if PARTS == 2
+            const auto byte = [&](int i) { return static_cast<int>(static_cast<signed char>(words[i] >> 8 * e)); };
+            const Modulus m = modulus(l);
+            sums[2 * e].add(table, l, m.residue(byte(0) - byte(1)) + 128);
+            sums[2 * e + 1].add(table, l, m.residue(byte(2) - byte(0) - byte(1)) + 128);
+#else
+            sums[e].add(table, l, (words[0] >> 8 * e & 255) ^ 128);
+#endif
+        }
+    }
+    Four found;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+        T z[PARTS];
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            Sum& sum = sums[e * PARTS + part];
+            sum.reduce(table);
+            z[part] = number(sum, -row_exponent - column_exponents[e]);
+        }
+        alpha.times(z);
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) found.x[e * PARTS + part] = z[part];
+    }
+    return found;
+}
+
+// `pitch`: words from row to row of a plane, `plane`: from plane to plane. Rows of C lie `ldc` elements apart. Exponents
+// and `state` are null for integers.
+extern "C" __global__ void __launch_bounds__(THREADS)
+recombine(int m, int n, T alpha_re, T alpha_im, const u32* __restrict__ planes, i64 pitch, i64 plane, T beta_re,
+          T beta_im, T* __restrict__ C, i64 ldc, const int* __restrict__ row_exponents,
+          const int* __restrict__ column_exponents, const State* __restrict__ state) {
+    if (FLOATING && state->fallback != 0) return;
+    const int across = (n + 4 * THREADS - 1) / (4 * THREADS);
+    const i64 row = blockIdx.x / across;
+    const int col = blockIdx.x % across * 4 * THREADS + 4 * threadIdx.x, there = n - col;
+    if (there <= 0) return;
+    const u32* const from = planes + row * pitch + col / 4;
+    T* const to = C + (row * ldc + col) * PARTS;
+    const Factor alpha(alpha_re, alpha_im), beta(beta_re, beta_im);
+    Four old = {};
+    if (!beta.zero()) old.load(to, there);
+    int exponent = 0, exponents[4] = {};
+#if FLOATING
+    exponent = row_exponents[row];
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+        if (e < there) exponents[e] = column_exponents[col + e];
+#endif
+    const int count = FLOATING ? static_cast<int>(state->moduli) : ALL[0].count;
+    Four found = recombine_by<0>(count, from, plane, alpha, exponent, exponents);
+    if (!beta.zero()) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            T c[PARTS];
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) c[part] = old.x[e * PARTS + part];
+            beta.times(c);
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part)
+                found.x[e * PARTS + part] = plus(found.x[e * PARTS + part], c[part]);
+        }
+    }
+    found.store(to, there);
+}
