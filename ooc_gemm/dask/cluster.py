@@ -137,7 +137,7 @@ class _Superblocks(Dealing):
             seats, team = list(zip(sorted(idle), group, strict=False)), None
             if len(group) > 1:
                 blocks = tuple((address, one.block) for address, one in seats)
-                team = Team(self._teams, blocks, self._patience)
+                team = Team(self._teams, blocks, self._patience, self._work.plan.problem.symmetric)
             for address, one in seats:
                 done = self._all - one.chunks
                 future = self._submit(address, superblock, self._work, one.number, done, team, address)

@@ -136,10 +136,13 @@ class Desk:
         self._tables = dict[Key, Table]()
         self._last = dict[str, int]()
         """The last team of each run that this worker has joined. The teams of a run are numbered."""
+        self._unreachable = set[tuple[str, str]]()
+        """Runs with the addresses of workers to which there was no connection: no team of the run waits for
+        one again."""
 
     async def join(self, key: Key, me: str, others: set[str], seconds: float) -> Table:
-        """Begin to answer to the others of a team. Those that have not joined it after so many seconds, and
-        those that leave it, are left out."""
+        """Begin to answer to those of a team with which pieces are exchanged. Those that have not joined it
+        after so many seconds, and those that leave it, are left out."""
         table = self._tables[key] = Table(me)
         self._last[key[0]] = key[1]
         self._news.spread()
@@ -185,7 +188,7 @@ class Desk:
     ) -> tuple[Bytes, Any]:
         """Ask another worker for a piece. Returns its bytes, and the connection for `thank`. Raises OSError
         where it gives nothing."""
-        comm = await self._pool.connect(owner)
+        comm = await self._connected(key[0], owner)
         try:
             given = await send_recv(
                 comm, op=OPERATION, run=key[0], number=key[1], who=me, place=place, seconds=seconds
@@ -198,6 +201,16 @@ class Desk:
             self._pool.reuse(owner, comm)
             raise ConnectionError(f"worker {owner} gives nothing")
         return given["data"], comm
+
+    async def _connected(self, run: str, owner: str) -> Any:
+        """Return a connection to another worker. Raises OSError where there is none."""
+        if (run, owner) in self._unreachable:
+            raise ConnectionError(f"worker {owner} cannot be reached")
+        try:
+            return await self._pool.connect(owner)
+        except OSError:
+            self._unreachable.add((run, owner))
+            raise
 
     async def thank(self, owner: str, comm: Any) -> None:
         """Tell another worker that its piece has been copied. Raises OSError where it has not waited for

@@ -14,7 +14,7 @@ have a slot and a reader for it, and whoever needs it has the same; so it is rea
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -54,16 +54,22 @@ class Team:
     """The address of each worker, and its block."""
     patience: float
     """Seconds that a worker waits for another one (`patience`)."""
+    symmetric: bool = False
+    """Whether op(B) is op(A)ᵀ."""
 
-    def needing(self, operand: str, address: str, symmetric: bool) -> tuple[str, ...]:
+    def needing(self, operand: str, address: str) -> tuple[str, ...]:
         """Return the workers that need the same pieces of an operand (`a` or `b`) as one of them does. Of a
-        symmetric product, whose op(B) is op(A)ᵀ, some need them as the other operand."""
+        symmetric product some need them as the other operand."""
         strip = _strip(dict(self.blocks)[address], operand)
         return tuple(
             other
             for other, block in self.blocks
-            if (strip in (block.row, block.col) if symmetric else strip == _strip(block, operand))
+            if (strip in (block.row, block.col) if self.symmetric else strip == _strip(block, operand))
         )
+
+    def partners(self, address: str) -> set[str]:
+        """Return the workers with which one of them exchanges pieces."""
+        return {other for operand in "ab" for other in self.needing(operand, address)} - {address}
 
 
 def _strip(block: Block, operand: str) -> int:
@@ -95,10 +101,11 @@ class Seat:
         try:
             data, comm = self._wait(self._asked(place, owner))
             np.copyto(slot[: len(data)], data)
-            self._wait(self._desk.thank(owner, comm))
+            thanked = asyncio.run_coroutine_threadsafe(self._desk.thank(owner, comm), self._loop)
+            self._result(thanked)  # also where the run has stopped, or the connection would not be given back
         except StoreError:  # the run has stopped, for which there is no other way
             raise
-        except OSError:
+        except (OSError, RuntimeError):  # the latter where this worker ends
             self._loop.call_soon_threadsafe(self._table.leave_out, owner)
             return 0
         with self._lock:
@@ -118,17 +125,19 @@ class Seat:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
             self._waiting.add(future)
         try:
-            while True:
-                try:
-                    return future.result(LOOK)
-                except TimeoutError:
-                    if future.done() or not self._loop.is_running():
-                        raise
+            return self._result(future)
         except CancelledError:
             raise StoreError("the run has stopped") from None
         finally:
             with self._lock:
                 self._waiting.discard(future)
+
+    def _result(self, future: Future[T]) -> T:
+        """Return what the event loop finds. Raises StoreError where that does not run any more."""
+        while not wait([future], LOOK).done:
+            if not self._loop.is_running():
+                raise StoreError("the run has stopped")
+        return future.result()
 
     def stop(self) -> None:
         """Let no thread wait any longer."""
@@ -152,8 +161,8 @@ def seated(worker: Any, run: str, team: Team, me: str) -> Iterator[Seat]:
     """Take a place in a team. run: identifies the run. me: address of this worker in the team."""
     give_back()
     desk, loop, key = desk_of(worker), worker.loop.asyncio_loop, (run, team.number)
-    others = {address for address, _ in team.blocks} - {me}
-    table = asyncio.run_coroutine_threadsafe(desk.join(key, me, others, team.patience), loop).result()
+    joining = desk.join(key, me, team.partners(me), team.patience)
+    table = asyncio.run_coroutine_threadsafe(joining, loop).result()
     seat = Seat(worker, key, table, team.patience)
     try:
         yield seat
@@ -172,8 +181,7 @@ class SharedSource:
         """opened: the operand. plan: that of this worker's block. seat: the worker's place in the team."""
         self._source: Source = opened.source
         self._dtype, self._plan, self._seat = opened.dtype, plan, seat
-        symmetric = plan.problem.symmetric
-        self._needing = {operand: team.needing(operand, seat.me, symmetric) for operand in "ab"}
+        self._needing = {operand: team.needing(operand, seat.me) for operand in "ab"}
 
     def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
         """Starts to read a piece, where it is this worker that reads it or nobody else needs it."""

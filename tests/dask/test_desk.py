@@ -112,7 +112,7 @@ def test_a_team_that_is_over_gives_nothing(workers):
     number = next(numbers)
     with seats(workers[:2], number=number) as (first, _):
         pass
-    team = Team(number, tuple((w.address, Block(i, 0, 1, i, 1)) for i, w in enumerate(workers[:2])), 600.0)
+    team = Team(number, tuple((w.address, Block(i, 0, 1, i, 1)) for i, w in enumerate(workers)), 600.0)
     with seated(workers[2], "run", team, workers[2].address) as late, ThreadPoolExecutor(1) as pool:
         assert pool.submit(late.take, PLACE, first.me, np.zeros(1000, np.uint8)).result(20) == 0
 
@@ -132,6 +132,15 @@ def test_a_worker_that_never_comes_is_left_out(workers):
     team = Team(next(numbers), blocks, 0.3)
     with seated(workers[0], "run", team, workers[0].address) as first, ThreadPoolExecutor(1) as pool:
         assert pool.submit(first.take, PLACE, workers[1].address, np.zeros(1000, np.uint8)).result(20) == 0
+
+
+def test_partners_are_those_of_the_same_row_or_column():
+    """Of a symmetric product, also those for which one's rows are columns."""
+    blocks = [(i, j) for i in range(3) for j in range(4)]
+    team = Team(0, tuple((f"{i}{j}", Block(0, i, 1, j, 1)) for i, j in blocks), 1.0)
+    assert team.partners("12") == {"10", "11", "13", "02", "22"}
+    lower = tuple((f"{i}{j}", Block(0, i, 1, j, 1)) for i, j in blocks if j <= i)
+    assert Team(0, lower, 1.0, symmetric=True).partners("10") == {"00", "11", "20", "21"}
 
 
 def test_who_waits_when_the_run_stops_is_woken(workers):

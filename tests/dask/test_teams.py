@@ -128,7 +128,7 @@ def test_elements_are_transformed_where_they_are_multiplied(tmp_path, client):
 
 
 @pytest.mark.parametrize("turned", [(False, True), (True, False), (True, True)])
-@pytest.mark.parametrize("layout", [RAW, {"chunks": (33, 57)}, {"chunks": (10, 5), "shards": (20, 30)}])
+@pytest.mark.parametrize("layout", [RAW, {"chunks": (33, 57)}, {"chunks": (20, 15), "shards": (40, 60)}])
 def test_layouts_and_operations(tmp_path, client, turned, layout):
     """A part of a chunk is a piece of its own. β·C is read by each worker for itself."""
     a, b, old = integers(130, 300), integers(300, 170, seed=1), integers(130, 170, seed=2)
@@ -222,7 +222,7 @@ def test_a_worker_that_gives_nothing_is_left_out(tmp_path, client, monkeypatch):
         first.append(seat.me)
         if seat.me == first[0] and not waited.is_set():
             waited.set()
-            time.sleep(3)
+            time.sleep(1.5)
         hand_over(seat, place, values, takers)
 
     monkeypatch.setattr(ooc_gemm.dask.team.Seat, "hand_over", stuck)
@@ -233,6 +233,33 @@ def test_a_worker_that_gives_nothing_is_left_out(tmp_path, client, monkeypatch):
     same(tmp_path / "c", a @ b)
     assert result.bytes_read > result.plan.bytes_read
     assert result.bytes_exchanged < result.plan.bytes_exchanged
+
+
+def test_workers_that_cannot_reach_each_other_read_the_store(tmp_path, client, monkeypatch):
+    """None tries to reach another one again in a later group of blocks."""
+    monkeypatch.setattr("ooc_gemm.planning.search._best", teamed((2, 3), (32, 48)))
+    workers, tried = list(client.cluster.workers.values()), []
+    addresses = {worker.address for worker in workers}
+
+    def refusing(me, connect):
+        async def connected(address, *arguments):
+            if address not in addresses:
+                return await connect(address, *arguments)
+            tried.append((me, address))
+            raise OSError("no route to host")
+
+        return connected
+
+    for worker in workers:
+        monkeypatch.setattr(worker.rpc, "connect", refusing(worker.address, worker.rpc.connect))
+    a, b = integers(130, 90), integers(90, 210, seed=1)
+    options = {"client": client, "chunks": (16, 16), **OPTIONS}
+    result = ooc_gemm.dask.multiply(*stored(tmp_path, a, b), tmp_path / "c", **options)
+    same(tmp_path / "c", a @ b)
+    assert (result.plan.team, len(result.plan.groups())) == ((2, 3), 6)
+    assert result.bytes_exchanged == 0
+    assert result.bytes_read > result.plan.bytes_read
+    assert len(tried) == len(set(tried)) > 0
 
 
 def test_a_fault_on_one_worker_ends_the_run_of_all(tmp_path, client):
