@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 
 from ..support import shown
@@ -23,16 +23,9 @@ from .machine import Budget, Rates
 from .panels import Panels
 from .problem import Problem
 from .schedule import Block, Part, Piece, count_blocks, cut, places, sides
+from .strips import NOTHING, Strips, Visit
 from .teams import ALONE, Shape
-from .traffic import Traffic, piece_read_bytes, team_traffic, uploaded_again
-
-Visit = tuple[tuple[str, int, int], list[int]]
-"""A panel (its matrix, its number down or across C, its number along k), and bytes that reading its pieces
-moves from the store: of the first, of the first two, and so on."""
-
-NOTHING: Visit = ("", 0, 0), []
-"""Stands for a panel that is not uploaded: it is on the device, or on the diagonal that of op(A) takes its
-place."""
+from .traffic import Traffic, piece_read_bytes, uploaded_bytes
 
 
 @dataclass(frozen=True, repr=False)
@@ -264,16 +257,11 @@ class Plan:
         if self.team == ALONE:
             read, exchanged = sum(sizes[-1] for _, sizes in self._visits() if sizes), 0
         else:
-            read, exchanged = team_traffic(p, self.groups(), (self.bm, self.bn), cache(self._strip_bytes))
+            read, exchanged = self._strips.read_in_teams(self.groups())
         if self.budget.device is None:
             return Traffic(read + old, written, 0, 0, exchanged)
-        uploaded = p.k * sum(
-            (block.rows * p.a.itemsize if self.brings_a(block.index) else 0)
-            + (0 if block.diagonal else block.cols * p.b.itemsize)
-            for block in blocks
-        ) + sum(block.rows * block.cols * p.c.itemsize for block in blocks if p.reads_c)
-        off = sum(block.cols for block in blocks if not block.diagonal)
-        uploaded += uploaded_again(p, self.budget, off, sum(x.rows for x in blocks if x.diagonal))
+        rows_of_a = sum(block.rows for block in blocks if self.brings_a(block.index))
+        uploaded = uploaded_bytes(p, self.budget, blocks, rows_of_a)
         downloaded = sum(part.rows * part.cols for part in parts) * p.part_itemsize
         if p.found_bytes:
             lines = {(part.chunk[0], part.rows) for part in parts}  # the same for all blocks of a row
@@ -292,11 +280,15 @@ class Plan:
         bytes_read = self.bytes_read - saved
         return replace(self, found=found, kept=kept, cache_slots=slots, ledger=ledger, bytes_read=bytes_read)
 
+    @property
+    def _strips(self) -> Strips:
+        return Strips(self.problem, self.k_panels, self.bm, self.bn, self.slot_bytes)
+
     def _visits(self) -> list[Visit]:
         """Return every panel in the order of the schedule, op(A)'s before op(B)'s."""
         symmetric = self.problem.symmetric
         nothing = [NOTHING] * self.panel_count
-        strip = cache(self._strip)
+        strip = cache(self._strips.panels)
         pairs = (
             zip(
                 strip("a", i) if self.brings_a(index) else nothing,
@@ -306,21 +298,6 @@ class Plan:
             for index, (i, j) in enumerate(self._places)
         )
         return list(chain.from_iterable(chain.from_iterable(pairs)))
-
-    def _strip(self, operand: str, at: int) -> list[Visit]:
-        """Return the panels of one row of blocks (`a`) or one column of them (`b`), along k."""
-        p, found = self.problem, list[Visit]()
-        row, col = ((at * step, min((at + 1) * step, end)) for step, end in ((self.bm, p.m), (self.bn, p.n)))
-        for number, panel in enumerate(self.k_panels):
-            s, rows, cols = sides(p, row, col, panel)[operand]
-            pieces = cut(operand, s, rows, cols, self.slot_bytes)
-            sizes = accumulate(piece_read_bytes(s, piece) for piece in pieces)
-            found.append(((operand, at, number), list(sizes)))
-        return found
-
-    def _strip_bytes(self, operand: str, at: int) -> int:
-        """Return the bytes that reading one row of blocks, or one column of them, moves from the store."""
-        return sum(sizes[-1] for _, sizes in self._strip(operand, at) if sizes)
 
     def __repr__(self) -> str:
         """Return the size of the product and of its blocks, the kernel and the predictions."""
@@ -371,9 +348,8 @@ class Plan:
 
 _NUMBERS = (
     *("bm", "bn", "bk", "panel_buffers", "c_buffers", "readers", "writers", "slots", "slot_bytes"),
-    *("cache_slots", "by_columns"),
+    *("cache_slots", "by_columns", "lower_bound_bytes"),
     *("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "bytes_exchanged"),
-    "lower_bound_bytes",
     *("ledger", "device_ledger", "stage_seconds", "predicted_seconds", "advice"),
 )
 """Fields and properties of a plan that its JSON has under the same names."""

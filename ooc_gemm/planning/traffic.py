@@ -1,8 +1,6 @@
 """Counts the bytes that a plan moves, and the fewest that any schedule can move."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ..support.intervals import ceil_div, overlaps
@@ -43,27 +41,13 @@ def whole_traffic(p: Problem, budget: Budget, x: Candidate) -> Traffic:
     return Traffic(read, written, uploaded, downloaded_bytes(p), exchanged)
 
 
-def team_traffic(
-    p: Problem, groups: Iterable[list[Block]], block: tuple[int, int], read_bytes: Callable[[str, int], int]
-) -> tuple[int, int]:
-    """Return the bytes that teams read from the store, and those that their workers get from each other.
-
-    groups: the blocks that each team makes at the same time. block: rows and columns of a block. read_bytes:
-    returns the bytes that reading one row of blocks (`a`) or one column of them (`b`) moves from the store.
-    """
-    read, exchanged, other = 0, 0, "a" if p.symmetric else "b"
-    for group in groups:
-        workers, held = Counter[tuple[str, int]](), dict[tuple[str, int], int]()
-        for one in group:
-            strips = {
-                ("a", one.row // block[0]): one.rows * p.a.itemsize,
-                (other, one.col // block[1]): one.cols * p.b.itemsize,
-            }
-            workers.update(strips.keys())
-            held |= strips
-        read += sum(read_bytes(*strip) for strip in workers)
-        exchanged += sum((workers[strip] - 1) * size * p.k for strip, size in held.items())
-    return read, exchanged
+def uploaded_bytes(p: Problem, budget: Budget, blocks: list[Block], rows_of_a: int) -> int:
+    """Return the bytes that go to a device with memory of its own for some blocks. rows_of_a: rows of op(A)
+    that are uploaded for them."""
+    off = sum(block.cols for block in blocks if not block.diagonal)
+    old = sum(block.rows * block.cols for block in blocks) * p.c.itemsize if p.reads_c else 0
+    again = uploaded_again(p, budget, off, sum(block.rows for block in blocks if block.diagonal))
+    return p.k * (rows_of_a * p.a.itemsize + off * p.b.itemsize) + old + again
 
 
 def downloaded_bytes(p: Problem) -> int:
