@@ -44,17 +44,21 @@ chunks can pass below it.
 """
 CLUSTERS = (8, 64, 512)
 """Numbers of GPUs, eight in each node."""
+NETWORKS = (12.0, 2.0)
+"""GB/s that a node gets from the others, and gives to them."""
 NODE, NODE_HOST, STORE = 8, 512 * GiB, 100e9
 """GPUs of a node, its host memory, and bytes a second of the store that all nodes share."""
 CLUSTER_PAGE = """## 400,000³ float16 on a cluster
 
 Nodes of eight such GPUs with 141 GB each, a worker a node (`--device cuda:all`), 512 GiB of host memory a
-node, and a store that gives all nodes together 100 GB/s. Superblocks are blocks of the plan; a worker makes
-one at a time, and reads what it needs itself. The bound is that of one fast memory as large as all GPUs
-together, which only workers that hand on chunks to each other could reach.
+node, and a store that gives all nodes together 100 GB/s. The network gives each node what the table says: 12
+GB/s are 100 Gbit/s, and 2 GB/s are more than the event loop of one process has moved over TCP where it was
+tried (1 GB/s on a busy core), so the rows with 12 GB/s count on a faster transport. Workers of a team make as
+many blocks at the same time, read each chunk once between them, and hand it to each other. The bound is that
+of one fast memory as large as all GPUs together.
 
-| GPUs | superblocks | read | written | read ÷ bound of all memory | most of it | seconds |
-|---|---|---|---|---|---|---|"""
+| GPUs | network | team | blocks of C | read | handed over | written | read ÷ bound | most of it | seconds |
+|---|---|---|---|---|---|---|---|---|---|"""
 HEAD = """| device | disk | blocks of C | host cache | read | written | read ÷ bound | most of it | hours |
 |---|---|---|---|---|---|---|---|---|"""
 
@@ -94,9 +98,9 @@ class Paper(CUDA):
 class PaperCluster(Paper):
     """A cluster of nodes with NODE such GPUs and one worker each."""
 
-    def __init__(self, memory: int, nodes: int):
-        super().__init__(memory, STORE / nodes)
-        self._nodes = nodes
+    def __init__(self, memory: int, nodes: int, network: float):
+        super().__init__(memory, STORE)
+        self._nodes, self._network = nodes, network
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
         one = super().limits(arithmetic, device_memory_limit)
@@ -113,6 +117,7 @@ class PaperCluster(Paper):
             download=3 * one.download,
             devices=NODE,
             at_once=3,
+            network=self._network,
         )
 
 
@@ -164,11 +169,13 @@ def plans() -> Iterator[tuple[Job, int, float, Plan]]:
                 yield job, device, disk, job.plan(Paper(device * GB, disk * GB), HOST, device * GB)
 
 
-def clusters() -> Iterator[tuple[int, Plan]]:
-    """Yield the plan of the first job for each cluster. Its rates are those of a node."""
+def clusters() -> Iterator[tuple[int, float, Plan]]:
+    """Yield the plan of the first job for each cluster and each network. Its rates are those of a node."""
+    memory = DEVICES[-1] * GB
     for gpus in CLUSTERS:
-        memory = DEVICES[-1] * GB
-        yield gpus, jobs()[0].plan(PaperCluster(memory, gpus // NODE), NODE_HOST, memory)
+        for network in NETWORKS:
+            cluster = PaperCluster(memory, gpus // NODE, network * GB)
+            yield gpus, network, jobs()[0].plan(cluster, NODE_HOST, memory)
 
 
 def size(nbytes: int) -> str:
@@ -195,11 +202,13 @@ def main() -> None:
         if (device, disk) == (DEVICES[-1], DISKS[-1]):
             print()
     print(CLUSTER_PAGE)
-    for gpus, plan in clusters():
+    for gpus, network, plan in clusters():
         stage = max(plan.stage_seconds, key=lambda name: plan.stage_seconds[name])
         bound = lower_bound_bytes(plan.problem, gpus * DEVICES[-1] * GB)
+        team = "×".join(map(str, plan.team)) if plan.bytes_exchanged else "–"
         print(
-            f"| {gpus} | {plan.block_count} of {plan.bm}×{plan.bn} | {size(plan.bytes_read)} | "
+            f"| {gpus} | {network:g} GB/s | {team} | {plan.block_count} of {plan.bm}×{plan.bn} | "
+            f"{size(plan.bytes_read)} | {size(plan.bytes_exchanged) if plan.bytes_exchanged else '–'} | "
             f"{size(plan.bytes_written)} | {plan.bytes_read / bound:.2f} | {stage} | "
             f"{plan.predicted_seconds:.0f} |"
         )

@@ -1,11 +1,15 @@
 """Carries out a plan on a cluster: its workers make superblocks of C, or add up partial sums of its blocks,
 and this process, the client, does the rest. The client takes over the chunks of each finished superblock or
-block, and notes them. What a worker was making that has died, others make again."""
+block, and notes them. What a worker was making that has died, others make again. Blocks of a group go to
+workers at the same time, which hand pieces to each other (team.py)."""
 
+import math
 import os
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count as count_from
 from typing import Any
 
 from distributed.comm import CommClosedError
@@ -13,6 +17,7 @@ from distributed.comm import CommClosedError
 from ..engine.ports import Failure, Operation, Source
 from ..planning.plan import Plan
 from ..planning.schedule import Block
+from ..planning.teams import ALONE
 from ..run.finish import Finished
 from ..run.plans import slim
 from ..run.request import Operand
@@ -20,13 +25,13 @@ from ..storage.io import locks
 from ..storage.read import addresses
 from ..storage.read.source import Opened
 from ..support.errors import DeviceError, InputError
-from ..support.intervals import ceil_div
 from ..support.recording import note_plan
 from ..support.trace import Trace
 from .dealing import Dealing, Task, Unit
 from .large import Large
-from .on_worker import Chunk, Input, Work, superblock
+from .on_worker import Chunk, Input, Report, Work, superblock
 from .sums import Sums
+from .team import Team, patience
 from .workers import Workers
 
 SUPERBLOCKS = 16
@@ -40,7 +45,7 @@ class Cluster:
         """operands: A and B, which the workers open themselves. Raises InputError where they cannot."""
         self.hardware = self.workers = workers
         self._inputs = {name: portable(one) for name, one in operands.items()}
-        self._predicted = 0
+        self._predicted = [0, 0]
         self._started: tuple[Plan, Operation, Trace] | None = None
         self._peaks = 0, 0
         self._failure: Failure | None = None
@@ -62,8 +67,9 @@ class Cluster:
         return None
 
     def as_done(self, plan: Plan) -> Plan:
-        """Returns the plan with the bytes that the tasks of all plans read: workers do not share panels."""
-        return replace(plan, bytes_read=self._predicted)
+        """Returns the plan with the bytes that the tasks of all plans read, and get from other workers."""
+        read, exchanged = self._predicted
+        return replace(plan, bytes_read=read, bytes_exchanged=exchanged)
 
     def peak_host_bytes(self) -> int:
         """The largest resident set of a worker, in bytes."""
@@ -97,7 +103,8 @@ class Cluster:
                 boot=locks.boot_id(),
             )
             run = (Sums if plan.problem.parts > 1 else _Superblocks)(self.workers, work, plan, target, trace)
-            self._predicted += run.predicted_bytes_read
+            self._predicted[0] += run.predicted_bytes_read
+            self._predicted[1] += run.predicted_bytes_exchanged
             try:
                 run.to_the_end(progress)
             finally:
@@ -112,40 +119,82 @@ class _Superblocks(Dealing):
 
     def __init__(self, workers: Workers, work: Work, plan: Plan, target: Any, trace: Trace):
         self._todo, self._all = _cut(plan, len(workers.known))
-        self.predicted_bytes_read = sum(plan.without(self._all - one.chunks).bytes_read for one in self._todo)
+        self._patience, self._teams, self._idle_since = patience(plan), 0, math.inf
+        for group in self._todo:
+            chunks = frozenset[Chunk]().union(*(one.chunks for one in group))
+            left = plan.without(self._all - chunks)
+            self.predicted_bytes_read += left.bytes_read
+            self.predicted_bytes_exchanged += left.bytes_exchanged
         self._work = work
-        super().__init__(workers, work.topic, list(self._todo), target, trace)
+        super().__init__(workers, work.topic, [one for group in self._todo for one in group], target, trace)
 
     def _left(self) -> bool:
         """Whether a superblock is left to do."""
         return bool(self._todo or self._running)
 
     def _hand_out(self) -> None:
-        """Give every idle worker a superblock to make."""
-        idle = self._idle()
-        while self._todo and idle:
-            address, one = idle.pop(), self._todo.pop(0)
-            future = self._submit(address, superblock, self._work, one.number, self._all - one.chunks)
-            self._start(future, Task((address,), self._take_over, partial(self._died, one), one))
+        """Give idle workers superblocks to make: all of a group at the same time."""
+        while group := self._next(len(idle := self._idle())):
+            self._teams, self._idle_since = self._teams + 1, math.inf
+            seats, team = list(zip(sorted(idle), group, strict=False)), None
+            if len(group) > 1:
+                blocks = tuple((address, one.block) for address, one in seats)
+                team = Team(self._teams, blocks, self._patience, self._work.plan.problem.symmetric)
+            for address, one in seats:
+                done = self._all - one.chunks
+                future = self._submit(address, superblock, self._work, one.number, done, team, address)
+                self._start(future, Task((address,), self._done, partial(self._died, one), one))
 
-    def _died(self, one: Unit) -> None:
-        """Have the superblock of a worker that has died made again by another."""
-        self._todo.insert(0, one)
+    def _done(self, report: Report) -> None:
+        """Take over what a worker has written, which is idle now."""
+        self._idle_since = time.monotonic()
+        self._take_over(report)
+
+    def _next(self, idle: int) -> list["_Superblock"]:
+        """Return the first group for which enough workers are idle. Where the cluster has too few for all of
+        it, they make a part of it; so do those that are idle where others of their team do not finish."""
+        there = len(self._workers.known)
+        if time.monotonic() > self._idle_since + self._patience:
+            there = idle
+        for number, group in enumerate(self._todo):
+            size = min(len(group), max(1, there))
+            if size <= idle:
+                self._todo[number : number + 1] = [group[size:]] if group[size:] else []
+                return group[:size]
+        return []
+
+    def _died(self, one: "_Superblock") -> None:
+        """Have the superblock of a worker that has died made again by another, which reads it alone."""
+        self._todo.insert(0, [one])
         one.died(self._workers.again)
 
 
-def _cut(plan: Plan, workers: int) -> tuple[list[Unit], frozenset[Chunk]]:
-    """Cut the plan into superblocks of consecutive blocks, which share panels. Returns them, and all chunks
-    of C."""
-    blocks = list(plan.blocks())
-    count, (down, across) = max(1, len(blocks) // (SUPERBLOCKS * workers)), plan.problem.c.grid
-    found = []
-    for number in range(ceil_div(len(blocks), count)):
-        some = blocks[number * count : (number + 1) * count]
-        chunks = frozenset(part.chunk for block in some for part in plan.parts(block))
-        flops = float(sum(block.rows * block.cols for block in some))
-        found.append(Unit(number, chunks, flops))
+@dataclass
+class _Superblock(Unit):
+    """Consecutive blocks, or one of those that a team makes at the same time."""
+
+    block: Block = field(kw_only=True)
+    """The first of them."""
+
+
+def _cut(plan: Plan, workers: int) -> tuple[list[list[_Superblock]], frozenset[Chunk]]:
+    """Cut the plan into superblocks of consecutive blocks, or of one block each where workers make them in
+    teams. Returns them in groups that a team makes at the same time, and all chunks of C."""
+    groups = [[[block] for block in group] for group in plan.groups()]
+    if plan.team == ALONE:
+        count = max(1, plan.block_count // (SUPERBLOCKS * workers))
+        blocks = list(plan.blocks())
+        groups = [[blocks[at : at + count]] for at in range(0, len(blocks), count)]
+    numbers, (down, across) = count_from(0), plan.problem.c.grid
+    found = [[_superblock(next(numbers), plan, some) for some in group] for group in groups]
     return found, frozenset((i, j) for i in range(down) for j in range(across))
+
+
+def _superblock(number: int, plan: Plan, blocks: list[Block]) -> _Superblock:
+    """Return a superblock of some blocks of the plan."""
+    chunks = frozenset(part.chunk for block in blocks for part in plan.parts(block))
+    flops = float(sum(block.rows * block.cols for block in blocks))
+    return _Superblock(number, chunks, flops, block=blocks[0])
 
 
 def portable(operand: Operand) -> Input:

@@ -71,6 +71,11 @@ class Task:
 class Dealing:
     """The tasks of a run: which are left to do, and which worker does which."""
 
+    predicted_bytes_read = 0
+    """Bytes that all tasks read if no worker dies."""
+    predicted_bytes_exchanged = 0
+    """Bytes that they get from other workers."""
+
     def __init__(self, workers: Workers, topic: str, units: list[Unit], target: Any, trace: Trace):
         """topic: under which workers report how far they are."""
         self._workers, self._client, self._topic = workers, workers.client, topic
@@ -79,8 +84,6 @@ class Dealing:
         self._reports: queue.SimpleQueue[tuple[int, float, int]] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._submitted = 0
-        self.predicted_bytes_read: int
-        """Bytes that all tasks read if no worker dies."""
         self.wrong: list[Block] = []
         """Blocks that failed their check."""
         self.peaks = 0, 0

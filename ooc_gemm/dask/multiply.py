@@ -46,6 +46,8 @@ def multiply(
 
     It differs from `ooc_gemm.multiply` in where things lie and who computes. Each worker makes some blocks of
     C or, where the plan expects that to be faster, blocks over some of k, whose sums the workers add up.
+    Where the network allows, workers make neighbouring blocks at the same time and hand pieces of A and B to
+    each other, so that each piece is read once.
     A worker that dies has its part made again by others. Where the scheduler or the client dies, C can be
     continued with `resume`, also by `ooc_gemm.multiply`.
 
@@ -97,7 +99,7 @@ def multiply(
     -------
     Result
         Its bytes and stage seconds are those of all workers together, and its peaks those of the worker that
-        held most.
+        held most. `bytes_exchanged` is what workers got from each other instead of the store.
 
     Raises
     ------

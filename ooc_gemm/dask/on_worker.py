@@ -5,6 +5,7 @@ that. It writes chunks into a folder of the run, from which the client takes the
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,10 @@ from ..storage.write.staging_folder import DIRECT_BYTES
 from ..storage.write.target import Target
 from ..support.errors import StoreError
 from ..support.memory import baseline_bytes, default_memory_limit, resident_bytes
-from ..support.trace import Trace
+from ..support.trace import EXCHANGE, Trace
+from .desk import desk_of
 from .large import Large
+from .team import SharedSource, Team, seated
 
 SECONDS = 1.0
 """Seconds between two progress reports of a worker."""
@@ -91,7 +94,9 @@ class About:
 
 
 def about(on_this_host: int, dask_worker: Any) -> About:
-    """Describe this worker. `on_this_host`: how many workers of the cluster share its host."""
+    """Describe this worker, and have it answer to others from now on. `on_this_host`: how many workers of the
+    cluster share its host."""
+    desk_of(dask_worker)
     memory = memory_of(dask_worker) or default_memory_limit() // on_this_host
     state = dask_worker.state
     return About(memory, resident_bytes(), state.nthreads, "GPU" in state.total_resources)
@@ -169,14 +174,24 @@ class Report:
     """Elements that became infinite in C's type."""
 
 
-def superblock(work: Work, number: int, done: frozenset[Chunk]) -> Report | Failure:
-    """Compute all chunks of C that are not `done`, and write them into the folder of the run."""
+def superblock(
+    work: Work, number: int, done: frozenset[Chunk], team: Team | None = None, me: str = ""
+) -> Report | Failure:
+    """Compute all chunks of C that are not `done`, and write them into the folder of the run. team: the
+    workers with which pieces are exchanged. me: the address of this worker in the team."""
     check_folder(work)
     operands = {name: opened(work, name) for name in work.inputs}
     plan = plan_of(work, operands).without(done)
     operation, target = replace(work.operation, transforms=work.transforms.read()), share_of(work)
-    sources = {name: one.source for name, one in operands.items()}
-    found = carried_out(work, number, plan, operation, sources, finished(work, target))
+    sources: dict[str, Any] = {name: one.source for name, one in operands.items()}
+    with ExitStack() as stack:
+        if team is not None:
+            seat = stack.enter_context(seated(distributed.get_worker(), work.topic, team, me))
+            shared = [(name, one) for name, one in operands.items() if name != "c"]
+            sources |= {name: SharedSource(one, plan, seat, team) for name, one in shared}
+        found = carried_out(work, number, plan, operation, sources, finished(work, target))
+        if team is not None and isinstance(found, Report):
+            found.moved[EXCHANGE] = seat.bytes
     return found if isinstance(found, Failure) else handed_over(work, found, target)
 
 

@@ -7,6 +7,7 @@ from ..support.intervals import ceil_div, round_up
 from .machine import Budget
 from .panels import Panels
 from .problem import CHUNK_BYTES, Matrix, MiB, Problem
+from .teams import ALONE, Shape
 
 MIN_DEPTH, MAX_DEPTH = 256, 8192
 """Thinnest panel tried: thinner ones save a few MiB and cost many times the reads. And the deepest, but for
@@ -54,11 +55,21 @@ class Candidate:
     """Number of slots for pieces that stay in host memory until their next use."""
     by_columns: bool = False
     """Whether blocks are made column by column of C."""
+    team: Shape = ALONE
+    """Rows and columns of blocks that workers of a cluster make at the same time, and read once between
+    them."""
 
     def times_a(self, p: Problem) -> int:
         """How many times op(A) is read if the cache holds nothing; for a symmetric product, how many times A
         is."""
         return 1 if self.panels.resident else ceil_div(p.n, self.bn)
+
+    def fetches(self, p: Problem) -> tuple[int, int]:
+        """How many times op(A) and op(B) are read from the store if the cache holds nothing; for a symmetric
+        product, how many times A is. A team reads once what its workers need."""
+        down, across = ceil_div(p.m, self.bm), ceil_div(p.n, self.bn)
+        once = 1 if self.panels.resident else ceil_div(across, self.team[1])
+        return once, ceil_div(down, self.team[0])
 
     def a_steps(self, p: Problem) -> tuple[int, int]:
         """Rows and columns between the cuts of A as stored, where op(A) is cut into panels."""
@@ -88,22 +99,25 @@ def rings(budget: Budget) -> list[Ring]:
     return [*ample, Ring(min(2, most), 1, 3, LEAST_SLOT)]
 
 
-def steps(extent: int, align: int) -> list[int]:
+def steps(extent: int, align: int, beside: int = 1) -> list[int]:
     """Return the block sizes that are tried along an axis, the largest first: the whole axis, then 2, 3, …
-    about equal parts of it, each a multiple of `align`."""
+    about equal parts of it, each a multiple of `align`. Where so many blocks `beside` each other are made at
+    the same time, each of these parts is cut into so many blocks."""
     top = max(1, ceil_div(extent, align))
-    counts = [*range(1, 13), 14, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 1 << 14, 1 << 16]
+    parts = [*range(1, 13), 14, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 1 << 14, 1 << 16]
+    counts = [beside * count for count in parts]
     sizes = {min(extent, ceil_div(top, count) * align) for count in counts if count <= top} | {
         min(extent, align)
     }
     return sorted((max(1, size) for size in sizes), reverse=True)
 
 
-def sides(p: Problem, align: tuple[int, int]) -> tuple[list[int], list[int]]:
-    """Return the heights and the widths of blocks that are tried, the largest first. align: their factors."""
+def sides(p: Problem, align: tuple[int, int], team: Shape = ALONE) -> tuple[list[int], list[int]]:
+    """Return the heights and the widths of blocks that are tried, the largest first. align: their factors.
+    team: rows and columns of blocks that are made at the same time."""
     if p.whole:
         return [max(1, p.m)], [max(1, p.n)]
-    return steps(p.m, align[0]), steps(p.n, align[1])
+    return steps(p.m, align[0], team[0]), steps(p.n, align[1], team[1])
 
 
 def depths(p: Problem) -> list[int]:

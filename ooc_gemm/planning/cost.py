@@ -10,6 +10,7 @@ from .ledger import slot_bytes
 from .machine import Budget, Rates
 from .problem import Matrix, Problem, rows_apart
 from .schedule import DIAGONAL_STRIPS, EARLY_STRIPS, LEAST_STRIP, count_blocks, last_place
+from .teams import ALONE, rounds
 from .traffic import downloaded_bytes, shared_columns, uploaded_again
 
 REDUCED = 0.5
@@ -18,6 +19,10 @@ C is read once, and for a panel it is read and written."""
 
 TASK_SECONDS = 0.03
 """Seconds of a task of a cluster besides its work: to hand it out, open arrays and allocate buffers."""
+
+HANDING_SECONDS = 2e-3
+"""Seconds of a piece that one worker of a cluster gets from another, besides those for its bytes: what the
+event loops of both do for it (two processes on two busy cores, over TCP)."""
 
 IN_BACKGROUND = 1.05e-6
 """Seconds of a read from files in memory, besides those for its bytes, where the C library's threads read for
@@ -69,7 +74,8 @@ class Reads:
     times: int
     """Number of passes, if the cache holds nothing."""
     missed: float
-    """Share of the pieces that the cache does not hold."""
+    """Share of the pieces that are read from the store, because neither the cache holds them nor another
+    worker of the team reads them."""
     nbytes: int
     """Bytes of all its elements, which each pass uploads."""
 
@@ -84,13 +90,14 @@ class Estimate:
     """Seconds until everything is done, if one worker makes all blocks."""
     share: float
     """Share of the blocks, or of their ranges of k, that the busiest of several workers makes."""
-    exchange: float = 0.0
-    """Seconds in which workers add up partial sums, and give them to each other."""
+    together: float = 0.0
+    """Seconds in which workers add up partial sums and give them to each other, or begin their tasks at the
+    same time."""
 
     @property
     def seconds(self) -> float:
         """Predicted seconds until everything is done."""
-        return self.alone * self.share + self.exchange
+        return self.alone * self.share + self.together
 
 
 class CostModel:
@@ -108,15 +115,20 @@ class CostModel:
         """Predict the seconds of each stage and of the whole product."""
         p, rates, slot = self._problem, self.rates, slot_bytes(self._problem, x)
         reads = self._reads(x, slot)
-        written, c = x.c.rows * x.c.cols, x.c
+        written, c, sharing = x.c.rows * x.c.cols, x.c, self._sharing
         parts = c.grid[0] * (ceil_div(p.n, x.bn) if p.found_bytes else c.grid[1])
         stages = {
             "read": self._read_seconds(x, reads, slot),
             "upload": self._uploaded_bytes(x, reads) / rates.upload,
             "compute": self._compute_seconds(x),
             "download": downloaded_bytes(p) / rates.download,
-            "write": written * c.itemsize / rates.write + parts * rates.piece_seconds,
+            "write": written * c.itemsize / rates.write * sharing + parts * rates.piece_seconds,
         }
+        if x.team != ALONE:
+            stages["exchange"] = sum(
+                each.times * (1 - each.missed) * (each.nbytes / rates.network + each.pieces * HANDING_SECONDS)
+                for each in reads
+            )
         fresh = x.ring.slots * slot + x.ring.writers * c.chunk_rows * c.chunk_cols * p.part_itemsize
         start = rates.start + fresh / rates.touch
         if rates.shared:
@@ -126,9 +138,12 @@ class CostModel:
         else:
             alone = start + self._overlapped_seconds(x, stages, reads)
         tasks, workers = max(1, count_blocks(p, x.bm, x.bn)) * p.parts, self._budget.workers
-        return Estimate(stages, alone, ceil_div(tasks, workers) / tasks, self._exchange_seconds(tasks))
+        if x.team != ALONE:
+            turns = rounds(p, x.bm, x.bn, x.team, workers)
+            return Estimate(stages, alone, turns / tasks, turns * TASK_SECONDS)
+        return Estimate(stages, alone, ceil_div(tasks, workers) / tasks, self._adding_seconds(tasks))
 
-    def _exchange_seconds(self, tasks: int) -> float:
+    def _adding_seconds(self, tasks: int) -> float:
         """Seconds for partial sums, which halve in number each time all workers have added up two of them. A
         task has its own seconds, also where it makes a few blocks over all of k; only what a cut of k adds to
         that counts."""
@@ -136,8 +151,13 @@ class CostModel:
         if p.parts == 1:
             return 0.0
         nbytes = p.m * p.n * p.block_itemsize / (2 if p.symmetric else 1)
-        rounds = math.ceil(math.log2(workers))
-        return rounds * nbytes / self.rates.exchange + ceil_div(tasks, workers) * TASK_SECONDS
+        halvings = math.ceil(math.log2(workers))
+        return halvings * nbytes / self.rates.exchange + ceil_div(tasks, workers) * TASK_SECONDS
+
+    @property
+    def _sharing(self) -> int:
+        """Number of workers that share the rate of the store."""
+        return self._budget.workers if self.rates.one_store else 1
 
     def hidden_cost(self, stages: dict[str, float]) -> float:
         """Return the seconds that are added to a candidate's when candidates are compared.
@@ -160,13 +180,14 @@ class CostModel:
         down, across = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn)
         a = self._pass("a", p.a, *x.a_steps(p), slot)
         if p.symmetric:
-            missed = 1 - _found_share(x, a, down) if x.cache else 1.0
+            missed = 1 - _found_share(x, a, down) if x.cache else x.fetches(p)[0] / max(1, across)
             return [self._reads_of(p.a, a, x, across, missed)]
         b = self._pass("b", p.b, *x.b_steps(p), slot)
         shares = _found_shares(x, a, b, down, across) if x.cache else (0.0, 0.0)
+        each = zip((p.a, p.b), (a, b), (x.times_a(p), down), x.fetches(p), shares, strict=True)
         found = [
-            self._reads_of(p.a, a, x, x.times_a(p), 1 - shares[0]),
-            self._reads_of(p.b, b, x, down, 1 - shares[1]),
+            self._reads_of(s, one, x, times, (1 - share) * (fetches / max(1, times)))
+            for s, one, times, fetches, share in each
         ]
         if p.reads_c:
             found.append(self._reads_of(x.c, self._pass("c", x.c, x.bm, x.bn, slot), x, 1, 1.0))
@@ -176,7 +197,7 @@ class CostModel:
         rates, readers = self.rates, x.ring.readers
         in_background = self._budget.in_memory and not rates.shared
         call = (IN_BACKGROUND if in_background else rates.read_seconds) + rates.latency / readers
-        seconds = one.seconds(rates, rates.reading(readers), call)
+        seconds = one.seconds(rates, rates.reading(readers) / self._sharing, call)
         return Reads(seconds, one.pieces, times, missed, s.rows * s.cols * s.itemsize)
 
     def _read_seconds(self, x: Candidate, reads: list[Reads], slot: int) -> float:
@@ -228,8 +249,8 @@ class CostModel:
         store with the writes before; writing for the first block. The last write-back begins when the first
         strip of the last multiplication is done."""
         rates, blocks = self.rates, count_blocks(self._problem, x.bm, x.bn)
-        panels = max(1, blocks * len(x.panels))
-        each_read, each_multiply = (stages[name] / panels for name in ("read", "compute"))
+        panels, bringing = max(1, blocks * len(x.panels)), self._bringing_seconds(stages)
+        each_read, each_multiply = bringing / panels, stages["compute"] / panels
         first, last = self._first_and_last(x)
         if x.c_buffers == 1:
             last = 1.0
@@ -239,15 +260,22 @@ class CostModel:
         hidden = stages["write"] * (1 - last)
         filled = each_read + stages["upload"] / panels
         store = taking_turns(stages["read"], hidden, rates.turns)
-        until_tail = max(filled + stages["compute"] - each_multiply, store, each_read + stages["upload"])
+        brought = max(store, bringing, each_read + stages["upload"])
+        until_tail = max(filled + stages["compute"] - each_multiply, brought)
         if x.panels.resident:  # the first block waits for all of op(A), and for its share of the others
             of_a, *others = (each.seconds for each in reads)
             until_tail = max(until_tail, of_a + first * sum(others) + stages["compute"] * (1 - first))
-        until_last = first * max(stages["read"], stages["compute"]) + hidden
+        until_last = first * max(bringing, stages["compute"]) + hidden
         ends = [until_tail + tail, until_last + last * leaving]
         if last < first:  # the block before the last one, a smaller one, may take longer to leave
             ends.append(until_tail + each_multiply - last * stages["compute"] + (first + last) * leaving)
         return max(ends)
+
+    def _bringing_seconds(self, stages: dict[str, float]) -> float:
+        """Seconds in which pieces come from the store and from other workers: from both at the same time, but
+        from a store that is far away over the same network."""
+        read, exchange = stages["read"], stages.get("exchange", 0.0)
+        return read + exchange if self.rates.latency else max(read, exchange)
 
     def _first_and_last(self, x: Candidate) -> tuple[float, float]:
         """Return the shares of C that the first block and the last one make. The last one may be smaller,

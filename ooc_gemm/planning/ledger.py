@@ -4,6 +4,7 @@ from ..support.intervals import band_rows, ceil_div, round_up
 from .candidates import Candidate
 from .machine import Budget
 from .problem import Matrix, Problem, rows_apart
+from .teams import ALONE
 
 PAGE = 4096
 """Bytes in which host memory is allocated."""
@@ -55,6 +56,7 @@ def _host(p: Problem, budget: Budget, x: Candidate, slot: int) -> Ledger:
     encoding += c.encodes.bytes_for(c.chunk_bytes)
     read = (p.a, p.b, c) if p.reads_c else (p.a, p.b)
     partial = SUMS * x.bm * x.bn * p.block_itemsize if p.parts > 1 else 0
+    handed = ring.readers * slot if x.team != ALONE else 0  # what arrives, or is sent, beside each slot
     return {
         "baseline": budget.host_baseline,
         "read ring": ring.slots * slot,
@@ -66,7 +68,7 @@ def _host(p: Problem, budget: Budget, x: Candidate, slot: int) -> Ledger:
         "encoding": ring.writers * encoding,
         "transforms": p.transforms[0] + ring.readers * p.transforms[1],
         "reduction": x.bm * p.row_bytes,
-    } | ({"partial sums": partial} if partial else {})
+    } | {name: size for name, size in (("partial sums", partial), ("handed over", handed)) if size}
 
 
 def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> Ledger:

@@ -51,6 +51,12 @@ class Rates:
     exchange: float = 500e6
     """Bytes per second of a block that one worker of a cluster gets from another and adds to its own: half of
     a network of 10 Gbit/s."""
+    network: float = 1e9
+    """Bytes per second of pieces that one worker of a cluster gets from others, while it gives them as many:
+    about what a network of 10 Gbit/s carries each way."""
+    one_store: bool = False
+    """Whether the workers of a cluster share `read` and `write`, because all files lie on one file system;
+    otherwise each worker has them to itself."""
     busy_readers: int = 4
     """Reader threads that the store needs to give all of `read`; fewer get a share each. An NVMe disk needs
     several requests at a time, of 1 MiB and more, to keep all of its channels busy."""

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 
 from ..support import shown
@@ -23,15 +23,9 @@ from .machine import Budget, Rates
 from .panels import Panels
 from .problem import Problem
 from .schedule import Block, Part, Piece, count_blocks, cut, places, sides
-from .traffic import Traffic, piece_read_bytes, uploaded_again
-
-Visit = tuple[tuple[str, int, int], list[int]]
-"""A panel (its matrix, its number down or across C, its number along k), and bytes that reading its pieces
-moves from the store: of the first, of the first two, and so on."""
-
-NOTHING: Visit = ("", 0, 0), []
-"""Stands for a panel that is not uploaded: it is on the device, or on the diagonal that of op(A) takes its
-place."""
+from .strips import NOTHING, Strips, Visit
+from .teams import ALONE, Shape
+from .traffic import Traffic, piece_read_bytes, uploaded_bytes
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,7 +54,7 @@ class Plan:
     """Whether blocks are made column by column of C, or row by row. Either way every second column or row is
     walked backwards (serpentine), so that the panel at a turn is used twice in a row."""
     lower_bound_bytes: int
-    """Least bytes any schedule moves between store and fast memory of this size:
+    """Least bytes any schedule moves between store and fast memory of this size, that of all workers:
     max(2mnk/√S − 2S, mk + kn + mn) elements (Smith et al., arXiv:1702.02017)."""
     bytes_read: int
     bytes_written: int
@@ -75,6 +69,11 @@ class Plan:
     predicted_seconds: float
     used_rates: Rates = field(repr=False)
     """The rates with which seconds are predicted."""
+    team: Shape = ALONE
+    """Rows and columns of blocks that workers of a cluster make at the same time. They read each piece once,
+    and hand it to each other."""
+    bytes_exchanged: int = 0
+    """Bytes of pieces that workers of a cluster get from each other instead of the store."""
     cache_slots: int = 0
     """Additional slots for pieces that stay in host memory until their next use."""
     found: tuple[int, ...] = field(default=(), repr=False)
@@ -133,6 +132,14 @@ class Plan:
         last = self.block_count - 1
         blocks = (self._block(index, i, j) for index, (i, j) in enumerate(self._places))
         return (replace(block, last=block.index == last) for block in blocks)
+
+    def groups(self) -> list[list[Block]]:
+        """Return the blocks that are made, in order, in groups that a team makes at the same time."""
+        found = dict[tuple[int, int], list[Block]]()
+        for block in self.blocks():
+            group = block.row // self.bm // self.team[0], block.col // self.bn // self.team[1]
+            found.setdefault(group, []).append(block)
+        return list(found.values())
 
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
@@ -225,6 +232,7 @@ class Plan:
             bytes_written=moved.written,
             bytes_uploaded=moved.uploaded,
             bytes_downloaded=moved.downloaded,
+            bytes_exchanged=moved.exchanged,
             stage_seconds={stage: seconds * share for stage, seconds in self.stage_seconds.items()},
             predicted_seconds=self.predicted_seconds * share,
         )
@@ -245,21 +253,20 @@ class Plan:
         p, blocks = self.problem, list(self.blocks())
         parts = [part for block in blocks for part in self.parts(block)]
         old = sum(piece_read_bytes(p.c, piece) for block in blocks for piece in self.block_pieces(block))
-        read, written = sum(sizes[-1] for _, sizes in self._visits() if sizes), len(parts) * p.c.chunk_bytes
+        written = len(parts) * p.c.chunk_bytes
+        if self.team == ALONE:
+            read, exchanged = sum(sizes[-1] for _, sizes in self._visits() if sizes), 0
+        else:
+            read, exchanged = self._strips.read_in_teams(self.groups())
         if self.budget.device is None:
-            return Traffic(read + old, written, 0, 0)
-        uploaded = p.k * sum(
-            (block.rows * p.a.itemsize if self.brings_a(block.index) else 0)
-            + (0 if block.diagonal else block.cols * p.b.itemsize)
-            for block in blocks
-        ) + sum(block.rows * block.cols * p.c.itemsize for block in blocks if p.reads_c)
-        off = sum(block.cols for block in blocks if not block.diagonal)
-        uploaded += uploaded_again(p, self.budget, off, sum(x.rows for x in blocks if x.diagonal))
+            return Traffic(read + old, written, 0, 0, exchanged)
+        rows_of_a = sum(block.rows for block in blocks if self.brings_a(block.index))
+        uploaded = uploaded_bytes(p, self.budget, blocks, rows_of_a)
         downloaded = sum(part.rows * part.cols for part in parts) * p.part_itemsize
         if p.found_bytes:
             lines = {(part.chunk[0], part.rows) for part in parts}  # the same for all blocks of a row
             downloaded = sum(rows for _, rows in lines) * p.found_bytes
-        return Traffic(read + old, written, uploaded, downloaded)
+        return Traffic(read + old, written, uploaded, downloaded, exchanged)
 
     def with_cache(self, slots: int) -> "Plan":
         """Return the plan with a cache of up to so many slots, and of no more than it uses."""
@@ -273,11 +280,15 @@ class Plan:
         bytes_read = self.bytes_read - saved
         return replace(self, found=found, kept=kept, cache_slots=slots, ledger=ledger, bytes_read=bytes_read)
 
+    @property
+    def _strips(self) -> Strips:
+        return Strips(self.problem, self.k_panels, self.bm, self.bn, self.slot_bytes)
+
     def _visits(self) -> list[Visit]:
         """Return every panel in the order of the schedule, op(A)'s before op(B)'s."""
         symmetric = self.problem.symmetric
         nothing = [NOTHING] * self.panel_count
-        strip = cache(self._strip)
+        strip = cache(self._strips.panels)
         pairs = (
             zip(
                 strip("a", i) if self.brings_a(index) else nothing,
@@ -287,17 +298,6 @@ class Plan:
             for index, (i, j) in enumerate(self._places)
         )
         return list(chain.from_iterable(chain.from_iterable(pairs)))
-
-    def _strip(self, operand: str, at: int) -> list[Visit]:
-        """Return the panels of one row of blocks (`a`) or one column of them (`b`), along k."""
-        p, found = self.problem, list[Visit]()
-        row, col = ((at * step, min((at + 1) * step, end)) for step, end in ((self.bm, p.m), (self.bn, p.n)))
-        for number, panel in enumerate(self.k_panels):
-            s, rows, cols = sides(p, row, col, panel)[operand]
-            pieces = cut(operand, s, rows, cols, self.slot_bytes)
-            sizes = accumulate(piece_read_bytes(s, piece) for piece in pieces)
-            found.append(((operand, at, number), list(sizes)))
-        return found
 
     def __repr__(self) -> str:
         """Return the size of the product and of its blocks, the kernel and the predictions."""
@@ -334,6 +334,7 @@ class Plan:
             "out_dtype": p.types[2],
             "rates": self.used_rates.note,
             "resident": self.k_panels.resident,
+            "team": list(self.team),
             "blocks": self.block_count,
             "k_ranges": len(p.k_ranges),
             "panels": self.panel_count,
@@ -347,8 +348,8 @@ class Plan:
 
 _NUMBERS = (
     *("bm", "bn", "bk", "panel_buffers", "c_buffers", "readers", "writers", "slots", "slot_bytes"),
-    *("cache_slots", "by_columns"),
-    *("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "lower_bound_bytes"),
+    *("cache_slots", "by_columns", "lower_bound_bytes"),
+    *("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "bytes_exchanged"),
     *("ledger", "device_ledger", "stage_seconds", "predicted_seconds", "advice"),
 )
 """Fields and properties of a plan that its JSON has under the same names."""

@@ -60,6 +60,10 @@ def _work_rows(found: Numbers, p: Problem, budget: Budget, grows: bool) -> list[
     rows += [("blocks of C", blocks)]
     workers = budget.workers
     rows += [("workers", f"{workers}, each with this much memory")] if workers > 1 else []
+    if found["bytes_exchanged"]:
+        down, across = found["team"]
+        handed = f"hand {mib(found['bytes_exchanged'])} of pieces to each other instead of reading them again"
+        rows += [("teams", f"{down}×{across} workers make as many blocks at the same time, and {handed}")]
     if p.parts > 1:
         deep = p.k_ranges[0][1]
         cut = f"cut into {len(p.k_ranges)} ranges of up to {deep}; workers add up their blocks"

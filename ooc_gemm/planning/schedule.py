@@ -67,6 +67,8 @@ class Piece(NamedTuple):
     A."""
     both: bool = False
     """Whether it also belongs to the panel of op(B), because the block is on the diagonal."""
+    number: int = 0
+    """Its number among the pieces of its panel."""
 
     @property
     def source(self) -> str:
@@ -115,7 +117,7 @@ def cut(
                 into = (start - rows[0], col - cols[0])
                 yield Piece(
                     operand, (start // s.chunk_rows, j), (start, stop), (col, col_stop), span, into, panel,
-                    number < found, number < kept, matrix,
+                    number < found, number < kept, matrix, number=number,
                 )  # fmt: skip
                 number += 1
 

@@ -9,15 +9,16 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from ..support.errors import BudgetError
 from ..support.intervals import LEAST_GROWN, ceil_div
 from .candidates import Candidate, Ring, depths, everything, outputs, rings, sides, steps
 from .cost import CostModel
-from .ledger import MOST_EXTENT, fits, ledgers, slot_bytes
+from .ledger import fits, ledgers, slot_bytes
 from .machine import Budget, Rates
 from .panels import RESIDENT_BUFFERS, Panels
 from .plan import Plan
-from .problem import Matrix, MiB, Problem
+from .problem import Matrix, Problem
+from .refusal import refusal
+from .teams import ALONE, Shape, members, shapes
 from .traffic import lower_bound_bytes, whole_traffic
 
 MAX_VISITS = 200_000
@@ -70,7 +71,7 @@ def make_plan(problem: Problem, budget: Budget, rates: Rates) -> Plan:
     if found is None and problem.symmetric and not problem.whole:
         return make_plan(replace(problem, symmetric=False), budget, rates)
     if found is None:
-        raise _refusal(problem, budget)
+        raise refusal(problem, budget)
     _, p, x = found
     return finish(p, budget, rates, x)
 
@@ -84,13 +85,24 @@ def predict(problem: Problem, budget: Budget, rates: Rates) -> float:
 
 def _best(problem: Problem, budget: Budget, rates: Rates) -> tuple[float, Problem, Candidate] | None:
     """Return the predicted seconds of the best candidate, the problem with or without a cut of k among the
-    workers, and the candidate; None where none fits."""
-    found = []
-    for p in (problem, *_cut_along_k(problem, budget, rates)):
-        search = _Search(p, budget, rates)
-        if x := search.best():
-            found.append((search.cost.estimate(x).seconds, p, x))
-    return min(found, key=lambda one: one[0], default=None)
+    workers, and the candidate; None where none fits. Workers make blocks alone, in teams, or over some of
+    k."""
+    searches = [_Search(p, budget, rates) for p in (problem, *_cut_along_k(problem, budget, rates))]
+    found = [(one, x) for one in (*searches, *_in_teams(searches[0])) if (x := one.best())]
+    if not found:
+        return None
+    search, best = min(found, key=lambda one: one[0].judged(one[1]).seconds)
+    return search.cost.estimate(best).seconds, search.problem, best
+
+
+def _in_teams(alone: "_Search") -> list["_Search"]:
+    """Return the search with the team of workers that does best with the first ring and layout of C."""
+    p, budget = alone.problem, alone.budget
+    if p.symmetric and len(set(budget.weights)) > 1:  # strips come in another order as op(A) than as op(B)
+        return []
+    each = [_Search(p, budget, alone.cost.rates, team) for team in shapes(p, budget.workers)]
+    found = [(first.seconds, number) for number, one in enumerate(each) if (first := one.first())]
+    return [each[min(found)[1]]] if found else []
 
 
 def _cut_along_k(problem: Problem, budget: Budget, rates: Rates) -> list[Problem]:
@@ -122,9 +134,14 @@ class _Found(NamedTuple):
 class _Search:
     """The search for the best candidate for one problem."""
 
-    def __init__(self, problem: Problem, budget: Budget, rates: Rates):
-        self.problem, self.budget = problem, budget
+    def __init__(self, problem: Problem, budget: Budget, rates: Rates, team: Shape = ALONE):
+        self.problem, self.budget, self.team = problem, budget, team
         self.cost = CostModel(problem, budget, rates)
+
+    def first(self) -> _Found | None:
+        """Return the best candidate for the first layout of C and the first ring with which any fits."""
+        every = (self._sizes(*one) for one in product(outputs(self.problem), rings(self.budget)))
+        return next((found for found in every if found), None)
 
     def best(self) -> Candidate | None:
         """Return the best candidate; None where none fits."""
@@ -149,16 +166,18 @@ class _Search:
         budget = replace(self.budget, host=self.budget.host + freed)
         if budget.device is not None:
             budget = replace(budget, device=budget.device + slot_bytes(self.problem, x))
-        found = _Search(self.problem, budget, self.cost.rates)._sizes(outputs(self.problem)[-1], x.ring)
+        roomy = _Search(self.problem, budget, self.cost.rates, self.team)
+        found = roomy._sizes(outputs(self.problem)[-1], x.ring)
         return found.seconds if found else 0.0
 
     def _sizes(self, c: Matrix, ring: Ring) -> _Found | None:
         """Return the best block and panel sizes for one ring and one layout of C."""
         p, best = self.problem, None
-        tried, k_chunk = sides(p, replace(p, c=c).align), p.k_chunk
+        tried = sides(p, replace(p, c=c).align, self.team)
         for c_buffers in (1,) if self.budget.device is None else (2, 1):
             for bk in depths(p):
-                plain = Candidate(c, 1, 1, Panels(p.k, bk, k_chunk), c_buffers, ring)
+                panels = Panels(p.k, bk, p.k_chunk)
+                plain = Candidate(c, 1, 1, panels, c_buffers, ring, team=self.team)
                 best = self._blocks(plain, tried, best)
         return best
 
@@ -172,7 +191,7 @@ class _Search:
             chosen = self._widths(replace(plain, bm=bm), widths)
             least = math.inf
             for bn in chosen:
-                for found in map(self._judged, self._variants(replace(plain, bm=bm, bn=bn))):
+                for found in map(self.judged, self._variants(replace(plain, bm=bm, bn=bn))):
                     if best is None or found[:2] < best[:2]:
                         best = found
                     least = min(least, found.seconds)
@@ -196,9 +215,10 @@ class _Search:
         return widths[widest : widest + 2]
 
     def _fits(self, x: Candidate) -> bool:
-        return fits(self.problem, self.budget, x)
+        few = self.team == ALONE or members(self.problem, x.bm, x.bn, self.team) <= self.budget.workers
+        return few and fits(self.problem, self.budget, x)
 
-    def _judged(self, x: Candidate) -> _Found:
+    def judged(self, x: Candidate) -> _Found:
         """Return the candidate with the numbers by which it is compared."""
         found = self.cost.estimate(x)
         seconds = found.seconds + self.cost.hidden_cost(found.stages) / self.budget.workers
@@ -251,55 +271,13 @@ class _Search:
                 yield narrower
 
 
-def _refusal(p: Problem, budget: Budget) -> BudgetError:
-    """Return the error that says which limit is too small, and names the smallest that would do."""
-    rows, cols = min(p.m, p.c.chunk_rows), min(p.n, p.c.chunk_cols)
-    if budget.device is not None and not p.free_chunks and max(rows, cols) > MOST_EXTENT:
-        return BudgetError(
-            f"chunks of C of {rows}×{cols} are longer than the {MOST_EXTENT} rows or columns that a GPU "
-            "multiplies at a time; give smaller chunks=(M, N), or use device='cpu'"
-        )
-    needs = list(_needs(p, budget))
-    if budget.device is not None and min(device for _, device in needs) > budget.device:
-        least = min(device for _, device in needs)
-        return BudgetError(
-            f"a device memory limit of {budget.device} bytes is too small for this product; "
-            f"the smallest that would do is {least} bytes ({ceil_div(least, MiB)}MiB)",
-            minimum_device_memory_limit=least,
-        )
-    whole = [(s.chunk_bytes, name) for name, s in (("A", p.a), ("B", p.b)) if s.whole]
-    size, name = max(whole, default=(0, ""))
-    why = (
-        f" (a chunk of {name} takes {size} bytes and must be decoded whole)"
-        if size > budget.host // 4
-        else ""
-    )
-    least = min(host for host, device in needs if budget.device is None or device <= budget.device)
-    return BudgetError(
-        f"a memory limit of {budget.host} bytes is too small for this product{why}; "
-        f"the smallest that would do is {least} bytes ({ceil_div(least, MiB)}MiB)",
-        minimum_memory_limit=least,
-    )
-
-
-def _needs(p: Problem, budget: Budget) -> Iterator[tuple[int, int]]:
-    """Return the bytes of the host and of the device that the smallest candidates take. Ledgers grow with
-    every size, so the smallest block decides."""
-    k_chunk = p.k_chunk
-    for c in outputs(p):
-        bm, bn = map(min, sides(p, (c.chunk_rows, c.chunk_cols)))
-        for bk, ring in product(depths(p), rings(budget)):
-            smallest = Candidate(c, bm, bn, Panels(p.k, bk, k_chunk), 1, ring)
-            host, device = ledgers(p, budget, smallest)
-            yield sum(host.values()), sum(device.values())
-
-
 def finish(p: Problem, budget: Budget, rates: Rates, x: Candidate) -> Plan:
     """Make a plan of a candidate."""
     p = replace(p, c=x.c)
     host, device = ledgers(p, budget, x)
     estimate = CostModel(p, budget, rates).estimate(x)
     fast = budget.host if budget.device is None else len(budget.weights) * budget.device
+    fast *= budget.workers
     moved = whole_traffic(p, budget, x)
     plan = Plan(
         problem=p,
@@ -313,11 +291,13 @@ def finish(p: Problem, budget: Budget, rates: Rates, x: Candidate) -> Plan:
         slots=x.ring.slots,
         slot_bytes=slot_bytes(p, x),
         by_columns=x.by_columns,
+        team=x.team,
         lower_bound_bytes=lower_bound_bytes(p, fast),
         bytes_read=moved.read,
         bytes_written=moved.written,
         bytes_uploaded=moved.uploaded,
         bytes_downloaded=moved.downloaded,
+        bytes_exchanged=moved.exchanged,
         ledger=host,
         device_ledger=device,
         stage_seconds=estimate.stages,

@@ -7,35 +7,47 @@ from ..support.intervals import ceil_div, overlaps
 from .candidates import Candidate
 from .machine import Budget
 from .problem import Matrix, Problem
-from .schedule import Piece
+from .schedule import Block, Piece
 
 
 class Traffic(NamedTuple):
-    """Bytes between the store and host memory, and between host memory and the device (0 where the device
-    computes in host memory)."""
+    """Bytes between the store and host memory, between host memory and the device (0 where the device
+    computes in host memory), and between workers of a cluster."""
 
     read: int
     written: int
     uploaded: int
     downloaded: int
+    exchanged: int
 
 
 def whole_traffic(p: Problem, budget: Budget, x: Candidate) -> Traffic:
     """Return the bytes that a candidate moves without a cache. `p.c` is C as the candidate stores it."""
-    down, times_a = ceil_div(p.m, x.bm), x.times_a(p)
-    read = times_a * p.a.read_bytes(*x.a_steps(p))
-    uploaded = times_a * p.m * p.k * p.a.itemsize
+    down, times_a, (fetches_a, fetches_b) = ceil_div(p.m, x.bm), x.times_a(p), x.fetches(p)
+    read = fetches_a * p.a.read_bytes(*x.a_steps(p))
+    uploaded, fetched = (times * p.m * p.k * p.a.itemsize for times in (times_a, fetches_a))
     if not p.symmetric:  # else each strip of A has met all others as op(A) or as op(B), and itself once
-        read += down * p.b.read_bytes(*x.b_steps(p))
+        read += fetches_b * p.b.read_bytes(*x.b_steps(p))
         uploaded += down * p.k * p.n * p.b.itemsize
+        fetched += fetches_b * p.k * p.n * p.b.itemsize
+    exchanged = uploaded - fetched
     if p.reads_c:
         read += p.c.read_bytes(x.bm, x.bn)
         uploaded += p.m * p.n * p.c.itemsize
     uploaded += uploaded_again(p, budget, *shared_columns(p, x.bm, x.bn))
     written = p.c.grid[0] * p.c.grid[1] * p.c.chunk_bytes
     if budget.device is None:
-        return Traffic(read, written, 0, 0)
-    return Traffic(read, written, uploaded, downloaded_bytes(p))
+        return Traffic(read, written, 0, 0, exchanged)
+    return Traffic(read, written, uploaded, downloaded_bytes(p), exchanged)
+
+
+def uploaded_bytes(p: Problem, budget: Budget, blocks: list[Block], rows_of_a: int) -> int:
+    """Return the bytes that go to a device with memory of its own for some blocks. rows_of_a: rows of op(A)
+    that are uploaded for them."""
+    off = sum(block.cols for block in blocks if not block.diagonal)
+    old = sum(block.rows * block.cols for block in blocks) * p.c.itemsize if p.reads_c else 0
+    again = uploaded_again(p, budget, off, sum(block.rows for block in blocks if block.diagonal))
+    return p.k * (rows_of_a * p.a.itemsize + off * p.b.itemsize) + old + again
 
 
 def downloaded_bytes(p: Problem) -> int:

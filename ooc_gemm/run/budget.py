@@ -68,11 +68,12 @@ def known_rates(
 
 
 def of_stores(found: Rates, sources: Iterable[Opened]) -> Rates:
-    """Return rates with those of the network, where a source answers slowly."""
+    """Return rates with those of the network, where a source answers slowly. Files lie on one file system for
+    all workers of a cluster, whose rate counts where the cores do not limit it."""
     if asked_of := _asked_of(sources):  # to wait for a network takes nothing from the cores
         latency, bandwidth = max(asked_of)[0], min(found.read, BANDWIDTH)
-        found = replace(found, stream=STREAM, latency=latency, read=bandwidth, shared=False)
-    return found
+        return replace(found, stream=STREAM, latency=latency, read=bandwidth, shared=False)
+    return replace(found, one_store=not found.shared)
 
 
 def with_measured(

@@ -23,7 +23,7 @@ from ..support.errors import (
 )
 from ..support.meter import Meter, event, logs
 from ..support.recording import recorded
-from ..support.trace import Trace
+from ..support.trace import EXCHANGE, Trace
 from . import rates_learned
 from .destination import continued, destination
 from .elsewhere import only_here
@@ -208,6 +208,7 @@ def _result(job: Job, made: _Made, watch: Trace, seconds: float) -> Result:
         bytes_written=watch.bytes["write"],
         bytes_uploaded=watch.bytes["upload"],
         bytes_downloaded=watch.bytes["download"],
+        bytes_exchanged=watch.bytes[EXCHANGE],
         lower_bound_bytes=plan.lower_bound_bytes,
         peak_host_bytes=job.executor.peak_host_bytes(),
         peak_device_bytes=job.executor.peak_device_bytes(),

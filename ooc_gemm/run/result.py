@@ -48,6 +48,8 @@ class Result(Shown):
     plan: Plan = field(repr=False)
     bytes_passed: int = 0
     """Read by passes that found means and deviations of operands, beside `bytes_read`."""
+    bytes_exchanged: int = 0
+    """Bytes that workers of a cluster got from each other instead of the store."""
     array: Any = field(default=None, repr=False)
     """C: a NumPy array where no C was given, otherwise the zarr.Array that was written."""
     timeline: Timeline | None = field(default=None, repr=False)

@@ -17,6 +17,9 @@ from .errors import StoreError
 STAGES = ("read", "upload", "compute", "download", "write")
 PASS = "pass"
 """Copies from one device to another, which only the timeline shows."""
+EXCHANGE = "exchange"
+"""Bytes that workers of a cluster get from each other. Their readers wait for them as for the store, so the
+seconds are those of reads."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Trace:
     def include(self, nbytes: Mapping[str, int], seconds: Mapping[str, float]) -> None:
         """Add the totals that another process has recorded."""
         with self._lock:
+            self.bytes[EXCHANGE] += nbytes.get(EXCHANGE, 0)
             for stage in STAGES:
                 self.bytes[stage] += nbytes.get(stage, 0)
                 self.seconds[stage] += seconds.get(stage, 0.0)

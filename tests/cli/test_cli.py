@@ -26,7 +26,7 @@ MiB = 1 << 20
 CPU = ("-d", "cpu")
 RESULT = """m n k dtype out_dtype device kernel precision seconds tflops bytes_read bytes_written
 bytes_uploaded bytes_downloaded lower_bound_bytes peak_host_bytes peak_device_bytes stage_seconds
-blocks blocks_resumed verified overflowed rechunked bytes_passed plan"""
+blocks blocks_resumed verified overflowed rechunked bytes_passed bytes_exchanged plan"""
 
 
 def stored_bytes(path):

@@ -18,7 +18,9 @@ RATES = Rates(1e11, 4e9, 1e9, 5e9, 5e9, shared=True)
 def check_plan(plan: Plan) -> None:
     p = plan.problem
     seen = np.zeros((p.m, p.n), int)
-    read, stays = 0, set()
+    read, exchanged, stays, fetched = 0, 0, set(), set()
+    number_of = {block.index: number for number, group in enumerate(plan.groups()) for block in group}
+    assert sorted(number_of) == list(range(plan.block_count))
     for block in plan.blocks():
         assert block.diagonal == (p.symmetric and block.row == block.col)
         for part in plan.parts(block):
@@ -46,13 +48,17 @@ def check_plan(plan: Plan) -> None:
                 assert piece.found == (piece.place in stays)
                 stays = stays | {piece.place} if piece.kept else stays - {piece.place}
                 assert len(stays) <= plan.cache_slots
-                if not piece.found:
+                if (number_of[block.index], piece.place) in fetched:  # another worker of the team has it
+                    exchanged += rows * cols * s.itemsize
+                elif not piece.found:
+                    fetched.add((number_of[block.index], piece.place))
                     read += s.chunk_bytes if s.whole else size
             assert all((x == 1).all() for x in filled.values())
     assert (seen == 1).all()
     assert not stays
     assert [k for panel in plan.panels() for k in range(*panel)] == list(range(p.k))
     assert read == plan.bytes_read
+    assert exchanged == plan.bytes_exchanged
     assert plan.host_bytes <= plan.budget.host
     assert plan.budget.device is None or plan.device_bytes <= plan.budget.device
     assert plan.lower_bound_bytes <= plan.bytes_read + plan.bytes_written

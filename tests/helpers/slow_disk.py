@@ -1,11 +1,15 @@
 """Workers of a cluster that are slower than they are: their disks, or their sums."""
 
+import itertools
+import os
+import signal
 import time
 
 import distributed
 
-from ooc_gemm.dask import partial
+from ooc_gemm.dask import partial, team
 from ooc_gemm.storage.io import files
+from ooc_gemm.storage.read import raw
 
 
 class Slow(distributed.WorkerPlugin):
@@ -41,3 +45,31 @@ class SlowSums(distributed.WorkerPlugin):
             return function(*arguments)
 
         setattr(partial, name, slowly)
+
+
+class SlowReads(distributed.WorkerPlugin):
+    """Every piece of raw chunks takes a while to read on every worker."""
+
+    def setup(self, worker):
+        start = raw.RawSource.start
+
+        def slowly(self, piece, slot):
+            time.sleep(0.02)
+            return start(self, piece, slot)
+
+        raw.RawSource.start = slowly
+
+
+class StandsStill(distributed.WorkerPlugin):
+    """The first worker of a cluster stops as it is about to hand over its third piece, until it is woken."""
+
+    def setup(self, worker):
+        hand_over, seen = team.Seat.hand_over, itertools.count(1)
+
+        def stops(self, *arguments):
+            if next(seen) == 3:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            hand_over(self, *arguments)
+
+        if worker.name == 0:
+            team.Seat.hand_over = stops

@@ -13,12 +13,24 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import scale  # noqa: E402
 
+from ooc_gemm.planning.traffic import lower_bound_bytes  # noqa: E402
+
 pytestmark = pytest.mark.slow  # all these plans take ten seconds
 
 
 @functools.cache
 def plans():
     return list(scale.plans())
+
+
+@functools.cache
+def clusters():
+    return list(scale.clusters())
+
+
+def bound(gpus, plan):
+    """The least that a memory as large as those of all GPUs reads and writes."""
+    return lower_bound_bytes(plan.problem, gpus * scale.DEVICES[-1] * scale.GB)
 
 
 def rows(first):
@@ -35,10 +47,12 @@ def test_the_page_says_what_the_planner_says():
         assert row[2].startswith(f"{plan.block_count} of "), job.title
         assert float(row[6]) == pytest.approx(plan.bytes_read / plan.lower_bound_bytes, abs=0.006), job.title
         assert float(row[8]) == pytest.approx(plan.predicted_seconds / 3600, abs=0.0006), job.title
-    for row, (gpus, plan) in zip(rows(r"\d+"), scale.clusters(), strict=True):
-        assert row[0] == str(gpus)
-        assert row[1].startswith(f"{plan.block_count} of ")
-        assert float(row[6]) == pytest.approx(plan.predicted_seconds, abs=0.6)
+    for row, (gpus, network, plan) in zip(rows(r"\d+"), clusters(), strict=True):
+        assert row[:2] == [str(gpus), f"{network:g} GB/s"]
+        assert row[2] == ("×".join(map(str, plan.team)) if plan.bytes_exchanged else "–")
+        assert row[3].startswith(f"{plan.block_count} of ")
+        assert float(row[7]) == pytest.approx(plan.bytes_read / bound(gpus, plan), abs=0.006)
+        assert float(row[9]) == pytest.approx(plan.predicted_seconds, abs=0.6)
 
 
 def rate(plan):
@@ -63,6 +77,20 @@ def test_plans_keep_their_limits_and_move_little():
         assert plan.predicted_seconds >= max(moving, plan.flops / rate(plan)) * 0.99
         seen += 1
     assert seen == len(scale.jobs()) * len(scale.DEVICES) * len(scale.DISKS)
+
+
+def test_a_cluster_reads_little_where_its_network_allows(monkeypatch):
+    """With the faster network no more than 1.2 times the bound; with the slower one no more than workers that
+    hand nothing to each other."""
+    plans = clusters()
+    monkeypatch.setattr("ooc_gemm.planning.search.shapes", lambda p, workers: [])
+    for (gpus, network, plan), (*_, alone) in zip(plans, scale.clusters(), strict=True):
+        most = 1.2 * bound(gpus, plan) if network == max(scale.NETWORKS) else alone.bytes_read
+        assert plan.bytes_read <= most, (gpus, network)
+        assert plan.predicted_seconds <= alone.predicted_seconds
+        assert plan.bytes_read >= plan.problem.a.stored_bytes + plan.problem.b.stored_bytes
+        assert (plan.bytes_exchanged > 0) == (plan.team != alone.team)
+        assert plan.host_bytes <= scale.NODE_HOST
 
 
 def test_every_kernel_is_one_that_auto_takes_there():

@@ -1,4 +1,5 @@
-"""Names of zarr and dask that those do not document: each is used in one place, and does what we rely on."""
+"""Names of zarr, dask and distributed that those do not document: each is used in one place, and does what we
+rely on."""
 
 import ast
 import asyncio
@@ -12,7 +13,7 @@ from ooc_gemm.storage.io import zarr_internals
 INTERNAL = {
     "zarr": ("zarr_internals.py",),
     "dask": ("internals.py",),
-    "distributed": (),
+    "distributed": ("internals.py",),
     "numcodecs": (),
 }
 DOCUMENTED = {
@@ -74,3 +75,40 @@ def test_dask_makes_tasks_and_reads_zarr_as_we_expect(tmp_path):
     assert one.key == "one"
     assert one.dependencies == {"two"}
     assert one({"two": 2}) == 3
+
+
+def test_workers_of_distributed_answer_as_we_expect():
+    """An operation that is added to a worker gets the connection; what is serialized comes as it was."""
+    distributed = pytest.importorskip("distributed")
+    import numpy as np
+    from distributed.core import Status, send_recv
+
+    from ooc_gemm.dask import internals as dask_internals
+
+    seen = []
+
+    async def answer(comm, name):
+        seen.append(name)
+        await comm.write({"data": dask_internals.to_serialize(np.arange(10, dtype=np.uint8))})
+        seen.append(await comm.read())
+        return Status.dont_reply
+
+    async def talk(one, other):
+        other.handlers["ooc_gemm_test"] = answer
+        comm = await one.rpc.connect(other.address)
+        found = await send_recv(comm, op="ooc_gemm_test", name=("a", 1))
+        await comm.write(True)
+        one.rpc.reuse(other.address, comm)
+        again = await one.rpc.connect(other.address)
+        same = again is comm
+        again.abort()
+        one.rpc.reuse(other.address, again)
+        return found["data"], same
+
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=":0"
+    ) as cluster:
+        found, same = cluster.sync(talk, *cluster.workers.values())
+        assert cluster.workers[0].loop.asyncio_loop.is_running()
+    assert (found == np.arange(10)).all()
+    assert (seen, same) == ([("a", 1), True], True)
