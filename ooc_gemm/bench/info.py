@@ -218,7 +218,13 @@ def measure_device(
             side = kernel_rate.side_of(device, arithmetic, steady)
             try:
                 record["flops"][key], copies = kernel_rate.kernel_rate(
-                    device, dtype, precision, kernel, side, steady
+                    device,
+                    dtype,
+                    precision,
+                    arithmetic.kernel if arithmetic.other else kernel,  # also where the side is small
+                    side,
+                    steady,
+                    arithmetic.least[1],
                 )
             except kernel_rate.ImplausibleError as error:
                 refused[key] = str(error)

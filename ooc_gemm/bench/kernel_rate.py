@@ -78,9 +78,16 @@ def side_of(device: Device, arithmetic: Arithmetic, steady: float) -> int:
 
 
 def kernel_rate(
-    device: Device, dtype: str, precision: Precision, kernel: str, side: int, steady: float = STEADY
+    device: Device,
+    dtype: str,
+    precision: Precision,
+    kernel: str,
+    side: int,
+    steady: float = STEADY,
+    least: int = 0,
 ) -> tuple[Record, Record]:
-    """Measure one kernel on a large C block, for `steady` seconds at each depth. Returns its operations per
+    """Measure one kernel on a large C block, for `steady` seconds at each depth. least: the depth from which
+    the kernel multiplies as it does where it is chosen (`Arithmetic.least`). Returns its operations per
     second (`flops`) with what a panel costs besides, as the depth of a panel that would take as long
     (`thin`), and the bytes per second of uploads and downloads. Raises ImplausibleError if the rate is above
     what the device can do."""
@@ -93,7 +100,7 @@ def kernel_rate(
         return took
 
     deepest = LARGEST_PANEL // (side * np.dtype(dtype).itemsize)
-    each, once = line(seconds, deepest, max(steady, LONGEST_PRODUCT))
+    each, once = line(seconds, deepest, max(steady, LONGEST_PRODUCT), depths_from(least))
     flops = 2.0 * side * side / each if each > 0 else math.inf
     assert arithmetic is not None
     most = device.most_flops(arithmetic.kernel, arithmetic.panel.name)
@@ -105,12 +112,26 @@ def kernel_rate(
     return {"flops": flops, "thin": once / each}, copies
 
 
-def line(seconds: Callable[[int], float], deepest: int, longest: float = math.inf) -> tuple[float, float]:
-    """Return (each, once) of t(depth) = once + each · depth from the times of panels of the DEPTHS, and of
+def depths_from(least: int) -> tuple[int, int]:
+    """Return the depths of the first two panels for which a kernel is timed, none of which is less."""
+    first, second = DEPTHS
+    while first < least:
+        first, second = first * DEEPER, second * DEEPER
+    return first, second
+
+
+def line(
+    seconds: Callable[[int], float],
+    deepest: int,
+    longest: float = math.inf,
+    depths: tuple[int, int] | None = None,
+) -> tuple[float, float]:
+    """Return (each, once) of t(depth) = once + each · depth from the times of panels of `depths`, and of
     deeper ones, up to `deepest` and to products of `longest` seconds, while `once` is too large a share. If
     even the deepest panel does not tell the two apart, all of its time counts as depending on the depth: then
     the rate is too low, but never too high."""
-    (first, second), (before, now) = DEPTHS, map(seconds, DEPTHS)
+    depths = depths or DEPTHS
+    (first, second), (before, now) = depths, map(seconds, depths)
     while True:
         each = min((now - before) / (second - first), now / second)
         once = now - each * second

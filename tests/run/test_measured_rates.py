@@ -109,6 +109,19 @@ def test_panels_are_not_made_deeper_than_there_is_time_for(quick):
     assert (each, once) == (1.0 / kernel_rate.DEPTHS[-1], 0.0)
 
 
+def test_panels_are_as_deep_as_a_kernel_needs(quick):
+    """Where they are less deep, a product is made by another kernel, of which the slope would tell."""
+    first, second = kernel_rate.DEPTHS
+    assert kernel_rate.depths_from(0) == kernel_rate.depths_from(first) == (first, second)
+    deeper = first * kernel_rate.DEEPER, second * kernel_rate.DEEPER
+    assert kernel_rate.depths_from(first + 1) == deeper
+
+    def seconds(depth):
+        return depth * (1.0 if depth > first else 3.0)
+
+    assert kernel_rate.line(seconds, 1 << 30, depths=deeper) == (1.0, 0.0)
+
+
 def test_noise_never_makes_a_rate_faster_than_its_deepest_panel(quick):
     rng = np.random.default_rng(0)
     for _ in range(200):
