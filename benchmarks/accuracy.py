@@ -103,7 +103,7 @@ def _measure(cupy: Any, kernel: str, dtype: str, family: Family, trans: tuple[bo
         gemm = ComplexGemm(*trans)
         state: Any = gemm.real
     elif kernel == "ozaki2":
-        gemm = state = Ozaki(*trans, (dtype, dtype))
+        gemm = state = Ozaki(*trans, (dtype, dtype), chooses=False)
     else:
         gemm = state = open_tensor_gemm(kernel, *trans, dtype, dtype)
     left, right, target = (Operand(x.data.ptr, x.shape[1]) for x in (a, b, out))

@@ -12,8 +12,8 @@ from samples import alleles, kinship
 
 pytest.importorskip("distributed")
 
-from clusters import cluster
 from launched import patient
+from worker_clusters import cluster
 
 import ooc_gemm
 from ooc_gemm import BudgetError, InputError

@@ -15,8 +15,8 @@ from decompositions import check_pca, close, exact, graded
 
 pytest.importorskip("distributed")
 
-from clusters import cluster
 from launched import patient
+from worker_clusters import cluster
 
 import ooc_gemm
 from ooc_gemm import BudgetError, InputError

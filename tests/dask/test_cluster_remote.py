@@ -10,7 +10,7 @@ from samples import alleles
 
 pytest.importorskip("distributed")
 
-from clusters import cluster
+from worker_clusters import cluster
 
 import ooc_gemm
 from ooc_gemm import InputError

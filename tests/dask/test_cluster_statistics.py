@@ -13,9 +13,9 @@ from conftest import make, ooc
 pytest.importorskip("distributed")
 
 from along_k import cut_into
-from clusters import cluster
 from launched import Killer, launched, more_are_done, patient, process
 from slow_disk import Slow, SlowSums
+from worker_clusters import cluster
 
 import ooc_gemm
 from ooc_gemm import InputError, Operand

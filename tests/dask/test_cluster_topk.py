@@ -14,9 +14,9 @@ from conftest import make, ooc
 
 pytest.importorskip("distributed")
 
-from clusters import cluster
 from faults import with_blocks
 from launched import Killer, launched, patient, process
+from worker_clusters import cluster
 
 import ooc_gemm
 from ooc_gemm import BudgetError, InputError

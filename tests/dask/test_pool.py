@@ -14,8 +14,8 @@ from conftest import make
 
 pytest.importorskip("distributed")
 
-from clusters import cluster
 from launched import patient
+from worker_clusters import cluster
 
 from ooc_gemm import BudgetError, DeviceError, InputError, StoreError
 from ooc_gemm.dask.dealing import DEATHS

@@ -260,7 +260,7 @@ def test_the_time_of_all_measurements_is_dealt(quick, tmp_path, monkeypatch):
     given, clock = [], [100.0]
     monkeypatch.setattr(info.time, "perf_counter", lambda: clock[0])
 
-    def kernel(device, dtype, precision, name, side, steady):
+    def kernel(device, dtype, precision, name, side, steady, least):
         given.append(steady)
         clock[0] += 3.0
         return {"flops": 1e9, "thin": 0.0}, {}
