@@ -18,7 +18,7 @@ THIN = 512
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
-_SHORT, _WIDE = 1000, 250
+_SHORT, _WIDE = 1000, 500
 """Values of m·n/(m + n) from which residues of integers are faster than cuBLAS in float64 (16 bits) and than
 `ffma` in int64 (where float64 is not exact), measured for cubes on an H200."""
 _TF32_ERROR = 2.0**-10
