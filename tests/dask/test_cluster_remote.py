@@ -56,7 +56,7 @@ def test_inputs_in_an_object_store(tmp_path, shelf):
         w = ooc_gemm.lstsq(x, y, tmp_path / "w")
         k = ooc_gemm.king(g, tmp_path / "k")
         with pytest.raises(InputError, match="credentials"):
-            ooc_gemm.topk(f"s3://key:secret@{s3.BUCKET}/x", out=tmp_path / "m", k=3)
+            ooc_gemm.topk(f"s3://key:pw-of-cluster@{s3.BUCKET}/x", out=tmp_path / "m", k=3)
     np.testing.assert_array_equal(n.indices[:], ooc_gemm.topk(values, k=3, **LIMITS).indices)
     np.testing.assert_array_equal(t.indices[:], ooc_gemm.threshold(values, least=0.9, **LIMITS).indices)
     here = ooc_gemm.pca(values, 3, **LIMITS)

@@ -251,7 +251,8 @@ def test_the_client_is_killed_and_the_run_goes_on(tmp_path, monkeypatch):
     command = ["cov", x, str(c), "--no-rowvar", "--chunks", "10,10", "-d", "cpu", "-Q", "--json"]
     with launched(tmp_path, monkeypatch, "Slow(0.1)") as (address, _):
         first = process("ooc_gemm.cli", *command, "-M", "600MiB", "--scheduler", address, log=subprocess.PIPE)
-        more_are_done(c, first)
+        while chunks(c) < 30:  # of 144, so that a whole block is among them
+            more_are_done(c, first)
         first.send_signal(signal.SIGKILL)
         first.communicate()
         second = ooc(*command, "-M", "600MiB", "--scheduler", address, "--resume")

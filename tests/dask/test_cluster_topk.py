@@ -291,14 +291,14 @@ def test_requests_that_cannot_be_are_refused_before_anything_is_written(tmp_path
 def test_what_comes_together_here_counts(tmp_path, client, monkeypatch):
     """In the limit of this process or, where all share one, in that of each worker."""
     b = make(tmp_path / "b", normal(6000, 4), chunks=(400, 4))
-    with computing(elsewhere.OnWorkers(client, "1GiB", "cpu")):
+    with computing(elsewhere.OnWorkers(client, "8GiB", "cpu")):
         alone = ooc_gemm.topk(b, out=tmp_path / "alone", k=3)
         with monkeypatch.context() as patch:
-            patch.setattr(elsewhere, "CLIENT_BYTES", 1 << 30)
+            patch.setattr(elsewhere, "CLIENT_BYTES", 8 << 30)
             with pytest.raises(BudgetError, match="what comes together in this process"):
                 ooc_gemm.topk(b, out=tmp_path / "out", k=3)
     assert not (tmp_path / "out").exists()
-    with computing(elsewhere.OnWorkers(client, "1GiB", "cpu", shares=True)):
+    with computing(elsewhere.OnWorkers(client, "8GiB", "cpu", shares=True)):
         shared = ooc_gemm.topk(b, out=tmp_path / "shared", k=3)
     same(alone, shared)
     more = shared.plan.budget.host_baseline - alone.plan.budget.host_baseline
