@@ -13,7 +13,7 @@ from conftest import make, ooc
 pytest.importorskip("distributed")
 
 from along_k import cut_into
-from launched import Killer, launched, more_are_done, patient, process
+from launched import Killer, chunks, launched, more_are_done, patient, process
 from slow_disk import Slow, SlowSums
 from worker_clusters import cluster
 
