@@ -161,6 +161,7 @@ def test_tensor_cores(kernel, shape, monkeypatch):
     assert {name for name, *_ in LAUNCHED} & {"dmma", "mma", "wgmma", kernel}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", ["float64", "complex128", "uint32"])
 def test_residues(shape, dtype, monkeypatch):

@@ -134,6 +134,7 @@ def interrupt(monkeypatch, count):
     monkeypatch.setattr(files.SparseRows, "write", limited)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", ["there", "here"])
 def test_an_interrupted_run_is_continued_to_the_same_bits(tmp_path, client, dealt, second, monkeypatch):
     a, b = make(tmp_path / "a", rows((300, 60), "f4", 12)), make(tmp_path / "b", rows((410, 60), "f4", 13))

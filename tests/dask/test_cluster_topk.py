@@ -89,6 +89,7 @@ def brute(a, b, k, others):
     return order, np.take_along_axis(scores, order, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["dot", "cosine", "sqeuclidean"])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i1"])
 def test_the_same_as_on_one_machine(tmp_path, client, dealt, metric, dtype):
@@ -223,6 +224,7 @@ def interrupt(monkeypatch, count):
     monkeypatch.setattr(stored.RowArrays, "write", limited)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", ["there", "here"])
 def test_an_interrupted_run_is_continued_to_the_same_bits(tmp_path, client, dealt, second, monkeypatch):
     a, b = make(tmp_path / "a", normal(300, 70)), make(tmp_path / "b", normal(410, 70, seed=1))

@@ -211,6 +211,7 @@ def test_fewer_workers_than_a_team_has(tmp_path, client, monkeypatch):
     assert result.bytes_exchanged < result.plan.bytes_exchanged
 
 
+@pytest.mark.slow
 def test_a_worker_that_gives_nothing_is_left_out(tmp_path, client, monkeypatch):
     """It takes no part, and the others read the store themselves."""
     monkeypatch.setattr(ooc_gemm.dask.team, "PATIENCE", 0.5)

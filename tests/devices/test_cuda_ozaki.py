@@ -136,6 +136,7 @@ def test_complex_factors_and_adjoints(tmp_path, monkeypatch, device, path, alpha
     assert close(zarr.open_array(tmp_path / "c")[...], a, b, alpha, beta, c, 60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["residues", "fallback"])
 @pytest.mark.parametrize("dtype", [*FLOATING, "i2"])
 def test_blocks_panels_tiles_and_strips(monkeypatch, device, dtype, path):

@@ -165,6 +165,7 @@ def test_the_group_is_none_until_it_is_finished(rows, proxy, find):
 
 
 @BOTH
+@pytest.mark.slow
 def test_an_interrupted_run_is_continued(rows, proxy, find):
     resume = False
     for count in (5, 0, 7):

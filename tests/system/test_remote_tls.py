@@ -55,6 +55,7 @@ def test_a_certificate_that_the_environment_names_is_trusted(
     assert np.array_equal(got(c), 3 * (A.astype("f8") @ B))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("days", "fault", "advice"),
     [
