@@ -47,13 +47,20 @@ def test_azure_needs_an_account(alone):
 
 
 def test_an_open_array_in_azure_has_a_name(alone, monkeypatch):
-    """The client cannot spell its own store where the account comes from the environment."""
+    """obstore cannot spell a store whose account it has found in the environment itself, which zarr asks for."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5LXRoYXQtbm9ib2R5LXNlZXM=")
     blank = zarr.create_array(MemoryStore(), shape=(3, 3), dtype="f4")
     for url in ("az://shelf/x", "az://shelf"):
         array = array_at(blank.metadata, addresses.remote_place(url))
         assert addresses.describe(array) == url
+        assert 'account_name="account"' in repr(array.store_path.store.store)
+
+
+def test_an_emulator_of_azure_has_a_name(alone, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+    store, _ = client.connect("az://shelf/a", 10)
+    assert 'account_name="devstoreaccount1"' in repr(store)
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,16 @@ from .requests import MOST_REQUESTS
 
 SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https")
 """Schemes of the addresses that obstore understands."""
+AZURE = ("az", "adl", "azure", "abfs", "abfss")
+"""Those of Azure."""
 ENDPOINTS = dict.fromkeys(SCHEMES, ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT")) | {
     "gs": ("GOOGLE_BASE_URL",),
     "s3": (),
     "s3a": (),
 }
 """Environment variables with the address of a store that is not the provider's own, by scheme."""
+EMULATED = "devstoreaccount1"
+"""The account of every emulator of Azure's storage."""
 VARIABLES = ("AWS", "AZURE", "GOOGLE", "SSL", "HTTP", "HTTPS")
 """Prefixes of the environment variables that clients read."""
 
@@ -108,6 +112,8 @@ def _client(url: str, seconds: float, environment: tuple[tuple[str, str], ...]) 
     options: dict[str, Any] = {}
     if address.scheme in ("s3", "s3a"):
         options = _aws()
+    elif address.scheme in AZURE and "@" not in address.netloc:
+        options = _azure(dict(environment))
     endpoints = {value for name, value in environment if name in ENDPOINTS.get(address.scheme, ())}
     if "http" in (
         address.scheme,
@@ -130,6 +136,20 @@ def _client(url: str, seconds: float, environment: tuple[tuple[str, str], ...]) 
             "needs the name of its storage account; set AZURE_STORAGE_ACCOUNT_NAME and "
             "AZURE_STORAGE_ACCOUNT_KEY, or AZURE_SKIP_SIGNATURE=true for a public container"
         ) from error
+
+
+def _azure(environment: dict[str, str]) -> dict[str, Any]:
+    """Return the account that the environment names. obstore finds it there, too, but cannot spell such a
+    store, and zarr 3.4 asks for that whenever an array is opened."""
+    account = environment.get("AZURE_STORAGE_ACCOUNT_NAME", "")
+    if not account and environment.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in (
+        "1",
+        "true",
+        "yes",
+        "on",
+    ):
+        account = EMULATED
+    return {"account_name": account} if account else {}
 
 
 def _aws() -> dict[str, Any]:
