@@ -46,6 +46,7 @@ def left(tmp_path):
     return sorted(path.name for path in tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(533, 71), (71, 533), (133, 71)])
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_pca(tmp_path, client, kind, shape):

@@ -73,6 +73,7 @@ def near(found, want):
     np.testing.assert_allclose(found.data[:], want.data[:], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["cosine", "correlation", "dot"])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i1"])
 @pytest.mark.parametrize("absolute", [False, True])

@@ -393,6 +393,7 @@ def test_on_a_cluster_of_threads(tmp_path):
     assert left_over(tmp_path / "c") == left_over(tmp_path / "d") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before the plan", "after the plan"])
 def test_a_cluster_whose_workers_are_all_paused_is_an_error(tmp_path, monkeypatch, when):
     """`distributed` pauses workers that hold too much; what was given to them would never be done."""

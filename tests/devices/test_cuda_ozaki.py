@@ -59,6 +59,7 @@ def close(found, a, b, alpha=1, beta=0, c=None, units=4):
     return bool((abs(found - want) <= units * 2.0**-53 * size).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transpose", ["", "ab", "b"])
 @pytest.mark.parametrize("path", ["residues", "fallback"])
 @pytest.mark.parametrize("dtype", FLOATING)

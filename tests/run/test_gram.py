@@ -95,6 +95,7 @@ def test_many_blocks(tmp_path, storage, transpose, device):
     assert max(counts) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", [{"compressors": None}, pytest.param({}, marks=pytest.mark.slow)], ids=["raw", "zstd"]
 )

@@ -47,7 +47,7 @@ def test_azure_needs_an_account(alone):
 
 
 def test_an_open_array_in_azure_has_a_name(alone, monkeypatch):
-    """obstore cannot spell a store whose account it has found in the environment itself, which zarr asks for."""
+    """obstore cannot spell a store whose account it has found in the environment, which zarr asks for."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5LXRoYXQtbm9ib2R5LXNlZXM=")
     blank = zarr.create_array(MemoryStore(), shape=(3, 3), dtype="f4")
