@@ -3,8 +3,8 @@
 //     planes   r₀ r₀ r₀ r₀ …      one behind the other          Z = Σ P/M·y − q·P      (moduli.py)
 //              r₁ r₁ r₁ r₁ …
 //
-// y is made of the residues of a pair of moduli, whose product is M, by one instruction that multiplies two bytes by 16 bits each.
-// Sums are integers in words of 32 bits, and wrap around: two words for a C of int64, four for float64. Of float64, Z is
+// y is made of the residues of a pair of moduli, whose product is M, by one instruction that multiplies two bytes by 16
+// bits each. Sums are integers in words of 32 bits, and wrap around: two words for a C of int64, four for float64. Of float64, Z is
 // then rounded once and multiplied by a power of two (common/scales.cuh).
 //
 // Of complex numbers there are three planes for each modulus, of re·re, im·im and (re + im)·(re + im), from which their

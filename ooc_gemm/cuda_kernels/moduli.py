@@ -5,7 +5,7 @@ product P (the Chinese remainder theorem):
 
     x = Σ P/M·y − q·P      y = x/(P/M) modulo M = p·p′       q = Σ y/M, rounded
 
-There is one M for each pair of moduli p and p′, and y = v·r + v′·r′ from their two residues: it needs not be
+There is one M for each pair of moduli p and p′, and y = v·r + v′·r′ from their two residues: it need not be
 the least one. Residues are those of least magnitude, which a signed byte holds; factors v fit 16 bits.
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..support.intervals import ranges, round_up
+from ..support.intervals import ranges, reuses, round_up
 from .config import Config
 from .driver import Kernel
 from .fallback import ComplexFallback, Fallback, complex_product_bytes
@@ -34,7 +34,7 @@ _INT64_MAX = 2**63 - 1
 def residues_pay(m: int, n: int, k: int, dtype: str) -> bool:
     """Return whether each element of A, B and C takes part in enough products. `dtype`: float64 or
     complex128."""
-    return m * n >= PAYS[dtype] * (m + n) and k >= PAYS_DEEP and max(m, n) <= MOST_LINES
+    return reuses(m, n, k, (PAYS[dtype], PAYS_DEEP)) and max(m, n) <= MOST_LINES
 
 
 def exact_count(a_type: str, b_type: str, k: int) -> int:

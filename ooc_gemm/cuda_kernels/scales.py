@@ -74,16 +74,15 @@ class Scaler:
         exponents = self._scratch.at("exponents", EXPONENT_BYTES * (m + n))
         depth = self._scratch.at("depth", DEPTH_BYTES * k + TOP_BYTES * (m + n))
         sides = [("a", product.a, m)] if symmetric else [("a", product.a, m), ("b", product.b, n)]
-        tops = depth + DEPTH_BYTES * k
+        tops = {"a": depth + DEPTH_BYTES * k, "b": depth + DEPTH_BYTES * k + TOP_BYTES * m}
         if symmetric:  # both operands have the same elements at every k
-            depth = tops = 0
+            depth, tops = 0, {"a": 0}
         else:
-            self._equilibrate((m, n, k), sides, depth, state, stream)
+            self._equilibrate(k, sides, (depth, tops), state, stream)
         planes, at = [], lines
         for name, x, count in sides:
-            planes.append(self._find_lines(name, x, (count, k), (depth, tops, at, state), stream))
+            planes.append(self._find_lines(name, x, (count, k), (depth, tops[name], at, state), stream))
             at += LINE_BYTES * count
-            tops += TOP_BYTES * count if tops else 0
         self._find_least(product, planes[0], planes[-1], symmetric, state, stream)
         found = Scales(depth, exponents, exponents if symmetric else exponents + EXPONENT_BYTES * m, state)
         self._decide(product, (lines, lines if symmetric else lines + LINE_BYTES * m), found, stream)
@@ -91,18 +90,18 @@ class Scaler:
 
     def _equilibrate(
         self,
-        shape: tuple[int, int, int],
+        k: int,
         sides: list[tuple[str, Operand, int]],
-        depth: int,
+        places: tuple[int, dict[str, int]],
         state: int,
         stream: Any,
     ) -> None:
         """Find a power of two for each k, by which op(A) is multiplied and op(B) divided; and the largest
-        elements of lines."""
-        m, n, k = shape
+        elements of lines. `places`: the addresses of d, behind which lie the largest elements of each k, and
+        of those of the lines of each operand, which follow."""
+        depth, tops = places
         i32, u, largest = np.int32, np.uintp, {"a": depth + 4 * k, "b": depth + 8 * k}
-        tops = {"a": depth + DEPTH_BYTES * k, "b": depth + DEPTH_BYTES * k + TOP_BYTES * m}
-        driver.fill(largest["a"], 0, 8 * k + TOP_BYTES * (m + n), stream)
+        driver.fill(largest["a"], 0, 8 * k + TOP_BYTES * sum(count for *_, count in sides), stream)
         for name, x, count in sides:
             args = i32(count), i32(k), u(x.ptr), np.int64(x.ld), u(largest[name]), u(tops[name])
             grid = ceil_div(count, _STRIP) * ceil_div(self._parts * k, _COLUMNS)

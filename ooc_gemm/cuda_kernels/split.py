@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..support.intervals import ceil_div, round_up
+from ..support.intervals import ceil_div, reuses, round_up
 from . import driver, preparations
 from .driver import Kernel
 from .launch import load
@@ -221,7 +221,7 @@ class Splitter:
 def split_pays(m: int, n: int, k: int) -> bool:
     """Return whether each element of A and B is multiplied often enough for fp16x3 to be faster than plain
     float32, although it must split them."""
-    return m * n >= SPLIT_PAYS * (m + n) and k >= SPLIT_PAYS_DEEP
+    return reuses(m, n, k, (SPLIT_PAYS, SPLIT_PAYS_DEEP))
 
 
 def _blocks(rows: int, cols: int) -> int:

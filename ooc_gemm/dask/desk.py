@@ -119,7 +119,7 @@ class Table:
         self.news.spread()
 
     def close(self) -> None:
-        """Offer nothing any more."""
+        """Withdraw all offers, and let everybody who waits for one know that none will come."""
         self.over = True
         for watch in self.watches:
             watch.cancel()

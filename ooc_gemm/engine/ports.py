@@ -24,6 +24,7 @@ from ..planning.plan import Plan
 from ..planning.schedule import Block, Part, Piece
 from ..support.buffers import Bytes
 from ..support.errors import DeviceError, RangeError
+from ..support.intervals import reuses
 from ..support.trace import Trace
 from .check import Rounding, Verdict
 from .reduction import Pairs, Ranked, Reduction, Scorer
@@ -78,7 +79,7 @@ class Arithmetic:
 
     def pays(self, m: int, n: int, k: int) -> bool:
         """Return whether this kernel is the fastest known for panels of this size."""
-        return m * n >= self.least[0] * (m + n) and k >= self.least[1]
+        return reuses(m, n, k, self.least)
 
     @property
     def check_type(self) -> np.dtype[Any]:

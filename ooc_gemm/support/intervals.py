@@ -17,6 +17,12 @@ def round_up(a: int, step: int) -> int:
     return ceil_div(a, step) * step
 
 
+def reuses(m: int, n: int, k: int, least: tuple[int, int]) -> bool:
+    """Return whether a product of m×k by k×n uses its elements often: whether m·n/(m + n), the products for
+    each element of A and B, and k, those for each element of C, reach the two numbers of `least`."""
+    return m * n >= least[0] * (m + n) and k >= least[1]
+
+
 def ranges(extent: int, step: int) -> Iterator[tuple[int, int]]:
     """Cut [0, extent) every `step` and yield (start, stop) pairs in order; the last may be short."""
     for start in range(0, extent, step):

@@ -7,6 +7,7 @@ import re
 import subprocess
 
 import pytest
+from called import BYTES
 
 from ooc_gemm.cuda_kernels import catalog, preparations
 from ooc_gemm.ladder.emulator import (
@@ -34,23 +35,6 @@ static void check(bool right, const char* what, int line) {
 using i64 = long long;
 
 static double __longlong_as_double(i64 x) { return __builtin_bit_cast(double, x); }
-static int __dp4a(int a, int b, int c) {
-    const auto digit = [](int x, int i) { return int(static_cast<signed char>(x >> 8 * i)); };
-    for (int i = 0; i < 4; ++i) c += digit(a, i) * digit(b, i);
-    return c;
-}
-static int __dp2a_lo(int a, int b, int c) {
-    const auto two = [](int x, int i) { return int(static_cast<short>(x >> 16 * i)); };
-    for (int i = 0; i < 2; ++i) c += two(a, i) * static_cast<signed char>(b >> 8 * i);
-    return c;
-}
-static int __dp2a_hi(int a, int b, int c) { return __dp2a_lo(a, b >> 16, c); }
-static unsigned __byte_perm(unsigned x, unsigned y, unsigned order) {
-    const unsigned long long both = x | static_cast<unsigned long long>(y) << 32;
-    unsigned found = 0;
-    for (int i = 0; i < 4; ++i) found |= (both >> 8 * (order >> 4 * i & 7) & 255) << 8 * i;
-    return found;
-}
 template <class T, class U> void atomicAdd(T* at, U x) { *at += x; }
 template <class T, class U> void atomicMin(T* at, U x) { *at = x < *at ? x : *at; }
 template <class T, class U> void atomicMax(T* at, U x) { *at = x > *at ? x : *at; }
@@ -247,7 +231,7 @@ void apart_{index}() {{  // rows lie more than 2^31 elements apart
 def run(folder, text):
     """What the program says where something is wrong; empty if nothing is."""
     path = folder / "main.cpp"
-    path.write_text(HEAD % _HEADER + text, encoding="utf-8")
+    path.write_text(HEAD % _HEADER + BYTES + text, encoding="utf-8")
     done = subprocess.run([*_COMPILE, path, "-o", folder / "program"], capture_output=True, text=True)
     assert not done.returncode, done.stderr
     done = subprocess.run([folder / "program"], capture_output=True, text=True, timeout=250)

@@ -1,6 +1,5 @@
 """Products on a cluster whose workers cut k, and add up partial sums of C."""
 
-import contextlib
 import json
 import os
 import subprocess
@@ -10,17 +9,18 @@ import pytest
 import zarr
 from conftest import make, ooc
 
-distributed = pytest.importorskip("distributed")
+pytest.importorskip("distributed")
 
-from along_k import cut_into  # noqa: E402
-from launched import Killer, launched, more_are_done, patient, process  # noqa: E402
-from slow_disk import SlowSums  # noqa: E402
+from along_k import cut_into
+from launched import Killer, launched, more_are_done, patient, process
+from slow_disk import SlowSums
+from worker_clusters import cluster
 
-import ooc_gemm  # noqa: E402
-from ooc_gemm import InputError, RangeError  # noqa: E402
-from ooc_gemm.dask import partial  # noqa: E402
-from ooc_gemm.storage.format import unfinished  # noqa: E402
-from ooc_gemm.storage.io.folder import Folder  # noqa: E402
+import ooc_gemm
+from ooc_gemm import InputError, RangeError
+from ooc_gemm.dask import partial
+from ooc_gemm.storage.format import unfinished
+from ooc_gemm.storage.io.folder import Folder
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -35,19 +35,6 @@ def cut(monkeypatch):
     monkeypatch.setattr("ooc_gemm.planning.search.MOST_RANGES", 2)
     monkeypatch.setattr("ooc_gemm.planning.cost.TASK_SECONDS", 0.0)
     monkeypatch.setattr("ooc_gemm.planning.search.RANGE_SECONDS", 1e-12)
-
-
-@contextlib.contextmanager
-def cluster(workers, processes=False, memory_limit="16GiB"):
-    """The client of a cluster of threads of this process, or of processes."""
-    with (
-        distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=processes, memory_limit=memory_limit,
-            dashboard_address=":0",
-        ) as found,
-        distributed.Client(found, set_as_default=False) as client,
-    ):  # fmt: skip
-        yield client
 
 
 @pytest.fixture(scope="module")

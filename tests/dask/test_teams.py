@@ -1,7 +1,6 @@
 """Products that workers of a cluster make in teams: each piece is read from the store once, and handed to the
 others that need it, whatever becomes of some of them."""
 
-import contextlib
 import json
 import os
 import signal
@@ -15,18 +14,19 @@ import pytest
 import zarr
 from conftest import make
 
-distributed = pytest.importorskip("distributed")
+pytest.importorskip("distributed")
 
-import cupy_on_cpu  # noqa: E402
-from launched import Killer, launched, more_are_done, patient, process  # noqa: E402
-from slow_disk import SlowReads, StandsStill  # noqa: E402
-from teamed import teamed  # noqa: E402
+import cupy_on_cpu
+from launched import Killer, launched, more_are_done, patient, process
+from slow_disk import SlowReads, StandsStill
+from teamed import teamed
+from worker_clusters import cluster
 
-import ooc_gemm  # noqa: E402
-import ooc_gemm.dask.team  # noqa: E402
-import ooc_gemm.dask.workers  # noqa: E402
-from ooc_gemm import StoreError  # noqa: E402
-from ooc_gemm.run import prepare  # noqa: E402
+import ooc_gemm
+import ooc_gemm.dask.team
+import ooc_gemm.dask.workers
+from ooc_gemm import StoreError
+from ooc_gemm.run import prepare
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -47,19 +47,6 @@ def in_teams(monkeypatch):
     monkeypatch.setattr(prepare, "known_rates", slow_store)
     monkeypatch.setattr("ooc_gemm.planning.cost.TASK_SECONDS", 0.0)
     monkeypatch.setattr("ooc_gemm.planning.search._cut_along_k", lambda *arguments: [])
-
-
-@contextlib.contextmanager
-def cluster(workers, processes=False, memory_limit="16GiB", **options):
-    """The client of a cluster of threads of this process, or of processes."""
-    with (
-        distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=processes, memory_limit=memory_limit,
-            dashboard_address=":0", **options,
-        ) as found,
-        distributed.Client(found, set_as_default=False) as client,
-    ):  # fmt: skip
-        yield client
 
 
 @pytest.fixture(scope="module")

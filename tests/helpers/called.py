@@ -11,6 +11,26 @@ import numpy as np
 from ooc_gemm.cuda_kernels.config import Config
 from ooc_gemm.ladder.emulator import ORDERS, SIGNATURE, Emulator, Problem
 
+BYTES = """
+static int __dp4a(int a, int b, int c) {
+    const auto digit = [](int x, int i) { return int(static_cast<signed char>(x >> 8 * i)); };
+    for (int i = 0; i < 4; ++i) c += digit(a, i) * digit(b, i);
+    return c;
+}
+static int __dp2a_lo(int a, int b, int c) {
+    const auto two = [](int x, int i) { return int(static_cast<short>(x >> 16 * i)); };
+    for (int i = 0; i < 2; ++i) c += two(a, i) * static_cast<signed char>(b >> 8 * i);
+    return c;
+}
+static int __dp2a_hi(int a, int b, int c) { return __dp2a_lo(a, b >> 16, c); }
+static unsigned __byte_perm(unsigned x, unsigned y, unsigned order) {
+    const unsigned long long both = x | static_cast<unsigned long long>(y) << 32;
+    unsigned found = 0;
+    for (int i = 0; i < 4; ++i) found |= (both >> 8 * (order >> 4 * i & 7) & 255) << 8 * i;
+    return found;
+}
+"""
+"""Instructions for the bytes of words."""
 HEAD = """
 static double __longlong_as_double(long long x) {{ return __builtin_bit_cast(double, x); }}
 static long long __double_as_longlong(double x) {{ return __builtin_bit_cast(long long, x); }}
@@ -20,24 +40,7 @@ static long long __double2ll_rn(double x) {{ return __builtin_llrint(x); }}
 static double __ull2double_rn(unsigned long long x) {{ return double(x); }}
 static double sqrt(double x) {{ return __builtin_sqrt(x); }}
 static double fabs(double x) {{ return __builtin_fabs(x); }}
-static int __dp4a(int a, int b, int c) {{
-    const auto digit = [](int x, int i) {{ return int(static_cast<signed char>(x >> 8 * i)); }};
-    for (int i = 0; i < 4; ++i) c += digit(a, i) * digit(b, i);
-    return c;
-}}
-static int __dp2a_lo(int a, int b, int c) {{
-    const auto two = [](int x, int i) {{ return int(static_cast<short>(x >> 16 * i)); }};
-    for (int i = 0; i < 2; ++i) c += two(a, i) * static_cast<signed char>(b >> 8 * i);
-    return c;
-}}
-static int __dp2a_hi(int a, int b, int c) {{ return __dp2a_lo(a, b >> 16, c); }}
-static unsigned __byte_perm(unsigned x, unsigned y, unsigned order) {{
-    const unsigned long long both = x | static_cast<unsigned long long>(y) << 32;
-    unsigned found = 0;
-    for (int i = 0; i < 4; ++i) found |= (both >> 8 * (order >> 4 * i & 7) & 255) << 8 * i;
-    return found;
-}}
-template <class T, class U> static void atomicMax(T* at, U x) {{ *at = x > *at ? x : *at; }}
+{bytes}template <class T, class U> static void atomicMax(T* at, U x) {{ *at = x > *at ? x : *at; }}
 template <class T, class U> static void atomicMin(T* at, U x) {{ *at = x < *at ? x : *at; }}
 template <class X> static X __shfl_xor_sync(unsigned, X x, int apart) {{
     static X lanes[1024];
@@ -108,7 +111,7 @@ class Called:
         for i, (name, arguments) in enumerate(calls.items()):
             own = [(each, f"{each}{i}") for each in calls]
             call = f"{name}({arguments})"
-            source = HEAD.format(kernel=text, signature=signature, call=call, places=PLACES)
+            source = HEAD.format(bytes=BYTES, kernel=text, signature=signature, call=call, places=PLACES)
             macros = *config.macros, *own
             kernels[name] = Config("called", "float64", 1, 1 << 20, config.block, macros), source
         self.emulator, self.orders = Emulator(folder, kernels), cycle(ORDERS)

@@ -153,26 +153,16 @@ _RULES: tuple[_Rule, ...] = (
 (benchmarks/results)."""
 
 
-def fastest(case: Case) -> tuple[str, str]:
-    """Return the fastest kernel known that keeps the precision, and the reason. Every integer sum is
-    exact."""
-    return _fastest(case)[0]
-
-
-def fastest_arithmetic(case: Case) -> Arithmetic | None:
-    """Return how the fastest kernel multiplies these types, and how another does where memory is short."""
-    (kernel, why), *others = _fastest(case)
+def fastest(case: Case) -> Arithmetic | None:
+    """Return how the fastest kernel known multiplies these types that keeps the precision, and how another
+    does where memory is short. Every integer sum is exact."""
+    (kernel, why), *others = ((kernel, why) for kernel, why, holds in _RULES if holds(case))
     found = arithmetic(kernel, case, why)
     if kernel == "ozaki2" and found is not None:
         return replace(
             found, other=arithmetic(others[0][0], case, "the memory is too small for panels of ozaki2")
         )
     return found
-
-
-def _fastest(case: Case) -> list[tuple[str, str]]:
-    """Return the kernels whose conditions hold, and reasons, the fastest first."""
-    return [(kernel, why) for kernel, why, holds in _RULES if holds(case)]
 
 
 def arithmetic(kernel: str, case: Case, why: str) -> Arithmetic | None:

@@ -59,7 +59,7 @@ class CUDA(GPU):
             raise InputError(f"{kernel!r} is not a kernel of {self.name}; choose among {names}")
         case = choice.Case(a, b, out, shape, bound, precision, self.capability)
         automatic = kernel == "auto"
-        found = choice.fastest_arithmetic(case) if automatic else choice.arithmetic(kernel, case, "asked for")
+        found = choice.fastest(case) if automatic else choice.arithmetic(kernel, case, "asked for")
         if found is None:
             raise InputError(f"kernel {kernel!r} cannot multiply {a} by {b} into {out}; use 'auto'")
         return found

@@ -18,10 +18,10 @@ from ...support import redact
 from ...support.errors import InputError
 from .requests import MOST_REQUESTS
 
-SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https")
-"""Schemes of the addresses that obstore understands."""
 AZURE = ("az", "adl", "azure", "abfs", "abfss")
-"""Those of Azure."""
+"""Schemes of addresses in Azure."""
+SCHEMES = ("s3", "s3a", "gs", *AZURE, "http", "https")
+"""Schemes of the addresses that obstore understands."""
 ENDPOINTS = dict.fromkeys(SCHEMES, ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT")) | {
     "gs": ("GOOGLE_BASE_URL",),
     "s3": (),
