@@ -21,6 +21,7 @@ def test_a_job_of_dask_jobqueue(tmp_path):
     a, b = rng.standard_normal((2, 300, 300)).astype("f4")
     x, y = (make(tmp_path / name, values, chunks=(100, 100)) for name, values in (("a", a), ("b", b)))
     given = {"cores": 1, "processes": 1, "memory": "2GB", "walltime": "00:10:00", "job_cpu": 1}
+    given["scheduler_options"] = {"dashboard_address": ":0"}
     with jobqueue.SLURMCluster(**given, interface="lo", log_directory=tmp_path) as cluster:
         script = tmp_path / "job.sh"
         script.write_text(cluster.job_script())
