@@ -63,5 +63,6 @@ def cli() -> None:
     """Compute C ← α·op(A)·op(B) + β·C for chunked Zarr arrays larger than RAM and larger than the GPU.
 
     A, B and C are paths or URLs of Zarr arrays, also inside a group (data.zarr/x). A and B may also be files
-    of NumPy (x.npy) or datasets in HDF5 and NetCDF-4 files (file.h5::/path/to/dataset).
+    of NumPy (x.npy), datasets in HDF5 and NetCDF-4 files (file.h5::/path/to/dataset), or Zarr arrays in zip
+    archives (x.zip, x.zip::path).
     """

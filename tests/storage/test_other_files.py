@@ -1,9 +1,12 @@
-"""Inputs in files of NumPy and HDF5: right, within the memory limit, and refused in one sentence."""
+"""Inputs in files of NumPy and HDF5 and in zip archives: right, within the memory limit, and refused in one
+sentence."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -36,6 +39,14 @@ def h5(path, **options):
         x.dims[1].label = "gene"
         file["deep/line"] = A[0]
     return path
+
+
+def archive(path):
+    """A group of a matrix and a vector."""
+    with zarr.storage.ZipStore(path, mode="w") as store:
+        group = zarr.open_group(store, mode="w")
+        group.create_array("x", data=A, chunks=(70, 60), shards=(140, 120))
+        group.create_array("deep/line", data=A[0])
 
 
 ORDERS = {
@@ -75,6 +86,50 @@ def test_datasets_of_hdf5_are_read_by_their_path(here, options):
     assert ooc("multiply", "a.h5::/deep/x", "a.h5::/deep/x", "k", "--transpose-b", "-d", "cpu").code == 0
     assert np.array_equal(zarr.open_array("k")[...], A @ A.T)
     assert np.allclose(ooc_gemm.cov("a.h5::/deep/x", memory_limit="1GiB").array, np.cov(A), atol=1e-3)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_zip_archives_of_zarr(here, version):
+    """As ZipStore writes them, and as folders are packed."""
+    make("a.zarr", A, chunks=(70, 60), zarr_format=version)
+    shutil.make_archive("inside", "zip", "a.zarr")
+    shutil.make_archive("outside", "zip", ".", "a.zarr")
+    archive("group.zip")
+    for spelled in (
+        "inside.zip",
+        here / "inside.zip",
+        "outside.zip::a.zarr",
+        "group.zip::/x",
+        "group.zip::x",
+    ):
+        result = ooc_gemm.multiply(spelled, B, "c", force=True, **CPU)
+        assert np.array_equal(result.array[...], A @ B)
+        assert result.bytes_read > 0
+    assert ooc("multiply", "group.zip::x", "inside.zip", "k", "--transpose-b", "-d", "cpu").code == 0
+    assert ooc("verify", "group.zip::x", "inside.zip", "k", "--transpose-b").code == 0
+    assert ooc_gemm.gram("group.zip::x", "g", **CPU).bytes_read > 0
+    assert ooc_gemm.gram("group.zip::x", "g", resume=True, **CPU).bytes_read == 0
+    line = ooc_gemm.multiply(ooc_gemm.Operand(A, weights="group.zip::deep/line"), B, **CPU).array
+    np.testing.assert_allclose(line, (A * A[0]) @ B, rtol=1e-4, atol=1e-2)
+    archive("group.zip")
+    with pytest.raises(InputError, match=r"group\.zip::x was changed since"):
+        ooc_gemm.gram("group.zip::x", "g", resume=True, **CPU)
+
+
+@pytest.mark.parametrize("shards", [None, (300, 200)])
+def test_what_unpacks_to_more_than_a_chunk_is_not_unpacked(here, monkeypatch, shards):
+    make("a.zarr", A, chunks=(300, 200), shards=shards)
+    with zipfile.ZipFile("a.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.write("a.zarr/zarr.json", "zarr.json")
+        with file.open("c/0/0", "w") as chunk:
+            for _ in range(64):
+                chunk.write(bytes(1 << 20))
+    read = []
+    plain = zipfile.ZipExtFile.read
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", lambda *given: read.append(plain(*given)) or read[-1])
+    with pytest.raises(StoreError, match=r"a\.zip: chunk c/0/0 cannot be read or decoded"):
+        ooc_gemm.multiply("a.zip", B, "c", **CPU)
+    assert max(map(len, read)) < 1 << 20
 
 
 def test_packed_variables_are_decoded_as_their_attributes_say(here):
@@ -134,6 +189,10 @@ def wrong(here):
     (here / "old.nc").write_bytes(b"CDF\x01" + bytes(100))
     (here / "text.csv").write_text("1,2\n3,4\n")
     os.mkfifo("pipe.npy")
+    archive("group.zip")
+    (here / "short.zip").write_bytes((here / "group.zip").read_bytes()[:-50])
+    with zipfile.ZipFile("texts.zip", "w") as file:
+        file.write("text.csv")
     h5("a.h5")
     (here / "short.h5").write_bytes((here / "a.h5").read_bytes()[:-5000])
     return {
@@ -148,7 +207,13 @@ def wrong(here):
         "old.nc": "old.nc is a NetCDF file of version 3.*nccopy",
         "text.csv": "text.csv is not a Zarr array",
         "pipe.npy": "pipe.npy is a pipe or a device",
-        "a.npy::/x": "a.npy is no HDF5 file",
+        "group.zip": r"group.zip is a Zarr group; name one of the arrays in it, such as group.zip::x. "
+        r"It holds x \(300×200\), deep/line \(200\)$",
+        "group.zip::y": "group.zip::y is not in that archive; .* such as group.zip::x",
+        "group.zip::deep/line": r"group.zip::deep/line has shape \(200,\), but a matrix has two dimensions",
+        "short.zip": "short.zip is no whole zip archive",
+        "texts.zip": "texts.zip is a zip archive that holds no Zarr array",
+        "a.npy::/x": "a.npy is neither an HDF5 file nor a zip archive",
         "none.h5::/x": "none.h5::/x does not exist",
         "short.h5::/deep/x": "short.h5::/deep/x cannot be opened as HDF5",
         "a.h5": r"a.h5 is an HDF5 group, not a dataset; name one of its datasets, such as a.h5::/deep/x. "
@@ -211,6 +276,7 @@ print(result.peak_host_bytes, limit, os.path.getsize(sys.argv[2].partition("::")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is measured in /proc")
 @pytest.mark.parametrize("kind", [pytest.param("C", marks=SLOW), "Fortran", pytest.param("HDF5", marks=SLOW)])
 def test_the_limit_holds_for_files(here, kind):

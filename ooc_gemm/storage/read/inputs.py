@@ -51,6 +51,8 @@ def open_input(spec: Any, name: str | None = None) -> Opened:
     if isinstance(spec, str | os.PathLike):
         with explained(name):
             held = other_files.open_file(spec, name)
+        if isinstance(held, zarr.Array):
+            return other_files.watched(open_input(held, name), spec)
         if held is not None:
             return other_files.watched(open_held(held, name), spec)
         array = open_array(spec, name)

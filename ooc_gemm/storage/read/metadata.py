@@ -42,7 +42,7 @@ def open_array(spec: str | os.PathLike[str], name: str, flat: bool = False) -> z
                 f"{name} is the unfinished result of an interrupted run; continue that with "
                 "resume=True, or make it again"
             )
-    found = _open(os.fspath(spec) if place is None else str(place), name, flat)
+    found = stored_at(os.fspath(spec) if place is None else str(place), name, flat)
     if found is None:
         with explained(name, remote=place is None):
             if place is None and (there := objects_at(spec)) and is_begun(there):
@@ -58,21 +58,32 @@ def open_array(spec: str | os.PathLike[str], name: str, flat: bool = False) -> z
 
 def _one_of(spec: str | os.PathLike[str], name: str) -> str:
     """Return the advice to name one of the arrays in a group, which it lists."""
-    found: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # the advice is right without the list
         at, _, described = look_at(spec, name)
-        found = dict(itertools.islice(_arrays_in(at, described, name), MOST_LISTED + 1))
-    if not found:
+        known = _arrays_in(at, described, name)
+    return advice(known, f"{name.rstrip('/')}/")
+
+
+def advice(known: dict[str, Any], begin: str) -> str:
+    """Return the advice to name one of these arrays, which it lists, matrices first. known: the metadata of
+    each by its path. begin: what stands before the path."""
+    shapes = {
+        documents.short(path): one["shape"]
+        for path, one in itertools.islice(known.items(), MOST_LOOKED_AT)
+        if isinstance(one, dict) and isinstance(one.get("shape"), list)
+    }
+    if not shapes:
         return "name one of the arrays in it"
-    some = [f"{path} ({_shape(shape)})" for path, shape in found.items()]
-    more = some[MOST_LISTED:] and ["…"]
-    listed = ", ".join(some[:MOST_LISTED] + more)
-    return f"name one of the arrays in it, such as {name.rstrip('/')}/{next(iter(found))}. It holds {listed}"
+    found = sorted(shapes.items(), key=lambda entry: (len(entry[1]) != 2, entry[0]))
+    some = [f"{path} ({_shape(shape)})" for path, shape in found[:MOST_LISTED]]
+    listed = ", ".join(some + (["…"] if found[MOST_LISTED:] else []))
+    return f"name one of the arrays in it, such as {begin}{found[0][0]}. It holds {listed}"
 
 
-def _arrays_in(at: StorePath, described: dict[str, Any], name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the paths and shapes of arrays in a group: matrices first, of what its consolidated metadata say,
-    or of what lies in its local folder, at most `MOST_LOOKED_AT` nodes."""
+def _arrays_in(at: StorePath, described: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the metadata of the arrays in a group by their paths: of what its consolidated metadata say, or
+    of what lies in its local folder, at most `MOST_LOOKED_AT` nodes."""
     inline = described.get("consolidated_metadata") or {}
     known: dict[str, Any] = inline.get("metadata") or {}
     if not known and "zarr_format" in described and (text := document_at(at, ".zmetadata")):
@@ -80,12 +91,7 @@ def _arrays_in(at: StorePath, described: dict[str, Any], name: str) -> Iterator[
         known = {key.removesuffix(end): one for key, one in entries.items() if key.endswith(end)}
     if not known and isinstance(at.store, LocalStore):
         known = dict(_nodes(Path(at.store.root) / at.path, name))
-    shapes = {
-        documents.short(path): one["shape"]
-        for path, one in itertools.islice(known.items(), MOST_LOOKED_AT)
-        if isinstance(one, dict) and isinstance(one.get("shape"), list)
-    }
-    yield from sorted(shapes.items(), key=lambda found: (len(found[1]) != 2, found[0]))
+    return known
 
 
 def _nodes(group: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -113,10 +119,10 @@ def _shape(shape: list[Any]) -> str:
     return "×".join(documents.short(extent) for extent in shape[:8]) or "one number"
 
 
-def _open(path: str, name: str, flat: bool) -> zarr.Array[Any] | str | None:
-    """Return the Zarr array at a path; "group" for a group, None for neither. Raises InputError."""
-    with explained(name, remote="://" in path):
-        at, key, described = look_at(path, name)
+def stored_at(place: str | StorePath, name: str, flat: bool) -> zarr.Array[Any] | str | None:
+    """Return the Zarr array at a place; "group" for a group, None for neither. Raises InputError."""
+    with explained(name, remote=isinstance(place, str) and "://" in place):
+        at, key, described = look_at(place, name)
         if documents.kind(key, described) == "group":
             return "group"
         if key == METADATA[1]:

@@ -1,5 +1,5 @@
-"""Files that hold arrays of other formats than Zarr, told apart by their first bytes: NumPy's (.npy), HDF5
-and NetCDF-4. An array inside of a file is spelled `file.h5::/path/to/dataset`.
+"""Files that hold arrays, told apart by their first bytes: NumPy's (.npy), HDF5, NetCDF-4, and zip archives
+of Zarr. An array inside of a file is spelled `file.h5::/path/to/dataset`.
 """
 
 import os
@@ -13,7 +13,7 @@ import numpy as np
 from ...support.errors import InputError
 from ..io import files
 from ..io.stamps import Stamps, identity
-from . import hdf5, npy
+from . import hdf5, npy, zipped
 from .addresses import local_path
 from .source import Opened, Snapshot
 
@@ -21,10 +21,7 @@ INSIDE = "::"
 """What stands between the path of a file and the path inside of it."""
 HDF5_AT = 0, 512, 1024, 2048
 """Where HDF5's first bytes may stand: files of MATLAB begin with 512 bytes of their own."""
-OTHERS = {
-    b"CDF": "is a NetCDF file of version 3, which is not read; convert it with nccopy -k nc4",
-    b"PK\x03\x04": "is a zip archive, such as numpy.savez makes; save each array with numpy.save",
-}
+NETCDF_3 = b"CDF"
 
 
 def split(spec: str | os.PathLike[str]) -> tuple[Path, str] | None:
@@ -42,8 +39,8 @@ def split(spec: str | os.PathLike[str]) -> tuple[Path, str] | None:
 
 
 def open_file(spec: str | os.PathLike[str], name: str) -> Any:
-    """Return the array that an address names, an `Npy` or a dataset of h5py; None where it names no file of
-    these formats. Raises InputError and OSError."""
+    """Return the array that an address names, an `Npy`, a dataset of h5py or a zarr.Array; None where it
+    names no file of these formats. Raises InputError and OSError."""
     found = split(spec)
     if found is None:
         return None
@@ -53,13 +50,19 @@ def open_file(spec: str | os.PathLike[str], name: str) -> Any:
     text = files.read_small(path, HDF5_AT[-1] + len(hdf5.MAGIC)) or b""
     if any(text[at:].startswith(hdf5.MAGIC) for at in HDF5_AT):
         return hdf5.open_dataset(path, inside, name)
+    if text.startswith(zipped.MAGIC):
+        return zipped.open_zip(path, inside, name)
     if inside:
-        raise InputError(f"{path} is no HDF5 file, so there is no array inside of it; check the path")
+        raise InputError(
+            f"{path} is neither an HDF5 file nor a zip archive, so there is no array inside of it; "
+            "check the path"
+        )
     if text.startswith(npy.MAGIC):
         return npy.look(path, name)
-    for begin, said in OTHERS.items():
-        if text.startswith(begin):
-            raise InputError(f"{name} {said}")
+    if text.startswith(NETCDF_3):
+        raise InputError(
+            f"{name} is a NetCDF file of version 3, which is not read; convert it with nccopy -k nc4"
+        )
     return None
 
 

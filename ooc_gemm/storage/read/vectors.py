@@ -53,15 +53,15 @@ def read_vector(spec: str | os.PathLike[str], name: str) -> Array:
 
 def open_vector(spec: Any, name: str) -> tuple[Opened, bool]:
     """Open an input that may have one dimension; whether it has. Raises InputError, as `open_input`."""
-    array = spec
+    array, file = spec, None
     if isinstance(spec, str | os.PathLike):
         with explained(name):
-            array = other_files.open_file(spec, name)
-        if isinstance(array, Npy) and len(array.shape) == 1:
-            return open_held(replace(array, shape=(*array.shape, 1), fortran=False), name), True
-        array = open_array(spec, name, flat=True) if array is None else array
+            file = other_files.open_file(spec, name)
+        if isinstance(file, Npy) and len(file.shape) == 1:
+            return open_held(replace(file, shape=(*file.shape, 1), fortran=False), name), True
+        array = open_array(spec, name, flat=True) if file is None else file
     if len(getattr(array, "shape", ())) != 1:
-        return open_input(array if isinstance(array, zarr.Array) else spec, name), False
+        return open_input(array if file is None else spec, name), False
     if isinstance(array, np.ndarray):
         return open_input(array.reshape(-1, 1), name), True
     if isinstance(array, zarr.Array):
