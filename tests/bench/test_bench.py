@@ -380,7 +380,8 @@ def test_each_kernel_has_a_colour_of_its_own():
     assert len({look["color"] for look in styles.values()}) == len(names) > 12
 
 
-@pytest.mark.parametrize("suffix", ["svg", pytest.param("png", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_plot(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"kernels.{suffix}"

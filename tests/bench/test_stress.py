@@ -49,7 +49,8 @@ def report_of(done):
     return found["rows"]
 
 
-@pytest.mark.parametrize("cases", [1, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", [1, 12])
 def test_a_short_run_is_right_and_within_its_limits(tmp_path, cases):
     done = ooc("bench", "stress", tmp_path, "--cases", cases, "--seed", 4, *SMALL)
     rows = report_of(done)

@@ -84,6 +84,7 @@ def texts(tree):
             yield node.value
 
 
+@pytest.mark.slow
 def test_no_message_is_written_with_options():
     """The command line would show it as it is, and so would Python. (A whole command in backticks, and
     --scheduler, which Python does not have, may be named.)"""

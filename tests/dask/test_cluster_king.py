@@ -39,6 +39,7 @@ def on(client, **more):
     return ooc_gemm.dask.on(client, **{**LIMITS, **more})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0, 0.02, 0.6])
 @pytest.mark.parametrize("samples", [0, 1])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])

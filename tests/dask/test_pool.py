@@ -176,6 +176,7 @@ with run_folder_beside(Path(sys.argv[1]), "out"):
 """
 
 
+@pytest.mark.slow
 def test_folders_that_killed_runs_have_left_are_removed(tmp_path):
     """And no others: not those of runs that go on, nor of other results."""
     places = [tmp_path / name for name in ("out", "out", "other")]

@@ -130,6 +130,7 @@ def test_layouts_and_operations(tmp_path, client, turned, layout):
     assert result.verified is True
 
 
+@pytest.mark.slow
 def test_small_rings_and_many_panels(tmp_path, client, monkeypatch):
     """Workers hold three pieces at a time, and wait for each other at most of them."""
     rings = ooc_gemm.planning.search.rings
@@ -146,6 +147,7 @@ def test_small_rings_and_many_panels(tmp_path, client, monkeypatch):
     as_predicted(result, (3, 3))
 
 
+@pytest.mark.slow
 def test_several_groups(tmp_path, client, monkeypatch):
     """As where C is larger than the memory of all workers: groups are made one after the other."""
     monkeypatch.setattr("ooc_gemm.planning.search._best", teamed((2, 3), (32, 48)))
@@ -223,6 +225,7 @@ def test_a_worker_that_gives_nothing_is_left_out(tmp_path, client, monkeypatch):
     assert result.bytes_exchanged < result.plan.bytes_exchanged
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_reach_each_other_read_the_store(tmp_path, client, monkeypatch):
     """None tries to reach another one again in a later group of blocks."""
     monkeypatch.setattr("ooc_gemm.planning.search._best", teamed((2, 3), (32, 48)))

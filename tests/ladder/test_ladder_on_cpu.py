@@ -31,6 +31,7 @@ def said(*args):
     return done.exit_code, done.output
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 def test_the_naive_kernel_reads_two_elements_for_each_product():
     m, n, k = 33, 5, 7

@@ -69,6 +69,7 @@ def test_growing_panels_cover_k_once():
             assert deepest - max(unit, 512) < depths[-2] <= deepest
 
 
+@pytest.mark.slow
 def test_several_devices_are_sent_to_in_turns():
     rates = Rates(1e12, 4e9, 4e9, 5e9, 5e9, shared=False)
     budget = Budget(1 << 30, 0, 1 << 30, weights=(1, 1, 1, 1))

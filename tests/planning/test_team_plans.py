@@ -157,6 +157,7 @@ def test_a_c_that_all_workers_hold_together_takes_each_input_once(workers):
     assert plan.to_dict()["team"] == list(plan.team)
 
 
+@pytest.mark.slow
 def test_a_slow_network_leaves_the_plan_as_it_was(monkeypatch):
     problem, budget = square(32768), Budget(GiB, 0, None, workers=8)
     before = alone(problem, budget, SLOW_STORE, monkeypatch)
@@ -168,6 +169,7 @@ def test_a_slow_network_leaves_the_plan_as_it_was(monkeypatch):
     assert replace(slow, used_rates=before.used_rates) == before
 
 
+@pytest.mark.slow
 def test_a_store_behind_the_same_network_gains_nothing(monkeypatch):
     """Where pieces come over one network either way, a worker may as well read them."""
     problem, budget = square(32768), Budget(GiB, 0, None, workers=4)

@@ -74,6 +74,7 @@ def test_layouts_and_exact_bytes(tmp_path, layout, transpose, device):
     assert result.bytes_read == result.plan.bytes_read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize(
     "storage", [{}, {"chunks": (100, 100)}, {"chunks": (60, 90)}, {"chunks": (50, 50), "shards": (100, 50)}]

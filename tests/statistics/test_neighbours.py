@@ -119,9 +119,8 @@ def test_several_rows_of_blocks_and_panels_within_a_small_limit(tmp_path, device
     assert_found(found, brute(a, b, 3, "cosine"))
 
 
-@pytest.mark.parametrize(
-    "metric", ["cosine", *(pytest.param(m, marks=pytest.mark.slow) for m in METRICS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", METRICS)
 def test_equal_scores_are_in_the_order_of_rows(metric):
     a = np.random.default_rng(7).integers(-1, 2, (90, 3)).astype("f4")
     b = np.random.default_rng(8).integers(-1, 2, (4500, 3)).astype("f4")
@@ -489,6 +488,7 @@ def test_a_finished_result_that_was_changed_is_found(tmp_path):
     assert ooc_gemm.topk(x, **asked, resume=True).verified is None
 
 
+@pytest.mark.slow
 def test_scikit_learn_agrees():
     neighbors = pytest.importorskip("sklearn.neighbors")
     digits = pytest.importorskip("sklearn.datasets").load_digits().data

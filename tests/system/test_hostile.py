@@ -48,6 +48,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 @settings(
     max_examples=examples(300), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )

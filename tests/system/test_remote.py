@@ -114,6 +114,7 @@ def test_an_old_c_goes_with_all_its_chunks(shelf):
 # ------------------------------------------------------------------------------------------------- faults
 
 
+@pytest.mark.slow
 def test_errors_now_and_then(shelf, proxy):
     put(f"{shelf}/a", A)
     put(f"{shelf}/b", B, compressors=zarr.codecs.ZstdCodec())

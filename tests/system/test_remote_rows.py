@@ -200,6 +200,7 @@ def test_an_interrupted_run_is_continued(rows, proxy, find):
         find(rows, resume=True, metric="cosine")
 
 
+@pytest.mark.slow
 def test_what_is_there(rows, monkeypatch):
     a, b, out = rows
     said = []
@@ -220,6 +221,7 @@ def test_what_is_there(rows, monkeypatch):
         topk((a, b, f"{out}x"), force=True)
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_lost(rows, proxy):
     lost, lock = set(), threading.Lock()
 

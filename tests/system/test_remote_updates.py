@@ -104,6 +104,7 @@ def assert_updated(update):
 # ------------------------------------------------------------------------------------------- interruptions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noted", [True, False], ids=["noted", "killed"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_run_that_fails_goes_on(update, proxy, monkeypatch, layout, noted):
