@@ -39,7 +39,8 @@ def describe(spec: Any) -> str:
         at = spec.store_path
         if isinstance(at.store, ObjectStore):
             return redact.redacted(f"{shown(at.store.store)}/{at.path}".rstrip("/"))
-        return redact.redacted(str(at))
+        text = str(at)
+        return redact.redacted(f"{type(at.store).__name__}/{at.path}" if text.startswith("<") else text)
     return f"the {type(spec).__name__} given"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.abc.store import RangeByteRequest
-from zarr.storage import ObjectStore, StorePath, WrapperStore
+from zarr.storage import StorePath, WrapperStore, ZipStore
 
 from ...planning.problem import Matrix
 from ...planning.schedule import Piece
@@ -115,8 +115,8 @@ class _CountingStore(WrapperStore[Any]):
         wanted = byte_range.end - byte_range.start if isinstance(byte_range, RangeByteRequest) else 0
         if wanted > self._most:
             raise ValueError(f"its index asks for {wanted} bytes")
-        if byte_range is None and not isinstance(self._store, ObjectStore):
-            byte_range = RangeByteRequest(0, self._most + 1)  # an archive may unpack to any size
+        if byte_range is None and isinstance(self._store, ZipStore):  # a file in it may unpack to any size
+            byte_range = RangeByteRequest(0, self._most + 1)
         found = await super().get(key, prototype, byte_range)
         if found is not None:
             if len(found) > self._most:

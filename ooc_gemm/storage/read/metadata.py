@@ -11,7 +11,7 @@ from typing import Any
 
 import zarr
 from zarr.abc.store import RangeByteRequest
-from zarr.storage import LocalStore, ObjectStore, StorePath
+from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, ZipStore
 
 from ...support.errors import NO_MEMORY, Error, InputError, OutOfMemoryError, no_memory, remedy
 from ...support.shared import Shared
@@ -191,7 +191,9 @@ def document_at(at: StorePath, key: str, limit: int = documents.MAX_BYTES) -> by
         return files.read_small(Path(at.store.root) / at.path / key, limit)
     if isinstance(at.store, ObjectStore):
         return Objects(at.store.store, at.path, Answers(at.store)).read(key, limit)
-    most = RangeByteRequest(0, limit + 1)
+    # Other stores, such as Icechunk's, may fail where a range ends behind the end.
+    ends = isinstance(at.store, FsspecStore | ZipStore)
+    most = RangeByteRequest(0, limit + 1) if ends else None
     found = Answers(at.store).of((at / key).get(default_buffer_prototype(), most))
     return None if found is None else bytes(found.to_bytes())
 

@@ -135,15 +135,25 @@ class StoreStaging(Staging):
         """array: C. name: how messages call C. nbytes: the bytes of a chunk."""
         self._place, self._metadata, self._name = array.store_path, array.metadata, name
         self._answers = Answers(array.store_path.store, nbytes)
+        self._takes_any_key = True
 
     def begin(self, key: str, metadata: bytes | None, keep: bool, notice: Notice | None) -> None:
-        """Leaves chunks of an old array until they are replaced."""
-        self.put(key + PARTIAL, metadata or document(self, (key, key + PARTIAL), self._name))
+        """Leaves chunks of an old array until they are replaced. A store that takes no keys but Zarr's, such
+        as Icechunk's, shows C to others when its session is committed; there the metadata keep their name."""
+        described = metadata or document(self, (key, key + PARTIAL), self._name)
+        try:
+            self.put(key + PARTIAL, described)
+        except Exception:  # a store may raise anything; if it takes nothing at all, the next line says why
+            self._takes_any_key = False
+            self.put(key, described)
+            return
         for one in METADATA:
             self._delete(one)
 
     def read(self, key: str) -> bytes | None:
         """Gets a value of the store."""
+        if key.endswith(PARTIAL) and not self._takes_any_key:
+            return None
         found = self._answers.of((self._place / key).get())
         return None if found is None else bytes(found.to_bytes())
 
@@ -157,7 +167,8 @@ class StoreStaging(Staging):
 
     def finish(self, key: str) -> str | None:
         """Removes the metadata of the unfinished C."""
-        self._delete(key + PARTIAL)
+        if self._takes_any_key:
+            self._delete(key + PARTIAL)
         return None
 
     def cancel(self) -> None:
