@@ -19,6 +19,8 @@ from ooc_gemm.support.errors import DeviceError
 
 SETS = (("sm_75",), ("sm_80", "sm_86", "sm_89"), ("sm_90a",), ("sm_100", "sm_120"))
 """Architectures by the instructions that our kernels use: `__CUDA_ARCH__` is at least 800, 900 or 1000."""
+KERNEL_SETS = (*SETS[:2], SETS[2] + SETS[3])
+"""The same for kernels that multiply: only what goes before and after them looks at 1000."""
 ARCHS = tuple(itertools.chain(*SETS))
 TRANS = tuple(product((False, True), repeat=2))
 SMALL = preparations.combine("rows")
@@ -73,11 +75,12 @@ def _shipped(kernel: catalog.Kernel) -> list[Config]:
     return list(dict.fromkeys(found))
 
 
-def _share(configs: Iterable[Config], arch: str) -> list[Config]:
+def _share(configs: Iterable[Config], arch: str, kernel: catalog.Kernel | None = None) -> list[Config]:
     """Those that are compiled for `arch`: architectures with the same instructions take turns, so that each
-    configuration is compiled once for every set of instructions."""
-    (alike,) = (archs for archs in SETS if arch in archs)
-    return list(dict.fromkeys(configs))[alike.index(arch) :: len(alike)]
+    configuration, of this kernel or of what goes with kernels, is compiled once for every set of them."""
+    (alike,) = (archs for archs in (KERNEL_SETS if kernel else SETS) if arch in archs)
+    turns = [it for it in alike if kernel is None or _runs_on(kernel, it)]
+    return list(dict.fromkeys(configs))[turns.index(arch) :: len(turns)] if arch in turns else []
 
 
 def _refused(configs: list[Config], arch: str) -> list[str]:
@@ -96,24 +99,27 @@ def _refused(configs: list[Config], arch: str) -> list[str]:
 
 @pytest.mark.parametrize("name", catalog.KERNELS)
 def test_every_configuration_is_compiled_for_every_set_of_instructions(name: str) -> None:
-    configs = _shipped(catalog.KERNELS[name])
-    for archs in SETS:
-        shares = [_share(configs, arch) for arch in archs]
-        assert all(shares) or not _runs_on(catalog.KERNELS[name], archs[0])
-        assert sorted(map(repr, itertools.chain(*shares))) == sorted(map(repr, configs))
+    kernel = catalog.KERNELS[name]
+    configs = _shipped(kernel)
+    for archs in KERNEL_SETS:
+        shares = [_share(configs, arch, kernel) for arch in archs]
+        wanted = configs if any(_runs_on(kernel, arch) for arch in archs) else []
+        assert sorted(map(repr, itertools.chain(*shares))) == sorted(map(repr, wanted))
 
 
 def test_architectures_of_a_set_have_the_same_source() -> None:
-    bounds = set()
+    bounds, of_kernels = set(), set()
     for path in compiler._kernels().glob("*/*.cu*"):
         text = path.read_text("utf-8")
         found = re.findall(r"__CUDA_ARCH__ (?:>=|<) (\d+)", text)
         assert text.count("__CUDA_ARCH__") == len(found) + text.count("defined(__CUDA_ARCH__)"), path
         bounds |= set(map(int, found))
-    assert bounds
-    for archs in SETS:
-        numbers = [10 * int(arch.removeprefix("sm_").removesuffix("a")) for arch in archs]
-        assert not any(min(numbers) < bound <= max(numbers) for bound in bounds)
+        of_kernels |= set(map(int, found)) if path.parent.name != "prepare" else set()
+    assert bounds > of_kernels > set()
+    for sets, known in ((SETS, bounds), (KERNEL_SETS, of_kernels)):
+        for archs in sets:
+            numbers = [10 * int(arch.removeprefix("sm_").removesuffix("a")) for arch in archs]
+            assert not any(min(numbers) < bound <= max(numbers) for bound in known)
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -132,7 +138,8 @@ def test_a_configuration_of_every_kernel_compiles_without_spills(name: str) -> N
     [(arch, name) for arch in ARCHS for name, it in catalog.KERNELS.items() if _runs_on(it, arch)],
 )
 def test_shipped_kernels_compile_without_spills(arch: str, name: str) -> None:
-    assert _refused(_share(_shipped(catalog.KERNELS[name]), arch), arch) == []
+    kernel = catalog.KERNELS[name]
+    assert _refused(_share(_shipped(kernel), arch, kernel), arch) == []
 
 
 @pytest.mark.slow

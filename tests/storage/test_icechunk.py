@@ -55,5 +55,5 @@ def test_a_result_is_seen_once_its_session_is_committed(repository, beta):
 
 def test_errors_name_the_array(repository):
     x = read(repository, "a")
-    with pytest.raises(InputError, match="^IcechunkStore/a is open for reading only"):
+    with pytest.raises(InputError, match=r"^IcechunkStore/a is open for reading only"):
         ooc_gemm.multiply(A @ A.T, A, x, force=True, **CPU)

@@ -335,7 +335,9 @@ def go_on(update):
 @pytest.mark.parametrize("saved", [0, 60], ids=["every chunk is noted", "none is noted"])
 @pytest.mark.parametrize("arrives", [False, True], ids=["not put", "put"])
 def test_kill_at_every_request(update, proxy, arrives, saved):
-    for number in itertools.count():
+    """Every other one, in two of the four cases the others: each is put and is not put, and is of either way
+    to note chunks."""
+    for number in itertools.count(arrives ^ (saved > 0), 2):
         update.made()
         left = killed(update, proxy, update.args, number, arrives, saved)
         if not left:
@@ -351,7 +353,7 @@ def test_kill_at_every_request(update, proxy, arrives, saved):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_run_after_run_is_killed(update, proxy, layout, seed):
     random, kills = np.random.default_rng(seed), 0
