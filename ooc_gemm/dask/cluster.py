@@ -174,7 +174,7 @@ class _Superblock(Unit):
     """Consecutive blocks, or one of those that a team makes at the same time."""
 
     block: Block = field(kw_only=True)
-    """The first of its blocks."""
+    """The block that it begins with; in a team it is the only one."""
 
 
 def _cut(plan: Plan, workers: int) -> tuple[list[list[_Superblock]], frozenset[Chunk]]:

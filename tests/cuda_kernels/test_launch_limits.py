@@ -162,7 +162,7 @@ def test_tensor_cores(kernel, shape, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", dict.fromkeys((m, n, min(k, 10_000_000)) for m, n, k in SHAPES))
+@pytest.mark.parametrize("shape", [(m, n, min(k, 10_000_000)) for m, n, k in SHAPES])
 @pytest.mark.parametrize("dtype", ["float64", "complex128", "uint32"])
 def test_residues(shape, dtype, monkeypatch):
     """Both ways of ozaki2, with all that goes with them. uint32 has the most planes of integers. What is

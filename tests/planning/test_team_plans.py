@@ -130,7 +130,7 @@ def test_what_is_left_of_a_plan_is_counted_too(no_task_seconds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [4, 8, 12, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [4, 8, 12, 64])
 @pytest.mark.parametrize("device", [None, 4 * GiB])
 def test_what_is_read_falls_with_the_memory_of_all_workers(workers, device):
     """C is seven groups down and seven across, if blocks of C take 85 % of the memory."""

@@ -97,10 +97,8 @@ def test_many_blocks(tmp_path, storage, transpose, device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "layout", [{"compressors": None}, pytest.param({}, marks=pytest.mark.slow)], ids=["raw", "zstd"]
-)
-@pytest.mark.parametrize("transpose", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("layout", [{"compressors": None}, {}], ids=["raw", "zstd"])
+@pytest.mark.parametrize("transpose", [False, True])
 def test_a_strip_is_kept_for_both_of_its_uses(tmp_path, monkeypatch, layout, transpose):
     # The rates of the device decide, not those of files in memory.
     monkeypatch.setattr(ooc_gemm.run.rates, "_known", lambda usual, *others: usual)

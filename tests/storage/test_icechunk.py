@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import MemoryStore, WrapperStore
 
 import ooc_gemm
-from ooc_gemm import InputError
+from ooc_gemm import Error, InputError
 
 icechunk = pytest.importorskip("icechunk")
 
@@ -57,3 +58,26 @@ def test_errors_name_the_array(repository):
     x = read(repository, "a")
     with pytest.raises(InputError, match=r"^IcechunkStore/a is open for reading only"):
         ooc_gemm.multiply(A @ A.T, A, x, force=True, **CPU)
+
+
+class FailsOnce(WrapperStore):
+    """Fails the first time that something is stored."""
+
+    failed = False
+
+    async def set(self, key, value):
+        if not self.failed:
+            self.failed = True
+            raise ConnectionError("nobody answers")
+        await super().set(key, value)
+
+
+def test_a_store_that_fails_once_is_none_of_those():
+    """There an unfinished C would be an array."""
+    store = MemoryStore()
+    zarr.create_array(store, name="c", data=np.ones((300, 300), "f4"), chunks=(100, 90))
+    before = dict(store._store_dict)
+    c = zarr.open_array(FailsOnce(store), path="c", mode="r+")
+    with pytest.raises(Error, match="nobody answers"):
+        ooc_gemm.multiply(A, A, c, transpose_b=True, force=True, **CPU)
+    assert store._store_dict == before

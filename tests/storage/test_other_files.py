@@ -17,7 +17,6 @@ import ooc_gemm
 from ooc_gemm import InputError, StoreError
 from ooc_gemm.storage.read import other_files
 
-SLOW = pytest.mark.slow
 CPU = {"device": "cpu", "memory_limit": "1GiB"}
 A = np.random.default_rng(1).integers(-9, 9, (300, 200)).astype("f4")
 B = np.random.default_rng(2).integers(-9, 9, (200, 100)).astype("f4")
@@ -278,7 +277,7 @@ print(result.peak_host_bytes, limit, os.path.getsize(sys.argv[2].partition("::")
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is measured in /proc")
-@pytest.mark.parametrize("kind", [pytest.param("C", marks=SLOW), "Fortran", pytest.param("HDF5", marks=SLOW)])
+@pytest.mark.parametrize("kind", ["C", "Fortran", "HDF5"])
 def test_the_limit_holds_for_files(here, kind):
     large = np.random.default_rng(3).random((9000, 6000), "f4")
     if kind == "HDF5":

@@ -104,6 +104,12 @@ def is_array(spec: Any) -> bool:
     return isinstance(spec, zarr.Array)
 
 
+def is_transactional(store: Any) -> bool:
+    """Whether a store shows what is written to others when its session is committed, as Icechunk's does. It
+    takes no keys but Zarr's, and may fail where a range ends behind the end."""
+    return type(store).__module__.partition(".")[0] == "icechunk"
+
+
 def traits_of(spec: Any) -> StoreTraits:
     """Return what is known of the store at a place before an array there is opened: whether it is remote.
     `Opened.traits` has all traits."""

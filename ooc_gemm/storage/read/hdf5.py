@@ -7,10 +7,9 @@ from typing import Any
 
 from ...support.errors import InputError
 from ..format import documents
+from .metadata import MOST_LOOKED_AT, advice
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-MOST_LISTED = 8
-"""Datasets that a message lists."""
 
 
 def open_dataset(path: Path, inside: str, name: str) -> Any:
@@ -54,23 +53,15 @@ def dimensions(dataset: Any) -> list[str | None]:
 
 def _advice(file: Any, path: Path) -> str:
     """Return the advice to name one of the datasets of a file, which it lists."""
-    found: list[tuple[bool, str, tuple[int, ...]]] = []
+    found = dict[str, Any]()
 
     def note(key: str, node: Any) -> bool | None:
         if getattr(node, "shape", None) is not None:
-            found.append((len(node.shape) != 2, key, node.shape))
-        return True if len(found) >= 200 else None  # which ends the visit
+            found[key] = {"shape": list(node.shape)}
+        return True if len(found) >= MOST_LOOKED_AT else None  # which ends the visit
 
     with contextlib.suppress(Exception):
         file.visititems(note)
     if not found:
         return "name one of its datasets, such as FILE::/x"
-    some = [
-        f"{documents.short(key)} ({'×'.join(map(str, shape)) or 'one number'})"
-        for _, key, shape in sorted(found)[:MOST_LISTED]
-    ]
-    some += ["…"] if len(found) > MOST_LISTED else []
-    return (
-        f"name one of its datasets, such as {path.name}::/{documents.short(sorted(found)[0][1])}. "
-        f"It holds {', '.join(some)}"
-    )
+    return advice(found, f"{path.name}::/", "its datasets")

@@ -11,7 +11,7 @@ from typing import Any
 
 import zarr
 from zarr.abc.store import RangeByteRequest
-from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, ZipStore
+from zarr.storage import LocalStore, ObjectStore, StorePath
 
 from ...support.errors import NO_MEMORY, Error, InputError, OutOfMemoryError, no_memory, remedy
 from ...support.shared import Shared
@@ -23,7 +23,7 @@ from ..io.answers import Answers
 from ..io.folder import Folder
 from ..io.objects import Objects, why
 from ..io.zarr_internals import default_buffer_prototype
-from .addresses import local_path, objects_at, remote_place
+from .addresses import is_transactional, local_path, objects_at, remote_place
 
 MOST_LISTED = 8
 """Arrays of a group that a message lists."""
@@ -65,20 +65,20 @@ def _one_of(spec: str | os.PathLike[str], name: str) -> str:
     return advice(known, f"{name.rstrip('/')}/")
 
 
-def advice(known: dict[str, Any], begin: str) -> str:
+def advice(known: dict[str, Any], begin: str, what: str = "the arrays in it") -> str:
     """Return the advice to name one of these arrays, which it lists, matrices first. known: the metadata of
-    each by its path. begin: what stands before the path."""
+    each by its path. begin: what stands before the path. what: how it calls the arrays."""
     shapes = {
         documents.short(path): one["shape"]
         for path, one in itertools.islice(known.items(), MOST_LOOKED_AT)
         if isinstance(one, dict) and isinstance(one.get("shape"), list)
     }
     if not shapes:
-        return "name one of the arrays in it"
+        return f"name one of {what}"
     found = sorted(shapes.items(), key=lambda entry: (len(entry[1]) != 2, entry[0]))
     some = [f"{path} ({_shape(shape)})" for path, shape in found[:MOST_LISTED]]
     listed = ", ".join(some + (["…"] if found[MOST_LISTED:] else []))
-    return f"name one of the arrays in it, such as {begin}{found[0][0]}. It holds {listed}"
+    return f"name one of {what}, such as {begin}{found[0][0]}. It holds {listed}"
 
 
 def _arrays_in(at: StorePath, described: dict[str, Any], name: str) -> dict[str, Any]:
@@ -191,9 +191,7 @@ def document_at(at: StorePath, key: str, limit: int = documents.MAX_BYTES) -> by
         return files.read_small(Path(at.store.root) / at.path / key, limit)
     if isinstance(at.store, ObjectStore):
         return Objects(at.store.store, at.path, Answers(at.store)).read(key, limit)
-    # Other stores, such as Icechunk's, may fail where a range ends behind the end.
-    ends = isinstance(at.store, FsspecStore | ZipStore)
-    most = RangeByteRequest(0, limit + 1) if ends else None
+    most = None if is_transactional(at.store) else RangeByteRequest(0, limit + 1)
     found = Answers(at.store).of((at / key).get(default_buffer_prototype(), most))
     return None if found is None else bytes(found.to_bytes())
 

@@ -20,20 +20,20 @@ MAGIC = b"PK\x03\x04"
 def open_zip(path: Path, inside: str, name: str) -> zarr.Array[Any]:
     """Open the Zarr array at a path inside of an archive, for reading. It may have one dimension. Raises
     InputError."""
+    opening = ZipStore.open(path, mode="r", read_only=True)
     try:
-        with zipfile.ZipFile(path) as archive:
-            files = archive.namelist()
-    except (zipfile.BadZipFile, NotImplementedError) as error:
+        store = Answers(ZipStore(path, mode="r")).of(opening)
+    except zipfile.BadZipFile as error:
         raise InputError(f"{name} is no whole zip archive ({error}); copy or write it again") from error
+    found = stored_at(StorePath(store, inside.strip("/")), name, flat=True)
+    if isinstance(found, zarr.Array):
+        return found
+    with zipfile.ZipFile(path) as archive:
+        files = archive.namelist()
     if all(file.endswith(".npy") for file in files):
         raise InputError(
             f"{name} is a zip archive, such as numpy.savez makes; save each array with numpy.save"
         )
-    opening = ZipStore.open(path, mode="r", read_only=True)
-    store = Answers(ZipStore(path, mode="r")).of(opening)
-    found = stored_at(StorePath(store, inside.strip("/")), name, flat=True)
-    if isinstance(found, zarr.Array):
-        return found
     known = _arrays_in(store, files, name)
     if not known:
         raise InputError(f"{name} is a zip archive that holds no Zarr array; check the path")

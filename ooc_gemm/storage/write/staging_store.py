@@ -15,7 +15,7 @@ from ..io.answers import Answers
 from ..io.objects import Objects
 from ..io.stamps import Stamp, Stamps
 from ..io.zarr_internals import default_buffer_prototype
-from ..read.addresses import objects_at
+from ..read.addresses import is_transactional, objects_at
 from . import ownership
 from .journal import Chunk
 from .marks import Marks
@@ -135,24 +135,22 @@ class StoreStaging(Staging):
         """array: C. name: how messages call C. nbytes: the bytes of a chunk."""
         self._place, self._metadata, self._name = array.store_path, array.metadata, name
         self._answers = Answers(array.store_path.store, nbytes)
-        self._takes_any_key = True
+        self._transactional = is_transactional(array.store_path.store)
 
     def begin(self, key: str, metadata: bytes | None, keep: bool, notice: Notice | None) -> None:
-        """Leaves chunks of an old array until they are replaced. A store that takes no keys but Zarr's, such
-        as Icechunk's, shows C to others when its session is committed; there the metadata keep their name."""
+        """Leaves chunks of an old array until they are replaced. Metadata keep their name where nobody else
+        sees C before it is committed."""
         described = metadata or document(self, (key, key + PARTIAL), self._name)
-        try:
-            self.put(key + PARTIAL, described)
-        except Exception:  # a store may raise anything; if it takes nothing at all, the next line says why
-            self._takes_any_key = False
+        if self._transactional:
             self.put(key, described)
             return
+        self.put(key + PARTIAL, described)
         for one in METADATA:
             self._delete(one)
 
     def read(self, key: str) -> bytes | None:
         """Gets a value of the store."""
-        if key.endswith(PARTIAL) and not self._takes_any_key:
+        if key.endswith(PARTIAL) and self._transactional:
             return None
         found = self._answers.of((self._place / key).get())
         return None if found is None else bytes(found.to_bytes())
@@ -167,7 +165,7 @@ class StoreStaging(Staging):
 
     def finish(self, key: str) -> str | None:
         """Removes the metadata of the unfinished C."""
-        if self._takes_any_key:
+        if not self._transactional:
             self._delete(key + PARTIAL)
         return None
 
