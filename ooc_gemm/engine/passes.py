@@ -2,8 +2,9 @@
 
     Y = P·V        Z += Pᵀ·Y, YᵀY        or        Y = P·V, which leaves the device
 
-Panels have two buffers, in which they lie as they are stored (`PassPlan`). Streams and events are those of
-`Session`.
+Panels have two buffers, in which they lie as they are stored (`PassPlan`). Where memory allows it, some are
+kept from pass to pass: they are copied within the device's memory instead of being uploaded again. Streams
+and events are those of `Session`.
 """
 
 from dataclasses import dataclass
@@ -56,6 +57,12 @@ class PassSession(Uploads, Protocol):
 
     def begin(self, work: PassWork) -> None:
         """Begin a pass. The one before must be over."""
+
+    def keep(self, buffer: int, slot: int) -> None:
+        """Copy a panel, which is being uploaded, to one of the places for kept ones, in the upload stream."""
+
+    def bring(self, slot: int, buffer: int) -> None:
+        """Copy a kept panel to a buffer, in the upload stream."""
 
     def apply(self, buffer: int, count: int, out: Bytes) -> Event:
         """Do what the pass does with the first `count` rows of a panel. What leaves the device lies at the

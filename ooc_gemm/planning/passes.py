@@ -5,7 +5,7 @@ what holds how many bytes.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..support.errors import BudgetError
 from ..support.intervals import ceil_div, round_up
@@ -58,6 +58,8 @@ class PassProblem:
     """Most vectors that B is multiplied by."""
     fixed: int
     """Host memory for results, and for what is computed from them."""
+    passes: int = 1
+    """Passes that are made with the same buffers."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -80,17 +82,40 @@ class PassPlan:
     """Bytes of the host budget, by holder."""
     device: Ledger
     """Bytes of the device's budget, by holder."""
+    kept: int = 0
+    """Number of panels that stay on the device after the first pass."""
 
     @property
     def cut(self) -> Cut:
         """How a pass cuts B, and what it takes."""
+        s, rows, height = self.problem.matrix, self.problem.shape[0], self.height
+        kept = [number for number in range(self.panels) if self.slot_of(number) is not None]
         return Cut(
-            self.height,
+            height,
             self.readers,
-            self.problem.matrix.pass_bytes(self.height),
+            s.pass_bytes(height),
             self.host,
             self.device,
+            sum(min(height, rows - number * height) for number in kept),
+            s.panels_bytes(height, kept),
         )
+
+    @property
+    def panels(self) -> int:
+        """Number of panels of B."""
+        return ceil_div(self.problem.shape[0], self.height)
+
+    @property
+    def panel_bytes(self) -> int:
+        """Bytes of a panel on the device."""
+        rows, pitch = self.panel_shape
+        return rows * pitch * self.problem.itemsize
+
+    def slot_of(self, number: int) -> int | None:
+        """Return where a panel is kept on the device; None where it is not. Kept panels lie evenly among the
+        others, which are read while the device works on kept ones."""
+        slot, end = number * self.kept // self.panels, (number + 1) * self.kept // self.panels
+        return slot if slot < end else None
 
     @property
     def width(self) -> int:
@@ -147,7 +172,7 @@ def make_pass_plan(problem: PassProblem, budget: Budget) -> PassPlan:
     for plan in _candidates(problem, budget):
         host, device = sum(plan.host.values()), sum(plan.device.values())
         if host <= budget.host and device <= (budget.device or 0):
-            return plan
+            return _keeping(plan, (budget.device or 0) - device)
     assert plan, "there is at least one candidate, and the last is the smallest"
     said = f"bytes is too small to decompose {problem.name}; the smallest that would do is"
     if host > budget.host:
@@ -159,6 +184,12 @@ def make_pass_plan(problem: PassProblem, budget: Budget) -> PassPlan:
         f"a device memory limit of {budget.device} {said} {device} bytes ({ceil_div(device, MiB)}MiB)",
         minimum_device_memory_limit=device,
     )
+
+
+def _keeping(plan: PassPlan, spare: int) -> PassPlan:
+    """Return the plan with as many panels kept on the device as fit `spare` bytes of its memory."""
+    kept = 0 if plan.problem.passes == 1 else min(plan.panels, spare // plan.panel_bytes)
+    return replace(plan, device={**plan.device, "kept panels": kept * plan.panel_bytes}, kept=kept)
 
 
 def _candidates(problem: PassProblem, budget: Budget) -> Iterator[PassPlan]:
@@ -194,7 +225,7 @@ def _plan(problem: PassProblem, budget: Budget, readers: int, level: int) -> Pas
         "results": problem.fixed + plan.lines * 8,
         "write slots": LEAVING * plan.leaving_bytes,
     }
-    panel, w = plan.panel_shape[0] * plan.panel_shape[1] * problem.itemsize, plan.width
+    panel, w = plan.panel_bytes, plan.width
     wide = 8 if problem.itemsize < 8 else 0
     device = {
         "baseline": budget.device_baseline,

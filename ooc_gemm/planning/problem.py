@@ -2,6 +2,7 @@
 device."""
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -131,7 +132,11 @@ class Matrix:
     def read_bytes(self, row_step: int, col_step: int) -> int:
         """Bytes moved from the store when S is read once, cut every `row_step` rows and `col_step`
         columns as well as at chunk edges. Exact."""
-        rows, cols = self._cover(row_step, col_step)
+        return self._moved(*self._cover(row_step, col_step))
+
+    def _moved(self, rows: Sequence[int], cols: Sequence[int]) -> int:
+        """Return the bytes that are moved from the store where so many rows of each chunk row, and columns of
+        each chunk column, are read; of chunks that are read whole, how often they are."""
         if self.stored is None:
             return sum(rows) * sum(cols) * (self.chunk_bytes if self.whole else self.itemsize)
         across, total = self.grid[1], 0
@@ -144,6 +149,25 @@ class Matrix:
     def pass_bytes(self, height: int) -> int:
         """Bytes moved from the store when op(X) is read once, in panels of so many rows. Exact."""
         return self.read_bytes(self.rows, height) if self.transposed else self.read_bytes(height, self.cols)
+
+    def panels_bytes(self, height: int, panels: Iterable[int]) -> int:
+        """Bytes moved from the store when panels of so many rows of op(X) are read once. `panels`: their
+        numbers, from 0. Exact."""
+        extent = self.cols if self.transposed else self.rows
+        parts = [(i * height, min((i + 1) * height, extent)) for i in panels]
+        if self.transposed:
+            rows, _ = self._cover(self.rows, height)
+            return self._moved(rows, _counted(extent, self.chunk_cols, parts, self._columns_read))
+        _, cols = self._cover(height, self.cols)
+        return self._moved(_counted(extent, self.chunk_rows, parts, self._rows_read), cols)
+
+    def _rows_read(self, rows: int) -> int:
+        """Return what `rows` rows of one chunk count for in `_moved`."""
+        return 1 if self.whole else rows
+
+    def _columns_read(self, columns: int) -> int:
+        """Return what `columns` columns of one chunk count for in `_moved`."""
+        return 1 if self.whole else _span(columns, self.chunk_cols, self.skipped)
 
     def read_bytes_estimate(self, row_step: int, col_step: int) -> float:
         """Estimate `read_bytes` without looking at each chunk. Exact if all chunks are equally large as
@@ -183,11 +207,7 @@ def rows_apart(chunk_cols: int, cols: int, itemsize: int) -> bool:
 @lru_cache(maxsize=1024)
 def _touched(extent: int, step: int, chunk: int) -> tuple[int, ...]:
     """Return for each chunk along an axis how many ranges of `step` meet it."""
-    counts = [0] * ceil_div(extent, chunk)
-    for start, stop in ranges(extent, step):
-        for index, _, _ in overlaps(start, stop, chunk):
-            counts[index] += 1
-    return tuple(counts)
+    return _counted(extent, chunk, ranges(extent, step), lambda _: 1)
 
 
 @lru_cache(maxsize=1024)
@@ -195,10 +215,22 @@ def _spanned(extent: int, step: int, chunk: int, itemsize: int) -> tuple[int, ..
     """Return for each chunk column how many of its columns are read, over all ranges of `step`."""
     if rows_apart(chunk, step, itemsize):  # so is all that is narrower
         return tuple(stop - start for start, stop in ranges(extent, chunk))
+    return _counted(extent, chunk, ranges(extent, step), lambda cols: _span(cols, chunk, itemsize))
+
+
+def _span(cols: int, chunk: int, itemsize: int) -> int:
+    """Return how many columns of a chunk are read to get so many of them."""
+    return cols if rows_apart(chunk, cols, itemsize) else chunk
+
+
+def _counted(
+    extent: int, chunk: int, parts: Iterable[tuple[int, int]], weigh: Callable[[int], int]
+) -> tuple[int, ...]:
+    """Return for each chunk along an axis the sum of weights of its overlaps with all parts."""
     counts = [0] * ceil_div(extent, chunk)
-    for start, stop in ranges(extent, step):
+    for start, stop in parts:
         for index, lo, hi in overlaps(start, stop, chunk):
-            counts[index] += hi - lo if rows_apart(chunk, hi - lo, itemsize) else chunk
+            counts[index] += weigh(hi - lo)
     return tuple(counts)
 
 

@@ -22,6 +22,10 @@ class Cut:
     """Bytes of host memory, by what holds them."""
     device_ledger: dict[str, int]
     """Bytes of the device's memory, by what holds them; empty where it computes in host memory."""
+    kept_rows: int = 0
+    """Rows of op(X) that stay on the device, so that passes after the first one do not read them …"""
+    kept_bytes: int = 0
+    """… and the bytes that each of these passes need not move from the store."""
 
 
 @dataclass(frozen=True, repr=False)

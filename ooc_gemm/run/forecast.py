@@ -73,7 +73,12 @@ class Asked:
     def bytes_read(self) -> int:
         """Of all passes."""
         once = 0 if self.once is None else self.once.matrix.pass_bytes(self.once.shape[0])
-        return self.load.passes * self.cut.bytes_read + once
+        return self.load.passes * self.cut.bytes_read - self.later * self.cut.kept_bytes + once
+
+    @property
+    def later(self) -> int:
+        """Number of passes after the first one."""
+        return self.load.passes - 1
 
     @property
     def bytes_written(self) -> int:
@@ -154,16 +159,18 @@ def _stages(asked: Asked, known: Rates) -> dict[str, float]:
         s, height = one.matrix, asked.cut.height if one is asked.opened else one.shape[0]
         steps = (s.rows, height) if s.transposed else (height, s.cols)
         call = known.read_seconds + known.latency / readers
-        reading += times * one_pass(s, *steps, PIECE_BYTES).seconds(known, known.reading(readers), call)
+        unread = asked.later * asked.cut.kept_bytes if one is asked.opened else 0
+        once = one_pass(s, *steps, PIECE_BYTES).seconds(known, known.reading(readers), call)
+        reading += (times - unread / max(1, asked.cut.bytes_read)) * once
     rows, cols = asked.opened.shape
-    panels = rows * cols * load.dtype.itemsize
+    line, uploaded = cols * load.dtype.itemsize, load.passes * rows - asked.later * asked.cut.kept_rows
     computing = sum(flops / known.flops * (1 + NARROW / max(1, wide)) for flops, wide in load.products)
     computing += EIGEN_FLOPS * load.eigen**3 / known.flops
     if not asked.cut.device_ledger:  # a copy reads and writes
-        computing += load.touched / 2 * panels / known.upload
+        computing += load.touched / 2 * rows * line / known.upload
     return {
         "read": reading,
-        "upload": load.passes * panels / known.upload,
+        "upload": uploaded * line / known.upload,
         "compute": computing,
         "write": asked.bytes_written / known.write,
     }

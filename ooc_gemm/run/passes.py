@@ -2,11 +2,13 @@
 
     readers                       conductor (the caller's thread)        writer
     chunk → slot → panel ──►      panel → sums, panel → slot ──►         slot → what is made of it, in order
+                                  panel ⇄ kept panel
 
-The ring, the readers and the events are those of products (`engine/execute.py`).
+Panels that the plan keeps stay on the device when the first pass has brought them there. The ring, the
+readers and the events are those of products (`engine/execute.py`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
@@ -42,10 +44,11 @@ def pass_plan(
     limits: tuple[int, int | None],
     vectors: int,
     fixed: int,
+    passes: int,
 ) -> PassPlan:
     """Return how passes over op(X) are made on a device. dtype: the type of panels. limits: of host memory
     and of device memory, in bytes; None: the device's default. vectors: the most that op(X) is multiplied by.
-    fixed: host memory for results. Raises BudgetError."""
+    fixed: host memory for results. passes: how many are made. Raises BudgetError."""
     s, traits, found = opened.matrix, opened.traits, device.pass_limits(limits[1])
     readers = max(found.readers, requests(traits.latency, s.chunk_bytes) if traits.remote else 0)
     budget = Budget(
@@ -57,7 +60,8 @@ def pass_plan(
         connection=CONNECTION_BYTES if traits.remote else 0,
     )
     converted = opened.dtype != dtype
-    return make_pass_plan(PassProblem(opened.name, s, dtype.itemsize, converted, vectors, fixed), budget)
+    problem = PassProblem(opened.name, s, dtype.itemsize, converted, vectors, fixed, passes)
+    return make_pass_plan(problem, budget)
 
 
 class DevicePanels:
@@ -69,6 +73,8 @@ class DevicePanels:
         self._device, self._trace = device, Trace()
         self._session: PassSession | None = None
         self._memory: tuple[list[Bytes], list[Bytes]] = [], []
+        self._kept: set[int] = set()
+        """The places on the device that hold a panel."""
         self.peak_device_bytes = 0
 
     @property
@@ -91,6 +97,7 @@ class DevicePanels:
     def close(self) -> None:
         """Free the memory of the device, and the slots."""
         session, self._session, self._memory = self._session, None, ([], [])
+        self._kept = set()
         if session is not None:
             try:
                 session.close()
@@ -143,6 +150,7 @@ class DevicePanels:
             open_turn(0)
             for number, rows in enumerate(ranges(extent, plan.height)):
                 wait_for_all(ring, session)
+                self._keep_or_bring(session, number)
                 uploaded = session.record(UPLOAD)
                 if rows[1] < extent:
                     open_turn(number + 1)
@@ -168,12 +176,21 @@ class DevicePanels:
             finally:
                 handing.shutdown(cancel_futures=True)
 
-    def _turns(self) -> Iterator[Iterator[Piece]]:
-        """Yield the pieces of each panel."""
-        s = self.opened.matrix
-        for rows in ranges(self.opened.shape[0], self.plan.height):
+    def _turns(self) -> Iterator[Iterable[Piece]]:
+        """Yield the pieces of each panel; none of a panel that is on the device."""
+        s, plan = self.opened.matrix, self.plan
+        for number, rows in enumerate(ranges(self.opened.shape[0], plan.height)):
             stored = ((0, s.rows), rows) if s.transposed else (rows, (0, s.cols))
-            yield cut("a", s, *stored, self.plan.cap)
+            yield () if plan.slot_of(number) in self._kept else cut("a", s, *stored, plan.cap)
+
+    def _keep_or_bring(self, session: PassSession, number: int) -> None:
+        """Copy a panel that the plan keeps to its place, or from there where it has been kept."""
+        slot, buffer = self.plan.slot_of(number), number % PANELS
+        if slot in self._kept:
+            session.bring(slot, buffer)
+        elif slot is not None:
+            session.keep(buffer, slot)
+            self._kept.add(slot)
 
 
 def _hand(hand: Hand, left: Event, out: Bytes, rows: Range) -> None:

@@ -67,11 +67,11 @@ def pca(
 
     The conventions are those of scikit-learn's PCA: columns are centred and not scaled, variances have m − 1
     degrees of freedom, and the largest element of each component is positive. Components are found by
-    randomized subspace iteration (Halko, Martinsson and Tropp, SIAM Review 53, 2011), which reads x
-    `iterations` + 2 times; where there are few columns, three times, and the result is exact to rounding.
-    Products are made in float32 where that holds every element of x, else in float64, and their sums in
-    float64. Means that are many times the deviations lose no digits. Results of a GPU may differ in their
-    last digits from run to run, because sums of its threads have no fixed order.
+    randomized subspace iteration (Halko, Martinsson and Tropp, SIAM Review 53, 2011) in `iterations` + 2
+    passes over x; where there are few columns, in three, and the result is exact to rounding. Products are
+    made in float32 where that holds every element of x, else in float64, and their sums in float64. Means
+    that are many times the deviations lose no digits. Results of a GPU may differ in their last digits from
+    run to run, because sums of its threads have no fixed order.
 
     Parameters
     ----------
@@ -93,7 +93,8 @@ def pca(
         Where products are made: `"cpu"`, or one GPU, `"cuda"` or `"cuda:1"`. `"auto"` takes the GPU where
         there is one.
     device_memory_limit : str or int, optional
-        Most memory of the GPU, in bytes or as `"8GiB"`. By default 90 % of what is free.
+        Most memory of the GPU, in bytes or as `"8GiB"`. By default 90 % of what is free. As much of x as fits
+        stays there, and is read once.
     force : bool, default False
         Replace an array that exists at `scores`.
     progress : callable, optional
@@ -120,7 +121,7 @@ def pca(
     limits = memory_limit, device_memory_limit
     run = Decomposition(x, components, iterations, limits, device, centred=True)
     run.check(scores, "scores", force, notice)
-    left, values, right = run.carry_out(iterations, seed, scores, force, progress, scaled=False)
+    left, values, right = run.carry_out(seed, scores, force, progress, scaled=False)
     degrees, total = run.shape[0] - 1, run.subspace.squares
     variance = np.square(values) / degrees
     return recorded(
@@ -171,7 +172,8 @@ def svd(
         Where products are made: `"cpu"`, or one GPU, `"cuda"` or `"cuda:1"`. `"auto"` takes the GPU where
         there is one.
     device_memory_limit : str or int, optional
-        Most memory of the GPU, in bytes or as `"8GiB"`. By default 90 % of what is free.
+        Most memory of the GPU, in bytes or as `"8GiB"`. By default 90 % of what is free. As much of x as fits
+        stays there, and is read once.
     force : bool, default False
         Replace an array that exists at `u`.
     progress : callable, optional
@@ -193,7 +195,7 @@ def svd(
     limits = memory_limit, device_memory_limit
     run = Decomposition(x, components, iterations, limits, device, centred=False)
     run.check(u, "u", force, notice)
-    left, values, right = run.carry_out(iterations, seed, u, force, progress, scaled=True)
+    left, values, right = run.carry_out(seed, u, force, progress, scaled=True)
     found = left if u is None else open_result(u)
     return recorded(SVD(**run.took(begin), u=found, singular_values=values, vt=right))
 
@@ -213,4 +215,4 @@ def planned(
     are not known. Raises InputError and BudgetError."""
     limits = memory_limit, device_memory_limit
     run = Decomposition(x, components, iterations, limits, device, centred)
-    return run.plan(iterations, out, Observer(notice=notice))
+    return run.plan(out, Observer(notice=notice))

@@ -49,7 +49,7 @@ class Decomposition:
         refuse_event_loop()
         if iterations < 0:
             raise InputError(f"{iterations} iterations cannot be made; give 0 or more")
-        self._x, self._wanted, self._centred = x, components, centred
+        self._x, self._wanted, self._iterations, self._centred = x, components, iterations, centred
         self._opened = open_operand(x, "x")
         self.name, self.shape = self._opened.name, self._opened.shape
         if self._opened.dtype.kind == "c":
@@ -84,11 +84,11 @@ class Decomposition:
         if said := conventions.said(self.name, self._opened.undecoded):
             Observer(notice=notice).warn(said)
 
-    def plan(self, iterations: int, out: Any, observer: Observer) -> StreamPlan:
+    def plan(self, out: Any, observer: Observer) -> StreamPlan:
         """What would be done. Nothing is read but for rates that are not known."""
         products, size, centre, flipped = self._choose(out)
         assert not isinstance(products, OnPool), "plans are of one machine"
-        passes, elements = size.passes(iterations), 1.0 * self.shape[0] * self.shape[1]
+        passes, elements = size.passes(self._iterations), 1.0 * self.shape[0] * self.shape[1]
         # The last pass makes one product, with the vectors that are wanted.
         iterated, wanted = 4 * elements * size.width * (passes - 1), 2 * elements * self._wanted
         touched = 1 + (0 if centre is None else CENTRED * (1 if centre == "columns" else passes))
@@ -112,7 +112,6 @@ class Decomposition:
 
     def carry_out(
         self,
-        iterations: int,
         seed: int,
         out: Any,
         force: bool,
@@ -122,7 +121,7 @@ class Decomposition:
         """The left vectors times the singular values (`scaled`: the vectors alone), or None where they went
         to `out`; the singular values; and the right vectors, as rows."""
         self._products, size, centre, flipped = self._choose(out)
-        all_passes = size.passes(iterations)
+        all_passes = size.passes(self._iterations)
         (m, n), itemsize = self.shape, self._opened.dtype.itemsize
         meter = Meter(f"components of {self.name}", nbytes=all_passes * m * n * itemsize)
 
@@ -134,15 +133,15 @@ class Decomposition:
         self.subspace = Subspace(self._products, size, centre, report)
         try:
             with meter:
-                return self._computed(iterations, seed, out, force, scaled, flipped)
+                return self._computed(seed, out, force, scaled, flipped)
         finally:
             self._products.close()
 
     def _computed(
-        self, iterations: int, seed: int, out: Any, force: bool, scaled: bool, flipped: bool
+        self, seed: int, out: Any, force: bool, scaled: bool, flipped: bool
     ) -> tuple[Array | None, Floats, Array]:
         """Carry out all passes; what `carry_out` returns."""
-        vectors, near = self.subspace.vectors(iterations, seed)
+        vectors, near = self.subspace.vectors(self._iterations, seed)
         if flipped:
             made, values, right = self._from_transpose(vectors, scaled)
             self._opened.check_unchanged()
@@ -196,7 +195,8 @@ class Decomposition:
             return OnPool(self._pool, beside, matrix, Matrix(flipped, size, centre, self._limits[1], extra))
         if self._device is None:
             return OnCPU(matrix, size, centre, self._limits[0], extra)
-        return OnDevice(matrix, size, centre, self._limits, extra, self._device)
+        passes = size.passes(self._iterations)
+        return OnDevice(matrix, size, centre, self._limits, extra, self._device, passes)
 
     def _turned(self, opened: Opened) -> Opened:
         """The transpose; of an array in memory a view, any part of which can be read."""

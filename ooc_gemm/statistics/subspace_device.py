@@ -30,12 +30,13 @@ class OnDevice:
         limits: tuple[int, int | None],
         extra: int,
         device: PassDevice,
+        passes: int = 1,
     ):
         """limits: of host memory and of device memory, in bytes; None: the device's default. extra: bytes
-        that results take on the host. Raises BudgetError."""
+        that results take on the host. passes: how many are made before this is closed. Raises BudgetError."""
         self.name, self.dtype, self.device = opened.name, panel_type(opened.dtype), device.name
         held = size.needs(self.dtype).fixed + size.cols * size.width * 8  # with the means of some panels
-        plan = pass_plan(opened, self.dtype, device, limits, size.width, held + extra)
+        plan = pass_plan(opened, self.dtype, device, limits, size.width, held + extra, passes)
         self._size, self._centre = size, centre
         self._panels = DevicePanels(opened, self.dtype, plan, device)
 

@@ -17,8 +17,10 @@ from ooc_gemm import BudgetError, DeviceError, InputError, StoreError, pca, svd
 from ooc_gemm.cuda_kernels.driver import DriverError
 from ooc_gemm.devices.cuda import passes as on_cuda
 from ooc_gemm.planning import passes as planning
+from ooc_gemm.statistics.components import planned
 from ooc_gemm.storage.io import files
 
+KEEPING = planning._keeping
 GPU = {"memory_limit": "4GiB", "device": "cuda"}
 
 
@@ -32,6 +34,12 @@ def gpu(request, monkeypatch):
     return request.param
 
 
+def plan_of(x, iterations, **limits):
+    """The plan of `pca` with 4 components."""
+    limits = {"memory_limit": None, "device_memory_limit": None} | GPU | limits
+    return planned(x, None, 4, True, iterations, notice=print, **limits)
+
+
 @pytest.fixture
 def small(monkeypatch):
     """Panels of a few KiB and short runs, so that each matrix has many of both."""
@@ -40,6 +48,14 @@ def small(monkeypatch):
     monkeypatch.setattr(planning, "PIECES", 6)
     for module in (planning, on_cuda):
         monkeypatch.setattr(module, "RUN", 24)
+    keep(monkeypatch, 2)
+
+
+def keep(monkeypatch, panels):
+    """Plans keep so many panels on the device at most."""
+    monkeypatch.setattr(
+        planning, "_keeping", lambda plan, spare: KEEPING(plan, min(spare, panels * plan.panel_bytes))
+    )
 
 
 @pytest.mark.parametrize("shape", [(133, 71), (71, 133)])
@@ -154,7 +170,8 @@ def test_files_in_memory(gpu, small, monkeypatch):
     assert plans[0].slots < planning.SLOTS_PER_READER * plans[0].readers
 
 
-def test_it_reads_as_often_as_it_says(gpu, small, tmp_path):
+def test_it_reads_as_often_as_it_says(gpu, small, tmp_path, monkeypatch):
+    keep(monkeypatch, 0)
     values, fractions = graded((3000, 50), 12, dtype="f4"), []
     x = make(tmp_path / "a", values, chunks=(700, 50), compressors=None)
     for iterations in (0, 1, 3):
@@ -166,9 +183,34 @@ def test_it_reads_as_often_as_it_says(gpu, small, tmp_path):
         fractions.clear()
 
 
+@pytest.mark.parametrize("shape", [(3000, 50), (50, 3000)])
+@pytest.mark.parametrize(
+    ("chunks", "others"),
+    [((700, 11), {}), ((100, 50), {"compressors": None}), ((700, 50), {"compressors": None})],
+)
+@pytest.mark.parametrize("kept", [0, 1, 5, 1000])
+def test_panels_on_the_device_are_read_once(gpu, small, tmp_path, monkeypatch, shape, chunks, others, kept):
+    """The result does not depend on how many are kept, and the plan knows the bytes that are read."""
+    values = graded(shape, 13, mean=2, dtype="f4")
+    x = make(tmp_path / "a", values, chunks=chunks if shape[0] > 50 else chunks[::-1], **others)
+    keep(monkeypatch, 0)
+    wanted = pca(x, 4, iterations=2, **GPU)
+    keep(monkeypatch, kept)
+    plan, found = plan_of(x, 2), pca(x, 4, iterations=2, **GPU)
+    assert (plan.bytes_read, plan.passes) == (found.bytes_read, found.passes) == (plan.bytes_read, 4)
+    assert plan.device_ledger["kept panels"] <= kept * plan.device_ledger["panels"]
+    assert (found.bytes_read < wanted.bytes_read) == (kept > 0)
+    if kept == 1000:
+        assert found.bytes_read * 4 == wanted.bytes_read
+    close(found.singular_values, wanted.singular_values, 1e-6)
+    close(found.scores, wanted.scores, 1e-5)
+    check_pca(found, values, 4, 1e-4)
+
+
 @pytest.mark.parametrize("step", ["upload", "apply"])
 def test_a_failed_run_leaves_nothing(gpu, small, tmp_path, monkeypatch, step):
     """Neither threads nor memory of the device, nor half of an output."""
+    keep(monkeypatch, 0)
     monkeypatch.chdir(tmp_path)
     make("a", graded((300, 40), 11, dtype="f4"), chunks=(50, 40))
     freed, usual = [], on_cuda.CUDAPasses.close

@@ -30,8 +30,8 @@ from .pinned import HostMemory
 from .rates import CONTEXT_BYTES
 
 _TO_DEVICE, _TO_HOST = (driver.DEVICE, driver.HOST), (driver.HOST, driver.DEVICE)
-_DOWN, _UP = 2, 1
-"""cudaMemcpyKind: to the host, to the device."""
+_DOWN, _UP, _WITHIN = 2, 1, 3
+"""cudaMemcpyKind: to the host, to the device, from device to device."""
 _FLOAT64 = np.dtype(np.float64)
 
 
@@ -66,6 +66,7 @@ class CUDAPasses(HostMemory):
         wanted |= {"vectors": (cols * w, panel), "y": (plan.height * w, panel)}
         wanted |= {"z": (cols * w, _FLOAT64), "gram": (w * w, _FLOAT64)}
         wanted["parts"] = plan.parts_bytes, np.dtype(np.uint8)
+        wanted["kept"] = plan.kept * rows * self._pitch, panel
         if panel != _FLOAT64:
             wanted["wide y"] = plan.height * w, _FLOAT64
         if plan.problem.converted:
@@ -146,6 +147,23 @@ class CUDAPasses(HostMemory):
             np.int32(0), compared(0), np.dtype(config.dtype).type(0),
         )  # fmt: skip
         self._place[dtype](config.grid(rows, cols), config.block, args, stream)
+
+    def keep(self, buffer: int, slot: int) -> None:
+        """Starts a copy in the memory of the device."""
+        self._move(("panel", buffer), 0, "kept", slot)
+
+    def bring(self, slot: int, buffer: int) -> None:
+        """Starts a copy in the memory of the device."""
+        self._move("kept", slot, ("panel", buffer), 0)
+
+    def _move(self, source: Any, source_slot: int, target: Any, target_slot: int) -> None:
+        """Start to copy a panel from one array to another in the upload stream. Slots count panels."""
+        self._device.use()
+        nbytes = self._plan.panel_bytes
+        at, to = self._arrays[source].data.ptr, self._arrays[target].data.ptr
+        self._runtime.memcpyAsync(
+            to + target_slot * nbytes, at + source_slot * nbytes, nbytes, _WITHIN, self._streams[UPLOAD].ptr
+        )
 
     def apply(self, buffer: int, count: int, out: Bytes) -> Event:
         """Starts all work on a panel in the compute stream."""
