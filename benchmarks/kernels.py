@@ -1,6 +1,6 @@
 """Every kernel beside cuBLAS on the GPU at hand, at the shapes that docs/kernels.md shows:
 
-    python benchmarks/kernels.py [--commit ID] [--out FILE]
+    python benchmarks/kernels.py [--size N ...] [--commit ID] [--out FILE]
 
 It is `ooc-gemm bench kernels` at more shapes than one would type, by default into
 benchmarks/results/kernels_h200.json.
@@ -35,23 +35,24 @@ def pairs(naive: bool) -> list[tuple[str, str]]:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--size", "sizes", type=int, multiple=True, help="Measure N×N×N alone (several times: these).")
 @click.option("--commit", help="What is measured, where there is no git repository.")
 @click.option("--out", type=click.Path(dir_okay=False), default=RESULTS / "kernels_h200.json")
-def main(commit: str | None, out: str) -> None:
+def main(sizes: tuple[int, ...], commit: str | None, out: str) -> None:
     """Measure all kernels and write the results. Exit status 1: a result is wrong."""
     if commit is None:
         commit = subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
-    shapes = [(size, size, size) for size in SQUARES]
+    shapes = [(size, size, size) for size in sizes or SQUARES]
     rows: list[dict[str, Any]] = []
     started = time.monotonic()
 
     def progress(text: str) -> None:
         click.echo(f"{time.monotonic() - started:6.1f} s  {text}")
 
-    for chosen, some, repeat in (
-        (pairs(True), [*shapes, *THIN], REPEAT),
-        (pairs(False), [(LARGE, LARGE, LARGE)], REPEAT_LARGE),
-    ):
+    jobs = [(pairs(True), [*shapes, *(() if sizes else THIN)], REPEAT)]
+    if not sizes:
+        jobs.append((pairs(False), [(LARGE, LARGE, LARGE)], REPEAT_LARGE))
+    for chosen, some, repeat in jobs:
         report = bench.run(chosen, some, repeat, progress=progress)
         rows += report["rows"]
         Path(out).write_text(
