@@ -17,11 +17,11 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -35,22 +35,28 @@ from ooc_gemm.support.memory import parse_size
 CORES = 2
 
 
+LAUNCHER = """
+import json, os, sys, time
+start = time.perf_counter()
+child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+_, status, used = os.wait4(child, 0)
+seconds = time.perf_counter() - start
+took = {"seconds": seconds, "cpu_seconds": used.ru_utime + used.ru_stime}
+took["peak_bytes"] = used.ru_maxrss * 1024.0
+print("\\n" + json.dumps(took | {"code": os.waitstatus_to_exitcode(status)}))
+"""
+"""Starts a process from a small one, because its peak memory begins at that of the one that starts it."""
+
+
 def run(command: list[str], folder: Path) -> dict[str, float]:
     """Run a process to its end: its seconds, its processor's seconds, and its peak memory in bytes."""
-    start = time.perf_counter()
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, cwd=folder, stdout=said, stderr=said)
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            said.seek(0)
-            raise SystemExit(f"{command[0]} failed:\n{said.read().decode(errors='replace')[-2000:]}")
-    seconds = time.perf_counter() - start
-    return {
-        "seconds": seconds,
-        "cpu_seconds": used.ru_utime + used.ru_stime,
-        "peak_bytes": used.ru_maxrss * 1024.0,
-    }
+    program = shutil.which(command[0]) or command[0]
+    launch = [sys.executable, "-S", "-E", "-c", LAUNCHER, program, *command[1:]]
+    done = subprocess.run(launch, cwd=folder, capture_output=True, text=True, errors="replace", check=True)
+    took: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    if took.pop("code"):
+        raise SystemExit(f"{command[0]} failed:\n{(done.stdout + done.stderr)[-2000:]}")
+    return took
 
 
 def measure(case: Case, folder: Path, rounds: int, small: bool) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def cases(suite: Suite, device: Any, only: tuple[str, ...], tmpfs: Path, disk: P
     for kernel in ("auto", "cublas"):  # contexts, libraries, kernels
         fresh(tmpfs)()
         multiply(tmpfs, kernel=kernel)()
-    if any(map(wanted, ("tmpfs", "cublas", "disk", "journal"))):
+    if any(map(wanted, ("tmpfs", "cublas", "transform", "disk", "journal"))):
         pair(tmpfs, 32768)
     if wanted("tmpfs"):
         row = suite.run("tmpfs", multiply(tmpfs, **small), prepare=fresh(tmpfs))
@@ -217,6 +217,8 @@ def cases(suite: Suite, device: Any, only: tuple[str, ...], tmpfs: Path, disk: P
         row = suite.run("cublas", multiply(tmpfs, kernel="cublas", **small), prepare=fresh(tmpfs))
         suite.bar("cublas: ratio to the limit", row["ratio"], 1.25)
         suite.close_to("cublas", 0.15)
+    if wanted("transform"):
+        transform(suite, tmpfs, small)
     if wanted("disk"):
         to_disk()
         info.measure_places(device, [disk])
@@ -363,6 +365,24 @@ def gram(suite: Suite, tmpfs: Path) -> None:
     prepare()
 
 
+def transform(suite: Suite, tmpfs: Path, limits: Run) -> None:
+    """Multiply with A as it is, and centred and scaled by given numbers, in turns."""
+    rng, (rows, cols) = np.random.default_rng(3), zarr.open_array(tmpfs / "a", mode="r").shape
+    lines = {"center": ("columns", rng.random(cols)), "scale": ("rows", 1 + rng.random(rows))}
+    operands = {"plain": str(tmpfs / "a"), "transformed": ooc_gemm.Operand(str(tmpfs / "a"), **lines)}
+    stages: dict[str, list[dict[str, float]]] = {name: [] for name in operands}
+    for _ in range(2 * suite.repeat):
+        for name, a in operands.items():
+            shutil.rmtree(tmpfs / "c", ignore_errors=True)
+            result = ooc_gemm.multiply(a, str(tmpfs / "b"), str(tmpfs / "c"), **limits)
+            stages[name].append(result.stage_seconds | {"seconds": result.seconds})
+    suite.rows["transform"] = {**stages}
+    for what, most in (("compute", 1.03), ("seconds", float("inf"))):
+        plain, transformed = (statistics.median(run[what] for run in runs) for runs in stages.values())
+        click.echo(f"transform: {what} {transformed:.3f} s beside {plain:.3f} s")
+        suite.bar(f"transform: {what} ÷ that without", transformed / plain, most)
+
+
 def verify(suite: Suite, tmpfs: Path) -> None:
     """Compare runs with and without --verify, in turns."""
     for dtype, kernel in (("float32", "auto"), ("float32", "cublas"), ("float16", "auto"), ("int8", "auto")):
@@ -424,7 +444,7 @@ def rows_before(out: Path) -> Run:
 @click.option(
     "--only",
     multiple=True,
-    help="A case: tmpfs, cublas, disk, journal, verify, zstd, gram, float64, large, traffic.",
+    help="A case: tmpfs, cublas, transform, disk, journal, verify, zstd, gram, float64, large, traffic.",
 )
 @click.option("--repeat", default=3, show_default=True)
 @click.option("--tmpfs", type=click.Path(path_type=Path), default=Path("/dev/shm"), show_default=True)

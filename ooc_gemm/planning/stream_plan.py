@@ -23,9 +23,10 @@ class Cut:
     device_ledger: dict[str, int]
     """Bytes of the device's memory, by what holds them; empty where it computes in host memory."""
     kept_rows: int = 0
-    """Rows of op(X) that stay on the device, so that passes after the first one do not read them …"""
+    """Rows of op(X) that stay on the device, so that passes after the first one do not upload them."""
     kept_bytes: int = 0
-    """… and the bytes that each of these passes need not move from the store."""
+    """Bytes that each pass after the first one need not move from the store, because what they hold is kept
+    in memory."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -200,11 +200,19 @@ class Panels(_Pass):
     """Passes over op(X) in panels: all columns of some rows, as one array in C order."""
 
     def __init__(
-        self, opened: Opened, dtype: Any, limit: int, purpose: str, needs: Needs, rows: int = 1
+        self,
+        opened: Opened,
+        dtype: Any,
+        limit: int,
+        purpose: str,
+        needs: Needs,
+        rows: int = 1,
+        passes: int = 1,
     ) -> None:
         """dtype: the type of panels. rows: a panel has no fewer, unless the matrix has, or the memory limit
-        asks for it. Others: as of `Pieces`. Panels end at edges of chunks wherever a chunk would otherwise
-        be read twice."""
+        asks for it. passes: how many will be made; if there are several, panels that are decoded, downloaded
+        or computed stay in memory from the first pass on, as far as the limit allows. Others: as of `Pieces`.
+        Panels end at edges of chunks wherever a chunk would otherwise be read twice."""
         super().__init__(opened, limit, purpose, needs.threads)
         s, (extent, width) = self.opened.matrix, self.opened.shape
         self.dtype: np.dtype[Any] = np.dtype(dtype)
@@ -225,6 +233,12 @@ class Panels(_Pass):
         """Rows of a panel; the last may have fewer."""
         self.threads = self._threads(needs.fixed, takes(height))
         self._needs, self._panel_bytes = needs, PAGE + min(height, extent) * line
+        count, spare = ceil_div(extent, height), fits - self.threads * takes(height)
+        self._held_bytes = PAGE + min(height, extent) * width * self.dtype.itemsize
+        costs = passes > 1 and (s.whole or s.apart > 0 or self.opened.traits.remote)
+        self._keeps = min(count, spare // self._held_bytes) if costs else 0
+        self._kept: dict[int, Array] = {}
+        """The first panels, by their numbers, as they were read."""
 
     @property
     def cut(self) -> Cut:
@@ -238,7 +252,14 @@ class Panels(_Pass):
             "work": threads * needs.thread,
             "results": needs.fixed,
         }
-        return Cut(self.height, threads, s.pass_bytes(self.height), held, {})
+        if self._keeps:
+            held["kept panels"] = self._keeps * self._held_bytes
+        kept = s.panels_bytes(self.height, range(self._keeps))
+        return Cut(self.height, threads, s.pass_bytes(self.height), held, {}, kept_bytes=kept)
+
+    def close(self) -> None:
+        """Forget the panels that are kept."""
+        self._kept.clear()
 
     def each(
         self,
@@ -254,21 +275,36 @@ class Panels(_Pass):
         front = round_up(self._slot, PAGE)
         size = min(self.height, extent) * width * self.dtype.itemsize
 
-        def run(rows: Range, memory: Bytes) -> tuple[R, int, int]:
-            count, moved, start = rows[1] - rows[0], 0, time.perf_counter()
-            space = memory[front : front + count * width * self.dtype.itemsize]
-            panel: Array = space.view(self.dtype).reshape(count, width)
+        def put(values: Array, place: Array, less: Array | None) -> None:
+            if less is None:
+                np.copyto(place, values, casting="unsafe")
+            else:
+                np.subtract(values, less, out=place, casting="unsafe")
+
+        def read(rows: Range, panel: Array, memory: Bytes, less: Array | None) -> int:
+            moved = 0
             stored = ((0, s.rows), rows) if s.transposed else (rows, (0, s.cols))
             for piece in cut("", s, *stored, self._slot):
                 values, nbytes = source.read(piece, memory[: self._slot])
                 moved += nbytes
                 (row, col), values = (piece.into[::-1], values.T) if s.transposed else (piece.into, values)
                 cols = slice(col, col + values.shape[1])
-                place = panel[row : row + len(values), cols]
-                if shift is None:
-                    np.copyto(place, values, casting="unsafe")
-                else:
-                    np.subtract(values, shift[cols], out=place, casting="unsafe")
+                put(values, panel[row : row + len(values), cols], None if less is None else less[cols])
+            return moved
+
+        def run(rows: Range, memory: Bytes) -> tuple[R, int, int]:
+            count, moved, start = rows[1] - rows[0], 0, time.perf_counter()
+            number = rows[0] // self.height
+            space = memory[front : front + count * width * self.dtype.itemsize]
+            panel: Array = space.view(self.dtype).reshape(count, width)
+            if number >= self._keeps:
+                moved = read(rows, panel, memory, shift)
+            else:
+                if number not in self._kept:
+                    kept: Array = np.empty_like(panel)
+                    moved = read(rows, kept, memory, None)
+                    self._kept[number] = kept
+                put(self._kept[number], panel, shift)
             self._trace.add("read", start, nbytes=moved)
             start = time.perf_counter()
             found = work(panel, rows)

@@ -88,7 +88,8 @@ def pca(
         Seed of the random vectors that the iteration begins with.
     memory_limit : str or int, optional
         Most host memory that the process may hold resident, in bytes or as `"8GiB"`. By default 60 % of what
-        the process may use.
+        the process may use. What is compressed, remote or computed stays there after the first pass as far as
+        it fits, and is not read again.
     device : str, default "auto"
         Where products are made: `"cpu"`, or one GPU, `"cuda"` or `"cuda:1"`. `"auto"` takes the GPU where
         there is one.

@@ -193,9 +193,9 @@ class Decomposition:
         if self._pool is not None and self._elsewhere is not None:
             beside = partial(self._elsewhere.beside, self._given[0])
             return OnPool(self._pool, beside, matrix, Matrix(flipped, size, centre, self._limits[1], extra))
-        if self._device is None:
-            return OnCPU(matrix, size, centre, self._limits[0], extra)
         passes = size.passes(self._iterations)
+        if self._device is None:
+            return OnCPU(matrix, size, centre, self._limits[0], extra, passes=passes)
         return OnDevice(matrix, size, centre, self._limits, extra, self._device, passes)
 
     def _turned(self, opened: Opened) -> Opened:

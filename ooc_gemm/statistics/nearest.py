@@ -1,8 +1,7 @@
 """The reduction of `topk`: the best few elements of each row of C, found while C passes by.
 
-The elements of a tile are compared with what is needed to be among the best of their row so far. To touch
-each element once only, the tile is cut into groups of columns whose maxima are compared; only in groups whose
-maximum reaches its row's threshold single elements are looked at. After a few tiles hardly any do.
+The elements of a tile are compared with what is needed to be among the best of their row so far. Eight
+results of comparisons are looked at together, as one word; after a few tiles nearly all words are zero.
 """
 
 from dataclasses import dataclass, field
@@ -12,13 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..support.intervals import ceil_div
+
 Array = npt.NDArray[Any]
 
-STRIP = 32
+STRIP = 64
 """Rows of a tile that are compared at a time: with the columns of a tile they fit the second cache of a
 core."""
 GROUPS = 128
-"""Groups of columns of a tile, at least."""
+"""Groups into which the columns of a row's first tile are cut, at least."""
+WORD = 8
+"""Results of comparisons, of a byte each, in a word."""
 ROOM = 3
 """Candidates of a row, in multiples of those that are kept, before the others are dropped."""
 LOCKED = 512
@@ -95,9 +98,13 @@ class Nearest:
 
     def take(self, values: Array, row: int, col: int) -> None:
         """Compares strips of rows, each in the cache."""
-        for at in range(0, len(values), STRIP):
+        band, at = self._band(row), 0
+        while at < len(values):  # as many rows at a time as share a lock
+            lock = (row + at - band.first) // LOCKED
+            stop = min(len(values), (lock + 1) * LOCKED + band.first - row)
             with np.errstate(all="ignore"):
-                self._strip(values[at : at + STRIP], row + at, col)
+                self._compare(band, lock, values[at:stop], row + at, col)
+            at = stop
 
     def best(self, band: int) -> tuple[Array, Array]:
         """(columns, scores) of what is kept of each row of a row of blocks, best first; column −1 where there
@@ -119,34 +126,43 @@ class Nearest:
         shape = min(self._height, self._shape[0] - first), ROOM * self._keep
         return _Band(first, np.full(shape, -np.inf, self._dtype), np.full(shape, -1, np.int64))
 
-    def _strip(self, values: Array, row: int, col: int) -> None:
-        """Compare a few rows of a tile with what is kept of them."""
-        band, (height, width) = self._band(row), values.shape
-        values = self._scored(values, row, col)
+    def _compare(self, band: _Band, lock: int, values: Array, row: int, col: int) -> None:
+        """Compare rows that share a lock with what is kept of them. Other threads may raise their thresholds
+        meanwhile; then some candidates come that are dropped later."""
+        rows = slice(row - band.first, row - band.first + len(values))
+        with band.locks[lock]:
+            least, edge = band.least[rows].copy(), band.edge[rows].copy()
+        new, found = np.isneginf(least), []
+        for at in range(0, len(values), STRIP):
+            strip = slice(at, at + STRIP)
+            some = self._scored(values[strip], row + at, col)
+            if new[strip].any():
+                bound = self._bound(some)
+                edge[strip][bound > least[strip]] = NOWHERE
+                np.fmax(least[strip], bound, out=least[strip])
+            needed = np.where(
+                edge[strip] < col, np.nextafter(least[strip], np.inf, dtype=least.dtype), least[strip]
+            )
+            lines, columns, scores = self._few(some, _reaching(some, needed[:, None]))
+            found.append((lines + at, columns, scores))
+        with band.locks[lock]:
+            if new.any():
+                higher = least > band.least[rows]
+                band.least[rows][higher], band.edge[rows][higher] = least[higher], edge[higher]
+            lines, columns, scores = map(np.concatenate, zip(*found, strict=True))
+            self._add(band, rows, (lines, columns, scores), col)
+
+    def _bound(self, values: Array) -> Array:
+        """A score that as many elements of each row reach as are kept: so many groups of columns have an
+        element that is no less than the least of their maxima; −∞ where there are too few columns."""
+        height, width = values.shape
         groups = max(1, width // max(GROUPS, 2 * self._keep))
         across = width // groups
-        body = values[:, : groups * across].reshape(height, groups, across)
-        most = np.maximum.reduce(body, axis=1)
-        rows = slice(row - band.first, row - band.first + height)
-        with band.locks[(row - band.first) // LOCKED]:
-            least, edge = band.least[rows], band.edge[rows]
-            if across >= self._keep and np.isneginf(least).any():
-                # So many groups have an element that is no less than the least of their maxima.
-                bound = np.partition(most, across - self._keep, axis=1)[:, across - self._keep]
-                edge[bound > least] = NOWHERE
-                np.fmax(least, bound, out=least)
-            needed = np.where(edge < col, np.nextafter(least, np.inf, dtype=least.dtype), least)[:, None]
-            at, group = np.nonzero(most >= needed)
-            if len(at):
-                some = body[at, :, group]
-                which, inside = np.nonzero(some >= needed[at])
-                found = at[which], inside * across + group[which], some[which, inside]
-                self._add(band, rows, self._few(values, found), col)
-            if groups * across < width:
-                rest = values[:, groups * across :]
-                at, inside = np.nonzero(rest >= needed)
-                found = at, inside + groups * across, rest[at, inside]
-                self._add(band, rows, self._few(rest, found, groups * across), col)
+        if across < self._keep:
+            return np.full(height, -np.inf, values.dtype)
+        most = np.maximum.reduce(values[:, : groups * across].reshape(height, groups, across), axis=1)
+        bound: Array = np.partition(most, across - self._keep, axis=1)[:, across - self._keep]
+        return bound
 
     def _scored(self, values: Array, row: int, col: int) -> Array:
         """The scores of products; −∞ where two rows are no neighbours."""
@@ -165,17 +181,19 @@ class Nearest:
             values[same - row, same - col] = -np.inf
         return values
 
-    def _few(self, values: Array, found: Found, first: int = 0) -> Found:
-        """What is found in these columns, of which the first has the number `first`; of rows with more than
-        there is room for, as where many scores are equal, only the best."""
+    def _few(self, values: Array, found: Found) -> Found:
+        """What is found in a strip; of rows with more than there is room for, as where many scores are equal,
+        only the best."""
         at, columns, scores = found
+        if len(at) <= ROOM * self._keep:
+            return found
         many = np.flatnonzero(np.bincount(at, minlength=len(values)) > ROOM * self._keep)
         if not len(many):
             return found
         best = np.argsort(-values[many], axis=1, kind="stable")[:, : self._keep]
         others = ~np.isin(at, many)
         at = np.concatenate([at[others], np.repeat(many, best.shape[1])])
-        columns = np.concatenate([columns[others], best.reshape(-1) + first])
+        columns = np.concatenate([columns[others], best.reshape(-1)])
         scores = np.concatenate([scores[others], np.take_along_axis(values[many], best, 1).reshape(-1)])
         order = np.argsort(at, kind="stable")
         return at[order], columns[order], scores[order]
@@ -211,3 +229,16 @@ class Nearest:
         values[full, :keep], columns[full, :keep] = kept
         band.count[rows][full] = keep
         band.least[rows][full], band.edge[rows][full] = kept[0][:, -1], kept[1][:, -1]
+
+
+def _reaching(values: Array, needed: Array) -> Found:
+    """What reaches the number that its row needs."""
+    height, width = values.shape
+    words = ceil_div(width, WORD)
+    reaches = np.zeros((height, words * WORD), np.bool_)
+    np.greater_equal(values, needed, out=reaches[:, :width])
+    word = np.flatnonzero(reaches.view(np.uint64) != 0)
+    which, inside = np.nonzero(reaches.reshape(-1, WORD)[word])
+    at, column = np.divmod(word[which], words)
+    column = column * WORD + inside
+    return at, column, values[at, column]

@@ -21,13 +21,22 @@ class OnCPU:
 
     device, peak_device_bytes = "cpu", 0
 
-    def __init__(self, opened: Opened, size: Size, centre: Centre, limit: int, extra: int, threads: int = 0):
+    def __init__(
+        self,
+        opened: Opened,
+        size: Size,
+        centre: Centre,
+        limit: int,
+        extra: int,
+        threads: int = 0,
+        passes: int = 1,
+    ):
         """limit: of host memory, in bytes. extra: bytes that results take. threads: cores that passes may
-        use; 0: those of this process. Raises BudgetError."""
+        use; 0: those of this process. passes: how many are made before this is closed. Raises BudgetError."""
         self.name, self.dtype = opened.name, panel_type(opened.dtype)
         needs = size.needs(self.dtype)
         needs = Needs(needs.fixed + extra, needs.thread, needs.element, threads)
-        self._panels = Panels(opened, self.dtype, limit, "decompose", needs, rows=4 * size.width)
+        self._panels = Panels(opened, self.dtype, limit, "decompose", needs, 4 * size.width, passes)
         self._size, self._centre = size, centre
 
     @property
@@ -110,7 +119,8 @@ class OnCPU:
         return shift, mean - shift
 
     def close(self) -> None:
-        """Does nothing: each pass frees its memory."""
+        """Frees the panels that are kept."""
+        self._panels.close()
 
 
 def _lying(vectors: Array, dtype: np.dtype[Any]) -> Array:

@@ -13,6 +13,8 @@ from decompositions import check_pca, close, exact, graded
 
 import ooc_gemm
 from ooc_gemm import BudgetError, InputError, StoreError, pca, svd
+from ooc_gemm.run import stream
+from ooc_gemm.statistics.components import planned
 
 LIMIT = {"memory_limit": "2GiB", "device": "cpu"}
 
@@ -165,7 +167,7 @@ def test_written_results_are_the_returned_ones(tmp_path, monkeypatch, shape, com
 
 def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    make("a", graded((300, 40), 11, dtype="f4"), chunks=(50, 40))
+    make("a", graded((300, 40), 11, dtype="f4"), chunks=(50, 40), compressors=None)
     make("s", np.ones((2, 2)))
 
     def last(fraction):
@@ -191,6 +193,35 @@ def test_it_reads_as_often_as_it_says(tmp_path):
         assert fractions[-1] == 1
         assert fractions == sorted(fractions)
         fractions.clear()
+
+
+@pytest.mark.parametrize("shape", [(3000, 50), (50, 3000)])
+@pytest.mark.parametrize("share", [1, 0.4, 0])
+def test_what_is_decoded_stays_in_memory(tmp_path, monkeypatch, shape, share):
+    """As far as the limit allows. The result is the same to the bit, and raw chunks are read again."""
+    monkeypatch.setattr(stream, "PANEL_BYTES", 1 << 14)
+    monkeypatch.setattr(stream, "baseline_bytes", lambda least: 100 << 20)
+    values, chunks = graded(shape, 16, mean=3, dtype="f4"), (200, 50) if shape[0] > 50 else (50, 200)
+    raw = make(tmp_path / "raw", values, chunks=chunks, compressors=None)
+    x, out = make(tmp_path / "a", values, chunks=chunks), str(tmp_path / "s")
+    ledger, once = plan_of(x, out, "1GiB").ledger, plan_of(x, out, "1GiB").input_bytes
+    kept = ledger["kept panels"]
+    least = sum(ledger.values()) - kept
+    limit, options = least + int(share * kept), {"iterations": 2, "device": "cpu"}
+    plan, found = plan_of(x, out, limit), pca(x, 4, scores=out, memory_limit=limit, **options)
+    wanted = pca(x, 4, scores=str(tmp_path / "wanted"), memory_limit=least, **options)
+    assert found.bytes_read == plan.bytes_read
+    assert (found.bytes_read == once, found.bytes_read == 4 * once) == (share == 1, share == 0)
+    assert plan.ledger.get("kept panels", 0) <= share * kept
+    assert wanted.bytes_read == 4 * once
+    assert pca(raw, 4, **options, memory_limit="1GiB").bytes_read == 4 * values.nbytes
+    assert found.scores[...].tobytes() == wanted.scores[...].tobytes()
+    check_pca(found, values, 4, 1e-4)
+
+
+def plan_of(x, out, limit):
+    """The plan of `pca` with 4 components and 2 iterations on the CPU."""
+    return planned(x, out, 4, True, 2, limit, "cpu", None, notice=print)
 
 
 def test_the_same_seed_gives_the_same_to_the_bit(tmp_path):
