@@ -107,12 +107,13 @@ def norms(rows: Rows) -> tuple[Array, Array]:
         step = max(1, STRIP_BYTES // 8 // max(1, values.shape[1]))
         for start, stop in ranges(len(values), step):
             wide = values[start:stop].astype(np.float64)
-            some = np.einsum("ij,ij->i", wide, wide)
+            some = np.vecdot(wide, wide)
             squares[row + start : row + stop] += some
             if not np.isfinite(some).all():
                 wide = wide[np.isfinite(some)]
+            total = wide.sum(axis=0)
             with lock:
-                sums[col : col + values.shape[1]] += wide.sum(axis=0)
+                sums[col : col + values.shape[1]] += total
 
     for columns in depths(rows, 1):
         rows.each((0, count), columns, add)
@@ -195,14 +196,14 @@ class Exact:
                         x -= y
                         y = x
                     elif self.metric == "cosine":
-                        right[some] += np.einsum("ij,ij->i", y, y)
-                    sums[some] += np.einsum("ij,ij->i", x, y)
+                        right[some] += np.vecdot(y, y)
+                    sums[some] += np.vecdot(x, y)
 
             moved += self.a.each(rows, k, fill)
             step = max(1, STRIP_BYTES // 8 // max(1, panel.shape[1]))
             for start, stop in ranges(count, step):
                 wide = panel[start:stop].astype(np.float64)
-                left[start:stop] += np.einsum("ij,ij->i", wide, wide)
+                left[start:stop] += np.vecdot(wide, wide)
             moved += self.b.each(self._among, k, add)
         found = np.full(columns.shape, -np.inf)
         with np.errstate(all="ignore"):

@@ -183,16 +183,20 @@ def test_it_reads_as_often_as_it_says(gpu, small, tmp_path, monkeypatch):
         fractions.clear()
 
 
-@pytest.mark.parametrize("shape", [(3000, 50), (50, 3000)])
 @pytest.mark.parametrize(
-    ("chunks", "others"),
-    [((700, 11), {}), ((100, 50), {"compressors": None}), ((700, 50), {"compressors": None})],
+    ("shape", "chunks", "others"),
+    [
+        ((3000, 50), (700, 11), {}),
+        ((50, 3000), (11, 700), {}),
+        ((3000, 50), (700, 50), {"compressors": None}),
+        ((50, 3000), (50, 100), {"compressors": None}),
+    ],
 )
-@pytest.mark.parametrize("kept", [0, 1, 5, 1000])
+@pytest.mark.parametrize("kept", [0, 5, 1000])
 def test_panels_on_the_device_are_read_once(gpu, small, tmp_path, monkeypatch, shape, chunks, others, kept):
     """The result does not depend on how many are kept, and the plan knows the bytes that are read."""
     values = graded(shape, 13, mean=2, dtype="f4")
-    x = make(tmp_path / "a", values, chunks=chunks if shape[0] > 50 else chunks[::-1], **others)
+    x = make(tmp_path / "a", values, chunks=chunks, **others)
     keep(monkeypatch, 0)
     wanted = pca(x, 4, iterations=2, **GPU)
     keep(monkeypatch, kept)
