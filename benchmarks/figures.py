@@ -19,7 +19,9 @@ FIGURE = ROOT / "docs" / "pictures" / "limits.svg"
 LEFT, RIGHT, TOP, STEP = 340, 40, 60, 26
 WIDTH = 860
 INK, GREY = "#1f2937", "#6b7280"
-COLOURS = {"one H200": "#0f766e", "two cores": "#b45309"}
+PEAKS = ("ffma", "tf32", "fp16", "int8")
+"""Kernels that are shown beside the machine's peak for their type."""
+COLOURS = {"one H100": "#0f766e", "two cores": "#b45309"}
 
 
 def load(name: str) -> dict[str, Any]:
@@ -29,21 +31,23 @@ def load(name: str) -> dict[str, Any]:
 
 def bars() -> Iterator[tuple[str, str, float]]:
     """Yield machine, title and share of the limit."""
-    rows = load("limits_h200")["rows"]
-    for name in ("tmpfs", "disk", "large", "cublas", "gram, cublas", "gram, auto"):
+    rows = load("limits_h100")["rows"]
+    for name in ("tmpfs", "disk", "cublas"):
         title = LIMITS[name].replace("`", "")
         if name == "cublas":
             title = "32768³, tmpfs, cuBLAS' SGEMM"
-        if name.startswith("gram"):
-            title = f"gram of 32768×65536, {'SGEMM' if 'cublas' in name else 'fp16x3'}"
         row = rows[name]
-        yield "one H200", title, row.get("in_turn_seconds", row["limit_seconds"]) / row["seconds"]
-    for case in load("answers_topk_h200")["cases"]:
-        if case["metric"] == "cosine":
-            yield "one H200", "neighbours of 1,000,000 rows", 1 / case["ratio"]
-    yield "one H200", "pca of 4,000,000×4,096", 1 / load("answers_pca_h200_later")["cases"][0]["ratio"]
-    yield "one H200", "grm of 10,000 samples", 1 / load("answers_grm_h200_25")["cases"][0]["ratio"]
-    (case,) = load("cpu-16384")["cases"]
+        yield "one H100", title, row.get("in_turn_seconds", row["limit_seconds"]) / row["seconds"]
+    row = load("answers_pca_h100")["cases"][0]
+    yield "one H100", f"pca of 4,000,000×4,096, -D {row['limits']['device_memory_limit']}", 1 / row["ratio"]
+    for row in load("kernels_8192_h100")["rows"]:
+        if row["kernel"] in PEAKS:
+            yield (
+                "one H100",
+                f"kernel {row['kernel']}, 8192³, of the peak",
+                row["tflops"] * 1e12 / row["peak_flops"],
+            )
+    (case,) = (case for case in load("cpu")["cases"] if case["name"] == "16384")
     alone, own = (
         next(row["median_seconds"] for row in case["contestants"] if row["name"] == name)
         for name in ("numpy", "ooc-gemm")

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "kernels.md")
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- benchmark:(\w+)(?: (\S+))? -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
-SUMMARY = ("warptile", "ffma", "fp16x3", "tf32", "fp16", "int8", "dmma")
+SUMMARY = ("warptile", "ffma", "fp16x3", "tf32", "fp16", "int8", "dmma", "ozaki2")
 """Kernels that a short table shows."""
 LIMITS = {
     "tmpfs": "32768³, tmpfs, `-M 8GiB -D 8GiB`",
@@ -55,7 +55,7 @@ ANSWERS = {
     "corrcoef": ("correlations of 512 columns, 1,000,000 rows", "dask"),
     "pca": ("20 components of 400,000 × 2,000", "dask"),
     "grm": ("relationships of 2,000 samples × 200,000 variants", "plink2 --make-rel"),
-    "grm-dask": ("the same", "dask"),
+    "grm-dask": ("relationships of 2,000 samples × 200,000 variants", "dask"),
     "topk-2000": ("10 nearest of 200,000 × 384 for 2,000 rows", "faiss IndexFlatIP"),
     "topk-20000": ("10 nearest of 200,000 × 384 for 20,000 rows", "faiss IndexFlatIP"),
 }
@@ -125,21 +125,26 @@ def notes(report: dict[str, Any]) -> Iterator[str]:
 def limits_table(report: dict[str, Any]) -> str:
     """Return a table with a line for each job: seconds, prediction, the hardware's limit, bytes and peaks."""
     lines = ["| float32 | seconds | predicted | limit | read | peak host | peak GPU |", "|---" * 7 + "|"]
-    for name, title in LIMITS.items():
-        row = report["rows"][name]
+    shown = {name: report["rows"][name] for name in LIMITS if name in report["rows"]}
+    for name, row in shown.items():
         limit = row.get("in_turn_seconds", row.get("limit_seconds"))
         lines.append(
-            f"| {title} | **{row['seconds']:.2f}** | {row['predicted_seconds']:.2f} | "
+            f"| {LIMITS[name]} | **{row['seconds']:.2f}** | {row['predicted_seconds']:.2f} | "
             f"{'–' if limit is None else f'{limit:.2f}'} | {row['bytes_read'] / 1e9:.1f} GB | "
             f"{row['peak_host_bytes'] / 2**30:.1f} GiB | {row['peak_device_bytes'] / 2**30:.1f} GiB |"
         )
-    alone, zstd = report["rows"]["large"]["sgemm_alone_seconds"], report["rows"]["zstd"]
-    commits = sorted({report["rows"][name]["commit"][:7] for name in (*LIMITS, "zstd")})
+    zstd, large = report["rows"]["zstd"], shown.get("large")
+    commits = sorted({row["commit"][:7] for row in (*shown.values(), zstd)})
+    alone = (
+        f"cuBLAS SGEMM alone, all of 65536³ already on the GPU, takes {large['sgemm_alone_seconds']:.1f} s. "
+        if large
+        else ""
+    )
     read, decode = zstd["read_bytes_per_second"], zstd["decode_bytes_per_second"]
     notes = (
         f"{report['device']}, medians in a warm process; the limit is the longest of bytes ÷ rate and "
-        "operations ÷ rate, measured in the same run. cuBLAS SGEMM alone, all of 65536³ already on the GPU, "
-        f"takes {alone:.1f} s. Readers bring zstd chunks at {read / 1e9:.1f} GB/s decoded, where as many "
+        "operations ÷ rate, measured in the same run, or of reading and writing in turn as fast as threads "
+        f"can. {alone}Readers bring zstd chunks at {read / 1e9:.1f} GB/s decoded, where as many "
         f"threads that only decode reach {decode / 1e9:.1f}. {report['date'][:10]}, "
         f"commit {' and '.join(commits)}."
     )
@@ -179,6 +184,27 @@ def answers_table(report: dict[str, Any]) -> str:
     return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {report['commit'][:7]}.\n"
 
 
+def components_table(report: dict[str, Any]) -> str:
+    """Return a table with a line for each device memory limit of answers_gpu.py."""
+    lines = ["| pca | passes | GB read | seconds | in a fresh process | passes ÷ rate of reading |"]
+    lines.append("|---" * 6 + "|")
+    for row in report["cases"]:
+        cold = median(one["seconds"] for one in row["fresh"])
+        shape, limit = f"{row['rows']:,} × {row['cols']:,}", row["limits"]["device_memory_limit"]
+        lines.append(
+            f"| {row['components']} components of {shape} float32, `-D {limit}` | {row['passes']} | "
+            f"{row['bytes_read'] / 1e9:.0f} | **{row['seconds']:.1f}** | {cold:.1f} | "
+            f"{row['limit_seconds']:.1f} s |"
+        )
+    (first, *_), limit = report["cases"], report["cases"][0]["limits"]["memory_limit"]
+    note = (
+        f"{report['device']}, {report['machine']['cores']} cores, tmpfs, `-M {limit}`; "
+        f"{first['read_bytes_per_second'] / 1e9:.1f} GB/s are read and "
+        f"{first['upload_bytes_per_second'] / 1e9:.1f} uploaded where only one of these is done"
+    )
+    return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {report['commit'][:7]}.\n"
+
+
 def summary_table(report: dict[str, Any]) -> str:
     """Return the short table of README, of some cases of several results. `report`: cpu.json."""
     lines = ["| on two cores, within 512 MiB | ooc-gemm | peer |", "|---|---|---|"]
@@ -190,18 +216,15 @@ def summary_table(report: dict[str, Any]) -> str:
             name = title.split(",")[0]
             times = f"{row['median_seconds']:.1f} s ({row['median_seconds'] / own:.1f}×), {name}"
             lines.append(f"| 8192³ float32, chunks of 256 rows | **{own:.1f} s** | {times} |")
-    dates = [report["date"][:10]]
-    for result in ("answers_cpu", "answers_cpu_grm_topk"):
-        found = json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))
-        dates.append(found["date"][:10])
-        for name, one in found["cases"].items():
-            if name in ("corrcoef", "pca", "grm", "topk-20000"):
-                title, peer = ANSWERS[name]
-                ours, theirs = one["ours"]["seconds"], one["theirs"]["seconds"]
-                lines.append(
-                    f"| {title} | **{ours:.1f} s** | {theirs:.1f} s ({theirs / ours:.1f}×), {peer} |"
-                )
-    return "\n".join(lines) + f"\n\nWhole processes, {min(dates)} to {max(dates)}.\n"
+    found = json.loads((RESULTS / "answers_cpu.json").read_text(encoding="utf-8"))
+    for name, one in found["cases"].items():
+        if name in ("corrcoef", "pca", "grm", "topk-20000"):
+            title, peer = ANSWERS[name]
+            ours, theirs = one["ours"]["seconds"], one["theirs"]["seconds"]
+            lines.append(f"| {title} | **{ours:.1f} s** | {theirs:.1f} s ({theirs / ours:.1f}×), {peer} |")
+    dates = " and ".join(dict.fromkeys(one["date"][:10] for one in (report, found)))
+    commits = " and ".join(dict.fromkeys(one["commit"][:7] for one in (report, found)))
+    return "\n".join(lines) + f"\n\nWhole processes, {dates}, commit {commits}.\n"
 
 
 def clusters_table(report: dict[str, Any]) -> str:
@@ -222,7 +245,7 @@ def clusters_table(report: dict[str, Any]) -> str:
         )
     count = counts(runs for row in report["rows"] for runs in row["runs"].values())
     note = f"{hardware(report['machine'])}; dask {report['dask']}, medians of {count} runs"
-    return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {report['commit']}.\n"
+    return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {report['commit'][:7]}.\n"
 
 
 def kernels_table(report: dict[str, Any]) -> str:
@@ -257,8 +280,9 @@ def kernels_summary(report: dict[str, Any], wanted: str) -> str:
     lines = [f"| {wanted} | type | TFLOP/s | cuBLAS | ratio |", "|---" * 5 + "|"]
     for row in rows:
         if row["kernel"] in SUMMARY:
-            base = rivals[row["rival"], row["dtype"]]
-            cells = f"{row['dtype']} | {rate(row['tflops'])} | {rate(base)} | {row['ratio']:.2f}"
+            base = rivals.get((row["rival"], row["dtype"]))  # none multiplies wide integers
+            beside = "– | –" if base is None else f"{rate(base)} | {row['ratio']:.2f}"
+            cells = f"{row['dtype']} | {rate(row['tflops'])} | {beside}"
             lines.append(f"| {row['kernel']} | {cells} |")
     return "\n".join(lines) + f"\n\n{kernels_note(report)}\n"
 
@@ -326,7 +350,9 @@ def render(text: str) -> str:
         elif match[2].startswith("accuracy_"):
             shown = accuracy_table(report)
         elif match[2].startswith("answers_"):
-            shown = answers_table(report)
+            shown = (
+                components_table(report) if report.get("suite") == "gpu answers" else answers_table(report)
+            )
         elif match[3] == "summary":
             shown = summary_table(report)
         elif match[2] == "clusters":
