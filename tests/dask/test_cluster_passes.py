@@ -30,6 +30,8 @@ pytestmark = [
 ]
 LIMITS = {"memory_limit": "2GiB", "device": "cpu"}
 MODEL_LIMITS = {"memory_limit": "2GiB"}
+DECODED = "zstd", "shards", "v2-fortran-encoded", "big-endian"
+"""Layouts whose chunks are decoded whole."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,8 @@ def test_pca(tmp_path, client, kind, shape):
     with on(client):
         p = ooc_gemm.pca(x, 5, scores=tmp_path / "s")
     assert (p.device, p.passes) == ("cpu on 2 workers", 6)
-    assert p.bytes_read == here.bytes_read
+    # One machine keeps what it has decoded; workers, which may be given other rows each time, read it again.
+    assert p.bytes_read == here.bytes_read * (p.passes if kind in DECODED else 1)
     assert p.peak_host_bytes > 0
     written = zarr.open_array(tmp_path / "s")
     assert (written.dtype, written.shape) == (np.float32, (shape[0], 5))
