@@ -17,9 +17,7 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from datetime import UTC, datetime
@@ -28,35 +26,20 @@ from pathlib import Path
 from typing import Any
 
 from answers_cases import CASES, LIMIT, Case
-from engine import git
+from engine import TIMEOUT, git
 
+from ooc_gemm.bench.stress import launch
 from ooc_gemm.support.memory import parse_size
 
 CORES = 2
 
 
-LAUNCHER = """
-import json, os, sys, time
-start = time.perf_counter()
-child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
-_, status, used = os.wait4(child, 0)
-seconds = time.perf_counter() - start
-took = {"seconds": seconds, "cpu_seconds": used.ru_utime + used.ru_stime}
-took["peak_bytes"] = used.ru_maxrss * 1024.0
-print("\\n" + json.dumps(took | {"code": os.waitstatus_to_exitcode(status)}))
-"""
-"""Starts a process from a small one, because its peak memory begins at that of the one that starts it."""
-
-
 def run(command: list[str], folder: Path) -> dict[str, float]:
     """Run a process to its end: its seconds, its processor's seconds, and its peak memory in bytes."""
-    program = shutil.which(command[0]) or command[0]
-    launch = [sys.executable, "-S", "-E", "-c", LAUNCHER, program, *command[1:]]
-    done = subprocess.run(launch, cwd=folder, capture_output=True, text=True, errors="replace", check=True)
-    took: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    if took.pop("code"):
-        raise SystemExit(f"{command[0]} failed:\n{(done.stdout + done.stderr)[-2000:]}")
-    return took
+    ended = launch(command, folder=folder, timeout=TIMEOUT)
+    if ended.code:
+        raise SystemExit(f"{command[0]} failed:\n{(ended.out + ended.err)[-2000:]}")
+    return {"seconds": ended.seconds, "cpu_seconds": ended.cpu_seconds, "peak_bytes": float(ended.peak)}
 
 
 def measure(case: Case, folder: Path, rounds: int, small: bool) -> dict[str, Any]:

@@ -45,8 +45,8 @@ STACKS = 64 * MiB
 """Bytes for stacks of threads, which an idle process does not have."""
 
 _START = """
-import json, os, resource, signal, sys
-said = json.loads(sys.argv[1])
+import json, os, resource, signal, sys, time
+said, start = json.loads(sys.argv[1]), time.monotonic()
 child = os.fork()
 if child == 0:
     if said["group"]:
@@ -59,8 +59,9 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
 signal.alarm(said["seconds"])
 _, status, used = os.wait4(child, 0)
-peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-os.write(said["report"], json.dumps([os.waitstatus_to_exitcode(status), peak]).encode())
+seconds, peak = time.monotonic() - start, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+took = [os.waitstatus_to_exitcode(status), peak, seconds, used.ru_utime + used.ru_stime]
+os.write(said["report"], json.dumps(took).encode())
 """
 
 _IDLE = """
@@ -119,6 +120,8 @@ class Ended:
     peak: int
     """The largest resident set of the process, in bytes."""
     seconds: float
+    cpu_seconds: float
+    """Seconds of all processors, of the process and the system on its behalf."""
 
     @property
     def said(self) -> str:
@@ -275,8 +278,15 @@ def _verified(case: stress.Case, place: Path) -> str | None:
 # ------------------------------------------------------------------------------------------------ processes
 
 
-def launch(command: list[str], built: Wall = NO_WALL, limit: int = 0) -> Ended:
-    """Run a command behind a wall at `limit`, and wait for it."""
+def launch(
+    command: list[str],
+    built: Wall = NO_WALL,
+    limit: int = 0,
+    folder: Path | None = None,
+    timeout: int | None = None,
+) -> Ended:
+    """Run a command behind a wall at `limit`, and wait for it. `folder`: where it runs, by default here.
+    `timeout`: seconds after which it is killed, by default `TIMEOUT`."""
     if built.group:
         Path(built.group, "memory.max").write_text(str(limit))
     report, told = os.pipe()
@@ -284,13 +294,13 @@ def launch(command: list[str], built: Wall = NO_WALL, limit: int = 0) -> Ended:
         "command": command,
         "group": built.group,
         "data": limit + built.reserve if built.kind == "RLIMIT_DATA" else 0,
-        "seconds": TIMEOUT,
+        "seconds": timeout or TIMEOUT,
         "report": told,
     }
-    start = time.monotonic()
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _START, json.dumps(said)],
+            cwd=folder,
             capture_output=True,
             text=True,
             pass_fds=[told],
@@ -299,8 +309,8 @@ def launch(command: list[str], built: Wall = NO_WALL, limit: int = 0) -> Ended:
         os.close(told)
         with os.fdopen(report) as file:
             heard = file.read()
-    code, peak = json.loads(heard)
-    return Ended(code, done.stdout, done.stderr, peak, time.monotonic() - start)
+    code, peak, seconds, cpu_seconds = json.loads(heard)
+    return Ended(code, done.stdout, done.stderr, peak, seconds, cpu_seconds)
 
 
 @contextlib.contextmanager
