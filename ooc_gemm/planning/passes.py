@@ -102,12 +102,12 @@ class PassPlan:
 
     @property
     def panels(self) -> int:
-        """Number of panels of B."""
+        """How many panels B is cut into; the last one may have fewer rows."""
         return ceil_div(self.problem.shape[0], self.height)
 
     @property
     def panel_bytes(self) -> int:
-        """Bytes of a panel on the device."""
+        """Bytes that a panel takes on the device, with what fills up its rows."""
         rows, pitch = self.panel_shape
         return rows * pitch * self.problem.itemsize
 

@@ -109,11 +109,11 @@ class Recheck(Sampled):
             for start, stop in ranges(len(values), max(1, STRIP_BYTES // 8 // max(1, width))):
                 wide = values[start:stop].astype(np.float64)
                 here = slice(at - band[0] + start, at - band[0] + stop)
-                right[here] += np.einsum("ij,ij->i", wide, wide)
+                right[here] += np.vecdot(wide, wide)
                 for row, x in enumerate(left[:, col : col + width]):
                     if self._metric == "sqeuclidean":
                         apart = wide - x
-                        sums[row, here] += np.einsum("ij,ij->i", apart, apart)
+                        sums[row, here] += np.vecdot(apart, apart)
                     else:
                         sums[row, here] += np.einsum("ij,j->i", wide, x)
 

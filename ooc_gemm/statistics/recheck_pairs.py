@@ -117,7 +117,7 @@ class RecheckPairs(Sampled):
                 with np.errstate(all="ignore"):
                     wide = values[start:stop].astype(np.float64) - pivots[here, None]
                     total[here] += wide.sum(axis=1)
-                    squares[here] += np.einsum("ij,ij->i", wide, wide)
+                    squares[here] += np.vecdot(wide, wide)
                     for row, x in enumerate(left[:, col : col + values.shape[1]]):
                         sums[row, here] += np.einsum("ij,j->i", wide, x)
 

@@ -204,9 +204,9 @@ def test_what_is_decoded_stays_in_memory(tmp_path, monkeypatch, shape, share):
     values, chunks = graded(shape, 16, mean=3, dtype="f4"), (200, 50) if shape[0] > 50 else (50, 200)
     raw = make(tmp_path / "raw", values, chunks=chunks, compressors=None)
     x, out = make(tmp_path / "a", values, chunks=chunks), str(tmp_path / "s")
-    ledger, once = plan_of(x, out, "1GiB").ledger, plan_of(x, out, "1GiB").input_bytes
-    kept = ledger["kept panels"]
-    least = sum(ledger.values()) - kept
+    roomy = plan_of(x, out, "1GiB")
+    once, kept = roomy.input_bytes, roomy.ledger["kept panels"]
+    least = sum(roomy.ledger.values()) - kept
     limit, options = least + int(share * kept), {"iterations": 2, "device": "cpu"}
     plan, found = plan_of(x, out, limit), pca(x, 4, scores=out, memory_limit=limit, **options)
     wanted = pca(x, 4, scores=str(tmp_path / "wanted"), memory_limit=least, **options)

@@ -34,10 +34,9 @@ def gpu(request, monkeypatch):
     return request.param
 
 
-def plan_of(x, iterations, **limits):
+def plan_of(x, iterations):
     """The plan of `pca` with 4 components."""
-    limits = {"memory_limit": None, "device_memory_limit": None} | GPU | limits
-    return planned(x, None, 4, True, iterations, notice=print, **limits)
+    return planned(x, None, 4, True, iterations, **GPU, device_memory_limit=None, notice=print)
 
 
 @pytest.fixture
@@ -201,7 +200,8 @@ def test_panels_on_the_device_are_read_once(gpu, small, tmp_path, monkeypatch, s
     wanted = pca(x, 4, iterations=2, **GPU)
     keep(monkeypatch, kept)
     plan, found = plan_of(x, 2), pca(x, 4, iterations=2, **GPU)
-    assert (plan.bytes_read, plan.passes) == (found.bytes_read, found.passes) == (plan.bytes_read, 4)
+    assert (plan.bytes_read, plan.passes) == (found.bytes_read, found.passes)
+    assert found.passes == 4
     assert plan.device_ledger["kept panels"] <= kept * plan.device_ledger["panels"]
     assert (found.bytes_read < wanted.bytes_read) == (kept > 0)
     if kept == 1000:

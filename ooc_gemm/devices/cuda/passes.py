@@ -149,11 +149,11 @@ class CUDAPasses(HostMemory):
         self._place[dtype](config.grid(rows, cols), config.block, args, stream)
 
     def keep(self, buffer: int, slot: int) -> None:
-        """Starts a copy in the memory of the device."""
+        """Starts a copy from the buffer, before a kernel of the compute stream centres the panel there."""
         self._move(("panel", buffer), 0, "kept", slot)
 
     def bring(self, slot: int, buffer: int) -> None:
-        """Starts a copy in the memory of the device."""
+        """Starts a copy to the buffer, when the compute stream no longer needs what that holds."""
         self._move("kept", slot, ("panel", buffer), 0)
 
     def _move(self, source: Any, source_slot: int, target: Any, target_slot: int) -> None:
