@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..support.intervals import ceil_div, round_up
 from .machine import Budget
@@ -39,9 +40,9 @@ class Ring:
     """Most bytes of a slot, unless a chunk that must be decoded whole, or a row, is larger."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """One way to compute a product. The search compares the predicted seconds of many."""
+class Candidate(NamedTuple):
+    """One way to compute a product. The search compares the predicted seconds of many, so it is a tuple, of
+    which changed copies are quickly made."""
 
     c: Matrix
     """How C would be stored."""

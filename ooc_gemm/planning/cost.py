@@ -143,6 +143,34 @@ class CostModel:
             return Estimate(stages, alone, turns / tasks, turns * TASK_SECONDS)
         return Estimate(stages, alone, ceil_div(tasks, workers) / tasks, self._adding_seconds(tasks))
 
+    def least(self, x: Candidate) -> float:
+        """Return seconds that no candidate with these blocks is predicted to beat, however much it keeps in
+        memory: those of multiplying and of uploads, which are not hidden behind each other for nothing.
+
+        Panels may grow to twice their depth where C is one block, and op(A) may stay on the device where the
+        blocks have its height."""
+        p, down, times = self._problem, ceil_div(self._problem.m, x.bm), x.times_a(self._problem)
+        if (x.bm, x.bn) == (p.m, p.n):
+            x = x._replace(panels=replace(x.panels, deepest=2 * x.panels.deepest))
+        uploaded = p.k * (p.m * p.a.itemsize * (times if down > 1 else 1))
+        uploaded += 0 if p.symmetric else p.k * p.n * p.b.itemsize * down
+        stages = {"compute": self._compute_seconds(x), "upload": uploaded / self.rates.upload}
+        slowest = sum(stages.values()) if self.rates.shared else max(stages.values())
+        return (self.rates.start + slowest + self.hidden_cost(stages)) / self._budget.workers
+
+    def least_with_cache(self, x: Candidate, without: Estimate) -> float:
+        """Return seconds that a candidate is predicted not to beat with a cache of any size, of `without`,
+        what is predicted without one: each piece is read at least once."""
+        p = self._problem
+        times = max(1, x.times_a(p), ceil_div(p.m, x.bm))
+        stages = without.stages | {"read": without.stages["read"] / times}
+        if self.rates.shared:
+            alone = sum(stages.values())
+        else:  # the block that is written last depends on the order
+            orders = (x._replace(by_columns=by_columns) for by_columns in (False, True))
+            alone = min(self._overlapped_seconds(order, stages, []) for order in orders)
+        return alone + self.hidden_cost(stages)
+
     def _adding_seconds(self, tasks: int) -> float:
         """Seconds for partial sums, which halve in number each time all workers have added up two of them. A
         task has its own seconds, also where it makes a few blocks over all of k; only what a cut of k adds to
@@ -307,7 +335,7 @@ def _found_shares(x: Candidate, a: Pass, b: Pass, down: int, across: int) -> tup
     """Estimate the shares of all pieces of A and of B that a cache holds, as `cache.hits` would count them.
     The next block's panel of the operand that stays comes first, then the panel at the turn, then any."""
     if x.by_columns:
-        return _found_shares(replace(x, by_columns=False), b, a, across, down)[::-1]
+        return _found_shares(x._replace(by_columns=False), b, a, across, down)[::-1]
     strip_a, strip_b = a.pieces / down, b.pieces / across
     found_a = down * (across - 1) * min(x.cache, strip_a)
     spare = max(0.0, x.cache - strip_a - strip_b)

@@ -6,12 +6,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from typing import NamedTuple
 
 from ..support.intervals import LEAST_GROWN, ceil_div
 from .candidates import Candidate, Ring, depths, everything, outputs, rings, sides, steps
-from .cost import CostModel
+from .cost import CostModel, Estimate
 from .ledger import fits, ledgers, slot_bytes
 from .machine import Budget, Rates
 from .panels import RESIDENT_BUFFERS, Panels
@@ -129,6 +129,7 @@ class _Found(NamedTuple):
     seconds: float
     elements: int
     x: Candidate
+    estimate: Estimate
 
 
 class _Search:
@@ -175,7 +176,7 @@ class _Search:
         p, best = self.problem, None
         tried = sides(p, replace(p, c=c).align, self.team)
         for c_buffers in (1,) if self.budget.device is None else (2, 1):
-            for bk in depths(p):
+            for bk in reversed(depths(p)):  # those of shallow panels are seldom worth a look then
                 panels = Panels(p.k, bk, p.k_chunk)
                 plain = Candidate(c, 1, 1, panels, c_buffers, ring, team=self.team)
                 best = self._blocks(plain, tried, best)
@@ -188,10 +189,22 @@ class _Search:
         far."""
         (heights, widths), whole = tried, False
         for bm in heights:
-            chosen = self._widths(replace(plain, bm=bm), widths)
+            chosen = self._widths(plain._replace(bm=bm), widths)
             least = math.inf
             for bn in chosen:
-                for found in map(self.judged, self._variants(replace(plain, bm=bm, bn=bn))):
+                x = plain._replace(bm=bm, bn=bn)
+                bound = self.cost.least(x)
+                if best and bound > best.seconds:
+                    least = min(least, bound)
+                    continue
+                as_it_is = self.judged(x)
+                bound = self.cost.least_with_cache(x, as_it_is.estimate)
+                if best and bound > best.seconds:
+                    others = self._without_cache(x)
+                    least = min(least, bound)
+                else:
+                    others = chain(self._cached(x), self._without_cache(x))
+                for found in (as_it_is, *map(self.judged, others)):
                     if best is None or found[:2] < best[:2]:
                         best = found
                     least = min(least, found.seconds)
@@ -208,10 +221,10 @@ class _Search:
     def _widths(self, x: Candidate, widths: list[int]) -> list[int]:
         """Return the widest blocks of this height that fit, because narrower ones only read more."""
         if self.problem.symmetric:
-            return [x.bm] if self._fits(replace(x, bn=x.bm)) else []
-        if self._fits(replace(x, bn=widths[0])):
+            return [x.bm] if self._fits(x._replace(bn=x.bm)) else []
+        if self._fits(x._replace(bn=widths[0])):
             return widths[:2]
-        widest = bisect_left(widths, True, key=lambda bn: self._fits(replace(x, bn=bn)))
+        widest = bisect_left(widths, True, key=lambda bn: self._fits(x._replace(bn=bn)))
         return widths[widest : widest + 2]
 
     def _fits(self, x: Candidate) -> bool:
@@ -224,12 +237,12 @@ class _Search:
         seconds = found.seconds + self.cost.hidden_cost(found.stages) / self.budget.workers
         if x.panels.resident:
             seconds /= WORTH_KEEPING
-        return _Found(seconds, x.bm * x.bn + (x.bm + x.bn) * x.panels.deepest + x.cache, x)
+        elements = x.bm * x.bn + (x.bm + x.bn) * x.panels.deepest + x.cache
+        return _Found(seconds, elements, x, found)
 
-    def _variants(self, x: Candidate) -> Iterator[Candidate]:
-        """Yield a candidate, and others with blocks of this size that use the memory which it leaves."""
-        yield x
-        yield from self._cached(x)
+    def _without_cache(self, x: Candidate) -> Iterator[Candidate]:
+        """Yield candidates with blocks of the same size that use the memory which this one leaves, but for a
+        cache."""
         yield from self._growing(x)
         yield from self._resident(x)
 
@@ -242,9 +255,9 @@ class _Search:
             return
         spare = (budget.host - sum(ledgers(p, budget, x)[0].values())) // slot_bytes(p, x)
         if spare >= LEAST_CACHE_SLOTS:
-            yield replace(x, cache=spare, by_columns=False)
+            yield x._replace(cache=spare, by_columns=False)
             if not p.symmetric and not p.row_bytes:  # a reduction wants the blocks of a row in succession
-                yield replace(x, cache=spare, by_columns=True)
+                yield x._replace(cache=spare, by_columns=True)
 
     def _growing(self, x: Candidate) -> Iterator[Candidate]:
         """Yield the candidate with panels that grow, up to twice as deep, where C is one block of a device
@@ -253,7 +266,7 @@ class _Search:
         if self.budget.device is None or p.symmetric or x.bm < p.m or x.bn < p.n:
             return
         for depth, growth in product((bk, 2 * bk), GROWTHS):
-            deeper = replace(x, panels=replace(x.panels, deepest=depth, growth=growth))
+            deeper = x._replace(panels=replace(x.panels, deepest=depth, growth=growth))
             if LEAST_GROWN <= depth < p.k and depth % x.panels.k_chunk == 0 and self._fits(deeper):
                 yield deeper
 
@@ -266,7 +279,7 @@ class _Search:
         panels = replace(x.panels, resident=True, buffers=RESIDENT_BUFFERS)
         widths = [bn for bn in steps(p.n, x.c.chunk_cols) if bn <= x.bn and bn < p.n]
         for bn in widths[:WIDTHS_TRIED] if x.c_buffers > 1 else ():
-            narrower = replace(x, bn=bn, panels=panels)
+            narrower = x._replace(bn=bn, panels=panels)
             if self._fits(narrower):
                 yield narrower
 

@@ -13,7 +13,7 @@ def cut_into(parts, side):
     def found(problem, budget, rates):
         seconds, _, x = best(problem, budget, rates)
         problem = replace(problem, parts=parts, narrowed=0)
-        return seconds, problem, replace(x, bm=side[0], bn=side[1], cache=0)
+        return seconds, problem, x._replace(bm=side[0], bn=side[1], cache=0)
 
     return found
 

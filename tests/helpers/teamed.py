@@ -12,7 +12,7 @@ def teamed(team, side):
 
     def found(problem, budget, rates):
         seconds, _, x = best(problem, budget, rates)
-        return seconds, replace(problem, parts=1), replace(x, bm=side[0], bn=side[1], team=team, cache=0)
+        return seconds, replace(problem, parts=1), x._replace(bm=side[0], bn=side[1], team=team, cache=0)
 
     return found
 

@@ -10,6 +10,7 @@ from plans import RATES, check_plan, planned, problems, smallest
 import ooc_gemm
 from examples import examples
 from ooc_gemm.planning.candidates import MIN_DEPTH
+from ooc_gemm.planning.cost import CostModel
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.problem import Matrix, Problem
 from ooc_gemm.planning.search import NEAR_IDEAL, WORTH_KEEPING, WORTH_LESS, least_seconds, make_plan, predict
@@ -193,3 +194,32 @@ def test_no_plan_moves_less_than_the_lower_bound(case):
         p = plan.problem
         least = p.a.stored_bytes + (0 if p.symmetric else p.b.stored_bytes)
         assert plan.bytes_read + plan.bytes_written >= plan.lower_bound_bytes >= least
+
+
+extent = st.sampled_from([768, 5000, 16384, 40000])
+chunk = st.sampled_from([128, 512, 2048, 5000])
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(extent, extent, extent, st.tuples(chunk, chunk, chunk, chunk), st.sampled_from([1, 4, 8]),
+       st.booleans(), st.booleans(), st.integers(28, 34), st.floats(10.0, 14.5), st.floats(8.5, 11.0),
+       st.floats(9.5, 11.0), st.sampled_from([32.0, 500.0]), st.booleans())  # fmt: skip
+def test_no_candidate_that_is_left_out_would_be_faster(
+    m, n, k, chunks, item, symmetric, device, room, flops, store, bus, thin, keeps
+):
+    """The search leaves out candidates whose bound is above the best so far. Without bounds it finds no less."""
+    if symmetric:
+        a, b = Matrix(m, k, item, *chunks[:2]), Matrix(m, k, item, *chunks[:2], transposed=True)
+        n = m
+    else:
+        a, b = Matrix(m, k, item, *chunks[:2]), Matrix(k, n, item, *chunks[2:])
+    problem = Problem(
+        m, n, k, a, b, Matrix(m, n, 4, 2048, 2048), item, 4, symmetric=symmetric, keeps_a=keeps and not symmetric
+    )
+    budget = Budget(1 << room, 0, (1 << room) if device else None, readers=16, writers=8)
+    rates = Rates(10**flops, 10**store, 10**store / 2, 10**bus, 10**bus, shared=not device, thin=thin)
+    found = predict(problem, budget, rates)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CostModel, "least", lambda self, x: 0.0)
+        patch.setattr(CostModel, "least_with_cache", lambda self, x, without: 0.0)
+        assert found == pytest.approx(predict(problem, budget, rates), rel=1e-9)
