@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -72,6 +73,8 @@ class Local:
     def __init__(self, device: Device):
         self.hardware = self.device = device
         self._running: tuple[Session, Plan, Operation, Trace] | None = None
+        self._closed: Future[None] | None = None
+        """The end of the session, which is closed while C is being finished."""
         self._peak = 0
 
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
@@ -82,19 +85,28 @@ class Local:
     def execute(
         self, sources: Mapping[str, Source], target: Target, progress: Callable[[float], object]
     ) -> list[Block]:
-        """Runs the plan with the engine's threads."""
+        """Runs the plan with the engine's threads. A device takes some milliseconds to free memory of its own,
+        which begins at the end and which `close` waits for."""
         assert self._running, "it is started"
         session, plan, operation, trace = self._running
-        return execute(plan, session, sources, target, trace, progress, operation.verify)
+        wrong = execute(plan, session, sources, target, trace, progress, operation.verify)
+        if plan.budget.device is not None:
+            pool = ThreadPoolExecutor(1, "ooc-gemm closing")
+            self._closed = pool.submit(session.close)
+            pool.shutdown(wait=False)
+        return wrong
 
     def close(self) -> None:
         """Closes the session, if one is open."""
         if self._running is None:
             return
-        session, *_ = self._running
-        self._running = None
+        (session, *_), closed = self._running, self._closed
+        self._running = self._closed = None
         try:
-            session.close()
+            if closed:
+                closed.result()
+            else:
+                session.close()
         finally:
             self._peak = max(self._peak, session.peak_bytes())
 

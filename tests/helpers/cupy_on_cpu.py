@@ -430,6 +430,12 @@ def driver_function(name):
     return call
 
 
+class Runtime(SimpleNamespace):
+    """What stands in for CUDA's runtime. It is a key, as a module is."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+
 def install(monkeypatch, capability="90"):
     """Makes it `cupy` for the rest of a test, with one device of this compute capability."""
 
@@ -456,7 +462,7 @@ def install(monkeypatch, capability="90"):
         "multiProcessorCount": 8,
         "clockRate": 1_000_000,
     }
-    runtime = SimpleNamespace(
+    runtime = Runtime(
         getDeviceCount=lambda: 1,
         getDeviceProperties=lambda index: properties,
         memGetInfo=lambda: (8 << 30, 8 << 30),

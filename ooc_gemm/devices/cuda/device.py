@@ -24,7 +24,7 @@ from ...support.errors import DeviceError, InputError, OutOfMemoryError
 from ...support.trace import Trace
 from . import choice
 from .gpu import GPU
-from .gpus import CLOCK_RATE, CUBLAS_FULL, CUDA_FULL, memory_bandwidth
+from .gpus import CLOCK_RATE, CUBLAS_FULL, CUDA_FULL, attribute, memory_bandwidth, properties
 from .passes import CUDAPasses
 from .pinned import HostMemory
 from .rates import BANDWIDTH, CONTEXT_BYTES, MODULE_BYTES, limits, rates
@@ -71,11 +71,11 @@ class CUDA(GPU):
     def rates(self, arithmetic: Arithmetic) -> Rates:
         """Derives default rates (not measured) from the number of multiprocessors and the clocks."""
         bandwidth = memory_bandwidth(self.runtime, self.index) or BANDWIDTH
-        return rates(self.runtime.getDeviceProperties(self.index), arithmetic, bandwidth)
+        return rates(properties(self.runtime, self.index), arithmetic, bandwidth)
 
     def most_flops(self, kernel: str, panel: str) -> float:
         """Derives the bound from the architecture, the number of multiprocessors and the highest clock."""
-        clock = 1e3 * self.runtime.deviceGetAttribute(CLOCK_RATE, self.index)
+        clock = 1e3 * attribute(self.runtime, CLOCK_RATE, self.index)
         return most_flops(kernel, panel, divmod(self.capability, 10), self.multiprocessors, clock)
 
     def open(self, plan: Plan, operation: Operation, trace: Trace) -> "CUDASession":

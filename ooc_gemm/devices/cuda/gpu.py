@@ -3,7 +3,7 @@
 from ...cuda_kernels import driver
 from ...cuda_kernels.driver import Events
 from ...support.errors import DeviceError, InputError
-from .gpus import open_cupy
+from .gpus import open_cupy, properties
 
 FIRST = -8
 """Priority of streams whose kernels take little time, beside products that fill the device: those of copies,
@@ -23,13 +23,10 @@ class GPU:
         self.index = index
         """Number of the GPU."""
         self._device = cupy.cuda.Device(index)
-        properties = self.runtime.getDeviceProperties(index)
-        self.capability = 10 * properties["major"] + properties["minor"]
-        self.model, self.multiprocessors = (
-            properties["name"].decode(),
-            int(properties["multiProcessorCount"]),
-        )
-        self.speed = self.multiprocessors * int(properties.get("clockRate") or 1_500_000) // 1000
+        found = properties(self.runtime, index)
+        self.capability = 10 * found["major"] + found["minor"]
+        self.model, self.multiprocessors = found["name"].decode(), int(found["multiProcessorCount"])
+        self.speed = self.multiprocessors * int(found.get("clockRate") or 1_500_000) // 1000
         try:
             self._device.use()
             self.free = self.free_bytes()

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache as remembered
 from typing import Any
 
 from ...cuda_kernels.roofline import peak_flops
@@ -58,12 +59,25 @@ def answering(indices: list[int]) -> list[int]:
     return [index for index, process in asked.items() if process.wait() == 0]
 
 
+@remembered
+def properties(runtime: Any, index: int) -> dict[str, Any]:
+    """Return what CUDA says of a GPU. It is asked once, because that takes a millisecond. `runtime`: CUDA's, as
+    CuPy has it."""
+    return dict(runtime.getDeviceProperties(index))
+
+
+@remembered
+def attribute(runtime: Any, number: int, index: int) -> int:
+    """Return an attribute of a GPU, by its number. CUDA is asked once, because that takes half a
+    millisecond."""
+    return int(runtime.deviceGetAttribute(number, index))
+
+
 def memory_bandwidth(runtime: Any, index: int) -> int:
     """Return the highest bandwidth of a GPU's memory in bytes per second; 0 if the driver reports none.
     `runtime`: CUDA's, as CuPy has it."""
     clock, bits = (
-        int(runtime.deviceGetAttribute(attribute, index))
-        for attribute in (_MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH)
+        attribute(runtime, number, index) for number in (_MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH)
     )
     return 2 * 1000 * clock * bits // 8  # two transfers a clock
 
@@ -74,10 +88,9 @@ def devices() -> list[dict[str, Any]]:
     cupy, there = open_cupy()
     found = []
     for index in range(there):
-        p = cupy.cuda.runtime.getDeviceProperties(index)
+        p = properties(cupy.cuda.runtime, index)
         clock, memory_clock = (
-            cupy.cuda.runtime.deviceGetAttribute(attribute, index)
-            for attribute in (CLOCK_RATE, _MEMORY_CLOCK_RATE)
+            attribute(cupy.cuda.runtime, number, index) for number in (CLOCK_RATE, _MEMORY_CLOCK_RATE)
         )
         capability = p["major"], p["minor"]
         with cupy.cuda.Device(index):
