@@ -145,7 +145,7 @@ class CostModel:
 
     def least(self, x: Candidate) -> float:
         """Return seconds that no candidate with these blocks is predicted to beat, however much it keeps in
-        memory: those of multiplying and of uploads, which are not hidden behind each other for nothing.
+        memory: those of all stages but reading.
 
         Panels may grow to twice their depth where C is one block, and op(A) may stay on the device where the
         blocks have its height."""
@@ -154,8 +154,14 @@ class CostModel:
             x = x._replace(panels=replace(x.panels, deepest=2 * x.panels.deepest))
         uploaded = p.k * (p.m * p.a.itemsize * (times if down > 1 else 1))
         uploaded += 0 if p.symmetric else p.k * p.n * p.b.itemsize * down
-        stages = {"compute": self._compute_seconds(x), "upload": uploaded / self.rates.upload}
-        slowest = sum(stages.values()) if self.rates.shared else max(stages.values())
+        stages = {
+            "upload": uploaded / self.rates.upload,
+            "compute": self._compute_seconds(x),
+            "download": downloaded_bytes(p) / self.rates.download,
+            "write": p.m * p.n * x.c.itemsize / self.rates.write * self._sharing,
+        }
+        slowest = max(stages["upload"], stages["compute"])
+        slowest = sum(stages.values()) if self.rates.shared else slowest
         return (self.rates.start + slowest + self.hidden_cost(stages)) / self._budget.workers
 
     def least_with_cache(self, x: Candidate, without: Estimate) -> float:

@@ -150,78 +150,80 @@ class _Search:
         least = (ideal.alone + self.cost.hidden_cost(ideal.stages)) / self.budget.workers
         best: _Found | None = None
         for c, ring in product(outputs(self.problem), rings(self.budget)):
-            found = self._sizes(c, ring)
-            if found and (best is None or found.seconds < WORTH_LESS * best.seconds):
+            found = self._sizes(c, ring, WORTH_LESS * best.seconds if best else math.inf)
+            if found:
                 best = found
-            if found and best is found and NEAR_IDEAL * least < found.seconds < SHORT:
-                least = max(least, self._least_with_more_room(found.x))
+            if found and NEAR_IDEAL * least < found.seconds < SHORT:
+                least = max(least, self._least_with_more_room(found))
             if best and best.seconds <= NEAR_IDEAL * least:
                 break
         return best.x if best else None
 
-    def _least_with_more_room(self, x: Candidate) -> float:
+    def _least_with_more_room(self, best: _Found) -> float:
         """Return the seconds of the best blocks and panels if the ring and the write slots of a candidate
-        took no memory, and chunks of C were small. Smaller chunks and rings cannot save more than that."""
+        took no memory, and chunks of C were small; those of the candidate where these are not better. Smaller
+        chunks and rings cannot save more than that."""
+        x = best.x
         host = ledgers(self.problem, self.budget, x)[0]
         freed = sum(host[name] for name in ("read ring", "decoding", "write slots", "encoding"))
         budget = replace(self.budget, host=self.budget.host + freed)
         if budget.device is not None:
             budget = replace(budget, device=budget.device + slot_bytes(self.problem, x))
         roomy = _Search(self.problem, budget, self.cost.rates, self.team)
-        found = roomy._sizes(outputs(self.problem)[-1], x.ring)
-        return found.seconds if found else 0.0
+        found = roomy._sizes(outputs(self.problem)[-1], x.ring, best.seconds)
+        return found.seconds if found else best.seconds
 
-    def _sizes(self, c: Matrix, ring: Ring) -> _Found | None:
-        """Return the best block and panel sizes for one ring and one layout of C."""
+    def _sizes(self, c: Matrix, ring: Ring, most: float = math.inf) -> _Found | None:
+        """Return the best block and panel sizes for one ring and one layout of C, if they take less than
+        `most` seconds."""
         p, best = self.problem, None
         tried = sides(p, replace(p, c=c).align, self.team)
         for c_buffers in (1,) if self.budget.device is None else (2, 1):
             for bk in reversed(depths(p)):  # those of shallow panels are seldom worth a look then
                 panels = Panels(p.k, bk, p.k_chunk)
                 plain = Candidate(c, 1, 1, panels, c_buffers, ring, team=self.team)
-                best = self._blocks(plain, tried, best)
+                best = self._blocks(plain, tried, best, most)
         return best
 
     def _blocks(
-        self, plain: Candidate, tried: tuple[list[int], list[int]], best: _Found | None
+        self, plain: Candidate, tried: tuple[list[int], list[int]], best: _Found | None, most: float
     ) -> _Found | None:
-        """Return the best of these block heights and widths for these panels, or the best candidate so
-        far."""
+        """Return the best of these block heights and widths for these panels, or the best candidate so far.
+        One that takes `most` seconds or more is none."""
         (heights, widths), whole = tried, False
+        most = min(most, best.seconds) if best else most
         for bm in heights:
-            chosen = self._widths(plain._replace(bm=bm), widths)
+            widest = plain._replace(bm=bm, bn=bm if self.problem.symmetric else widths[0])
+            if self.cost.least(widest) > most:
+                continue
+            chosen = self._widths(widest, widths)
             least = math.inf
             for bn in chosen:
                 x = plain._replace(bm=bm, bn=bn)
                 bound = self.cost.least(x)
-                if best and bound > best.seconds:
+                if bound > most:
                     least = min(least, bound)
                     continue
                 as_it_is = self.judged(x)
                 bound = self.cost.least_with_cache(x, as_it_is.estimate)
-                if best and bound > best.seconds:
+                if bound > most:
                     others = self._without_cache(x)
                     least = min(least, bound)
                 else:
                     others = chain(self._cached(x), self._without_cache(x))
                 for found in (as_it_is, *map(self.judged, others)):
-                    if best is None or found[:2] < best[:2]:
-                        best = found
+                    if found[:2] < (best[:2] if best else (most,)):
+                        best, most = found, found.seconds
                     least = min(least, found.seconds)
             whole |= (bm, chosen[:1]) == (heights[0], widths[:1])
-            if (
-                whole
-                and 4 * plain.panels.deepest <= self.problem.k
-                and best
-                and least > TOO_SLOW * best.seconds
-            ):
+            if whole and 4 * plain.panels.deepest <= self.problem.k and least > TOO_SLOW * most:
                 break
         return best
 
     def _widths(self, x: Candidate, widths: list[int]) -> list[int]:
         """Return the widest blocks of this height that fit, because narrower ones only read more."""
         if self.problem.symmetric:
-            return [x.bm] if self._fits(x._replace(bn=x.bm)) else []
+            return [x.bm] if self._fits(x) else []
         if self._fits(x._replace(bn=widths[0])):
             return widths[:2]
         widest = bisect_left(widths, True, key=lambda bn: self._fits(x._replace(bn=bn)))
