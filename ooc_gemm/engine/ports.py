@@ -71,6 +71,8 @@ class Arithmetic:
     """Values of m·n/(m + n) and of k of a product of panels from which this kernel is faster than `other`."""
     other: "Arithmetic | None" = None
     """What is chosen where the memory holds no such panels."""
+    checked_in: np.dtype[Any] | None = None
+    """Type in which checks of blocks of integers add up, where it is another one than the block's."""
 
     @property
     def panels(self) -> tuple[np.dtype[Any], np.dtype[Any]]:
@@ -85,7 +87,7 @@ class Arithmetic:
     def check_type(self) -> np.dtype[Any]:
         """The type in which checks of blocks add up. Integers wrap around."""
         if self.exact:
-            return self.block if self.panel.kind in "iu" else np.dtype(np.int64)
+            return self.checked_in or (self.block if self.panel.kind in "iu" else np.dtype(np.int64))
         return np.dtype(np.complex128 if self.block.kind == "c" else np.float64)
 
     def rounding(self, run: int) -> Rounding:

@@ -85,8 +85,8 @@ class Local:
     def execute(
         self, sources: Mapping[str, Source], target: Target, progress: Callable[[float], object]
     ) -> list[Block]:
-        """Runs the plan with the engine's threads. A device takes some milliseconds to free memory of its own,
-        which begins at the end and which `close` waits for."""
+        """Runs the plan with the engine's threads. A device takes some milliseconds to free memory of its
+        own: that begins at the end, and `close` waits for it."""
         assert self._running, "it is started"
         session, plan, operation, trace = self._running
         wrong = execute(plan, session, sources, target, trace, progress, operation.verify)

@@ -207,14 +207,24 @@ chunk = st.sampled_from([128, 512, 2048, 5000])
 def test_no_candidate_that_is_left_out_would_be_faster(
     m, n, k, chunks, item, symmetric, device, room, flops, store, bus, thin, keeps
 ):
-    """The search leaves out candidates whose bound is above the best so far. Without bounds it finds no less."""
+    """The search leaves out candidates whose bound is above the best so far. Without bounds it finds the
+    same."""
     if symmetric:
         a, b = Matrix(m, k, item, *chunks[:2]), Matrix(m, k, item, *chunks[:2], transposed=True)
         n = m
     else:
         a, b = Matrix(m, k, item, *chunks[:2]), Matrix(k, n, item, *chunks[2:])
     problem = Problem(
-        m, n, k, a, b, Matrix(m, n, 4, 2048, 2048), item, 4, symmetric=symmetric, keeps_a=keeps and not symmetric
+        m,
+        n,
+        k,
+        a,
+        b,
+        Matrix(m, n, 4, 2048, 2048),
+        item,
+        4,
+        symmetric=symmetric,
+        keeps_a=keeps and not symmetric,
     )
     budget = Budget(1 << room, 0, (1 << room) if device else None, readers=16, writers=8)
     rates = Rates(10**flops, 10**store, 10**store / 2, 10**bus, 10**bus, shared=not device, thin=thin)

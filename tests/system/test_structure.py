@@ -42,6 +42,7 @@ LIBRARIES = {
     "dask": ("dask/", "storage/read/arrays.py"),
     "distributed": ("dask/",),
     "h5py": ("storage/read/hdf5.py",),
+    "onnxruntime": ("devices/cpu/matmul_integer.py",),
 }
 """For each library the files that may import it."""
 

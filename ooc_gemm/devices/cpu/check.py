@@ -6,8 +6,8 @@ int64 instead, which NumPy multiplies without BLAS.
 
 float32 is not converted, because conversion would cost more than all the rest (3 % of the product of 4096³):
 pieces are multiplied and squared as they are, which the tolerance allows for, and added up in float64. A
-piece whose sums leave the range of float32 is done again in float64. Integers of 8 bits, which are stored as
-float32, too, are multiplied as they are, modulo a prime.
+piece whose sums leave the range of float32 is done again in float64. Integers of 8 bits are multiplied in
+float32, modulo a prime, and mostly stored so.
 """
 
 import queue
@@ -60,7 +60,7 @@ class Checks:
         for _ in range(threads):
             self._scratch.put(np.empty(TILE_ELEMENTS, dtype))
         self._rounding = operation.arithmetic.rounding(min(plan.bk, BLAS_DEPTH))
-        if operation.arithmetic.exact and operation.arithmetic.panel == np.float32:
+        if operation.arithmetic.exact and _is_small(operation.arithmetic.panel):
             self._rounding = replace(self._rounding, modulus=MODULUS)
         elif operation.arithmetic.panel == np.float32:
             self._rounding = replace(self._rounding, check=(2.0**-24, DEPTH))
@@ -104,11 +104,11 @@ class Checks:
         if 0 in (rows, cols):
             return
         exact, dtype = out.dtype.kind == "i", out.dtype
-        depth, direct = min(DEPTH, cols), matrix.dtype == np.float32
+        depth, direct, small = min(DEPTH, cols), matrix.dtype == np.float32, _is_small(matrix.dtype)
         if exact:
-            depth = min(depth, 2 ** (24 if direct else 53) // largest)
+            depth = min(depth, 2 ** (24 if small else 53) // largest)
             if depth >= min(LEAST_DEPTH, cols):
-                dtype = np.dtype(np.float32 if direct else np.float64)
+                dtype = np.dtype(np.float32 if small else np.float64)
             else:
                 depth = min(DEPTH, cols)
         along = matrix.strides[1] == matrix.itemsize
@@ -130,7 +130,7 @@ class Checks:
                         continue
                     if direct and self._add_single(source, single[start:stop], out, squares, strip, along):
                         continue
-                    flat = scratch[: source.size].view(dtype)
+                    flat = scratch.view(dtype)[: source.size]
                     tile = flat.reshape(source.shape) if along else flat.reshape(source.shape[::-1]).T
                     with np.errstate(all="ignore"):
                         np.copyto(tile, source, casting="unsafe")
@@ -179,6 +179,11 @@ def _squares(tile: Array, along: bool) -> Array:
     else:
         found = np.square(tile) @ np.ones(tile.shape[1], tile.dtype)
     return found
+
+
+def _is_small(panel: np.dtype[np.generic]) -> bool:
+    """Whether a panel holds numbers of which float32 adds up hundreds exactly if they are 8-bit integers."""
+    return panel == np.float32 or panel.itemsize == 1
 
 
 def _largest(block: Array) -> int:

@@ -1,7 +1,9 @@
 """The CPU as a device: panels and C blocks lie in host memory, and BLAS multiplies tiles of the block."""
 
+import math
 import os
 import platform
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,7 @@ from ...planning.plan import Plan
 from ...planning.problem import MiB
 from ...support.errors import InputError
 from ...support.trace import Trace
-from . import integers
+from . import eight_bit, integers, matmul_integer
 from .blas import by_parts_bytes, gemm
 from .check import TILE_ELEMENTS
 from .session import CPUSession, HostMemory
@@ -56,12 +58,15 @@ class CPU:
         precision: str,
     ) -> Arithmetic:
         """BLAS multiplies floating-point numbers (float16 in float32). It also multiplies integers: those of
-        8 bits in float32, others in float64, those of more than 16 bits in slices (`integers`)."""
+        8 bits in float32, others in float64, those of more than 16 bits in slices (`integers`). Large
+        products of 8 bits are multiplied as they are where that is possible (`eight_bit`)."""
         if out.kind in "fc":
             panel = np.result_type(a, b, out, np.float32)
             found = Arithmetic(gemm(panel.char)[0], panel, panel, why="NumPy's BLAS")
         else:
             found = _integer_arithmetic(a, b, bound)
+            if a.itemsize == b.itemsize == 1:
+                found = _as_they_are(found, a, b, shape, kernel)
         if kernel not in ("auto", found.kernel):
             raise InputError(
                 f"kernel {kernel!r} cannot multiply {a} by {b} on the CPU; use {found.kernel!r} or 'auto'"
@@ -71,11 +76,13 @@ class CPU:
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
         """The workspace holds the packing buffers of BLAS and, for each worker, the temporary tile of exact
         integers or the parts of complex numbers."""
-        scratch = integers.scratch_bytes(arithmetic)
+        scratch, host = integers.scratch_bytes(arithmetic), INTERPRETER_BYTES
         if arithmetic.block.kind == "c":
             scratch = by_parts_bytes(arithmetic.block)
+        if arithmetic.kernel == eight_bit.KERNEL:
+            scratch, host = eight_bit.scratch_bytes(arithmetic), host + matmul_integer.HOST_BYTES
         return Limits(
-            host_baseline=INTERPRETER_BYTES,
+            host_baseline=host,
             device=None,
             device_baseline=0,
             workspace=self.threads * (WORKER_BYTES + scratch),
@@ -92,6 +99,8 @@ class CPU:
             each /= 4  # real operations for one complex multiplication and addition, counted as two
         if arithmetic.kernel == "slices":
             each /= 2
+        if arithmetic.kernel == eight_bit.KERNEL:
+            each = 180e9
         copies = 4e9 * self.threads
         return Rates(each * self.threads, copies, copies / 4, copies, copies, shared=True)
 
@@ -134,6 +143,26 @@ def _integer_arithmetic(a: np.dtype[Any], b: np.dtype[Any], bound: int) -> Arith
         panel, why = np.float64 if bits == 32 else np.int64, "exact partial sums of slices in float64"
         found = exact("slices", np.dtype(panel), np.dtype(np.int64), why=why)
     return found
+
+
+def _as_they_are(
+    found: Arithmetic, a: np.dtype[Any], b: np.dtype[Any], shape: tuple[int, int, int], kernel: str
+) -> Arithmetic:
+    """Return how 8-bit integers are multiplied without a conversion, if that is asked for or faster; else
+    `found`, which is also what smaller memory holds. Raises InputError where it is asked for and not
+    possible."""
+    automatic = kernel == "auto" and 2.0 * math.prod(shape) >= eight_bit.LEAST_OPERATIONS
+    if kernel == eight_bit.KERNEL and not matmul_integer.exact():
+        why = "on this processor onnxruntime does not multiply bytes exactly"
+        if not matmul_integer.installed():
+            why = "there is no onnxruntime; install it with pip install 'ooc-gemm[int8]'"
+        raise InputError(f"kernel 'int8' cannot be used on the CPU: {why}; or use 'auto'")
+    if not (kernel == eight_bit.KERNEL or (automatic and matmul_integer.exact())):
+        return found
+    return replace(
+        found, kernel=eight_bit.KERNEL, panel=a, panel_b=b if b != a else None, why="bytes, by onnxruntime",
+        other=found if automatic else None, checked_in=np.dtype(np.int64),
+    )  # fmt: skip
 
 
 def processor() -> str:

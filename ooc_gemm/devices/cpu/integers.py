@@ -177,7 +177,7 @@ class Integers:
                 whole, left, right = out[rows, cols], a[rows], b[:, cols]
                 for down, across in product(ranges(len(whole), TILE), ranges(whole.shape[1], TILE)):
                     r, c = slice(*down), slice(*across)
-                    self._tile(how, left[r], right[:, c], alpha, beta, whole[r, c], _Scratch(memory))
+                    self._tile(how, left[r], right[:, c], alpha, beta, whole[r, c], Scratch(memory))
                 if centred:
                     centred.add(rows, cols, alpha, whole)
             finally:
@@ -186,7 +186,7 @@ class Integers:
         return work
 
     def _tile(
-        self, how: Parts, a: Array, b: Array, alpha: int, beta: int, out: Array, scratch: "_Scratch"
+        self, how: Parts, a: Array, b: Array, alpha: int, beta: int, out: Array, scratch: "Scratch"
     ) -> None:
         room = scratch.take((1, TILE**2), self._type)[0]
         products = room[: out.size].reshape(out.shape)
@@ -199,11 +199,11 @@ class Integers:
             with scratch:
                 for left, right, shift in self._operands(how, a[:, k], b[k], room, scratch):
                     self._run(left, right, products, 1.0, 0.0)
-                    _add(products, shift, alpha, out, strip, fresh)
+                    add(products, shift, alpha, out, strip, fresh)
                     fresh = False
 
     def _operands(
-        self, how: Parts, a: Array, b: Array, room: Array, scratch: "_Scratch"
+        self, how: Parts, a: Array, b: Array, room: Array, scratch: "Scratch"
     ) -> list[tuple[Array, Array, int]]:
         """Return the products that make up a·b: two operands of BLAS, and the bits by which their product is
         shifted. `room` is overwritten."""
@@ -217,7 +217,7 @@ class Integers:
         hi, lo = self._halves(b, how.shift, room, scratch)
         return [(left, hi, how.shift), (left, lo, 0)]
 
-    def _converted(self, x: Array, scratch: "_Scratch") -> Array:
+    def _converted(self, x: Array, scratch: "Scratch") -> Array:
         """Return a part of a panel in the type that BLAS multiplies."""
         if x.dtype == self._type:
             return x
@@ -225,7 +225,7 @@ class Integers:
         np.copyto(found, x, casting="unsafe")
         return found
 
-    def _halves(self, x: Array, shift: int, room: Array, scratch: "_Scratch") -> tuple[Array, Array]:
+    def _halves(self, x: Array, shift: int, room: Array, scratch: "Scratch") -> tuple[Array, Array]:
         """Cut the elements of x: hi and lo of the formula above."""
         hi, lo = scratch.like(x, self._type), scratch.like(x, self._type)
         if x.dtype.kind == "i":
@@ -242,7 +242,7 @@ class Integers:
         return hi, lo
 
 
-class _Scratch:
+class Scratch:
     """Memory of a worker, from which arrays are taken one after the other. A `with` block gives back what is
     taken in it."""
 
@@ -271,7 +271,7 @@ def _like(x: Array, flat: Array) -> Array:
     return flat.reshape(x.shape) if x.strides[1] == x.itemsize else flat.reshape(x.shape[::-1]).T
 
 
-def _add(products: Array, shift: int, alpha: int, out: Array, strip: Array, fresh: bool) -> None:
+def add(products: Array, shift: int, alpha: int, out: Array, strip: Array, fresh: bool) -> None:
     """Compute out ← α·products·2^shift + (0 if fresh else out)."""
     for start, stop in ranges(len(out), STRIP):
         whole = out[start:stop] if fresh else strip[: stop - start]

@@ -27,9 +27,10 @@ from ...planning.schedule import DIAGONAL_STRIPS, Block, Part, Piece
 from ...support.buffers import Bytes, page_aligned
 from ...support.intervals import ceil_div, ranges
 from ...support.trace import Trace
-from . import integers
+from . import eight_bit, integers
 from .blas import Gemm, gemm, one_blas_thread, scale_in_place
 from .check import Checks
+from .eight_bit import EightBit
 from .stream import Done, Mark, PendingCheck, Stream
 
 TILE = 2048
@@ -79,13 +80,16 @@ class CPUSession(HostMemory):
         self._k = plan.problem.k
         arithmetic = operation.arithmetic
         self._overflow = Overflow(operation, noted=arithmetic.exact)
-        self._integers = integers.Integers(arithmetic, self.threads) if arithmetic.exact else None
+        self._integers: EightBit | integers.Integers | None = None
+        if arithmetic.exact:
+            kind = EightBit if arithmetic.kernel == eight_bit.KERNEL else integers.Integers
+            self._integers = kind(arithmetic, self.threads)
         self._k_panels = plan.k_panels
         self._panels = {
-            (name, p): np.empty(plan.bk * lines, arithmetic.panel)
-            for name, lines, count in (
-                ("a", plan.bm, plan.k_panels.a_buffers),
-                ("b", plan.bn, plan.panel_buffers),
+            (name, p): np.empty(plan.bk * lines, dtype)
+            for name, lines, count, dtype in (
+                ("a", plan.bm, plan.k_panels.a_buffers, arithmetic.panels[0]),
+                ("b", plan.bn, plan.panel_buffers, arithmetic.panels[1]),
             )
             for p in range(count)
         }
@@ -235,7 +239,10 @@ class CPUSession(HostMemory):
                 self._scale(out)
             return
         beta = op.beta if first else 1.0
-        if self._integers:
+        if isinstance(self._integers, EightBit):
+            work = self._integers.tile(a, b, int(op.alpha.real), int(beta.real), out)
+            side = eight_bit.TILE
+        elif self._integers:
             alpha, centred = int(op.alpha.real), None
             if not self._shared:
                 centred, largest = self._integers.centred(a, b, largest, self._deal_slices)

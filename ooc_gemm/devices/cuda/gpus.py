@@ -61,8 +61,8 @@ def answering(indices: list[int]) -> list[int]:
 
 @remembered
 def properties(runtime: Any, index: int) -> dict[str, Any]:
-    """Return what CUDA says of a GPU. It is asked once, because that takes a millisecond. `runtime`: CUDA's, as
-    CuPy has it."""
+    """Return what CUDA says of a GPU. It is asked once, because that takes a millisecond. `runtime`: CUDA's,
+    as CuPy has it."""
     return dict(runtime.getDeviceProperties(index))
 
 
@@ -76,9 +76,7 @@ def attribute(runtime: Any, number: int, index: int) -> int:
 def memory_bandwidth(runtime: Any, index: int) -> int:
     """Return the highest bandwidth of a GPU's memory in bytes per second; 0 if the driver reports none.
     `runtime`: CUDA's, as CuPy has it."""
-    clock, bits = (
-        attribute(runtime, number, index) for number in (_MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH)
-    )
+    clock, bits = (attribute(runtime, number, index) for number in (_MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH))
     return 2 * 1000 * clock * bits // 8  # two transfers a clock
 
 
