@@ -63,7 +63,10 @@ PIECE_BYTES = 64 << 10
 """Size of the pieces that show what a read costs besides its bytes."""
 TOUCHED_BYTES = 256 * MiB
 TYPES: tuple[tuple[str, Precision], ...] = (
-    *((dtype, "highest") for dtype in ("float32", "float64", "float16", "complex64", "complex128", "int8")),
+    *(
+        (dtype, "highest")
+        for dtype in ("float32", "float64", "float16", "complex64", "complex128", "int8", "uint8")
+    ),
     ("float32", "medium"),
 )
 
@@ -237,7 +240,7 @@ def measure_device(
 
 
 def _out(dtype: str) -> np.dtype[Any]:
-    return np.dtype(np.int32 if dtype == "int8" else dtype)
+    return np.dtype(np.int32 if dtype in ("int8", "uint8") else dtype)
 
 
 def _touch_rate(device: Device) -> float:

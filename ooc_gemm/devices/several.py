@@ -127,7 +127,7 @@ class Several:
             except InputError as error:
                 refused = error
                 continue
-            if all(replace(other, why=found.why) == found for other in same):
+            if all(replace(other, why=found.why, other=found.other) == found for other in same):
                 return found
         raise refused or InputError(
             f"{self.name} have no kernel in common for these types; name one with kernel='NAME'"

@@ -110,10 +110,13 @@ def test_gram_matrices(dtype, transpose, tmp_path):
 
 
 @needs_it
-def test_several_devices():
+@pytest.mark.parametrize("kernel", ["int8", "auto"])
+def test_several_devices(kernel, monkeypatch):
+    monkeypatch.setattr(eight_bit, "LEAST_OPERATIONS", 1)
     rng = np.random.default_rng(3)
     a, b = random(rng, (300, 200), "i1"), random(rng, (200, 90), "u1")
-    result = ooc_gemm.multiply(a, b, device=Several([CPU(1), CPU(1)]), kernel="int8")
+    result = ooc_gemm.multiply(a, b, device=Several([CPU(1), CPU(1)]), kernel=kernel)
+    assert result.kernel == "int8"
     assert (result.array == a.astype(int) @ b.astype(int)).all()
 
 
@@ -161,7 +164,9 @@ def test_memory_too_small_for_it_is_enough_for_blas(tmp_path, monkeypatch):
 def test_what_is_not_exact_is_not_used(installed, said, monkeypatch):
     monkeypatch.setattr(matmul_integer, "installed", lambda: installed)
     monkeypatch.setattr(matmul_integer, "exact", lambda: False)
-    assert arithmetic("i1", "i1", kernel="auto").kernel == "blas"
+    found = arithmetic("i1", "i1", kernel="auto")
+    assert found.kernel == "blas"
+    assert ("ooc-gemm[int8]" in found.why) == (not installed)
     with pytest.raises(ooc_gemm.InputError, match=said):
         arithmetic("i1", "i1")
 

@@ -21,7 +21,7 @@ def test_all_is_removed_and_links_are_not_followed(tmp_path):
     trees.remove_tree(tree)
     assert not tree.exists()
     assert (kept / "file").read_text() == "stays"
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # others may have closed theirs
 
 
 def test_what_cannot_be_removed_is_said(tmp_path, monkeypatch):

@@ -157,6 +157,8 @@ def _as_they_are(
         if not matmul_integer.installed():
             why = "there is no onnxruntime; install it with pip install 'ooc-gemm[int8]'"
         raise InputError(f"kernel 'int8' cannot be used on the CPU: {why}; or use 'auto'")
+    if automatic and not matmul_integer.installed():
+        return replace(found, why=f"{found.why}; pip install 'ooc-gemm[int8]' may be faster")
     if not (kernel == eight_bit.KERNEL or (automatic and matmul_integer.exact())):
         return found
     return replace(
