@@ -150,7 +150,8 @@ matrices = together(
         default="auto",
         show_default=True,
         metavar="NAME",
-        help="Multiply with this kernel: auto, blas, cublas, or one that `bench kernels --list` shows.",
+        help="Multiply with this kernel: auto; blas, slices or int8 on the CPU; cublas, or one that "
+        "`bench kernels --list` shows, on a GPU.",
     ),
     click.option(
         "--out-dtype",
