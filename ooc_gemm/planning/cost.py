@@ -283,7 +283,8 @@ class CostModel:
         store with the writes before; writing for the first block. The last write-back begins when the first
         strip of the last multiplication is done."""
         rates, blocks = self.rates, count_blocks(self._problem, x.bm, x.bn)
-        panels, bringing = max(1, blocks * len(x.panels)), self._bringing_seconds(stages)
+        panels = max(1, blocks * len(x.panels))
+        bringing = self._bringing_seconds(stages) + panels * rates.turn_seconds
         each_read, each_multiply = bringing / panels, stages["compute"] / panels
         first, last = self._first_and_last(x)
         if x.c_buffers == 1:
@@ -330,7 +331,7 @@ class CostModel:
         multiplying = stages["compute"] / (p.k + thin * len(x.panels))
         came = done = before = began = took = 0.0
         for start, stop in x.panels:
-            came = max(came, before) + (stop - start) * bringing
+            came = max(came, before) + (stop - start) * bringing + self.rates.turn_seconds
             began, took = max(came, done), (stop - start + thin) * multiplying
             before, done = done, began + took
         leaving, strips = max(stages["download"], stages["write"]), 1 if p.check_itemsize else EARLY_STRIPS

@@ -30,7 +30,7 @@ def test_prediction_on_a_device_of_its_own():
 
     def seconds(**changes):
         usual = {"flops": 1e30, "read": 1e30, "write": 1e30, "upload": 1e30, "download": 1e30}
-        quiet = {"read_seconds": 0.0, "piece_seconds": 0.0, "thin": 0.0, "touch": 1e30}
+        quiet = {"read_seconds": 0.0, "piece_seconds": 0.0, "turn_seconds": 0.0, "thin": 0.0, "touch": 1e30}
         made = make_plan(problem, budget, Rates(**{**usual, **quiet, "shared": False, **changes}))
         return made, made.predicted_seconds
 

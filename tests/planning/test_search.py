@@ -9,7 +9,7 @@ from plans import RATES, check_plan, planned, problems, smallest
 
 import ooc_gemm
 from examples import examples
-from ooc_gemm.planning.candidates import MIN_DEPTH
+from ooc_gemm.planning.candidates import MAX_DEPTH, MIN_DEPTH
 from ooc_gemm.planning.cost import CostModel
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.problem import Matrix, Problem
@@ -157,7 +157,8 @@ def test_a_cache_costs_no_more_memory_than_it_holds():
     a = Matrix(3, 1, 16, 2, 4)
     b = replace(a, transposed=True)
     problem = Problem(3, 3, 1, a, b, Matrix(3, 3, 16, 1, 1), 16, 16, free_chunks=True, symmetric=True)
-    _, more, most = planned((problem, Budget(1, 0, 1), Rates(1e11, 1e6, 1e6, 5e9, 5e9, shared=False)))
+    rates = Rates(1e11, 1e6, 1e6, 5e9, 5e9, shared=False, turn_seconds=0.0)
+    _, more, most = planned((problem, Budget(1, 0, 1), rates))
     assert more.cache_slots == most.cache_slots > 0
     assert more.predicted_seconds == most.predicted_seconds
 
@@ -194,6 +195,18 @@ def test_no_plan_moves_less_than_the_lower_bound(case):
         p = plan.problem
         least = p.a.stored_bytes + (0 if p.symmetric else p.b.stored_bytes)
         assert plan.bytes_read + plan.bytes_written >= plan.lower_bound_bytes >= least
+
+
+def test_panels_of_a_small_c_are_deep():
+    """AᵀA of a million rows: turns of a few MiB would take longer to hand over than to fill."""
+    a = Matrix(1 << 20, 500, 4, 4096, 500, transposed=True)
+    problem = Problem(500, 500, 1 << 20, a, replace(a, transposed=False), Matrix(500, 500, 4, 500, 500), 4, 4,
+                      symmetric=True, free_chunks=False)  # fmt: skip
+    rates = Rates(5e13, 3e10, 1e10, 5e10, 5e10, shared=False)
+    budget = Budget(8 * GiB, 0, 8 * GiB, readers=4, writers=8, in_memory=True)
+    plan = make_plan(problem, budget, rates)
+    assert 2 * MAX_DEPTH <= plan.bk <= 8 * MAX_DEPTH
+    assert make_plan(problem, budget, replace(rates, turn_seconds=0.0)).bk < plan.bk
 
 
 extent = st.sampled_from([768, 5000, 16384, 40000])
