@@ -186,6 +186,8 @@ def test_products_that_saturate_are_noticed(monkeypatch):
     assert not matmul_integer.exact.__wrapped__()
 
 
-def test_wider_integers_are_refused():
+def test_other_kernels_are_refused_with_the_names_of_those_there_are():
     with pytest.raises(ooc_gemm.InputError, match="use 'blas' or 'auto'"):
         arithmetic("i2", "i1")
+    with pytest.raises(ooc_gemm.InputError, match="use 'blas', 'int8' or 'auto'"):
+        arithmetic("i1", "u1", kernel="slices")

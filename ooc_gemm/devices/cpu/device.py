@@ -60,17 +60,18 @@ class CPU:
         """BLAS multiplies floating-point numbers (float16 in float32). It also multiplies integers: those of
         8 bits in float32, others in float64, those of more than 16 bits in slices (`integers`). Large
         products of 8 bits are multiplied as they are where that is possible (`eight_bit`)."""
+        names = list[str]()
         if out.kind in "fc":
             panel = np.result_type(a, b, out, np.float32)
             found = Arithmetic(gemm(panel.char)[0], panel, panel, why="NumPy's BLAS")
         else:
             found = _integer_arithmetic(a, b, bound)
             if a.itemsize == b.itemsize == 1:
+                names.append(eight_bit.KERNEL)
                 found = _as_they_are(found, a, b, shape, kernel)
         if kernel not in ("auto", found.kernel):
-            raise InputError(
-                f"kernel {kernel!r} cannot multiply {a} by {b} on the CPU; use {found.kernel!r} or 'auto'"
-            )
+            use = ", ".join(map(repr, [found.kernel, *names]))
+            raise InputError(f"kernel {kernel!r} cannot multiply {a} by {b} on the CPU; use {use} or 'auto'")
         return found
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
