@@ -19,8 +19,9 @@ DEEPEST_BYTES = 64 << 10
 multiplied faster, and reading and writing C takes as long as ever."""
 
 SMALL_PANELS = 128 * MiB
-"""Bytes of a pair of panels up to which panels of a small C may be deeper than the deepest: turns of a few
-MiB take longer to hand over than to fill (AᵀA of 262144 × 768 on an H100: 65 ms instead of 82)."""
+"""Bytes of a pair of panels up to which panels of a small C may be deeper than the deepest, on a device with
+memory of its own: turns of a few MiB take longer to hand over than to fill (AᵀA of 262144 × 768 on an H100:
+65 ms instead of 82)."""
 
 AMPLE_SLOTS = (4 * MiB, 1 * MiB)
 """Largest sizes of a slot tried where the device computes in host memory: a slot should stay in the cache of
@@ -125,7 +126,7 @@ def sides(p: Problem, align: tuple[int, int], team: Shape = ALONE) -> tuple[list
     return steps(p.m, align[0], team[0]), steps(p.n, align[1], team[1])
 
 
-def depths(p: Problem) -> list[int]:
+def depths(p: Problem, budget: Budget) -> list[int]:
     """Return the panel depths that are tried, the smallest first: fractions and multiples of both k chunks,
     powers of two, and all of k."""
     k = max(1, p.k)
@@ -138,7 +139,7 @@ def depths(p: Problem) -> list[int]:
     if p.panel_itemsize <= 2:
         deepest = DEEPEST_BYTES // p.panel_itemsize
     small = SMALL_PANELS // max(1, (p.m + p.n) * p.panel_itemsize)
-    if small > deepest:
+    if budget.device is not None and small > deepest:
         deepest = 1 << small.bit_length() - 1
     for chunk in {MAX_DEPTH, *chunks} if deepest > MAX_DEPTH else chunks:
         depth = chunk

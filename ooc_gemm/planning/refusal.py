@@ -49,7 +49,7 @@ def _needs(p: Problem, budget: Budget) -> Iterator[tuple[int, int]]:
     k_chunk = p.k_chunk
     for c in outputs(p):
         bm, bn = map(min, sides(p, (c.chunk_rows, c.chunk_cols)))
-        for bk, ring in product(depths(p), rings(budget)):
+        for bk, ring in product(depths(p, budget), rings(budget)):
             smallest = Candidate(c, bm, bn, Panels(p.k, bk, k_chunk), 1, ring)
             host, device = ledgers(p, budget, smallest)
             yield sum(host.values()), sum(device.values())

@@ -179,7 +179,7 @@ class _Search:
         p, best = self.problem, None
         tried = sides(p, replace(p, c=c).align, self.team)
         for c_buffers in (1,) if self.budget.device is None else (2, 1):
-            for bk in reversed(depths(p)):  # those of shallow panels are seldom worth a look then
+            for bk in reversed(depths(p, self.budget)):  # shallow ones are seldom worth a look then
                 panels = Panels(p.k, bk, p.k_chunk)
                 plain = Candidate(c, 1, 1, panels, c_buffers, ring, team=self.team)
                 best = self._blocks(plain, tried, best, most)

@@ -33,8 +33,7 @@ def test_no_block_of_a_plan_is_longer_than_kernels_count(shape):
     plan = make_plan(problem(*shape), BUDGET, RATES)
     assert max(plan.bm, plan.bn, plan.bk) <= MOST_EXTENT
     alone = make_plan(problem(*shape), replace(BUDGET, device=None), replace(RATES, shared=True))
-    if shape[2] == 8:  # panels need not be so deep
-        assert max(alone.bm, alone.bn, alone.bk) > MOST_EXTENT, "a CPU's BLAS counts in 64 bits"
+    assert max(alone.bm, alone.bn, alone.bk) > MOST_EXTENT, "a CPU's BLAS counts in 64 bits"
 
 
 def test_chunks_of_c_that_are_too_long_are_refused():
