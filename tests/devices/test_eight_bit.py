@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 import ooc_gemm
 from examples import examples
-from ooc_gemm.devices.cpu import eight_bit, matmul_integer
+from ooc_gemm.devices.cpu import eight_bit, matmul_integer, tiles
 from ooc_gemm.devices.cpu.device import CPU
-from ooc_gemm.devices.cpu.eight_bit import DEPTH, LEAST_OPERATIONS, TILE, EightBit, scratch_bytes
+from ooc_gemm.devices.cpu.eight_bit import DEPTH, LEAST_OPERATIONS, EightBit, scratch_bytes
+from ooc_gemm.devices.cpu.tiles import TILE
 from ooc_gemm.devices.several import Several
 
 needs_it = pytest.mark.skipif(
@@ -127,13 +128,13 @@ def test_the_check_finds_a_wrong_bit(types, monkeypatch):
     a, b = random(rng, (60, 5000), types[0]), random(rng, (5000, 50), types[1])
     assert ooc_gemm.multiply(a, b, device=CPU(1), kernel="int8", verify=True).verified
 
-    add = eight_bit.add
+    add = tiles.add
 
     def spoiled(products, *others):
         products[7, 3] += 1 << 9
         add(products, *others)
 
-    monkeypatch.setattr(eight_bit, "add", spoiled)
+    monkeypatch.setattr(tiles, "add", spoiled)
     with pytest.raises(ooc_gemm.VerificationError):
         ooc_gemm.multiply(a, b, device=CPU(1), kernel="int8", verify=True)
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 import ooc_gemm
 import ooc_gemm.run.prepare
 from examples import examples
-from ooc_gemm.devices.cpu import integers
+from ooc_gemm.devices.cpu import integers, tiles
 from ooc_gemm.devices.cpu.device import CPU
-from ooc_gemm.devices.cpu.integers import EXACT_BITS, LEAST_DEPTH, SLICE_DEPTH, TILE, Integers, parts_of
+from ooc_gemm.devices.cpu.integers import EXACT_BITS, LEAST_DEPTH, SLICE_DEPTH, Integers, parts_of
+from ooc_gemm.devices.cpu.tiles import TILE
 from ooc_gemm.devices.several import Several
 
 TYPES = ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")
@@ -99,7 +100,7 @@ def test_a_tile_of_every_layout(a, b, alpha, beta, monkeypatch):
     """Parts are shallow, and strips end within the tile."""
     monkeypatch.setattr(integers, "SLICE_DEPTH", 8)
     monkeypatch.setattr(integers, "STRIP", 5)
-    monkeypatch.setattr(integers, "TILE", 16)
+    monkeypatch.setattr(tiles, "TILE", 16)
     rng, chosen = np.random.default_rng(3), arithmetic(a, b)
     ints = Integers(chosen, 1)
     m, n, k = 37, 23, 29
@@ -307,9 +308,9 @@ def test_the_values_of_each_panel_count(dtype, tmp_path, monkeypatch):
 @pytest.mark.parametrize("dtype", ["i4", "i8"])
 def test_the_check_finds_a_wrong_bit_of_cut_elements(dtype, monkeypatch):
     x = random(np.random.default_rng(5), (70, 80), dtype, 27)
-    add = integers.add
+    add = tiles.add
     monkeypatch.setattr(
-        integers, "add", lambda products, shift, *rest: add(products, shift + 1 if shift else 0, *rest)
+        tiles, "add", lambda products, shift, *rest: add(products, shift + 1 if shift else 0, *rest)
     )
     with pytest.raises(ooc_gemm.VerificationError):
         ooc_gemm.multiply(x, x.T, device="cpu", verify=True)

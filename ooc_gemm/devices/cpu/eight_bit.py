@@ -6,22 +6,16 @@ of the other kind get their highest bit flipped, which adds 128 to them or subtr
 told what stands for zero.
 """
 
-import queue
-from collections.abc import Callable
-from itertools import product
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from ...engine.ports import Arithmetic, Array
-from ...support.buffers import Bytes
-from ...support.intervals import ranges, round_up
-from .blas import scale_in_place
-from .integers import ALIGNMENT, STRIP, Scratch, add
-from .matmul_integer import Multiply, model
+from ...support.intervals import round_up
+from .matmul_integer import model
+from .tiles import ALIGNMENT, STRIP, TILE, Scratch, Tiles
 
 KERNEL = "int8"
-TILE = 1024
-"""Largest side of what is multiplied at a time."""
 DEPTH = 2048
 """Most elements along k of what is multiplied at a time. Sums stay far below 2^31."""
 LEAST_OPERATIONS = 1 << 34
@@ -39,48 +33,24 @@ def scratch_bytes(arithmetic: Arithmetic) -> int:
     return sum(round_up(size, ALIGNMENT) for size in sizes)
 
 
-class EightBit:
-    """Multiplies tiles of panels that hold 8-bit integers. Each worker has scratch of its own."""
+class EightBit(Tiles):
+    """Multiplies tiles of panels that hold 8-bit integers."""
 
     def __init__(self, arithmetic: Arithmetic, threads: int):
-        self._scratch: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
-        size = scratch_bytes(arithmetic) - 2 * TILE * DEPTH - _PACKED_BYTES  # which the library allocates
-        for _ in range(threads):
-            self._scratch.put(np.empty(size, np.uint8))
+        own = scratch_bytes(arithmetic) - 2 * TILE * DEPTH - _PACKED_BYTES  # the library allocates the others
+        super().__init__(np.dtype(np.int32), threads, own)
 
     def tile(self, a: Array, b: Array, alpha: int, beta: int, out: Array) -> Callable[[slice, slice], None]:
         """Return a function that computes out ← α·a·b + β·out for some rows and columns of a block."""
         zeros = _FLIPPED * (a.dtype == np.int8), -_FLIPPED * (b.dtype == np.uint8)
-        multiply = model(a.strides[1] != 1, b.strides[1] != 1, *zeros)
+        run = model(a.strides[1] != 1, b.strides[1] != 1, *zeros)
 
-        def work(rows: slice, cols: slice) -> None:
-            memory = self._scratch.get()
-            try:
-                whole, left, right = out[rows, cols], a[rows], b[:, cols]
-                for down, across in product(ranges(len(whole), TILE), ranges(whole.shape[1], TILE)):
-                    r, c = slice(*down), slice(*across)
-                    _tile(multiply, left[r], right[:, c], alpha, beta, whole[r, c], Scratch(memory))
-            finally:
-                self._scratch.put(memory)
+        def multiply(a: Array, b: Array, room: Array, products: Array, scratch: Scratch) -> Iterator[int]:
+            left, right = _flipped(a, np.int8, scratch), _flipped(b, np.uint8, scratch)
+            run(left.view(np.uint8), right.view(np.int8), products)
+            yield 0
 
-        return work
-
-
-def _tile(
-    multiply: Multiply, a: Array, b: Array, alpha: int, beta: int, out: Array, scratch: Scratch
-) -> None:
-    products = scratch.take((len(out), out.shape[1]), np.dtype(np.int32))
-    strip = scratch.take((min(STRIP, len(out)), out.shape[1]), out.dtype)
-    if beta != 0:
-        scale_in_place(out, beta)
-    fresh = beta == 0
-    for part in ranges(a.shape[1], DEPTH):
-        k = slice(*part)
-        with scratch:
-            left, right = _flipped(a[:, k], np.int8, scratch), _flipped(b[k], np.uint8, scratch)
-            multiply(left.view(np.uint8), right.view(np.int8), products)
-            add(products, 0, alpha, out, strip, fresh)
-            fresh = False
+        return self._work(a, b, DEPTH, alpha, beta, out, multiply)
 
 
 def _flipped(x: Array, wrong: type, scratch: Scratch) -> Array:

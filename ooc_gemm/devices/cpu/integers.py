@@ -19,30 +19,22 @@ subtracted from all of a panel. Its elements are then half as large, and parts t
     Σ (x + p)(y + q) = Σ x·y + q·Σ x + p·Σ y + p·q·k
 """
 
-import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 
 from ...engine.ports import Arithmetic, Array
-from ...support.buffers import Bytes
 from ...support.intervals import ranges, round_up
-from .blas import gemm, scale_in_place
+from .blas import gemm
+from .tiles import ALIGNMENT, STRIP, TILE, Scratch, Tiles, like
 
-TILE = 1024
-"""Largest side of what is multiplied at a time: its products fit the temporary of a worker."""
 SLICE_DEPTH = 512
 """Largest depth of a part whose elements are cut, or converted from int64."""
 LEAST_DEPTH = 128
 """Least depth of a part for which one product of float64 is faster than two of cut elements."""
 SHALLOW = 1024
 """Depth below which parts take longer because of additions in integers."""
-STRIP = 64
-"""Rows of a tile that are converted to integers at a time, so that they stay in the processor's cache."""
-ALIGNMENT = 64
-"""Arrays in a worker's scratch begin at multiples of this many bytes."""
 EXACT_BITS = {"f": 24, "d": 53}
 """Integers up to 2 to this power are exact."""
 
@@ -111,16 +103,14 @@ class Centred:
             out[start:stop] += (down[start:stop, None] + across).astype(out.dtype)
 
 
-class Integers:
-    """Multiplies tiles of panels that hold integers. Each worker has scratch of its own."""
+class Integers(Tiles):
+    """Multiplies tiles of panels that hold integers, by BLAS."""
 
     def __init__(self, arithmetic: Arithmetic, threads: int):
         self._panel = arithmetic.panel
         self._type = np.dtype(np.float64) if arithmetic.panel.kind == "i" else arithmetic.panel
+        super().__init__(self._type, threads, scratch_bytes(arithmetic))
         _, self._run = gemm(self._type.char)
-        self._scratch: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
-        for _ in range(threads):
-            self._scratch.put(np.empty(scratch_bytes(arithmetic), np.uint8))
         of_bytes = arithmetic.panel.char == "f"
         self._positive = [of_bytes and most == np.iinfo(np.uint8).max for most in arithmetic.largest]
 
@@ -171,39 +161,19 @@ class Integers:
         what is to be added to a·b."""
         how = parts_of(self._panel, largest, a.shape[1])
 
-        def work(rows: slice, cols: slice) -> None:
-            memory = self._scratch.get()
-            try:
-                whole, left, right = out[rows, cols], a[rows], b[:, cols]
-                for down, across in product(ranges(len(whole), TILE), ranges(whole.shape[1], TILE)):
-                    r, c = slice(*down), slice(*across)
-                    self._tile(how, left[r], right[:, c], alpha, beta, whole[r, c], Scratch(memory))
-                if centred:
-                    centred.add(rows, cols, alpha, whole)
-            finally:
-                self._scratch.put(memory)
+        def multiply(a: Array, b: Array, room: Array, products: Array, scratch: Scratch) -> Iterator[int]:
+            for left, right, shift in self._operands(how, a, b, room, scratch):
+                self._run(left, right, products, 1.0, 0.0)
+                yield shift
 
-        return work
+        def finish(rows: slice, cols: slice) -> None:
+            if centred:
+                centred.add(rows, cols, alpha, out[rows, cols])
 
-    def _tile(
-        self, how: Parts, a: Array, b: Array, alpha: int, beta: int, out: Array, scratch: "Scratch"
-    ) -> None:
-        room = scratch.take((1, TILE**2), self._type)[0]
-        products = room[: out.size].reshape(out.shape)
-        strip = scratch.take((min(STRIP, len(out)), out.shape[1]), out.dtype)
-        if beta != 0:
-            scale_in_place(out, beta)
-        fresh = beta == 0
-        for part in ranges(a.shape[1], how.depth):
-            k = slice(*part)
-            with scratch:
-                for left, right, shift in self._operands(how, a[:, k], b[k], room, scratch):
-                    self._run(left, right, products, 1.0, 0.0)
-                    add(products, shift, alpha, out, strip, fresh)
-                    fresh = False
+        return self._work(a, b, how.depth, alpha, beta, out, multiply, finish)
 
     def _operands(
-        self, how: Parts, a: Array, b: Array, room: Array, scratch: "Scratch"
+        self, how: Parts, a: Array, b: Array, room: Array, scratch: Scratch
     ) -> list[tuple[Array, Array, int]]:
         """Return the products that make up a·b: two operands of BLAS, and the bits by which their product is
         shifted. `room` is overwritten."""
@@ -217,7 +187,7 @@ class Integers:
         hi, lo = self._halves(b, how.shift, room, scratch)
         return [(left, hi, how.shift), (left, lo, 0)]
 
-    def _converted(self, x: Array, scratch: "Scratch") -> Array:
+    def _converted(self, x: Array, scratch: Scratch) -> Array:
         """Return a part of a panel in the type that BLAS multiplies."""
         if x.dtype == self._type:
             return x
@@ -225,11 +195,11 @@ class Integers:
         np.copyto(found, x, casting="unsafe")
         return found
 
-    def _halves(self, x: Array, shift: int, room: Array, scratch: "Scratch") -> tuple[Array, Array]:
+    def _halves(self, x: Array, shift: int, room: Array, scratch: Scratch) -> tuple[Array, Array]:
         """Cut the elements of x: hi and lo of the formula above."""
         hi, lo = scratch.like(x, self._type), scratch.like(x, self._type)
         if x.dtype.kind == "i":
-            whole = _like(x, room[: x.size].view(x.dtype))
+            whole = like(x, room[: x.size].view(x.dtype))
             np.right_shift(x, shift, out=whole)
             np.copyto(hi, whole, casting="unsafe")
             np.bitwise_and(x, (1 << shift) - 1, out=whole)
@@ -240,45 +210,3 @@ class Integers:
             np.multiply(hi, -(2.0**shift), out=lo)
             np.add(lo, x, out=lo)
         return hi, lo
-
-
-class Scratch:
-    """Memory of a worker, from which arrays are taken one after the other. A `with` block gives back what is
-    taken in it."""
-
-    def __init__(self, memory: Bytes):
-        self._memory, self._start = memory, 0
-        self._marks: list[int] = []
-
-    def __enter__(self) -> None:
-        self._marks.append(self._start)
-
-    def __exit__(self, *_: object) -> None:
-        self._start = self._marks.pop()
-
-    def take(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-        """Return an array in C order."""
-        start, nbytes = self._start, shape[0] * shape[1] * dtype.itemsize
-        self._start += round_up(nbytes, ALIGNMENT)
-        return self._memory[start : start + nbytes].view(dtype).reshape(shape)
-
-    def like(self, x: Array, dtype: np.dtype[np.generic]) -> Array:
-        """Return an array of the shape of x, whose rows or columns are contiguous as those of x are."""
-        return _like(x, self.take((1, x.size), dtype)[0])
-
-
-def _like(x: Array, flat: Array) -> Array:
-    return flat.reshape(x.shape) if x.strides[1] == x.itemsize else flat.reshape(x.shape[::-1]).T
-
-
-def add(products: Array, shift: int, alpha: int, out: Array, strip: Array, fresh: bool) -> None:
-    """Compute out ← α·products·2^shift + (0 if fresh else out)."""
-    for start, stop in ranges(len(out), STRIP):
-        whole = out[start:stop] if fresh else strip[: stop - start]
-        np.copyto(whole, products[start:stop], casting="unsafe")
-        if shift:
-            np.left_shift(whole, shift, out=whole)
-        if alpha != 1:
-            np.multiply(whole, alpha, out=whole)
-        if not fresh:
-            out[start:stop] += whole

@@ -27,7 +27,7 @@ from ...planning.schedule import DIAGONAL_STRIPS, Block, Part, Piece
 from ...support.buffers import Bytes, page_aligned
 from ...support.intervals import ceil_div, ranges
 from ...support.trace import Trace
-from . import eight_bit, integers
+from . import eight_bit, integers, tiles
 from .blas import Gemm, gemm, one_blas_thread, scale_in_place
 from .check import Checks
 from .eight_bit import EightBit
@@ -241,13 +241,13 @@ class CPUSession(HostMemory):
         beta = op.beta if first else 1.0
         if isinstance(self._integers, EightBit):
             work = self._integers.tile(a, b, int(op.alpha.real), int(beta.real), out)
-            side = eight_bit.TILE
+            side = tiles.TILE
         elif self._integers:
             alpha, centred = int(op.alpha.real), None
             if not self._shared:
                 centred, largest = self._integers.centred(a, b, largest, self._deal_slices)
             work = self._integers.tile(a, b, largest, alpha, int(beta.real), out, centred)
-            side = integers.TILE
+            side = tiles.TILE
         else:
             work = partial(self._tile, gemm(arithmetic.panel.char)[1], a, b, out, beta)
             side = TILE
