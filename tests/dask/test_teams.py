@@ -135,7 +135,7 @@ def test_small_rings_and_many_panels(tmp_path, client, monkeypatch):
     """Workers hold three pieces at a time, and wait for each other at most of them."""
     rings = ooc_gemm.planning.search.rings
     monkeypatch.setattr("ooc_gemm.planning.search.rings", lambda budget: rings(budget)[-1:])
-    monkeypatch.setattr("ooc_gemm.planning.search.depths", lambda problem: [64])
+    monkeypatch.setattr("ooc_gemm.planning.search.depths", lambda problem, budget: [64])
     a, b = integers(60, 400), integers(400, 70, seed=1)
     paths = stored(tmp_path, a, b, chunks=(17, 19), compressors=None)
     result = ooc_gemm.dask.multiply(*paths, tmp_path / "c", client=client, chunks=(20, 20), **OPTIONS)
@@ -161,7 +161,7 @@ def test_several_groups(tmp_path, client, monkeypatch):
 
 def test_readers_have_as_much_to_read(tmp_path, client, monkeypatch):
     """Whatever the number of pieces of a panel."""
-    monkeypatch.setattr("ooc_gemm.planning.search.depths", lambda problem: [50])
+    monkeypatch.setattr("ooc_gemm.planning.search.depths", lambda problem, budget: [50])
     read = {}
     hand_over = ooc_gemm.dask.team.Seat.hand_over
 
@@ -343,7 +343,7 @@ def test_memory_stays_within_the_limit(tmp_path):
 def many_steps(monkeypatch):
     """Workers make many blocks, each in many panels."""
     monkeypatch.setattr("ooc_gemm.planning.search._best", teamed((2, 2), (100, 120)))
-    monkeypatch.setattr("ooc_gemm.planning.search.depths", lambda problem: [64])
+    monkeypatch.setattr("ooc_gemm.planning.search.depths", lambda problem, budget: [64])
 
 
 @pytest.mark.slow
