@@ -4,9 +4,10 @@
 
 `multiply` (X and X, whole) and `gram` (half of the products) run on the cluster, whose workers cut k, in one
 process with two threads and the memory of both workers, and in one process with one thread and the memory of
-one. Processes are started, and have made a small product, before their time begins. The contestants run in
-turns; a figure is the median of their runs. The cluster's C must agree with that of one machine within the
-tolerance of `ooc_gemm.verify`, which checks it. Exit status 1: a result is wrong, or a bar was missed.
+one. NumPy runs beside them: it loads all of X, computes `X.T @ X` and stores it. Processes are started, and
+have made a small product, before their time begins. The contestants run in turns; a figure is the median of
+their runs. The cluster's C must agree with that of one machine within the tolerance of `ooc_gemm.verify`,
+which checks it. Exit status 1: a result is wrong, or a bar was missed.
 """
 
 import json
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,7 @@ ALONE = """
 import json, sys, time
 import ooc_gemm
 from ooc_gemm.devices.cpu.device import CPU
-command, x, small, c, threads, memory = sys.argv[1:]
+x, small, c, command, threads, memory = sys.argv[1:]
 run = {
     "multiply": lambda x, c: ooc_gemm.multiply(x, x, c, transpose_a=True, force=True, **options),
     "gram": lambda x, c: ooc_gemm.gram(x, c, transpose=True, force=True, **options),
@@ -51,14 +53,28 @@ result = run(x, c)
 print(json.dumps({"seconds": time.perf_counter() - begun, "peak": result.peak_host_bytes}))
 """
 Run = dict[str, Any]
+NUMPY = """
+import json, sys, time
+import zarr
+from ooc_gemm.support.memory import peak_resident_bytes
+x, small, c = sys.argv[1:]
+def run(x, c):
+    values = zarr.open_array(x, mode="r")[:]
+    product = values.T @ values
+    zarr.create_array(c, data=product, compressors=None, overwrite=True)
+run(small, c + ".small")
+begun = time.perf_counter()
+run(x, c)
+print(json.dumps({"seconds": time.perf_counter() - begun, "peak": peak_resident_bytes()}))
+"""
 console = Console(highlight=False)
 
 
-def alone(command: str, folder: Path, threads: int, memory: int) -> Run:
-    """Run the engine in a process of its own."""
+def alone(folder: Path, program: str, *settings: str) -> Run:
+    """Run one of the programs above in a process of its own."""
     root = str(Path(__file__).resolve().parent.parent)
     arrays = [str(folder / name) for name in ("x.zarr", "small.zarr", "c.zarr")]
-    line = [sys.executable, "-c", ALONE, command, *arrays, str(threads), str(memory)]
+    line = [sys.executable, "-c", program, *arrays, *settings]
     done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root})
     if done.returncode:
         return {"problem": done.stderr.strip().splitlines()[-1]}
@@ -94,9 +110,10 @@ def spread(command: str, folder: Path, memory: int) -> Run:
 
 def one(command: str, folder: Path, memory: int, repeat: int) -> dict[str, Any]:
     """Run a command in all places, in turns."""
-    places = {
-        "two threads": lambda: alone(command, folder, 2, WORKERS * memory),
-        "one thread": lambda: alone(command, folder, 1, memory),
+    places: dict[str, Callable[[], Run]] = {
+        "NumPy": lambda: alone(folder, NUMPY),
+        "two threads": lambda: alone(folder, ALONE, command, "2", str(WORKERS * memory)),
+        "one thread": lambda: alone(folder, ALONE, command, "1", str(memory)),
         "cluster": lambda: spread(command, folder, memory),
     }
     runs: dict[str, list[Run]] = {name: [] for name in places}
@@ -118,6 +135,7 @@ def one(command: str, folder: Path, memory: int, repeat: int) -> dict[str, Any]:
     ratios = {}
     if len(seconds) == len(places):
         ratios = {
+            "two threads / NumPy": seconds["two threads"] / seconds["NumPy"],
             "cluster / two threads": seconds["cluster"] / seconds["two threads"],
             "one thread / cluster": seconds["one thread"] / seconds["cluster"],
         }

@@ -282,7 +282,7 @@ def test_slots_for_writing_are_ready_before_they_are_used():
     ("down", "across", "threads", "found"), [(3, 3, 2, 4), (2, 4, 2, 4), (1, 1, 4, 4), (5, 3, 4, 4)]
 )
 def test_tiles_come_out_even_over_the_workers(down, across, threads, found):
-    from ooc_gemm.devices.cpu.session import _even
+    from ooc_gemm.devices.cpu.workers import _even
 
     assert _even(down, across, threads) == found
 

@@ -1,4 +1,5 @@
-"""In-place GEMM (C ← α·op(A)·op(B) + β·C) by the BLAS library that NumPy has loaded.
+"""In-place GEMM (C ← α·op(A)·op(B) + β·C) and SYRK (C ← α·A·Aᵀ + β·C) by the BLAS library that NumPy has
+loaded.
 
 `numpy.matmul` cannot accumulate: it needs a temporary and one more pass over C for every panel. The
 library behind it can, so its CBLAS interface is called directly. If that is not found (some BLAS libraries
@@ -22,9 +23,10 @@ from ...support.shared import Shared
 
 Array = npt.NDArray[Any]
 Gemm = Callable[[Array, Array, Array, complex, complex], None]
+Syrk = Callable[[Array, Array, complex, complex], None]
 
 _LETTER = {"f": "s", "d": "d", "F": "c", "D": "z"}
-_ROW_MAJOR, _NO_TRANS, _TRANS = 101, 111, 112
+_ROW_MAJOR, _NO_TRANS, _TRANS, _LOWER = 101, 111, 112, 122
 _PART = 256
 """Rows, columns and depth of the blocks that `by_parts` multiplies."""
 
@@ -45,6 +47,22 @@ def _library() -> tuple[ctypes.CDLL, str, str] | None:
     return None
 
 
+def _routine(
+    library: tuple[ctypes.CDLL, str, str], name: str, char: str, operands: int
+) -> tuple[Callable[..., None], int]:
+    """Return a routine of the library that multiplies one operand, or two, and the largest size that it
+    takes."""
+    loaded, prefix, suffix = library
+    function = getattr(loaded, f"{prefix}{_LETTER[char]}{name}{suffix}")
+    integer = ctypes.c_int64 if suffix else ctypes.c_int
+    pointer = ctypes.c_void_p
+    scalar = {"f": ctypes.c_float, "d": ctypes.c_double}.get(char, pointer)
+    function.restype = None
+    function.argtypes = [ctypes.c_int] * 3 + [integer] * (operands + 1)
+    function.argtypes += [scalar, *[pointer, integer] * operands, scalar, pointer, integer]
+    return function, 2 ** (8 * ctypes.sizeof(integer) - 1) - 1
+
+
 @lru_cache
 def gemm(char: str) -> tuple[str, Gemm]:
     """Return (name, function) for a dtype character. The function takes (a, b, c, α, β): a and b are 2-D,
@@ -55,17 +73,8 @@ def gemm(char: str) -> tuple[str, Gemm]:
     found = _library()
     if found is None:
         return "numpy", partial(_complex, _with_temporary) if char in "FD" else _with_temporary
-    library, prefix, suffix = found
-    function = getattr(library, f"{prefix}{_LETTER[char]}gemm{suffix}")
-    integer = ctypes.c_int64 if suffix else ctypes.c_int
     is_complex = char in "FD"
-    pointer = ctypes.c_void_p
-    scalar = pointer if is_complex else {"f": ctypes.c_float, "d": ctypes.c_double}[char]
-    function.restype = None
-    function.argtypes = [ctypes.c_int] * 3 + [integer] * 3
-    function.argtypes += [scalar, pointer, integer, pointer, integer, scalar, pointer, integer]
-
-    most = 2 ** (8 * ctypes.sizeof(integer) - 1) - 1
+    function, most = _routine(found, "gemm", char, 2)
 
     def run(a: Array, b: Array, c: Array, alpha: complex, beta: complex) -> None:
         (m, n), k = c.shape, a.shape[1]
@@ -84,6 +93,29 @@ def gemm(char: str) -> tuple[str, Gemm]:
         function(_ROW_MAJOR, trans_a, trans_b, m, n, k, x, data_a, lda, data_b, ldb, y, data_c, ldc)
 
     return "blas", partial(_complex, run) if is_complex else run
+
+
+@lru_cache
+def syrk(char: str) -> Syrk | None:
+    """Return what multiplies a matrix by its transpose, or None where nothing is faster than `gemm`. The
+    function takes (a, c, α, β), arrays as those of `gemm`, and computes α·a·aᵀ + β·c on the diagonal of c and
+    below it. What is above the diagonal does not matter afterwards."""
+    found = _library()
+    if found is None or char in "FD":
+        return None
+    function, most = _routine(found, "syrk", char, 1)
+
+    def run(a: Array, c: Array, alpha: complex, beta: complex) -> None:
+        n, k = a.shape
+        trans, lda = _layout(a)
+        ldc = max(1, c.strides[0] // c.itemsize, n)
+        if max(n, k, lda, ldc) > most:
+            _with_temporary(a, a.T, c, alpha, beta)
+            return
+        data_a, data_c = a.ctypes.data, c.ctypes.data
+        function(_ROW_MAJOR, _LOWER, trans, n, k, alpha.real, data_a, lda, beta.real, data_c, ldc)
+
+    return run
 
 
 def scale_in_place(x: Array, factor: complex) -> None:

@@ -41,8 +41,8 @@ LEAST_DEPTH = 64
 BLAS_DEPTH = 1024
 """The most terms that BLAS adds up in one register: the depth of a panel that it packs at a time."""
 
-Run = Callable[[Callable[[slice, slice], None], Iterator[tuple[slice, slice]]], None]
-"""A function that deals tiles to workers."""
+Run = Callable[[Callable[[slice], None], Iterator[tuple[slice]]], None]
+"""A function that lets workers do something for slices."""
 
 
 class Checks:
@@ -120,7 +120,7 @@ class Checks:
         vector = vector[:cols].astype(dtype, copy=False)
         single = vector.astype(np.float32) if direct else vector
 
-        def work(strip: slice, _: slice) -> None:
+        def work(strip: slice) -> None:
             scratch = self._scratch.get()
             try:
                 for start, stop in ranges(cols, depth):
@@ -143,7 +143,7 @@ class Checks:
             finally:
                 self._scratch.put(scratch)
 
-        self._run(work, ((slice(*strip), slice(0)) for strip in ranges(rows, height)))
+        self._run(work, ((slice(*strip),) for strip in ranges(rows, height)))
 
     def _add_single(
         self, source: Array, vector: Array, out: Array, squares: Array | None, strip: slice, along: bool

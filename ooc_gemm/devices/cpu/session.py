@@ -1,37 +1,36 @@
 """A run on the CPU: its panels, its C blocks, and the workers that compute tiles of them.
 
 Uploads and downloads are copies that the calling thread makes. Multiplications have a stream, which is a
-thread that deals tiles of the C block to workers, one for each core, each of which calls BLAS
-single-threaded. So a worker that loses its core to a reader or writer for a while delays one tile and no
+thread that deals pieces of the product to workers, one for each core, each of which calls BLAS
+single-threaded. So a worker that loses its core to a reader or writer for a while delays one piece and no
 other worker.
 """
 
-import math
 import queue
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from functools import partial
-from threading import Lock, get_ident
+from threading import get_ident
 from typing import Protocol
 
 import numpy as np
 
 from ...engine.ports import COMPUTE, Array, Check, Lost, Operation, Overflow, Session
 from ...engine.reduction import Reduction, pieces_of
-from ...engine.ring import Event, Stopped
+from ...engine.ring import Event
 from ...engine.standardize import Standardizer
 from ...planning.plan import Plan
-from ...planning.schedule import DIAGONAL_STRIPS, Block, Part, Piece
+from ...planning.schedule import Block, Part, Piece
 from ...support.buffers import Bytes, page_aligned
-from ...support.intervals import ceil_div, ranges
+from ...support.intervals import ceil_div
 from ...support.trace import Trace
 from . import eight_bit, integers, tiles
-from .blas import Gemm, gemm, one_blas_thread, scale_in_place
+from .blas import Gemm, Syrk, gemm, one_blas_thread, scale_in_place, syrk
 from .check import Checks
 from .eight_bit import EightBit
 from .stream import Done, Mark, PendingCheck, Stream
+from .workers import Workers, beside, cut, slices
 
 TILE = 2048
 """Largest side of a tile. BLAS is no faster on larger ones, and a tile should not take long."""
@@ -39,6 +38,11 @@ LINES_ELEMENTS = 1 << 19
 """Elements that a worker standardizes together: they stay in the caches of the processor."""
 TURN_TILE = 256
 """Side of the tiles in which a block is transposed, which is twice as fast as in one piece."""
+
+
+Multiplier = Callable[[slice, complex, Array], Callable[[slice, slice], None]]
+"""A function of a range of k, of β and of an array. It returns one that computes some rows and columns of
+this array: out ← α·a·b + β·out, with the elements of a and b in the range."""
 
 
 class Cores(Protocol):
@@ -94,13 +98,13 @@ class CPUSession(HostMemory):
             for p in range(count)
         }
         self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]
-        self._cancelled = False
+        self._beside = np.empty(beside(self.threads, plan.bm * plan.bn), arithmetic.block)
         self._shared = len(plan.budget.weights) > 1  # others copy panels of op(B)
         self._opened.enter_context(one_blas_thread)
-        self._workers = self._opened.enter_context(ThreadPoolExecutor(self.threads, "ooc-gemm worker"))
+        self._workers = self._opened.enter_context(closing(Workers(self.threads)))
         self._stream = Stream()
         self._opened.callback(self._stream.close)
-        self._checks = Checks(plan, operation, self._run, self.threads) if operation.verify else None
+        self._checks = Checks(plan, operation, self._workers.run, self.threads) if operation.verify else None
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Copies on the calling thread, converts to the panel's type, and transforms."""
@@ -202,8 +206,8 @@ class CPUSession(HostMemory):
         return 0
 
     def cancel(self) -> None:
-        """Stops each worker after its current tile."""
-        self._cancelled = True
+        """Stops each worker after its current piece."""
+        self._workers.cancel()
 
     def free_panels(self) -> None:
         """Does nothing: `close` frees panels and blocks together, which takes no time."""
@@ -238,26 +242,55 @@ class CPUSession(HostMemory):
             if first:
                 self._scale(out)
             return
-        beta = op.beta if first else 1.0
-        if isinstance(self._integers, EightBit):
-            work = self._integers.tile(a, b, int(op.alpha.real), int(beta.real), out)
-            side = tiles.TILE
-        elif self._integers:
-            alpha, centred = int(op.alpha.real), None
-            if not self._shared:
-                centred, largest = self._integers.centred(a, b, largest, self._deal_slices)
-            work = self._integers.tile(a, b, largest, alpha, int(beta.real), out, centred)
-            side = tiles.TILE
-        else:
-            work = partial(self._tile, gemm(arithmetic.panel.char)[1], a, b, out, beta)
-            side = TILE
+        beta, whole = op.beta if first else 1.0, slice(0, k)
+        multiply = self._multiplier(a, b, largest, block.diagonal)
         if op.reduction and last and first and arithmetic.block.kind != "i":
             self._reduce_apart(op.reduction, block, a, b, self._blocks[c])
         elif op.reduction and last:
-            self._reduce(op.reduction, block, work, out)
+            self._reduce(op.reduction, block, multiply(whole, beta, out), out)
         else:
-            self._deal(work, out.shape, side, lower=block.diagonal)
+            self._deal(multiply, k, beta, out, lower=block.diagonal)
         self._trace.add("compute", start, time.perf_counter(), "compute", block=block.index, k=k)
+
+    def _multiplier(self, a: Array, b: Array, largest: tuple[int, int], diagonal: bool) -> Multiplier:
+        """Choose what multiplies a pair of panels. `diagonal`: op(B) is the transpose of op(A)."""
+        alpha, kind = self._op.alpha, self._integers
+        if isinstance(kind, EightBit):
+            return lambda k, beta, out: kind.tile(a[:, k], b[k], int(alpha.real), int(beta.real), out)
+        if kind:
+            centred = None
+            if not self._shared:
+                centred, largest = kind.centred(a, b, largest, self._workers.run_slices)
+            return lambda k, beta, out: kind.tile(
+                a[:, k], b[k], largest, int(alpha.real), int(beta.real), out, None if k.start else centred
+            )
+        char = self._op.arithmetic.panel.char
+        run, half = gemm(char)[1], syrk(char) if diagonal else None
+        return lambda k, beta, out: partial(self._tile, run, a[:, k], b[k], out, beta, half)
+
+    def _deal(self, multiply: Multiplier, k: int, beta: complex, out: Array, lower: bool) -> None:
+        """Let the workers compute out ← α·a·b + β·out, piece by piece. `lower`: only on the diagonal and
+        below it."""
+        side = tiles.TILE if self._integers else TILE
+        pieces = cut(out.shape, k, side, self.threads, self._beside.size, lower)
+        sums = [
+            _shaped(self._beside[number * out.size :], out.shape) for number in range(len(pieces.ranges) - 1)
+        ]
+        first, *others = pieces.ranges
+        works = [multiply(first, beta, out), *map(multiply, others, [0.0] * len(others), sums)]
+        self._workers.run(
+            lambda work, rows, cols: work(rows, cols),
+            ((work, *tile) for work in works for tile in pieces.tiles),
+        )
+        if not sums:
+            return
+
+        def add(rows: slice, cols: slice) -> None:
+            with np.errstate(all="ignore"):
+                for one in sums:
+                    out[rows, cols] += one[rows, cols]
+
+        self._workers.run(add, pieces.tiles)
 
     def _standardize(
         self, standardizer: Standardizer, memory: Array, rows: int, panel: tuple[int, int]
@@ -268,14 +301,14 @@ class CPUSession(HostMemory):
             standardizer.begin()
         lines = _shaped(memory, (k, rows)) if self._op.transpose_a else _shaped(memory, (rows, k)).T
 
-        def work(some: slice, _: slice) -> None:
+        def work(some: slice) -> None:
             strip = np.ascontiguousarray(lines[some])
             standardizer.standardize(strip, panel[0] + some.start)
             if not self._op.transpose_a:
                 lines[some] = strip
 
         each = max(1, min(ceil_div(k, 2 * self.threads), LINES_ELEMENTS // max(1, rows)))
-        self._run(work, ((some, slice(0, rows)) for some in slices(k, each)))
+        self._workers.run(work, ((some,) for some in slices(k, each)))
         self._trace.add("compute", start, time.perf_counter(), "compute")
 
     def _reduce(
@@ -287,7 +320,7 @@ class CPUSession(HostMemory):
             work(rows, cols)
             reduction.take(out[rows, cols], block.row + rows.start, block.col + cols.start)
 
-        self._run(reduced, iter(pieces_of(out.shape, reduction.tile)))
+        self._workers.run(reduced, pieces_of(out.shape, reduction.tile))
 
     def _reduce_apart(self, reduction: Reduction, block: Block, a: Array, b: Array, memory: Array) -> None:
         """The same for a block of one pair of panels, whose tiles need not stay: each worker uses the same
@@ -308,7 +341,7 @@ class CPUSession(HostMemory):
             finally:
                 free.put(room)
 
-        self._run(reduced, iter(pieces_of(shape, tile)))
+        self._workers.run(reduced, pieces_of(shape, tile))
 
     def _operand(self, memory: Array, shape: tuple[int, int], transpose: bool, conjugate: bool) -> Array:
         panel = _shaped(memory, shape[::-1] if transpose else shape)
@@ -317,9 +350,21 @@ class CPUSession(HostMemory):
         return panel.T if transpose else panel
 
     def _tile(
-        self, run: Gemm, a: Array, b: Array, out: Array, beta: complex, rows: slice, cols: slice
+        self,
+        run: Gemm,
+        a: Array,
+        b: Array,
+        out: Array,
+        beta: complex,
+        half: Syrk | None,
+        rows: slice,
+        cols: slice,
     ) -> None:
-        run(a[rows], b[:, cols], out[rows, cols], self._op.alpha, beta)
+        """Compute a tile. One on the diagonal is its own mirror image, of which `half` computes a half."""
+        if half and rows == cols:
+            half(a[rows], out[rows, cols], self._op.alpha, beta)
+        else:
+            run(a[rows], b[:, cols], out[rows, cols], self._op.alpha, beta)
 
     def _scale(self, out: Array) -> None:
         scale_in_place(out, self._op.beta)
@@ -347,64 +392,10 @@ class CPUSession(HostMemory):
                 np.copyto(out[cols, rows], out[rows, cols].T)
 
         start = time.perf_counter()
-        self._run(turn, ((r, c) for r in slices(len(out), TURN_TILE) for c in slices(r.stop, TURN_TILE)))
+        self._workers.run(
+            turn, ((r, c) for r in slices(len(out), TURN_TILE) for c in slices(r.stop, TURN_TILE))
+        )
         self._trace.add("compute", start, time.perf_counter(), "compute")
-
-    def _deal(
-        self, work: Callable[[slice, slice], None], shape: tuple[int, int], side: int, lower: bool
-    ) -> None:
-        """Cut `shape` into several tiles for each worker, and let the workers do them. `lower`: only tiles
-        that reach the diagonal or lie below it."""
-        if 0 in shape:
-            return
-        wanted = math.isqrt(shape[0] * shape[1] // (4 * self.threads))
-        if lower:
-            wanted = min(wanted, shape[0] // DIAGONAL_STRIPS)
-        side = max(256, min(side, wanted))
-        down, across = (ceil_div(extent, side) for extent in shape)
-        if not lower:
-            across = _even(down, across, self.threads)
-        steps = ceil_div(shape[0], down), ceil_div(shape[1], across)
-        tiles = ((rows, cols) for rows in slices(shape[0], steps[0]) for cols in slices(shape[1], steps[1]))
-        self._run(work, (tile for tile in tiles if not lower or tile[1].start < tile[0].stop))
-
-    def _deal_slices(self, work: Callable[[slice], None], extent: int) -> None:
-        """Let the workers do something for all slices of an extent."""
-        each = max(1, ceil_div(extent, 4 * self.threads))
-        self._run(lambda some, _: work(some), ((some, some) for some in slices(extent, each)))
-
-    def _run(self, work: Callable[[slice, slice], None], tiles: Iterator[tuple[slice, slice]]) -> None:
-        """Let each worker take the next tile until there are none, and wait for all workers."""
-        lock = Lock()
-
-        def run() -> None:
-            while True:
-                with lock:
-                    tile = next(tiles, None)
-                if tile is None:
-                    return
-                if self._cancelled:
-                    raise Stopped
-                work(*tile)
-
-        for job in [self._workers.submit(run) for _ in range(self.threads)]:
-            job.result()
-
-
-def _even(down: int, across: int, threads: int) -> int:
-    """Return the number of tile columns, a few more than `across` if fewer workers are then without a tile in
-    the last round: nine tiles take two workers as long as ten."""
-
-    def rounds(columns: int) -> float:
-        tiles = down * columns
-        return ceil_div(tiles, threads) * threads / tiles
-
-    return min(range(across, across + threads), key=rounds)
-
-
-def slices(extent: int, step: int) -> Iterator[slice]:
-    """Cut [0, extent) every `step`."""
-    return (slice(*r) for r in ranges(extent, step))
 
 
 def _shaped(memory: Array, shape: tuple[int, int]) -> Array:
