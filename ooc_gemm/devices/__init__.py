@@ -15,10 +15,10 @@ GPU_HOST_BYTES = 704 << 20
 MiB)."""
 
 
-def within(name: str, memory_limit: int) -> str:
+def within(name: object, memory_limit: int) -> str:
     """Return the name of the device for this limit of host memory, in bytes: `cpu` for `auto` where what a
-    GPU's libraries take is more, else the name."""
-    return "cpu" if name == "auto" and memory_limit < GPU_HOST_BYTES else name
+    GPU's libraries take is more, else what is given, which `open_device` refuses if it is no name."""
+    return "cpu" if name == "auto" and memory_limit < GPU_HOST_BYTES else str(name)
 
 
 def begin(name: str, memory_limit: str | None = None) -> None:

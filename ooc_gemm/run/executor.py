@@ -56,7 +56,7 @@ class Executor(Protocol):
 def open_local(device: str | Device, memory_limit: str | int | None, note: Callable[[str], None]) -> "Local":
     """Open what carries out plans in this process. device, memory_limit: as of `multiply`. note: called where
     a GPU is left out because of the limit. Raises InputError."""
-    if not isinstance(device, str):
+    if not isinstance(device, str) and hasattr(device, "arithmetic"):
         return Local(device)
     name = within(device, memory_limit_of(memory_limit))
     if name != device and find_spec("cupy") is not None:

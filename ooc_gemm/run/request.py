@@ -11,6 +11,7 @@ from ..engine.ports import Device
 from ..engine.standardize import Standardizer
 from ..storage.read import addresses
 from ..storage.read.vectors import read_vector
+from ..storage.write.checks import check_place
 from ..support.errors import InputError
 from ..support.memory import parse_size
 from .elsewhere import current, limit_of
@@ -170,6 +171,8 @@ class Request:
             raise InputError("only a C that is stored can be continued; leave out resume=True")
         if beta and self.c is None and self.writes:
             raise InputError("beta is not 0, so there must be a C to read; give its path")
+        if self.c is not None:
+            check_place(self.c)
         if self.triangle is not None and self.triangle not in get_args(Triangle):
             raise InputError(f"triangle is {self.triangle!r}; give 'lower', or leave it out for all of C")
         if self.triangle and beta:

@@ -723,3 +723,25 @@ def test_an_array_in_memory_is_filled():
         ooc_gemm.multiply(a, b, c, **options)
         assert (c[:] == 2).all()
         assert (zarr.open_array(c.store, mode="r")[:] == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"c": np.ones((3, 3)), "beta": 1}, "the ndarray given cannot be written to; give a path"),
+        ({"c": 5}, "the int given cannot be written to; give a path"),
+        ({"chunks": 2}, "chunks 2 must be two positive numbers"),
+        ({"chunks": (2, "b")}, "must be two positive numbers"),
+        ({"shards": (2, 2, 2)}, r"shards \(2, 2, 2\) must be two positive numbers"),
+        ({"device": 3}, "'3' is not a device; choose auto"),
+    ],
+)
+def test_options_of_other_types_in_python(options, words):
+    x = np.ones((3, 3))
+    with pytest.raises(ooc_gemm.InputError, match=words):
+        ooc_gemm.multiply(x, x, **options)
+
+
+def test_a_statistic_on_a_device_that_is_none():
+    with pytest.raises(ooc_gemm.InputError, match="'3' is not a device; choose auto"):
+        ooc_gemm.pca(np.eye(5), 2, device=3)

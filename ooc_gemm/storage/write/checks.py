@@ -18,8 +18,15 @@ from . import ownership
 from .logs import is_held
 
 
+def check_place(spec: Any) -> None:
+    """Refuse a C that is no place to write to. Raises InputError."""
+    if not isinstance(spec, str | os.PathLike | zarr.Array):
+        raise InputError(f"{describe(spec)} cannot be written to; give a path, a URL or a zarr.Array as C")
+
+
 def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None:
     """Refuse a C that cannot or must not be written; changes nothing. Raises InputError."""
+    check_place(spec)
     name = describe(spec)
     for other in inputs:
         if same_place(spec, other):
@@ -28,8 +35,6 @@ def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None
             )
     place = local_path(spec)
     if place is None:
-        if not isinstance(spec, str | zarr.Array):
-            raise InputError(f"{name} cannot be written to; give a path, a URL or a zarr.Array as C")
         if reads:
             _check_updated(name, spec, force)
         elif not (isinstance(spec, str) and _is_free(name, spec)):

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import operator
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -61,9 +62,18 @@ def check_layout(chunks: tuple[int, int] | None, shards: tuple[int, int] | None,
     """Refuse chunks, shards or a compressor that a new array cannot have. Raises InputError."""
     compressors(compressor)
     for name, sizes in (("chunks", chunks), ("shards", shards)):
-        if sizes is not None and (len(sizes) != 2 or min(sizes) < 1):
+        if sizes is not None and not _are_two(sizes):
             raise InputError(f"{name} {sizes} must be two positive numbers; write for example 2048,2048")
     if shards is not None and (chunks is None or any(s % c for s, c in zip(shards, chunks, strict=True))):
         raise InputError(
             f"shards {shards} need chunks that divide them; give both, such as chunks=(512, 512)"
         )
+
+
+def _are_two(sizes: Any) -> bool:
+    """Whether these are two positive whole numbers."""
+    try:
+        first, second = map(operator.index, sizes)
+    except (TypeError, ValueError):
+        return False
+    return min(first, second) > 0
