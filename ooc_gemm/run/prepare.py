@@ -102,6 +102,8 @@ def prepare(
     planned = planner.plan(choose_arithmetic(settled, inputs, dtype, executor.hardware))
     plan = planned.plan
     plan, copies = layouts.rechunk(plan) if settled.rechunk else (layouts.advise(plan), ())
+    if _is_gram(settled, inputs) and plan.predicted_seconds > layouts.ADVISED_SECONDS and not plan.advice:
+        plan = replace(plan, advice="A and B are the same array, so C is symmetric: gram computes half of it")
     if settled.triangle:
         plan = plan.without(_above(plan))
     options = _options(settled, inputs, dtype)
@@ -123,6 +125,16 @@ def prepare(
         blocks=plan.block_count,
         wanted=inputs.wanted,
     )
+
+
+def _is_gram(request: Settled, inputs: Inputs) -> bool:
+    """Whether `gram` would compute the same with half of the products."""
+    a, b = request.a, request.b
+    if request.symmetric or request.reduced or request.finish or inputs.wanted or request.beta != 0:
+        return False
+    if a.adjoint or b.adjoint or a.transpose == b.transpose:
+        return False
+    return a.array is b.array or addresses.same_place(a.array, b.array)
 
 
 @dataclass(frozen=True)
