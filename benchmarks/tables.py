@@ -248,6 +248,27 @@ def clusters_table(report: dict[str, Any]) -> str:
     return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {report['commit'][:7]}.\n"
 
 
+def tall_table(report: dict[str, Any]) -> str:
+    """Return a table with a line for each command of tall.py."""
+    names = "NumPy", "one thread", "two threads", "cluster"
+    lines = [
+        "| | NumPy in core | ooc-gemm, one thread | two threads | cluster of 2 × 1 thread |",
+        "|---" * 5 + "|",
+    ]
+    for row in report["results"]:
+        seconds = row["seconds"]
+        cells = [f"{seconds[name]:.2f} s, {seconds['NumPy'] / seconds[name]:.1f}×" for name in names]
+        lines.append(
+            f"| `{row['command']}` | {' | '.join([cells[0], *(f'**{cell}**' for cell in cells[1:])])} |"
+        )
+    count = counts(runs for row in report["results"] for runs in row["runs"].values())
+    size = (
+        f"X of {report['rows']:,} × {report['columns']} float32, tmpfs, {report['memory'] >> 20} MiB a thread"
+    )
+    note = f"XᵀX, {size}; medians of {count} runs; {hardware(report['machine'])}"
+    return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {report['commit'][:7]}.\n"
+
+
 def kernels_table(report: dict[str, Any]) -> str:
     """Return a table for each type of A and B, with a line for each kernel and a column for each shape."""
     parts = []
@@ -357,6 +378,8 @@ def render(text: str) -> str:
             shown = summary_table(report)
         elif match[2] == "clusters":
             shown = clusters_table(report)
+        elif match[2] == "tall_cpu":
+            shown = tall_table(report)
         elif not kernels:
             shown = table(report)
         elif match[3]:
