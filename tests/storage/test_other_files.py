@@ -14,7 +14,7 @@ import zarr
 from conftest import make, ooc
 
 import ooc_gemm
-from ooc_gemm import InputError, StoreError
+from ooc_gemm import InputError, Operand, StoreError
 from ooc_gemm.storage.read import other_files
 
 CPU = {"device": "cpu", "memory_limit": "1GiB"}
@@ -69,6 +69,30 @@ def test_files_of_numpy_are_read_as_they_lie(here, monkeypatch, order, version):
     assert result.plan.ledger["lazy inputs"] == 0
     assert ooc_gemm.verify("a.npy", "b.npy", "c").ok
     assert np.array_equal(ooc_gemm.gram(f"file://{here}/a.npy", transpose=True, **CPU).array, A.T @ A)
+
+
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("rows", [40, 25])
+def test_axes_of_numpys_files_are_those_of_the_array(here, order, rows):
+    """Also in statistics, and where a square array would hide that they are taken for each other."""
+    x = np.random.default_rng(1).normal(size=(rows, 40)) * np.arange(1, 41) + np.arange(rows)[:, None]
+    np.save("x.npy", np.asarray(x, order=order))
+    near = {"rtol": 1e-10, "atol": 1e-8}
+    for rowvar in (False, True):
+        assert np.allclose(
+            ooc_gemm.cov("x.npy", rowvar=rowvar, **CPU).array, np.cov(x, rowvar=rowvar), **near
+        )
+        found = ooc_gemm.corrcoef("x.npy", rowvar=rowvar, **CPU).array
+        assert np.allclose(found, np.corrcoef(x, rowvar=rowvar), **near)
+    for axis, mean in (("rows", x.mean(1, keepdims=True)), ("columns", x.mean(0, keepdims=True))):
+        left = Operand("x.npy", center=axis)
+        assert np.allclose(
+            ooc_gemm.gram(left, transpose=True, **CPU).array, (x - mean).T @ (x - mean), **near
+        )
+        assert np.allclose(ooc_gemm.multiply(left, x.T, **CPU).array, (x - mean) @ x.T, **near)
+    some = ooc_gemm.threshold("x.npy", least=0.2, metric="cosine", **CPU)
+    length = np.linalg.norm(x, axis=1, keepdims=True)
+    assert some.count == 2 * (np.tril((x / length) @ (x / length).T, -1) >= 0.2).sum()
 
 
 @pytest.mark.parametrize("options", [{}, {"chunks": (70, 60), "compression": "gzip", "shuffle": True}])

@@ -69,8 +69,8 @@ def open_file(spec: str | os.PathLike[str], name: str) -> Any:
 def open_npy(found: npy.Npy, name: str) -> Opened:
     """Open the matrix in one of NumPy's files. Raises InputError."""
     source = npy.open_source(found, name)
-    opened = Opened(source, source.matrix)
-    return opened.transpose() if found.fortran else opened
+    turned = found.fortran
+    return Opened(source, replace(source.matrix, transposed=turned, fortran=turned))
 
 
 def watched(opened: Opened, spec: str | os.PathLike[str]) -> Opened:
