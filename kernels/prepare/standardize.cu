@@ -11,7 +11,8 @@
 // changes it. The operations and their order are those of the CPU (statistics/standardized.py), so that whole
 // numbers give the same bits. A place where p or 1 − p is less than `least` is left out: its elements become 0.
 //
-// shares: p of each place; NaN where all elements are missing. lacking: the number of missing elements at places
+// shares: p of each place; NaN where all elements are missing, and far above 1 where an element is no number from 0
+// to 2, which leaves the place out. lacking: the number of missing elements at places
 // that are not left out is added to it. M, which may be null: a panel like X, 1 where such an element is missing,
 // else 0.
 //
@@ -23,6 +24,8 @@ constexpr int LANES = 32, WARPS = ALONG_K ? 32 : 8, THREADS = LANES * WARPS;
 constexpr int PLACES = ALONG_K ? LANES : 1;   // of a block
 constexpr int STEP = THREADS / PLACES;        // elements of a place that are read at once
 constexpr int NUMBER = 1, IS_NAN = 2;         // what is missing: elements equal to a number; NaN
+constexpr double MARGIN = 1.0 / 1024;         // by which elements may be less than 0, or more than 2
+constexpr double OUTSIDE = 1e300;             // what any other one adds to the sum
 
 struct Found {
     double sum;
@@ -55,7 +58,7 @@ standardize(int k, int m, Real* __restrict__ X, long long ldx, int gone, Real mi
         for (int i = first; i < m; i += STEP) {
             const Real value = x[i * along];
             if (!is_missing(value, gone, missing)) {
-                mine.sum += value;
+                mine.sum += value >= -MARGIN && value <= 2 + MARGIN ? double(value) : OUTSIDE;  // also for NaN
                 ++mine.count;
             }
         }
@@ -73,7 +76,7 @@ standardize(int k, int m, Real* __restrict__ X, long long ldx, int gone, Real mi
         const Found all = parts[0][number];
         const double p = all.sum / (2.0 * all.count), other = 1.0 - p;
         const bool counts = !((p < other ? p : other) < least);  // also where p is NaN
-        const double mean = p == p ? 2.0 * p : 0.0, variance = mean * (1.0 - mean / 2.0);
+        const double mean = counts && p == p ? 2.0 * p : 0.0, variance = mean * (1.0 - mean / 2.0);
         const Real high = static_cast<Real>(mean);
         const double by = counts && variance > 0 ? (scaled ? 1.0 / sqrt(variance) : 1.0) : 0.0;
         found[number] = {high, static_cast<Real>(mean - high), static_cast<Real>(by), counts};

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from pathlib import Path
 from typing import TextIO
 
 import click
@@ -50,6 +51,18 @@ def _time(record: logging.LogRecord) -> datetime:
     return datetime.fromtimestamp(record.created).astimezone()
 
 
+def _array_around(path: Path) -> Path | None:
+    """Return the folder of the Zarr array in which a file lies, or would lie; None if it lies in none."""
+    for folder in path.parents:
+        with suppress(OSError, ValueError, AttributeError):
+            if (folder / ".zarray").exists():
+                return folder
+            described = json.loads((folder / "zarr.json").read_text("utf-8"))
+            if described.get("node_type") == "array":
+                return folder
+    return None
+
+
 @contextmanager
 def plain_lines() -> Iterator[None]:
     """Print how far the run is, every 30 s, on standard error."""
@@ -67,6 +80,10 @@ def log_file(context: click.Context, _: click.Parameter, path: str | None) -> No
         return
     from .. import __version__
 
+    if array := _array_around(Path(path).absolute()):
+        raise click.UsageError(
+            f"--log-file {path} lies inside the array {array}, which it would damage; give another place."
+        )
     try:
         file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (`end` closes it)
     except OSError as error:

@@ -48,6 +48,8 @@ class _CBlock:
     """A block buffer on the device, and the writes that must end before the buffer is used again."""
 
     writes: list[Future[None]] = field(default_factory=list)
+    parts: InTurn = field(default_factory=lambda: InTurn(iter(())))
+    """What these writes have still to write."""
     checked: tuple[Block, Check] | None = None
     wrong: list[Block] = field(default_factory=list)
     """Blocks that were computed in this buffer and failed their check."""
@@ -175,7 +177,7 @@ def execute(
             check = session.check(block, c) if verify else None
             session.finish(block, c)
             blocks[c].checked = (block, check) if check else None
-            parts = InTurn(plan.parts(block))
+            parts = blocks[c].parts = InTurn(plan.parts(block))
             threads, each = dealt(plan.writers, target.background)
             for _ in range(threads):
                 job = writers.submit(write, session, target, block, parts, c, check, write_slots, trace, each)
@@ -193,6 +195,8 @@ def execute(
         freed.result()
         return sorted((block for x in blocks for block in x.wrong), key=lambda block: block.index)
     except BaseException:
+        for other in blocks:
+            other.parts.end()
         session.cancel()
         target.cancel()
         for source in sources.values():

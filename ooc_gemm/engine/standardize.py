@@ -18,6 +18,10 @@ SLICES_BYTES = 32 << 20
 """Device memory in which a product of 8-bit integers cuts k in slices where C is small."""
 
 
+MARGIN = 1 / 1024
+"""By how much elements may be less than 0, or more than 2: what was computed is rounded."""
+
+
 @dataclass(frozen=True)
 class Binomial:
     """How the elements at each place along k are standardized."""
@@ -64,6 +68,8 @@ class Standardizer(Protocol):
         elements of op(A) there. `first`: the number of the first."""
 
     def take(self, shares: Array, missing: int, lack_both: Array | None) -> None:
-        """Take what a device with memory of its own has found, which does the same: p of each place (float64,
-        NaN where all elements are missing), the number of missing elements at places that are not left out,
-        and the counts of pairs (int32, rows × rows) if they were wanted. The counts may be overwritten."""
+        """Take what a device with memory of its own has found, which does the same.
+
+        shares: p of each place, float64; NaN where all elements are missing, and more than 1 where one is no
+        number from 0 to 2. missing: the number of missing elements at places that are not left out.
+        lack_both: the counts of pairs (int32, rows × rows) if they were wanted; they may be overwritten."""

@@ -28,6 +28,11 @@ class InTurn(Iterator[Part]):
         with self._lock:
             return next(self._parts)
 
+    def end(self) -> None:
+        """Give no part to anybody any more."""
+        with self._lock:
+            self._parts = iter(())
+
 
 def _part_bytes(plan: Plan) -> int:
     c = plan.problem.c

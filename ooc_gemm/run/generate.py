@@ -1,8 +1,10 @@
 """Writes random arrays chunk by chunk within a memory limit, as inputs for trials."""
 
 import queue
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +22,9 @@ from ..support.errors import BudgetError, InputError, on_thread
 from ..support.intervals import ceil_div, ranges
 from ..support.memory import baseline_bytes, memory_limit_of
 from ..support.meter import Meter
+
+Moved = tuple[int, int]
+"""Bytes that were written of a part, and the bytes of its elements."""
 
 
 def random(
@@ -112,8 +117,7 @@ def random(
         slots.put(np.empty(unit[0] * unit[1] * kind.itemsize, np.uint8))
 
     @on_thread("writer")
-    def write(part: Part) -> tuple[int, int]:
-        """Returns the bytes written, and the bytes of the elements."""
+    def write(part: Part) -> Moved:
         slot = slots.get()
         try:
             rng = np.random.default_rng([seed, *part.chunk])
@@ -132,7 +136,7 @@ def random(
     try:
         with meter, ThreadPoolExecutor(threads, "ooc-gemm random") as pool:
             written = done = 0
-            for moved, nbytes in pool.map(write, parts):
+            for moved, nbytes in _few_at_once(pool, write, parts, threads):
                 written, done = written + moved, done + nbytes
                 meter(done / max(1, whole))
                 if progress is not None:
@@ -142,6 +146,21 @@ def random(
         target.sink.discard()  # nobody could continue it
         raise
     return written
+
+
+def _few_at_once(
+    pool: ThreadPoolExecutor, write: Callable[[Part], Moved], parts: Iterator[Part], threads: int
+) -> Iterator[Moved]:
+    """Yield what is returned for each part, in order. No more parts are handed to the threads than keep them
+    busy: an array may have a billion, and an error ends the others."""
+    under_way = deque(pool.submit(write, part) for part in islice(parts, 2 * threads))
+    try:
+        while under_way:
+            yield under_way.popleft().result()
+            under_way.extend(pool.submit(write, part) for part in islice(parts, 1))
+    finally:
+        for job in under_way:
+            job.cancel()
 
 
 def _draw(rng: np.random.Generator, shape: tuple[int, int], dtype: Any, distribution: str) -> Any:

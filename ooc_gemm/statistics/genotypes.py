@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ..devices.cpu.blas import one_blas_thread
 from ..engine.ports import Array
+from ..engine.standardize import MARGIN
 from ..engine.transform import missing_of
 from ..run.stream import Needs, Panels, Range
 from ..storage.read.source import Opened
@@ -64,11 +65,11 @@ class Genotypes:
 
     def checked(self, name: str) -> "Genotypes":
         """The same. Raises InputError where the array of this name holds no numbers of alleles."""
-        wrong = np.flatnonzero((self.frequency < 0) | (self.frequency > 1))
+        wrong = np.flatnonzero((self.frequency < -MARGIN) | (self.frequency > 1 + MARGIN))
         if wrong.size:
             raise InputError(
-                f"{name} holds more than 2 alleles, or fewer than 0, for variant {wrong[0]}; give numbers "
-                "from 0 to 2, and say which one is missing"
+                f"{name} holds more than 2 alleles, or fewer than 0, or NaN, for variant {wrong[0]}; give "
+                "numbers from 0 to 2, and say which one is missing"
             )
         return self
 
@@ -110,7 +111,7 @@ class Tally:
         lacks = Lacking.of(missing_of(strip, self._missing, room), strip.shape)
         sums, there = _sums(strip, lacks.where, self._dtype), strip.shape[1] - lacks.each
         with np.errstate(all="ignore"):
-            share = np.divide(sums, 2.0 * there, dtype=np.float64)  # NaN where none has it
+            share = np.divide(sums, 2.0 * there, dtype=np.float64)  # NaN where none has it, or inf
             good = ~(np.minimum(share, 1 - share) < self._least - ROUNDING)
         self.frequency[lines], self.kept[lines] = share, good
         if len(lacks.where):
@@ -174,11 +175,18 @@ def _room(purpose: str, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def _sums(strip: Array, gone: Array, dtype: np.dtype[Any]) -> Array:
-    """Sums of the genotypes of each variant. gone: indices of those that are missing."""
+    """Sums of the genotypes of each variant; infinite where one is no number from 0 to 2. gone: indices of
+    those that are missing."""
     values = _room("genotypes", strip.shape, dtype)
     np.copyto(values, strip)
     values.reshape(-1)[gone] = 0
+    outside = None
+    if values.size and not (values.min() >= -MARGIN and values.max() <= 2 + MARGIN):  # also where one is NaN
+        outside = ~((values >= -MARGIN) & (values <= 2 + MARGIN))
+        values[outside] = 0
     sums: Array = values @ np.ones(values.shape[1], values.dtype)  # at most 254·samples: float32 holds that
+    if outside is not None:
+        sums[outside.any(axis=1)] = np.inf
     return sums
 
 

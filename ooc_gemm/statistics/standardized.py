@@ -34,7 +34,7 @@ def factors(frequency: Vector, kept: npt.NDArray[np.bool_], scaled: bool) -> tup
     are those without variation. scaled: whether the others are divided by their standard deviation.
     """
     with np.errstate(all="ignore"):
-        mean = np.where(np.isnan(frequency), 0.0, 2 * frequency)
+        mean = np.where(kept & ~np.isnan(frequency), 2 * frequency, 0.0)
         variance = mean * (1 - mean / 2)
         some = kept & (variance > 0)
         return mean, np.where(some, np.sqrt(variance) if scaled else 1.0, np.inf)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from datetime import datetime
 import numpy as np
 import pytest
 from conftest import make, ooc
+from outcome import snapshot
 
 import ooc_gemm
 from ooc_gemm.support import meter
@@ -91,6 +93,18 @@ def test_a_log_that_cannot_be_written_is_refused(here):
     assert done.code == 2
     assert "missing/log" in done.err
     assert not (here / "z").exists()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("name", ["zarr.json", ".zarray", "run.log", "c/0/0"])
+def test_a_log_does_not_go_into_an_array(here, name, version):
+    make("held", np.ones((4, 4)), zarr_format=version, chunks=(2, 2))
+    before = snapshot("held")
+    done = ooc("multiply", "held", "held", "made", "--log-file", f"held/{name}")
+    assert done.code == 2
+    assert "lies inside the array" in " ".join(done.err.split())
+    assert snapshot("held") == before
+    assert not os.path.exists("made")
 
 
 def test_credentials_are_not_in_the_log(here):

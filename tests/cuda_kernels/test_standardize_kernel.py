@@ -8,6 +8,7 @@ from conftest import gpu_missing
 
 from ooc_gemm.cuda_kernels import preparations
 from ooc_gemm.cuda_kernels.config import Config
+from ooc_gemm.engine.standardize import MARGIN
 from ooc_gemm.ladder.emulator import ORDERS, SIGNATURE, Emulator, Problem, compiler_missing, whole_source
 
 SHAPES = ((1, 1), (3, 70), (33, 65), (64, 300), (70, 5))
@@ -58,13 +59,18 @@ def wrapped(index, dtype, along_k, missing, scaled):
 
 
 def given(shape, dtype, missing):
-    """A line for each place: numbers from 0 to 2, some missing; among them places without variation."""
+    """A line for each place: numbers from 0 to 2, some missing; among them places without variation, and some
+    with one element that is no such number."""
     rng, (k, m) = np.random.default_rng(4), shape
     x = rng.binomial(2, rng.random((k, 1)), (k, m)).astype(dtype)
     if missing is not None:
         x[rng.random(x.shape) < 0.2] = missing
         x[2 % k] = missing
     x[1 % k] = 2
+    for place, outside in enumerate((-9, 2.01, np.inf, np.nan), 5):
+        if place < k:
+            x[place, m // 2] = outside
+    x[9:10, 0] = 2 + MARGIN / 2
     return x
 
 
@@ -72,13 +78,17 @@ def expected(x, missing, scaled):
     """Lines, marks, shares and the number of missing elements."""
     lacks = np.zeros(x.shape, bool) if missing is None else np.isnan(x) if np.isnan(missing) else x == missing
     with np.errstate(all="ignore"):
-        p = np.where(lacks, 0, x).sum(1, dtype="f8") / (2.0 * (~lacks).sum(1))
+        inside = (x >= -MARGIN) & (x <= 2 + MARGIN)
+        p = np.where(lacks, 0, np.where(inside, x, np.float64(1e300))).sum(1, dtype="f8") / (
+            2.0 * (~lacks).sum(1)
+        )
         counts = ~(np.minimum(p, 1 - p) < LEAST)
-        mean = np.where(np.isnan(p), 0, 2 * p)
+        mean = np.where(counts & ~np.isnan(p), 2 * p, 0)
         variance = mean * (1 - mean / 2)
         by = np.where(counts & (variance > 0), 1 / np.sqrt(variance) if scaled else 1.0, 0)
     high, low = mean.astype(x.dtype), (mean - mean.astype(x.dtype)).astype(x.dtype)
-    made = np.where(lacks, 0, (x - high[:, None] - low[:, None]) * by.astype(x.dtype)[:, None])
+    with np.errstate(all="ignore"):
+        made = np.where(lacks, 0, (x - high[:, None] - low[:, None]) * by.astype(x.dtype)[:, None])
     return made.astype(x.dtype), (lacks & counts[:, None]).astype("i1"), p, int(lacks[counts].sum())
 
 
@@ -98,7 +108,7 @@ def check(found, x, missing, scaled, along_k):
     made, marks, p, lacking = expected(x, missing, scaled)
     shape = x.shape[::-1] if along_k else x.shape
     lines = found[: shape[0], : shape[1]]
-    assert np.array_equal(lines.T if along_k else lines, made)
+    assert np.array_equal(lines.T if along_k else lines, made, equal_nan=True)
     assert (found[: shape[0], shape[1] :] == 7).all()
     rest = np.ascontiguousarray(found[shape[0] :]).view("u1").reshape(-1)
     k = len(x)

@@ -142,6 +142,23 @@ def test_nan_and_infinity_in_the_inputs_are_no_errors(dtype, kind):
     assert run(a[:, :60], b[:60], device=kind, alpha=0).verified
 
 
+@pytest.mark.parametrize("change", ["zero row", "NaN", "large", "tiny", "constant"])
+@pytest.mark.parametrize("shape", [(4000, 300), (600, 1000), (300, 4096)])
+def test_rows_whose_squares_float32_does_not_hold_are_checked(shape, change):
+    """They are converted to float64 in pieces, which are smaller than those that are not converted."""
+    a, b = matrix(shape, "f4", 0), matrix((shape[1], 50), "f4", 1)
+    if change == "zero row":
+        a[7] = 0
+    elif change == "NaN":
+        a[7, 7] = np.nan
+    elif change == "constant":
+        a[:] = 0
+    else:
+        a *= np.float32(1e18 if change == "large" else 1e-20)
+    assert ooc_gemm.multiply(a, b, verify=True, device=CPU(2), memory_limit="1GiB").verified
+    assert ooc_gemm.multiply(b.T, a.T, verify=True, device=CPU(2), memory_limit="1GiB").verified
+
+
 # ------------------------------------------------------------------------------------------- wrong results
 
 

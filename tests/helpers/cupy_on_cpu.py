@@ -14,6 +14,7 @@ import ozaki
 from ozaki_on_cpu import OzakiKernels
 
 from ooc_gemm.cuda_kernels import driver
+from ooc_gemm.engine.standardize import MARGIN
 
 TYPES = {0: "f4", 1: "f8", 2: "f2", 4: "c8", 5: "c16"}
 """cudaDataType → NumPy's name."""
@@ -197,9 +198,12 @@ class Kernel(OzakiKernels):
         lines = lines.T if along_k else lines
         lacks = {0: lines != lines, 1: lines == missing, 2: np.isnan(lines)}[gone] & (gone > 0)
         with np.errstate(all="ignore"):
-            p = np.where(lacks, 0, lines).sum(1, dtype="f8") / (2.0 * (m - lacks.sum(1)))
+            inside = (lines >= -MARGIN) & (lines <= 2 + MARGIN)
+            p = np.where(lacks, 0, np.where(inside, lines, np.float64(1e300))).sum(1) / (
+                2.0 * (m - lacks.sum(1))
+            )
             counts = ~(np.minimum(p, 1 - p) < least)
-            mean = np.where(np.isnan(p), 0, 2 * p)
+            mean = np.where(counts & ~np.isnan(p), 2 * p, 0)
             variance = mean * (1 - mean / 2)
             by = np.where(counts & (variance > 0), 1 / np.sqrt(variance) if scaled else 1.0, 0).astype(real)
             high = mean.astype(real)

@@ -241,6 +241,29 @@ def test_pairs_from_a_product_are_exact(dtype):
     assert np.array_equal(found, there.T @ there)
 
 
+@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("dtype", ["i1", "f4", "f8"])
+@pytest.mark.parametrize("wrong", [-9, 3, np.nan])
+def test_one_number_that_is_no_genotype_is_refused(tmp_path, monkeypatch, wrong, dtype, once):
+    """It would hide in the mean of a common variant. The matrix would be NaN, or wrong in all places."""
+    if not once:
+        monkeypatch.setattr("ooc_gemm.statistics.relationship._once", lambda *_: None)
+    g = alleles(300, 40, 6).astype(dtype)
+    if np.isnan(wrong) and dtype == "i1":
+        pytest.skip("no integer is NaN")
+    g[77, 5] = wrong
+    for options in ({}, {"maf": 0.01}, {"meanimpute": True}, {"method": "vanraden"}):
+        with pytest.raises(ooc_gemm.InputError, match="fewer than 0, or NaN, for variant 77; give numbers"):
+            ooc_gemm.grm(g, str(tmp_path / "c"), memory_limit=LIMIT, **options)
+    assert not (tmp_path / "c").exists()
+
+
+def test_dosages_may_be_rounded(tmp_path):
+    g = alleles(300, 40, 6).astype("f4")
+    g[g == 2] += np.float32(1e-5)
+    assert np.isfinite(ooc_gemm.grm(g, memory_limit=LIMIT).array).all()
+
+
 def test_counting_is_given_up_after_so_many_pairs():
     g = alleles(301, 53, 4)
     each = np.count_nonzero(g == -1, axis=1)

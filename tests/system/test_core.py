@@ -243,6 +243,46 @@ def test_the_next_panels_are_filled_while_a_multiplication_is_handed_over():
     assert met[0]
 
 
+def test_a_run_that_fails_writes_no_more(tmp_path):
+    """Whoever ends a run does not wait until the whole block is written."""
+    import time
+
+    from ooc_gemm.devices.cpu.device import CPU
+    from ooc_gemm.devices.cpu.session import CPUSession
+
+    asked = []
+
+    class Failing(CPUSession):
+        def download(self, *args):
+            asked.append(1)
+            if len(asked) == 5:
+                raise ooc_gemm.DeviceError("the device is gone")
+            time.sleep(0.01)
+            return super().download(*args)
+
+    ones = np.ones((400, 400), "f4")
+    with pytest.raises(ooc_gemm.DeviceError, match="gone"):
+        ooc_gemm.multiply(ones, ones, tmp_path / "c", chunks=(10, 10), device=device_with(Failing, CPU)())
+    assert len(asked) < 200  # of 1600 chunks
+
+
+def test_a_random_array_that_fails_is_not_written_to_its_end(tmp_path, monkeypatch):
+    from ooc_gemm.run import generate
+
+    draw, drawn = generate._draw, []
+
+    def failing(*args):
+        drawn.append(1)
+        if len(drawn) == 20:
+            raise ooc_gemm.StoreError("no more")
+        return draw(*args)
+
+    monkeypatch.setattr(generate, "_draw", failing)
+    with pytest.raises(ooc_gemm.StoreError, match="no more"):
+        ooc_gemm.random(tmp_path / "r", (1000, 1000), chunks=(10, 10))
+    assert len(drawn) < 100  # of 10,000 chunks
+
+
 def test_a_failing_device_ends_the_run():
     from ooc_gemm.devices.cpu.device import CPU
     from ooc_gemm.devices.cpu.session import CPUSession

@@ -100,8 +100,8 @@ class Checks:
     def _times(self, matrix: Array, vector: Array, largest: int, out: Array, squares: Array | None) -> None:
         """Compute out += matrix·vector, and squares += squared norms of the rows. `largest`: no product of
         integers exceeds it."""
-        rows, cols = matrix.shape
-        if 0 in (rows, cols):
+        count, cols = matrix.shape
+        if 0 in (count, cols):
             return
         exact, dtype = out.dtype.kind == "i", out.dtype
         depth, direct, small = min(DEPTH, cols), matrix.dtype == np.float32, _is_small(matrix.dtype)
@@ -116,7 +116,7 @@ class Checks:
             depth = min(depth, 64)
         height = TILE_ELEMENTS // depth
         if direct and along:  # without scratch: higher, as long as all workers have some
-            height = max(height, min(DIRECT_TIMES * height, ceil_div(rows, 4 * self._threads)))
+            height = max(height, min(DIRECT_TIMES * height, ceil_div(count, 4 * self._threads)))
         vector = vector[:cols].astype(dtype, copy=False)
         single = vector.astype(np.float32) if direct else vector
 
@@ -130,20 +130,22 @@ class Checks:
                         continue
                     if direct and self._add_single(source, single[start:stop], out, squares, strip, along):
                         continue
-                    flat = scratch.view(dtype)[: source.size]
-                    tile = flat.reshape(source.shape) if along else flat.reshape(source.shape[::-1]).T
-                    with np.errstate(all="ignore"):
-                        np.copyto(tile, source, casting="unsafe")
-                        product = tile @ vector[start:stop]
-                        out[strip] += product.astype(out.dtype, copy=False)
-                        if squares is self._sums.b and not exact:  # their sum is enough
-                            squares[strip.start] += _squares(flat[None, :], True)[0]
-                        elif squares is not None and not exact:
-                            squares[strip] += _squares(tile, along)
+                    for first, last in ranges(len(source), TILE_ELEMENTS // depth):
+                        some, rows = source[first:last], slice(strip.start + first, strip.start + last)
+                        flat = scratch.view(dtype)[: some.size]
+                        tile = flat.reshape(some.shape) if along else flat.reshape(some.shape[::-1]).T
+                        with np.errstate(all="ignore"):
+                            np.copyto(tile, some, casting="unsafe")
+                            product = tile @ vector[start:stop]
+                            out[rows] += product.astype(out.dtype, copy=False)
+                            if squares is self._sums.b and not exact:  # their sum is enough
+                                squares[rows.start] += _squares(flat[None, :], True)[0]
+                            elif squares is not None and not exact:
+                                squares[rows] += _squares(tile, along)
             finally:
                 self._scratch.put(scratch)
 
-        self._run(work, ((slice(*strip),) for strip in ranges(rows, height)))
+        self._run(work, ((slice(*strip),) for strip in ranges(count, height)))
 
     def _add_single(
         self, source: Array, vector: Array, out: Array, squares: Array | None, strip: slice, along: bool
