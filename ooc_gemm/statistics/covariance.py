@@ -289,6 +289,8 @@ class _Variables:
 
     def correlation(self) -> Covariance:
         """The correlation coefficients."""
+        if not self._observations:
+            raise InputError(f"{self._opened.name} has no observations; give an array with some")
         self._check()
         found, read = self._moments()
         scale = found.deviation
@@ -345,4 +347,7 @@ def _weights(given: npt.ArrayLike) -> Array:
         raise InputError(f"aweights have {weights.ndim} dimensions; give one weight for each observation")
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
         raise InputError("aweights are negative or not finite; give weights of 0 and more")
-    return weights
+    if weights.size and not weights.any():
+        raise InputError("aweights are 0, all of them, so no observation counts; give some that are more")
+    # Only their ratios matter. So their squares neither overflow nor underflow.
+    return np.ldexp(weights, -int(np.frexp(weights.max(initial=0))[1]))

@@ -67,6 +67,22 @@ def test_divisors_and_weights_are_those_of_numpy(options, weighted):
     assert np.allclose(found.mean, average, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("factor", [1e-200, 1e-30, 1e36, 1e200])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_only_the_ratios_of_weights_matter(factor, dtype):
+    rng = np.random.default_rng(3)
+    x, weights = rng.normal(size=(4, 50)).astype(dtype), rng.random(50)
+    for ddof in (0, 1):
+        found = ooc_gemm.cov(x, aweights=weights * factor, ddof=ddof).array
+        near = {"rtol": 1e-5 if dtype == "f4" else 1e-12, "atol": 1e-6 if dtype == "f4" else 1e-14}
+        assert np.allclose(found, np.cov(x.astype("f8"), aweights=weights, ddof=ddof), **near)
+
+
+def test_correlations_need_observations():
+    with pytest.raises(ooc_gemm.InputError, match="has no observations; give"):
+        ooc_gemm.corrcoef(np.ones((5, 0)))
+
+
 def test_nan_and_infinity_spread_as_in_numpy():
     x = variables((60, 7), 5)
     x[3, 1], x[4, 2], x[5, 6] = np.nan, np.inf, -np.inf
@@ -104,6 +120,7 @@ def test_observations_that_are_proportional_stay_within_one():
         (np.ones((5, 3), "f4"), {"aweights": [1, -2, 1]}, "negative"),
         (np.ones((5, 3), "f4"), {"aweights": [[1, 2, 3]]}, "dimensions"),
         (np.ones((5, 3), "f4"), {"aweights": "abc"}, "no real numbers"),
+        (np.ones((5, 3), "f4"), {"aweights": [0, 0, 0]}, "aweights are 0, all of them"),
         (np.ones((5, 3), "f4"), {"precision": "best"}, "precision"),
     ],
 )
