@@ -35,6 +35,8 @@ class PassWork:
     """Whether the means of each panel leave the device, and squares of all elements are added up."""
     projects: bool = False
     """Whether Y leaves the device, and nothing else is computed."""
+    exponent: int = 0
+    """Elements of panels are multiplied by 2 to this power before anything else is done with them."""
 
 
 @dataclass(frozen=True)

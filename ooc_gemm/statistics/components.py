@@ -123,16 +123,16 @@ def pca(
     run = Decomposition(x, components, iterations, limits, device, centred=True)
     run.check(scores, "scores", force, notice)
     left, values, right = run.carry_out(seed, scores, force, progress, scaled=False)
-    degrees, total = run.shape[0] - 1, run.subspace.squares
-    variance = np.square(values) / degrees
+    with np.errstate(over="ignore", under="ignore"):
+        variance = np.square(values) / (run.shape[0] - 1)
     return recorded(
         PCA(
             **run.took(begin),
             components=right,
             singular_values=values,
             explained_variance=variance,
-            explained_variance_ratio=variance / (total / degrees) if total else np.zeros(len(values)),
-            mean=run.subspace.mean,
+            explained_variance_ratio=run.subspace.shares(values),
+            mean=run.subspace.restored(run.subspace.mean),
             scores=left if scores is None else open_result(scores),
         )
     )

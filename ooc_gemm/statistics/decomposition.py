@@ -16,14 +16,14 @@ from ..run.observer import Observer
 from ..run.operands import open_operand
 from ..run.pool import Pool
 from ..run.rows import RowWriter, check_rows, memory, write_rows
-from ..run.stream import Array
+from ..run.stream import Array, Needs, Pieces, Range
 from ..storage.format import conventions
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.read.source import Opened
 from ..support.errors import BudgetError, InputError
 from ..support.memory import parse_size
 from ..support.meter import Meter
-from .subspace import Centre, Floats, Size, Subspace, panel_type
+from .subspace import Centre, Floats, NotFiniteError, Size, Subspace, panel_type
 from .subspace_cpu import OnCPU
 from .subspace_device import OnDevice
 from .subspace_elsewhere import Matrix, OnPool, passes_of
@@ -132,16 +132,41 @@ class Decomposition:
 
         self.subspace = Subspace(self._products, size, centre, report)
         try:
-            with meter:
-                return self._computed(seed, out, force, scaled, flipped)
-        finally:
-            self._products.close()
+            try:
+                with meter:
+                    return self._computed(seed, out, force, scaled, flipped)
+            finally:
+                self._products.close()
+        except NotFiniteError as error:
+            raise InputError(
+                f"{self.name}{self._where()} holds NaN or infinite numbers; replace them"
+            ) from error
+
+    def _where(self) -> str:
+        """Say which column is the first that holds NaN or infinite numbers, from a pass over the array. On a
+        cluster that is not looked for, because this process would read all of it."""
+        columns: list[int] = []
+        if self._pool is not None:
+            return ""
+
+        def work(values: Array, rows: Range, cols: Range) -> list[int]:
+            return [cols[0] + int(column) for column in np.flatnonzero(~np.isfinite(values).all(axis=0))[:1]]
+
+        opened = self._opened.measured(self._limits[0])
+        Pieces(opened, self._limits[0], "look through", Needs(element=1)).each(work, columns.extend)
+        return f": column {min(columns)}" if columns else ""
 
     def _computed(
         self, seed: int, out: Any, force: bool, scaled: bool, flipped: bool
     ) -> tuple[Array | None, Floats, Array]:
         """Carry out all passes; what `carry_out` returns."""
         vectors, near = self.subspace.vectors(self._iterations, seed)
+        # Scores have the type of products, and are no larger than the largest singular value.
+        dtype = np.dtype(np.float64) if scaled else self._dtype
+        if not self.subspace.restored(near[:1])[0] <= np.finfo(dtype).max:
+            raise InputError(
+                f"{self.name} has a singular value that is too large for {dtype}; scale the array"
+            )
         if flipped:
             made, values, right = self._from_transpose(vectors, scaled)
             self._opened.check_unchanged()
@@ -216,13 +241,14 @@ class Decomposition:
             def add(rows: Array) -> None:
                 nonlocal at
                 rows *= narrow
+                rows = rows if near is not None else self.subspace.restored(rows)
                 if left is not None:
                     left[at : at + len(rows)] = rows
                 if writer is not None:
                     writer.add(rows)
                 at += len(rows)
 
-            values = self.subspace.projected(vectors, add)
+            values = self.subspace.restored(self.subspace.projected(vectors, add))
             self._opened.check_unchanged()
         if writer is not None:
             self._written = writer.bytes_written
@@ -238,7 +264,7 @@ class Decomposition:
             found[at : at + len(rows)] = rows
             at += len(rows)
 
-        values = np.asarray(self.subspace.projected(vectors, add))
+        values = self.subspace.restored(self.subspace.projected(vectors, add))
         basis, triangle = np.linalg.qr(found)  # orthonormal also where singular values are zero
         basis *= np.where(np.diag(triangle) < 0, -1.0, 1.0)
         signs = _signs(basis)

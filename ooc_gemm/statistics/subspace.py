@@ -9,6 +9,10 @@ The matrix may be centred without a centred copy: by columns, or by rows where B
 user's matrix. In the first pass, which also finds the means, each panel of a matrix that is centred by
 columns is centred by its own means, and panels are combined as sums of squared deviations are by Chan's
 formula. Later passes subtract the means.
+
+Products of panels have squares of B's elements in them. Where the first pass shows that these are too large
+or too small for the type of panels, it is made again with B multiplied by a power of two, and so are all
+others.
 """
 
 from collections.abc import Callable
@@ -27,6 +31,8 @@ from ..support.intervals import ceil_div
 Floats = npt.NDArray[np.float64]
 Centre = Literal["columns", "rows"] | None
 
+RESCALED = 4
+"""How often the first pass is made again with another power of two, at most."""
 OVERSAMPLES = 10
 """Vectors beyond those that are asked for (Halko, Martinsson and Tropp recommend 5 to 10)."""
 
@@ -106,6 +112,8 @@ class Products(Protocol):
     """The type in which products are made."""
     device: str
     """Name of what makes them."""
+    exponent: int
+    """Each element of B is multiplied by 2 to this power: what is found is that of the multiplied B."""
 
     @property
     def opened(self) -> Opened:
@@ -138,6 +146,10 @@ class Products(Protocol):
         """Free what the passes hold."""
 
 
+class NotFiniteError(Exception):
+    """B holds NaN or infinite elements."""
+
+
 class Subspace:
     """The iteration over one matrix B (rows × cols)."""
 
@@ -146,13 +158,13 @@ class Subspace:
         self._products, self._size, self._centre, self._progress = products, size, centre, progress
         self.passes = 0
         self.squares = 0.0
-        """The sum of all squared elements of the centred B."""
+        """The sum of all squared elements of the centred B, as it was multiplied."""
         self.mean: Floats = np.zeros(size.rows if centre == "rows" else size.cols)
-        """The means that are subtracted."""
+        """The means that are subtracted, as B was multiplied."""
 
     def vectors(self, iterations: int, seed: int) -> tuple[Floats, Floats]:
-        """Right singular vectors of B (cols × wanted) and their singular values, after all passes but one.
-        Raises InputError where B holds NaN."""
+        """Right singular vectors of B (cols × wanted) and the singular values of the multiplied B, after all
+        passes but one. Raises InputError or NotFiniteError where B holds NaN."""
         q, width = self._size.cols, self._size.width
         if width == q:
             basis = np.eye(q)
@@ -166,30 +178,75 @@ class Subspace:
                 basis = np.linalg.qr(turned)[0]
         # Q = Y·W·Λ^-½ is an orthonormal basis of B·Ω, and the vectors are those of QᵀB = (Z·W·Λ^-½)ᵀ.
         roots = np.sqrt(np.maximum(values, 0.0))
-        least = float(np.finfo(np.float64).eps) * width * roots[0]
+        # Where roots are smaller than products are exact, Z holds rounding.
+        least = float(np.finfo(self._products.dtype).eps) * width * roots[0]
         turned = np.where(roots > least, turned / np.where(roots > least, roots, 1.0), 0.0)
         u, sigma, _ = np.linalg.svd(turned, full_matrices=False)
         return u[:, : self._size.wanted], sigma[: self._size.wanted]
 
     def projected(self, vectors: Floats, add: Callable[[Array], None]) -> Floats:
-        """Hand B·V to `add`, panel by panel and in order; the norm of each of its columns."""
+        """Hand B·V to `add`, panel by panel and in order; the norm of each of its columns. Both are those of
+        the multiplied B."""
         found = self._products.projected(vectors, self.mean, add, self._report())
         self.passes += 1
         return found
 
+    def restored(self, values: Array) -> Array:
+        """Return what was found of the multiplied B as it is of B itself."""
+        exponent = self._products.exponent
+        with np.errstate(over="ignore", under="ignore"):
+            return np.ldexp(values, -exponent) if exponent else values
+
+    def shares(self, values: Floats) -> Floats:
+        """Return the shares that squares of singular values of B have of the sum of all squares."""
+        if not self.squares:
+            return np.zeros(len(values))
+        return np.square(np.ldexp(values, self._products.exponent)) / self.squares
+
     def _applied(self, basis: Floats) -> Sums:
-        """One pass: YᵀY and BᵀY of Y = B·basis. Raises InputError where they are not finite."""
+        """One pass: YᵀY and BᵀY of Y = B·basis. Raises InputError or NotFiniteError where they are not
+        finite."""
         first = self.passes == 0
-        sums = self._products.applied(basis, None if first else self.mean, self._report())
-        self.passes += 1
+        sums = self._first(basis) if first else self._pass(basis, self.mean, self._report())
         if first:
             self._begin(sums)
-        if not (np.isfinite(sums.product).all() and np.isfinite(sums.gram).all()):
-            raise InputError(
-                f"{self._products.name} holds NaN, infinite numbers, or numbers whose squares are too "
-                f"large for {self._products.dtype}; replace them, or scale the array"
-            )
+        if not _finite(sums):
+            raise NotFiniteError
         return sums
+
+    def _pass(self, basis: Floats, mean: Floats | None, report: Progress | None) -> Sums:
+        self.passes += 1
+        return self._products.applied(basis, mean, report)
+
+    def _first(self, basis: Floats) -> Sums:
+        """The first pass, which is made again until no squares are too large or too small."""
+        products, sums = self._products, self._pass(basis, None, self._report())
+        for _ in range(RESCALED):
+            wanted = self._exponent(sums)
+            if wanted == products.exponent:
+                break
+            before, old, products.exponent = sums, products.exponent, wanted
+            sums = self._pass(basis, None, None)
+            if _finite(before) and not _finite(sums):
+                # Deviations from the means are so much smaller than the elements that they are rounding.
+                products.exponent = old
+                return before
+        return sums
+
+    def _exponent(self, sums: Sums) -> int:
+        """Return the power of two by which the sums of a first pass say that B has to be multiplied."""
+        products, now = self._products, self._products.exponent
+        if products.opened.dtype.kind != "f":
+            return now
+        most = np.finfo(products.dtype).maxexp
+        if not _finite(sums):
+            return now if now else -(most * 45 // 64)
+        square = sums.squares / (self._size.rows * self._size.cols)
+        if square >= 2.0 ** -(most * 5 // 8) and sums.squares < 2.0 ** (most - 8):
+            return now
+        # Where squares are rounded to zero, they do not say how small the elements are.
+        far = square < np.ldexp(1.0, -most - 2)
+        return min(now + (most * 35 // 64 if far else -round(np.log2(square) / 2)), most - 1)
 
     def _begin(self, sums: Sums) -> None:
         """Keep what the first pass has found. Raises InputError where means are NaN."""
@@ -212,6 +269,11 @@ class Subspace:
             tell(done + fraction)
 
         return report
+
+
+def _finite(sums: Sums) -> bool:
+    """Whether all that a pass has found is finite."""
+    return all(np.isfinite(found).all() for found in (sums.gram, sums.product, sums.mean, sums.squares))
 
 
 def panel_type(dtype: np.dtype[Any]) -> np.dtype[Any]:

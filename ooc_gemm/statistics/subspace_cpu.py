@@ -37,7 +37,7 @@ class OnCPU:
         needs = size.needs(self.dtype)
         needs = Needs(needs.fixed + extra, needs.thread, needs.element, threads)
         self._panels = Panels(opened, self.dtype, limit, "decompose", needs, 4 * size.width, passes)
-        self._size, self._centre = size, centre
+        self._size, self._centre, self.exponent = size, centre, 0
 
     @property
     def opened(self) -> Opened:
@@ -63,9 +63,11 @@ class OnCPU:
         means = np.zeros(self._size.rows if self._centre == "rows" else self._size.cols)
         sums = Sums(np.zeros((len(narrow),) * 2), np.zeros(narrow.shape).T, means, 0.0)
         shift, rest = self._rounded(mean)
+        early, scaled = self._before(shift)
 
         def work(panel: Array, rows: Range) -> Sums:
             own = means
+            scaled(panel)
             if self._centre == "rows":
                 found = _centred_rows(panel)
                 if first:
@@ -81,7 +83,7 @@ class OnCPU:
             sums.include(found, wide_basis if by_columns and first else None)
 
         with one_blas_thread:
-            self._panels.each(work, add, shift, report)
+            self._panels.each(work, add, early, report)
         if rest is not None:
             sums.correct(rest, wide_basis, -float(sums.rows))
         return sums
@@ -93,8 +95,10 @@ class OnCPU:
         narrow, squares = _lying(vectors, self.dtype), np.zeros(vectors.shape[1])
         shift, rounded = self._rounded(mean)
         rest = None if rounded is None else (narrow @ rounded).astype(narrow.dtype)[:, None]
+        early, scaled = self._before(shift)
 
         def work(panel: Array, rows: Range) -> tuple[Array, Floats]:
+            scaled(panel)
             if self._centre == "rows":
                 _centred_rows(panel)
             y = narrow @ panel.T
@@ -107,7 +111,7 @@ class OnCPU:
             add(found[0])
 
         with one_blas_thread:
-            self._panels.each(work, added, shift, report)
+            self._panels.each(work, added, early, report)
         return np.asarray(np.sqrt(squares))
 
     def _rounded(self, mean: Floats | None) -> tuple[Array | None, Floats | None]:
@@ -117,6 +121,20 @@ class OnCPU:
             return None, None
         shift = mean.astype(self.dtype)
         return shift, mean - shift
+
+    def _before(self, shift: Array | None) -> tuple[Array | None, Callable[[Array], None]]:
+        """What is subtracted from rows while panels are gathered, and what is done to each panel then: where
+        B is multiplied, `shift` is subtracted after that, because it may be too large or small before."""
+        if not self.exponent:
+            return shift, lambda panel: None
+        factor = self.dtype.type(2.0**self.exponent)
+
+        def scaled(panel: Array) -> None:
+            panel *= factor
+            if shift is not None:
+                panel -= shift
+
+        return None, scaled
 
     def close(self) -> None:
         """Frees the panels that are kept."""

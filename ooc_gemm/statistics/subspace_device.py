@@ -37,7 +37,7 @@ class OnDevice:
         self.name, self.dtype, self.device = opened.name, panel_type(opened.dtype), device.name
         held = size.needs(self.dtype).fixed + size.cols * size.width * 8  # with the means of some panels
         plan = pass_plan(opened, self.dtype, device, limits, size.width, held + extra, passes)
-        self._size, self._centre = size, centre
+        self._size, self._centre, self.exponent = size, centre, 0
         self._panels = DevicePanels(opened, self.dtype, plan, device)
 
     @property
@@ -109,6 +109,7 @@ class OnDevice:
             own=None if by_mean else self._centre,
             first=first,
             projects=projects,
+            exponent=self.exponent,
         )
 
     def close(self) -> None:

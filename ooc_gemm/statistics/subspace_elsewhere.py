@@ -44,6 +44,8 @@ class Pass:
     matrix: Matrix
     vectors: Floats
     mean: Floats | None
+    exponent: int
+    """As of `Products`."""
 
 
 def passes_of(name: str, device: Device) -> PassDevice | None:
@@ -79,6 +81,7 @@ def fit(here: Here, matrix: Matrix, rows: Range) -> None:
 def sums_of(here: Here, shared: Pass, rows: Range) -> Sums:
     """The sums of a pass over some rows of B."""
     products = _products(here, shared.matrix, rows)
+    products.exponent = shared.exponent
     try:
         return products.applied(shared.vectors, shared.mean, here.tell)
     finally:
@@ -89,6 +92,7 @@ def rows_of(here: Here, shared: Pass, rows: Range) -> tuple[Array, Floats]:
     """Some rows of B·V, and the norms of their columns."""
     assert shared.mean is not None, "the first pass has found it"
     products, at = _products(here, shared.matrix, rows), 0
+    products.exponent = shared.exponent
     found = np.empty((rows[1] - rows[0], shared.vectors.shape[1]), products.dtype)
 
     def add(some: Array) -> None:
@@ -124,6 +128,7 @@ class OnPool:
         results take in this process as `extra`. Raises BudgetError, InputError and DeviceError."""
         self.name, self.dtype, self.opened = opened.name, panel_type(opened.dtype), opened
         self.device, self._pool, size = pool.hardware.name, pool, matrix.size
+        self.exponent = 0
         self._parts = parts_of(opened, RANGES * pool.count)
         line = size.wanted * self.dtype.itemsize
         self._smaller = parts_of(opened, max(RANGES * pool.count, ceil_div(size.rows * line, PART_BYTES)))
@@ -158,7 +163,8 @@ class OnPool:
             if mean is None and centre == "rows":
                 means[slice(*self._parts[number])] = found.mean
 
-        self._pool.each(sums_of, Pass(self._matrix, basis, mean), self._parts, InOrder(add), _told(report))
+        shared = Pass(self._matrix, basis, mean, self.exponent)
+        self._pool.each(sums_of, shared, self._parts, InOrder(add), _told(report))
         return sums
 
     def projected(
@@ -171,7 +177,7 @@ class OnPool:
             np.add(squares, np.square(found[1]), out=squares)
             add(found[0])
 
-        shared = Pass(self._matrix, vectors, mean)
+        shared = Pass(self._matrix, vectors, mean, self.exponent)
         self._pool.each(rows_of, shared, self._smaller, InOrder(added), _told(report))
         return np.asarray(np.sqrt(squares))
 

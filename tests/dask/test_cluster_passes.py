@@ -176,6 +176,18 @@ def test_layouts_of_linear_models(tmp_path, client, layout):
     models.close(found.array[...], models.exact(x, y)[0], x)
 
 
+@pytest.mark.parametrize("power", [1e-24, 1e35])
+def test_numbers_whose_squares_are_too_large_or_too_small(tmp_path, client, power):
+    values = (graded((300, 40), 18, mean=3) * power).astype("f4")
+    x = make(tmp_path / "x", values, chunks=(50, 40))
+    with on(client):
+        p = ooc_gemm.pca(x, 3, scores=tmp_path / "s")
+        q = ooc_gemm.svd(x, 3, u=tmp_path / "u")
+    for found, centred in ((p, True), (q, False)):
+        s = exact(values / np.float64(power), 3, centred)[1]
+        close(found.singular_values / power, s, 1e-5)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_is_refused(tmp_path, client, bad):
     values = graded((400, 30), 8, mean=1)

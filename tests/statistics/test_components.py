@@ -131,13 +131,60 @@ def test_what_is_not_finite_is_refused(tmp_path, monkeypatch, shape, bad):
     values[7, 3] = bad
     with pytest.raises(InputError, match="column 3 holds NaN or infinite numbers"):
         pca(make("a", values, chunks=(50, 40)), 2, scores="s", **LIMIT)
-    with pytest.raises(
-        InputError, match=r"a holds NaN, infinite numbers, or numbers whose squares are too large"
-    ):
+    with pytest.raises(InputError, match="a: column 3 holds NaN or infinite numbers"):
         svd("a", 2, u="s", **LIMIT)
-    with pytest.raises(InputError, match="too large for float32"):
-        svd((graded(shape, 9) * 1e30).astype("f4"), 2, **LIMIT)
     assert not (tmp_path / "s").exists()
+
+
+POWERS = [("f4", 1e-44), ("f4", 1e-24), ("f4", 1e-12), ("f4", 1e20), ("f4", 1e35)]
+POWERS += [("f8", 1e-320), ("f8", 1e-170), ("f8", 1e150), ("f8", 1e304)]
+
+
+@pytest.mark.parametrize("shape", [(300, 40), (40, 300)])
+@pytest.mark.parametrize(("dtype", "power"), POWERS)
+def test_numbers_whose_squares_are_too_large_or_too_small(shape, dtype, power):
+    """They are decomposed as if they were multiplied by a power of two."""
+    values = (graded(shape, 18, mean=3) * power).astype(dtype)
+    exponent = np.frexp(values)[1].max()
+    bound = 1e-4 if dtype == "f4" else 1e-9
+    few = 1e-2 if power in (1e-44, 1e-320) else bound  # what is so small has few digits
+    wide = np.ldexp(values.astype("f8"), -exponent)
+    p, q = pca(values, 3, **LIMIT), svd(values, 3, **LIMIT)
+    u, s, vt, every = exact(wide, 3)
+    close(np.ldexp(p.singular_values, -exponent), s, few)
+    close(np.ldexp(p.scores.astype("f8"), -exponent), u * s, few)
+    close(np.ldexp(p.mean, -exponent), wide.mean(axis=0), few)
+    close(p.components, vt, bound)
+    close(p.explained_variance_ratio, s**2 / (every**2).sum(), bound)
+    u, s, vt, _ = exact(wide, 3, centred=False)
+    close(np.ldexp(q.singular_values, -exponent), s, few)
+    close(q.u, u, bound)
+    close(q.vt, vt, bound)
+    assert p.passes <= 6 + 3
+
+
+@pytest.mark.parametrize("shape", [(300, 40), (40, 300)])
+@pytest.mark.parametrize("value", [1, 0.9, 3, 0.1])
+def test_rounding_that_is_the_same_in_all_rows(shape, value):
+    """It is no direction of its own."""
+    x = np.full(shape, value, "f4")
+    x[::2] *= -1
+    largest = float(x[1, 1]) * (shape[0] * shape[1]) ** 0.5
+    for call in (pca, svd):
+        close(call(x, 1, **LIMIT).singular_values, np.array([largest]), 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(300, 40), (40, 300)])
+def test_results_that_are_too_large(tmp_path, shape):
+    x = np.ones(shape, "f4") * np.float32(3e38)
+    x[::2] *= -1
+    out = tmp_path / "s"
+    with pytest.raises(InputError, match="a singular value that is too large for float32; scale the array"):
+        pca(x, 2, scores=str(out), **LIMIT)
+    assert not out.exists()
+    close(svd(x, 1, **LIMIT).singular_values, np.array([3e38 * (shape[0] * shape[1]) ** 0.5]), 1e-6)
+    with pytest.raises(InputError, match="too large for float64"):
+        svd(x.astype("f8") * 5e269, 1, **LIMIT)
 
 
 @pytest.mark.parametrize("shape", [(900, 50), (50, 900)])

@@ -22,7 +22,7 @@ from ...engine.ports import COMPUTE, UPLOAD, Array
 from ...planning.passes import LOAD_BYTES, PANELS, RUN, PassPlan
 from ...planning.schedule import Piece
 from ...support.buffers import Bytes
-from ...support.intervals import ceil_div
+from ...support.intervals import ceil_div, ranges
 from .arrays import allocate
 from .check import add_products
 from .gpu import FIRST, GPU
@@ -169,6 +169,8 @@ class CUDAPasses(HostMemory):
         """Starts all work on a panel in the compute stream."""
         self._device.use()
         work, at = self._work, self._arrays["panel", buffer].data.ptr
+        if work.exponent:
+            self._multiply(at, count)
         self._center(at, count)
         if work.first:
             self._sum_lines(at, count, "columns", "unused", "squares")
@@ -185,6 +187,20 @@ class CUDAPasses(HostMemory):
         """Rows and columns of a panel as it is stored."""
         cols = self._plan.problem.shape[1]
         return (cols, count) if self._plan.problem.matrix.transposed else (count, cols)
+
+    def _multiply(self, at: int, count: int) -> None:
+        """Multiply a panel by the power of two of the pass, as C ← 0 + β·C, a few rows at a time: there are
+        as many zeros as partial sums of products."""
+        (rows, cols), size, u, i64 = self._stored(count), self._panel.itemsize, np.uintp, np.int64
+        factor, zeros = self._panel.type(2.0**self._work.exponent), self._arrays["parts"].data.ptr
+        self._zero("parts")
+        for start, stop in ranges(rows, max(1, self._plan.parts_bytes // (size * cols))):
+            args = (
+                i64(stop - start), np.int32(cols), np.int32(1), self._panel.type(1), u(zeros), factor,
+                u(at + start * self._pitch * size), i64(self._pitch), u(0),
+            )  # fmt: skip
+            grid = (ceil_div((stop - start) * cols, 256),)
+            self._add[self._panel](grid, (256,), args, self._streams[COMPUTE])
 
     def _center(self, at: int, count: int) -> None:
         """Subtract the means that the pass subtracts."""
