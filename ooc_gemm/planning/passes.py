@@ -25,6 +25,9 @@ PIECES = 8
 """A panel has about so many pieces, or more."""
 LEVELS = 9
 """How often panels are halved, and pieces with them, where memory does not allow larger ones."""
+LEAST = 14
+"""The smallest panels are those that are halved so often: still smaller ones would take longer to hand on
+than to work on."""
 MOST_ROWS = 1 << 20
 """Most rows of a panel, for which vectors of float64 are held."""
 PANELS = 2
@@ -196,7 +199,7 @@ def _candidates(problem: PassProblem, budget: Budget) -> Iterator[PassPlan]:
     """Yield plans with fewer and fewer readers, for each of which panels and pieces become smaller."""
     readers = budget.readers
     while True:
-        for level in range(LEVELS + 1):
+        for level in range(LEVELS + (readers == 1)):
             yield _plan(problem, budget, readers, level)
         if readers == 1:
             return
@@ -209,7 +212,7 @@ def _plan(problem: PassProblem, budget: Budget, readers: int, level: int) -> Pas
     s, (rows, cols), least = problem.matrix, problem.shape, level == LEVELS
     chunk = s.chunk_cols if s.transposed else s.chunk_rows
     step = min(rows, chunk if s.transposed or s.whole else 1)  # or chunks would be read twice
-    usual = 1 if least else max(1, (PANEL_BYTES >> level) // (cols * problem.itemsize))
+    usual = max(1, (PANEL_BYTES >> (LEAST if least else level)) // (cols * problem.itemsize))
     usual = min(usual, MOST_ROWS)
     height = min(rows, max(step, usual // chunk * chunk if usual >= chunk else usual))
     most = IN_MEMORY_PIECE_BYTES if s.traits.asynchronous else PIECE_BYTES

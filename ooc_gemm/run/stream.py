@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Condition
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from ..planning.problem import MiB
 from ..planning.schedule import Piece, cut
 from ..planning.stream_plan import Cut
 from ..storage.io.requests import CONNECTION_BYTES, requests
+from ..storage.read.arrays import untried
 from ..storage.read.source import Opened
 from ..support.buffers import PAGE, Bytes, page_aligned
 from ..support.errors import BudgetError
@@ -45,6 +46,12 @@ PIECE_BYTES = 4 * MiB
 """Most bytes of a piece, where chunks can be read in part."""
 PANEL_BYTES = 8 * MiB
 """Approximate bytes of a panel, where neither chunks nor the memory limit require another size."""
+
+SHORTER = 32
+"""A small memory limit makes panels shorter by this factor at most: very short ones take longer to hand on
+than to work on. A limit that is too small for that is refused."""
+FOR_A_SECOND = 8
+"""Panels become shorter by this factor at most so that a second thread has one, too."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,13 @@ class _Pass:
     """The common part of passes: threads, their memory, and the order in which results are added."""
 
     def __init__(self, opened: Opened, limit: int, purpose: str, threads: int):
-        self.opened = opened if opened.matrix.apart else opened.measured(limit)
+        self.opened, self._untried = opened, None
+        try:
+            self.opened = opened if opened.matrix.apart else opened.measured(limit)
+        except BudgetError as error:  # before the trial: a limit that is named has to do for the pass, too
+            self._untried = error
+            apart = untried(opened.matrix.chunk_bytes)
+            self.opened = replace(opened, matrix=replace(opened.matrix, apart=apart))
         self.bytes_read = 0
         """Bytes moved from the store by all passes."""
         self._trace = Trace()
@@ -109,7 +122,9 @@ class _Pass:
     def _threads(self, fixed: int, each: int) -> int:
         """Return how many threads fit, each with so many bytes. Raises BudgetError where none does."""
         least = baseline_bytes(INTERPRETER_BYTES) + fixed + self.opened.matrix.apart + each
-        if self._limit < least:
+        if self._untried:
+            least = max(least, self._untried.minimum_memory_limit or 0)
+        if self._limit < least or self._untried:
             raise BudgetError(
                 f"a memory limit of {self._limit} bytes is too small to {self._purpose} {self.opened.name}; "
                 f"the smallest that would do is {least} bytes ({ceil_div(least, MiB)}MiB)",
@@ -225,10 +240,19 @@ class Panels(_Pass):
 
         usual = max(rows, PANEL_BYTES // max(1, width * self.dtype.itemsize))
         height = round_up(min(usual, max(1, extent)), step)
-        self._threads(needs.fixed, takes(step))
+        least = round_up(max(1, height // SHORTER), step)
+        self._threads(needs.fixed, takes(least))
         fits = limit - baseline_bytes(INTERPRETER_BYTES) - needs.fixed - s.apart
-        while height > step and fits // takes(height) < min(self._most, 2):
-            height = round_up(height // 2, step)
+
+        def highest(threads: int) -> int:
+            found = height
+            while found > least and fits // takes(found) < threads:
+                found = max(least, round_up(found // 2, step))
+            return found
+
+        alone, height = highest(1), highest(min(self._most, 2))
+        if alone > FOR_A_SECOND * height:
+            height = alone
         self.height = height
         """Rows of a panel; the last may have fewer."""
         self.threads = self._threads(needs.fixed, takes(height))

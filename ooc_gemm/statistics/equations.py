@@ -13,6 +13,7 @@ from ..planning.stream_plan import Cut
 from ..run.pool import RANGES, Here, InOrder, Pool, parts_of
 from ..run.stream import Array, Needs, Panels, Pieces, Range
 from ..storage.read.source import Opened
+from ..support.errors import Refusals
 from ..support.intervals import ceil_div, round_up
 from ..support.memory import peak_resident_bytes
 from .subspace_cpu import centred_columns
@@ -88,9 +89,12 @@ class OnePass:
         fixed = room.copies * size + 8 * n * t * 8 + held + room.extra
         work = size + 4 * n * t * 8 + WORKER_BYTES
         needs = Needs(fixed, work, ceil_div(2 * t * 8, max(1, n)), room.threads)
-        purpose = "fit a model to"
-        self._panels = Panels(left, np.float64, room.limit, purpose, needs, rows=PANEL_ROWS)
-        self._pieces = Pieces(right, room.limit, "hold", Needs(held, threads=room.threads))
+        purpose, refusals = "fit a model to", Refusals()
+        with refusals.noted():
+            self._panels = Panels(left, np.float64, room.limit, purpose, needs, rows=PANEL_ROWS)
+        with refusals.noted():
+            self._pieces = Pieces(right, room.limit, "hold", Needs(held, threads=room.threads))
+        refusals.end()
         self._targets: Array = np.empty((m, t), right.dtype)
 
     @property

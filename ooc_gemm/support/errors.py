@@ -45,6 +45,26 @@ class BudgetError(Error, MemoryError):
         self.minimum_device_memory_limit = minimum_device_memory_limit
 
 
+class Refusals:
+    """Refusals of several steps of a run. The limit that is named has to do for all of them."""
+
+    def __init__(self) -> None:
+        self._found: list[BudgetError] = []
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note that the body is refused, and go on."""
+        try:
+            yield
+        except BudgetError as error:
+            self._found.append(error)
+
+    def end(self) -> None:
+        """Raise the BudgetError with the largest limit, where there is any."""
+        if self._found:
+            raise max(self._found, key=lambda error: error.minimum_memory_limit or 0)
+
+
 class StoreError(Error, OSError):
     """A chunk could not be read or written during the run."""
 

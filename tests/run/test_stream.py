@@ -153,6 +153,23 @@ def test_a_limit_that_is_too_small(tmp_path, kind, make_pass):
     assert sum(seen) == pytest.approx(matrix(SHAPE, "f4", 7).sum(dtype="f8"), abs=1e-3)
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_panels_near_the_smallest_limit_have_many_rows(monkeypatch, dtype):
+    """A second thread, whose fixed bytes do not fit, is no reason for panels of one row."""
+    monkeypatch.setattr("ooc_gemm.run.stream.baseline_bytes", lambda least: 50 << 20)
+    opened, needs = open_operand(np.zeros((300_000, 3), dtype), "A"), Needs(thread=4 << 20)
+    with pytest.raises(BudgetError) as error:
+        Panels(opened, "f8", 1000, "test", needs)
+    least, heights = error.value.minimum_memory_limit, []
+    for more in range(0, 32 << 20, 100_000):
+        panels = Panels(opened, "f8", least + more, "test", needs)
+        heights.append(panels.height)
+        assert sum(panels.cut.ledger.values()) <= least + more
+    assert min(heights) >= 9000
+    assert heights[-1] == 300_000 == max(heights)
+    assert panels.threads >= 2
+
+
 def test_empty_matrices():
     for shape in ((0, 5), (5, 0), (0, 0)):
         opened, seen = open_operand(np.zeros(shape), "A"), []

@@ -164,6 +164,23 @@ def test_a_limit_that_is_too_small(tmp_path):
     close(lstsq(path, y, memory_limit=least).array, exact(x, y)[0], x)
 
 
+def test_the_smallest_limit_that_is_named_does_for_y(tmp_path, monkeypatch):
+    """One chunk of y takes more than the pass over x."""
+    monkeypatch.setattr("ooc_gemm.run.stream.baseline_bytes", lambda least: 100 << 20)
+    x, y = problem(300_000, 3, 1, 13)
+    path, other = make(tmp_path / "x", x, chunks=(1000, 3)), make(tmp_path / "y", y, chunks=(300_000, 1))
+    with pytest.raises(BudgetError) as error:
+        lstsq(path, other, memory_limit=1000)
+    least = error.value.minimum_memory_limit
+    with pytest.raises(BudgetError):
+        lstsq(path, other, memory_limit=least - 1)
+    close(lstsq(path, other, memory_limit=least).array, exact(x, y)[0], x)
+    make(tmp_path / "flat", y[:, 0], chunks=(300_000,))  # what reading takes shows in a trial
+    with pytest.raises(BudgetError) as error:
+        lstsq(path, str(tmp_path / "flat"), memory_limit=1000)
+    lstsq(path, str(tmp_path / "flat"), memory_limit=error.value.minimum_memory_limit)
+
+
 def test_written_coefficients_and_a_failed_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     x, y = problem(300, 7, 2, 12)

@@ -43,6 +43,11 @@ UNMEASURED = 6
 """Memory of a piece, in units, that is assumed where the system cannot measure it."""
 
 
+def untried(chunk_bytes: int) -> int:
+    """Return the memory in bytes that reading is assumed to take where no trial has been made."""
+    return int(MARGIN * UNMEASURED * chunk_bytes) + CACHES
+
+
 def open_other(name: str, array: Any) -> Opened:
     """Open an array that is not a Zarr array. `name`: how messages call it. Raises InputError where its
     extents are not known."""
