@@ -19,8 +19,9 @@ from ..run.request import Operand, Request
 from ..run.retry import carry_out, result_of
 from ..run.stream import Needs, Panels, Range
 from ..storage.read.source import Opened
-from ..support.errors import InputError
+from ..support.errors import InputError, Refusals
 from ..support.intervals import ranges
+from ..support.memory import Growth
 from .genotypes import STRIP, THREAD_BYTES, Counts, Lacking, pair_bytes
 
 
@@ -70,7 +71,7 @@ def count(opened: Opened, asked: Asked, observer: Observer, first: int = 0) -> C
     and DeviceError."""
     samples = opened.shape[1]
     hets, lacking = np.zeros(samples, np.int64), np.zeros(samples, np.int64)
-    both = None if asked.missing is None else Counts(samples)
+    both, growth = None if asked.missing is None else Counts(samples), Growth()
     panels = _panels(opened, asked)
 
     def work(panel: Array, lines: Range) -> tuple[Array, Array]:
@@ -102,8 +103,20 @@ def count(opened: Opened, asked: Asked, observer: Observer, first: int = 0) -> C
         panels.each(work, add)
     if both is None or not lacking.any():
         return Counted(hets, lacking, None, None, panels.bytes_read)
-    product = result_of(carry_out(_request(opened, asked), Observer(None, observer.notice)))
+    # On a cluster, the limit of a process is for what it holds beside the baseline.
+    counted = growth.of(pair_bytes(samples)) if isinstance(asked.device, str) else 0
+    request = _request(opened, replace(asked, extra=asked.extra - counted))
+    product = result_of(carry_out(request, Observer(None, observer.notice)))
     return Counted(hets, lacking, both.lack_both, product.array, panels.bytes_read + product.bytes_read)
+
+
+def check(opened: Opened, asked: Asked, refusals: Refusals) -> None:
+    """Note where this process cannot count (`count`). Raises InputError."""
+    with refusals.noted():
+        _panels(opened, asked)
+    if asked.missing is not None:
+        with refusals.noted():
+            prepare(_request(opened, asked).check())
 
 
 def _panels(opened: Opened, asked: Asked) -> Panels:
@@ -159,10 +172,9 @@ def _part(here: Here, shared: Shared, variants: Range) -> tuple[Opened, Asked]:
 
 def fit(here: Here, shared: Shared, variants: Range) -> None:
     """Raise BudgetError or InputError where a process cannot count of some variants."""
-    opened, asked = _part(here, shared, variants)
-    _panels(opened, asked)
-    if asked.missing is not None:
-        prepare(_request(opened, asked).check())
+    refusals = Refusals()
+    check(*_part(here, shared, variants), refusals)
+    refusals.end()
 
 
 def counted(here: Here, shared: Shared, variants: Range) -> Counted:

@@ -31,11 +31,12 @@ from ..run.prepare import prepare
 from ..run.request import Operand, Request, gram_operands
 from ..run.retry import carry_out, result_of
 from ..storage.read.source import Opened
-from ..support.errors import InputError
+from ..support.errors import InputError, Refusals
 from ..support.intervals import ranges
+from ..support.memory import STEP, Growth
 from ..support.trace import Trace
-from .genotypes import have_both_of
-from .heterozygous import Asked, count, count_elsewhere, tables
+from .genotypes import have_both_of, pair_bytes
+from .heterozygous import Asked, check, count, count_elsewhere, tables
 from .samples import Labelled, labelled, open_genotypes
 
 NAME = "stat_king_kinship"
@@ -92,7 +93,8 @@ def king(
         Genotypes that are equal to this number are missing; None: no genotype is. By default −1.
     memory_limit : str or int, optional
         Most host memory that the process may hold resident, in bytes or as `"8GiB"`. By default 60 % of what
-        the process may use. If a genotype is missing, 8 bytes of it are taken for each pair of samples.
+        the process may use. Unless `missing` is None, it has to have room for 8 bytes for each pair of
+        samples.
     device : str or Device, default "auto"
         The device, as of `multiply`.
     out_dtype : {"float32", "float64"}, optional
@@ -168,14 +170,25 @@ def planned(
     a, b = gram_operands(Operand(data.opened, table=tables(opened.dtype, missing)[0]), axis == 1)
     dtype = out_dtype or ("float32" if opened.shape[0] <= EXACT else "float64")
     request = Request(a, b, symmetric=True, writes=False, out_dtype=dtype, **options)
-    return _plan(request, *opened.shape, Observer(notice=notice))
+    return _plan(request, opened, missing, Observer(notice=notice))
 
 
-def _plan(request: Request, variants: int, samples: int, observer: Observer | None = None) -> Plan:
-    """What the last product would take. observer: is told of rates that are measured for it; without one they
-    are not."""
-    nothing = _Robust(variants, np.zeros(samples, np.int64))
-    return prepare(replace(request, finish=nothing).check(), observer=observer).plan
+def _plan(request: Request, opened: Opened, missing: float | None, observer: Observer | None = None) -> Plan:
+    """What the last product would take. Raises BudgetError, with a limit that does for all steps, where one
+    of them does not fit: unless `missing` is None, genotypes may be missing.
+
+    opened: variants × samples. observer: is told of rates that are measured; without one they are not. Where
+    the baseline is measured, it may be one step larger after the pass.
+    """
+    (variants, samples), refusals = opened.shape, Refusals()
+    held = 0 if missing is None else pair_bytes(samples) + STEP
+    finish = _Robust(variants, np.zeros(samples, np.int64), held=held)
+    with refusals.noted():
+        plan = prepare(replace(request, finish=finish).check(), observer=observer).plan
+    asked = Asked(missing, limit_of(request.memory_limit), request.device, request.verify)
+    check(opened, asked if missing is None else replace(asked, extra=STEP), refusals)
+    refusals.end()
+    return plan
 
 
 def _check(opened: Opened, out_dtype: Any) -> None:
@@ -202,7 +215,7 @@ def _kinship(
 ) -> Kinship:
     """request: of the last product, without tables. opened: variants × samples. axis: that of samples in the
     array."""
-    variants, samples = opened.shape
+    variants = opened.shape[0]
     limit, elsewhere = limit_of(request.memory_limit), current()
     asked = Asked(missing, limit, request.device, request.verify)
     pool = elsewhere and elsewhere.pool(
@@ -210,7 +223,9 @@ def _kinship(
     )
     a, b = gram_operands(Operand(request.a.array, table=tables(opened.dtype, missing)[0]), axis == 1)
     if not request.resume:
-        _plan(replace(request, a=a, b=b, memory_limit=limit), variants, samples)
+        # On a cluster, processes say themselves whether they can count.
+        _plan(replace(request, a=a, b=b, memory_limit=limit), opened, None if pool else missing)
+    growth = Growth()
     if elsewhere and pool:
         found = count_elsewhere(pool, partial(elsewhere.beside, request.memory_limit), opened, axis, asked)
     else:
@@ -218,7 +233,8 @@ def _kinship(
     gone, finish = int(found.lacking.sum()), _Robust(variants, found.hets)
     if found.lack_both is not None and found.product is not None:
         both = have_both_of(found.lack_both, variants, found.lacking)
-        held = elsewhere.beside(request.memory_limit, both.nbytes) if elsewhere else 0
+        there = 0 if elsewhere or not isinstance(request.device, str) else growth.of(both.nbytes)
+        held = elsewhere.beside(request.memory_limit, both.nbytes) if elsewhere else -there
         finish = _Robust(variants, found.hets, _combined(both, found.product), held)
     read = found.bytes_read
     del found
@@ -244,8 +260,9 @@ class _Robust:
 
     def __init__(self, variants: int, hets: Array, table: Array | None = None, held: int = 0):
         """variants: their number. hets: heterozygous variants of each sample, which are all that counts where
-        nothing is missing. table: as of `_combined`, where something is. held: bytes of another process that
-        count in the limit of each one that computes."""
+        nothing is missing. table: as of `_combined`, where something is. held: other bytes that count in
+        the limit, such as those of another process in that of each one that computes; negative where the
+        baseline has some of the table."""
         self._variants, self._hets, self._table = variants, hets, table
         self.nbytes = PARTS_BYTES + hets.nbytes + (0 if table is None else table.nbytes) + held
 

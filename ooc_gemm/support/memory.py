@@ -99,6 +99,18 @@ def baseline_bytes(usual: int) -> int:
     return max(usual, round_up(resident_bytes(), STEP))
 
 
+class Growth:
+    """How much the baseline of this process has grown since this was made. Buffers that have become resident
+    are in the baseline, and are not to be counted again."""
+
+    def __init__(self) -> None:
+        self._before = baseline_bytes(0)
+
+    def of(self, nbytes: int) -> int:
+        """Return how many of so many bytes of buffers are in the baseline."""
+        return min(nbytes, max(0, baseline_bytes(0) - self._before))
+
+
 def free_bytes() -> int:
     """Bytes that this process may still allocate: free memory, or what its control group has left."""
     return min([_available_bytes(), *(limit - used for limit, used in _cgroup_files())])

@@ -98,6 +98,28 @@ def test_the_limit_counts_the_pairs(tmp_path):
     assert paired.value.minimum_memory_limit >= least + 4 * 900 * 900
 
 
+@pytest.mark.parametrize("missing", [-1, None])
+def test_the_smallest_limit_that_is_named_does(tmp_path, monkeypatch, missing):
+    """Also for the product that is made where genotypes are missing; and the plan names the same one."""
+    monkeypatch.setattr("ooc_gemm.support.memory.resident_bytes", lambda: 100 << 20)
+    monkeypatch.setattr("ooc_gemm.run.stream.baseline_bytes", lambda least: 100 << 20)
+    values = alleles(40, 900, 5)
+    g = make(tmp_path / "g", values if missing else np.abs(values), chunks=(20, 300))
+    c = str(tmp_path / "c")
+    options = {"samples": None, "missing": missing, "out_dtype": None, "device": "cpu"}
+    with pytest.raises(ooc_gemm.BudgetError) as planned:
+        kinship.planned(g, **options, notice=print, memory_limit=1)
+    with pytest.raises(ooc_gemm.BudgetError) as found:
+        ooc_gemm.king(g, c, missing=missing, memory_limit=1, device="cpu")
+    least = found.value.minimum_memory_limit
+    assert planned.value.minimum_memory_limit == least
+    with pytest.raises(ooc_gemm.BudgetError):
+        kinship.planned(g, **options, notice=print, memory_limit=least - 1)
+    kinship.planned(g, **options, notice=print, memory_limit=least)
+    done = ooc_gemm.king(g, c, missing=missing, memory_limit=least, device="cpu")
+    assert (done.missing > 0) == (missing is not None)
+
+
 def test_a_run_is_continued_and_no_other_is(tmp_path, monkeypatch):
     g, c = make(tmp_path / "g", alleles(300, 90, 6), chunks=(64, 64)), str(tmp_path / "c")
     options = {"memory_limit": LIMIT, "chunks": (32, 32)}
