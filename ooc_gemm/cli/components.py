@@ -83,7 +83,7 @@ def pca(
     from ..statistics.components import pca as found_by
 
     if save_components:
-        check_rows(save_components, [x, out], given["force"])
+        check_rows(save_components, [x], given["force"], (out,))
     with on_cluster(scheduler, given), share_bar(progress) as report:
         found = found_by(x, scores=out, progress=report, notice=note, **given)
     if save_components:
@@ -126,7 +126,7 @@ def svd(
     from ..statistics.components import svd as found_by
 
     if save_vt:
-        check_rows(save_vt, [x, out], given["force"])
+        check_rows(save_vt, [x], given["force"], (out,))
     with on_cluster(scheduler, given), share_bar(progress) as report:
         found = found_by(x, u=out, progress=report, notice=note, **given)
     if save_vt:

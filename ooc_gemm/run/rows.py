@@ -8,8 +8,10 @@ import numpy as np
 from ..planning.problem import CHUNK_BYTES
 from ..planning.schedule import Part
 from ..storage.io.requests import CONNECTION_BYTES
+from ..storage.read.addresses import describe, same_place
 from ..storage.write import checks, layout, opening
 from ..support.buffers import page_aligned
+from ..support.errors import InputError
 from ..support.intervals import ceil_div
 from .stream import Array
 
@@ -85,6 +87,13 @@ def write_rows(out: Any, values: Array, force: bool) -> int:
     return writer.bytes_written
 
 
-def check_rows(out: Any, inputs: list[Any], force: bool) -> None:
-    """Raise InputError where no array can be written there; changes nothing."""
+def check_rows(out: Any, inputs: list[Any], force: bool, outputs: tuple[Any, ...] = ()) -> None:
+    """Raise InputError where no array can be written there; changes nothing. outputs: what else is
+    written."""
+    for other in outputs:
+        if same_place(out, other):
+            raise InputError(
+                f"{describe(out)} is, contains or lies inside the output {describe(other)}; choose another "
+                "place"
+            )
     checks.check_output(out, inputs, force, reads=False)

@@ -1,4 +1,4 @@
-"""Checks α and β, as users give them."""
+"""Checks numbers as users give them: α and β, counts, and real numbers."""
 
 import cmath
 import operator
@@ -31,3 +31,35 @@ def scalar(name: str, value: Any) -> Any:
                 raise InputError(f"{name} is {value}; it must be finite")
             return found
     raise InputError(f"{name} is {value!r}, which is not a number; give one such as 2, 0.5 or 1+2j")
+
+
+def whole(name: str, value: Any, least: int | None = None) -> int:
+    """Return an integer of any kind as a Python int. name: how messages call it. Raises InputError where it
+    is none, or less than `least`."""
+    said = "give an integer" if least is None else f"give an integer of {least} or more"
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        found = operator.index(value)
+    except TypeError as error:
+        raise InputError(f"{name} is {_shown(value)}; {said}") from error
+    if least is not None and found < least:
+        raise InputError(f"{name} is {found}; {said}")
+    return found
+
+
+def real(name: str, value: Any) -> float:
+    """Return a real number of any kind, which may be NaN, as a float. name: how messages call it. Raises
+    InputError where it is none."""
+    try:
+        if isinstance(value, str | bytes | bytearray) or np.ndim(value):
+            raise TypeError
+        return float(value.item() if isinstance(value, np.ndarray | np.generic) else value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{name} is {_shown(value)}; give a number, such as 1 or 0.5") from error
+
+
+def _shown(value: Any) -> str:
+    """Return what a message says of a value: an array by its shape."""
+    shape = getattr(value, "shape", ())
+    return f"an array of shape {shape}" if shape else repr(value)

@@ -8,6 +8,7 @@ import numpy as np
 from ..engine.reduction import Pairs, score_type
 from ..run.prepare import MOST_COLUMNS
 from ..run.request import Reduced
+from ..run.scalars import whole
 from ..storage.read.source import Opened
 from ..support.errors import InputError
 from .compared import Compared
@@ -30,6 +31,7 @@ class Asked(Compared):
         """graph: a graph is written, too. Raises InputError."""
         if metric not in get_args(Metric):
             raise InputError(f"{metric!r} is not a metric; choose one of {', '.join(get_args(Metric))}")
+        k = whole("k", k)
         super().__init__("topk", left, right, include_self)
         self.k, self.metric, self.graph = k, metric, graph
         there = self.n - self.others if self.depth else 0

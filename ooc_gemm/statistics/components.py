@@ -9,6 +9,7 @@ import numpy as np
 
 from ..planning.stream_plan import StreamPlan
 from ..run.observer import Observer
+from ..run.scalars import whole
 from ..run.stream import Array
 from ..storage.write.reopen import open_result
 from ..support.recording import recorded
@@ -119,7 +120,7 @@ def pca(
         A chunk could not be read or written.
     """
     begin = time.perf_counter()
-    limits = memory_limit, device_memory_limit
+    limits, seed = (memory_limit, device_memory_limit), whole("seed", seed, 0)
     run = Decomposition(x, components, iterations, limits, device, centred=True)
     run.check(scores, "scores", force, notice)
     left, values, right = run.carry_out(seed, scores, force, progress, scaled=False)
@@ -193,7 +194,7 @@ def svd(
         As `pca`.
     """
     begin = time.perf_counter()
-    limits = memory_limit, device_memory_limit
+    limits, seed = (memory_limit, device_memory_limit), whole("seed", seed, 0)
     run = Decomposition(x, components, iterations, limits, device, centred=False)
     run.check(u, "u", force, notice)
     left, values, right = run.carry_out(seed, u, force, progress, scaled=True)

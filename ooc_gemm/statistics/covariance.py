@@ -23,6 +23,7 @@ from ..run.prepare import prepare
 from ..run.request import Axis, Operand, Precision, Request, gram_operands
 from ..run.result import Result
 from ..run.retry import carry_out, result_of
+from ..run.scalars import whole
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..support.errors import InputError
 from ..support.trace import Trace
@@ -139,6 +140,8 @@ def cov(
     """
     if ddof is None:
         ddof = 0 if bias else 1
+    # NumPy takes 1.0, too.
+    ddof = whole("ddof", int(ddof) if isinstance(ddof, float) and float.is_integer(ddof) else ddof)
     weights = None if aweights is None else _weights(aweights)
     request = Request(
         Operand(x),

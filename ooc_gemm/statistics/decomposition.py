@@ -16,6 +16,7 @@ from ..run.observer import Observer
 from ..run.operands import open_operand
 from ..run.pool import Pool
 from ..run.rows import RowWriter, check_rows, memory, write_rows
+from ..run.scalars import whole
 from ..run.stream import Array, Needs, Pieces, Range
 from ..storage.format import conventions
 from ..storage.io.zarr_internals import refuse_event_loop
@@ -47,6 +48,7 @@ class Decomposition:
     ):
         """limits: of host memory and of device memory, as the user has given them. Raises InputError."""
         refuse_event_loop()
+        components, iterations = whole("components", components), whole("iterations", iterations)
         if iterations < 0:
             raise InputError(f"{iterations} iterations cannot be made; give 0 or more")
         self._x, self._wanted, self._iterations, self._centred = x, components, iterations, centred

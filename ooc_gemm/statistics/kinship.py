@@ -30,6 +30,7 @@ from ..run.observer import Observer
 from ..run.prepare import prepare
 from ..run.request import Operand, Request, gram_operands
 from ..run.retry import carry_out, result_of
+from ..run.scalars import real
 from ..storage.read.source import Opened
 from ..support.errors import InputError, Refusals
 from ..support.intervals import ranges
@@ -132,6 +133,7 @@ def king(
     data, axis = open_genotypes(g, samples)
     opened = data.opened.transpose() if axis == 0 else data.opened
     _check(opened, out_dtype)
+    missing = None if missing is None else real("missing", missing)
     request = Request(
         Operand(data.opened),
         Operand(data.opened),
@@ -167,6 +169,7 @@ def planned(
     data, axis = open_genotypes(g, samples)
     opened = data.opened.transpose() if axis == 0 else data.opened
     _check(opened, out_dtype)
+    missing = None if missing is None else real("missing", missing)
     a, b = gram_operands(Operand(data.opened, table=tables(opened.dtype, missing)[0]), axis == 1)
     dtype = out_dtype or ("float32" if opened.shape[0] <= EXACT else "float64")
     request = Request(a, b, symmetric=True, writes=False, out_dtype=dtype, **options)

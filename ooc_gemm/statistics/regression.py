@@ -15,6 +15,7 @@ from ..run.forecast import Asked, Load, forecast
 from ..run.observer import Observer
 from ..run.operands import open_operand
 from ..run.rows import check_rows, memory, write_rows
+from ..run.scalars import real
 from ..storage.format import conventions
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.read import addresses
@@ -127,7 +128,7 @@ def lstsq(
         made = OnePass(left, right, intercept, Room(limit_of(memory_limit), extra))
     sums = made.equations(progress)
     rounding = left.shape[0] * np.square(sums.mean * ROUNDING)
-    found, condition = _solved(sums.gram, sums.product, ridge, left.name, rounding)
+    found, condition = _solved(sums.gram, sums.product, ridge, (left.name, right.name), rounding)
     for one in (left, right):
         one.check_unchanged()
     written = 0 if out is None else write_rows(out, found, force)
@@ -184,7 +185,7 @@ def planned(
 
 def _check(left: Opened, right: Opened, ridge: float, intercept: bool) -> None:
     """Refuse arrays that make no equations. Raises InputError."""
-    if not (np.isfinite(ridge) and ridge >= 0):
+    if not (np.isfinite(real("ridge", ridge)) and ridge >= 0):
         raise InputError(f"ridge is {ridge}; it must be 0 or more")
     (m, n), (rows, targets) = left.shape, right.shape
     for one in (left, right):
@@ -201,15 +202,18 @@ def _check(left: Opened, right: Opened, ridge: float, intercept: bool) -> None:
         )
 
 
-def _solved(gram: Floats, product: Floats, ridge: float, name: str, rounding: Floats) -> tuple[Floats, float]:
-    """The coefficients, and the condition number of the scaled matrix. rounding: what squares of each column
-    sum up to where that is constant. Raises InputError."""
+def _solved(
+    gram: Floats, product: Floats, ridge: float, names: tuple[str, str], rounding: Floats
+) -> tuple[Floats, float]:
+    """The coefficients, and the condition number of the scaled matrix. names: of x and y. rounding: what
+    squares of each column sum up to where that is constant. Raises InputError."""
+    name = names[0]
     squares = gram.diagonal().copy()
     if not np.isfinite(squares).all():
         column = int(np.flatnonzero(~np.isfinite(squares))[0])
         raise InputError(f"{name}: column {column} holds NaN, or numbers that are too large; replace them")
     if not np.isfinite(product).all():
-        raise InputError("y holds NaN or infinite numbers; replace them")
+        raise InputError(f"{names[1]} holds NaN or infinite numbers; replace them")
     squares[squares <= rounding] = 0
     diagonal = squares + ridge
     if not diagonal.all():

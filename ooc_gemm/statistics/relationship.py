@@ -34,6 +34,7 @@ from ..run.prepare import prepare
 from ..run.request import Axis, Operand, Request, gram_operands
 from ..run.result import Result
 from ..run.retry import carry_out, result_of
+from ..run.scalars import real
 from ..storage.read.dataset import Dataset
 from ..storage.read.source import Opened
 from ..support.errors import BudgetError, InputError
@@ -217,13 +218,14 @@ def _asked(
     """Open the genotypes, and check what the matrix is to be. Raises InputError."""
     if method not in get_args(Method):
         raise InputError(f"{method!r} is not a method; choose one of {', '.join(get_args(Method))}")
+    missing, maf = None if missing is None else real("missing", missing), real("maf", maf)
     if not 0 <= maf <= 0.5:
         raise InputError(f"maf is {maf}; give a frequency from 0 to 0.5")
     impute = method == "vanraden" if meanimpute is None else meanimpute
     if method == "vanraden" and not impute:
         raise InputError("method='vanraden' takes the mean for missing genotypes; leave out meanimpute=False")
     data, axis = open_genotypes(g, samples)
-    return data, _Wanted(axis, None if missing is None else float(missing), method, impute, maf)
+    return data, _Wanted(axis, missing, method, impute, maf)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ..planning.plan import Plan
 from ..run.elsewhere import current, limit_of
 from ..run.executor import open_local
 from ..run.observer import Observer
+from ..run.scalars import real
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.write import rows as stored
 from ..support.errors import InputError
@@ -154,7 +155,7 @@ def threshold(
     started = time.perf_counter()
     if resume and out is None:
         raise InputError("only a result that is stored can be continued; leave out resume=True")
-    pairs = Pairs(a, b, metric, float(least), absolute, include_self, verify)
+    pairs = Pairs(a, b, metric, real("least", least), absolute, include_self, verify)
     place = None if out is None else stored.check(out, [a, pairs.right], force, resume)
     limits = device, memory_limit, device_memory_limit
     selection = _selection(pairs, out, place, limits, Observer(progress, notice))
@@ -216,7 +217,7 @@ def planned(
 ) -> Plan:
     """What `threshold` with an output and these arguments would do; nobody knows how much it would write.
     Reads nothing. Raises InputError and BudgetError."""
-    pairs = Pairs(a, b, metric, float(least), absolute, include_self, verify)
+    pairs = Pairs(a, b, metric, real("least", least), absolute, include_self, verify)
     observer = Observer()
     executor = open_local(device, memory_limit, observer.note)
     request = pairs.request(executor.hardware, device, memory_limit, device_memory_limit, None, writes=False)

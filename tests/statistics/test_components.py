@@ -350,6 +350,12 @@ def test_commands(tmp_path, monkeypatch):
     assert (done.code, "s exists; give --force" in done.err) == (2, True)
     done = ooc("pca", "a", "t", *options, "--save-components", "c")
     assert (done.code, "c exists; give --force" in done.err) == (2, True)
+    for command, option in (("pca", "--save-components"), ("svd", "--save-vt")):
+        for place in ("n", "n/m"):
+            done = ooc(command, "a", "n", *options, option, place)
+            assert (done.code, f"{place} is, contains or lies inside the output n;" in done.err) == (2, True)
+    done = ooc("pca", "a", "n", *options, "--seed", -1)
+    assert (done.code, "seed is -1; give an integer of 0 or more" in done.err) == (2, True)
     found = json.loads(ooc("svd", "a", "s", *options, "-f", "--json", "--save-vt", "v").out)
     u, s, vt, _ = exact(values, 3, centred=False)
     np.testing.assert_allclose(found["singular_values"], s, rtol=1e-9)

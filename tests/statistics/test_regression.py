@@ -147,6 +147,13 @@ def test_what_cannot_be(shapes, options, said):
         lstsq(np.ones((5, 2)), np.ones(5) * 1j, **LIMIT)
 
 
+def test_y_is_called_by_its_path(tmp_path):
+    x, y = problem(50, 4, 1, 9)
+    y[3] = np.nan
+    with pytest.raises(InputError, match=r"/y holds NaN or infinite numbers"):
+        lstsq(x, make(tmp_path / "y", y, chunks=(50, 1)), **LIMIT)
+
+
 def test_a_wide_array_with_a_ridge():
     x, y = problem(20, 50, 2, 10)
     x /= np.linalg.norm(x, axis=0)

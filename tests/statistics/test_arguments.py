@@ -1,0 +1,60 @@
+"""Arguments that are no numbers, or none of the kind that is needed, are refused with a sentence."""
+
+import numpy as np
+import pytest
+
+import ooc_gemm
+from ooc_gemm import InputError
+
+X = np.random.default_rng(1).standard_normal((30, 6)).astype("f4")
+G = np.random.default_rng(2).integers(-1, 3, (30, 6)).astype("i1")
+CPU = {"device": "cpu", "memory_limit": "1GiB"}
+COUNTS = [
+    ("k", lambda given: ooc_gemm.topk(X, k=given, **CPU)),
+    ("components", lambda given: ooc_gemm.pca(X, given, **CPU)),
+    ("components", lambda given: ooc_gemm.svd(X, given, **CPU)),
+    ("iterations", lambda given: ooc_gemm.pca(X, 2, iterations=given, **CPU)),
+    ("seed", lambda given: ooc_gemm.svd(X, 2, seed=given, **CPU)),
+    ("ddof", lambda given: ooc_gemm.cov(X, ddof=given, **CPU)),
+]
+NUMBERS = [
+    ("least", lambda given: ooc_gemm.threshold(X, least=given, **CPU)),
+    ("ridge", lambda given: ooc_gemm.lstsq(X, X[:, 0], ridge=given, memory_limit="1GiB")),
+    ("missing", lambda given: ooc_gemm.grm(G, missing=given, **CPU)),
+    ("missing", lambda given: ooc_gemm.king(G, missing=given, **CPU)),
+    ("maf", lambda given: ooc_gemm.grm(G, maf=given, **CPU)),
+]
+
+
+@pytest.mark.parametrize("given", [2.5, "2", "a", True, np.ones(2), 1j])
+@pytest.mark.parametrize(("name", "call"), COUNTS)
+def test_counts(name, call, given):
+    with pytest.raises(InputError, match=rf"^{name} is .*; give an integer"):
+        call(given)
+
+
+@pytest.mark.parametrize(("name", "call"), COUNTS)
+def test_integers_of_numpy_are_counts(name, call):
+    call(np.int64(2))
+    call(np.array(2, "u1"))
+
+
+@pytest.mark.parametrize("given", ["a", "1", np.ones(2), 1j, [1], object()])
+@pytest.mark.parametrize(("name", "call"), NUMBERS)
+def test_numbers(name, call, given):
+    with pytest.raises(InputError, match=rf"^{name} is .*; give a number"):
+        call(given)
+
+
+@pytest.mark.parametrize(("name", "call"), NUMBERS)
+def test_any_kind_of_number(name, call):
+    for given in (-1 if name == "missing" else 0.25, np.float32(0.25) if name != "missing" else np.int8(-1)):
+        call(given)
+
+
+def test_what_is_out_of_range():
+    with pytest.raises(InputError, match="seed is -1; give an integer of 0 or more"):
+        ooc_gemm.pca(X, 2, seed=-1, **CPU)
+    with pytest.raises(InputError, match="least is None; give a number"):
+        ooc_gemm.threshold(X, least=None, **CPU)
+    np.testing.assert_array_equal(ooc_gemm.cov(X, ddof=1.0, **CPU).array, ooc_gemm.cov(X, **CPU).array)
