@@ -13,7 +13,7 @@ import numpy as np
 from ..planning.plan import Plan
 from ..run.executor import Executor, Local
 from ..run.observer import Observer
-from ..run.prepare import prepare
+from ..run.prepare import Job, prepare
 from ..run.request import Request
 from ..storage.read.source import Opened
 from ..storage.write import rows as stored
@@ -29,7 +29,7 @@ from .nearest import Nearest
 from .recheck import Recheck
 from .reducing import Blocks, fail, run_reduced
 from .rescore import PANEL_BYTES, Array, Range, Rows
-from .rounding import Rounding
+from .rounding import MOST_UNSURE, Rounding
 from .scored import SHARE, OnDevice
 
 PANEL_SHARE = 8
@@ -63,7 +63,17 @@ class Ranking:
         """request: of the product. executor: what computes it; None for what computes elsewhere. verify: some
         rows of the result are checked. Raises InputError and BudgetError."""
         self._asked, self._executor, self._observer = asked, executor, observer
-        self.trace, self.rows_close, self.rows_resumed = Trace(), 0, 0
+        self.trace, self.rows_resumed = Trace(), 0
+        self._close: dict[int, int] = {}
+        """Rows, by chunks of them, whose last neighbour may be another one …"""
+        self._unsure: dict[int, int] = {}
+        """… and of these the ones of which more digits might tell."""
+        self._beyond: dict[int, int] = {}
+        """Values, by their first rows, that the type of the result does not hold."""
+        self._finer: Job | None = None
+        """The product in float64, where it is made in float32 …"""
+        self._again: set[int] = set()
+        """… and the chunks of rows for which it is needed."""
         self._request = request.check()
         self.job = prepare(self._request, executor=executor)
         a, b = self.job.sources["a"], self.job.sources["b"].transpose()
@@ -118,6 +128,11 @@ class Ranking:
         self._exact.close()
 
     @property
+    def rows_close(self) -> int:
+        """Rows whose last neighbour may be another one."""
+        return sum(self._close.values())
+
+    @property
     def verified(self) -> bool | None:
         """True if rows of the result were checked, which raises an error where they are wrong."""
         return True if self._recheck else None
@@ -136,11 +151,18 @@ class Ranking:
             self.close()
             fail(error, self.job.executor)
         self.trace.add("read", start, nbytes=moved)
-        if self._rounding.too_coarse(spread):
+        self._known = Rounding.of(self._asked.metric, self._asked.depth, self._squares)
+        lengths = np.sqrt(self._squares[self._squares > 0]) if self._asked.same else np.empty(0)
+        if self._rounding.too_coarse(spread, lengths):
             self._observer.note(
-                "float32 has too few digits to tell these rows apart; products are made in float64"
+                "float32 has too few digits to tell these rows apart, or no numbers as large or as small as "
+                "their products; these are made in float64"
             )
-            self._plan_again(replace(self._request, out_dtype="float64"))
+            self._plan_again(self._in_float64)
+
+    @property
+    def _in_float64(self) -> Request:
+        return replace(self._request, out_dtype="float64")
 
     def _norms(self) -> tuple[Array, float, int]:
         """(squared norm of each row of B, `spread` of these rows, bytes read)."""
@@ -190,16 +212,21 @@ class Ranking:
             np.concatenate([read(key, row) for row in self._recheck.rows.tolist()])
             for key in ("indices", "values")
         )
-        self._recheck.carry_out(name, indices, values, self._rounding.of_scores)
+        fine = np.isin(self._recheck.rows // self._asked.chunk_rows, list(self._again))
+        self._recheck.carry_out(name, indices, values, lambda lengths: self._of_scores(lengths, fine))
         moved = self._host.a.bytes_read + self._host.b.bytes_read - before
         self.trace.add("read", start, nbytes=moved)
+
+    def _of_scores(self, lengths: Array, fine: Array) -> Array:
+        """The rounding of scores. lengths: of rows of A. fine: which of them were compared in float64 after
+        all."""
+        coarse = replace(self._rounding, single=self._rounding.single or self._finer is not None)
+        return np.where(fine, self._rounding.of_scores(lengths), coarse.of_scores(lengths))
 
     @property
     def _rounding(self) -> Rounding:
         """Of the products that are computed. Norms of rows are known."""
-        largest = float(self._squares.max(where=np.isfinite(self._squares), initial=0.0))
-        single = self.job.operation.arithmetic.block == np.float32
-        return Rounding(self._asked.metric, self._asked.depth, largest, single)
+        return replace(self._known, single=self.job.operation.arithmetic.block == np.float32)
 
     def _check_unchanged(self) -> None:
         for source in self.job.sources.values():
@@ -233,7 +260,37 @@ class Ranking:
         return band * self.plan.bm, min((band + 1) * self.plan.bm, self._asked.m)
 
     def _execute(self, sink: InMemory | stored.RowArrays, done: set[int]) -> None:
-        """Compute what is not done yet."""
+        """Compute what is not done yet, in float64 after all where float32 turns out to tell too little."""
+        if self._rounding.single:
+            with suppress(BudgetError):
+                self._finer = prepare(self._in_float64, executor=self._executor)
+        self._search(sink, done)
+        if self._again and self._finer:
+            self._observer.note(
+                f"the neighbours of {self._asked.rows_of(self._again)} rows are sought again, in float64, "
+                "because float32 does not tell which they are for all of these rows"
+            )
+            before, resumed = self.plan, self.rows_resumed
+            self.job = self._finer
+            self._search(sink, self._asked.all_chunks - self._again)
+            more = self.plan.bytes_read - self._norms_cost - (self._recheck.cost() if self._recheck else 0)
+            self.plan = replace(
+                self.plan, bytes_read=before.bytes_read + more, bytes_written=before.bytes_written
+            )
+            self.rows_resumed = resumed
+        if unsure := sum(self._unsure.values()):
+            self._observer.note(
+                f"the last neighbours of {unsure} rows may be others, whose scores differ from theirs by no "
+                "more than rounding"
+            )
+        if beyond := sum(self._beyond.values()):
+            self._observer.warn(
+                f"{beyond} values are too large for {self._asked.values}, and infinite in the result; the "
+                "neighbours are right"
+            )
+
+    def _search(self, sink: InMemory | stored.RowArrays, done: set[int]) -> None:
+        """Compute what is not done yet, in one type."""
         executor = self._executor
         assert isinstance(executor, Local), "this process computes"
         self._leave_out(done)
@@ -260,20 +317,44 @@ class Ranking:
     ) -> int:
         """Write the best of some rows, which are whole chunks of rows; bytes written."""
         asked, columns, scores = self._asked, found.columns, found.scores
-        if asked.spared:
-            self.rows_close += self._rounding.close(found.about, scores[:, -1], found.lengths)
+        done = done | self._check(rows, found, done)
         none = np.isneginf(scores)
         columns[none], scores[none] = -1, np.nan
         if asked.metric == "cosine":
             np.clip(scores, -1, 1, out=scores)
         elif asked.metric == "sqeuclidean":
             np.negative(scores, out=scores)
-        values, written = scores.astype(asked.values), 0
+        with np.errstate(over="ignore"):
+            values, written = scores.astype(asked.values), 0
         for first in range(rows[0], rows[1], asked.chunk_rows):
             if first // asked.chunk_rows not in done:
                 some = slice(first - rows[0], first - rows[0] + asked.chunk_rows)
+                beyond = np.isinf(values[some]) & np.isfinite(scores[some])
+                self._beyond[first] = int(np.count_nonzero(beyond))
                 written += sink.write(first, {"indices": columns[some], "values": values[some]})
         return written
+
+    def _check(self, rows: Range, found: Candidates, done: set[int]) -> set[int]:
+        """Count rows whose last neighbour may be another one. Returns the chunks of rows that have to be
+        compared in float64. done: chunks that are there."""
+        asked, rounding, last = self._asked, self._rounding, found.scores[:, -1]
+        fits = rounding.fit(found.lengths)
+        close, unsure = (
+            asked.spared & rounding.close(about, last, found.lengths) | ~fits
+            for about in (found.about, found.untied)
+        )
+        again = set()
+        for first in range(rows[0], rows[1], asked.chunk_rows):
+            if (number := first // asked.chunk_rows) in done:
+                continue
+            some = slice(first - rows[0], first - rows[0] + asked.chunk_rows)
+            self._close[number] = int(np.count_nonzero(close[some]))
+            self._unsure[number] = int(np.count_nonzero(unsure[some]))
+            coarse = unsure[some].mean() > MOST_UNSURE or not fits[some].all()
+            if rounding.single and self._finer and coarse:
+                again.add(number)
+        self._again |= again
+        return again
 
     def _write_graph(self, sink: stored.RowArrays) -> None:
         """Write the graph of neighbours, which are all there."""

@@ -68,7 +68,8 @@ def search(here: Here, shared: Search, unit: Unit) -> Candidates:
     here.peak_device_bytes = executor.peak_device_bytes()
     (best,) = found
     if unit.cols[1] - unit.cols[0] <= asked.keep:  # all of these rows of B are candidates
-        best = replace(best, about=np.full_like(best.about, -np.inf))
+        none = np.full_like(best.about, -np.inf)
+        best = replace(best, about=none, untied=none)
     return best
 
 
@@ -142,7 +143,7 @@ class RankingElsewhere(Ranking):
             cost += exact.cost(self._rows(unit.band))
         return cost
 
-    def _execute(self, sink: InMemory | RowArrays, done: set[int]) -> None:
+    def _search(self, sink: InMemory | RowArrays, done: set[int]) -> None:
         """Deals blocks to processes, and merges what they find."""
         self._leave_out(done)
         parts = units(self.plan, self._pool.count)

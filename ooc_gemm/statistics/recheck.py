@@ -93,7 +93,8 @@ class Recheck(Sampled):
             size = 1.0 if self._metric == "cosine" else (lengths * longest)[:, None]
             size = size + np.square(longest) + np.square(lengths)[:, None] if sign < 0 else size
             sums = 16 * np.sqrt(left.shape[1]) * float(np.finfo(np.float64).eps) * size
-            bound = sums + 4 * float(np.finfo(values.dtype).eps) * np.abs(wide)
+            stored = np.finfo(values.dtype)
+            bound = sums + 4 * float(stored.eps) * np.abs(wide) + float(stored.smallest_subnormal)
             wrong = (there & np.isfinite(wide) & ~(np.abs(wide - exact) <= bound)).any(axis=1)
             last = np.where(there.all(axis=1), exact.min(axis=1), -np.inf)
             wrong |= best > last + rounding(lengths)

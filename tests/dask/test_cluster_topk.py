@@ -172,6 +172,20 @@ def test_rows_whose_last_neighbour_is_in_doubt_are_counted(tmp_path, client, dea
     np.testing.assert_allclose(found.values[0], 1, rtol=1e-6)
 
 
+def test_rows_of_clusters_are_compared_again_in_float64(tmp_path, client, dealt):
+    random = np.random.default_rng(6)
+    x = np.repeat(1e4 * random.standard_normal((5, 4)), 80, axis=0) + random.standard_normal((400, 4))
+    x = make(tmp_path / "x", x.astype("f4"), chunks=(64, 4))
+    said = []
+    want = ooc_gemm.topk(x, k=3, metric="sqeuclidean", **LIMITS)
+    with on(client):
+        found = ooc_gemm.topk(x, out=tmp_path / "out", k=3, metric="sqeuclidean", notice=said.append)
+    same(found, want)
+    as_predicted(found)
+    assert found.rows_close == 0
+    assert "float64" in " ".join(said)
+
+
 def test_rows_that_hardly_differ_are_multiplied_in_float64(tmp_path, client, dealt):
     a = make(tmp_path / "a", 1e4 + normal(300, 30), chunks=(64, 30))
     said = []

@@ -1,0 +1,154 @@
+"""Neighbours and pairs of rows for which float32 has too few digits, or no numbers that large or small."""
+
+import cupy_on_cpu
+import numpy as np
+import pytest
+from conftest import make
+
+import ooc_gemm
+from ooc_gemm.devices.cuda.device import CUDA
+from ooc_gemm.statistics import compared, ranking
+from ooc_gemm.storage.write import rows as stored
+
+METRICS = ["cosine", "dot", "sqeuclidean"]
+
+
+def clusters(apart=1e4, count=10, size=60, depth=3):
+    """Rows around some points that are far from each other, on both sides of the origin."""
+    random = np.random.default_rng(0)
+    centres = random.standard_normal((count, depth))
+    centres *= apart / np.linalg.norm(centres, axis=1)[:, None]
+    rows = np.repeat(centres, size, axis=0) + random.standard_normal((count * size, depth))
+    return random.permutation(rows).astype("f4")
+
+
+def exact(a, b, k, metric, others=False):
+    """Indices by all scores in float64, of rows that are near 1 as a whole."""
+    a, b = a.astype("f8"), b.astype("f8")
+    if metric == "sqeuclidean":
+        scores = -np.square(a[:, None] - b).sum(axis=2)
+    elif metric == "dot":
+        scores = a @ b.T
+    else:
+        a, b = (x / np.abs(x).max(axis=1, keepdims=True) for x in (a, b))
+        scores = a @ b.T / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)
+    if others:
+        np.fill_diagonal(scores, -np.inf)
+    return np.argsort(-scores, axis=1, kind="stable")[:, :k]
+
+
+@pytest.mark.parametrize("metric", ["cosine", "sqeuclidean"])
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_rows_of_clusters_far_from_the_origin_find_their_neighbours(metric, device, monkeypatch):
+    if device == "gpu":
+        cupy_on_cpu.install(monkeypatch, "90")
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 64)
+    x, said = clusters(), []
+    if metric == "cosine":  # rows of a cluster in other directions
+        x = clusters(1e4, 2, 300, 6)
+    found = ooc_gemm.topk(
+        x, k=3, metric=metric, device=CUDA() if device == "gpu" else device, verify=True, notice=said.append
+    )
+    np.testing.assert_array_equal(found.indices, exact(x, x, 3, metric, others=True))
+    assert found.rows_close == 0
+    assert found.bytes_read == found.plan.bytes_read
+    assert sum("float64" in text for text in said) == 1
+
+
+def test_only_rows_that_need_it_are_compared_again(tmp_path, monkeypatch):
+    """And a run that was interrupted continues to the same result."""
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 100)
+    random = np.random.default_rng(1)
+    near = random.standard_normal((300, 3)).astype("f4")
+    a, b = np.concatenate([near, clusters(1e4)[:200]]), np.concatenate([near, clusters(1e4)])
+    at, bt = make(tmp_path / "a", a), make(tmp_path / "b", b)
+    options = {"k": 3, "metric": "sqeuclidean", "device": "cpu"}
+    said = []
+    whole = ooc_gemm.topk(at, bt, tmp_path / "whole", **options, notice=said.append)
+    np.testing.assert_array_equal(whole.indices[...], exact(a, b, 3, "sqeuclidean"))
+    assert whole.bytes_read == whole.plan.bytes_read
+    assert whole.bytes_written == whole.plan.bytes_written == 500 * 3 * 12
+    assert any("200 rows" in text for text in said)
+    for count in (1, 3, 4):
+        out = tmp_path / f"{count}"
+        write, left = stored.RowArrays.write, iter(range(count))
+
+        def limited(self, *args, write=write, left=left):
+            if next(left, None) is None:
+                raise ooc_gemm.StoreError("the plug is pulled")
+            return write(self, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stored.RowArrays, "write", limited)
+            with pytest.raises(ooc_gemm.StoreError, match="plug"):
+                ooc_gemm.topk(at, bt, out, **options)
+        found = ooc_gemm.topk(at, bt, out, resume=True, **options)
+        assert found.rows_resumed == 100 * count
+        assert found.bytes_read == found.plan.bytes_read
+        assert found.bytes_written == found.plan.bytes_written
+        for name in ("indices", "values"):
+            np.testing.assert_array_equal(getattr(found, name)[...], getattr(whole, name)[...])
+
+
+def test_rows_in_doubt_are_told_where_memory_has_no_room_for_float64(monkeypatch):
+    x, said, prepare = clusters(), [], ranking.prepare
+
+    def small(request, **options):
+        if request.out_dtype is not None:
+            raise ooc_gemm.BudgetError("no room")
+        return prepare(request, **options)
+
+    monkeypatch.setattr(ranking, "prepare", small)
+    found = ooc_gemm.topk(x, k=3, metric="sqeuclidean", device="cpu", notice=said.append, verify=True)
+    assert found.rows_close > 500
+    assert said == [
+        f"the last neighbours of {found.rows_close} rows may be others, whose scores differ from theirs by "
+        "no more than rounding"
+    ]
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_equal_scores_are_not_compared_again(metric):
+    random = np.random.default_rng(2)
+    for x in (
+        np.repeat(random.standard_normal((10, 8)), 40, axis=0).astype("f4"),
+        random.integers(0, 3, (400, 4)).astype("f4"),
+        random.integers(-2, 3, (400, 6)).astype("i1"),
+    ):
+        said = []
+        found = ooc_gemm.topk(x, k=5, metric=metric, device="cpu", notice=said.append, verify=True)
+        assert found.rows_close or len(np.unique(x, axis=0)) > 10
+        assert "float64" not in " ".join(said)
+
+
+def wide(size, seed, rows=50, depth=17):
+    """Rows of float32 whose elements are about so large."""
+    values = np.random.default_rng(seed).standard_normal((rows, depth))
+    with np.errstate(over="ignore"):
+        return (values * size).astype("f4")
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "metrics"),
+    [
+        (1e30, 1e10, METRICS),
+        (1e-20, np.logspace(-30, 10, 333)[:, None], ["cosine", "dot"]),
+        (1, np.logspace(-43, 30, 333)[:, None], ["cosine"]),
+        (1e-40, 1, ["cosine", "dot"]),
+        (1e-30, 1e-12, METRICS),
+        (1e37, 1, ["cosine", "dot"]),
+        (1, 1e20, METRICS),
+    ],
+)
+def test_products_that_float32_cannot_hold(left, right, metrics):
+    a, b = wide(left, 3), wide(right, 4, 333)
+    for metric in metrics:
+        said = []
+        found = ooc_gemm.topk(a, b, k=5, metric=metric, device="cpu", verify=True, notice=said.append)
+        assert np.isinf(found.values).any() == any("too large for float32" in text for text in said)
+        want = exact(a, b, 5, metric)
+        if metric == "sqeuclidean" and left == 1e30:  # distances are equal in float64
+            want = np.argsort(-(a.astype("f8") @ b.T.astype("f8")), axis=1)[:, :11]
+            assert all(set(some) <= set(row) for some, row in zip(found.indices, want, strict=True))
+            continue
+        np.testing.assert_array_equal(found.indices, want)
