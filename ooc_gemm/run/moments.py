@@ -65,23 +65,28 @@ class Moments:
         self.count[here] += m
 
 
-def of_columns(values: Array, missing: float | None = None, weights: Floats | None = None) -> Moments:
+def of_columns(
+    values: Array, missing: float | None = None, weights: Floats | None = None, times: float = 1
+) -> Moments:
     """Moments of the columns of an array in memory.
 
     values: real numbers, rows × columns. missing: the number that stands for a missing value, or NaN where
-    NaN does. weights: a number for each row, none of them negative.
+    NaN does. weights: a number for each row, none of them negative. times: without both, elements are
+    multiplied with this power of two before.
     """
     rows, cols = values.shape
     if not rows:
         return Moments.none(cols, weights is not None)
     step = max(1, STRIP_ELEMENTS // max(1, cols))
     with np.errstate(all="ignore"):
-        count, pivot = _begin(values[:step], missing)
+        count, pivot = _begin(values[:step] if times == 1 else values[:step] * times, missing)
         if weights is not None:
             return _weighted(values, missing, weights, pivot, step)
         sums, squares = np.zeros(cols), np.zeros(cols)
         for start in range(0, rows, step):
             strip = values[start : start + step]
+            if times != 1:
+                strip = strip * times
             apart = np.subtract(strip, pivot, dtype=np.float64)
             count += len(strip)
             gone = missing_of(strip, missing)
@@ -134,11 +139,13 @@ def column_moments(
     progress: Progress | None = None,
     weights: Floats | None = None,
     threads: int = 0,
+    times: float = 1,
 ) -> tuple[Moments, int]:
     """Moments of the columns of op(X), and the bytes read; of its rows with `opened.transpose()`.
 
     opened: a real matrix. limit: the memory limit of the process, in bytes. missing: as of `of_columns`.
-    progress: called with the fraction that is done. weights: as of `of_columns`. threads: as of `Needs`.
+    progress: called with the fraction that is done. weights, times: as of `of_columns`. threads: as of
+    `Needs`.
 
     Raises BudgetError before anything is read, StoreError where a chunk cannot be.
     """
@@ -152,7 +159,8 @@ def column_moments(
     )
 
     def work(values: Array, rows: Range, cols: Range) -> tuple[int, Moments]:
-        return cols[0], of_columns(values, missing, None if weights is None else weights[slice(*rows)])
+        some = None if weights is None else weights[slice(*rows)]
+        return cols[0], of_columns(values, missing, some, times)
 
     pieces.each(work, lambda part: found.include(*part), progress)
     return found, pieces.bytes_read

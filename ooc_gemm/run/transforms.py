@@ -31,6 +31,12 @@ def real_type(stored: np.dtype[Any]) -> np.dtype[Any]:
     return np.result_type(stored, np.float32)
 
 
+def fit(factors: Array, panel: np.dtype[Any]) -> bool:
+    """Whether all factors that are finite and not 0 keep their digits in the type of a panel."""
+    real, least = np.abs(factors), np.finfo(panel).smallest_normal
+    return not (np.isfinite(real) & (real > 0) & ((real > np.finfo(panel).max) | (real < least))).any()
+
+
 @dataclass(frozen=True, eq=False)
 class Wanted:
     """A transform that is asked for, of an operand that is open."""
@@ -119,8 +125,15 @@ class Wanted:
         return found
 
     def transform(self, panel: np.dtype[Any]) -> Transform:
-        """The transform, with vectors in the panels' type."""
+        """The transform, with vectors in the panels' type. Raises InputError where that holds no such
+        factors."""
         shift, scale = self._vector("shift"), self._vector("scale")
+        for factors in scale.values():
+            if not fit(factors, panel):
+                raise InputError(
+                    f"the scale of {self.opened.name} is too small or too large for {panel.name}; give "
+                    'out_dtype="float64"'
+                )
         weights = self._weights
         if weights is not None:
             side = "cols" if self.k_cols else "rows"

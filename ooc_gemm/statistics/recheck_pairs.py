@@ -12,7 +12,9 @@ from .recheck import Sampled
 from .rescore import STRIP_BYTES, Array
 
 PLAIN = 1e-30, 1e30
-"""Rows whose norms are not between these, and not 0, are not compared where products are made in float32."""
+"""Rows whose norms are not between these, and not 0, are not compared where products are made in float32 …"""
+WIDE = 1e-140, 1e150
+"""… and those whose norms are not between these where they are made in float64."""
 EPS = float(np.finfo(np.float64).eps)
 
 
@@ -147,7 +149,11 @@ class RecheckPairs(Sampled):
         else:
             scores = sums / np.where(lengths == 0, 1, lengths)
             bound = exact + rounding + beside
-        if reach.error > EPS:
-            plain = [(norm == 0) | ((norm > PLAIN[0]) & (norm < PLAIN[1])) for norm in (a, b)]
-            bound = np.where(np.outer(*plain) & (lengths < PLAIN[1]), bound, np.inf)
+        if reach.error:
+            least, most = PLAIN if reach.error > EPS else WIDE
+            plain = [
+                ((norm == 0) & (one.sums == 0)) | ((norm > least) & (norm < most))
+                for norm, one in ((a, left), (b, right))
+            ]
+            bound = np.where(np.outer(*plain) & (lengths < most), bound, np.inf)
         return scores, bound

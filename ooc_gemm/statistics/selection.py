@@ -16,7 +16,7 @@ from ..run.moments import Moments, column_moments
 from ..run.observer import Observer
 from ..run.prepare import prepare
 from ..run.request import Operand, Reduced, Request
-from ..run.transforms import found_of
+from ..run.transforms import fit, found_of
 from ..storage.read.source import Opened
 from ..storage.write import rows as stored
 from ..storage.write.row_files import RowFiles
@@ -37,6 +37,11 @@ Score = Literal["cosine", "correlation", "dot"]
 SHARE = 8
 """An eighth of the memory limit is for elements that are found, where they stay in memory; it is taken three
 times while they are put together."""
+
+TIMES = 2.0**600
+"""Rows are multiplied with this to find their lengths, where their squares are less than …"""
+SMALL = 1e-280
+"""… this, and divided by it where these are not finite."""
 
 
 class Pairs(Compared):
@@ -193,14 +198,38 @@ class Selection:
         self.bytes_passed += more
         if pairs.metric == "correlation":
             self._pivots = a[0], b[0]
-        self.job = prepare(pairs.scaled(self._request, a, b), executor=self._executor)
+        request = pairs.scaled(self._request, a, b)
+        with np.errstate(all="ignore"):
+            fits = all(fit(1 / by, self.job.operation.arithmetic.panel) for _, by in (a, b))
+        if not fits:
+            self._observer.note(
+                "elements of some rows are too large or too small for float32; products are made in float64"
+            )
+            request = replace(request, out_dtype="float64")
+        self.job = prepare(request, executor=self._executor)
         self.plan = self.job.plan
 
     def _lines(self, name: Literal["a", "b"]) -> tuple[Lines, int]:
-        """What happens to the rows of an array, and the bytes read by the pass that finds it."""
+        """What happens to the rows of an array, and the bytes read by the passes that find it: one, and more
+        where squares of elements are too large or too small for float64."""
+        found, read = self._moments(name, 1)
+        mean, by = self._pairs.lines(found)
+        with np.errstate(all="ignore"):
+            squares = found.squares + found.count * np.square(found.mean)
+        large = ~np.isfinite(squares) & np.isfinite(found.mean)
+        small = (squares < SMALL) & ((squares > 0) | (found.mean != 0))
+        for times, some in ((1 / TIMES, large), (TIMES, small)):
+            if some.any():
+                again, more = self._moments(name, times)
+                by[some] = self._pairs.lines(again)[1][some] / times
+                read += more
+        return (mean, by), read
+
+    def _moments(self, name: Literal["a", "b"], times: float) -> tuple[Moments, int]:
+        """Moments of the rows of an array, whose elements are multiplied with a number, and the bytes
+        read."""
         opened: Opened = getattr(self._pairs, name)
-        found, read = column_moments(opened.transpose(), int(self._request.memory_limit or 0))
-        return self._pairs.lines(found), read
+        return column_moments(opened.transpose(), int(self._request.memory_limit or 0), times=times)
 
     def peaks(self) -> int:
         """The largest resident set of a process that took part, in bytes."""

@@ -28,7 +28,7 @@ from .above import Above, room
 from .compared import Compared
 from .reducing import Blocks, run_reduced
 from .rescore import Range
-from .selection import InMemory, Kept, Lines, Pairs, Selection
+from .selection import InMemory, Kept, Pairs, Selection
 from .units import Gathering, Unit, cell_bytes, deal, plan_of, units
 
 _Folders = list[tuple[Range, str]]
@@ -68,11 +68,12 @@ def select(here: Here, shared: Search, unit: Unit) -> str:
     return str(folder)
 
 
-def moments_of(here: Here, name: str, rows: Range) -> Moments:
-    """The moments of some rows of an input."""
+def moments_of(here: Here, shared: tuple[str, float], rows: Range) -> Moments:
+    """The moments of some rows of an input. shared: its name, and what elements are multiplied with."""
+    name, times = shared
     opened = here.inputs[name]
     some = opened.window(rows, (0, opened.shape[1])).transpose()
-    found, read = column_moments(some, here.memory_limit, threads=here.threads)
+    found, read = column_moments(some, here.memory_limit, threads=here.threads, times=times)
     here.trace.bytes["read"] += read
     return found
 
@@ -102,7 +103,7 @@ class SelectionElsewhere(Selection):
         """Closes the pool."""
         self._pool.close()
 
-    def _lines(self, name: Literal["a", "b"]) -> tuple[Lines, int]:
+    def _moments(self, name: Literal["a", "b"], times: float) -> tuple[Moments, int]:
         """Has each process look at ranges of rows."""
         opened: Opened = getattr(self._pairs, name)
         found, parts = Moments.none(opened.shape[0]), parts_of(opened, RANGES * self._pool.count)
@@ -111,10 +112,10 @@ class SelectionElsewhere(Selection):
             found.include(parts[number][0], some)
 
         before = self.trace.bytes["read"]
-        self._pool.each(moments_of, name, parts, InOrder(add), lambda done: None)
+        self._pool.each(moments_of, (name, times), parts, InOrder(add), lambda done: None)
         read = self.trace.bytes["read"] - before
         self.trace.bytes["read"] -= read  # it counts apart
-        return self._pairs.lines(found), read
+        return found, read
 
     def _make(self, sink: InMemory | SparseRows, folder: Path | None, done: set[int]) -> None:
         """Deals blocks to processes, and takes their files."""

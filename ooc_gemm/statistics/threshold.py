@@ -93,8 +93,8 @@ def threshold(
 
     All m×n scores are computed as a product, but only those that reach the value are kept; C is never
     stored, nor held beyond a block. Scores are computed, and compared, in float32, or in float64 where
-    float32 does not hold the type of an array; dot products of integers exactly. A score that is NaN reaches
-    no value.
+    float32 does not hold the type of an array, or the numbers by which its rows are divided; dot products of
+    integers exactly. A score that is NaN reaches no value.
 
     Parameters
     ----------

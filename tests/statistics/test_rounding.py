@@ -152,3 +152,49 @@ def test_products_that_float32_cannot_hold(left, right, metrics):
             assert all(set(some) <= set(row) for some, row in zip(found.indices, want, strict=True))
             continue
         np.testing.assert_array_equal(found.indices, want)
+
+
+def reached(a, b, least, centred):
+    """Where cosines, or correlations, reach a value."""
+    a, b = (x.astype("f8") / np.abs(x.astype("f8")).max(axis=1, keepdims=True) for x in (a, b))
+    if centred:
+        a, b = (x - x.mean(axis=1, keepdims=True) for x in (a, b))
+    return a @ b.T / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1) >= least
+
+
+@pytest.mark.parametrize("metric", ["cosine", "correlation"])
+@pytest.mark.parametrize(
+    ("left", "right", "dtype"),
+    [
+        (1e-40, 1, "f4"),
+        (1e-20, np.logspace(-40, 10, 333)[:, None], "f4"),
+        (1e38, 1e30, "f4"),
+        (1e200, 1, "f8"),
+        (1, 1e-200, "f8"),
+        (1e-170, np.logspace(-300, 300, 333)[:, None], "f8"),
+    ],
+)
+def test_pairs_of_rows_that_are_large_or_small(metric, left, right, dtype):
+    random = np.random.default_rng(5)
+    a, b = random.uniform(-2, 2, (50, 17)) * left, random.uniform(-2, 2, (333, 17)) * right
+    a, b = a.astype(dtype), b.astype(dtype)
+    a[3] = b[7] = 0
+    with np.errstate(all="ignore"):
+        want = reached(a, b, 0.3, metric == "correlation")
+    found = ooc_gemm.threshold(a, b, least=0.3, metric=metric, device="cpu", verify=True)
+    assert found.bytes_read == found.plan.bytes_read
+    there = np.zeros(want.shape, bool)
+    there[np.repeat(np.arange(50), np.diff(found.indptr)), found.indices] = True
+    np.testing.assert_array_equal(there, want)
+
+
+def test_a_scale_that_float32_does_not_hold_is_refused():
+    x = np.random.default_rng(6).standard_normal((4, 30)) * 1e-39
+    x = x.astype("f4")
+    with pytest.raises(ooc_gemm.InputError, match=r"out_dtype=.float64."):
+        ooc_gemm.corrcoef(x, device="cpu")
+    found = ooc_gemm.corrcoef(x, device="cpu", out_dtype="float64")
+    np.testing.assert_allclose(found.array, np.corrcoef(x.astype("f8") * 1e39), rtol=1e-6)
+    for by in (1e-41, 1e40):
+        with pytest.raises(ooc_gemm.InputError, match=r"out_dtype=.float64."):
+            ooc_gemm.multiply(ooc_gemm.Operand(x, scale=("rows", np.full(4, by))), x.T.copy(), device="cpu")
