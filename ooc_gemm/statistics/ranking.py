@@ -70,6 +70,8 @@ class Ranking:
         """… and of these the ones of which more digits might tell."""
         self._beyond: dict[int, int] = {}
         """Values, by their first rows, that the type of the result does not hold."""
+        self._extreme: dict[int, int] = {}
+        """Rows of A, by chunks of them, whose squares are beyond float64."""
         self._finer: Job | None = None
         """The product in float64, where it is made in float32 …"""
         self._again: set[int] = set()
@@ -146,11 +148,12 @@ class Ranking:
         """Read B once, for the norms of its rows, and decide in which type products are computed."""
         start = time.perf_counter()
         try:
-            self._squares, spread, moved = self._norms()
+            self._squares, spread, extreme, moved = self._norms()
         except Exception as error:
             self.close()
             fail(error, self.job.executor)
         self.trace.add("read", start, nbytes=moved)
+        self._warn_of_extreme(self._asked.b.name, extreme)
         self._known = Rounding.of(self._asked.metric, self._asked.depth, self._squares)
         lengths = np.sqrt(self._squares[self._squares > 0]) if self._asked.same else np.empty(0)
         if self._rounding.too_coarse(spread, lengths):
@@ -164,8 +167,16 @@ class Ranking:
     def _in_float64(self) -> Request:
         return replace(self._request, out_dtype="float64")
 
-    def _norms(self) -> tuple[Array, float, int]:
-        """(squared norm of each row of B, `spread` of these rows, bytes read)."""
+    def _warn_of_extreme(self, name: str, count: int) -> None:
+        """Warn of rows of an array whose squares are beyond float64."""
+        if count:
+            self._observer.warn(
+                f"{count} rows of {name} have elements whose squares are too large or too small for float64, "
+                "so their scores may be wrong or missing; multiply the array by a power of two"
+            )
+
+    def _norms(self) -> tuple[Array, float, int, int]:
+        """(squared norm of each row of B, `spread` of these rows, rows that are `Extreme`, bytes read)."""
         return *self._exact.norms(), self._exact.b.bytes_read
 
     def peaks(self) -> tuple[int, int]:
@@ -278,6 +289,8 @@ class Ranking:
                 self.plan, bytes_read=before.bytes_read + more, bytes_written=before.bytes_written
             )
             self.rows_resumed = resumed
+        if not self._asked.same:
+            self._warn_of_extreme(self._asked.a.name, sum(self._extreme.values()))
         if unsure := sum(self._unsure.values()):
             self._observer.note(
                 f"the last neighbours of {unsure} rows may be others, whose scores differ from theirs by no "
@@ -348,6 +361,7 @@ class Ranking:
             if (number := first // asked.chunk_rows) in done:
                 continue
             some = slice(first - rows[0], first - rows[0] + asked.chunk_rows)
+            self._extreme[number] = int(np.count_nonzero(np.isinf(found.lengths[some])))
             self._close[number] = int(np.count_nonzero(close[some]))
             self._unsure[number] = int(np.count_nonzero(unsure[some]))
             coarse = unsure[some].mean() > MOST_UNSURE or not fits[some].all()

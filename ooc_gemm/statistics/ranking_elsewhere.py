@@ -73,7 +73,7 @@ def search(here: Here, shared: Search, unit: Unit) -> Candidates:
     return best
 
 
-def norms_of(here: Here, cores: int, rows: Range) -> tuple[Array, Array]:
+def norms_of(here: Here, cores: int, rows: Range) -> tuple[Array, Array, int]:
     """As `norms`, of some rows of B."""
     b = here.inputs.get("b", here.inputs["a"])
     some = Rows(b.window(rows, (0, b.shape[1])), cores=cores)
@@ -121,18 +121,19 @@ class RankingElsewhere(Ranking):
         """Closes the pool."""
         self._pool.close()
 
-    def _norms(self) -> tuple[Array, float, int]:
+    def _norms(self) -> tuple[Array, float, int, int]:
         """Has each process look at ranges of B."""
         asked = self._asked
         parts = parts_of(asked.b, RANGES * self._pool.count)
-        squares, sums = np.empty(asked.n), np.zeros(asked.depth)
+        squares, sums, extreme = np.empty(asked.n), np.zeros(asked.depth), [0]
 
-        def add(number: int, found: tuple[Array, Array]) -> None:
+        def add(number: int, found: tuple[Array, Array, int]) -> None:
             squares[slice(*parts[number])] = found[0]
             np.add(sums, found[1], out=sums)
+            extreme[0] += found[2]
 
         self._pool.each(norms_of, asked.cores, parts, InOrder(add), lambda done: None)
-        return squares, spread(squares, sums), 0
+        return squares, spread(squares, sums), extreme[0], 0
 
     def _scoring_cost(self) -> int:
         """Counts what is read for each unit: rows of A again, where several have parts of one row of

@@ -36,6 +36,8 @@ few rows."""
 WORK_BYTES = 6 * MiB
 """Bytes in which a thread computes, in strips of this many bytes of float64: …"""
 STRIP_BYTES = 2 * MiB
+SMALL = 1e-280
+"""Squared norms below this have lost digits."""
 CANDIDATE_BYTES = 96
 """Bytes for each candidate of a row."""
 
@@ -98,10 +100,36 @@ class Rows:
         return cut("", s, *((cols, rows) if s.transposed else (rows, cols)), self.slot)
 
 
-def norms(rows: Rows) -> tuple[Array, Array]:
-    """(squared norm of each row in float64, sum of each column over the rows that are finite)."""
+class Extreme:
+    """Counts rows of float64 that are finite but have squares beyond float64, which count as infinite or
+    as 0."""
+
+    def __init__(self, rows: Rows, count: int):
+        """rows: what they are read with. count: how many there are."""
+        self._looks = rows.opened.dtype == np.float64
+        self._gone, self._used = (np.zeros(count * self._looks, bool) for _ in range(2))
+
+    def look(self, wide: Array, squares: Array, first: int) -> None:
+        """Look at a part of the columns of some rows. squares: the squared norms of these parts."""
+        if self._looks and (odd := ~np.isfinite(squares) | (squares < SMALL)).any():
+            at, some = first + np.flatnonzero(odd), wide[odd]
+            self._gone[at] |= ~np.isfinite(some).all(axis=1)
+            self._used[at] |= (some != 0).any(axis=1)
+
+    def rows(self, squares: Array) -> Array:
+        """Which rows these are. squares: their squared norms."""
+        if not self._looks:
+            return np.zeros(len(squares), bool)
+        found: Array = ~self._gone & (~np.isfinite(squares) | (self._used & (squares < SMALL)))
+        return found
+
+
+def norms(rows: Rows) -> tuple[Array, Array, int]:
+    """(squared norm of each row in float64, sum of each column over the rows that are finite, number of rows
+    that are `Extreme`)."""
     count, k = rows.opened.shape
     squares, sums, lock = np.zeros(count), np.zeros(k), Lock()
+    extreme = Extreme(rows, count)
 
     def add(values: Array, row: int, col: int) -> None:
         step = max(1, STRIP_BYTES // 8 // max(1, values.shape[1]))
@@ -109,6 +137,7 @@ def norms(rows: Rows) -> tuple[Array, Array]:
             wide = values[start:stop].astype(np.float64)
             some = np.vecdot(wide, wide)
             squares[row + start : row + stop] += some
+            extreme.look(wide, some, row + start)
             if not np.isfinite(some).all():
                 wide = wide[np.isfinite(some)]
             total = wide.sum(axis=0)
@@ -117,7 +146,7 @@ def norms(rows: Rows) -> tuple[Array, Array]:
 
     for columns in depths(rows, 1):
         rows.each((0, count), columns, add)
-    return squares, sums
+    return squares, sums, int(extreme.rows(squares).sum())
 
 
 def spread(squares: Array, sums: Array) -> float:
@@ -151,11 +180,11 @@ class Exact:
         self.panel_bytes = panel_bytes or PANEL_BYTES
         self._among = among or (0, b.opened.shape[0])
 
-    def norms(self) -> tuple[Array, float]:
-        """(squared norm of each row of B in float64, `spread` of these rows). Called once, before any scores
-        are."""
-        squares, sums = norms(self.b)
-        return squares, spread(squares, sums)
+    def norms(self) -> tuple[Array, float, int]:
+        """(squared norm of each row of B in float64, `spread` of these rows, number of those that are
+        `Extreme`). Called once, before any scores are."""
+        squares, sums, extreme = norms(self.b)
+        return squares, spread(squares, sums), extreme
 
     def close(self) -> None:
         """Free what is held between calls."""
@@ -170,14 +199,14 @@ class Exact:
         return sum(self.a.cost(rows, k) + self.b.cost(self._among, k) for k in self._depths(rows))
 
     def scores(self, rows: Range, columns: Array) -> tuple[Array, Array, int]:
-        """(score of each candidate, higher is better, −∞ for none; norm of each row of A; bytes read). Row i
-        of `columns` has the candidates of row rows[0] + i of A, −1 for none."""
+        """(score of each candidate, higher is better, −∞ for none; norm of each row of A, ∞ where it is
+        `Extreme`; bytes read). Row i of `columns` has the candidates of row rows[0] + i of A, −1 for none."""
         count, keep = columns.shape
         order = np.argsort(columns, axis=None, kind="stable")
         order = order[np.searchsorted(columns.reshape(-1)[order], 0) :]
         column, row = columns.reshape(-1)[order], order // keep
         sums, right = np.zeros(len(order)), np.zeros(len(order))
-        left, moved = np.zeros(count), 0
+        left, moved, extreme = np.zeros(count), 0, Extreme(self.a, count)
         for k in self._depths(rows):
             panel = np.empty((count, k[1] - k[0]), self.a.opened.dtype)
 
@@ -203,13 +232,18 @@ class Exact:
             step = max(1, STRIP_BYTES // 8 // max(1, panel.shape[1]))
             for start, stop in ranges(count, step):
                 wide = panel[start:stop].astype(np.float64)
-                left[start:stop] += np.vecdot(wide, wide)
+                with np.errstate(all="ignore"):
+                    some = np.vecdot(wide, wide)
+                left[start:stop] += some
+                extreme.look(wide, some, start)
             moved += self.b.each(self._among, k, add)
         found = np.full(columns.shape, -np.inf)
         with np.errstate(all="ignore"):
             found.reshape(-1)[order] = self.scored(sums, left[row], right)
+            lengths = np.where(np.isfinite(left), np.sqrt(left), np.nan)
+        lengths[extreme.rows(left)] = np.inf
         found[~np.isfinite(left)] = -np.inf
-        return found, np.sqrt(left), moved
+        return found, lengths, moved
 
     def scored(self, sums: Array, left: Array, right: Array) -> Array:
         """Scores, of which the highest are best, from sums over products of elements or squares of their

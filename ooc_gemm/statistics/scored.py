@@ -41,8 +41,8 @@ class OnDevice(Exact):
             return 0
         return sum(self.a.cost(some, (0, self._pairs.depth)) for some in self._strips(rows))
 
-    def norms(self) -> tuple[Array, float]:
-        """Reads B once, which then stays on the device."""
+    def norms(self) -> tuple[Array, float, int]:
+        """Reads B once, which then stays on the device. It does not look for rows that are `Extreme`."""
         scorer = self._scorer = self._start(self._pairs)
         sides = {"right": self.b} | ({"left": self.a} if self._pairs.left else {})
         for rows in sides.values():
@@ -51,7 +51,7 @@ class OnDevice(Exact):
             (0, self._pairs.shape[1]), (0, self._pairs.depth), lambda *piece: scorer.put("right", *piece)
         )
         self._squares, sums = scorer.norms()
-        return self._squares, spread(self._squares, sums)
+        return self._squares, spread(self._squares, sums), 0
 
     def scores(self, rows: Range, columns: Array) -> tuple[Array, Array, int]:
         """Scores as many rows at a time as a strip has."""
@@ -74,7 +74,7 @@ class OnDevice(Exact):
             scores[(some < 0) | ~np.isfinite(left)[:, None]] = -np.inf
             found[here] = scores
         with np.errstate(invalid="ignore"):
-            return found, np.sqrt(squares), moved
+            return found, np.where(np.isfinite(squares), np.sqrt(squares), np.nan), moved
 
     def close(self) -> None:
         """Frees the memory of the device."""

@@ -154,6 +154,18 @@ def test_products_that_float32_cannot_hold(left, right, metrics):
         np.testing.assert_array_equal(found.indices, want)
 
 
+@pytest.mark.parametrize("size", [1e200, 1e-200])
+def test_a_warning_tells_of_rows_whose_squares_float64_does_not_hold(size):
+    a, b = np.random.default_rng(7).standard_normal((2, 40, 5))
+    a[3], b[[4, 5]] = 0, [[np.nan], [np.inf]]
+    with pytest.warns(UserWarning, match="38 rows of B have elements whose squares"):
+        ooc_gemm.topk(a, b * size, k=3, device="cpu")
+    with pytest.warns(UserWarning, match="39 rows of A have elements whose squares"):
+        ooc_gemm.topk(a * size, np.ones((9, 5)), k=3, device="cpu")
+    with pytest.warns(UserWarning, match="39 rows of A have"):
+        ooc_gemm.topk(a * size, k=3, device="cpu")
+
+
 def reached(a, b, least, centred):
     """Where cosines, or correlations, reach a value."""
     a, b = (x.astype("f8") / np.abs(x.astype("f8")).max(axis=1, keepdims=True) for x in (a, b))
