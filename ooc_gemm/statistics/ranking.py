@@ -146,6 +146,7 @@ class Ranking:
 
     def measure(self) -> None:
         """Read B once, for the norms of its rows, and decide in which type products are computed."""
+        self._asked.warn_of_undecoded(self._observer)
         start = time.perf_counter()
         try:
             self._squares, spread, extreme, moved = self._norms()

@@ -149,3 +149,20 @@ def test_the_repr_of_a_result_is_short(here):
     assert len(repr(result.plan)) < 4000
     assert "bytes_read=" in repr(result)
     assert len(repr(plan("a", "d", **CPU).problem)) < 2000
+
+
+def test_statistics_say_so_too(here):
+    """Each once, also where an array is compared with itself."""
+    values = np.random.default_rng(1).integers(-99, 99, (40, 6)).astype("i2")
+    zarr.open_array(make("packed", values, chunks=(20, 6))).attrs["scale_factor"] = 0.5
+    for run in (
+        lambda **options: ooc_gemm.topk("packed", k=3, **options),
+        lambda **options: ooc_gemm.topk(np.ones((2, 6)), "packed", k=3, **options),
+        lambda **options: ooc_gemm.threshold("packed", least=0.5, **options),
+        lambda **options: ooc_gemm.threshold("packed", least=5, metric="dot", **options),
+        lambda **options: ooc_gemm.cov("packed", rowvar=False, **options),
+        lambda **options: ooc_gemm.pca("packed", 2, **options),
+    ):
+        said = []
+        run(notice=said.append, **CPU)
+        assert sum("packed has scale_factor in its attributes" in text for text in said) == 1
