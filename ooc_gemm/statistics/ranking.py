@@ -300,7 +300,7 @@ class Ranking:
         if beyond := sum(self._beyond.values()):
             self._observer.warn(
                 f"{beyond} values are too large for {self._asked.values}, and infinite in the result; the "
-                "neighbours are right"
+                "neighbours are those with the best values in float64"
             )
 
     def _search(self, sink: InMemory | stored.RowArrays, done: set[int]) -> None:
