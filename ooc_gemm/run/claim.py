@@ -9,6 +9,7 @@ from ..storage.read.source import Opened
 from ..storage.write import recorded
 from ..support.errors import InputError
 from .operands import open_operand
+from .scalars import scalar
 
 SIGNS = {"none": "", "transpose": "ᵀ", "adjoint": "ᴴ"}
 Flags = tuple[bool | None, bool | None]
@@ -111,9 +112,7 @@ def _asked(
     made: recorded.Recorded, alpha: complex | None, beta: complex | None, flags_a: Flags, flags_b: Flags
 ) -> recorded.Recorded:
     """Return what is recorded, with what is given in its place. Raises InputError."""
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if value is not None and not np.isfinite(value):
-            raise InputError(f"{name} is {value}; it must be finite")
+    alpha, beta = scalar("alpha", alpha), scalar("beta", beta)
     return replace(
         made,
         alpha=made.alpha if alpha is None else alpha,

@@ -245,10 +245,12 @@ def _spelled(places: tuple[Place, ...]) -> str:
 def _check_trace(trace: str | os.PathLike[str], request: Request) -> None:
     """Refuse a file for the trace that cannot be written, or would be written into an array."""
     place = os.fspath(trace)
+    file = os.path.abspath(place)
+    if os.path.isdir(file):
+        raise InputError(f"the trace {place} is a folder; name a file")
     for array in (request.a.array, request.b.array, request.c):
         if array is not None and addresses.same_place(place, array):
             raise InputError(f"the trace {place} lies inside {addresses.describe(array)}; write it elsewhere")
-    file = os.path.abspath(place)
     target = file if os.path.exists(file) else os.path.dirname(file)
-    if os.path.isdir(file) or not os.access(target, os.W_OK) or not os.path.isdir(os.path.dirname(file)):
+    if not os.access(target, os.W_OK) or not os.path.isdir(os.path.dirname(file)):
         raise InputError(f"the trace {place} cannot be written there; name another file")

@@ -12,6 +12,7 @@ from ..engine.standardize import Standardizer
 from ..storage.read import addresses
 from ..storage.read.vectors import read_vector
 from ..storage.write.checks import check_place
+from ..storage.write.layout import pair
 from ..support.errors import InputError
 from ..support.memory import parse_size
 from .elsewhere import current, limit_of
@@ -189,6 +190,8 @@ class Request:
         return replace(
             self,
             finish=Lower() if self.triangle else self.finish,
+            chunks=pair("chunks", self.chunks),
+            shards=pair("shards", self.shards),
             alpha=alpha,
             beta=beta,
             memory_limit=limit_of(self.memory_limit),
@@ -202,7 +205,7 @@ def numbers(given: Any, word: str) -> npt.NDArray[np.float64]:
         return read_vector(given, addresses.describe(given))
     try:
         return np.asarray(given, np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{word} holds no real numbers; give one for each row or column") from error
 
 

@@ -23,6 +23,7 @@ def scalar(name: str, value: Any) -> Any:
         for convert in (operator.index, float, complex):
             try:
                 found = convert(plain)
+                float(found.real)
             except OverflowError as error:
                 raise InputError(f"{name} is {value}; it must be finite in double precision") from error
             except (TypeError, ValueError):

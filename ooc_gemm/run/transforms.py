@@ -21,6 +21,7 @@ from ..storage.write.recorded import ELEMENTS
 from ..support.errors import InputError
 from .decoding import PLAIN, decoded
 from .request import Axis, Lines, Operand, Request, numbers
+from .scalars import real
 
 Where = Literal["shift", "scale"]
 
@@ -55,6 +56,8 @@ class Wanted:
         name, dtype = self.opened.name, self.opened.dtype
         if dtype.kind == "c":
             raise InputError(f"{name} holds {dtype}, and only real arrays are centred, scaled or weighted")
+        if self.operand.missing is not None:
+            real("missing", self.operand.missing)
         for word, vector, length in self._given:
             if vector.shape != (length,):
                 raise InputError(

@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from ..engine.check import HOEFFDING, ROOT_TINY, Rounding, compare, least, roundoff
 from ..storage.io.zarr_internals import refuse_event_loop
-from ..support.errors import InputError
 from ..support.memory import memory_limit_of
 from ..support.meter import Meter
 from .claim import Claim, open_claim
+from .scalars import whole
 from .stream import Needs, Pieces, Range
 
 Array = npt.NDArray[Any]
@@ -117,10 +117,8 @@ def verify(
         A chunk could not be read.
     """
     refuse_event_loop()
-    if rounds < 1:
-        raise InputError(f"{rounds} rounds check nothing; give 1 or more")
-    if seed is not None and seed < 0:
-        raise InputError(f"seed {seed} is negative; give 0 or more")
+    rounds = whole("rounds", rounds, 1)
+    seed = None if seed is None else whole("seed", seed, 0)
     claim = open_claim(a, b, c, old, alpha, beta, (transpose_a, adjoint_a), (transpose_b, adjoint_b))
     limit = memory_limit_of(memory_limit)
     passes = _Passes(claim, rounds, limit, progress)

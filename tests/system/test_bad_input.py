@@ -556,8 +556,8 @@ def test_random(here, args, words):
     ("args", "words"),
     [
         (["verify", "a", "b", "a"], ["the shapes do not fit", "a 60×50", "check the arrays"]),
-        (["verify", "a", "b", "old", "--rounds", "0"], ["0 rounds", "1 or more"]),
-        (["verify", "a", "b", "old", "--seed", "-1"], ["seed -1", "0 or more"]),
+        (["verify", "a", "b", "old", "--rounds", "0"], ["rounds is 0", "1 or more"]),
+        (["verify", "a", "b", "old", "--seed", "-1"], ["seed is -1", "0 or more"]),
         (["verify", "a", "b", "old", "-M", "1MiB"], ["smallest that would do"]),
         (["bench", "kernels", "--from", "a/zarr.json/.."], None),
         (["bench", "kernels", "--from", "text"], ["text is not a report that --json printed"]),
@@ -734,12 +734,44 @@ def test_an_array_in_memory_is_filled():
         ({"chunks": (2, "b")}, "must be two positive numbers"),
         ({"shards": (2, 2, 2)}, r"shards \(2, 2, 2\) must be two positive numbers"),
         ({"device": 3}, "'3' is not a device; choose auto"),
+        ({"chunks": np.array([2, 0])}, "two positive numbers"),
+        ({"c": "made", "compressor": 3}, "3 is not a compressor"),
+        ({"c": "made", "compressor": b"zstd"}, "b'zstd' is not a compressor"),
+        ({"alpha": 10**400}, "finite in double precision"),
+        ({"beta": -(10**400), "c": "made"}, "finite in double precision"),
+        ({"a": ooc_gemm.Operand(np.ones((3, 3)), missing="x")}, "missing is 'x'; give a number"),
+        ({"a": ooc_gemm.Operand(np.ones((3, 3)), missing=[1])}, "give a number"),
+        ({"a": ooc_gemm.Operand(np.ones((3, 3)), center=("rows", 10**400))}, "center holds no real numbers"),
+        ({"a": ooc_gemm.Operand(np.ones((3, 3), "i1"), table=[[1], [1, 2]])}, "table holds no numbers"),
     ],
 )
-def test_options_of_other_types_in_python(options, words):
+def test_options_of_other_types_in_python(here, options, words):
     x = np.ones((3, 3))
     with pytest.raises(ooc_gemm.InputError, match=words):
-        ooc_gemm.multiply(x, x, **options)
+        ooc_gemm.multiply(**{"a": x, "b": x, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"alpha": "x"}, "alpha is 'x', which is not a number"),
+        ({"alpha": [1]}, "which is not a number"),
+        ({"rounds": 1.5}, "rounds is 1.5; give an integer of 1 or more"),
+        ({"rounds": None}, "rounds is None; give an integer"),
+        ({"seed": "x"}, "seed is 'x'; give an integer of 0 or more"),
+    ],
+)
+def test_numbers_of_verify_that_are_none(options, words):
+    x = np.eye(3)
+    assert ooc_gemm.verify(x, x, x, alpha=1).ok
+    assert not ooc_gemm.verify(x, x, x, alpha=2**70).ok
+    with pytest.raises(ooc_gemm.InputError, match=words):
+        ooc_gemm.verify(x, x, x, **options)
+
+
+def test_chunks_may_be_an_array_of_numpy(here):
+    x = np.ones((5, 5))
+    assert ooc_gemm.multiply(x, x, "made", chunks=np.array([2, 3])).array.chunks == (2, 3)
 
 
 def test_a_statistic_on_a_device_that_is_none():

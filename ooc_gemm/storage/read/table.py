@@ -49,7 +49,10 @@ class TableSource(Source):
 
 def as_table(given: Any) -> Array:
     """The table that a user gives, as int8, or uint8 where it has entries above 127. Raises InputError."""
-    found = np.asarray(given)
+    try:
+        found = np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise InputError("table holds no numbers; give 256 integers") from error
     if found.shape != (256,) or found.dtype.kind not in "iu":
         raise InputError(f"table has shape {found.shape} of {found.dtype}; give 256 integers")
     least, most = int(found.min()), int(found.max())

@@ -47,7 +47,7 @@ def compressors(text: str) -> Any:
     """Return zarr's codecs for `none`, `zstd`, `zstd:LEVEL` or `blosc`. Raises InputError."""
     from zarr.codecs import BloscCodec, ZstdCodec
 
-    name, _, level = text.partition(":")
+    name, _, level = str(text).partition(":")
     if text == "none":
         return None
     if text == "blosc":
@@ -61,19 +61,24 @@ def compressors(text: str) -> Any:
 def check_layout(chunks: tuple[int, int] | None, shards: tuple[int, int] | None, compressor: str) -> None:
     """Refuse chunks, shards or a compressor that a new array cannot have. Raises InputError."""
     compressors(compressor)
-    for name, sizes in (("chunks", chunks), ("shards", shards)):
-        if sizes is not None and not _are_two(sizes):
-            raise InputError(f"{name} {sizes} must be two positive numbers; write for example 2048,2048")
+    pair("chunks", chunks)
+    pair("shards", shards)
     if shards is not None and (chunks is None or any(s % c for s, c in zip(shards, chunks, strict=True))):
         raise InputError(
             f"shards {shards} need chunks that divide them; give both, such as chunks=(512, 512)"
         )
 
 
-def _are_two(sizes: Any) -> bool:
-    """Whether these are two positive whole numbers."""
+def pair(name: str, sizes: Any) -> tuple[int, int] | None:
+    """Return the sides of chunks or shards as two Python integers; None for None.
+
+    name: how messages call them. Raises InputError where they are no two positive whole numbers."""
+    if sizes is None:
+        return None
     try:
         first, second = map(operator.index, sizes)
     except (TypeError, ValueError):
-        return False
-    return min(first, second) > 0
+        first = second = 0
+    if min(first, second) < 1:
+        raise InputError(f"{name} {sizes} must be two positive numbers; write for example 2048,2048")
+    return first, second
