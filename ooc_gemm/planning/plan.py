@@ -254,6 +254,8 @@ class Plan:
         parts = [part for block in blocks for part in self.parts(block)]
         old = sum(piece_read_bytes(p.c, piece) for block in blocks for piece in self.block_pieces(block))
         written = len(parts) * p.c.chunk_bytes
+        if not p.c.chunked:
+            written = sum(part.rows * part.cols for part in parts) * p.c.itemsize
         if self.team == ALONE:
             read, exchanged = sum(sizes[-1] for _, sizes in self._visits() if sizes), 0
         else:

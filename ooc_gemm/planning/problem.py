@@ -60,7 +60,7 @@ class Matrix:
     fortran: bool = False
     """Whether S is the transpose of the array that its user sees."""
     chunked: bool = True
-    """Whether the array has chunks; if not, those here only say how it is read."""
+    """Whether the array has chunks; if not, those here only say how it is read, or written."""
     stored: tuple[int, ...] | None = field(default=None, repr=False)
     """Bytes of every stored chunk in row-major order of the chunk grid, 0 where a chunk is missing.
     None: none is missing and each takes its full decoded size."""

@@ -35,7 +35,7 @@ def whole_traffic(p: Problem, budget: Budget, x: Candidate) -> Traffic:
         read += p.c.read_bytes(x.bm, x.bn)
         uploaded += p.m * p.n * p.c.itemsize
     uploaded += uploaded_again(p, budget, *shared_columns(p, x.bm, x.bn))
-    written = p.c.grid[0] * p.c.grid[1] * p.c.chunk_bytes
+    written = p.c.grid[0] * p.c.grid[1] * p.c.chunk_bytes if p.c.chunked else p.m * p.n * p.c.itemsize
     if budget.device is None:
         return Traffic(read, written, 0, 0, exchanged)
     return Traffic(read, written, uploaded, downloaded_bytes(p), exchanged)

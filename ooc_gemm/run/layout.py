@@ -55,7 +55,11 @@ def lay_out(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> Layout:
         request.dimensions or inputs.dimensions,
     )
     height, width = unit or (1, 1)
-    matrix = Matrix(m, n, dtype.itemsize, height, width, whole=output.encoded, encodes=output.work)
+    chunked = request.c is not None or not request.writes  # a plan is that of a C that is stored
+    matrix = Matrix(
+        m, n, dtype.itemsize, height, width,
+        whole=output.encoded, encodes=output.work, chunked=chunked,
+    )  # fmt: skip
     if inputs.c is not None:
         matrix = _updatable(inputs.c.matrix, height, width)
     elif request.fills and there is not None:

@@ -129,3 +129,14 @@ def test_dask_is_an_attribute_that_is_imported_when_it_is_used():
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_what_a_result_in_memory_takes_is_predicted(symmetric):
+    """It has no chunks, of which those at its edges would be written whole."""
+    x = np.random.default_rng(2).normal(size=(501, 7))
+    options = {"device": "cpu", "chunks": (100, 90)}
+    result = ooc_gemm.gram(x, **options) if symmetric else ooc_gemm.multiply(x, x.T, **options)
+    assert result.plan.bytes_written == result.bytes_written == 501 * 501 * 8
+    stored = ooc_gemm.plan(x, x.T, **options)
+    assert stored.bytes_written == 600 * 540 * 8
