@@ -488,7 +488,7 @@ def test_an_interruption_says_how_to_go_on(here, monkeypatch, command, said):
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (MemoryError, 1)])
-@pytest.mark.parametrize("step", ["blas.threadpool_limits", "session.ThreadPoolExecutor", "session.Stream"])
+@pytest.mark.parametrize("step", ["blas.threadpool_limits", "workers.ThreadPoolExecutor", "session.Stream"])
 def test_a_device_that_does_not_get_started(here, monkeypatch, step, error, code):
     def fail(*args, **options):
         raise error

@@ -145,7 +145,7 @@ POWERS += [("f8", 1e-320), ("f8", 1e-170), ("f8", 1e150), ("f8", 1e304)]
 def test_numbers_whose_squares_are_too_large_or_too_small(shape, dtype, power):
     """They are decomposed as if they were multiplied by a power of two."""
     values = (graded(shape, 18, mean=3) * power).astype(dtype)
-    exponent = np.frexp(values)[1].max()
+    exponent = np.frexp(np.abs(values).max())[1]
     bound = 1e-4 if dtype == "f4" else 1e-9
     few = 1e-2 if power in (1e-44, 1e-320) else bound  # what is so small has few digits
     wide = np.ldexp(values.astype("f8"), -exponent)
@@ -155,7 +155,7 @@ def test_numbers_whose_squares_are_too_large_or_too_small(shape, dtype, power):
     close(np.ldexp(p.scores.astype("f8"), -exponent), u * s, few)
     close(np.ldexp(p.mean, -exponent), wide.mean(axis=0), few)
     close(p.components, vt, bound)
-    close(p.explained_variance_ratio, s**2 / (every**2).sum(), bound)
+    close(p.explained_variance_ratio, s**2 / (every**2).sum(), few)
     u, s, vt, _ = exact(wide, 3, centred=False)
     close(np.ldexp(q.singular_values, -exponent), s, few)
     close(q.u, u, bound)
