@@ -53,14 +53,9 @@ def _time(record: logging.LogRecord) -> datetime:
 
 def _array_around(path: Path) -> Path | None:
     """Return the folder of the Zarr array in which a file lies, or would lie; None if it lies in none."""
-    for folder in path.parents:
-        with suppress(OSError, ValueError, AttributeError):
-            if (folder / ".zarray").exists():
-                return folder
-            described = json.loads((folder / "zarr.json").read_text("utf-8"))
-            if described.get("node_type") == "array":
-                return folder
-    return None
+    from ..storage.write.checks import kind_there
+
+    return next((folder for folder in path.parents if kind_there(folder) == "array"), None)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..planning.schedule import Block
-from ..storage.format import conventions
 from ..storage.read import addresses
 from ..storage.write import conversion, reopen
 from ..storage.write.provenance import Finished
@@ -92,10 +91,7 @@ def _announce(job: Job, observer: Observer) -> None:
     """Tell the user what concerns the answer, and how the run is done."""
     if logs():
         event("plan", f"{_name(job)}: {job.plan!r}", plan=job.plan.to_dict())
-    said = (conventions.said(source.name, source.undecoded) for source in job.sources.values())
-    for text in dict.fromkeys(said):
-        if text:
-            observer.warn(text)
+    observer.warn_of_undecoded(job.sources.values())
     if job.plan.advice:
         observer.note(job.plan.advice)
     if isinstance(job.log, Finished):

@@ -3,10 +3,12 @@
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..planning.plan import Plan
+from ..storage.format import conventions
+from ..storage.read.source import Opened
 from ..support import recording
 from ..support.meter import event
 from ..support.trace import Trace
@@ -44,6 +46,12 @@ class Observer:
             self.notice(text)
         else:
             warnings.warn(text, stacklevel=1 + _frames_inside())
+
+    def warn_of_undecoded(self, sources: Iterable[Opened]) -> None:
+        """Tell the user, once for each array, what its attributes say of its values that is not applied."""
+        for text in dict.fromkeys(conventions.said(one.name, one.undecoded) for one in sources):
+            if text:
+                self.warn(text)
 
     @staticmethod
     def _keep(text: str) -> None:

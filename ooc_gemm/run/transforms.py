@@ -34,8 +34,9 @@ def real_type(stored: np.dtype[Any]) -> np.dtype[Any]:
 
 def fit(factors: Array, panel: np.dtype[Any]) -> bool:
     """Whether all factors that are finite and not 0 keep their digits in the type of a panel."""
-    real, least = np.abs(factors), np.finfo(panel).smallest_normal
-    return not (np.isfinite(real) & (real > 0) & ((real > np.finfo(panel).max) | (real < least))).any()
+    sizes, held = np.abs(factors), np.finfo(panel)
+    outside = (sizes > held.max) | (sizes < held.smallest_normal)
+    return not (np.isfinite(sizes) & (sizes > 0) & outside).any()
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,11 +7,9 @@ from typing import Any
 
 from ..engine.ports import Device, Hardware
 from ..run.elsewhere import limit_of
-from ..run.observer import Observer
 from ..run.operands import open_operand
 from ..run.prepare import Job
 from ..run.request import Operand, Reduced, Request
-from ..storage.format import conventions
 from ..storage.write import rows as stored
 from ..support.errors import InputError
 from ..support.intervals import ceil_div
@@ -82,12 +80,6 @@ class Compared:
             reduced=replace(reduced, fixed_bytes=reduced.fixed_bytes + threads * each),
             writes=writes,
         )
-
-    def warn_of_undecoded(self, observer: Observer) -> None:
-        """Tell the user what of the arrays is not applied."""
-        for text in dict.fromkeys(conventions.said(one.name, one.undecoded) for one in (self.a, self.b)):
-            if text:
-                observer.warn(text)
 
     def head(self, job: Job) -> dict[str, Any] | None:
         """What identifies the run; None where nobody could tell whether its inputs are the same again."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from ..run.pool import Pool
 from ..run.rows import RowWriter, check_rows, memory, write_rows
 from ..run.scalars import whole
 from ..run.stream import Array, Needs, Pieces, Range
-from ..storage.format import conventions
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.read.source import Opened
 from ..support.errors import BudgetError, InputError
@@ -83,8 +82,7 @@ class Decomposition:
             )
         if out is not None:
             check_rows(out, [self._x], force)
-        if said := conventions.said(self.name, self._opened.undecoded):
-            Observer(notice=notice).warn(said)
+        Observer(notice=notice).warn_of_undecoded([self._opened])
 
     def plan(self, out: Any, observer: Observer) -> StreamPlan:
         """What would be done. Nothing is read but for rates that are not known."""
@@ -134,11 +132,8 @@ class Decomposition:
 
         self.subspace = Subspace(self._products, size, centre, report)
         try:
-            try:
-                with meter:
-                    return self._computed(seed, out, force, scaled, flipped)
-            finally:
-                self._products.close()
+            with closing(self._products), meter:
+                return self._computed(seed, out, force, scaled, flipped)
         except NotFiniteError as error:
             raise InputError(
                 f"{self.name}{self._where()} holds NaN or infinite numbers; replace them"

@@ -146,7 +146,7 @@ class Ranking:
 
     def measure(self) -> None:
         """Read B once, for the norms of its rows, and decide in which type products are computed."""
-        self._asked.warn_of_undecoded(self._observer)
+        self._observer.warn_of_undecoded((self._asked.a, self._asked.b))
         start = time.perf_counter()
         try:
             self._squares, spread, extreme, moved = self._norms()

@@ -16,7 +16,6 @@ from ..run.observer import Observer
 from ..run.operands import open_operand
 from ..run.rows import check_rows, memory, write_rows
 from ..run.scalars import real
-from ..storage.format import conventions
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.read import addresses
 from ..storage.read.source import Opened
@@ -116,9 +115,7 @@ def lstsq(
         check_rows(out, [x, y], force)
     left, (right, flat) = open_operand(x, "x"), open_vector(y, addresses.role(y, "y"))
     _check(left, right, ridge, intercept)
-    for one in (left, right):
-        if said := conventions.said(one.name, one.undecoded):
-            Observer(notice=notice).warn(said)
+    Observer(notice=notice).warn_of_undecoded((left, right))
     extra = 0 if out is None else memory(right.shape, np.float64)
     made: OnePass | PassElsewhere
     if elsewhere and pool:

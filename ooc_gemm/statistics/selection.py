@@ -191,7 +191,7 @@ class Selection:
     def measure(self) -> None:
         """Read each array once, to find what happens to its rows, where anything does."""
         pairs = self._pairs
-        pairs.warn_of_undecoded(self._observer)
+        self._observer.warn_of_undecoded((pairs.a, pairs.b))
         if pairs.metric == "dot":
             return
         a, self.bytes_passed = self._lines("a")

@@ -34,7 +34,7 @@ class Scratch:
         self._start = self._marks.pop()
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-        """Return an array in C order."""
+        """Return the next part of the memory as an array in C order."""
         start, nbytes = self._start, shape[0] * shape[1] * dtype.itemsize
         self._start += round_up(nbytes, ALIGNMENT)
         return self._memory[start : start + nbytes].view(dtype).reshape(shape)

@@ -32,7 +32,7 @@ class Cut(NamedTuple):
 
     tiles: list[Tile]
     ranges: list[slice]
-    """Along k."""
+    """What the panels are cut into along k."""
 
 
 class Workers:
