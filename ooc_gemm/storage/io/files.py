@@ -39,9 +39,10 @@ PARTS, LEAST_PART = 4, 1 << 20
 """Of a chunk in memory as many are read at once, each by a thread: so there are few chunks on their way, and
 what was read is still in the caches of the CPU when the device comes for it. And their size, at least."""
 
-SHORT_PART = 64 << 10
-"""Parts of files in memory up to this size are copied by the thread that asks for them: that takes less CPU
-time than to let another thread copy them (16 KiB: 16 µs instead of 46; 64 KiB: 18 instead of 50; 2 cores)."""
+SHORT_PART, FEW_CORES = 64 << 10, 4
+"""Parts of files in memory up to this size are copied by the thread that asks for them where there are few
+cores: that takes less CPU time than to let others copy them (16 of 64 KiB: 97 µs instead of 120 to 140; 2
+cores). With more cores others do, which keeps that thread for a third of the time."""
 
 DIRECT_READS = 6
 """Most direct reads under way. A few keep a disk busy (16 threads are 7 to 13 % slower than 4). With more,
@@ -302,6 +303,8 @@ def write(path: str, data: Bytes | bytes, direct: bool = False) -> None:
 def read(jobs: Sequence[Job], into: Bytes) -> bool:
     """Fill `into` with short parts of files, through the page cache and with as few calls as possible.
     Returns whether it is full; where it is not, `ChunkFile` says what the matter is."""
+    if background.THERE:
+        return background.read(jobs, into, quick=False)
     data, done, opened, fd = into.data, 0, "", -1
     try:
         for path, offset, nbytes, *_ in jobs:
@@ -325,8 +328,9 @@ def start_read(jobs: Sequence[Job], into: Bytes) -> Callable[[], bool]:
     """Start to fill `into` in the background, or leave short parts of files to the function returned. That
     must be called, whatever happens: it waits for the end, and returns whether `into` is full. Raises
     OSError."""
-    if len(into) <= SHORT_PART * len(jobs) and all(job.rows == 1 for job in jobs):
-        return partial(background.read, jobs, into)
+    few = len(os.sched_getaffinity(0)) <= FEW_CORES
+    if few and len(into) <= SHORT_PART * len(jobs) and all(job.rows == 1 for job in jobs):
+        return partial(background.read, jobs, into, quick=True)
     parts = max(1, min(PARTS, len(into) // (len(jobs) * LEAST_PART)))
     return background.Transfer(jobs, os.O_RDONLY | NONBLOCK, into, parts).end
 

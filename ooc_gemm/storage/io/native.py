@@ -1,0 +1,76 @@
+"""Compiles transfers.c with the C compiler of the machine, and loads it.
+
+Installing the package compiles it (hatch_build.py, which loads this file by its path, so it imports nothing
+but the standard library). Where there is no compiler the package works without it, and reads files in memory
+more slowly.
+"""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("transfers.c")
+LIBRARY = SOURCE.with_name("_transfers.so")
+_VERSION = 1
+"""What `transfers_version` returns. A library that an older source has left behind is not used."""
+
+
+def compiler() -> str | None:
+    """Return the C compiler: what the environment variable CC names, or cc."""
+    return shutil.which(os.environ.get("CC") or "cc")
+
+
+def compile_library() -> Path | None:
+    """Compile the library beside its source. Returns its path; None where that cannot be done."""
+    found = compiler()
+    if found is None or sys.platform != "linux":
+        return None
+    made = LIBRARY.with_name(f"{LIBRARY.name}.{os.getpid()}")
+    flags = "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"
+    try:
+        done = subprocess.run([found, *flags, "-o", made, SOURCE], capture_output=True, text=True)
+        if done.returncode:
+            print(f"{SOURCE.name} does not compile, and is left out: {done.stderr}", file=sys.stderr)
+            return None
+        made.replace(LIBRARY)  # another installation may be under way
+    except OSError as error:
+        print(f"{SOURCE.name} is left out: {error}", file=sys.stderr)
+        return None
+    finally:
+        with suppress(OSError):
+            made.unlink(missing_ok=True)
+    return LIBRARY
+
+
+def load() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
+    """Return the library for calls that keep the interpreter's lock, and for those that give it up; None
+    where it is not there."""
+    try:
+        quick, slow = ctypes.PyDLL(str(LIBRARY)), ctypes.CDLL(str(LIBRARY))
+        if quick.transfers_version() != _VERSION:
+            return None
+    except (OSError, AttributeError):
+        return None
+    number, memory = ctypes.c_int64, ctypes.c_void_p
+    quick.transfers_start.argtypes = (
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        number,
+        ctypes.c_int,
+        memory,
+        number,
+        number,
+    )
+    quick.transfers_start.restype = memory
+    for library in (quick, slow):
+        library.transfers_ended.argtypes = library.transfers_end.argtypes = (memory,)
+        library.transfers_make.argtypes = ctypes.c_char_p, ctypes.c_char_p, number, ctypes.c_int, memory
+    return quick, slow
+
+
+if __name__ == "__main__":
+    print(compile_library() or f"{SOURCE.name} was not compiled: there is no C compiler")

@@ -1,0 +1,206 @@
+// Copies between files and memory, made by threads of this library's own. Whoever starts a transfer goes on at once,
+// and waits for its end later. The threads need no interpreter, so none of them waits for Python's lock.
+//
+// A transfer is a list of jobs, each a part of a file. Jobs are cut into tasks, which threads take from one queue. A
+// task opens its file itself: so a process has no more files open than threads.
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MOST_THREADS 64
+#define STACK_BYTES (256 << 10)
+#define TOO_SHORT (-1) // a file that ended too early; other errors are numbers of errno
+
+// `rows` rows of `nbytes` bytes, `apart` bytes from each other in the file, the first at `offset`. In memory they
+// follow each other.
+typedef struct {
+    int64_t offset, nbytes, rows, apart;
+} Job;
+
+typedef struct Transfer Transfer;
+
+typedef struct Task {
+    struct Task* next;
+    Transfer* transfer;
+    const char* path;
+    const Job* jobs; // one that is cut, or several whole ones
+    int64_t count, first,
+        size; // of jobs; of a job that is cut: the first byte of its row, or its first row, and how many
+    char* memory;
+} Task;
+
+struct Transfer {
+    int flags, error;
+    atomic_int left; // tasks that have not ended; the last of them sets 0 as the last thing it does
+    Task tasks[];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t begun = PTHREAD_COND_INITIALIZER, ended = PTHREAD_COND_INITIALIZER;
+static Task *head, **tail = &head;
+static int threads, busy, asleep, queued, waiting, most_threads = MOST_THREADS;
+
+// The number of this interface, which the loader compares: a library of another version is not used.
+int transfers_version(void) { return 1; }
+
+void transfers_limit(int count) { most_threads = count < MOST_THREADS ? count : MOST_THREADS; }
+
+static int move(int file, int write, char* memory, int64_t nbytes, int64_t offset) {
+    while (nbytes > 0) {
+        ssize_t moved = write ? pwrite(file, memory, nbytes, offset) : pread(file, memory, nbytes, offset);
+        if (moved < 0 && errno != EINTR) return errno;
+        if (moved == 0) return TOO_SHORT;
+        if (moved > 0) memory += moved, nbytes -= moved, offset += moved;
+    }
+    return 0;
+}
+
+// Moves `count` jobs, or a part of one. Jobs of one path that follow each other share a descriptor.
+static int
+carry_out(const char* path, const Job* job, int64_t count, int64_t first, int64_t size, int flags, char* memory) {
+    int write = (flags & O_ACCMODE) != O_RDONLY, error = 0, file = -1;
+    const char* opened = NULL;
+    for (; count > 0 && !error; count--, job++, path += strlen(path) + 1) {
+        if (!opened || strcmp(path, opened)) {
+            if (file >= 0) close(file);
+            file = open(path, flags | O_CLOEXEC, 0666);
+            if (file < 0) return errno;
+            opened = path;
+        }
+        int64_t rows = job->rows, nbytes = job->nbytes, offset = job->offset;
+        if (size && rows == 1) offset += first, nbytes = size;
+        if (size && rows > 1) offset += first * job->apart, rows = size;
+        for (; rows > 0 && !error; rows--, offset += job->apart, memory += nbytes)
+            error = move(file, write, memory, nbytes, offset);
+    }
+    if (file >= 0 && close(file) && write && !error) error = errno;
+    return error;
+}
+
+static void* work(void* unused) {
+    (void)unused;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (!head) {
+            asleep++;
+            pthread_cond_wait(&begun, &lock);
+            asleep--;
+        }
+        Task* task = head;
+        if (!(head = task->next)) tail = &head;
+        queued--, busy++;
+        pthread_mutex_unlock(&lock);
+        Transfer* transfer = task->transfer;
+        int error =
+            carry_out(task->path, task->jobs, task->count, task->first, task->size, transfer->flags, task->memory);
+        pthread_mutex_lock(&lock);
+        busy--;
+        if (error) transfer->error = error;
+        // The one that waits may free the transfer as soon as nothing of it is left.
+        if (atomic_fetch_sub(&transfer->left, 1) == 1 && waiting) pthread_cond_broadcast(&ended);
+    }
+    return NULL;
+}
+
+// Starts a thread that gets no signals: Python's main thread is to have them. The lock is held.
+static void start_thread(void) {
+    pthread_t thread;
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    if (!pthread_create(&thread, &attributes, work, NULL)) threads++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+}
+
+static int64_t cut_size(const Job* job, int64_t parts, int64_t page) {
+    int64_t all = job->rows > 1 ? job->rows : job->nbytes, step = job->rows > 1 ? 1 : page;
+    int64_t size = (all + parts - 1) / parts;
+    return (size + step - 1) / step * step;
+}
+
+// Starts a transfer of `count` jobs, whose bytes follow each other in `memory`. `paths`: their paths, each with a zero
+// byte at its end. `flags`: those of open(). `parts`: in how many parts each job is cut; where it is 1, a task has
+// `together` jobs. All that is pointed to must stay until `transfers_end`. Returns NULL where there is no memory or no
+// thread for it.
+Transfer* transfers_start(const char* paths, const Job* jobs, int64_t count, int flags, char* memory, int64_t parts,
+                          int64_t together) {
+    int64_t page = sysconf(_SC_PAGESIZE), tasks = 0;
+    for (int64_t i = 0; i < count; i += together) {
+        int64_t all = jobs[i].rows > 1 ? jobs[i].rows : jobs[i].nbytes, size = cut_size(&jobs[i], parts, page);
+        tasks += parts == 1 || !all ? 1 : (all + size - 1) / size;
+    }
+    Transfer* transfer = malloc(sizeof(Transfer) + tasks * sizeof(Task));
+    if (!transfer) return NULL;
+    transfer->flags = flags, transfer->error = 0;
+    atomic_init(&transfer->left, (int)tasks);
+    Task* task = transfer->tasks;
+    for (int64_t i = 0; i < count; i += together) {
+        const Job* job = &jobs[i];
+        int64_t all = job->rows > 1 ? job->rows : job->nbytes, some = count - i < together ? count - i : together;
+        if (parts == 1 || !all) *task++ = (Task){NULL, transfer, paths, job, some, 0, 0, memory};
+        else {
+            int64_t size = cut_size(job, parts, page), each = job->rows > 1 ? job->nbytes : 1;
+            for (int64_t first = 0; first < all; first += size)
+                *task++ = (Task){NULL,
+                                 transfer,
+                                 paths,
+                                 job,
+                                 1,
+                                 first,
+                                 all - first < size ? all - first : size,
+                                 memory + first * each};
+        }
+        for (int64_t n = 0; n < some; n++, paths += strlen(paths) + 1) memory += job[n].rows * job[n].nbytes;
+    }
+    pthread_mutex_lock(&lock);
+    for (int had = -1; had < threads && threads < most_threads && threads - busy < queued + tasks;) {
+        had = threads;
+        start_thread();
+    }
+    int wakes = tasks < asleep ? (int)tasks : asleep, there = threads;
+    for (int64_t i = 0; there && i < tasks; i++) {
+        *tail = &transfer->tasks[i];
+        tail = &transfer->tasks[i].next;
+        queued++;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!there) {
+        free(transfer);
+        return NULL;
+    }
+    for (; wakes > 0; wakes--) pthread_cond_signal(&begun);
+    return transfer;
+}
+
+// Whether a transfer has ended, so that `transfers_end` does not wait.
+int transfers_ended(Transfer* transfer) { return !atomic_load(&transfer->left); }
+
+// Waits for the end of a transfer and frees it. Returns 0 if all bytes were moved.
+int transfers_end(Transfer* transfer) {
+    pthread_mutex_lock(&lock);
+    waiting++;
+    while (atomic_load(&transfer->left)) pthread_cond_wait(&ended, &lock);
+    waiting--;
+    pthread_mutex_unlock(&lock);
+    int error = transfer->error;
+    free(transfer);
+    return error;
+}
+
+// Makes a transfer on the calling thread. Returns 0 if all bytes were moved.
+int transfers_make(const char* paths, const Job* jobs, int64_t count, int flags, char* memory) {
+    return carry_out(paths, jobs, count, 0, 0, flags, memory);
+}
