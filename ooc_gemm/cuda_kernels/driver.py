@@ -9,7 +9,6 @@ They are the driver's. A process has one driver, so CuPy's streams, modules and 
 """
 
 import ctypes
-import math
 import struct
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -124,10 +123,9 @@ class Memory:
     (cuCtxEnablePeerAccess) would map every allocation on each of the others, which takes several times as
     long as the allocation."""
 
-    def __init__(self, nbytes: int, device: int, others: Iterable[int]):
-        """`device`: its number. `others`: the numbers of devices that can access the memory. Raises
-        DriverError."""
-        self._size = round_up(max(1, nbytes), _GRANULE)
+    def __init__(self, nbytes: int, device: int):
+        """Allocate memory that its own device, of this number, can access. Raises DriverError."""
+        self._size, self._device = round_up(max(1, nbytes), _GRANULE), device
         self.ptr = self._mapped = 0
         address, block = _HANDLE(), _HANDLE()
         kind = _KIND.pack(_PINNED, 0, _ON_DEVICE, device, 0)
@@ -139,7 +137,12 @@ class Memory:
             self._mapped = self._size
         finally:  # what is mapped stays until it is not
             _wait_for("cuMemRelease", block)
-        who = [device, *others]
+        self.share(())
+
+    def share(self, others: Iterable[int]) -> None:
+        """Let devices of these numbers access the memory. Its own device goes on meanwhile. Raises
+        DriverError."""
+        who = [self._device, *others]
         allowed = b"".join(_ACCESS.pack(_ON_DEVICE, one, _READ_AND_WRITE) for one in who)
         _wait_for("cuMemSetAccess", self.ptr, self._size, allowed, len(who))
 
@@ -248,26 +251,32 @@ class Kernel:
         """Start the kernel in a CuPy stream of the current device. `grid`, `block`: up to three sizes.
         `args`: NumPy scalars, which are passed by value. Raises DriverError, and DeviceError if no GPU takes
         a launch of these sizes."""
-        check_launch(self._name, grid, block, shared_bytes)
+        blocks, threads = check_launch(self._name, grid, block, shared_bytes)
         values = [arg.tobytes() for arg in args]
         memory = ctypes.create_string_buffer(b"".join(values))
         starts = accumulate(map(len, values[:-1]), initial=ctypes.addressof(memory))
         call(
-            "cuLaunchKernel", self._function.ptr, *_three(grid), *_three(block), shared_bytes, stream.ptr,
+            "cuLaunchKernel", self._function.ptr, *blocks, *threads, shared_bytes, stream.ptr,
             struct.pack(f"@{len(values)}P", *starts), None,
         )  # fmt: skip
 
 
-def check_launch(name: str, grid: Sequence[int], block: Sequence[int], shared_bytes: int) -> None:
-    """Raise DeviceError if a launch of the kernel `name` exceeds what GPUs take. The driver would report some
-    of these sizes with a number only; of others ctypes would pass on the lowest 32 bits."""
+_Sizes = tuple[int, int, int]
+
+
+def check_launch(
+    name: str, grid: Sequence[int], block: Sequence[int], shared_bytes: int
+) -> tuple[_Sizes, _Sizes]:
+    """Return the three sizes of a grid and of its blocks. Raises DeviceError if a launch of the kernel `name`
+    exceeds what GPUs take. The driver would report some of these sizes with a number only; of others ctypes
+    would pass on the lowest 32 bits."""
     blocks, threads = _three(grid), _three(block)
     fits = (
         len(grid) <= 3
         and len(block) <= 3
-        and all(size <= most for size, most in zip(blocks, GRID, strict=True))
-        and all(size <= most for size, most in zip(threads, BLOCK, strict=True))
-        and math.prod(threads) <= THREADS
+        and _within(blocks, GRID)
+        and _within(threads, BLOCK)
+        and threads[0] * threads[1] * threads[2] <= THREADS
         and 0 <= shared_bytes <= SHARED_BYTES
     )
     if not fits:
@@ -276,10 +285,16 @@ def check_launch(name: str, grid: Sequence[int], block: Sequence[int], shared_by
             f"{'×'.join(map(str, threads))} threads and {shared_bytes} bytes of shared memory each, which no "
             "GPU takes; give a smaller device_memory_limit, for smaller blocks of C"
         )
+    return blocks, threads
 
 
-def _three(sizes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(max(1, size) for size in (*sizes, 1, 1)[:3])  # nothing to do is done by one block
+def _three(sizes: Sequence[int]) -> _Sizes:
+    x, y, z = (*sizes, 1, 1)[:3]
+    return max(1, x), max(1, y), max(1, z)  # nothing to do is done by one block
+
+
+def _within(sizes: _Sizes, most: _Sizes) -> bool:
+    return sizes[0] <= most[0] and sizes[1] <= most[1] and sizes[2] <= most[2]
 
 
 def fill(address: int, value: int, nbytes: int, stream: Any) -> None:

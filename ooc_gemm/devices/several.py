@@ -301,6 +301,8 @@ class SeveralSession:
 
     def lost(self, block: Block, part: Part, c: int) -> Lost:
         """Adds up what does not fit of the shares of the part."""
+        if not self._op.narrowed:
+            return Lost()
         found = [session.lost(band, some, c) for session, band, some, _ in self._shares(block, part)]
         return Lost(
             sum(lost.elements for lost in found),
@@ -387,14 +389,13 @@ def _split(block: Block, weights: tuple[int, ...]) -> list[Block]:
 
 def _cut(source: Array, piece: Piece, axis: int, lines: tuple[int, int]) -> tuple[Array, Piece]:
     """Cut a piece down to what lies in `lines`, a range of the panel's rows (axis 0) or columns (axis 1)."""
-    at, size = piece.into[axis], source.shape[axis]
+    at, size, (row, col), (rows, cols) = piece.into[axis], source.shape[axis], piece.into, piece.panel
     start, stop = max(at, lines[0]), min(at + size, lines[1])
-    into, panel = list(piece.into), list(piece.panel)
-    into[axis], panel[axis] = start - lines[0], lines[1] - lines[0]
-    piece = piece._replace(into=(into[0], into[1]), panel=(panel[0], panel[1]))
-    skipped, size = start - at, stop - start
+    own, extent, skipped, size = start - lines[0], lines[1] - lines[0], start - at, stop - start
     if axis == 0:
         first = piece.rows[0] + skipped
-        return source[skipped : skipped + size], piece._replace(rows=(first, first + size))
+        piece = piece._replace(into=(own, col), panel=(extent, cols), rows=(first, first + size))
+        return source[skipped : skipped + size], piece
     first = piece.cols[0] + skipped
-    return source[:, skipped : skipped + size], piece._replace(cols=(first, first + size))
+    piece = piece._replace(into=(row, own), panel=(rows, extent), cols=(first, first + size))
+    return source[:, skipped : skipped + size], piece

@@ -283,11 +283,13 @@ def test_memory_that_others_reach(cuda, step):
     cuda("fails_at").value = step if step < 5 else -1
     if step < 5:
         with pytest.raises(driver.DriverError) as error:
-            driver.Memory(3 << 20, 2, {0, 5})
+            driver.Memory(3 << 20, 2)
         assert error.value.status == 2
         del error
     else:
-        memory = driver.Memory(3 << 20, 2, {0, 5})
+        memory = driver.Memory(3 << 20, 2)
+        assert cuda("others").value == 0b100
+        memory.share({0, 5})
         assert memory.ptr == 1 << 20
         assert cuda("size", ctypes.c_size_t).value == 4 << 20
         assert (cuda("where").value, cuda("others").value) == (2, 0b100101)

@@ -1,7 +1,6 @@
 """Arrays in the memory of a GPU."""
 
 import itertools
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,20 +13,30 @@ ALIGN = 512
 """Arrays begin at multiples of this many bytes."""
 
 
-def allocate(
-    device: GPU, wanted: dict[Any, tuple[int, np.dtype[Any]]], reached_by: Iterable[int] = ()
-) -> dict[Any, Any]:
+def allocate(device: GPU, wanted: dict[Any, tuple[int, np.dtype[Any]]]) -> dict[Any, Any]:
     """Allocate arrays, given by their elements and type, in one piece. It is allocated without CuPy's memory
-    pool, which keeps more than it is asked for. `reached_by`: other devices that may reach into it."""
-    cuda = device.cupy.cuda
-    sizes = [round_up(max(1, n * dtype.itemsize), ALIGN) for n, dtype in wanted.values()]
-    if reached_by:
-        owner = driver.Memory(sum(sizes), device.index, reached_by)
-        memory = cuda.UnownedMemory(owner.ptr, sum(sizes), owner, device.index)
-    else:
-        memory = cuda.Memory(sum(sizes))
-    starts = itertools.accumulate(sizes, initial=0)
+    pool, which keeps more than it is asked for."""
+    return _cut(device, wanted, device.cupy.cuda.Memory(sum(_sizes(wanted))))
+
+
+def allocate_shared(
+    device: GPU, wanted: dict[Any, tuple[int, np.dtype[Any]]]
+) -> tuple[dict[Any, Any], driver.Memory]:
+    """Allocate arrays in memory that can be shared with other devices. Returns them and the memory."""
+    nbytes = sum(_sizes(wanted))
+    owner = driver.Memory(nbytes, device.index)
+    memory = device.cupy.cuda.UnownedMemory(owner.ptr, nbytes, owner, device.index)
+    return _cut(device, wanted, memory), owner
+
+
+def _sizes(wanted: dict[Any, tuple[int, np.dtype[Any]]]) -> list[int]:
+    return [round_up(max(1, n * dtype.itemsize), ALIGN) for n, dtype in wanted.values()]
+
+
+def _cut(device: GPU, wanted: dict[Any, tuple[int, np.dtype[Any]]], memory: Any) -> dict[Any, Any]:
+    """Cut a piece of memory into arrays."""
+    starts = itertools.accumulate(_sizes(wanted), initial=0)
     return {
-        key: device.cupy.ndarray((elements,), dtype, cuda.MemoryPointer(memory, at))
+        key: device.cupy.ndarray((elements,), dtype, device.cupy.cuda.MemoryPointer(memory, at))
         for (key, (elements, dtype)), at in zip(wanted.items(), starts, strict=False)
     }

@@ -7,6 +7,8 @@ Nothing here waits for the device but `Event.synchronize`, which readers and wri
 """
 
 import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -32,7 +34,7 @@ from ...planning.ledger import lost_bytes, panel_elements
 from ...planning.plan import Plan
 from ...planning.schedule import Block, Part, Piece
 from ...support.trace import PASS, Trace
-from .arrays import allocate
+from .arrays import allocate, allocate_shared
 from .check import Checks
 from .gemm import Gemm, early_strips
 from .gpu import FIRST, GPU
@@ -47,6 +49,15 @@ from .transforms import Transforms
 
 _TO_DEVICE, _TO_HOST = (driver.DEVICE, driver.HOST), (driver.HOST, driver.DEVICE)
 _BETWEEN_DEVICES = driver.EITHER, driver.EITHER
+
+
+def _in_background(work: Callable[[], None]) -> Future[None]:
+    pool = ThreadPoolExecutor(1, "ooc-gemm access")
+    try:
+        return pool.submit(work)
+    finally:
+        pool.shutdown(wait=False)
+
 
 _Rows = list[tuple[int, Event]]
 """The row where each strip stops, and the event that completes when the strip is finished."""
@@ -70,6 +81,8 @@ class CUDASession(HostMemory):
         self._standardizing: Standardizing | None = None
         self._narrowing: Narrowing | None = None
         self._reducer: Reducer | None = None
+        self._shared: Future[None] | None = None
+        """Until it has ended, other devices cannot reach the panels of op(B)."""
         self._lock, self._staging = Lock(), Lock()
         try:
             self._open(plan, operation, trace)
@@ -105,7 +118,9 @@ class CUDASession(HostMemory):
             others["staging"] = plan.slot_bytes, np.dtype(np.uint8)
         if self._device.reached_by:
             theirs = {key: panels.pop(key) for key in list(panels) if key[0] == "b"}
-            self._arrays |= allocate(self._device, theirs, self._device.reached_by)
+            arrays, memory = allocate_shared(self._device, theirs)
+            self._arrays |= arrays
+            self._shared = _in_background(partial(memory.share, tuple(self._device.reached_by)))
         for some in (panels, others):  # which go at different times
             self._arrays |= allocate(self._device, some)
         self._gemm = Gemm(
@@ -208,6 +223,8 @@ class CUDASession(HostMemory):
     ) -> None:
         """Makes a 2-D copy from panel to panel, in the stream *pass*."""
         assert isinstance(other, CUDASession)
+        if other._shared:
+            other._shared.result()
         self._device.use()
         stream, size = self._streams[PASS], self._op.arithmetic.panel.itemsize
         driver.wait(stream.ptr, uploaded)
@@ -417,10 +434,16 @@ class CUDASession(HostMemory):
         """Frees the panels and the kernel's scratch memory. Downloads go on meanwhile."""
         self._device.use()
         self._streams[COMPUTE].synchronize()
+        self._wait_for_share()
         self._least_free = min(self._least_free, self._device.free_bytes())
         self._gemm = None
         for key in [key for key in self._arrays if key[0] in ("a", "b")]:
             del self._arrays[key]
+
+    def _wait_for_share(self) -> None:
+        """Wait until memory is no longer being shared, which must not be freed meanwhile."""
+        if self._shared:
+            wait([self._shared])
 
     def peak_bytes(self) -> int:
         """Adds the context to the decrease of free memory since it was made."""
@@ -433,6 +456,7 @@ class CUDASession(HostMemory):
         """Waits for the work under way, tells the trace of it, and frees everything."""
         try:
             self._cupy.cuda.Device(self._device.index).use()
+            self._wait_for_share()
             for stream in self._streams.values():
                 stream.synchronize()
             if self._arrays:

@@ -124,11 +124,14 @@ def _packed(jobs: Sequence[Job]) -> tuple[bytes, bytes]:
     return paths, array("q", [number for job in jobs for number in job[1:]]).tobytes()
 
 
-def stamp(path: str) -> tuple[int, int]:
-    """Return the size of a file in bytes, and the time of its last change in ns. Raises OSError."""
-    system = _there(path).system
-    memory = ctypes.create_string_buffer(_STAT.size)
-    _done(system.statx(_AT_FDCWD, os.fsencode(path), 0, _SIZE_AND_TIME, memory), path)
+def stamp(path: str) -> tuple[int, int] | None:
+    """Return the size of a file in bytes, and the time of its last change in ns; None where there is no file.
+    Raises OSError."""
+    system, memory = _there(path).system, ctypes.create_string_buffer(_STAT.size)
+    if system.statx(_AT_FDCWD, os.fsencode(path), 0, _SIZE_AND_TIME, memory) < 0:
+        if ctypes.get_errno() in (errno.ENOENT, errno.ENOTDIR):
+            return None
+        _done(-1, path)
     size, seconds, ns = _STAT.unpack(memory)
     return size, seconds * 10**9 + ns
 

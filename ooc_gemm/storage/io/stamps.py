@@ -34,7 +34,7 @@ def stamp_of(path: str | Path, asynchronous: bool = False) -> Stamp:
     interpreter lock. Raises OSError."""
     try:
         if asynchronous and background.THERE:
-            return background.stamp(str(path))
+            return background.stamp(str(path)) or (0, 0)
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return 0, 0
