@@ -104,6 +104,9 @@ class _Nowhere:
     def prepare(self, buffer: Any) -> None:
         pass
 
+    def onward(self, piece: Any, dtype: Any, buffer: int, slot: Any) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

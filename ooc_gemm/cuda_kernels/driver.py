@@ -165,6 +165,12 @@ class Events:
     def record(self, stream: int) -> "Event":
         """Record an event after all work that a stream of the current device has been given. `stream`: its
         address."""
+        event = self.make()
+        call("cuEventRecord", event.ptr, stream)
+        return event
+
+    def make(self) -> "Event":
+        """Return an event of the current device that somebody else records."""
         try:
             ptr = self._free.pop()
         except IndexError:
@@ -172,14 +178,28 @@ class Events:
             call("cuEventCreate", ctypes.byref(handle), self._flags)
             assert handle.value
             ptr = handle.value
-        event = Event(ptr, self._free)
-        call("cuEventRecord", ptr, stream)
-        return event
+        return Event(ptr, self._free)
 
     def close(self) -> None:
         """Destroy the handles that no event uses."""
         while self._free:
             _keeping("cuEventDestroy_v2")(self._free.pop())
+
+
+_ONWARD = struct.Struct("=8Q")
+
+
+@cache
+def _sending() -> tuple[int, ...]:
+    """Return the addresses of the functions with which threads without the interpreter send rows on."""
+    functions = map(_keeping, ("cuCtxSetCurrent", "cuMemcpy2DAsync_v2", "cuEventRecord"))
+    return tuple(ctypes.cast(function, _ADDRESS).value or 0 for function in functions)
+
+
+def onward(device: int, stream: int, event: "Event", target: int, pitch: int) -> bytes:
+    """Return how threads without the interpreter copy rows to a device in a stream, and then record an event
+    (transfers.c). `target`: the address of the first row. `pitch`: the bytes from row to row."""
+    return _ONWARD.pack(*_sending(), _context(device), stream, event.ptr, target, pitch)
 
 
 class Event:

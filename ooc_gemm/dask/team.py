@@ -31,6 +31,7 @@ from ..storage.read.source import Opened
 from ..support.buffers import Bytes, give_back
 from ..support.errors import StoreError
 from ..support.intervals import ceil_div
+from ..support.onward import Onward
 from .desk import Key, Place, Table, desk_of
 
 T = TypeVar("T")
@@ -180,10 +181,12 @@ class SharedSource:
     def __init__(self, opened: Opened, plan: Plan, seat: Seat, team: Team):
         """opened: the operand. plan: that of this worker's block. seat: the worker's place in the team."""
         self._source: Source = opened.source
-        self._dtype, self._plan, self._seat = opened.dtype, plan, seat
+        self.dtype, self._plan, self._seat = opened.dtype, plan, seat
         self._needing = {operand: team.needing(operand, seat.me) for operand in "ab"}
 
-    def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
+    def start(
+        self, piece: Piece, slot: Bytes, onward: Onward | None = None
+    ) -> Callable[[], tuple[Array, int]]:
         """Starts to read a piece, where it is this worker that reads it or nobody else needs it."""
         needing = self._needing[piece.operand]
         owner = needing[(piece.number + self._panel(piece)) % len(needing)]
@@ -217,7 +220,7 @@ class SharedSource:
         shape = piece.rows[1] - piece.rows[0], piece.cols[1] - piece.cols[0]
         if not nbytes:
             return self._source.start(piece, slot)()
-        return slot[:nbytes].view(self._dtype).reshape(shape), 0
+        return slot[:nbytes].view(self.dtype).reshape(shape), 0
 
     def cancel(self) -> None:
         """Lets no reader wait any longer for the store or for another worker."""

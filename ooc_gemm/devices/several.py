@@ -46,6 +46,7 @@ from ..planning.schedule import Block, Part, Piece
 from ..support.buffers import Bytes
 from ..support.errors import DeviceError, InputError
 from ..support.intervals import band_of, band_rows, bands
+from ..support.onward import Onward
 from ..support.trace import PASS, Trace
 
 UPLOADS_AT_ONCE = 3
@@ -236,13 +237,43 @@ class SeveralSession:
         if piece.operand == "b" or piece.both:
             piece = piece._replace(operand="b")
             if self._passes:
-                axis = int(not self._op.transpose_b)
-                index, _ = band_of(piece.into[axis], piece.panel[axis], (1,) * len(self.sessions))
+                index = self._holder(piece)
                 events.append(self.sessions[index].upload(source, piece, buffer))
                 self._arrived.setdefault((index, buffer, piece.panel), []).append((piece.into, source.shape))
             else:
                 events += [session.upload(source, piece, buffer) for session in self.sessions]
         return events[0] if len(events) == 1 else _All(tuple(events))
+
+    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int, slot: Bytes) -> Onward | None:
+        """Returns the place of a piece that one device needs, or that it passes on to the others."""
+        if piece.both:
+            return None
+        if piece.operand != "b":
+            axis = int(piece.operand == "a" and self._op.transpose_a)
+            size = (piece.rows, piece.cols)[axis][1] - (piece.rows, piece.cols)[axis][0]
+            for session, rows in self._bands(piece.panel[axis]):
+                if rows[0] <= piece.into[axis] and piece.into[axis] + size <= rows[1]:
+                    return session.onward(_within(piece, axis, rows, size), dtype, buffer, slot)
+            return None
+        if not self._passes:
+            return None
+        index = self._holder(piece)
+        found = self.sessions[index].onward(piece, dtype, buffer, slot)
+        if found:
+            sent = found.sent
+
+            def arrives() -> None:
+                shape = piece.rows[1] - piece.rows[0], piece.cols[1] - piece.cols[0]
+                self._arrived.setdefault((index, buffer, piece.panel), []).append((piece.into, shape))
+                sent()
+
+            found.sent = arrives
+        return found
+
+    def _holder(self, piece: Piece) -> int:
+        """Return the number of the device to which a piece of op(B) is uploaded."""
+        axis = int(not self._op.transpose_b)
+        return band_of(piece.into[axis], piece.panel[axis], (1,) * len(self.sessions))[0]
 
     def _pass_on(self) -> tuple[Event, ...]:
         """Copies what has been uploaded of the panels of op(B) from each device to all others. Returns an
@@ -389,13 +420,19 @@ def _split(block: Block, weights: tuple[int, ...]) -> list[Block]:
 
 def _cut(source: Array, piece: Piece, axis: int, lines: tuple[int, int]) -> tuple[Array, Piece]:
     """Cut a piece down to what lies in `lines`, a range of the panel's rows (axis 0) or columns (axis 1)."""
-    at, size, (row, col), (rows, cols) = piece.into[axis], source.shape[axis], piece.into, piece.panel
-    start, stop = max(at, lines[0]), min(at + size, lines[1])
-    own, extent, skipped, size = start - lines[0], lines[1] - lines[0], start - at, stop - start
+    at = piece.into[axis]
+    start, stop = max(at, lines[0]) - at, min(at + source.shape[axis], lines[1]) - at
+    cut = source[start:stop] if axis == 0 else source[:, start:stop]
+    return cut, _within(piece, axis, lines, stop - start, start)
+
+
+def _within(piece: Piece, axis: int, lines: tuple[int, int], size: int, skipped: int = 0) -> Piece:
+    """Return `size` rows or columns of a piece, after those `skipped`, as a piece of a panel that has only
+    `lines`."""
+    into, panel, span = list(piece.into), list(piece.panel), (piece.rows, piece.cols)[axis]
+    into[axis], panel[axis] = into[axis] + skipped - lines[0], lines[1] - lines[0]
+    piece = piece._replace(into=(into[0], into[1]), panel=(panel[0], panel[1]))
+    first = span[0] + skipped
     if axis == 0:
-        first = piece.rows[0] + skipped
-        piece = piece._replace(into=(own, col), panel=(extent, cols), rows=(first, first + size))
-        return source[skipped : skipped + size], piece
-    first = piece.cols[0] + skipped
-    piece = piece._replace(into=(row, own), panel=(rows, extent), cols=(first, first + size))
-    return source[:, skipped : skipped + size], piece
+        return piece._replace(rows=(first, first + size))
+    return piece._replace(cols=(first, first + size))

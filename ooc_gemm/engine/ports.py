@@ -25,6 +25,7 @@ from ..planning.schedule import Block, Part, Piece
 from ..support.buffers import Bytes
 from ..support.errors import DeviceError, RangeError
 from ..support.intervals import reuses
+from ..support.onward import Onward
 from ..support.trace import Trace
 from .check import Rounding, Verdict
 from .reduction import Pairs, Ranked, Reduction, Scorer
@@ -164,6 +165,11 @@ class Overflow:
         self._lock = Lock()
         self._bounds: dict[int, int] = {}
 
+    @property
+    def looks(self) -> bool:
+        """Whether it must see all pieces."""
+        return self._wanted
+
     def upload(self, piece: Piece, buffer: int, source: Array) -> None:
         """Note the largest element of a piece. Raises RangeError if int64 cannot hold it."""
         if not self._wanted or source.size == 0:
@@ -236,13 +242,22 @@ class Source(Protocol):
     """A stored matrix from which pieces are read."""
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of its elements."""
+
+    @property
     def asynchronous(self) -> bool:
         """Whether a read that has been started continues without a thread of Python's."""
 
-    def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
+    def start(
+        self, piece: Piece, slot: Bytes, onward: Onward | None = None
+    ) -> Callable[[], tuple[Array, int]]:
         """Start to read `piece` into `slot`. The function that is returned must be called, whatever happens.
         It waits for the read and returns a view of the piece's rows × cols, in the slot or where the data
-        already is, and the number of bytes read."""
+        already is, and the number of bytes read.
+
+        `onward`: where the source may send the piece on to. Then `taken` is set, and not unset before that
+        function returns."""
 
     def cancel(self) -> None:
         """Let no reader wait any longer for a store that may never answer."""
@@ -370,6 +385,10 @@ class Uploads(HostMemory, Protocol):
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Copy a piece (rows × cols, on the host) to its place in a panel or C block. `source` may change
         once the event has completed."""
+
+    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int, slot: Bytes) -> Onward | None:
+        """Return the place of a piece in a panel or C block, if it can be copied there from its slot as it
+        is, by others than `upload`. `dtype`: the type of its elements in the slot."""
 
 
 class Session(Uploads, Protocol):

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from ..support.errors import on_thread
+from ..support.onward import Onward
 from ..support.trace import Trace
 from .ports import Array, Source, Uploads
 from .ring import Ring, Slot, Stopped, Task
@@ -27,15 +28,13 @@ def read(
     conductor. Over a network the time of a read varies much, and readers would wait for the slowest one at
     every turn.
     """
-    begun: deque[tuple[Slot, Task, Callable[[], tuple[Array, int]] | None]] = deque()
+    begun: deque[tuple[Slot, Task, Callable[[], tuple[Array, int]] | None, Onward | None]] = deque()
     try:
         with on_thread("reader"):
             while True:
                 while len(begun) < ahead and (found := ring.acquire(wait=not begun)):
-                    slot, (_, piece) = found
-                    end = None if piece.found else sources[piece.source].start(piece, slot.data)
-                    begun.append((*found, end))
-                slot, task, end = begun.popleft()
+                    begun.append((*found, *_start(ring, session, sources, *found)))
+                slot, task, end, onward = begun.popleft()
                 piece = task.piece
                 if end:
                     start = time.perf_counter()
@@ -43,16 +42,34 @@ def read(
                     trace.add("read", start, nbytes=nbytes, operand=piece.operand, chunk=piece.chunk)
                     session.prepare(slot.data)
                     slot.view = view
-                _upload(ring, session, slot, task, aside)
+                if onward and onward.taken:
+                    onward.sent()
+                    ring.release(slot, task, onward.arrived)
+                else:
+                    _upload(ring, session, slot, task, aside)
     except Stopped:
         pass
     except Exception as error:
         ring.close(error)
     finally:
-        for *_, end in begun:
+        for *_, end, _ in begun:
             if end:
                 with contextlib.suppress(BaseException):
                     end()
+
+
+def _start(
+    ring: Ring, session: Uploads, sources: Mapping[str, Source], slot: Slot, task: Task
+) -> tuple[Callable[[], tuple[Array, int]] | None, Onward | None]:
+    """Start to read a piece, unless it is in its slot. If its turn has come already, its source may send it
+    on."""
+    piece = task.piece
+    if piece.found:
+        return None, None
+    source, onward = sources[piece.source], None
+    if source.asynchronous and (panels := ring.admitted(task)):
+        onward = session.onward(piece, source.dtype, panels[piece.operand != "a"], slot.data)
+    return source.start(piece, slot.data, onward), onward
 
 
 def _upload(ring: Ring, session: Uploads, slot: Slot, task: Task, aside: bool = False) -> None:

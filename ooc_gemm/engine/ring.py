@@ -149,6 +149,14 @@ class Ring:
             raise Stopped
         return self._buffers
 
+    def admitted(self, task: Task) -> tuple[int, int] | None:
+        """For readers: return what `admit` returns, if the turn of a piece has come and no other turn has the
+        piece. Does not wait."""
+        piece = task.piece
+        if piece.kept or piece.found or task.turn > self._open or self._closed:
+            return None
+        return self._buffers
+
     def release(self, slot: Slot, task: Task, guard: Event) -> None:
         """For readers: note that the piece is being uploaded. Its slot is free once `guard` has completed,
         unless the plan keeps the piece."""
@@ -165,7 +173,7 @@ class Ring:
         """For the conductor, when all pieces of a turn are being uploaded: open the next turn, whose pieces
         go to this panel of op(A) and this panel of op(B) or C block."""
         with self._lock:
-            self._open, self._buffers = self._open + 1, buffers
+            self._buffers, self._open = buffers, self._open + 1  # in this order: `admit` does not lock
             self._came.notify_all()
 
     def aside(self) -> list[tuple[Slot, Task]]:

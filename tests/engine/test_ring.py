@@ -71,7 +71,9 @@ def test_readers_do_not_wait_for_an_answer_that_takes_long():
     others, full, met, uploaded = set(), threading.Event(), [], []
 
     class Store:
-        def start(self, piece, slot):
+        asynchronous = False
+
+        def start(self, piece, slot, onward):
             return lambda: self.read(piece.rows[0], slot)
 
         def read(self, number, slot):

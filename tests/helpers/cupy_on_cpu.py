@@ -396,10 +396,32 @@ def gemm_batch(
 
 def copy_2d(packed, stream):
     fields = driver._COPY.unpack(packed)
-    (source, source_pitch), (target, target_pitch) = (fields[3], fields[6]), (fields[10], fields[13])
+    (source, source_pitch), (target, target_pitch) = (fields[3], fields[6]), (fields[11], fields[13])
     width, rows = fields[14:]
     for row in range(rows):
         ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+def use_context(context):
+    return int(context != 500)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+def copy_packed(at, stream):
+    copy_2d(ctypes.string_at(at, driver._COPY.size), stream)
+    sent.append(at)
+    return 0
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+def record_event(event, stream):
+    return int(event != 1000)
+
+
+sent = []
+"""Copies that threads without the interpreter have made."""
+SENDING = [ctypes.cast(call, ctypes.c_void_p).value for call in (use_context, copy_packed, record_event)]
 
 
 def tensor_map(at, dtype, rank, ptr, extents, pitch, *rest):
@@ -494,7 +516,9 @@ def install(monkeypatch, capability="90"):
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
     monkeypatch.setattr(driver, "_keeping", driver_function)
     monkeypatch.setattr(driver, "_yielding", driver_function)
+    monkeypatch.setattr(driver, "_sending", lambda: SENDING)
     driver._context.cache_clear()
+    sent.clear()
     Kernel.launched.clear()
     Kernel.decided.clear()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 from threading import get_ident
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from ...planning.plan import Plan
 from ...planning.schedule import Block, Part, Piece
 from ...support.buffers import Bytes, page_aligned
 from ...support.intervals import ceil_div
+from ...support.onward import Onward
 from ...support.trace import Trace
 from . import eight_bit, integers, tiles
 from .blas import Gemm, Syrk, gemm, one_blas_thread, scale_in_place, syrk
@@ -105,6 +106,10 @@ class CPUSession(HostMemory):
         self._stream = Stream()
         self._opened.callback(self._stream.close)
         self._checks = Checks(plan, operation, self._workers.run, self.threads) if operation.verify else None
+
+    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int, slot: Bytes) -> Onward | None:
+        """Returns None: `upload` makes all copies."""
+        return None
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Copies on the calling thread, converts to the panel's type, and transforms."""

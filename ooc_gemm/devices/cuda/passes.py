@@ -23,6 +23,7 @@ from ...planning.passes import LOAD_BYTES, PANELS, RUN, PassPlan
 from ...planning.schedule import Piece
 from ...support.buffers import Bytes
 from ...support.intervals import ceil_div, ranges
+from ...support.onward import Onward
 from .arrays import allocate
 from .check import add_products
 from .gpu import FIRST, GPU
@@ -106,6 +107,17 @@ class CUDAPasses(HostMemory):
             self._write("shift", work.shift)
         for name in ("z", "gram", "squares"):
             self._zero(name)
+
+    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int, slot: Bytes) -> Onward | None:
+        """Returns the place of a piece in a panel of its type, if its slot is pinned."""
+        if self._plan.problem.converted or id(slot) not in self._pinned:
+            return None
+        self._device.use()
+        stream, size, (row, col) = self._streams[UPLOAD], self._panel.itemsize, piece.into
+        at = self._arrays["panel", buffer].data.ptr + (row * self._pitch + col) * size
+        arrived = self._device.points.make()
+        packed = driver.onward(self._device.index, stream.ptr, arrived, at, self._pitch * size)
+        return Onward(packed, arrived)
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Makes a 2-D copy into the panel, or into the staging buffer, from which the device converts it."""

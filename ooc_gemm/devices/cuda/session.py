@@ -33,6 +33,8 @@ from ...engine.ports import (
 from ...planning.ledger import lost_bytes, panel_elements
 from ...planning.plan import Plan
 from ...planning.schedule import Block, Part, Piece
+from ...support.buffers import Bytes
+from ...support.onward import Onward
 from ...support.trace import PASS, Trace
 from .arrays import allocate, allocate_shared
 from .check import Checks
@@ -191,6 +193,21 @@ class CUDASession(HostMemory):
         return self._timing.end(
             UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk
         )
+
+    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int, slot: Bytes) -> Onward | None:
+        """Returns the place of a piece that is neither converted, transposed nor transformed, if its slot is
+        pinned. One in some pieces is left to `upload`, which times it."""
+        memory, operand = self._arrays[piece.operand, buffer], piece.operand
+        changed = memory.dtype != dtype or operand in self._op.transforms or self._layout.turned(operand)
+        if changed or self._overflow.looks or id(slot) not in self._pinned or self._timing.times_next(UPLOAD):
+            return None
+        self._device.use()
+        skipped, pitch = self._layout.at(operand, piece.panel, piece.into)
+        size, arrived = dtype.itemsize, self._timing.points.make()
+        at, stream = memory.data.ptr + skipped * size, self._streams[UPLOAD].ptr
+        nbytes = (piece.rows[1] - piece.rows[0]) * (piece.cols[1] - piece.cols[0]) * size
+        packed = driver.onward(self._device.index, stream, arrived, at, pitch * size)
+        return Onward(packed, arrived, partial(self._timing.count, UPLOAD, nbytes))
 
     def _turn_piece(self, piece: Piece, source: Array, staged: int, panel: int) -> None:
         """Transpose a piece, which lies at `staged` as it is stored, into its panel."""

@@ -57,17 +57,23 @@ class Timing:
         return self._times.record(stream.ptr)
 
     def begin_copy(self, stage: str, stream: Any) -> Event | None:
-        """Record the event before a copy if the copy is timed: one in COPIES_TIMED, or each of them for a
-        timeline."""
-        timed = self._trace.keep or next(self._copies[stage]) % COPIES_TIMED == 0
-        return self.begin(stream) if timed else None
+        """Record the event before a copy if the copy is timed."""
+        return self.begin(stream) if self.times_next(stage) else None
+
+    def times_next(self, stage: str) -> bool:
+        """Return whether the next copy is timed: one in COPIES_TIMED, or each of them for a timeline."""
+        return self._trace.keep or next(self._copies[stage]) % COPIES_TIMED == 0
+
+    def count(self, stage: str, nbytes: int) -> None:
+        """Count the bytes of a copy that is not timed."""
+        with self._counting:
+            self._untimed[stage] += nbytes
 
     def end(self, stage: str, start: Event | None, stream: Any, nbytes: int, **args: Any) -> Event:
         """Record the event after an operation of `nbytes` bytes. `start`: what `begin` or `begin_copy`
         returned. `args`: details for the timeline."""
         if start is None:
-            with self._counting:
-                self._untimed[stage] += nbytes
+            self.count(stage, nbytes)
             return self.points.record(stream.ptr)
         stop = self._times.record(stream.ptr)
         self.spans.append(_Span(stage, start, stop, nbytes, args))

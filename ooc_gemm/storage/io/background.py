@@ -86,15 +86,17 @@ class Job(NamedTuple):
 class Transfer:
     """A transfer of bytes between a buffer and files that has been started."""
 
-    def __init__(self, jobs: Sequence[Job], flags: int, buffer: Bytes, parts: int = 1):
+    def __init__(
+        self, jobs: Sequence[Job], flags: int, buffer: Bytes, parts: int = 1, onward: bytes | None = None
+    ):
         """`flags`: of `open`; where they say so, it is a write. `parts`: each job is cut in so many, at once.
-        Raises OSError where there are no threads, also in a process that was forked since the folder was
-        looked at."""
+        `onward`: where rows go on to from the buffer (`Onward` of transfers.c), if they do. Raises OSError
+        where there are no threads, also in a process that was forked since the folder was looked at."""
         self._libraries = _there(jobs[0].path)
         self._kept = buffer, *(given := _packed(jobs))  # until all is there
         together = 1 if parts > 1 else max(1, TASK_BYTES * len(jobs) // max(1, len(buffer)))
         self._transfer = self._libraries.quick.transfers_start(
-            *given, len(jobs), flags, buffer.ctypes.data, parts, together
+            *given, len(jobs), flags, buffer.ctypes.data, parts, together, onward
         )
         if self._transfer is None:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), jobs[0].path)

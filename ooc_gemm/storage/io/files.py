@@ -16,6 +16,7 @@ import fcntl
 import os
 import random
 import stat
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ import numpy as np
 
 from ...support.buffers import PAGE, Bytes
 from ...support.intervals import round_up
+from ...support.onward import Onward
 from . import background
 from .background import Job
 
@@ -140,6 +142,8 @@ def room(offset: int, size: int) -> int:
     return round_up(offset % PAGE + size, PAGE)
 
 
+_COLUMNS = struct.Struct("=3q")
+"""The end of `Onward` of transfers.c."""
 NONBLOCK, NOFOLLOW = os.O_NONBLOCK, os.O_NOFOLLOW
 
 
@@ -324,15 +328,25 @@ def read(jobs: Sequence[Job], into: Bytes) -> bool:
             os.close(fd)
 
 
-def start_read(jobs: Sequence[Job], into: Bytes) -> Callable[[], bool]:
+def start_read(
+    jobs: Sequence[Job], into: Bytes, onward: Onward | None = None, columns: tuple[int, int, int] = (0, 0, 0)
+) -> Callable[[], bool]:
     """Start to fill `into` in the background, or leave short parts of files to the function returned. That
     must be called, whatever happens: it waits for the end, and returns whether `into` is full. Raises
-    OSError."""
+    OSError.
+
+    `onward`: where the rows of a piece go on to from there, unless the function returned fills `into`.
+    `columns`: bytes of a row in `into`, how many of them are skipped, and how many go on.
+    """
     few = len(os.sched_getaffinity(0)) <= FEW_CORES
     if few and len(into) <= SHORT_PART * len(jobs) and all(job.rows == 1 for job in jobs):
         return partial(background.read, jobs, into, quick=True)
     parts = max(1, min(PARTS, len(into) // (len(jobs) * LEAST_PART)))
-    return background.Transfer(jobs, os.O_RDONLY | NONBLOCK, into, parts).end
+    packed = onward.packed + _COLUMNS.pack(*columns) if onward else None
+    transfer = background.Transfer(jobs, os.O_RDONLY | NONBLOCK, into, parts, packed)
+    if onward:
+        onward.taken = True
+    return transfer.end
 
 
 def start_write(path: str, data: Bytes) -> Callable[[], bool]:

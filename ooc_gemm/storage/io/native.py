@@ -15,7 +15,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("transfers.c")
 LIBRARY = SOURCE.with_name("_transfers.so")
-_VERSION = 1
+_VERSION = 2
 """What `transfers_version` returns. A library that an older source has left behind is not used."""
 
 

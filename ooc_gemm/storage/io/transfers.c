@@ -16,8 +16,10 @@
 #include <unistd.h>
 
 #define MOST_THREADS 64
-#define STACK_BYTES (256 << 10)
-#define TOO_SHORT (-1) // a file that ended too early; other errors are numbers of errno
+#define STACK_BYTES (1 << 20)
+// Errors, besides the numbers of errno: a file that ended too early, and rows that were not sent on.
+#define TOO_SHORT (-1)
+#define NOT_SENT (-2)
 
 // `rows` rows of `nbytes` bytes, `apart` bytes from each other in the file, the first at `offset`. In memory they
 // follow each other.
@@ -25,21 +27,54 @@ typedef struct {
     int64_t offset, nbytes, rows, apart;
 } Job;
 
+// Where the rows of a transfer go on to: memory of a device. The first three are functions of CUDA's driver, of which
+// this library knows only the addresses: cuCtxSetCurrent, cuMemcpy2DAsync and cuEventRecord. In host memory a row has
+// `width` bytes, of which `take` are copied, those past the first `skip`. The event is recorded after all rows.
+typedef struct {
+    int (*use)(void* context);
+    int (*copy)(const void* what, void* stream);
+    int (*record)(void* event, void* stream);
+    void *context, *stream, *event;
+    uint64_t target, pitch;
+    int64_t width, skip, take;
+} Onward;
+
+// CUDA_MEMCPY2D of CUDA's driver.
+typedef struct {
+    size_t source_x, source_y;
+    int source_type;
+    const void* source_host;
+    uint64_t source_device;
+    void* source_array;
+    size_t source_pitch, target_x, target_y;
+    int target_type;
+    void* target_host;
+    uint64_t target_device;
+    void* target_array;
+    size_t target_pitch, width, rows;
+} Copy;
+
+#define HOST 1
+#define DEVICE 2
+
 typedef struct Transfer Transfer;
 
 typedef struct Task {
     struct Task* next;
     Transfer* transfer;
     const char* path;
-    const Job* jobs; // one that is cut, or several whole ones
-    int64_t count, first,
-        size; // of jobs; of a job that is cut: the first byte of its row, or its first row, and how many
+    const Job* jobs;      // one that is cut, or several whole ones
+    int64_t count;        // of jobs
+    int64_t first, size;  // of a job that is cut: the first byte of its row, or its first row, and how many
     char* memory;
 } Task;
 
 struct Transfer {
     int flags, error;
-    atomic_int left; // tasks that have not ended; the last of them sets 0 as the last thing it does
+    const char* memory;
+    Onward onward;      // `take` is 0 where nothing goes on
+    atomic_int unsent;  // tasks whose rows have not been sent on
+    atomic_int left;    // tasks that have not ended
     Task tasks[];
 };
 
@@ -49,7 +84,7 @@ static Task *head, **tail = &head;
 static int threads, busy, asleep, queued, waiting, most_threads = MOST_THREADS;
 
 // The number of this interface, which the loader compares: a library of another version is not used.
-int transfers_version(void) { return 1; }
+int transfers_version(void) { return 2; }
 
 void transfers_limit(int count) { most_threads = count < MOST_THREADS ? count : MOST_THREADS; }
 
@@ -85,6 +120,30 @@ carry_out(const char* path, const Job* job, int64_t count, int64_t first, int64_
     return error;
 }
 
+static int64_t bytes_of(const Task* task) {
+    if (task->size) return task->jobs->rows > 1 ? task->size * task->jobs->nbytes : task->size;
+    int64_t nbytes = 0;
+    for (int64_t i = 0; i < task->count; i++) nbytes += task->jobs[i].rows * task->jobs[i].nbytes;
+    return nbytes;
+}
+
+// Sends the rows of a task on, and records the event after those of the last task.
+static int send_on(Transfer* transfer, const Task* task) {
+    const Onward* to = &transfer->onward;
+    int64_t first = (task->memory - transfer->memory) / to->width;
+    Copy copy = {.source_type = HOST,
+                 .source_host = task->memory + to->skip,
+                 .source_pitch = to->width,
+                 .target_type = DEVICE,
+                 .target_device = to->target + first * to->pitch,
+                 .target_pitch = to->pitch,
+                 .width = to->take,
+                 .rows = bytes_of(task) / to->width};
+    if (to->use(to->context) || to->copy(&copy, to->stream)) return NOT_SENT;
+    int is_last = atomic_fetch_sub(&transfer->unsent, 1) == 1;
+    return is_last && to->record(to->event, to->stream) ? NOT_SENT : 0;
+}
+
 static void* work(void* unused) {
     (void)unused;
     pthread_mutex_lock(&lock);
@@ -101,6 +160,7 @@ static void* work(void* unused) {
         Transfer* transfer = task->transfer;
         int error =
             carry_out(task->path, task->jobs, task->count, task->first, task->size, transfer->flags, task->memory);
+        if (!error && transfer->onward.take) error = send_on(transfer, task);
         pthread_mutex_lock(&lock);
         busy--;
         if (error) transfer->error = error;
@@ -125,26 +185,29 @@ static void start_thread(void) {
     pthread_attr_destroy(&attributes);
 }
 
-static int64_t cut_size(const Job* job, int64_t parts, int64_t page) {
-    int64_t all = job->rows > 1 ? job->rows : job->nbytes, step = job->rows > 1 ? 1 : page;
+static int64_t cut_size(const Job* job, int64_t parts, int64_t step) {
+    int64_t all = job->rows > 1 ? job->rows : job->nbytes;
+    if (job->rows > 1) step = 1;
     int64_t size = (all + parts - 1) / parts;
     return (size + step - 1) / step * step;
 }
 
 // Starts a transfer of `count` jobs, whose bytes follow each other in `memory`. `paths`: their paths, each with a zero
 // byte at its end. `flags`: those of open(). `parts`: in how many parts each job is cut; where it is 1, a task has
-// `together` jobs. All that is pointed to must stay until `transfers_end`. Returns NULL where there is no memory or no
-// thread for it.
+// `together` jobs. `onward`: where each part goes on to as soon as it is there; NULL: nowhere. What is pointed to must
+// stay until `transfers_end`, but for `onward`. Returns NULL where there is no memory or no thread for it.
 Transfer* transfers_start(const char* paths, const Job* jobs, int64_t count, int flags, char* memory, int64_t parts,
-                          int64_t together) {
-    int64_t page = sysconf(_SC_PAGESIZE), tasks = 0;
+                          int64_t together, const Onward* onward) {
+    int64_t step = onward ? onward->width : sysconf(_SC_PAGESIZE), tasks = 0;
     for (int64_t i = 0; i < count; i += together) {
-        int64_t all = jobs[i].rows > 1 ? jobs[i].rows : jobs[i].nbytes, size = cut_size(&jobs[i], parts, page);
+        int64_t all = jobs[i].rows > 1 ? jobs[i].rows : jobs[i].nbytes, size = cut_size(&jobs[i], parts, step);
         tasks += parts == 1 || !all ? 1 : (all + size - 1) / size;
     }
     Transfer* transfer = malloc(sizeof(Transfer) + tasks * sizeof(Task));
     if (!transfer) return NULL;
-    transfer->flags = flags, transfer->error = 0;
+    transfer->flags = flags, transfer->error = 0, transfer->memory = memory;
+    transfer->onward = onward ? *onward : (Onward){0};
+    atomic_init(&transfer->unsent, (int)tasks);
     atomic_init(&transfer->left, (int)tasks);
     Task* task = transfer->tasks;
     for (int64_t i = 0; i < count; i += together) {
@@ -152,7 +215,7 @@ Transfer* transfers_start(const char* paths, const Job* jobs, int64_t count, int
         int64_t all = job->rows > 1 ? job->rows : job->nbytes, some = count - i < together ? count - i : together;
         if (parts == 1 || !all) *task++ = (Task){NULL, transfer, paths, job, some, 0, 0, memory};
         else {
-            int64_t size = cut_size(job, parts, page), each = job->rows > 1 ? job->nbytes : 1;
+            int64_t size = cut_size(job, parts, step), each = job->rows > 1 ? job->nbytes : 1;
             for (int64_t first = 0; first < all; first += size)
                 *task++ = (Task){NULL,
                                  transfer,

@@ -17,6 +17,7 @@ from ...planning.schedule import Piece
 from ...support.buffers import Bytes
 from ...support.errors import StoreError, remedy
 from ...support.intervals import overlaps
+from ...support.onward import Onward
 from ..format.chunks import Chunks
 from ..io import files
 from ..io.background import Job
@@ -56,7 +57,9 @@ class RawSource(Source):
         """Wakes all threads that wait for a chunk."""
         self._chunks.place.cancel()
 
-    def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
+    def start(
+        self, piece: Piece, slot: Bytes, onward: Onward | None = None
+    ) -> Callable[[], tuple[Array, int]]:
         """Where one read of each chunk is enough, reads in the background, or all chunks with few calls. In
         the background also reads a part of each row."""
         s, j, (start, stop) = self.matrix, piece.chunk[1], piece.span
@@ -78,12 +81,19 @@ class RawSource(Source):
                 offset, count = base + (row - i * s.chunk_rows) * line + skipped, row_stop - row
                 shape = (width, count, line) if by_rows else (count * line, 1, 0)
                 jobs.append(Job(folder.path(self._chunks.key(i, j)), offset, *shape))
-            end = files.start_read(jobs, data) if self.asynchronous else partial(files.read, jobs, data)
+            first, last = ((col - start) * s.itemsize for col in piece.cols)
+            columns = width, first, last - first
+            if self.asynchronous:
+                end = files.start_read(jobs, data, onward, columns)
+            else:
+                end = partial(files.read, jobs, data)
         except (OSError, ValueError):
             return read
 
         def done() -> tuple[Array, int]:
             if not end():
+                if onward:
+                    onward.taken = False
                 return read()  # or it says what the matter is
             place = data.view(self.dtype).reshape(rows, stop - start)
             return place[:, piece.cols[0] - start : piece.cols[1] - start], rows * width

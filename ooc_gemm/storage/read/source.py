@@ -15,6 +15,7 @@ from ...planning.schedule import Piece
 from ...planning.traits import StoreTraits
 from ...support.buffers import Bytes
 from ...support.errors import InputChangedError, StoreError
+from ...support.onward import Onward
 from ..io.stamps import Stamp, Stamps, digest
 
 Array = npt.NDArray[Any]
@@ -49,9 +50,12 @@ class Source:
         source is `lending`, and the bytes moved. Raises StoreError, which names the chunk."""
         raise NotImplementedError
 
-    def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
+    def start(
+        self, piece: Piece, slot: Bytes, onward: Onward | None = None
+    ) -> Callable[[], tuple[Array, int]]:
         """Start to read a piece. The function returned waits for the end and returns what `read` returns; it
-        must be called, whatever happens."""
+        must be called, whatever happens. `onward`: where the piece may go on to; `taken` says whether it
+        does, once the function has returned."""
         return partial(self.read, piece, slot)
 
     def cancel(self) -> None:
@@ -94,9 +98,11 @@ class Window(Source):
         """Reads the same piece of the whole array."""
         return self._source.read(self._there(piece), slot)
 
-    def start(self, piece: Piece, slot: Bytes) -> Callable[[], tuple[Array, int]]:
+    def start(
+        self, piece: Piece, slot: Bytes, onward: Onward | None = None
+    ) -> Callable[[], tuple[Array, int]]:
         """Starts to read the same piece of the whole array."""
-        return self._source.start(self._there(piece), slot)
+        return self._source.start(self._there(piece), slot, onward)
 
     def _there(self, piece: Piece) -> Piece:
         """Return the same piece of the whole array."""
