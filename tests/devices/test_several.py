@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
+import cupy_on_cpu
 import faults
 import numpy as np
 import pytest
@@ -212,6 +213,30 @@ def test_gram_is_symmetric_to_the_bit(tmp_path, device, transpose):
     assert np.array_equal(found, found.T)
     assert result.bytes_read == result.plan.bytes_read
     assert result.bytes_uploaded == result.plan.bytes_uploaded
+
+
+@pytest.mark.parametrize("linked", [True, False])
+@pytest.mark.parametrize("dtype", ["f4", "i1", "c8"])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_a_strip_on_the_diagonal_is_uploaded_once_to_a_device(
+    tmp_path, monkeypatch, transpose, dtype, linked
+):
+    """Bands of op(A) are copied from the panel of op(B), which lies on every device."""
+    cupy_on_cpu.install(monkeypatch, "90", devices=2)
+    monkeypatch.setattr("ooc_gemm.devices.cuda.device.CUDA.reaches", lambda *_: linked)
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(320, 320, 128))
+    g = random((600, 300), dtype)
+    path = stored(tmp_path / "g", g.T.copy() if transpose else g, (64, 64))
+    result = ooc_gemm.gram(
+        path, transpose=transpose, device="cuda:0,1", chunks=(64, 64), verify=True, memory_limit="4GiB"
+    )
+    wide = g.astype("c16" if dtype == "c8" else "i8" if dtype == "i1" else "f8")
+    assert close(result.array, wide @ wide.T)
+    assert np.array_equal(result.array, result.array.T)
+    strips = 600 + 2 * 320 - 320  # two on the diagonal, and those of the block below it
+    assert result.plan.block_count == 3
+    assert result.bytes_uploaded == result.plan.bytes_uploaded
+    assert result.bytes_uploaded <= (1 if linked else 2) * (strips + 280) * 300 * g.itemsize
 
 
 def test_devices_must_have_a_kernel_in_common():

@@ -234,7 +234,10 @@ class CUDASession(HostMemory):
             self._layout.pitch(name, k, lines) for name, lines in (("a", block.rows), ("b", block.cols))
         )
         if self._standardizing:
-            self._standardizing.standardize(Operand(a.data.ptr, lda), panel, stream)
+            whole = Operand(b.data.ptr, ldb) if block.band else Operand(a.data.ptr, lda)
+            self._standardizing.standardize(whole, panel, stream)
+        if block.band:
+            self._copy_band(block, k, a, b, stream)
         if self._checks:
             if first:
                 self._checks.begin(block, out, stream)
@@ -277,6 +280,15 @@ class CUDASession(HostMemory):
         self._gemm(product, stream, strips)
         self._early[c] = early
         self._timing.end(COMPUTE, start, stream, 0, block=block.index, k=k)
+
+    def _copy_band(self, block: Block, k: int, a: Any, b: Any, stream: Any) -> None:
+        """Copy the panel of op(A) of a band from the panel of op(B), which may be laid out differently."""
+        start, wide = block.row - block.col, self._op.transpose_a
+        some = slice(start, start + block.rows)
+        whole = self._layout.panel(b, "b", (k, block.cols) if wide else (block.cols, k))
+        target = self._layout.panel(a, "a", (k, block.rows) if wide else (block.rows, k))
+        with stream:
+            self._cupy.copyto(target, whole[:, some] if wide else whole[some])
 
     def _as_b(self, a: Any, b: Any, shape: tuple[int, int], stream: Any) -> Any:
         """Return op(A)ᵀ in the layout of op(B)'s panels, for a panel of op(A) that has this shape as stored:
