@@ -47,6 +47,7 @@ from .transforms import Transforms
 
 _TO_DEVICE, _TO_HOST = (driver.DEVICE, driver.HOST), (driver.HOST, driver.DEVICE)
 _BETWEEN_DEVICES = driver.EITHER, driver.EITHER
+_ON_DEVICE = driver.DEVICE, driver.DEVICE
 
 _Rows = list[tuple[int, Event]]
 """The row where each strip stops, and the event that completes when the strip is finished."""
@@ -282,13 +283,13 @@ class CUDASession(HostMemory):
         self._timing.end(COMPUTE, start, stream, 0, block=block.index, k=k)
 
     def _copy_band(self, block: Block, k: int, a: Any, b: Any, stream: Any) -> None:
-        """Copy the panel of op(A) of a band from the panel of op(B), which may be laid out differently."""
-        start, wide = block.row - block.col, self._op.transpose_a
-        some = slice(start, start + block.rows)
-        whole = self._layout.panel(b, "b", (k, block.cols) if wide else (block.cols, k))
-        target = self._layout.panel(a, "a", (k, block.rows) if wide else (block.rows, k))
-        with stream:
-            self._cupy.copyto(target, whole[:, some] if wide else whole[some])
+        """Copy the panel of op(A) of a band from the panel of op(B), which is laid out likewise."""
+        along_k, size, rows = self._layout.along_k("b"), b.itemsize, block.rows
+        assert self._layout.along_k("a") == along_k, "op(B) is op(A) transposed, for all kernels"
+        to, pitch = (self._layout.pitch(*side) for side in (("a", k, rows), ("b", k, block.cols)))
+        at = b.data.ptr + (block.row - block.col) * (pitch if along_k else 1) * size
+        width, lines = (k, rows) if along_k else (rows, k)
+        driver.copy(_ON_DEVICE, a.data.ptr, to * size, at, pitch * size, width * size, lines, stream.ptr)
 
     def _as_b(self, a: Any, b: Any, shape: tuple[int, int], stream: Any) -> Any:
         """Return op(A)ᵀ in the layout of op(B)'s panels, for a panel of op(A) that has this shape as stored:
