@@ -92,7 +92,7 @@ class _Checks(NamedTuple):
 class Several:
     """Two or more devices that work as one. All of them use the same arithmetic."""
 
-    reduces = standardizes = False
+    reduces = False
     scorer = None
 
     def __init__(self, devices: list[Member], weights: list[int] | None = None):
@@ -105,6 +105,11 @@ class Several:
         self.model = " and ".join(models)
         """Rates are remembered under the model of one device."""
         self._linked = all(one.reaches(other) for one in devices for other in devices if one is not other)
+
+    @property
+    def standardizes(self) -> bool:
+        """Whether all devices do: each standardizes its own panel of op(B)."""
+        return all(device.standardizes for device in self.devices)
 
     def arithmetic(
         self,
@@ -204,10 +209,12 @@ class SeveralSession:
         self._op, self._weights, self._passes = operation, weights, plan.budget.linked
         self._arrived: dict[tuple[int, int, tuple[int, int]], list[_Place]] = {}
         plans = [replace(plan, bm=band_rows(plan.bm, weights, index)) for index in range(len(devices))]
+        other = replace(operation, standardizer=operation.standardizer and operation.standardizer.beside())
+        operations = [operation, *[other] * (len(devices) - 1)]
         with ThreadPoolExecutor(len(devices)) as pool:
             opening = [
-                pool.submit(device.open, one, operation, trace)
-                for device, one in zip(devices, plans, strict=True)
+                pool.submit(device.open, one, work, trace)
+                for device, one, work in zip(devices, plans, operations, strict=True)
             ]
         self.sessions = [each.result() for each in opening if each.exception() is None]
         if len(self.sessions) < len(devices):
@@ -226,15 +233,16 @@ class SeveralSession:
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Uploads each row of op(A) and of C to the device whose band contains it. Of op(B) each device gets
-        a share of the columns, which the others copy from it when the panel is complete (`record`)."""
+        a share of the columns, which the others copy from it when the panel is complete (`record`). On the
+        diagonal bands of op(A) are copied from op(B)."""
         events: list[Event] = []
-        if piece.operand != "b":
+        if piece.operand != "b" and not piece.both:
             axis = int(piece.operand == "a" and self._op.transpose_a)
             at = piece.into[axis]
             for session, rows in self._bands(piece.panel[axis]):
                 if rows[0] < at + source.shape[axis] and at < rows[1]:
                     events.append(session.upload(*_cut(source, piece, axis, rows), buffer))
-        if piece.operand == "b" or piece.both:
+        else:
             piece = piece._replace(operand="b")
             if self._passes:
                 index = self._holder(piece)
@@ -415,7 +423,10 @@ class SeveralSession:
 def _split(block: Block, weights: tuple[int, ...]) -> list[Block]:
     """Cut a block into bands, one for each session."""
     cut = bands(block.rows, weights)
-    return [replace(block, row=block.row + i, rows=stop - i, diagonal=False) for i, stop in cut]
+    return [
+        replace(block, row=block.row + i, rows=stop - i, diagonal=False, band=block.diagonal)
+        for i, stop in cut
+    ]
 
 
 def _cut(source: Array, piece: Piece, axis: int, lines: tuple[int, int]) -> tuple[Array, Piece]:

@@ -119,7 +119,7 @@ class Operation:
     do not say that it applies transforms is given none."""
     standardizer: Standardizer | None = None
     """What standardizes each panel of op(A) before it is multiplied, in a product of one symmetric block
-    (`Problem.whole`)."""
+    (`Problem.whole`). Of a band, it is the panel of op(B) that holds all elements."""
     reduction: Reduction | None = None
     """What the device does with finished blocks instead of having them downloaded (`Device.reduces`)."""
     ranked: Ranked | None = None
@@ -197,6 +197,7 @@ class Overflow:
             self.scale(c)
         a = self._largest.pop(("a", p), 0) if resident is None else self._largest.get(("a", resident), 0)
         b = a if block.diagonal else self._largest.pop(("b", p), 0)
+        a = b if block.band else a
         self._add(c, self._alpha * a * b * k)
         return a, b
 
@@ -399,8 +400,9 @@ class Session(Uploads, Protocol):
         """Compute block c ← α·(panels p) + (β if first else 1)·block c.
 
         For a block on the diagonal, the panel of op(A) is also that of op(B), and only what lies on and below
-        the diagonal counts. If panels of op(A) stay on the device (`Panels.resident`), each has its own
-        number, and the kernel must not change it.
+        the diagonal counts. For a band of such a block, the panel of op(A) is first copied from that of
+        op(B). If panels of op(A) stay on the device (`Panels.resident`), each has its own number, and the
+        kernel must not change it.
         """
 
     def mirror(self, block: Block, c: int, col: int = 0) -> None:

@@ -1,7 +1,8 @@
 """Standardizes op(A) in the panels of a symmetric product op(A)·op(A)ᵀ that is made as one block.
 
 A panel then holds all elements of op(A) at its places along k. What is subtracted from them, and by what they
-are divided, is found in the panel, so that no pass over the array must find it before:
+are divided, is found in the panel, so that no pass over the array must find it before. Several devices have
+bands of op(A), and each of them the whole panel of op(B) = op(A)ᵀ, which it standardizes.
 
     p = mean/2        x' = (x − 2p)/√(2p(1 − p)),  and 0 where x is missing
 
@@ -58,6 +59,12 @@ class Standardizer(Protocol):
     """Standardizes panels, and keeps what it finds. Any thread may call it."""
 
     rule: Binomial
+    keeps: bool
+    """Whether it keeps what it finds. If not, a device need not count anything."""
+
+    def beside(self) -> "Standardizer":
+        """Return one that standardizes likewise and keeps nothing, for other devices that have the same
+        panels."""
 
     def begin(self) -> None:
         """Forget what was found. This is called before the first panel, also of a block that is made once

@@ -246,7 +246,7 @@ class CostModel:
 
     def _uploaded_bytes(self, x: Candidate, reads: list[Reads]) -> int:
         p = self._problem
-        again = uploaded_again(p, self._budget, *shared_columns(p, x.bm, x.bn))
+        again = uploaded_again(p, self._budget, shared_columns(p, x.bm, x.bn))
         return sum(each.times * each.nbytes for each in reads) + again
 
     def _compute_seconds(self, x: Candidate) -> float:

@@ -168,7 +168,8 @@ class Plan:
             found, kept = (x[2 * pair + number] if x else 0 for x in (self.found, self.kept))
             pieces = cut(operand, s, rows, cols, self.slot_bytes, found, kept, matrix)
             along_b = operand == "b"
-            pieces = self._in_turns(pieces, int(s.transposed != along_b), even=along_b)
+            even = along_b or block.diagonal  # op(B)'s panel is sent, and bands of op(A) are copied from it
+            pieces = self._in_turns(pieces, int(s.transposed != along_b), even)
             yield from (piece._replace(both=True) for piece in pieces) if block.diagonal else pieces
 
     def _in_turns(self, pieces: Iterator[Piece], axis: int, even: bool) -> Iterator[Piece]:

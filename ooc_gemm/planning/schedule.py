@@ -38,6 +38,9 @@ class Block:
     enough."""
     last: bool = False
     """Whether no other block is made after this one."""
+    band: bool = False
+    """Whether these are some rows of a block on the diagonal, which one of several devices computes: their
+    panel of op(A) is a part of op(B)'s, from column `row − col` on."""
 
 
 class Piece(NamedTuple):

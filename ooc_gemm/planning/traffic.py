@@ -34,7 +34,7 @@ def whole_traffic(p: Problem, budget: Budget, x: Candidate) -> Traffic:
     if p.reads_c:
         read += p.c.read_bytes(x.bm, x.bn)
         uploaded += p.m * p.n * p.c.itemsize
-    uploaded += uploaded_again(p, budget, *shared_columns(p, x.bm, x.bn))
+    uploaded += uploaded_again(p, budget, shared_columns(p, x.bm, x.bn))
     written = p.c.grid[0] * p.c.grid[1] * p.c.chunk_bytes if p.c.chunked else p.m * p.n * p.c.itemsize
     if budget.device is None:
         return Traffic(read, written, 0, 0, exchanged)
@@ -46,7 +46,7 @@ def uploaded_bytes(p: Problem, budget: Budget, blocks: list[Block], rows_of_a: i
     that are uploaded for them."""
     off = sum(block.cols for block in blocks if not block.diagonal)
     old = sum(block.rows * block.cols for block in blocks) * p.c.itemsize if p.reads_c else 0
-    again = uploaded_again(p, budget, off, sum(block.rows for block in blocks if block.diagonal))
+    again = uploaded_again(p, budget, sum(block.cols for block in blocks))
     return p.k * (rows_of_a * p.a.itemsize + off * p.b.itemsize) + old + again
 
 
@@ -64,23 +64,17 @@ def piece_read_bytes(s: Matrix, piece: Piece) -> int:
     return total
 
 
-def shared_columns(p: Problem, bm: int, bn: int) -> tuple[int, int]:
-    """Return the number of columns of all blocks off the diagonal of a symmetric C, and of those on it. Of
-    any other C, all blocks are off the diagonal."""
+def shared_columns(p: Problem, bm: int, bn: int) -> int:
+    """Return the number of columns of all blocks."""
     down = ceil_div(p.m, bm)
-    return (bn * (down * (down - 1) // 2), p.m) if p.symmetric else (down * p.n, 0)
+    return bn * (down * (down - 1) // 2) + p.m if p.symmetric else down * p.n
 
 
-def uploaded_again(p: Problem, budget: Budget, off: int, on: int) -> int:
-    """Return the bytes that several devices receive in addition to each piece once.
-
-    off: columns of op(B)'s panels, which go to each device that cannot take them from another. on: columns of
-    op(B)'s panels that are also rows of op(A) (on the diagonal), which go to one device or to all.
-    """
-    others = len(budget.weights) - 1
-    apart = 0 if budget.linked else others
-    itemsize = p.a.itemsize if p.symmetric else p.b.itemsize
-    return p.k * itemsize * (off * apart + on * (apart + 1)) if others else 0
+def uploaded_again(p: Problem, budget: Budget, columns: int) -> int:
+    """Return the bytes that several devices receive in addition to each piece once. columns: those of op(B)'s
+    panels, which go to each device that cannot take them from another."""
+    others = 0 if budget.linked else len(budget.weights) - 1
+    return p.k * (p.a.itemsize if p.symmetric else p.b.itemsize) * columns * others
 
 
 def lower_bound_bytes(p: Problem, fast_bytes: int) -> int:

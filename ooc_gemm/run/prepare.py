@@ -263,14 +263,16 @@ def _reduced(problem: Problem, request: Settled, chosen: Chosen, limits: Limits)
 
 
 def _standardized(problem: Problem, request: Settled, limits: Limits) -> Problem:
-    """Return the problem with what a device with memory of its own keeps to standardize panels."""
+    """Return the problem with what a device with memory of its own keeps to standardize panels: those of
+    op(A), or of op(B) on several devices."""
     if request.standardizer is None or limits.device is None:
         return problem
     rule, (a, b) = request.standardizer.rule, problem.scratch
+    several = len(limits.weights) > 1
     return replace(
         problem,
         kept_bytes=rule.device_bytes(problem.m, problem.k),
-        scratch=(a + rule.panel_bytes, b),
+        scratch=(a, b + rule.panel_bytes) if several else (a + rule.panel_bytes, b),
         line_bytes=problem.line_bytes + rule.line_bytes,
     )
 

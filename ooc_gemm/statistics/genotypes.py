@@ -5,7 +5,6 @@ counted; where many are, the 0/1 matrix M of missing elements is multiplied, M�
 up to 2²⁴ variants at a time. Where a GPU multiplies M faster than pairs are listed, the pass gives up.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
@@ -20,9 +19,10 @@ from ..engine.standardize import MARGIN
 from ..engine.transform import missing_of
 from ..run.stream import Needs, Panels, Range
 from ..storage.read.source import Opened
-from ..support.buffers import scratch
 from ..support.errors import InputError
 from ..support.intervals import ranges
+from . import words
+from .words import room
 
 STRIP = 1 << 19
 """Genotypes that are looked at together."""
@@ -33,7 +33,8 @@ LISTED = 1000
 PAIR_BYTES = 40 * PAIRS
 """Lists of pairs, in each thread."""
 THREAD_BYTES = 32 * STRIP + PAIR_BYTES
-"""What each thread computes in: a strip as floats, its mask, lists of what is missing and of pairs."""
+"""What each thread computes in: a strip as floats, its mask, lists of what is missing and of pairs. A strip
+of bytes takes less (`words.NBYTES`)."""
 MOST_LISTED = 1 << 25
 """Pairs after which a pass gives up counting, where a GPU can count. A core lists so many in a second."""
 ROUNDING = 2.0**-44
@@ -107,18 +108,33 @@ class Tally:
     def look(self, strip: Array, first: int) -> "Lacking":
         """Count a strip, variants × samples in C order, whose first variant has this number. Returns which
         genotypes are missing."""
-        lines, room = slice(first, first + len(strip)), _room("missing", strip.shape, np.bool_)
-        lacks = Lacking.of(missing_of(strip, self._missing, room), strip.shape)
-        sums, there = _sums(strip, lacks.where, self._dtype), strip.shape[1] - lacks.each
-        with np.errstate(all="ignore"):
-            share = np.divide(sums, 2.0 * there, dtype=np.float64)  # NaN where none has it, or inf
-            good = ~(np.minimum(share, 1 - share) < self._least - ROUNDING)
-        self.frequency[lines], self.kept[lines] = share, good
+        mask = missing_of(strip, self._missing, room("missing", strip.shape, np.bool_))
+        lacks = Lacking.of(mask, strip.shape)
+        good = self._note(_sums(strip, lacks.where, self._dtype), lacks.each, first)
         if len(lacks.where):
             found = lacks.only(good).count(self.counts)
             with self._lock:
                 self.lacking += found
         return lacks
+
+    def look_at_words(self, strip: Array, first: int) -> None:
+        """Count a strip of bytes likewise (`words.fit`), faster, and no pairs."""
+        seen = words.Strip(strip, self._missing)
+        good = self._note(seen.sums, seen.missing, first)
+        if seen.missing.any():
+            found = seen.lacking(good)
+            with self._lock:
+                self.lacking += found
+
+    def _note(self, sums: Array, missing: Array, first: int) -> Array:
+        """Note frequencies of variants from sums of genotypes and numbers of missing ones. Returns which
+        variants are kept."""
+        lines = slice(first, first + len(sums))
+        with np.errstate(all="ignore"):  # NaN where no sample has a genotype, or inf
+            share = np.divide(sums, 2.0 * (len(self.lacking) - missing), dtype=np.float64)
+            good: Array = ~(np.minimum(share, 1 - share) < self._least - ROUNDING)
+        self.frequency[lines], self.kept[lines] = share, good
+        return good
 
     def found(self, bytes_read: int = 0) -> Genotypes:
         """Return what was found of all variants."""
@@ -153,8 +169,11 @@ def look_through(
     panels = Panels(opened, opened.dtype, limit, "look through", needs)
 
     def work(panel: Array, rows: Range) -> None:
-        for start, stop in ranges(len(panel), max(1, STRIP // max(1, samples))):
-            tally.look(panel[start:stop], rows[0] + start)
+        in_words = words.fit(panel.dtype) and (counts is None or counts.given_up)
+        look: Callable[[Array, int], object] = tally.look_at_words if in_words else tally.look
+        step = words.rows_of(samples) if in_words else max(1, STRIP // max(1, samples))
+        for start, stop in ranges(len(panel), step):
+            look(panel[start:stop], rows[0] + start)
 
     with one_blas_thread:
         panels.each(work, lambda nothing: None, progress=progress)
@@ -166,18 +185,10 @@ def sum_type(stored: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if stored.itemsize == 1 else FLOAT64
 
 
-def _room(purpose: str, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Memory of the thread for a strip. The system takes back new memory of this size each time, and gives it
-    to the next strip page by page: sixteen threads then wait for each other."""
-    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    room: Array = scratch(purpose, nbytes)[:nbytes].view(dtype).reshape(shape)
-    return room
-
-
 def _sums(strip: Array, gone: Array, dtype: np.dtype[Any]) -> Array:
     """Sums of the genotypes of each variant; infinite where one is no number from 0 to 2. gone: indices of
     those that are missing."""
-    values = _room("genotypes", strip.shape, dtype)
+    values = room("genotypes", strip.shape, dtype)
     np.copyto(values, strip)
     values.reshape(-1)[gone] = 0
     outside = None

@@ -24,6 +24,7 @@ import numpy as np
 
 from ..devices import open_device, within
 from ..devices.cpu.device import CPU
+from ..devices.several import Several
 from ..engine.ports import Array, Device
 from ..engine.transform import missing_of
 from ..planning.plan import Plan
@@ -310,14 +311,16 @@ def _relationship(request: Request, data: Dataset, wanted: _Wanted, observer: Ob
 
 def _once(request: Request, wanted: _Wanted, opened: Opened) -> tuple[Standardized, Request] | None:
     """The product for which genotypes are read once, and what standardizes them; None where its plan does not
-    fit, takes longer than two passes, or something else computes than one device of this process."""
+    fit, takes longer than two passes, or something else computes than devices of this process."""
     if current():
         return None
     device = _device(request)
     if not device.standardizes:
         return None
     standardized = Standardized(opened, wanted.missing, wanted.least, wanted.scaled, wanted.paired)
-    product = wanted.in_panels(request, standardized, device.threads if isinstance(device, CPU) else 0)
+    members = device.devices if isinstance(device, Several) else [device]
+    threads = sum(member.threads for member in members if isinstance(member, CPU))
+    product = wanted.in_panels(request, standardized, threads)
     writes = request.writes and request.c is None
     try:
         once = prepare(replace(product, c=None, resume=False, writes=writes).check()).plan

@@ -1,6 +1,8 @@
 """Standardizes genotypes while their relationship matrix is computed, so that they are read once."""
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
@@ -43,6 +45,8 @@ def factors(frequency: Vector, kept: npt.NDArray[np.bool_], scaled: bool) -> tup
 class Standardized:
     """Standardizes genotypes in the panels of their product (`Standardizer`), and keeps what it finds."""
 
+    keeps = True
+
     def __init__(self, opened: Opened, missing: float | None, least: float, scaled: bool, paired: bool):
         """opened: variants × samples. missing: as stored. The others are as of `Binomial`."""
         gone = None if missing is None else as_element(missing, opened.dtype)
@@ -59,16 +63,28 @@ class Standardized:
         each = THREAD_BYTES + 8 * STRIP + 16 * self.samples
         return held + threads * (each - (0 if self.rule.paired else PAIR_BYTES))
 
+    def beside(self) -> "Standardized":
+        """Return one that keeps nothing."""
+        found = copy(self)
+        found.keeps, found.rule = False, replace(self.rule, paired=False)
+        return found
+
     def begin(self) -> None:
         """Makes room for what is found."""
         self._tally = self._taken = None
+        if self.keeps:
+            self._tally = self._new_tally(self.variants)
+
+    def _new_tally(self, variants: int) -> Tally:
         counts = Counts(self.samples) if self.rule.paired else None
-        shape, least = (self.variants, self.samples), self.rule.least + ROUNDING
-        self._tally = Tally(shape, self.rule.missing, least, counts, self._sums)
+        shape, least = (variants, self.samples), self.rule.least + ROUNDING
+        return Tally(shape, self.rule.missing, least, counts, self._sums)
 
     def standardize(self, lines: Array, first: int) -> None:
         """Counts on the way what is missing."""
         tally = self._tally
+        if not self.keeps:
+            tally, first = self._new_tally(len(lines)), 0
         assert tally, "it has begun"
         for start, stop in ranges(len(lines), max(1, STRIP // max(1, self.samples))):
             strip, some = lines[start:stop], slice(first + start, first + stop)

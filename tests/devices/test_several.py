@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
+import cupy_on_cpu
 import faults
 import numpy as np
 import pytest
@@ -185,6 +186,21 @@ def test_all_streams_wait_for_what_they_need(tmp_path, monkeypatch, weights, bet
     assert result.plan.panel_count > buffers
 
 
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_all_streams_wait_on_the_diagonal_and_off_it(monkeypatch, buffers):
+    make = with_blocks(384, 384, 128)
+
+    def made(*args):
+        plan = make(*args)
+        return replace(plan, k_panels=replace(plan.k_panels, buffers=buffers))
+
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", made)
+    g = random((900, 500), "f4")
+    result = ooc_gemm.gram(g, device=cpus(device_with(Ordered, CPU), (3, 1)), chunks=(128, 128))
+    assert close(result.array, g @ g.T)
+    assert result.plan.block_count == 6
+
+
 def test_each_device_knows_which_block_is_the_last(tmp_path, monkeypatch):
     """Its band of that leaves strip by strip. (With a plan of its own blocks it thought of others.)"""
     monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(640, 300, 500))
@@ -212,6 +228,39 @@ def test_gram_is_symmetric_to_the_bit(tmp_path, device, transpose):
     assert np.array_equal(found, found.T)
     assert result.bytes_read == result.plan.bytes_read
     assert result.bytes_uploaded == result.plan.bytes_uploaded
+
+
+@pytest.mark.parametrize("linked", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "kernel"), [("f4", "auto"), ("i1", "auto"), ("c8", "auto"), ("f8", "ozaki2")]
+)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_a_strip_on_the_diagonal_is_uploaded_once_to_a_device(
+    tmp_path, monkeypatch, transpose, dtype, kernel, linked
+):
+    """Bands of op(A) are copied from the panel of op(B), which lies on every device."""
+    cupy_on_cpu.install(monkeypatch, "90", devices=2)
+    monkeypatch.setattr("ooc_gemm.devices.cuda.device.CUDA.reaches", lambda *_: linked)
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(320, 320, 128))
+    g = random((600, 300), dtype)
+    path = stored(tmp_path / "g", g.T.copy() if transpose else g, (64, 64))
+    result = ooc_gemm.gram(
+        path,
+        transpose=transpose,
+        device="cuda:0,1",
+        chunks=(64, 64),
+        verify=True,
+        memory_limit="4GiB",
+        kernel=kernel,
+    )
+    wide = g.astype("c16" if dtype == "c8" else "i8" if dtype == "i1" else "f8")
+    assert close(result.array, wide @ wide.T)
+    assert np.array_equal(result.array, result.array.T)
+    assert result.plan.block_count == 3
+    assert result.bytes_uploaded == result.plan.bytes_uploaded
+    on, rows, cols = 600, 280, 320  # two blocks on the diagonal, and one below it
+    lines = on + rows + cols if linked else 2 * on + rows + 2 * cols
+    assert result.bytes_uploaded == lines * 300 * g.itemsize
 
 
 def test_devices_must_have_a_kernel_in_common():

@@ -462,8 +462,8 @@ class Runtime(SimpleNamespace):
     __eq__, __hash__ = object.__eq__, object.__hash__
 
 
-def install(monkeypatch, capability="90"):
-    """Makes it `cupy` for the rest of a test, with one device of this compute capability."""
+def install(monkeypatch, capability="90", devices=1):
+    """Makes it `cupy` for the rest of a test, with so many devices of this compute capability."""
 
     class Device:
         attributes: ClassVar[dict[str, int]] = {
@@ -489,7 +489,7 @@ def install(monkeypatch, capability="90"):
         "clockRate": 1_000_000,
     }
     runtime = Runtime(
-        getDeviceCount=lambda: 1,
+        getDeviceCount=lambda: devices,
         getDeviceProperties=lambda index: properties,
         memGetInfo=lambda: (8 << 30, 8 << 30),
         deviceGetAttribute=lambda attribute, index: 1_000_000,

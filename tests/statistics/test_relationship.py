@@ -9,10 +9,14 @@ import pytest
 import zarr
 from arrays import LAYOUTS
 from conftest import gpu_missing, make
+from faults import Failing, with_blocks
 from interruption import interrupted
 from samples import alleles
 
 import ooc_gemm
+from ooc_gemm.devices.cpu.device import CPU
+from ooc_gemm.devices.cuda.arrays import ALIGN
+from ooc_gemm.devices.several import Several
 from ooc_gemm.statistics import genotypes, relationship
 from ooc_gemm.statistics.genotypes import have_both, look_through
 from ooc_gemm.statistics.standardized import Standardized
@@ -161,13 +165,69 @@ def test_a_gpu_reads_genotypes_once(tmp_path, monkeypatch, samples, options, dty
     assert counted == (options.get("meanimpute") is None and options.get("method") != "vanraden")
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("samples", [0, 1])
 @pytest.mark.parametrize(("options", "dtype"), READ_ONCE)
-def test_a_real_gpu_reads_genotypes_once(tmp_path, monkeypatch, samples, options, dtype):
+def test_several_devices_read_genotypes_once(tmp_path, monkeypatch, samples, options, dtype):
+    device = Several([CPU(2), CPU(1), CPU(1)], [2, 1, 3])
+    check_once(tmp_path, monkeypatch, (531, 700), samples, options, dtype, device)
+
+
+@pytest.mark.parametrize("linked", [True, False])
+@pytest.mark.parametrize("samples", [0, 1])
+@pytest.mark.parametrize(("options", "dtype"), READ_ONCE)
+def test_several_gpus_read_genotypes_once(tmp_path, monkeypatch, samples, options, dtype, linked):
+    cupy_on_cpu.install(monkeypatch, "90", devices=3)
+    monkeypatch.setattr("ooc_gemm.devices.cuda.device.CUDA.reaches", lambda *_: linked)
+    check_once(tmp_path, monkeypatch, (531, 300), samples, options, dtype, "cuda:0,1,2")
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("samples", [0, 1])
+@pytest.mark.parametrize("impute", [True, False])
+def test_what_standardizing_takes_is_in_the_ledger(monkeypatch, impute, samples, devices):
+    cupy_on_cpu.install(monkeypatch, "90", devices=devices)
+    taken = []
+
+    class Memory(cupy_on_cpu.Memory):
+        def __init__(self, nbytes):
+            taken.append(nbytes)
+            super().__init__(nbytes)
+
+    monkeypatch.setattr("cupy.cuda.Memory", Memory)
+    device = "cuda:" + ",".join(map(str, range(devices)))
+    g = alleles(3000, 400, 12)
+    found = ooc_gemm.grm(
+        g if samples else g.T, samples=samples, meanimpute=impute, device=device, memory_limit="4GiB"
+    )
+    assert found.bytes_passed == 0
+    ledger = found.plan.device_ledger
+    assert 0 < sum(taken) <= devices * (sum(ledger.values()) - ledger["baseline"] + 16 * ALIGN)
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_another_device_standardizes_what_one_has_left(tmp_path, monkeypatch, after):
+    monkeypatch.setattr("ooc_gemm.run.prepare.make_plan", with_blocks(700, 700, 100))
+    g, notes = alleles(531, 700, 13), []
+    path = make(tmp_path / "g", g, chunks=(50, 100))
+    found = ooc_gemm.grm(path, device=Several([Failing(1, after), CPU(1)]), notice=notes.append)
+    assert [note for note in notes if "fallen off the bus" in note]
+    assert found.bytes_passed == 0
+    assert np.abs(found.array - expected(g)).max() <= 3e-6 * np.abs(expected(g)).max()
+    assert found.missing == np.count_nonzero(g < 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda", "cuda:0,1"])
+@pytest.mark.parametrize("samples", [0, 1])
+@pytest.mark.parametrize(("options", "dtype"), READ_ONCE)
+def test_a_real_gpu_reads_genotypes_once(tmp_path, monkeypatch, samples, options, dtype, device):
     if why := gpu_missing():
         pytest.skip(why)
-    check_once(tmp_path, monkeypatch, (4001, 1177), samples, options, dtype, "cuda")
+    from ooc_gemm.devices.cuda.gpus import count
+
+    if device != "cuda" and count() < 2:
+        pytest.skip("there is one GPU here")
+    check_once(tmp_path, monkeypatch, (4001, 1177), samples, options, dtype, device)
 
 
 def test_a_matrix_of_several_blocks_needs_a_pass(tmp_path):

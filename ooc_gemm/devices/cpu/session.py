@@ -150,7 +150,10 @@ class CPUSession(HostMemory):
         b = a if block.diagonal else self._panels["b", p]
         last = panel[1] == self._k
         if self._op.standardizer:
-            self._stream.submit(partial(self._standardize, self._op.standardizer, a, block.rows, panel))
+            whole, rows = (b, block.cols) if block.band else (a, block.rows)
+            self._stream.submit(partial(self._standardize, self._op.standardizer, whole, rows, panel))
+        if block.band:
+            self._stream.submit(partial(self._copy_band, block, k, a, b))
         self._stream.submit(partial(self._multiply, block, k, a, b, most, c, (first, last)))
 
     def scale(self, block: Block, c: int) -> None:
@@ -171,8 +174,11 @@ class CPUSession(HostMemory):
         return check
 
     def finish(self, block: Block, c: int) -> None:
-        """Marks the point in the compute stream at which the block is finished."""
+        """Marks the point in the compute stream at which the block is finished. This waits for that where
+        panels were standardized: what was found is then complete."""
         self._finished[c] = self._stream.mark()
+        if self._op.standardizer:
+            self._finished[c].synchronize()
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event:
         """Copies on the calling thread. A transposed part is copied in tiles that fit the processor's
@@ -300,7 +306,7 @@ class CPUSession(HostMemory):
     def _standardize(
         self, standardizer: Standardizer, memory: Array, rows: int, panel: tuple[int, int]
     ) -> None:
-        """Let workers standardize the panel of op(A), some places along k at a time."""
+        """Let workers standardize a panel that holds all rows of op(A), some places along k at a time."""
         start, k = time.perf_counter(), panel[1] - panel[0]
         if panel[0] == 0:
             standardizer.begin()
@@ -315,6 +321,15 @@ class CPUSession(HostMemory):
         each = max(1, min(ceil_div(k, 2 * self.threads), LINES_ELEMENTS // max(1, rows)))
         self._workers.run(work, ((some,) for some in slices(k, each)))
         self._trace.add("compute", start, time.perf_counter(), "compute")
+
+    def _copy_band(self, block: Block, k: int, a: Array, b: Array) -> None:
+        """Copy the panel of op(A) of a band from the panel of op(B)."""
+        start, wide = block.row - block.col, self._op.transpose_a
+        some = slice(start, start + block.rows)
+        whole = _shaped(b, (k, block.cols) if wide else (block.cols, k))
+        np.copyto(
+            _shaped(a, (k, block.rows) if wide else (block.rows, k)), whole[:, some] if wide else whole[some]
+        )
 
     def _reduce(
         self, reduction: Reduction, block: Block, work: Callable[[slice, slice], None], out: Array

@@ -51,6 +51,7 @@ from .transforms import Transforms
 
 _TO_DEVICE, _TO_HOST = (driver.DEVICE, driver.HOST), (driver.HOST, driver.DEVICE)
 _BETWEEN_DEVICES = driver.EITHER, driver.EITHER
+_ON_DEVICE = driver.DEVICE, driver.DEVICE
 
 
 def _in_background(work: Callable[[], None]) -> Future[None]:
@@ -268,7 +269,10 @@ class CUDASession(HostMemory):
             self._layout.pitch(name, k, lines) for name, lines in (("a", block.rows), ("b", block.cols))
         )
         if self._standardizing:
-            self._standardizing.standardize(Operand(a.data.ptr, lda), panel, stream)
+            whole = Operand(b.data.ptr, ldb) if block.band else Operand(a.data.ptr, lda)
+            self._standardizing.standardize(whole, panel, stream)
+        if block.band:
+            self._copy_band(block, k, a, b, stream)
         if self._checks:
             if first:
                 self._checks.begin(block, out, stream)
@@ -311,6 +315,15 @@ class CUDASession(HostMemory):
         self._gemm(product, stream, strips)
         self._early[c] = early
         self._timing.end(COMPUTE, start, stream, 0, block=block.index, k=k)
+
+    def _copy_band(self, block: Block, k: int, a: Any, b: Any, stream: Any) -> None:
+        """Copy the panel of op(A) of a band from the panel of op(B), which is laid out likewise."""
+        along_k, size, rows = self._layout.along_k("b"), b.itemsize, block.rows
+        assert self._layout.along_k("a") == along_k, "op(B) is op(A) transposed, for all kernels"
+        to, pitch = (self._layout.pitch(*side) for side in (("a", k, rows), ("b", k, block.cols)))
+        at = b.data.ptr + (block.row - block.col) * (pitch if along_k else 1) * size
+        width, lines = (k, rows) if along_k else (rows, k)
+        driver.copy(_ON_DEVICE, a.data.ptr, to * size, at, pitch * size, width * size, lines, stream.ptr)
 
     def _as_b(self, a: Any, b: Any, shape: tuple[int, int], stream: Any) -> Any:
         """Return op(A)ᵀ in the layout of op(B)'s panels, for a panel of op(A) that has this shape as stored:

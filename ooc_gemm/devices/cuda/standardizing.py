@@ -33,11 +33,15 @@ class Standardizing:
     """What standardizes the panels of one run, with what it finds, on the device."""
 
     def __init__(self, plan: Plan, operation: Operation, layout: Layout, device: GPU, allocate: Any):
-        """`allocate`: {name: (elements, dtype)} → device arrays."""
+        """`allocate`: {name: (elements, dtype)} → device arrays. Panels are those of op(A), or of op(B) where
+        op(A) has bands."""
         assert operation.standardizer, "there is something to do"
         self._standardizer: Standardizer = operation.standardizer
         self._rule, self._runtime = self._standardizer.rule, device.runtime
-        self._panel, self._along_k = operation.arithmetic.panel, layout.along_k("a")
+        self._panel, self._along_k = (
+            operation.arithmetic.panel,
+            layout.along_k("b" if len(plan.budget.weights) > 1 else "a"),
+        )
         m, k, bk = plan.problem.m, plan.problem.k, plan.bk
         self._m, self._bytes = m, round_up(bk if self._along_k else m, PITCH)
         self._config = preparations.standardize(self._panel.name, self._along_k)
@@ -60,7 +64,7 @@ class Standardizing:
         self._memory = allocate(wanted)
 
     def standardize(self, a: Operand, panel: tuple[int, int], stream: Any) -> None:
-        """Start to standardize the panel of op(A) that lies at `a`. `panel`: its first place along k, and the
+        """Start to standardize the panel that lies at `a`. `panel`: its first place along k, and the
         one after its last."""
         start, k = panel[0], panel[1] - panel[0]
         if start == 0:
@@ -98,7 +102,9 @@ class Standardizing:
         self._count(product, stream, strips=Strips(lower=True))
 
     def deliver(self, stream: Any) -> None:
-        """Wait for the stream, and hand over what was found in all panels."""
+        """Wait for the stream, and hand over what was found in all panels, if that is kept."""
+        if not self._standardizer.keeps:
+            return
         counts = None
         if self._rule.paired:
             self._mirror.mirror(self._m, Operand(self._memory["counts"].data.ptr, self._m), stream)
