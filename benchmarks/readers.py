@@ -104,8 +104,8 @@ class _Nowhere:
     def prepare(self, buffer: Any) -> None:
         pass
 
-    def onward(self, piece: Any, dtype: Any, buffer: int, slot: Any) -> None:
-        pass
+    def prepared(self, buffer: Any) -> bool:
+        return False
 
     def close(self) -> None:
         pass

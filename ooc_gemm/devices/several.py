@@ -231,6 +231,10 @@ class SeveralSession:
         """Delegates to the first session."""
         self.sessions[0].prepare(buffer)
 
+    def prepared(self, buffer: Bytes) -> bool:
+        """Asks the first session."""
+        return self.sessions[0].prepared(buffer)
+
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Uploads each row of op(A) and of C to the device whose band contains it. Of op(B) each device gets
         a share of the columns, which the others copy from it when the panel is complete (`record`). On the
@@ -252,21 +256,19 @@ class SeveralSession:
                 events += [session.upload(source, piece, buffer) for session in self.sessions]
         return events[0] if len(events) == 1 else _All(tuple(events))
 
-    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int, slot: Bytes) -> Onward | None:
+    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:
         """Returns the place of a piece that one device needs, or that it passes on to the others."""
-        if piece.both:
-            return None
-        if piece.operand != "b":
+        if piece.operand != "b" and not piece.both:
             axis = int(piece.operand == "a" and self._op.transpose_a)
             size = (piece.rows, piece.cols)[axis][1] - (piece.rows, piece.cols)[axis][0]
             for session, rows in self._bands(piece.panel[axis]):
                 if rows[0] <= piece.into[axis] and piece.into[axis] + size <= rows[1]:
-                    return session.onward(_within(piece, axis, rows, size), dtype, buffer, slot)
+                    return session.onward(_within(piece, axis, rows, size), dtype, buffer)
             return None
         if not self._passes:
             return None
         index = self._holder(piece)
-        found = self.sessions[index].onward(piece, dtype, buffer, slot)
+        found = self.sessions[index].onward(piece._replace(operand="b"), dtype, buffer)
         if found:
             sent = found.sent
 

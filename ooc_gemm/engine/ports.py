@@ -376,6 +376,9 @@ class HostMemory(Protocol):
         """Make a host buffer ready to be copied at full speed. This is called before each copy from or to
         it."""
 
+    def prepared(self, buffer: Bytes) -> bool:
+        """Whether `prepare` has made the buffer ready."""
+
     def close(self) -> None:
         """Undo what `prepare` has done."""
 
@@ -387,9 +390,9 @@ class Uploads(HostMemory, Protocol):
         """Copy a piece (rows × cols, on the host) to its place in a panel or C block. `source` may change
         once the event has completed."""
 
-    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int, slot: Bytes) -> Onward | None:
-        """Return the place of a piece in a panel or C block, if it can be copied there from its slot as it
-        is, by others than `upload`. `dtype`: the type of its elements in the slot."""
+    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:
+        """Return the place of a piece in a panel or C block, if it can be copied there from its slot, which
+        is prepared, as it is and by others than `upload`. `dtype`: the type of its elements in the slot."""
 
 
 class Session(Uploads, Protocol):

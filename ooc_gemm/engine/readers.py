@@ -67,8 +67,8 @@ def _start(
     if piece.found:
         return None, None
     source, onward = sources[piece.source], None
-    if source.asynchronous and (panels := ring.admitted(task)):
-        onward = session.onward(piece, source.dtype, panels[piece.operand != "a"], slot.data)
+    if source.asynchronous and session.prepared(slot.data) and (panels := ring.admitted(task)):
+        onward = session.onward(piece, source.dtype, panels[piece.operand != "a"])
     return source.start(piece, slot.data, onward), onward
 
 

@@ -12,6 +12,7 @@ from sessions import device_with
 
 import ooc_gemm
 from ooc_gemm.cuda_kernels import driver
+from ooc_gemm.devices import several
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.session import CUDASession
 from ooc_gemm.planning import candidates
@@ -103,14 +104,45 @@ def test_a_slot_that_is_not_pinned_is_uploaded(memory, monkeypatch):
     asked = []
 
     class Session(CUDASession):
-        def onward(self, piece, dtype, buffer, slot):
-            found = super().onward(piece, dtype, buffer, slot)
-            asked.append((id(slot) in self._pinned, found is not None))
-            return found
+        def prepared(self, buffer):
+            asked.append(super().prepared(buffer))
+            return asked[-1]
+
+        def onward(self, piece, dtype, buffer):
+            assert asked[-1]
+            return super().onward(piece, dtype, buffer)
 
     device = device_with(Session, CUDA)()
     found = ooc_gemm.multiply(str(memory / "a"), str(memory / "a"), device=device, kernel="cublas")
     assert np.array_equal(found.array, a @ a)
-    assert (False, False) in asked
-    assert (True, True) in asked
-    assert (False, True) not in asked
+    assert not asked[0]
+    assert any(asked)
+
+
+@pytest.mark.parametrize("what", ["multiply", "gram", "beta"])
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("linked", [False, True])
+def test_several_devices(memory, monkeypatch, what, transpose, linked):
+    """A piece goes to the device whose band it is in, or to the one that passes it on to the others. Pieces
+    that two bands share are uploaded to both."""
+    cupy_on_cpu.install(monkeypatch, devices=3)
+    monkeypatch.setattr(several, "MOST_READERS", 8)
+    monkeypatch.setattr(candidates, "AMPLE_DEVICE_SLOTS", (12_000, 12_000))
+    monkeypatch.setattr(CUDA, "reaches", lambda *_: linked)
+    a, b = (RNG.integers(-9, 9, (900, 900)).astype("f4") for _ in range(2))
+    for name, x in (("a", a), ("b", b), ("c", b)):
+        make(memory / name, x, compressors=None, chunks=(60, 50))
+    options = {"device": "cuda:0,1,2", "kernel": "cublas"}
+    left = a.T if transpose else a
+    if what == "gram":
+        found = ooc_gemm.gram(str(memory / "a"), transpose=transpose, **options)
+        want = left @ left.T
+    else:
+        found = ooc_gemm.multiply(
+            str(memory / "a"), str(memory / "b"), str(memory / "c"), transpose_a=transpose,
+            **({"beta": -1} if what == "beta" else {"force": True}), **options,
+        )  # fmt: skip
+        want = left @ b - (b if what == "beta" else 0)
+    assert np.array_equal(np.asarray(found.array), want)
+    assert found.bytes_uploaded == found.plan.bytes_uploaded
+    assert bool(cupy_on_cpu.sent) == (linked or what != "gram")  # all devices need the strip otherwise

@@ -63,6 +63,10 @@ class HostMemory:
     def prepare(self, buffer: Bytes) -> None:
         """Does nothing: the CPU can copy from any memory."""
 
+    def prepared(self, buffer: Bytes) -> bool:
+        """Returns True."""
+        return True
+
     def close(self) -> None:
         """Does nothing."""
 
@@ -107,7 +111,7 @@ class CPUSession(HostMemory):
         self._opened.callback(self._stream.close)
         self._checks = Checks(plan, operation, self._workers.run, self.threads) if operation.verify else None
 
-    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int, slot: Bytes) -> Onward | None:
+    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:
         """Returns None: `upload` makes all copies."""
         return None
 

@@ -108,9 +108,9 @@ class CUDAPasses(HostMemory):
         for name in ("z", "gram", "squares"):
             self._zero(name)
 
-    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int, slot: Bytes) -> Onward | None:
-        """Returns the place of a piece in a panel of its type, if its slot is pinned."""
-        if self._plan.problem.converted or id(slot) not in self._pinned:
+    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:
+        """Returns the place of a piece in a panel of its type."""
+        if self._plan.problem.converted:
             return None
         self._device.use()
         stream, size, (row, col) = self._streams[UPLOAD], self._panel.itemsize, piece.into

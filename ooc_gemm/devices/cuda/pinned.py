@@ -43,6 +43,10 @@ class HostMemory:
                 raise OutOfMemoryError(NO_MEMORY) from error
             self._pinned[id(buffer)] = buffer
 
+    def prepared(self, buffer: Bytes) -> bool:
+        """Whether the buffer is pinned."""
+        return id(buffer) in self._pinned
+
     def close(self) -> None:
         """Unpins all buffers."""
         runtime = self._device.runtime

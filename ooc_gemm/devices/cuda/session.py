@@ -33,7 +33,6 @@ from ...engine.ports import (
 from ...planning.ledger import lost_bytes, panel_elements
 from ...planning.plan import Plan
 from ...planning.schedule import Block, Part, Piece
-from ...support.buffers import Bytes
 from ...support.onward import Onward
 from ...support.trace import PASS, Trace
 from .arrays import allocate, allocate_shared
@@ -195,12 +194,12 @@ class CUDASession(HostMemory):
             UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk
         )
 
-    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int, slot: Bytes) -> Onward | None:
-        """Returns the place of a piece that is neither converted, transposed nor transformed, if its slot is
-        pinned. One in some pieces is left to `upload`, which times it."""
+    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:
+        """Returns the place of a piece that is neither converted, transposed nor transformed. One in some
+        pieces is left to `upload`, which times it."""
         memory, operand = self._arrays[piece.operand, buffer], piece.operand
         changed = memory.dtype != dtype or operand in self._op.transforms or self._layout.turned(operand)
-        if changed or self._overflow.looks or id(slot) not in self._pinned or self._timing.times_next(UPLOAD):
+        if changed or self._overflow.looks or self._timing.times_next(UPLOAD):
             return None
         self._device.use()
         skipped, pitch = self._layout.at(operand, piece.panel, piece.into)
