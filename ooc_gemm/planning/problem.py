@@ -115,11 +115,13 @@ class Matrix:
             return self.held * self.chunk_bytes + self.decodes.bytes_for(self.chunk_bytes)
         return slot if self.traits.remote else 0
 
-    def chunks_of_piece(self, slot_bytes: int) -> int:
-        """Return the most chunks that one piece consists of."""
-        return (
-            max(1, min(MOST_STACKED, slot_bytes // max(1, self.chunk_bytes))) if self.traits.stackable else 1
-        )
+    def chunks_of_piece(self, slot_bytes: int, cols: int) -> int:
+        """Return the most chunks that one piece consists of, where up to so many columns are read."""
+        if not self.traits.stackable:
+            return 1
+        apart = not self.whole and rows_apart(self.chunk_cols, cols, self.skipped)
+        line = (cols if apart else self.chunk_cols) * self.itemsize
+        return max(1, min(MOST_STACKED, slot_bytes // max(1, self.chunk_rows * line)))
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """Return the columns that are read to get columns [start, stop) of one chunk: those alone, with one

@@ -110,7 +110,8 @@ def cut(
     be read in part, between rows. The first `found` pieces are in host memory, and the first `kept` stay
     there."""
     panel, number = (rows[1] - rows[0], cols[1] - cols[0]), 0
-    for _, row, row_stop in overlaps(*rows, s.chunks_of_piece(slot_bytes) * s.chunk_rows):
+    stacked = s.chunks_of_piece(slot_bytes, min(panel[1], s.chunk_cols)) * s.chunk_rows
+    for _, row, row_stop in overlaps(*rows, stacked):
         for j, col, col_stop in overlaps(*cols, s.chunk_cols):
             span = s.span(col, col_stop)
             fitting = max(1, slot_bytes // ((span[1] - span[0]) * s.itemsize))

@@ -21,6 +21,7 @@ from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.planning.problem import MOST_STACKED
 from ooc_gemm.planning.schedule import Part, cut
+from ooc_gemm.planning.traffic import piece_read_bytes
 from ooc_gemm.storage.io import background, files
 from ooc_gemm.storage.io.background import Job
 from ooc_gemm.storage.io.stamps import stamp_of
@@ -78,6 +79,19 @@ def test_column_blocks_of_row_strips_are_read_in_the_background(memory, chunks, 
             assert np.array_equal(view, x[slice(*piece.rows), slice(*piece.cols)])
             assert nbytes == (piece.span[1] - piece.span[0]) * len(view) * 4
     assert bool(begun) == (chunks[0] > 1)  # the thread that asks for short parts copies them
+
+
+def test_a_piece_has_parts_of_several_row_strips(memory):
+    """Where the parts are narrow, one read of each would bring little."""
+    x = RNG.standard_normal((100, 40_000), "f4")
+    source = inputs.open_input(make(memory / "x", x, chunks=(4, 40_000), compressors=None), "A").source
+    (slot,) = page_aligned(1, 1 << 18)
+    pieces = list(cut("a", source.matrix, (3, 97), (1000, 3500), 1 << 18))
+    assert [piece.rows for piece in pieces] == [(3, 24), (24, 48), (48, 72), (72, 96), (96, 97)]
+    for piece in pieces:
+        for view, nbytes in (source.start(piece, slot)(), source.read(piece, slot)):
+            assert np.array_equal(view, x[slice(*piece.rows), slice(*piece.cols)])
+            assert nbytes == view.nbytes == piece_read_bytes(source.matrix, piece)
 
 
 def test_more_chunks_are_written_at_once_to_memory(memory, tmp_path):
