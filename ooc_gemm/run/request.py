@@ -116,6 +116,8 @@ class Reduced:
     """How many of the best elements of each row of C are kept. None: something else is kept."""
     device_bytes: int = 0
     """Device memory, in bytes, that is held during the run by what is no buffer of the plan."""
+    eighths: int = 0
+    """How many eighths of the memory limit are held during the run, beside `fixed_bytes`."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Asked(Compared):
             return Gathered(shape, plan.bm, self.keep, dtype, scores)
         return Nearest(shape, plan.bm, self.keep, products, dtype, scores)
 
-    def reduced(self, in_memory: bool, limit: int) -> Reduced:
+    def reduced(self, in_memory: bool) -> Reduced:
         """Counts what exact scores on the host take, and norms."""
         fixed = self.exact(self.a, self.b).nbytes + self.n * 40
         if in_memory:

@@ -36,7 +36,7 @@ Lines = tuple[Array, Array]
 Score = Literal["cosine", "correlation", "dot"]
 SHARE = 8
 """An eighth of the memory limit is for elements that are found, where they stay in memory; it is taken three
-times while they are put together."""
+times while they are put together (`Reduced.eighths`)."""
 
 TIMES = 2.0**600
 """Rows are multiplied with this to find their lengths, where their squares are less than …"""
@@ -67,12 +67,13 @@ class Pairs(Compared):
         if not (self.depth and self.m and self.n):
             raise InputError(f"{self.a.name} or {self.b.name} is empty; give arrays with rows and columns")
 
-    def reduced(self, in_memory: bool, limit: int) -> Reduced:
+    def reduced(self, in_memory: bool) -> Reduced:
         """Counts the elements that are found, and what happens to rows."""
-        found = 3 * (limit // SHARE) if in_memory else COPIES * room(self.n)
+        found = 0 if in_memory else COPIES * room(self.n)
         found += RecheckPairs(Rows(self.a), Rows(self.b)).nbytes if self.verify else 0
         # Rows of the next blocks may come while those of the ones before are finished.
-        return Reduced(self.chunk_rows, 2 * 4 * 8, found + (self.m + self.n) * 40)
+        fixed = found + (self.m + self.n) * 40
+        return Reduced(self.chunk_rows, 2 * 4 * 8, fixed, eighths=3 if in_memory else 0)
 
     @property
     def options(self) -> dict[str, Any]:

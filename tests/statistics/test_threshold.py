@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 
 import cupy_on_cpu
@@ -13,6 +14,7 @@ import zarr
 from arrays import LAYOUTS
 from compared_rows import assert_found, dense, rows, scores, value
 from conftest import make, ooc
+from least import least_limit
 
 import ooc_gemm
 from ooc_gemm.devices.cpu.device import CPU
@@ -237,6 +239,18 @@ def test_requests_that_cannot_be_are_refused(tmp_path):
         ooc_gemm.threshold(x, out=tmp_path / "out", least=0.5, memory_limit=1)
     assert small.value.minimum_memory_limit
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_smallest_limit_that_is_named_does(tmp_path, metric):
+    """In memory, a share of any limit is for what is found. What happens to rows takes passes over them."""
+    x = rows((500, 4000), "f4", 19)
+    a = make(tmp_path / "a", x, chunks=(500, 4000), compressors=[zarr.codecs.ZstdCodec()])
+    for given in (x, a):
+        run = partial(ooc_gemm.threshold, given, least=0.02, metric=metric, device="cpu")
+        _, found = least_limit(run)
+        assert_found(found, np.where(np.eye(500), np.nan, scores(x, x, metric)), 0.02)
+    least_limit(lambda memory_limit: run(out=tmp_path / "out", memory_limit=memory_limit))
 
 
 def test_command_line(tmp_path, monkeypatch):
