@@ -19,7 +19,7 @@ from ..storage.read.source import Opened
 from ..storage.write import checks, marks, provenance
 from ..storage.write.journal import Journal
 from ..storage.write.layout import Output
-from ..support.errors import BudgetError, InputError
+from ..support.errors import BudgetError, InputError, Refusals
 from .arithmetic import Chosen, choose_arithmetic, choose_dtype
 from .budget import known_rates, make_budget, with_measured
 from .elsewhere import current
@@ -99,7 +99,12 @@ def prepare(
             else open_local(settled.device, settled.memory_limit, note)
         )
     planner = _Planner(settled, inputs, layout, dtype, executor, observer)
-    planned = planner.plan(choose_arithmetic(settled, inputs, dtype, executor.hardware))
+    chosen, refusals = choose_arithmetic(settled, inputs, dtype, executor.hardware), Refusals()
+    with refusals.noted():
+        planned = planner.plan(chosen)
+    for one in inputs.wanted.values():
+        one.check_memory(settled.memory_limit, refusals)
+    refusals.end()
     plan = planned.plan
     plan, copies = layouts.rechunk(plan) if settled.rechunk else (layouts.advise(plan), ())
     if _is_gram(settled, inputs) and plan.predicted_seconds > layouts.ADVISED_SECONDS and not plan.advice:
