@@ -5,6 +5,7 @@ One pass over the array finds means and deviations, a second one multiplies the 
 (`gram`), which it never writes.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +25,7 @@ from ..run.request import Axis, Operand, Precision, Request, gram_operands
 from ..run.result import Result
 from ..run.retry import carry_out, result_of
 from ..run.scalars import whole
+from ..run.transforms import real_type
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..support.errors import InputError
 from ..support.trace import Trace
@@ -288,7 +290,19 @@ class _Variables:
                 f"ddof={ddof}; give more observations, or a smaller ddof"
             )
         self._check()
-        return self._made(*self._moments(), 1 / divisor, None)
+        found, read = self._moments()
+        dtype = real_type(self._opened.dtype)
+        largest = float(np.finfo(dtype).max)
+        fitting = found.squares <= largest * divisor
+        if self._request.out_dtype is None and (count := int(np.isfinite(found.squares[~fitting]).sum())):
+            self._observer.warn(
+                f"{count} of the {self._count} variables in {self._opened.name} have variances that are too "
+                f'large for {dtype}, and become infinite; scale the array, or give out_dtype="float64"'
+            )
+        # Sums of products overflow before they are divided, so variables are divided by a power of two.
+        halvings = math.ceil(math.log2(found.squares.max(where=fitting, initial=1) / largest) / 2) + 1
+        scale = np.full(self._count, 2.0**halvings) if halvings > 0 else None
+        return self._made(found, read, (1 if scale is None else 4.0**halvings) / divisor, scale)
 
     def correlation(self) -> Covariance:
         """The correlation coefficients."""
