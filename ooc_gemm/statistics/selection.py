@@ -166,6 +166,7 @@ class Selection:
         elsewhere. Raises InputError and BudgetError."""
         self._pairs, self._executor, self._observer = pairs, executor, observer
         self.trace, self.bytes_passed, self.rows_resumed = Trace(), 0, 0
+        self._not_finite = 0
         self._request = request = request.check()
         if pairs.metric != "dot":
             a, b = (2 * (np.ones(count),) for count in (pairs.m, pairs.n))
@@ -299,8 +300,24 @@ class Selection:
         done = sink.done()
         self._leave_out(done)
         self._make(sink, folder, done)
+        if self._not_finite and (lost := max(0, self._not_finite - self._without_score())):
+            self._observer.warn(
+                f"{lost} dot products are too large for {self.dtype}, and NaN or infinite; scale the arrays, "
+                "or give arrays of float64"
+            )
         for source in self.job.sources.values():
             source.check_unchanged()
+
+    def _without_score(self) -> int:
+        """How many dot products are of rows with NaN or infinite elements. Reads the arrays once more."""
+        pairs = self._pairs
+        a, read = self._moments("a", 1)
+        b, more = (a, 0) if pairs.same else self._moments("b", 1)
+        self.bytes_passed += read + more
+        self.plan = replace(self.plan, bytes_read=self.plan.bytes_read + read + more)
+        left, right = (int(np.count_nonzero(~np.isfinite(one.mean))) for one in (a, b))
+        with_themselves = left if pairs.others else 0
+        return left * pairs.n + (pairs.m - left) * right - with_themselves
 
     def _make(self, sink: InMemory | SparseRows, folder: Path | None, done: set[int]) -> None:
         """Compute the blocks that are left, and write what reaches the value. done: chunks of rows that are
@@ -315,9 +332,11 @@ class Selection:
             pairs.others,
             folder,
             self.job.request.memory_limit // SHARE,
+            not self._kept.bounded,
         )
         finish = partial(self._kept.write, above, sink, done)
         run_reduced(self._blocks(), above, finish, executor, self._observer, self.trace)
+        self._not_finite = above.not_finite
 
     def _blocks(self) -> Blocks:
         """The blocks that are left, with what happens to elements of operands."""
