@@ -60,6 +60,7 @@ def create_target(
         filters=None,
         dimension_names=output.dimensions,
     )
+    folders = _missing(spec)
     with _begun(spec, head, "cannot be created: {}; choose another place") as log, forgotten(spec) as groups:
         if notice and (said := groups.unseen()):
             notice(said)
@@ -72,7 +73,7 @@ def create_target(
         if head and (objects := objects_at(array)):
             log = journal.begin_in_store(objects, describe(spec), head, force)
         target = target_at(array, describe(spec), block, log)
-        target.sink.groups = groups
+        target.sink.groups, target.sink.folders = groups, folders
         try:
             target.sink.begin(described.to_bytes() if described else b"", keep, notice)
         except BaseException as error:
@@ -82,6 +83,12 @@ def create_target(
                 log.remove()
             raise
     return target
+
+
+def _missing(spec: Any) -> list[Path]:
+    """Return the folder of a C and those above it that do not exist, from below."""
+    place = local_path(spec)
+    return [one for one in (place, *place.parents) if not os.path.exists(one)] if place else []
 
 
 def _set_aside(spec: Any, nbytes: int, notice: Notice | None) -> Path | None:
@@ -127,8 +134,7 @@ def continued_target(spec: Any, block: np.dtype[Any], log: Journal) -> Target[Pu
 def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journal | None]:
     """Yield the journal of a C that is begun inside, if it has one. If the body fails, the journal is closed
     or removed. `said`: the message for an OSError."""
-    place, name, log = local_path(spec), describe(spec), None
-    missing = [one for one in (place, *place.parents) if not os.path.exists(one)] if place else []
+    place, name, log, missing = local_path(spec), describe(spec), None, _missing(spec)
     try:
         with explained(name, remote=place is None):
             try:
