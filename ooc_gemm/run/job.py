@@ -8,7 +8,7 @@ from typing import Any
 
 from ..planning.schedule import Block
 from ..storage.read import addresses
-from ..storage.write import conversion, reopen
+from ..storage.write import conversion, opening, reopen
 from ..storage.write.provenance import Finished
 from ..support.errors import (
     NO_MEMORY,
@@ -119,6 +119,7 @@ def _with_transforms(job: Job) -> tuple[Job, int]:
     """The job with what is done to elements of operands, and the bytes read by passes that found it."""
     if not (job.works and job.wanted):
         return job, 0
+    opening.try_place(job.request.c)
     symmetric = job.plan.problem.symmetric
     found, passed = found_of(job.wanted, job.operation.arithmetic.panel, job.request.memory_limit, symmetric)
     return replace(job, operation=replace(job.operation, transforms=found)), passed

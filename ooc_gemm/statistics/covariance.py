@@ -27,6 +27,7 @@ from ..run.retry import carry_out, result_of
 from ..run.scalars import whole
 from ..run.transforms import real_type
 from ..storage.io.zarr_internals import refuse_event_loop
+from ..storage.write.opening import try_place
 from ..support.errors import InputError
 from ..support.trace import Trace
 
@@ -330,6 +331,7 @@ class _Variables:
         """Find what is wrong with the request before the array is read."""
         if not self._request.resume:
             self.plan()
+            try_place(self._request.c)
 
     def _moments(self) -> tuple[Moments, int]:
         variables = self._opened.transpose() if self._rowvar else self._opened

@@ -24,6 +24,15 @@ NUMBERS = [
     ("missing", lambda given: ooc_gemm.king(G, missing=given, **CPU)),
     ("maf", lambda given: ooc_gemm.grm(G, maf=given, **CPU)),
 ]
+OUTPUTS = {
+    "pca": lambda out: ooc_gemm.pca(X, 2, scores=out, **CPU),
+    "svd": lambda out: ooc_gemm.svd(X.T, 2, u=out, **CPU),
+    "lstsq": lambda out: ooc_gemm.lstsq(X, X[:, 0], out, memory_limit="1GiB"),
+    "cov": lambda out: ooc_gemm.cov(X, out, **CPU),
+    "corrcoef": lambda out: ooc_gemm.corrcoef(X, out, **CPU),
+    "gram": lambda out: ooc_gemm.gram(ooc_gemm.Operand(X, center="rows"), out, **CPU),
+    "king": lambda out: ooc_gemm.king(np.abs(G), out, **CPU),
+}
 
 
 @pytest.mark.parametrize("given", [2.5, "2", "a", True, np.ones(2), 1j])
@@ -58,3 +67,18 @@ def test_what_is_out_of_range():
     with pytest.raises(InputError, match="least is None; give a number"):
         ooc_gemm.threshold(X, least=None, **CPU)
     np.testing.assert_array_equal(ooc_gemm.cov(X, ddof=1.0, **CPU).array, ooc_gemm.cov(X, **CPU).array)
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_an_output_that_cannot_be_created_is_refused_before_anything_is_read(tmp_path, monkeypatch, name):
+    def read(*args, **options):
+        raise AssertionError("a pass is made")
+
+    monkeypatch.setattr("ooc_gemm.run.stream._Pass._run", read)
+    for place in (tmp_path / ("n" * 300), tmp_path / "deep" / "below" / ("n" * 300)):
+        with pytest.raises(InputError, match=r"n cannot be created.*name too long"):
+            OUTPUTS[name](str(place))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(AssertionError, match="a pass is made"):
+        OUTPUTS[name](str(tmp_path / "deep" / "out"))
+    assert not list(tmp_path.iterdir())

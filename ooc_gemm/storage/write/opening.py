@@ -85,6 +85,24 @@ def create_target(
     return target
 
 
+def try_place(spec: Any) -> None:
+    """Begin a C of one element where nothing is yet, and remove it, so that a place where none can be created
+    is refused before the work. Does nothing for what exists. Raises InputError."""
+    if spec is None or isinstance(spec, zarr.Array):
+        return
+    place, name = local_path(spec), describe(spec)
+    if place is None:
+        with explained(name, remote=True):
+            there = objects_at(spec)
+            free = kind_at(spec, name) is None if there is None else not there.has_any()
+    if os.path.lexists(place) if place else not free:
+        return
+    byte = np.dtype(np.uint8)
+    sink = create_target(spec, Output((1, 1), byte, (1, 1)), byte, keep=False).sink
+    sink.staging.finish(METADATA[0])
+    sink.discard()
+
+
 def _missing(spec: Any) -> list[Path]:
     """Return the folder of a C and those above it that do not exist, from below."""
     place = local_path(spec)
