@@ -21,7 +21,7 @@ from ..storage.write.recorded import ELEMENTS
 from ..support.errors import InputError, Refusals
 from .decoding import PLAIN, decoded
 from .request import Axis, Lines, Operand, Request, numbers
-from .scalars import real
+from .scalars import is_one_of, real
 
 Where = Literal["shift", "scale"]
 
@@ -199,7 +199,7 @@ def _axis(lines: Lines, word: str) -> Axis:
         axis, _ = (lines, None) if isinstance(lines, str) else lines
     except (TypeError, ValueError) as error:
         raise InputError(f"{word} is {lines!r}; give 'rows', 'columns', or ('rows', numbers)") from error
-    if axis not in get_args(Axis):
+    if not is_one_of(axis, get_args(Axis)):
         raise InputError(f"{word} is {axis!r}; give 'rows' or 'columns'")
     return axis
 

@@ -16,6 +16,7 @@ from ..run.moments import Moments, column_moments
 from ..run.observer import Observer
 from ..run.prepare import prepare
 from ..run.request import Operand, Reduced, Request
+from ..run.scalars import choice
 from ..run.transforms import fit, found_of
 from ..storage.read.source import Opened
 from ..storage.write import rows as stored
@@ -58,8 +59,7 @@ class Pairs(Compared):
         verify: bool,
     ):
         """verify: some rows of the result are checked. Raises InputError."""
-        if metric not in get_args(Score):
-            raise InputError(f"{metric!r} is not a metric; choose one of {', '.join(get_args(Score))}")
+        choice("metric", metric, get_args(Score))
         if not np.isfinite(least):
             raise InputError(f"least is {least:g}; give a finite number")
         super().__init__("threshold", left, right, include_self)

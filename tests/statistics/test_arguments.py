@@ -24,6 +24,21 @@ NUMBERS = [
     ("missing", lambda given: ooc_gemm.king(G, missing=given, **CPU)),
     ("maf", lambda given: ooc_gemm.grm(G, maf=given, **CPU)),
 ]
+WORDS = {
+    "device": lambda given: ooc_gemm.multiply(X, X.T, device=given),
+    "device of a plan": lambda given: ooc_gemm.plan(X, X.T, device=given),
+    "device of pca": lambda given: ooc_gemm.pca(X, 2, device=given),
+    "device of topk": lambda given: ooc_gemm.topk(X, k=2, device=given),
+    "precision": lambda given: ooc_gemm.multiply(X, X.T, precision=given),
+    "kernel": lambda given: ooc_gemm.multiply(X, X.T, kernel=given),
+    "compressor": lambda given: ooc_gemm.multiply(X, X.T, compressor=given),
+    "triangle": lambda given: ooc_gemm.gram(X, triangle=given),
+    "center": lambda given: ooc_gemm.gram(ooc_gemm.Operand(X, center=given)),
+    "axis": lambda given: ooc_gemm.gram(ooc_gemm.Operand(X, center=(given, np.ones(30)))),
+    "metric": lambda given: ooc_gemm.topk(X, k=2, metric=given),
+    "score": lambda given: ooc_gemm.threshold(X, least=0, metric=given),
+    "distribution": lambda given: ooc_gemm.random("never", (3, 3), distribution=given),
+}
 OUTPUTS = {
     "pca": lambda out: ooc_gemm.pca(X, 2, scores=out, **CPU),
     "svd": lambda out: ooc_gemm.svd(X.T, 2, u=out, **CPU),
@@ -82,3 +97,10 @@ def test_an_output_that_cannot_be_created_is_refused_before_anything_is_read(tmp
     with pytest.raises(AssertionError, match="a pass is made"):
         OUTPUTS[name](str(tmp_path / "deep" / "out"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [X, X[0], np.array([1]), ["cpu", "cuda"], object(), 3])
+@pytest.mark.parametrize("name", WORDS)
+def test_what_is_no_word(name, given):
+    with pytest.raises(InputError, match=r"; (give|choose|use|write) "):
+        WORDS[name](given)
