@@ -248,14 +248,19 @@ def corrcoef(
     return _Variables(request, Observer(progress, notice), rowvar, None).correlation()
 
 
-def planned(request: Request, rowvar: bool, correlates: bool, observer: Observer) -> Plan:
-    """What `cov`, or `corrcoef` if it `correlates`, would do after the pass that finds the means. Reads
+def planned(request: Request, rowvar: bool, ddof: int | None, observer: Observer) -> Plan:
+    """What `cov`, or `corrcoef` where `ddof` is None, would do after the pass that finds the means. Reads
     nothing.
 
     request: of the array as both operands. Raises InputError and BudgetError.
     """
-    request = replace(request, finish=Correlations() if correlates else None, writes=False)
-    return _Variables(request, observer, rowvar, None).plan(observer)
+    request = replace(request, finish=Correlations() if ddof is None else None, writes=False)
+    variables = _Variables(request, observer, rowvar, None)
+    if ddof is None:
+        variables.check_observations()
+    else:
+        variables.divisor(ddof)
+    return variables.plan(observer)
 
 
 class _Variables:
@@ -280,8 +285,8 @@ class _Variables:
                 "observations; give one weight for each"
             )
 
-    def covariance(self, ddof: int) -> Covariance:
-        """The covariance matrix."""
+    def divisor(self, ddof: int) -> float:
+        """What sums of products are divided by. Raises InputError where it is not positive."""
         weights = np.ones(1) if self._weights is None else self._weights
         total = float(self._observations) if self._weights is None else float(weights.sum())
         divisor = total - ddof if self._weights is None else total - ddof * float((weights**2).sum()) / total
@@ -290,6 +295,11 @@ class _Variables:
                 f"{self._observations} observations of {self._opened.name} leave no degrees of freedom for "
                 f"ddof={ddof}; give more observations, or a smaller ddof"
             )
+        return divisor
+
+    def covariance(self, ddof: int) -> Covariance:
+        """The covariance matrix."""
+        divisor = self.divisor(ddof)
         self._check()
         found, read = self._moments()
         dtype = real_type(self._opened.dtype)
@@ -305,10 +315,14 @@ class _Variables:
         scale = np.full(self._count, 2.0**halvings) if halvings > 0 else None
         return self._made(found, read, (1 if scale is None else 4.0**halvings) / divisor, scale)
 
-    def correlation(self) -> Covariance:
-        """The correlation coefficients."""
+    def check_observations(self) -> None:
+        """Raise InputError where there are none."""
         if not self._observations:
             raise InputError(f"{self._opened.name} has no observations; give an array with some")
+
+    def correlation(self) -> Covariance:
+        """The correlation coefficients."""
+        self.check_observations()
         self._check()
         found, read = self._moments()
         scale = found.deviation

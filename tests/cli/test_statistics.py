@@ -241,3 +241,23 @@ def test_plans_of_passes_are_what_runs_do(tmp_path, monkeypatch, command):
     refused = ooc(*command, "-M", "1MiB", *limit[2:], "--plan", "--json")
     assert refused.code == 2
     assert json.loads(refused.out)["minimum_memory_limit"] > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("cov", "x", "out", "--ddof", 6), "no degrees of freedom for --ddof 6"),
+        (("cov", "x", "out", "--no-rowvar", "--ddof", 31), "no degrees of freedom for --ddof 31"),
+        (("cov", "empty", "out", "--bias"), "no degrees of freedom for --ddof 0"),
+        (("corrcoef", "empty", "out"), "empty has no observations"),
+        (("pca", "x", "out", "-k", 2, "--seed", -1), "seed is -1"),
+    ],
+)
+def test_plans_refuse_what_runs_refuse(tmp_path, monkeypatch, command, said):
+    monkeypatch.chdir(tmp_path)
+    make("x", np.ones((30, 6), "f4"), chunks=(8, 6))
+    make("empty", np.ones((6, 0), "f4"), chunks=(8, 6))
+    for more in ((), ("--plan",)):
+        done = ooc(*command, *more, "-M", "1GiB", "-d", "cpu")
+        assert (done.code, said in done.err) == (2, True), done
+    assert ooc("cov", "x", "out", "--ddof", 5, "--plan").code == 0
