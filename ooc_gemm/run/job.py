@@ -20,7 +20,7 @@ from ..support.errors import (
     VerificationError,
     no_memory,
 )
-from ..support.meter import Meter, event, logs
+from ..support.meter import UNWRITTEN, Meter, event, logs
 from ..support.recording import recorded
 from ..support.trace import EXCHANGE, Trace
 from . import rates_learned
@@ -131,6 +131,7 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
     meter = Meter(_name(job), plan.flops, plan.bytes_read, lambda: watch.bytes["read"])
 
     def progress(fraction: float) -> object:
+        fraction = min(fraction, UNWRITTEN)
         meter(fraction)
         return report(fraction, plan, watch) if report else None
 
@@ -150,7 +151,9 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
             _start_again(job, wrong, watch)
             if wrong := job.executor.execute(readers, stored, progress):
                 raise _wrong_again(job, wrong)
-        return _Made(copies, array, target.overflowed if target else 0)
+    if job.works:
+        observer.all_done(plan, watch)
+    return _Made(copies, array, target.overflowed if target else 0)
 
 
 def _start_again(job: Job, wrong: list[Block], watch: Trace) -> None:

@@ -163,6 +163,7 @@ def topk(
     with closing(ranking):
         ranking.measure()
         arrays = ranking.carry_out(place, resume)
+    observer.all_done(ranking.plan, ranking.trace)
     peak_host_bytes, peak_device_bytes = ranking.peaks()
     return recorded(
         Neighbours(

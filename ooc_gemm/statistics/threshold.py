@@ -158,10 +158,12 @@ def threshold(
     pairs = Pairs(a, b, metric, real("least", least), absolute, include_self, verify)
     place = None if out is None else stored.check(out, [a, pairs.right], force, resume)
     limits = device, memory_limit, device_memory_limit
-    selection = _selection(pairs, out, place, limits, Observer(progress, notice))
+    observer = Observer(progress, notice)
+    selection = _selection(pairs, out, place, limits, observer)
     with closing(selection):
         selection.measure()
         arrays = selection.carry_out(place, resume)
+    observer.all_done(selection.plan, selection.trace)
     return recorded(
         Threshold(
             data=arrays["data"],
