@@ -54,6 +54,15 @@ class Observer:
             if text:
                 self.warn(text)
 
+    def note_of_unused_limit(self, given: object, used: int | None) -> None:
+        """Tell the user that a limit on device memory has no effect. given: what was asked for. used: the
+        limit of the device that computes; None where it computes in host memory."""
+        if given is not None and used is None:
+            self.note(
+                "device_memory_limit has no effect, because the CPU computes, in host memory; memory_limit "
+                "limits that"
+            )
+
     def all_done(self, plan: Plan, trace: Trace) -> None:
         """Report that everything is computed and written."""
         if self.progress:

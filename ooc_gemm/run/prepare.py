@@ -109,6 +109,8 @@ def prepare(
     plan, copies = layouts.rechunk(plan) if settled.rechunk else (layouts.advise(plan), ())
     if _is_gram(settled, inputs) and plan.predicted_seconds > layouts.ADVISED_SECONDS and not plan.advice:
         plan = replace(plan, advice="A and B are the same array, so C is symmetric: gram computes half of it")
+    if observer:
+        observer.note_of_unused_limit(settled.device_memory_limit, plan.budget.device)
     if settled.triangle:
         plan = plan.without(_above(plan))
     options = _options(settled, inputs, dtype)

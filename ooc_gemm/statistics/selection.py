@@ -173,6 +173,7 @@ class Selection:
             request = pairs.scaled(request, a, b)
         self.job = prepare(request, executor=executor)
         self.plan = self.job.plan
+        observer.note_of_unused_limit(request.device_memory_limit, self.plan.budget.device)
         self._pivots = np.zeros(pairs.m), np.zeros(pairs.n)
         left, right = self.job.sources["a"], self.job.sources["b"].transpose()
         self._recheck = RecheckPairs(Rows(left), Rows(right)) if pairs.verify else None

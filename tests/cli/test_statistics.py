@@ -261,3 +261,24 @@ def test_plans_refuse_what_runs_refuse(tmp_path, monkeypatch, command, said):
         done = ooc(*command, *more, "-M", "1GiB", "-d", "cpu")
         assert (done.code, said in done.err) == (2, True), done
     assert ooc("cov", "x", "out", "--ddof", 5, "--plan").code == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("multiply", "x", "x", "out", "--transpose-b"),
+        ("gram", "x", "out"),
+        ("topk", "x", "out", "-k", 2),
+        ("threshold", "x", "new", "--least", 0.5),
+        ("pca", "x", "out", "-k", 2),
+        ("svd", "x", "out", "-k", 2),
+        ("plan", "x", "x", "--transpose-b"),
+    ],
+)
+def test_a_limit_on_device_memory_that_has_no_effect(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    make("x", np.random.default_rng(0).standard_normal((30, 6)).astype("f4"), chunks=(8, 6))
+    for more in (("--plan",), ()) if command[0] not in ("multiply", "plan") else ((),):
+        done = ooc(*command, *more, "-M", "1GiB", "-d", "cpu", "-D", "1GiB")
+        assert done.code == 0, done
+        assert done.err.count("Note: --device-memory-limit has no effect, because the CPU computes") == 1
