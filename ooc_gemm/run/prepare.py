@@ -141,7 +141,13 @@ def _is_gram(request: Settled, inputs: Inputs) -> bool:
         return False
     if a.adjoint or b.adjoint or a.transpose == b.transpose:
         return False
-    return a.array is b.array or addresses.same_place(a.array, b.array)
+    return _is_one_array(request)
+
+
+def _is_one_array(request: Settled) -> bool:
+    """Whether A and B are the same array."""
+    a, b = request.a.array, request.b.array
+    return a is b or addresses.same_place(a, b)
 
 
 @dataclass(frozen=True)
@@ -245,6 +251,7 @@ def _problem(
         block_scratch=arithmetic.product_bytes if request.alpha.imag or request.beta.imag else 0,
         check_itemsize=arithmetic.check_type.itemsize if request.verify else 0,
         kernel=f"{arithmetic.kernel}: {arithmetic.why}",
+        same=_is_one_array(request),
         symmetric=request.symmetric,
         types=(inputs.a.dtype.name, inputs.b.dtype.name, layout.output.dtype.name),
         transforms=ledger_bytes(inputs.wanted, arithmetic.panel),

@@ -282,3 +282,25 @@ def test_a_limit_on_device_memory_that_has_no_effect(tmp_path, monkeypatch, comm
         done = ooc(*command, *more, "-M", "1GiB", "-d", "cpu", "-D", "1GiB")
         assert done.code == 0, done
         assert done.err.count("Note: --device-memory-limit has no effect, because the CPU computes") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "held"),
+    [
+        (("topk", "x", "out", "-k", 2), 6400),
+        (("topk", "x", "./x", "out", "-k", 2), 6400),
+        (("topk", "x", "y", "out", "-k", 2), 12800),
+        (("threshold", "x", "out", "--least", 0.5), 6400),
+        (("plan", "x", "x", "--transpose-b"), 6400),
+        (("plan", "x", "y", "--transpose-b"), 12800),
+    ],
+)
+def test_an_array_that_is_both_inputs_counts_once(tmp_path, monkeypatch, command, held):
+    monkeypatch.chdir(tmp_path)
+    for name in "xy":
+        make(name, np.ones((200, 8), "f4"), chunks=(50, 8), compressors=None)
+    options = [*command, "-M", "1GiB", "-d", "cpu", *([] if command[0] == "plan" else ["--plan"])]
+    plan = json.loads(ooc(*options, "--json").out)
+    assert plan["lower_bound_bytes"] == held + (200 * 200 * 4 if command[0] == "plan" else 0)  # reduced: no C
+    inputs = "the input holds" if held == 6400 else "the inputs hold"
+    assert f"({inputs} {held / 1024:.1f} KiB)" in ooc(*options).out
