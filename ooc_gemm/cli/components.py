@@ -140,7 +140,7 @@ def _show_plan(x: str, out: str, centred: bool, given: dict[str, Any], as_json: 
     """Show what `pca` (if `centred`), or `svd`, would do."""
     from ..statistics.components import planned
 
-    kept = {name: value for name, value in given.items() if name not in ("force", "seed")}
+    kept = {name: value for name, value in given.items() if name != "force"}
     report_plan(lambda: planned(x, out, centred=centred, notice=note, **kept), as_json)
 
 

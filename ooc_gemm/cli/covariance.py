@@ -41,7 +41,8 @@ def cov(x: str, c: str, plans: bool, **given: Any) -> None:
     from ..statistics.covariance import cov
 
     if plans:
-        _show_plan(x, False, given)
+        ddof = given["ddof"]
+        _show_plan(x, (0 if given["bias"] else 1) if ddof is None else ddof, given)
     else:
         computed(cov, x, c, given)
 
@@ -63,13 +64,13 @@ def corrcoef(x: str, c: str, plans: bool, **given: Any) -> None:
     from ..statistics.covariance import corrcoef
 
     if plans:
-        _show_plan(x, True, given)
+        _show_plan(x, None, given)
     else:
         computed(corrcoef, x, c, given)
 
 
-def _show_plan(x: str, correlates: bool, given: dict[str, Any]) -> None:
-    """Show what `cov`, or `corrcoef`, would do after the pass that finds the means."""
+def _show_plan(x: str, ddof: int | None, given: dict[str, Any]) -> None:
+    """Show what `cov`, or `corrcoef` where `ddof` is None, would do after the pass that finds the means."""
     from ..run.observer import Observer
     from ..run.request import Operand, Request
     from ..statistics.covariance import planned
@@ -79,7 +80,7 @@ def _show_plan(x: str, correlates: bool, given: dict[str, Any]) -> None:
     others = ("rowvar", "bias", "ddof", "force", "resume", "progress", "as_json", "verbose")
     kept = {name: value for name, value in given.items() if name not in others}
     request = Request(Operand(x), Operand(x), **kept)
-    report_plan(lambda: planned(request, rowvar, correlates, Observer(notice=note)), as_json)
+    report_plan(lambda: planned(request, rowvar, ddof, Observer(notice=note)), as_json)
     note(f"{url(x)} is read once before that, to find the means")
 
 

@@ -43,6 +43,9 @@ def main(args: Sequence[str] | None = None) -> None:
         args = sys.argv[1:]
         # Imports make nothing but what stays: looking for garbage meanwhile takes 0.1 s.
         gc.set_threshold(100_000)
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:  # closed by whoever started this
+                setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     verbose = "-v" in args or "--verbose" in args or os.environ.get("OOC_GEMM_VERBOSE", "0") != "0"
     if not (verbose or sys.warnoptions):
         warnings.simplefilter("ignore")  # warnings of libraries are of no use to users
@@ -136,7 +139,9 @@ def _main(args: Sequence[str], verbose: bool) -> None:
     """Run a command, and end the process with a message and an exit status."""
     try:
         _check_address_space()
-        sys.exit(cli.main(args, prog_name="ooc-gemm", standalone_mode=False, obj=list(args)) or 0)
+        code = cli.main(args, prog_name="ooc-gemm", standalone_mode=False, obj=list(args)) or 0
+        click.echo(nl=False)  # writes what is still in a buffer
+        sys.exit(code)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.ClickException as error:
@@ -153,7 +158,7 @@ def _main(args: Sequence[str], verbose: bool) -> None:
         complain(f"{what}: {_left_by(args)}")
         sys.exit(code)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         sys.exit(1)
     except Exception as error:
         if verbose:
@@ -164,11 +169,25 @@ def _main(args: Sequence[str], verbose: bool) -> None:
             text = spelled(str(error))
         elif no_memory(error):
             text = spelled(NO_MEMORY)
+        elif isinstance(error, OSError) and _while_printing(error):
+            _forget_output()
+            text = f"standard output cannot be written ({error.strerror}); send it to another place"
         complain(f"{'Stopped' if isinstance(error, StoppedError) else 'Error'}: {redacted(text)}")
         codes = (InputError, 2), (BudgetError, 2), (VerificationError, 3), (StoppedError, 143), (Exception, 1)
         code = next(code for kind, code in codes if isinstance(error, kind))
         log_end(code, text)
         sys.exit(code)
+
+
+def _while_printing(error: BaseException) -> bool:
+    """Whether an error comes from the libraries that print results."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_globals.get("__name__", "").partition(".")[0] in ("click", "rich")
+
+
+def _forget_output() -> None:
+    """Drop what was printed and cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _left_by(args: Sequence[str]) -> str:

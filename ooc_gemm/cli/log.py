@@ -15,6 +15,9 @@ import click
 from ..support.meter import Meter, event, log
 from ..support.redact import redacted
 
+LOG_FILE = f"{__name__}.file"
+"""The path of the log file, among what click keeps for a command (`Context.meta`)."""
+
 
 class _Plain(logging.Handler):
     """Prints how far the run is."""
@@ -84,6 +87,7 @@ def log_file(context: click.Context, _: click.Parameter, path: str | None) -> No
     except OSError as error:
         raise click.UsageError(f"--log-file {path} cannot be written: {error.strerror}.") from error
     _add(_JSON(file))
+    context.meta[LOG_FILE] = path
     arguments = [redacted(word) for word in context.find_root().obj]
     event(
         "start", f"{context.command_path} begins", version=__version__, arguments=arguments, pid=os.getpid()

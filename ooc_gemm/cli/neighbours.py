@@ -105,7 +105,7 @@ def _compare(
     if plans:
         one_process(scheduler, "plan")
         asked = {name: value for name, value in given.items() if name not in ("force", "resume")}
-        report_plan(lambda: planned(a, b, **asked), as_json)
+        report_plan(lambda: planned(a, b, notice=note, **asked), as_json)
         return
     with on_cluster(scheduler, given), progress_bar(progress) as report:
         found = find(a, b, out, progress=report, notice=note, **given)

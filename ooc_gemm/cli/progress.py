@@ -66,7 +66,8 @@ class _Shown:
         return self._bar.tasks[self._task].elapsed or 0.0
 
     def __call__(self, fraction: float, speed: str, moved: str) -> None:
-        self._bar.update(self._task, completed=fraction, rate=speed, moved=moved)
+        completed = fraction if fraction == 1 else min(fraction, 0.99)  # more would be shown as 100 %
+        self._bar.update(self._task, completed=completed, rate=speed, moved=moved)
 
 
 @contextmanager

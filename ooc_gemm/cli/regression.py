@@ -57,8 +57,9 @@ def lstsq(
     if as_json:
         click.echo(json.dumps(found.to_dict()))
         return
-    constants = ", ".join(f"{value:.6g}" for value in found.intercept[:8])
-    more = ", …" if len(found.intercept) > 8 else ""
+    values = found.to_dict()["intercept"]
+    constants = ", ".join(f"{value:.6g}" for value in values[:8])
+    more = ", …" if len(values) > 8 else ""
     said = f"; intercept {constants}{more}" if given["intercept"] else ""
     write(f"{url(out)}: coefficients, condition number {found.condition:.3g}{said}")
     write(f"{found.seconds:.2f} s: {moved(found)}")

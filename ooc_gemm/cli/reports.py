@@ -1,6 +1,7 @@
 """The option --report, which writes a page on what a command has done."""
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import click
 from ..support.errors import Error
 from ..support.recording import Recording, current
 from ..support.redact import url
+from .log import LOG_FILE
 from .show import note, spelled
 from .types import Address
 
@@ -27,6 +29,7 @@ def reported(spans: bool = True) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         @functools.wraps(function)
         def run(*args: Any, page: str | None, **given: Any) -> None:
+            _check_apart(page, given.get("trace"))
             if page is None:
                 function(*args, **given)
             elif given.get("plans"):
@@ -37,6 +40,16 @@ def reported(spans: bool = True) -> Callable[[Any], Any]:
         return option(run)
 
     return decorate
+
+
+def _check_apart(page: str | None, trace: str | None) -> None:
+    """Raise UsageError where the options that write files name one file twice."""
+    log = click.get_current_context().meta.get(LOG_FILE)
+    given = {"--report": page, "--trace": trace, "--log-file": log}
+    seen: dict[str, str] = {}
+    for option, file in given.items():
+        if file is not None and (other := seen.setdefault(os.path.realpath(file), option)) != option:
+            raise click.UsageError(f"{other} and {option} name the same file, {file}; give another to one.")
 
 
 def _reported(page: str, recording: Recording, run: Callable[[], None]) -> None:

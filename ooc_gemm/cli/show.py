@@ -5,7 +5,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -88,8 +88,9 @@ def write(*parts: str, sep: str = " ") -> None:
 
 
 def complain(text: str) -> None:
-    """Print an error on standard error."""
-    click.echo(wrapped(text), err=True)
+    """Print an error on standard error, if that can be written."""
+    with suppress(OSError):
+        click.echo(wrapped(text), err=True)
 
 
 def wrapped(text: str) -> str:
@@ -104,8 +105,9 @@ def wrapped(text: str) -> str:
 
 def note(text: str) -> None:
     """Print a notice on standard error, above the progress bar if there is one. (The bar moves for `print`,
-    not for `click.echo`.)"""
-    print(wrapped(f"Note: {spelled(text)}"), file=sys.stderr)
+    not for `click.echo`.) A full disk behind standard error does not end a run."""
+    with suppress(OSError):
+        print(wrapped(f"Note: {spelled(text)}"), file=sys.stderr)
 
 
 def spelled(text: str) -> str:

@@ -5,5 +5,6 @@ from dask._task_spec import List, Task, TaskRef
 from dask.array.core import getter
 from dask.blockwise import Blockwise
 from distributed.protocol import to_serialize
+from distributed.utils import LoopRunner
 
-__all__ = ["Blockwise", "List", "Task", "TaskRef", "getter", "to_serialize"]
+__all__ = ["Blockwise", "List", "LoopRunner", "Task", "TaskRef", "getter", "to_serialize"]

@@ -6,6 +6,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any
 
 import dask
@@ -14,11 +15,12 @@ from distributed.security import Security
 
 from ..devices.cpu.device import CPU
 from ..run.elsewhere import computing
-from ..support.errors import BudgetError, InputError
+from ..support.errors import BudgetError, DeviceError, InputError
 from ..support.intervals import ceil_div
 from ..support.memory import STEP, baseline_bytes, memory_limit_of
 from . import workers as alike
 from .elsewhere import CLIENT_BYTES, OnWorkers
+from .internals import LoopRunner
 
 
 @contextmanager
@@ -171,7 +173,7 @@ def _local_cluster(workers: list[dict[str, Any]]) -> Iterator[distributed.Client
         "preload": [__name__],
     }
     nannies = {
-        index: {"cls": distributed.Nanny, "options": {**options, "silence_logs": logging.ERROR, **own}}
+        index: {"cls": distributed.Nanny, "options": {**options, "silence_logs": logging.CRITICAL, **own}}
         for index, own in enumerate(workers)
     }
     scheduler = {"cls": distributed.Scheduler, "options": {**options, "port": 0}}
@@ -180,15 +182,53 @@ def _local_cluster(workers: list[dict[str, Any]]) -> Iterator[distributed.Client
     with (
         tempfile.TemporaryDirectory(prefix="ooc-gemm-", ignore_cleanup_errors=True) as folder,
         dask.config.set(config | {"temporary-directory": folder}),
-        distributed.SpecCluster(nannies, scheduler, security=security, silence_logs=logging.ERROR) as cluster,
+        _loop() as loop,
+        _begun(nannies, scheduler, security, loop) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):
         yield client
 
 
+@contextmanager
+def _loop() -> Iterator[Any]:
+    """Run an event loop on a thread that blocks SIGINT, as processes that are started there do: Ctrl-C
+    reaches them, too, and the client acts on it."""
+    resource_tracker.ensure_running()  # by the first process that is started, which would unblock SIGINT
+    runner = LoopRunner()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        runner.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        yield runner.loop
+    finally:
+        runner.stop()
+
+
+class _Workers(distributed.SpecCluster):  # type: ignore[misc]
+    """Is not closed when Python ends, where its start was interrupted: that would fail. Its processes end
+    with this one."""
+
+    def __init__(self, *args: Any, **options: Any):
+        try:
+            super().__init__(*args, **options)
+        except BaseException:
+            self.shutdown_on_close = False
+            raise
+
+
+def _begun(workers: Any, scheduler: Any, security: Security, loop: Any) -> _Workers:
+    """Start the processes. Raises DeviceError where that fails."""
+    try:
+        return _Workers(workers, scheduler, security=security, loop=loop, silence_logs=logging.CRITICAL)
+    except (RuntimeError, OSError) as error:
+        raise DeviceError(
+            f"the worker processes of local:{len(workers)} cannot be started ({error}); give fewer, or leave "
+            "out the scheduler"
+        ) from error
+
+
 def dask_setup(server: Any) -> None:
     """`distributed` calls this when the scheduler or a worker of such a cluster starts."""
     server.http_server.stop()
-    if isinstance(server, distributed.Worker):
-        # Ctrl-C reaches workers as well; the client acts on it.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -17,8 +17,11 @@ MiB)."""
 
 def within(name: object, memory_limit: int) -> str:
     """Return the name of the device for this limit of host memory, in bytes: `cpu` for `auto` where what a
-    GPU's libraries take is more, else what is given, which `open_device` refuses if it is no name."""
-    return "cpu" if name == "auto" and memory_limit < GPU_HOST_BYTES else str(name)
+    GPU's libraries take is more, else what is given, which `open_device` refuses if it is no name. Raises
+    InputError for an array."""
+    if getattr(name, "shape", ()):
+        raise InputError("device is an array; give a name, such as cpu")
+    return "cpu" if str(name) == "auto" and memory_limit < GPU_HOST_BYTES else str(name)
 
 
 def begin(name: str, memory_limit: str | None = None) -> None:

@@ -5,6 +5,8 @@ replaces those that it can measure."""
 import math
 from dataclasses import dataclass
 
+from ..support.intervals import ceil_div
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -110,8 +112,14 @@ class Budget:
     weights: tuple[int, ...] = (1,)
     """Speed of each of several devices. Blocks are cut into bands of rows in proportion, and limits and
     baselines of the device are those of each."""
+    eighths: int = 0
+    """How many eighths of `host` are in `host_baseline`, which grows with the limit."""
     in_memory: bool = False
     """Whether all inputs are files in memory (`StoreTraits.asynchronous`)."""
     linked: bool = True
     """Whether devices can read each other's memory. Then the panels of op(B) are uploaded to one of them,
     from which the others take them."""
+
+    def enough(self, nbytes: int) -> int:
+        """Return the smallest limit of the host that allows what takes so many bytes with this limit."""
+        return ceil_div(8 * (nbytes - self.eighths * (self.host // 8)), 8 - self.eighths)

@@ -293,6 +293,8 @@ class Problem:
     """Bytes of a number, of which such a device holds two for each column of C."""
     kept_bytes: int = 0
     """Bytes of what such a device keeps during the whole run beside panels and blocks."""
+    same: bool = False
+    """A and B are the same array, whatever op() and transforms make of them."""
     symmetric: bool = False
     """Whether op(B) is op(A)ᵀ, so that C = Cᵀ. Then blocks on and below the diagonal are made, and the others
     are their mirror images."""
@@ -306,6 +308,11 @@ class Problem:
     def part_itemsize(self) -> int:
         """Bytes of an element of a part of C as it is downloaded."""
         return self.narrowed or self.block_itemsize
+
+    @property
+    def input_bytes(self) -> int:
+        """Stored bytes of A and B."""
+        return self.a.stored_bytes + (0 if self.same or self.symmetric else self.b.stored_bytes)
 
     @property
     def flops(self) -> int:

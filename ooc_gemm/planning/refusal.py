@@ -36,6 +36,7 @@ def refusal(p: Problem, budget: Budget) -> BudgetError:
         else ""
     )
     least = min(host for host, device in needs if budget.device is None or device <= budget.device)
+    least = budget.enough(least)
     return BudgetError(
         f"a memory limit of {budget.host} bytes is too small for this product{why}; "
         f"the smallest that would do is {least} bytes ({ceil_div(least, MiB)}MiB)",

@@ -78,12 +78,11 @@ def _work_rows(found: Numbers, p: Problem, budget: Budget, grows: bool) -> list[
 def _traffic_rows(found: Numbers, p: Problem) -> list[Row]:
     """Return rows with the bytes read and written, and the lower bound of any plan."""
     bound, cached = found["lower_bound_bytes"], found["cache_slots"]
-    inputs = p.a.stored_bytes + (0 if p.symmetric else p.b.stored_bytes)
-    hold = "input holds" if p.symmetric else "inputs hold"
+    hold = "input holds" if p.same or p.symmetric else "inputs hold"
     times = (found["bytes_read"] + found["bytes_written"]) / max(1, bound)
     size, order = mib(cached * found["slot_bytes"]), "columns" if found["by_columns"] else "rows"
     cache = f"{size} of host memory keeps what is used again soonest; blocks go by {order}"
-    rows = [("read", f"{mib(found['bytes_read'])} (the {hold} {mib(inputs)})")]
+    rows = [("read", f"{mib(found['bytes_read'])} (the {hold} {mib(p.input_bytes)})")]
     rows += [("cache", cache)] if cached else []
     written = mib(found["bytes_written"])
     if p.row_bytes and not found["bytes_written"]:

@@ -84,9 +84,7 @@ def lower_bound_bytes(p: Problem, fast_bytes: int) -> int:
     each input read and C written once."""
     s = max(1.0, fast_bytes / p.panel_itemsize)
     loads = 2.0 * p.m * p.n * p.k / math.sqrt(s)
-    inputs = p.a.stored_bytes + p.b.stored_bytes
     if p.symmetric:
         loads = p.m * (p.m - 1.0) * p.k / math.sqrt(2 * s)
-        inputs = p.a.stored_bytes
-    compulsory = inputs + p.m * p.n * p.c.itemsize
+    compulsory = p.input_bytes + p.m * p.n * p.c.itemsize
     return max(round((loads - 2.0 * s) * p.panel_itemsize), compulsory)

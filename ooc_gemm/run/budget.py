@@ -20,13 +20,15 @@ from .settle import Settled
 
 def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chosen, limits: Limits) -> Budget:
     """Return the limits on memory and on threads for a plan. limits: what the hardware needs and allows."""
+    eighths = 0
     base = limits.host_baseline if limits.workers else baseline_bytes(limits.host_baseline)
     if request.c is None and request.writes:
         base += problem.m * problem.n * problem.c.itemsize
     if request.finish is not None:
         base += request.finish.nbytes
     if request.reduced:
-        base += request.reduced.fixed_bytes
+        eighths = request.reduced.eighths
+        base += request.reduced.fixed_bytes + eighths * (request.memory_limit // 8)
     turned = problem.panels_along_k != problem.stored_along_k
     stored = inputs.a.dtype, inputs.b.dtype
     converted = turned or bool(inputs.wanted) or stored != chosen.arithmetic.panels
@@ -52,6 +54,7 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
         workers=max(1, limits.workers),
         weights=limits.weights,
         linked=limits.linked,
+        eighths=eighths,
         in_memory=all(source.traits.asynchronous for source in sources),
     )
 

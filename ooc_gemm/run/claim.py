@@ -85,9 +85,11 @@ def open_claim(
     if made.beta == 0 and old is not None:
         raise InputError("the old C does not count where beta is 0; give beta, or leave out old")
     if made.beta != 0 and old is None:
+        said = f"{product.name} was made with beta = {_text(made.beta)} of a C that it has replaced"
+        said = f"{said}, and" if made.beta == found.beta else f"if {said}, it"
         raise InputError(
-            f"{product.name} was made with beta = {_text(made.beta)} of a C that it has replaced, and cannot "
-            "be checked without that; give that C as old='PATH', or beta=0 to check a product alone"
+            f"{said} cannot be checked without that; give that C as old='PATH', or beta=0 to check a product "
+            "alone"
         )
     before = None if made.beta == 0 else open_operand(old, "the old C")
     claim = Claim(made, left, right, product, before)

@@ -59,7 +59,7 @@ def open_local(device: str | Device, memory_limit: str | int | None, note: Calla
     if not isinstance(device, str) and hasattr(device, "arithmetic"):
         return Local(device)
     name = within(device, memory_limit_of(memory_limit))
-    if name != device and find_spec("cupy") is not None:
+    if name != str(device) and find_spec("cupy") is not None:
         note(
             f"the CPU computes, because the libraries of a GPU take {GPU_HOST_BYTES >> 20} MiB of host "
             "memory, and the memory limit is lower"

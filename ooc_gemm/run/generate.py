@@ -22,6 +22,7 @@ from ..support.errors import BudgetError, InputError, on_thread
 from ..support.intervals import ceil_div, ranges
 from ..support.memory import baseline_bytes, memory_limit_of
 from ..support.meter import Meter
+from .scalars import is_one_of
 
 Moved = tuple[int, int]
 """Bytes that were written of a part, and the bytes of its elements."""
@@ -86,7 +87,7 @@ def random(
     refuse_event_loop()
     if len(shape) != 2 or min(shape) < 0:
         raise InputError(f"shape {shape} must be two numbers, rows and columns")
-    if distribution not in ("normal", "uniform"):
+    if not is_one_of(distribution, ("normal", "uniform")):
         raise InputError(f"{distribution!r} is not a distribution; choose normal or uniform")
     if seed < 0:
         raise InputError(f"seed {seed} is negative; give 0 or more")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..planning.schedule import Block
 from ..storage.read import addresses
-from ..storage.write import conversion, reopen
+from ..storage.write import conversion, opening, reopen
 from ..storage.write.provenance import Finished
 from ..support.errors import (
     NO_MEMORY,
@@ -20,7 +20,7 @@ from ..support.errors import (
     VerificationError,
     no_memory,
 )
-from ..support.meter import Meter, event, logs
+from ..support.meter import UNWRITTEN, Meter, event, logs
 from ..support.recording import recorded
 from ..support.trace import EXCHANGE, Trace
 from . import rates_learned
@@ -119,6 +119,7 @@ def _with_transforms(job: Job) -> tuple[Job, int]:
     """The job with what is done to elements of operands, and the bytes read by passes that found it."""
     if not (job.works and job.wanted):
         return job, 0
+    opening.try_place(job.request.c)
     symmetric = job.plan.problem.symmetric
     found, passed = found_of(job.wanted, job.operation.arithmetic.panel, job.request.memory_limit, symmetric)
     return replace(job, operation=replace(job.operation, transforms=found)), passed
@@ -130,6 +131,7 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
     meter = Meter(_name(job), plan.flops, plan.bytes_read, lambda: watch.bytes["read"])
 
     def progress(fraction: float) -> object:
+        fraction = min(fraction, UNWRITTEN)
         meter(fraction)
         return report(fraction, plan, watch) if report else None
 
@@ -149,7 +151,9 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
             _start_again(job, wrong, watch)
             if wrong := job.executor.execute(readers, stored, progress):
                 raise _wrong_again(job, wrong)
-        return _Made(copies, array, target.overflowed if target else 0)
+    if job.works:
+        observer.all_done(plan, watch)
+    return _Made(copies, array, target.overflowed if target else 0)
 
 
 def _start_again(job: Job, wrong: list[Block], watch: Trace) -> None:

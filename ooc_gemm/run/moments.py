@@ -149,14 +149,7 @@ def column_moments(
 
     Raises BudgetError before anything is read, StoreError where a chunk cannot be.
     """
-    columns = opened.shape[1]
-    s = opened.matrix
-    width = min(columns, s.chunk_rows * MOST_STACKED if s.transposed else s.chunk_cols)
-    needs = Needs(columns * 3 * 8, WORK_BYTES + width * LINE_BYTES, threads=threads)
-    pieces, found = (
-        Pieces(opened, limit, "find the means of", needs),
-        Moments.none(columns, weights is not None),
-    )
+    pieces, found = the_pass(opened, limit, threads), Moments.none(opened.shape[1], weights is not None)
 
     def work(values: Array, rows: Range, cols: Range) -> tuple[int, Moments]:
         some = None if weights is None else weights[slice(*rows)]
@@ -164,3 +157,12 @@ def column_moments(
 
     pieces.each(work, lambda part: found.include(*part), progress)
     return found, pieces.bytes_read
+
+
+def the_pass(opened: Opened, limit: int, threads: int = 0) -> Pieces:
+    """The pass that finds moments of columns, as of `column_moments`. Raises BudgetError before anything is
+    read."""
+    columns, s = opened.shape[1], opened.matrix
+    width = min(columns, s.chunk_rows * MOST_STACKED if s.transposed else s.chunk_cols)
+    needs = Needs(columns * 3 * 8, WORK_BYTES + width * LINE_BYTES, threads=threads)
+    return Pieces(opened, limit, "find the means of", needs)

@@ -22,7 +22,8 @@ class Observer:
     """The callbacks that are called, and the trace that is written, while a product is computed."""
 
     progress: Progress | None = None
-    """Called with the fraction that is done, the plan, and the bytes and seconds so far. Where it returns
+    """Called with the fraction that is done, which is 1 when all is written, the plan, and the bytes and
+    seconds so far. Where it returns
     `ENOUGH`, no further block is begun, and the run ends with a StoppedError."""
     notice: Notice | None = None
     """Called with sentences for the user; None drops or warns (`note`, `warn`)."""
@@ -52,6 +53,20 @@ class Observer:
         for text in dict.fromkeys(conventions.said(one.name, one.undecoded) for one in sources):
             if text:
                 self.warn(text)
+
+    def note_of_unused_limit(self, given: object, used: int | None) -> None:
+        """Tell the user that a limit on device memory has no effect. given: what was asked for. used: the
+        limit of the device that computes; None where it computes in host memory."""
+        if given is not None and used is None:
+            self.note(
+                "device_memory_limit has no effect, because the CPU computes, in host memory; memory_limit "
+                "limits that"
+            )
+
+    def all_done(self, plan: Plan, trace: Trace) -> None:
+        """Report that everything is computed and written."""
+        if self.progress:
+            self.progress(1.0, plan, trace)
 
     @staticmethod
     def _keep(text: str) -> None:

@@ -19,7 +19,7 @@ from ..storage.read.source import Opened
 from ..storage.write import checks, marks, provenance
 from ..storage.write.journal import Journal
 from ..storage.write.layout import Output
-from ..support.errors import BudgetError, InputError
+from ..support.errors import BudgetError, InputError, Refusals
 from .arithmetic import Chosen, choose_arithmetic, choose_dtype
 from .budget import known_rates, make_budget, with_measured
 from .elsewhere import current
@@ -99,11 +99,18 @@ def prepare(
             else open_local(settled.device, settled.memory_limit, note)
         )
     planner = _Planner(settled, inputs, layout, dtype, executor, observer)
-    planned = planner.plan(choose_arithmetic(settled, inputs, dtype, executor.hardware))
+    chosen, refusals = choose_arithmetic(settled, inputs, dtype, executor.hardware), Refusals()
+    with refusals.noted():
+        planned = planner.plan(chosen)
+    for one in inputs.wanted.values():
+        one.check_memory(settled.memory_limit, refusals)
+    refusals.end()
     plan = planned.plan
     plan, copies = layouts.rechunk(plan) if settled.rechunk else (layouts.advise(plan), ())
     if _is_gram(settled, inputs) and plan.predicted_seconds > layouts.ADVISED_SECONDS and not plan.advice:
         plan = replace(plan, advice="A and B are the same array, so C is symmetric: gram computes half of it")
+    if observer:
+        observer.note_of_unused_limit(settled.device_memory_limit, plan.budget.device)
     if settled.triangle:
         plan = plan.without(_above(plan))
     options = _options(settled, inputs, dtype)
@@ -134,7 +141,13 @@ def _is_gram(request: Settled, inputs: Inputs) -> bool:
         return False
     if a.adjoint or b.adjoint or a.transpose == b.transpose:
         return False
-    return a.array is b.array or addresses.same_place(a.array, b.array)
+    return _is_one_array(request)
+
+
+def _is_one_array(request: Settled) -> bool:
+    """Whether A and B are the same array."""
+    a, b = request.a.array, request.b.array
+    return a is b or addresses.same_place(a, b)
 
 
 @dataclass(frozen=True)
@@ -238,6 +251,7 @@ def _problem(
         block_scratch=arithmetic.product_bytes if request.alpha.imag or request.beta.imag else 0,
         check_itemsize=arithmetic.check_type.itemsize if request.verify else 0,
         kernel=f"{arithmetic.kernel}: {arithmetic.why}",
+        same=_is_one_array(request),
         symmetric=request.symmetric,
         types=(inputs.a.dtype.name, inputs.b.dtype.name, layout.output.dtype.name),
         transforms=ledger_bytes(inputs.wanted, arithmetic.panel),

@@ -17,7 +17,7 @@ from ..support.errors import InputError
 from ..support.memory import parse_size
 from .elsewhere import current, limit_of
 from .finish import Finish, Lower
-from .scalars import scalar
+from .scalars import choice, is_one_of, scalar
 
 Precision = Literal["highest", "high", "medium"]
 Op = Literal["none", "transpose", "adjoint"]
@@ -116,6 +116,8 @@ class Reduced:
     """How many of the best elements of each row of C are kept. None: something else is kept."""
     device_bytes: int = 0
     """Device memory, in bytes, that is held during the run by what is no buffer of the plan."""
+    eighths: int = 0
+    """How many eighths of the memory limit are held during the run, beside `fixed_bytes`."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +165,9 @@ class Request:
         """Return the same request with numbers for α, β and the memory limits. Raises InputError where the
         request is impossible, whatever the arrays hold."""
         alpha, beta = scalar("alpha", self.alpha), scalar("beta", self.beta)
-        if self.precision not in get_args(Precision):
-            known = ", ".join(get_args(Precision))
-            raise InputError(f"{self.precision!r} is not a precision; choose one of {known}")
+        choice("precision", self.precision, get_args(Precision))
+        if not isinstance(self.kernel, str):
+            raise InputError("kernel is no name; give 'auto', or the name of one")
         if any(operand.transpose and operand.adjoint for operand in (self.a, self.b)):
             raise InputError("an operand is either transposed or its adjoint taken; give one of the two")
         if self.resume and self.c is None:
@@ -174,7 +176,7 @@ class Request:
             raise InputError("beta is not 0, so there must be a C to read; give its path")
         if self.c is not None:
             check_place(self.c)
-        if self.triangle is not None and self.triangle not in get_args(Triangle):
+        if self.triangle is not None and not is_one_of(self.triangle, get_args(Triangle)):
             raise InputError(f"triangle is {self.triangle!r}; give 'lower', or leave it out for all of C")
         if self.triangle and beta:
             raise InputError(

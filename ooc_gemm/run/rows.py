@@ -88,8 +88,8 @@ def write_rows(out: Any, values: Array, force: bool) -> int:
 
 
 def check_rows(out: Any, inputs: list[Any], force: bool, outputs: tuple[Any, ...] = ()) -> None:
-    """Raise InputError where no array can be written there; changes nothing. outputs: what else is
-    written."""
+    """Raise InputError where no array can be written there; leaves everything as it was. outputs: what else
+    is written."""
     for other in outputs:
         if same_place(out, other):
             raise InputError(
@@ -97,3 +97,4 @@ def check_rows(out: Any, inputs: list[Any], force: bool, outputs: tuple[Any, ...
                 "place"
             )
     checks.check_output(out, inputs, force, reads=False)
+    opening.try_place(out)

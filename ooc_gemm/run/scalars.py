@@ -60,6 +60,17 @@ def real(name: str, value: Any) -> float:
         raise InputError(f"{name} is {_shown(value)}; give a number, such as 1 or 0.5") from error
 
 
+def is_one_of(value: Any, words: tuple[str, ...]) -> bool:
+    """Whether a value, which may be an array, is one of these words."""
+    return isinstance(value, str) and value in words
+
+
+def choice(name: str, value: Any, known: tuple[str, ...]) -> None:
+    """Raise InputError where a value is none of the known words. name: what one of them is called."""
+    if not is_one_of(value, known):
+        raise InputError(f"{_shown(value)} is not a {name}; choose one of {', '.join(known)}")
+
+
 def _shown(value: Any) -> str:
     """Return what a message says of a value: an array by its shape."""
     shape = getattr(value, "shape", ())

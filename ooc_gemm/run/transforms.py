@@ -18,10 +18,10 @@ from ..storage.io.stamps import digest
 from ..storage.read.source import Opened
 from ..storage.read.table import as_table
 from ..storage.write.recorded import ELEMENTS
-from ..support.errors import InputError
+from ..support.errors import InputError, Refusals
 from .decoding import PLAIN, decoded
 from .request import Axis, Lines, Operand, Request, numbers
-from .scalars import real
+from .scalars import is_one_of, real
 
 Where = Literal["shift", "scale"]
 
@@ -98,12 +98,9 @@ class Wanted:
 
         operand, read = self.operand, 0
         found: dict[Axis, Moments] = {}
-        for lines in (operand.center, operand.scale):
-            if isinstance(lines, str) and lines not in found:
-                s = replace(self.opened.matrix, transposed=self._side(lines) == "rows")
-                opened = replace(self.opened, matrix=s)
-                found[lines], nbytes = column_moments(opened, limit, operand.missing)
-                read += nbytes
+        for lines, opened in self._looked_through().items():
+            found[lines], nbytes = column_moments(opened, limit, operand.missing)
+            read += nbytes
         if isinstance(operand.center, str):
             one = found[operand.center]
             operand = replace(operand, center=(operand.center, np.where(one.count == 0, 0.0, one.mean)))
@@ -112,6 +109,23 @@ class Wanted:
             deviation = np.where(deviation == 0, 1 / factor, np.copysign(deviation, factor))
             operand = replace(operand, scale=(operand.scale, deviation))
         return replace(self, operand=operand), read
+
+    def check_memory(self, limit: int, refusals: Refusals) -> None:
+        """Note where the limit is too small for `found_in`."""
+        from .moments import the_pass  # as above
+
+        for opened in self._looked_through().values():
+            with refusals.noted():
+                the_pass(opened, limit)
+
+    def _looked_through(self) -> dict[Axis, Opened]:
+        """The array whose columns have the moments that are asked for by name, for each axis."""
+        asked = [x for x in (self.operand.center, self.operand.scale) if isinstance(x, str)]
+        s = self.opened.matrix
+        return {
+            axis: replace(self.opened, matrix=replace(s, transposed=self._side(axis) == "rows"))
+            for axis in asked
+        }
 
     def spelled(self) -> dict[str, Any]:
         """What makes the transform what it is, as JSON types."""
@@ -185,7 +199,7 @@ def _axis(lines: Lines, word: str) -> Axis:
         axis, _ = (lines, None) if isinstance(lines, str) else lines
     except (TypeError, ValueError) as error:
         raise InputError(f"{word} is {lines!r}; give 'rows', 'columns', or ('rows', numbers)") from error
-    if axis not in get_args(Axis):
+    if not is_one_of(axis, get_args(Axis)):
         raise InputError(f"{word} is {axis!r}; give 'rows' or 'columns'")
     return axis
 

@@ -66,13 +66,18 @@ class Above:
         others: bool = False,
         spill: Path | None = None,
         most: int = 0,
+        unbounded: bool = False,
     ):
         """shape: of C. height: rows of a row of blocks. least: the value. absolute: elements count without
         their sign. others: nothing on the diagonal is kept. spill: a folder for runs; None if all is kept in
-        memory, in at most `most` bytes."""
+        memory, in at most `most` bytes. unbounded: elements may be too large for their type, and are looked
+        at for that."""
         self._shape, self._height, self._least = shape, height, least
         self._absolute, self._others = absolute, others
-        self._spill_to, self._most = spill, most
+        self._spill_to, self._most, self._unbounded = spill, most, unbounded
+        self.not_finite = 0
+        """Elements that are NaN or infinite, where they are looked for; on the diagonal only if it is
+        kept."""
         self.room = room(shape[1])
         self._bands: dict[int, _Band] = {}
         self._held, self._lock = 0, Lock()
@@ -97,11 +102,17 @@ class Above:
 
     def _strip(self, values: Array, row: int, col: int) -> None:
         height, width = values.shape
-        with np.errstate(invalid="ignore"):
-            kept = (np.abs(values) if self._absolute else values) >= self._least
+        same = np.arange(0)
         if self._others and row < col + width and col < row + height:
             same = np.arange(max(row, col), min(row + height, col + width))
-            kept[same - row, same - col] = False
+        with np.errstate(invalid="ignore"):
+            kept = (np.abs(values) if self._absolute else values) >= self._least
+        kept[same - row, same - col] = False
+        if self._unbounded and not (np.isfinite(values.min()) and np.isfinite(values.max())):
+            lost = ~np.isfinite(values)
+            lost[same - row, same - col] = False
+            with self._lock:
+                self.not_finite += int(np.count_nonzero(lost))
         place = np.flatnonzero(kept)
         if not len(place):
             return

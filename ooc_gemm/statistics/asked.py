@@ -8,7 +8,7 @@ import numpy as np
 from ..engine.reduction import Pairs, score_type
 from ..run.prepare import MOST_COLUMNS
 from ..run.request import Reduced
-from ..run.scalars import whole
+from ..run.scalars import choice, whole
 from ..storage.read.source import Opened
 from ..support.errors import InputError
 from .compared import Compared
@@ -29,8 +29,7 @@ class Asked(Compared):
 
     def __init__(self, left: Any, right: Any, k: int, metric: Metric, include_self: bool, graph: bool):
         """graph: a graph is written, too. Raises InputError."""
-        if metric not in get_args(Metric):
-            raise InputError(f"{metric!r} is not a metric; choose one of {', '.join(get_args(Metric))}")
+        choice("metric", metric, get_args(Metric))
         k = whole("k", k)
         super().__init__("topk", left, right, include_self)
         self.k, self.metric, self.graph = k, metric, graph
@@ -66,7 +65,7 @@ class Asked(Compared):
             return Gathered(shape, plan.bm, self.keep, dtype, scores)
         return Nearest(shape, plan.bm, self.keep, products, dtype, scores)
 
-    def reduced(self, in_memory: bool, limit: int) -> Reduced:
+    def reduced(self, in_memory: bool) -> Reduced:
         """Counts what exact scores on the host take, and norms."""
         fixed = self.exact(self.a, self.b).nbytes + self.n * 40
         if in_memory:

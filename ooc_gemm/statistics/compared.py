@@ -51,9 +51,9 @@ class Compared:
         """What makes the result what it is, beside the inputs and options of the product."""
         return {"neighbours": "others" if self.others else "all"}
 
-    def reduced(self, in_memory: bool, limit: int) -> Reduced:
+    def reduced(self, in_memory: bool) -> Reduced:
         """What the plan has to count beside the product and the tiles that threads compare. in_memory: the
-        result stays in memory. limit: on the memory of the process, in bytes."""
+        result stays in memory."""
         raise NotImplementedError
 
     def request(
@@ -67,14 +67,13 @@ class Compared:
     ) -> Request:
         """The product of the rows. hardware: what computes it. place: where the result goes; None for NumPy
         arrays. writes: it is computed, and not only planned."""
-        limit = limit_of(memory_limit)
-        reduced = self.reduced(place is None and writes, limit)
+        reduced = self.reduced(place is None and writes)
         threads = max(getattr(hardware, "threads", 1), len(os.sched_getaffinity(0)))
         each = TILE_BYTES + (place.connection if place else 0)
         return Request(
             Operand(self.left),
             Operand(self.right, transpose=True),
-            memory_limit=limit,
+            memory_limit=limit_of(memory_limit),
             device=device,
             device_memory_limit=device_memory_limit,
             reduced=replace(reduced, fixed_bytes=reduced.fixed_bytes + threads * each),

@@ -212,9 +212,11 @@ def planned(
     device: str,
     device_memory_limit: str | int | None,
     notice: Callable[[str], None],
+    seed: int = 0,
 ) -> StreamPlan:
     """What `pca` (if `centred`) or `svd` with these arguments would do. Nothing is read but for rates that
     are not known. Raises InputError and BudgetError."""
+    whole("seed", seed, 0)
     limits = memory_limit, device_memory_limit
     run = Decomposition(x, components, iterations, limits, device, centred)
     return run.plan(out, Observer(notice=notice))

@@ -5,6 +5,7 @@ One pass over the array finds means and deviations, a second one multiplies the 
 (`gram`), which it never writes.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +25,9 @@ from ..run.request import Axis, Operand, Precision, Request, gram_operands
 from ..run.result import Result
 from ..run.retry import carry_out, result_of
 from ..run.scalars import whole
+from ..run.transforms import real_type
 from ..storage.io.zarr_internals import refuse_event_loop
+from ..storage.write.opening import try_place
 from ..support.errors import InputError
 from ..support.trace import Trace
 
@@ -245,14 +248,19 @@ def corrcoef(
     return _Variables(request, Observer(progress, notice), rowvar, None).correlation()
 
 
-def planned(request: Request, rowvar: bool, correlates: bool, observer: Observer) -> Plan:
-    """What `cov`, or `corrcoef` if it `correlates`, would do after the pass that finds the means. Reads
+def planned(request: Request, rowvar: bool, ddof: int | None, observer: Observer) -> Plan:
+    """What `cov`, or `corrcoef` where `ddof` is None, would do after the pass that finds the means. Reads
     nothing.
 
     request: of the array as both operands. Raises InputError and BudgetError.
     """
-    request = replace(request, finish=Correlations() if correlates else None, writes=False)
-    return _Variables(request, observer, rowvar, None).plan(observer)
+    request = replace(request, finish=Correlations() if ddof is None else None, writes=False)
+    variables = _Variables(request, observer, rowvar, None)
+    if ddof is None:
+        variables.check_observations()
+    else:
+        variables.divisor(ddof)
+    return variables.plan(observer)
 
 
 class _Variables:
@@ -277,8 +285,8 @@ class _Variables:
                 "observations; give one weight for each"
             )
 
-    def covariance(self, ddof: int) -> Covariance:
-        """The covariance matrix."""
+    def divisor(self, ddof: int) -> float:
+        """What sums of products are divided by. Raises InputError where it is not positive."""
         weights = np.ones(1) if self._weights is None else self._weights
         total = float(self._observations) if self._weights is None else float(weights.sum())
         divisor = total - ddof if self._weights is None else total - ddof * float((weights**2).sum()) / total
@@ -287,13 +295,34 @@ class _Variables:
                 f"{self._observations} observations of {self._opened.name} leave no degrees of freedom for "
                 f"ddof={ddof}; give more observations, or a smaller ddof"
             )
+        return divisor
+
+    def covariance(self, ddof: int) -> Covariance:
+        """The covariance matrix."""
+        divisor = self.divisor(ddof)
         self._check()
-        return self._made(*self._moments(), 1 / divisor, None)
+        found, read = self._moments()
+        dtype = real_type(self._opened.dtype)
+        largest = float(np.finfo(dtype).max)
+        fitting = found.squares <= largest * divisor
+        if self._request.out_dtype is None and (count := int(np.isfinite(found.squares[~fitting]).sum())):
+            self._observer.warn(
+                f"{count} of the {self._count} variables in {self._opened.name} have variances that are too "
+                f'large for {dtype}, and become infinite; scale the array, or give out_dtype="float64"'
+            )
+        # Sums of products overflow before they are divided, so variables are divided by a power of two.
+        halvings = math.ceil(math.log2(found.squares.max(where=fitting, initial=1) / largest) / 2) + 1
+        scale = np.full(self._count, 2.0**halvings) if halvings > 0 else None
+        return self._made(found, read, (1 if scale is None else 4.0**halvings) / divisor, scale)
+
+    def check_observations(self) -> None:
+        """Raise InputError where there are none."""
+        if not self._observations:
+            raise InputError(f"{self._opened.name} has no observations; give an array with some")
 
     def correlation(self) -> Covariance:
         """The correlation coefficients."""
-        if not self._observations:
-            raise InputError(f"{self._opened.name} has no observations; give an array with some")
+        self.check_observations()
         self._check()
         found, read = self._moments()
         scale = found.deviation
@@ -316,6 +345,7 @@ class _Variables:
         """Find what is wrong with the request before the array is read."""
         if not self._request.resume:
             self.plan()
+            try_place(self._request.c)
 
     def _moments(self) -> tuple[Moments, int]:
         variables = self._opened.transpose() if self._rowvar else self._opened

@@ -82,7 +82,10 @@ class Decomposition:
             )
         if out is not None:
             check_rows(out, [self._x], force)
-        Observer(notice=notice).warn_of_undecoded([self._opened])
+        observer = Observer(notice=notice)
+        observer.warn_of_undecoded([self._opened])
+        if self._device is None and self._elsewhere is None:
+            observer.note_of_unused_limit(self._limits[1], None)
 
     def plan(self, out: Any, observer: Observer) -> StreamPlan:
         """What would be done. Nothing is read but for rates that are not known."""
@@ -93,6 +96,7 @@ class Decomposition:
         iterated, wanted = 4 * elements * size.width * (passes - 1), 2 * elements * self._wanted
         touched = 1 + (0 if centre is None else CENTRED * (1 if centre == "columns" else passes))
         most = None if self._device is None else self._device.pass_limits(self._limits[1]).device
+        observer.note_of_unused_limit(self._limits[1], most)
         what = "components" if self._centred else "singular values"
         load = Load(passes, self._dtype, ((iterated, size.width), (wanted, self._wanted)), touched)
         asked = Asked(

@@ -32,6 +32,7 @@ from ..run.request import Operand, Request, gram_operands
 from ..run.retry import carry_out, result_of
 from ..run.scalars import real
 from ..storage.read.source import Opened
+from ..storage.write.opening import try_place
 from ..support.errors import InputError, Refusals
 from ..support.intervals import ranges
 from ..support.memory import STEP, Growth
@@ -228,6 +229,7 @@ def _kinship(
     if not request.resume:
         # On a cluster, processes say themselves whether they can count.
         _plan(replace(request, a=a, b=b, memory_limit=limit), opened, None if pool else missing)
+        try_place(request.c)
     growth = Growth()
     if elsewhere and pool:
         found = count_elsewhere(pool, partial(elsewhere.beside, request.memory_limit), opened, axis, asked)

@@ -163,6 +163,7 @@ def topk(
     with closing(ranking):
         ranking.measure()
         arrays = ranking.carry_out(place, resume)
+    observer.all_done(ranking.plan, ranking.trace)
     peak_host_bytes, peak_device_bytes = ranking.peaks()
     return recorded(
         Neighbours(
@@ -218,10 +219,11 @@ def planned(
     device: str,
     device_memory_limit: str | int | None,
     verify: bool,
+    notice: Callable[[str], None] | None = None,
 ) -> Plan:
     """What `topk` with an output and these arguments would do. Reads nothing. Raises InputError and
     BudgetError."""
-    asked, observer = Asked(a, b, k, metric, include_self, graph), Observer()
+    asked, observer = Asked(a, b, k, metric, include_self, graph), Observer(notice=notice)
     executor = open_local(device, memory_limit, observer.note)
     request = asked.request(executor.hardware, device, memory_limit, device_memory_limit, None, writes=False)
     return Ranking(asked, request, executor, observer, verify).planned()

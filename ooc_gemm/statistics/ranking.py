@@ -86,6 +86,7 @@ class Ranking:
         if self._exact is self._host:
             self._hold_panel(a, b)
         self.plan = self.job.plan
+        observer.note_of_unused_limit(self._request.device_memory_limit, self.plan.budget.device)
 
     def _keep_rows(self, a: Opened, b: Opened) -> None:
         """Let the device compute exact scores, if it can, and has memory for the rows of B beside blocks."""

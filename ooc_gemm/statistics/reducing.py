@@ -20,7 +20,7 @@ from ..run.observer import Observer
 from ..run.prepare import Job
 from ..support.buffers import Bytes
 from ..support.errors import NO_MEMORY, Error, OutOfMemoryError, StoppedError, no_memory, on_thread
-from ..support.meter import Meter, event, logs
+from ..support.meter import UNWRITTEN, Meter, event, logs
 from ..support.trace import Trace
 from .rescore import Array
 
@@ -157,6 +157,7 @@ def run_reduced(
     meter = Meter("comparison of rows", plan.flops, plan.bytes_read, lambda: trace.bytes["read"])
 
     def progress(fraction: float) -> object:
+        fraction = min(fraction, UNWRITTEN)
         meter(fraction)
         return observer.progress(fraction, plan, trace) if observer.progress else None
 

@@ -40,11 +40,16 @@ class LeastSquares(Passes):
 
     array: Any = field(repr=False)
     """Coefficients: n, or n×t where y has two dimensions; the zarr.Array (n×t) where they were written."""
-    intercept: Floats
-    """What is added for each target (t); 0 where no intercept was asked for."""
+    intercept: Floats | np.float64
+    """What is added for each target: t numbers, or a single one where y has one dimension; 0 where no
+    intercept was asked for."""
     condition: float
     """Condition number of x, centred where there is an intercept, with columns scaled to norm 1 and with the
     ridge."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON types, without the coefficients. The intercept is a list."""
+        return super().to_dict() | {"intercept": np.atleast_1d(self.intercept).tolist()}
 
 
 def lstsq(
@@ -129,6 +134,7 @@ def lstsq(
     for one in (left, right):
         one.check_unchanged()
     written = 0 if out is None else write_rows(out, found, force)
+    constants = sums.target_mean - sums.mean @ found if intercept else np.zeros(right.shape[1])
     return recorded(
         LeastSquares(
             passes=1,
@@ -139,7 +145,7 @@ def lstsq(
             device=made.device,
             peak_device_bytes=0,
             array=open_result(out) if out is not None else found[:, 0] if flat else found,
-            intercept=sums.target_mean - sums.mean @ found if intercept else np.zeros(right.shape[1]),
+            intercept=constants[0] if flat else constants,
             condition=condition,
         )
     )

@@ -16,6 +16,7 @@ from ..run.moments import Moments, column_moments
 from ..run.observer import Observer
 from ..run.prepare import prepare
 from ..run.request import Operand, Reduced, Request
+from ..run.scalars import choice
 from ..run.transforms import fit, found_of
 from ..storage.read.source import Opened
 from ..storage.write import rows as stored
@@ -36,7 +37,7 @@ Lines = tuple[Array, Array]
 Score = Literal["cosine", "correlation", "dot"]
 SHARE = 8
 """An eighth of the memory limit is for elements that are found, where they stay in memory; it is taken three
-times while they are put together."""
+times while they are put together (`Reduced.eighths`)."""
 
 TIMES = 2.0**600
 """Rows are multiplied with this to find their lengths, where their squares are less than …"""
@@ -58,8 +59,7 @@ class Pairs(Compared):
         verify: bool,
     ):
         """verify: some rows of the result are checked. Raises InputError."""
-        if metric not in get_args(Score):
-            raise InputError(f"{metric!r} is not a metric; choose one of {', '.join(get_args(Score))}")
+        choice("metric", metric, get_args(Score))
         if not np.isfinite(least):
             raise InputError(f"least is {least:g}; give a finite number")
         super().__init__("threshold", left, right, include_self)
@@ -67,12 +67,13 @@ class Pairs(Compared):
         if not (self.depth and self.m and self.n):
             raise InputError(f"{self.a.name} or {self.b.name} is empty; give arrays with rows and columns")
 
-    def reduced(self, in_memory: bool, limit: int) -> Reduced:
+    def reduced(self, in_memory: bool) -> Reduced:
         """Counts the elements that are found, and what happens to rows."""
-        found = 3 * (limit // SHARE) if in_memory else COPIES * room(self.n)
+        found = 0 if in_memory else COPIES * room(self.n)
         found += RecheckPairs(Rows(self.a), Rows(self.b)).nbytes if self.verify else 0
         # Rows of the next blocks may come while those of the ones before are finished.
-        return Reduced(self.chunk_rows, 2 * 4 * 8, found + (self.m + self.n) * 40)
+        fixed = found + (self.m + self.n) * 40
+        return Reduced(self.chunk_rows, 2 * 4 * 8, fixed, eighths=3 if in_memory else 0)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -165,12 +166,14 @@ class Selection:
         elsewhere. Raises InputError and BudgetError."""
         self._pairs, self._executor, self._observer = pairs, executor, observer
         self.trace, self.bytes_passed, self.rows_resumed = Trace(), 0, 0
+        self._not_finite = 0
         self._request = request = request.check()
         if pairs.metric != "dot":
             a, b = (2 * (np.ones(count),) for count in (pairs.m, pairs.n))
             request = pairs.scaled(request, a, b)
         self.job = prepare(request, executor=executor)
         self.plan = self.job.plan
+        observer.note_of_unused_limit(request.device_memory_limit, self.plan.budget.device)
         self._pivots = np.zeros(pairs.m), np.zeros(pairs.n)
         left, right = self.job.sources["a"], self.job.sources["b"].transpose()
         self._recheck = RecheckPairs(Rows(left), Rows(right)) if pairs.verify else None
@@ -298,8 +301,24 @@ class Selection:
         done = sink.done()
         self._leave_out(done)
         self._make(sink, folder, done)
+        if self._not_finite and (lost := max(0, self._not_finite - self._without_score())):
+            self._observer.warn(
+                f"{lost} dot products are too large for {self.dtype}, and NaN or infinite; scale the arrays, "
+                "or give arrays of float64"
+            )
         for source in self.job.sources.values():
             source.check_unchanged()
+
+    def _without_score(self) -> int:
+        """How many dot products are of rows with NaN or infinite elements. Reads the arrays once more."""
+        pairs = self._pairs
+        a, read = self._moments("a", 1)
+        b, more = (a, 0) if pairs.same else self._moments("b", 1)
+        self.bytes_passed += read + more
+        self.plan = replace(self.plan, bytes_read=self.plan.bytes_read + read + more)
+        left, right = (int(np.count_nonzero(~np.isfinite(one.mean))) for one in (a, b))
+        with_themselves = left if pairs.others else 0
+        return left * pairs.n + (pairs.m - left) * right - with_themselves
 
     def _make(self, sink: InMemory | SparseRows, folder: Path | None, done: set[int]) -> None:
         """Compute the blocks that are left, and write what reaches the value. done: chunks of rows that are
@@ -314,9 +333,11 @@ class Selection:
             pairs.others,
             folder,
             self.job.request.memory_limit // SHARE,
+            not self._kept.bounded,
         )
         finish = partial(self._kept.write, above, sink, done)
         run_reduced(self._blocks(), above, finish, executor, self._observer, self.trace)
+        self._not_finite = above.not_finite
 
     def _blocks(self) -> Blocks:
         """The blocks that are left, with what happens to elements of operands."""

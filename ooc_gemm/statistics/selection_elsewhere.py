@@ -50,14 +50,18 @@ class Search:
     operation: Operation
 
 
-def select(here: Here, shared: Search, unit: Unit) -> str:
-    """Write what reaches the value in some blocks; the folder with the chunks of rows."""
+def select(here: Here, shared: Search, unit: Unit) -> tuple[str, int]:
+    """Write what reaches the value in some blocks; the folder with the chunks of rows, and how many elements
+    are not finite."""
     both = Compared("threshold", here.inputs["a"], here.inputs.get("b"), include_self=True)
     operands = {"a": both.a, "b": both.b.transpose()}
     plan = plan_of(unit, shared.plan, operands)
     blocks = Blocks(plan, shared.operation, {name: one.source for name, one in operands.items()})
     shape = both.m, both.n
-    above = Above(shape, plan.bm, shared.least, shared.absolute, shared.others, here.folder)
+    unbounded = not shared.kept.bounded
+    above = Above(
+        shape, plan.bm, shared.least, shared.absolute, shared.others, here.folder, unbounded=unbounded
+    )
     folder = here.folder / uuid4().hex
     files = RowFiles(folder, shared.name, shared.kept.dtype, shared.kept.chunk_rows)
     progress = Observer(lambda fraction, plan, trace: here.tell(fraction))
@@ -65,7 +69,7 @@ def select(here: Here, shared: Search, unit: Unit) -> str:
     finish = partial(shared.kept.write, above, files, set())
     run_reduced(blocks, above, finish, executor, progress, here.trace)
     here.peak_device_bytes = executor.peak_device_bytes()
-    return str(folder)
+    return str(folder), above.not_finite
 
 
 def moments_of(here: Here, shared: tuple[str, float], rows: Range) -> Moments:
@@ -125,7 +129,12 @@ class SelectionElsewhere(Selection):
             pairs.least, pairs.absolute, pairs.others, sink.name, self._kept, slim(self.job.plan),
             blocks.operation,
         )  # fmt: skip
-        gathering = Gathering(parts, _listed, partial(self._put, sink, done))
+
+        def listed(before: _Folders | None, unit: Unit, found: tuple[str, int]) -> _Folders:
+            self._not_finite += found[1]
+            return [*(before or []), (unit.cols, found[0])]
+
+        gathering = Gathering(parts, listed, partial(self._put, sink, done))
         deal(self._pool, self.plan, self._observer, (select, shared), parts, gathering.take)
 
     def _put(self, sink: SparseRows, done: set[int], band: int, found: _Folders) -> None:
@@ -138,7 +147,3 @@ class SelectionElsewhere(Selection):
             self.trace.bytes["write"] += sink.write(number, parts)
         for one in files:
             shutil.rmtree(one.folder, ignore_errors=True)
-
-
-def _listed(before: _Folders | None, unit: Unit, folder: str) -> _Folders:
-    return [*(before or []), (unit.cols, folder)]

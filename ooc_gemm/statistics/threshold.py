@@ -158,10 +158,12 @@ def threshold(
     pairs = Pairs(a, b, metric, real("least", least), absolute, include_self, verify)
     place = None if out is None else stored.check(out, [a, pairs.right], force, resume)
     limits = device, memory_limit, device_memory_limit
-    selection = _selection(pairs, out, place, limits, Observer(progress, notice))
+    observer = Observer(progress, notice)
+    selection = _selection(pairs, out, place, limits, observer)
     with closing(selection):
         selection.measure()
         arrays = selection.carry_out(place, resume)
+    observer.all_done(selection.plan, selection.trace)
     return recorded(
         Threshold(
             data=arrays["data"],
@@ -214,11 +216,12 @@ def planned(
     device: str,
     device_memory_limit: str | int | None,
     verify: bool,
+    notice: Callable[[str], None] | None = None,
 ) -> Plan:
     """What `threshold` with an output and these arguments would do; nobody knows how much it would write.
     Reads nothing. Raises InputError and BudgetError."""
     pairs = Pairs(a, b, metric, real("least", least), absolute, include_self, verify)
-    observer = Observer()
+    observer = Observer(notice=notice)
     executor = open_local(device, memory_limit, observer.note)
     request = pairs.request(executor.hardware, device, memory_limit, device_memory_limit, None, writes=False)
     return Selection(pairs, request, executor, observer).planned()

@@ -13,7 +13,7 @@ from ..run.plans import completed
 from ..run.pool import Function, Pool, Take
 from ..storage.read.source import Opened
 from ..support.intervals import ceil_div, ranges
-from ..support.meter import Meter
+from ..support.meter import UNWRITTEN, Meter
 from ..support.recording import note_plan
 from .rescore import Range
 
@@ -90,6 +90,7 @@ def deal(
     meter = Meter("comparison of rows", plan.flops, plan.bytes_read, lambda: trace.bytes["read"])
 
     def progress(fraction: float) -> None:
+        fraction = min(fraction, UNWRITTEN)
         meter(fraction)
         if observer.progress:
             observer.progress(fraction, plan, trace)

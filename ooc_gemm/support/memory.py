@@ -14,6 +14,8 @@ STEP = 16 << 20
 """Measured memory is rounded up to this, so that two runs of one problem get one plan."""
 
 
+MOST = 1 << 62
+"""Bytes that no machine has; Python numbers may be too large for a float."""
 _SIZE = re.compile(r"\s*(?P<number>\d+\.?\d*(?:e[+-]?\d{1,2})?|\.\d+)\s*(?P<unit>[a-z]*)\s*", re.ASCII)
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", 1):
@@ -23,12 +25,16 @@ for _power, _letter in enumerate("kmgtp", 1):
 
 def parse_size(text: str | int) -> int:
     """Bytes of `512MiB`, `8GB`, `8g`, `1e9` or a plain number. Without an `i` a unit is a power of 1000, with
-    one a power of 1024; case does not matter, and no unit means bytes. Raises InputError."""
+    one a power of 1024; case does not matter, and no unit means bytes. What is more than `MOST` is `MOST`.
+    Raises InputError."""
+    if isinstance(text, int):
+        text = sorted((-MOST, text, MOST))[1]
     found = _SIZE.fullmatch(str(text).lower())
     size = 0
     if found and found["unit"] in _UNITS:
         number = found["number"]
-        size = int((int(number) if number.isdecimal() else float(number)) * _UNITS[found["unit"]])
+        whole = number.isdecimal() and len(number) < 20
+        size = int(min(MOST, (int(number) if whole else float(number)) * _UNITS[found["unit"]]))
     if size <= 0:
         raise InputError(f"{text!r} is not a size; write for example 512MiB, 8GB or a number of bytes")
     return size

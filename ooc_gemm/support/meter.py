@@ -17,6 +17,9 @@ log = logging.getLogger("ooc_gemm")
 LOG_SECONDS = 30.0
 """Seconds between two records that say how far a run is."""
 
+UNWRITTEN = 1 - 1e-6
+"""The largest share that is reported while something is still to be written."""
+
 
 def logs() -> bool:
     """Whether anybody wants the records."""
@@ -87,7 +90,7 @@ class Meter:
         seconds, fraction, moved = time.perf_counter() - self._began, self.fraction, self._moved()
         return {
             "work": self.what,
-            "percent": round(100 * fraction, 2),
+            "percent": 100.0 if fraction == 1 else min(99.99, round(100 * fraction, 2)),
             f"bytes_{self._verb}": moved,
             "bytes_in_all": self._nbytes or None,
             "bytes_per_second": round(moved / seconds) if seconds else None,
@@ -102,7 +105,7 @@ class Meter:
         speed = found["flops_per_second"] if self._flops else found["bytes_per_second"]
         moved, left = found[f"bytes_{self._verb}"], found["seconds_left"]
         parts = [
-            f"{self.what}: {found['percent']:.0f} %",
+            f"{self.what}: {int(found['percent'])} %",
             (rate(speed) if self._flops else f"{spelled_size(speed)}/s") if speed else "",
             f"{self._verb} {of(moved, self._nbytes) if self._nbytes else spelled_size(moved)}"
             if moved

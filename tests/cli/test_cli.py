@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -501,6 +502,30 @@ def test_a_device_that_does_not_get_started(here, monkeypatch, step, error, code
     assert done.err.strip().startswith("Interrupted: " if code == 130 else "Error: the system gives")
     assert threadpool_info() == before
     assert ooc("multiply", "a", "b", "new", *CPU, "-f").code == 0
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "command", [("info",), ("info", "--json"), ("--help",), ("multiply", "a", "b", "new", "--json", *CPU)]
+)
+def test_output_that_cannot_be_written(here, command, unbuffered):
+    call = [sys.executable, "-m", "ooc_gemm.cli", *command]
+    with open("/dev/full", "w") as full:
+        run = partial(subprocess.run, call, text=True, env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
+        done = run(stdout=full, stderr=subprocess.PIPE)
+        assert run(stdout=subprocess.DEVNULL, stderr=full).returncode == (2 if "multiply" in command else 0)
+    said = "Error: standard output cannot be written (No space left on device); send it to another place\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    assert (here / "new" / "zarr.json").exists() == ("multiply" in command)
+
+
+def test_standard_streams_that_are_closed(here):
+    done = subprocess.run(
+        [sys.executable, "-m", "ooc_gemm.cli", "multiply", "a", "b", "new", *CPU],
+        preexec_fn=lambda: (os.close(1), os.close(2)),
+    )
+    assert done.returncode == 0
+    assert ooc("verify", "a", "b", "new").code == 0
 
 
 def test_results_that_do_not_fit_are_an_error_while_running(here):

@@ -95,6 +95,41 @@ def test_a_log_that_cannot_be_written_is_refused(here):
     assert not (here / "z").exists()
 
 
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda told: ooc_gemm.multiply("x", "y", "c", device="cpu", progress=told),
+        lambda told: ooc_gemm.topk("x", "y", "c", k=3, device="cpu", progress=told),
+        lambda told: ooc_gemm.threshold("x", out="c", least=0.1, device="cpu", progress=told),
+    ],
+    ids=["multiply", "topk", "threshold"],
+)
+def test_everything_is_done_when_all_is_written(here, run):
+    seen = []
+
+    def told(fraction, plan, trace):
+        percents = [str(one).partition(" %")[0].rpartition(" ")[2] for one in meter.Meter.under_way]
+        seen.append((fraction, (here / "c" / "zarr.json").exists()))
+        assert not {"100"} & set(percents)
+
+    run(told)
+    assert len(seen) > 1
+    assert seen == sorted(seen)
+    assert all((fraction == 1) == there for fraction, there in seen)
+
+
+@pytest.mark.parametrize("files", [("report", "trace"), ("trace", "log-file"), ("report", "log-file")])
+def test_two_options_do_not_write_one_file(here, files):
+    one, other = files
+    done = ooc("multiply", "x", "y", "z", "-d", "cpu", f"--{one}", "f.html", f"--{other}", "./f.html")
+    assert done.code == 2
+    assert f"--{one} and --{other} name the same file, ./f.html;" in done.err
+    assert not (here / "z").exists()
+    if "log-file" not in files:
+        assert not (here / "f.html").exists()
+        assert ooc("multiply", "x", "y", "z", "-d", "cpu", "--report", "f.html", "--trace", "g").code == 0
+
+
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("name", ["zarr.json", ".zarray", "run.log", "c/0/0"])
 def test_a_log_does_not_go_into_an_array(here, name, version):

@@ -241,3 +241,66 @@ def test_plans_of_passes_are_what_runs_do(tmp_path, monkeypatch, command):
     refused = ooc(*command, "-M", "1MiB", *limit[2:], "--plan", "--json")
     assert refused.code == 2
     assert json.loads(refused.out)["minimum_memory_limit"] > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("cov", "x", "out", "--ddof", 6), "no degrees of freedom for --ddof 6"),
+        (("cov", "x", "out", "--no-rowvar", "--ddof", 31), "no degrees of freedom for --ddof 31"),
+        (("cov", "empty", "out", "--bias"), "no degrees of freedom for --ddof 0"),
+        (("corrcoef", "empty", "out"), "empty has no observations"),
+        (("pca", "x", "out", "-k", 2, "--seed", -1), "seed is -1"),
+    ],
+)
+def test_plans_refuse_what_runs_refuse(tmp_path, monkeypatch, command, said):
+    monkeypatch.chdir(tmp_path)
+    make("x", np.ones((30, 6), "f4"), chunks=(8, 6))
+    make("empty", np.ones((6, 0), "f4"), chunks=(8, 6))
+    for more in ((), ("--plan",)):
+        done = ooc(*command, *more, "-M", "1GiB", "-d", "cpu")
+        assert (done.code, said in done.err) == (2, True), done
+    assert ooc("cov", "x", "out", "--ddof", 5, "--plan").code == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("multiply", "x", "x", "out", "--transpose-b"),
+        ("gram", "x", "out"),
+        ("topk", "x", "out", "-k", 2),
+        ("threshold", "x", "new", "--least", 0.5),
+        ("pca", "x", "out", "-k", 2),
+        ("svd", "x", "out", "-k", 2),
+        ("plan", "x", "x", "--transpose-b"),
+    ],
+)
+def test_a_limit_on_device_memory_that_has_no_effect(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    make("x", np.random.default_rng(0).standard_normal((30, 6)).astype("f4"), chunks=(8, 6))
+    for more in (("--plan",), ()) if command[0] not in ("multiply", "plan") else ((),):
+        done = ooc(*command, *more, "-M", "1GiB", "-d", "cpu", "-D", "1GiB")
+        assert done.code == 0, done
+        assert done.err.count("Note: --device-memory-limit has no effect, because the CPU computes") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "held"),
+    [
+        (("topk", "x", "out", "-k", 2), 6400),
+        (("topk", "x", "./x", "out", "-k", 2), 6400),
+        (("topk", "x", "y", "out", "-k", 2), 12800),
+        (("threshold", "x", "out", "--least", 0.5), 6400),
+        (("plan", "x", "x", "--transpose-b"), 6400),
+        (("plan", "x", "y", "--transpose-b"), 12800),
+    ],
+)
+def test_an_array_that_is_both_inputs_counts_once(tmp_path, monkeypatch, command, held):
+    monkeypatch.chdir(tmp_path)
+    for name in "xy":
+        make(name, np.ones((200, 8), "f4"), chunks=(50, 8), compressors=None)
+    options = [*command, "-M", "1GiB", "-d", "cpu", *([] if command[0] == "plan" else ["--plan"])]
+    plan = json.loads(ooc(*options, "--json").out)
+    assert plan["lower_bound_bytes"] == held + (200 * 200 * 4 if command[0] == "plan" else 0)  # reduced: no C
+    inputs = "the input holds" if held == 6400 else "the inputs hold"
+    assert f"({inputs} {held / 1024:.1f} KiB)" in ooc(*options).out

@@ -168,12 +168,12 @@ def test_what_workers_get_wrong_is_found(tmp_path, client, dealt, monkeypatch):
     a, select = make(tmp_path / "a", rows((300, 9), "f4", 6), chunks=(64, 9)), selection_elsewhere.select
 
     def wrong(here, shared, unit):
-        folder = select(here, shared, unit)
+        folder, lost = select(here, shared, unit)
         for file in os.scandir(folder):
             if file.name.endswith(".data"):
                 data = np.fromfile(file.path, np.float32)
                 (data * np.float32(1.001)).tofile(file.path)
-        return folder
+        return folder, lost
 
     monkeypatch.setattr(selection_elsewhere, "select", wrong)
     with on(client), pytest.raises(ooc_gemm.VerificationError, match="is wrong in row"):

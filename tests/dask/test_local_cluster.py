@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import signal
 import socket
 import ssl
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ pytest.importorskip("cryptography")
 import dask  # noqa: E402
 from distributed.security import Security  # noqa: E402
 
+from ooc_gemm.dask import local_cluster, workers  # noqa: E402
 from ooc_gemm.dask.local_cluster import connected  # noqa: E402
 
 pytestmark = [
@@ -195,6 +198,56 @@ def test_a_product_leaves_nothing(tmp_path, monkeypatch):
     assert np.array_equal(zarr.open_array(tmp_path / "c")[:], values @ values)
     assert list((tmp_path / "temporary").iterdir()) == []
     assert listening() <= before
+
+
+@pytest.mark.parametrize("children", [1, 2, 3])
+def test_ctrl_c_while_it_starts_is_one_line(tmp_path, children):
+    """It reaches all processes of a terminal."""
+    a = make(tmp_path / "a", np.ones((4, 4), "f4"))
+    args = ["multiply", a, a, str(tmp_path / "c"), "-d", "cpu", "--scheduler", "local:2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ooc_gemm.cli", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    while len(psutil.Process(process.pid).children()) < children:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    said = "Interrupted: an output that was begun stays unfinished; run again with --resume to go on"
+    assert (process.returncode, out, err.strip()) == (130, "", said)
+
+
+def test_workers_that_do_not_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "TIMEOUT", 2)
+    begun = local_cluster._Workers
+    monkeypatch.setattr(
+        local_cluster,
+        "_Workers",
+        lambda nannies, *args, **options: begun(
+            {
+                name: one | {"options": one["options"] | {"preload": ["no_such_module"]}}
+                for name, one in nannies.items()
+            },
+            *args,
+            **options,
+        ),
+    )
+    a = make(tmp_path / "a", np.ones((4, 4), "f4"))
+    done = ooc("multiply", a, a, tmp_path / "c", "--scheduler", "local:2")
+    said = "Error: the worker processes of local:2 cannot be started (Nanny failed to start.); give fewer"
+    assert (done.code, said in done.err, "Traceback" in done.err) == (1, True, False), done.err
+    done = ooc("multiply", a, a, tmp_path / "c", "--scheduler", f"tcp://127.0.0.1:{free_port()}")
+    assert (done.code, done.err.startswith("Error: no scheduler answers at tcp://127.0.0.1:")) == (2, True)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def test_without_cryptography(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Operands that are centred, scaled and weighted on their way into a product, against NumPy in float64."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import zarr
 from arrays import LAYOUTS, assert_close, matrix
 from conftest import make
 from interruption import interrupted
+from least import least_limit
 
 import ooc_gemm
 from ooc_gemm import Operand
@@ -181,6 +183,18 @@ def test_the_plan_counts_the_vectors_and_reads_nothing(tmp_path, monkeypatch):
     found = ooc_gemm.plan(Operand(a, center="rows", scale="rows"), a, transpose_b=True, memory_limit=LIMIT)
     assert plain.ledger["transforms"] == 0
     assert found.ledger["transforms"] >= 3 * 300 * 4
+
+
+def test_the_smallest_limit_does_for_the_pass_that_finds_means(tmp_path):
+    """It takes more than the product here."""
+    x = matrix((2, 1_000_000), "f4", 12)
+    a = make(tmp_path / "a", x, chunks=(2, 1_000_000), compressors=None)
+    centred, scaled = Operand(a, center="columns"), Operand(a, scale="columns")
+    least, found = least_limit(partial(ooc_gemm.multiply, centred, scaled, transpose_b=True, device="cpu"))
+    wanted = standard(x, "columns", scaled=False) @ (x / x.astype("f8").std(axis=0)).T
+    assert_close(found.array, wanted, 2e-6)
+    with pytest.raises(ooc_gemm.BudgetError, match="to find the means of"):
+        ooc_gemm.plan(centred, scaled, transpose_b=True, memory_limit=least - 1)
 
 
 def test_a_run_with_another_transform_is_not_continued(tmp_path, monkeypatch):

@@ -86,6 +86,8 @@ def test_the_old_c(here):
         InputError, match=r"c was made with beta = -0.5 .* give that C as old='PATH', or beta=0"
     ):
         verify("a", "b", "c")
+    with pytest.raises(InputError, match=r"if c was made with beta = 3 of a C .*, it cannot be checked"):
+        verify("a", "b", "c", beta=3)
     assert verify("a", "b", "c", old="old").ok
     assert verify("a", "b", "c", old=old).formula == "2·A·B + -0.5·old C"
     assert not verify("a", "b", "c", old="old", beta=0.5).ok

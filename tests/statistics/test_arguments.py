@@ -24,6 +24,30 @@ NUMBERS = [
     ("missing", lambda given: ooc_gemm.king(G, missing=given, **CPU)),
     ("maf", lambda given: ooc_gemm.grm(G, maf=given, **CPU)),
 ]
+WORDS = {
+    "device": lambda given: ooc_gemm.multiply(X, X.T, device=given),
+    "device of a plan": lambda given: ooc_gemm.plan(X, X.T, device=given),
+    "device of pca": lambda given: ooc_gemm.pca(X, 2, device=given),
+    "device of topk": lambda given: ooc_gemm.topk(X, k=2, device=given),
+    "precision": lambda given: ooc_gemm.multiply(X, X.T, precision=given),
+    "kernel": lambda given: ooc_gemm.multiply(X, X.T, kernel=given),
+    "compressor": lambda given: ooc_gemm.multiply(X, X.T, compressor=given),
+    "triangle": lambda given: ooc_gemm.gram(X, triangle=given),
+    "center": lambda given: ooc_gemm.gram(ooc_gemm.Operand(X, center=given)),
+    "axis": lambda given: ooc_gemm.gram(ooc_gemm.Operand(X, center=(given, np.ones(30)))),
+    "metric": lambda given: ooc_gemm.topk(X, k=2, metric=given),
+    "score": lambda given: ooc_gemm.threshold(X, least=0, metric=given),
+    "distribution": lambda given: ooc_gemm.random("never", (3, 3), distribution=given),
+}
+OUTPUTS = {
+    "pca": lambda out: ooc_gemm.pca(X, 2, scores=out, **CPU),
+    "svd": lambda out: ooc_gemm.svd(X.T, 2, u=out, **CPU),
+    "lstsq": lambda out: ooc_gemm.lstsq(X, X[:, 0], out, memory_limit="1GiB"),
+    "cov": lambda out: ooc_gemm.cov(X, out, **CPU),
+    "corrcoef": lambda out: ooc_gemm.corrcoef(X, out, **CPU),
+    "gram": lambda out: ooc_gemm.gram(ooc_gemm.Operand(X, center="rows"), out, **CPU),
+    "king": lambda out: ooc_gemm.king(np.abs(G), out, **CPU),
+}
 
 
 @pytest.mark.parametrize("given", [2.5, "2", "a", True, np.ones(2), 1j])
@@ -58,3 +82,25 @@ def test_what_is_out_of_range():
     with pytest.raises(InputError, match="least is None; give a number"):
         ooc_gemm.threshold(X, least=None, **CPU)
     np.testing.assert_array_equal(ooc_gemm.cov(X, ddof=1.0, **CPU).array, ooc_gemm.cov(X, **CPU).array)
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_an_output_that_cannot_be_created_is_refused_before_anything_is_read(tmp_path, monkeypatch, name):
+    def read(*args, **options):
+        raise AssertionError("a pass is made")
+
+    monkeypatch.setattr("ooc_gemm.run.stream._Pass._run", read)
+    for place in (tmp_path / ("n" * 300), tmp_path / "deep" / "below" / ("n" * 300)):
+        with pytest.raises(InputError, match=r"n cannot be created.*name too long"):
+            OUTPUTS[name](str(place))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(AssertionError, match="a pass is made"):
+        OUTPUTS[name](str(tmp_path / "deep" / "out"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [X, X[0], np.array([1]), ["cpu", "cuda"], object(), 3])
+@pytest.mark.parametrize("name", WORDS)
+def test_what_is_no_word(name, given):
+    with pytest.raises(InputError, match=r"; (give|choose|use|write) "):
+        WORDS[name](given)

@@ -225,8 +225,8 @@ def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
         pca("a", 3, scores="s", force=True, progress=last, **LIMIT)
     np.testing.assert_array_equal(zarr.open_array("s", mode="r")[...], np.ones((2, 2)))
     with pytest.raises(StoreError):
-        pca("a", 3, scores="new", **LIMIT)
-    assert not (tmp_path / "new").exists()
+        pca("a", 3, scores="deep/below/new", **LIMIT)
+    assert not (tmp_path / "deep").exists()
 
 
 def test_it_reads_as_often_as_it_says(tmp_path):

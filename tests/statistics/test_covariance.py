@@ -129,6 +129,27 @@ def test_what_cannot_be_is_refused(x, options, word):
         ooc_gemm.cov(x, **options)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sums_that_overflow_before_they_are_divided(tmp_path, weighted):
+    """Variables of one array whose sums do and do not overflow in float32."""
+    x = variables((3000, 5), 21) * np.array([1e18, 3e17, 1, 1e-9, 1e18], "f4")
+    weights = np.linspace(1, 2, 3000) if weighted else None
+    wanted = np.cov(x.astype("f8"), rowvar=False, aweights=weights)
+    a = make(tmp_path / "x", x, chunks=(1000, 5))
+    found = ooc_gemm.cov(a, rowvar=False, aweights=weights, memory_limit=LIMIT, verify=True)
+    assert found.array.dtype == "f4"
+    size = np.sqrt(np.diag(wanted))
+    assert (np.abs(found.array - wanted) <= 1e-5 * size * size[:, None]).all()
+    x[:, 1] *= 1e10
+    wanted = np.cov(x.astype("f8"), rowvar=False, aweights=weights)
+    with pytest.warns(UserWarning, match="1 of the 5 variables in .* too large for float32"):
+        found = ooc_gemm.cov(x, rowvar=False, aweights=weights, memory_limit=LIMIT)
+    assert np.isinf(found.array[1, 1])
+    others = [0, 2, 3, 4]
+    close = np.abs(found.array - wanted) <= 1e-5 * size * size[:, None]
+    assert close[np.ix_(others, others)].all()
+
+
 def test_no_pass_is_made_where_the_plan_does_not_fit(tmp_path, monkeypatch):
     monkeypatch.setattr("ooc_gemm.statistics.covariance.column_moments", None)
     x = make(tmp_path / "x", variables((300, 40), 1), chunks=(64, 64))

@@ -43,7 +43,8 @@ def test_every_input(tmp_path, kind, flat):
         given = make(tmp_path / "x", x, **LAYOUTS[kind]), other
     found = lstsq(*given, **LIMIT)
     close(found.array, exact(x, y)[0], x)
-    assert found.intercept.shape == (1 if flat else 3,)
+    assert np.shape(found.intercept) == (() if flat else (3,))
+    assert isinstance(found.intercept, float if flat else np.ndarray)
     assert (found.intercept == 0).all()
 
 
@@ -205,6 +206,8 @@ def test_written_coefficients_and_a_failed_run(tmp_path, monkeypatch):
     w, constant = exact(x, y[:, 1], intercept=True)
     close(zarr.open_array("w", mode="r")[:, 0], w, x)
     assert found["intercept"] == pytest.approx([constant])
+    alone = lstsq("x", "y1", intercept=True, **LIMIT)
+    assert (alone.intercept, alone.to_dict()["intercept"]) == (pytest.approx(constant), found["intercept"])
     said = ooc("lstsq", "x", "y", "w", "-f", "--intercept", "-M", "2GiB").out
     assert "w: coefficients, condition number" in said
     assert "; intercept " in said

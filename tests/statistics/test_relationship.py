@@ -316,6 +316,10 @@ def test_one_number_that_is_no_genotype_is_refused(tmp_path, monkeypatch, wrong,
         with pytest.raises(ooc_gemm.InputError, match="fewer than 0, or NaN, for variant 77; give numbers"):
             ooc_gemm.grm(g, str(tmp_path / "c"), memory_limit=LIMIT, **options)
     assert not (tmp_path / "c").exists()
+    stored = make(tmp_path / "g", g)  # with a journal
+    with pytest.raises(ooc_gemm.InputError, match="variant 77"):
+        ooc_gemm.grm(stored, str(tmp_path / "deep" / "c"), memory_limit=LIMIT)
+    assert [path.name for path in tmp_path.iterdir()] == ["g"]
 
 
 def test_dosages_may_be_rounded(tmp_path):

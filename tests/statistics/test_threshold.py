@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 
 import cupy_on_cpu
@@ -13,6 +15,7 @@ import zarr
 from arrays import LAYOUTS
 from compared_rows import assert_found, dense, rows, scores, value
 from conftest import make, ooc
+from least import least_limit
 
 import ooc_gemm
 from ooc_gemm.devices.cpu.device import CPU
@@ -113,6 +116,25 @@ def test_absolute_scores_and_rows_that_have_none():
         if metric != "dot":
             assert np.isnan(out[[3, 5]]).all()
             assert np.isnan(out[9]).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", Downloading()], ids=["reduces", "downloads"])
+def test_dot_products_that_are_too_large_are_told_of(device):
+    """The sum of two products that are infinite in float32 is infinite, or NaN, which reaches no value."""
+    a, b = np.full((3, 2), 1e20, "f4"), np.array([[1e20, -1e20], [1, 1], [-1e20, 0]], "f4")
+    run = partial(ooc_gemm.threshold, least=-1e30, metric="dot", device=device)
+    with pytest.warns(UserWarning, match="6 dot products are too large for float32"):
+        found = run(a, b)
+    assert found.bytes_read == found.plan.bytes_read
+    assert (found.data[found.indices == 1] == np.float32(2e20)).sum() == 3
+    assert run(a.astype("f8"), b.astype("f8")).count == 6
+    run(np.diag(np.array([1e20, 1e20], "f4")))  # not of a row with itself
+    a[1, 0], b[1, 1] = np.nan, np.inf  # rows that have no scores
+    with pytest.warns(UserWarning, match="4 dot products are too large"):
+        run(a, b)
+    b[[0, 2]] = 1
+    run(a, b)
+    run(b)
 
 
 def test_no_score_is_beyond_1():
@@ -239,6 +261,18 @@ def test_requests_that_cannot_be_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_smallest_limit_that_is_named_does(tmp_path, metric):
+    """In memory, a share of any limit is for what is found. What happens to rows takes passes over them."""
+    x = rows((500, 4000), "f4", 19)
+    a = make(tmp_path / "a", x, chunks=(500, 4000), compressors=[zarr.codecs.ZstdCodec()])
+    for given in (x, a):
+        run = partial(ooc_gemm.threshold, given, least=0.02, metric=metric, device="cpu")
+        _, found = least_limit(run)
+        assert_found(found, np.where(np.eye(500), np.nan, scores(x, x, metric)), 0.02)
+    least_limit(lambda memory_limit: run(out=tmp_path / "out", memory_limit=memory_limit))
+
+
 def test_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     a, b = rows((40, 6), "f4", 15), rows((70, 6), "f4", 16)
@@ -290,8 +324,11 @@ def test_results_that_are_right_pass_their_check(tmp_path, dtype, metric):
         b[50] = 3e38
         a[7:] += 1000
     asked = {"least": value(scores(a, b, metric), 0.05), "metric": metric, "device": "cpu", "verify": True}
+    large = metric == "dot" and dtype == "f4"  # products with 3e38, which are told of
     for options in ({"b": b}, {"include_self": True}, {}, {"b": b, "absolute": True}):
-        assert ooc_gemm.threshold(a, **asked, **options).verified
+        with pytest.warns(UserWarning, match="large") if large and "b" in options else nullcontext():
+            assert ooc_gemm.threshold(a, **asked, **options).verified
+    asked["notice"] = lambda said: None
     at, bt = make(tmp_path / "a", a, chunks=(16, 8)), make(tmp_path / "b", b, chunks=(50, 19))
     found = ooc_gemm.threshold(at, bt, tmp_path / "t", **asked)
     assert found.verified

@@ -255,8 +255,8 @@ def test_groups_in_an_object_store(server, here, monkeypatch, version, how):
         "a", "b", f"{top}/sub/c", progress=lambda *_: looked.append(seen("sub/c")), **options
     )
     assert run.m == 60
-    assert looked
-    assert all(one is None for one in looked)
+    assert len(looked) > 1
+    assert all(one is None for one in looked[:-1])  # the last call is when all is written
     expected = A @ B + (2 * OLD if how == "beta" else 0)
     assert np.array_equal(seen("sub/other"), B)
     if version == 2 and how == "force":

@@ -5,15 +5,17 @@ import os
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
 
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import ooc_gemm
-from ooc_gemm.support.memory import parse_size, spelled_size
+from ooc_gemm.support.memory import MOST, parse_size, spelled_size
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRA = (
@@ -108,9 +110,20 @@ def test_sizes(text, size):
     assert parse_size(text) == size
 
 
+def test_sizes_that_no_machine_has_allow_everything():
+    x = np.random.default_rng(0).standard_normal((30, 4))
+    for given in (10**400, 10**5000, "9" * 400, "9" * 5000, "9" * 400 + ".5", "1e99PB"):
+        assert parse_size(given) == MOST
+        for run in (ooc_gemm.gram, ooc_gemm.cov, partial(ooc_gemm.pca, components=2)):
+            run(x, memory_limit=given, device="cpu")
+    with pytest.raises(ooc_gemm.InputError, match="is not a size"):
+        parse_size(-(10**5000))
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "GB", "0", "-1", "0.2", "8 G B", "8XB", "1e", "nan", "infGB", "1e999", "1,5GB", "0x10", "1..2"],
+    ["", "GB", "0", "-1", "0.2", "8 G B", "8XB", "1e", "nan", "infGB", "1e999", "1,5GB", "0x10", "1..2",
+     True],
 )  # fmt: skip
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ooc_gemm.InputError, match="is not a size; write for example 512MiB"):

@@ -112,3 +112,15 @@ def test_workers_of_distributed_answer_as_we_expect():
         assert cluster.workers[0].loop.asyncio_loop.is_running()
     assert (found == np.arange(10)).all()
     assert (seen, same) == ([("a", 1), True], True)
+
+
+def test_an_event_loop_of_distributed_runs_on_a_thread_of_its_own():
+    pytest.importorskip("distributed")
+    from ooc_gemm.dask import internals as dask_internals
+
+    runner = dask_internals.LoopRunner()
+    runner.start()
+    loop = runner.loop
+    assert loop.asyncio_loop.is_running()
+    runner.stop()
+    assert not loop.asyncio_loop.is_running()

@@ -48,9 +48,9 @@ def compressors(text: str) -> Any:
     from zarr.codecs import BloscCodec, ZstdCodec
 
     name, _, level = str(text).partition(":")
-    if text == "none":
+    if str(text) == "none":
         return None
-    if text == "blosc":
+    if str(text) == "blosc":
         return [BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle")]
     with contextlib.suppress(ValueError):
         if name == "zstd":

@@ -60,6 +60,7 @@ def create_target(
         filters=None,
         dimension_names=output.dimensions,
     )
+    folders = _missing(spec)
     with _begun(spec, head, "cannot be created: {}; choose another place") as log, forgotten(spec) as groups:
         if notice and (said := groups.unseen()):
             notice(said)
@@ -72,7 +73,7 @@ def create_target(
         if head and (objects := objects_at(array)):
             log = journal.begin_in_store(objects, describe(spec), head, force)
         target = target_at(array, describe(spec), block, log)
-        target.sink.groups = groups
+        target.sink.groups, target.sink.folders = groups, folders
         try:
             target.sink.begin(described.to_bytes() if described else b"", keep, notice)
         except BaseException as error:
@@ -82,6 +83,30 @@ def create_target(
                 log.remove()
             raise
     return target
+
+
+def try_place(spec: Any) -> None:
+    """Begin a C of one element where nothing is yet, and remove it, so that a place where none can be created
+    is refused before the work. Does nothing for what exists. Raises InputError."""
+    if spec is None or isinstance(spec, zarr.Array):
+        return
+    place, name = local_path(spec), describe(spec)
+    if place is None:
+        with explained(name, remote=True):
+            there = objects_at(spec)
+            free = kind_at(spec, name) is None if there is None else not there.has_any()
+    if os.path.lexists(place) if place else not free:
+        return
+    byte = np.dtype(np.uint8)
+    sink = create_target(spec, Output((1, 1), byte, (1, 1)), byte, keep=False).sink
+    sink.staging.finish(METADATA[0])
+    sink.discard()
+
+
+def _missing(spec: Any) -> list[Path]:
+    """Return the folder of a C and those above it that do not exist, from below."""
+    place = local_path(spec)
+    return [one for one in (place, *place.parents) if not os.path.exists(one)] if place else []
 
 
 def _set_aside(spec: Any, nbytes: int, notice: Notice | None) -> Path | None:
@@ -127,8 +152,7 @@ def continued_target(spec: Any, block: np.dtype[Any], log: Journal) -> Target[Pu
 def _begun(spec: Any, head: dict[str, Any] | None, said: str) -> Iterator[Journal | None]:
     """Yield the journal of a C that is begun inside, if it has one. If the body fails, the journal is closed
     or removed. `said`: the message for an OSError."""
-    place, name, log = local_path(spec), describe(spec), None
-    missing = [one for one in (place, *place.parents) if not os.path.exists(one)] if place else []
+    place, name, log, missing = local_path(spec), describe(spec), None, _missing(spec)
     try:
         with explained(name, remote=place is None):
             try:

@@ -49,6 +49,8 @@ class Publication:
         self._lock, self._saving, self._saved = Lock(), Lock(), time.monotonic()
         self.groups = Consolidated([], name)
         """Groups above C that get C's metadata when it is finished."""
+        self.folders: list[Path] = []
+        """Folders that did not exist before C was begun: its own, then those above it."""
         self._old: Stamps | None = None
         self._stamps: Stamps | None = None
         """Stamps of C's chunks when all of them were last looked at."""
@@ -203,6 +205,9 @@ class Publication:
         if self._log:
             with contextlib.suppress(Exception):  # a store may raise anything
                 self._log.remove()
+        for folder in self.folders:
+            with contextlib.suppress(OSError):  # it is gone already, or something else was put into it
+                folder.rmdir()
 
     def spoil(self, name: str) -> None:
         """Note, as far as possible, that no run may continue this one, because an input was written to.
