@@ -35,9 +35,10 @@ from ..run.prepare import prepare
 from ..run.request import Axis, Operand, Request, gram_operands
 from ..run.result import Result
 from ..run.retry import carry_out, result_of
-from ..run.scalars import real
+from ..run.scalars import choice, real
 from ..storage.read.dataset import Dataset
 from ..storage.read.source import Opened
+from ..storage.write.opening import try_place
 from ..support.errors import BudgetError, InputError
 from ..support.memory import memory_limit_of
 from ..support.trace import Trace
@@ -199,7 +200,7 @@ def planned(
     """
     data, wanted = _asked(g, samples, missing, method, meanimpute, maf)
     request = Request(Operand(data.opened), Operand(data.opened), symmetric=True, writes=False, **options)
-    opened = data.opened.transpose() if wanted.samples == 0 else data.opened
+    opened = wanted.checked(data.opened)
     observer = Observer(notice=notice)
     if once := _once(request, wanted, opened):
         return prepare(once[1].check(), observer=observer).plan
@@ -217,8 +218,7 @@ def _asked(
     maf: float,
 ) -> "tuple[Dataset, _Wanted]":
     """Open the genotypes, and check what the matrix is to be. Raises InputError."""
-    if method not in get_args(Method):
-        raise InputError(f"{method!r} is not a method; choose one of {', '.join(get_args(Method))}")
+    choice("method", method, get_args(Method))
     missing, maf = None if missing is None else real("missing", missing), real("maf", maf)
     if not 0 <= maf <= 0.5:
         raise InputError(f"maf is {maf}; give a frequency from 0 to 0.5")
@@ -254,6 +254,15 @@ class _Wanted:
         """Whether variants are divided by their standard deviations."""
         return self.method == "gcta"
 
+    def checked(self, opened: Opened) -> Opened:
+        """Return genotypes as variants × samples. Raises InputError where there are none."""
+        opened = opened.transpose() if self.samples == 0 else opened
+        if opened.dtype.kind == "c":
+            raise InputError(f"{opened.name} holds {opened.dtype}; give numbers of alleles from 0 to 2")
+        if not opened.shape[0]:
+            raise InputError(f"{opened.name} has no variants; give genotypes of some")
+        return opened
+
     def request(self, request: Request, found: Genotypes, count: int) -> Request:
         """The request of the product of genotypes that were looked through. count: number of samples."""
         axis: Axis = "rows" if self.samples == 1 else "columns"
@@ -288,12 +297,8 @@ class _Wanted:
 
 def _relationship(request: Request, data: Dataset, wanted: _Wanted, observer: Observer) -> Relationship:
     limit = limit_of(request.memory_limit)
-    opened = data.opened.transpose() if wanted.samples == 0 else data.opened
+    opened = wanted.checked(data.opened)
     request, names = labelled(replace(request, memory_limit=limit), data, opened.shape[1], NAME)
-    if opened.dtype.kind == "c":
-        raise InputError(f"{opened.name} holds {opened.dtype}; give numbers of alleles from 0 to 2")
-    if not opened.shape[0]:
-        raise InputError(f"{opened.name} has no variants; give genotypes of some")
     if once := _once(request, wanted, opened):
         standardized, product = once
         done = result_of(carry_out(product, observer))
@@ -342,6 +347,7 @@ def _twice(
     """Look through the genotypes, and compute their product. Returns also the bytes read by the pass."""
     if not request.resume:
         _plan(request, wanted, opened)
+        try_place(request.c)
     most = MOST_LISTED if wanted.paired and _counts_pairs(request, wanted, opened) else None
     limit = int(request.memory_limit or 0)
     found = look_through(opened, limit, wanted.missing, wanted.least, wanted.paired, most=most)

@@ -37,6 +37,7 @@ WORDS = {
     "axis": lambda given: ooc_gemm.gram(ooc_gemm.Operand(X, center=(given, np.ones(30)))),
     "metric": lambda given: ooc_gemm.topk(X, k=2, metric=given),
     "score": lambda given: ooc_gemm.threshold(X, least=0, metric=given),
+    "method": lambda given: ooc_gemm.grm(np.abs(G), method=given),
     "distribution": lambda given: ooc_gemm.random("never", (3, 3), distribution=given),
 }
 OUTPUTS = {
@@ -47,6 +48,7 @@ OUTPUTS = {
     "corrcoef": lambda out: ooc_gemm.corrcoef(X, out, **CPU),
     "gram": lambda out: ooc_gemm.gram(ooc_gemm.Operand(X, center="rows"), out, **CPU),
     "king": lambda out: ooc_gemm.king(np.abs(G), out, **CPU),
+    "grm": lambda out: ooc_gemm.grm(np.abs(G), out, **CPU),
 }
 
 
@@ -90,6 +92,7 @@ def test_an_output_that_cannot_be_created_is_refused_before_anything_is_read(tmp
         raise AssertionError("a pass is made")
 
     monkeypatch.setattr("ooc_gemm.run.stream._Pass._run", read)
+    monkeypatch.setattr("ooc_gemm.statistics.relationship._once", lambda *_: None)  # so it makes a pass
     for place in (tmp_path / ("n" * 300), tmp_path / "deep" / "below" / ("n" * 300)):
         with pytest.raises(InputError, match=r"n cannot be created.*name too long"):
             OUTPUTS[name](str(place))

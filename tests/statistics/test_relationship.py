@@ -358,6 +358,14 @@ def test_what_cannot_be_is_refused(g, options, word):
         ooc_gemm.grm(g, memory_limit=LIMIT, **options)
 
 
+@pytest.mark.parametrize(
+    ("g", "word"), [(np.ones((5, 3), "c8"), "complex64"), (np.ones((0, 3)), "no variants")]
+)
+def test_a_plan_refuses_what_its_run_refuses(g, word):
+    with pytest.raises(ooc_gemm.InputError, match=word):
+        relationship.planned(g, None, -1, "gcta", None, 0.0, print, memory_limit=LIMIT)
+
+
 def test_the_limit_counts_the_pairs(tmp_path):
     g = make(tmp_path / "g", alleles(40, 900, 5), chunks=(20, 300))
     with pytest.raises(ooc_gemm.BudgetError) as plain:
