@@ -23,7 +23,7 @@ help:
 	@echo 'make test-all  run all tests: also kills, clusters, random programs, every kernel compiled'
 	@echo 'make coverage  run make test, and print which lines of ooc_gemm it does not reach'
 	@echo 'make lowest    make test with the lowest versions that pyproject.toml declares'
-	@echo 'make check     ruff, mypy, and clang-format for kernels'
+	@echo 'make check     ruff, mypy, and clang-format for kernels and C'
 	@echo 'make docs      build the documentation into build/site; check links, spelling and prose'
 	@echo 'make bench     measure the engine against its peers (minutes)'
 	@echo 'make wheel     build a wheel in dist/ that holds kernels compiled for common GPUs (minutes)'
@@ -49,7 +49,7 @@ lowest: $(VENV)/.lowest
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror $$(find kernels ooc_gemm/ladder -name '*.cu' -o -name '*.cuh' -o -name '*.h') ooc_gemm/storage/io/transfers.c
+	$(BIN)/clang-format --dry-run -Werror $$(find kernels ooc_gemm/ladder -name '*.cu' -o -name '*.cuh' -o -name '*.h') ooc_gemm/storage/io/transfers.c tests/helpers/*.c
 	$(BIN)/mypy
 	MYPYPATH=benchmarks:tests/helpers $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks examples
 

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
+import cupy_on_cpu
 import pytest
 
 from ooc_gemm.storage.io import background, native
@@ -55,3 +57,23 @@ def test_what_cannot_be_compiled_is_left_out(tmp_path, monkeypatch, capsys, what
 
 def test_the_package_without_it(tmp_path):
     subprocess.run([sys.executable, "-c", WITHOUT, str(tmp_path)], timeout=200, check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_sanitizers_find_nothing(tmp_path, sanitizer):
+    found = native.compiler()
+    if found is None:
+        pytest.skip("there is no C compiler")
+    driver = Path(cupy_on_cpu.__file__).with_name("transfers_driver.c")
+    flags = "-std=gnu11", "-g", "-O1", f"-fsanitize={sanitizer}", "-pthread", f"-I{native.SOURCE.parent}"
+    program = tmp_path / "driver"
+    done = subprocess.run([found, *flags, "-o", program, driver], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"the compiler has no such sanitizer: {done.stderr[-200:]}")
+    (tmp_path / "files").mkdir()
+    said = subprocess.run([program, tmp_path / "files"], capture_output=True, text=True, timeout=200)
+    assert (said.returncode, said.stderr) == (0, "")
+    copies, events, errors = map(int, said.stdout.split())
+    assert (events, errors) == (600, 0)
+    assert copies > events

@@ -1,0 +1,65 @@
+// Starts transfers from several threads at the same time, for sanitizers: test_native.py compiles this with
+// transfers.c, which it includes. The argument is a folder. Prints how many copies and events there were.
+
+#include "transfers.c"
+#include <stdio.h>
+
+#define USERS 6
+#define TURNS 200
+#define ROW 64
+
+static atomic_long copies, events, errors;
+static char target[USERS << 19];
+static const char* folder;
+
+static int use(void* context) { return context != NULL; }
+
+static int copy(const void* what, void* stream) {
+    const Copy* c = what;
+    for (size_t row = 0; row < c->rows; row++)
+        memcpy((char*)c->target_device + row * c->target_pitch, (const char*)c->source_host + row * c->source_pitch,
+               c->width);
+    copies++;
+    return stream != NULL;
+}
+
+static int record(void* event, void* stream) {
+    events++;
+    return event != stream;
+}
+
+static void* user(void* number) {
+    long id = (long)number;
+    char path[256], *memory = calloc(1, 1 << 21);
+    int length = snprintf(path, sizeof path, "%s/%ld", folder, id) + 1;
+    int file = open(path, O_CREAT | O_WRONLY, 0600);
+    if (write(file, memory, 1 << 21) != 1 << 21) errors++;
+    close(file);
+    for (int turn = 0; turn < TURNS; turn++) {
+        char paths[8 * sizeof path];
+        Job jobs[8];
+        int count = 1 + turn % 8;
+        for (int i = 0; i < count; i++) {
+            memcpy(paths + i * length, path, length);
+            jobs[i] = (Job){turn * 4096 % 65536, 4096 << turn % 4, 1 + turn % 4, 1 << 17};
+        }
+        Onward onward = {use, copy,           record, NULL, NULL, NULL, (uint64_t)(target + (id << 19)),
+                         ROW, jobs[0].nbytes, 0,      ROW};
+        Transfer* transfer = transfers_start(paths, jobs, count, O_RDONLY, memory, 1 + turn % 3, turn % 3 ? 1 : 2,
+                                             turn % 2 ? &onward : NULL);
+        if (turn % 5 == 0)
+            while (!transfers_ended(transfer)) continue;
+        if (transfers_end(transfer)) errors++;
+    }
+    free(memory);
+    return NULL;
+}
+
+int main(int count, char** arguments) {
+    pthread_t users[USERS];
+    folder = arguments[count - 1];
+    transfers_limit(5);
+    for (long i = 0; i < USERS; i++) pthread_create(&users[i], NULL, user, (void*)i);
+    for (int i = 0; i < USERS; i++) pthread_join(users[i], NULL);
+    printf("%ld %ld %ld\n", (long)copies, (long)events, (long)errors);
+}
