@@ -53,9 +53,9 @@ class SlowReads(distributed.WorkerPlugin):
     def setup(self, worker):
         start = raw.RawSource.start
 
-        def slowly(self, piece, slot):
+        def slowly(self, piece, slot, onward=None):
             time.sleep(0.02)
-            return start(self, piece, slot)
+            return start(self, piece, slot, onward)
 
         raw.RawSource.start = slowly
 
