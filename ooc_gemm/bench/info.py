@@ -27,6 +27,7 @@ from ..planning.schedule import Part, Piece, cut
 from ..run.prepare import prepare
 from ..run.rates import FILE, FOLDERS, file_system, fresh_rate, kernel_key, possible, sound, today
 from ..run.request import Operand, Precision, Request
+from ..storage.io import background
 from ..storage.io.files import chunks_at_once, in_background, in_memory, writes_at_once
 from ..storage.read import inputs, source
 from ..storage.write import layout, opening, staging_folder
@@ -83,6 +84,8 @@ def collect() -> Record:
         "default_memory_limit_bytes": default_memory_limit(),
         "blas": ", ".join(f"{info['internal_api']} {info['version']}" for info in blas) or "not found",
         "in_place_gemm": gemm("f")[0],
+        "files_in_memory": "copied by "
+        + ("a compiled library" if background.THERE else "Python: no C compiler compiled the library"),
     }
     try:
         from ..devices.cuda.gpus import devices

@@ -22,6 +22,7 @@ import ooc_gemm
 from ooc_gemm.cli import show
 from ooc_gemm.cli.group import cli
 from ooc_gemm.run import retry
+from ooc_gemm.storage.io import background
 
 MiB = 1 << 20
 CPU = ("-d", "cpu")
@@ -199,6 +200,10 @@ def test_info_json(here, monkeypatch):
     assert 0 < found["default_memory_limit_bytes"] <= found["memory_bytes"]
     assert found["processor"]
     assert found["blas"]
+    for there in (True, False):
+        monkeypatch.setattr(background, "THERE", there)
+        said = parsed(ooc("info", "--json"))["files_in_memory"]
+        assert ("a compiled library" in said, "no C compiler" in said) == (there, not there)
     assert "gpus" in found or found["gpu"].startswith("none (")
 
 
