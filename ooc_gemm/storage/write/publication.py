@@ -276,8 +276,8 @@ class Publication:
         self._stamps = stamps = self.staging.all_stamps(self._grid)
         assert stamps is not None
         for chunk, (now, _) in self._log.done.items():
-            found = stamps[self._at(chunk)]
-            if (*found[:2],) != now or self.staging.identity(chunk) not in (0, found[2]):
+            *found, identity = stamps[self._at(chunk)].tolist()
+            if (*found,) != now or self.staging.identity(chunk) not in (0, identity):
                 raise self._changed(chunk, "written")
 
     def _hold(self) -> None:
