@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -221,9 +222,8 @@ def test_command_line(tmp_path, client, monkeypatch):
 def dying(here, shared, unit):
     """What reaches the value, after a worker has died once when it had found it."""
     found = dying.select(here, shared, unit)
-    mark = os.path.join(os.environ["TMP_OF_TEST"], "died")
-    if not os.path.exists(mark):
-        open(mark, "x").close()
+    with suppress(FileExistsError):
+        open(os.path.join(os.environ["TMP_OF_TEST"], "died"), "x").close()
         os.kill(os.getpid(), 9)
     return found
 

@@ -17,7 +17,7 @@ from conftest import make
 pytest.importorskip("distributed")
 
 import cupy_on_cpu
-from launched import Killer, launched, more_are_done, patient, process
+from launched import Killer, chunks, launched, more_are_done, patient, process
 from slow_disk import SlowReads, StandsStill
 from teamed import teamed
 from worker_clusters import cluster
@@ -375,7 +375,8 @@ def test_the_client_is_killed_and_the_run_goes_on(tmp_path, monkeypatch):
     command = ["multiply", *paths, str(c), "--beta", "2", "-d", "cpu", "-Q", "--json", "-M", "600MiB"]
     with launched(tmp_path, monkeypatch, "SlowReads()") as (address, _):
         first = process("teamed", *command, "--scheduler", address, log=subprocess.PIPE)
-        more_are_done(c, first)
+        while chunks(c) < 20:  # of 99: the two blocks of a group have a few each
+            more_are_done(c, first)
         first.kill()
         first.communicate()
         second = process("teamed", *command, "--scheduler", address, "--resume", log=subprocess.PIPE)
