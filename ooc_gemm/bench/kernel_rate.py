@@ -201,5 +201,5 @@ def _timed(
 
 def _view(piece: Piece, buffer: Bytes, dtype: str) -> Array:
     """Return the elements of a piece in a buffer."""
-    shape, kind = (piece.rows[1] - piece.rows[0], piece.cols[1] - piece.cols[0]), np.dtype(dtype)
+    shape, kind = piece.shape, np.dtype(dtype)
     return buffer[: math.prod(shape) * kind.itemsize].view(kind).reshape(shape)

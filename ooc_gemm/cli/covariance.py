@@ -38,11 +38,10 @@ def cov(x: str, c: str, plans: bool, **given: Any) -> None:
 
     X is read twice, and never centred in a copy. Nothing is lost where means are large beside deviations.
     """
-    from ..statistics.covariance import cov
+    from ..statistics.covariance import cov, lost_degrees
 
     if plans:
-        ddof = given["ddof"]
-        _show_plan(x, (0 if given["bias"] else 1) if ddof is None else ddof, given)
+        _show_plan(x, lost_degrees(given["bias"], given["ddof"]), given)
     else:
         computed(cov, x, c, given)
 

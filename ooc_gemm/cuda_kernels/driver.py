@@ -187,6 +187,7 @@ class Events:
 
 
 _ONWARD = struct.Struct("=8Q")
+"""The beginning of `Onward` of transfers.c."""
 
 
 @cache

@@ -217,7 +217,7 @@ class SharedSource:
     def _taken(self, piece: Piece, place: Place, owner: str, slot: Bytes) -> tuple[Array, int]:
         """Get a piece from another worker, or else from the store."""
         nbytes = self._seat.take(place, owner, slot)
-        shape = piece.rows[1] - piece.rows[0], piece.cols[1] - piece.cols[0]
+        shape = piece.shape
         if not nbytes:
             return self._source.start(piece, slot)()
         return slot[:nbytes].view(self.dtype).reshape(shape), 0

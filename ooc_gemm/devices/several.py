@@ -232,7 +232,7 @@ class SeveralSession:
         self.sessions[0].prepare(buffer)
 
     def prepared(self, buffer: Bytes) -> bool:
-        """Asks the first session."""
+        """Delegates to the first session."""
         return self.sessions[0].prepared(buffer)
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
@@ -260,7 +260,7 @@ class SeveralSession:
         """Returns the place of a piece that one device needs, or that it passes on to the others."""
         if piece.operand != "b" and not piece.both:
             axis = int(piece.operand == "a" and self._op.transpose_a)
-            size = (piece.rows, piece.cols)[axis][1] - (piece.rows, piece.cols)[axis][0]
+            size = piece.shape[axis]
             for session, rows in self._bands(piece.panel[axis]):
                 if rows[0] <= piece.into[axis] and piece.into[axis] + size <= rows[1]:
                     return session.onward(_within(piece, axis, rows, size), dtype, buffer)
@@ -273,8 +273,8 @@ class SeveralSession:
             sent = found.sent
 
             def arrives() -> None:
-                shape = piece.rows[1] - piece.rows[0], piece.cols[1] - piece.cols[0]
-                self._arrived.setdefault((index, buffer, piece.panel), []).append((piece.into, shape))
+                place = piece.into, piece.shape
+                self._arrived.setdefault((index, buffer, piece.panel), []).append(place)
                 sent()
 
             found.sent = arrives

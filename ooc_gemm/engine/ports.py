@@ -244,7 +244,7 @@ class Source(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of its elements."""
+        """The type of its elements, in native byte order."""
 
     @property
     def asynchronous(self) -> bool:

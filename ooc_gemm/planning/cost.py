@@ -53,7 +53,7 @@ def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
     row_touches = touches(s.rows, row_step, s.chunk_rows)
     col_touches = touches(s.cols, col_step, s.chunk_cols)
     count = row_touches * col_touches
-    stacked = s.chunks_of_piece(slot, min(col_step, s.chunk_cols)) * s.chunk_rows
+    stacked = s.chunks_of_piece(slot, col_step) * s.chunk_rows
     if s.whole:
         pieces = touches(s.rows, row_step, stacked) * col_touches
         return Pass(nbytes, float(count * s.chunk_bytes), pieces, count)

@@ -100,8 +100,7 @@ def slot_bytes(p: Problem, x: Candidate) -> int:
 def piece_bytes(s: Matrix, rows: int, cols: int, cap: int) -> int:
     """Return the bytes of the largest piece of rows × cols of S, cut at `cap` bytes between rows where that
     is possible."""
-    cols = min(cols, s.chunk_cols)
-    rows = min(rows, s.chunks_of_piece(cap, cols) * s.chunk_rows)
+    rows, cols = min(rows, s.chunks_of_piece(cap, cols) * s.chunk_rows), min(cols, s.chunk_cols)
     if s.whole:
         return rows * cols * s.itemsize
     line = (cols if rows_apart(s.chunk_cols, cols, s.skipped) else s.chunk_cols) * s.itemsize

@@ -119,6 +119,7 @@ class Matrix:
         """Return the most chunks that one piece consists of, where up to so many columns are read."""
         if not self.traits.stackable:
             return 1
+        cols = min(cols, self.chunk_cols)
         apart = not self.whole and rows_apart(self.chunk_cols, cols, self.skipped)
         line = (cols if apart else self.chunk_cols) * self.itemsize
         return max(1, min(MOST_STACKED, slot_bytes // max(1, self.chunk_rows * line)))
@@ -311,7 +312,7 @@ class Problem:
 
     @property
     def input_bytes(self) -> int:
-        """Stored bytes of A and B."""
+        """What A and B take as they are stored, in bytes; an array that is both counts once."""
         return self.a.stored_bytes + (0 if self.same or self.symmetric else self.b.stored_bytes)
 
     @property

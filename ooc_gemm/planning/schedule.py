@@ -74,6 +74,11 @@ class Piece(NamedTuple):
     """Its number among the pieces of its panel."""
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of rows and of columns."""
+        return self.rows[1] - self.rows[0], self.cols[1] - self.cols[0]
+
+    @property
     def source(self) -> str:
         """Name of the stored matrix from which the piece is cut: `a`, `b` or `c`."""
         return self.matrix or self.operand
@@ -110,7 +115,7 @@ def cut(
     be read in part, between rows. The first `found` pieces are in host memory, and the first `kept` stay
     there."""
     panel, number = (rows[1] - rows[0], cols[1] - cols[0]), 0
-    stacked = s.chunks_of_piece(slot_bytes, min(panel[1], s.chunk_cols)) * s.chunk_rows
+    stacked = s.chunks_of_piece(slot_bytes, panel[1]) * s.chunk_rows
     for _, row, row_stop in overlaps(*rows, stacked):
         for j, col, col_stop in overlaps(*cols, s.chunk_cols):
             span = s.span(col, col_stop)

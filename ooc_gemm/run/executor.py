@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from ..planning.schedule import Block
 from ..support.errors import Error
 from ..support.memory import memory_limit_of, peak_resident_bytes
 from ..support.recording import note_plan
+from ..support.shared import in_thread
 from ..support.trace import Trace
 
 
@@ -91,9 +92,7 @@ class Local:
         session, plan, operation, trace = self._running
         wrong = execute(plan, session, sources, target, trace, progress, operation.verify)
         if plan.budget.device is not None:
-            pool = ThreadPoolExecutor(1, "ooc-gemm closing")
-            self._closed = pool.submit(session.close)
-            pool.shutdown(wait=False)
+            self._closed = in_thread("closing", session.close)
         return wrong
 
     def close(self) -> None:

@@ -259,7 +259,7 @@ def _read(source: Source, buffers: list[Bytes], longest: float) -> tuple[float, 
     pieces, size = _spread(source.matrix, buffers[0].nbytes), source.dtype.itemsize
 
     def elements(piece: Piece) -> int:
-        return (piece.rows[1] - piece.rows[0]) * (piece.cols[1] - piece.cols[0]) * size
+        return math.prod(piece.shape) * size
 
     if not source.asynchronous:
         return for_a_while(lambda p, b: (source.read(p, b)[1], elements(p)), pieces, buffers, longest)
@@ -303,7 +303,7 @@ def _multiplied(device: Device, arithmetic: Arithmetic, side: int, longest: floa
     session = device.open(plan, Operation(arithmetic), trace)
     try:
         for piece in plan.pieces(block, (0, DEPTH)):
-            session.upload(np.ones((piece.rows[1] - piece.rows[0], piece.cols[1] - piece.cols[0])), piece, 0)
+            session.upload(np.ones(piece.shape), piece, 0)
         session.wait(COMPUTE, session.record(UPLOAD))
         start, rounds = time.perf_counter(), 0
         while rounds < 3 and (rounds < 2 or time.perf_counter() < start + longest):

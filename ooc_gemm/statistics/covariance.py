@@ -141,10 +141,7 @@ def cov(
     StoreError, DeviceError, VerificationError
         While running, as of `multiply`.
     """
-    if ddof is None:
-        ddof = 0 if bias else 1
-    # NumPy takes 1.0, too.
-    ddof = whole("ddof", int(ddof) if isinstance(ddof, float) and float.is_integer(ddof) else ddof)
+    ddof = lost_degrees(bias, ddof)
     weights = None if aweights is None else _weights(aweights)
     request = Request(
         Operand(x),
@@ -248,6 +245,14 @@ def corrcoef(
     return _Variables(request, Observer(progress, notice), rowvar, None).correlation()
 
 
+def lost_degrees(bias: bool, ddof: int | None) -> int:
+    """Return the degrees of freedom that are lost, as of `cov`. Raises InputError."""
+    if ddof is None:
+        return 0 if bias else 1
+    # NumPy takes 1.0, too.
+    return whole("ddof", int(ddof) if isinstance(ddof, float) and float.is_integer(ddof) else ddof)
+
+
 def planned(request: Request, rowvar: bool, ddof: int | None, observer: Observer) -> Plan:
     """What `cov`, or `corrcoef` where `ddof` is None, would do after the pass that finds the means. Reads
     nothing.
@@ -298,7 +303,7 @@ class _Variables:
         return divisor
 
     def covariance(self, ddof: int) -> Covariance:
-        """The covariance matrix."""
+        """Compute the covariance matrix, with so many degrees of freedom lost."""
         divisor = self.divisor(ddof)
         self._check()
         found, read = self._moments()
@@ -321,7 +326,7 @@ class _Variables:
             raise InputError(f"{self._opened.name} has no observations; give an array with some")
 
     def correlation(self) -> Covariance:
-        """The correlation coefficients."""
+        """Compute the correlation coefficients."""
         self.check_observations()
         self._check()
         found, read = self._moments()

@@ -16,7 +16,7 @@ from ..support.buffers import scratch
 from ..support.intervals import ranges, round_up
 
 WORD = 8
-"""Bytes of a word."""
+"""A word has so many bytes."""
 STRIP_BYTES = 4 << 20
 """Bytes of a strip that is looked at, with the padding of its rows to whole words."""
 NBYTES = 3 * STRIP_BYTES

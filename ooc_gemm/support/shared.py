@@ -1,9 +1,19 @@
-"""State of the whole process that several runs may need at the same time."""
+"""State of the whole process that several runs may need at the same time, and work on a thread of its own."""
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ContextDecorator
 from threading import Lock
 from types import TracebackType
+
+
+def in_thread(name: str, work: Callable[[], None]) -> Future[None]:
+    """Start some work on a thread of its own, which is called `name`."""
+    pool = ThreadPoolExecutor(1, f"ooc-gemm {name}")
+    try:
+        return pool.submit(work)
+    finally:
+        pool.shutdown(wait=False)
 
 
 class Shared(ContextDecorator):

@@ -301,14 +301,7 @@ def test_residues_and_scratch_memory_are_in_the_ledger(monkeypatch, dtype, real)
     cupy_on_cpu.install(monkeypatch)
     monkeypatch.setattr(residues, "SCRATCH_BYTES", 1 << 24)
     ozaki_always(monkeypatch, "fallback")
-    taken = []
-
-    class Memory(cupy_on_cpu.Memory):
-        def __init__(self, nbytes):
-            taken.append(nbytes)
-            super().__init__(nbytes)
-
-    monkeypatch.setattr("cupy.cuda.Memory", Memory)
+    taken = cupy_on_cpu.memory_taken(monkeypatch)
     shapes, alpha = ((700, 1300), (1300, 660)), 2.0 if real else 1j
     a, b = (
         random(shape, "u1").astype(dtype) if dtype[0] in "iu" else random(shape, dtype) for shape in shapes

@@ -48,9 +48,8 @@ LAYOUTS = {
 @pytest.mark.parametrize("transpose", ["", "a", "b"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_products(memory, layout, transpose):
-    wide = layout == "rows wide apart"
-    a, b = (RNG.integers(-9, 9, s).astype("f4") for s in ((500, 4000 if wide else 1000), (1000, 400)))
-    b = RNG.integers(-9, 9, (a.shape[1], 400)).astype("f4")
+    k = 4000 if layout == "rows wide apart" else 1000
+    a, b = (RNG.integers(-9, 9, shape).astype("f4") for shape in ((500, k), (k, 400)))
     want, options = a @ b, {"kernel": "cublas", "memory_limit": "1GiB"}
     a, b = (a.T if transpose == "a" else a), (b.T if transpose == "b" else b)
     for name, x in (("a", a), ("b", b)):

@@ -332,6 +332,19 @@ class Memory:
         self.ptr = -(-self.bytes.ctypes.data // 512) * 512
 
 
+def memory_taken(monkeypatch):
+    """The list to which the bytes of each allocation are added from now on."""
+    taken = []
+
+    class Noted(Memory):
+        def __init__(self, nbytes):
+            taken.append(nbytes)
+            super().__init__(nbytes)
+
+    monkeypatch.setattr("cupy.cuda.Memory", Noted)
+    return taken
+
+
 class Stream:
     numbers = iter(range(1, 10**9))
 

@@ -186,14 +186,7 @@ def test_several_gpus_read_genotypes_once(tmp_path, monkeypatch, samples, option
 @pytest.mark.parametrize("impute", [True, False])
 def test_what_standardizing_takes_is_in_the_ledger(monkeypatch, impute, samples, devices):
     cupy_on_cpu.install(monkeypatch, "90", devices=devices)
-    taken = []
-
-    class Memory(cupy_on_cpu.Memory):
-        def __init__(self, nbytes):
-            taken.append(nbytes)
-            super().__init__(nbytes)
-
-    monkeypatch.setattr("cupy.cuda.Memory", Memory)
+    taken = cupy_on_cpu.memory_taken(monkeypatch)
     device = "cuda:" + ",".join(map(str, range(devices)))
     g = alleles(3000, 400, 12)
     found = ooc_gemm.grm(

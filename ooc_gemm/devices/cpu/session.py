@@ -64,7 +64,7 @@ class HostMemory:
         """Does nothing: the CPU can copy from any memory."""
 
     def prepared(self, buffer: Bytes) -> bool:
-        """Returns True."""
+        """Returns True: no buffer needs to be made ready."""
         return True
 
     def close(self) -> None:

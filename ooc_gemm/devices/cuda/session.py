@@ -7,8 +7,8 @@ Nothing here waits for the device but `Event.synchronize`, which readers and wri
 """
 
 import contextlib
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import math
+from concurrent.futures import Future, wait
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -34,6 +34,7 @@ from ...planning.ledger import lost_bytes, panel_elements
 from ...planning.plan import Plan
 from ...planning.schedule import Block, Part, Piece
 from ...support.onward import Onward
+from ...support.shared import in_thread
 from ...support.trace import PASS, Trace
 from .arrays import allocate, allocate_shared
 from .check import Checks
@@ -51,14 +52,6 @@ from .transforms import Transforms
 _TO_DEVICE, _TO_HOST = (driver.DEVICE, driver.HOST), (driver.HOST, driver.DEVICE)
 _BETWEEN_DEVICES = driver.EITHER, driver.EITHER
 _ON_DEVICE = driver.DEVICE, driver.DEVICE
-
-
-def _in_background(work: Callable[[], None]) -> Future[None]:
-    pool = ThreadPoolExecutor(1, "ooc-gemm access")
-    try:
-        return pool.submit(work)
-    finally:
-        pool.shutdown(wait=False)
 
 
 _Rows = list[tuple[int, Event]]
@@ -122,7 +115,7 @@ class CUDASession(HostMemory):
             theirs = {key: panels.pop(key) for key in list(panels) if key[0] == "b"}
             arrays, memory = allocate_shared(self._device, theirs)
             self._arrays |= arrays
-            self._shared = _in_background(partial(memory.share, tuple(self._device.reached_by)))
+            self._shared = in_thread("access", partial(memory.share, tuple(self._device.reached_by)))
         for some in (panels, others):  # which go at different times
             self._arrays |= allocate(self._device, some)
         self._gemm = Gemm(
@@ -205,7 +198,7 @@ class CUDASession(HostMemory):
         skipped, pitch = self._layout.at(operand, piece.panel, piece.into)
         size, arrived = dtype.itemsize, self._timing.points.make()
         at, stream = memory.data.ptr + skipped * size, self._streams[UPLOAD].ptr
-        nbytes = (piece.rows[1] - piece.rows[0]) * (piece.cols[1] - piece.cols[0]) * size
+        nbytes = math.prod(piece.shape) * size
         packed = driver.onward(self._device.index, stream, arrived, at, pitch * size)
         return Onward(packed, arrived, partial(self._timing.count, UPLOAD, nbytes))
 

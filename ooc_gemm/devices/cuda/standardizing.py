@@ -38,10 +38,8 @@ class Standardizing:
         assert operation.standardizer, "there is something to do"
         self._standardizer: Standardizer = operation.standardizer
         self._rule, self._runtime = self._standardizer.rule, device.runtime
-        self._panel, self._along_k = (
-            operation.arithmetic.panel,
-            layout.along_k("b" if len(plan.budget.weights) > 1 else "a"),
-        )
+        operand = "b" if len(plan.budget.weights) > 1 else "a"
+        self._panel, self._along_k = operation.arithmetic.panel, layout.along_k(operand)
         m, k, bk = plan.problem.m, plan.problem.k, plan.bk
         self._m, self._bytes = m, round_up(bk if self._along_k else m, PITCH)
         self._config = preparations.standardize(self._panel.name, self._along_k)

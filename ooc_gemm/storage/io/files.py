@@ -328,6 +328,12 @@ def read(jobs: Sequence[Job], into: Bytes) -> bool:
             os.close(fd)
 
 
+@cache
+def _cores() -> int:
+    """Return how many cores this process may use. Each piece asks for it."""
+    return len(os.sched_getaffinity(0))
+
+
 def start_read(
     jobs: Sequence[Job], into: Bytes, onward: Onward | None = None, columns: tuple[int, int, int] = (0, 0, 0)
 ) -> Callable[[], bool]:
@@ -338,8 +344,7 @@ def start_read(
     `onward`: where the rows of a piece go on to from there, unless the function returned fills `into`.
     `columns`: bytes of a row in `into`, how many of them are skipped, and how many go on.
     """
-    few = len(os.sched_getaffinity(0)) <= FEW_CORES
-    if few and len(into) <= SHORT_PART * len(jobs) and all(job.rows == 1 for job in jobs):
+    if _cores() <= FEW_CORES and len(into) <= SHORT_PART * len(jobs) and all(job.rows == 1 for job in jobs):
         return partial(background.read, jobs, into, quick=True)
     parts = max(1, min(PARTS, len(into) // (len(jobs) * LEAST_PART)))
     packed = onward.packed + _COLUMNS.pack(*columns) if onward else None
