@@ -1,7 +1,7 @@
 // Elements of the tensor cores' instructions, by the macros TYPE (1 float16, 2 tf32, 3 int8), A_UNSIGNED and B_UNSIGNED
 // (of int8), and PRODUCTS (3: float32 in two planes of float16, see planes.cuh).
 
-constexpr int FLOAT16 = 1, TF32 = 2;
+constexpr int FLOAT16 = 1, TF32 = 2, INT8 = 3;
 
 // S: type of sums, α, β and C. SUM_REGISTER: its registers in assembly, read and written.
 #if TYPE == 3

@@ -10,9 +10,9 @@
 // Of complex numbers there are three planes for each modulus, of re·re, im·im and (re + im)·(re + im), from which their
 // re and im are found before anything is rounded.
 //
-// Macros: ELEMENT, FLOATING (whether it is double), PARTS (1, or 2 for complex numbers), LIMBS, and TABLES, of
-// which there is one for each number of moduli. Launch: a thread for every four elements of a row; a row has whole
-// blocks.
+// Macros: ELEMENT, FLOATING (whether it is double), PARTS (1, or 2 for complex numbers), LIMBS, RAISED (more than any |y|,
+// so that y + RAISED has no sign), and TABLES, of which there is one for each number of moduli. Launch: a thread for
+// every four elements of a row; a row has whole blocks.
 
 #include "common/types.cuh"
 #include "common/scales.cuh"
@@ -22,7 +22,6 @@ using T = ELEMENT;
 constexpr int THREADS = 256;
 constexpr int PLANES = PARTS == 2 ? 3 : 1;  // of a modulus
 constexpr int FRACTION_BITS = 39;  // as in moduli.py
-constexpr int RAISED = PARTS == 2 ? 1 << 25 : 1 << 23;  // more than |y|
 constexpr int MOST = 16;  // moduli
 
 struct Pair {
@@ -38,55 +37,56 @@ struct Pair {
 struct Table {
     int count;
     Pair pairs[MOST / 2];
-    u32 product[LIMBS];  // P
+    u32 negative[LIMBS];  // −P
+    u32 start[LIMBS];  // what a sum begins with, for each y is raised, and q
+    u64 start_fraction;
 };
 constexpr Table ALL[] = {TABLES};
 constexpr int KINDS = sizeof(ALL) / sizeof(Table);
 
-// An integer in the making.
+// An integer in the making: words with their carries, but for the last, whose carries are lost.
 struct Sum {
-    i64 limbs[LIMBS];
-    i64 fraction;
+    u64 limbs[LIMBS - 1];
+    u32 last;
+    u64 fraction;
 
-    // 0, when a raised y is added for each pair.
     __device__ __forceinline__ void clear(const Table& table) {
-        fraction = 0;
+        fraction = table.start_fraction;
+        last = table.start[LIMBS - 1];
 #pragma unroll
-        for (int i = 0; i < LIMBS; ++i) limbs[i] = 0;
+        for (int i = 0; i < LIMBS - 1; ++i) limbs[i] = table.start[i];
+    }
+    __device__ __forceinline__ void add(const u32 (&weight)[LIMBS], u32 times) {
+        last += times * weight[LIMBS - 1];
 #pragma unroll
-        for (int l = 0; l < table.count; l += 2) {
-            const Pair& pair = table.pairs[l / 2];
-            fraction -= static_cast<i64>(RAISED) * pair.fraction;
-#pragma unroll
-            for (int i = 0; i < LIMBS; ++i) limbs[i] -= static_cast<i64>(RAISED) * pair.weight[i];
-        }
+        for (int i = 0; i < LIMBS - 1; ++i) limbs[i] += static_cast<u64>(times) * weight[i];
     }
     __device__ __forceinline__ void add(const Pair& pair, int raised) {
-        const u64 y = static_cast<u32>(raised);
-        fraction += y * pair.fraction;
-#pragma unroll
-        for (int i = 0; i < LIMBS; ++i) limbs[i] += y * pair.weight[i];
+        const u32 y = static_cast<u32>(raised);
+        fraction += static_cast<u64>(y) * pair.fraction;
+        add(pair.weight, y);
     }
-    // Takes q·P off, and lets limbs carry: each is a word then.
+    // Takes q·P off, and lets limbs carry.
     __device__ __forceinline__ void reduce(const Table& table) {
-        const i64 q = (fraction + (1LL << (FRACTION_BITS - 1))) >> FRACTION_BITS;
-        i64 carry = 0;
+        add(table.negative, static_cast<u32>(fraction >> FRACTION_BITS));
 #pragma unroll
-        for (int i = 0; i < LIMBS; ++i) {
-            carry += limbs[i] - q * static_cast<i64>(table.product[i]);
-            limbs[i] = carry & 0xffffffff;
-            carry >>= 32;
-        }
+        for (int i = 1; i < LIMBS - 1; ++i) limbs[i] += limbs[i - 1] >> 32;
+        last += static_cast<u32>(limbs[LIMBS - 2] >> 32);
     }
-    __device__ __forceinline__ u64 pair(int i) const {
-        return static_cast<u64>(limbs[i]) | static_cast<u64>(limbs[i + 1]) << 32;
+    // The lowest 64 bits, and the highest.
+    __device__ __forceinline__ u64 low() const {
+        const u32 second = LIMBS > 2 ? static_cast<u32>(limbs[LIMBS > 2]) : last;
+        return static_cast<u32>(limbs[0]) | static_cast<u64>(second) << 32;
+    }
+    __device__ __forceinline__ u64 high() const {
+        return static_cast<u32>(limbs[LIMBS - 2]) | static_cast<u64>(last) << 32;
     }
 };
 
 // The sum·2^e, rounded to 53 bits, and once more where it is subnormal; of integers the sum, modulo 2^64.
 __device__ __forceinline__ T number(const Sum& sum, int e) {
 #if FLOATING
-    u64 low = sum.pair(0), high = sum.pair(LIMBS - 2);
+    u64 low = sum.low(), high = sum.high();
     const bool negative = static_cast<i64>(high) < 0;
     if (negative) low = 0 - low, high = ~high + (low == 0);
     int dropped = 0;  // bits that `high` does not hold after the shift
@@ -101,7 +101,7 @@ __device__ __forceinline__ T number(const Sum& sum, int e) {
     const double size = scaled(__ull2double_rn(high), dropped + e);
     return negative ? -size : size;
 #else
-    return static_cast<T>(sum.pair(0));
+    return static_cast<T>(sum.low());
 #endif
 }
 

@@ -11,7 +11,7 @@
 // residues of 256ⁱ and add up.
 //
 // Macros: ELEMENT, FLOATING (whether it is double), PARTS (1, or 2 for complex numbers), CONJUGATE, COUNT (moduli; at
-// most, where FLOATING), MODULI. Launch: a thread for every four elements of a row; a row has whole blocks.
+// most, where FLOATING), MODULI. Launch: a thread for every EACH elements of a row; a row has whole blocks.
 
 #include "common/types.cuh"
 #include "common/residues.cuh"
@@ -20,8 +20,13 @@
 constexpr int THREADS = 256;
 constexpr int PLANES = PARTS == 2 ? 3 : 1;  // of a modulus
 
-struct alignas(4 * sizeof(ELEMENT) < 16 ? 4 * sizeof(ELEMENT) : 16) Four {
-    ELEMENT x[4 * PARTS];
+constexpr int EACH = 8 / PARTS;  // elements of a thread
+
+struct alignas(8 * sizeof(ELEMENT) < 16 ? 8 * sizeof(ELEMENT) : 16) Eight {
+    ELEMENT x[8];
+};
+struct alignas(EACH) Bytes {
+    u32 words[EACH / 4];
 };
 
 // The digits of an integer, a byte each.
@@ -41,39 +46,39 @@ struct Digits {
 };
 
 // `pitch`: words from row to row of a plane, `plane`: from plane to plane. Rows of X lie `ld` elements apart, and
-// begin where four may be read at once. `state` is null for integers.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// begin where EACH may be read at once. `state` is null for integers.
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 residues(int rows, int cols, const ELEMENT* __restrict__ X, i64 ld, const int* __restrict__ depth, int sign,
          const int* __restrict__ exponents, u32* __restrict__ planes, i64 pitch, i64 plane,
          const State* __restrict__ state) {
     if (FLOATING && state->fallback != 0) return;
-    const int across = (cols + 4 * THREADS - 1) / (4 * THREADS);
+    const int across = (cols + EACH * THREADS - 1) / (EACH * THREADS);
     const i64 row = blockIdx.x / across;
-    const int col = blockIdx.x % across * 4 * THREADS + 4 * threadIdx.x;
+    const int col = (blockIdx.x % across * THREADS + threadIdx.x) * EACH;
     if (col >= cols) return;
     const ELEMENT* const from = X + (row * ld + col) * PARTS;
-    Four four = {};
-    if (col + 4 <= cols) {
-        four = *reinterpret_cast<const Four*>(from);
+    Eight eight = {};
+    if (col + EACH <= cols) {
+        eight = *reinterpret_cast<const Eight*>(from);
     } else {
 #pragma unroll
-        for (int i = 0; i < 4 * PARTS; ++i)
-            if (col + i / PARTS < cols) four.x[i] = from[i];
+        for (int i = 0; i < 8; ++i)
+            if (col + i / PARTS < cols) eight.x[i] = from[i];
     }
 
-    Digits digits[PLANES][4];
+    Digits digits[PLANES][EACH];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
+    for (int e = 0; e < EACH; ++e) {
         i64 whole[PARTS];
 #if FLOATING
         const int d = state->shifted == 0 || col + e >= cols ? 0 : depth[col + e];
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
-            const double x = four.x[e * PARTS + part];
+            const double x = eight.x[e * PARTS + part];
             whole[part] = d == DROPPED ? 0 : __double2ll_rn(scaled(x, sign * d + exponents[row]));
         }
 #else
-        whole[0] = four.x[e];
+        whole[0] = eight.x[e];
 #endif
         if (CONJUGATE) whole[PARTS - 1] = -whole[PARTS - 1];
 #pragma unroll
@@ -89,10 +94,10 @@ residues(int rows, int cols, const ELEMENT* __restrict__ X, i64 ld, const int* _
         const Modulus m = modulus(l);
 #pragma unroll
         for (int part = 0; part < PLANES; ++part, to += plane) {
-            u32 word = 0;
+            Bytes bytes = {};
 #pragma unroll
-            for (int e = 0; e < 4; ++e) word |= (digits[part][e].residue(m) & 255) << 8 * e;
-            *to = word;
+            for (int e = 0; e < EACH; ++e) bytes.words[e / 4] |= (digits[part][e].residue(m) & 255) << 8 * (e % 4);
+            *reinterpret_cast<Bytes*>(to) = bytes;
         }
     }
 }

@@ -25,7 +25,8 @@
 
 constexpr int THREADS = 256;
 constexpr int MOST_THREADS = 1024;  // of a block that reduces lines
-constexpr int STRIP = 128;  // lines that a thread walks down where columns are reduced
+constexpr int STRIP = 128, COLUMNS = 256;  // rows and columns of a block that reduces both
+constexpr int PLAIN = 400;  // exponents from −PLAIN to PLAIN of the largest element of a line: squares are as they are
 constexpr u32 INFINITE = 2047u << 20;  // the high word of infinity; that of NaN is no less
 constexpr int ALIKE = 2;  // d that differ by no more than this are left out
 constexpr int NONE = -(1 << 19);  // the logarithm of 0
@@ -34,6 +35,10 @@ constexpr int NONE = -(1 << 19);  // the logarithm of 0
 struct alignas(16) Line {
     double squares;  // Σ (x·2^(±d − exponent))²; 0 for a line of zeros
     int exponent;
+};
+
+struct alignas(16) Two {
+    double x[2];
 };
 
 struct Bound {
@@ -75,29 +80,56 @@ __device__ __forceinline__ int block_max(int x) {
 
 // ---- d -----------------------------------------------------------------------------------------------------
 
-// The high words of the largest elements of every k, and of every line (`tops`), from 0. Blocks of THREADS columns ×
-// STRIP rows, numbered along rows first.
+// The high words of the largest elements of every k, and of every line (`tops`), from 0; and Σ x² of each line in each
+// block of columns (`squares`), which mean something where nothing is too large or too small (PLAIN). Blocks of COLUMNS
+// columns × STRIP rows, numbered along rows first; a warp reads a row, and a thread two elements side by side.
 extern "C" __global__ void __launch_bounds__(THREADS)
 depth_largest(int rows, int cols, const double* __restrict__ X, i64 ld, u32* __restrict__ largest,
-              u32* __restrict__ tops) {
-    __shared__ u32 of_rows[STRIP];
-    const int across = (cols * PARTS + THREADS - 1) / THREADS;
-    const int col = blockIdx.x % across * THREADS + threadIdx.x;
+              u32* __restrict__ tops, double* __restrict__ squares) {
+    constexpr int PAIRS = COLUMNS / 64;  // of a thread
+    __shared__ u32 of_columns[COLUMNS / PARTS];
+    const int across = (cols * PARTS + COLUMNS - 1) / COLUMNS, block = blockIdx.x % across;
+    const int left = block * COLUMNS, there = cols * PARTS - left, lane = threadIdx.x % 32;
     const int first = blockIdx.x / across * STRIP, last = rows - first < STRIP ? rows : first + STRIP;
-    const int at = col < cols * PARTS ? col : cols * PARTS - 1;  // an element twice rather than a branch around loads
-    if (threadIdx.x < STRIP) of_rows[threadIdx.x] = 0;
+    for (int i = threadIdx.x; i < COLUMNS / PARTS; i += THREADS) of_columns[i] = 0;
     __syncthreads();
-    u32 found = 0;
-#pragma unroll 8
-    for (int row = first; row < last; ++row) {
-        const u32 high = magnitude(X[row * ld * PARTS + at]);
-        found = high > found ? high : found;
-        const u32 top = __reduce_max_sync(0xffffffff, high);
-        if (threadIdx.x % 32 == 0) atomicMax(&of_rows[row - first], top);
+    u32 found[PAIRS][2] = {};
+#pragma unroll 2
+    for (int row = first + threadIdx.x / 32; row < last; row += THREADS / 32) {
+        const double* const from = X + row * ld * PARTS + left;
+        u32 top = 0;
+        double sum = 0;
+#pragma unroll
+        for (int i = 0; i < PAIRS; ++i) {
+            const int at = 64 * i + 2 * lane;
+            Two two = {};
+            if (there >= COLUMNS) two = *reinterpret_cast<const Two*>(from + at);
+            else if (at < there) two.x[0] = from[at], two.x[1] = at + 1 < there ? from[at + 1] : 0.0;
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const u32 high = magnitude(two.x[e]);
+                found[i][e] = high > found[i][e] ? high : found[i][e];
+                top = high > top ? high : top;
+                sum += two.x[e] * two.x[e];
+            }
+        }
+        top = __reduce_max_sync(0xffffffff, top);
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+        if (lane == 0) {
+            atomicMax(&tops[row], top);
+            squares[static_cast<i64>(row) * across + block] = sum;
+        }
     }
-    if (found != 0) atomicMax(&largest[at / PARTS], found);
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) atomicMax(&of_columns[(64 * i + 2 * lane + e) / PARTS], found[i][e]);
+    }
     __syncthreads();
-    if (threadIdx.x < last - first) atomicMax(&tops[first + threadIdx.x], of_rows[threadIdx.x]);
+    for (int i = threadIdx.x; i < COLUMNS / PARTS; i += THREADS) {
+        if (of_columns[i] != 0) atomicMax(&largest[left / PARTS + i], of_columns[i]);
+    }
 }
 
 // d from the largest elements of each k on both sides; whether it is used. One block. What all d have in common
@@ -133,12 +165,13 @@ equilibrate(int k, const u32* __restrict__ a, const u32* __restrict__ b, int* __
 
 // Norms and magnitudes of lines, one by each block at a time. The later sweeps find a line in the caches if no more
 // blocks run at once than lines fit there.
-// Magnitudes lie `pitch` bytes from line to line. `tops`: the high words of the largest elements of lines, which count
-// where no d are in use; null if nobody knows.
+// Magnitudes lie `pitch` bytes from line to line. `tops`: the high words of the largest elements of lines, and
+// `partial`: their squares in each block of columns, as `depth_largest` finds them. Both count where no d are in use;
+// null if nobody knows.
 extern "C" __global__ void __launch_bounds__(MOST_THREADS)
 lines(int rows, int cols, const double* __restrict__ X, i64 ld, const int* __restrict__ depth, int sign,
-      const u32* __restrict__ tops, Line* __restrict__ lines, signed char* __restrict__ magnitudes, i64 pitch,
-      State* state) {
+      const u32* __restrict__ tops, const double* __restrict__ partial, Line* __restrict__ lines,
+      signed char* __restrict__ magnitudes, i64 pitch, State* state) {
     if (depth != nullptr && state->shifted == 0) depth = nullptr;
     const bool known = tops != nullptr && depth == nullptr;
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -165,11 +198,18 @@ lines(int rows, int cols, const double* __restrict__ X, i64 ld, const int* __res
             const int d = depth[j / PARTS];
             return d == DROPPED ? 0.0 : scaled(values[j], sign * d - top);
         };
+        const bool summed = known && top >= -PLAIN && top <= PLAIN;
         double squares = 0;
+        if (summed) {
+            const int across = (cols * PARTS + COLUMNS - 1) / COLUMNS;
+            for (int j = threadIdx.x; j < across; j += blockDim.x) squares += partial[row * across + j];
+            squares = scaled(squares, -2 * top);
+        } else {
 #pragma unroll 4
-        for (int j = threadIdx.x; j < cols * PARTS; j += blockDim.x) {
-            const double x = normal(j);
-            squares += x * x;
+            for (int j = threadIdx.x; j < cols * PARTS; j += blockDim.x) {
+                const double x = normal(j);
+                squares += x * x;
+            }
         }
         squares = block_reduce(squares, [](double x, double y) { return x + y; });
         if (threadIdx.x == 0) lines[row] = {squares, top};

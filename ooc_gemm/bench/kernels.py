@@ -24,7 +24,7 @@ from ..cuda_kernels.tuning import SHAPES, choose
 from ..devices.cuda.gpus import devices, require_cupy
 from ..support.errors import InputError
 from .gpu import Gemm, device_name, dtypes_of, open_gemm, out_dtype
-from .measure import Case, Stopwatch, rounding
+from .measure import Case, Repeated, Stopwatch, rounding
 
 STORED_N_BY_K = ("int8", "uint8")
 """Types whose B is always stored n×k. cuBLAS is ten times slower otherwise, which would flatter our
@@ -129,7 +129,7 @@ def _measure(
     """Measure one shape, and return a row for cuBLAS and for each kernel."""
     shape = case.m, case.n, case.k
     rows: dict[str, dict[str, Any]] = {}
-    running: dict[str, tuple[Gemm, int]] = {}
+    running: dict[str, tuple[Gemm, Repeated]] = {}
     rivals = [name for name in map(rival, kernels) if case.dtype in dtypes_of(name)]
     for kernel in dict.fromkeys((*rivals, *kernels)):
         row = rows[kernel] = {
@@ -142,10 +142,10 @@ def _measure(
             limit = rounding(kernel, case.dtype, case.k) if threshold is None else threshold
             row["error"] = found = case.check(gemm, limit)
             row["correct"] = found["beyond_percent"] == 0 and found["not_finite"] == 0
-            running[kernel] = gemm, stopwatch.count(partial(case.run, gemm))
+            running[kernel] = gemm, stopwatch.repeated(partial(case.run, gemm))
         except Exception as error:
             row["failed"] = f"{type(error).__name__}: {error}"
-    seconds = _rounds(case, running, stopwatch, repeat)
+    seconds = _rounds({name: repeated for name, (_, repeated) in running.items()}, stopwatch, repeat)
     for kernel, times in seconds.items():
         row, (gemm, _) = rows[kernel], running[kernel]
         typical, base = median(times), seconds.get(rival(kernel))
@@ -172,9 +172,7 @@ def _measure(
     return list(rows.values())
 
 
-def _rounds(
-    case: Case, running: dict[Any, tuple[Gemm, int]], stopwatch: Stopwatch, repeat: int
-) -> dict[Any, list[float]]:
+def _rounds(running: dict[Any, Repeated], stopwatch: Stopwatch, repeat: int) -> dict[Any, list[float]]:
     """Return the seconds of each contestant in each round. The order is random in each round: a GPU at its
     power limit lowers its clocks a little later, and in a fixed or alternating order the same contestant
     would always pay for another's power."""
@@ -182,8 +180,7 @@ def _rounds(
     draw = random.Random(1)
     for _ in range(repeat):
         for key in draw.sample(list(running), len(running)):
-            gemm, count = running[key]
-            seconds[key].append(stopwatch.time(partial(case.run, gemm), count))
+            seconds[key].append(stopwatch.time(running[key]))
     return seconds
 
 
@@ -201,16 +198,16 @@ def tune(
     ) -> list[float | None]:
         progress(f"{kernel} {dtype} {'NT'[trans_a]}{'NT'[trans_b]} {size_of(*shape)}")
         case = Case(cupy, stream, dtype, trans_a, trans_b, *shape, out_dtype(kernel, dtype))
-        running: dict[Any, tuple[Gemm, int]] = {}
+        running: dict[Any, Repeated] = {}
         for index, config in enumerate(configs):
             try:
                 gemm = open_gemm(kernel, dtype, trans_a, trans_b, *shape, config)
                 found = case.check(gemm, rounding(kernel, dtype, shape[2]))
                 if found["beyond_percent"] == 0 and found["not_finite"] == 0:
-                    running[index] = gemm, stopwatch.count(partial(case.run, gemm))
+                    running[index] = stopwatch.repeated(partial(case.run, gemm))
             except Exception as error:
                 progress(f"{kernel} {dict(config.macros)}: {error}")
-        seconds = _rounds(case, running, stopwatch, repeat)
+        seconds = _rounds(running, stopwatch, repeat)
         return [median(seconds[i]) if i in seconds else None for i in range(len(configs))]
 
     ours = [(kernel, dtype) for kernel, dtype in chosen if kernel in KERNELS]

@@ -3,8 +3,9 @@ times."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ FLUSH_BYTES = 256 << 20
 LONG_ENOUGH = 2e-3
 """Least seconds between two events. A kernel that is shorter is launched several times between them."""
 MOST_LAUNCHES = 20
+LEAD_SECONDS = 50e-6
+"""How long the device is busy for each launch before it is timed, at least; twice as long as the host takes
+for it, where that is more."""
 
 
 def errors(got: Any, want: Any, threshold: float) -> dict[str, float | None]:
@@ -161,6 +165,17 @@ def poison(dtype: Any) -> Any:
     return np.iinfo(dtype).min if kind == "i" else np.iinfo(dtype).max if kind == "u" else np.nan
 
 
+@dataclass(frozen=True)
+class Repeated:
+    """What is started several times in a row."""
+
+    launch: Callable[[], None]
+    """Starts one or more kernels, and returns before they are done."""
+    count: int = 1
+    host_seconds: float = 0.0
+    """How long the host takes for a launch."""
+
+
 class Stopwatch:
     """Times launches on one stream by events, and knows the bandwidth of device memory."""
 
@@ -180,22 +195,28 @@ class Stopwatch:
             self._cupy.cuda.runtime.memcpyAsync(to, at, half, device_to_device, self._stream.ptr)
 
         copy()
-        return 2 * half / median(self.time(copy, 10) for _ in range(5))
+        return 2 * half / median(self.time(Repeated(copy, 10)) for _ in range(5))
 
-    def time(self, launch: Callable[[], None], count: int) -> float:
-        """Return the seconds of one of `count` launches in a row. The device is busy before them, so that it
+    def time(self, repeated: Repeated) -> float:
+        """Return the seconds of one of some launches in a row. The device is busy before them, so that it
         does not wait for the host in between. What is read twice may come from L2."""
-        busy = math.ceil(count * 50e-6 * self.bandwidth / FLUSH_BYTES)
-        for _ in range(busy):
+        lead = repeated.count * max(LEAD_SECONDS, 2 * repeated.host_seconds)
+        for _ in range(math.ceil(lead * self.bandwidth / FLUSH_BYTES)):
             self._cupy.cuda.runtime.memsetAsync(self._buffer.ptr, 0, FLUSH_BYTES, self._stream.ptr)
         start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event()
         start.record(self._stream)
-        for _ in range(count):
-            launch()
+        for _ in range(repeated.count):
+            repeated.launch()
         stop.record(self._stream)
         stop.synchronize()
-        return float(self._cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / count
+        return float(self._cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / repeated.count
 
-    def count(self, launch: Callable[[], None]) -> int:
-        """Launch once to warm up, and return how many launches take LONG_ENOUGH."""
-        return max(1, min(MOST_LAUNCHES, math.ceil(LONG_ENOUGH / self.time(launch, 1))))
+    def repeated(self, launch: Callable[[], None]) -> Repeated:
+        """Warm up, and return as many launches as take LONG_ENOUGH."""
+        launch()
+        self._stream.synchronize()
+        start = perf_counter()
+        launch()
+        once = Repeated(launch, host_seconds=perf_counter() - start)
+        self._stream.synchronize()
+        return replace(once, count=max(1, min(MOST_LAUNCHES, math.ceil(LONG_ENOUGH / self.time(once)))))

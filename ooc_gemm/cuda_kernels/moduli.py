@@ -23,6 +23,8 @@ FRACTION_BITS = 39
 """Bits behind the point of 1/M, from which q is computed: as many as 32 bits hold. |y| is at most 2²⁵, three
 times as much as of two bytes for those of complex numbers, so the error of q before it is rounded is at most
 8·2²⁵·2⁻⁴⁰."""
+MOST_QUOTIENT = 1 << 13
+"""More than any |q|: |y| of 8 pairs is at most 3·128·M each. It is added to q, which then has no sign."""
 MARGIN = Fraction(1, 512)
 """|x| is at most P·(1/2 − MARGIN). Half of the margin is for the error of q, the other half is more than what
 the rounding of elements to integers adds to norms of lines."""
@@ -70,10 +72,10 @@ def moduli_text() -> str:
     return ",".join(found)
 
 
-def tables_text(counts: Sequence[int], limbs: int) -> str:
+def tables_text(counts: Sequence[int], limbs: int, raised: int) -> str:
     """Return the initializers of `Table` in recombine.cu for some numbers of moduli. `limbs`: 32-bit words of
-    sums, which wrap around."""
-    return ",".join(_table(count, limbs) for count in counts)
+    sums, which wrap around. `raised`: what is added to each y, to make up for which a sum has a start."""
+    return ",".join(_table(count, limbs, raised) for count in counts)
 
 
 def bounds_text() -> str:
@@ -87,16 +89,24 @@ def bounds_text() -> str:
     return ",".join(found)
 
 
-def _table(count: int, limbs: int) -> str:
+def _table(count: int, limbs: int, raised: int) -> str:
     whole, found = math.prod(MODULI[:count]), pairs(count)
     rows = ",".join(_pair(*one, whole, limbs) for one in found)
-    return f"{{{count},{{{rows}}},{_limbs(whole, limbs)}}}"
+    start = MOST_QUOTIENT * whole - raised * sum(whole // m for m, _ in found)
+    half = 1 << FRACTION_BITS - 1
+    fraction = (MOST_QUOTIENT << FRACTION_BITS) + half - raised * sum(_fraction(m) for m, _ in found)
+    words = ",".join(_limbs(x, limbs) for x in (-whole, start))
+    return f"{{{count},{{{rows}}},{words},{fraction % (1 << 64):#x}u}}"
 
 
 def _pair(m: int, factors: tuple[int, int], whole: int, limbs: int) -> str:
     first, second = (factor & 0xFFFF for factor in factors)
-    fraction = ((1 << FRACTION_BITS) + m // 2) // m
-    return f"{{{first | second << 16:#x}u,{fraction}u,{_limbs(whole // m, limbs)}}}"
+    return f"{{{first | second << 16:#x}u,{_fraction(m)}u,{_limbs(whole // m, limbs)}}}"
+
+
+def _fraction(m: int) -> int:
+    """Return 1/m with FRACTION_BITS behind the point."""
+    return ((1 << FRACTION_BITS) + m // 2) // m
 
 
 def _limbs(x: int, count: int) -> str:

@@ -75,21 +75,22 @@ def scale(dtype: str) -> Config:
 def residues(dtype: str, count: int = len(MODULI), conjugate: bool = False) -> Config:
     """Return the configuration of residues.cu. `dtype`: NumPy's name for the type of the operand. `count`:
     the number of moduli, at most for float64 and complex128. `conjugate`: whether op() conjugates it."""
-    floating = dtype in ("float64", "complex128")
+    floating, parts = dtype in ("float64", "complex128"), 2 if dtype == "complex128" else 1
     macros: dict[str, int | str] = {
-        "ELEMENT": _PART[dtype], "FLOATING": int(floating), "PARTS": 2 if dtype == "complex128" else 1,
+        "ELEMENT": _PART[dtype], "FLOATING": int(floating), "PARTS": parts,
         "CONJUGATE": int(conjugate), "COUNT": count, "MODULI": moduli_text(),
     }  # fmt: skip
-    return Config("residues", dtype, 1, 4 * 256, (256, 1), tuple(macros.items()))
+    return Config("residues", dtype, 1, 8 // parts * 256, (256, 1), tuple(macros.items()))
 
 
 def recombine(dtype: str, counts: Sequence[int] = FLOATING) -> Config:
     """Return the configuration of recombine.cu. `dtype`: NumPy's name for the type of C: float64, complex128
     or int64. `counts`: the numbers of moduli that there may be."""
-    limbs = 2 if dtype == "int64" else 4
+    limbs, parts = 2 if dtype == "int64" else 4, 2 if dtype == "complex128" else 1
+    raised = 1 << (25 if parts == 2 else 23)
     macros: dict[str, int | str] = {
-        "ELEMENT": _PART[dtype], "FLOATING": int(dtype != "int64"), "PARTS": 2 if dtype == "complex128" else
-        1, "LIMBS": limbs, "TABLES": tables_text(counts, limbs),
+        "ELEMENT": _PART[dtype], "FLOATING": int(dtype != "int64"), "PARTS": parts, "LIMBS": limbs,
+        "RAISED": raised, "TABLES": tables_text(counts, limbs, raised),
     }  # fmt: skip
     return Config("recombine", dtype, 1, 4 * 256, (256, 1), tuple(macros.items()))
 

@@ -32,8 +32,9 @@ EXPONENT_BYTES = 4
 """Bytes of the exponent of a row or column of C."""
 _SIGN = {"a": 1, "b": -1}
 """Sign of d: op(A) is multiplied by it, op(B) divided."""
-_THREADS, _PER_THREAD = 256, 4
-"""Threads of a block of residues.cu and recombine.cu, and elements of each."""
+_THREADS, _CUT, _JOINED = 256, 8, 4
+"""Threads of a block of residues.cu and recombine.cu; numbers of each in the one, where a complex element is
+two, and elements of each in the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class Residues:
         self._out = np.dtype(types[0] if floating else np.int64)
         self._scalar = np.float64 if floating else np.int64
         self._count, self._multiprocessors, self._scratch = counts[-1], multiprocessors, scratch
+        self._cut = _THREADS * _CUT // (2 if complex_ else 1)
         self.config = tensor_tiles.of_residues(3 if complex_ else 1)
         self.planes_of_all = self.config.value("PER_MODULUS") * self._count
         """Bytes of all planes for each of their elements."""
@@ -116,7 +118,7 @@ class Residues:
             i64(pitch // 4), i64(lines * pitch // 4), u(scales.state),
         )  # fmt: skip
         if k:
-            self._make[name]((lines * ceil_div(k, _THREADS * _PER_THREAD),), (_THREADS,), args, stream)
+            self._make[name]((lines * ceil_div(k, self._cut),), (_THREADS,), args, stream)
         return Planes(at, pitch, lines)
 
     def tile_elements(self) -> int:
@@ -164,7 +166,7 @@ class Residues:
             i64(m * sums.ld // 4), scalar(beta.real), scalar(beta.imag), u(c.ptr), i64(c.ld), u(scales.a),
             u(scales.b), u(scales.state),
         )  # fmt: skip
-        self._recombine((m * ceil_div(n, _THREADS * _PER_THREAD),), (_THREADS,), args, stream)
+        self._recombine((m * ceil_div(n, _THREADS * _JOINED),), (_THREADS,), args, stream)
 
     def reserve(self, m: int, n: int, k: int) -> None:
         """Allocate scratch memory for products up to m×n×k."""

@@ -6,6 +6,7 @@ float64 (kernels/prepare/scale.cu).
                               moduli and exponents, or the fallback
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ TOLERANCE = 0.25
 bound by which it is judged takes a quarter of Σ|a||b| into account, so the error is a quarter of this where
 the terms of a sum are alike. A sum in float64 has an error of about .4 where its terms cancel, and more where
 they do not."""
+_SQUARE_BYTES = 8
+"""Bytes of the squares of a line in a block of columns."""
 _STATE_BYTES, _LEAST_BYTES = 16, 4
 """Bytes of a `State`, and of `least` at its end."""
 _KERNELS = "depth_largest", "equilibrate", "lines", "decide"
@@ -45,6 +48,25 @@ def sampled(k: int) -> int:
     """Return how many of k elements of a line have magnitudes."""
     spans, rest = divmod(k, preparations.SPAN)
     return spans * preparations.SAMPLE + min(rest, preparations.SAMPLE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """An operand, and the addresses of what is found of its lines."""
+
+    name: str
+    """a or b."""
+    x: Operand
+    count: int
+    """Rows of op(A), or columns of op(B)."""
+    lines: int
+    """A `Line` of each."""
+    tops: int
+    """The largest elements; 0 where they are not looked for with d."""
+    partial: int
+    """Squares in each block of columns; 0 likewise."""
+    magnitudes: int
+    """Magnitudes lie where residues will."""
 
 
 class Scaler:
@@ -70,64 +92,66 @@ class Scaler:
         transpose of op(A), or its adjoint."""
         m, n, k = product.m, product.n, product.k
         state = self.state(0, stream)
-        lines = self._scratch.at("lines", LINE_BYTES * (m + n))
         exponents = self._scratch.at("exponents", EXPONENT_BYTES * (m + n))
         depth = self._scratch.at("depth", DEPTH_BYTES * k + TOP_BYTES * (m + n))
-        sides = [("a", product.a, m)] if symmetric else [("a", product.a, m), ("b", product.b, n)]
-        tops = {"a": depth + DEPTH_BYTES * k, "b": depth + DEPTH_BYTES * k + TOP_BYTES * m}
+        sides = self._sides(product, symmetric, depth + DEPTH_BYTES * k)
         if symmetric:  # both operands have the same elements at every k
-            depth, tops = 0, {"a": 0}
+            depth = 0
         else:
-            self._equilibrate(k, sides, (depth, tops), state, stream)
-        planes, at = [], lines
-        for name, x, count in sides:
-            planes.append(self._find_lines(name, x, (count, k), (depth, tops[name], at, state), stream))
-            at += LINE_BYTES * count
+            self._equilibrate(k, sides, depth, state, stream)
+        planes = [self._find_lines(k, side, depth, state, stream) for side in sides]
         self._find_least(product, planes[0], planes[-1], symmetric, state, stream)
         found = Scales(depth, exponents, exponents if symmetric else exponents + EXPONENT_BYTES * m, state)
-        self._decide(product, (lines, lines if symmetric else lines + LINE_BYTES * m), found, stream)
+        self._decide(product, (sides[0].lines, sides[-1].lines), found, stream)
         return found
 
-    def _equilibrate(
-        self,
-        k: int,
-        sides: list[tuple[str, Operand, int]],
-        places: tuple[int, dict[str, int]],
-        state: int,
-        stream: Any,
-    ) -> None:
+    def _sides(self, product: Product, symmetric: bool, tops: int) -> list[_Side]:
+        """Return the operands that have lines of their own. `tops`: where the largest elements of their lines
+        will be, if d are found."""
+        m, n, k = product.m, product.n, product.k
+        lines = self._scratch.at("lines", LINE_BYTES * (m + n))
+        found, before = [], 0
+        for name, x, count in (("a", product.a, m), ("b", product.b, n))[: 1 if symmetric else 2]:
+            nbytes = round_up(count * round_up(sampled(k), PITCH), LINE_BYTES)
+            at = self._scratch.at(f"planes {name}", nbytes + _SQUARE_BYTES * count * self._across(k))
+            top, partial = (0, 0) if symmetric else (tops + TOP_BYTES * before, at + nbytes)
+            found.append(_Side(name, x, count, lines + LINE_BYTES * before, top, partial, at))
+            before += count
+        return found
+
+    def _across(self, k: int) -> int:
+        """Return the number of blocks of columns of an operand."""
+        return ceil_div(self._parts * k, _COLUMNS)
+
+    def _equilibrate(self, k: int, sides: list[_Side], depth: int, state: int, stream: Any) -> None:
         """Find a power of two for each k, by which op(A) is multiplied and op(B) divided; and the largest
-        elements of lines. `places`: the addresses of d, behind which lie the largest elements of each k, and
-        of those of the lines of each operand, which follow."""
-        depth, tops = places
+        elements of lines, and their squares. `depth`: the address of d, behind which lie the largest elements
+        of each k, and of lines."""
         i32, u, largest = np.int32, np.uintp, {"a": depth + 4 * k, "b": depth + 8 * k}
-        driver.fill(largest["a"], 0, 8 * k + TOP_BYTES * sum(count for *_, count in sides), stream)
-        for name, x, count in sides:
-            args = i32(count), i32(k), u(x.ptr), np.int64(x.ld), u(largest[name]), u(tops[name])
-            grid = ceil_div(count, _STRIP) * ceil_div(self._parts * k, _COLUMNS)
+        driver.fill(largest["a"], 0, 8 * k + TOP_BYTES * sum(side.count for side in sides), stream)
+        for side in sides:
+            args = (
+                i32(side.count), i32(k), u(side.x.ptr), np.int64(side.x.ld), u(largest[side.name]),
+                u(side.tops), u(side.partial),
+            )  # fmt: skip
+            grid = ceil_div(side.count, _STRIP) * self._across(k)
             self._kernels["depth_largest"]((grid,), (_COLUMNS,), args, stream)
         found = i32(k), u(largest["a"]), u(largest["b"]), u(depth), u(state)
         self._kernels["equilibrate"]((1,), (_MOST_THREADS,), found, stream)
 
-    def _find_lines(
-        self, name: str, x: Operand, shape: tuple[int, int], places: tuple[int, int, int, int], stream: Any
-    ) -> Planes:
-        """Find norms and magnitudes of the lines of an operand. `places`: addresses of d or 0, of the largest
-        elements of lines or 0, of lines, and of the state. Magnitudes lie where residues will. Returns where
-        they are."""
-        count, k = shape
-        depth, tops, lines, state = map(np.uintp, places)
-        pitch = round_up(sampled(k), PITCH)
-        at = self._scratch.at(f"planes {name}", count * pitch)
+    def _find_lines(self, k: int, side: _Side, depth: int, state: int, stream: Any) -> Planes:
+        """Find norms and magnitudes of the lines of an operand. `depth`: the address of d, or 0. Returns the
+        place of magnitudes."""
+        count, x, pitch = side.count, side.x, round_up(sampled(k), PITCH)
         i32, i64, u = np.int32, np.int64, np.uintp
         args = (
-            i32(count), i32(k), u(x.ptr), i64(x.ld), depth, i32(1 if name == "a" else -1), tops, lines, u(at),
-            i64(pitch), state,
+            i32(count), i32(k), u(x.ptr), i64(x.ld), u(depth), i32(1 if side.name == "a" else -1),
+            u(side.tops), u(side.partial), u(side.lines), u(side.magnitudes), i64(pitch), u(state),
         )  # fmt: skip
         threads = _SHORT_THREADS if 8 * self._parts * k <= _SHORT_BYTES else _LONG_THREADS
         blocks = min(count, self._multiprocessors * (_THREADS_AT_ONCE // threads))
         self._kernels["lines"]((blocks,), (threads,), args, stream)
-        return Planes(at, pitch, count)
+        return Planes(side.magnitudes, pitch, count)
 
     def _find_least(
         self, product: Product, a: Planes, b: Planes, symmetric: bool, state: int, stream: Any

@@ -30,20 +30,21 @@ class OzakiKernels:
     def _element(self):
         return "c16" if self.config.value("PARTS") == 2 else "f8"
 
-    def depth_largest(self, grid, rows, cols, x, ld, largest, tops):
+    def depth_largest(self, grid, rows, cols, x, ld, largest, tops, squares):
         assert grid[0] == -(-rows // 128) * -(-cols * self.config.value("PARTS") // 256)
         x = matrix(x, rows, cols, ld, self._element())
         for at, found in ((largest, ozaki.depth_largest(x)), (tops, ozaki.line_largest(x))):
             there = vector(at, len(found), "u4")
             there[...] = np.maximum(there, found)
+        matrix(squares, 1, grid[0] // -(-rows // 128) * rows, 1, "f8")[...] = np.nan  # memory of its own
 
     def equilibrate(self, grid, k, a, b, depth, state):
         found = ozaki.equilibrate(vector(a, k, "u4"), vector(b, k, "u4"))
         vector(depth, k, "i4")[...], vector(state, 1, STATE)["shifted"] = found
 
-    def lines(self, grid, rows, cols, x, ld, depth, sign, tops, lines, magnitudes, pitch, state):
+    def lines(self, grid, rows, cols, x, ld, depth, sign, tops, squares, lines, magnitudes, pitch, state):
         x, state = matrix(x, rows, cols, ld, self._element()), vector(state, 1, STATE)
-        assert bool(tops) == bool(depth)
+        assert bool(tops) == bool(depth) == bool(squares)
         assert not tops or np.array_equal(vector(tops, rows, "u4"), ozaki.line_largest(x))
         if not np.isfinite(x).all():
             state["fallback"] = 1
@@ -75,7 +76,7 @@ class OzakiKernels:
 
     def residues(self, grid, rows, cols, x, ld, depth, sign, scales, planes, pitch, plane, state):
         value, count = self.config.value, self.config.value("COUNT")
-        assert grid[0] == rows * -(-cols // 1024)
+        assert grid[0] == rows * -(-cols // (1024 if value("PARTS") == 2 else 2048))
         assert ld * np.dtype(self.config.dtype).itemsize % 16 == 0
         x = matrix(x, rows, cols, ld, self.config.dtype)
         x = x.conj() if value("CONJUGATE") else x
