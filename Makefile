@@ -49,7 +49,7 @@ lowest: $(VENV)/.lowest
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror $$(find kernels ooc_gemm/ladder -name '*.cu' -o -name '*.cuh' -o -name '*.h') ooc_gemm/storage/io/transfers.c tests/helpers/*.c
+	$(BIN)/clang-format --dry-run -Werror $$(find kernels ooc_gemm/ladder -name '*.cu' -o -name '*.cuh' -o -name '*.h') ooc_gemm/storage/io/*.c tests/helpers/*.c
 	$(BIN)/mypy
 	MYPYPATH=benchmarks:tests/helpers $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks examples
 

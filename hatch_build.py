@@ -1,4 +1,4 @@
-"""Compiles ooc_gemm/storage/io/transfers.c while the package is built or installed."""
+"""Compiles the C sources of ooc_gemm/storage/io while the package is built or installed."""
 
 import sysconfig
 from importlib.util import module_from_spec, spec_from_file_location

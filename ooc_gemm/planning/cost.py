@@ -161,7 +161,13 @@ class CostModel:
             "write": p.m * p.n * x.c.itemsize / self.rates.write * self._sharing,
         }
         slowest = max(stages["upload"], stages["compute"])
-        slowest = sum(stages.values()) if self.rates.shared else slowest
+        if self.rates.shared:
+            slowest = sum(stages.values())
+        elif x.c_buffers == 1:  # C leaves when the last panel is multiplied, but for its first strips
+            blocks, deepest = count_blocks(p, x.bm, x.bn), x.panels.deepest
+            last = stages["compute"] * min(1.0, deepest / max(1, p.k)) / max(1, blocks)
+            leaving = max(stages["download"], stages["write"])
+            slowest = max(slowest, stages["compute"] - last + max(last, leaving))
         return (self.rates.start + slowest + self.hidden_cost(stages)) / self._budget.workers
 
     def least_with_cache(self, x: Candidate, without: Estimate) -> float:

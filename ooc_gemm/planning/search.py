@@ -195,7 +195,9 @@ class _Search:
         for bm in heights:
             widest = plain._replace(bm=bm, bn=bm if self.problem.symmetric else widths[0])
             if self.cost.least(widest) > most:
-                continue
+                if self.problem.symmetric:  # lower blocks waste less on the diagonal
+                    continue
+                break
             chosen = self._widths(widest, widths)
             least = math.inf
             for bn in chosen:
@@ -204,13 +206,14 @@ class _Search:
                 if bound > most:
                     least = min(least, bound)
                     continue
-                as_it_is = self.judged(x)
+                as_it_is, others = self.judged(x), self._growing(x)
+                if bn == chosen[0]:  # narrower ones than that are among those of the widest
+                    others = chain(others, self._resident(x))
                 bound = self.cost.least_with_cache(x, as_it_is.estimate)
                 if bound > most:
-                    others = self._without_cache(x)
                     least = min(least, bound)
                 else:
-                    others = chain(self._cached(x), self._without_cache(x))
+                    others = chain(self._cached(x), others)
                 for found in (as_it_is, *map(self.judged, others)):
                     if found[:2] < (best[:2] if best else (most,)):
                         best, most = found, found.seconds
@@ -241,12 +244,6 @@ class _Search:
             seconds /= WORTH_KEEPING
         elements = x.bm * x.bn + (x.bm + x.bn) * x.panels.deepest + x.cache
         return _Found(seconds, elements, x, found)
-
-    def _without_cache(self, x: Candidate) -> Iterator[Candidate]:
-        """Yield candidates with blocks of the same size that use the memory which this one leaves, but for a
-        cache."""
-        yield from self._growing(x)
-        yield from self._resident(x)
 
     def _cached(self, x: Candidate) -> Iterator[Candidate]:
         """Yield the candidate with the rest of the host budget as a cache, in both orders of blocks. With

@@ -28,7 +28,7 @@ def got(url):
 
 
 def keys(url):
-    return sorted(key for key, _ in addresses.objects_at(url).list())
+    return sorted(addresses.objects_at(url).all_keys())
 
 
 def start(*args, **options):

@@ -1,8 +1,9 @@
 // Starts transfers from several threads at the same time, for sanitizers: test_native.py compiles this with
-// transfers.c, which it includes. The argument is a folder. Prints how many copies and events there were.
+// transfers.c, which it includes. Then lists the files with listing.c, and renames each. The argument is a folder.
+// Prints how many copies, events, errors and renamed files there were.
 
 #include "transfers.c"
-#include <stdio.h>
+#include "listing.c"
 
 #define USERS 6
 #define TURNS 200
@@ -55,11 +56,34 @@ static void* user(void* number) {
     return NULL;
 }
 
+// Lists the folder seven files at a time, gives each file another name, and returns how many have one.
+static long rename_all(void) {
+    enum { MANY = 7, MOST = 64 };
+    static int64_t numbers[NUMBERS * MANY];
+    static char names[256 * MANY], pairs[MOST * 2 * 4096];
+    int64_t used, count, all = 0;
+    size_t end = 0;
+    void* const opened = listing_open(folder);
+    while ((count = listing_next(opened, MANY, numbers, names, &used)) > 0) {
+        const char* name = names;
+        for (int64_t i = 0; i < count && all < MOST; i++, all++, name += strlen(name) + 1) {
+            if (numbers[NUMBERS * i] < 0) return -1;
+            end += (size_t)sprintf(pairs + end, "%s/%s", folder, name) + 1;
+            end += (size_t)sprintf(pairs + end, "%s/%s.new", folder, name) + 1;
+        }
+    }
+    listing_close(opened);
+    int64_t* const found = malloc(sizeof(int64_t) * NUMBERS * (size_t)all);
+    const long renamed = (long)listing_rename(pairs, all, found);
+    free(found);
+    return renamed;
+}
+
 int main(int count, char** arguments) {
     pthread_t users[USERS];
     folder = arguments[count - 1];
     transfers_limit(5);
     for (long i = 0; i < USERS; i++) pthread_create(&users[i], NULL, user, (void*)i);
     for (int i = 0; i < USERS; i++) pthread_join(users[i], NULL);
-    printf("%ld %ld %ld\n", (long)copies, (long)events, (long)errors);
+    printf("%ld %ld %ld %ld\n", (long)copies, (long)events, (long)errors, rename_all());
 }

@@ -93,4 +93,4 @@ def test_what_is_not_there_is_removed_with_the_rest(tmp_path):
     for key in ("a", "b"):
         place.put(key, b"1")
     place.delete(["none", "a", "no more", "b"])
-    assert list(place.list()) == []
+    assert list(place.all_keys()) == []

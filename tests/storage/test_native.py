@@ -12,7 +12,7 @@ from ooc_gemm.storage.io import background, native
 WITHOUT = """
 import sys
 from ooc_gemm.storage.io import native
-native.LIBRARY = native.SOURCE
+native.LIBRARY = native.SOURCES[0]
 import numpy as np, ooc_gemm, zarr
 from ooc_gemm.storage.io import background, files
 assert not background.THERE and not files.in_background(sys.argv[1])
@@ -48,10 +48,10 @@ def test_what_cannot_be_compiled_is_left_out(tmp_path, monkeypatch, capsys, what
     elif native.compiler() is None:
         pytest.skip("there is no C compiler")
     else:
-        monkeypatch.setattr(native, "SOURCE", tmp_path / "odd.c")
+        monkeypatch.setattr(native, "SOURCES", (tmp_path / "odd.c",))
         (tmp_path / "odd.c").write_text("this is no C\n")
     assert native.compile_library() is None
-    assert ("odd.c does not compile" in capsys.readouterr().err) == (what == "not C")
+    assert ("made.so does not compile" in capsys.readouterr().err) == (what == "not C")
     assert not list(tmp_path.glob("made*"))
 
 
@@ -66,7 +66,7 @@ def test_sanitizers_find_nothing(tmp_path, sanitizer):
     if found is None:
         pytest.skip("there is no C compiler")
     driver = Path(cupy_on_cpu.__file__).with_name("transfers_driver.c")
-    flags = "-std=gnu11", "-g", "-O1", f"-fsanitize={sanitizer}", "-pthread", f"-I{native.SOURCE.parent}"
+    flags = "-std=gnu11", "-g", "-O1", f"-fsanitize={sanitizer}", "-pthread", f"-I{native.SOURCES[0].parent}"
     program = tmp_path / "driver"
     done = subprocess.run([found, *flags, "-o", program, driver], capture_output=True, text=True)
     if done.returncode:
@@ -74,6 +74,7 @@ def test_sanitizers_find_nothing(tmp_path, sanitizer):
     (tmp_path / "files").mkdir()
     said = subprocess.run([program, tmp_path / "files"], capture_output=True, text=True, timeout=200)
     assert (said.returncode, said.stderr) == (0, "")
-    copies, events, errors = map(int, said.stdout.split())
+    copies, events, errors, renamed = map(int, said.stdout.split())
     assert (events, errors) == (600, 0)
+    assert renamed == len(list((tmp_path / "files").glob("*.new"))) > 0
     assert copies > events

@@ -557,7 +557,7 @@ def put_array(url):
 
 
 def keys(url):
-    return sorted(key for key, _ in addresses.objects_at(url).list())
+    return sorted(addresses.objects_at(url).all_keys())
 
 
 @pytest.mark.parametrize("name", ["thesis.pdf.partial", "zarr.json.partial", "ooc-gemm.journal", "c/0/0"])

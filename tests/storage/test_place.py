@@ -1,16 +1,19 @@
 """Places: a local folder and an object store do the same for whoever reads and writes arrays."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ooc_gemm.storage.format import unfinished
+from ooc_gemm.storage.io import folder, listing
 from ooc_gemm.storage.io.answers import Answers
 from ooc_gemm.storage.io.folder import Folder
 from ooc_gemm.storage.io.objects import Objects
 from ooc_gemm.storage.io.place import Place
+from ooc_gemm.storage.io.stamps import identity
 
 
 @pytest.fixture(params=["folder", "objects"])
@@ -55,18 +58,50 @@ def test_files_are_read_in_parts(place):
         _ = file.size
 
 
-def test_files_are_listed_by_pattern(place):
+@pytest.mark.parametrize("library", [True, False])
+def test_files_are_listed_by_pattern(place, monkeypatch, library):
+    if not library:
+        monkeypatch.setattr(listing, "_library", None)
     keys = ("c/1/2", "c/1/2.pending", "c/10/3", "c/x/3", "zarr.json", "0.1", "c/d/4/5")
     for key in keys:
         os.makedirs(Path(place.root if isinstance(place, Folder) else ".", key).parent, exist_ok=True)
         place.put(key, key.encode())
-    listed = dict(place.list("c/*/*"))
-    assert set(listed) == {"c/1/2", "c/10/3"}
-    assert {key: stamp[:2] for key, stamp in listed.items()} == {key: place.stamp(key) for key in listed}
-    assert {key for key, _ in place.list("*.*")} == {"0.1"}
-    assert {key for key, _ in place.list("zarr.json")} == {"zarr.json"}
-    assert {key for key, _ in place.list("*/*")} == set()
-    assert {key for key, _ in place.list()} == {*keys}
+
+    def listed(pattern):
+        found = [
+            (key, tuple(stamp))
+            for keys, some in place.listed(pattern)
+            for key, stamp in zip(keys, some.tolist(), strict=True)
+        ]
+        assert len(dict(found)) == len(found)
+        return dict(found)
+
+    found = listed("c/*/*")
+    assert set(found) == {"c/1/2", "c/10/3"}
+    assert {key: stamp[:2] for key, stamp in found.items()} == {key: place.stamp(key) for key in found}
+    if isinstance(place, Folder):
+        assert {key: stamp[2] for key, stamp in found.items()} == {
+            key: identity(os.stat(place.path(key))) for key in found
+        }
+    assert set(listed("*.*")) == {"0.1"}
+    assert set(listed("zarr.json")) == {"zarr.json"}
+    assert listed("*/*") == listed("zarr.*") == listed("none/*") == listed("none") == {}
+    assert sorted(place.all_keys()) == sorted(keys)
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_many_files_of_a_folder_are_listed(tmp_path, monkeypatch, library):
+    if not library:
+        monkeypatch.setattr(listing, "_library", None)
+    count = 2 * folder.MANY + 5
+    for number in range(count):
+        (tmp_path / f"{number}.0").touch()
+    found = [(len(keys), len(stamps)) for keys, stamps in Folder(tmp_path).listed("*.*")]
+    assert [keys for keys, _ in found] == [stamps for _, stamps in found]
+    assert sum(keys for keys, _ in found) == count
+    with pytest.raises(PermissionError) if os.geteuid() else nullcontext():
+        (tmp_path / "c").mkdir(0)
+        list(Folder(tmp_path).listed("c/*"))
 
 
 def test_a_folder_lists_links_that_lead_nowhere_as_nothing(tmp_path):
@@ -74,7 +109,7 @@ def test_a_folder_lists_links_that_lead_nowhere_as_nothing(tmp_path):
     (tmp_path / "c" / "0" / "0").symlink_to(tmp_path / "nowhere")
     (tmp_path / "c" / "1").symlink_to(tmp_path / "nowhere")
     place = Folder(tmp_path)
-    assert [*place.list("c/*/*")] == []
+    assert [key for keys, _ in place.listed("c/*/*") for key in keys] == []
     assert place.folders("c/*/*") == [f"{tmp_path}/c", f"{tmp_path}/c/0", f"{tmp_path}/c/1"]
     assert place.folders("*.*") == []
 

@@ -63,16 +63,13 @@ class Chunks:
         exist only, so a grid of millions costs little. Raises OSError."""
         found, (down, across) = np.zeros((grid[0] * grid[1], 3), np.int64), grid
         head, between = self._ends
-        places, stamps = list[int](), list[int]()
-        for key, stamp in self.place.list(self.pattern):
-            row, _, col = key[len(head) :].removesuffix(self._tail).partition(between)
-            i, j = _number(row), _number(col)
+        for keys, stamps in self.place.listed(self.pattern):
+            ends = [key[len(head) :].removesuffix(self._tail).partition(between) for key in keys]
+            i, j = (np.array([_number(end[at]) for end in ends], np.int64) for at in (0, 2))
             if self._transposed:
                 i, j = j, i
-            if 0 <= i < down and 0 <= j < across:
-                stamps += stamp
-                places.append(i * across + j)
-        found[places] = np.reshape(np.array(stamps, np.int64), (-1, 3))
+            there = (i >= 0) & (i < down) & (j >= 0) & (j < across)
+            found[(i * across + j)[there]] = stamps[there]
         if self.place.traits.remote:
             self._sizes = found[:, 0].reshape(grid)
         return found
@@ -80,8 +77,9 @@ class Chunks:
 
 @lru_cache(1 << 16)
 def _number(text: str) -> int:
-    """Return the number that a key spells; -1 for a text that no key has, such as 007."""
-    return int(text) if text.isdecimal() and text == str(int(text)) else -1
+    """Return the number that a key spells; -1 for a text that no key has, such as 007, and for one beyond all
+    grids."""
+    return int(text) if text.isdecimal() and len(text) < 19 and text == str(int(text)) else -1
 
 
 class Shards(Chunks):

@@ -7,10 +7,16 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from ...planning.traits import StoreTraits
 from . import durable, files
 from .files import ChunkFile
-from .stamps import Listed, Stamp, identity, stamp_of
+from .listing import Numbers, files_of, look
+from .stamps import Stamp, Stamps, stamp_of, stamps_of
+
+MANY = 4096
+"""Files that are handed on together."""
 
 
 class Folder:
@@ -28,50 +34,52 @@ class Folder:
         """Return the path of the file with this key."""
         return f"{self.root}/{key}"
 
-    def list(self, pattern: str = "") -> Iterator[tuple[str, Listed]]:
+    def all_keys(self) -> Iterator[str]:
+        """Looks into folders of any depth."""
+        for top, _, names in os.walk(self.root):
+            folder = os.path.relpath(top, self.root)
+            yield from (f"{folder}/{name}".removeprefix("./") for name in names)
+
+    def listed(self, pattern: str) -> Iterator[tuple[Sequence[str], Stamps]]:
         """Looks only into folders that the pattern leads to. Raises OSError."""
-        if pattern:
-            found = self._matching("", pattern.split("/"))
-        else:
-            tops = ((os.path.relpath(top, self.root), names) for top, _, names in os.walk(self.root))
-            found = (
-                (f"{top}/{name}".removeprefix("./"), self.root / top / name)
-                for top, names in tops
-                for name in names
-            )
-        for key, entry in found:
-            try:
-                file = entry.stat()
-                yield key, (file.st_size, file.st_mtime_ns, identity(file))
-            except FileNotFoundError:  # a link to nowhere
-                continue
-            except OSError:  # reading it will say
-                yield key, (1, 0, 0)
+        above, _, last = pattern.rpartition("/")
+        folders = [f"{key}/" for key in self._matching("", above.split("/"))] if above else [""]
+        if "*" not in last:
+            for key in (folder + last for folder in folders):
+                if len(found := look(self.path(key))):
+                    yield [key], stamps_of(found)
+            return
+        wanted, keys, rows = numbers(last), list[str](), list[Numbers]()
+        for at, names, found in files_of(map(self.path, folders)):
+            there = [number for number, name in enumerate(names) if wanted.fullmatch(name)]
+            keys += [folders[at] + names[number] for number in there]
+            rows.append(found[there])
+            if len(keys) > MANY:  # of many folders with few files each
+                yield keys, stamps_of(np.concatenate(rows))
+                keys, rows = [], []
+        if keys:
+            yield keys, stamps_of(np.concatenate(rows))
 
     def folders(self, pattern: str) -> Sequence[str]:
         """Return the paths of the folders that hold the files of a pattern, and of all folders between.
         Raises OSError."""
         parts = pattern.split("/")[:-1]
-        keys = {key for count in range(1, len(parts) + 1) for key, _ in self._matching("", parts[:count])}
+        keys = {key for count in range(1, len(parts) + 1) for key in self._matching("", parts[:count])}
         return [self.path(key) for key in sorted(keys)]
 
-    def _matching(self, folder: str, parts: Sequence[str]) -> Iterator[tuple[str, "os.DirEntry[str] | Path"]]:
+    def _matching(self, folder: str, parts: Sequence[str]) -> Iterator[str]:
+        """Yield what is in a folder and matches parts of a pattern."""
         part, *rest = parts
-        if "*" not in part:
+        names = [part] if rest or os.path.lexists(self.root / folder / part) else []
+        if "*" in part:
+            wanted, names = numbers(part), []
+            with suppress(FileNotFoundError, NotADirectoryError):
+                names = [name for name in os.listdir(self.path(folder)) if wanted.fullmatch(name)]
+        for name in names:
             if rest:
-                yield from self._matching(f"{folder}{part}/", rest)
-            elif os.path.lexists(path := self.root / folder / part):
-                yield f"{folder}{part}", path
-            return
-        wanted = numbers(part)
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path(folder)) as entries:
-            for entry in entries:
-                if not wanted.fullmatch(entry.name):
-                    continue
-                if rest:
-                    yield from self._matching(f"{folder}{entry.name}/", rest)
-                else:
-                    yield folder + entry.name, entry
+                yield from self._matching(f"{folder}{name}/", rest)
+            else:
+                yield folder + name
 
     def open(self, key: str, direct: bool = True) -> ChunkFile:
         """Raises OSError, also for anything that is not a regular file."""

@@ -1,4 +1,4 @@
-"""Compiles transfers.c with the C compiler of the machine, and loads it.
+"""Compiles transfers.c and listing.c with the C compiler of the machine, and loads what they make.
 
 Installing the package compiles it (hatch_build.py, which loads this file by its path, so it imports nothing
 but the standard library). Where there is no compiler the package works without it, and reads files in memory
@@ -13,9 +13,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("transfers.c")
-LIBRARY = SOURCE.with_name("_transfers.so")
-_VERSION = 2
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("transfers.c", "listing.c"))
+LIBRARY = Path(__file__).with_name("_transfers.so")
+_VERSION = 3
 """What `transfers_version` returns. A library that an older source has left behind is not used."""
 
 
@@ -32,13 +32,13 @@ def compile_library() -> Path | None:
     made = LIBRARY.with_name(f"{LIBRARY.name}.{os.getpid()}")
     flags = "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"
     try:
-        done = subprocess.run([found, *flags, "-o", made, SOURCE], capture_output=True, text=True)
+        done = subprocess.run([found, *flags, "-o", made, *SOURCES], capture_output=True, text=True)
         if done.returncode:
-            print(f"{SOURCE.name} does not compile, and is left out: {done.stderr}", file=sys.stderr)
+            print(f"{LIBRARY.name} does not compile, and is left out: {done.stderr}", file=sys.stderr)
             return None
         made.replace(LIBRARY)  # another installation may be under way
     except OSError as error:
-        print(f"{SOURCE.name} is left out: {error}", file=sys.stderr)
+        print(f"{LIBRARY.name} is left out: {error}", file=sys.stderr)
         return None
     finally:
         with suppress(OSError):
@@ -69,8 +69,13 @@ def load() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
     for library in (quick, slow):
         library.transfers_ended.argtypes = library.transfers_end.argtypes = (memory,)
         library.transfers_make.argtypes = ctypes.c_char_p, ctypes.c_char_p, number, ctypes.c_int, memory
+        library.listing_open.argtypes, library.listing_open.restype = (ctypes.c_char_p,), memory
+        library.listing_next.argtypes = memory, number, memory, memory, memory
+        library.listing_close.argtypes, library.listing_close.restype = (memory,), None
+        library.listing_rename.argtypes = ctypes.c_char_p, number, memory
+        library.listing_next.restype = library.listing_rename.restype = number
     return quick, slow
 
 
 if __name__ == "__main__":
-    print(compile_library() or f"{SOURCE.name} was not compiled: there is no C compiler")
+    print(compile_library() or f"{LIBRARY.name} was not compiled: there is no C compiler")

@@ -19,7 +19,7 @@ from ...support.buffers import Bytes
 from ...support.errors import StoreError, bad_certificate, remedy
 from .answers import Answers
 from .folder import numbers
-from .stamps import Listed, Stamp
+from .stamps import Stamp, Stamps
 
 T = TypeVar("T")
 
@@ -86,16 +86,29 @@ class Objects:
         """Wakes all threads that wait."""
         self._answers.cancel()
 
-    def list(self, pattern: str = "") -> Iterator[tuple[str, Listed]]:
+    def all_keys(self) -> Iterator[str]:
+        """Lists all keys."""
+        for batch in self._listed():
+            yield from (key for key, _ in batch)
+
+    def listed(self, pattern: str) -> Iterator[tuple[Sequence[str], Stamps]]:
         """Lists all keys, whatever the pattern. The third number of a stamp is 1."""
-        wanted = numbers(pattern) if pattern else None
+        wanted = numbers(pattern)
+        for batch in self._listed():
+            some = [(key, found) for key, found in batch if wanted.fullmatch(key)]
+            stamps = [(int(found["size"]), _tag(found), 1) for _, found in some]
+            yield [key for key, _ in some], np.array(stamps, np.int64).reshape(-1, 3)
+
+    def _listed(self) -> Iterator[list[tuple[str, Any]]]:
+        """Yield keys and descriptions of objects, as many at a time as one answer names."""
         stream = self._obstore.list(self._store, self._prefix or None, chunk_size=1000)
         batch = self._timed(_next(stream))
         while batch is not None:
-            for found in batch:
-                key = found["path"].removeprefix(self._prefix)
-                if found["path"].startswith(self._prefix) and (wanted is None or wanted.fullmatch(key)):
-                    yield key, (int(found["size"]), _tag(found), 1)
+            yield [
+                (found["path"].removeprefix(self._prefix), found)
+                for found in batch
+                if found["path"].startswith(self._prefix)
+            ]
             batch = self._answers.of(_next(stream))
 
     def open(self, key: str, direct: bool = True) -> "ObjectReader":
@@ -209,7 +222,7 @@ class Objects:
 
     def has_any(self) -> bool:
         """Whether any object exists below the address."""
-        return next(self.list(), None) is not None
+        return next(self.all_keys(), None) is not None
 
     def changed(self, error: Exception) -> bool:
         """Whether an error says that another process has replaced the object first."""

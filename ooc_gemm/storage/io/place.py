@@ -1,13 +1,13 @@
 """The interface of places where arrays are stored: a local folder, an object store. Both hold files by key,
 which is a path with slashes below the place's own. `folder.py` and `objects.py` implement it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
 from ...planning.traits import StoreTraits
 from ...support.buffers import Bytes
-from .stamps import Listed, Stamp
+from .stamps import Stamp, Stamps
 
 
 class Readable(Protocol):
@@ -40,9 +40,12 @@ class Place(Protocol):
     def traits(self) -> StoreTraits:
         """What this store can do, as plans and readers need to know it."""
 
-    def list(self, pattern: str = "") -> Iterator[tuple[str, Listed]]:
-        """Yield the keys and stamps of all files, or of those that match a pattern such as `c/*/*`, in which
-        `*` stands for a number."""
+    def all_keys(self) -> Iterator[str]:
+        """Yield the keys of all files."""
+
+    def listed(self, pattern: str) -> Iterator[tuple[Sequence[str], Stamps]]:
+        """Yield keys and stamps of files that match a pattern such as `c/*/*`, in which `*` stands for a
+        number; some files at a time."""
 
     def open(self, key: str, direct: bool = True) -> Readable:
         """Open a file for reading. `direct`: read past the page cache where that is faster."""

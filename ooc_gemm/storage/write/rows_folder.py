@@ -45,7 +45,7 @@ class FolderMaking:
 
     def keys(self) -> set[str]:
         """Lists the folder."""
-        return {key for key, _ in self._folder.list()}
+        return set(self._folder.all_keys())
 
     def put(self, key: str, data: bytes, flush: bool = True) -> None:
         """Creates the file's folders, too."""

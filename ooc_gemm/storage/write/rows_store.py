@@ -45,7 +45,7 @@ class ObjectMaking:
     def recover(self) -> None:
         """Find the files that earlier processes of this run have put, and remove others, which would be in
         the way. Raises what the store raises."""
-        found = self._marks.look_at_all([key for key, _ in self._objects.list() if _is_ours(key)])
+        found = self._marks.look_at_all([key for key in self._objects.all_keys() if _is_ours(key)])
         there = {key: stamps is not None for key, stamps in found}
         self._objects.delete(key for key, mine in there.items() if not mine)
         self._keys = {key for key, mine in there.items() if mine}
@@ -81,7 +81,7 @@ class ObjectMaking:
                 self._objects.put(key, text)
             self._log.flush()
             self._objects.put(*last)
-            self._objects.delete([key for key, _ in self._objects.list() if key.startswith(f"{PARTS}/")])
+            self._objects.delete([key for key in self._objects.all_keys() if key.startswith(f"{PARTS}/")])
             self._log.flush()
             self._log.remove()
 

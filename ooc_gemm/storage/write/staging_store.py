@@ -53,7 +53,7 @@ class ObjectStaging(Staging):
 
     def _survey(self) -> list[str]:
         """Return the keys of what belongs to an array at C's address, finished or not. Raises InputError."""
-        keys = [key for key, _ in self._objects.list()]
+        keys = list(self._objects.all_keys())
         found = dict[str, Any]()
         for key in (*METADATA, *(key + PARTIAL for key in METADATA)):
             text = self._objects.read(key, documents.MAX_BYTES) if key in keys else None
