@@ -11,7 +11,7 @@ import numpy as np
 from ...planning.problem import Matrix
 from ...support.buffers import Bytes, scratch
 from ..io.files import room
-from ..io.place import Place, Readable
+from ..io.place import InputPlace, Readable
 from ..io.requests import FEWEST_REQUESTS, OPENER
 from ..io.stamps import Stamps
 from .shards import Index, read_index
@@ -20,7 +20,7 @@ from .shards import Index, read_index
 class Chunks:
     """The chunks of an array, each in a file of its own. Indices (i, j) are those of the stored matrix."""
 
-    def __init__(self, place: Place, metadata: Any, transposed: bool = False, tail: str = ""):
+    def __init__(self, place: InputPlace, metadata: Any, transposed: bool = False, tail: str = ""):
         """metadata: those of the array, as zarr holds them. transposed: whether the stored matrix is the
         transpose of the array. tail: how keys end after both indices, where chunks have more dimensions."""
         self.place, self._metadata, self._transposed, self._tail = place, metadata, transposed, tail

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...support.buffers import Bytes
-from ..io.place import Place
+from ..io.place import InputPlace
 
 MISSING = np.uint64(2**64 - 1)
 Extents = npt.NDArray[np.uint64]
@@ -68,7 +68,7 @@ def index_of(configuration: dict[str, Any], count: int) -> Index | None:
     return Index(count, configuration["index_location"] == "end", order, len(names) - 1)
 
 
-def read_index(place: Place, key: str, index: Index) -> Extents | None:
+def read_index(place: InputPlace, key: str, index: Index) -> Extents | None:
     """Read the (offset, length) of each chunk of a shard; length 0 for a missing chunk, None for a missing
     shard. Raises ValueError where the index is damaged, and OSError."""
     try:

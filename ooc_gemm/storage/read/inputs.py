@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import zarr
-from zarr.storage import LocalStore, ObjectStore
+from zarr.storage import LocalStore, ObjectStore, ZipStore
 
 from ...planning.problem import Matrix
 from ...support.errors import InputError
@@ -25,9 +25,11 @@ from ..format.chain import compression_of, inner_chunks, is_fortran, only_compre
 from ..format.chunks import Chunks, Shards
 from ..format.limits import MAX_ARRAY_BYTES, MAX_CHUNK_BYTES, MAX_CHUNKS, check_matrix
 from ..io.answers import Answers
+from ..io.archive import Archive
 from ..io.folder import Folder
 from ..io.objects import Objects
-from ..io.place import Place
+from ..io.place import InputPlace
+from ..io.zarr_internals import archive_of
 from . import other_files
 from .addresses import address_of, describe, local_path
 from .arrays import open_other
@@ -132,11 +134,13 @@ def open_zarr(name: str, array: zarr.Array[Any], tail: str = "") -> Opened:
     if array.shards is not None:  # which zarr says where they are all that is done to the elements
         outer = replace(matrix, chunk_rows=array.shards[0], chunk_cols=array.shards[1])
         _check_shards(name, matrix, outer)
-    place: Place
+    place: InputPlace
     if isinstance(at.store, LocalStore):
         place = Folder(Path(at.store.root) / at.path)
     elif isinstance(at.store, ObjectStore):
         place = Objects(at.store.store, at.path, Answers(at.store, outer.chunk_bytes), name)
+    elif isinstance(at.store, ZipStore) and at.store.read_only:
+        place = Archive(archive_of(at.store), at.path)
     else:
         return _opened(decoded_source(name, array, matrix))
     return _stored(name, array, matrix, outer, Chunks(place, array.metadata, fortran, tail))
