@@ -2,16 +2,30 @@
 have millions of chunks, and each takes half a kilobyte as objects of Python's."""
 
 from collections.abc import Iterator, MutableMapping
+from typing import Any
 
 import numpy as np
 
 from ..io.stamps import Stamp
+from ..read import addresses
 
 Chunk = tuple[int, int]
 NUMBERS = 4
 """Of a chunk: size and time of its file, and of the file that it replaces."""
 AT_ONCE = 1 << 12
 """Chunks that are looked at together."""
+IN_FOLDER, IN_STORE = 400, 1200
+"""Bytes that a process holds for each chunk of a C in a folder, and in an object store: what is done, the
+lines of a journal that is an object, and stamps when all files are looked at last. 270 and 940 were measured
+(`tests/system/test_many_chunks.py` measures the first)."""
+
+
+def bytes_per_chunk(spec: Any) -> int:
+    """Return the memory in bytes that a run holds for each chunk of its C. spec: path, URL or zarr.Array;
+    None for a folder that is not known yet."""
+    if spec is None or addresses.local_path(spec) is not None:
+        return IN_FOLDER
+    return IN_STORE if addresses.traits_of(spec).remote else 0
 
 
 class Done(MutableMapping[Chunk, tuple[Stamp, Stamp]]):
