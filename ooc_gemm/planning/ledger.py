@@ -1,9 +1,11 @@
 """The ledger: which part of a plan holds how many bytes of the host budget and of the device budget."""
 
+import math
+
 from ..support.intervals import band_rows, ceil_div, round_up
 from .candidates import Candidate
 from .machine import Budget
-from .problem import Matrix, Problem, rows_apart
+from .problem import Matrix, MiB, Problem, rows_apart
 from .teams import ALONE
 
 PAGE = 4096
@@ -68,7 +70,15 @@ def _host(p: Problem, budget: Budget, x: Candidate, slot: int) -> Ledger:
         "encoding": ring.writers * encoding,
         "transforms": p.transforms[0] + ring.readers * p.transforms[1],
         "reduction": x.bm * p.row_bytes,
+        "finished chunks": _finished(budget, c),
     } | {name: size for name, size in (("partial sums", partial), ("handed over", handed)) if size}
+
+
+def _finished(budget: Budget, c: Matrix) -> int:
+    """Return what the process holds for all chunks of C until C is stored; 0 where that is so little that the
+    baseline, which is rounded up, has room for it."""
+    nbytes = math.prod(c.grid) * budget.chunk if budget.chunk else 0
+    return nbytes if nbytes >= MiB else 0
 
 
 def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> Ledger:

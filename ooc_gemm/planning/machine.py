@@ -114,6 +114,8 @@ class Budget:
     baselines of the device are those of each."""
     eighths: int = 0
     """How many eighths of `host` are in `host_baseline`, which grows with the limit."""
+    chunk: int = 0
+    """Bytes that the process holds for each chunk of C until all of C is stored."""
     in_memory: bool = False
     """Whether all inputs are files in memory (`StoreTraits.asynchronous`)."""
     linked: bool = True

@@ -252,11 +252,14 @@ class Plan:
             all_of = Traffic(*map(sum, zip(*each, strict=True)))
             return all_of._replace(written=each[0].written)
         p, blocks = self.problem, list(self.blocks())
-        parts = [part for block in blocks for part in self.parts(block)]
+        count, elements, lines = 0, 0, set[tuple[int, int]]()
+        for block in blocks:
+            for part in self.parts(block):
+                count, elements = count + 1, elements + part.rows * part.cols
+                if p.found_bytes:
+                    lines.add((part.chunk[0], part.rows))  # the same for all blocks of a row
         old = sum(piece_read_bytes(p.c, piece) for block in blocks for piece in self.block_pieces(block))
-        written = len(parts) * p.c.chunk_bytes
-        if not p.c.chunked:
-            written = sum(part.rows * part.cols for part in parts) * p.c.itemsize
+        written = count * p.c.chunk_bytes if p.c.chunked else elements * p.c.itemsize
         if self.team == ALONE:
             read, exchanged = sum(sizes[-1] for _, sizes in self._visits() if sizes), 0
         else:
@@ -265,9 +268,8 @@ class Plan:
             return Traffic(read + old, written, 0, 0, exchanged)
         rows_of_a = sum(block.rows for block in blocks if self.brings_a(block.index))
         uploaded = uploaded_bytes(p, self.budget, blocks, rows_of_a)
-        downloaded = sum(part.rows * part.cols for part in parts) * p.part_itemsize
+        downloaded = elements * p.part_itemsize
         if p.found_bytes:
-            lines = {(part.chunk[0], part.rows) for part in parts}  # the same for all blocks of a row
             downloaded = sum(rows for _, rows in lines) * p.found_bytes
         return Traffic(read + old, written, uploaded, downloaded, exchanged)
 

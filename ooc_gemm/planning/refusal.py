@@ -35,6 +35,12 @@ def refusal(p: Problem, budget: Budget) -> BudgetError:
         if size > budget.host // 4
         else ""
     )
+    down, across = p.c.grid
+    if not p.free_chunks and down * across * budget.chunk > budget.host // 4:
+        why = (
+            f" (C has {down * across} chunks, for each of which a run holds {budget.chunk} bytes; "
+            "give larger chunks=(M, N))"
+        )
     least = min(host for host, device in needs if budget.device is None or device <= budget.device)
     least = budget.enough(least)
     return BudgetError(

@@ -11,6 +11,7 @@ from ..storage.io.files import chunks_at_once, in_background, writes_at_once
 from ..storage.io.requests import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests
 from ..storage.read import addresses
 from ..storage.read.source import Opened
+from ..storage.write.done import bytes_per_chunk
 from ..support.memory import baseline_bytes
 from . import rates, rates_first
 from .arithmetic import Chosen
@@ -30,8 +31,8 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
         eighths = request.reduced.eighths
         base += request.reduced.fixed_bytes + eighths * (request.memory_limit // 8)
     turned = problem.panels_along_k != problem.stored_along_k
-    stored = inputs.a.dtype, inputs.b.dtype
-    converted = turned or bool(inputs.wanted) or stored != chosen.arithmetic.panels
+    types = inputs.a.dtype, inputs.b.dtype
+    converted = turned or bool(inputs.wanted) or types != chosen.arithmetic.panels
     sources, puts = inputs.sources.values(), addresses.traits_of(request.c).remote
     asked_of = _asked_of(sources)
     readers = max([limits.readers, *(requests(*one) for one in asked_of)])
@@ -41,6 +42,8 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
     folder = None if request.c is None or limits.workers else addresses.local_path(request.c)
     if folder and in_background(rates.nearest_folder(folder)):
         writers = writes_at_once(writers)
+    in_memory = request.c is None and request.writes
+    notes = not (in_memory or request.reduced or limits.workers)  # the client of a cluster has them
     return Budget(
         host=request.memory_limit,
         host_baseline=base,
@@ -55,6 +58,7 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
         weights=limits.weights,
         linked=limits.linked,
         eighths=eighths,
+        chunk=bytes_per_chunk(request.c) if notes else 0,
         in_memory=all(source.traits.asynchronous for source in sources),
     )
 

@@ -163,7 +163,8 @@ def test_shards_that_are_made_here_are_what_zarr_reads(tmp_path, compressor, sha
 @pytest.mark.parametrize("at_end", [True, False])
 def test_the_index_of_a_shard_stands_where_it_is_asked_for(at_end):
     chunks = [np.full(n, n, np.uint8) for n in (3, 1, 0, 7)]
-    made = shards.make(chunks, bytes, 4, at_end, np.zeros(shards.most_bytes(4, 7), np.uint8))
+    how = shards.Index(4, at_end)
+    made = shards.make(chunks, bytes, how, np.zeros(shards.most_bytes(how, 7), np.uint8))
     nbytes = 16 * 4 + 4
     index = made[-nbytes:] if at_end else made[:nbytes]
     extents = index[:-4].view("<u8").reshape(4, 2).tolist()

@@ -2,8 +2,6 @@
 many instants are in benchmarks/crashes.py."""
 
 import errno
-import fcntl
-import functools
 import json
 import os
 import shutil
@@ -14,65 +12,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from conftest import make
+from small_runs import (
+    OLD,
+    is_result,
+    lines,
+    make_inputs,
+    old_c,
+    run,
+    unfinished,
+)
 
 import ooc_gemm
 import ooc_gemm.run.executor
 from ooc_gemm import InputError, StoreError
 from ooc_gemm.storage.format.unfinished import JOURNAL, is_partial
-from ooc_gemm.storage.io import durable, files, locks
+from ooc_gemm.storage.io import files
 from ooc_gemm.storage.io.folder import Folder
 from ooc_gemm.storage.write import journal, publication, staging_folder
-
-RNG = np.random.default_rng(19)
-A, B = RNG.integers(-9, 9, (300, 200)).astype("f4"), RNG.integers(-9, 9, (200, 260)).astype("f4")
-OLD = RNG.integers(-9, 9, (300, 260)).astype("f4")
-C = A.astype("f8") @ B  # every sum is exact
-OPTIONS = {"chunks": (50, 52), "device": "cpu", "memory_limit": "300MiB"}
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     """A folder with a and b."""
-    monkeypatch.chdir(tmp_path)
-    make("a", A, chunks=(64, 64), compressors=None)
-    make("b", B, chunks=(64, 64), compressors=None)
+    make_inputs(tmp_path, monkeypatch)
     return tmp_path
-
-
-def old_c(path="c", **options):
-    make(path, OLD, **{"chunks": (50, 52), "compressors": None, **options})
-
-
-def run(beta=0.0, **options):
-    """C ← A·B + β·C."""
-    some = {key: value for key, value in OPTIONS.items() if key != "chunks" or not beta}
-    return ooc_gemm.multiply("a", "b", "c", beta=beta, **{**some, **options})
-
-
-def is_result(beta=0.0):
-    return np.array_equal(zarr.open_array("c", mode="r")[...], C + beta * OLD)
-
-
-def unfinished(monkeypatch, count=9, beta=0.0, saved=0.0):
-    """A run that fails when so many chunks are written."""
-    left = iter(range(count))
-
-    def write(path, data, direct=False, real=files.write):
-        if next(left, None) is None:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        real(path, data, direct)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(files, "write", write)
-        patched.setattr(publication, "SAVED_SECONDS", saved)
-        with pytest.raises(StoreError):
-            run(beta)
-    assert is_partial(Folder(Path("c")))
-
-
-def lines():
-    return (Path("c") / JOURNAL).read_bytes().splitlines(keepends=True)
 
 
 @pytest.mark.slow
@@ -372,263 +335,3 @@ def test_a_journal_is_replaced_at_once(tmp_path, monkeypatch):
             run(force=True, alpha=2)
     assert run(resume=True).bytes_written == 21 * 50 * 52 * 4
     assert is_result()
-
-
-# ------------------------------------------------------------------------------------- changes during a run
-
-
-def in_the_middle(change):
-    """`progress` that does something once, when most is handed over."""
-    left = [change]
-
-    def progress(fraction, plan, trace):
-        if fraction > 0.5 and left:
-            left.pop()()
-
-    return progress
-
-
-def rewrite(path):
-    Path(path).write_bytes(Path(path).read_bytes()[::-1])
-
-
-def rewrite_and_set_back(path):
-    before = os.stat(path)
-    rewrite(path)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def replace(path):
-    before = os.stat(path)
-    shutil.copy(path, path + ".other")
-    rewrite(path + ".other")
-    os.utime(path + ".other", ns=(before.st_atime_ns, before.st_mtime_ns))
-    os.replace(path + ".other", path)
-
-
-@pytest.mark.parametrize("change", [rewrite, rewrite_and_set_back, replace, os.unlink])
-@pytest.mark.parametrize("layout", ["raw", "zstd", "shards", "v2"])
-def test_an_input_that_changes_during_the_run(monkeypatch, change, layout):
-    stored = {
-        "raw": {"compressors": None},
-        "zstd": {},
-        "shards": {"chunks": (32, 32), "shards": (64, 64)},
-        "v2": {"zarr_format": 2, "compressors": None, "order": "F"},
-    }[layout]
-    make("a", A, overwrite=True, **{"chunks": (64, 64), **stored})
-    chunk = "a/0.0" if layout == "v2" else "a/c/0/0"
-    shutil.copytree("a", "before")
-    with pytest.raises(StoreError, match="a was changed while C was made of it, so C is not finished"):
-        run(progress=in_the_middle(functools.partial(change, chunk)))
-    assert is_partial(Folder(Path("c")))
-    assert not os.path.exists("c/zarr.json")
-    if change is rewrite:
-        for _ in range(2):
-            with pytest.raises(InputError, match="c cannot be continued: a was changed while"):
-                run(resume=True)
-            shutil.rmtree("a")  # to put it back does not make the chunks right
-            shutil.copytree("before", "a")
-        run(force=True)
-        assert is_result()
-
-
-def test_a_product_without_a_stored_c_is_checked_too():
-    with pytest.raises(StoreError, match="b was changed"):
-        ooc_gemm.multiply("a", "b", progress=in_the_middle(lambda: rewrite("b/c/1/1")))
-
-
-def test_reading_is_no_change():
-    run(progress=in_the_middle(lambda: (zarr.open_array("a")[...], os.listdir("a"))))
-    assert is_result()
-
-
-@pytest.mark.parametrize("change", [rewrite, rewrite_and_set_back, replace, os.unlink])
-def test_a_chunk_of_c_that_changes_during_the_run(monkeypatch, change):
-    left, real = [change], publication.Publication._check
-
-    def settle(self):
-        left.pop()("c/c/1/1")
-        real(self)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(publication.Publication, "_check", settle)
-        with pytest.raises(StoreError, match="somebody else has changed its chunk c/1/1"):
-            run()
-    assert not os.path.exists("c/zarr.json")
-
-
-def test_the_old_c_changes_before_it_is_read(monkeypatch):
-    old_c()
-    real = ooc_gemm.run.executor.execute
-
-    def late(*args, **options):
-        rewrite("c/c/2/2")
-        return real(*args, **options)
-
-    monkeypatch.setattr(ooc_gemm.run.executor, "execute", late)
-    with pytest.raises(
-        StoreError, match="somebody else has changed its chunk c/2/2 while C was being updated"
-    ):
-        run(0.5)
-    assert not os.path.exists("c/zarr.json")
-
-
-# -------------------------------------------------------------------------------------------------- locks
-
-NO_LOCKS = """
-import errno, fcntl, sys, time
-import ooc_gemm
-def flock(file, how):
-    raise OSError(errno.ENOLCK, "No locks available")
-fcntl.flock = flock
-def wait(fraction, plan, trace):
-    if fraction < 1:
-        print("at work", flush=True)
-        time.sleep(float(sys.argv[1]))
-try:
-    ooc_gemm.multiply("a", "b", "c", progress=wait, device="cpu", chunks=(300, 260), resume=True)
-except ooc_gemm.Error as error:
-    print(error)
-"""
-
-
-@pytest.mark.slow
-def test_a_file_system_without_locks():
-    """A file says who is at work; that of a process that is gone counts for nothing."""
-    with subprocess.Popen([sys.executable, "-c", NO_LOCKS, "60"], stdout=subprocess.PIPE) as first:
-        assert first.stdout.readline() == b"at work\n"
-        second = subprocess.run([sys.executable, "-c", NO_LOCKS, "0"], capture_output=True, text=True)
-        assert f"c is being written by process {first.pid} on " in second.stdout
-        assert "at work" not in second.stdout
-        first.kill()
-    third = subprocess.run([sys.executable, "-c", NO_LOCKS, "0"], capture_output=True, text=True)
-    assert third.stdout == "at work\n", third.stderr
-    assert is_result()
-    assert not os.path.exists("c/" + locks.OWNER)
-
-
-@pytest.mark.parametrize("change", [{"host": "elsewhere"}, {"processes": "pid:[1]"}, None])
-def test_an_owner_that_cannot_be_asked(monkeypatch, tmp_path, change):
-    def flock(file, how):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    os.mkdir("c")
-    known = {**locks._me(), "pid": 2**22 + 1, "began": "1", **(change or {})}
-    (Path("c") / locks.OWNER).write_text(json.dumps(known) if change else "{")
-    with pytest.raises(InputError, match=r"c is being written by .*, remove .*ooc-gemm.owner"):
-        journal.begin_in_folder(Path("c"), "c", {})
-    (Path("c") / locks.OWNER).write_text(json.dumps({**locks._me(), "boot": "before"}))
-    journal.begin_in_folder(tmp_path / "c", "c", {}).remove()
-    assert not os.path.exists("c/" + locks.OWNER)
-
-
-# -------------------------------------------------------------------------------------------------- links
-
-LINKS = ["c", "c/0", "c/3"]
-
-
-@pytest.mark.parametrize("compressors", [None, "auto"], ids=["raw", "zstd"])
-@pytest.mark.parametrize("link", LINKS)
-def test_nothing_is_written_through_a_linked_folder(link, compressors):
-    old_c("other", compressors=compressors)
-    old_c("c", compressors=compressors)
-    shutil.rmtree(f"c/{link}")
-    os.symlink(Path("other", link).absolute(), f"c/{link}")
-    with pytest.raises(InputError, match=f"c cannot be updated: its folder {link} is a link"):
-        run(0.5)
-    assert np.array_equal(zarr.open_array("other", mode="r")[...], OLD)
-    assert os.path.exists("c/zarr.json")
-    run(force=True)
-    assert np.array_equal(zarr.open_array("other", mode="r")[...], OLD)
-    assert is_result()
-
-
-@pytest.mark.parametrize("link", LINKS)
-def test_a_run_is_not_continued_through_a_link(monkeypatch, link):
-    old_c("other")
-    unfinished(monkeypatch, 1 if link == "c/3" else 3)
-    shutil.rmtree(f"c/{link}", ignore_errors=True)
-    os.symlink(Path("other", link).absolute(), f"c/{link}")
-    with pytest.raises(InputError, match=f"c cannot be continued: its folder {link} is a link"):
-        run(resume=True)
-    assert np.array_equal(zarr.open_array("other", mode="r")[...], OLD)
-
-
-def test_a_link_that_comes_during_the_run(monkeypatch):
-    old_c("other")
-    real = ooc_gemm.run.executor.execute
-
-    def late(*args, **options):
-        shutil.rmtree("c/c", ignore_errors=True)
-        os.symlink(Path("other/c").absolute(), "c/c")
-        return real(*args, **options)
-
-    monkeypatch.setattr(ooc_gemm.run.executor, "execute", late)
-    with pytest.raises(StoreError, match="its folder c is a link"):
-        run()
-    assert np.array_equal(zarr.open_array("other", mode="r")[...], OLD)
-
-
-# ---------------------------------------------------------------------------------------- what counts of two
-
-
-def test_an_array_counts_beside_metadata_that_stand_aside():
-    """A run with -f was killed as it began."""
-    old_c()
-    shutil.copy("c/zarr.json", "c/zarr.json.partial")
-    journal.begin_in_folder(Path("c"), "c", {"inputs": {}, "options": {}}).close()
-    assert not is_partial(Folder(Path("c")))
-    assert ooc_gemm.multiply("b", "c", "d", transpose_b=True).n == 300
-    with pytest.raises(InputError, match="c exists; give force=True"):
-        run()
-    run(0.5)
-    assert is_result(0.5)
-    assert sorted(os.listdir("c")) == ["c", "zarr.json"]
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.5])
-def test_a_finished_c_with_its_journal(monkeypatch, beta):
-    """A run was killed before it had removed the journal: it is the result, and is not made twice."""
-    if beta:
-        old_c()
-    with monkeypatch.context() as patched:
-        patched.setattr(journal.Journal, "remove", lambda self: self.close())
-        run(beta)
-    assert os.path.exists("c/ooc-gemm.journal")
-    assert is_result(beta)
-    assert run(beta, resume=True).bytes_written == 0
-    assert is_result(beta)
-    assert sorted(os.listdir("c")) == ["c", "zarr.json"]
-
-
-def test_what_is_unfinished_of_another_run_is_not_taken_over(monkeypatch):
-    """A run with -f was killed when its journal stood, and the metadata were those of the run before."""
-    unfinished(monkeypatch)
-    with monkeypatch.context() as patched:
-        patched.setattr(publication.Publication, "begin", lambda *args: os._exit(3))
-        if (child := os.fork()) == 0:
-            run(force=True, chunks=(100, 100), out_dtype="f8")
-            os._exit(4)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    run(resume=True, chunks=(100, 100), out_dtype="f8")
-    assert zarr.open_array("c").dtype == "f8"
-    assert zarr.open_array("c").chunks == (100, 100)
-    assert is_result()
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "x"
-    path.write_bytes(b"old")
-    path.with_name("x.new").write_bytes(b"left by somebody")
-    durable.replace(path, b"new")
-    assert path.read_bytes() == b"new"
-
-    def fsync(file):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(OSError, match="Input/output"):
-        durable.replace(path, b"newer")
-    assert path.read_bytes() == b"new"
-    assert os.listdir(tmp_path) == ["x"] or set(os.listdir(tmp_path)) <= {"x", "a", "b"}

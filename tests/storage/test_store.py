@@ -24,6 +24,7 @@ from ooc_gemm.storage.io import files
 from ooc_gemm.storage.read import decoded, inputs
 from ooc_gemm.storage.read.compressed import CompressedSource
 from ooc_gemm.storage.read.raw import RawSource
+from ooc_gemm.storage.read.sharded import ShardedSource
 from ooc_gemm.storage.write import opening
 from ooc_gemm.support.buffers import PAGE, page_aligned, scratch
 
@@ -454,25 +455,41 @@ def test_slots_of_the_cpu_are_page_aligned():
 
 # ----------------------------------------------------------------------------------------------------- shards
 
+
+def nested(codecs=None, **options):
+    """Shards of 30×40 elements that are made with these options of zarr's codec."""
+    codecs = codecs or [zarr.codecs.BytesCodec()]
+    sharding = zarr.codecs.ShardingCodec(chunk_shape=(15, 10), codecs=codecs, **options)
+    return {"shards": None, "compressors": None, "chunks": (30, 40), "serializer": sharding}
+
+
 SHARDED = {
     "raw": ({"compressors": None}, RawSource),
     "zstd": ({}, CompressedSource),
-    "index first": (
-        {
-            "shards": None,
-            "compressors": None,
-            "chunks": (30, 40),
-            "serializer": zarr.codecs.ShardingCodec(
-                chunk_shape=(15, 10), codecs=[zarr.codecs.BytesCodec()], index_location="start"
-            ),
-        },
-        RawSource,
-    ),
+    "index first": (nested(index_location="start"), RawSource),
     "two codecs": (
         {"compressors": [zarr.codecs.GzipCodec(), zarr.codecs.ZstdCodec()]},
-        decoded.DecodedSource,
+        ShardedSource,
     ),
-    "transposed": ({"filters": [zarr.codecs.TransposeCodec(order=(1, 0))]}, decoded.DecodedSource),
+    "a checksum": ({"compressors": [zarr.codecs.Crc32cCodec()]}, ShardedSource),
+    "big-endian": ({"serializer": zarr.codecs.BytesCodec(endian="big"), "compressors": None}, ShardedSource),
+    "transposed": ({"filters": [zarr.codecs.TransposeCodec(order=(1, 0))]}, ShardedSource),
+    "shards in shards": (
+        nested([zarr.codecs.ShardingCodec(chunk_shape=(5, 5), codecs=[zarr.codecs.BytesCodec()])]),
+        ShardedSource,
+    ),
+    "index without a checksum": (nested(index_codecs=[zarr.codecs.BytesCodec()]), RawSource),
+    "big-endian index": (
+        nested(index_codecs=[zarr.codecs.BytesCodec(endian="big"), zarr.codecs.Crc32cCodec()]),
+        RawSource,
+    ),
+    "two checksums": (
+        nested(
+            [zarr.codecs.BytesCodec(endian="big")],
+            index_codecs=[zarr.codecs.BytesCodec(), *2 * [zarr.codecs.Crc32cCodec()]],
+        ),
+        ShardedSource,
+    ),
 }
 
 
@@ -493,21 +510,21 @@ def test_chunks_of_shards_are_read_by_themselves(tmp_path, layout):
         found[slice(*piece.rows), slice(*piece.cols)] = view
         moved += nbytes
     assert (found == values).all()
-    if kind is not decoded.DecodedSource:
-        assert s.stored[0] == 0
-        stored = [path.stat().st_size for path in (tmp_path / "a").glob("c/*/*")]
-        assert sum(s.stored) == sum(stored) - len(stored) * (8 * 16 + 4)
-    if kind is CompressedSource:
+    assert s.stored[0] == 0
+    stored = [path.stat().st_size for path in (tmp_path / "a").glob("c/*/*")]
+    checksums = {"index without a checksum": 0, "two checksums": 2}.get(layout, 1)
+    assert sum(s.stored) == sum(stored) - len(stored) * (8 * 16 + 4 * checksums)
+    if kind is not RawSource:
         assert moved == sum(s.stored)
     result = ooc_gemm.multiply(path, path, transpose_b=True, device="cpu")
     assert np.allclose(result.array, values @ values.T, atol=1e-4)
-    if kind is not decoded.DecodedSource:
-        assert result.bytes_read == result.plan.bytes_read
+    assert result.bytes_read == result.plan.bytes_read
 
 
-def test_the_index_of_a_shard_is_read_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize("layout", ["zstd", "two codecs", "a checksum", "big-endian", "transposed"])
+def test_the_index_of_a_shard_is_read_once(tmp_path, monkeypatch, layout):
     values = np.random.default_rng(0).standard_normal((60, 40)).astype("f4")
-    path = make(tmp_path / "a", values, chunks=(15, 10), shards=(30, 40))
+    path = make(tmp_path / "a", values, chunks=(15, 10), shards=(30, 40), **SHARDED[layout][0])
     calls = Calls(monkeypatch)
     source = inputs.open_input(path).source
     assert calls.log == [("buffered", 8 * 16 + 4)] * 2
@@ -532,7 +549,7 @@ def test_large_chunks_of_shards_go_past_the_page_cache(chunk, tmp_path, monkeypa
         monkeypatch.undo()
 
 
-@pytest.mark.parametrize("options", [{"compressors": None}, {}])
+@pytest.mark.parametrize("options", [{"compressors": None}, {}, SHARDED["a checksum"][0]])
 def test_a_damaged_index_is_an_error_when_its_shard_is_read(tmp_path, options):
     values = np.random.default_rng(0).standard_normal((60, 40)).astype("f4")
     path = make(tmp_path / "a", values, chunks=(15, 10), shards=(30, 40), **options)
@@ -544,20 +561,6 @@ def test_a_damaged_index_is_an_error_when_its_shard_is_read(tmp_path, options):
     source.read(first, np.empty(source.matrix.chunk_bytes, np.uint8))
     with pytest.raises(ooc_gemm.StoreError, match=r"chunk c/1/0 cannot be read .*checksum of its index"):
         source.read(last, np.empty(source.matrix.chunk_bytes, np.uint8))
-
-
-def test_shards_that_only_zarr_decodes_are_sized_by_their_files(tmp_path):
-    two = [zarr.codecs.ZstdCodec(level=1), zarr.codecs.Crc32cCodec()]
-    values = np.arange(4800, dtype="f4").reshape(60, 80)
-    path = make(tmp_path / "a", values, chunks=(10, 10), shards=(30, 40), compressors=two)
-    source = inputs.open_input(path).source
-    files_of = [file for file in (tmp_path / "a" / "c").rglob("*") if file.is_file()]
-    assert type(source).__name__ == "DecodedSource"
-    share = [file.stat().st_size // 12 * 12 for file in files_of]  # 12 chunks each
-    assert sum(source.matrix.stored) == sum(share)
-    (piece, *_) = cut("a", source.matrix, (0, 60), (0, 80), source.matrix.chunk_bytes)
-    view, _ = source.read(piece, np.empty(source.matrix.chunk_bytes, np.uint8))
-    assert np.array_equal(view, values[:10, :10])
 
 
 # ------------------------------------------------------------------------------------------------ measuring

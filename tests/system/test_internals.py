@@ -60,6 +60,17 @@ def test_zarr_runs_an_event_loop_in_another_thread():
     assert zarr_internals.default_buffer_prototype().buffer.from_bytes(b"abc").to_bytes() == b"abc"
 
 
+def test_stores_of_zarr_hold_an_archive(tmp_path):
+    import zarr
+
+    with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
+        zarr.create_group(store)
+        assert not store.read_only
+    with zarr.open_group(zarr.storage.ZipStore(tmp_path / "a.zip"), mode="r").store as store:
+        assert store.read_only
+        assert zarr_internals.archive_of(store).namelist() == ["zarr.json"]
+
+
 def test_dask_makes_tasks_and_reads_zarr_as_we_expect(tmp_path):
     da = pytest.importorskip("dask.array")
     import numpy as np

@@ -259,6 +259,14 @@ def test_resume_of_what_is_finished(arrays):
     assert snapshot(c) == before
 
 
+@pytest.mark.parametrize("kind", [str, Path])
+def test_resume_of_what_does_not_say_what_it_was_made_of(arrays, kind):
+    *_, c, x, y, _ = arrays
+    ooc_gemm.multiply(x, y, kind(c))
+    with pytest.raises(InputError, match="is not the unfinished result of an interrupted run"):
+        ooc_gemm.multiply(x, y, kind(c), resume=True)
+
+
 @pytest.mark.parametrize("damage", ["gone", "head", "middle", "version"])
 def test_a_damaged_journal_is_refused(partial, damage):
     a, b, c = partial

@@ -1,6 +1,8 @@
 """The codecs that the metadata of an array list, and which chunks can be decoded without zarr."""
 
+import math
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from zarr.abc.codec import Codec
@@ -41,11 +43,28 @@ def _beyond_bytes(chain: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]
     return described[1:]
 
 
-def inner_chunks(metadata: Any) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]] | None:
-    """Return how shards are made and how their chunks are compressed; None where only zarr can tell."""
-    described = [one.to_dict() for one in metadata.codecs]
-    if len(described) != 1 or described[0]["name"] != "sharding_indexed":
+@dataclass(frozen=True)
+class Inner:
+    """How shards are made of their chunks."""
+
+    index: shards.Index
+    """How the index of a shard is stored."""
+    compression: list[tuple[str, dict[str, Any]]] | None
+    """The names and configurations of the codecs that turn elements in native order into what is stored of a
+    chunk; None where another codec changes the elements first."""
+    alone: Any
+    """The metadata of an array whose files hold one chunk each, stored in the same way."""
+
+
+def inner_chunks(metadata: Any) -> Inner | None:
+    """Return how shards are made, where they are all that is done to the elements; None where that cannot
+    be told of their index."""
+    (sharding,) = (one.to_dict() for one in metadata.codecs)
+    configuration, shape = sharding["configuration"], metadata.chunk_grid.chunk_shape
+    codecs, chunk = list(configuration["codecs"]), configuration["chunk_shape"]
+    index = shards.index_of(configuration, math.prod(shape) // math.prod(chunk))
+    if index is None:
         return None
-    configuration = described[0]["configuration"]
-    compression = _beyond_bytes(list(configuration["codecs"]))
-    return None if compression is None or not shards.is_known(configuration) else (configuration, compression)
+    grid = {"name": "regular", "configuration": {"chunk_shape": chunk}}
+    alone = type(metadata).from_dict({**metadata.to_dict(), "chunk_grid": grid, "codecs": codecs})
+    return Inner(index, _beyond_bytes(codecs), alone)

@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 
 from ...planning.problem import Matrix
-from ..io.place import Place, Readable
+from ...support.buffers import Bytes, scratch
+from ..io.files import room
+from ..io.place import InputPlace, Readable
 from ..io.requests import FEWEST_REQUESTS, OPENER
 from ..io.stamps import Stamps
-from .shards import read_index
+from .shards import Index, read_index
 
 
 class Chunks:
     """The chunks of an array, each in a file of its own. Indices (i, j) are those of the stored matrix."""
 
-    def __init__(self, place: Place, metadata: Any, transposed: bool = False, tail: str = ""):
+    def __init__(self, place: InputPlace, metadata: Any, transposed: bool = False, tail: str = ""):
         """metadata: those of the array, as zarr holds them. transposed: whether the stored matrix is the
         transpose of the array. tail: how keys end after both indices, where chunks have more dimensions."""
         self.place, self._metadata, self._transposed, self._tail = place, metadata, transposed, tail
@@ -58,6 +60,22 @@ class Chunks:
         """Open the file that holds a chunk. Raises OSError."""
         return self.place.open(self.key(i, j))
 
+    def encoded(self, i: int, j: int, most: int, held: int = 0) -> Bytes | None:
+        """Return a chunk as it is stored, or None where it is missing. The memory is reused by the thread's
+        next call. most: the most bytes that it may take. held: the bytes of that memory that the thread will
+        need, where that is known. Raises OSError and ValueError."""
+        offset, size = self.extent(i, j)
+        if size == 0:
+            return None
+        try:
+            with self.open(i, j) as file:
+                size = file.size if size is None else size
+                if size > most:
+                    raise ValueError(f"it takes {size} bytes, more than {most}")
+                return file.read_range(scratch("encoded", room(offset, size), held), offset, size)
+        except FileNotFoundError:
+            return None
+
     def stamps(self, grid: tuple[int, int]) -> Stamps:
         """Return the stamps of all files, in row-major order of their grid. This takes time for files that
         exist only, so a grid of millions costs little. Raises OSError."""
@@ -85,9 +103,9 @@ def _number(text: str) -> int:
 class Shards(Chunks):
     """Chunks of which several share a file. The index of each file is read when the array is opened."""
 
-    def __init__(self, files: Chunks, s: Matrix, outer: Matrix, sizes: tuple[int, ...], at_end: bool):
+    def __init__(self, files: Chunks, s: Matrix, outer: Matrix, sizes: Iterable[int], index: Index):
         """files: the shards, as chunks of their own. s: the matrix in chunks. outer: the matrix in shards.
-        sizes: bytes of each shard, 0 where it is missing. at_end: whether the index follows the chunks."""
+        sizes: bytes of each shard, 0 where it is missing. index: how their indices are stored."""
         super().__init__(files.place, files._metadata, tail=files._tail)
         self._grid, grid = s.grid, outer.grid
         self._per = down, across = outer.chunk_rows // s.chunk_rows, outer.chunk_cols // s.chunk_cols
@@ -97,7 +115,7 @@ class Shards(Chunks):
         def look(at: int) -> None:
             i, j = divmod(at, grid[1])
             try:
-                found = read_index(self.place, self._key(i, j), down * across, at_end)
+                found = read_index(self.place, self._key(i, j), index)
             except (OSError, ValueError) as error:
                 self._damaged[i, j] = str(error)
                 return

@@ -1,5 +1,6 @@
-"""The interface of places where arrays are stored: a local folder, an object store. Both hold files by key,
-which is a path with slashes below the place's own. `folder.py` and `objects.py` implement it."""
+"""The interface of places where arrays are stored: a local folder, an object store, and a zip archive for
+reading. All hold files by key, which is a path with slashes below the place's own. `folder.py`, `objects.py`
+and `archive.py` implement it."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
@@ -33,8 +34,8 @@ class Readable(Protocol):
         memory of the store's client. Raises OSError."""
 
 
-class Place(Protocol):
-    """Files by key. Every method may raise OSError, and what the store's client raises."""
+class InputPlace(Protocol):
+    """Files by key, for reading. Every method may raise OSError, and what the store's client raises."""
 
     @property
     def traits(self) -> StoreTraits:
@@ -50,6 +51,13 @@ class Place(Protocol):
     def open(self, key: str, direct: bool = True) -> Readable:
         """Open a file for reading. `direct`: read past the page cache where that is faster."""
 
+    def cancel(self) -> None:
+        """Wake all threads that wait for an answer, and let no thread wait again."""
+
+
+class Place(InputPlace, Protocol):
+    """Files by key, also for writing."""
+
     def read(self, key: str, most: int) -> bytes | None:
         """Return a file's contents; more than `most` bytes of a longer file, None where there is no file."""
 
@@ -61,6 +69,3 @@ class Place(Protocol):
 
     def stamp(self, key: str) -> Stamp:
         """Return the stamp of a file; (0, 0) where there is no file."""
-
-    def cancel(self) -> None:
-        """Wake all threads that wait for an answer, and let no thread wait again."""

@@ -2,13 +2,15 @@
 tests/system/test_internals.py fails when one of them changes."""
 
 import asyncio
+import zipfile
 
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import _get_loop, iothread, loop, sync
+from zarr.storage import ZipStore
 
 from ...support.errors import NO_MEMORY, InputError, OutOfMemoryError, no_memory
 
-__all__ = ["default_buffer_prototype", "event_loop", "refuse_event_loop", "sync"]
+__all__ = ["archive_of", "default_buffer_prototype", "event_loop", "refuse_event_loop", "sync"]
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
@@ -25,6 +27,12 @@ def event_loop() -> asyncio.AbstractEventLoop:
         if no_memory(error):
             raise OutOfMemoryError(NO_MEMORY) from error
         raise
+
+
+def archive_of(store: ZipStore) -> zipfile.ZipFile:
+    """Return the archive of a store that was read from. It holds the archive's directory, which takes long to
+    read where there are many chunks."""
+    return store._zf
 
 
 def refuse_event_loop() -> None:

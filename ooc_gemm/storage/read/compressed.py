@@ -20,7 +20,7 @@ from ..format.chunks import Chunks, Shards
 from ..format.codec import Compressor, longest
 from ..io import short
 from ..io.background import Job
-from ..io.files import LEAST_DIRECT, room
+from ..io.files import LEAST_DIRECT
 from ..io.folder import Folder
 from .source import Source
 
@@ -57,17 +57,7 @@ class CompressedSource(Source):
     def encoded(self, i: int, j: int) -> Bytes | None:
         """Return a chunk as it is stored, or None where it is missing. The memory is reused by the thread's
         next call. Raises OSError and ValueError."""
-        offset, size = self._chunks.extent(i, j)
-        if size == 0:
-            return None
-        try:
-            with self._chunks.open(i, j) as file:
-                size = file.size if size is None else size
-                if size > self._most:
-                    raise ValueError(f"it takes {size} bytes, more than {self._most}")
-                return file.read_range(scratch("encoded", room(offset, size), self._room), offset, size)
-        except FileNotFoundError:
-            return None
+        return self._chunks.encoded(i, j, self._most, self._room)
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Decodes one chunk after the other."""

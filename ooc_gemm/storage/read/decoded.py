@@ -52,15 +52,11 @@ class DecodedSource(Source):
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Lets zarr decode the chunk, and keeps the piece. The bytes read are those of the stored chunk."""
-        s, (i, j) = self.matrix, piece.chunk
         place = self._place(piece, slot)
         rows, cols = slice(*piece.rows), slice(*piece.cols)
         try:
-            if self._folder is not None:
-                files.check(self._folder.path(self._key(piece)), self._most)
-            part = (cols, rows) if self._fortran else (rows, cols)
-            found: Any = self._answers.of(self._array.async_array.getitem(part))
-        except MemoryError:
+            found, nbytes = self._decoded(piece, (cols, rows) if self._fortran else (rows, cols))
+        except (MemoryError, StoreError):
             raise
         except TimeoutError as error:
             raise StoreError(
@@ -72,12 +68,21 @@ class DecodedSource(Source):
                 f"{self.name}: chunk {self._key(piece)} cannot be read or decoded "
                 f"({documents.short(error)}); {remedy(error, 'write it again')}"
             ) from error
+        np.copyto(place, found.T if self._fortran else found)
+        return place, nbytes
+
+    def _decoded(self, piece: Piece, part: tuple[slice, slice]) -> tuple[Array, int]:
+        """Return a part of the array that lies in one chunk, and the bytes read. Raises whatever the store
+        and the codecs raise."""
+        s, (i, j) = self.matrix, piece.chunk
+        if self._folder is not None:
+            files.check(self._folder.path(self._key(piece)), self._most)
+        found: Any = self._answers.of(self._array.async_array.getitem(part))
         if self._folder is not None and not os.path.exists(self._folder.path(self._key(piece))):
             self._missing(piece, self._key(piece))
-        np.copyto(place, found.T if self._fortran else found)
         if self._counter is not None:
-            return place, self._counter.taken()
-        return place, s.stored[i * s.grid[1] + j] if s.stored else s.chunk_bytes
+            return found, self._counter.taken()
+        return found, s.stored[i * s.grid[1] + j] if s.stored else s.chunk_bytes
 
     def cancel(self) -> None:
         """Wakes all threads that wait for a chunk."""
@@ -136,7 +141,7 @@ def decoded_source(name: str, array: zarr.Array[Any], s: Matrix, folder: Folder 
     decodes, encodes = work_of_zarr(metadata)
     s = replace(s, decodes=decodes, encodes=encodes)
     described, most = bounded(metadata)
-    counter = _CountingStore(at.store, most) if folder is None or array.shards else None
+    counter = _CountingStore(at.store, most) if folder is None else None
     fast = described is metadata and array.dtype.isnative and array.dtype.kind != "c"
     with _fast_codecs() if fast else contextlib.nullcontext():
         # What zarr returns lies in C order: the codec pipelines are for that.

@@ -4,7 +4,7 @@ other_files.py where it is a file.
 A chunk is *raw* where its file, or its part of a shard, holds nothing but the elements in native
 order: no codec but `bytes` (and a transposition, which makes it the transpose of a C-order matrix). Raw
 chunks (raw.py), and those that one known compressor has made of raw ones (compressed.py), are read without
-zarr. Everything else is decoded by zarr (decoded.py).
+zarr. Everything else is decoded by zarr (decoded.py, and sharded.py where it lies in shards).
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import zarr
-from zarr.storage import LocalStore, ObjectStore
+from zarr.storage import LocalStore, ObjectStore, ZipStore
 
 from ...planning.problem import Matrix
 from ...support.errors import InputError
@@ -25,9 +25,11 @@ from ..format.chain import compression_of, inner_chunks, is_fortran, only_compre
 from ..format.chunks import Chunks, Shards
 from ..format.limits import MAX_ARRAY_BYTES, MAX_CHUNK_BYTES, MAX_CHUNKS, check_matrix
 from ..io.answers import Answers
+from ..io.archive import Archive
 from ..io.folder import Folder
 from ..io.objects import Objects
-from ..io.place import Place
+from ..io.place import InputPlace
+from ..io.zarr_internals import archive_of
 from . import other_files
 from .addresses import address_of, describe, local_path
 from .arrays import open_other
@@ -37,6 +39,7 @@ from .hdf5 import dimensions
 from .metadata import explained, open_array
 from .npy import Npy
 from .raw import RawSource
+from .sharded import ShardedSource
 from .source import Opened, Snapshot, Source
 
 
@@ -131,15 +134,15 @@ def open_zarr(name: str, array: zarr.Array[Any], tail: str = "") -> Opened:
     if array.shards is not None:  # which zarr says where they are all that is done to the elements
         outer = replace(matrix, chunk_rows=array.shards[0], chunk_cols=array.shards[1])
         _check_shards(name, matrix, outer)
-    place: Place
+    place: InputPlace
     if isinstance(at.store, LocalStore):
         place = Folder(Path(at.store.root) / at.path)
     elif isinstance(at.store, ObjectStore):
         place = Objects(at.store.store, at.path, Answers(at.store, outer.chunk_bytes), name)
+    elif isinstance(at.store, ZipStore) and at.store.read_only:
+        place = Archive(archive_of(at.store), at.path)
     else:
         return _opened(decoded_source(name, array, matrix))
-    if not place.traits.listable:
-        return _opened(decoded_source(name, array, replace(matrix, traits=place.traits)))
     return _stored(name, array, matrix, outer, Chunks(place, array.metadata, fortran, tail))
 
 
@@ -158,20 +161,28 @@ def _check_shards(name: str, s: Matrix, outer: Matrix) -> None:
 def _stored(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, stored: Chunks) -> Opened:
     """Open an array whose chunks are files or objects, or parts of them. outer: the matrix in the chunks that
     are files or objects. stored: where these lie."""
-    metadata, dtype, shard, chunks = array.metadata, array.dtype, array.shards, stored
-    stamps = stored.stamps(outer.grid)
-    s = replace(s, traits=replace(stored.place.traits, asynchronous=False))  # its latency is known now
-    sizes = tuple(np.maximum(stamps[:, 0], stamps.any(axis=1)).tolist())  # an empty file is there, too
-    inner = inner_chunks(metadata) if shard else None
-    compression = inner[1] if inner else None if shard else compression_of(metadata)
+    metadata, dtype, chunks, place = array.metadata, array.dtype, stored, stored.place
+    inner, sizes, snapshot = None, (1,) * math.prod(outer.grid), None
+    if place.traits.listable:
+        stamps = stored.stamps(outer.grid)
+        sizes = tuple(np.maximum(stamps[:, 0], stamps.any(axis=1)).tolist())  # an empty file is there, too
+        snapshot = Snapshot(_description(metadata), stamps, lambda: stored.stamps(outer.grid))
+    elif array.shards is None:
+        return _opened(decoded_source(name, array, replace(s, traits=place.traits)))
+    s = replace(s, traits=replace(place.traits, asynchronous=False))  # its latency is known now
+    if array.shards:
+        inner = inner_chunks(metadata)
+        if inner is None:
+            raise InputError(
+                f"{name}: the index of its shards is neither plain nor with a checksum; repair its metadata"
+            )
+        chunks = shards = Shards(stored, s, outer, sizes, inner.index)
+        sizes = shards.sizes
+    compression = inner.compression if inner else compression_of(metadata)
     compressor = only_compressor(compression)
     source: Source
     if dtype.isnative and (compression == [] or compressor):
         fill = dtype.type(0) if array.fill_value is None else array.fill_value
-        if inner and shard:
-            at_end = inner[0]["index_location"] == "end"
-            chunks = shards_of = Shards(stored, s, outer, sizes, at_end)
-            sizes = shards_of.sizes
         if compressor:
             name_of, configuration = (compression or [("", {})])[0]
             s = replace(
@@ -185,25 +196,20 @@ def _stored(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, stored:
         else:
             whole = set(sizes) <= {0, s.chunk_bytes}
             source = RawSource(name, dtype, fill, _with_missing(s, sizes), chunks, whole)
+    elif inner and isinstance(chunks, Shards):
+        source = ShardedSource(name, array, replace(s, stored=sizes), chunks, inner)
     else:
-        s = replace(s, stored=_shares(s, outer, sizes) if shard else sizes)
-        source = decoded_source(name, array, s, stored.place if isinstance(stored.place, Folder) else None)
+        folder = place if isinstance(place, Folder) else None
+        source = decoded_source(name, array, replace(s, stored=sizes), folder)
+    return _opened(source, snapshot)
+
+
+def _description(metadata: Any) -> bytes:
+    """Return the metadata of an array without what may change while its elements stay."""
     described = {**metadata.to_dict(), "attributes": {}}
     described.pop("dimension_names", None)
-    description = json.dumps(described, default=str).encode()
-    return _opened(source, Snapshot(description, stamps, lambda: stored.stamps(outer.grid)))
+    return json.dumps(described, default=str).encode()
 
 
 def _with_missing(s: Matrix, sizes: tuple[int, ...]) -> Matrix:
     return s if all(sizes) else replace(s, stored=tuple(s.chunk_bytes if size else 0 for size in sizes))
-
-
-def _shares(s: Matrix, outer: Matrix, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return for every chunk an equal share of its shard's file."""
-    down, across = outer.chunk_rows // s.chunk_rows, outer.chunk_cols // s.chunk_cols
-    rows, cols = s.grid
-    return tuple(
-        sizes[i // down * outer.grid[1] + j // across] // (down * across)
-        for i in range(rows)
-        for j in range(cols)
-    )

@@ -139,10 +139,10 @@ def _attributes(at: StorePath, name: str) -> dict[str, Any]:
         return {}
 
 
-def kind_at(path: str, name: str) -> str | None:
+def kind_at(path: str | os.PathLike[str], name: str) -> str | None:
     """Return whether there is an "array" or a "group"; None for neither. The array need not be a matrix.
     Raises InputError."""
-    with explained(name, remote="://" in path):
+    with explained(name, remote="://" in os.fspath(path)):
         return documents.kind(*look_at(path, name)[1:])
 
 

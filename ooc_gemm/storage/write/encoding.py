@@ -8,7 +8,7 @@ from zarr.storage import MemoryStore, StorePath
 
 from ...support.buffers import Bytes, give_back, scratch
 from ..format import codec, shards
-from ..format.chain import compression_of, inner_chunks, is_fortran, only_compressor
+from ..format.chain import Inner, compression_of, inner_chunks, is_fortran, only_compressor
 from ..io.zarr_internals import sync
 from ..read.metadata import array_at
 from ..read.source import Array
@@ -24,7 +24,7 @@ class Encoder:
         plain = array.dtype.isnative and not is_fortran(array.metadata) and array.shards is None
         self._plain = plain and (compression == [] or self._compressor is not None)
         inner = inner_chunks(array.metadata) if array.shards and array.dtype.isnative else None
-        known = inner and (not inner[1] or only_compressor(inner[1]))
+        known = inner and (inner.compression == [] or only_compressor(inner.compression))
         self._inner = inner if known else None
         """How the chunks of a shard are stored, where shards are made here and not by zarr."""
         if not self.copies:
@@ -41,7 +41,7 @@ class Encoder:
         if self._plain:
             return self._compressor.encode(data) if self._compressor else data.reshape(-1).view(np.uint8)
         if self._inner:
-            return self._shard(data, *self._inner)
+            return self._shard(data, self._inner)
         # zarr's work, in an array of one chunk.
         metadata = {**self._array.metadata.to_dict(), "shape": data.shape}
         described = type(self._array.metadata).from_dict(metadata)
@@ -51,10 +51,8 @@ class Encoder:
         assert made
         return made.to_bytes()
 
-    def _shard(
-        self, data: Array, how: dict[str, Any], compression: list[tuple[str, dict[str, Any]]]
-    ) -> Bytes:
-        (height, width), compressor = self._array.chunks, only_compressor(compression)
+    def _shard(self, data: Array, inner: Inner) -> Bytes:
+        (height, width), compressor = self._array.chunks, only_compressor(inner.compression)
         down, across = (size // step for size, step in zip(data.shape, (height, width), strict=True))
         most = codec.longest(height * width * data.itemsize)
         chunks = (
@@ -63,5 +61,5 @@ class Encoder:
             for j in range(across)
         )
         encode = compressor.encode if compressor else lambda chunk: chunk.reshape(-1).view(np.uint8)
-        into = scratch("shard", shards.most_bytes(down * across, most))
-        return shards.make(chunks, encode, down * across, how["index_location"] == "end", into)
+        into = scratch("shard", shards.most_bytes(inner.index, most))
+        return shards.make(chunks, encode, inner.index, into)

@@ -31,7 +31,8 @@ that name, so those whose lines were not put count, too (`marks.py`).
 
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
+from io import BytesIO
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -41,11 +42,12 @@ from ..format.unfinished import JOURNAL
 from ..io import durable
 from ..io.objects import Objects
 from ..io.stamps import Stamp
+from .done import Chunk as Chunk
+from .done import Done
 from .logs import LockedFile, Log, ObjectLog
 
 VERSION = 1
 ANEW = "start over with force=True, or where beta is not 0 from a C as it was"
-Chunk = tuple[int, int]
 
 
 class Journal:
@@ -56,7 +58,7 @@ class Journal:
         self._log, self._name, self._lock = log, name, Lock()
         self.head: dict[str, Any] = {}
         """What C is made of; empty where the run that made the journal was killed before it wrote that."""
-        self.done: dict[Chunk, tuple[Stamp, Stamp]] = {}
+        self.done: MutableMapping[Chunk, tuple[Stamp, Stamp]] = {}
         """For every finished chunk the stamp of its file, and the stamp of the file that it replaces."""
         self.count = 0
         """Number of lines about chunks."""
@@ -80,6 +82,18 @@ class Journal:
         self.head = {"version": VERSION, **head}
         self._log.replace(_lines([self.head, {"boot": self._log.life, "undone": []}]))
 
+    def arrange(self, grid: Chunk) -> None:
+        """Hold what is done in little memory, because the size of C is known. grid: number of chunks down and
+        across. Raises InputError where the journal names chunks that C does not have."""
+        held = Done(grid)
+        try:
+            held.update(self.done)
+        except (LookupError, TypeError, ValueError) as error:
+            raise InputError(
+                f"the journal of {self._name} is damaged, so it cannot be continued; {ANEW}"
+            ) from error
+        self.done = held
+
     def go_on(self) -> None:
         """Read what an interrupted run has left, and write it again without the lines that a power cut or a
         short write has damaged. Raises InputError where it cannot be used, and what `Log.replace` raises."""
@@ -95,16 +109,16 @@ class Journal:
             return
         kept, loose = order[:held], order[held:]
         self.count, self._saves = len(order), 1 if kept else 0
-        entries: list[dict[str, Any]] = [self.head, {"boot": self._log.life, "undone": []}]
-        entries += [self._line(chunk) for chunk in kept]
+        lines = bytearray(_lines([self.head, {"boot": self._log.life, "undone": []}]))
+        for chunk in kept:
+            lines += _lines([self._line(chunk)])
         if kept:
-            entries.append({"durable": held, "save": 1})
-        lines = _lines(entries)
+            lines += _lines([{"durable": held, "save": 1}])
         for chunk in loose:
             line = _lines([self._line(chunk)])
             self._loose.append((chunk, len(lines), len(lines) + len(line)))
             lines += line
-        self._log.replace(lines)
+        self._log.replace(bytes(lines))
 
     def _read(self) -> tuple[list[Chunk], int]:
         """Return the finished chunks in the order of their lines, and how many of them are durable.
@@ -117,11 +131,13 @@ class Journal:
         if b"\n" not in text:  # not even the first line: nothing was begun
             return [], 0
         whole, boot, held, order = 0, "", 0, list[Chunk]()
-        for line in text.split(b"\n")[:-1]:
+        for line in BytesIO(text):
             if not line.strip():  # one that was struck out
-                whole += len(line) + 1
+                whole += len(line)
                 continue
             try:
+                if not line.endswith(b"\n"):
+                    raise ValueError
                 entry = json.loads(line)
             except ValueError:
                 break
@@ -143,9 +159,9 @@ class Journal:
                 self._saves = entry.get("save", self._saves + 1)
             else:
                 (i, j), (now, was) = entry["chunk"], ((*entry["now"],), (*entry["was"],))
-                self.done[i, j] = now, was
                 order.append((i, j))
-            whole += len(line) + 1
+                self.done[order[-1]] = now, was
+            whole += len(line)
         if not self.head or self._is_damaged(text[whole:]):
             raise ValueError
         # A chunk that was undone and done again counts where it was done last.

@@ -43,6 +43,8 @@ class Publication:
         shape = array.shards or array.chunks
         down, across = (-(-n // max(1, step)) for n, step in zip(array.shape, shape, strict=True))
         self._grid = down, across
+        if log:
+            log.arrange(self._grid)
         self._key = METADATA[0] if array.metadata.zarr_format == 3 else METADATA[1]
         self._waiting: list[Chunk] = []
         """Chunks that are written and not in their places yet."""

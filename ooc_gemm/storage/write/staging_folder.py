@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zarr
 
 from ...support.buffers import Bytes
@@ -44,7 +45,10 @@ class FolderStaging(Staging):
         self._folders: set[str] = set()
         self._disk: durable.Disk | None = None
         """Flushes the files of this C; None where C need not survive a power cut."""
-        self._placed: dict[Chunk, int] = {}
+        shape = array.shards or array.chunks
+        grid = [-(-n // max(1, step)) for n, step in zip(array.shape, shape, strict=True)]
+        self._placed = np.zeros(grid, np.int64)
+        """Identities of chunks that this run has put in their places; 0 for others."""
 
     def begin(self, key: str, metadata: bytes | None, keep: bool, notice: Notice | None) -> None:
         """Renames the metadata; an old array was set aside before (`replaced.py`)."""
@@ -163,7 +167,7 @@ class FolderStaging(Staging):
 
     def identity(self, chunk: Chunk) -> int:
         """Returns a number made of the time of the file's last change and the file's number."""
-        return self._placed.get(chunk, 0)
+        return int(self._placed[chunk])
 
     def publish(self, key: str, metadata: bytes) -> None:
         """Flushes the names of all files first, and the name of the metadata last."""
