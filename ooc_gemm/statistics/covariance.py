@@ -343,7 +343,9 @@ class _Variables:
         """What the product would take, after the pass that finds the means. Reads nothing. observer: is told
         of rates that are measured for it; without one they are not."""
         zeros = np.zeros(self._count)
-        request = self._with(zeros, 1.0, None if self._request.finish is None else zeros)
+        # Sums of integers never overflow, and those of other types may: variables are divided then.
+        scaled = self._request.finish is not None or self._opened.dtype.kind not in "biu"
+        request = self._with(zeros, 1.0, zeros if scaled else None)
         return prepare(request.check(), observer=observer).plan
 
     def _check(self) -> None:
