@@ -17,7 +17,7 @@ from ..run.observer import Observer
 from ..run.prepare import prepare
 from ..run.request import Operand, Reduced, Request
 from ..run.scalars import choice
-from ..run.transforms import fit, found_of
+from ..run.transforms import fit
 from ..storage.read.source import Opened
 from ..storage.write import rows as stored
 from ..storage.write.row_files import RowFiles
@@ -340,11 +340,8 @@ class Selection:
         self._not_finite = above.not_finite
 
     def _blocks(self) -> Blocks:
-        """The blocks that are left, with what happens to elements of operands."""
-        job = self.job
-        transforms, _ = found_of(job.wanted, job.operation.arithmetic.panel, job.request.memory_limit, False)
-        job = replace(job, operation=replace(job.operation, transforms=transforms))
-        return Blocks.of(job, self.plan)
+        """The blocks that are left."""
+        return Blocks.of(self.job, self.plan)
 
     @property
     def _kept(self) -> Kept:
