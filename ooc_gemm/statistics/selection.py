@@ -12,7 +12,7 @@ import numpy as np
 
 from ..planning.plan import Plan
 from ..run.executor import Executor, Local
-from ..run.moments import Moments, column_moments
+from ..run.moments import SMALL, TIMES, Moments, column_moments
 from ..run.observer import Observer
 from ..run.prepare import prepare
 from ..run.request import Operand, Reduced, Request
@@ -38,11 +38,6 @@ Score = Literal["cosine", "correlation", "dot"]
 SHARE = 8
 """An eighth of the memory limit is for elements that are found, where they stay in memory; it is taken three
 times while they are put together (`Reduced.eighths`)."""
-
-TIMES = 2.0**600
-"""Rows are multiplied with this to find their lengths, where their squares are less than …"""
-SMALL = 1e-280
-"""… this, and divided by it where these are not finite."""
 
 
 class Pairs(Compared):
