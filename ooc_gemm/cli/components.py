@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from ..devices import begin
+from ..support.meter import Unfinished
 from ..support.redact import url
 from . import options
 from .cluster import on_cluster, one_process
@@ -85,9 +86,11 @@ def pca(
     if save_components:
         check_rows(save_components, [x], given["force"], (out,))
     with on_cluster(scheduler, given), share_bar(progress) as report:
-        found = found_by(x, scores=out, progress=report, notice=note, **given)
-    if save_components:
-        write_rows(save_components, found.components, given["force"])
+        told = Unfinished(report)
+        found = found_by(x, scores=out, progress=told, notice=note, **given)
+        if save_components:
+            write_rows(save_components, found.components, given["force"])
+        told.finish()
     ratio = float(found.explained_variance_ratio.sum())
     what = f"scores of {len(found.singular_values)} components, with {ratio:.1%} of the variance"
     _report(found, f"{url(out)}: {what}", as_json)
@@ -128,9 +131,11 @@ def svd(
     if save_vt:
         check_rows(save_vt, [x], given["force"], (out,))
     with on_cluster(scheduler, given), share_bar(progress) as report:
-        found = found_by(x, u=out, progress=report, notice=note, **given)
-    if save_vt:
-        write_rows(save_vt, found.vt, given["force"])
+        told = Unfinished(report)
+        found = found_by(x, u=out, progress=told, notice=note, **given)
+        if save_vt:
+            write_rows(save_vt, found.vt, given["force"])
+        told.finish()
     values = found.singular_values
     what = f"left vectors of {len(values)} singular values, {values[0]:.6g} to {values[-1]:.6g}"
     _report(found, f"{url(out)}: {what}", as_json)

@@ -24,6 +24,12 @@ WORK_BYTES = 8 * 8 * STRIP_ELEMENTS
 """Memory in bytes that `of_columns` takes for the elements."""
 LINE_BYTES = 10 * 8
 """Memory in bytes that `of_columns` takes for each column."""
+TIMES = 2.0**600
+"""Elements are multiplied with this in a further pass where sums of their squares are less than …"""
+SMALL = 1e-280
+"""… this, and divided by it where these are not finite."""
+NO_MEAN = 1e-120
+"""Elements whose mean is larger than this in size do not differ by so little, unless they are equal."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,22 @@ def column_moments(
 
     pieces.each(work, lambda part: found.include(*part), progress)
     return found, pieces.bytes_read
+
+
+def deviations(opened: Opened, limit: int, found: Moments) -> tuple[Floats, int]:
+    """The standard deviations of columns of op(X), also of those whose squares float64 does not hold, and the
+    bytes read by the passes that find these. found: the moments of the columns. Others: as of
+    `column_moments`."""
+    deviation, read = found.deviation, 0
+    large = ~np.isfinite(found.squares) & np.isfinite(found.mean)
+    small = (found.squares < SMALL) & ((found.squares > 0) | (found.mean != 0))
+    small &= np.abs(found.mean) < NO_MEAN
+    for times, some in ((1 / TIMES, large), (TIMES, small)):
+        if some.any():
+            again, more = column_moments(opened, limit, times=times)
+            deviation[some] = again.deviation[some] / times
+            read += more
+    return deviation, read
 
 
 def the_pass(opened: Opened, limit: int, threads: int = 0) -> Pieces:

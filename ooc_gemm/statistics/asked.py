@@ -66,13 +66,18 @@ class Asked(Compared):
         return Nearest(shape, plan.bm, self.keep, products, dtype, scores)
 
     def reduced(self, in_memory: bool) -> Reduced:
-        """Counts what exact scores on the host take, and norms."""
-        fixed = self.exact(self.a, self.b).nbytes + self.n * 40
+        """Counts what exact scores on the host take, norms, and what rows are multiplied with."""
+        fixed = self.exact(self.a, self.b).nbytes + self.n * 40 + self.scaling_bytes
         if in_memory:
             fixed += sum(m * k * dtype.itemsize for (m, k), dtype in self.arrays.values())
         # Rows of the next blocks may come while those of the ones before are finished.
         row = 2 * Nearest.row_bytes(self.keep, np.dtype(np.float64)) + self.keep * CANDIDATE_BYTES
         return Reduced(self.chunk_rows, row, fixed, self.keep)
+
+    @property
+    def scaling_bytes(self) -> int:
+        """What `scaling.Scaling` takes, and what finds it; only rows of float64 are multiplied."""
+        return 40 * (self.m + self.n) if np.float64 in (self.a.dtype, self.b.dtype) else 0
 
     @property
     def options(self) -> dict[str, Any]:

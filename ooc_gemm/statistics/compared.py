@@ -10,7 +10,10 @@ from ..run.elsewhere import limit_of
 from ..run.operands import open_operand
 from ..run.prepare import Job
 from ..run.request import Operand, Reduced, Request
+from ..storage.read.addresses import local_path
 from ..storage.write import rows as stored
+from ..storage.write.opening import try_place
+from ..storage.write.rows_folder import staging
 from ..support.errors import InputError
 from ..support.intervals import ceil_div
 
@@ -99,3 +102,11 @@ class Compared:
     def rows_of(self, chunks: set[int]) -> int:
         """How many rows some chunks of rows have."""
         return sum(min(self.chunk_rows, self.m - i * self.chunk_rows) for i in chunks)
+
+
+def try_output(out: Any) -> None:
+    """Refuse a local output whose group cannot be created, before the work. What this leaves in an object
+    store, if it is killed, would be in the way of a later run, so nothing is tried there. out: None for a
+    result in memory. Raises InputError."""
+    if out is not None and (folder := local_path(out)):
+        try_place(staging(folder))

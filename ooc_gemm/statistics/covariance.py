@@ -17,7 +17,7 @@ from ..engine.ports import Array, Device
 from ..planning.plan import Plan
 from ..run.elsewhere import limit_of
 from ..run.labels import labelled
-from ..run.moments import Moments, column_moments
+from ..run.moments import Moments, column_moments, deviations
 from ..run.observer import Observer
 from ..run.operands import open_operand
 from ..run.prepare import prepare
@@ -27,6 +27,7 @@ from ..run.retry import carry_out, result_of
 from ..run.scalars import whole
 from ..run.transforms import real_type
 from ..storage.io.zarr_internals import refuse_event_loop
+from ..storage.read.source import Opened
 from ..storage.write.opening import try_place
 from ..support.errors import InputError
 from ..support.trace import Trace
@@ -330,20 +331,22 @@ class _Variables:
         self.check_observations()
         self._check()
         found, read = self._moments()
-        scale = found.deviation
+        scale, more = deviations(self._opened_variables, self._limit, found)
         if constant := int(np.count_nonzero(scale == 0)):
             self._observer.warn(
                 f"{constant} of the {self._count} variables in {self._opened.name} never change, so their "
                 "rows and columns of correlations are NaN"
             )
         scale[scale == 0] = np.nan
-        return self._made(found, read, 1 / self._observations, scale)
+        return self._made(found, read + more, 1 / self._observations, scale)
 
     def plan(self, observer: Observer | None = None) -> Plan:
         """What the product would take, after the pass that finds the means. Reads nothing. observer: is told
         of rates that are measured for it; without one they are not."""
         zeros = np.zeros(self._count)
-        request = self._with(zeros, 1.0, None if self._request.finish is None else zeros)
+        # Sums of integers never overflow, and those of other types may: variables are divided then.
+        scaled = self._request.finish is not None or self._opened.dtype.kind not in "biu"
+        request = self._with(zeros, 1.0, zeros if scaled else None)
         return prepare(request.check(), observer=observer).plan
 
     def _check(self) -> None:
@@ -352,9 +355,13 @@ class _Variables:
             self.plan()
             try_place(self._request.c)
 
+    @property
+    def _opened_variables(self) -> Opened:
+        """Observations × variables."""
+        return self._opened.transpose() if self._rowvar else self._opened
+
     def _moments(self) -> tuple[Moments, int]:
-        variables = self._opened.transpose() if self._rowvar else self._opened
-        return column_moments(variables, self._limit, weights=self._weights)
+        return column_moments(self._opened_variables, self._limit, weights=self._weights)
 
     def _with(self, mean: Array, alpha: float, scale: Array | None) -> Request:
         operand = Operand(

@@ -22,7 +22,7 @@ from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.read.source import Opened
 from ..support.errors import BudgetError, InputError
 from ..support.memory import parse_size
-from ..support.meter import Meter
+from ..support.meter import UNWRITTEN, Meter
 from .subspace import Centre, Floats, NotFiniteError, Size, Subspace, panel_type
 from .subspace_cpu import OnCPU
 from .subspace_device import OnDevice
@@ -130,18 +130,21 @@ class Decomposition:
         meter = Meter(f"components of {self.name}", nbytes=all_passes * m * n * itemsize)
 
         def report(done: float) -> None:
-            meter(done / all_passes)
+            meter(min(done / all_passes, UNWRITTEN))
             if progress is not None:
                 progress(meter.fraction)
 
         self.subspace = Subspace(self._products, size, centre, report)
         try:
             with closing(self._products), meter:
-                return self._computed(seed, out, force, scaled, flipped)
+                found = self._computed(seed, out, force, scaled, flipped)
         except NotFiniteError as error:
             raise InputError(
                 f"{self.name}{self._where()} holds NaN or infinite numbers; replace them"
             ) from error
+        if progress is not None:
+            progress(1.0)
+        return found
 
     def _where(self) -> str:
         """Say which column is the first that holds NaN or infinite numbers, from a pass over the array. On a

@@ -7,6 +7,7 @@ up to 2²⁴ variants at a time. Where a GPU multiplies M faster than pairs are 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from threading import Lock
 from typing import Any
 
@@ -27,7 +28,7 @@ from .words import room
 STRIP = 1 << 19
 """Genotypes that are looked at together."""
 PAIRS = 1 << 18
-"""Pairs of a strip that are listed, at most."""
+"""Pairs that are listed at a time, at most."""
 LISTED = 1000
 """Elements of MᵀM that are computed, for one variant, in the time in which one pair is listed and counted."""
 PAIR_BYTES = 40 * PAIRS
@@ -36,7 +37,8 @@ THREAD_BYTES = 32 * STRIP + PAIR_BYTES
 """What each thread computes in: a strip as floats, its mask, lists of what is missing and of pairs. A strip
 of bytes takes less (`words.NBYTES`)."""
 MOST_LISTED = 1 << 25
-"""Pairs after which a pass gives up counting, where a GPU can count. A core lists so many in a second."""
+"""Pairs after which a pass gives up counting, where a GPU can count. A core lists so many in half a
+second."""
 ROUNDING = 2.0**-44
 """A frequency that is less than the least one by no more than this counts as equal to it, as in plink2."""
 FLOAT64 = np.dtype(np.float64)
@@ -118,11 +120,14 @@ class Tally:
         return lacks
 
     def look_at_words(self, strip: Array, first: int) -> None:
-        """Count a strip of bytes likewise (`words.fit`), faster, and no pairs."""
-        seen = words.Strip(strip, self._missing)
+        """Count a strip of bytes likewise (`words.fit`), faster."""
+        seen, counts = words.Strip(strip, self._missing), self.counts
         good = self._note(seen.sums, seen.missing, first)
         if seen.missing.any():
-            found = seen.lacking(good)
+            if counts is None or counts.given_up:
+                found = seen.lacking(good)
+            else:
+                found = Lacking(seen.where(), seen.missing, strip.shape[1]).only(good).count(counts)
             with self._lock:
                 self.lacking += found
 
@@ -169,9 +174,9 @@ def look_through(
     panels = Panels(opened, opened.dtype, limit, "look through", needs)
 
     def work(panel: Array, rows: Range) -> None:
-        in_words = words.fit(panel.dtype) and (counts is None or counts.given_up)
+        in_words, lists = words.fit(panel.dtype), counts is not None and not counts.given_up
         look: Callable[[Array, int], object] = tally.look_at_words if in_words else tally.look
-        step = words.rows_of(samples) if in_words else max(1, STRIP // max(1, samples))
+        step = words.rows_of(samples) if in_words and not lists else max(1, STRIP // max(1, samples))
         for start, stop in ranges(len(panel), step):
             look(panel[start:stop], rows[0] + start)
 
@@ -251,19 +256,24 @@ class Counts:
     def add(self, lacks: Lacking) -> None:
         """Count a strip."""
         samples, each = lacks.samples, lacks.each
-        listed = int((each * (each - 1) // 2).sum())
+        pairs = each * (each - 1) // 2
+        listed = int(pairs.sum())
         with self._lock:
             self._seen += listed
             self.given_up = self._most is not None and self._seen > self._most
         if self.given_up:
             return
-        if listed > min(PAIRS, len(each) * samples * samples // LISTED):
+        if listed > len(each) * samples * samples // LISTED or pairs.max(initial=0) > PAIRS // 2:
             self._multiply(lacks)
         elif listed:
-            first, second = _pairs(lacks.at, each)
-            index = first * samples + second
-            with self._lock:
-                np.add.at(self.lack_both.reshape(-1), index, np.int32(1))  # of another type: 14 times slower
+            at, ends = lacks.at, np.cumsum(each)
+            parts = np.flatnonzero(np.diff((np.cumsum(pairs) - pairs) // (PAIRS // 2), prepend=-1))
+            for start, stop in pairwise([*parts.tolist(), len(each)]):
+                some = slice(ends[start] - each[start], ends[stop - 1])
+                first, second = _pairs(at[some], each[start:stop])
+                index = first * samples + second
+                with self._lock:
+                    np.add.at(self.lack_both.reshape(-1), index, np.int32(1))  # other types: 14 times slower
 
     def _multiply(self, missing: Lacking) -> None:
         lacks = np.zeros((len(missing.each), missing.samples), np.float32)

@@ -36,6 +36,7 @@ from ..storage.write.opening import try_place
 from ..support.errors import InputError, Refusals
 from ..support.intervals import ranges
 from ..support.memory import STEP, Growth
+from ..support.meter import Unfinished
 from ..support.trace import Trace
 from .genotypes import have_both_of, pair_bytes
 from .heterozygous import Asked, check, count, count_elsewhere, tables
@@ -151,8 +152,11 @@ def king(
         symmetric=True,
     )
     request, names = labelled(request, data, opened.shape[1], NAME)
-    done = _kinship(request, opened, missing, axis, Observer(progress, notice))
-    return replace(done, samples=names.written())
+    told = Unfinished(progress)
+    done = _kinship(request, opened, missing, axis, Observer(told, notice))
+    done = replace(done, samples=names.written())
+    told.finish()
+    return done
 
 
 def planned(

@@ -22,6 +22,7 @@ from ..support.recording import recorded
 from ..support.shown import Shown
 from ..support.trace import Trace
 from .asked import Asked
+from .compared import try_output
 from .graph import graph_rows
 from .ranking import Ranking
 from .ranking_elsewhere import RankingElsewhere
@@ -161,6 +162,7 @@ def topk(
     limits = device, memory_limit, device_memory_limit
     ranking = _ranking(asked, out, place, limits, observer, verify)
     with closing(ranking):
+        try_output(out)
         ranking.measure()
         arrays = ranking.carry_out(place, resume)
     observer.all_done(ranking.plan, ranking.trace)

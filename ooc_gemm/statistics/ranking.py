@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,8 +28,9 @@ from .graph import graph_rows
 from .nearest import Nearest
 from .recheck import Recheck
 from .reducing import Blocks, fail, run_reduced
-from .rescore import PANEL_BYTES, Array, Range, Rows
+from .rescore import PANEL_BYTES, Array, Range, Rows, norms, spread
 from .rounding import MOST_UNSURE, Rounding
+from .scaling import Scaling
 from .scored import SHARE, OnDevice
 
 PANEL_SHARE = 8
@@ -69,13 +70,17 @@ class Ranking:
         self._unsure: dict[int, int] = {}
         """… and of these the ones of which more digits might tell."""
         self._beyond: dict[int, int] = {}
-        """Values, by their first rows, that the type of the result does not hold."""
+        """Values, by their first rows, that are too large for the type of the result …"""
+        self._vanished: dict[int, int] = {}
+        """… and that are too small for it."""
         self._extreme: dict[int, int] = {}
-        """Rows of A, by chunks of them, whose squares are beyond float64."""
+        """Rows of A, by chunks of them, whose squares are beyond float64 …"""
+        self.scaling: Scaling | None = None
+        """… and what rows are multiplied with where there are such rows of one array."""
         self._finer: Job | None = None
-        """The product in float64, where it is made in float32 …"""
+        """The product in float64, where it is made in float32."""
         self._again: set[int] = set()
-        """… and the chunks of rows for which it is needed."""
+        """The chunks of rows for which a product is made that tells more."""
         self._request = request.check()
         self.job = prepare(self._request, executor=executor)
         a, b = self.job.sources["a"], self.job.sources["b"].transpose()
@@ -148,14 +153,10 @@ class Ranking:
     def measure(self) -> None:
         """Read B once, for the norms of its rows, and decide in which type products are computed."""
         self._observer.warn_of_undecoded((self._asked.a, self._asked.b))
-        start = time.perf_counter()
-        try:
-            self._squares, spread, extreme, moved = self._norms()
-        except Exception as error:
-            self.close()
-            fail(error, self.job.executor)
-        self.trace.add("read", start, nbytes=moved)
-        self._warn_of_extreme(self._asked.b.name, extreme)
+        self._squares, spread, exponents = self._passed("b")
+        if exponents.any():
+            spread, exponents = self._multiply_rows(exponents)
+        self._warn_of_extreme(self._asked.b.name, int(np.count_nonzero(exponents)))
         self._known = Rounding.of(self._asked.metric, self._asked.depth, self._squares)
         lengths = np.sqrt(self._squares[self._squares > 0]) if self._asked.same else np.empty(0)
         if self._rounding.too_coarse(spread, lengths):
@@ -177,9 +178,46 @@ class Ranking:
                 "so their scores may be wrong or missing; multiply the array by a power of two"
             )
 
-    def _norms(self) -> tuple[Array, float, int, int]:
-        """(squared norm of each row of B, `spread` of these rows, rows that are `Extreme`, bytes read)."""
-        return *self._exact.norms(), self._exact.b.bytes_read
+    def _passed(self, name: Literal["a", "b"]) -> tuple[Array, float, Array]:
+        """Make a pass over an array. Returns what `_norms` does. Raises what `multiply` raises."""
+        start, before = time.perf_counter(), self._bytes_of_norms()
+        try:
+            found = self._norms(name)
+        except Exception as error:
+            self.close()
+            fail(error, self.job.executor)
+        self.trace.add("read", start, nbytes=self._bytes_of_norms() - before)
+        return found
+
+    def _norms(self, name: Literal["a", "b"]) -> tuple[Array, float, Array]:
+        """(squared norm of each row of an array, `spread` of these rows, `exponents` of those that are
+        `Extreme`)."""
+        if name == "b":
+            return self._exact.norms()
+        squares, sums, exponents = norms(self._host.a)
+        return squares, spread(squares, sums), exponents
+
+    def _bytes_of_norms(self) -> int:
+        """Bytes that this process has read for `_norms`, and others."""
+        return self._host.a.bytes_read + self._exact.b.bytes_read
+
+    def _multiply_rows(self, right: Array) -> tuple[float, Array]:
+        """Have rows multiplied by powers of two, because squares of some are beyond float64. right:
+        `exponents` of rows of B. Returns `spread` and `exponents` of the multiplied B. Raises BudgetError."""
+        asked, squares, left = self._asked, self._squares, right
+        if not asked.same:
+            squares, _, left = self._passed("a")
+            self._norms_cost += self._host.a.cost((0, asked.m), (0, asked.depth))
+        known = (left, squares), (right, self._squares)
+        self.scaling = scaling = Scaling.of(asked, *known)
+        self._host.multiply(*scaling.factors)
+        self._exact.multiply(*scaling.factors)
+        self._request = scaling.request(self._request)
+        self._plan_again(self._request)
+        self._squares, spread, exponents = self._passed("b")
+        self._norms_cost += self._host.b.cost((0, asked.n), (0, asked.depth))
+        self._known = Rounding.of(asked.metric, asked.depth, self._squares)
+        return spread, exponents
 
     def peaks(self) -> tuple[int, int]:
         """The largest resident set of a process that took part, and the most memory of a device that was
@@ -220,15 +258,32 @@ class Ranking:
         row of one of its arrays."""
         if self._recheck is None:
             return
+        self._multiply_as_before(self._recheck)
         start, before = time.perf_counter(), self._host.a.bytes_read + self._host.b.bytes_read
         indices, values = (
             np.concatenate([read(key, row) for row in self._recheck.rows.tolist()])
             for key in ("indices", "values")
         )
         fine = np.isin(self._recheck.rows // self._asked.chunk_rows, list(self._again))
-        self._recheck.carry_out(name, indices, values, lambda lengths: self._of_scores(lengths, fine))
+        restored = partial(self._restored, self._recheck.rows)
+        self._recheck.carry_out(
+            name, indices, values, lambda lengths: self._of_scores(lengths, fine), restored
+        )
         moved = self._host.a.bytes_read + self._host.b.bytes_read - before
         self.trace.add("read", start, nbytes=moved)
+
+    def _multiply_as_before(self, recheck: Recheck) -> None:
+        """Have rows multiplied where only rows of A ask for it, and an earlier run has found theirs."""
+        asked, plan, cost = self._asked, self.plan, self._norms_cost
+        if not self.rows_resumed or asked.same or self.scaling or asked.a.dtype != np.float64:
+            return
+        start, before = time.perf_counter(), self._host.a.bytes_read
+        extreme = recheck.has_extreme()
+        more = self._host.a.bytes_read - before
+        self.trace.add("read", start, nbytes=more)
+        if extreme:
+            self._multiply_rows(np.zeros(asked.n, np.int32))
+        self.plan = replace(plan, bytes_read=plan.bytes_read + more + self._norms_cost - cost)
 
     def _of_scores(self, lengths: Array, fine: Array) -> Array:
         """The rounding of scores. lengths: of rows of A. fine: which of them were compared in float64 after
@@ -278,19 +333,8 @@ class Ranking:
             with suppress(BudgetError):
                 self._finer = prepare(self._in_float64, executor=self._executor)
         self._search(sink, done)
-        if self._again and self._finer:
-            self._observer.note(
-                f"the neighbours of {self._asked.rows_of(self._again)} rows are sought again, in float64, "
-                "because float32 does not tell which they are for all of these rows"
-            )
-            before, resumed = self.plan, self.rows_resumed
-            self.job = self._finer
-            self._search(sink, self._asked.all_chunks - self._again)
-            more = self.plan.bytes_read - self._norms_cost - (self._recheck.cost() if self._recheck else 0)
-            self.plan = replace(
-                self.plan, bytes_read=before.bytes_read + more, bytes_written=before.bytes_written
-            )
-            self.rows_resumed = resumed
+        if self._again:
+            self._search_again(sink)
         if not self._asked.same:
             self._warn_of_extreme(self._asked.a.name, sum(self._extreme.values()))
         if unsure := sum(self._unsure.values()):
@@ -298,11 +342,36 @@ class Ranking:
                 f"the last neighbours of {unsure} rows may be others, whose scores differ from theirs by no "
                 "more than rounding"
             )
-        if beyond := sum(self._beyond.values()):
-            self._observer.warn(
-                f"{beyond} values are too large for {self._asked.values}, and infinite in the result; the "
-                "neighbours are those with the best values in float64"
+        lost = (self._beyond, "too large", "infinite"), (self._vanished, "too small", "0")
+        for counts, what, become in lost:
+            if count := sum(counts.values()):
+                self._observer.warn(
+                    f"{count} values are {what} for {self._asked.values}, and {become} in the result; the "
+                    "neighbours are those with the best values in float64"
+                )
+
+    def _search_again(self, sink: InMemory | stored.RowArrays) -> None:
+        """Compute again what the first product has not told."""
+        before, resumed, cost = self.plan, self.rows_resumed, self._norms_cost
+        again = f"the neighbours of {self._asked.rows_of(self._again)} rows are sought again, "
+        if self._finer:
+            self._observer.note(
+                f"{again}in float64, because float32 does not tell which they are for all of these rows"
             )
+            self.job = self._finer
+        else:
+            self._observer.note(f"{again}because squares of elements are too large or too small for float64")
+            self._multiply_rows(np.zeros(self._asked.n, np.int32))
+        self._search(sink, self._asked.all_chunks - self._again)
+        more = self.plan.bytes_read - cost - (self._recheck.cost() if self._recheck else 0)
+        self.plan = replace(
+            self.plan, bytes_read=before.bytes_read + more, bytes_written=before.bytes_written
+        )
+        self.rows_resumed = resumed
+
+    def _restored(self, rows: slice | Array, scores: Array) -> Array:
+        """The scores of rows of A as they are stored, from those of rows that are multiplied."""
+        return scores if self.scaling is None else self.scaling.restored(rows, scores)
 
     def _search(self, sink: InMemory | stored.RowArrays, done: set[int]) -> None:
         """Compute what is not done yet, in one type."""
@@ -340,12 +409,14 @@ class Ranking:
         elif asked.metric == "sqeuclidean":
             np.negative(scores, out=scores)
         with np.errstate(over="ignore"):
-            values, written = scores.astype(asked.values), 0
+            values, written = self._restored(slice(*rows), scores).astype(asked.values), 0
         for first in range(rows[0], rows[1], asked.chunk_rows):
             if first // asked.chunk_rows not in done:
                 some = slice(first - rows[0], first - rows[0] + asked.chunk_rows)
                 beyond = np.isinf(values[some]) & np.isfinite(scores[some])
                 self._beyond[first] = int(np.count_nonzero(beyond))
+                vanished = (values[some] == 0) & (scores[some] != 0) & (self.scaling is not None)
+                self._vanished[first] = int(np.count_nonzero(vanished))
                 written += sink.write(first, {"indices": columns[some], "values": values[some]})
         return written
 
@@ -363,11 +434,12 @@ class Ranking:
             if (number := first // asked.chunk_rows) in done:
                 continue
             some = slice(first - rows[0], first - rows[0] + asked.chunk_rows)
-            self._extreme[number] = int(np.count_nonzero(np.isinf(found.lengths[some])))
+            self._extreme[number] = extreme = int(np.count_nonzero(np.isinf(found.lengths[some])))
             self._close[number] = int(np.count_nonzero(close[some]))
             self._unsure[number] = int(np.count_nonzero(unsure[some]))
             coarse = unsure[some].mean() > MOST_UNSURE or not fits[some].all()
-            if rounding.single and self._finer and coarse:
+            scales = extreme and self.scaling is None and not asked.same
+            if scales or (rounding.single and self._finer and coarse):
                 again.add(number)
         self._again |= again
         return again

@@ -7,6 +7,7 @@ rows of blocks, or parts of them ──► the best of each row, by exact scores
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -41,6 +42,8 @@ class Search:
     operation: Operation
     squares: Array
     """The squared norm of each row of B."""
+    factors: tuple[Array | None, Array | None]
+    """What rows of A and of B are multiplied with, if anything."""
 
 
 def search(here: Here, shared: Search, unit: Unit) -> Candidates:
@@ -52,6 +55,7 @@ def search(here: Here, shared: Search, unit: Unit) -> Candidates:
     plan = plan_of(unit, shared.plan, operands)
     blocks = Blocks(plan, shared.operation, {name: one.source for name, one in operands.items()})
     exact = asked.exact(asked.a, asked.b, shared.panel_bytes, unit.cols)
+    exact.multiply(*shared.factors)
     reduction = asked.reduction(blocks, shared.squares)
     found: list[Candidates] = []
 
@@ -73,10 +77,21 @@ def search(here: Here, shared: Search, unit: Unit) -> Candidates:
     return best
 
 
-def norms_of(here: Here, cores: int, rows: Range) -> tuple[Array, Array, int]:
-    """As `norms`, of some rows of B."""
-    b = here.inputs.get("b", here.inputs["a"])
-    some = Rows(b.window(rows, (0, b.shape[1])), cores=cores)
+@dataclass(frozen=True)
+class Look:
+    """What processes are given that look at rows of an array."""
+
+    name: Literal["a", "b"]
+    cores: int
+    factors: Array | None
+    """What rows are multiplied with, if anything."""
+
+
+def norms_of(here: Here, shared: Look, rows: Range) -> tuple[Array, Array, Array]:
+    """As `norms`, of some rows of an array."""
+    one = here.inputs.get(shared.name, here.inputs["a"])
+    some = Rows(one.window(rows, (0, one.shape[1])), cores=shared.cores)
+    some.factors = None if shared.factors is None else shared.factors[slice(*rows)]
     found = norms(some)
     here.trace.bytes["read"] += some.bytes_read
     return found
@@ -111,7 +126,9 @@ class RankingElsewhere(Ranking):
         """Bytes that this process holds, for each row of a block and beside these: the best of rows of blocks
         that are not complete, and of one that comes; norms of rows of B, and what a check takes."""
         line = (self._pool.count + 2) * (3 * 16 * asked.k + 4 * 8)
-        return line, 3 * 8 * asked.n + (asked.exact(asked.a, asked.b).nbytes if verify else 0)
+        return line, 3 * 8 * asked.n + asked.scaling_bytes + (
+            asked.exact(asked.a, asked.b).nbytes if verify else 0
+        )
 
     def peaks(self) -> tuple[int, int]:
         """Those of the processes elsewhere."""
@@ -121,19 +138,24 @@ class RankingElsewhere(Ranking):
         """Closes the pool."""
         self._pool.close()
 
-    def _norms(self) -> tuple[Array, float, int, int]:
-        """Has each process look at ranges of B."""
-        asked = self._asked
-        parts = parts_of(asked.b, RANGES * self._pool.count)
-        squares, sums, extreme = np.empty(asked.n), np.zeros(asked.depth), [0]
+    def _norms(self, name: Literal["a", "b"]) -> tuple[Array, float, Array]:
+        """Has each process look at ranges of rows."""
+        asked, one = self._asked, getattr(self._asked, name)
+        parts, count = parts_of(one, RANGES * self._pool.count), one.shape[0]
+        squares, sums, exponents = np.empty(count), np.zeros(asked.depth), np.empty(count, np.int32)
 
-        def add(number: int, found: tuple[Array, Array, int]) -> None:
-            squares[slice(*parts[number])] = found[0]
+        def add(number: int, found: tuple[Array, Array, Array]) -> None:
+            some = slice(*parts[number])
+            squares[some], exponents[some] = found[0], found[2]
             np.add(sums, found[1], out=sums)
-            extreme[0] += found[2]
 
-        self._pool.each(norms_of, asked.cores, parts, InOrder(add), lambda done: None)
-        return squares, spread(squares, sums), extreme[0], 0
+        shared = Look(name, asked.cores or 1, getattr(self._host, name).factors)
+        self._pool.each(norms_of, shared, parts, InOrder(add), lambda done: None)
+        return squares, spread(squares, sums), exponents
+
+    def _bytes_of_norms(self) -> int:
+        """Counts none: other processes read."""
+        return 0
 
     def _scoring_cost(self) -> int:
         """Counts what is read for each unit: rows of A again, where several have parts of one row of
@@ -155,7 +177,8 @@ class RankingElsewhere(Ranking):
         asked, job = self._asked, self.job
         return Search(
             asked.k, asked.metric, asked.others, asked.cores or 1, self._exact.panel_bytes,
-            slim(job.plan), job.operation, self._squares,
+            slim(job.plan), Blocks.of(job, job.plan).operation, self._squares,
+            (self._host.a.factors, self._host.b.factors),
         )  # fmt: skip
 
     def _complete(self, sink: InMemory | RowArrays, done: set[int], band: int, found: Candidates) -> None:

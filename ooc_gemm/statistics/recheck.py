@@ -7,7 +7,7 @@ import numpy as np
 
 from ..support.errors import VerificationError
 from ..support.intervals import ranges
-from .rescore import STRIP_BYTES, Array, Exact, Rows, depths
+from .rescore import STRIP_BYTES, Array, Exact, Extreme, Rows, depths
 
 SAMPLES = 8
 """Rows of A that are checked, at most."""
@@ -25,6 +25,14 @@ class Sampled:
         count = min(m, SAMPLES, max(1, SAMPLE_BYTES // (8 * depth)))
         self.rows: Array = np.sort(np.random.default_rng().choice(m, count, replace=False))
         """The rows, ascending."""
+
+    def has_extreme(self) -> bool:
+        """Whether some of the rows are `Extreme`. Reads them."""
+        left, extreme = self._left(), Extreme(self.a, len(self.rows))
+        with np.errstate(all="ignore"):
+            squares = np.vecdot(left, left)
+        extreme.look(left, squares, 0)
+        return bool(extreme.rows(squares).any())
 
     def cost(self) -> int:
         """Bytes that it reads."""
@@ -67,11 +75,19 @@ class Recheck(Sampled):
         super().__init__(exact.a, exact.b)
         self._exact, self._metric, self._others = exact, metric, others
 
-    def carry_out(self, name: str, indices: Array, values: Array, rounding: Callable[[Array], Array]) -> None:
+    def carry_out(
+        self,
+        name: str,
+        indices: Array,
+        values: Array,
+        rounding: Callable[[Array], Array],
+        restored: Callable[[Array], Array],
+    ) -> None:
         """Check the neighbours of `self.rows`.
 
         name: how the message calls the result. indices, values: of their neighbours, as they are stored.
-        rounding: by how much scores of the product may be wrong, from the lengths of rows of A. Raises
+        rounding: by how much scores of the product may be wrong, from the lengths of rows of A. restored:
+        scores of rows as they are stored, from those of rows that are multiplied by factors. Raises
         VerificationError.
         """
         left = self._left()
@@ -94,8 +110,8 @@ class Recheck(Sampled):
             size = size + np.square(longest) + np.square(lengths)[:, None] if sign < 0 else size
             sums = 16 * np.sqrt(left.shape[1]) * float(np.finfo(np.float64).eps) * size
             stored = np.finfo(values.dtype)
-            bound = sums + 4 * float(stored.eps) * np.abs(wide) + float(stored.smallest_subnormal)
-            wrong = (there & np.isfinite(wide) & ~(np.abs(wide - exact) <= bound)).any(axis=1)
+            bound = 4 * float(stored.eps) * np.abs(wide) + float(stored.smallest_subnormal) + restored(sums)
+            wrong = (there & np.isfinite(wide) & ~(np.abs(wide - restored(exact)) <= bound)).any(axis=1)
             last = np.where(there.all(axis=1), exact.min(axis=1), -np.inf)
             wrong |= best > last + rounding(lengths)
         wrong = np.where(np.isfinite(squares), wrong, there.any(axis=1))

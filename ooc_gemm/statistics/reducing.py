@@ -18,6 +18,7 @@ from ..planning.schedule import Part
 from ..run.executor import Executor, Local
 from ..run.observer import Observer
 from ..run.prepare import Job
+from ..run.transforms import found_of
 from ..support.buffers import Bytes
 from ..support.errors import NO_MEMORY, Error, OutOfMemoryError, StoppedError, no_memory, on_thread
 from ..support.meter import UNWRITTEN, Meter, event, logs
@@ -121,8 +122,10 @@ class Blocks:
 
     @classmethod
     def of(cls, job: Job, plan: Plan) -> "Blocks":
-        """Those of a job, by a plan of what is left to do."""
-        return cls(plan, job.operation, {name: opened.source for name, opened in job.sources.items()})
+        """Those of a job, by a plan of what is left to do, with what happens to elements of operands."""
+        panel, limit = job.operation.arithmetic.panel, job.request.memory_limit
+        operation = replace(job.operation, transforms=found_of(job.wanted, panel, limit, False)[0])
+        return cls(plan, operation, {name: opened.source for name, opened in job.sources.items()})
 
     def taken_by(self, reduction: Any) -> "Blocks":
         """The same, where the device finds what a reduction keeps, if the plan has memory for that."""

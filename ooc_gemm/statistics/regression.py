@@ -23,6 +23,7 @@ from ..storage.read.vectors import open_vector
 from ..storage.write.reopen import open_result
 from ..support.errors import InputError
 from ..support.memory import memory_limit_of
+from ..support.meter import Unfinished
 from ..support.recording import recorded
 from .decomposition import CENTRED
 from .equations import Floats, OnePass, PassElsewhere, Room
@@ -128,12 +129,14 @@ def lstsq(
         made = PassElsewhere(pool, beside, (left, right), intercept, extra)
     else:
         made = OnePass(left, right, intercept, Room(limit_of(memory_limit), extra))
-    sums = made.equations(progress)
+    told = Unfinished(progress)
+    sums = made.equations(told)
     rounding = left.shape[0] * np.square(sums.mean * ROUNDING)
     found, condition = _solved(sums.gram, sums.product, ridge, (left.name, right.name), rounding)
     for one in (left, right):
         one.check_unchanged()
     written = 0 if out is None else write_rows(out, found, force)
+    told.finish()
     constants = sums.target_mean - sums.mean @ found if intercept else np.zeros(right.shape[1])
     return recorded(
         LeastSquares(

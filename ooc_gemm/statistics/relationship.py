@@ -41,6 +41,7 @@ from ..storage.read.source import Opened
 from ..storage.write.opening import try_place
 from ..support.errors import BudgetError, InputError
 from ..support.memory import memory_limit_of
+from ..support.meter import Unfinished
 from ..support.trace import Trace
 from .genotypes import MOST_LISTED, Genotypes, have_both, look_through, pair_bytes
 from .samples import Labelled, labelled, open_genotypes
@@ -180,7 +181,10 @@ def grm(
         resume=resume,
         symmetric=True,
     )
-    return _relationship(request, data, wanted, Observer(progress, notice))
+    told = Unfinished(progress)
+    found = _relationship(request, data, wanted, Observer(told, notice))
+    told.finish()
+    return found
 
 
 def planned(

@@ -38,6 +38,10 @@ WORK_BYTES = 6 * MiB
 STRIP_BYTES = 2 * MiB
 SMALL = 1e-280
 """Squared norms below this have lost digits."""
+LOOK_BYTES = 64 << 10
+"""Bytes of rows that are looked at together while they go to a device."""
+MOST_EXPONENT = 1022
+"""Two to this power, and one over it, have all their digits."""
 CANDIDATE_BYTES = 96
 """Bytes for each candidate of a row."""
 
@@ -50,6 +54,8 @@ class Rows:
         host, so that more threads read. cores: how many there are for that; None: those of this process."""
         s, (fewest, most) = opened.matrix, UPLOADING_THREADS if uploads else THREADS
         self.opened, self.bytes_read = opened, 0
+        self.factors: Array | None = None
+        """What the elements of each row of op(X) are multiplied with, which are float64; None: nothing."""
         self.slots: list[Bytes] = []
         """Memory that is used, of as many slots as there are threads; by default it is allocated."""
         self.slot = (
@@ -78,12 +84,17 @@ class Rows:
 
         def run(piece: Piece, slot: Bytes) -> int:
             values, moved = self.opened.source.read(piece, slot)
-            at = piece.rows[0], piece.cols[0]
+            (row, col), place = (piece.rows[0], piece.cols[0]), values
+            if self.opened.matrix.transposed:
+                (row, col), values = (col, row), values.T
             with np.errstate(all="ignore"):
-                if self.opened.matrix.transposed:
-                    work(values.T, *at[::-1])
-                else:
-                    work(values, *at)
+                if self.factors is not None:
+                    if not np.may_share_memory(place, slot):
+                        place = slot[: place.nbytes].view(place.dtype).reshape(place.shape)
+                    out = place.T if self.opened.matrix.transposed else place
+                    factors = self.factors[row : row + len(values), None]
+                    values = np.multiply(values, factors, out=out)
+                work(values, row, col)
             return moved
 
         with (
@@ -101,32 +112,52 @@ class Rows:
 
 
 class Extreme:
-    """Counts rows of float64 that are finite but have squares beyond float64, which count as infinite or
+    """Finds rows of float64 that are finite but have squares beyond float64, which count as infinite or
     as 0."""
 
     def __init__(self, rows: Rows, count: int):
         """rows: what they are read with. count: how many there are."""
-        self._looks = rows.opened.dtype == np.float64
-        self._gone, self._used = (np.zeros(count * self._looks, bool) for _ in range(2))
+        self._looks, self._lock = rows.opened.dtype == np.float64, Lock()
+        self._largest = np.zeros(count * self._looks)
+        """The largest element of each row, of the parts that were looked at; NaN or infinite where one is."""
 
     def look(self, wide: Array, squares: Array, first: int) -> None:
         """Look at a part of the columns of some rows. squares: the squared norms of these parts."""
         if self._looks and (odd := ~np.isfinite(squares) | (squares < SMALL)).any():
             at, some = first + np.flatnonzero(odd), wide[odd]
-            self._gone[at] |= ~np.isfinite(some).all(axis=1)
-            self._used[at] |= (some != 0).any(axis=1)
+            largest = np.maximum(some.max(axis=1), -some.min(axis=1))
+            with self._lock:
+                self._largest[at] = np.maximum(self._largest[at], largest)
+
+    def look_at(self, values: Array, first: int) -> None:
+        """Look at a part of the columns of some rows, a few at a time."""
+        if self._looks:
+            for start, stop in ranges(len(values), max(1, LOOK_BYTES // 8 // max(1, values.shape[1]))):
+                strip = values[start:stop]
+                self.look(strip, np.vecdot(strip, strip), first + start)
 
     def rows(self, squares: Array) -> Array:
         """Which rows these are. squares: their squared norms."""
         if not self._looks:
             return np.zeros(len(squares), bool)
-        found: Array = ~self._gone & (~np.isfinite(squares) | (self._used & (squares < SMALL)))
+        odd = ~np.isfinite(squares) | ((self._largest > 0) & (squares < SMALL))
+        found: Array = odd & np.isfinite(self._largest)
         return found
 
+    def exponents(self, squares: Array) -> Array:
+        """About the binary logarithm of the largest element of each row that is one of these; 0 of others.
+        squares: their squared norms."""
+        found, some = np.zeros(len(squares), np.int32), self.rows(squares)
+        if some.any():
+            # Parts of a row whose squares are finite may sum up to infinity.
+            least = np.where(np.isfinite(squares[some]), 0, 2.0**512)
+            found[some] = np.frexp(np.maximum(self._largest[some], least))[1]
+        return np.clip(found, -MOST_EXPONENT, MOST_EXPONENT, out=found)
 
-def norms(rows: Rows) -> tuple[Array, Array, int]:
-    """(squared norm of each row in float64, sum of each column over the rows that are finite, number of rows
-    that are `Extreme`)."""
+
+def norms(rows: Rows) -> tuple[Array, Array, Array]:
+    """(squared norm of each row in float64, sum of each column over the rows that are finite, `exponents` of
+    the rows that are `Extreme`)."""
     count, k = rows.opened.shape
     squares, sums, lock = np.zeros(count), np.zeros(k), Lock()
     extreme = Extreme(rows, count)
@@ -146,7 +177,7 @@ def norms(rows: Rows) -> tuple[Array, Array, int]:
 
     for columns in depths(rows, 1):
         rows.each((0, count), columns, add)
-    return squares, sums, int(extreme.rows(squares).sum())
+    return squares, sums, extreme.exponents(squares)
 
 
 def spread(squares: Array, sums: Array) -> float:
@@ -180,11 +211,15 @@ class Exact:
         self.panel_bytes = panel_bytes or PANEL_BYTES
         self._among = among or (0, b.opened.shape[0])
 
-    def norms(self) -> tuple[Array, float, int]:
-        """(squared norm of each row of B in float64, `spread` of these rows, number of those that are
-        `Extreme`). Called once, before any scores are."""
+    def norms(self) -> tuple[Array, float, Array]:
+        """(squared norm of each row of B in float64, `spread` of these rows, `exponents` of those that are
+        `Extreme`). Called before any scores are, and again where rows are multiplied by factors."""
         squares, sums, extreme = norms(self.b)
         return squares, spread(squares, sums), extreme
+
+    def multiply(self, left: Array | None, right: Array | None) -> None:
+        """Have rows of A and of B multiplied by factors, if there are any, from now on."""
+        self.a.factors, self.b.factors = left, right
 
     def close(self) -> None:
         """Free what is held between calls."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..engine.reduction import Pairs, Scorer
 from ..support.intervals import ranges
-from .rescore import Array, Exact, Metric, Range, Rows, spread
+from .rescore import Array, Exact, Extreme, Metric, Range, Rows, spread
 
 TYPES = (
     "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
@@ -41,27 +41,37 @@ class OnDevice(Exact):
             return 0
         return sum(self.a.cost(some, (0, self._pairs.depth)) for some in self._strips(rows))
 
-    def norms(self) -> tuple[Array, float, int]:
-        """Reads B once, which then stays on the device. It does not look for rows that are `Extreme`."""
-        scorer = self._scorer = self._start(self._pairs)
+    def norms(self) -> tuple[Array, float, Array]:
+        """Reads B once, which then stays on the device."""
+        self.close()
+        scorer, count, depth = self._start(self._pairs), self._pairs.shape[1], self._pairs.depth
+        self._scorer, extreme = scorer, Extreme(self.b, count)
         sides = {"right": self.b} | ({"left": self.a} if self._pairs.left else {})
         for rows in sides.values():
             rows.slots = scorer.host_buffers(rows.threads, rows.slot)
-        self.b.each(
-            (0, self._pairs.shape[1]), (0, self._pairs.depth), lambda *piece: scorer.put("right", *piece)
-        )
+
+        def put(values: Array, row: int, col: int) -> None:
+            scorer.put("right", values, row, col)
+            extreme.look_at(values, row)
+
+        self.b.each((0, count), (0, depth), put)
         self._squares, sums = scorer.norms()
-        return self._squares, spread(self._squares, sums), 0
+        return self._squares, spread(self._squares, sums), extreme.exponents(self._squares)
 
     def scores(self, rows: Range, columns: Array) -> tuple[Array, Array, int]:
         """Scores as many rows at a time as a strip has."""
         scorer = self._scorer
         assert scorer, "B is on the device"
         found, squares, moved = np.empty(columns.shape), np.empty(len(columns)), 0
+        lost = np.zeros(len(columns), bool)
         for start, stop in self._strips(rows):
+            extreme = Extreme(self.a, stop - start)
 
-            def put(values: Array, row: int, col: int, start: int = start) -> None:
+            def put(
+                values: Array, row: int, col: int, start: int = start, extreme: Extreme = extreme
+            ) -> None:
                 scorer.put("left", values, row - start, col)
+                extreme.look_at(values, row - start)
 
             if self._pairs.left:
                 moved += self.a.each((start, stop), (0, self._pairs.depth), put)
@@ -69,12 +79,16 @@ class OnDevice(Exact):
             some = columns[here]
             sums, left = scorer.sums(some, start, self.metric == "sqeuclidean")
             squares[here] = left
+            if self._pairs.left:
+                lost[here] = extreme.rows(left)
             with np.errstate(all="ignore"):
                 scores = self.scored(sums, left[:, None], self._squares[some])
             scores[(some < 0) | ~np.isfinite(left)[:, None]] = -np.inf
             found[here] = scores
         with np.errstate(invalid="ignore"):
-            return found, np.where(np.isfinite(squares), np.sqrt(squares), np.nan), moved
+            lengths = np.where(np.isfinite(squares), np.sqrt(squares), np.nan)
+        lengths[lost] = np.inf
+        return found, lengths, moved
 
     def close(self) -> None:
         """Frees the memory of the device."""

@@ -12,12 +12,12 @@ import numpy as np
 
 from ..planning.plan import Plan
 from ..run.executor import Executor, Local
-from ..run.moments import Moments, column_moments
+from ..run.moments import SMALL, TIMES, Moments, column_moments
 from ..run.observer import Observer
 from ..run.prepare import prepare
 from ..run.request import Operand, Reduced, Request
 from ..run.scalars import choice
-from ..run.transforms import fit, found_of
+from ..run.transforms import fit
 from ..storage.read.source import Opened
 from ..storage.write import rows as stored
 from ..storage.write.row_files import RowFiles
@@ -38,11 +38,6 @@ Score = Literal["cosine", "correlation", "dot"]
 SHARE = 8
 """An eighth of the memory limit is for elements that are found, where they stay in memory; it is taken three
 times while they are put together (`Reduced.eighths`)."""
-
-TIMES = 2.0**600
-"""Rows are multiplied with this to find their lengths, where their squares are less than …"""
-SMALL = 1e-280
-"""… this, and divided by it where these are not finite."""
 
 
 class Pairs(Compared):
@@ -340,11 +335,8 @@ class Selection:
         self._not_finite = above.not_finite
 
     def _blocks(self) -> Blocks:
-        """The blocks that are left, with what happens to elements of operands."""
-        job = self.job
-        transforms, _ = found_of(job.wanted, job.operation.arithmetic.panel, job.request.memory_limit, False)
-        job = replace(job, operation=replace(job.operation, transforms=transforms))
-        return Blocks.of(job, self.plan)
+        """The blocks that are left."""
+        return Blocks.of(self.job, self.plan)
 
     @property
     def _kept(self) -> Kept:

@@ -22,6 +22,7 @@ from ..support.errors import InputError
 from ..support.recording import recorded
 from ..support.shown import Shown
 from ..support.trace import Trace
+from .compared import try_output
 from .rescore import Array
 from .selection import Pairs, Score, Selection
 from .selection_elsewhere import SelectionElsewhere
@@ -161,6 +162,7 @@ def threshold(
     observer = Observer(progress, notice)
     selection = _selection(pairs, out, place, limits, observer)
     with closing(selection):
+        try_output(out)
         selection.measure()
         arrays = selection.carry_out(place, resume)
     observer.all_done(selection.plan, selection.trace)

@@ -71,6 +71,15 @@ class Strip:
         self.sums = np.where(wrong == 0, sums, np.inf)
         """Sum of the genotypes of each variant; infinite where one is not 0, 1, 2 or missing."""
 
+    def where(self) -> Array:
+        """Return the indices of the missing genotypes in the strip, in C order. Most words have none."""
+        flat, padded = self._mask.reshape(-1, WORD), self._mask.shape[1]
+        some = np.flatnonzero(flat.view(np.uint64) != 0)
+        inside = np.flatnonzero(flat[some].view(np.bool_))
+        found: Array = some[inside // WORD] * WORD + inside % WORD
+        found -= found // max(1, padded) * (padded - self._samples)
+        return found
+
     def lacking(self, kept: Array) -> Array:
         """Return how many variants, of those kept, each sample lacks."""
         words = self._mask.view(np.uint64)

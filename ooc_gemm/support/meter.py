@@ -21,6 +21,25 @@ UNWRITTEN = 1 - 1e-6
 """The largest share that is reported while something is still to be written."""
 
 
+class Unfinished:
+    """Passes on how far a run is whose output is not all written when its last part says that it is done."""
+
+    def __init__(self, report: Callable[..., Any] | None):
+        """report: called with the share that is done, and what else is told; None where nobody asks."""
+        self._report = report
+        self._told: tuple[Any, ...] | None = None
+
+    def __call__(self, fraction: float, *told: Any) -> Any:
+        """Report no more than `UNWRITTEN`. Returns what the callback does."""
+        self._told = told
+        return self._report(min(fraction, UNWRITTEN), *told) if self._report else None
+
+    def finish(self) -> None:
+        """Report that all is written, where anything has been reported."""
+        if self._report and self._told is not None:
+            self._report(1.0, *self._told)
+
+
 def logs() -> bool:
     """Whether anybody wants the records."""
     return log.isEnabledFor(logging.INFO)

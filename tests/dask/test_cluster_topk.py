@@ -90,6 +90,29 @@ def brute(a, b, k, others):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("left", "right", "metric"),
+    [
+        (2.0**600, 2.0**600, "sqeuclidean"),
+        (2.0**-600, 1, "dot"),
+        (np.logspace(-300, 300, 300)[:, None], np.logspace(300, -300, 410)[:, None], "cosine"),
+    ],
+)
+def test_rows_whose_squares_float64_does_not_hold(tmp_path, client, dealt, left, right, metric):
+    at = make(tmp_path / "a", normal(300, 7, dtype="f8") * left, chunks=(50, 3))
+    bt = make(tmp_path / "b", normal(410, 7, seed=1, dtype="f8") * right, chunks=(60, 7))
+    for number, other in enumerate((bt, None)):
+        want = ooc_gemm.topk(
+            at, other, tmp_path / f"here{number}", k=4, metric=metric, notice=print, **LIMITS
+        )
+        with on(client):
+            out = tmp_path / f"there{number}"
+            found = ooc_gemm.topk(at, other, out, k=4, metric=metric, verify=True, notice=print)
+        same(found, want)
+        as_predicted(found)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["dot", "cosine", "sqeuclidean"])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i1"])
 def test_the_same_as_on_one_machine(tmp_path, client, dealt, metric, dtype):

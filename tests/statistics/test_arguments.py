@@ -49,6 +49,8 @@ OUTPUTS = {
     "gram": lambda out: ooc_gemm.gram(ooc_gemm.Operand(X, center="rows"), out, **CPU),
     "king": lambda out: ooc_gemm.king(np.abs(G), out, **CPU),
     "grm": lambda out: ooc_gemm.grm(np.abs(G), out, **CPU),
+    "topk": lambda out: ooc_gemm.topk(X, None, out, k=2, **CPU),
+    "threshold": lambda out: ooc_gemm.threshold(X, None, out, least=0.5, **CPU),
 }
 
 
@@ -92,9 +94,10 @@ def test_an_output_that_cannot_be_created_is_refused_before_anything_is_read(tmp
         raise AssertionError("a pass is made")
 
     monkeypatch.setattr("ooc_gemm.run.stream._Pass._run", read)
+    monkeypatch.setattr("ooc_gemm.statistics.rescore.Rows.each", read)
     monkeypatch.setattr("ooc_gemm.statistics.relationship._once", lambda *_: None)  # so it makes a pass
     for place in (tmp_path / ("n" * 300), tmp_path / "deep" / "below" / ("n" * 300)):
-        with pytest.raises(InputError, match=r"n cannot be created.*name too long"):
+        with pytest.raises(InputError, match=r"n\S* cannot be created.*name too long"):
             OUTPUTS[name](str(place))
     assert not list(tmp_path.iterdir())
     with pytest.raises(AssertionError, match="a pass is made"):

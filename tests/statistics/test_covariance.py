@@ -8,6 +8,10 @@ from conftest import make
 from interruption import interrupted
 
 import ooc_gemm
+from ooc_gemm.run.observer import Observer
+from ooc_gemm.run.prepare import prepare
+from ooc_gemm.run.request import Operand, Request
+from ooc_gemm.statistics.covariance import planned
 
 LIMIT = "300MiB"
 
@@ -159,6 +163,37 @@ def test_no_pass_is_made_where_the_plan_does_not_fit(tmp_path, monkeypatch):
     make(tmp_path / "c", np.zeros((2, 2)), chunks=(2, 2))
     with pytest.raises(ooc_gemm.InputError, match="force=True"):
         ooc_gemm.corrcoef(x, str(tmp_path / "c"), memory_limit=LIMIT)
+
+
+@pytest.mark.parametrize("rowvar", [True, False])
+def test_correlations_of_variables_whose_squares_float64_does_not_hold(tmp_path, rowvar):
+    x, said = np.random.default_rng(22).standard_normal((300, 9)) + 3, []
+    x[:, 8] = x[:, 7] = 2
+    with np.errstate(invalid="ignore"):
+        wanted = np.corrcoef(x, rowvar=False)
+    x *= [1, 2.0**600, 2.0**-600, 2.0**1000, 2.0**-900, 2.0**520, 2.0**-520, 2.0**-700, 0]
+    stored = make(tmp_path / "x", x.T if rowvar else x, chunks=(64, 5))
+    found = ooc_gemm.corrcoef(stored, rowvar=rowvar, memory_limit=LIMIT, notice=said.append)
+    close(found.array, wanted)
+    assert found.bytes_passed == 3 * found.bytes_read
+    assert [text[:23] for text in said if "never change" in text] == ["2 of the 9 variables in"]
+
+
+def test_the_plan_before_the_pass_counts_factors_of_variables(tmp_path, monkeypatch):
+    """Whether sums overflow is known after the pass."""
+    x = make(tmp_path / "x", variables((3000, 50), 21) * np.float32(1e18), chunks=(1000, 50))
+    made = []
+
+    def carry_out(request, observer):
+        made.append(prepare(request.check()).plan)
+        raise StopIteration
+
+    monkeypatch.setattr("ooc_gemm.statistics.covariance.carry_out", carry_out)
+    with pytest.raises(StopIteration):
+        ooc_gemm.cov(x, rowvar=False, memory_limit=LIMIT)
+    request = Request(Operand(x), Operand(x), memory_limit=LIMIT)
+    plan = planned(request, False, 1, Observer(notice=lambda said: None))
+    assert plan.ledger["transforms"] == made[0].ledger["transforms"]
 
 
 @pytest.mark.parametrize("count", [0, 3])

@@ -570,6 +570,7 @@ def test_what_exists_is_replaced_only_when_asked_and_only_at_the_end(tmp_path, m
         ("http://127.0.0.1:1/c", "neither a local folder nor in an object store"),
         (tmp_path / ("x" * 300), "name too long.*choose another place"),
         (tmp_path / ("x" * 250), "name too long"),  # of the folder in which it is made
+        (tmp_path / "none" / ("x" * 250), "name too long"),
         (tmp_path / ("x" * 300) / "n", "name too long"),
     ):
         with pytest.raises(ooc_gemm.InputError, match=said):

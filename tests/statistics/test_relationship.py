@@ -103,6 +103,23 @@ def test_counts_of_pairs_are_exact(monkeypatch, rate, listed):
     assert look_through(open_input(g), 1 << 30, -1.0, 0.2, False).pairs is None
 
 
+@pytest.mark.parametrize("dtype", ["i1", "f4"])
+def test_pairs_of_a_strip_are_listed_in_parts(monkeypatch, dtype):
+    """Where that takes less time than a product: not as many at a time as memory is counted for."""
+    most, pairs = 3000, []
+    monkeypatch.setattr(genotypes, "PAIRS", most)
+    monkeypatch.setattr(genotypes, "LISTED", 1)
+    monkeypatch.setattr(genotypes.Counts, "_multiply", None)
+    listed = genotypes._pairs
+    monkeypatch.setattr(genotypes, "_pairs", lambda *given: pairs.append(listed(*given)) or pairs[-1])
+    g = alleles(301, 53, 4, 0.2).astype(dtype)
+    found = look_through(open_input(g), 1 << 30, -1.0, 0, True)
+    there = (g != -1).astype(int)
+    assert np.array_equal(found.pairs, there.T @ there)
+    sizes = [len(first) for first, _ in pairs]
+    assert most // 4 < np.median(sizes) <= max(sizes) <= most
+
+
 def check_pairs_of_a_product(tmp_path, monkeypatch, shape, samples, maf, dtype):
     monkeypatch.setattr(relationship, "MOST_LISTED", 50)
     monkeypatch.setattr(relationship, "_once", lambda *asked: None)  # as where C is no single block

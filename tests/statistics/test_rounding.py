@@ -154,16 +154,97 @@ def test_products_that_float32_cannot_hold(left, right, metrics):
         np.testing.assert_array_equal(found.indices, want)
 
 
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("size", [2.0**600, 2.0**-600, 2.0**1020, 2.0**-900])
+@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_rows_whose_squares_float64_does_not_hold(metric, size, both, device, tmp_path, monkeypatch):
+    """They have the neighbours of rows that are multiplied by a power of two."""
+    if device == "gpu":
+        cupy_on_cpu.install(monkeypatch, "90")
+        device = CUDA()
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 32)
+    a, b = np.random.default_rng(7).standard_normal((2, 90, 5))
+    a[3], a[4], b[[4, 5]], b[6] = 0, np.nan, [[np.nan], [np.inf]], 0
+    other = None if both else b
+    want = ooc_gemm.topk(a, other, k=3, metric=metric, device="cpu")
+    large = make(tmp_path / "a", a * size, chunks=(40, 3))
+    some = None if both else make(tmp_path / "b", b * size, chunks=(30, 5))
+    said = []
+    found = ooc_gemm.topk(large, some, k=3, metric=metric, device=device, verify=True, notice=said.append)
+    np.testing.assert_array_equal(found.indices, want.indices)
+    with np.errstate(all="ignore"):
+        values = want.values if metric == "cosine" else want.values * size * size
+    np.testing.assert_allclose(found.values, values, rtol=1e-12)
+    assert found.bytes_read == found.plan.bytes_read
+    assert any("values are too" in text for text in said) == (metric != "cosine")
+    assert not any("rows of" in text for text in said)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("left", "right", "metrics"),
+    [
+        (2.0**600, 1, METRICS),
+        (2.0**-600, 1, ["cosine", "dot"]),
+        (1, 2.0**600, METRICS),
+        (2.0**-900, 2.0**900, ["cosine", "dot"]),
+        (np.logspace(-300, 300, 90)[:, None], 1, ["cosine", "dot"]),
+        (1, np.logspace(300, -300, 90)[:, None], ["cosine"]),
+    ],
+)
+def test_one_array_whose_squares_float64_does_not_hold(left, right, metrics, device, tmp_path, monkeypatch):
+    if device == "gpu":
+        cupy_on_cpu.install(monkeypatch, "90")
+        device = CUDA()
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 32)
+    a, b = np.random.default_rng(8).standard_normal((2, 90, 5))
+    for metric in metrics:
+        said = []
+        found = ooc_gemm.topk(
+            a * left, b * right, k=3, metric=metric, device=device, verify=True, notice=said.append
+        )
+        one, other = (a, b) if metric != "dot" else (a, b * right)
+        if metric != "sqeuclidean":
+            np.testing.assert_array_equal(found.indices, exact(one, other, 3, metric))
+        elif left == 1:
+            np.testing.assert_array_equal(found.indices, exact(0 * a, b, 3, metric))
+        else:  # distances are equal in float64
+            want = exact(a, b, 11, "dot")
+            assert all(set(some) <= set(row) for some, row in zip(found.indices, want, strict=True))
+        assert found.bytes_read == found.plan.bytes_read
+        assert sum("sought again" in text for text in said) <= 1
+        assert metric == "sqeuclidean" or not any(" have elements " in text for text in said)
+
+
+@pytest.mark.parametrize("size", [2.0**600, 2.0**-600])
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_such_rows_are_checked_that_an_earlier_run_has_found(size, interrupted, tmp_path, monkeypatch):
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 8)
+    a, b = np.random.default_rng(9).standard_normal((2, 16, 5))
+    a[:8] *= size
+    at, bt, out = make(tmp_path / "a", a), make(tmp_path / "b", b), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        if interrupted:  # after the rows that were multiplied are written, which come last
+            patch.setattr(stored.RowArrays, "commit", None)
+            with pytest.raises(TypeError):
+                ooc_gemm.topk(at, bt, out, k=3, device="cpu")
+        else:
+            ooc_gemm.topk(at, bt, out, k=3, device="cpu")
+    found = ooc_gemm.topk(at, bt, out, k=3, device="cpu", resume=True, verify=True)
+    assert (found.verified, found.rows_resumed) == (True, 16)
+    assert found.bytes_read == found.plan.bytes_read
+    np.testing.assert_array_equal(found.indices, exact(a, b, 3, "cosine"))
+
+
 @pytest.mark.parametrize("size", [1e200, 1e-200])
-def test_a_warning_tells_of_rows_whose_squares_float64_does_not_hold(size):
+def test_a_warning_tells_of_rows_that_are_much_smaller_than_others(size):
     a, b = np.random.default_rng(7).standard_normal((2, 40, 5))
-    a[3], b[[4, 5]] = 0, [[np.nan], [np.inf]]
-    with pytest.warns(UserWarning, match="38 rows of B have elements whose squares"):
-        ooc_gemm.topk(a, b * size, k=3, device="cpu")
-    with pytest.warns(UserWarning, match="39 rows of A have elements whose squares"):
-        ooc_gemm.topk(a * size, np.ones((9, 5)), k=3, device="cpu")
-    with pytest.warns(UserWarning, match="39 rows of A have"):
-        ooc_gemm.topk(a * size, k=3, device="cpu")
+    a[3], b[[4, 5]], b[0] = 0, [[np.nan], [np.inf]], b[0] / size
+    for metric in ("dot", "sqeuclidean"):
+        said = []
+        ooc_gemm.topk(a, b * size, k=3, metric=metric, device="cpu", notice=said.append)
+        assert f"{1 if size > 1 else 37} rows of B have elements whose squares are too" in " ".join(said)
 
 
 def reached(a, b, least, centred):
