@@ -26,7 +26,7 @@ import ooc_gemm
 import ooc_gemm.run.executor
 from ooc_gemm import InputError, StoreError
 from ooc_gemm.storage.format.unfinished import JOURNAL, is_partial
-from ooc_gemm.storage.io import files
+from ooc_gemm.storage.io import files, listing
 from ooc_gemm.storage.io.folder import Folder
 from ooc_gemm.storage.write import journal, publication, staging_folder
 
@@ -79,6 +79,7 @@ def events(monkeypatch):
         real_unlink(path, **options)
         found.append(("remove", name(path)))
 
+    monkeypatch.setattr(listing, "_library", None)  # which renames without Python's functions
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replace)
     monkeypatch.setattr(os, "unlink", unlink)

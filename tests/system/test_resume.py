@@ -1,7 +1,6 @@
 """Interrupted runs, and how they are continued. The oracle is NumPy, and for bits an uninterrupted run."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import ooc_gemm
 from ooc_gemm import InputError
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.storage.format import unfinished
-from ooc_gemm.storage.io import files, locks
+from ooc_gemm.storage.io import files, listing, locks
 from ooc_gemm.storage.io.folder import Folder
 from ooc_gemm.storage.write import journal, publication, staging_folder
 
@@ -342,15 +341,15 @@ def test_short_runs_do_not_wait_for_the_disk(arrays, monkeypatch):
 
 def test_longer_runs_flush_before_they_put_chunks_in_place(arrays, monkeypatch):
     a, b, c, *_ = arrays
-    events, flush, move = [], files.flush, os.replace
+    events, flush, move = [], files.flush, listing.rename
     monkeypatch.setattr(publication, "SAVED_SECONDS", 0.0)
     monkeypatch.setattr(files, "flush", lambda folder: (flush(folder), events.append("flush")))
 
-    def watched(old, new):
-        move(old, new)
-        events.extend(["place"] if str(old).endswith(staging_folder.PENDING) else [])
+    def watched(pairs):
+        events.extend("place" for old, _ in pairs if old.endswith(staging_folder.PENDING))
+        return move(pairs)
 
-    monkeypatch.setattr(os, "replace", watched)
+    monkeypatch.setattr(listing, "rename", watched)
     ooc_gemm.multiply(a, b, c, chunks=(50, 52))
     assert events[0] == "flush"
     assert events.count("place") == 30

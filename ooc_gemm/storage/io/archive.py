@@ -5,17 +5,19 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from types import TracebackType
 from typing import IO
+
+import numpy as np
 
 from ...planning.traits import LOCAL, StoreTraits
 from ...support.buffers import Bytes
 from .files import ChunkFile
 from .folder import numbers
 from .place import Readable
-from .stamps import Listed, identity
+from .stamps import Stamps, identity
 
 HEADER, MAGIC = Struct("<4s22xHH"), b"PK\x03\x04"
 """What stands before an entry's name: a signature, and at its end the lengths of the name and of what follows
@@ -37,14 +39,14 @@ class Archive:
         """The traits of local files."""
         return LOCAL
 
-    def list(self, pattern: str = "") -> Iterator[tuple[str, Listed]]:
+    def listed(self, pattern: str) -> Iterator[tuple[Sequence[str], Stamps]]:
         """The sizes are those of unpacked files, and the times those of the archive. Raises OSError."""
         found = os.stat(self._path)
         time, number = found.st_mtime_ns, identity(found)
-        wanted = re.compile(re.escape(self._prefix) + (numbers(pattern).pattern if pattern else ".*"))
-        for entry in self._archive.infolist():
-            if wanted.fullmatch(entry.filename):
-                yield entry.filename[len(self._prefix) :], (entry.file_size, time, number)
+        wanted = re.compile(re.escape(self._prefix) + numbers(pattern).pattern)
+        some = [entry for entry in self._archive.infolist() if wanted.fullmatch(entry.filename)]
+        stamps = np.array([(entry.file_size, time, number) for entry in some], np.int64)
+        yield [entry.filename[len(self._prefix) :] for entry in some], stamps.reshape(-1, 3)
 
     def open(self, key: str, direct: bool = True) -> Readable:
         """Raises OSError, also for what zipfile cannot unpack."""

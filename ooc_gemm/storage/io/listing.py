@@ -36,8 +36,8 @@ def files_of(folders: Iterable[str]) -> Iterator[tuple[int, list[str], Numbers]]
             while count := _library.listing_next(opened, _FILES, *to):
                 if count < 0:
                     raise OSError(-count, os.strerror(-count), folder)
-                found = ctypes.string_at(names, used.value).split(b"\0")[:-1]
-                yield at, [os.fsdecode(name) for name in found], numbers[:count]
+                text = os.fsdecode(ctypes.string_at(names, used.value))
+                yield at, text.split("\0")[:-1], numbers[:count]
         finally:
             _library.listing_close(opened)
 
@@ -72,7 +72,7 @@ def rename(pairs: Sequence[tuple[str, str]]) -> Numbers:
                 break
         return np.concatenate([np.empty((0, _COLUMNS), np.int64), *rows])
     numbers = np.empty((len(pairs), _COLUMNS), np.int64)
-    names = b"".join(os.fsencode(name) + b"\0" for pair in pairs for name in pair)
+    names = os.fsencode("".join(f"{old}\0{new}\0" for old, new in pairs))
     return numbers[: _library.listing_rename(names, len(pairs), numbers.ctypes.data)]
 
 

@@ -41,9 +41,6 @@ class InputPlace(Protocol):
     def traits(self) -> StoreTraits:
         """What this store can do, as plans and readers need to know it."""
 
-    def all_keys(self) -> Iterator[str]:
-        """Yield the keys of all files."""
-
     def listed(self, pattern: str) -> Iterator[tuple[Sequence[str], Stamps]]:
         """Yield keys and stamps of files that match a pattern such as `c/*/*`, in which `*` stands for a
         number; some files at a time."""
@@ -57,6 +54,9 @@ class InputPlace(Protocol):
 
 class Place(InputPlace, Protocol):
     """Files by key, also for writing."""
+
+    def all_keys(self) -> Iterator[str]:
+        """Yield the keys of all files."""
 
     def read(self, key: str, most: int) -> bytes | None:
         """Return a file's contents; more than `most` bytes of a longer file, None where there is no file."""

@@ -5,8 +5,9 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ..io.stamps import Stamp
+from ..io.stamps import Stamp, Stamps
 from ..read import addresses
 
 Chunk = tuple[int, int]
@@ -65,6 +66,17 @@ class Done(MutableMapping[Chunk, tuple[Stamp, Stamp]]):
             some = self._numbers[first : first + AT_ONCE * NUMBERS].reshape(-1, NUMBERS)
             for at in np.flatnonzero(some[:, :2].any(axis=1)).tolist():
                 yield divmod(first // NUMBERS + at, across)
+
+    def differing(self, stamps: Stamps, identities: npt.NDArray[np.int64] | None) -> Chunk | None:
+        """Return a chunk whose file is not as it was made; None where all are. `stamps`: those of all files.
+        `identities`: of the files when they came to their places; 0 where that is not known."""
+        made = self._numbers.reshape(-1, NUMBERS)[:, :2]
+        wrong = (stamps[:, :2] != made).any(axis=1)
+        if identities is not None:
+            known = identities.ravel()
+            wrong |= (known != 0) & (known != stamps[:, 2])
+        found = np.flatnonzero(wrong & made.any(axis=1))
+        return divmod(int(found[0]), self._grid[1]) if len(found) else None
 
     def _at(self, chunk: Chunk) -> int:
         """Return the place of a chunk's first number. Raises KeyError for a chunk that C does not have."""

@@ -23,6 +23,7 @@ from ..read.inputs import open_zarr
 from ..read.source import Opened
 from . import provenance
 from .consolidated import Consolidated, entry_of
+from .done import Done
 from .journal import Chunk, Journal
 from .share import run_folder
 from .staging import Notice, Staging, document, touched
@@ -138,7 +139,7 @@ class Publication:
         """Note a chunk that the staging has written."""
         self.staging.written(chunk)
         if self._log is None:
-            self.staging.settle(chunk)
+            self.staging.settle([chunk])
             return
         now, was = self.staging.stamps(chunk)
         if self._old is not None and was != self._was(chunk):
@@ -166,9 +167,7 @@ class Publication:
                 # Else a chunk in its place may just as well be made again.
                 if everything or self._old is not None or self.staging.at_once:
                     self._log.durable(count)
-                while chunks:
-                    self.staging.settle(chunks[-1])
-                    chunks.pop()
+                self.staging.settle(chunks)
             finally:
                 with self._lock:
                     self._waiting += chunks
@@ -277,10 +276,10 @@ class Publication:
             return
         self._stamps = stamps = self.staging.all_stamps(self._grid)
         assert stamps is not None
-        for chunk, (now, _) in self._log.done.items():
-            *found, identity = stamps[self._at(chunk)].tolist()
-            if (*found,) != now or self.staging.identity(chunk) not in (0, identity):
-                raise self._changed(chunk, "written")
+        assert isinstance(self._log.done, Done), "its size is known"
+        chunk = self._log.done.differing(stamps, self.staging.identities())
+        if chunk is not None:
+            raise self._changed(chunk, "written")
 
     def _hold(self) -> None:
         """Raise StoreError where another run has taken C over, because of which this one must not change C's

@@ -8,6 +8,9 @@ other stores    put chunk, by zarr                                              
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 from ...support.buffers import Bytes
 from ...support.errors import InputError, StoreError
 from ..format.unfinished import PARTIAL
@@ -83,8 +86,10 @@ class Staging:
         """The error of a flush that failed; what was written since the flush before may be lost."""
         return None
 
-    def settle(self, chunk: Chunk) -> None:
-        """Move a chunk that was written to its place."""
+    def settle(self, chunks: list[Chunk]) -> None:
+        """Move chunks that were written to their places. Those that are there are taken off the list. Raises
+        OSError."""
+        chunks.clear()
 
     def drop(self, chunk: Chunk) -> None:
         """Remove a chunk that was written and is not in its place."""
@@ -93,9 +98,10 @@ class Staging:
         """Return the stamps of all chunks, in row-major order; None where they cannot be had."""
         return None
 
-    def identity(self, chunk: Chunk) -> int:
-        """Return the identity that a chunk had when it went to its place; 0 where stamps tell all changes."""
-        return 0
+    def identities(self) -> npt.NDArray[np.int64] | None:
+        """Return for each chunk the identity that it had when it went to its place, or 0; None where stamps
+        tell all changes."""
+        return None
 
     def publish(self, key: str, metadata: bytes) -> None:
         """Give C's metadata their final name when everything else is durable."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import zarr
 
 from ...support.buffers import Bytes
@@ -15,9 +16,9 @@ from ...support.errors import InputError
 from ..format import documents
 from ..format.chunks import Chunks
 from ..format.unfinished import ASIDE, METADATA, PARTIAL
-from ..io import durable, files
+from ..io import durable, files, listing
 from ..io.folder import Folder
-from ..io.stamps import Stamp, Stamps, identity, stamp_of
+from ..io.stamps import Stamp, Stamps, identity, stamp_of, stamps_of
 from . import replaced
 from .journal import ANEW, Chunk
 from .share import RUN, revoke
@@ -25,6 +26,8 @@ from .staging import Done, Notice, Staging, changed
 
 PENDING = ".pending"
 """Suffix of a chunk's file until it goes to its place."""
+SETTLED = 1024
+"""Files that are renamed together."""
 DIRECT_BYTES = 256 << 20
 """Size from which C is written past the page cache, at the full speed of the disk. A smaller C takes little
 time either way, and stays in the page cache for its next reader."""
@@ -149,12 +152,17 @@ class FolderStaging(Staging):
         """The error of the first flush that failed."""
         return self._disk.failed if self._disk else None
 
-    def settle(self, chunk: Chunk) -> None:
-        """Renames the file to that of the chunk."""
-        path = self.path(chunk)
-        os.replace(path + PENDING, path)
-        if self._disk:
-            self._placed[chunk] = identity(os.stat(path))
+    def settle(self, chunks: list[Chunk]) -> None:
+        """Renames files to those of the chunks, the last ones first."""
+        while some := chunks[: -SETTLED - 1 : -1]:
+            pairs = [(path + PENDING, path) for path in map(self.path, some)]
+            there = listing.rename(pairs)
+            down, across = zip(*some, strict=True)
+            moved = len(there)
+            self._placed[down[:moved], across[:moved]] = stamps_of(there)[:, 2]
+            del chunks[len(chunks) - moved :]
+            if moved < len(some):
+                os.replace(*pairs[moved])  # which raises the error
 
     def drop(self, chunk: Chunk) -> None:
         """Removes the file beside the chunk's place."""
@@ -165,9 +173,9 @@ class FolderStaging(Staging):
         """Lists the folder's files."""
         return self._chunks.stamps(grid)
 
-    def identity(self, chunk: Chunk) -> int:
-        """Returns a number made of the time of the file's last change and the file's number."""
-        return int(self._placed[chunk])
+    def identities(self) -> npt.NDArray[np.int64]:
+        """Returns numbers made of the times of files' last changes and the files' numbers."""
+        return self._placed
 
     def publish(self, key: str, metadata: bytes) -> None:
         """Flushes the names of all files first, and the name of the metadata last."""

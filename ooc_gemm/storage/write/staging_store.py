@@ -104,9 +104,11 @@ class ObjectStaging(Staging):
         updated C only."""
         return self._put.pop(chunk)
 
-    def settle(self, chunk: Chunk) -> None:
-        """Does nothing: the chunk is in its place already."""
-        self._put.pop(chunk, None)
+    def settle(self, chunks: list[Chunk]) -> None:
+        """Does nothing: chunks are in their places already."""
+        for chunk in chunks:
+            self._put.pop(chunk, None)
+        chunks.clear()
 
     def all_stamps(self, grid: Chunk) -> Stamps:
         """Lists the objects."""
