@@ -38,11 +38,13 @@ class ComplexGemm:
         conjugate_a: bool = False,
         conjugate_b: bool = False,
         config: Config | None = None,
+        spared: int = 0,
     ):
         """`trans_a`, `trans_b`: whether A is stored k×m, and B n×k. `conjugate_a`, `conjugate_b`: whether
-        op() conjugates. `config`: the only configuration to use for the real product."""
+        op() conjugates. `config`: the only configuration to use for the real product. `spared`: as of
+        `TensorGemm`."""
         self._trans_a, self._trans_b, self._chooses = trans_a, trans_b, config is None
-        self.real = Wgmma("fp16x3", trans_a, trans_b, "float32", "float32", config)
+        self.real = Wgmma("fp16x3", trans_a, trans_b, "float32", "float32", config, spared)
 
         def embed(mode: str, *conjugate: bool) -> Kernel:
             return load(preparations.embed(mode, *conjugate))["embed"]

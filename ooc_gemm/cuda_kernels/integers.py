@@ -70,13 +70,13 @@ class WideIntegers:
     """C ← α·op(A)·op(B) + β·C by the kernel int8 or mma-int8, on the current device. C is int64. A is stored
     m×k, B n×k, and their rows start at multiples of 16 elements."""
 
-    def __init__(self, kernel: str, a_type: str, b_type: str):
+    def __init__(self, kernel: str, a_type: str, b_type: str, spared: int = 0):
         """`kernel`: its name in the catalog. `a_type`, `b_type`: NumPy's names of the types of A and B, which
-        are integers of the same size."""
+        are integers of the same size. `spared`: as of `TensorGemm`."""
         self._types = [np.dtype(name) for name in (a_type, b_type)]
         self._size = self._types[0].itemsize
         self._gemms = {
-            types: open_tensor_gemm(kernel, False, True, *types)
+            types: open_tensor_gemm(kernel, False, True, *types, spared=spared)
             for types in {self._plane_types(i, j) for i, j in plane_pairs(self._size)}
         }
         self._add = load(preparations.sum_slices("int64", "int32"))["sum"]

@@ -67,10 +67,12 @@ class Ozaki:
         conjugate: tuple[bool, bool] = (False, False),
         depth: int = DEPTH,
         chooses: bool = True,
+        spared: int = 0,
     ):
         """`trans_a`, `trans_b`: whether A is stored k×m, and B n×k. `types`: NumPy's names of the stored
         types of A and B, which are of one size. `conjugate`: whether op() conjugates A, and B. `depth`: the
-        largest k of integers. `chooses`: float64 sums replace residues where these do not pay."""
+        largest k of integers. `chooses`: float64 sums replace residues where these do not pay. `spared`: as
+        of `TensorGemm`."""
         from cupy.cuda import Device
 
         dtype = np.dtype(types[0])
@@ -80,7 +82,7 @@ class Ozaki:
         """Whether a stored operand is contiguous along m or n, and not along k."""
         self._chooses, self._conjugate = chooses, conjugate
         attributes = Device().attributes
-        multiprocessors = int(attributes["MultiProcessorCount"])
+        multiprocessors = int(attributes["MultiProcessorCount"]) - spared
         shared = int(attributes["MaxSharedMemoryPerMultiprocessor"])
         self.scratch = Scratch()
         self._scaler: Scaler | None = None
@@ -134,9 +136,11 @@ class Ozaki:
 
     def _along_k(self, product: Product, stream: Any) -> tuple[Operand, Operand]:
         """Transpose the operands that do not lie along k. Returns both."""
-        found = []
+        found = list[Operand]()
         for name, x, lines in (("a", product.a, product.m), ("b", product.b, product.n)):
-            if product.k and name in self._turn:
+            if found and x.ptr == product.a.ptr and all(self._mn.values()):  # op(B) is op(A) transposed
+                x = found[0]
+            elif product.k and name in self._turn:
                 pitch = round_up(product.k, PITCH)
                 turned = Operand(self.scratch.at(f"turned {name}", lines * pitch * self._item), pitch)
                 self._turn[name](product.k, lines, x, turned, stream)
@@ -187,8 +191,10 @@ class Ozaki:
         return self.moduli() == 0
 
     def reserve(self, m: int, n: int, k: int, real: bool = True) -> None:
-        """Allocate scratch memory for products up to m×n×k whose operands lie along k. `real`: α and β will
-        be real."""
+        """Allocate scratch memory for products up to m×n×k. `real`: α and β will be real."""
+        for name, lines in (("a", m), ("b", n)):
+            if name in self._turn:
+                self.scratch.at(f"turned {name}", lines * round_up(k, PITCH) * self._item)
         self.residues.reserve(m, n, min(k, DEPTH))
         if self._scaler:
             self._scaler.reserve(m, n, min(k, DEPTH))

@@ -49,9 +49,11 @@ class TensorGemm(ABC):
         a_type: str,
         b_type: str,
         config: Config | None = None,
+        spared: int = 0,
     ):
         """`kernel`: its name in the catalog. `trans_a`, `trans_b`: whether A is stored k×m, and B n×k.
-        `a_type`, `b_type`: NumPy's names of the stored types. `config`: the only configuration to use."""
+        `a_type`, `b_type`: NumPy's names of the stored types. `config`: the only configuration to use.
+        `spared`: the multiprocessors on which no thread block of products stays for long."""
         from cupy.cuda import Device
 
         self.kind, self._types = kernel.removeprefix("mma-"), {"a": a_type, "b": b_type}
@@ -61,7 +63,7 @@ class TensorGemm(ABC):
         self._chooses = config is None
         self._chosen: dict[tuple[int, int, int], tuple[Config, int]] = {}
         attributes = Device().attributes
-        self._multiprocessors = int(attributes["MultiProcessorCount"])
+        self._multiprocessors = int(attributes["MultiProcessorCount"]) - spared
         self._shared = int(attributes["MaxSharedMemoryPerMultiprocessor"])
         self._scalar = np.dtype(self.configs[0].dtype).type
         self._c_bytes = np.dtype(self.configs[0].dtype).itemsize

@@ -120,12 +120,18 @@ class Rung(Wgmma):
 
 
 def open_tensor_gemm(
-    kernel: str, trans_a: bool, trans_b: bool, a_type: str, b_type: str, config: Config | None = None
+    kernel: str,
+    trans_a: bool,
+    trans_b: bool,
+    a_type: str,
+    b_type: str,
+    config: Config | None = None,
+    spared: int = 0,
 ) -> Mma:
     """Open a kernel of the catalog whose launcher is not `launch`. The arguments are those of
     `TensorGemm`."""
     kinds: dict[str, type[Mma]] = {"rung": Rung, "wgmma": Wgmma, "mma": Mma}
-    return kinds[KERNELS[kernel].launcher](kernel, trans_a, trans_b, a_type, b_type, config)
+    return kinds[KERNELS[kernel].launcher](kernel, trans_a, trans_b, a_type, b_type, config, spared)
 
 
 def tensor_map(dtype: str, ptr: int, width: int, height: int, pitch: int, box: tuple[int, int]) -> Any:

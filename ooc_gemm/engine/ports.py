@@ -55,6 +55,8 @@ class Arithmetic:
     """Each row of a panel starts at a multiple of this many elements."""
     along_k: tuple[bool | None, bool | None] = (None, None)
     """Whether panels of op(A), and of op(B), lie with k along their rows; None: as the operand is stored."""
+    turns: bool = False
+    """Whether the kernel transposes panels that do not lie along k, in scratch memory of their size."""
     line_bytes: int = 0
     """Bytes of scratch on the device for each row and column of a block, and for each k of a panel."""
     scratch: tuple[int, int] = (0, 0)

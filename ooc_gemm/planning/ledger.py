@@ -87,6 +87,10 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
     bn, bk = x.bn, x.panels.deepest
     a, b = panel_elements(p, rows, bn, bk)
     scratch = a * p.scratch[0] + b * p.scratch[1] + (rows + bn + bk) * p.line_bytes
+    if p.turns:
+        depth = round_up(bk, p.pitch) * p.panel_itemsize
+        lines = zip((rows, bn), p.panels_along_k, strict=True)
+        scratch += sum(count * depth for count, along_k in lines if not along_k)
     scratch += rows * bn * p.block_scratch
     if p.symmetric and budget.device is not None:
         scratch += x.c.chunk_rows * x.c.chunk_cols * p.part_itemsize  # where a part is transposed

@@ -267,6 +267,8 @@ class Problem:
     """Rows of panels start at multiples of this many elements."""
     along_k: tuple[bool | None, bool | None] = (None, None)
     """Whether panels of op(A), and of op(B), lie with k along their rows; None: as the operand is stored."""
+    turns: bool = False
+    """Whether the kernel transposes panels that do not lie along k, in scratch memory of their size."""
     line_bytes: int = 0
     """Scratch of the kernel for each row and column of a block, and each k of a panel."""
     scratch: tuple[int, int] = (0, 0)

@@ -246,6 +246,7 @@ def _problem(
         free_chunks=layout.free_chunks,
         pitch=arithmetic.pitch,
         along_k=arithmetic.along_k,
+        turns=arithmetic.turns,
         line_bytes=arithmetic.line_bytes,
         scratch=arithmetic.scratch,
         block_scratch=arithmetic.product_bytes if request.alpha.imag or request.beta.imag else 0,

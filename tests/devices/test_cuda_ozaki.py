@@ -317,7 +317,7 @@ def test_the_plan_says_what_it_costs(device):
     kind = np.dtype("f8")
     found = device.arithmetic(kind, kind, kind, (9000, 9000, 9000), 0, "ozaki2", "highest")
     assert found.scratch == (16, 16)
-    assert found.along_k == (True, True)
+    assert found.turns
     assert device.limits(found, None).workspace == residues.SCRATCH_BYTES
     kind = np.dtype("c16")
     assert device.arithmetic(kind, kind, kind, (9, 9, 9), 0, "ozaki2", "highest").scratch == (48, 48)

@@ -211,7 +211,9 @@ def arithmetic(kernel: str, case: Case, why: str) -> Arithmetic | None:
 
 
 def _ozaki(case: Case, why: str) -> Arithmetic | None:
-    """Return how ozaki2 multiplies: panels along k, each element of which has a byte for each residue."""
+    """Return how ozaki2 multiplies: each element of a panel has a byte for each residue. Panels that do not
+    lie along k are transposed before they are multiplied, and not as they arrive: kernels of another stream
+    would wait for products, whose thread blocks leave a multiprocessor after milliseconds."""
     more: dict[str, Any]
     if case.exact:
         panels, block = case.integers, _INT64
@@ -225,7 +227,7 @@ def _ozaki(case: Case, why: str) -> Arithmetic | None:
         return None
     planes = ozaki.planes(panels[0].name, panels[1].name, case.shape[2])
     return Arithmetic(
-        "ozaki2", panels[0], block, why=why, pitch=16, along_k=(True, True), scratch=(planes, planes),
+        "ozaki2", panels[0], block, why=why, pitch=16, turns=True, scratch=(planes, planes),
         least=(least, ozaki.PAYS_DEEP), **more,
     )  # fmt: skip
 
