@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from ..support.intervals import ceil_div, touches
 from .candidates import Candidate
@@ -29,8 +30,7 @@ IN_BACKGROUND = 2.5e-7
 read for a device (16 cores, rows of 4 to 32 KiB: 0.17 to 0.32 µs)."""
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """What reading a stored matrix once takes, cut as a candidate cuts it. The numbers are estimates."""
 
     nbytes: float
@@ -63,8 +63,7 @@ def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
     return Pass(nbytes, 0.0, pieces, s.rows * col_touches if by_rows else count * cuts)
 
 
-@dataclass(frozen=True)
-class Reads:
+class Reads(NamedTuple):
     """How a candidate reads one operand."""
 
     seconds: float
@@ -80,8 +79,7 @@ class Reads:
     """Bytes of all its elements, which each pass uploads."""
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """The predicted seconds of a candidate."""
 
     stages: dict[str, float]
@@ -173,14 +171,16 @@ class CostModel:
     def least_with_cache(self, x: Candidate, without: Estimate) -> float:
         """Return seconds that a candidate is predicted not to beat with a cache of any size, of `without`,
         what is predicted without one: each piece is read at least once."""
-        p = self._problem
-        times = max(1, x.times_a(p), ceil_div(p.m, x.bm))
+        p, down = self._problem, ceil_div(self._problem.m, x.bm)
+        times = max(1, x.times_a(p), down)
         stages = without.stages | {"read": without.stages["read"] / times}
         if self.rates.shared:
             alone = sum(stages.values())
-        else:  # the block that is written last depends on the order
-            orders = (x._replace(by_columns=by_columns) for by_columns in (False, True))
-            alone = min(self._overlapped_seconds(order, stages, []) for order in orders)
+        else:
+            alone = self._overlapped_seconds(x, stages, [])
+            if down > 1 and x.bn < p.n:  # the block that is written last depends on the order
+                other = x._replace(by_columns=not x.by_columns)
+                alone = min(alone, self._overlapped_seconds(other, stages, []))
         return alone + self.hidden_cost(stages)
 
     def _adding_seconds(self, tasks: int) -> float:

@@ -105,10 +105,15 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
 
 def slot_bytes(p: Problem, x: Candidate) -> int:
     """Return the bytes of a slot of the read ring: those of the largest piece of any panel."""
-    cut = [(p.a, *x.a_steps(p)), (p.b, *x.b_steps(p))]
-    if p.reads_c:
-        cut.append((x.c, x.bm, x.bn))
-    return max(1, *(piece_bytes(s, rows, cols, x.ring.cap) for s, rows, cols in cut))
+    key = x.bm, x.bn, x.panels.deepest, x.ring.cap, x.c.chunk_rows, x.c.chunk_cols
+    found = p.slots.get(key)
+    if found is None:
+        cut = [(p.a, *x.a_steps(p)), (p.b, *x.b_steps(p))]
+        if p.reads_c:
+            cut.append((x.c, x.bm, x.bn))
+        found = max(1, *(piece_bytes(s, rows, cols, x.ring.cap) for s, rows, cols in cut))
+        p.slots[key] = found
+    return found
 
 
 def piece_bytes(s: Matrix, rows: int, cols: int, cap: int) -> int:

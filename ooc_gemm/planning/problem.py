@@ -352,6 +352,11 @@ class Problem:
         b = b.window((0, b.rows), k) if b.transposed else b.window(k, (0, b.cols))
         return replace(self, k=stop - start, a=a, b=b, parts=1, reads_c=self.reads_c and start == 0)
 
+    @cached_property
+    def slots(self) -> dict[tuple[int, ...], int]:
+        """Bytes of slots that `ledger.slot_bytes` has found."""
+        return {}
+
     @property
     def stored_along_k(self) -> tuple[bool, bool]:
         """Whether A and B are stored with k along their rows."""
