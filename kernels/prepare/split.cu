@@ -36,7 +36,10 @@ constexpr float LOW = 0.125f;       // elements below this may lose more than tw
 constexpr int MOST_SHIFT = 32;      // the largest |d|
 constexpr int ALIKE = 4;            // d that differ by no more than this are left out
 constexpr int DROPPED = -(1 << 20);  // d of a k that meets nothing but zeros: its elements count as zeros
-constexpr int JUDGES = 512;         // threads of `equilibrate` and of `judge`
+constexpr int JUDGES = 1024;        // threads of `equilibrate` and of `judge`
+constexpr int HELD = 16;            // elements of a row that a thread keeps between its two sweeps, if these are all
+constexpr int WIDE = 256;           // columns of a block that reduces rows and columns
+constexpr int SEGMENTS = 4;         // of a warp that splits
 
 // What is known about a line, besides its exponent.
 struct alignas(8) Line {
@@ -50,6 +53,11 @@ struct alignas(8) Line {
 struct State {
     u32 fallback;  // nothing is split
     u32 shifted;   // d is in use
+};
+
+template <int COUNT>
+struct alignas(4 * COUNT) Floats {
+    float x[COUNT];
 };
 
 __device__ __forceinline__ u32 magnitude(float x) { return __float_as_int(x) & 0x7fffffff; }
@@ -107,6 +115,17 @@ struct Counts {
     }
 };
 
+// The largest of what the threads of a block of ROW_THREADS have; all get it.
+__device__ __forceinline__ u32 block_largest(u32 largest, u32* parts) {
+    largest = warp_max(largest);
+    __syncthreads();  // of a row before, nobody reads any more
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = largest;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < ROW_THREADS / 32; ++w) largest = parts[w] > largest ? parts[w] : largest;
+    return largest;
+}
+
 // The largest scaled magnitude of a row, by one block of ROW_THREADS; all threads get it.
 __device__ __forceinline__ u32 largest_of_row(int cols, const float* values, long long row, const Scale& scale,
                                               u32* parts) {
@@ -116,13 +135,7 @@ __device__ __forceinline__ u32 largest_of_row(int cols, const float* values, lon
         const u32 bits = magnitude(scale.of(values[j], row, j));
         largest = bits > largest ? bits : largest;
     }
-    largest = warp_max(largest);
-    __syncthreads();  // of a row before, nobody reads any more
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = largest;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < ROW_THREADS / 32; ++w) largest = parts[w] > largest ? parts[w] : largest;
-    return largest;
+    return block_largest(largest, parts);
 }
 
 // ---- lines -------------------------------------------------------------------------------------------------
@@ -140,11 +153,31 @@ row_lines(int rows, int cols, const float* __restrict__ X, long long ld, const i
     if (depth != nullptr && state->shifted == 0) return;
     for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
         const float* const values = X + row * ld;
-        const Scale before = {depth, depth == nullptr ? nullptr : exponents, sign};
-        const u32 largest = largest_of_row(cols, values, row, before, parts);
+        const bool held = depth == nullptr && cols <= HELD * ROW_THREADS;
+        float kept[HELD];
+        u32 largest = 0;
+        if (held) {
+#pragma unroll
+            for (int i = 0; i < HELD; ++i) {
+                const int j = i * ROW_THREADS + threadIdx.x;
+                kept[i] = j < cols ? values[j] : 0.0f;
+            }
+#pragma unroll
+            for (int i = 0; i < HELD; ++i) {
+                const u32 bits = magnitude(kept[i]);
+                largest = bits > largest ? bits : largest;
+            }
+            largest = block_largest(largest, parts);
+        } else {
+            const Scale before = {depth, depth == nullptr ? nullptr : exponents, sign};
+            largest = largest_of_row(cols, values, row, before, parts);
+        }
         const int exponent = (depth == nullptr ? 0 : exponents[row]) + exponent_of(largest);
         Counts counts;
-        if (depth == nullptr) {
+        if (held) {
+#pragma unroll
+            for (int i = 0; i < HELD; ++i) counts.add(fabsf(scaled(kept[i], -exponent)));
+        } else if (depth == nullptr) {
 #pragma unroll 4
             for (int j = threadIdx.x; j < cols; j += ROW_THREADS) counts.add(fabsf(scaled(values[j], -exponent)));
         } else {
@@ -197,6 +230,53 @@ column_largest(int rows, int cols, const float* __restrict__ X, long long ld, co
     if (found != 0) atomicMax(&lines[strip.col].largest, found);
 }
 
+#if !K_INNER
+// The largest magnitudes of columns, from 0, and the bits of those of rows (`largest`), from 0, which are the largest
+// elements of every k. Blocks of WIDE columns × STRIP rows, numbered along rows first; a warp reads a row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+both_largest(int rows, int cols, const float* __restrict__ X, long long ld, Line* __restrict__ lines,
+             u32* __restrict__ largest) {
+    constexpr int FOURS = WIDE / 128;  // of a thread
+    __shared__ u32 of_columns[WIDE];
+    const int across = (cols + WIDE - 1) / WIDE, lane = threadIdx.x % 32;
+    const int left = blockIdx.x % across * WIDE, there = cols - left;
+    const int first = blockIdx.x / across * STRIP, last = rows - first < STRIP ? rows : first + STRIP;
+    for (int i = threadIdx.x; i < WIDE; i += THREADS) of_columns[i] = 0;
+    __syncthreads();
+    u32 found[FOURS][4] = {};
+#pragma unroll 4
+    for (int row = first + threadIdx.x / 32; row < last; row += THREADS / 32) {
+        const float* const from = X + row * ld + left;
+        u32 top = 0;
+#pragma unroll
+        for (int i = 0; i < FOURS; ++i) {
+            const int at = 128 * i + 4 * lane;
+            Floats<4> four = {};
+            if (at + 4 <= there) four = *reinterpret_cast<const Floats<4>*>(from + at);
+            else
+                for (int e = 0; at + e < there; ++e) four.x[e] = from[at + e];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const u32 bits = magnitude(four.x[e]);
+                found[i][e] = bits > found[i][e] ? bits : found[i][e];
+                top = bits > top ? bits : top;
+            }
+        }
+        top = warp_max(top);
+        if (lane == 0 && top != 0) atomicMax(&largest[row], top);
+    }
+#pragma unroll
+    for (int i = 0; i < FOURS; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) atomicMax(&of_columns[128 * i + 4 * lane + e], found[i][e]);
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < WIDE; i += THREADS) {
+        if (of_columns[i] != 0) atomicMax(&lines[left + i].largest, of_columns[i]);
+    }
+}
+#endif
+
 // Exponents from the largest magnitudes; all else of a line is set to 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
 column_exponents(int cols, const int* __restrict__ depth, Line* __restrict__ lines, int* __restrict__ exponents,
@@ -231,11 +311,11 @@ column_counts(int rows, int cols, const float* __restrict__ X, long long ld, con
 
 // ---- depth -------------------------------------------------------------------------------------------------
 //
-// The bits of the largest element of every k. K_INNER: from 0.
+// The bits of the largest element of every k, from 0. Of an operand whose lines are columns, `both_largest` finds them.
 
-extern "C" __global__ void __launch_bounds__(K_INNER ? THREADS : ROW_THREADS)
-depth_largest(int rows, int cols, const float* __restrict__ X, long long ld, u32* __restrict__ largest) {
 #if K_INNER
+extern "C" __global__ void __launch_bounds__(THREADS)
+depth_largest(int rows, int cols, const float* __restrict__ X, long long ld, u32* __restrict__ largest) {
     const Strip strip(rows, cols);
     if (strip.col >= cols) return;
     u32 found = 0;
@@ -245,14 +325,8 @@ depth_largest(int rows, int cols, const float* __restrict__ X, long long ld, u32
         found = bits > found ? bits : found;
     }
     if (found != 0) atomicMax(&largest[strip.col], found);
-#else
-    __shared__ u32 parts[ROW_THREADS / 32];
-    for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
-        const u32 found = largest_of_row(cols, X + row * ld, row, {nullptr, nullptr, 0}, parts);
-        if (threadIdx.x == 0) largest[row] = found;
-    }
-#endif
 }
+#endif
 
 __device__ __forceinline__ int block_max(int x) {
     __shared__ int parts[JUDGES / 32];
@@ -347,24 +421,44 @@ judge(int m, int n, int k, const Line* __restrict__ a, const Line* __restrict__ 
 
 // ---- the split ---------------------------------------------------------------------------------------------
 
-// X and `planes` may be the same memory. One warp a segment; a block takes THREADS / 32 of them.
+// X and `planes` may be the same memory. A warp takes SEGMENTS of them, all of which it reads before it writes.
 extern "C" __global__ void __launch_bounds__(THREADS)
 split(int rows, int cols, const float* X, long long ld, const int* __restrict__ depth, int sign,
       const int* __restrict__ exponents, u32* planes, const State* __restrict__ state) {
     if (state->fallback != 0) return;
     const int across = (cols + SEGMENT - 1) / SEGMENT, lane = threadIdx.x % 32;
-    const long long segment = blockIdx.x * static_cast<long long>(THREADS / 32) + threadIdx.x / 32;
-    const long long row = segment / across;
-    if (row >= rows) return;
-    const int col = static_cast<int>(segment % across) * SEGMENT + 2 * lane;
-    const long long at = row * ld + col;
+    const long long first = (blockIdx.x * static_cast<long long>(THREADS / 32) + threadIdx.x / 32) * SEGMENTS;
     const Scale scale = {state->shifted != 0 ? depth : nullptr, exponents, sign};
-
-    u32 hi = 0, lo = 0;
+    long long places[SEGMENTS];  // of a thread's two elements
+    Floats<2> pairs[SEGMENTS];
+    long long row = first / across;
+    int col = static_cast<int>(first % across) * SEGMENT + 2 * lane;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        if (col + i < cols) {
-            const float x = scale.of(X[at + i], row, col + i);
+    for (int s = 0; s < SEGMENTS; ++s) {
+        places[s] = row < rows ? row * ld + col : -1;
+        pairs[s] = {};
+        if (row < rows && col + 2 <= cols) pairs[s] = *reinterpret_cast<const Floats<2>*>(X + places[s]);
+        else if (row < rows && col < cols) pairs[s].x[0] = X[places[s]];
+        col += SEGMENT;
+        if (col >= across * SEGMENT) col = 2 * lane, ++row;
+    }
+    row = first / across;
+    col = static_cast<int>(first % across) * SEGMENT + 2 * lane;
+#pragma unroll
+    for (int s = 0; s < SEGMENTS; ++s) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            if (row < rows && col + i < cols) pairs[s].x[i] = scale.of(pairs[s].x[i], row, col + i);
+        col += SEGMENT;
+        if (col >= across * SEGMENT) col = 2 * lane, ++row;
+    }
+    __syncwarp();  // all segments have been read
+#pragma unroll
+    for (int s = 0; s < SEGMENTS; ++s) {
+        u32 hi = 0, lo = 0;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float x = pairs[s].x[i];
             unsigned short h, l;
             float back;
             asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
@@ -373,9 +467,9 @@ split(int rows, int cols, const float* X, long long ld, const int* __restrict__ 
             hi |= static_cast<u32>(h) << 16 * i;
             lo |= static_cast<u32>(l) << 16 * i;
         }
+        if (places[s] < 0) continue;
+        u32* const to = planes + (places[s] - lane);  // a float's place holds two halves
+        to[0] = hi;
+        to[SEGMENT / 2] = lo;
     }
-    __syncwarp();  // the whole segment has been read
-    u32* const to = planes + (at - 2 * lane) + lane;  // a float's place holds two halves
-    to[0] = hi;
-    to[SEGMENT / 2] = lo;
 }

@@ -38,14 +38,15 @@ SPLIT_PAYS, SPLIT_PAYS_DEEP = 600, 256
 H200."""
 
 _KERNELS = (
-    "row_lines", "column_largest", "column_exponents", "column_counts", "depth_largest", "equilibrate",
-    "judge", "split",
+    "row_lines", "column_largest", "column_exponents", "column_counts", "equilibrate", "judge", "split",
 )  # fmt: skip
 _SIGN = {"a": 1, "b": -1}
 """Sign of d: op(A) is multiplied by it, op(B) divided."""
-_JUDGES, _ROW_THREADS, _ROWS_AT_ONCE = 512, 512, 4
+_JUDGES, _ROW_THREADS, _ROWS_AT_ONCE = 1024, 512, 4
 """Threads of `equilibrate` and `judge`; threads of kernels that reduce rows, and how many of their blocks
 each multiprocessor gets."""
+_SEGMENTS = 8 * 4
+"""Segments of 64 elements that a block of `split` takes."""
 _DEVICE_TO_HOST = 2
 """cudaMemcpyKind."""
 
@@ -88,7 +89,8 @@ class Splitter:
         """`mn`: whether operand a, or b, is contiguous along m or n, and not along k."""
         self._mn, self._multiprocessors, self._scratch = mn, multiprocessors, scratch
         self._kernels: dict[str, dict[str, Kernel]] = {
-            name: load(preparations.split(not mn), *_KERNELS) for name, mn in mn.items()
+            name: load(preparations.split(not mn), *_KERNELS, "both_largest" if mn else "depth_largest")
+            for name, mn in mn.items()
         }
 
     def split(self, product: Product, symmetric: bool, in_place: str, stream: Any) -> tuple[Product, Split]:
@@ -110,10 +112,14 @@ class Splitter:
         if not symmetric:
             at = lines + LINE_BYTES * m, exponents + EXPONENT_BYTES * m
             sides.append(_Side("b", product.b, n, *at))
-        for side in sides:
-            self._find_lines(k, side, 0, state, stream)
+        largest = {"a": 0, "b": 0}
         if not symmetric:  # otherwise both operands have the same elements at every k
-            self._equilibrate(k, sides, depth, state, stream)
+            largest = {"a": depth + 4 * k, "b": depth + 8 * k}
+            driver.fill(largest["a"], 0, 8 * k, stream)
+        for side in sides:
+            self._find_lines(k, side, 0, state, stream, largest[side.name])
+        if not symmetric:
+            self._equilibrate(k, sides, depth, largest, state, stream)
         self._judge(product, sides, state, stream)
         planes = [self._write_planes(k, side, depth, in_place, state, stream) for side in sides]
         made = replace(product, a=planes[0], b=planes[-1])
@@ -152,9 +158,11 @@ class Splitter:
         """Rows and columns of an operand as it is stored."""
         return (k, side.count) if self._mn[side.name] else (side.count, k)
 
-    def _find_lines(self, k: int, side: _Side, depth: int, state: int, stream: Any) -> None:
+    def _find_lines(
+        self, k: int, side: _Side, depth: int, state: int, stream: Any, largest: int = 0
+    ) -> None:
         """Find the exponents and counts of the lines of an operand. `depth`: address of d; 0 if it is not
-        known yet."""
+        known yet. `largest`: where the largest element of each k goes, if not 0 and if lines are columns."""
         u, i32 = np.uintp, np.int32
         kernels, stored = self._kernels[side.name], (u(side.operand.ptr), np.int64(side.operand.ld))
         found = u(side.lines), u(side.exponents), u(state)
@@ -166,25 +174,31 @@ class Splitter:
             return
         if not depth:
             driver.fill(side.lines, 0, LINE_BYTES * side.count, stream)
-        args, grid = (i32(k), i32(side.count), *stored, *scale, *found), (_blocks(k, side.count),)
-        kernels["column_largest"](grid, (256,), args, stream)
+        shape, grid = (i32(k), i32(side.count)), (_blocks(k, side.count),)
+        args = *shape, *stored, *scale, *found
+        if largest:
+            kernels["both_largest"](grid, (256,), (*shape, *stored, u(side.lines), u(largest)), stream)
+        else:
+            kernels["column_largest"](grid, (256,), args, stream)
         exponents = i32(side.count), u(depth), *found
         kernels["column_exponents"]((ceil_div(side.count, 256),), (256,), exponents, stream)
         kernels["column_counts"](grid, (256,), args, stream)
 
-    def _equilibrate(self, k: int, sides: Sequence[_Side], depth: int, state: int, stream: Any) -> None:
-        """Find a power of two for each k, by which op(A) is multiplied and op(B) divided."""
-        u, i32, largest = np.uintp, np.int32, {"a": depth + 4 * k, "b": depth + 8 * k}
-        driver.fill(largest["a"], 0, 8 * k, stream)
+    def _equilibrate(
+        self, k: int, sides: Sequence[_Side], depth: int, largest: dict[str, int], state: int, stream: Any
+    ) -> None:
+        """Find a power of two for each k, by which op(A) is multiplied and op(B) divided. `largest`: where
+        the largest elements of each k are; those of operands whose lines are rows are found first."""
+        u, i32 = np.uintp, np.int32
         for side in sides:
-            rows, cols = self._shape(k, side)
-            args: tuple[Any, ...] = (
-                i32(rows), i32(cols), u(side.operand.ptr), np.int64(side.operand.ld), u(largest[side.name])
-            )  # fmt: skip
-            at_once = min(rows, self._multiprocessors * _ROWS_AT_ONCE)
-            mn = self._mn[side.name]
-            grid, block = (at_once, _ROW_THREADS) if mn else (_blocks(rows, cols), 256)
-            self._kernels[side.name]["depth_largest"]((grid,), (block,), args, stream)
+            if not self._mn[side.name]:
+                rows, cols = self._shape(k, side)
+                args: tuple[Any, ...] = (
+                    i32(rows), i32(cols), u(side.operand.ptr), np.int64(side.operand.ld),
+                    u(largest[side.name]),
+                )  # fmt: skip
+                kernel = self._kernels[side.name]["depth_largest"]
+                kernel((_blocks(rows, cols),), (256,), args, stream)
         args = i32(k), u(largest["a"]), u(largest["b"]), u(depth), u(state)
         self._kernels["a"]["equilibrate"]((1,), (_JUDGES,), args, stream)
         for side in sides:
@@ -213,7 +227,7 @@ class Splitter:
             i32(rows), i32(cols), u(given.ptr), np.int64(given.ld), u(depth), i32(_SIGN[side.name]),
             u(side.exponents), u(planes), u(state),
         )  # fmt: skip
-        grid = (ceil_div(rows * ceil_div(cols, 64), 8),)
+        grid = (ceil_div(rows * ceil_div(cols, 64), _SEGMENTS),)
         self._kernels[side.name]["split"](grid, (256,), args, stream)
         return Operand(planes, given.ld)
 

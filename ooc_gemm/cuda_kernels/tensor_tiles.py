@@ -14,7 +14,7 @@ ALONG_K = ("tf32", "int8")
 _WGMMA_TILES = (128, 256, 4, 2, 1), (128, 64, 4, 1, 2), (64, 64, 12, 1, 1)
 _WGMMA = {
     # kind: TYPE, element bytes, planes, PROMOTE, BK; wide, narrow, thin: BM, BN, STAGES, CLUSTER, RESIDENT
-    "fp16x3": (1, 2, 2, 64, 64, ((128, 192, 2, 2, 1), (128, 64, 2, 1, 2))),
+    "fp16x3": (1, 2, 2, 64, 64, ((128, 128, 3, 2, 1), (128, 64, 2, 1, 2))),
     "fp16": (1, 2, 1, 0, 64, _WGMMA_TILES),
     "tf32": (2, 4, 1, 0, 32, _WGMMA_TILES),
     "int8": (3, 1, 1, 0, 128, _WGMMA_TILES),

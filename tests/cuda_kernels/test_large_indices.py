@@ -171,7 +171,7 @@ int main() {
 
 RESIDUES = """
 int main() {  // X and each of its planes have more than 2^31 elements
-    const i64 rows = 50003, cols = 50001, ld = 50016, last = rows * ((cols + 1023) / 1024) - 1;
+    const i64 rows = 50003, cols = 50001, ld = 50016, last = rows * ((cols + 2047) / 2048) - 1;
     ELEMENT* x = reserve<ELEMENT>(rows * ld);
     u32* planes = reserve<u32>(COUNT * rows * ld / 4);
     x[rows * ld - 16] = 70000;
