@@ -36,8 +36,7 @@ constexpr float LOW = 0.125f;       // elements below this may lose more than tw
 constexpr int MOST_SHIFT = 32;      // the largest |d|
 constexpr int ALIKE = 4;            // d that differ by no more than this are left out
 constexpr int DROPPED = -(1 << 20);  // d of a k that meets nothing but zeros: its elements count as zeros
-constexpr int JUDGES = 1024;        // threads of `equilibrate` and of `judge`
-constexpr int HELD = 16;            // elements of a row that a thread keeps between its two sweeps, if these are all
+constexpr int JUDGES = 512;         // threads of `equilibrate` and of `judge`
 constexpr int WIDE = 256;           // columns of a block that reduces rows and columns
 constexpr int SEGMENTS = 4;         // of a warp that splits
 
@@ -115,17 +114,6 @@ struct Counts {
     }
 };
 
-// The largest of what the threads of a block of ROW_THREADS have; all get it.
-__device__ __forceinline__ u32 block_largest(u32 largest, u32* parts) {
-    largest = warp_max(largest);
-    __syncthreads();  // of a row before, nobody reads any more
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = largest;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < ROW_THREADS / 32; ++w) largest = parts[w] > largest ? parts[w] : largest;
-    return largest;
-}
-
 // The largest scaled magnitude of a row, by one block of ROW_THREADS; all threads get it.
 __device__ __forceinline__ u32 largest_of_row(int cols, const float* values, long long row, const Scale& scale,
                                               u32* parts) {
@@ -135,7 +123,13 @@ __device__ __forceinline__ u32 largest_of_row(int cols, const float* values, lon
         const u32 bits = magnitude(scale.of(values[j], row, j));
         largest = bits > largest ? bits : largest;
     }
-    return block_largest(largest, parts);
+    largest = warp_max(largest);
+    __syncthreads();  // of a row before, nobody reads any more
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = largest;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < ROW_THREADS / 32; ++w) largest = parts[w] > largest ? parts[w] : largest;
+    return largest;
 }
 
 // ---- lines -------------------------------------------------------------------------------------------------
@@ -153,31 +147,11 @@ row_lines(int rows, int cols, const float* __restrict__ X, long long ld, const i
     if (depth != nullptr && state->shifted == 0) return;
     for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
         const float* const values = X + row * ld;
-        const bool held = depth == nullptr && cols <= HELD * ROW_THREADS;
-        float kept[HELD];
-        u32 largest = 0;
-        if (held) {
-#pragma unroll
-            for (int i = 0; i < HELD; ++i) {
-                const int j = i * ROW_THREADS + threadIdx.x;
-                kept[i] = j < cols ? values[j] : 0.0f;
-            }
-#pragma unroll
-            for (int i = 0; i < HELD; ++i) {
-                const u32 bits = magnitude(kept[i]);
-                largest = bits > largest ? bits : largest;
-            }
-            largest = block_largest(largest, parts);
-        } else {
-            const Scale before = {depth, depth == nullptr ? nullptr : exponents, sign};
-            largest = largest_of_row(cols, values, row, before, parts);
-        }
+        const Scale before = {depth, depth == nullptr ? nullptr : exponents, sign};
+        const u32 largest = largest_of_row(cols, values, row, before, parts);
         const int exponent = (depth == nullptr ? 0 : exponents[row]) + exponent_of(largest);
         Counts counts;
-        if (held) {
-#pragma unroll
-            for (int i = 0; i < HELD; ++i) counts.add(fabsf(scaled(kept[i], -exponent)));
-        } else if (depth == nullptr) {
+        if (depth == nullptr) {
 #pragma unroll 4
             for (int j = threadIdx.x; j < cols; j += ROW_THREADS) counts.add(fabsf(scaled(values[j], -exponent)));
         } else {

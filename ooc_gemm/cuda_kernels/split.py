@@ -42,7 +42,7 @@ _KERNELS = (
 )  # fmt: skip
 _SIGN = {"a": 1, "b": -1}
 """Sign of d: op(A) is multiplied by it, op(B) divided."""
-_JUDGES, _ROW_THREADS, _ROWS_AT_ONCE = 1024, 512, 4
+_JUDGES, _ROW_THREADS, _ROWS_AT_ONCE = 512, 512, 4
 """Threads of `equilibrate` and `judge`; threads of kernels that reduce rows, and how many of their blocks
 each multiprocessor gets."""
 _SEGMENTS = 8 * 4
