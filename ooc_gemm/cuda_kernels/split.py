@@ -158,9 +158,7 @@ class Splitter:
         """Rows and columns of an operand as it is stored."""
         return (k, side.count) if self._mn[side.name] else (side.count, k)
 
-    def _find_lines(
-        self, k: int, side: _Side, depth: int, state: int, stream: Any, largest: int = 0
-    ) -> None:
+    def _find_lines(self, k: int, side: _Side, depth: int, state: int, stream: Any, largest: int = 0) -> None:
         """Find the exponents and counts of the lines of an operand. `depth`: address of d; 0 if it is not
         known yet. `largest`: where the largest element of each k goes, if not 0 and if lines are columns."""
         u, i32 = np.uintp, np.int32
