@@ -184,9 +184,12 @@ class FolderStaging(Staging):
             durable.replace(root / key, metadata)
             return
         new = durable.prepare(root / key, metadata)
-        above = {str(parent) for folder in self._folders for parent in Path(folder).parents}
-        above = {folder for folder in above if root in Path(folder).parents}
-        self._disk.flush_names({*self._folders, *above, str(root)})
+        names = {str(root)}
+        for folder in self._folders:
+            while folder not in names:
+                names.add(folder)
+                folder = folder.rpartition("/")[0]
+        self._disk.flush_names(names)
         os.replace(new, root / key)
         durable.flush_folders(root)
 
