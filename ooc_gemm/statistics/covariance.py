@@ -310,11 +310,16 @@ class _Variables:
         found, read = self._moments()
         dtype = real_type(self._opened.dtype)
         largest = float(np.finfo(dtype).max)
-        fitting = found.squares <= largest * divisor
-        if self._request.out_dtype is None and (count := int(np.isfinite(found.squares[~fitting]).sum())):
+        known = np.isfinite(found.squares)  # in float64
+        with np.errstate(over="ignore", invalid="ignore"):
+            fitting = known & (found.squares / divisor <= largest)
+        beyond = np.isfinite(found.mean) & ~(known if self._request.out_dtype else fitting)
+        if count := int(np.count_nonzero(beyond)):
+            wider = "" if beyond[~known].any() else ', or give out_dtype="float64"'
             self._observer.warn(
                 f"{count} of the {self._count} variables in {self._opened.name} have variances that are too "
-                f'large for {dtype}, and become infinite; scale the array, or give out_dtype="float64"'
+                f"large for {dtype if known[beyond].all() else 'float64'}, and become infinite; scale the "
+                f"array{wider}"
             )
         # Sums of products overflow before they are divided, so variables are divided by a power of two.
         halvings = math.ceil(math.log2(found.squares.max(where=fitting, initial=1) / largest) / 2) + 1

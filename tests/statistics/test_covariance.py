@@ -154,6 +154,23 @@ def test_sums_that_overflow_before_they_are_divided(tmp_path, weighted):
     assert close[np.ix_(others, others)].all()
 
 
+@pytest.mark.parametrize("out_dtype", [None, "float64"])
+def test_variances_that_float64_does_not_hold_are_told_of(out_dtype):
+    x = np.random.default_rng(3).standard_normal((60, 4)) * [1, 1e160, 1, 1]
+    options = {"rowvar": False, "memory_limit": LIMIT, "out_dtype": out_dtype}
+    for second in (1.0, np.inf):  # an infinite element is no finding
+        x[7, 2] *= second
+        with (
+            np.errstate(all="ignore"),
+            pytest.warns(UserWarning, match="1 of the 4 .* float64, and become inf"),
+        ):
+            found = ooc_gemm.cov(x, **options).array
+        assert np.isinf(found[1, 1])
+        with np.errstate(all="ignore"):
+            some = np.ix_([0, 3], [0, 3])
+            close(found[some], np.cov(x, rowvar=False)[some], 1e-13)
+
+
 def test_no_pass_is_made_where_the_plan_does_not_fit(tmp_path, monkeypatch):
     monkeypatch.setattr("ooc_gemm.statistics.covariance.column_moments", None)
     x = make(tmp_path / "x", variables((300, 40), 1), chunks=(64, 64))
