@@ -23,6 +23,7 @@ from ..support.memory import peak_resident_bytes
 from ..support.trace import Trace
 from .asked import Arrays, Asked
 from .candidates import Candidates
+from .doubts import Doubts
 from .gathered import Gathered
 from .graph import graph_rows
 from .nearest import Nearest
@@ -65,18 +66,9 @@ class Ranking:
         rows of the result are checked. Raises InputError and BudgetError."""
         self._asked, self._executor, self._observer = asked, executor, observer
         self.trace, self.rows_resumed = Trace(), 0
-        self._close: dict[int, int] = {}
-        """Rows, by chunks of them, whose last neighbour may be another one …"""
-        self._unsure: dict[int, int] = {}
-        """… and of these the ones of which more digits might tell."""
-        self._beyond: dict[int, int] = {}
-        """Values, by their first rows, that are too large for the type of the result …"""
-        self._vanished: dict[int, int] = {}
-        """… and that are too small for it."""
-        self._extreme: dict[int, int] = {}
-        """Rows of A, by chunks of them, whose squares are beyond float64 …"""
+        self._doubts = Doubts()
         self.scaling: Scaling | None = None
-        """… and what rows are multiplied with where there are such rows of one array."""
+        """What rows are multiplied with where squares of some rows of one array are beyond float64."""
         self._finer: Job | None = None
         """The product in float64, where it is made in float32."""
         self._again: set[int] = set()
@@ -138,7 +130,7 @@ class Ranking:
     @property
     def rows_close(self) -> int:
         """Rows whose last neighbour may be another one."""
-        return sum(self._close.values())
+        return self._doubts.rows_close
 
     @property
     def verified(self) -> bool | None:
@@ -336,19 +328,8 @@ class Ranking:
         if self._again:
             self._search_again(sink)
         if not self._asked.same:
-            self._warn_of_extreme(self._asked.a.name, sum(self._extreme.values()))
-        if unsure := sum(self._unsure.values()):
-            self._observer.note(
-                f"the last neighbours of {unsure} rows may be others, whose scores differ from theirs by no "
-                "more than rounding"
-            )
-        lost = (self._beyond, "too large", "infinite"), (self._vanished, "too small", "0")
-        for counts, what, become in lost:
-            if count := sum(counts.values()):
-                self._observer.warn(
-                    f"{count} values are {what} for {self._asked.values}, and {become} in the result; the "
-                    "neighbours are those with the best values in float64"
-                )
+            self._warn_of_extreme(self._asked.a.name, self._doubts.rows_extreme)
+        self._doubts.tell(self._observer, self._asked.values)
 
     def _search_again(self, sink: InMemory | stored.RowArrays) -> None:
         """Compute again what the first product has not told."""
@@ -413,10 +394,7 @@ class Ranking:
         for first in range(rows[0], rows[1], asked.chunk_rows):
             if first // asked.chunk_rows not in done:
                 some = slice(first - rows[0], first - rows[0] + asked.chunk_rows)
-                beyond = np.isinf(values[some]) & np.isfinite(scores[some])
-                self._beyond[first] = int(np.count_nonzero(beyond))
-                vanished = (values[some] == 0) & (scores[some] != 0) & (self.scaling is not None)
-                self._vanished[first] = int(np.count_nonzero(vanished))
+                self._doubts.of_values(first, values[some], scores[some], self.scaling is not None)
                 written += sink.write(first, {"indices": columns[some], "values": values[some]})
         return written
 
@@ -434,11 +412,10 @@ class Ranking:
             if (number := first // asked.chunk_rows) in done:
                 continue
             some = slice(first - rows[0], first - rows[0] + asked.chunk_rows)
-            self._extreme[number] = extreme = int(np.count_nonzero(np.isinf(found.lengths[some])))
-            self._close[number] = int(np.count_nonzero(close[some]))
-            self._unsure[number] = int(np.count_nonzero(unsure[some]))
+            extreme = np.isinf(found.lengths[some])
+            self._doubts.of_rows(number, close[some], unsure[some], extreme)
             coarse = unsure[some].mean() > MOST_UNSURE or not fits[some].all()
-            scales = extreme and self.scaling is None and not asked.same
+            scales = extreme.any() and self.scaling is None and not asked.same
             if scales or (rounding.single and self._finer and coarse):
                 again.add(number)
         self._again |= again
