@@ -54,9 +54,12 @@ def count_groups(p: Problem, bm: int, bn: int, team: Shape) -> int:
 
 def members(p: Problem, bm: int, bn: int, team: Shape) -> int:
     """Return the number of workers that the largest group takes."""
-    down, across = min(ceil_div(p.m, bm), team[0]), min(ceil_div(p.n, bn), team[1])
-    only_diagonal = p.symmetric and ceil_div(p.m, bm) <= team[0]
-    return max(1, down * (down + 1) // 2 if only_diagonal else down * across)
+    down, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
+    if not p.symmetric:
+        return max(1, min(down, team[0]) * min(across, team[1]))
+    side = min(down, team[0])
+    below = min(side, down - side)  # rows of the first group below the diagonal
+    return max(1, side * (side + 1) // 2, below * side)
 
 
 def rounds(p: Problem, bm: int, bn: int, team: Shape, workers: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..support.errors import InputError
+from ..support.imported import imported
 from .request import Request
 from .result import Result
 
@@ -94,5 +95,4 @@ def _coordinates(x: Any, axis: int, dim: str, end: str) -> dict[str, Any]:
 
 def _is_labelled(x: Any) -> bool:
     """Whether an input is an xarray.DataArray."""
-    xarray: Any = sys.modules.get("xarray")
-    return xarray is not None and isinstance(x, xarray.DataArray)
+    return isinstance(x, imported("xarray", "DataArray"))

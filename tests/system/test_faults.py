@@ -34,7 +34,7 @@ from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.engine.ports import Failure
 from ooc_gemm.run import executor, generate
-from ooc_gemm.storage.io import answers, background, files
+from ooc_gemm.storage.io import answers, background, files, listing
 from ooc_gemm.storage.read import compressed, inputs
 from ooc_gemm.storage.read.compressed import CompressedSource
 from ooc_gemm.storage.read.raw import RawSource
@@ -215,6 +215,7 @@ def test_a_disk_that_fails_on_writing(here, monkeypatch, call):
 
     with monkeypatch.context() as patched:
         patched.setattr(background, "THERE", False)
+        patched.setattr(listing, "_library", None)
         patched.setattr(publication, "SAVED_SECONDS", 0)
         patched.setattr(os, call, fail)
         failed(

@@ -6,7 +6,6 @@ import base64
 import binascii
 import math
 import struct
-import sys
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...support.errors import InputError
+from ...support.imported import imported
 
 SCALING = ("scale_factor", "add_offset")
 MISSING = ("_FillValue", "missing_value")
@@ -62,10 +62,10 @@ def decoding(name: str, dtype: np.dtype[Any], undecoded: str, attributes: Mappin
 def ignored(spec: Any, attributes: Container[str]) -> str:
     """Return in words how the values of `spec` would have to be decoded; empty where it holds plain values. A
     NaN that stands for a missing value is a plain value, because a product is NaN there either way."""
-    masked = sys.modules.get("numpy.ma")  # where nobody has imported it, there is no masked array
-    if masked is not None and isinstance(spec, masked.MaskedArray):
-        return MASK if masked.is_masked(spec) else ""
-    if masked is not None and isinstance(getattr(spec, "_meta", None), masked.MaskedArray):  # dask's
+    masked = imported("numpy.ma", "MaskedArray")
+    if isinstance(spec, masked):
+        return MASK if np.ma.is_masked(spec) else ""
+    if isinstance(getattr(spec, "_meta", None), masked):  # dask's
         return MASK
     return " and ".join(_found(attributes))
 

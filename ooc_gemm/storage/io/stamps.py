@@ -39,7 +39,7 @@ def stamps_of(numbers: Numbers) -> Stamps:
     found = np.empty((len(numbers), 3), np.int64)
     size, modified, changed, number, system = numbers.T
     permanent = np.zeros(len(numbers), bool)
-    for one in np.unique(system).tolist():
+    for one in set(system.tolist()):  # np.unique would import numpy.ma
         permanent |= (system == one) & (files.type_of(one) in NUMBERED)
     mixed = np.where(permanent, number, 0).view(np.uint64) * np.uint64(_ODD)
     mixed = (changed.view(np.uint64) ^ mixed) & np.uint64(_POSITIVE)

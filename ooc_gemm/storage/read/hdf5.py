@@ -1,11 +1,11 @@
 """Datasets in HDF5 and NetCDF-4 files, opened with h5py. Needs the extra `hdf5`."""
 
 import contextlib
-import sys
 from pathlib import Path
 from typing import Any
 
 from ...support.errors import InputError
+from ...support.imported import imported
 from ..format import documents
 from .metadata import MOST_LOOKED_AT, advice
 
@@ -41,8 +41,7 @@ def dimensions(dataset: Any) -> list[str | None]:
     """The names of a dataset's dimensions: their labels, else those of their scales, as NetCDF-4 has them.
     Other arrays have none."""
     names: list[str | None] = [None] * len(dataset.shape)
-    h5py = sys.modules.get("h5py")
-    if h5py is None or not isinstance(dataset, h5py.Dataset):
+    if not isinstance(dataset, imported("h5py", "Dataset")):
         return names
     with contextlib.suppress(Exception):  # names are no reason to refuse an array
         for number, dim in enumerate(dataset.dims):
