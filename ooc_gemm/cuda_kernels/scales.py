@@ -55,18 +55,18 @@ class _Side:
     """An operand, and the addresses of what is found of its lines."""
 
     name: str
-    """a or b."""
+    """Which operand this is: a or b."""
     x: Operand
     count: int
-    """Rows of op(A), or columns of op(B)."""
+    """Number of lines: rows of op(A), or columns of op(B)."""
     lines: int
-    """A `Line` of each."""
+    """Address of a `Line` for each."""
     tops: int
-    """The largest elements; 0 where they are not looked for with d."""
+    """Address of the largest element of each; 0 where they are not looked for with d."""
     partial: int
-    """Squares in each block of columns; 0 likewise."""
+    """Address of the squares of each in each block of columns; 0 likewise."""
     magnitudes: int
-    """Magnitudes lie where residues will."""
+    """Address of the magnitudes, which lie where residues will."""
 
 
 class Scaler:

@@ -5,6 +5,7 @@ Chan, Golub and LeVeque (Updating formulae and a pairwise algorithm for computin
 1982), so means that are many times the deviations lose nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..storage.read.source import Opened
 from .stream import Array, Needs, Pieces, Progress, Range
 
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 STRIP_ELEMENTS = 1 << 16
 """Elements that are worked on at a time, so that in float64 they stay in a cache."""
@@ -169,16 +171,31 @@ def deviations(opened: Opened, limit: int, found: Moments) -> tuple[Floats, int]
     """The standard deviations of columns of op(X), also of those whose squares float64 does not hold, and the
     bytes read by the passes that find these. found: the moments of the columns. Others: as of
     `column_moments`."""
-    deviation, read = found.deviation, 0
+    deviation = found.deviation
     large = ~np.isfinite(found.squares) & np.isfinite(found.mean)
     small = (found.squares < SMALL) & ((found.squares > 0) | (found.mean != 0))
     small &= np.abs(found.mean) < NO_MEAN
+
+    def again(times: float) -> tuple[Floats, int]:
+        made, moved = column_moments(opened, limit, times=times)
+        return made.deviation, moved
+
+    return deviation, found_again(deviation, large, small, again)
+
+
+def found_again(
+    lengths: Floats, large: Flags, small: Flags, again: Callable[[float], tuple[Floats, int]]
+) -> int:
+    """Replace some lengths, whose squares are too large or too small for float64, by those of a further pass.
+    again: returns the lengths of all lines whose elements are multiplied with a number, and the bytes read.
+    Returns the bytes read by all."""
+    read = 0
     for times, some in ((1 / TIMES, large), (TIMES, small)):
         if some.any():
-            again, more = column_moments(opened, limit, times=times)
-            deviation[some] = again.deviation[some] / times
-            read += more
-    return deviation, read
+            made, moved = again(times)
+            lengths[some] = made[some] / times
+            read += moved
+    return read
 
 
 def the_pass(opened: Opened, limit: int, threads: int = 0) -> Pieces:

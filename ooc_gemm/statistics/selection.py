@@ -12,7 +12,7 @@ import numpy as np
 
 from ..planning.plan import Plan
 from ..run.executor import Executor, Local
-from ..run.moments import SMALL, TIMES, Moments, column_moments
+from ..run.moments import SMALL, Moments, column_moments, found_again
 from ..run.observer import Observer
 from ..run.prepare import prepare
 from ..run.request import Operand, Reduced, Request
@@ -217,12 +217,12 @@ class Selection:
             squares = found.squares + found.count * np.square(found.mean)
         large = ~np.isfinite(squares) & np.isfinite(found.mean)
         small = (squares < SMALL) & ((squares > 0) | (found.mean != 0))
-        for times, some in ((1 / TIMES, large), (TIMES, small)):
-            if some.any():
-                again, more = self._moments(name, times)
-                by[some] = self._pairs.lines(again)[1][some] / times
-                read += more
-        return (mean, by), read
+
+        def again(times: float) -> tuple[Array, int]:
+            made, moved = self._moments(name, times)
+            return self._pairs.lines(made)[1], moved
+
+        return (mean, by), read + found_again(by, large, small, again)
 
     def _moments(self, name: Literal["a", "b"], times: float) -> tuple[Moments, int]:
         """Moments of the rows of an array, whose elements are multiplied with a number, and the bytes

@@ -13,6 +13,15 @@ from ooc_gemm.storage.write import rows as stored
 METRICS = ["cosine", "dot", "sqeuclidean"]
 
 
+@pytest.fixture(params=["cpu", "gpu"])
+def device(request, monkeypatch):
+    """The CPU, and a GPU that stands on the CPU."""
+    if request.param == "cpu":
+        return request.param
+    cupy_on_cpu.install(monkeypatch, "90")
+    return CUDA()
+
+
 def clusters(apart=1e4, count=10, size=60, depth=3):
     """Rows around some points that are far from each other, on both sides of the origin."""
     random = np.random.default_rng(0)
@@ -38,17 +47,12 @@ def exact(a, b, k, metric, others=False):
 
 
 @pytest.mark.parametrize("metric", ["cosine", "sqeuclidean"])
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_rows_of_clusters_far_from_the_origin_find_their_neighbours(metric, device, monkeypatch):
-    if device == "gpu":
-        cupy_on_cpu.install(monkeypatch, "90")
     monkeypatch.setattr(compared, "CHUNK_ROWS", 64)
     x, said = clusters(), []
     if metric == "cosine":  # rows of a cluster in other directions
         x = clusters(1e4, 2, 300, 6)
-    found = ooc_gemm.topk(
-        x, k=3, metric=metric, device=CUDA() if device == "gpu" else device, verify=True, notice=said.append
-    )
+    found = ooc_gemm.topk(x, k=3, metric=metric, device=device, verify=True, notice=said.append)
     np.testing.assert_array_equal(found.indices, exact(x, x, 3, metric, others=True))
     assert found.rows_close == 0
     assert found.bytes_read == found.plan.bytes_read
@@ -157,12 +161,8 @@ def test_products_that_float32_cannot_hold(left, right, metrics):
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("size", [2.0**600, 2.0**-600, 2.0**1020, 2.0**-900])
 @pytest.mark.parametrize("both", [True, False])
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_rows_whose_squares_float64_does_not_hold(metric, size, both, device, tmp_path, monkeypatch):
     """They have the neighbours of rows that are multiplied by a power of two."""
-    if device == "gpu":
-        cupy_on_cpu.install(monkeypatch, "90")
-        device = CUDA()
     monkeypatch.setattr(compared, "CHUNK_ROWS", 32)
     a, b = np.random.default_rng(7).standard_normal((2, 90, 5))
     a[3], a[4], b[[4, 5]], b[6] = 0, np.nan, [[np.nan], [np.inf]], 0
@@ -181,7 +181,6 @@ def test_rows_whose_squares_float64_does_not_hold(metric, size, both, device, tm
     assert not any("rows of" in text for text in said)
 
 
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize(
     ("left", "right", "metrics"),
     [
@@ -194,9 +193,6 @@ def test_rows_whose_squares_float64_does_not_hold(metric, size, both, device, tm
     ],
 )
 def test_one_array_whose_squares_float64_does_not_hold(left, right, metrics, device, tmp_path, monkeypatch):
-    if device == "gpu":
-        cupy_on_cpu.install(monkeypatch, "90")
-        device = CUDA()
     monkeypatch.setattr(compared, "CHUNK_ROWS", 32)
     a, b = np.random.default_rng(8).standard_normal((2, 90, 5))
     for metric in metrics:

@@ -25,7 +25,7 @@ class Index:
     """How the index of a shard is stored."""
 
     count: int
-    """Number of chunks in a shard."""
+    """How many chunks a shard has."""
     at_end: bool
     """Whether the index follows the chunks or precedes them."""
     order: str = "<"

@@ -36,7 +36,7 @@ class Archive:
 
     @property
     def traits(self) -> StoreTraits:
-        """The traits of local files."""
+        """The traits are those of local files: an archive is one."""
         return LOCAL
 
     def listed(self, pattern: str) -> Iterator[tuple[Sequence[str], Stamps]]:

@@ -42,7 +42,7 @@ class _Libraries(NamedTuple):
 
 
 def _libraries() -> _Libraries | None:
-    found = native.load()
+    found = native.loaded()
     if found is None:
         return None
     try:

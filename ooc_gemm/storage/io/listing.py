@@ -15,7 +15,7 @@ Numbers = npt.NDArray[np.int64]
 and that of its file system. The size of a file that cannot be looked at is −1."""
 _COLUMNS, _NAME_BYTES, _FILES = 5, 256, 1024
 """Numbers of a file, most bytes of its name with a zero, and files that one call looks at."""
-_found = native.load()
+_found = native.loaded()
 _library = _found[1] if _found else None
 
 

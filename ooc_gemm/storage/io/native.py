@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("transfers.c", "listing.c"))
@@ -75,6 +76,12 @@ def load() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
         library.listing_rename.argtypes = ctypes.c_char_p, number, memory
         library.listing_next.restype = library.listing_rename.restype = number
     return quick, slow
+
+
+@cache
+def loaded() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
+    """Return what `load` has returned to the first who asked."""
+    return load()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,13 @@ def identity(found: os.stat_result) -> int:
     """Return a number that changes whenever a file is written to or replaced, even if its size and
     modification time are set back. It is made of the time of the last change and the file's number."""
     number = found.st_ino if files.type_of(found.st_dev) in NUMBERED else 0
-    return (found.st_ctime_ns ^ number * _ODD) & _POSITIVE or 1
+    mixed: int = _mixed(found.st_ctime_ns, number)
+    return max(1, mixed)
+
+
+def _mixed(changed: Any, number: Any) -> Any:
+    """Return what identities are made of, for one file, or for arrays of numbers in 64 bits without sign."""
+    return (changed ^ number * _ODD) & _POSITIVE
 
 
 def stamps_of(numbers: Numbers) -> Stamps:
@@ -41,9 +48,8 @@ def stamps_of(numbers: Numbers) -> Stamps:
     permanent = np.zeros(len(numbers), bool)
     for one in set(system.tolist()):  # np.unique would import numpy.ma
         permanent |= (system == one) & (files.type_of(one) in NUMBERED)
-    mixed = np.where(permanent, number, 0).view(np.uint64) * np.uint64(_ODD)
-    mixed = (changed.view(np.uint64) ^ mixed) & np.uint64(_POSITIVE)
-    found[:, 0], found[:, 1], found[:, 2] = size, modified, np.maximum(mixed, np.uint64(1))
+    mixed = _mixed(changed.view(np.uint64), np.where(permanent, number, 0).view(np.uint64))
+    found[:, 0], found[:, 1], found[:, 2] = size, modified, np.maximum(mixed, 1)
     found[size < 0] = 1, 0, 0
     return found
 

@@ -26,7 +26,7 @@ from .consolidated import Consolidated, entry_of
 from .done import Done
 from .journal import Chunk, Journal
 from .share import run_folder
-from .staging import Notice, Staging, document, touched
+from .staging import Notice, Staging, document, grid_of, touched
 from .staging_folder import FolderStaging
 
 SAVED_SECONDS = 2.0
@@ -41,9 +41,7 @@ class Publication:
         """array: C. name: how messages call C. staging: how chunks reach their places. log: C's journal, if
         it has one."""
         self.name, self.staging, self._array, self._log = name, staging, array, log
-        shape = array.shards or array.chunks
-        down, across = (-(-n // max(1, step)) for n, step in zip(array.shape, shape, strict=True))
-        self._grid = down, across
+        self._grid = grid_of(array)
         if log:
             log.arrange(self._grid)
         self._key = METADATA[0] if array.metadata.zarr_format == 3 else METADATA[1]

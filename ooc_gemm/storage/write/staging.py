@@ -7,12 +7,15 @@ other stores    put chunk, by zarr                                              
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import zarr
 
 from ...support.buffers import Bytes
 from ...support.errors import InputError, StoreError
+from ...support.intervals import ceil_div
 from ..format.unfinished import PARTIAL
 from ..io.stamps import Stamp, Stamps
 from .journal import ANEW, Chunk
@@ -125,6 +128,13 @@ class Staging:
 
     def cancel(self) -> None:
         """Wake all threads that wait for an answer."""
+
+
+def grid_of(array: zarr.Array[Any]) -> Chunk:
+    """Return how many files of chunks C has down and across: of shards, where it has some."""
+    shape = array.shards or array.chunks
+    down, across = (ceil_div(n, max(1, step)) for n, step in zip(array.shape, shape, strict=True))
+    return down, across
 
 
 def document(staging: Staging, keys: tuple[str, ...], name: str) -> bytes:

@@ -22,7 +22,7 @@ from ..io.stamps import Stamp, Stamps, identity, stamp_of, stamps_of
 from . import replaced
 from .journal import ANEW, Chunk
 from .share import RUN, revoke
-from .staging import Done, Notice, Staging, changed
+from .staging import Done, Notice, Staging, changed, grid_of
 
 PENDING = ".pending"
 """Suffix of a chunk's file until it goes to its place."""
@@ -48,9 +48,7 @@ class FolderStaging(Staging):
         self._folders: set[str] = set()
         self._disk: durable.Disk | None = None
         """Flushes the files of this C; None where C need not survive a power cut."""
-        shape = array.shards or array.chunks
-        grid = [-(-n // max(1, step)) for n, step in zip(array.shape, shape, strict=True)]
-        self._placed = np.zeros(grid, np.int64)
+        self._placed = np.zeros(grid_of(array), np.int64)
         """Identities of chunks that this run has put in their places; 0 for others."""
 
     def begin(self, key: str, metadata: bytes | None, keep: bool, notice: Notice | None) -> None:
