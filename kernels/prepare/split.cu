@@ -14,6 +14,9 @@
 // counts whether that is as accurate as a float32 product would be. If it is not, or where an element is NaN or
 // infinite, it raises a flag; then nothing is split, and another kernel makes the product.
 //
+// Both operands are read once for all of that (`survey`), and once more to be split. Where d is in use, or what one
+// sweep can tell does not do, lines are counted again, element by element (`recount`).
+//
 // Planes take the place of the floats byte for byte. SEGMENT elements along the contiguous axis become as
 // many of hi and then as many of lo, so one warp can convert a segment in place:
 //
@@ -37,21 +40,33 @@ constexpr int MOST_SHIFT = 32;      // the largest |d|
 constexpr int ALIKE = 4;            // d that differ by no more than this are left out
 constexpr int DROPPED = -(1 << 20);  // d of a k that meets nothing but zeros: its elements count as zeros
 constexpr int JUDGES = 512;         // threads of `equilibrate` and of `judge`
-constexpr int WIDE = 256;           // columns of a block that reduces rows and columns
+constexpr int SURVEYORS = 512;      // threads of a block that surveys
+constexpr int PART = 256;           // elements of a part of a line
+constexpr int SPREAD = 3;           // binary orders by which the largest elements of parts may differ
 constexpr int SEGMENTS = 4;         // of a warp that splits
 
-// What is known about a line, besides its exponent.
+// What is known about a line, besides its exponent. The survey adds up magnitudes that are rounded down in units of at
+// most 2^exponent; who counts again adds up integers, in that unit.
 struct alignas(8) Line {
-    u64 sum;      // of its scaled magnitudes, each rounded down to an integer
-    u64 squares;  // of the same integers
-    u32 largest;  // the bits of the largest magnitude
-    u32 low;      // elements that are not zero and below LOW
+    double sum;      // of magnitudes
+    double squares;  // of the same numbers
+    u32 largest;     // the bits of the largest magnitude
+    u32 unlike;      // the complement of the least of such bits among parts that are not all zeros
+    u32 low;         // elements that are not zero and below LOW; no fewer
+};
+
+// Extremes over the lines of an operand that were surveyed, but for lines of zeros: see Extremes. Least values are kept
+// as their bits below infinity, so that all of them begin with 0 and grow.
+struct Surveyed {
+    u32 mass, terms, low;
 };
 
 // Decisions that kernels leave for later ones.
 struct State {
     u32 fallback;  // nothing is split
     u32 shifted;   // d is in use
+    u32 recount;   // lines are counted again
+    Surveyed sides[2];
 };
 
 template <int COUNT>
@@ -70,6 +85,9 @@ __device__ __forceinline__ int floor_log2(u32 bits) {
 __device__ __forceinline__ int exponent_of(u32 bits) {
     return bits == 0 || bits >= INFINITE ? 0 : floor_log2(bits) - TOP;
 }
+
+// 2^e, which is in range: it scales sums of floats, or of their squares.
+__device__ __forceinline__ double power_of_two(int e) { return __longlong_as_double((1023LL + e) << 52); }
 
 // How elements are scaled: arrays of d and e, either of which may be missing, and the sign of d.
 struct Scale {
@@ -132,10 +150,212 @@ __device__ __forceinline__ u32 largest_of_row(int cols, const float* values, lon
     return largest;
 }
 
-// ---- lines -------------------------------------------------------------------------------------------------
+// ---- the survey --------------------------------------------------------------------------------------------
 //
-// Before the d are known, lines are reduced without them, which is final if d turns out to be left out. With
-// `depth`, they are reduced again, from the exponents found before, unless it is left out.
+// One sweep finds the largest elements of lines and of every k. How large the other elements of a line are can only be
+// said when its largest is known. So each part of a line, up to PART elements along k, is counted beside its own largest
+// element, while it is in registers. Sums of parts are added up without any scale. Where the largest elements of a
+// line's parts differ by no more than SPREAD orders, these sums are exact in float64, so that their order makes no
+// difference, and elements that are low in the line are below LOW·2^SPREAD in their part. Else lines are counted again.
+
+// A thread's elements: rows of a tile as FOURS times four neighbours, and zeros past the edges.
+template <int ROWS, int FOURS>
+struct Held {
+    float x[ROWS][4 * FOURS];
+
+    // `from`: the first of them, of so many rows and columns that are there.
+    __device__ __forceinline__ void load(const float* from, long long ld, int rows, int cols) {
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r, from += ld) {
+#pragma unroll
+            for (int i = 0; i < FOURS; ++i) {
+                const int there = r < rows ? cols - 128 * i : 0;
+                Floats<4> four = {};
+                if (there >= 4) four = *reinterpret_cast<const Floats<4>*>(from + 128 * i);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) x[r][4 * i + e] = there < 4 && e < there ? from[128 * i + e] : four.x[e];
+            }
+        }
+    }
+};
+
+// Counts of a part: the same, but with squares in two words, and elements below LOW·2^SPREAD = 1, whose integer is 0.
+struct PartCounts {
+    u32 sum, low, squares, high_squares;
+
+    // Four elements, scaled by 2^-exponent.
+    __device__ __forceinline__ void add(float a, float b, float c, float d, int exponent) {
+        static_assert(LOW * (1 << SPREAD) == 1, "low elements of a part are those below 1");
+        u32 all = 0;
+        for (float x : {a, b, c, d}) {
+            const float y = fabsf(scaled(x, -exponent));
+            const u32 whole = static_cast<u32>(y);
+            sum += whole, all += whole * whole;
+            low += whole == 0 && y != 0;
+        }
+        squares += all & 0xffff, high_squares += all >> 16;
+    }
+};
+
+// What parts of a line add to it, from zeros.
+struct Found {
+    double sum, squares;
+    u32 largest, unlike, low;
+
+    // A part with this largest element, which is not 0; `counts` are scaled for it.
+    __device__ __forceinline__ void add(u32 top, const PartCounts& counts) {
+        const int exponent = exponent_of(top);
+        sum += counts.sum * power_of_two(exponent);
+        squares += (counts.squares + 65536.0 * counts.high_squares) * power_of_two(2 * exponent);
+        largest = top > largest ? top : largest;
+        unlike = ~top > unlike ? ~top : unlike;
+        low += counts.low;
+    }
+    __device__ __forceinline__ void put(Line& line) const {
+        if (largest == 0) return;
+        atomicAdd(&line.sum, sum), atomicAdd(&line.squares, squares);
+        atomicMax(&line.largest, largest), atomicMax(&line.unlike, unlike);
+        if (low != 0) atomicAdd(&line.low, low);
+    }
+};
+
+#if K_INNER
+// A block takes 64 rows × PART columns, numbered along rows first; a warp takes four of the rows. `lines` and `largest`,
+// of every k, begin with zeros; `largest` may be missing.
+extern "C" __global__ void __launch_bounds__(SURVEYORS, 2)
+survey(int rows, int cols, const float* __restrict__ X, long long ld, Line* __restrict__ lines,
+       u32* __restrict__ largest) {
+    constexpr int ROWS = 4, FOURS = PART / 128, HIGH = SURVEYORS / 32 * ROWS;
+    __shared__ u32 of_columns[PART];
+    const int across = (cols + PART - 1) / PART, lane = threadIdx.x % 32;
+    const int left = blockIdx.x % across * PART, row = blockIdx.x / across * HIGH + threadIdx.x / 32 * ROWS;
+    Held<ROWS, FOURS> held;
+    held.load(X + row * ld + left + 4 * lane, ld, rows - row, cols - left - 4 * lane);
+    if (threadIdx.x < PART) of_columns[threadIdx.x] = 0;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        u32 top = 0;
+#pragma unroll
+        for (int e = 0; e < 4 * FOURS; ++e) top = magnitude(held.x[r][e]) > top ? magnitude(held.x[r][e]) : top;
+        top = __reduce_max_sync(0xffffffff, top);
+        if (top == 0) continue;  // of the whole warp
+        PartCounts counts = {};
+        const int exponent = exponent_of(top);
+        const auto& x = held.x[r];
+#pragma unroll
+        for (int e = 0; e < 4 * FOURS; e += 4) counts.add(x[e], x[e + 1], x[e + 2], x[e + 3], exponent);
+        for (u32* count : {&counts.sum, &counts.low, &counts.squares, &counts.high_squares})
+            *count = __reduce_add_sync(0xffffffff, *count);
+        if (lane == 0) {
+            Found found = {};
+            found.add(top, counts);
+            found.put(lines[row + r]);
+        }
+    }
+    if (largest == nullptr) return;
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < 4 * FOURS; ++e) {
+        u32 top = 0;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) top = magnitude(held.x[r][e]) > top ? magnitude(held.x[r][e]) : top;
+        if (top != 0) atomicMax(&of_columns[e / 4 * 128 + 4 * lane + e % 4], top);
+    }
+    __syncthreads();
+    if (threadIdx.x < PART && of_columns[threadIdx.x] != 0)
+        atomicMax(&largest[left + threadIdx.x], of_columns[threadIdx.x]);
+}
+#else
+// A block takes PART rows × 256 columns, numbered along rows first, and walks down them; a warp holds four rows × 128
+// columns at a time. `lines` and `largest`, of every k, begin with zeros; `largest` may be missing.
+extern "C" __global__ void __launch_bounds__(SURVEYORS, 2)
+survey(int rows, int cols, const float* __restrict__ X, long long ld, Line* __restrict__ lines,
+       u32* __restrict__ largest) {
+    constexpr int ROWS = 4, WIDE = 256, HIGH = SURVEYORS / 64 * ROWS;
+    // Of columns, in the order of lanes: lane l has columns 4·l to 4·l + 3 of a warp's, at l, 32 + l, 64 + l and 96 + l.
+    __shared__ u32 tops[WIDE];
+    __shared__ PartCounts parts[WIDE];
+    const int across = (cols + WIDE - 1) / WIDE, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int left = blockIdx.x % across * WIDE, first = blockIdx.x / across * PART;
+    const int last = rows - first < PART ? rows : first + PART, half = warp % 2 * 128;
+    const int own = threadIdx.x % WIDE;  // of the first threads, the column that they keep
+    Found found = {};
+    for (int high = first; high < last; high += HIGH) {
+        const int row = high + warp / 2 * ROWS, col = left + half + 4 * lane;
+        Held<ROWS, 1> held;
+        held.load(X + row * ld + col, ld, rows - row, cols - col);
+        if (threadIdx.x < WIDE) tops[own] = 0, parts[own] = {};
+        __syncthreads();
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            u32 top = 0;
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) top = magnitude(held.x[r][e]) > top ? magnitude(held.x[r][e]) : top;
+            if (top != 0) atomicMax(&tops[half + 32 * e + lane], top);
+        }
+        if (largest != nullptr) {
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                u32 top = 0;
+#pragma unroll
+                for (int e = 0; e < 4; ++e) top = magnitude(held.x[r][e]) > top ? magnitude(held.x[r][e]) : top;
+                top = __reduce_max_sync(0xffffffff, top);
+                if (lane == 0 && top != 0) atomicMax(&largest[row + r], top);
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int at = half + 32 * e + lane;
+            const auto& x = held.x;
+            PartCounts counts = {};
+            counts.add(x[0][e], x[1][e], x[2][e], x[3][e], exponent_of(tops[at]));
+            atomicAdd(&parts[at].sum, counts.sum), atomicAdd(&parts[at].squares, counts.squares);
+            atomicAdd(&parts[at].high_squares, counts.high_squares);
+            if (counts.low != 0) atomicAdd(&parts[at].low, counts.low);
+        }
+        __syncthreads();
+        if (threadIdx.x < WIDE && tops[own] != 0) found.add(tops[own], parts[own]);
+    }
+    if (threadIdx.x < WIDE) found.put(lines[left + own / 128 * 128 + own % 32 * 4 + own % 128 / 32]);
+}
+#endif
+
+// Exponents of all lines of both operands, m and then n; blocks begin anew at those of the second. Largest elements
+// become 0, which is where they begin if they are found again.
+extern "C" __global__ void __launch_bounds__(THREADS)
+settle(int m, int n, Line* __restrict__ lines, int* __restrict__ exponents, State* state) {
+    const int blocks_of_a = (m + THREADS - 1) / THREADS, side = static_cast<int>(blockIdx.x) >= blocks_of_a;
+    const int i = (blockIdx.x - (side ? blocks_of_a : 0)) * THREADS + threadIdx.x;
+    Surveyed found = {0, 0, 0};
+    if (i < (side ? n : m)) {
+        Line& line = lines[(side ? m : 0) + i];
+        const u32 largest = line.largest;
+        const int exponent = exponent_of(largest);
+        exponents[(side ? m : 0) + i] = exponent;
+        if (largest >= INFINITE) {
+            state->fallback = 1;
+        } else if (largest != 0) {
+            if (floor_log2(largest) - floor_log2(~line.unlike) > SPREAD) state->recount = 1;
+            const double sum = line.sum * power_of_two(-exponent), squares = line.squares * power_of_two(-2 * exponent);
+            found.mass = INFINITE - __float_as_int(static_cast<float>(sum / (2 << TOP)));
+            found.terms = INFINITE - __float_as_int(static_cast<float>(sum / squares * sum));
+            found.low = line.low;
+            line.largest = 0;
+        }
+    }
+    Surveyed& all = state->sides[side];
+    found.mass = __reduce_max_sync(0xffffffff, found.mass);
+    found.terms = __reduce_max_sync(0xffffffff, found.terms);
+    found.low = __reduce_max_sync(0xffffffff, found.low);
+    if (threadIdx.x % 32 == 0) {
+        atomicMax(&all.mass, found.mass), atomicMax(&all.terms, found.terms), atomicMax(&all.low, found.low);
+    }
+}
+
+// ---- counting again ----------------------------------------------------------------------------------------
+//
+// From the exponents that were found before, and with d if it is in use.
 
 // Lines that are rows, one by each block at a time. The second sweep finds most of a row in the caches.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
@@ -144,20 +364,17 @@ row_lines(int rows, int cols, const float* __restrict__ X, long long ld, const i
     constexpr int WARPS = ROW_THREADS / 32;
     __shared__ u32 parts[WARPS], lows[WARPS];
     __shared__ u64 sums[WARPS], squares[WARPS];
-    if (depth != nullptr && state->shifted == 0) return;
+    if (state->recount == 0) return;
+    if (state->shifted == 0) depth = nullptr;
     for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
         const float* const values = X + row * ld;
-        const Scale before = {depth, depth == nullptr ? nullptr : exponents, sign};
-        const u32 largest = largest_of_row(cols, values, row, before, parts);
-        const int exponent = (depth == nullptr ? 0 : exponents[row]) + exponent_of(largest);
+        const u32 largest = largest_of_row(cols, values, row, {depth, exponents, sign}, parts);
+        const int exponent = exponents[row] + exponent_of(largest);
         Counts counts;
-        if (depth == nullptr) {
 #pragma unroll 4
-            for (int j = threadIdx.x; j < cols; j += ROW_THREADS) counts.add(fabsf(scaled(values[j], -exponent)));
-        } else {
-#pragma unroll 4
-            for (int j = threadIdx.x; j < cols; j += ROW_THREADS)
-                if (depth[j] != DROPPED) counts.add(fabsf(scaled(values[j], sign * depth[j] - exponent)));
+        for (int j = threadIdx.x; j < cols; j += ROW_THREADS) {
+            const int d = depth == nullptr ? 0 : depth[j];
+            if (d != DROPPED) counts.add(fabsf(scaled(values[j], sign * d - exponent)));
         }
         const u64 sum = warp_sum<u64>(counts.sum), square = warp_sum(counts.squares);
         const u32 low = warp_sum(counts.low);
@@ -167,8 +384,10 @@ row_lines(int rows, int cols, const float* __restrict__ X, long long ld, const i
         }
         __syncthreads();  // all threads have also read the exponent that is replaced now
         if (threadIdx.x == 0) {
-            Line line = {0, 0, largest, 0};
-            for (int w = 0; w < WARPS; ++w) line.sum += sums[w], line.squares += squares[w], line.low += lows[w];
+            u64 all = 0, all_squares = 0;
+            Line line = {0, 0, largest, 0, 0};
+            for (int w = 0; w < WARPS; ++w) all += sums[w], all_squares += squares[w], line.low += lows[w];
+            line.sum = static_cast<double>(all), line.squares = static_cast<double>(all_squares);
             lines[row] = line;
             exponents[row] = exponent;
             if (largest >= INFINITE) state->fallback = 1;
@@ -193,8 +412,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 column_largest(int rows, int cols, const float* __restrict__ X, long long ld, const int* __restrict__ depth, int sign,
                Line* __restrict__ lines, const int* __restrict__ exponents, const State* state) {
     const Strip strip(rows, cols);
-    if (strip.col >= cols || (depth != nullptr && state->shifted == 0)) return;
-    const Scale scale = {depth, depth == nullptr ? nullptr : exponents, sign};
+    if (state->recount == 0 || strip.col >= cols) return;
+    const Scale scale = {state->shifted != 0 ? depth : nullptr, exponents, sign};
     u32 found = 0;
 #pragma unroll 8
     for (int row = strip.first; row < strip.last; ++row) {
@@ -204,106 +423,42 @@ column_largest(int rows, int cols, const float* __restrict__ X, long long ld, co
     if (found != 0) atomicMax(&lines[strip.col].largest, found);
 }
 
-#if !K_INNER
-// The largest magnitudes of columns, from 0, and the bits of those of rows (`largest`), from 0, which are the largest
-// elements of every k. Blocks of WIDE columns × STRIP rows, numbered along rows first; a warp reads a row.
-extern "C" __global__ void __launch_bounds__(THREADS)
-both_largest(int rows, int cols, const float* __restrict__ X, long long ld, Line* __restrict__ lines,
-             u32* __restrict__ largest) {
-    constexpr int FOURS = WIDE / 128;  // of a thread
-    __shared__ u32 of_columns[WIDE];
-    const int across = (cols + WIDE - 1) / WIDE, lane = threadIdx.x % 32;
-    const int left = blockIdx.x % across * WIDE, there = cols - left;
-    const int first = blockIdx.x / across * STRIP, last = rows - first < STRIP ? rows : first + STRIP;
-    for (int i = threadIdx.x; i < WIDE; i += THREADS) of_columns[i] = 0;
-    __syncthreads();
-    u32 found[FOURS][4] = {};
-#pragma unroll 4
-    for (int row = first + threadIdx.x / 32; row < last; row += THREADS / 32) {
-        const float* const from = X + row * ld + left;
-        u32 top = 0;
-#pragma unroll
-        for (int i = 0; i < FOURS; ++i) {
-            const int at = 128 * i + 4 * lane;
-            Floats<4> four = {};
-            if (at + 4 <= there) four = *reinterpret_cast<const Floats<4>*>(from + at);
-            else
-                for (int e = 0; at + e < there; ++e) four.x[e] = from[at + e];
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const u32 bits = magnitude(four.x[e]);
-                found[i][e] = bits > found[i][e] ? bits : found[i][e];
-                top = bits > top ? bits : top;
-            }
-        }
-        top = warp_max(top);
-        if (lane == 0 && top != 0) atomicMax(&largest[row], top);
-    }
-#pragma unroll
-    for (int i = 0; i < FOURS; ++i) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) atomicMax(&of_columns[128 * i + 4 * lane + e], found[i][e]);
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < WIDE; i += THREADS) {
-        if (of_columns[i] != 0) atomicMax(&lines[left + i].largest, of_columns[i]);
-    }
-}
-#endif
-
 // Exponents from the largest magnitudes; all else of a line is set to 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
-column_exponents(int cols, const int* __restrict__ depth, Line* __restrict__ lines, int* __restrict__ exponents,
-                 State* state) {
+column_exponents(int cols, Line* __restrict__ lines, int* __restrict__ exponents, State* state) {
     const int col = blockIdx.x * THREADS + threadIdx.x;
-    if (col >= cols || (depth != nullptr && state->shifted == 0)) return;
+    if (state->recount == 0 || col >= cols) return;
     const u32 largest = lines[col].largest;
     if (largest >= INFINITE) state->fallback = 1;
-    exponents[col] = (depth == nullptr ? 0 : exponents[col]) + exponent_of(largest);
-    lines[col] = {0, 0, 0, 0};
+    exponents[col] += exponent_of(largest);
+    lines[col] = {};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 column_counts(int rows, int cols, const float* __restrict__ X, long long ld, const int* __restrict__ depth, int sign,
               Line* __restrict__ lines, const int* __restrict__ exponents, const State* state) {
     const Strip strip(rows, cols);
-    if (strip.col >= cols || (depth != nullptr && state->shifted == 0)) return;
+    if (state->recount == 0 || strip.col >= cols) return;
+    const bool shifted = state->shifted != 0;
     const int e = exponents[strip.col];
     Counts counts;
-    if (depth == nullptr) {
 #pragma unroll 8
-        for (int row = strip.first; row < strip.last; ++row) counts.add(fabsf(scaled(X[row * ld + strip.col], -e)));
-    } else {
-#pragma unroll 8
-        for (int row = strip.first; row < strip.last; ++row)
-            if (depth[row] != DROPPED) counts.add(fabsf(scaled(X[row * ld + strip.col], sign * depth[row] - e)));
+    for (int row = strip.first; row < strip.last; ++row) {
+        const int d = shifted ? depth[row] : 0;
+        if (d != DROPPED) counts.add(fabsf(scaled(X[row * ld + strip.col], sign * d - e)));
     }
     Line& line = lines[strip.col];
-    if (counts.sum != 0) atomicAdd(&line.sum, static_cast<u64>(counts.sum)), atomicAdd(&line.squares, counts.squares);
+    if (counts.sum != 0) {
+        atomicAdd(&line.sum, static_cast<double>(counts.sum));
+        atomicAdd(&line.squares, static_cast<double>(counts.squares));
+    }
     if (counts.low != 0) atomicAdd(&line.low, counts.low);
 }
 
 // ---- depth -------------------------------------------------------------------------------------------------
-//
-// The bits of the largest element of every k, from 0. Of an operand whose lines are columns, `both_largest` finds them.
 
-#if K_INNER
-extern "C" __global__ void __launch_bounds__(THREADS)
-depth_largest(int rows, int cols, const float* __restrict__ X, long long ld, u32* __restrict__ largest) {
-    const Strip strip(rows, cols);
-    if (strip.col >= cols) return;
-    u32 found = 0;
-#pragma unroll 8
-    for (int row = strip.first; row < strip.last; ++row) {
-        const u32 bits = magnitude(X[row * ld + strip.col]);
-        found = bits > found ? bits : found;
-    }
-    if (found != 0) atomicMax(&largest[strip.col], found);
-}
-#endif
-
-__device__ __forceinline__ int block_max(int x) {
-    __shared__ int parts[JUDGES / 32];
+// The largest x of a block; `parts` is shared memory for an integer of each warp.
+__device__ __forceinline__ int block_max(int x, int* parts) {
     __syncthreads();
     for (int step = 16; step > 0; step /= 2) {
         const int other = __shfl_xor_sync(0xffffffff, x, step);
@@ -321,6 +476,7 @@ __device__ __forceinline__ int block_max(int x) {
 extern "C" __global__ void __launch_bounds__(JUDGES)
 equilibrate(int k, const u32* __restrict__ a, const u32* __restrict__ b, int* __restrict__ depth, State* state) {
     constexpr int NONE = -1000;
+    __shared__ int parts[JUDGES / 32];
     const auto log2_of = [](u32 bits) { return bits == 0 ? NONE : floor_log2(bits); };
     const auto raise = [](int& most, int x) { most = x > most ? x : most; };
     int most = NONE, least = NONE;                    // of d, of −d
@@ -336,17 +492,17 @@ equilibrate(int k, const u32* __restrict__ a, const u32* __restrict__ b, int* __
             raise(a_alone, x), raise(b_alone, y);
         }
     }
-    most = block_max(most), least = block_max(least);
-    a_paired = block_max(a_paired), b_paired = block_max(b_paired);
-    a_alone = block_max(a_alone), b_alone = block_max(b_alone);
+    most = block_max(most, parts), least = block_max(least, parts);
+    a_paired = block_max(a_paired, parts), b_paired = block_max(b_paired, parts);
+    a_alone = block_max(a_alone, parts), b_alone = block_max(b_alone, parts);
     const int middle = (most - least) >> 1;
 #pragma unroll 4
     for (int i = threadIdx.x; i < k; i += JUDGES) {
         const int d = ((log2_of(b[i]) - log2_of(a[i])) >> 1) - middle;
         depth[i] = a[i] == 0 || b[i] == 0 ? DROPPED : d < -MOST_SHIFT ? -MOST_SHIFT : d > MOST_SHIFT ? MOST_SHIFT : d;
     }
-    if (threadIdx.x == 0)
-        state->shifted = most + least > ALIKE || a_alone > a_paired + ALIKE || b_alone > b_paired + ALIKE;
+    const bool shifted = most + least > ALIKE || a_alone > a_paired + ALIKE || b_alone > b_paired + ALIKE;
+    if (threadIdx.x == 0 && shifted) state->shifted = state->recount = 1;
 }
 
 // ---- the decision ------------------------------------------------------------------------------------------
@@ -356,9 +512,13 @@ struct Extremes {
     float mass = 1e30f;   // least Σ|x| ÷ largest |x|
     float terms = 1e30f;  // least (Σ|x|)² ÷ Σx²: how many terms a sum effectively has
     float low = 0;        // most low elements
+
+    Extremes() = default;
+    __device__ explicit Extremes(const Surveyed& found)
+        : mass(__int_as_float(INFINITE - found.mass)), terms(__int_as_float(INFINITE - found.terms)), low(found.low) {}
 };
 
-__device__ __forceinline__ Extremes extremes(int count, const Line* lines) {
+__device__ __forceinline__ Extremes extremes(int count, const Line* lines, int* parts) {
     Extremes found;
 #pragma unroll 4
     for (int i = threadIdx.x; i < count; i += JUDGES) {
@@ -370,13 +530,14 @@ __device__ __forceinline__ Extremes extremes(int count, const Line* lines) {
         found.low = fmaxf(found.low, static_cast<float>(line.low));
     }
     // Positive floats are ordered like their bits.
-    found.mass = __int_as_float(-block_max(-__float_as_int(found.mass)));
-    found.terms = __int_as_float(-block_max(-__float_as_int(found.terms)));
-    found.low = __int_as_float(block_max(__float_as_int(found.low)));
+    found.mass = __int_as_float(-block_max(-__float_as_int(found.mass), parts));
+    found.terms = __int_as_float(-block_max(-__float_as_int(found.terms), parts));
+    found.low = __int_as_float(block_max(__float_as_int(found.low), parts));
     return found;
 }
 
-// Raises the flag where a float32 product might be more accurate. One block; `terms` and `share` are thresholds.
+// Raises the flag where a float32 product might be more accurate; `terms` and `share` are thresholds. By what the survey
+// has found, it has lines counted again instead. One block.
 //
 // Low elements: a row of op(A) with L of them, at least LOW elsewhere, meets a column of op(B) with
 // Σ|b| ≥ M·max|b|. The low elements carry errors of up to 2^-25 each, so the error of the sum is at most
@@ -387,10 +548,13 @@ __device__ __forceinline__ Extremes extremes(int count, const Line* lines) {
 // if it has many terms of similar size, and less if a few of them dominate it, or most are zeros.
 extern "C" __global__ void __launch_bounds__(JUDGES)
 judge(int m, int n, int k, const Line* __restrict__ a, const Line* __restrict__ b, float share, float terms,
-      State* state) {
-    const Extremes x = extremes(m, a), y = extremes(n, b);
+      int surveyed, State* state) {
+    __shared__ int parts[JUDGES / 32];
+    if (!surveyed && state->recount == 0) return;
+    const Extremes x = surveyed ? Extremes(state->sides[0]) : extremes(m, a, parts);
+    const Extremes y = surveyed ? Extremes(state->sides[b != a]) : extremes(n, b, parts);
     const bool fits = x.low <= share * y.mass && y.low <= share * x.mass && x.terms * y.terms >= terms * k;
-    if (threadIdx.x == 0 && !fits) state->fallback = 1;
+    if (threadIdx.x == 0 && !fits) (surveyed ? state->recount : state->fallback) = 1;
 }
 
 // ---- the split ---------------------------------------------------------------------------------------------

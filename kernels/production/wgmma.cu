@@ -8,7 +8,7 @@
 //     consumer w:  wait full[s]  ──► rows 64·w … of the tile += A·B of stage s ──► arrive at empty[s]
 //
 // CLUSTER thread blocks, one below the other, need the same tile of B: each brings a part of it and the copy
-// engine writes that part to all of them.
+// engine writes that part to all of them. With ALONG_N they lie side by side, and share the tile of A.
 //
 // PRODUCTS = 3 multiplies float32 with float16 instructions. split.cu has turned x·2^e into hi + lo, each
 // with 11 significant bits, and a·b ≈ lo·hi + hi·lo + hi·hi: what is left out, lo·lo, lies 2^-22 below. The
@@ -25,7 +25,7 @@
 //
 // Macros: EPILOGUE (0: C with α and β; 1: residues; 2: the least of all sums); PER_MODULUS (planes) and MODULI, for
 // residues; TYPE (1 float16, 2 tf32, 3 int8; with A_UNSIGNED, B_UNSIGNED), PRODUCTS, PROMOTE (0: never), BM, BN,
-// BK, STAGES, CLUSTER, A_MN, B_MN; RESIDENT: thread blocks on a multiprocessor at once (with small tiles two,
+// BK, STAGES, CLUSTER, ALONG_N, A_MN, B_MN; RESIDENT: thread blocks on a multiprocessor at once (with small tiles two,
 // so that one multiplies while the other stores); GROUP: rows of tiles walked down before going right, so that
 // what runs together reuses L2.
 
@@ -46,17 +46,18 @@
 #include "common/tile_order.cuh"
 #include "common/wgmma.cuh"
 
+constexpr int BELOW = ALONG_N ? 1 : CLUSTER, BESIDE = ALONG_N ? CLUSTER : 1;  // tiles of a cluster
 constexpr int CONSUMERS = BM / 64;
 constexpr int THREADS = 128 * (1 + CONSUMERS);
 constexpr int A_BYTES = BM * K_ROW, B_BYTES = BN * K_ROW;  // of one plane in one stage
 constexpr int STAGE_BYTES = PLANES * (A_BYTES + B_BYTES);
 constexpr int STEPS_TO_PROMOTE = PROMOTE ? PROMOTE / BK : 1;
-// Of 65536, where a thread block of 384 has them to itself: the producer needs few, the consumers hold the
+// Of 65536, where a thread block of 384 or 512 has them to itself: the producer needs few, the consumers hold the
 // sums. Fewer threads get as many as they can name anyhow.
-constexpr bool DEALT = RESIDENT == 1 && CONSUMERS == 2;
-constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224;
+constexpr bool DEALT = RESIDENT == 1 && CONSUMERS > 1;
+constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : 224;
 
-static_assert(BM == 128 || BM == 64, "one or two consumers: the registers are dealt out for those");
+static_assert(BM == 192 || BM == 128 || BM == 64, "one to three consumers: the registers are dealt out for those");
 static_assert(!PROMOTE || PROMOTE % BK == 0, "sums are handed over between stages");
 static_assert(RESIDENT == 1 || ACC <= 32, "two thread blocks share the registers");
 static_assert(RESIDENT * (STAGES * STAGE_BYTES + 1024) <= 226 * 1024, "shared memory of a multiprocessor");
@@ -180,20 +181,20 @@ __device__ __forceinline__ void store_least(const S (&d)[ACC], int* least, int r
 // Where C has too few tiles to go round, k is cut in slices. Slice number s is stored at C + s·m·ldc; sum.cu
 // adds them up, always in the same order.
 //
-// Tile number t of C, in rows of CLUSTER·BM; where `per_row` is not 0, of a symmetric C (LowerTiles).
+// The tiles of a cluster, number t of C; where `per_row` is not 0, of a symmetric C (LowerTiles).
 struct Tiles {
     int down, across;
     LowerTiles<(GROUP + 1) / 2> lower;
 
     __device__ Tiles(int m, int n, int per_row, int above)
-        : down((m + CLUSTER * BM - 1) / (CLUSTER * BM)),
-          across((n + BN - 1) / BN),
-          lower{down, across, CLUSTER * BM, BN, above, per_row} {}
+        : down((m + BELOW * BM - 1) / (BELOW * BM)),
+          across((n + BESIDE * BN - 1) / (BESIDE * BN)),
+          lower{down, across, BELOW * BM, BESIDE * BN, above, per_row} {}
     __device__ int count() const { return lower.per_row ? lower.count() : down * across; }
     __device__ void place(int t, int& row, int& col) const {
         const TilePlace<int> place = lower.per_row ? lower.place(t) : place_of_tile<GROUP>(t, down, across);
-        row = place.row * CLUSTER * BM;
-        col = place.col * BN;
+        row = place.row * BELOW * BM;
+        col = place.col * BESIDE * BN;
     }
 };
 
@@ -249,12 +250,15 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
     const u32 stages = (shared_address(memory) + 1023) & ~1023u;  // the swizzle repeats every 1024 bytes
     const u32 full = shared_address(barriers), empty = full + 8 * STAGES;
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
+    const u32 below = ALONG_N ? 0 : rank, beside = ALONG_N ? rank : 0;  // this block's tile among those of the cluster
     const Tiles tiles(m, n, per_row, above);
     const int all_steps = (k + BK - 1) / BK, slice_steps = (all_steps + slices - 1) / slices;
     const int jobs_of_plane = tiles.count() * slices, jobs = jobs_of_plane * planes;
     const auto plane_of = [&](int job) { return EPILOGUE == 1 ? job / jobs_of_plane : 0; };
     const auto place = [&](int job, int& row, int& col, int& first, int& last) {
         tiles.place((job - plane_of(job) * jobs_of_plane) / slices, row, col);
+        row += below * BM;
+        col += beside * BN;
         first = job % slices * slice_steps;
         last = first + slice_steps < all_steps ? first + slice_steps : all_steps;
     };
@@ -279,7 +283,7 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
             for (int job = first_job; job < jobs; job += stride) {
                 int row, col, first, last;
                 place(job, row, col, first, last);
-                row += rank * BM + plane_of(job) * a_lines;
+                row += plane_of(job) * a_lines;
                 col += plane_of(job) * b_lines;
                 // Every other tile is brought from the end of k, which is still in L2; sums of integers are the same.
                 const bool back = TYPE == INT8 && (job - first_job) / stride % 2 != 0;
@@ -288,8 +292,8 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
                     const u32 at = stages + stage * STAGE_BYTES, arrival = full + 8 * stage;
                     const int from = (back ? first + last - 1 - step : step) * BK;
                     barrier_expect(arrival, STAGE_BYTES);
-                    bring_tile<BM, A_MN, 1>(at, a_map, row, from, 0, arrival);
-                    bring_tile<BN, B_MN, CLUSTER>(at + PLANES * A_BYTES, b_map, col, from, rank, arrival);
+                    bring_tile<BM, A_MN, BESIDE>(at, a_map, row, from, beside, arrival);
+                    bring_tile<BN, B_MN, BELOW>(at + PLANES * A_BYTES, b_map, col, from, below, arrival);
                     if (++stage == STAGES) stage = 0, round ^= 1;
                 }
             }
@@ -366,7 +370,7 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
                 for (int i = 0; i < ACC; ++i) d[i] = 0;
             }
 
-            row += rank * BM + consumer * 64 + thread / 32 * 16;
+            row += consumer * 64 + thread / 32 * 16;
 #if EPILOGUE == 1
             store_residues(d, C + plane_of(job) * plane, ldc, row, col, m, n, modulus(plane_of(job) / PER_MODULUS));
 #elif EPILOGUE == 2

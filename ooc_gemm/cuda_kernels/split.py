@@ -2,6 +2,9 @@
 
 largest elements of rows and columns ──► powers of two along m, n and k ──► two planes, exponents
                                     └──► judge: raises a flag where three products would be inaccurate
+
+One sweep over each operand finds all that (`survey`). Where that does not do, as with units along k, lines
+are counted again; the device decides that.
 """
 
 from collections.abc import Sequence
@@ -20,7 +23,7 @@ from .scratch import Scratch
 PITCH_BYTES = 256
 """Rows of an operand must start at multiples of this many bytes: a segment of both planes of split.cu. Tensor
 maps and ldmatrix need 16."""
-LINE_BYTES, DEPTH_BYTES, STATE_BYTES = 24, 12, 8
+LINE_BYTES, DEPTH_BYTES, STATE_BYTES = 32, 12, 36
 """Bytes of device memory of split.cu: a `Line` for each row and column of C; the largest elements and d of
 each k; a `State`."""
 EXPONENT_BYTES = 4
@@ -38,13 +41,18 @@ SPLIT_PAYS, SPLIT_PAYS_DEEP = 600, 256
 H200."""
 
 _KERNELS = (
-    "row_lines", "column_largest", "column_exponents", "column_counts", "equilibrate", "judge", "split",
+    "survey", "settle", "equilibrate", "judge", "row_lines", "column_largest", "column_exponents",
+    "column_counts", "split",
 )  # fmt: skip
 _SIGN = {"a": 1, "b": -1}
 """Sign of d: op(A) is multiplied by it, op(B) divided."""
-_JUDGES, _ROW_THREADS, _ROWS_AT_ONCE = 512, 512, 4
-"""Threads of `equilibrate` and `judge`; threads of kernels that reduce rows, and how many of their blocks
+_JUDGES, _SURVEYORS, _ROW_THREADS, _ROWS_AT_ONCE = 512, 512, 512, 4
+"""Threads of `equilibrate` and `judge`, and of `survey`; threads of `row_lines`, and how many of its blocks
 each multiprocessor gets."""
+_THREADS, _STRIP = 256, 128
+"""Threads of other kernels, and rows of their blocks that reduce columns."""
+_PART, _ROWS_OF_SURVEY = 256, 64
+"""Elements along k of a block of `survey`; its rows if they are lines. If columns are lines, it has 256."""
 _SEGMENTS = 8 * 4
 """Segments of 64 elements that a block of `split` takes."""
 _DEVICE_TO_HOST = 2
@@ -89,8 +97,7 @@ class Splitter:
         """`mn`: whether operand a, or b, is contiguous along m or n, and not along k."""
         self._mn, self._multiprocessors, self._scratch = mn, multiprocessors, scratch
         self._kernels: dict[str, dict[str, Kernel]] = {
-            name: load(preparations.split(not mn), *_KERNELS, "both_largest" if mn else "depth_largest")
-            for name, mn in mn.items()
+            name: load(preparations.split(not mn), *_KERNELS) for name, mn in mn.items()
         }
 
     def split(self, product: Product, symmetric: bool, in_place: str, stream: Any) -> tuple[Product, Split]:
@@ -112,15 +119,25 @@ class Splitter:
         if not symmetric:
             at = lines + LINE_BYTES * m, exponents + EXPONENT_BYTES * m
             sides.append(_Side("b", product.b, n, *at))
+        driver.fill(lines, 0, LINE_BYTES * count, stream)
         largest = {"a": 0, "b": 0}
         if not symmetric:  # otherwise both operands have the same elements at every k
             largest = {"a": depth + 4 * k, "b": depth + 8 * k}
             driver.fill(largest["a"], 0, 8 * k, stream)
+        u, i32 = np.uintp, np.int32
         for side in sides:
-            self._find_lines(k, side, 0, state, stream, largest[side.name])
+            self._survey(k, side, largest[side.name], stream)
+        kernels, found = self._kernels["a"], (u(lines), u(exponents), u(state))
+        n = count - m
+        grid = (ceil_div(m, _THREADS) + ceil_div(n, _THREADS),)
+        kernels["settle"](grid, (_THREADS,), (i32(m), i32(n), *found), stream)
         if not symmetric:
-            self._equilibrate(k, sides, depth, largest, state, stream)
-        self._judge(product, sides, state, stream)
+            args = i32(k), u(largest["a"]), u(largest["b"]), u(depth), u(state)
+            kernels["equilibrate"]((1,), (_JUDGES,), args, stream)
+        self._judge(product, sides, True, state, stream)
+        for side in sides:
+            self._recount(k, side, depth, state, stream)
+        self._judge(product, sides, False, state, stream)
         planes = [self._write_planes(k, side, depth, in_place, state, stream) for side in sides]
         made = replace(product, a=planes[0], b=planes[-1])
         return made, Split(sides[0].exponents, sides[-1].exponents, state)
@@ -136,7 +153,7 @@ class Splitter:
         from cupy.cuda import runtime
 
         runtime.deviceSynchronize()
-        state = np.zeros(2, np.uint32)
+        state = np.zeros(STATE_BYTES // 4, np.uint32)
         at = self._scratch.at("state", STATE_BYTES)
         runtime.memcpy(state.ctypes.data, at, state.nbytes, _DEVICE_TO_HOST)
         return bool(state[0])
@@ -158,57 +175,49 @@ class Splitter:
         """Rows and columns of an operand as it is stored."""
         return (k, side.count) if self._mn[side.name] else (side.count, k)
 
-    def _find_lines(self, k: int, side: _Side, depth: int, state: int, stream: Any, largest: int = 0) -> None:
-        """Find the exponents and counts of the lines of an operand. `depth`: address of d; 0 if it is not
-        known yet. `largest`: where the largest element of each k goes, if not 0 and if lines are columns."""
+    def _survey(self, k: int, side: _Side, largest: int, stream: Any) -> None:
+        """Start to find what is known about the lines of an operand. `largest`: where the largest element of
+        each k goes, if not 0. Lines and largest elements begin with zeros."""
+        rows, cols = self._shape(k, side)
+        high = _PART if self._mn[side.name] else _ROWS_OF_SURVEY
+        grid = (ceil_div(rows, high) * ceil_div(cols, _PART),)
+        args = (
+            np.int32(rows), np.int32(cols), np.uintp(side.operand.ptr), np.int64(side.operand.ld),
+            np.uintp(side.lines), np.uintp(largest),
+        )  # fmt: skip
+        self._kernels[side.name]["survey"](grid, (_SURVEYORS,), args, stream)
+
+    def _recount(self, k: int, side: _Side, depth: int, state: int, stream: Any) -> None:
+        """Start to count the lines of an operand again, if the device has decided so. `depth`: address of
+        d."""
         u, i32 = np.uintp, np.int32
-        kernels, stored = self._kernels[side.name], (u(side.operand.ptr), np.int64(side.operand.ld))
+        kernels, (rows, cols) = self._kernels[side.name], self._shape(k, side)
         found = u(side.lines), u(side.exponents), u(state)
-        scale = u(depth), i32(_SIGN[side.name])
+        args = (
+            i32(rows), i32(cols), u(side.operand.ptr), np.int64(side.operand.ld), u(depth),
+            i32(_SIGN[side.name]), *found,
+        )  # fmt: skip
         if not self._mn[side.name]:
-            blocks = min(side.count, self._multiprocessors * _ROWS_AT_ONCE)
-            args: tuple[Any, ...] = i32(side.count), i32(k), *stored, *scale, *found
+            blocks = min(rows, self._multiprocessors * _ROWS_AT_ONCE)
             kernels["row_lines"]((blocks,), (_ROW_THREADS,), args, stream)
             return
-        if not depth:
-            driver.fill(side.lines, 0, LINE_BYTES * side.count, stream)
-        shape, grid = (i32(k), i32(side.count)), (_blocks(k, side.count),)
-        args = *shape, *stored, *scale, *found
-        if largest:
-            kernels["both_largest"](grid, (256,), (*shape, *stored, u(side.lines), u(largest)), stream)
-        else:
-            kernels["column_largest"](grid, (256,), args, stream)
-        exponents = i32(side.count), u(depth), *found
-        kernels["column_exponents"]((ceil_div(side.count, 256),), (256,), exponents, stream)
-        kernels["column_counts"](grid, (256,), args, stream)
+        # Blocks lie along x, the only axis of a grid that is long enough.
+        grid = (ceil_div(rows, _STRIP) * ceil_div(cols, _THREADS),)
+        kernels["column_largest"](grid, (_THREADS,), args, stream)
+        kernels["column_exponents"]((ceil_div(cols, _THREADS),), (_THREADS,), (i32(cols), *found), stream)
+        kernels["column_counts"](grid, (_THREADS,), args, stream)
 
-    def _equilibrate(
-        self, k: int, sides: Sequence[_Side], depth: int, largest: dict[str, int], state: int, stream: Any
+    def _judge(
+        self, product: Product, sides: Sequence[_Side], surveyed: bool, state: int, stream: Any
     ) -> None:
-        """Find a power of two for each k, by which op(A) is multiplied and op(B) divided. `largest`: where
-        the largest elements of each k are; those of operands whose lines are rows are found first."""
-        u, i32 = np.uintp, np.int32
-        for side in sides:
-            if not self._mn[side.name]:
-                rows, cols = self._shape(k, side)
-                args: tuple[Any, ...] = (
-                    i32(rows), i32(cols), u(side.operand.ptr), np.int64(side.operand.ld),
-                    u(largest[side.name]),
-                )  # fmt: skip
-                kernel = self._kernels[side.name]["depth_largest"]
-                kernel((_blocks(rows, cols),), (256,), args, stream)
-        args = i32(k), u(largest["a"]), u(largest["b"]), u(depth), u(state)
-        self._kernels["a"]["equilibrate"]((1,), (_JUDGES,), args, stream)
-        for side in sides:
-            self._find_lines(k, side, depth, state, stream)
-
-    def _judge(self, product: Product, sides: Sequence[_Side], state: int, stream: Any) -> None:
-        """Raise the flag where three products would be less accurate than float32."""
+        """Start to raise the flag where three products would be less accurate than float32. `surveyed`: lines
+        have been but surveyed, and are counted again before that."""
         i32, f32, u, k = np.int32, np.float32, np.uintp, product.k
         a, b = sides[0], sides[-1]
         terms = max(LEAST_TERMS, LEAST_DENSITY * k)
         args = (
-            i32(a.count), i32(b.count), i32(k), u(a.lines), u(b.lines), f32(LOW_SHARE), f32(terms), u(state)
+            i32(a.count), i32(b.count), i32(k), u(a.lines), u(b.lines), f32(LOW_SHARE), f32(terms),
+            i32(surveyed), u(state),
         )  # fmt: skip
         self._kernels["a"]["judge"]((1,), (_JUDGES,), args, stream)
 
@@ -226,7 +235,7 @@ class Splitter:
             u(side.exponents), u(planes), u(state),
         )  # fmt: skip
         grid = (ceil_div(rows * ceil_div(cols, 64), _SEGMENTS),)
-        self._kernels[side.name]["split"](grid, (256,), args, stream)
+        self._kernels[side.name]["split"](grid, (_THREADS,), args, stream)
         return Operand(planes, given.ld)
 
 
@@ -234,9 +243,3 @@ def split_pays(m: int, n: int, k: int) -> bool:
     """Return whether each element of A and B is multiplied often enough for fp16x3 to be faster than plain
     float32, although it must split them."""
     return reuses(m, n, k, (SPLIT_PAYS, SPLIT_PAYS_DEEP))
-
-
-def _blocks(rows: int, cols: int) -> int:
-    """Return the number of thread blocks of 256 columns × 128 rows. They lie along x, the only axis of a grid
-    that is long enough."""
-    return ceil_div(rows, 128) * ceil_div(cols, 256)

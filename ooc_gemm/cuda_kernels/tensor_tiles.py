@@ -11,23 +11,24 @@ from .moduli import moduli_text
 ALONG_K = ("tf32", "int8")
 """Kinds for which wgmma takes only operands that lie along k. Other operands are transposed before."""
 
-_WGMMA_TILES = (128, 256, 4, 2, 1), (128, 64, 4, 1, 2), (64, 64, 12, 1, 1)
+_WGMMA_TILES = (128, 256, 4, 2, 0, 1), (128, 64, 4, 1, 0, 2), (64, 64, 12, 1, 0, 1)
 _WGMMA = {
-    # kind: TYPE, element bytes, planes, PROMOTE, BK; wide, narrow, thin: BM, BN, STAGES, CLUSTER, RESIDENT
-    "fp16x3": (1, 2, 2, 64, 64, ((128, 128, 3, 2, 1), (128, 64, 2, 1, 2))),
+    # kind: TYPE, element bytes, planes, PROMOTE, BK; tiles: BM, BN, STAGES, CLUSTER, ALONG_N, RESIDENT
+    "fp16x3": (1, 2, 2, 64, 64, ((192, 128, 2, 2, 1, 1), (128, 128, 3, 2, 0, 1), (128, 64, 2, 1, 0, 2))),
     "fp16": (1, 2, 1, 0, 64, _WGMMA_TILES),
     "tf32": (2, 4, 1, 0, 32, _WGMMA_TILES),
     "int8": (3, 1, 1, 0, 128, _WGMMA_TILES),
 }
-"""Wide tiles are the fastest that were measured on an H200 at 8192³. Narrow tiles are for few columns, or few
-tiles. Thin tiles waste no row or column of a thin C, and keep many bytes under way (benchmarks/results).
-fp16x3 has no thin tiles, because a split of thin operands does not pay."""
+"""The first tiles are the fastest that were measured on an H200 at 8192³. Those of 128×64 are for few
+columns, or few tiles. Those of 64×64 waste no row or column of a thin C, and keep many bytes under way
+(benchmarks/results). fp16x3 has none of these, because a split of thin operands does not pay. It has tiles
+of 128×128 for products such as 4096³, whose larger tiles would leave multiprocessors idle."""
 
 
 def wgmma(
     kind: str, a_mn: bool, b_mn: bool, a_unsigned: bool = False, b_unsigned: bool = False
 ) -> list[Config]:
-    """Return the configurations of wgmma.cu: wide, narrow and thin.
+    """Return the configurations of wgmma.cu, the largest tiles first.
 
     `a_mn`, `b_mn`: whether the operand is contiguous along m or n, and not along k. `a_unsigned`,
     `b_unsigned`: whether its integers are unsigned. Raises ValueError if there is no such kind.
@@ -38,16 +39,17 @@ def wgmma(
         a_mn = b_mn = False
     type_, size, planes, promote, bk, tiles = _WGMMA[kind]
     group, dtype, found = 8, "int32" if kind == "int8" else "float32", []
-    for bm, bn, stages, cluster, resident in tiles:
+    for bm, bn, stages, cluster, along_n, resident in tiles:
         macros: dict[str, int | str] = {
             "EPILOGUE": 0, "TYPE": type_, "PRODUCTS": 3 if planes == 2 else 1, "PROMOTE": promote,
-            "BM": bm, "BN": bn, "BK": bk, "STAGES": stages, "CLUSTER": cluster, "RESIDENT": resident, "GROUP":
-            group, "A_MN": int(a_mn), "B_MN": int(b_mn), "A_UNSIGNED": int(a_unsigned), "B_UNSIGNED":
-            int(b_unsigned),
+            "BM": bm, "BN": bn, "BK": bk, "STAGES": stages, "CLUSTER": cluster, "ALONG_N": along_n,
+            "RESIDENT": resident, "GROUP": group, "A_MN": int(a_mn), "B_MN": int(b_mn), "A_UNSIGNED":
+            int(a_unsigned), "B_UNSIGNED": int(b_unsigned),
         }  # fmt: skip
         shared = stages * planes * (bm + bn) * bk * size + 1024  # for the alignment of the first stage
         threads = 128 * (1 + bm // 64)
-        found.append(Config("wgmma", dtype, bm * cluster, bn, (threads, 1), tuple(macros.items()), shared))
+        of_cluster = (bm, bn * cluster) if along_n else (bm * cluster, bn)
+        found.append(Config("wgmma", dtype, *of_cluster, (threads, 1), tuple(macros.items()), shared))
     return found
 
 
@@ -77,10 +79,10 @@ def choose_wgmma(configs: list[Config], m: int, n: int, k: int, multiprocessors:
     constants are fitted to an H200."""
 
     def plans(config: Config) -> Iterator[tuple[float, Config, int]]:
-        bm, bk, cluster = (config.value(name) for name in ("BM", "BK", "CLUSTER"))
+        bm, bn, bk, cluster = (config.value(name) for name in ("BM", "BN", "BK", "CLUSTER"))
         tiles, places = config.grid(m, n)[0], multiprocessors // cluster
-        # The products of a step, and the rows of A and columns of B that are fetched for them.
-        step = config.value("PRODUCTS") * (bm * config.bn + 112 * (bm + config.bn // cluster))
+        # The products of a step, and what the rows of A and columns of B that are fetched for them cost.
+        step = config.value("PRODUCTS") * (bm * bn + 112 * (bm + bn // cluster))
         most = max(1, min(places // max(1, tiles), k // max(512, bk)))
         for slices in {1, most}:
             rounds, steps = ceil_div(tiles * slices, places), ceil_div(k, bk * slices)

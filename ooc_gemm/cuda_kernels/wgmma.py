@@ -86,7 +86,8 @@ class Wgmma(Mma):
         """Return the tensor map of an operand, as a kernel argument. `lines`: rows of op(A), or columns of
         op(B)."""
         tile, ld = {"a": "BM", "b": "BN"}[name], operand.ld
-        parts = config.value("CLUSTER") if name == "b" else 1
+        shared = "a" if config.value("ALONG_N") else "b"
+        parts = config.value("CLUSTER") if name == shared else 1
         planes = 2 if self.kind == "fp16x3" else 1
         dtype = "float16" if planes == 2 else self._types[name]
         size, depth = np.dtype(dtype).itemsize, config.value("BK")

@@ -34,6 +34,11 @@ static unsigned __byte_perm(unsigned x, unsigned y, unsigned order) {
 HEAD = """
 static double __longlong_as_double(long long x) {{ return __builtin_bit_cast(double, x); }}
 static long long __double_as_longlong(double x) {{ return __builtin_bit_cast(long long, x); }}
+static float __int_as_float(int x) {{ return __builtin_bit_cast(float, x); }}
+static int __float_as_int(float x) {{ return __builtin_bit_cast(int, x); }}
+static float fabsf(float x) {{ return __builtin_fabsf(x); }}
+static float fminf(float x, float y) {{ return __builtin_fminf(x, y); }}
+static float fmaxf(float x, float y) {{ return __builtin_fmaxf(x, y); }}
 static int __clz(unsigned x) {{ return x ? __builtin_clz(x) : 32; }}
 static int __clzll(long long x) {{ return x ? __builtin_clzll(x) : 64; }}
 static long long __double2ll_rn(double x) {{ return __builtin_llrint(x); }}
@@ -42,6 +47,7 @@ static double sqrt(double x) {{ return __builtin_sqrt(x); }}
 static double fabs(double x) {{ return __builtin_fabs(x); }}
 {bytes}template <class T, class U> static void atomicMax(T* at, U x) {{ *at = x > *at ? x : *at; }}
 template <class T, class U> static void atomicMin(T* at, U x) {{ *at = x < *at ? x : *at; }}
+template <class T, class U> static void atomicAdd(T* at, U x) {{ *at += x; }}
 template <class X> static X __shfl_xor_sync(unsigned, X x, int apart) {{
     static X lanes[1024];
     lanes[threadIdx.x] = x;
@@ -55,6 +61,10 @@ static unsigned __reduce_max_sync(unsigned, unsigned x) {{
         const unsigned other = __shfl_xor_sync(0u, x, step);
         x = other > x ? other : x;
     }}
+    return x;
+}}
+static unsigned __reduce_add_sync(unsigned, unsigned x) {{
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0u, x, step);
     return x;
 }}
 static int __reduce_min_sync(unsigned, int x) {{
