@@ -162,7 +162,7 @@ def threshold(
     observer = Observer(progress, notice)
     selection = _selection(pairs, out, place, limits, observer)
     with closing(selection):
-        try_output(out)
+        try_output(place, resume)
         selection.measure()
         arrays = selection.carry_out(place, resume)
     observer.all_done(selection.plan, selection.trace)
