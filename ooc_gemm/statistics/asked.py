@@ -72,12 +72,12 @@ class Asked(Compared):
             fixed += sum(m * k * dtype.itemsize for (m, k), dtype in self.arrays.values())
         # Rows of the next blocks may come while those of the ones before are finished.
         row = 2 * Nearest.row_bytes(self.keep, np.dtype(np.float64)) + self.keep * CANDIDATE_BYTES
-        return Reduced(self.chunk_rows, row, fixed, self.keep)
+        return Reduced(self.chunk_rows, row, fixed, self.keep, lines=self.lines)
 
     @property
     def scaling_bytes(self) -> int:
-        """What `scaling.Scaling` takes, and what finds it; only rows of float64 are multiplied."""
-        return 40 * (self.m + self.n) if np.float64 in (self.a.dtype, self.b.dtype) else 0
+        """What `scaling.Scaling` takes, and what finds it."""
+        return 40 * (self.m + self.n) if self.lines else 0
 
     @property
     def options(self) -> dict[str, Any]:

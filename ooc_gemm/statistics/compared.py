@@ -5,6 +5,8 @@ import os
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..engine.ports import Device, Hardware
 from ..run.elsewhere import limit_of
 from ..run.operands import open_operand
@@ -45,6 +47,11 @@ class Compared:
         self.chunk_rows = max(1, min(CHUNK_ROWS, self.m))
         self.cores: int | None = None
         """Cores of each process that reads rows of candidates; None: those of this process."""
+
+    @property
+    def lines(self) -> int:
+        """How many rows hold float64: these are multiplied by powers of two where that is needed."""
+        return sum(one.shape[0] for one in (self.a, self.b) if one.dtype == np.float64)
 
     @property
     def options(self) -> dict[str, Any]:

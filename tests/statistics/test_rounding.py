@@ -1,9 +1,12 @@
 """Neighbours and pairs of rows for which float32 has too few digits, or no numbers that large or small."""
 
+from functools import partial
+
 import cupy_on_cpu
 import numpy as np
 import pytest
 from conftest import make
+from least import least_limit
 
 import ooc_gemm
 from ooc_gemm.devices.cuda.device import CUDA
@@ -211,6 +214,18 @@ def test_one_array_whose_squares_float64_does_not_hold(left, right, metrics, dev
         assert found.bytes_read == found.plan.bytes_read
         assert sum("sought again" in text for text in said) <= 1
         assert metric == "sqeuclidean" or not any(" have elements " in text for text in said)
+
+
+@pytest.mark.parametrize(("left", "right"), [(2.0**600, 2.0**600), (2.0**600, 1)])
+def test_the_first_plan_has_room_for_what_such_rows_are_multiplied_with(left, right, device):
+    a, b = np.random.default_rng(8).standard_normal((2, 9000, 2))
+    a, b = a[:3000] * left, b * right
+    run = partial(ooc_gemm.topk, k=3, device=device)
+    least, found = least_limit(partial(run, a, b))
+    plain = run(a / left, b / right, memory_limit=least)
+    assert found.plan.ledger == plain.plan.ledger
+    assert found.plan.ledger["transforms"] >= 8 * 12000
+    assert found.plan.device_ledger.get("transforms") == plain.plan.device_ledger.get("transforms")
 
 
 @pytest.mark.parametrize("size", [2.0**600, 2.0**-600])
