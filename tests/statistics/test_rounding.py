@@ -1,5 +1,6 @@
 """Neighbours and pairs of rows for which float32 has too few digits, or no numbers that large or small."""
 
+from fractions import Fraction
 from functools import partial
 
 import cupy_on_cpu
@@ -302,3 +303,69 @@ def test_a_scale_that_float32_does_not_hold_is_refused():
     for by in (1e-41, 1e40):
         with pytest.raises(ooc_gemm.InputError, match=r"out_dtype=.float64."):
             ooc_gemm.multiply(ooc_gemm.Operand(x, scale=("rows", np.full(4, by))), x.T.copy(), device="cpu")
+
+
+def true_scores(a, b):
+    """Dot products as pairs of a number and a power of two, without a bound for either."""
+    return [
+        [sum((Fraction(x) * Fraction(y) for x, y in zip(r, s, strict=True)), Fraction()) for s in b]
+        for r in a
+    ]
+
+
+def nearest_float(x):
+    try:
+        return float(x)
+    except OverflowError:
+        return np.inf if x > 0 else -np.inf
+
+
+SIZES = np.repeat([1e-200, 1e-160, 1e-20, 1, 1e150, 1e200, 1e250, 1e-250, 2.0**1020, 2.0**-1060], 3)
+
+
+@pytest.mark.parametrize("least", [0.0, 0.1, -0.1, 1e-320, -1e-310, 1e300, -1e300])
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize("both", [True, False])
+def test_dot_products_of_rows_that_are_large_or_small(least, absolute, both, device, monkeypatch):
+    """Those that float64 does not hold are compared, too."""
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 16)
+    a, b = np.random.default_rng(11).standard_normal((2, 30, 4)) * SIZES[:, None]
+    a[1], b[2] = 0, [1e200, -1e200, 1e-200, 0]
+    a[4] = [1e-200, 1e-200, 1e200, 3]
+    b = a if both else b
+    wanted = true_scores(a, b)
+    size = [[abs(x) if absolute else x for x in row] for row in wanted]
+    keeps = np.array([[x >= Fraction(least) for x in row] for row in size])
+    if both:
+        np.fill_diagonal(keeps, False)
+    said = []
+    found = ooc_gemm.threshold(
+        a, None if both else b, least=least, metric="dot", absolute=absolute, device=device, verify=True,
+        notice=said.append,
+    )  # fmt: skip
+    there = np.zeros(keeps.shape, bool)
+    there[np.repeat(np.arange(30), np.diff(found.indptr)), found.indices] = True
+    np.testing.assert_array_equal(there, keeps)
+    values = np.array([[nearest_float(x) for x in row] for row in wanted])[keeps]
+    np.testing.assert_allclose(found.data, values, rtol=1e-12, atol=1e-322)
+    assert found.bytes_read == found.plan.bytes_read
+    lost = (
+        np.isinf([[nearest_float(x) for x in row] for row in wanted]) & ~(both & np.eye(30, dtype=bool))
+    ).sum()
+    assert any(
+        f"{lost} dot products are too large for float64, and count as infinite" in text for text in said
+    )
+
+
+def test_dot_products_of_rows_that_are_large_or_small_in_a_store_are_continued(tmp_path, monkeypatch):
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 16)
+    a = np.random.default_rng(12).standard_normal((90, 5)) * np.logspace(-250, 250, 90)[:, None]
+    at = make(tmp_path / "a", a, chunks=(40, 3))
+    run = partial(ooc_gemm.threshold, at, out=tmp_path / "out", least=0.5, metric="dot", device="cpu")
+    with pytest.warns(UserWarning, match="too large for float64"):
+        least, found = least_limit(run)
+    run = partial(run, memory_limit=least, resume=True)
+    assert run().rows_resumed == 90
+    want = ooc_gemm.threshold(a, least=0.5, metric="dot", device="cpu", notice=lambda said: None)
+    for mine, other in zip(found.csr(), want.csr(), strict=True):
+        np.testing.assert_array_equal(mine, other)
