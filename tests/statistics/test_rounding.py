@@ -249,14 +249,44 @@ def test_such_rows_are_checked_that_an_earlier_run_has_found(size, interrupted, 
     np.testing.assert_array_equal(found.indices, exact(a, b, 3, "cosine"))
 
 
-@pytest.mark.parametrize("size", [1e200, 1e-200])
-def test_a_warning_tells_of_rows_that_are_much_smaller_than_others(size):
+@pytest.mark.parametrize(("size", "left", "right"), [(1e200, 39, 1), (1e-200, 39, 37), (1e-250, 39, 37)])
+def test_a_warning_tells_of_rows_that_are_much_smaller_than_others(size, left, right):
     a, b = np.random.default_rng(7).standard_normal((2, 40, 5))
     a[3], b[[4, 5]], b[0] = 0, [[np.nan], [np.inf]], b[0] / size
-    for metric in ("dot", "sqeuclidean"):
-        said = []
-        ooc_gemm.topk(a, b * size, k=3, metric=metric, device="cpu", notice=said.append)
-        assert f"{1 if size > 1 else 37} rows of B have elements whose squares are too" in " ".join(said)
+    b, a = b * size, a if size > 1 else a * size
+    said = []
+    ooc_gemm.topk(a, b, k=3, metric="sqeuclidean", device="cpu", notice=said.append)
+    small = [text.split(" are ")[0] for text in said if "so much smaller than the largest row" in text]
+    assert small == [f"{right} rows of B", f"{left} rows of A"]
+    assert not any(" have elements " in text for text in said)
+
+
+@pytest.mark.parametrize("which", ["both", "a", "b", "narrow a"])
+def test_dot_products_with_rows_that_differ_by_more_than_float64_does(which, device, monkeypatch):
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 16)
+    sizes = np.repeat([1e250, 1e-250, 1, 1e-20, 2.0**1010], 8)[:, None]
+    random = np.random.default_rng(13)
+    a, b = random.standard_normal((2, 40, 5))
+    a, b = a * (sizes if which != "b" else 1), random.permutation(b * sizes)
+    if which == "narrow a":
+        a = random.standard_normal((40, 5)).astype("f4")
+        a[0] *= np.float32(1e37)
+    a[3] = b[5] = 0
+    other = None if which == "both" else b
+    b = a if which == "both" else b
+    wanted = np.array(true_scores(a, b))
+    k = 39 if which == "both" else 40
+    found = ooc_gemm.topk(a, other, k=k, metric="dot", device=device, verify=True, notice=lambda said: None)
+    for row, indices in enumerate(found.indices):
+        order = sorted(range(40), key=lambda j: (-wanted[row, j], j))
+        if which == "both":
+            order.remove(row)
+        assert indices.tolist() == order
+    values = np.vectorize(nearest_float)(np.take_along_axis(wanted, found.indices, 1))
+    np.testing.assert_allclose(found.values, values, rtol=1e-11, atol=1e-322)
+    assert found.bytes_read == found.plan.bytes_read
+    few = ooc_gemm.topk(a, other, k=4, metric="dot", device=device, verify=True, notice=lambda said: None)
+    np.testing.assert_array_equal(few.indices, found.indices[:, :4])
 
 
 def reached(a, b, least, centred):
@@ -306,9 +336,12 @@ def test_a_scale_that_float32_does_not_hold_is_refused():
 
 
 def true_scores(a, b):
-    """Dot products as pairs of a number and a power of two, without a bound for either."""
+    """Dot products without rounding."""
     return [
-        [sum((Fraction(x) * Fraction(y) for x, y in zip(r, s, strict=True)), Fraction()) for s in b]
+        [
+            sum((Fraction(float(x)) * Fraction(float(y)) for x, y in zip(r, s, strict=True)), Fraction())
+            for s in b
+        ]
         for r in a
     ]
 
