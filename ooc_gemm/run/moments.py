@@ -167,6 +167,22 @@ def column_moments(
     return found, pieces.bytes_read
 
 
+def largest(opened: Opened, limit: int, threads: int = 0) -> tuple[Floats, int]:
+    """The largest element of each column of op(X) in size, and the bytes read. NaN where one is NaN, infinite
+    where one is. Arguments: as of `column_moments`."""
+    pieces, found = the_pass(opened, limit, threads), np.zeros(opened.shape[1])
+
+    def work(values: Array, rows: Range, cols: Range) -> tuple[slice, Floats]:
+        most, least = (ends.astype(np.float64) for ends in (values.max(axis=0), values.min(axis=0)))
+        return slice(*cols), np.maximum(most, -least)
+
+    def add(part: tuple[slice, Floats]) -> None:
+        found[part[0]] = np.maximum(found[part[0]], part[1])
+
+    pieces.each(work, add)
+    return found, pieces.bytes_read
+
+
 def deviations(opened: Opened, limit: int, found: Moments) -> tuple[Floats, int]:
     """The standard deviations of columns of op(X), also of those whose squares float64 does not hold, and the
     bytes read by the passes that find these. found: the moments of the columns. Others: as of

@@ -255,7 +255,9 @@ def _problem(
         same=_is_one_array(request),
         symmetric=request.symmetric,
         types=(inputs.a.dtype.name, inputs.b.dtype.name, layout.output.dtype.name),
-        transforms=ledger_bytes(inputs.wanted, arithmetic.panel),
+        transforms=ledger_bytes(
+            inputs.wanted, arithmetic.panel, request.reduced.lines if request.reduced else 0
+        ),
         row_bytes=request.reduced.row_bytes if request.reduced else 0,
         whole=request.standardizer is not None,
         keeps_a=arithmetic.panel.kind != "c" and arithmetic.panel != np.int64 and not chosen.may_wrap,

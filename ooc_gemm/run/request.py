@@ -118,6 +118,8 @@ class Reduced:
     """Device memory, in bytes, that is held during the run by what is no buffer of the plan."""
     eighths: int = 0
     """How many eighths of the memory limit are held during the run, beside `fixed_bytes`."""
+    lines: int = 0
+    """How many rows and columns of operands may have to be multiplied with numbers that a pass finds."""
 
 
 @dataclass(frozen=True)

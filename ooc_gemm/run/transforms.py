@@ -239,9 +239,11 @@ def element_types(wanted: dict[str, Wanted], opened: tuple[Opened, Opened]) -> t
     return a, b
 
 
-def ledger_bytes(wanted: dict[str, Wanted], panel: np.dtype[Any]) -> tuple[int, int]:
-    """Bytes of all vectors, and what each thread that places pieces allocates."""
-    return sum(one.nbytes(panel) for one in wanted.values()), SCRATCH_BYTES if wanted else 0
+def ledger_bytes(wanted: dict[str, Wanted], panel: np.dtype[Any], lines: int) -> tuple[int, int]:
+    """Bytes of all vectors, and what each thread that places pieces allocates. lines: numbers that may be
+    wanted later, so there has to be room for them."""
+    nbytes = max(sum(one.nbytes(panel) for one in wanted.values()), lines * panel.itemsize)
+    return nbytes, SCRATCH_BYTES if wanted or lines else 0
 
 
 def found_of(

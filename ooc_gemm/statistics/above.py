@@ -28,6 +28,8 @@ COPIES = 7
 """Times this memory, at most, with what sorting, merging and writing take."""
 Run = tuple[Array, Array, Array]
 """Elements in the order of rows and columns: where each row ends, columns, values."""
+Powers = tuple[Array, Array]
+"""For each row and each column of C an exponent of two, int32."""
 
 
 def room(columns: int) -> int:
@@ -67,13 +69,15 @@ class Above:
         spill: Path | None = None,
         most: int = 0,
         unbounded: bool = False,
+        powers: Powers | None = None,
     ):
         """shape: of C. height: rows of a row of blocks. least: the value. absolute: elements count without
         their sign. others: nothing on the diagonal is kept. spill: a folder for runs; None if all is kept in
         memory, in at most `most` bytes. unbounded: elements may be too large for their type, and are looked
-        at for that."""
+        at for that. powers: elements are multiplied with two to the sum of both; None: both are 0."""
         self._shape, self._height, self._least = shape, height, least
         self._absolute, self._others = absolute, others
+        self._powers = powers
         self._spill_to, self._most, self._unbounded = spill, most, unbounded
         self.not_finite = 0
         """Elements that are NaN or infinite, where they are looked for; on the diagonal only if it is
@@ -105,8 +109,15 @@ class Above:
         same = np.arange(0)
         if self._others and row < col + width and col < row + height:
             same = np.arange(max(row, col), min(row + height, col + width))
+        size = values
+        if self._powers is not None:
+            down, across = self._powers
+            with np.errstate(over="ignore", under="ignore"):
+                values = np.ldexp(values, down[row : row + height, None] + across[col : col + width])
+            if self._least != 0:  # what is too small for its type becomes 0, but keeps its sign
+                size = values
         with np.errstate(invalid="ignore"):
-            kept = (np.abs(values) if self._absolute else values) >= self._least
+            kept = (np.abs(size) if self._absolute else size) >= self._least
         kept[same - row, same - col] = False
         if self._unbounded and not (np.isfinite(values.min()) and np.isfinite(values.max())):
             lost = ~np.isfinite(values)

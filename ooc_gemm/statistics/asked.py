@@ -56,11 +56,11 @@ class Asked(Compared):
             return None
         return Pairs((self.m, self.n), self.depth, types[1], None if self.same else types[0], self.keep)
 
-    def reduction(self, blocks: Blocks, squares: Array) -> Gathered | Nearest:
-        """What takes blocks. squares: the squared norm of each row of B."""
+    def reduction(self, blocks: Blocks, squares: Array, scale: Array | None) -> Gathered | Nearest:
+        """What takes blocks. squares: the squared norm of each row of B. scale: as of `Scaling`."""
         plan, products = blocks.plan, blocks.operation.arithmetic.block
         dtype, shape = score_type(products), (self.m, self.n)
-        scores = self.scores(squares, dtype)
+        scores = self.scores(squares, dtype, scale)
         if plan.problem.found_bytes:
             return Gathered(shape, plan.bm, self.keep, dtype, scores)
         return Nearest(shape, plan.bm, self.keep, products, dtype, scores)
@@ -72,12 +72,12 @@ class Asked(Compared):
             fixed += sum(m * k * dtype.itemsize for (m, k), dtype in self.arrays.values())
         # Rows of the next blocks may come while those of the ones before are finished.
         row = 2 * Nearest.row_bytes(self.keep, np.dtype(np.float64)) + self.keep * CANDIDATE_BYTES
-        return Reduced(self.chunk_rows, row, fixed, self.keep)
+        return Reduced(self.chunk_rows, row, fixed, self.keep, lines=self.lines)
 
     @property
     def scaling_bytes(self) -> int:
-        """What `scaling.Scaling` takes, and what finds it; only rows of float64 are multiplied."""
-        return 40 * (self.m + self.n) if np.float64 in (self.a.dtype, self.b.dtype) else 0
+        """What `scaling.Scaling` takes, and what finds it."""
+        return 48 * (self.m + self.n) if self.lines else 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -91,8 +91,9 @@ class Asked(Compared):
         shape = self.m, self.k
         return {"indices": (shape, np.dtype(np.int64)), "values": (shape, self.values)}
 
-    def scores(self, squares: Array, dtype: np.dtype[Any]) -> Scores:
-        """How scores come from products. squares: the squared norm of each row of B."""
+    def scores(self, squares: Array, dtype: np.dtype[Any], scale: Array | None = None) -> Scores:
+        """How scores come from products. squares: the squared norm of each row of B. scale: as of
+        `Scaling`."""
         finite = np.isfinite(squares)
         never = None if finite.all() else np.flatnonzero(~finite)
         squares = np.where(finite, squares, 0)
@@ -101,4 +102,4 @@ class Asked(Compared):
             scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
             return Scores(scale.astype(dtype), None, never, self.others)
         shift = (squares / 2).astype(dtype) if self.metric == "sqeuclidean" else None
-        return Scores(None, shift, never, self.others)
+        return Scores(scale, shift, never, self.others)

@@ -5,15 +5,14 @@ import os
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..engine.ports import Device, Hardware
 from ..run.elsewhere import limit_of
 from ..run.operands import open_operand
 from ..run.prepare import Job
 from ..run.request import Operand, Reduced, Request
-from ..storage.read.addresses import local_path
 from ..storage.write import rows as stored
-from ..storage.write.opening import try_place
-from ..storage.write.rows_folder import staging
 from ..support.errors import InputError
 from ..support.intervals import ceil_div
 
@@ -48,6 +47,11 @@ class Compared:
         self.chunk_rows = max(1, min(CHUNK_ROWS, self.m))
         self.cores: int | None = None
         """Cores of each process that reads rows of candidates; None: those of this process."""
+
+    @property
+    def lines(self) -> int:
+        """How many rows hold float64: these are multiplied by powers of two where that is needed."""
+        return sum(one.shape[0] for one in (self.a, self.b) if one.dtype == np.float64)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -104,9 +108,8 @@ class Compared:
         return sum(min(self.chunk_rows, self.m - i * self.chunk_rows) for i in chunks)
 
 
-def try_output(out: Any) -> None:
-    """Refuse a local output whose group cannot be created, before the work. What this leaves in an object
-    store, if it is killed, would be in the way of a later run, so nothing is tried there. out: None for a
-    result in memory. Raises InputError."""
-    if out is not None and (folder := local_path(out)):
-        try_place(staging(folder))
+def try_output(place: stored.GroupPlace | None, resume: bool) -> None:
+    """Refuse a place where nothing can be written, before the work, unless a result is finished there. place:
+    None for a result in memory. Raises InputError."""
+    if place and not (resume and place.record() is not None):
+        place.try_out()

@@ -162,7 +162,7 @@ def topk(
     limits = device, memory_limit, device_memory_limit
     ranking = _ranking(asked, out, place, limits, observer, verify)
     with closing(ranking):
-        try_output(out)
+        try_output(place, resume)
         ranking.measure()
         arrays = ranking.carry_out(place, resume)
     observer.all_done(ranking.plan, ranking.trace)

@@ -148,8 +148,8 @@ class Ranking:
         self._squares, spread, exponents = self._passed("b")
         if exponents.any():
             spread, exponents = self._multiply_rows(exponents)
-        self._warn_of_extreme(self._asked.b.name, int(np.count_nonzero(exponents)))
-        self._known = Rounding.of(self._asked.metric, self._asked.depth, self._squares)
+        self._warn_of_extreme("b", int(np.count_nonzero(exponents)))
+        self._known = Rounding.of(self._asked.metric, self._asked.depth, self._squares, self._host.scale)
         lengths = np.sqrt(self._squares[self._squares > 0]) if self._asked.same else np.empty(0)
         if self._rounding.too_coarse(spread, lengths):
             self._observer.note(
@@ -162,12 +162,21 @@ class Ranking:
     def _in_float64(self) -> Request:
         return replace(self._request, out_dtype="float64")
 
-    def _warn_of_extreme(self, name: str, count: int) -> None:
-        """Warn of rows of an array whose squares are beyond float64."""
-        if count:
+    def _warn_of_extreme(self, name: Literal["a", "b"], count: int) -> None:
+        """Warn of rows of an array whose squares are beyond float64. count: of these, as they are
+        multiplied."""
+        small = self.scaling.small["ab".index(name)] if self.scaling else 0
+        array = getattr(self._asked, name).name
+        if small:
             self._observer.warn(
-                f"{count} rows of {name} have elements whose squares are too large or too small for float64, "
-                "so their scores may be wrong or missing; multiply the array by a power of two"
+                f"{small} rows of {array} are so much smaller than the largest row that float64 does not "
+                "hold the squares of both: squared distances between such rows may be 0, and neighbours "
+                "among them wrong; give them without the larger rows"
+            )
+        elif count:
+            self._observer.warn(
+                f"{count} rows of {array} have elements whose squares are too large or too small for "
+                "float64, so their scores may be wrong or missing; multiply the array by a power of two"
             )
 
     def _passed(self, name: Literal["a", "b"]) -> tuple[Array, float, Array]:
@@ -202,13 +211,13 @@ class Ranking:
             self._norms_cost += self._host.a.cost((0, asked.m), (0, asked.depth))
         known = (left, squares), (right, self._squares)
         self.scaling = scaling = Scaling.of(asked, *known)
-        self._host.multiply(*scaling.factors)
-        self._exact.multiply(*scaling.factors)
+        self._host.multiply(scaling.factors, scaling.scale)
+        self._exact.multiply(scaling.factors, scaling.scale)
         self._request = scaling.request(self._request)
         self._plan_again(self._request)
         self._squares, spread, exponents = self._passed("b")
         self._norms_cost += self._host.b.cost((0, asked.n), (0, asked.depth))
-        self._known = Rounding.of(asked.metric, asked.depth, self._squares)
+        self._known = Rounding.of(asked.metric, asked.depth, self._squares, scaling.scale)
         return spread, exponents
 
     def peaks(self) -> tuple[int, int]:
@@ -328,7 +337,7 @@ class Ranking:
         if self._again:
             self._search_again(sink)
         if not self._asked.same:
-            self._warn_of_extreme(self._asked.a.name, self._doubts.rows_extreme)
+            self._warn_of_extreme("a", self._doubts.rows_extreme)
         self._doubts.tell(self._observer, self._asked.values)
 
     def _search_again(self, sink: InMemory | stored.RowArrays) -> None:
@@ -360,7 +369,7 @@ class Ranking:
         assert isinstance(executor, Local), "this process computes"
         self._leave_out(done)
         blocks = Blocks.of(self.job, self.plan)
-        reduction = self._asked.reduction(blocks, self._squares)
+        reduction = self._asked.reduction(blocks, self._squares, self._host.scale)
         finish = partial(self._finish, reduction, sink, done)
         run_reduced(blocks.taken_by(reduction), reduction, finish, executor, self._observer, self.trace)
 

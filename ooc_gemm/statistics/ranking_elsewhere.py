@@ -44,6 +44,8 @@ class Search:
     """The squared norm of each row of B."""
     factors: tuple[Array | None, Array | None]
     """What rows of A and of B are multiplied with, if anything."""
+    scale: Array | None
+    """As of `Scaling`."""
 
 
 def search(here: Here, shared: Search, unit: Unit) -> Candidates:
@@ -55,8 +57,8 @@ def search(here: Here, shared: Search, unit: Unit) -> Candidates:
     plan = plan_of(unit, shared.plan, operands)
     blocks = Blocks(plan, shared.operation, {name: one.source for name, one in operands.items()})
     exact = asked.exact(asked.a, asked.b, shared.panel_bytes, unit.cols)
-    exact.multiply(*shared.factors)
-    reduction = asked.reduction(blocks, shared.squares)
+    exact.multiply(shared.factors, shared.scale)
+    reduction = asked.reduction(blocks, shared.squares, shared.scale)
     found: list[Candidates] = []
 
     def finish(band: int) -> int:
@@ -178,7 +180,7 @@ class RankingElsewhere(Ranking):
         return Search(
             asked.k, asked.metric, asked.others, asked.cores or 1, self._exact.panel_bytes,
             slim(job.plan), Blocks.of(job, job.plan).operation, self._squares,
-            (self._host.a.factors, self._host.b.factors),
+            (self._host.a.factors, self._host.b.factors), self._host.scale,
         )  # fmt: skip
 
     def _complete(self, sink: InMemory | RowArrays, done: set[int], band: int, found: Candidates) -> None:

@@ -97,7 +97,12 @@ class Recheck(Sampled):
         longest = 0.0
         for band in self._bands():
             scores, right = self._scores(left, squares, band)
-            longest = max(longest, float(np.sqrt(right.max(where=np.isfinite(right), initial=0.0))))
+            norms = (
+                np.sqrt(right)
+                if self._exact.scale is None
+                else np.sqrt(right) * self._exact.scale[slice(*band)]
+            )
+            longest = max(longest, float(norms.max(where=np.isfinite(norms), initial=0.0)))
             at, place = np.nonzero(there & (indices >= band[0]) & (indices < band[1]))
             columns = indices[at, place] - band[0]
             exact[at, place] = scores[at, columns]
@@ -137,7 +142,7 @@ class Recheck(Sampled):
         for k in self._depths():
             self.b.each(band, k, add)
         with np.errstate(all="ignore"):
-            scores = self._exact.scored(sums, squares[:, None], right[None])
+            scores = self._exact.scored(sums, squares[:, None], right[None], slice(*band))
         scores[:, ~np.isfinite(right)] = -np.inf
         scores[np.isnan(scores)] = -np.inf
         if self._others:

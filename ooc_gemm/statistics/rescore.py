@@ -208,6 +208,8 @@ class Exact:
     def __init__(self, a: Rows, b: Rows, metric: Metric, panel_bytes: int = 0, among: Range | None = None):
         """panel_bytes: in place of `PANEL_BYTES`. among: the rows of B that candidates are; None: all."""
         self.a, self.b, self.metric = a, b, metric
+        self.scale: Array | None = None
+        """As of `Scaling`."""
         self.panel_bytes = panel_bytes or PANEL_BYTES
         self._among = among or (0, b.opened.shape[0])
 
@@ -217,9 +219,10 @@ class Exact:
         squares, sums, extreme = norms(self.b)
         return squares, spread(squares, sums), extreme
 
-    def multiply(self, left: Array | None, right: Array | None) -> None:
-        """Have rows of A and of B multiplied by factors, if there are any, from now on."""
-        self.a.factors, self.b.factors = left, right
+    def multiply(self, factors: tuple[Array | None, Array | None], scale: Array | None) -> None:
+        """Have rows of A and of B multiplied by factors, if there are any, from now on. scale: as of
+        `Scaling`."""
+        (self.a.factors, self.b.factors), self.scale = factors, scale
 
     def close(self) -> None:
         """Free what is held between calls."""
@@ -274,19 +277,19 @@ class Exact:
             moved += self.b.each(self._among, k, add)
         found = np.full(columns.shape, -np.inf)
         with np.errstate(all="ignore"):
-            found.reshape(-1)[order] = self.scored(sums, left[row], right)
+            found.reshape(-1)[order] = self.scored(sums, left[row], right, column)
             lengths = np.where(np.isfinite(left), np.sqrt(left), np.nan)
         lengths[extreme.rows(left)] = np.inf
         found[~np.isfinite(left)] = -np.inf
         return found, lengths, moved
 
-    def scored(self, sums: Array, left: Array, right: Array) -> Array:
+    def scored(self, sums: Array, left: Array, right: Array, columns: Array | slice) -> Array:
         """Scores, of which the highest are best, from sums over products of elements or squares of their
-        differences. left, right: squared norms of rows of A and of B."""
+        differences. left, right: squared norms of rows of A and of B. columns: the rows of B."""
         if self.metric == "sqeuclidean":
             return -sums
         if self.metric == "dot":
-            return sums
+            return sums if self.scale is None else sums * self.scale[columns]
         lengths = np.sqrt(left) * np.sqrt(right)
         cosines: Array = np.divide(sums, lengths, out=np.zeros_like(sums), where=lengths > 0)
         return cosines

@@ -31,11 +31,12 @@ class Rounding:
     """Whether products are computed in float32."""
 
     @classmethod
-    def of(cls, metric: Metric, depth: int, squares: Array) -> "Rounding":
-        """squares: squared norms of rows of B."""
-        real = np.isfinite(squares) & (squares > 0)
-        longest = float(np.sqrt(squares.max(where=real, initial=0.0)))
-        return cls(metric, depth, longest, float(np.sqrt(squares.min(where=real, initial=np.inf))))
+    def of(cls, metric: Metric, depth: int, squares: Array, scale: Array | None) -> "Rounding":
+        """squares: squared norms of rows of B. scale: as of `Scaling`."""
+        norms = np.sqrt(squares) if scale is None else np.sqrt(squares) * scale
+        real = np.isfinite(norms) & (norms > 0)
+        longest = float(norms.max(where=real, initial=0.0))
+        return cls(metric, depth, longest, float(norms.min(where=real, initial=np.inf)))
 
     def too_coarse(self, spread: float, lengths: Array) -> bool:
         """Whether products in float32 tell too little. spread: as of `rescore.norms`. lengths: norms of rows

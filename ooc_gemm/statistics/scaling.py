@@ -1,8 +1,9 @@
 """Powers of two that rows are multiplied with where float64 does not hold their squares.
 
-Products of such numbers lose no digits. Cosines do not depend on them, so each row has one. Dot products have
-one for all rows of B, and squared distances have one for all rows of both arrays: what is much smaller than
-the largest row is then too small still.
+Products of such numbers lose no digits. Cosines do not depend on them, so each row has one. For dot products
+each row has one, too, and products are multiplied back for rows of B before they are compared. Squared
+distances have one for all rows of both arrays: what is much smaller than the largest row is then too small
+still.
 """
 
 from dataclasses import dataclass, replace
@@ -15,6 +16,11 @@ from .rescore import MOST_EXPONENT, Array
 
 Known = tuple[Array, Array]
 """`exponents` and squared norms of rows."""
+MOST_SCORE = 850
+"""Where exponents of rows of B are larger, dot products are divided by as much: those of rows of A that
+cannot be multiplied would overflow."""
+SMALL_EXPONENT = -466
+"""Rows with smaller exponents than this have squares that are too small (`rescore.SMALL`)."""
 
 
 @dataclass(frozen=True)
@@ -25,21 +31,29 @@ class Scaling:
     """For each row of A, and of B; None: 1."""
     exponents: Array
     """For each row of A: its scores times two to this power are those of the rows as they are stored."""
+    scale: Array | None
+    """For each row of B: what dot products of multiplied rows are multiplied with; None: 1."""
+    small: tuple[int, int]
+    """How many rows of A, and of B, have squares that are too small beside those of the largest row."""
 
     @classmethod
     def of(cls, asked: Asked, left: Known, right: Known) -> "Scaling":
         """For what is asked. left, right: of rows of A, and of B."""
         (a, squares_a), (b, squares_b) = left, right
+        common, scale, small = 0, None, (0, 0)
         if asked.metric == "sqeuclidean":
-            common = max(_largest(a, squares_a), _largest(b, squares_b))
-            # Rows of other types cannot be multiplied.
-            common *= asked.a.dtype == asked.b.dtype == np.float64
+            if asked.a.dtype == asked.b.dtype == np.float64:  # others cannot be multiplied
+                common = max(_largest(*left), _largest(*right))
+                small = _small(*left, common), _small(*right, common)
             a, b = np.full_like(a, common), np.full_like(b, common)
         elif asked.metric == "dot":
-            b = np.full_like(b, _largest(b, squares_b))
-            a = b if asked.same else a
-        scores = np.zeros_like(a) if asked.metric == "cosine" else a + b[0]
-        return cls((_factors(a), _factors(b)), scores)
+            # Rows of other types cannot be multiplied.
+            a = _all(a, squares_a) if asked.a.dtype == np.float64 else a
+            b = _all(b, squares_b) if asked.b.dtype == np.float64 else b
+            common = max(0, int(b.max()) - MOST_SCORE)
+            scale = np.ldexp(1.0, b - common)
+        scores = np.zeros_like(a) if asked.metric == "cosine" else a + common
+        return cls((_factors(a), _factors(b)), scores, scale, small)
 
     def request(self, request: Request) -> Request:
         """The request of the product of the multiplied rows."""
@@ -57,10 +71,28 @@ class Scaling:
         return found
 
 
+def _there(exponents: Array, squares: Array) -> Array:
+    """Which rows are finite and not 0."""
+    found: Array = (exponents != 0) | (np.isfinite(squares) & (squares > 0))
+    return found
+
+
+def _small(exponents: Array, squares: Array, common: int) -> int:
+    """How many rows have squares that are too small when they are divided by two to this power."""
+    there = _there(exponents, squares)
+    return int(np.count_nonzero(there & (_all(exponents, squares) - common < SMALL_EXPONENT)))
+
+
 def _largest(exponents: Array, squares: Array) -> int:
     """The largest exponent of rows that are finite and not 0; 0 where there are none."""
-    some = (exponents != 0) | (np.isfinite(squares) & (squares > 0))
+    some = _there(exponents, squares)
     return int(exponents.max(where=some, initial=-MOST_EXPONENT)) if some.any() else 0
+
+
+def _all(exponents: Array, squares: Array) -> Array:
+    """The exponents of all rows, also of those whose squares float64 holds."""
+    plain = (exponents == 0) & np.isfinite(squares) & (squares > 0)
+    return np.where(plain, np.frexp(np.sqrt(np.where(plain, squares, 1)))[1], exponents)
 
 
 def _factors(exponents: Array) -> Array | None:

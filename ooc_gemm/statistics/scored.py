@@ -82,7 +82,7 @@ class OnDevice(Exact):
             if self._pairs.left:
                 lost[here] = extreme.rows(left)
             with np.errstate(all="ignore"):
-                scores = self.scored(sums, left[:, None], self._squares[some])
+                scores = self.scored(sums, left[:, None], self._squares[some], some)
             scores[(some < 0) | ~np.isfinite(left)[:, None]] = -np.inf
             found[here] = scores
         with np.errstate(invalid="ignore"):

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..planning.plan import Plan
 from ..run.executor import Executor, Local
-from ..run.moments import SMALL, Moments, column_moments, found_again
+from ..run.moments import SMALL, Moments, column_moments, found_again, largest
 from ..run.observer import Observer
 from ..run.prepare import prepare
 from ..run.request import Operand, Reduced, Request
@@ -26,7 +26,7 @@ from ..storage.write.sparse import SparseRows
 from ..support.errors import InputError
 from ..support.memory import peak_resident_bytes
 from ..support.trace import Trace
-from .above import COPIES, Above, room
+from .above import COPIES, Above, Powers, room
 from .compared import Compared
 from .recheck_pairs import Reach, RecheckPairs
 from .reducing import Blocks, run_reduced
@@ -38,6 +38,9 @@ Score = Literal["cosine", "correlation", "dot"]
 SHARE = 8
 """An eighth of the memory limit is for elements that are found, where they stay in memory; it is taken three
 times while they are put together (`Reduced.eighths`)."""
+EXPONENTS = -400, 480
+"""Rows of float64 whose largest element is not between these powers of two are divided by one, so that it is,
+for dot products. Then no sum of products overflows, and what becomes too small is nothing beside others."""
 
 
 class Pairs(Compared):
@@ -68,7 +71,16 @@ class Pairs(Compared):
         found += RecheckPairs(Rows(self.a), Rows(self.b)).nbytes if self.verify else 0
         # Rows of the next blocks may come while those of the ones before are finished.
         fixed = found + (self.m + self.n) * 40
-        return Reduced(self.chunk_rows, 2 * 4 * 8, fixed, eighths=3 if in_memory else 0)
+        lines = self.lines if self.metric == "dot" else 0
+        return Reduced(self.chunk_rows, 2 * 4 * 8, fixed, eighths=3 if in_memory else 0, lines=lines)
+
+    @property
+    def passed(self) -> tuple[Literal["a", "b"], ...]:
+        """The arrays that are read once before their product is made."""
+        names: tuple[Literal["a", "b"], ...] = ("a",) if self.same else ("a", "b")
+        if self.metric != "dot":
+            return names
+        return tuple(name for name in names if getattr(self, name).dtype == np.float64)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -91,7 +103,15 @@ class Pairs(Compared):
 
         return replace(request, a=operand(request.a, a), b=operand(request.b, b))
 
-    def lines(self, found: Moments) -> Lines:
+    def multiplied(self, request: Request, powers: Powers) -> Request:
+        """The request of the product of rows that are divided by these powers of two."""
+        a, b = (
+            replace(one, scale=("rows", np.ldexp(1.0, some))) if some.any() else one
+            for one, some in zip((request.a, request.b), powers, strict=True)
+        )
+        return replace(request, a=a, b=b)
+
+    def lines_of(self, found: Moments) -> Lines:
         """What happens to the rows of an array. found: their moments."""
         if self.metric == "correlation":  # a row that is constant has none
             return found.mean, np.where(found.squares == 0, np.nan, np.sqrt(found.squares))
@@ -162,6 +182,8 @@ class Selection:
         self._pairs, self._executor, self._observer = pairs, executor, observer
         self.trace, self.bytes_passed, self.rows_resumed = Trace(), 0, 0
         self._not_finite = 0
+        self._powers: Powers | None = None
+        """What rows of A and of B are divided by, as exponents of two; None: nothing."""
         self._request = request = request.check()
         if pairs.metric != "dot":
             a, b = (2 * (np.ones(count),) for count in (pairs.m, pairs.n))
@@ -180,9 +202,8 @@ class Selection:
 
     def planned(self) -> Plan:
         """What a run would do that begins now."""
-        if self._pairs.metric != "dot":
-            passed = {id(one): one.matrix.stored_bytes for one in (self._pairs.a, self._pairs.b)}
-            self.bytes_passed = sum(passed.values())
+        passed = (getattr(self._pairs, name) for name in self._pairs.passed)
+        self.bytes_passed = sum(one.matrix.stored_bytes for one in passed)
         self._leave_out(set())
         return self.plan
 
@@ -191,6 +212,7 @@ class Selection:
         pairs = self._pairs
         self._observer.warn_of_undecoded((pairs.a, pairs.b))
         if pairs.metric == "dot":
+            self._divide_rows()
             return
         a, self.bytes_passed = self._lines("a")
         b, more = (a, 0) if pairs.same else self._lines("b")
@@ -208,11 +230,32 @@ class Selection:
         self.job = prepare(request, executor=self._executor)
         self.plan = self.job.plan
 
+    def _divide_rows(self) -> None:
+        """Have rows of float64 divided by powers of two, where products of such rows may be beyond
+        float64."""
+        pairs = self._pairs
+        found = {"a": np.zeros(pairs.m, np.int32), "b": np.zeros(pairs.n, np.int32)}
+        for name in pairs.passed:
+            sizes, read = self._largest(name)
+            self.bytes_passed += read
+            exponents = np.frexp(np.where(np.isfinite(sizes) & (sizes > 0), sizes, 1))[1]
+            found[name] = exponents - np.clip(exponents, *EXPONENTS)
+        powers = found["a"], found["a" if pairs.same else "b"]
+        if any(some.any() for some in powers):
+            self._powers = powers
+            self.job = prepare(pairs.multiplied(self._request, powers), executor=self._executor)
+            self.plan = self.job.plan
+
+    def _largest(self, name: Literal["a", "b"]) -> tuple[Array, int]:
+        """The largest element in size of each row of an array, and the bytes read."""
+        opened: Opened = getattr(self._pairs, name)
+        return largest(opened.transpose(), int(self._request.memory_limit or 0))
+
     def _lines(self, name: Literal["a", "b"]) -> tuple[Lines, int]:
         """What happens to the rows of an array, and the bytes read by the passes that find it: one, and more
         where squares of elements are too large or too small for float64."""
         found, read = self._moments(name, 1)
-        mean, by = self._pairs.lines(found)
+        mean, by = self._pairs.lines_of(found)
         with np.errstate(all="ignore"):
             squares = found.squares + found.count * np.square(found.mean)
         large = ~np.isfinite(squares) & np.isfinite(found.mean)
@@ -220,7 +263,7 @@ class Selection:
 
         def again(times: float) -> tuple[Array, int]:
             made, moved = self._moments(name, times)
-            return self._pairs.lines(made)[1], moved
+            return self._pairs.lines_of(made)[1], moved
 
         return (mean, by), read + found_again(by, large, small, again)
 
@@ -297,21 +340,23 @@ class Selection:
         self._leave_out(done)
         self._make(sink, folder, done)
         if self._not_finite and (lost := max(0, self._not_finite - self._without_score())):
-            self._observer.warn(
-                f"{lost} dot products are too large for {self.dtype}, and NaN or infinite; scale the arrays, "
-                "or give arrays of float64"
+            become = (
+                "count as infinite"
+                if self.dtype == np.float64
+                else "NaN or infinite; scale the arrays, or give arrays of float64"
             )
+            self._observer.warn(f"{lost} dot products are too large for {self.dtype}, and {become}")
         for source in self.job.sources.values():
             source.check_unchanged()
 
     def _without_score(self) -> int:
         """How many dot products are of rows with NaN or infinite elements. Reads the arrays once more."""
         pairs = self._pairs
-        a, read = self._moments("a", 1)
-        b, more = (a, 0) if pairs.same else self._moments("b", 1)
+        a, read = self._largest("a")
+        b, more = (a, 0) if pairs.same else self._largest("b")
         self.bytes_passed += read + more
         self.plan = replace(self.plan, bytes_read=self.plan.bytes_read + read + more)
-        left, right = (int(np.count_nonzero(~np.isfinite(one.mean))) for one in (a, b))
+        left, right = (int(np.count_nonzero(~np.isfinite(one))) for one in (a, b))
         with_themselves = left if pairs.others else 0
         return left * pairs.n + (pairs.m - left) * right - with_themselves
 
@@ -329,6 +374,7 @@ class Selection:
             folder,
             self.job.request.memory_limit // SHARE,
             not self._kept.bounded,
+            self._powers,
         )
         finish = partial(self._kept.write, above, sink, done)
         run_reduced(self._blocks(), above, finish, executor, self._observer, self.trace)

@@ -9,25 +9,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
+
+import numpy as np
 
 from ..engine.ports import Operation
 from ..planning.plan import Plan
 from ..run.executor import Local
-from ..run.moments import Moments, column_moments
+from ..run.moments import Moments, column_moments, largest
 from ..run.observer import Observer
 from ..run.plans import slim
-from ..run.pool import RANGES, Here, InOrder, Pool, parts_of
+from ..run.pool import RANGES, Function, Here, InOrder, Pool, parts_of
 from ..run.request import Request
-from ..storage.read.source import Opened
 from ..storage.write.row_files import RowFiles, side_by_side
 from ..storage.write.sparse import SparseRows
 from ..support.intervals import ceil_div
-from .above import Above, room
+from .above import Above, Powers, room
 from .compared import Compared
 from .reducing import Blocks, run_reduced
-from .rescore import Range
+from .rescore import Array, Range
 from .selection import InMemory, Kept, Pairs, Selection
 from .units import Gathering, Unit, cell_bytes, deal, plan_of, units
 
@@ -48,6 +49,8 @@ class Search:
     kept: Kept
     plan: Plan
     operation: Operation
+    powers: Powers | None
+    """As of `Above`."""
 
 
 def select(here: Here, shared: Search, unit: Unit) -> tuple[str, int]:
@@ -60,8 +63,9 @@ def select(here: Here, shared: Search, unit: Unit) -> tuple[str, int]:
     shape = both.m, both.n
     unbounded = not shared.kept.bounded
     above = Above(
-        shape, plan.bm, shared.least, shared.absolute, shared.others, here.folder, unbounded=unbounded
-    )
+        shape, plan.bm, shared.least, shared.absolute, shared.others, here.folder,
+        unbounded=unbounded, powers=shared.powers,
+    )  # fmt: skip
     folder = here.folder / uuid4().hex
     files = RowFiles(folder, shared.name, shared.kept.dtype, shared.kept.chunk_rows)
     progress = Observer(lambda fraction, plan, trace: here.tell(fraction))
@@ -78,6 +82,15 @@ def moments_of(here: Here, shared: tuple[str, float], rows: Range) -> Moments:
     opened = here.inputs[name]
     some = opened.window(rows, (0, opened.shape[1])).transpose()
     found, read = column_moments(some, here.memory_limit, threads=here.threads, times=times)
+    here.trace.bytes["read"] += read
+    return found
+
+
+def largest_of(here: Here, shared: str, rows: Range) -> Array:
+    """The largest element in size of each of some rows of an input. shared: its name."""
+    opened = here.inputs[shared]
+    some = opened.window(rows, (0, opened.shape[1])).transpose()
+    found, read = largest(some, here.memory_limit, threads=here.threads)
     here.trace.bytes["read"] += read
     return found
 
@@ -109,17 +122,32 @@ class SelectionElsewhere(Selection):
 
     def _moments(self, name: Literal["a", "b"], times: float) -> tuple[Moments, int]:
         """Has each process look at ranges of rows."""
-        opened: Opened = getattr(self._pairs, name)
-        found, parts = Moments.none(opened.shape[0]), parts_of(opened, RANGES * self._pool.count)
+        found, parts = Moments.none(getattr(self._pairs, name).shape[0]), self._ranges(name)
 
         def add(number: int, some: Moments) -> None:
             found.include(parts[number][0], some)
 
+        return found, self._passed((moments_of, (name, times)), parts, add)
+
+    def _largest(self, name: Literal["a", "b"]) -> tuple[Array, int]:
+        """Has each process look at ranges of rows."""
+        found, parts = np.empty(getattr(self._pairs, name).shape[0]), self._ranges(name)
+
+        def add(number: int, some: Array) -> None:
+            found[slice(*parts[number])] = some
+
+        return found, self._passed((largest_of, name), parts, add)
+
+    def _ranges(self, name: Literal["a", "b"]) -> list[Range]:
+        return parts_of(getattr(self._pairs, name), RANGES * self._pool.count)
+
+    def _passed(self, call: tuple[Function, Any], parts: list[Range], add: Callable[[int, Any], None]) -> int:
+        """Have processes look at ranges of rows; the bytes read, which count apart."""
         before = self.trace.bytes["read"]
-        self._pool.each(moments_of, (name, times), parts, InOrder(add), lambda done: None)
+        self._pool.each(*call, parts, InOrder(add), lambda done: None)
         read = self.trace.bytes["read"] - before
-        self.trace.bytes["read"] -= read  # it counts apart
-        return found, read
+        self.trace.bytes["read"] -= read
+        return read
 
     def _make(self, sink: InMemory | SparseRows, folder: Path | None, done: set[int]) -> None:
         """Deals blocks to processes, and takes their files."""
@@ -127,7 +155,7 @@ class SelectionElsewhere(Selection):
         pairs, blocks, parts = self._pairs, self._blocks(), units(self.plan, self._pool.count)
         shared = Search(
             pairs.least, pairs.absolute, pairs.others, sink.name, self._kept, slim(self.job.plan),
-            blocks.operation,
+            blocks.operation, self._powers,
         )  # fmt: skip
 
         def listed(before: _Folders | None, unit: Unit, found: tuple[str, int]) -> _Folders:

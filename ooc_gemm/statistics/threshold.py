@@ -96,6 +96,8 @@ def threshold(
     stored, nor held beyond a block. Scores are computed, and compared, in float32, or in float64 where
     float32 does not hold the type of an array, or the numbers by which its rows are divided; dot products of
     integers exactly. A score that is NaN reaches no value.
+    For dot products, rows of float64 that are very large or small are multiplied by powers of two on the way,
+    which a pass over the array finds; what is too large for float64 counts as infinite.
 
     Parameters
     ----------
@@ -162,7 +164,7 @@ def threshold(
     observer = Observer(progress, notice)
     selection = _selection(pairs, out, place, limits, observer)
     with closing(selection):
-        try_output(out)
+        try_output(place, resume)
         selection.measure()
         arrays = selection.carry_out(place, resume)
     observer.all_done(selection.plan, selection.trace)

@@ -100,6 +100,19 @@ def test_the_same_as_on_one_machine(tmp_path, client, dealt, metric, dtype, abso
     assert names == {"a", "b", "here0", "there0", "here1", "there1"}
 
 
+def test_dot_products_of_rows_that_are_large_or_small(tmp_path, client, dealt):
+    sizes = np.logspace(-300, 300, 300)[:, None]
+    at = make(tmp_path / "a", rows((300, 9), "f8", 1) * sizes, chunks=(50, 9))
+    bt = make(tmp_path / "b", rows((410, 9), "f8", 2), chunks=(60, 9))
+    for number, other in enumerate((bt, None)):
+        asked = {"least": 1.5, "metric": "dot", "notice": lambda said: None}
+        want = ooc_gemm.threshold(at, other, tmp_path / f"here{number}", **asked, **LIMITS)
+        with on(client):
+            found = ooc_gemm.threshold(at, other, tmp_path / f"there{number}", **asked)
+        near(found, want)
+        assert found.bytes_read == found.plan.bytes_read
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(tmp_path, client, dealt, layout):

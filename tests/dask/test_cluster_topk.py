@@ -95,6 +95,7 @@ def brute(a, b, k, others):
     [
         (2.0**600, 2.0**600, "sqeuclidean"),
         (2.0**-600, 1, "dot"),
+        (1, np.logspace(-280, 280, 410)[:, None], "dot"),
         (np.logspace(-300, 300, 300)[:, None], np.logspace(300, -300, 410)[:, None], "cosine"),
     ],
 )

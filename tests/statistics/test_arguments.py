@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from shelf import keys
 
 import ooc_gemm
 from ooc_gemm import InputError
@@ -88,14 +89,20 @@ def test_what_is_out_of_range():
     np.testing.assert_array_equal(ooc_gemm.cov(X, ddof=1.0, **CPU).array, ooc_gemm.cov(X, **CPU).array)
 
 
-@pytest.mark.parametrize("name", OUTPUTS)
-def test_an_output_that_cannot_be_created_is_refused_before_anything_is_read(tmp_path, monkeypatch, name):
+@pytest.fixture
+def no_pass(monkeypatch):
+    """What reads an array fails."""
+
     def read(*args, **options):
         raise AssertionError("a pass is made")
 
     monkeypatch.setattr("ooc_gemm.run.stream._Pass._run", read)
     monkeypatch.setattr("ooc_gemm.statistics.rescore.Rows.each", read)
     monkeypatch.setattr("ooc_gemm.statistics.relationship._once", lambda *_: None)  # so it makes a pass
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_an_output_that_cannot_be_created_is_refused_before_anything_is_read(tmp_path, no_pass, name):
     for place in (tmp_path / ("n" * 300), tmp_path / "deep" / "below" / ("n" * 300)):
         with pytest.raises(InputError, match=r"n\S* cannot be created.*name too long"):
             OUTPUTS[name](str(place))
@@ -103,6 +110,17 @@ def test_an_output_that_cannot_be_created_is_refused_before_anything_is_read(tmp
     with pytest.raises(AssertionError, match="a pass is made"):
         OUTPUTS[name](str(tmp_path / "deep" / "out"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_store_that_takes_nothing_is_refused_before_anything_is_read(shelf, proxy, no_pass, name):
+    proxy.fault = lambda method, path: 403 if method == "PUT" else None
+    with pytest.raises(InputError, match=r"out cannot be reached .*; check its address and credentials"):
+        OUTPUTS[name](f"{shelf}/out")
+    proxy.fault = lambda method, path: None
+    with pytest.raises(AssertionError, match="a pass is made"):
+        OUTPUTS[name](f"{shelf}/out")
+    assert keys(shelf) == []
 
 
 @pytest.mark.parametrize("given", [X, X[0], np.array([1]), ["cpu", "cuda"], object(), 3])

@@ -1,9 +1,13 @@
 """Neighbours and pairs of rows for which float32 has too few digits, or no numbers that large or small."""
 
+from fractions import Fraction
+from functools import partial
+
 import cupy_on_cpu
 import numpy as np
 import pytest
 from conftest import make
+from least import least_limit
 
 import ooc_gemm
 from ooc_gemm.devices.cuda.device import CUDA
@@ -213,6 +217,18 @@ def test_one_array_whose_squares_float64_does_not_hold(left, right, metrics, dev
         assert metric == "sqeuclidean" or not any(" have elements " in text for text in said)
 
 
+@pytest.mark.parametrize(("left", "right"), [(2.0**600, 2.0**600), (2.0**600, 1)])
+def test_the_first_plan_has_room_for_what_such_rows_are_multiplied_with(left, right, device):
+    a, b = np.random.default_rng(8).standard_normal((2, 9000, 2))
+    a, b = a[:3000] * left, b * right
+    run = partial(ooc_gemm.topk, k=3, device=device)
+    least, found = least_limit(partial(run, a, b))
+    plain = run(a / left, b / right, memory_limit=least)
+    assert found.plan.ledger == plain.plan.ledger
+    assert found.plan.ledger["transforms"] >= 8 * 12000
+    assert found.plan.device_ledger.get("transforms") == plain.plan.device_ledger.get("transforms")
+
+
 @pytest.mark.parametrize("size", [2.0**600, 2.0**-600])
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_such_rows_are_checked_that_an_earlier_run_has_found(size, interrupted, tmp_path, monkeypatch):
@@ -233,14 +249,44 @@ def test_such_rows_are_checked_that_an_earlier_run_has_found(size, interrupted, 
     np.testing.assert_array_equal(found.indices, exact(a, b, 3, "cosine"))
 
 
-@pytest.mark.parametrize("size", [1e200, 1e-200])
-def test_a_warning_tells_of_rows_that_are_much_smaller_than_others(size):
+@pytest.mark.parametrize(("size", "left", "right"), [(1e200, 39, 1), (1e-200, 39, 37), (1e-250, 39, 37)])
+def test_a_warning_tells_of_rows_that_are_much_smaller_than_others(size, left, right):
     a, b = np.random.default_rng(7).standard_normal((2, 40, 5))
     a[3], b[[4, 5]], b[0] = 0, [[np.nan], [np.inf]], b[0] / size
-    for metric in ("dot", "sqeuclidean"):
-        said = []
-        ooc_gemm.topk(a, b * size, k=3, metric=metric, device="cpu", notice=said.append)
-        assert f"{1 if size > 1 else 37} rows of B have elements whose squares are too" in " ".join(said)
+    b, a = b * size, a if size > 1 else a * size
+    said = []
+    ooc_gemm.topk(a, b, k=3, metric="sqeuclidean", device="cpu", notice=said.append)
+    small = [text.split(" are ")[0] for text in said if "so much smaller than the largest row" in text]
+    assert small == [f"{right} rows of B", f"{left} rows of A"]
+    assert not any(" have elements " in text for text in said)
+
+
+@pytest.mark.parametrize("which", ["both", "a", "b", "narrow a"])
+def test_dot_products_with_rows_that_differ_by_more_than_float64_does(which, device, monkeypatch):
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 16)
+    sizes = np.repeat([1e250, 1e-250, 1, 1e-20, 2.0**1010], 8)[:, None]
+    random = np.random.default_rng(13)
+    a, b = random.standard_normal((2, 40, 5))
+    a, b = a * (sizes if which != "b" else 1), random.permutation(b * sizes)
+    if which == "narrow a":
+        a = random.standard_normal((40, 5)).astype("f4")
+        a[0] *= np.float32(1e37)
+    a[3] = b[5] = 0
+    other = None if which == "both" else b
+    b = a if which == "both" else b
+    wanted = np.array(true_scores(a, b))
+    k = 39 if which == "both" else 40
+    found = ooc_gemm.topk(a, other, k=k, metric="dot", device=device, verify=True, notice=lambda said: None)
+    for row, indices in enumerate(found.indices):
+        order = sorted(range(40), key=lambda j: (-wanted[row, j], j))
+        if which == "both":
+            order.remove(row)
+        assert indices.tolist() == order
+    values = np.vectorize(nearest_float)(np.take_along_axis(wanted, found.indices, 1))
+    np.testing.assert_allclose(found.values, values, rtol=1e-11, atol=1e-322)
+    assert found.bytes_read == found.plan.bytes_read
+    few = ooc_gemm.topk(a, other, k=4, metric="dot", device=device, verify=True, notice=lambda said: None)
+    np.testing.assert_array_equal(few.indices, found.indices[:, :4])
 
 
 def reached(a, b, least, centred):
@@ -287,3 +333,72 @@ def test_a_scale_that_float32_does_not_hold_is_refused():
     for by in (1e-41, 1e40):
         with pytest.raises(ooc_gemm.InputError, match=r"out_dtype=.float64."):
             ooc_gemm.multiply(ooc_gemm.Operand(x, scale=("rows", np.full(4, by))), x.T.copy(), device="cpu")
+
+
+def true_scores(a, b):
+    """Dot products without rounding."""
+    return [
+        [
+            sum((Fraction(float(x)) * Fraction(float(y)) for x, y in zip(r, s, strict=True)), Fraction())
+            for s in b
+        ]
+        for r in a
+    ]
+
+
+def nearest_float(x):
+    try:
+        return float(x)
+    except OverflowError:
+        return np.inf if x > 0 else -np.inf
+
+
+SIZES = np.repeat([1e-200, 1e-160, 1e-20, 1, 1e150, 1e200, 1e250, 1e-250, 2.0**1020, 2.0**-1060], 3)
+
+
+@pytest.mark.parametrize("least", [0.0, 0.1, -0.1, 1e-320, -1e-310, 1e300, -1e300])
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize("both", [True, False])
+def test_dot_products_of_rows_that_are_large_or_small(least, absolute, both, device, monkeypatch):
+    """Those that float64 does not hold are compared, too."""
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 16)
+    a, b = np.random.default_rng(11).standard_normal((2, 30, 4)) * SIZES[:, None]
+    a[1], b[2] = 0, [1e200, -1e200, 1e-200, 0]
+    a[4] = [1e-200, 1e-200, 1e200, 3]
+    b = a if both else b
+    wanted = true_scores(a, b)
+    size = [[abs(x) if absolute else x for x in row] for row in wanted]
+    keeps = np.array([[x >= Fraction(least) for x in row] for row in size])
+    if both:
+        np.fill_diagonal(keeps, False)
+    said = []
+    found = ooc_gemm.threshold(
+        a, None if both else b, least=least, metric="dot", absolute=absolute, device=device, verify=True,
+        notice=said.append,
+    )  # fmt: skip
+    there = np.zeros(keeps.shape, bool)
+    there[np.repeat(np.arange(30), np.diff(found.indptr)), found.indices] = True
+    np.testing.assert_array_equal(there, keeps)
+    values = np.array([[nearest_float(x) for x in row] for row in wanted])[keeps]
+    np.testing.assert_allclose(found.data, values, rtol=1e-12, atol=1e-322)
+    assert found.bytes_read == found.plan.bytes_read
+    lost = (
+        np.isinf([[nearest_float(x) for x in row] for row in wanted]) & ~(both & np.eye(30, dtype=bool))
+    ).sum()
+    assert any(
+        f"{lost} dot products are too large for float64, and count as infinite" in text for text in said
+    )
+
+
+def test_dot_products_of_rows_that_are_large_or_small_in_a_store_are_continued(tmp_path, monkeypatch):
+    monkeypatch.setattr(compared, "CHUNK_ROWS", 16)
+    a = np.random.default_rng(12).standard_normal((90, 5)) * np.logspace(-250, 250, 90)[:, None]
+    at = make(tmp_path / "a", a, chunks=(40, 3))
+    run = partial(ooc_gemm.threshold, at, out=tmp_path / "out", least=0.5, metric="dot", device="cpu")
+    with pytest.warns(UserWarning, match="too large for float64"):
+        least, found = least_limit(run)
+    run = partial(run, memory_limit=least, resume=True)
+    assert run().rows_resumed == 90
+    want = ooc_gemm.threshold(a, least=0.5, metric="dot", device="cpu", notice=lambda said: None)
+    for mine, other in zip(found.csr(), want.csr(), strict=True):
+        np.testing.assert_array_equal(mine, other)

@@ -16,6 +16,10 @@ JOURNAL = "ooc-gemm.journal"
 """The journal, which says which chunks of C are done. In an object store, results that are made by rows have
 one of another kind (`rows_store.py`)."""
 
+TRIAL = JOURNAL + ".new"
+"""An object that results made by rows put and remove, to try whether anything can be written. What a killed
+process has left of it counts as nothing, and is removed where an array is made."""
+
 
 def is_journal(text: bytes | None) -> bool:
     """Whether a journal of ours begins with `text`, or `text` is all that a killed process has written of

@@ -220,9 +220,9 @@ class Objects:
         """Whether an object with this key exists."""
         return self.stamp(key) != (0, 0)
 
-    def has_any(self) -> bool:
-        """Whether any object exists below the address."""
-        return next(self.all_keys(), None) is not None
+    def has_any(self, but: str) -> bool:
+        """Whether any object exists below the address. but: a key that does not count."""
+        return any(key != but for key in self.all_keys())
 
     def changed(self, error: Exception) -> bool:
         """Whether an error says that another process has replaced the object first."""

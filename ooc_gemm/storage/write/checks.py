@@ -9,7 +9,7 @@ import numpy as np
 import zarr
 
 from ...support.errors import InputError
-from ..format.unfinished import is_begun, is_partial
+from ..format.unfinished import TRIAL, is_begun, is_partial
 from ..io.folder import Folder
 from ..read import other_files
 from ..read.addresses import describe, local_path, objects_at, place_of, same_place
@@ -120,7 +120,7 @@ def _is_free(name: str, spec: str) -> bool:
     """Whether a store that can be listed holds nothing at an address."""
     with explained(name, remote=True):
         there = objects_at(spec)
-        return there is not None and not there.has_any()
+        return there is not None and not there.has_any(TRIAL)
 
 
 def _check_updated(name: str, spec: Any, force: bool) -> None:

@@ -14,7 +14,7 @@ import zarr
 from zarr.storage import MemoryStore
 
 from ...support.errors import Error, InputError, remedy
-from ..format.unfinished import METADATA, PARTIAL, is_begun, is_partial
+from ..format.unfinished import METADATA, PARTIAL, TRIAL, is_begun, is_partial
 from ..io.folder import Folder
 from ..io.objects import Objects
 from ..io.zarr_internals import sync
@@ -94,7 +94,7 @@ def try_place(spec: Any) -> None:
     if place is None:
         with explained(name, remote=True):
             there = objects_at(spec)
-            free = kind_at(spec, name) is None if there is None else not there.has_any()
+            free = kind_at(spec, name) is None if there is None else not there.has_any(TRIAL)
     if os.path.lexists(place) if place else not free:
         return
     byte = np.dtype(np.uint8)

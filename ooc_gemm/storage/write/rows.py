@@ -83,6 +83,10 @@ class GroupPlace(Protocol):
     def check(self, force: bool, resume: bool) -> None:
         """Raise InputError where a group cannot, or must not, be written."""
 
+    def try_out(self) -> None:
+        """Write something, and remove it, so that a place where nothing can be written is refused before the
+        work. Changes nothing that stays, also where the process is killed. Raises InputError."""
+
     def is_begun(self) -> bool:
         """Whether a run was interrupted, which may have been to replace what is there."""
 

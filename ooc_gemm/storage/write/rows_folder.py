@@ -20,6 +20,7 @@ from ...support.errors import InputError, StoreError, remedy
 from ..io import durable, files
 from ..io.folder import Folder
 from .checks import kind_there
+from .opening import try_place
 from .provenance import differences, recorded
 
 HEAD = "ooc-gemm.head"
@@ -140,6 +141,10 @@ class InFolder:
             raise InputError(
                 f"{name} cannot be created: {parent} is not a writable folder; choose another place"
             )
+
+    def try_out(self) -> None:
+        """Begins an array in the hidden folder, where there is none."""
+        try_place(staging(self._place))
 
     def is_begun(self) -> bool:
         """Looks for the file that says which run it was."""

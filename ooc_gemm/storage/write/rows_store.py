@@ -16,7 +16,7 @@ from typing import Any
 from zarr.storage import StorePath
 
 from ...support.errors import Error, InputError, StoreError, remedy
-from ..format.unfinished import JOURNAL, METADATA
+from ..format.unfinished import JOURNAL, METADATA, TRIAL
 from ..io.objects import Objects, why
 from ..io.requests import CONNECTION_BYTES
 from ..read.addresses import remote_place
@@ -130,10 +130,16 @@ class InStore:
                         f"{name} is the unfinished result of a run that was interrupted, or still goes on; "
                         "continue it with resume=True, or give force=True to replace it"
                     )
-            elif self._objects.has_any():
+            elif self._objects.has_any(TRIAL):
                 raise InputError(
                     f"{name} exists and is no such result; it is left alone, choose another place"
                 )
+
+    def try_out(self) -> None:
+        """Puts an object, whatever else is there."""
+        with explained(self.name, remote=True):
+            self._objects.put(TRIAL, b"1")
+            self._objects.delete([TRIAL])
 
     def is_begun(self) -> bool:
         """Looks at the journal."""
