@@ -337,6 +337,7 @@ class Plan:
             "kernel": p.kernel,
             "symmetric": p.symmetric,
             "out_dtype": p.types[2],
+            "bytes_read_estimated": p.estimated,
             "rates": self.used_rates.note,
             "resident": self.k_panels.resident,
             "team": list(self.team),
