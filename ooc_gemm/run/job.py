@@ -64,7 +64,7 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
             check_space(copies, request.c)
         _announce(job, observer)
         job, passed = _with_transforms(job)
-        watch, begun = Trace(keep=observer.trace is not None), False
+        watch, begun = Trace(observer.trace), False
         try:
             try:
                 if job.works:
@@ -73,14 +73,17 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
                 made = _carry_out(job, observer, watch)
             finally:
                 job.executor.close()
-        except Exception as error:
+        except BaseException as error:
+            watch.close()
+            if not isinstance(error, Exception):
+                raise
             return _recovered(request, job, begun, error)
     _learn(job, observer, watch)
     if made.overflowed:
         observer.warn(conversion.said(made.overflowed, _name(job), job.output.dtype))
     if observer.trace is not None:
         try:
-            watch.write(observer.trace)
+            watch.write()
         except StoreError as error:  # which does not make the result any less finished
             observer.warn(str(error))
     result = replace(_result(job, made, watch, time.perf_counter() - started), bytes_passed=passed)
