@@ -18,9 +18,10 @@ from worker_clusters import cluster
 
 import ooc_gemm
 from ooc_gemm import BudgetError
+from ooc_gemm.dask import elsewhere
 from ooc_gemm.dask.cluster import _Superblocks
 from ooc_gemm.dask.dealing import Dealing
-from ooc_gemm.dask.elsewhere import CLIENT_BYTES, OnWorkers
+from ooc_gemm.dask.elsewhere import OnWorkers
 from ooc_gemm.dask.sums import Sums
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.plan import Plan
@@ -28,7 +29,6 @@ from ooc_gemm.planning.problem import Matrix, Problem
 from ooc_gemm.planning.search import make_plan
 from ooc_gemm.run.elsewhere import computing
 from ooc_gemm.storage.write.done import IN_FOLDER, IN_WORKER
-from ooc_gemm.support.memory import baseline_bytes
 from ooc_gemm.support.trace import Trace
 
 RUN = """
@@ -95,16 +95,15 @@ def test_the_ledger_of_workers_counts_chunks(client, inputs):
 
 
 @pytest.mark.slow
-def test_a_client_that_may_not_hold_what_is_known_of_chunks(client, inputs):
-    """It holds 72 MB of it, a worker of this test 7 MB."""
-    a, b, c = inputs
-    limit = baseline_bytes(CLIENT_BYTES) + (60 << 20)
-    with (
-        computing(OnWorkers(client, None, "cpu")),
-        pytest.raises(BudgetError, match="too small for what comes together in this process"),
-    ):
-        ooc_gemm.multiply(a, b, c, memory_limit=limit, **OPTIONS | {"chunks": (1, 2)})
-    assert not c.exists()
+def test_a_client_that_may_not_hold_what_is_known_of_chunks(client, inputs, monkeypatch):
+    monkeypatch.setattr(elsewhere, "baseline_bytes", lambda usual: 4 << 30)
+    options = {**OPTIONS, "memory_limit": "4GiB"}
+    with computing(OnWorkers(client, None, "cpu")):
+        with pytest.raises(BudgetError, match="too small for what comes together in this process") as error:
+            ooc_gemm.multiply(*inputs, **options)
+        assert error.value.minimum_memory_limit == (4 << 30) + 300 * 200 * IN_FOLDER
+        assert not inputs[2].exists()
+        ooc_gemm.multiply(*inputs, **{**options, "chunks": (20, 30)})
 
 
 @pytest.mark.parametrize("kind", [_Superblocks, Sums])
