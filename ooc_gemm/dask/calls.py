@@ -16,6 +16,7 @@ from ..run.pool import Function, Here
 from ..storage.read.dataset import open_dataset
 from ..storage.read.source import Opened
 from ..storage.read.vectors import open_vector
+from ..storage.write.share import Written
 from ..support.errors import NO_MEMORY, Error, OutOfMemoryError, StoreError, no_memory, remedy
 from ..support.memory import peak_resident_bytes
 from ..support.trace import Trace
@@ -81,7 +82,7 @@ def called(calls: Calls, number: int, part: Any) -> Answer | Failure:
             f"{remedy(error, 'check its disk')}"
         ) from error
     peak = peak_resident_bytes()
-    return Answer([], [], trace.bytes, trace.seconds, peak, here.peak_device_bytes, found=sent)
+    return Answer(Written(), [], trace.bytes, trace.seconds, peak, here.peak_device_bytes, found=sent)
 
 
 def _here(team: Team, folder: Path, trace: Trace, tell: Callable[[float], None]) -> Here:

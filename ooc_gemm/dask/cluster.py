@@ -27,9 +27,9 @@ from ..storage.read.source import Opened
 from ..support.errors import DeviceError, InputError
 from ..support.recording import note_plan
 from ..support.trace import Trace
-from .dealing import Dealing, Task, Unit
+from .dealing import Dealing, Task, Unit, all_but
 from .large import Large
-from .on_worker import Chunk, Input, Report, Work, superblock
+from .on_worker import Input, Report, Work, superblock
 from .sums import Sums
 from .team import Team, patience
 from .workers import Workers
@@ -118,11 +118,10 @@ class _Superblocks(Dealing):
     """The tasks of a run in which each superblock is made over all of k."""
 
     def __init__(self, workers: Workers, work: Work, plan: Plan, target: Any, trace: Trace):
-        self._todo, self._all = _cut(plan, len(workers.known))
+        self._plan, self._todo = plan, _cut(plan, len(workers.known))
         self._patience, self._teams, self._idle_since = patience(plan), 0, math.inf
         for group in self._todo:
-            chunks = frozenset[Chunk]().union(*(one.chunks for one in group))
-            left = plan.without(self._all - chunks)
+            left = plan.without(all_but(plan, (block for one in group for block in one.blocks)))
             self.predicted_bytes_read += left.bytes_read
             self.predicted_bytes_exchanged += left.bytes_exchanged
         self._work = work
@@ -138,10 +137,10 @@ class _Superblocks(Dealing):
             self._teams, self._idle_since = self._teams + 1, math.inf
             seats, team = list(zip(sorted(idle), group, strict=False)), None
             if len(group) > 1:
-                blocks = tuple((address, one.block) for address, one in seats)
+                blocks = tuple((address, one.blocks[0]) for address, one in seats)
                 team = Team(self._teams, blocks, self._patience, self._work.plan.problem.symmetric)
             for address, one in seats:
-                done = self._all - one.chunks
+                done = all_but(self._plan, one.blocks)
                 future = self._submit(address, superblock, self._work, one.number, done, team, address)
                 self._start(future, Task((address,), self._done, partial(self._died, one), one))
 
@@ -173,28 +172,25 @@ class _Superblocks(Dealing):
 class _Superblock(Unit):
     """Consecutive blocks, or one of those that a team makes at the same time."""
 
-    block: Block = field(kw_only=True)
-    """The block that it begins with; in a team it is the only one."""
+    blocks: list[Block] = field(kw_only=True)
+    """In a team it is one."""
 
 
-def _cut(plan: Plan, workers: int) -> tuple[list[list[_Superblock]], frozenset[Chunk]]:
+def _cut(plan: Plan, workers: int) -> list[list[_Superblock]]:
     """Cut the plan into superblocks of consecutive blocks, or of one block each where workers make them in
-    teams. Returns them in groups that a team makes at the same time, and all chunks of C."""
+    teams. Returns them in groups that a team makes at the same time."""
     groups = [[[block] for block in group] for group in plan.groups()]
     if plan.team == ALONE:
         count = max(1, plan.block_count // (SUPERBLOCKS * workers))
         blocks = list(plan.blocks())
         groups = [[blocks[at : at + count]] for at in range(0, len(blocks), count)]
-    numbers, (down, across) = count_from(0), plan.problem.c.grid
-    found = [[_superblock(next(numbers), plan, some) for some in group] for group in groups]
-    return found, frozenset((i, j) for i in range(down) for j in range(across))
+    numbers = count_from(0)
+    return [[_superblock(next(numbers), some) for some in group] for group in groups]
 
 
-def _superblock(number: int, plan: Plan, blocks: list[Block]) -> _Superblock:
+def _superblock(number: int, blocks: list[Block]) -> _Superblock:
     """Return a superblock of some blocks of the plan."""
-    chunks = frozenset(part.chunk for block in blocks for part in plan.parts(block))
-    flops = float(sum(block.rows * block.cols for block in blocks))
-    return _Superblock(number, chunks, flops, block=blocks[0])
+    return _Superblock(number, float(sum(block.rows * block.cols for block in blocks)), blocks=blocks)
 
 
 def portable(operand: Operand) -> Input:

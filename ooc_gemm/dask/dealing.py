@@ -6,7 +6,7 @@ that die.
 
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,13 @@ import distributed
 from distributed.comm import CommClosedError
 
 from ..engine.ports import Failure
+from ..planning.chunk_set import ChunkSet
+from ..planning.plan import Plan
 from ..planning.schedule import Block
 from ..support.errors import DeviceError
 from ..support.trace import Trace
 from . import workers as alike
-from .on_worker import SECONDS, Chunk, Report
+from .on_worker import SECONDS, Report
 from .workers import Workers
 
 ANSWER = 10.0
@@ -32,8 +34,6 @@ class Unit:
     """Blocks over some of k, or another part of the work, that one worker makes in one task."""
 
     number: int
-    chunks: frozenset[Chunk]
-    """The chunks of C that the blocks make."""
     flops: float
     """Its share in the progress of the run, in any unit."""
     deaths: int = 0
@@ -176,7 +176,7 @@ class Dealing:
 
     def _take_over(self, report: Report) -> None:
         """Take over the chunks that a worker has written, and what it says of them."""
-        for chunk, path in report.written:
+        for chunk, path in report.written.files():
             self._target.sink.take(chunk, path)
         self.wrong += report.wrong
         self._target.overflowed += report.overflowed
@@ -222,6 +222,12 @@ class Dealing:
             self.failure = found
             raise found.error
         return found
+
+
+def all_but(plan: Plan, blocks: Iterable[Block]) -> ChunkSet:
+    """Return all chunks of C but those that some blocks make. It is made for each task, and not kept."""
+    chunks = (part.chunk for block in blocks for part in plan.parts(block))
+    return ChunkSet(plan.problem.c.grid, chunks, inverted=True)
 
 
 def _some(items: "queue.SimpleQueue[Any]", seconds: float) -> Iterator[Any]:

@@ -29,7 +29,7 @@ class OnWorkers:
     ):
         """client: that of the cluster; None for the current one. memory_limit, device: those of each worker
         where a request has none. shares: the workers and this process share one memory limit."""
-        self._client, self._limit, self._device, self._shares = client, memory_limit, device, shares
+        self._client, self._limit, self._device, self.shares = client, memory_limit, device, shares
 
     def workers(self, device: object = "auto", **options: Any) -> Workers:
         """Find out what workers there are. device: that a request asks for. options: of `Workers`. Raises
@@ -44,7 +44,7 @@ class OnWorkers:
 
     def beside(self, given: str | int | None, nbytes: int) -> int:
         """Returns an equal share of what this process holds where all processes share a limit."""
-        if self._shares:
+        if self.shares:
             return ceil_div(nbytes, len(self.workers().known))
         limit = memory_limit_of(self._limit if given is None else given)
         least = baseline_bytes(CLIENT_BYTES) + nbytes

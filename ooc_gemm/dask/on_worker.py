@@ -4,7 +4,7 @@ that. It writes chunks into a folder of the run, from which the client takes the
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from distributed.core import Status
 from ..devices import open_device
 from ..devices.cpu.device import CPU
 from ..engine.ports import Arithmetic, Device, Failure, Limits, Operation
+from ..planning.chunk_set import Chunk
 from ..planning.plan import Plan
 from ..planning.schedule import Block
 from ..run.executor import Local
@@ -27,7 +28,7 @@ from ..storage.read.dataset import open_dataset
 from ..storage.read.source import Opened
 from ..storage.read.table import as_table, tabled
 from ..storage.write import reopen
-from ..storage.write.share import Share
+from ..storage.write.share import Share, Written
 from ..storage.write.staging_folder import DIRECT_BYTES
 from ..storage.write.target import Target
 from ..support.errors import StoreError
@@ -39,8 +40,6 @@ from .team import SharedSource, Team, seated
 
 SECONDS = 1.0
 """Seconds between two progress reports of a worker."""
-
-Chunk = tuple[int, int]
 
 
 def memory_of(worker: Any) -> int | None:
@@ -160,7 +159,7 @@ class Work:
 class Report:
     """The outcome of a task."""
 
-    written: list[tuple[Chunk, str]]
+    written: Written
     wrong: list[Block]
     moved: defaultdict[str, int]
     """Bytes that each stage has moved."""
@@ -175,7 +174,7 @@ class Report:
 
 
 def superblock(
-    work: Work, number: int, done: frozenset[Chunk], team: Team | None = None, me: str = ""
+    work: Work, number: int, done: Set[Chunk], team: Team | None = None, me: str = ""
 ) -> Report | Failure:
     """Compute all chunks of C that are not `done`, and write them into the folder of the run. team: the
     workers with which pieces are exchanged. me: the address of this worker in the team."""
@@ -260,7 +259,7 @@ def carried_out(
         wrong = executor.execute(sources, target, tell)
         executor.close()  # a session tells its peak once it is closed
         return Report(
-            [],
+            Written(),
             wrong,
             trace.bytes,
             trace.seconds,

@@ -2,7 +2,7 @@
 workers as results of tasks until they are added up and written."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,16 +12,17 @@ import numpy.typing as npt
 
 from ..engine.ports import Failure
 from ..engine.transform import Transform
+from ..planning.chunk_set import Chunk
 from ..planning.plan import Plan
 from ..planning.schedule import Part
 from ..storage.read.source import Opened
+from ..storage.write.share import Written
 from ..support.buffers import Bytes
 from ..support.errors import RangeError
 from ..support.intervals import ranges
 from ..support.memory import peak_resident_bytes
 from ..support.trace import Trace
 from .on_worker import (
-    Chunk,
     Report,
     Work,
     carried_out,
@@ -89,7 +90,7 @@ def add(x: Array, y: Array, out: Array) -> None:
 
 
 def summed(
-    work: Work, number: int, done: frozenset[Chunk], k: tuple[int, int], before: Sum | None
+    work: Work, number: int, done: Set[Chunk], k: tuple[int, int], before: Sum | None
 ) -> Sum | Failure:
     """Multiply one block over one range of k.
 
@@ -134,7 +135,7 @@ def merged(x: Sum, y: Sum) -> Sum:
     return found, _nothing_moved(Trace())
 
 
-def written(work: Work, done: frozenset[Chunk], whole: Sum) -> Report:
+def written(work: Work, done: Set[Chunk], whole: Sum) -> Report:
     """Write the chunks of C that are not `done`, from the sum of their block over all of k."""
     check_folder(work)
     plan, trace = replace(work.plan, done=done), Trace()
@@ -161,4 +162,4 @@ def report_of(found: Sum | Failure) -> Report | Failure:
 
 def _nothing_moved(trace: Trace) -> Report:
     """Return the report of a task that computes on no device."""
-    return Report([], [], trace.bytes, trace.seconds, peak_resident_bytes(), 0)
+    return Report(Written(), [], trace.bytes, trace.seconds, peak_resident_bytes(), 0)

@@ -123,7 +123,7 @@ class _Parts(Dealing):
 
     def __init__(self, workers: Workers, calls: Calls, parts: Sequence[Any], take: Take, trace: Trace):
         self._calls, self._parts, self._taker = calls, parts, take
-        units = [Unit(number, frozenset(), 1.0) for number in range(len(parts))]
+        units = [Unit(number, 1.0) for number in range(len(parts))]
         self._todo = list(units)
         super().__init__(workers, calls.topic, units, None, trace)
 

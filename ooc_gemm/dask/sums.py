@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ..planning.chunk_set import ChunkSet
 from ..planning.plan import Plan
+from ..planning.schedule import Block
 from ..support.trace import Trace
-from .dealing import Dealing, Task, Unit
-from .on_worker import Chunk, Report, Work
+from .dealing import Dealing, Task, Unit, all_but
+from .on_worker import Report, Work
 from .partial import merged, report_of, summed, written
 from .workers import Workers
 
@@ -34,17 +36,14 @@ class _Held:
 class _Block:
     """What is known of one block."""
 
-    done: frozenset[Chunk]
-    """All chunks of C that it need not write."""
-    unneeded: frozenset[Chunk]
-    """All chunks of C that its sums need not hold."""
+    block: Block
     units: list[Unit]
     """The block over each range of k."""
     todo: list[int]
     """Numbers of the ranges that are neither in a sum nor under way."""
     held: list[_Held] = field(default_factory=list)
     """The sums of which no task makes another."""
-    deaths: Unit = field(default_factory=lambda: Unit(-1, frozenset(), 0.0))
+    deaths: Unit = field(default_factory=lambda: Unit(-1, 0.0))
     """Counts workers that have died while they added up sums of this block, or wrote it."""
     finished: bool = False
 
@@ -53,20 +52,16 @@ class Sums(Dealing):
     """The tasks of a run in which k is cut."""
 
     def __init__(self, workers: Workers, work: Work, plan: Plan, target: Any, trace: Trace):
-        self._ranges, (down, across) = plan.problem.k_ranges, plan.problem.c.grid
-        everything = frozenset((i, j) for i in range(down) for j in range(across))
+        self._plan, self._ranges = plan, plan.problem.k_ranges
         self._blocks, units = list[_Block](), list[Unit]()
-        whole = plan.problem.symmetric
         for block in plan.blocks():
-            chunks = frozenset(part.chunk for part in plan.parts(block))
-            own = _parts_of(plan, block) if whole else chunks
             some = [
-                Unit(len(units) + number, chunks, float(block.rows * block.cols) * (stop - start))
+                Unit(len(units) + number, float(block.rows * block.cols) * (stop - start))
                 for number, (start, stop) in enumerate(self._ranges)
             ]
             units += some
             todo = list(range(len(self._ranges)))
-            self._blocks.append(_Block(everything - chunks, everything - own, some, todo))
+            self._blocks.append(_Block(block, some, todo))
         self.predicted_bytes_read = plan.bytes_read
         self._work = work
         super().__init__(workers, work.topic, units, target, trace)
@@ -119,7 +114,7 @@ class Sums(Dealing):
         number = block.todo.pop(0)
         unit = block.units[number]
         before = held.future if held else None
-        arguments = self._work, unit.number, block.unneeded, self._ranges[number], before
+        arguments = self._work, unit.number, _unneeded(self._plan, block.block), self._ranges[number], before
         future = self._submit(address, summed, *arguments)
         self._add(address, block, [held] if held else [], {number}, future, unit)
 
@@ -159,7 +154,8 @@ class Sums(Dealing):
             block.finished = True
             _release([held])
 
-        future = self._submit(held.address, written, self._work, block.done, held.future)
+        others = all_but(self._plan, [block.block])
+        future = self._submit(held.address, written, self._work, others, held.future)
         self._start(future, Task((held.address,), done, partial(self._died, block, [held], set(), None)))
 
     def _died(self, block: _Block, used: list[_Held], fresh: Iterable[int], unit: Unit | None) -> None:
@@ -187,9 +183,12 @@ def _release(some: list[_Held]) -> None:
         one.future.release()
 
 
-def _parts_of(plan: Plan, block: Any) -> frozenset[Chunk]:
-    """Return the chunks of C that a block itself makes, without those of its mirror image."""
+def _unneeded(plan: Plan, block: Block) -> ChunkSet:
+    """Return all chunks of C that sums of a block need not hold: of a symmetric C also those of its mirror
+    image."""
+    if not plan.problem.symmetric:
+        return all_but(plan, [block])
     c = plan.problem.c
     rows = range(block.row // c.chunk_rows, -(-(block.row + block.rows) // c.chunk_rows))
     cols = range(block.col // c.chunk_cols, -(-(block.col + block.cols) // c.chunk_cols))
-    return frozenset((i, j) for i in rows for j in cols)
+    return ChunkSet(c.grid, ((i, j) for i in rows for j in cols), inverted=True)

@@ -70,14 +70,14 @@ def _host(p: Problem, budget: Budget, x: Candidate, slot: int) -> Ledger:
         "encoding": ring.writers * encoding,
         "transforms": p.transforms[0] + ring.readers * p.transforms[1],
         "reduction": x.bm * p.row_bytes,
-        "finished chunks": _finished(budget, c),
+        "finished chunks": finished_bytes(c, budget.chunk),
     } | {name: size for name, size in (("partial sums", partial), ("handed over", handed)) if size}
 
 
-def _finished(budget: Budget, c: Matrix) -> int:
-    """Return what the process holds for all chunks of C until C is stored; 0 where that is so little that the
-    baseline, which is rounded up, has room for it."""
-    nbytes = math.prod(c.grid) * budget.chunk if budget.chunk else 0
+def finished_bytes(c: Matrix, each: int) -> int:
+    """Return what a process holds for all chunks of C until C is stored; 0 where that is so little that the
+    baseline, which is rounded up, has room for it. each: bytes for each chunk."""
+    nbytes = math.prod(c.grid) * each if each else 0
     return nbytes if nbytes >= MiB else 0
 
 

@@ -9,7 +9,7 @@ iterated twice and checked:
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain
@@ -19,6 +19,7 @@ from ..support import shown
 from ..support.intervals import band_of, overlaps
 from . import cache as belady
 from . import report
+from .chunk_set import Chunk
 from .machine import Budget, Rates
 from .panels import Panels
 from .problem import Problem
@@ -83,7 +84,7 @@ class Plan:
     """For each of these panels, how many of its first pieces stay in host memory."""
     advice: str | None = None
     """Advice on the inputs' chunks (`layouts`); None where there is none."""
-    done: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
+    done: Set[Chunk] = field(default=frozenset(), repr=False)
     """Chunks of C that are finished already. A block is left out if all of its chunks are."""
 
     @property
@@ -221,7 +222,7 @@ class Plan:
                 if self.problem.found_bytes:
                     break
 
-    def without(self, done: frozenset[tuple[int, int]]) -> "Plan":
+    def without(self, done: Set[Chunk]) -> "Plan":
         """Return the same plan without blocks whose chunks of C are all done. Bytes and seconds are those of
         what is left."""
         left = replace(self, done=done, found=(), kept=())
@@ -337,6 +338,7 @@ class Plan:
             "kernel": p.kernel,
             "symmetric": p.symmetric,
             "out_dtype": p.types[2],
+            "bytes_read_estimated": p.estimated,
             "rates": self.used_rates.note,
             "resident": self.k_panels.resident,
             "team": list(self.team),

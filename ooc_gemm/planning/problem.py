@@ -64,6 +64,8 @@ class Matrix:
     stored: tuple[int, ...] | None = field(default=None, repr=False)
     """Bytes of every stored chunk in row-major order of the chunk grid, 0 where a chunk is missing.
     None: none is missing and each takes its full decoded size."""
+    estimated: bool = False
+    """Whether that is an estimate, because the store does not say how large all of its files are."""
     held: int = 2
     """Memory, in chunks, that decoding or encoding a whole chunk takes in addition to its slot. It is more
     than 2 where zarr does it."""
@@ -316,6 +318,11 @@ class Problem:
     def input_bytes(self) -> int:
         """What A and B take as they are stored, in bytes; an array that is both counts once."""
         return self.a.stored_bytes + (0 if self.same or self.symmetric else self.b.stored_bytes)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the bytes that are read can only be estimated (`Matrix.estimated`)."""
+        return self.a.estimated or self.b.estimated or (self.reads_c and self.c.estimated)
 
     @property
     def flops(self) -> int:

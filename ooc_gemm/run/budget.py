@@ -4,18 +4,23 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..engine.ports import Device, Hardware, Limits
+from ..planning.ledger import finished_bytes
 from ..planning.machine import Budget, Rates
+from ..planning.plan import Plan
 from ..planning.problem import Problem
 from ..planning.search import least_seconds
 from ..storage.io.files import chunks_at_once, in_background, writes_at_once
 from ..storage.io.requests import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests
 from ..storage.read import addresses
 from ..storage.read.source import Opened
-from ..storage.write.done import bytes_per_chunk
+from ..storage.write.done import IN_WORKER, bytes_per_chunk
+from ..support.intervals import ceil_div
 from ..support.memory import baseline_bytes
 from . import rates, rates_first
 from .arithmetic import Chosen
+from .elsewhere import current
 from .operands import Inputs
+from .request import Request
 from .settle import Settled
 
 
@@ -43,7 +48,7 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
     if folder and in_background(rates.nearest_folder(folder)):
         writers = writes_at_once(writers)
     in_memory = request.c is None and request.writes
-    notes = not (in_memory or request.reduced or limits.workers)  # the client of a cluster has them
+    notes = not (in_memory or request.reduced)
     return Budget(
         host=request.memory_limit,
         host_baseline=base,
@@ -58,9 +63,29 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
         weights=limits.weights,
         linked=limits.linked,
         eighths=eighths,
-        chunk=bytes_per_chunk(request.c) if notes else 0,
+        chunk=_chunk_bytes(request, limits.workers) if notes else 0,
         in_memory=all(source.traits.asynchronous for source in sources),
     )
+
+
+def _chunk_bytes(request: Settled, workers: int) -> int:
+    """Return the bytes that a process holds for each chunk of C. workers: how many a cluster has; 0 where
+    this process computes. What the client of a cluster holds counts where all processes share a limit."""
+    each, elsewhere = bytes_per_chunk(request.c), current()
+    if not workers:
+        return each
+    return IN_WORKER + (ceil_div(each, workers) if elsewhere and elsewhere.shares else 0)
+
+
+def check_client(request: Request, plan: Plan) -> None:
+    """Raise BudgetError where the client of a cluster, which has a memory limit of its own, may not hold what
+    is known of C's chunks."""
+    elsewhere = current()
+    if elsewhere is None or elsewhere.shares or request.reduced or request.c is None:
+        return
+    nbytes = finished_bytes(plan.problem.c, bytes_per_chunk(request.c))
+    if nbytes:
+        elsewhere.beside(request.memory_limit, nbytes)
 
 
 def known_rates(

@@ -14,6 +14,10 @@ from .pool import Pool
 class Elsewhere(Protocol):
     """Carries out requests."""
 
+    @property
+    def shares(self) -> bool:
+        """Whether the processes there and this one share one memory limit."""
+
     def check(self, request: Any) -> None:
         """Raise InputError where a `Request` cannot be carried out there, whatever the arrays hold."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..planning.chunk_set import ChunkSet
 from ..planning.schedule import Block
 from ..storage.read import addresses
 from ..storage.write import conversion, opening, reopen
@@ -63,7 +64,7 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
             check_space(copies, request.c)
         _announce(job, observer)
         job, passed = _with_transforms(job)
-        watch, begun = Trace(keep=observer.trace is not None), False
+        watch, begun = Trace(observer.trace), False
         try:
             try:
                 if job.works:
@@ -72,14 +73,17 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
                 made = _carry_out(job, observer, watch)
             finally:
                 job.executor.close()
-        except Exception as error:
+        except BaseException as error:
+            watch.close()
+            if not isinstance(error, Exception):
+                raise
             return _recovered(request, job, begun, error)
     _learn(job, observer, watch)
     if made.overflowed:
         observer.warn(conversion.said(made.overflowed, _name(job), job.output.dtype))
     if observer.trace is not None:
         try:
-            watch.write(observer.trace)
+            watch.write()
         except StoreError as error:  # which does not make the result any less finished
             observer.warn(str(error))
     result = replace(_result(job, made, watch, time.perf_counter() - started), bytes_passed=passed)
@@ -158,9 +162,9 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
 
 def _start_again(job: Job, wrong: list[Block], watch: Trace) -> None:
     """Start the executor again, for blocks that failed their check."""
-    plan, (down, across) = job.plan, job.plan.problem.c.grid
-    todo = {part.chunk for block in wrong for part in plan.parts(block)}
-    plan = plan.without(frozenset((i, j) for i in range(down) for j in range(across)) - todo)
+    plan = job.plan
+    todo = (part.chunk for block in wrong for part in plan.parts(block))
+    plan = plan.without(ChunkSet(plan.problem.c.grid, todo, inverted=True))
     job.executor.close()
     job.executor.start(plan, job.operation, watch)
 

@@ -4,6 +4,7 @@ open A, B and C → type and layout of C → arithmetic → memory → plan → 
 """
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from ..engine.ports import Limits, Operation
 from ..engine.reduction import record_bytes, score_type
 from ..planning import layouts
+from ..planning.chunk_set import ChunkSet
 from ..planning.plan import Plan
 from ..planning.problem import Problem
 from ..planning.search import make_plan
@@ -21,7 +23,7 @@ from ..storage.write.journal import Journal
 from ..storage.write.layout import Output
 from ..support.errors import BudgetError, InputError, Refusals
 from .arithmetic import Chosen, choose_arithmetic, choose_dtype
-from .budget import known_rates, make_budget, with_measured
+from .budget import check_client, known_rates, make_budget, with_measured
 from .elsewhere import current
 from .executor import Executor, Local, open_local
 from .layout import Layout, chosen_layout, lay_out
@@ -106,6 +108,7 @@ def prepare(
         one.check_memory(settled.memory_limit, refusals)
     refusals.end()
     plan = planned.plan
+    check_client(request, plan)
     plan, copies = layouts.rechunk(plan) if settled.rechunk else (layouts.advise(plan), ())
     if _is_gram(settled, inputs) and plan.predicted_seconds > layouts.ADVISED_SECONDS and not plan.advice:
         plan = replace(plan, advice="A and B are the same array, so C is symmetric: gram computes half of it")
@@ -330,13 +333,12 @@ def _options(request: Settled, inputs: Inputs, dtype: np.dtype[Any]) -> dict[str
     }
 
 
-def _above(plan: Plan) -> frozenset[tuple[int, int]]:
+def _above(plan: Plan) -> ChunkSet:
     """The chunks of C that lie above its diagonal."""
     c = plan.problem.c
     down, across = c.grid
-    return frozenset(
-        (i, j) for i in range(down) for j in range(across) if (i + 1) * c.chunk_rows <= j * c.chunk_cols
-    )
+    above = ((i, j) for i in range(down) for j in range(across) if (i + 1) * c.chunk_rows <= j * c.chunk_cols)
+    return ChunkSet(c.grid, above)
 
 
 def _provenance(
@@ -346,11 +348,13 @@ def _provenance(
     that is continued was another one."""
     if isinstance(log, Journal) and inputs.c is not None:
         marks.find_done(inputs.c.name, inputs.there, log, inputs.c.matrix.grid)
-    before = {} if log is None else {chunk: was for chunk, (_, was) in log.done.items()}
+    before = ((chunk, was) for chunk, (_, was) in (log.done if log else {}).items())
     head = provenance.head(inputs.sources, before, options)
     if head and request.fills:
         head["fills"] = True
     if log:
         provenance.refuse_changes(log, head, addresses.describe(request.c))
-        plan = plan.without(plan.done | frozenset(log.done))
+        if isinstance(log, Journal):
+            log.arrange(plan.problem.c.grid)
+        plan = plan.without(ChunkSet(plan.problem.c.grid, chain(plan.done, log.done)))
     return head, plan

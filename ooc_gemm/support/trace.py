@@ -1,18 +1,17 @@
 """Records what each stage did and when: totals for the result, and a timeline for Perfetto."""
 
-import json
 import math
 import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any
 
 from . import recording
-from .errors import StoreError
+from .recording import Span, Spans
+from .span_file import SpanFile
 
 STAGES = ("read", "upload", "compute", "download", "write")
 PASS = "pass"
@@ -36,10 +35,13 @@ class Timeline:
 class Trace:
     """Collects spans from any thread. Times are seconds of `time.perf_counter`."""
 
-    def __init__(self, keep: bool = False, recorded: bool = True):
-        """`keep`: keep all spans for `write`, and not their totals alone. `recorded`: hand spans to the
-        recording that is on, if there is one (`recording.py`)."""
-        self.keep = keep
+    def __init__(self, file: str | os.PathLike[str] | None = None, recorded: bool = True):
+        """`file`: where `write` puts a timeline of all spans; None where their totals are enough. `recorded`:
+        hand spans to the recording that is on, if there is one (`recording.py`). Raises OSError."""
+        self.keep = file is not None
+        """Whether all spans are kept."""
+        self._file = None if file is None else SpanFile(file)
+        self._few = None if file is None else Spans()
         self._recording = recording.current() if recorded else None
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Busy seconds of each stage, added up over its threads. Reads and writes in the background count
@@ -51,7 +53,6 @@ class Trace:
         """Number of spans of each stage."""
         self.bytes: defaultdict[str, int] = defaultdict(int)
         """Bytes that each stage moved."""
-        self._spans: list[tuple[str, str, float, float, dict[str, Any]]] = []
         self._lock = Lock()
         self._start = time.perf_counter()
 
@@ -72,8 +73,9 @@ class Trace:
         track = track or f"{stage} {get_ident()}"
         if self._recording:
             self._recording.add(stage, track, start, start + seconds, nbytes)
-        if self.keep:
-            self._spans.append((stage, track, start, start + seconds, {"bytes": nbytes, **args}))
+        if self._few is not None and self._file is not None:
+            self._few.add(track, Span(stage, start, start + seconds, seconds, nbytes))
+            self._file.add(stage, track, start, start + seconds, {"bytes": nbytes, **args})
 
     def include(self, nbytes: Mapping[str, int], seconds: Mapping[str, float]) -> None:
         """Add the totals that another process has recorded."""
@@ -93,13 +95,15 @@ class Trace:
 
     def timeline(self, parts: int = 100) -> Timeline | None:
         """When each stage was busy, in so many parts; None where spans are not kept."""
-        if not self._spans:
+        lanes = self._few.lanes() if self._few else []
+        if not lanes:
             return None
-        first, last = min(span[2] for span in self._spans), max(span[3] for span in self._spans)
+        first = min(lane[0].start for _, lane in lanes)
+        last = max(span.stop for _, lane in lanes for span in lane)
         step = max(last - first, 1e-9) / parts
         found: dict[str, tuple[float, ...]] = {}
         for stage in STAGES:
-            spans = sorted((start, stop) for one, _, start, stop, _ in self._spans if one == stage)
+            spans = sorted((span.start, span.stop) for one, lane in lanes if one == stage for span in lane)
             busy, upto = [0.0] * parts, first
             for start, stop in spans:
                 at, upto = max(start, upto), max(upto, stop)
@@ -113,39 +117,12 @@ class Trace:
                 found[stage] = tuple(min(1.0, one / step) for one in busy)
         return Timeline(last - first, found)
 
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the timeline in Chrome's trace event format: one process, and a track for each stage and
-        thread. Raises StoreError, and then leaves no part of the file behind."""
-        tracks = sorted(
-            {track for _, track, *_ in self._spans}, key=lambda t: ((*STAGES, PASS).index(t.split()[0]), t)
-        )
-        number = {track: index for index, track in enumerate(tracks)}
-        events: list[dict[str, Any]] = []
-        seen: Counter[str] = Counter()
-        for track in tracks:
-            stage = track.split()[0]
-            seen[stage] += 1
-            common = {"ph": "M", "pid": 1, "tid": number[track]}
-            events.append({**common, "name": "thread_name", "args": {"name": f"{stage} {seen[stage]}"}})
-            events.append({**common, "name": "thread_sort_index", "args": {"sort_index": number[track]}})
-        for stage, track, start, stop, args in sorted(self._spans, key=lambda span: span[2]):
-            ts, dur = (start - self._start) * 1e6, (stop - start) * 1e6
-            events.append(
-                {
-                    "name": stage,
-                    "cat": stage,
-                    "ph": "X",
-                    "pid": 1,
-                    "tid": number[track],
-                    "ts": ts,
-                    "dur": dur,
-                    "args": args,
-                }
-            )
-        try:
-            Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-        except OSError as error:
-            if os.path.isfile(path):
-                os.unlink(path)
-            said = f"the trace {os.fspath(path)} cannot be written: {error.strerror or error}"
-            raise StoreError(f"{said}; the result itself is finished") from error
+    def write(self) -> None:
+        """Write the timeline to its file. Raises StoreError, and then leaves no part of the file behind."""
+        if self._file is not None:
+            self._file.write(self._start, (*STAGES, PASS))
+
+    def close(self) -> None:
+        """Drop the spans that were kept."""
+        if self._file is not None:
+            self._file.close()

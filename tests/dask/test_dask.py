@@ -625,7 +625,7 @@ def test_a_worker_that_counts_as_dead_changes_nothing(tmp_path):
         dead, other = (Target(reopen.open_partial(c), "c", block, one) for one in shares)
         write(dead, 1)
         write(other, 2)
-        for taken in other.sink.written:
+        for taken in other.sink.written.files():
             target.sink.take(*taken)
         write(dead, 3)
     with pytest.raises(StoreError, match="cannot be written"):

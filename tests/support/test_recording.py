@@ -1,8 +1,11 @@
 """Recordings take a bounded amount of memory, and lose no time, bytes or pieces."""
 
 import itertools
+import json
+import tempfile
 import threading
 import time
+import tracemalloc
 
 import pytest
 
@@ -71,3 +74,46 @@ def test_a_recording_keeps_what_ended_the_run():
         raise KeyboardInterrupt
     assert isinstance(made.error, KeyboardInterrupt)
     assert made.seconds > 0
+
+
+def test_a_trace_of_a_million_spans_takes_little_memory(tmp_path):
+    file, count = tmp_path / "trace.json", 20_000
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        trace = Trace(file)
+        for number in range(count):
+            start = number * 1e-3
+            trace.add("read", start, start + 5e-4, f"read {number % 3}", 8, operand="a", chunk=(number, 7))
+        trace.add("compute", 0.0, 10.0, "compute", block=3)
+        timeline = trace.timeline(10)
+        trace.write()
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 << 20
+    assert list(tmp_path.iterdir()) == [file]
+    assert timeline.seconds == pytest.approx(20, abs=0.01)
+    assert timeline.busy["compute"] == pytest.approx([1.0] * 5 + [0.0] * 5, abs=0.01)
+    assert set(timeline.busy) == {"read", "compute"}
+    events = json.loads(file.read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len(spans) == count + 1
+    assert spans[5]["args"] == {"bytes": 8, "operand": "a", "chunk": [5, 7]}
+    names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert names == ["read 1", "read 2", "read 3", "compute 1"]
+
+
+def test_a_folder_that_takes_no_files_has_room_for_a_trace_that_exists(tmp_path, monkeypatch):
+    file, make = tmp_path / "trace.json", tempfile.TemporaryFile
+
+    def refuses(*args, dir=None, **options):
+        if dir is not None:
+            raise PermissionError(13, "Permission denied")
+        return make(*args, **options)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuses)
+    trace = Trace(file)
+    trace.add("read", 1.0, 2.0)
+    trace.write()
+    assert len(json.loads(file.read_text())["traceEvents"]) == 3

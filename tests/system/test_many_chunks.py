@@ -14,6 +14,7 @@ import ooc_gemm
 from ooc_gemm import BudgetError, InputError
 from ooc_gemm.storage.write import journal
 from ooc_gemm.storage.write.done import IN_FOLDER, Done
+from ooc_gemm.storage.write.provenance import Finished
 
 RUN = """
 import sys
@@ -100,3 +101,19 @@ def test_a_journal_of_chunks_that_c_does_not_have_is_refused(tmp_path, chunk):
     with pytest.raises(InputError, match="the journal of c is damaged"):
         again.arrange((7, 1))
     again.close()
+
+
+def test_a_finished_c_holds_nothing_for_each_chunk():
+    record = {"inputs": {}, "options": {}}
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        done = Finished("c", record, (300, 400), changed=False).done
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert held < 10_000
+    assert len(done) == len(list(done)) == 120_000
+    assert set(done.values()) == {((0, 0), (0, 0))}
+    assert (299, 399) in done
+    assert (300, 0) not in done

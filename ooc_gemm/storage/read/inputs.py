@@ -40,6 +40,7 @@ from .metadata import explained, open_array
 from .npy import Npy
 from .raw import RawSource
 from .sharded import ShardedSource
+from .sizes import sized
 from .source import Opened, Snapshot, Source
 
 
@@ -142,7 +143,7 @@ def open_zarr(name: str, array: zarr.Array[Any], tail: str = "") -> Opened:
     elif isinstance(at.store, ZipStore) and at.store.read_only:
         place = Archive(archive_of(at.store), at.path)
     else:
-        return _opened(decoded_source(name, array, matrix))
+        return _opened(decoded_source(name, array, sized(array, matrix, outer)))
     return _stored(name, array, matrix, outer, Chunks(place, array.metadata, fortran, tail))
 
 
@@ -168,7 +169,7 @@ def _stored(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, stored:
         sizes = tuple(np.maximum(stamps[:, 0], stamps.any(axis=1)).tolist())  # an empty file is there, too
         snapshot = Snapshot(_description(metadata), stamps, lambda: stored.stamps(outer.grid))
     elif array.shards is None:
-        return _opened(decoded_source(name, array, replace(s, traits=place.traits)))
+        return _opened(decoded_source(name, array, replace(s, traits=place.traits, estimated=True)))
     s = replace(s, traits=replace(place.traits, asynchronous=False))  # its latency is known now
     if array.shards:
         inner = inner_chunks(metadata)

@@ -1,6 +1,6 @@
 """What reads the pieces of an operand, and what is known of an opened operand."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -200,13 +200,13 @@ class Opened:
         window = Window(self.source, self.matrix, rows, cols)
         return Opened(window, window.matrix)
 
-    def fingerprint(self, before: Mapping[tuple[int, int], Stamp] | None = None) -> str | None:
+    def fingerprint(self, before: Iterable[tuple[tuple[int, int], Stamp]] = ()) -> str | None:
         """Return a text that differs where the array is another one or was written to since; None where that
-        cannot be told. `before`: stamps to use for some files."""
+        cannot be told. `before`: chunks, and the stamps to use for their files."""
         if self.snapshot is None:
             return None
         stamps = self.snapshot.stamps[:, :2].copy()
-        for (i, j), was in (before or {}).items():
+        for (i, j), was in before:
             stamps[i * self.matrix.grid[1] + j] = was
         return digest((self.snapshot.description, stamps.tobytes()))
 

@@ -19,6 +19,8 @@ IN_FOLDER, IN_STORE = 400, 1200
 """Bytes that a process holds for each chunk of a C in a folder, and in an object store: what is done, the
 lines of a journal that is an object, and stamps when all files are looked at last. 270 and 940 were measured
 (`tests/system/test_many_chunks.py` measures the first)."""
+IN_WORKER = 40
+"""Bytes that a worker of a cluster holds for each chunk of C: which are its own, and which it has written."""
 
 
 def bytes_per_chunk(spec: Any) -> int:

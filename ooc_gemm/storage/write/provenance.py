@@ -2,7 +2,7 @@
 a finished C. By this description a run is recognized as one that was begun, or is finished already."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...support.errors import InputError
@@ -13,7 +13,7 @@ from ..format.unfinished import METADATA
 from ..io.stamps import Stamp, Stamps, digest
 from ..read import addresses, metadata
 from ..read.source import Opened
-from .journal import ANEW, Journal
+from .journal import ANEW, Chunk, Journal
 
 ATTRIBUTE = "ooc-gemm"
 """The attribute of a finished C that describes what it was made of."""
@@ -23,17 +23,17 @@ LAYOUT = ("alpha", "beta", "out_dtype", "chunks", "shards", "compressor")
 
 def head(
     sources: Mapping[str, Opened],
-    before: Mapping[tuple[int, int], Stamp],
+    before: Iterable[tuple[Chunk, Stamp]],
     options: dict[str, Any],
 ) -> dict[str, Any] | None:
     """Return the first line of a journal; None where changes of the inputs could not be noticed.
 
-    sources: the inputs `a` and `b`, and `c` where C is read. before: stamps that chunks of C had before this
-    run wrote them. options: everything that can change a bit of the result, as JSON types.
+    sources: the inputs `a` and `b`, and `c` where C is read. before: chunks of C, and the stamps that they
+    had before this run wrote them. options: everything that can change a bit of the result, as JSON types.
     """
     inputs = {}
     for name, source in sources.items():
-        mark = source.fingerprint(before if name == "c" else None)
+        mark = source.fingerprint(before if name == "c" else ())
         if mark is None:
             return None
         inputs[name] = {"name": source.name, "is": mark}
@@ -132,6 +132,24 @@ def mark(metadata: Any, stamps: Stamps) -> str:
     return digest([json.dumps(described, default=str).encode(), stamps[:, :2].tobytes()])
 
 
+class _Every(Mapping[Chunk, tuple[Stamp, Stamp]]):
+    """All chunks of a grid, with no stamps."""
+
+    def __init__(self, grid: tuple[int, int]):
+        self._grid = grid
+
+    def __getitem__(self, chunk: Chunk) -> tuple[Stamp, Stamp]:
+        if not all(0 <= at < count for at, count in zip(chunk, self._grid, strict=True)):
+            raise KeyError(chunk)
+        return (0, 0), (0, 0)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return ((i, j) for i in range(self._grid[0]) for j in range(self._grid[1]))
+
+    def __len__(self) -> int:
+        return self._grid[0] * self._grid[1]
+
+
 class Finished:
     """A finished C whose attributes describe what it was made of. It replaces the journal of a run in which
     nothing is left to do."""
@@ -142,7 +160,7 @@ class Finished:
         self.name, self._changed = name, changed
         self.head: dict[str, Any] = {"inputs": dict(record["inputs"]), "options": dict(record["options"])}
         self.head["inputs"].pop("c", None)  # C as it was before
-        self.done = {(i, j): ((0, 0), (0, 0)) for i in range(grid[0]) for j in range(grid[1])}
+        self.done: Mapping[Chunk, tuple[Stamp, Stamp]] = _Every(grid)
         """All chunks, in the form that a journal has them."""
 
     def others(self, head: Mapping[str, Any]) -> list[str]:

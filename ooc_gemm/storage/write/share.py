@@ -7,8 +7,10 @@ import glob
 import hashlib
 import os
 import shutil
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Lock
 from uuid import uuid4
 
 from ...support.buffers import Bytes
@@ -85,6 +87,28 @@ def revoke(folder: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
+class Written:
+    """Chunks that a worker has written, in 16 bytes each, because C may have millions."""
+
+    def __init__(self, stem: str = "") -> None:
+        """stem: what the paths of all files begin with."""
+        self._stem, self._numbers = stem, array("q")
+
+    def file(self, chunk: Chunk) -> str:
+        """Return the path of the file of a chunk."""
+        return f"{self._stem}-{chunk[0]}-{chunk[1]}"
+
+    def add(self, chunk: Chunk) -> None:
+        """Note that a chunk was written."""
+        self._numbers.extend(chunk)
+
+    def files(self) -> Iterator[tuple[Chunk, str]]:
+        """Yield the chunks, and the paths of their files."""
+        for at in range(0, len(self._numbers), 2):
+            chunk = self._numbers[at], self._numbers[at + 1]
+            yield chunk, self.file(chunk)
+
+
 class Share:
     """Where a worker writes its chunks (`target.Sink`). Nothing of C itself is changed."""
 
@@ -94,14 +118,15 @@ class Share:
     def __init__(self, folder: Path, direct: bool):
         """folder: that of the run. direct: whether to write past the page cache. Raises OSError."""
         self._folder, self._direct, self._disk = folder, direct, durable.Disk(folder)
-        self.written: list[tuple[Chunk, str]] = []
-        """The chunks that were written, and the paths of their files."""
+        self.written = Written(str(self._folder / uuid4().hex))
+        """The chunks that were written."""
+        self._lock = Lock()
 
     def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
         """Writes a new file. Raises OSError."""
-        path = str(self._folder / uuid4().hex)
-        files.write(path, data, self._direct)
-        self.written.append((chunk, path))
+        files.write(self.written.file(chunk), data, self._direct)
+        with self._lock:
+            self.written.add(chunk)
 
     def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
         """Writes the file before it returns."""

@@ -1,0 +1,199 @@
+"""Arrays in stores that are neither folders nor archives nor object stores: what is read of them is what the
+plan says."""
+
+import asyncio
+import json
+
+import fsspec
+import numpy as np
+import pytest
+import zarr
+from zarr.storage import FsspecStore, LoggingStore, MemoryStore, WrapperStore, ZipStore
+
+import ooc_gemm
+from ooc_gemm.storage.read import inputs, sizes
+
+A = np.random.default_rng(1).integers(-9, 9, (190, 130)).astype("f4")
+A[:50, 40:80] = 0  # a chunk that is not stored
+A[:100, 80:] = 0  # a shard that is not stored
+B = np.random.default_rng(2).integers(-9, 9, (130, 70)).astype("f4")
+CPU = {"device": "cpu", "memory_limit": "1GiB"}
+LAYOUTS = {
+    "raw": {"compressors": None},
+    "zstd": {},
+    "version 2": {"zarr_format": 2},
+    "checksums": {"compressors": zarr.codecs.Crc32cCodec()},
+    "big-endian": {"serializer": zarr.codecs.BytesCodec(endian="big")},
+    "Fortran": {"filters": zarr.codecs.TransposeCodec(order=(1, 0))},
+    "shards": {"shards": (100, 80)},
+    "shards of one chunk": {"shards": (50, 40)},
+    "shards of raw chunks": {"shards": (100, 80), "compressors": None},
+    "shards with their index in front": {
+        "shards": {"shape": (100, 80), "index_location": "start"},
+    },
+}
+
+
+def in_memory(tmp_path):
+    return MemoryStore()
+
+
+def in_fsspec(tmp_path):
+    """A file system of fsspec's; it is the same in all tests."""
+    return FsspecStore.from_url(f"memory://{tmp_path}")
+
+
+def below_no_path(tmp_path):
+    return FsspecStore.from_url("memory://")
+
+
+def logged(tmp_path):
+    return LoggingStore(MemoryStore(), log_level="ERROR")
+
+
+def in_an_archive(tmp_path):
+    """One that is being written."""
+    return ZipStore(tmp_path / "a.zip", mode="w")
+
+
+def in_icechunk(tmp_path):
+    icechunk = pytest.importorskip("icechunk")
+    found = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "repository")))
+    return found.writable_session("main").store
+
+
+STORES = [in_memory, in_fsspec, below_no_path, logged, in_an_archive, in_icechunk]
+
+
+def product(x):
+    """Multiply, and compare what was read with the plan; the result."""
+    result = ooc_gemm.multiply(x, B, **CPU)
+    assert np.array_equal(result.array, A @ B)
+    assert "estimate" not in result.plan.table()
+    assert result.bytes_read == result.plan.bytes_read
+    return result
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_read_is_what_the_plan_says(tmp_path, layout, store):
+    if (layout, store) == ("version 2", in_icechunk):
+        pytest.skip("Icechunk stores version 3 only")
+    options = {"chunks": (50, 40), "overwrite": store is below_no_path, **LAYOUTS[layout]}
+    product(zarr.create_array(store(tmp_path), name="deep/a", data=A, **options))
+
+
+@pytest.mark.parametrize("store", [in_memory, in_fsspec])
+def test_an_array_at_the_top_of_its_store(tmp_path, store):
+    product(zarr.create_array(store(tmp_path), data=A, chunks=(50, 40)))
+
+
+def test_what_beta_reads_is_in_the_plan():
+    old = np.arange(190 * 70, dtype="f4").reshape(190, 70)
+    c = zarr.create_array(MemoryStore(), data=old, chunks=(60, 70))
+    result = ooc_gemm.multiply(A, B, c, beta=2, force=True, **CPU)
+    assert np.array_equal(c[...], A @ B + 2 * old)
+    assert result.bytes_read == result.plan.bytes_read
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_references_are_planned_with_the_sizes_of_what_they_refer_to(tmp_path, inline):
+    zarr.create_array(str(tmp_path / "a"), data=A, chunks=(50, 40), zarr_format=2)
+    refs = {}
+    for path in (tmp_path / "a").iterdir():
+        whole = inline or path.name.startswith(".")
+        refs[f"x/{path.name}"] = path.read_bytes() if whole else [str(path), 0, path.stat().st_size]
+    refs["x/0.0"] = [str(tmp_path / "a/0.0")]  # a whole file, whose size the references do not have
+    local = {"remote_protocol": "file", "remote_options": {"asynchronous": True}}
+    system = fsspec.filesystem("reference", fo=refs, asynchronous=True, **local)
+    store = FsspecStore(system, read_only=True, path="")
+    product(zarr.open_array(store, path="x", mode="r", zarr_format=2))
+
+
+class Counts(MemoryStore):
+    """Counts the questions for sizes."""
+
+    asked = 0
+
+    async def getsize(self, key):
+        self.asked += 1
+        return await super().getsize(key)
+
+
+@pytest.mark.parametrize("layout", ["zstd", "shards"])
+def test_of_very_many_chunks_a_sample_is_asked_for(monkeypatch, layout):
+    monkeypatch.setattr(sizes, "MOST_ASKED", 100)
+    monkeypatch.setattr(sizes, "SAMPLE", 40)
+    values = np.random.default_rng(5).integers(0, 5, (300, 400)).astype("f8")
+    store, shards = Counts(), (20, 20) if layout == "shards" else None
+    x = zarr.create_array(store, data=values, chunks=(10, 10), shards=shards)
+    opened = inputs.open_input(x)
+    assert store.asked == (0 if shards else 40)
+    assert opened.matrix.estimated
+    plan = ooc_gemm.plan(x, x, transpose_b=True, **CPU)
+    assert "estimate" in plan.table().replace("\n", " ")
+    assert plan.to_dict()["bytes_read_estimated"] is True
+    result = ooc_gemm.multiply(x, x, transpose_b=True, **CPU)
+    assert np.array_equal(result.array, values @ values.T)
+    assert result.bytes_read == pytest.approx(result.plan.bytes_read, rel=0.02)
+
+
+class Silent(WrapperStore):
+    """Does not say how large files are without reading them."""
+
+    read = 0
+
+    async def get(self, key, prototype, byte_range=None):
+        self.read += key.startswith("c/")
+        return await super().get(key, prototype, byte_range)
+
+
+def test_a_store_that_does_not_say_sizes_is_planned_with_decoded_ones():
+    store = Silent(MemoryStore())
+    x = zarr.create_array(store, data=A, chunks=(50, 40))
+    store.read = 0
+    plan = ooc_gemm.plan(x, B, **CPU)
+    assert store.read == 0
+    assert plan.to_dict()["bytes_read_estimated"] is True
+    assert plan.bytes_read - B.nbytes >= A.nbytes
+    assert np.array_equal(ooc_gemm.multiply(x, B, **CPU).array, A @ B)
+
+
+class Fails(MemoryStore):
+    """Fails where it is asked for sizes."""
+
+    async def getsize(self, key):
+        raise PermissionError("not for you")
+
+
+def test_a_store_that_refuses_to_say_sizes_is_read_all_the_same():
+    x = zarr.create_array(Fails(), data=A, chunks=(50, 40))
+    assert ooc_gemm.plan(x, B, **CPU).to_dict()["bytes_read_estimated"] is True
+    assert np.array_equal(ooc_gemm.multiply(x, B, **CPU).array, A @ B)
+
+
+def test_a_list_without_the_array_is_not_believed(tmp_path, monkeypatch):
+    store = in_fsspec(tmp_path)
+    x = zarr.create_array(store, data=A, chunks=(50, 40))
+
+    async def nothing(*args, **options):
+        await asyncio.sleep(0)
+        return {}
+
+    monkeypatch.setattr(store.fs, "_find", nothing)
+    product(x)
+
+
+def test_an_index_that_is_damaged_is_told_when_it_is_read():
+    store = MemoryStore()
+    x = zarr.create_array(store, data=A, chunks=(50, 40), shards=(100, 80))
+    data = bytearray(store._store_dict["c/0/0"].to_bytes())
+    data[-1] ^= 1
+    store._store_dict["c/0/0"] = zarr.core.buffer.default_buffer_prototype().buffer.from_bytes(bytes(data))
+    with pytest.raises(ooc_gemm.StoreError, match="chunk c/0/0 cannot be read"):
+        ooc_gemm.multiply(x, B, **CPU)
+
+
+def test_the_plan_of_other_inputs_is_no_estimate():
+    assert ooc_gemm.plan(A, B, **CPU).to_dict()["bytes_read_estimated"] is False
+    json.dumps(ooc_gemm.plan(A, B, **CPU).to_dict())
