@@ -22,6 +22,7 @@ from ..devices.cpu.device import CPU, processor
 from ..devices.several import Several
 from ..engine.execute import execute
 from ..engine.ports import Array, Device, Limits
+from ..planning.plan import Plan
 from ..planning.problem import Matrix, MiB
 from ..planning.schedule import Part, Piece, cut
 from ..run.prepare import prepare
@@ -48,6 +49,8 @@ Say = Callable[[str], None]
 
 CHUNK = 2048
 """Rows and columns of the float32 chunks that are written and read, of 16 MiB each."""
+THIN = 64
+"""Inner dimension of a product whose C is made in less time than it takes to be written."""
 FOLDER_BYTES = 1 << 30
 """Bytes that are written and read in a folder, unless that takes longer than LONGEST."""
 SECONDS = 10.0
@@ -358,7 +361,11 @@ def measure_folder(place: Path, device: Device, longest: float = LONGEST) -> Rec
     with tempfile.TemporaryDirectory(prefix="ooc-gemm-", dir=place) as scratch:
         writers = writes_at_once(limits.writers) if in_background(place) else limits.writers
         buffers = memory.host_buffers(limits.readers + writers, CHUNK * CHUNK * 4)
-        return _folder_rates(Path(scratch), buffers, count, limits.readers, min(LONGEST, longest))
+        found = _folder_rates(Path(scratch), buffers, count, limits.readers, min(LONGEST, longest))
+        del buffers
+        if limits.device is not None and in_background(place):
+            found |= _beside_copies(Path(scratch), count, device, found)
+        return found
 
 
 def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int, longest: float) -> Record:
@@ -454,6 +461,54 @@ def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int,
         "decode_bytes_per_second": len(moved) * chunk / seconds,
         "piece_seconds": piece_seconds,
     }
+
+
+def _beside_copies(scratch: Path, count: int, device: Device, rates: Record) -> Record:
+    """Return how reads and writes of files in memory share the host's memory with copies to and from a device
+    (`Rates.entering`, `leaving`): the times of products that hardly multiply, over the sums of what reads, or
+    writes, and copies take alone. `count`: chunks that are written; `rates`: of the file system."""
+    known = recall(FILE).get(device.model, {})
+    if "upload_bytes_per_second" not in known or "download_bytes_per_second" not in known:
+        return {}
+
+    def product(name: str, a: Operand, b: Operand) -> tuple[float, Plan]:
+        """Return the seconds of a product, and its plan."""
+        place = str(scratch / name)
+        job = prepare(Request(a, b, place, device=device, chunks=(CHUNK, CHUNK), compressor="none").check())
+        target = opening.create_target(place, job.output, job.output.dtype)
+        sources = {key: opened.source for key, opened in job.sources.items()}
+        session = device.open(job.plan, job.operation, Trace())
+        try:
+            start = time.perf_counter()
+            execute(job.plan, session, sources, target, Trace())
+            seconds = time.perf_counter() - start
+        finally:
+            session.close()
+        target.sink.commit()
+        return seconds, job.plan
+
+    def share(seconds: float, *alone: float) -> float:
+        return min(1.0, max(0.5, seconds / sum(alone)))
+
+    tall = (
+        Operand(kernel_rate.Random((count * CHUNK, THIN), "float32")),
+        Operand(kernel_rate.Random((THIN, CHUNK), "float32")),
+    )
+    seconds, plan = min((product(f"tall{i}", *tall) for i in range(3)), key=lambda found: found[0])
+    leaving = share(
+        seconds,
+        plan.bytes_written / rates["write_bytes_per_second"],
+        plan.bytes_downloaded / known["download_bytes_per_second"],
+    )
+    made = str(scratch / "tall0")
+    both = Operand(made, transpose=True), Operand(made)
+    seconds, plan = min((product(f"small{i}", *both) for i in range(3)), key=lambda found: found[0])
+    entering = share(
+        seconds,
+        plan.bytes_read / rates["read_bytes_per_second"],
+        plan.bytes_uploaded / known["upload_bytes_per_second"],
+    )
+    return {"entering": entering, "leaving": leaving}
 
 
 def _per_second(found: tuple[float, list[int]]) -> float:

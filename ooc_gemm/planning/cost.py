@@ -295,16 +295,17 @@ class CostModel:
         first, last = self._first_and_last(x)
         if x.c_buffers == 1:
             last = 1.0
-        leaving = max(stages["download"], stages["write"])
+        entering, leaving = self._entering(stages), self._leaving(stages)
         strips = 1 if self._problem.check_itemsize else EARLY_STRIPS
         tail = max(each_multiply, last * leaving) + min(each_multiply, last * leaving) / strips
-        hidden = stages["write"] * (1 - last)
+        hidden = leaving * (1 - last)
         filled = each_read + stages["upload"] / panels
-        store = taking_turns(stages["read"], hidden, rates.turns)
+        store = taking_turns(entering, hidden, rates.turns)
         brought = max(store, bringing, each_read + stages["upload"])
         until_tail = max(filled + stages["compute"] - each_multiply, brought)
         if x.panels.resident:  # the first block waits for all of op(A), and for its share of the others
-            of_a, *others = (each.seconds for each in reads)
+            slower = entering / max(1e-9, stages["read"])
+            of_a, *others = (each.seconds * slower for each in reads)
             until_tail = max(until_tail, of_a + first * sum(others) + stages["compute"] * (1 - first))
         until_last = first * max(bringing, stages["compute"]) + hidden
         ends = [until_tail + tail, until_last + last * leaving]
@@ -312,10 +313,18 @@ class CostModel:
             ends.append(until_tail + each_multiply - last * stages["compute"] + (first + last) * leaving)
         return max(ends)
 
+    def _entering(self, stages: dict[str, float]) -> float:
+        """Seconds of reads and of copies to devices, which share the host's memory."""
+        return taking_turns(stages["read"], stages["upload"], self.rates.entering)
+
+    def _leaving(self, stages: dict[str, float]) -> float:
+        """Seconds of copies from devices and of writes."""
+        return taking_turns(stages["write"], stages["download"], self.rates.leaving)
+
     def _bringing_seconds(self, stages: dict[str, float]) -> float:
         """Seconds in which pieces come from the store and from other workers: from both at the same time, but
         from a store that is far away over the same network."""
-        read, exchange = stages["read"], stages.get("exchange", 0.0)
+        read, exchange = self._entering(stages), stages.get("exchange", 0.0)
         return read + exchange if self.rates.latency else max(read, exchange)
 
     def _first_and_last(self, x: Candidate) -> tuple[float, float]:
@@ -333,14 +342,14 @@ class CostModel:
         """Seconds of the one block of panels that grow: each is read when one of two buffers is free, and
         multiplied when it is there."""
         p, thin = self._problem, self.rates.thin
-        bringing = max(stages["read"], stages["upload"]) / p.k
+        bringing = self._entering(stages) / p.k
         multiplying = stages["compute"] / (p.k + thin * len(x.panels))
         came = done = before = began = took = 0.0
         for start, stop in x.panels:
             came = max(came, before) + (stop - start) * bringing + self.rates.turn_seconds
             began, took = max(came, done), (stop - start + thin) * multiplying
             before, done = done, began + took
-        leaving, strips = max(stages["download"], stages["write"]), 1 if p.check_itemsize else EARLY_STRIPS
+        leaving, strips = self._leaving(stages), 1 if p.check_itemsize else EARLY_STRIPS
         return max(began + took / strips + leaving, done + leaving / strips)
 
 
@@ -367,19 +376,18 @@ def _found_share(x: Candidate, a: Pass, down: int) -> float:
 
 def least_seconds(flops: float, moved: Mapping[str, int], rates: Rates) -> dict[str, float]:
     """Return the least seconds that each part of the hardware needs: operations ÷ rate, and for each stage
-    bytes (`moved`) ÷ rate. Reads and writes share the store as measured (`Rates.turns`)."""
-    read, write = moved["read"] / rates.read, moved["write"] / rates.write
-    return {
-        "read": read,
-        "upload": moved["upload"] / rates.upload,
-        "compute": flops / rates.flops,
-        "download": moved["download"] / rates.download,
-        "write": write,
-        "store": taking_turns(read, write, rates.turns),
+    bytes (`moved`) ÷ rate. `store` are the seconds of all bytes on their way through the host, where reads,
+    writes and copies share its memory as measured (`Rates.entering`, `leaving`, `turns`)."""
+    seconds = {
+        stage: moved[stage] / getattr(rates, stage) for stage in ("read", "upload", "download", "write")
     }
+    entering = taking_turns(seconds["read"], seconds["upload"], rates.entering)
+    leaving = taking_turns(seconds["write"], seconds["download"], rates.leaving)
+    store = taking_turns(entering, leaving, rates.turns)
+    return seconds | {"compute": flops / rates.flops, "store": store}
 
 
 def taking_turns(read: float, write: float, turns: float) -> float:
-    """Return the seconds of reads and writes that would take so long alone and share the store
-    (`Rates.turns`)."""
+    """Return the seconds of reads and writes that would take so long alone and share the store, or of other
+    work that shares something (`Rates.turns`, `entering`, `leaving`)."""
     return 2 * turns * min(read, write) + abs(read - write)

@@ -44,6 +44,10 @@ class Rates:
     turns: float = 0.5
     """How reads and writes share the store: time of both at once, of equally long ones, over the sum of
     their times alone. 1: they take turns; ½: they do not disturb each other."""
+    entering: float = 0.5
+    """How reads, and copies to devices with memory of their own, share the host's memory, in the same way."""
+    leaving: float = 0.5
+    """How writes, and copies from such devices, share it."""
     devices: int = 1
     """Number of devices that `flops` is the sum of."""
     at_once: int = 1

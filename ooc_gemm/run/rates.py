@@ -32,12 +32,16 @@ NOT_MEASURED = f"default rates (not measured); {SUGGESTION}"
 Place = tuple[Path | None, int]
 """The folder of an array, None where it is not local, and its size in bytes."""
 Folder = dict[str, float]
-"""Rates of a file system, in bytes per second, by what is done; `turns` and `piece_seconds` as in `Rates`."""
+"""Rates of a file system, in bytes per second, by what is done; `turns`, `entering`, `leaving` and
+`piece_seconds` as in `Rates`."""
 THREADS = 16
 """The most threads at which reads from memory are expected to become faster."""
 COPIED, DECODED = 4e9, 1e9
 """Bytes per second that one thread copies out of the page cache, and that it decodes (H200 machine, 16
 threads: 72e9 and 16e9)."""
+SHARED_MEMORY = 0.75
+"""How reads and writes of files in memory, and copies to and from devices, share the memory of a host where
+that was not measured (H200 and H100, 16 cores: reads 60 to 70 GB/s, copies 50, both at once 35 to 40)."""
 MOST_BYTES = 512e9
 """Bytes per second that no core exceeds: 64 in each cycle of a clock of 8 GHz."""
 SAMPLED = 4
@@ -120,14 +124,15 @@ def _folder(usual: Rates, system: str, found: dict[str, Any]) -> Folder:
     measured = {name: sound(found.get(f"{name}_bytes_per_second")) for name in (*rates, "write_cached")}
     rates |= {name: value for name, value in measured.items() if value}
     rates.setdefault("write_cached", rates["write"])
-    own = {name: float(found[name]) for name in ("turns", "piece_seconds") if name in found}
-    return {"turns": usual.turns, "piece_seconds": 0.0} | rates | own
+    shares = SHARED_MEMORY if memory else usual.entering
+    ways = {"turns": usual.turns, "entering": shares, "leaving": shares, "piece_seconds": 0.0}
+    return ways | rates | {name: float(found[name]) for name in ways if name in found}
 
 
 def _of_folders(rates: Rates, folders: dict[Path, Folder], inputs: list[Place], c: Place) -> Rates:
     """Return the rates with those of the folders in which the inputs and C lie. Several inputs are read at
     the rate at which all of them take as long as they do each at its own."""
-    seconds, total, costs, decoding = 0.0, 0, [0.0], [math.inf]
+    seconds, total, costs, decoding, entering = 0.0, 0, [0.0], [math.inf], [rates.entering]
     for place, nbytes in inputs:
         if place is None:
             continue
@@ -137,14 +142,18 @@ def _of_folders(rates: Rates, folders: dict[Path, Folder], inputs: list[Place], 
         total += nbytes
         costs.append(folder["piece_seconds"])
         decoding.append(folder["decode"])
+        entering.append(folder["entering"])
     if total:
         rates = replace(
-            rates, read=total / seconds, piece_seconds=rates.piece_seconds + max(costs), decode=min(decoding)
-        )
+            rates, read=total / seconds, piece_seconds=rates.piece_seconds + max(costs), decode=min(decoding),
+            entering=max(entering),
+        )  # fmt: skip
     target, size = c
     if target is None:
         return rates
-    return replace(rates, write=folders[target]["write" if size >= DIRECT_BYTES else "write_cached"])
+    folder = folders[target]
+    written = folder["write" if size >= DIRECT_BYTES else "write_cached"]
+    return replace(rates, write=written, leaving=folder["leaving"])
 
 
 def sound(rate: Any) -> float:
