@@ -3,6 +3,7 @@ own readers, writers, ring and devices, so that predictions concern what is run.
 
 import math
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +23,6 @@ from ..devices.cpu.device import CPU, processor
 from ..devices.several import Several
 from ..engine.execute import execute
 from ..engine.ports import Array, Device, Limits
-from ..planning.plan import Plan
 from ..planning.problem import Matrix, MiB
 from ..planning.schedule import Part, Piece, cut
 from ..run.prepare import prepare
@@ -49,8 +49,9 @@ Say = Callable[[str], None]
 
 CHUNK = 2048
 """Rows and columns of the float32 chunks that are written and read, of 16 MiB each."""
-THIN = 64
-"""Inner dimension of a product whose C is made in less time than it takes to be written."""
+THIN, REPEATED = 64, 3
+"""Inner dimension of a product whose C is made in less time than it takes to be written; how often products
+are made, of which the fastest counts."""
 FOLDER_BYTES = 1 << 30
 """Bytes that are written and read in a folder, unless that takes longer than LONGEST."""
 SECONDS = 10.0
@@ -465,18 +466,21 @@ def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int,
 
 def _beside_copies(scratch: Path, count: int, device: Device, rates: Record) -> Record:
     """Return how reads and writes of files in memory share the host's memory with copies to and from a device
-    (`Rates.entering`, `leaving`): the times of products that hardly multiply, over the sums of what reads, or
-    writes, and copies take alone. `count`: chunks that are written; `rates`: of the file system."""
+    (`Rates.entering`, `leaving`): what more bytes take in products that hardly multiply, over the sums of
+    what reads, or writes, and copies of them take alone. `count`: chunks that are written; `rates`: of the
+    file system."""
     known = recall(FILE).get(device.model, {})
     if "upload_bytes_per_second" not in known or "download_bytes_per_second" not in known:
         return {}
 
-    def product(name: str, a: Operand, b: Operand) -> tuple[float, Plan]:
-        """Return the seconds of a product, and its plan."""
-        place = str(scratch / name)
-        job = prepare(Request(a, b, place, device=device, chunks=(CHUNK, CHUNK), compressor="none").check())
-        target = opening.create_target(place, job.output, job.output.dtype)
-        sources = {key: opened.source for key, opened in job.sources.items()}
+    def product(name: str, a: Operand, b: Operand, given: source.Source | None = None) -> float:
+        """Return the seconds of a product of which only C, or the operands are large."""
+        place = scratch / name
+        shutil.rmtree(place, ignore_errors=True)
+        request = Request(a, b, str(place), device=device, chunks=(CHUNK, CHUNK), compressor="none")
+        job = prepare(request.check())
+        target = opening.create_target(str(place), job.output, job.output.dtype)
+        sources = {key: given or opened.source for key, opened in job.sources.items()}
         session = device.open(job.plan, job.operation, Trace())
         try:
             start = time.perf_counter()
@@ -485,29 +489,29 @@ def _beside_copies(scratch: Path, count: int, device: Device, rates: Record) -> 
         finally:
             session.close()
         target.sink.commit()
-        return seconds, job.plan
+        return seconds
 
-    def share(seconds: float, *alone: float) -> float:
-        return min(1.0, max(0.5, seconds / sum(alone)))
+    def leaves(chunks: int) -> float:
+        """Return the seconds of an outer product of so many chunks."""
+        tall, wide = ((chunks * CHUNK, THIN), (THIN, CHUNK))
+        given = Operand(kernel_rate.Random(tall, "float32")), Operand(kernel_rate.Random(wide, "float32"))
+        nothing = _Nothing("nothing", np.dtype(np.float32), Matrix(CHUNK, THIN, 4, CHUNK, THIN))
+        return min(product(f"{chunks} chunks", *given, nothing) for _ in range(REPEATED))
 
-    tall = (
-        Operand(kernel_rate.Random((count * CHUNK, THIN), "float32")),
-        Operand(kernel_rate.Random((THIN, CHUNK), "float32")),
-    )
-    seconds, plan = min((product(f"tall{i}", *tall) for i in range(3)), key=lambda found: found[0])
-    leaving = share(
-        seconds,
-        plan.bytes_written / rates["write_bytes_per_second"],
-        plan.bytes_downloaded / known["download_bytes_per_second"],
-    )
-    made = str(scratch / "tall0")
-    both = Operand(made, transpose=True), Operand(made)
-    seconds, plan = min((product(f"small{i}", *both) for i in range(3)), key=lambda found: found[0])
-    entering = share(
-        seconds,
-        plan.bytes_read / rates["read_bytes_per_second"],
-        plan.bytes_uploaded / known["upload_bytes_per_second"],
-    )
+    def enters(chunks: int) -> float:
+        """Return the seconds of the product of an array of so many chunks, transposed, and itself."""
+        made = str(scratch / f"{chunks} chunks")
+        both = Operand(made, transpose=True), Operand(made)
+        return min(product("small", *both) for _ in range(REPEATED))
+
+    def share(seconds: Callable[[int], float], times: int, *rates: float) -> float:
+        few = count // 2
+        moved = times * (count - few) * CHUNK * CHUNK * 4
+        more = seconds(count) - seconds(few)
+        return min(1.0, max(0.5, more / sum(moved / rate for rate in rates)))
+
+    leaving = share(leaves, 1, rates["write_bytes_per_second"], known["download_bytes_per_second"])
+    entering = share(enters, 2, rates["read_bytes_per_second"], known["upload_bytes_per_second"])
     return {"entering": entering, "leaving": leaving}
 
 

@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import cupy_on_cpu
 import numpy as np
 import pytest
 import zarr
@@ -17,8 +18,10 @@ from sessions import device_with
 
 import ooc_gemm
 from ooc_gemm.bench import info
+from ooc_gemm.devices import open_device
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.session import CPUSession
+from ooc_gemm.engine.execute import execute
 from ooc_gemm.planning.problem import MOST_STACKED
 from ooc_gemm.planning.schedule import Part, cut
 from ooc_gemm.planning.traffic import piece_read_bytes
@@ -275,6 +278,7 @@ def test_a_write_that_fails(memory, monkeypatch):
 
 FORKED = """
 import os, sys
+import cupy_on_cpu
 import numpy as np
 import ooc_gemm
 from ooc_gemm.storage.io import files
@@ -411,4 +415,28 @@ def test_reads_and_writes_are_also_measured_at_once(memory, monkeypatch):
     found = info.measure_folder(memory, CPU())
     assert max(together) == 2
     assert 0.5 <= found["turns"] <= 1
+    assert not list(memory.iterdir())
+
+
+@pytest.mark.slow
+def test_copies_to_a_device_are_measured_beside_reads_and_writes(memory, monkeypatch):
+    """With real products on a GPU that is emulated, of chunks small enough for it."""
+    cupy_on_cpu.install(monkeypatch)
+    device = open_device("cuda")
+    copies = {"upload_bytes_per_second": 1e9, "download_bytes_per_second": 1e9}
+    monkeypatch.setattr(info, "recall", lambda file: {device.model: copies})
+    monkeypatch.setattr(info, "CHUNK", 256)
+    monkeypatch.setattr(info, "FOLDER_BYTES", 8 * 256 * 256 * 4)
+    seen = []
+
+    def noted(plan, *args):
+        seen.append((plan.bytes_read, plan.bytes_written))
+        return execute(plan, *args)
+
+    monkeypatch.setattr(info, "execute", noted)
+    found = info.measure_folder(memory, device)
+    chunk = 256 * 256 * 4
+    assert {0.5 <= found[name] <= 1 for name in ("entering", "leaving")} == {True}
+    assert {written for _, written in seen[:6]} == {8 * chunk, 4 * chunk}
+    assert {read for read, _ in seen[6:]} == {16 * chunk, 8 * chunk}
     assert not list(memory.iterdir())

@@ -122,10 +122,11 @@ def chunks_at_once(readers: int) -> int:
 
 
 def writes_at_once(writers: int) -> int:
-    """Return how many chunks are written to files in memory at a time, where a disk is written to by so many
-    threads: the system makes new pages with one core for each file (16 cores: 16 GB/s with 6 under way, 19
-    with 8, 25 with 12)."""
-    return writers + writers // 2
+    """Return for how many chunks there is room that are written to files in memory, where a disk is written
+    to by so many threads: the system makes new pages with one core for each file (16 cores: 16 GB/s with 6
+    under way, 19 with 8, 25 with 12, 31 with 16). A quarter of them are on their way from a device."""
+    busy = _cores() + _cores() // 3
+    return max(writers + writers // 2, min(2 * writers + writers // 2, busy))
 
 
 def in_background(folder: str | os.PathLike[str]) -> bool:
