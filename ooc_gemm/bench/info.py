@@ -3,7 +3,6 @@ own readers, writers, ring and devices, so that predictions concern what is run.
 
 import math
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +21,7 @@ from ..devices.cpu.blas import gemm
 from ..devices.cpu.device import CPU, processor
 from ..devices.several import Several
 from ..engine.execute import execute
-from ..engine.ports import Array, Device, Limits
+from ..engine.ports import COMPUTE, UPLOAD, Array, Device, Limits
 from ..planning.problem import Matrix, MiB
 from ..planning.schedule import Part, Piece, cut
 from ..run.prepare import prepare
@@ -49,9 +48,6 @@ Say = Callable[[str], None]
 
 CHUNK = 2048
 """Rows and columns of the float32 chunks that are written and read, of 16 MiB each."""
-THIN, REPEATED = 64, 3
-"""Inner dimension of a product whose C is made in less time than it takes to be written; how often products
-are made, of which the fastest counts."""
 FOLDER_BYTES = 1 << 30
 """Bytes that are written and read in a folder, unless that takes longer than LONGEST."""
 SECONDS = 10.0
@@ -365,7 +361,7 @@ def measure_folder(place: Path, device: Device, longest: float = LONGEST) -> Rec
         found = _folder_rates(Path(scratch), buffers, count, limits.readers, min(LONGEST, longest))
         del buffers
         if limits.device is not None and in_background(place):
-            found |= _beside_copies(Path(scratch), count, device, found)
+            found |= _beside_copies(Path(scratch), device, found)
         return found
 
 
@@ -464,55 +460,68 @@ def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int,
     }
 
 
-def _beside_copies(scratch: Path, count: int, device: Device, rates: Record) -> Record:
+def _beside_copies(scratch: Path, device: Device, rates: Record) -> Record:
     """Return how reads and writes of files in memory share the host's memory with copies to and from a device
-    (`Rates.entering`, `leaving`): what more bytes take in products that hardly multiply, over the sums of
-    what reads, or writes, and copies of them take alone. `count`: chunks that are written; `rates`: of the
+    (`Rates.entering`, `leaving`): the time of both at once over the sum of their times alone. `rates`: of the
     file system."""
-    known = recall(FILE).get(device.model, {})
-    if "upload_bytes_per_second" not in known or "download_bytes_per_second" not in known:
+    alone_at = recall(FILE).get(device.model, {}) | rates
+    if not {"upload_bytes_per_second", "download_bytes_per_second"} <= alone_at.keys():
         return {}
+    count = sum(not path.endswith("zarr.json") for path in files_in(scratch / "a"))
+    source, chunk = inputs.open_input(str(scratch / "a")).source, CHUNK * CHUNK * 4
+    output = layout.Output((count * CHUNK, CHUNK), np.dtype("f4"), (CHUNK, CHUNK), None, "none")
+    target = opening.create_target(str(scratch / "beside"), output, output.dtype)
+    random = Operand(kernel_rate.Random((CHUNK, CHUNK), "float32"))
+    job = prepare(Request(random, random, writes=False, device=device, memory_limit="1TiB").check())
+    whole, panels = Matrix(CHUNK, CHUNK, 4, CHUNK, CHUNK), replace(job.plan.k_panels, deepest=CHUNK)
+    plan = replace(
+        job.plan, problem=replace(job.plan.problem, a=whole, b=whole, c=whole), bm=CHUNK, bn=CHUNK,
+        k_panels=panels, c_buffers=1, slot_bytes=chunk,
+    )  # fmt: skip
+    block = next(plan.blocks())
+    part, pieces = next(plan.parts(block)), list(plan.pieces(block, (0, CHUNK)))
+    limits, session = limits_of(device), device.open(plan, job.operation, Trace())
 
-    def product(name: str, a: Operand, b: Operand, given: source.Source | None = None) -> float:
-        """Return the seconds of a product of which only C, or the operands are large."""
-        place = scratch / name
-        shutil.rmtree(place, ignore_errors=True)
-        request = Request(a, b, str(place), device=device, chunks=(CHUNK, CHUNK), compressor="none")
-        job = prepare(request.check())
-        target = opening.create_target(str(place), job.output, job.output.dtype)
-        sources = {key: given or opened.source for key, opened in job.sources.items()}
-        session = device.open(job.plan, job.operation, Trace())
-        try:
-            start = time.perf_counter()
-            execute(job.plan, session, sources, target, Trace())
-            seconds = time.perf_counter() - start
-        finally:
-            session.close()
+    def view(buffer: Bytes) -> Array:
+        return buffer.view(np.float32).reshape(CHUNK, CHUNK)
+
+    def bring(index: int, buffer: Bytes) -> Callable[[], int]:
+        rows = index * CHUNK, (index + 1) * CHUNK
+        end = source.start(next(cut("a", source.matrix, rows, (0, CHUNK), chunk)), buffer)
+
+        def done() -> int:
+            came, nbytes = end()
+            session.upload(came, pieces[0], 0).synchronize()
+            return nbytes
+
+        return done
+
+    def store(index: int, buffer: Bytes) -> Callable[[], int]:
+        session.download(block, part, 0, view(buffer)).synchronize()
+        return target.start(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
+
+    def share(begin: Callable[[int, Bytes], Callable[[], int]], slots: list[Bytes], *ways: str) -> float:
+        seconds = min(by_one_thread(begin, range(count), slots, math.inf)[0] for _ in range(3))
+        alone = sum(count * chunk / alone_at[f"{way}_bytes_per_second"] for way in ways)
+        return float(min(1.0, max(0.5, seconds / alone)))
+
+    try:
+        buffers = session.host_buffers(writes_at_once(limits.writers), chunk)
+        for buffer in buffers:
+            buffer[:] = 0
+            session.prepare(buffer)
+        for piece in pieces:
+            session.upload(view(buffers[0]), piece, 0)
+        session.wait(COMPUTE, session.record(UPLOAD))
+        session.multiply(block, (0, CHUNK), 0, 0, True)
+        session.record(COMPUTE).synchronize()
+        session.finish(block, 0)
+        readers = buffers[: chunks_at_once(limits.readers) + 2]  # and two that are copied meanwhile
+        entering = share(bring, readers, "read", "upload")
+        return {"entering": entering, "leaving": share(store, buffers, "write", "download")}
+    finally:
+        session.close()
         target.sink.commit()
-        return seconds
-
-    def leaves(chunks: int) -> float:
-        """Return the seconds of an outer product of so many chunks."""
-        tall, wide = ((chunks * CHUNK, THIN), (THIN, CHUNK))
-        given = Operand(kernel_rate.Random(tall, "float32")), Operand(kernel_rate.Random(wide, "float32"))
-        nothing = _Nothing("nothing", np.dtype(np.float32), Matrix(CHUNK, THIN, 4, CHUNK, THIN))
-        return min(product(f"{chunks} chunks", *given, nothing) for _ in range(REPEATED))
-
-    def enters(chunks: int) -> float:
-        """Return the seconds of the product of an array of so many chunks, transposed, and itself."""
-        made = str(scratch / f"{chunks} chunks")
-        both = Operand(made, transpose=True), Operand(made)
-        return min(product("small", *both) for _ in range(REPEATED))
-
-    def share(seconds: Callable[[int], float], times: int, *rates: float) -> float:
-        few = count // 2
-        moved = times * (count - few) * CHUNK * CHUNK * 4
-        more = seconds(count) - seconds(few)
-        return min(1.0, max(0.5, more / sum(moved / rate for rate in rates)))
-
-    leaving = share(leaves, 1, rates["write_bytes_per_second"], known["download_bytes_per_second"])
-    entering = share(enters, 2, rates["read_bytes_per_second"], known["upload_bytes_per_second"])
-    return {"entering": entering, "leaving": leaving}
 
 
 def _per_second(found: tuple[float, list[int]]) -> float:

@@ -21,7 +21,6 @@ from ooc_gemm.bench import info
 from ooc_gemm.devices import open_device
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.session import CPUSession
-from ooc_gemm.engine.execute import execute
 from ooc_gemm.planning.problem import MOST_STACKED
 from ooc_gemm.planning.schedule import Part, cut
 from ooc_gemm.planning.traffic import piece_read_bytes
@@ -427,16 +426,16 @@ def test_copies_to_a_device_are_measured_beside_reads_and_writes(memory, monkeyp
     monkeypatch.setattr(info, "recall", lambda file: {device.model: copies})
     monkeypatch.setattr(info, "CHUNK", 256)
     monkeypatch.setattr(info, "FOLDER_BYTES", 8 * 256 * 256 * 4)
-    seen = []
+    moved = []
 
-    def noted(plan, *args):
-        seen.append((plan.bytes_read, plan.bytes_written))
-        return execute(plan, *args)
+    def noted(begin, items, *args):
+        seconds, sizes = by_one_thread(begin, items, *args)
+        if begin.__name__ in ("bring", "store"):
+            moved.append((begin.__name__, sum(sizes)))
+        return seconds, sizes
 
-    monkeypatch.setattr(info, "execute", noted)
+    monkeypatch.setattr(info, "by_one_thread", noted)
     found = info.measure_folder(memory, device)
-    chunk = 256 * 256 * 4
     assert {0.5 <= found[name] <= 1 for name in ("entering", "leaving")} == {True}
-    assert {written for _, written in seen[:6]} == {8 * chunk, 4 * chunk}
-    assert {read for read, _ in seen[6:]} == {16 * chunk, 8 * chunk}
+    assert moved == 3 * [("bring", 8 * 256 * 256 * 4)] + 3 * [("store", 8 * 256 * 256 * 4)]
     assert not list(memory.iterdir())
