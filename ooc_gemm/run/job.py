@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..planning.chunk_set import ChunkSet
 from ..planning.schedule import Block
 from ..storage.read import addresses
 from ..storage.write import conversion, opening, reopen
@@ -162,9 +161,7 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
 
 def _start_again(job: Job, wrong: list[Block], watch: Trace) -> None:
     """Start the executor again, for blocks that failed their check."""
-    plan = job.plan
-    todo = (part.chunk for block in wrong for part in plan.parts(block))
-    plan = plan.without(ChunkSet(plan.problem.c.grid, todo, inverted=True))
+    plan = job.plan.without(job.plan.all_but(wrong))
     job.executor.close()
     job.executor.start(plan, job.operation, watch)
 
