@@ -63,7 +63,7 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
             check_space(copies, request.c)
         _announce(job, observer)
         job, passed = _with_transforms(job)
-        watch, begun = Trace(observer.trace), False
+        watch, begun = _watch(observer.trace), False
         try:
             try:
                 if job.works:
@@ -88,6 +88,15 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
     result = replace(_result(job, made, watch, time.perf_counter() - started), bytes_passed=passed)
     _say_done(job, result)
     return recorded(result)
+
+
+def _watch(trace: str | os.PathLike[str] | None) -> Trace:
+    """Begin a trace. Raises InputError where there is no place for its spans."""
+    try:
+        return Trace(trace)
+    except OSError as error:
+        said = f"the trace {os.fspath(trace or '')} cannot be written there: {error.strerror or error}"
+        raise InputError(f"{said}; name another file") from error
 
 
 def _announce(job: Job, observer: Observer) -> None:

@@ -8,10 +8,12 @@ import threading
 import time
 import tracemalloc
 
+import numpy as np
 import pytest
 
+import ooc_gemm
 from ooc_gemm.support import recording
-from ooc_gemm.support.errors import StoreError
+from ooc_gemm.support.errors import InputError, StoreError
 from ooc_gemm.support.recording import Recording, Span, Spans, current
 from ooc_gemm.support.trace import Trace
 
@@ -145,3 +147,13 @@ def test_a_timeline_that_cannot_be_written_leaves_nothing_behind(tmp_path, monke
     with pytest.raises(StoreError, match="No space left on device"):
         trace.write()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trace_whose_spans_have_no_place_is_refused(tmp_path, monkeypatch):
+    def refuses(**options):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuses)
+    x = np.ones((3, 3))
+    with pytest.raises(InputError, match=r"the trace .*t.json cannot be written there: Too many open files"):
+        ooc_gemm.multiply(x, x, device="cpu", trace=tmp_path / "t.json")
