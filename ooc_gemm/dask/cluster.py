@@ -27,7 +27,7 @@ from ..storage.read.source import Opened
 from ..support.errors import DeviceError, InputError
 from ..support.recording import note_plan
 from ..support.trace import Trace
-from .dealing import Dealing, Task, Unit, all_but
+from .dealing import Dealing, Task, Unit
 from .large import Large
 from .on_worker import Input, Report, Work, superblock
 from .sums import Sums
@@ -121,7 +121,7 @@ class _Superblocks(Dealing):
         self._plan, self._todo = plan, _cut(plan, len(workers.known))
         self._patience, self._teams, self._idle_since = patience(plan), 0, math.inf
         for group in self._todo:
-            left = plan.without(all_but(plan, (block for one in group for block in one.blocks)))
+            left = plan.without(plan.all_but(block for one in group for block in one.blocks))
             self.predicted_bytes_read += left.bytes_read
             self.predicted_bytes_exchanged += left.bytes_exchanged
         self._work = work
@@ -140,7 +140,7 @@ class _Superblocks(Dealing):
                 blocks = tuple((address, one.blocks[0]) for address, one in seats)
                 team = Team(self._teams, blocks, self._patience, self._work.plan.problem.symmetric)
             for address, one in seats:
-                done = all_but(self._plan, one.blocks)
+                done = self._plan.all_but(one.blocks)  # made for each task, and not kept
                 future = self._submit(address, superblock, self._work, one.number, done, team, address)
                 self._start(future, Task((address,), self._done, partial(self._died, one), one))
 

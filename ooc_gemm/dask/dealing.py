@@ -6,7 +6,7 @@ that die.
 
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,6 @@ import distributed
 from distributed.comm import CommClosedError
 
 from ..engine.ports import Failure
-from ..planning.chunk_set import ChunkSet
-from ..planning.plan import Plan
 from ..planning.schedule import Block
 from ..support.errors import DeviceError
 from ..support.trace import Trace
@@ -222,12 +220,6 @@ class Dealing:
             self.failure = found
             raise found.error
         return found
-
-
-def all_but(plan: Plan, blocks: Iterable[Block]) -> ChunkSet:
-    """Return all chunks of C but those that some blocks make. It is made for each task, and not kept."""
-    chunks = (part.chunk for block in blocks for part in plan.parts(block))
-    return ChunkSet(plan.problem.c.grid, chunks, inverted=True)
 
 
 def _some(items: "queue.SimpleQueue[Any]", seconds: float) -> Iterator[Any]:

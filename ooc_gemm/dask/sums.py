@@ -16,7 +16,7 @@ from ..planning.chunk_set import ChunkSet
 from ..planning.plan import Plan
 from ..planning.schedule import Block
 from ..support.trace import Trace
-from .dealing import Dealing, Task, Unit, all_but
+from .dealing import Dealing, Task, Unit
 from .on_worker import Report, Work
 from .partial import merged, report_of, summed, written
 from .workers import Workers
@@ -154,7 +154,7 @@ class Sums(Dealing):
             block.finished = True
             _release([held])
 
-        others = all_but(self._plan, [block.block])
+        others = self._plan.all_but([block.block])
         future = self._submit(held.address, written, self._work, others, held.future)
         self._start(future, Task((held.address,), done, partial(self._died, block, [held], set(), None)))
 
@@ -187,7 +187,7 @@ def _unneeded(plan: Plan, block: Block) -> ChunkSet:
     """Return all chunks of C that sums of a block need not hold: of a symmetric C also those of its mirror
     image."""
     if not plan.problem.symmetric:
-        return all_but(plan, [block])
+        return plan.all_but([block])
     c = plan.problem.c
     rows = range(block.row // c.chunk_rows, -(-(block.row + block.rows) // c.chunk_rows))
     cols = range(block.col // c.chunk_cols, -(-(block.col + block.cols) // c.chunk_cols))

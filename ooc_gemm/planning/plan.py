@@ -9,7 +9,7 @@ iterated twice and checked:
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain
@@ -19,7 +19,7 @@ from ..support import shown
 from ..support.intervals import band_of, overlaps
 from . import cache as belady
 from . import report
-from .chunk_set import Chunk
+from .chunk_set import Chunk, ChunkSet
 from .machine import Budget, Rates
 from .panels import Panels
 from .problem import Problem
@@ -221,6 +221,11 @@ class Plan:
                 yield Part((i, j), row - down[0], col - across[0], *size, mirrored)
                 if self.problem.found_bytes:
                     break
+
+    def all_but(self, blocks: Iterable[Block]) -> ChunkSet:
+        """Return all chunks of C but those that some blocks make."""
+        chunks = (part.chunk for block in blocks for part in self.parts(block))
+        return ChunkSet(self.problem.c.grid, chunks, inverted=True)
 
     def without(self, done: Set[Chunk]) -> "Plan":
         """Return the same plan without blocks whose chunks of C are all done. Bytes and seconds are those of

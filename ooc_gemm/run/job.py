@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..planning.chunk_set import ChunkSet
 from ..planning.schedule import Block
 from ..storage.read import addresses
 from ..storage.write import conversion, opening, reopen
@@ -64,7 +63,7 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
             check_space(copies, request.c)
         _announce(job, observer)
         job, passed = _with_transforms(job)
-        watch, begun = Trace(observer.trace), False
+        watch, begun = _watch(observer.trace), False
         try:
             try:
                 if job.works:
@@ -89,6 +88,15 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
     result = replace(_result(job, made, watch, time.perf_counter() - started), bytes_passed=passed)
     _say_done(job, result)
     return recorded(result)
+
+
+def _watch(trace: str | os.PathLike[str] | None) -> Trace:
+    """Begin a trace. Raises InputError where there is no place for its spans."""
+    try:
+        return Trace(trace)
+    except OSError as error:
+        said = f"the trace {os.fspath(trace or '')} cannot be written there: {error.strerror or error}"
+        raise InputError(f"{said}; name another file") from error
 
 
 def _announce(job: Job, observer: Observer) -> None:
@@ -162,9 +170,7 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
 
 def _start_again(job: Job, wrong: list[Block], watch: Trace) -> None:
     """Start the executor again, for blocks that failed their check."""
-    plan = job.plan
-    todo = (part.chunk for block in wrong for part in plan.parts(block))
-    plan = plan.without(ChunkSet(plan.problem.c.grid, todo, inverted=True))
+    plan = job.plan.without(job.plan.all_but(wrong))
     job.executor.close()
     job.executor.start(plan, job.operation, watch)
 

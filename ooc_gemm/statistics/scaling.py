@@ -16,9 +16,9 @@ from .rescore import MOST_EXPONENT, Array
 
 Known = tuple[Array, Array]
 """`exponents` and squared norms of rows."""
-MOST_SCORE = 850
-"""Where exponents of rows of B are larger, dot products are divided by as much: those of rows of A that
-cannot be multiplied would overflow."""
+MOST_SCORE = 1018
+"""No dot product that is compared is larger than two to this power, by which float64 holds also those that
+are tiny. Elements of multiplied rows may be 4 (`MOST_EXPONENT`)."""
 SMALL_EXPONENT = -466
 """Rows with smaller exponents than this have squares that are too small (`rescore.SMALL`)."""
 
@@ -48,9 +48,10 @@ class Scaling:
             a, b = np.full_like(a, common), np.full_like(b, common)
         elif asked.metric == "dot":
             # Rows of other types cannot be multiplied.
-            a = _all(a, squares_a) if asked.a.dtype == np.float64 else a
+            sizes = _all(a, squares_a)
+            a, norm = (sizes, 0) if asked.a.dtype == np.float64 else (a, max(0, int(sizes.max())))
             b = _all(b, squares_b) if asked.b.dtype == np.float64 else b
-            common = max(0, int(b.max()) - MOST_SCORE)
+            common = max(0, int(b.max()) + norm + asked.depth.bit_length() - MOST_SCORE)
             scale = np.ldexp(1.0, b - common)
         scores = np.zeros_like(a) if asked.metric == "cosine" else a + common
         return cls((_factors(a), _factors(b)), scores, scale, small)

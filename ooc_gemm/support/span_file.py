@@ -47,17 +47,19 @@ class SpanFile:
         """Write the timeline: one process, and a track for each stage and thread. begin: its beginning, in
         seconds. order: the stages, from the top down. Raises StoreError, and then leaves no part of the file
         behind."""
+        begun = False
         try:
             if self._error is not None:
                 raise self._error
             self._file.seek(0)
             with open(self._path, "w") as file:
+                begun = True
                 file.write('{"displayTimeUnit": "ms", "traceEvents": [')
                 for number, event in enumerate(self._events(begin, order)):
                     file.write((",\n" if number else "\n") + json.dumps(event))
                 file.write("\n]}\n")
         except OSError as error:
-            if os.path.isfile(self._path):
+            if begun and os.path.isfile(self._path):
                 os.unlink(self._path)
             said = f"the trace {self._path} cannot be written: {error.strerror or error}"
             raise StoreError(f"{said}; the result itself is finished") from error
@@ -93,8 +95,8 @@ class SpanFile:
 
 
 def _nameless(folder: str) -> IO[bytes]:
-    """Make a file in a folder or, where that takes none, because the timeline replaces another file there,
-    where temporary files go. Raises OSError."""
+    """Make a temporary file in a folder, or in the system's folder for these if no file can be made there: a
+    timeline can still replace a file that exists. Raises OSError."""
     try:
         return tempfile.TemporaryFile(buffering=BUFFER_BYTES, dir=folder)
     except OSError:

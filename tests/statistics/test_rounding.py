@@ -390,6 +390,19 @@ def test_dot_products_of_rows_that_are_large_or_small(least, absolute, both, dev
     )
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4"])
+@pytest.mark.parametrize("largest", [1e300, 1.7e308])
+def test_neighbours_that_are_tiny_beside_the_largest_row(dtype, largest, device):
+    a = np.array([[5, 2], [127, 3]]).astype(dtype)
+    b = np.random.default_rng(3).uniform(0.1, 1, (40, 2)) * np.logspace(-303, -290, 40)[:, None]
+    b[:3] = [[-largest, 0.1], [-largest / 3, 0], [largest / 1e10, -largest / 1e2]]
+    found = ooc_gemm.topk(a, b, k=30, metric="dot", device=device)
+    scores = np.array([[nearest_float(x) for x in row] for row in true_scores(a, b)])
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :30]
+    np.testing.assert_array_equal(found.indices, best)
+    np.testing.assert_allclose(found.values, np.take_along_axis(scores, best, 1), rtol=1e-12)
+
+
 def test_dot_products_of_rows_that_are_large_or_small_in_a_store_are_continued(tmp_path, monkeypatch):
     monkeypatch.setattr(compared, "CHUNK_ROWS", 16)
     a = np.random.default_rng(12).standard_normal((90, 5)) * np.logspace(-250, 250, 90)[:, None]

@@ -3,6 +3,7 @@ plan says."""
 
 import asyncio
 import json
+import time
 
 import fsspec
 import numpy as np
@@ -159,17 +160,49 @@ def test_a_store_that_does_not_say_sizes_is_planned_with_decoded_ones():
     assert np.array_equal(ooc_gemm.multiply(x, B, **CPU).array, A @ B)
 
 
-class Fails(MemoryStore):
-    """Fails where it is asked for sizes."""
+class Answers(MemoryStore):
+    """Gives the same answer to all questions for sizes, after a while."""
+
+    asked = 0
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
 
     async def getsize(self, key):
-        raise PermissionError("not for you")
+        self.asked += 1
+        await asyncio.sleep(0.01)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
 
 
-def test_a_store_that_refuses_to_say_sizes_is_read_all_the_same():
-    x = zarr.create_array(Fails(), data=A, chunks=(50, 40))
-    assert ooc_gemm.plan(x, B, **CPU).to_dict()["bytes_read_estimated"] is True
+@pytest.mark.parametrize("answer", [PermissionError("not for you"), None, -1, 1 << 70])
+def test_a_store_that_does_not_say_sizes_as_it_should_is_read_all_the_same(answer):
+    x = zarr.create_array(Answers(answer), data=A, chunks=(50, 40))
+    plan = ooc_gemm.plan(x, B, **CPU)
+    assert plan.to_dict()["bytes_read_estimated"] is True
+    assert plan.bytes_read - B.nbytes >= A.nbytes
     assert np.array_equal(ooc_gemm.multiply(x, B, **CPU).array, A @ B)
+
+
+@pytest.mark.parametrize("answer", [PermissionError("not for you"), None])
+def test_a_store_that_does_not_say_a_size_is_not_asked_for_others(answer):
+    store = Answers(answer)
+    x = zarr.create_array(store, data=A, chunks=(5, 5))
+    assert inputs.open_input(x).matrix.estimated
+    time.sleep(0.1)
+    assert store.asked <= sizes.AT_ONCE
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_sizes_of_chunks_that_are_all_there_and_raw_take_no_memory(missing):
+    values = np.ones((100, 100), "f4")
+    values[: 10 * missing, :10] = 0
+    store = MemoryStore()
+    x = zarr.create_array(store, data=values, chunks=(10, 10), compressors=None)
+    stored = inputs.open_input(x).matrix.stored
+    assert stored == ((0, *(400,) * 99) if missing else None)
 
 
 def test_a_list_without_the_array_is_not_believed(tmp_path, monkeypatch):

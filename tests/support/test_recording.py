@@ -2,14 +2,18 @@
 
 import itertools
 import json
+import os
 import tempfile
 import threading
 import time
 import tracemalloc
 
+import numpy as np
 import pytest
 
+import ooc_gemm
 from ooc_gemm.support import recording
+from ooc_gemm.support.errors import InputError, StoreError
 from ooc_gemm.support.recording import Recording, Span, Spans, current
 from ooc_gemm.support.trace import Trace
 
@@ -117,3 +121,39 @@ def test_a_folder_that_takes_no_files_has_room_for_a_trace_that_exists(tmp_path,
     trace.add("read", 1.0, 2.0)
     trace.write()
     assert len(json.loads(file.read_text())["traceEvents"]) == 3
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a file on a full disk")
+def test_a_file_is_left_alone_where_spans_cannot_be_kept(tmp_path, monkeypatch):
+    file = tmp_path / "trace.json"
+    file.write_text("of a run before")
+    full = open("/dev/full", "r+b")  # noqa: SIM115 - the trace closes it
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: full)
+    trace = Trace(file)
+    trace.add("read", 1.0, 2.0)
+    with pytest.raises(StoreError, match=r"cannot be written: No space left on device; the result itself"):
+        trace.write()
+    assert file.read_text() == "of a run before"
+
+
+def test_a_timeline_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch):
+    trace = Trace(tmp_path / "trace.json")
+    trace.add("read", 1.0, 2.0)
+
+    def full(data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ooc_gemm.support.span_file.json.dumps", full)
+    with pytest.raises(StoreError, match="No space left on device"):
+        trace.write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trace_whose_spans_have_no_place_is_refused(tmp_path, monkeypatch):
+    def refuses(**options):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuses)
+    x = np.ones((3, 3))
+    with pytest.raises(InputError, match=r"the trace .*t.json cannot be written there: Too many open files"):
+        ooc_gemm.multiply(x, x, device="cpu", trace=tmp_path / "t.json")

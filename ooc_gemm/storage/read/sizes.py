@@ -53,18 +53,21 @@ def sized(array: zarr.Array[Any], s: Matrix, outer: Matrix) -> Matrix:
     try:
         look = _look(array, answers, per, len(asked) == count)
         found = look and _asked(answers, look, (_below(array.store_path.path, key) for key in keys))
+        sizes = None if found is None else np.array(found, np.int64).reshape(len(asked), *per)
     except MemoryError:
         raise
     except Exception:  # reading the array will tell why
-        found = None
-    if found is None:
+        sizes = None
+    if sizes is None or (sizes < 0).any():
         return replace(s, estimated=True)
-    sizes = np.array(found, np.int64).reshape(len(asked), *per)
+    s = replace(s, estimated=len(asked) < count)
+    if (sizes == s.chunk_bytes).all():
+        return s
     every = np.full((count, *per), round(sizes.mean()) if len(asked) else 0, np.int64)
     every[list(asked)] = sizes
     matrix = every.reshape(*outer.grid, *per).swapaxes(1, 2).reshape(down * per[0], across * per[1])
     stored = tuple(matrix[: s.grid[0], : s.grid[1]].ravel().tolist())
-    return replace(s, stored=stored, estimated=len(asked) < count)
+    return replace(s, stored=stored)
 
 
 def _below(path: str, key: str) -> str:
@@ -154,11 +157,17 @@ def _asked(answers: Answers, look: Look, keys: Iterator[str]) -> list[Sizes | in
 
 async def _side_by_side(look: Look, keys: Sequence[str]) -> list[Sizes | int | None]:
     found: list[Sizes | int | None] = [None] * len(keys)
-    left = iter(enumerate(keys))
+    left = list(enumerate(keys))[::-1]
 
     async def work() -> None:
-        for at, key in left:
+        while left:
+            at, key = left.pop()
             found[at] = await look(key)
+            if found[at] is None:
+                left.clear()
 
-    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+    try:
+        await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+    finally:
+        left.clear()  # where one has failed, nothing more is asked
     return found
