@@ -3,6 +3,7 @@ own readers, writers, ring and devices, so that predictions concern what is run.
 
 import math
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -370,7 +371,6 @@ def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int,
     # Arrays so large that the page cache is passed by, of which only the first chunks are stored.
     large = max(count, staging_folder.DIRECT_BYTES // chunk)
     output = layout.Output((large * CHUNK, CHUNK), np.dtype("f4"), (CHUNK, CHUNK), None, "none")
-    made = [opening.create_target(str(scratch / name), output, output.dtype) for name in "ab"]
     fill_with_noise(buffers)
     for_reading, for_writing = buffers[:readers], buffers[readers:]
 
@@ -378,7 +378,7 @@ def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int,
         return target.write(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
 
     def written(
-        items: Iterable[int], target: Target[Publication] = made[0], most: float = longest
+        items: Iterable[int], target: Target[Publication], most: float = longest
     ) -> tuple[float, list[int]]:
         if not target.background:
             return for_a_while(partial(write, target), items, for_writing, most)
@@ -387,12 +387,14 @@ def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int,
             items, for_writing, most,
         )  # fmt: skip
 
-    seconds, sizes = written(range(count))
+    target = _empty_target(scratch / "a", output)
+    seconds, sizes = written(range(count), target)
     write_rate = sum(sizes) / seconds
     there, memory = range(len(sizes)), in_memory(os.stat(scratch).st_dev)
-    if memory:  # which a virtual machine may have been given only now
-        write_rate = max(write_rate, *(_per_second(written(there)) for _ in range(3)))
-    made[0].sink.commit()
+    for _ in range(3 if memory else 0):  # a virtual machine may have been given the memory only now
+        target = _empty_target(scratch / "a", output)
+        write_rate = max(write_rate, _per_second(written(there, target)))
+    target.sink.commit()
     source = inputs.open_input(str(scratch / "a")).source
 
     def pieces_of(index: int, slot_bytes: int = chunk) -> Iterator[Piece]:
@@ -426,9 +428,10 @@ def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int,
     def both() -> float:
         """Return the seconds of reading and writing at once, with so much of each that both alone take
         equally long."""
+        target = _empty_target(scratch / "b", output)
         with ThreadPoolExecutor(1) as other:
             start = time.perf_counter()
-            writing = other.submit(written, range(writes), made[1], math.inf)
+            writing = other.submit(written, range(writes), target, math.inf)
             came(range(reads), math.inf)
             writing.result()
             return time.perf_counter() - start
@@ -437,12 +440,12 @@ def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int,
     alone = reads * chunk / cold + writes * chunk / write_rate
     few = min(len(there), max(1, staging_folder.DIRECT_BYTES // chunk - 1))
     small = replace(output, shape=(few * CHUNK, CHUNK))
-    target = opening.create_target(str(scratch / "small"), small, output.dtype)
+    target = _empty_target(scratch / "small", small)
     write_cached = write_rate
     if not memory:
         write_cached = _per_second(for_a_while(partial(write, target), range(few), for_writing, longest))
     packed = replace(output, compressor="zstd")
-    target = opening.create_target(str(scratch / "z"), packed, output.dtype)
+    target = _empty_target(scratch / "z", packed)
     some = range(min(len(there), 2 * readers))
     for_a_while(partial(write, target), some, for_writing)
     target.sink.commit()
@@ -460,6 +463,13 @@ def _folder_rates(scratch: Path, buffers: list[Bytes], count: int, readers: int,
     }
 
 
+def _empty_target(place: Path, output: layout.Output) -> Target[Publication]:
+    """Return a new array. What is there is removed before, because whoever replaces files waits until the
+    system has freed their memory."""
+    shutil.rmtree(place, ignore_errors=True)
+    return opening.create_target(str(place), output, output.dtype)
+
+
 def _beside_copies(scratch: Path, device: Device, rates: Record) -> Record:
     """Return how reads and writes of files in memory share the host's memory with copies to and from a device
     (`Rates.entering`, `leaving`): the time of both at once over the sum of their times alone. `rates`: of the
@@ -470,7 +480,6 @@ def _beside_copies(scratch: Path, device: Device, rates: Record) -> Record:
     count = sum(not path.endswith("zarr.json") for path in files_in(scratch / "a"))
     source, chunk = inputs.open_input(str(scratch / "a")).source, CHUNK * CHUNK * 4
     output = layout.Output((count * CHUNK, CHUNK), np.dtype("f4"), (CHUNK, CHUNK), None, "none")
-    target = opening.create_target(str(scratch / "beside"), output, output.dtype)
     random = Operand(kernel_rate.Random((CHUNK, CHUNK), "float32"))
     job = prepare(Request(random, random, writes=False, device=device, memory_limit="1TiB").check())
     whole, panels = Matrix(CHUNK, CHUNK, 4, CHUNK, CHUNK), replace(job.plan.k_panels, deepest=CHUNK)
@@ -485,6 +494,8 @@ def _beside_copies(scratch: Path, device: Device, rates: Record) -> Record:
     def view(buffer: Bytes) -> Array:
         return buffer.view(np.float32).reshape(CHUNK, CHUNK)
 
+    Begin = Callable[[int, Bytes], Callable[[], int]]
+
     def bring(index: int, buffer: Bytes) -> Callable[[], int]:
         rows = index * CHUNK, (index + 1) * CHUNK
         end = source.start(next(cut("a", source.matrix, rows, (0, CHUNK), chunk)), buffer)
@@ -496,12 +507,17 @@ def _beside_copies(scratch: Path, device: Device, rates: Record) -> Record:
 
         return done
 
-    def store(index: int, buffer: Bytes) -> Callable[[], int]:
-        session.download(block, part, 0, view(buffer)).synchronize()
-        return target.start(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
+    def storing() -> Begin:
+        target = _empty_target(scratch / "beside", output)
 
-    def share(begin: Callable[[int, Bytes], Callable[[], int]], slots: list[Bytes], *ways: str) -> float:
-        seconds = min(by_one_thread(begin, range(count), slots, math.inf)[0] for _ in range(3))
+        def store(index: int, buffer: Bytes) -> Callable[[], int]:
+            session.download(block, part, 0, view(buffer)).synchronize()
+            return target.start(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
+
+        return store
+
+    def share(begin: Callable[[], Begin], slots: list[Bytes], *ways: str) -> float:
+        seconds = min(by_one_thread(begin(), range(count), slots, math.inf)[0] for _ in range(3))
         alone = sum(count * chunk / alone_at[f"{way}_bytes_per_second"] for way in ways)
         return float(min(1.0, max(0.5, seconds / alone)))
 
@@ -517,11 +533,10 @@ def _beside_copies(scratch: Path, device: Device, rates: Record) -> Record:
         session.record(COMPUTE).synchronize()
         session.finish(block, 0)
         readers = buffers[: chunks_at_once(limits.readers) + 2]  # and two that are copied meanwhile
-        entering = share(bring, readers, "read", "upload")
-        return {"entering": entering, "leaving": share(store, buffers, "write", "download")}
+        entering = share(lambda: bring, readers, "read", "upload")
+        return {"entering": entering, "leaving": share(storing, buffers, "write", "download")}
     finally:
         session.close()
-        target.sink.commit()
 
 
 def _per_second(found: tuple[float, list[int]]) -> float:

@@ -277,7 +277,6 @@ def test_a_write_that_fails(memory, monkeypatch):
 
 FORKED = """
 import os, sys
-import cupy_on_cpu
 import numpy as np
 import ooc_gemm
 from ooc_gemm.storage.io import files
