@@ -3,9 +3,10 @@
     python benchmarks/matrices_gpu.py [--only NAME ...] [--repeat R] [--tmpfs DIR] [--out FILE]
 
 Every case runs in this process, warm, and by the command line in fresh ones. The limit of a case is the
-longest of bytes ÷ rate and operations ÷ rate, with rates measured in the same run. Sampled rows of every
-result are compared with float64, those of integers exactly. Exit status 1: a bar was missed or a result is
-wrong.
+longest of bytes ÷ rate and operations ÷ rate, with rates measured in the same run. `store` is the part of
+the host: all bytes that come and go, where reads, writes and copies share its memory as much as they did in
+the same run without any product. Sampled rows of every result are compared with float64, those of integers
+exactly. Exit status 1: a bar was missed or a result is wrong.
 """
 
 import json

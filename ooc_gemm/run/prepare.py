@@ -3,7 +3,9 @@
 open A, B and C → type and layout of C → arithmetic → memory → plan → what C is made of
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -13,6 +15,7 @@ from ..engine.ports import Limits, Operation
 from ..engine.reduction import record_bytes, score_type
 from ..planning import layouts
 from ..planning.chunk_set import ChunkSet
+from ..planning.machine import Budget, Rates
 from ..planning.plan import Plan
 from ..planning.problem import Problem
 from ..planning.search import make_plan
@@ -33,6 +36,8 @@ from .request import Request
 from .settle import Log, Settled, settle
 from .transforms import Wanted, ledger_bytes, spelled
 
+MOST_REMEMBERED = 1 << 16
+"""Most chunks of operands whose plan is remembered."""
 MOST_COLUMNS = 2**31 - 1
 """Most columns of C that a device counts in what it has found."""
 
@@ -206,7 +211,19 @@ class _Planner:
                 self.observer.note(said)
         else:
             rates = known_rates(settled, inputs, problem, chosen, hardware)
-        return _Planned(chosen, narrowed, make_plan(problem, budget, rates))
+        chunks = sum(len(one.stored or ()) for one in (problem.a, problem.b, problem.c))
+        make = _remembered if chunks <= MOST_REMEMBERED else _made
+        return _Planned(chosen, narrowed, make(make_plan, problem, budget, rates))
+
+
+def _made(make: Callable[..., Plan], problem: Problem, budget: Budget, rates: Rates) -> Plan:
+    """Return a plan, by `make_plan` or what stands for it."""
+    return make(problem, budget, rates)
+
+
+_remembered = lru_cache(maxsize=16)(_made)
+"""The same, from memory for a product that was planned before: who makes one product after another waits for
+one search."""
 
 
 def _read(inputs: Inputs, plan: Plan) -> dict[str, Opened]:

@@ -11,6 +11,7 @@ import zarr
 from conftest import make
 
 import ooc_gemm
+from ooc_gemm.planning.search import make_plan
 from ooc_gemm.support.trace import Timeline
 
 A = np.random.default_rng(5).standard_normal((40, 30)).astype("f4")
@@ -140,3 +141,25 @@ def test_what_a_result_in_memory_takes_is_predicted(symmetric):
     assert result.plan.bytes_written == result.bytes_written == 501 * 501 * 8
     stored = ooc_gemm.plan(x, x.T, **options)
     assert stored.bytes_written == 600 * 540 * 8
+
+
+def test_the_same_product_is_planned_once(tmp_path, monkeypatch):
+    """Until its arrays, its limits or the rates change."""
+    planned = []
+
+    def noted(problem, budget, rates):
+        planned.append(problem)
+        return make_plan(problem, budget, rates)
+
+    monkeypatch.setattr("ooc_gemm.run.prepare.make_plan", noted)
+    a = make(tmp_path / "a", A, chunks=(7, 11), compressors=None)
+    for times, limit in ((1, "1GiB"), (1, "1GiB"), (2, "2GiB"), (2, "1GiB")):
+        found = ooc_gemm.multiply(a, a, transpose_b=True, memory_limit=limit, device="cpu")
+        np.testing.assert_allclose(found.array, A @ A.T, rtol=1e-5, atol=1e-5)
+        assert len(planned) == times
+    (tmp_path / "a" / "c" / "0" / "0").unlink()
+    without = A.copy()
+    without[:7, :11] = 0
+    found = ooc_gemm.multiply(a, a, transpose_b=True, memory_limit="1GiB", device="cpu")
+    np.testing.assert_allclose(found.array, without @ without.T, rtol=1e-5, atol=1e-5)
+    assert len(planned) == 3
