@@ -93,10 +93,11 @@ def _here(team: Team, folder: Path, trace: Trace, tell: Callable[[float], None])
 
 
 def _opened(one: Input) -> Opened:
-    """Open an input, which may have one dimension."""
+    """Open an input, which may have one dimension. Workers do not ask stores for the sizes of chunks: the
+    client has planned with them."""
     if one.genotypes:
         return open_dataset(one.spec, "G").opened
-    return open_vector(one.spec, str(one.spec))[0]
+    return open_vector(one.spec, str(one.spec), sizes=False)[0]
 
 
 def _teller(calls: Calls, number: int, trace: Trace) -> Callable[[float], None]:

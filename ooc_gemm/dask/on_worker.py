@@ -277,14 +277,15 @@ def carried_out(
 
 
 def opened(work: Work, name: str) -> Opened:
-    """Open an input, with the matrix that the plan has for it."""
+    """Open an input, with the matrix that the plan has for it. Workers do not ask stores for the sizes of
+    chunks: the client has planned with them."""
     one = work.inputs[name]
     if one is None:
-        found = inputs.open_input(reopen.open_partial(work.c), work.name)
+        found = inputs.open_input(reopen.open_partial(work.c), work.name, sizes=False)
     elif one.genotypes:
         found = open_dataset(one.spec, "G").opened
     else:
-        found = inputs.open_input(one.spec)
+        found = inputs.open_input(one.spec, sizes=False)
     if one is not None and one.table is not None:
         found = tabled(found, as_table(one.table))
     turned = {"a": work.operation.transpose_a, "b": work.operation.transpose_b, "c": False}[name]

@@ -77,8 +77,11 @@ def product_of_stored(
     dtype: np.dtype[Any],
     options: Options,
 ) -> Any:
-    """Return the product of parts of two stored arrays, in the ranges of rows and columns given for each."""
-    left, right = (inputs.open_input(spec).window(*part) for spec, part in zip((x, y), ranges, strict=True))
+    """Return the product of parts of two stored arrays, in the ranges of rows and columns given for each. No
+    store is asked for the sizes of all chunks, of which a task reads few."""
+    left, right = (
+        inputs.open_input(spec, sizes=False).window(*part) for spec, part in zip((x, y), ranges, strict=True)
+    )
     return _engine(left, right, dtype, options)
 
 

@@ -40,7 +40,8 @@ SHARE = 8
 times while they are put together (`Reduced.eighths`)."""
 EXPONENTS = -400, 480
 """Rows of float64 whose largest element is not between these powers of two are divided by one, so that it is,
-for dot products. Then no sum of products overflows, and what becomes too small is nothing beside others."""
+for dot products. Then no sum of products overflows. What becomes too small is less than 2^−1153 of the
+product of the largest elements of both rows. Where these meet zeros, it may be the whole score."""
 
 
 class Pairs(Compared):

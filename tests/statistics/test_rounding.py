@@ -415,3 +415,12 @@ def test_dot_products_of_rows_that_are_large_or_small_in_a_store_are_continued(t
     want = ooc_gemm.threshold(a, least=0.5, metric="dot", device="cpu", notice=lambda said: None)
     for mine, other in zip(found.csr(), want.csr(), strict=True):
         np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize(("small", "found"), [(2.0**-100, 1), (2.0**-200, 0)])
+def test_a_score_may_be_lost_where_elements_of_a_row_differ_by_more_than_float64_does(small, found, device):
+    """As docs/statistics.md says of rows whose largest element meets a 0."""
+    a, b = np.array([[2.0**1000, small]]), np.array([[0, 2.0**-400]])
+    assert a[0] @ b[0] == small * 2.0**-400
+    got = ooc_gemm.threshold(a, b, least=2.0**-700, metric="dot", device=device)
+    assert got.count == found

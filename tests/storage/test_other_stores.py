@@ -139,6 +139,74 @@ def test_of_very_many_chunks_a_sample_is_asked_for(monkeypatch, layout):
     assert result.bytes_read == pytest.approx(result.plan.bytes_read, rel=0.02)
 
 
+def over_a_network(tmp_path, monkeypatch):
+    """A file system that seems to be a web server: it lists nothing. And the files that it is asked for."""
+    store, asked = in_fsspec(tmp_path), []
+    get, info = store.fs._cat_file, store.fs._info
+
+    async def nothing(*args, **options):
+        await asyncio.sleep(0)
+        return {}
+
+    async def noted_info(path, **options):
+        asked.append(path)
+        return await info(path, **options)
+
+    async def noted_get(path, **options):
+        asked.append(path)
+        return await get(path, **options)
+
+    monkeypatch.setattr(store.fs, "protocol", ("http", "https"))
+    monkeypatch.setattr(store.fs, "_find", nothing)
+    monkeypatch.setattr(store.fs, "_info", noted_info)
+    monkeypatch.setattr(store.fs, "_cat_file", noted_get)
+    return store, asked
+
+
+@pytest.mark.parametrize("layout", ["zstd", "shards"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_few_files_are_asked_for_where_each_is_a_request_over_a_network(
+    tmp_path, monkeypatch, layout, wrapped
+):
+    monkeypatch.setattr(sizes, "FAR", 40)
+    values = np.random.default_rng(5).integers(0, 5, (300, 400)).astype("f8")
+    store, asked = over_a_network(tmp_path, monkeypatch)
+    shards = (20, 20) if layout == "shards" else None
+    zarr.create_array(store, data=values, chunks=(10, 10), shards=shards)
+    x = zarr.open_array(LoggingStore(store, log_level="ERROR") if wrapped else store, mode="r")
+    asked.clear()
+    opened = inputs.open_input(x)
+    assert len(asked) == 40
+    assert opened.matrix.estimated
+    result = ooc_gemm.multiply(x, x, transpose_b=True, **CPU)
+    assert np.array_equal(result.array, values @ values.T)
+    assert result.bytes_read == pytest.approx(result.plan.bytes_read, rel=0.02)
+
+
+def test_a_list_without_sizes_does_not_save_requests(tmp_path, monkeypatch):
+    monkeypatch.setattr(sizes, "FAR", 10)
+    store, asked = over_a_network(tmp_path, monkeypatch)
+    x = zarr.create_array(store, data=A, chunks=(20, 10))
+
+    async def without_sizes(path, **options):
+        await asyncio.sleep(0)
+        found = store.fs.sync_fs.find(path)
+        return {name: {"name": name, "size": None} for name in found}
+
+    monkeypatch.setattr(store.fs, "_find", without_sizes)
+    asked.clear()
+    assert inputs.open_input(x).matrix.estimated
+    assert 0 < len(asked) <= 10
+
+
+@pytest.mark.parametrize("layout", ["zstd", "shards"])
+@pytest.mark.parametrize("store", [in_memory, in_fsspec, logged, in_an_archive])
+def test_all_files_are_asked_for_where_none_is_a_request_over_a_network(tmp_path, monkeypatch, layout, store):
+    monkeypatch.setattr(sizes, "FAR", 1)
+    options = {"chunks": (50, 40), **LAYOUTS[layout]}
+    product(zarr.create_array(store(tmp_path), data=A, **options))
+
+
 class Silent(WrapperStore):
     """Does not say how large files are without reading them."""
 

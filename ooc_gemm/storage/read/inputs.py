@@ -44,11 +44,11 @@ from .sizes import sized
 from .source import Opened, Snapshot, Source
 
 
-def open_input(spec: Any, name: str | None = None) -> Opened:
+def open_input(spec: Any, name: str | None = None, sizes: bool = True) -> Opened:
     """Open an input from a path, URL, zarr.Array, or anything with shape, dtype and slicing; an opened input
-    is returned as it is. `name`: how messages call it, where `spec` has no name. Raises InputError where it
-    is missing, no array, not 2-D, of a type that cannot be multiplied, or has metadata that cannot be
-    read."""
+    is returned as it is. `name`: how messages call it, where `spec` has no name. `sizes`: as of `open_zarr`.
+    Raises InputError where it is missing, no array, not 2-D, of a type that cannot be multiplied, or has
+    metadata that cannot be read."""
     name = name or describe(spec)
     if isinstance(spec, Opened):
         return spec
@@ -56,7 +56,7 @@ def open_input(spec: Any, name: str | None = None) -> Opened:
         with explained(name):
             held = other_files.open_file(spec, name)
         if isinstance(held, zarr.Array):
-            return other_files.watched(open_input(held, name), spec)
+            return other_files.watched(open_input(held, name, sizes), spec)
         if held is not None:
             return other_files.watched(open_held(held, name), spec)
         array = open_array(spec, name)
@@ -74,7 +74,7 @@ def open_input(spec: Any, name: str | None = None) -> Opened:
         raise InputError(f"{name} is no array (its type is {type(spec).__name__}); give one, such as {made}")
     check_matrix(name, array.shape, array.dtype)
     with explained(name):
-        found = open_zarr(name, array)
+        found = open_zarr(name, array, sizes=sizes)
     place, attributes = local_path(array), documents.attributes(dict(array.metadata.attributes))
     fill = array.fill_value if array.metadata.zarr_format == 2 else None
     dims = getattr(array.metadata, "dimension_names", None) or attributes.get(documents.DIMENSIONS)
@@ -106,9 +106,10 @@ def open_held(array: Any, name: str) -> Opened:
     )
 
 
-def open_zarr(name: str, array: zarr.Array[Any], tail: str = "") -> Opened:
-    """Open a zarr.Array as an input. tail: as of `Chunks`. Raises InputError where its chunks or sizes cannot
-    be right."""
+def open_zarr(name: str, array: zarr.Array[Any], tail: str = "", sizes: bool = True) -> Opened:
+    """Open a zarr.Array as an input. tail: as of `Chunks`. sizes: whether a store is asked how large chunks
+    are that zarr reads. Only plans need that (`sized`). Raises InputError where its chunks or sizes cannot be
+    right."""
     try:
         chunk = tuple(int(c) for c in array.chunks)
     except Exception as error:
@@ -143,7 +144,8 @@ def open_zarr(name: str, array: zarr.Array[Any], tail: str = "") -> Opened:
     elif isinstance(at.store, ZipStore) and at.store.read_only:
         place = Archive(archive_of(at.store), at.path)
     else:
-        return _opened(decoded_source(name, array, sized(array, matrix, outer)))
+        matrix = sized(array, matrix, outer) if sizes else replace(matrix, estimated=True)
+        return _opened(decoded_source(name, array, matrix))
     return _stored(name, array, matrix, outer, Chunks(place, array.metadata, fortran, tail))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.abc.store import RangeByteRequest, Store, SuffixByteRequest
-from zarr.storage import FsspecStore, MemoryStore, ZipStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
 
 from ...planning.problem import Matrix
 from ..format.chain import inner_chunks
@@ -29,8 +29,13 @@ MOST_ASKED = 1 << 14
 """Most files of an array whose sizes are all found out. Of more, those of a sample are."""
 SAMPLE = 1 << 10
 """Files of a sample."""
+FAR = 1 << 8
+"""The same, and files of a sample, where each question is a request over a network."""
 AT_ONCE, BATCH = 64, 1 << 10
 """Questions that are under way at a time, and those for which the store has one time limit."""
+
+NEAR = {"file", "local", "memory"}
+"""Protocols of file systems of fsspec's that are on this machine."""
 
 Sizes = npt.NDArray[np.int64]
 """Bytes that are read for each chunk in a file, in the order of their grid there."""
@@ -45,13 +50,14 @@ def sized(array: zarr.Array[Any], s: Matrix, outer: Matrix) -> Matrix:
     """
     (down, across), per = outer.grid, (outer.chunk_rows // s.chunk_rows, outer.chunk_cols // s.chunk_cols)
     count = down * across
-    asked = range(count) if count <= MOST_ASKED else sorted(random.Random(0).sample(range(count), SAMPLE))
-    places = (divmod(at, across) for at in asked)
     encode = array.metadata.encode_chunk_key
-    keys = (encode(place[::-1] if s.fortran else place) for place in places)
     answers = Answers(array.store_path.store)
     try:
-        look = _look(array, answers, per, len(asked) == count)
+        look, most = _look(array, answers, per, count <= MOST_ASKED)
+        some = min(most, SAMPLE)
+        asked = range(count) if count <= most else sorted(random.Random(0).sample(range(count), some))
+        places = (divmod(at, across) for at in asked)
+        keys = (encode(place[::-1] if s.fortran else place) for place in places)
         found = look and _asked(answers, look, (_below(array.store_path.path, key) for key in keys))
         sizes = None if found is None else np.array(found, np.int64).reshape(len(asked), *per)
     except MemoryError:
@@ -75,19 +81,37 @@ def _below(path: str, key: str) -> str:
     return f"{path}/{key}" if path else key
 
 
-def _look(array: zarr.Array[Any], answers: Answers, per: tuple[int, int], every: bool) -> Look | None:
-    """Return what finds out how much of a file is read; None where the store does not say. per: chunks of a
-    file. every: whether all files are asked for."""
+def _look(
+    array: zarr.Array[Any], answers: Answers, per: tuple[int, int], lists: bool
+) -> tuple[Look | None, int]:
+    """Return what finds out how much of a file is read, None where the store does not say; and the most files
+    that it is asked for. per: chunks of a file. lists: whether files may be listed."""
     store = array.store_path.store
     if per != (1, 1):
         inner = inner_chunks(array.metadata)
-        return partial(_by_index, store, inner.index, per) if inner else None
-    if (listed := _listed(array, answers, every)) is not None:
-        return partial(_in_list, store, listed)
+        most = FAR if _far(store) is not False else MOST_ASKED
+        return partial(_by_index, store, inner.index, per) if inner else None, most
+    most = FAR if _far(store) else MOST_ASKED
+    if (listed := _listed(array, answers, lists)) is not None:
+        unknown = sum(size is None for size in listed.values())
+        return partial(_in_list, store, listed), most if unknown > most else MOST_ASKED
     if isinstance(store, FsspecStore):
-        return partial(_by_name, store)
+        return partial(_by_name, store), most
     told = isinstance(store, MemoryStore) or type(store).getsize is not Store.getsize
-    return partial(_by_size, store) if told else None  # zarr's own method reads the whole file
+    return partial(_by_size, store) if told else None, most  # zarr's own method reads the whole file
+
+
+def _far(store: Store) -> bool | None:
+    """Return whether each question to a store is a request over a network; None where that is not known.
+    Icechunk knows sizes itself, but not what is in a file."""
+    while isinstance(store, WrapperStore):
+        store = store._store
+    if isinstance(store, FsspecStore):
+        protocol = store.fs.protocol
+        return NEAR.isdisjoint((protocol,) if isinstance(protocol, str) else protocol)
+    if isinstance(store, MemoryStore | ZipStore | LocalStore):
+        return False
+    return True if isinstance(store, ObjectStore) else None
 
 
 async def _by_index(store: Store, index: Index, per: tuple[int, int], key: str) -> Sizes:
@@ -123,13 +147,13 @@ async def _by_size(store: Store, key: str) -> int:
         return 0
 
 
-def _listed(array: zarr.Array[Any], answers: Answers, every: bool) -> Mapping[str, int | None] | None:
+def _listed(array: zarr.Array[Any], answers: Answers, lists: bool) -> Mapping[str, int | None] | None:
     """Return the sizes of an array's files by their keys, None for those that the store does not say; None
-    where there is no such list. every: whether all files are wanted."""
+    where there is no such list. lists: whether files may be listed."""
     store, path = array.store_path.store, array.store_path.path
     if isinstance(store, ZipStore):
         return {entry.filename: entry.file_size for entry in archive_of(store).infolist()}
-    if not isinstance(store, FsspecStore) or not every:
+    if not isinstance(store, FsspecStore) or not lists:
         return None
     root = store.path.rstrip("/")
     try:

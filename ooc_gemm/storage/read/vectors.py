@@ -51,8 +51,9 @@ def read_vector(spec: str | os.PathLike[str], name: str) -> Array:
     return found
 
 
-def open_vector(spec: Any, name: str) -> tuple[Opened, bool]:
-    """Open an input that may have one dimension; whether it has. Raises InputError, as `open_input`."""
+def open_vector(spec: Any, name: str, sizes: bool = True) -> tuple[Opened, bool]:
+    """Open an input that may have one dimension; whether it has. sizes: as of `open_zarr`. Raises
+    InputError, as `open_input`."""
     array, file = spec, None
     if isinstance(spec, str | os.PathLike):
         with explained(name):
@@ -61,7 +62,7 @@ def open_vector(spec: Any, name: str) -> tuple[Opened, bool]:
             return open_held(replace(file, shape=(*file.shape, 1), fortran=False), name), True
         array = open_array(spec, name, flat=True) if file is None else file
     if len(getattr(array, "shape", ())) != 1:
-        return open_input(array if file is None else spec, name), False
+        return open_input(array if file is None else spec, name, sizes), False
     if isinstance(array, np.ndarray):
         return open_input(array.reshape(-1, 1), name), True
     if isinstance(array, zarr.Array):
