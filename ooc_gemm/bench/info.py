@@ -23,6 +23,7 @@ from ..devices.cpu.device import CPU, processor
 from ..devices.several import Several
 from ..engine.execute import execute
 from ..engine.ports import COMPUTE, UPLOAD, Array, Device, Limits
+from ..engine.ring import Event
 from ..planning.problem import Matrix, MiB
 from ..planning.schedule import Part, Piece, cut
 from ..run.prepare import prepare
@@ -496,16 +497,23 @@ def _beside_copies(scratch: Path, device: Device, rates: Record) -> Record:
 
     Begin = Callable[[int, Bytes], Callable[[], int]]
 
-    def bring(index: int, buffer: Bytes) -> Callable[[], int]:
-        rows = index * CHUNK, (index + 1) * CHUNK
-        end = source.start(next(cut("a", source.matrix, rows, (0, CHUNK), chunk)), buffer)
+    def bringing() -> Begin:
+        copied: dict[int, Event] = {}  # address of a buffer → the end of the last copy from it
 
-        def done() -> int:
-            came, nbytes = end()
-            session.upload(came, pieces[0], 0).synchronize()
-            return nbytes
+        def bring(index: int, buffer: Bytes) -> Callable[[], int]:
+            if before := copied.get(buffer.ctypes.data):
+                before.synchronize()
+            rows = index * CHUNK, (index + 1) * CHUNK
+            end = source.start(next(cut("a", source.matrix, rows, (0, CHUNK), chunk)), buffer)
 
-        return done
+            def done() -> int:
+                came, nbytes = end()
+                copied[buffer.ctypes.data] = session.upload(came, pieces[0], 0)
+                return nbytes
+
+            return done
+
+        return bring
 
     def storing() -> Begin:
         target = _empty_target(scratch / "beside", output)
@@ -516,8 +524,14 @@ def _beside_copies(scratch: Path, device: Device, rates: Record) -> Record:
 
         return store
 
+    def moving(begin: Begin, slots: list[Bytes]) -> float:
+        start = time.perf_counter()
+        by_one_thread(begin, range(count), slots, math.inf)
+        session.record(UPLOAD).synchronize()
+        return time.perf_counter() - start
+
     def share(begin: Callable[[], Begin], slots: list[Bytes], *ways: str) -> float:
-        seconds = min(by_one_thread(begin(), range(count), slots, math.inf)[0] for _ in range(3))
+        seconds = min(moving(begin(), slots) for _ in range(3))
         alone = sum(count * chunk / alone_at[f"{way}_bytes_per_second"] for way in ways)
         return float(min(1.0, max(0.5, seconds / alone)))
 
@@ -533,7 +547,7 @@ def _beside_copies(scratch: Path, device: Device, rates: Record) -> Record:
         session.record(COMPUTE).synchronize()
         session.finish(block, 0)
         readers = buffers[: chunks_at_once(limits.readers) + 2]  # and two that are copied meanwhile
-        entering = share(lambda: bring, readers, "read", "upload")
+        entering = share(bringing, readers, "read", "upload")
         return {"entering": entering, "leaving": share(storing, buffers, "write", "download")}
     finally:
         session.close()
