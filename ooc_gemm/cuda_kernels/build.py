@@ -56,6 +56,7 @@ def _fallbacks(capability: str) -> Iterator[Config]:
 
 def _preparations() -> Iterator[Config]:
     """Yield the kernels that run before and after products."""
+    yield from map(preparations.survey, (False, True))
     yield from map(preparations.split, (False, True))
     for sums in ("float32", "float64", "int32", "int64"):
         yield preparations.sum_slices(sums)

@@ -11,6 +11,11 @@ def split(k_inner: bool) -> Config:
     return Config("split", "float32", 1, 64, (256, 1), (("K_INNER", int(k_inner)),))
 
 
+def survey(k_inner: bool) -> Config:
+    """Return the configuration of survey.cu. `k_inner`: whether the matrix is contiguous along k."""
+    return Config("survey", "float32", 1, 64, (256, 1), (("K_INNER", int(k_inner)),))
+
+
 def sum_slices(dtype: str, part: str = "") -> Config:
     """Return the configuration of sum.cu. `dtype`: NumPy's name for the type of C: float32, float64, int32 or
     int64. `part`: that of the slices, by default the same."""

@@ -1,4 +1,4 @@
-"""Splits float32 operands in two float16 planes each, for fp16x3 (kernels/prepare/split.cu).
+"""Splits float32 operands in two float16 planes each, for fp16x3 (kernels/prepare/survey.cu and split.cu).
 
 largest elements of rows and columns ──► powers of two along m, n and k ──► two planes, exponents
                                     └──► judge: raises a flag where three products would be inaccurate
@@ -40,9 +40,9 @@ SPLIT_PAYS, SPLIT_PAYS_DEEP = 600, 256
 """Values of m·n/(m + n) and of k from which fp16x3, with its split, is faster than plain float32 on an
 H200."""
 
-_KERNELS = (
-    "survey", "settle", "equilibrate", "judge", "row_lines", "column_largest", "column_exponents",
-    "column_counts", "split",
+_SURVEY = "survey", "settle"
+_SPLIT = (
+    "equilibrate", "judge", "row_lines", "column_largest", "column_exponents", "column_counts", "split",
 )  # fmt: skip
 _SIGN = {"a": 1, "b": -1}
 """Sign of d: op(A) is multiplied by it, op(B) divided."""
@@ -97,7 +97,8 @@ class Splitter:
         """`mn`: whether operand a, or b, is contiguous along m or n, and not along k."""
         self._mn, self._multiprocessors, self._scratch = mn, multiprocessors, scratch
         self._kernels: dict[str, dict[str, Kernel]] = {
-            name: load(preparations.split(not mn), *_KERNELS) for name, mn in mn.items()
+            name: load(preparations.survey(not mn), *_SURVEY) | load(preparations.split(not mn), *_SPLIT)
+            for name, mn in mn.items()
         }
 
     def split(self, product: Product, symmetric: bool, in_place: str, stream: Any) -> tuple[Product, Split]:

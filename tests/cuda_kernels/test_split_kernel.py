@@ -1,7 +1,7 @@
-"""What split.cu finds out about the lines of operands of fp16x3, on the emulator of kernels: the survey, and
-the sweeps that count lines again."""
+"""What survey.cu and split.cu find out about the lines of operands of fp16x3, on the emulator of kernels."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -36,6 +36,8 @@ CALLS = {
     "column_exponents": f"{number(0)}, {made('Line', 0)}, {made('int', 1)}, {made('State', 2)}",
 }  # fmt: skip
 """Kernel → its arguments, in C++."""
+SURVEY = "survey", "settle"
+"""Kernels of survey.cu; the others are in split.cu."""
 WIDE = "survey", "equilibrate", "judge", "row_lines"
 """Kernels whose blocks have 512 threads."""
 RNG = np.random.default_rng(3)
@@ -65,11 +67,17 @@ def run(along_k, tmp_path_factory):
     for asm, plain in HALVES.items():
         assert asm in text
         text = text.replace(asm, plain)
-    config, runs = preparations.split(along_k), {}
-    for threads in (256, 512):
-        (inside := folder / str(threads)).mkdir()
-        runs[threads] = Called(inside, replace(config, block=(threads, 1)), CALLS, text)
-    return lambda name, *args: runs[512 if name in WIDE else 256](name, *args)
+    survey = {name: CALLS[name] for name in SURVEY}
+    split = {name: call for name, call in CALLS.items() if name not in SURVEY}
+    sources = (preparations.survey(along_k), survey, whole_source("survey")), (
+        preparations.split(along_k), split, text
+    )  # fmt: skip
+    runs = {}
+    for (config, calls, source), threads in product(sources, (256, 512)):
+        (inside := folder / f"{config.kernel}{threads}").mkdir()
+        called = Called(inside, replace(config, block=(threads, 1)), calls, source)
+        runs |= {name: called for name in calls if (512 if name in WIDE else 256) == threads}
+    return lambda name, *args: runs[name](name, *args)
 
 
 def normal(lines, k):
