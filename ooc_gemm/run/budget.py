@@ -96,7 +96,8 @@ def known_rates(
     read = [(source.place, source.matrix.stored_bytes) for source in inputs.sources.values()]
     place = None if request.c is not None or request.writes else inputs.a.place
     c = (place, _c_bytes(problem)) if place else _c_place(request, problem)
-    return of_stores(rates.known(hardware, chosen.arithmetic, read, c), inputs.sources.values())
+    codecs = [source.source.codec for source in inputs.sources.values()]
+    return of_stores(rates.known(hardware, chosen.arithmetic, read, c, codecs), inputs.sources.values())
 
 
 def of_stores(found: Rates, sources: Iterable[Opened]) -> Rates:

@@ -149,7 +149,8 @@ def _rates(asked: Asked) -> Rates:
     """Return the rates that are known."""
     inputs = [one for one, _ in asked.inputs]
     places = [(one.place, one.matrix.stored_bytes) for one in inputs]
-    return of_stores(rates.known(asked.device, asked.arithmetic, places, asked.target), inputs)
+    codecs = [one.source.codec for one in inputs]
+    return of_stores(rates.known(asked.device, asked.arithmetic, places, asked.target, codecs), inputs)
 
 
 def _stages(asked: Asked, known: Rates) -> dict[str, float]:

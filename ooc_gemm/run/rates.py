@@ -32,13 +32,16 @@ NOT_MEASURED = f"default rates (not measured); {SUGGESTION}"
 Place = tuple[Path | None, int]
 """The folder of an array, None where it is not local, and its size in bytes."""
 Folder = dict[str, float]
-"""Rates of a file system, in bytes per second, by what is done; `turns`, `entering`, `leaving` and
+"""Rates of a file system, in bytes per second, by what is done, such as "read", "decode" or, for what one
+compressor has made, "decode zstd 0 float32"; `turns`, `entering`, `leaving` and
 `piece_seconds` as in `Rates`."""
 THREADS = 16
 """The most threads at which reads from memory are expected to become faster."""
 COPIED, DECODED = 4e9, 1e9
 """Bytes per second that one thread copies out of the page cache, and that it decodes (H200 machine, 16
 threads: 72e9 and 16e9)."""
+DECODE = "decode "
+"""Beginning of the names of rates at which one compressor's chunks are decoded."""
 SHARED_MEMORY = 0.75
 """How reads and writes of files in memory, and copies to and from devices, share the memory of a host where
 that was not measured (H200 and H100, 16 cores: reads 60 to 70 GB/s, copies 50, both at once 35 to 40)."""
@@ -52,19 +55,22 @@ if _mincore is not None:
     _mincore.argtypes = c_void_p, c_size_t, c_void_p
 
 
-def known(device: Hardware, arithmetic: Arithmetic, inputs: Iterable[Place], c: Place) -> Rates:
-    """Return the rates of a device for a kernel, for inputs at these places and a result at that place."""
+def known(
+    device: Hardware, arithmetic: Arithmetic, inputs: Iterable[Place], c: Place, codecs: Iterable[str] = ()
+) -> Rates:
+    """Return the rates of a device for a kernel, for inputs at these places and a result at that place.
+    `codecs`: what decodes the chunks of inputs (`Source.codec`)."""
     usual, found, there = device.rates(arithmetic), recall(FILE).get(device.model, {}), list(inputs)
-    key, most = kernel_key(arithmetic), device.most_flops
+    key, most, names = kernel_key(arithmetic), device.most_flops, {codec for codec in codecs if codec}
     try:
-        return _known(usual, found, key, there, c, most)
+        return _known(usual, found, key, there, c, most, names)
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):  # a file of another version
-        return _known(usual, {}, key, there, c, most)
+        return _known(usual, {}, key, there, c, most, names)
 
 
 def _known(
     usual: Rates, found: dict[str, Any], key: str, inputs: list[Place], c: Place,
-    most: Callable[[str, str], float],
+    most: Callable[[str, str], float], codecs: set[str],
 ) -> Rates:  # fmt: skip
     rates, speeds = _of_device(usual, found), possible(found.get("flops"), most)
     missing = []
@@ -78,7 +84,7 @@ def _known(
         remembered |= found.get(FOLDERS[True], {})
     systems = {place: file_system(place) for place, _ in (*inputs, c) if place}
     folders = {name: _folder(usual, name, remembered.get(name, {})) for name in systems.values()}
-    rates = _of_folders(rates, {place: folders[name] for place, name in systems.items()}, inputs, c)
+    rates = _of_folders(rates, {place: folders[name] for place, name in systems.items()}, inputs, c, codecs)
     if c[0] and any(place and systems[place] == systems[c[0]] for place, _ in inputs):
         rates = replace(rates, turns=folders[systems[c[0]]]["turns"])
     used += [remembered[name] for name in folders if name in remembered]
@@ -121,7 +127,10 @@ def _folder(usual: Rates, system: str, found: dict[str, Any]) -> Folder:
         "write": max(usual.write, cached / 3) if memory else usual.write,
         "decode": DECODED * threads,
     }
-    measured = {name: sound(found.get(f"{name}_bytes_per_second")) for name in (*rates, "write_cached")}
+    suffix = "_bytes_per_second"
+    decoded = [name.removesuffix(suffix) for name in found if name.startswith(DECODE)]
+    names = *rates, "write_cached", *decoded
+    measured = {name: sound(found.get(name + suffix)) for name in names}
     rates |= {name: value for name, value in measured.items() if value}
     rates.setdefault("write_cached", rates["write"])
     shares = SHARED_MEMORY if memory else usual.entering
@@ -129,7 +138,9 @@ def _folder(usual: Rates, system: str, found: dict[str, Any]) -> Folder:
     return ways | rates | {name: float(found[name]) for name in ways if name in found}
 
 
-def _of_folders(rates: Rates, folders: dict[Path, Folder], inputs: list[Place], c: Place) -> Rates:
+def _of_folders(
+    rates: Rates, folders: dict[Path, Folder], inputs: list[Place], c: Place, codecs: set[str]
+) -> Rates:
     """Return the rates with those of the folders in which the inputs and C lie. Several inputs are read at
     the rate at which all of them take as long as they do each at its own."""
     seconds, total, costs, decoding, entering = 0.0, 0, [0.0], [math.inf], [rates.entering]
@@ -141,7 +152,7 @@ def _of_folders(rates: Rates, folders: dict[Path, Folder], inputs: list[Place], 
         seconds += nbytes * ((1 - share) / folder["read"] + share / folder["cached"])
         total += nbytes
         costs.append(folder["piece_seconds"])
-        decoding.append(folder["decode"])
+        decoding += [folder.get(DECODE + codec, folder["decode"]) for codec in codecs or [""]]
         entering.append(folder["entering"])
     if total:
         rates = replace(

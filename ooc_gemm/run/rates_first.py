@@ -31,6 +31,7 @@ from ..support.remembered import recall, remember
 from ..support.timed import by_one_thread, for_a_while
 from ..support.trace import Trace
 from .rates import (
+    DECODE,
     FILE,
     FOLDERS,
     Place,
@@ -182,7 +183,8 @@ class _First:
         if opened.source.matrix.chunk_bytes < LEAST_CHUNK:
             return ""
         name = "cached" if cached_share(opened.place) >= 0.5 else "read"
-        name = "decode" if opened.source.matrix.whole else name
+        if opened.source.matrix.whole:
+            name = (DECODE + opened.source.codec).strip()
         known = self._folders.get(file_system(opened.place), {})
         return "" if f"{name}_bytes_per_second" in known else name
 
@@ -195,7 +197,7 @@ class _First:
         moved, decoded = (sum(each) for each in zip(*found, strict=True)) if found else (0, 0)
         if not moved or seconds <= 0:
             return
-        if name == "decode":
+        if name.startswith(DECODE.strip()):
             seconds = max(seconds / 2, seconds - moved / self._wanted.read)
             self._add(file_system(place), name, decoded / seconds, "decoding in")
         else:

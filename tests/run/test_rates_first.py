@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import zarr
 from conftest import make
 
 import ooc_gemm
@@ -75,9 +77,8 @@ def test_the_first_run_measures_remembers_and_says_so(arrays, worth_it, cache):
     assert own["brief"]
     assert 0 < own["flops"]["blas float32"]["flops"] <= CPU().most_flops("blas", "float32")
     (folder,) = own["folders"].values()
-    assert {"cached_bytes_per_second", "decode_bytes_per_second", "write_cached_bytes_per_second"} <= set(
-        folder
-    )
+    names = "cached", "decode zstd 0 float32", "write_cached"
+    assert {f"{name}_bytes_per_second" for name in names} <= set(folder)
     again, nothing = run()
     assert nothing == []
     assert again.plan.used_rates.note.startswith("measured briefly 20")
@@ -125,7 +126,7 @@ def test_a_short_run_measures_nothing(arrays, cache, monkeypatch):
 
 
 def test_what_info_has_measured_is_not_measured_again(arrays, worth_it, monkeypatch):
-    speeds = ("read", "cached", "write", "write_cached", "decode")
+    speeds = ("read", "cached", "write", "write_cached", "decode", "decode zstd 0 float32")
     folder = {f"{name}_bytes_per_second": 1e9 for name in speeds}
     folder |= {"date": "2026-01-01", "turns": 0.5, "piece_seconds": 0.0}
     known = {
@@ -146,11 +147,34 @@ def test_what_info_has_measured_is_not_measured_again(arrays, worth_it, monkeypa
     assert found["brief"] is False
 
 
+def test_each_compressor_has_a_rate_of_its_own(arrays, worth_it, monkeypatch):
+    """What it is for one is no estimate for another: blosc may decode ten times as fast as zstd."""
+    run()
+    place = rates.file_system(rates.Path.cwd())
+    known = remembered.recall(rates.FILE)[CPU().model]
+    known["folders"][place]["decode zstd 0 float32_bytes_per_second"] = 2e9
+    remembered.remember(rates.FILE, CPU().model, known)
+    packed = zarr.codecs.BloscCodec(cname="lz4", clevel=5, shuffle="shuffle")
+    shutil.rmtree("b")
+    make("b", arrays["b"], chunks=(32, 32), compressors=packed)
+    done, (said,) = run()
+    assert "decoding in" in said
+    folder = remembered.recall(rates.FILE)[CPU().model]["folders"][place]
+    (name,) = (name for name in folder if name.startswith("decode blosc"))
+    assert name == "decode blosc lz4 5 shuffle float32_bytes_per_second"
+    assert done.plan.used_rates.decode == folder[name] != 2e9
+    shutil.rmtree("b")
+    make("b", arrays["b"], chunks=(32, 32), compressors="auto")
+    done, said = run()
+    assert said == []
+    assert done.plan.used_rates.decode == 2e9
+
+
 def test_small_chunks_do_not_show_how_fast_a_file_system_is(arrays, worth_it, monkeypatch):
     monkeypatch.setattr(rates_first, "LEAST_CHUNK", MiB)
     run()
     (folder,) = remembered.recall(rates.FILE)[CPU().model]["folders"].values()
-    assert not {"read_bytes_per_second", "cached_bytes_per_second", "decode_bytes_per_second"} & set(folder)
+    assert not [name for name in folder if name.startswith(("read", "cached", "decode"))]
 
 
 def test_measuring_holds_a_share_of_the_memory_limit(arrays, worth_it, monkeypatch):

@@ -10,6 +10,7 @@ zarr. Everything else is decoded by zarr (decoded.py, and sharded.py where it li
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,7 @@ def _stored(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, stored:
                 encodes=codec_memory.encoding(name_of, configuration),
             )
             source = CompressedSource(name, dtype, fill, s, chunks, compressor)
+            source.codec = _spelled(name_of, configuration, dtype)
         else:
             whole = set(sizes) <= {0, s.chunk_bytes}
             source = RawSource(name, dtype, fill, _with_missing(s, sizes), chunks, whole)
@@ -205,6 +207,12 @@ def _stored(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, stored:
         folder = place if isinstance(place, Folder) else None
         source = decoded_source(name, array, replace(s, stored=sizes), folder)
     return _opened(source, snapshot)
+
+
+def _spelled(compressor: str, configuration: Mapping[str, Any], dtype: np.dtype[Any]) -> str:
+    """Return what decides how fast chunks are decoded, such as "blosc lz4 5 shuffle float32"."""
+    said = (configuration[key] for key in ("cname", "clevel", "level", "shuffle") if key in configuration)
+    return " ".join([compressor.removeprefix("numcodecs."), *map(str, said), dtype.name])
 
 
 def _description(metadata: Any) -> bytes:

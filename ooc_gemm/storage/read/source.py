@@ -28,6 +28,9 @@ class Source:
         """name: how messages call the array. dtype: type of the elements, in native byte order. matrix: as it
         is stored, without op()."""
         self.name, self.dtype, self.matrix = name, dtype, matrix
+        self.codec = ""
+        """What decodes its chunks, for rates that are remembered of it; empty where that is not one known
+        compressor."""
 
     @property
     def asynchronous(self) -> bool:
