@@ -22,7 +22,7 @@ from ooc_gemm.cli import main
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.engine.ports import COMPUTE, UPLOAD
-from ooc_gemm.run import rates_first
+from ooc_gemm.run import prepare, rates_first
 from ooc_gemm.storage.io import answers
 from ooc_gemm.support import memory as limits
 
@@ -163,8 +163,9 @@ class RecordingSession(CPUSession):
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    """Memory limits count as in a process that has done nothing yet, whatever tests ran before, and no run
-    measures this machine, which it would say, but for tests that want it."""
+    """Memory limits count as in a process that has done nothing yet, whatever tests ran before, nor is a plan
+    remembered of them; and no run measures this machine, which it would say, but for tests that want it."""
+    prepare._remembered.cache_clear()
     monkeypatch.setattr(limits, "resident_bytes", lambda: 0)
     monkeypatch.setattr(rates_first, "SHARE", 0.0)
     logging.disable(logging.NOTSET)  # an interrupted command line disables it for the rest of its process
