@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from ..cuda_kernels.catalog import KERNELS
-from ..run.rates import FOLDERS, mount_point
+from ..run.rates import DECODE, FOLDERS, mount_point
 from .gpu import CUBLAS, dtypes_of
 from .kernels import size_of
 
@@ -162,6 +162,7 @@ def rates_tables(rates: dict[str, Any]) -> Iterator[Any]:
         yield made
         ways = ("read", "cached", "write", "decode")
         folders = table(("file system",), (*ways, "both"))
+        compressors = table(("chunks of", "in"), ("are decoded at",))
         rows = ((several, *row) for several, key in FOLDERS.items() for row in found.get(key, {}).items())
         for several, system, speed in rows:
             cells = [_bytes_rate(speed, way) for way in ways]
@@ -169,12 +170,18 @@ def rates_tables(rates: dict[str, Any]) -> Iterator[Any]:
             name = f"{place} ({system.split()[0]})" if place else system
             name += ", several GPUs" if several else ""
             folders.add_row(name, *cells, f"{speed['turns']:.0%}" if "turns" in speed else "–")
+            for key in speed:
+                if key.startswith(DECODE):
+                    rate = key.removesuffix("_bytes_per_second")
+                    compressors.add_row(rate.removeprefix(DECODE), name, _bytes_rate(speed, rate))
         if folders.rows:
             yield folders
             yield (
                 "both: time of reading and writing at once, divided by the sum of the times of each alone; "
                 "100% means that they take turns"
             )
+        if compressors.rows:
+            yield compressors
 
 
 def _bytes_rate(found: dict[str, Any], name: str) -> str:

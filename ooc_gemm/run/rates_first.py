@@ -199,7 +199,12 @@ class _First:
             return
         if name.startswith(DECODE.strip()):
             seconds = max(seconds / 2, seconds - moved / self._wanted.read)
-            self._add(file_system(place), name, decoded / seconds, "decoding in")
+            self._add(
+                file_system(place),
+                name,
+                decoded / seconds,
+                f"decoding {opened.source.codec} in".replace("  ", " "),
+            )
         else:
             said = "reading cached files of" if name == "cached" else "reading"
             self._add(file_system(place), name, moved / seconds, said)

@@ -11,6 +11,7 @@ import zarr
 from conftest import make
 
 import ooc_gemm
+from ooc_gemm.bench.tables import rates_tables
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.session import HostMemory
 from ooc_gemm.devices.cuda import choice
@@ -69,7 +70,7 @@ def run(**options):
 def test_the_first_run_measures_remembers_and_says_so(arrays, worth_it, cache):
     _, (said,) = run()
     assert "and are remembered: blas float32, fresh memory, reading" in said
-    assert "decoding in" in said
+    assert "decoding zstd 0 float32 in" in said
     assert "writing to" in said
     np.testing.assert_allclose(ooc_gemm_read("c"), arrays["a"] @ arrays["b"], rtol=1e-4, atol=1e-4)
     assert sorted(os.listdir()) == ["a", "b", "c"], "nothing else is left"
@@ -158,11 +159,16 @@ def test_each_compressor_has_a_rate_of_its_own(arrays, worth_it, monkeypatch):
     shutil.rmtree("b")
     make("b", arrays["b"], chunks=(32, 32), compressors=packed)
     done, (said,) = run()
-    assert "decoding in" in said
+    assert "remembered: decoding blosc lz4 5 shuffle float32 in " in said
     folder = remembered.recall(rates.FILE)[CPU().model]["folders"][place]
     (name,) = (name for name in folder if name.startswith("decode blosc"))
     assert name == "decode blosc lz4 5 shuffle float32_bytes_per_second"
     assert done.plan.used_rates.decode == folder[name] != 2e9
+    *_, shown = rates_tables({CPU().model: remembered.recall(rates.FILE)[CPU().model]})
+    (compressors, places, speeds) = (list(column.cells) for column in shown.columns)
+    assert compressors == ["zstd 0 float32", "blosc lz4 5 shuffle float32"]
+    assert len(set(places)) == 1
+    assert speeds[0].startswith("2.0 G")
     shutil.rmtree("b")
     make("b", arrays["b"], chunks=(32, 32), compressors="auto")
     done, said = run()
