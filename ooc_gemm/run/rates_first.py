@@ -199,12 +199,8 @@ class _First:
             return
         if name.startswith(DECODE.strip()):
             seconds = max(seconds / 2, seconds - moved / self._wanted.read)
-            self._add(
-                file_system(place),
-                name,
-                decoded / seconds,
-                f"decoding {opened.source.codec} in".replace("  ", " "),
-            )
+            what = " ".join(["decoding", *opened.source.codec.split(), "in"])
+            self._add(file_system(place), name, decoded / seconds, what)
         else:
             said = "reading cached files of" if name == "cached" else "reading"
             self._add(file_system(place), name, moved / seconds, said)
