@@ -67,11 +67,16 @@ STORES = [in_memory, in_fsspec, below_no_path, logged, in_an_archive, in_icechun
 
 
 def product(x):
-    """Multiply, and compare what was read with the plan; the result."""
+    """Multiply, and compare what was read with the plan; the result. How often zarr reads the index of a
+    shard depends on its version."""
     result = ooc_gemm.multiply(x, B, **CPU)
     assert np.array_equal(result.array, A @ B)
-    assert "estimate" not in result.plan.table()
-    assert result.bytes_read == result.plan.bytes_read
+    shards = isinstance(x, zarr.Array) and x.shards not in (None, x.chunks)
+    assert ("estimate" in result.plan.table()) == shards
+    if shards:
+        assert B.nbytes < result.bytes_read <= result.plan.bytes_read
+    else:
+        assert result.bytes_read == result.plan.bytes_read
     return result
 
 
@@ -136,7 +141,8 @@ def test_of_very_many_chunks_a_sample_is_asked_for(monkeypatch, layout):
     assert plan.to_dict()["bytes_read_estimated"] is True
     result = ooc_gemm.multiply(x, x, transpose_b=True, **CPU)
     assert np.array_equal(result.array, values @ values.T)
-    assert result.bytes_read == pytest.approx(result.plan.bytes_read, rel=0.02)
+    assert result.bytes_read <= 1.02 * result.plan.bytes_read
+    assert shards or result.bytes_read == pytest.approx(result.plan.bytes_read, rel=0.02)
 
 
 def over_a_network(tmp_path, monkeypatch):
@@ -180,7 +186,8 @@ def test_few_files_are_asked_for_where_each_is_a_request_over_a_network(
     assert opened.matrix.estimated
     result = ooc_gemm.multiply(x, x, transpose_b=True, **CPU)
     assert np.array_equal(result.array, values @ values.T)
-    assert result.bytes_read == pytest.approx(result.plan.bytes_read, rel=0.02)
+    assert result.bytes_read <= 1.02 * result.plan.bytes_read
+    assert shards or result.bytes_read == pytest.approx(result.plan.bytes_read, rel=0.02)
 
 
 def test_a_list_without_sizes_does_not_save_requests(tmp_path, monkeypatch):

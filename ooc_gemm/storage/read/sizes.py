@@ -66,7 +66,8 @@ def sized(array: zarr.Array[Any], s: Matrix, outer: Matrix) -> Matrix:
         sizes = None
     if sizes is None or (sizes < 0).any():
         return replace(s, estimated=True)
-    s = replace(s, estimated=len(asked) < count)
+    # Older versions of zarr read the index of a shard with each of its chunks, newer ones less often.
+    s = replace(s, estimated=len(asked) < count or per != (1, 1))
     if (sizes == s.chunk_bytes).all():
         return s
     every = np.full((count, *per), round(sizes.mean()) if len(asked) else 0, np.int64)
@@ -115,7 +116,7 @@ def _far(store: Store) -> bool | None:
 
 
 async def _by_index(store: Store, index: Index, per: tuple[int, int], key: str) -> Sizes:
-    """Look at the index of a shard, which zarr reads with each of its chunks."""
+    """Look at the index of a shard, which zarr may read with each of its chunks."""
     where = SuffixByteRequest(index.nbytes) if index.at_end else RangeByteRequest(0, index.nbytes)
     data = await store.get(key, default_buffer_prototype(), where)
     if data is None:
