@@ -173,7 +173,7 @@ class _Superblock(Unit):
     """Consecutive blocks, or one of those that a team makes at the same time."""
 
     blocks: list[Block] = field(kw_only=True)
-    """In a team it is one."""
+    """The blocks, which follow each other in the plan; where a team makes them, there is only one."""
 
 
 def _cut(plan: Plan, workers: int) -> list[list[_Superblock]]:

@@ -290,12 +290,13 @@ class CostModel:
         strip of the last multiplication is done."""
         rates, blocks = self.rates, count_blocks(self._problem, x.bm, x.bn)
         panels = max(1, blocks * len(x.panels))
-        bringing = self._bringing_seconds(stages) + panels * rates.turn_seconds
+        entering = entering_seconds(stages, rates)
+        bringing = self._bringing_seconds(entering, stages) + panels * rates.turn_seconds
         each_read, each_multiply = bringing / panels, stages["compute"] / panels
         first, last = self._first_and_last(x)
         if x.c_buffers == 1:
             last = 1.0
-        entering, leaving = self._entering(stages), self._leaving(stages)
+        leaving = leaving_seconds(stages, rates)
         strips = 1 if self._problem.check_itemsize else EARLY_STRIPS
         tail = max(each_multiply, last * leaving) + min(each_multiply, last * leaving) / strips
         hidden = leaving * (1 - last)
@@ -313,19 +314,11 @@ class CostModel:
             ends.append(until_tail + each_multiply - last * stages["compute"] + (first + last) * leaving)
         return max(ends)
 
-    def _entering(self, stages: dict[str, float]) -> float:
-        """Seconds of reads and of copies to devices, which share the host's memory."""
-        return taking_turns(stages["read"], stages["upload"], self.rates.entering)
-
-    def _leaving(self, stages: dict[str, float]) -> float:
-        """Seconds of copies from devices and of writes."""
-        return taking_turns(stages["write"], stages["download"], self.rates.leaving)
-
-    def _bringing_seconds(self, stages: dict[str, float]) -> float:
+    def _bringing_seconds(self, entering: float, stages: dict[str, float]) -> float:
         """Seconds in which pieces come from the store and from other workers: from both at the same time, but
         from a store that is far away over the same network."""
-        read, exchange = self._entering(stages), stages.get("exchange", 0.0)
-        return read + exchange if self.rates.latency else max(read, exchange)
+        exchange = stages.get("exchange", 0.0)
+        return entering + exchange if self.rates.latency else max(entering, exchange)
 
     def _first_and_last(self, x: Candidate) -> tuple[float, float]:
         """Return the shares of C that the first block and the last one make. The last one may be smaller,
@@ -342,14 +335,14 @@ class CostModel:
         """Seconds of the one block of panels that grow: each is read when one of two buffers is free, and
         multiplied when it is there."""
         p, thin = self._problem, self.rates.thin
-        bringing = self._entering(stages) / p.k
+        bringing = entering_seconds(stages, self.rates) / p.k
         multiplying = stages["compute"] / (p.k + thin * len(x.panels))
         came = done = before = began = took = 0.0
         for start, stop in x.panels:
             came = max(came, before) + (stop - start) * bringing + self.rates.turn_seconds
             began, took = max(came, done), (stop - start + thin) * multiplying
             before, done = done, began + took
-        leaving, strips = self._leaving(stages), 1 if p.check_itemsize else EARLY_STRIPS
+        leaving, strips = leaving_seconds(stages, self.rates), 1 if p.check_itemsize else EARLY_STRIPS
         return max(began + took / strips + leaving, done + leaving / strips)
 
 
@@ -381,10 +374,19 @@ def least_seconds(flops: float, moved: Mapping[str, int], rates: Rates) -> dict[
     seconds = {
         stage: moved[stage] / getattr(rates, stage) for stage in ("read", "upload", "download", "write")
     }
-    entering = taking_turns(seconds["read"], seconds["upload"], rates.entering)
-    leaving = taking_turns(seconds["write"], seconds["download"], rates.leaving)
-    store = taking_turns(entering, leaving, rates.turns)
+    store = taking_turns(entering_seconds(seconds, rates), leaving_seconds(seconds, rates), rates.turns)
     return seconds | {"compute": flops / rates.flops, "store": store}
+
+
+def entering_seconds(stages: Mapping[str, float], rates: Rates) -> float:
+    """Return the seconds of reads and of copies to devices, which share the host's memory. `stages`: the
+    seconds of each stage alone."""
+    return taking_turns(stages["read"], stages["upload"], rates.entering)
+
+
+def leaving_seconds(stages: Mapping[str, float], rates: Rates) -> float:
+    """Return the seconds of copies from devices and of writes, likewise."""
+    return taking_turns(stages["write"], stages["download"], rates.leaving)
 
 
 def taking_turns(read: float, write: float, turns: float) -> float:

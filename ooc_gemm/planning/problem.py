@@ -65,7 +65,8 @@ class Matrix:
     """Bytes of every stored chunk in row-major order of the chunk grid, 0 where a chunk is missing.
     None: none is missing and each takes its full decoded size."""
     estimated: bool = False
-    """Whether that is an estimate, because the store does not say how large all of its files are."""
+    """Whether that is an estimate: the store does not say how large all of its files are, or zarr reads
+    shards there, whose indices it reads more or less often by its version."""
     held: int = 2
     """Memory, in chunks, that decoding or encoding a whole chunk takes in addition to its slot. It is more
     than 2 where zarr does it."""

@@ -82,7 +82,7 @@ def _traffic_rows(found: Numbers, p: Problem) -> list[Row]:
     times = (found["bytes_read"] + found["bytes_written"]) / max(1, bound)
     size, order = mib(cached * found["slot_bytes"]), "columns" if found["by_columns"] else "rows"
     cache = f"{size} of host memory keeps what is used again soonest; blocks go by {order}"
-    guessed = ", an estimate: a store does not say how large all chunks are" if p.estimated else ""
+    guessed = ", an estimate: it is not known how much is read of each chunk" if p.estimated else ""
     rows = [("read", f"{mib(found['bytes_read'])} (the {hold} {mib(p.input_bytes)}){guessed}")]
     rows += [("cache", cache)] if cached else []
     written = mib(found["bytes_written"])

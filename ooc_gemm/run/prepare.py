@@ -212,18 +212,16 @@ class _Planner:
         else:
             rates = known_rates(settled, inputs, problem, chosen, hardware)
         chunks = sum(len(one.stored or ()) for one in (problem.a, problem.b, problem.c))
-        make = _remembered if chunks <= MOST_REMEMBERED else _made
-        return _Planned(chosen, narrowed, make(make_plan, problem, budget, rates))
+        if chunks > MOST_REMEMBERED:
+            return _Planned(chosen, narrowed, make_plan(problem, budget, rates))
+        return _Planned(chosen, narrowed, _remembered(make_plan, problem, budget, rates))
 
 
-def _made(make: Callable[..., Plan], problem: Problem, budget: Budget, rates: Rates) -> Plan:
-    """Return a plan, by `make_plan` or what stands for it."""
+@lru_cache(maxsize=16)
+def _remembered(make: Callable[..., Plan], problem: Problem, budget: Budget, rates: Rates) -> Plan:
+    """Return the plan that `make` makes, from memory for a product that was planned before: who makes one
+    product after another waits for one search."""
     return make(problem, budget, rates)
-
-
-_remembered = lru_cache(maxsize=16)(_made)
-"""The same, from memory for a product that was planned before: who makes one product after another waits for
-one search."""
 
 
 def _read(inputs: Inputs, plan: Plan) -> dict[str, Opened]:

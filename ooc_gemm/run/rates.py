@@ -33,8 +33,8 @@ Place = tuple[Path | None, int]
 """The folder of an array, None where it is not local, and its size in bytes."""
 Folder = dict[str, float]
 """Rates of a file system, in bytes per second, by what is done, such as "read", "decode" or, for what one
-compressor has made, "decode zstd 0 float32"; `turns`, `entering`, `leaving` and
-`piece_seconds` as in `Rates`."""
+compressor has made, "decode zstd 0 float32"; `turns`, `entering`, `leaving` and `piece_seconds` as in
+`Rates`."""
 THREADS = 16
 """The most threads at which reads from memory are expected to become faster."""
 COPIED, DECODED = 4e9, 1e9

@@ -199,8 +199,9 @@ class _First:
             return
         if name.startswith(DECODE.strip()):
             seconds = max(seconds / 2, seconds - moved / self._wanted.read)
-            what = " ".join(["decoding", *opened.source.codec.split(), "in"])
-            self._add(file_system(place), name, decoded / seconds, what)
+            self._add(
+                file_system(place), name, decoded / seconds, f"decoding{name.removeprefix('decode')} in"
+            )
         else:
             said = "reading cached files of" if name == "cached" else "reading"
             self._add(file_system(place), name, moved / seconds, said)

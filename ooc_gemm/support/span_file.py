@@ -26,8 +26,7 @@ class SpanFile:
     def __init__(self, path: str | os.PathLike[str]):
         """path: the file for the timeline, beside which spans are kept. Raises OSError."""
         self._path = os.fspath(path)
-        self._tracks: dict[str, str] = {}
-        """The stage of each track."""
+        self._tracks: dict[str, str] = {}  # track → its stage
         self._error: OSError | None = None
         self._lock = Lock()
         self._file = _nameless(os.path.dirname(self._path) or ".")
@@ -67,7 +66,7 @@ class SpanFile:
             self.close()
 
     def close(self) -> None:
-        """Drop the spans."""
+        """Remove the file in which spans are kept, and forget them."""
         with suppress(OSError):
             self._file.close()
 

@@ -38,10 +38,7 @@ class Trace:
     def __init__(self, file: str | os.PathLike[str] | None = None, recorded: bool = True):
         """`file`: where `write` puts a timeline of all spans; None where their totals are enough. `recorded`:
         hand spans to the recording that is on, if there is one (`recording.py`). Raises OSError."""
-        self.keep = file is not None
-        """Whether all spans are kept."""
-        self._file = None if file is None else SpanFile(file)
-        self._few = None if file is None else Spans()
+        self._file, self._few = None if file is None else SpanFile(file), Spans()
         self._recording = recording.current() if recorded else None
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Busy seconds of each stage, added up over its threads. Reads and writes in the background count
@@ -55,6 +52,11 @@ class Trace:
         """Bytes that each stage moved."""
         self._lock = Lock()
         self._start = time.perf_counter()
+
+    @property
+    def keep(self) -> bool:
+        """Whether the trace keeps all spans for a timeline, and not their totals alone."""
+        return self._file is not None
 
     def add(
         self, stage: str, start: float, stop: float = 0.0, track: str = "", nbytes: int = 0, **args: Any
@@ -73,7 +75,7 @@ class Trace:
         track = track or f"{stage} {get_ident()}"
         if self._recording:
             self._recording.add(stage, track, start, start + seconds, nbytes)
-        if self._few is not None and self._file is not None:
+        if self._file is not None:
             self._few.add(track, Span(stage, start, start + seconds, seconds, nbytes))
             self._file.add(stage, track, start, start + seconds, {"bytes": nbytes, **args})
 
@@ -95,7 +97,7 @@ class Trace:
 
     def timeline(self, parts: int = 100) -> Timeline | None:
         """When each stage was busy, in so many parts; None where spans are not kept."""
-        lanes = self._few.lanes() if self._few else []
+        lanes = self._few.lanes()
         if not lanes:
             return None
         first = min(lane[0].start for _, lane in lanes)

@@ -28,9 +28,9 @@ from ..io.zarr_internals import archive_of, default_buffer_prototype
 MOST_ASKED = 1 << 14
 """Most files of an array whose sizes are all found out. Of more, those of a sample are."""
 SAMPLE = 1 << 10
-"""Files of a sample."""
+"""How many files are asked for where the sizes of all are not found out."""
 FAR = 1 << 8
-"""The same, and files of a sample, where each question is a request over a network."""
+"""Both numbers where each question is a request over a network."""
 AT_ONCE, BATCH = 64, 1 << 10
 """Questions that are under way at a time, and those for which the store has one time limit."""
 
@@ -78,8 +78,8 @@ def sized(array: zarr.Array[Any], s: Matrix, outer: Matrix) -> Matrix:
 
 
 def _below(path: str, key: str) -> str:
-    """Return a key below a path."""
-    return f"{path}/{key}" if path else key
+    """Return the key of something below a path, either of which may be empty."""
+    return "/".join(filter(None, (path, key)))
 
 
 def _look(
@@ -134,7 +134,7 @@ async def _in_list(store: Store, listed: Mapping[str, int | None], key: str) -> 
 async def _by_name(store: FsspecStore, key: str) -> int | None:
     """Ask a file system. The store's own method would read a file whose size it does not know."""
     try:
-        found = await store.fs._info("/".join(filter(None, (store.path.rstrip("/"), key))))
+        found = await store.fs._info(_below(store.path.rstrip("/"), key))
     except store.allowed_exceptions:
         return 0
     size: int | None = found.get("size")
@@ -158,7 +158,7 @@ def _listed(array: zarr.Array[Any], answers: Answers, lists: bool) -> Mapping[st
         return None
     root = store.path.rstrip("/")
     try:
-        found = answers.of(store.fs._find("/".join(filter(None, (root, path))), detail=True))
+        found = answers.of(store.fs._find(_below(root, path), detail=True))
     except TimeoutError:  # it would not answer other questions, either
         raise
     except (OSError, NotImplementedError):
