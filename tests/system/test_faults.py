@@ -643,24 +643,43 @@ def test_no_smaller_plan_where_beta_would_come_in_twice(here):
     assert len(device.plans) == 1
 
 
-def test_a_host_without_memory(here):
-    """Address space runs out before the limit that was given."""
-    text = """
+def within(megabytes):
+    """A product, in a process that is given so much more address space when it has imported everything."""
+    text = f"""
 import resource
 import ooc_gemm.api, ooc_gemm.devices.cpu.device, ooc_gemm.storage.read.inputs, numpy as np
 from ooc_gemm.cli import main
 from ooc_gemm.run import rates_first
 rates_first.SHARE = 0.0  # measuring says so
 free = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (free + (300 << 20),) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (free + ({megabytes} << 20),) * 2)
 main(["multiply", "wide", "tall", "c", "-d", "cpu", "-M", "4GiB"])
 """
+    shutil.rmtree("c", ignore_errors=True)
     for name, shape in (("wide", (12000, 10)), ("tall", (10, 12000))):
-        zarr.create_array(name, shape=shape, chunks=shape, dtype="f4", fill_value=1)
-    done = script(text)
+        zarr.create_array(name, shape=shape, chunks=shape, dtype="f4", fill_value=1, overwrite=True)
+    return script(text)
+
+
+def test_a_host_without_memory(here):
+    """Address space runs out before the limit that was given."""
+    done = within(300)
     assert (done.returncode, done.stdout) == (1, "")
     assert_one_sentence(done.stderr, "no more memory", "smaller --memory-limit")
     assert not Path("c/zarr.json").exists()
+
+
+@pytest.mark.slow
+def test_whatever_the_address_space_the_process_ends_in_order(here):
+    """BLAS ends the process where it finds no memory, and a thread that starts without memory hangs."""
+    codes = set()
+    for megabytes in range(100, 1500, 50):
+        done = within(megabytes)
+        codes.add(done.returncode)
+        assert done.returncode in (0, 1), (megabytes, done)
+        if done.returncode:
+            assert_one_sentence(done.stderr, "no more memory", "smaller --memory-limit")
+    assert codes == {0, 1}
 
 
 @pytest.mark.parametrize("kilobytes", [100_000, 300_000, 800_000])

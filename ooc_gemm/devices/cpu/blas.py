@@ -8,6 +8,7 @@ export no CBLAS), NumPy does the same with a temporary, more slowly.
 
 import ctypes
 import math
+import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -27,6 +28,9 @@ Syrk = Callable[[Array, Array, complex, complex], None]
 
 _LETTER = {"f": "s", "d": "d", "F": "c", "D": "z"}
 _ROW_MAJOR, _NO_TRANS, _TRANS, _LOWER = 101, 111, 112, 122
+FIRST_CALL_BYTES = 64 << 20
+"""Address space that a thread takes at most when it calls BLAS for the first time. OpenBLAS takes a buffer of
+32 MiB."""
 _PART = 256
 """Rows, columns and depth of the blocks that `by_parts` multiplies."""
 
@@ -221,6 +225,14 @@ def _with_temporary(a: Array, b: Array, c: Array, alpha: complex, beta: complex)
             return
         scale_in_place(c, beta)
         c += product
+
+
+def room_for_a_first_call() -> mmap.mmap:
+    """Reserve address space for the first call of BLAS on a thread, until what this returns is closed. It
+    takes no memory. OpenBLAS ends the process where it finds too little. Raises OSError where there is too
+    little."""
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    return mmap.mmap(-1, FIRST_CALL_BYTES, **private)
 
 
 @Shared

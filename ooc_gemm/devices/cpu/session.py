@@ -85,7 +85,11 @@ class CPUSession(HostMemory):
             raise
 
     def _open(self, plan: Plan, operation: Operation) -> None:
-        """Allocate panels and blocks, and start the threads."""
+        """Start the threads, and then allocate panels and blocks: a thread that finds no memory hangs."""
+        self._opened.enter_context(one_blas_thread)
+        self._workers = self._opened.enter_context(closing(Workers(self.threads)))
+        self._stream = Stream()
+        self._opened.callback(self._stream.close)
         self._k = plan.problem.k
         arithmetic = operation.arithmetic
         self._overflow = Overflow(operation, noted=arithmetic.exact)
@@ -105,10 +109,6 @@ class CPUSession(HostMemory):
         self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]
         self._beside = np.empty(beside(self.threads, plan.bm * plan.bn), arithmetic.block)
         self._shared = len(plan.budget.weights) > 1  # others copy panels of op(B)
-        self._opened.enter_context(one_blas_thread)
-        self._workers = self._opened.enter_context(closing(Workers(self.threads)))
-        self._stream = Stream()
-        self._opened.callback(self._stream.close)
         self._checks = Checks(plan, operation, self._workers.run, self.threads) if operation.verify else None
 
     def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:

@@ -9,12 +9,14 @@ result does not depend on which worker is done first.
 import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
+from contextlib import suppress
+from threading import Barrier, Lock
 from typing import Any, NamedTuple
 
 from ...engine.ring import Stopped
 from ...planning.schedule import DIAGONAL_STRIPS
 from ...support.intervals import ceil_div, ranges
+from .blas import room_for_a_first_call
 
 LEAST_TILE = 256
 """Least side of the tiles of a block that is larger. BLAS is slower on smaller tiles."""
@@ -36,11 +38,22 @@ class Cut(NamedTuple):
 
 
 class Workers:
-    """Threads that do the pieces of one thing at a time, and that can be stopped."""
+    """Threads that do the pieces of one thing at a time, and that can be stopped. Address space for the first
+    call of BLAS is reserved for each, until it begins to work."""
 
     def __init__(self, threads: int):
         self.threads, self._cancelled = threads, False
         self._pool = ThreadPoolExecutor(threads, "ooc-gemm worker")
+        started = Barrier(threads + 1)
+        try:
+            for _ in range(threads):
+                self._pool.submit(started.wait)
+            started.wait()
+            self._rooms = [room_for_a_first_call() for _ in range(threads)]
+        except BaseException:
+            started.abort()
+            self.close()
+            raise
 
     def run(self, work: Callable[..., None], pieces: Iterable[tuple[Any, ...]]) -> None:
         """Let each worker take the next piece until there are none, and wait for all workers. Raises Stopped
@@ -48,6 +61,8 @@ class Workers:
         lock, left = Lock(), iter(pieces)
 
         def run() -> None:
+            with suppress(IndexError):  # from the second time on
+                self._rooms.pop().close()
             while True:
                 with lock:
                     piece = next(left, None)
