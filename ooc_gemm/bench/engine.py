@@ -30,7 +30,7 @@ from ..run.result import Result
 from ..support.errors import InputError
 from ..support.remembered import for_now
 from ..support.trace import STAGES
-from . import info
+from . import chunks, info
 from .kernel_rate import Random
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -195,7 +195,7 @@ def _multiply(a: str, b: str, c: str, cold: bool, options: dict[str, Any]) -> Re
     shutil.rmtree(c, ignore_errors=True)
     if cold:
         for path in (a, b):
-            info.forget(Path(path))
+            chunks.forget(Path(path))
     return multiply(a, b, c, **options)
 
 
@@ -267,7 +267,7 @@ def _peer(name: str, case: Case, a: str, b: str, c: str, repeat: int, cold: bool
     for _ in range(repeat):
         if cold:
             for path in (a, b):
-                info.forget(Path(path))
+                chunks.forget(Path(path))
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", PEERS[name] + _TIMED, a, b, c],
             capture_output=True,

@@ -5,20 +5,15 @@ readers and writers. The report is a plain dict, ready for JSON; tables.py shows
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..devices import open_device
-from ..planning.schedule import Part
 from ..run.rates import described
-from ..storage.write import layout, opening
 from ..support.buffers import Bytes, page_aligned
 from ..support.timed import for_a_while
-from .info import CHUNK, chunks_that_fit, fill_with_noise, keep, limits_of
+from . import chunks
 from .io import decode_rate, files_in, flush, read_rate, source_rate, write_rate
 
 Say = Callable[[str], None]
@@ -29,9 +24,9 @@ def run(folder: str = ".", device: str = "auto", progress: Say = lambda text: No
     """Measure and return the report: for each way a row with the bytes per second for each number of threads.
     Raises InputError."""
     place, chosen = Path(folder), open_device(device)
-    threads = sorted({1, 4, limits_of(chosen).readers})
+    threads = sorted({1, 4, chunks.limits_of(chosen).readers})
     with tempfile.TemporaryDirectory(prefix="ooc-gemm-", dir=place) as scratch:
-        rows = list(_rows(Path(scratch), threads, chunks_that_fit(place), progress))
+        rows = list(_rows(Path(scratch), threads, chunks.chunks_that_fit(place), progress))
     return {
         "suite": "io",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -43,9 +38,9 @@ def run(folder: str = ".", device: str = "auto", progress: Say = lambda text: No
 
 
 def _rows(scratch: Path, threads: list[int], count: int, say: Say) -> Iterator[Row]:
-    chunk = CHUNK * CHUNK * 4
+    chunk = chunks.chunk_bytes()
     buffers = page_aligned(max(threads), chunk)
-    fill_with_noise(buffers)
+    chunks.fill_with_noise(buffers)
 
     def row(group: str, way: str, rate: Callable[[int], float]) -> Row:
         found = []
@@ -62,24 +57,21 @@ def _rows(scratch: Path, threads: list[int], count: int, say: Say) -> Iterator[R
     yield row("read", "buffered", lambda n: read_rate(files, n, direct=False))
     yield row("read", "engine", lambda n: source_rate(raw, n, cold=True))
     yield row("read cached", "buffered", lambda n: read_rate(files, n, cached=True))
-    keep(Path(raw))
+    chunks.keep(Path(raw))
     yield row("read cached", "engine", lambda n: source_rate(raw, n))
     say("decode zstd: encoding")
     _store_rate(packed, "zstd", min(count, 2 * max(threads)), buffers)
     yield row("decode zstd", "in memory", lambda n: decode_rate(packed, n, seconds=0.5))
-    keep(Path(packed))
+    chunks.keep(Path(packed))
     yield row("decode zstd", "engine", lambda n: source_rate(packed, n))
 
 
 def _store_rate(path: str, compressor: str, count: int, buffers: list[Bytes]) -> float:
     """Store chunks with the engine's writers, and return the bytes per second until all are on the disk."""
-    output = layout.Output((count * CHUNK, CHUNK), np.dtype(np.float32), (CHUNK, CHUNK), None, "none")
-    target = opening.create_target(path, replace(output, compressor=compressor), output.dtype)
-
-    def write(index: int, buffer: Bytes) -> int:
-        return target.write(Part((index, 0), 0, 0, CHUNK, CHUNK), buffer)
-
-    seconds, moved = for_a_while(write, range(count), buffers)
+    target = chunks.empty_target(Path(path), chunks.column(count, compressor))
+    seconds, moved = for_a_while(
+        lambda index, buffer: target.write(chunks.part(index), buffer), range(count), buffers
+    )
     target.sink.commit()
     start = time.perf_counter()
     flush(files_in(Path(path)))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from conftest import make, ooc
 
+from ooc_gemm.bench import chunks, info, kernel_rate
 from ooc_gemm.bench import engine as bench_engine
-from ooc_gemm.bench import info, kernel_rate
 from ooc_gemm.cuda_kernels import roofline
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.session import CPUSession
@@ -72,7 +72,7 @@ def quick(monkeypatch):
         (kernel_rate, "STEADY", 0.0), (kernel_rate, "SIDES", (SIDE,)),
         (kernel_rate, "LARGEST_PANEL", 8 << 20),
         (info, "TOUCHED_BYTES", 1 << 20), (info, "_ring_seconds", lambda device: (1e-6, 1e-6)),
-        (info, "CHUNK", 64), (info, "FOLDER_BYTES", 1 << 20),
+        (chunks, "SIDE", 64), (chunks, "FOLDER_BYTES", 1 << 20),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from conftest import make, ooc
 
+from ooc_gemm.bench import chunks, info, kernel_rate
 from ooc_gemm.bench import engine as bench_engine
-from ooc_gemm.bench import info, kernel_rate
-from ooc_gemm.bench import stores as bench_store
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.several import Several
 from ooc_gemm.run import rates
@@ -23,9 +22,8 @@ MiB = 1 << 20
 def cache(monkeypatch, tmp_path):
     """An empty cache; measurements that take no time."""
     monkeypatch.setenv("OOC_GEMM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(info, "CHUNK", 64)
-    monkeypatch.setattr(bench_store, "CHUNK", 64)
-    monkeypatch.setattr(info, "FOLDER_BYTES", MiB)
+    monkeypatch.setattr(chunks, "SIDE", 64)
+    monkeypatch.setattr(chunks, "FOLDER_BYTES", MiB)
     monkeypatch.setattr(kernel_rate, "STEADY", 0.001)
     monkeypatch.setattr(kernel_rate, "SIDES", (64,))
     monkeypatch.setattr(kernel_rate, "DEPTHS", (32, 64))
@@ -137,14 +135,14 @@ def test_what_the_page_cache_holds_is_read_at_its_rate(cache, arrays):
     assert rates.cached_share(arrays / "a") == rates.cached_share(arrays / "b") == 1
     fast = predicted()["stage_seconds"]["read"]
     os.sync()
-    info.forget(arrays / "a")
+    chunks.forget(arrays / "a")
     if rates.cached_share(arrays / "a"):
         pytest.skip("this file system cannot forget")
     for _ in range(2):  # asking brings nothing in
         assert rates.cached_share(arrays / "a") == 0
         slow = predicted()["stage_seconds"]["read"]
         assert slow - fast == pytest.approx(60 * 40 * 4 * (1e-6 - 1e-9), rel=0.01)
-    info.keep(arrays / "a")
+    chunks.keep(arrays / "a")
     assert predicted()["stage_seconds"]["read"] == pytest.approx(fast)
 
 

@@ -17,7 +17,7 @@ from conftest import make
 from sessions import device_with
 
 import ooc_gemm
-from ooc_gemm.bench import info
+from ooc_gemm.bench import beside_copies, chunks, folders
 from ooc_gemm.devices import open_device
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.session import CPUSession
@@ -409,8 +409,8 @@ def test_reads_and_writes_are_also_measured_at_once(memory, monkeypatch):
             together.append(under_way[0])
             under_way[0] -= 1
 
-    monkeypatch.setattr(info, "by_one_thread", counting)
-    found = info.measure_folder(memory, CPU())
+    monkeypatch.setattr(chunks, "by_one_thread", counting)
+    found = folders.measure_folder(memory, CPU())
     assert max(together) == 2
     assert 0.5 <= found["turns"] <= 1
     assert not list(memory.iterdir())
@@ -422,9 +422,9 @@ def test_copies_to_a_device_are_measured_beside_reads_and_writes(memory, monkeyp
     cupy_on_cpu.install(monkeypatch)
     device = open_device("cuda")
     copies = {"upload_bytes_per_second": 1e9, "download_bytes_per_second": 1e9}
-    monkeypatch.setattr(info, "recall", lambda file: {device.model: copies})
-    monkeypatch.setattr(info, "CHUNK", 256)
-    monkeypatch.setattr(info, "FOLDER_BYTES", 8 * 256 * 256 * 4)
+    monkeypatch.setattr(beside_copies, "recall", lambda file: {device.model: copies})
+    monkeypatch.setattr(chunks, "SIDE", 256)
+    monkeypatch.setattr(chunks, "FOLDER_BYTES", 8 * 256 * 256 * 4)
     moved = []
 
     def noted(begin, items, *args):
@@ -433,8 +433,8 @@ def test_copies_to_a_device_are_measured_beside_reads_and_writes(memory, monkeyp
             moved.append((begin.__name__, sum(sizes)))
         return seconds, sizes
 
-    monkeypatch.setattr(info, "by_one_thread", noted)
-    found = info.measure_folder(memory, device)
+    monkeypatch.setattr(beside_copies, "by_one_thread", noted)
+    found = folders.measure_folder(memory, device)
     assert {0.5 <= found[name] <= 1 for name in ("entering", "leaving")} == {True}
     assert moved == 3 * [("bring", 8 * 256 * 256 * 4)] + 3 * [("store", 8 * 256 * 256 * 4)]
     assert not list(memory.iterdir())

@@ -165,7 +165,7 @@ def unwritable(request, monkeypatch, tmp_path):
             pytest.skip("nothing is read-only for root")
     monkeypatch.setenv("OOC_GEMM_CACHE", str(place))
     for module, name, value in (
-        ("info", "CHUNK", 64), ("info", "FOLDER_BYTES", 1 << 20), ("info", "TOUCHED_BYTES", 1 << 20),
+        ("chunks", "SIDE", 64), ("chunks", "FOLDER_BYTES", 1 << 20), ("info", "TOUCHED_BYTES", 1 << 20),
         ("kernel_rate", "STEADY", 0.0), ("kernel_rate", "SIDES", (64,)), ("kernel_rate", "DEPTHS", (32, 64)),
         ("info", "TYPES", (("float32", "highest"),)),
     ):  # fmt: skip
