@@ -26,6 +26,8 @@ from ooc_gemm.run import prepare, rates_first
 from ooc_gemm.storage.io import answers
 from ooc_gemm.support import memory as limits
 
+pytest_plugins = ["left_over"]
+
 
 class Done(NamedTuple):
     """What a command left behind."""
