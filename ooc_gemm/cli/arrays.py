@@ -9,7 +9,7 @@ from ..support.redact import url
 from . import options
 from .group import CONTEXT, cli
 from .progress import bytes_bar
-from .show import complain, rows_are, size, write
+from .show import complain, note, rows_are, size, write
 from .types import Address, Number, Pair
 
 
@@ -40,15 +40,15 @@ from .types import Address, Number, Pair
 @options.as_json
 @options.verbose
 def verify(a: str, b: str, c: str, progress: bool | None, as_json: bool, verbose: bool, **given: Any) -> None:
-    """Check that C = α·op(A)·op(B) + β·(old C), by Freivalds' method, which reads each array once.
+    """Check that C = α·op(A)·op(B) + β·(old C), by Freivalds' method.
 
-    Where α, β and op() are not given, those count that C's attributes record of the run that made it. Exit
+    Each array is read once, and B once more where its columns have very different norms and β is 0. Where α, β and op() are not given, those count that C's attributes record of the run that made it. Exit
     status 3 if C is wrong.
     """
     from ..run.verify import verify as check
 
     with bytes_bar(progress, "read") as report:
-        found = check(a, b, c, progress=report, **given)
+        found = check(a, b, c, progress=report, notice=note, **given)
     product = "the product" if found.formula == "A·B" else found.formula
     if as_json:
         click.echo(json.dumps(found.to_dict()))

@@ -31,8 +31,16 @@ HOEFFDING = 8.0
 """The factor t in the formula above."""
 ROWS = 1 << 14
 """Number of rows judged at a time, which takes 2 MiB."""
+DOUBLE = 2.0**-53
+"""Unit roundoff of float64."""
 ROOT_TINY = 2.0**-537
 """Smaller elements have squares that float64 cannot represent."""
+HELD = 2.0**-900, 2.0**1000
+"""Sums of squares between these are right in float64: no square is too large, and those that are too small do
+not count."""
+ROUGH = 2.0**-10
+"""Tolerance, relative to the larger sum, of rows of float64 whose norms float64 does not hold. Rounding
+reaches it only where the signs cancel all but some 10⁻¹⁰ of a row."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +84,41 @@ class Rounding:
         info = np.finfo(dtype)
         return cls(roundoff(dtype), operands, run, least(dtype), float(info.max))
 
-    def tolerance(self, scale: Array, k: int, n: int, old: Array | float = 0.0, alpha: float = 1.0) -> Array:
+    def tolerance(
+        self,
+        scale: Array,
+        k: int,
+        n: int,
+        old: Array | float = 0.0,
+        alpha: float = 1.0,
+        weights: float | None = None,
+    ) -> Array:
         """Return the tolerance of each row of C·x, whose n elements are sums of k products each. `scale` is
-        |α|·‖a_i‖·‖B‖_F of each row, `old` is |β|·‖c_i‖, and `alpha` is |α|."""
+        |α|·‖a_i‖·‖B‖_F of each row, `old` is |β|·‖c_i‖, `alpha` is |α|, and `weights` is ‖x‖, √n where x has
+        only signs."""
         unit, most = self.check
         own = unit * (_growth(min(k, most)) + _growth(min(n, most)))
         each = self.sums * (_growth(k) + min(k, self.run) / 8) + own
-        underflow = HOEFFDING * math.sqrt(n) * (k * alpha + 4) * self.least
+        weights = math.sqrt(n) if weights is None else weights
+        underflow = HOEFFDING * weights * (k * alpha + 4) * self.least
         # One factor each: 0·∞ would be NaN.
         tolerance: Array = HOEFFDING * ((each + 2 * self.operands) * scale + each * old) + underflow
         return tolerance
+
+
+def norms(values: Array) -> Array:
+    """Return the norm of each row of magnitudes, also where float64 does not hold their squares."""
+    squares: Array = np.einsum("ij,ij->i", values, values)
+    found: Array = np.sqrt(squares)
+    odd = np.flatnonzero(~((squares > HELD[0]) & (squares < HELD[1])))
+    if odd.size:
+        some = values[odd]
+        top = some.max(axis=1, initial=0.0)
+        power = np.ldexp(1.0, np.clip(np.frexp(top)[1], -1000, 1000))
+        some /= power[:, None]
+        scaled = power * np.sqrt(np.einsum("ij,ij->i", some, some))
+        found[odd] = np.where((top > 0) & np.isfinite(top), scaled, top)
+    return found
 
 
 def _growth(terms: int) -> float:
@@ -189,7 +222,21 @@ class Sums:
             if beta != 0:
                 kept = abs(beta) * (np.sqrt(self.c[rows]) + math.sqrt(n) * ROOT_TINY)
             tolerance = rounding.tolerance(scale, k, n, kept, abs(alpha))
+            if rounding.sums <= DOUBLE:  # squares of narrower types always fit
+                rough = ROUGH * np.maximum(np.abs(found), np.abs(wanted))
+                rough += rounding.tolerance(np.zeros(1), k, n, alpha=abs(alpha))
+                held = self._held(k if alpha != 0 else 0, beta, rows)
+                tolerance = np.where(held, tolerance, np.minimum(tolerance, rough))
             overflows = ~(np.maximum(sums, scale + kept) < rounding.largest)
             wrong, ratio = compare(found, wanted, tolerance, overflows)
         first = np.flatnonzero(wrong)
         return Verdict(float(ratio.max(initial=0.0)), int(first[0]) if first.size else None)
+
+    def _held(self, k: int, beta: complex, rows: slice) -> Array:
+        """Return for which rows float64 holds all squared norms that count. k: 0 where A and B do not."""
+        squares = [self.a[rows], self.b.sum(keepdims=True)] if k else []
+        squares += [self.c[rows]] if beta != 0 else []
+        held = np.ones(len(self.a[rows]), np.bool_)
+        for one in squares:
+            held &= (one > HELD[0]) & (one < HELD[1])
+        return held

@@ -4,12 +4,14 @@ For a vector x of random signs, C·x = α·op(A)·(op(B)·x) + β·(old C·x) co
 wrong C passes a round with probability at most one half (R. Freivalds, IFIP Congress 1977); in practice an
 error larger than the tolerance is missed only where its row's errors cancel under random signs.
 
-The tolerance is that of check.py, and what storing C in its type rounds once more: 8·u_C·‖c_i‖, and half of
-that type's smallest number for each element. Where elements may be too large for C's type, C may be infinite
-or NaN.
+The tolerance is that of check.py with Σ_k |a_ik|·‖b_k‖ in place of ‖a_i‖·‖B‖_F, which is no larger, and what
+storing C in its type rounds once more: 8·u_C·‖c_i‖, and half of that type's smallest number for each element.
+Where elements may be too large for C's type, C may be infinite or NaN.
+
+Where columns of op(B) have very different norms, rounding of the largest ones would hide errors in all
+others. Then the elements of x are powers of two, with random signs, that make all columns alike.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,17 +19,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.check import HOEFFDING, ROOT_TINY, Rounding, compare, least, roundoff
+from ..engine.check import HOEFFDING, Rounding, compare, least, norms, roundoff
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..support.memory import memory_limit_of
 from ..support.meter import Meter
 from .claim import Claim, open_claim
+from .observer import Observer
 from .scalars import whole
 from .stream import Needs, Pieces, Range
 
 Array = npt.NDArray[Any]
 TF32 = 2.0**-10
 """Relative error of an element that is rounded to TF32."""
+ALIKE = 10
+"""Columns of op(B) are made alike where their norms differ by more than this power of two."""
 Progress = Callable[[int, int], None]
 """Called with the bytes of elements that have been read, and the bytes of all arrays."""
 
@@ -75,11 +80,13 @@ def verify(
     seed: int | None = None,
     memory_limit: str | int | None = None,
     progress: Progress | None = None,
+    notice: Callable[[str], None] | None = None,
 ) -> Check:
     """Check that C (m×n) = α·op(A) (m×k)·op(B) (k×n) + β·(old C), to rounding.
 
-    Each array is read once. Where α, β and op() are not given, those count that C's attributes record of the
-    run that made it; where they record nothing, α = 1, β = 0 and op() changes nothing.
+    Each array is read once, and B once more where its columns have very different norms and β is 0. Where α,
+    β and op() are not given, those count that C's attributes record of the run that made it; where they
+    record nothing, α = 1, β = 0 and op() changes nothing.
 
     Parameters
     ----------
@@ -103,6 +110,9 @@ def verify(
         the process may use.
     progress : callable, optional
         Called with (bytes done, bytes in all) as arrays are read: bytes of elements, after they are decoded.
+    notice : callable, optional
+        Called with sentences about what concerns the answer, which are UserWarnings where there is no
+        `notice`: attributes or a mask of an array that are not applied.
 
     Returns
     -------
@@ -121,6 +131,7 @@ def verify(
     seed = None if seed is None else whole("seed", seed, 0)
     claim = open_claim(a, b, c, old, alpha, beta, (transpose_a, adjoint_a), (transpose_b, adjoint_b))
     limit = memory_limit_of(memory_limit)
+    Observer(notice=notice).warn_of_undecoded(opened for opened, _ in claim.operands.values())
     passes = _Passes(claim, rounds, limit, progress)
     signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=(claim.shape[1], rounds))
     with passes.meter, np.errstate(all="ignore"):
@@ -150,6 +161,7 @@ class _Passes:
         """Raises BudgetError where the limit is too small for one of them."""
         (m, n, k), wide = claim.shape, claim.wide.itemsize
         vectors = (m * (6 if claim.before is None else 9) + n * 2 + k * 4) * rounds * wide
+        vectors += 8 * (2 * m + 4 * n + 3 * k)
         # A piece, twice in the wide type: itself and its squares.
         needs = Needs(fixed=vectors, element=2 * 16)
         self._operands = claim.operands
@@ -160,7 +172,7 @@ class _Passes:
             name: opened.matrix.rows * opened.matrix.cols * opened.matrix.itemsize
             for name, (opened, _) in self._operands.items()
         }
-        self._done, self._progress = 0, progress
+        self._done, self._more, self._progress = 0, 0, progress
         self.meter = Meter("verify", nbytes=sum(self._sizes.values()))
 
     @property
@@ -168,30 +180,49 @@ class _Passes:
         """Bytes that all passes have moved from the stores."""
         return sum(pieces.bytes_read for pieces in self._pieces.values())
 
-    def times(self, name: str, x: Array) -> tuple[Array, Array]:
-        """Return op(X)·x, and the squared norms of op(X)'s rows, for the operand X of this name."""
+    def times(
+        self,
+        name: str,
+        x: Array,
+        size: Callable[[Array, slice], Array],
+        add_up: Callable[[Array, Array], Array],
+        kinds: int = 1,
+        columns: Array | None = None,
+    ) -> tuple[Array, Array]:
+        """Return op(X)·x for the operand X of this name, and what `add_up` makes of the sizes of the rows of
+        its pieces. size: returns them, of so many kinds, for magnitudes in some columns of op(X). columns:
+        where the norms of the columns of op(X) are added."""
         pieces, (opened, op) = self._pieces[name], self._operands[name]
         conjugate = op == "adjoint" and opened.dtype.kind == "c"
-        out, norms = np.zeros((opened.shape[0], x.shape[1]), x.dtype), np.zeros(opened.shape[0])
+        out, sizes = np.zeros((opened.shape[0], x.shape[1]), x.dtype), np.zeros((opened.shape[0], kinds))
+        Found = tuple[slice, slice, Array, Array, Array | None]
 
-        def multiply(values: Array, rows: Range, cols: Range) -> tuple[slice, Array, Array]:
-            wide = values.astype(x.dtype)
+        def multiply(values: Array, rows: Range, cols: Range) -> Found:
+            wide, place = values.astype(x.dtype), slice(*cols)
             if conjugate:
                 wide = wide.conj()
-            return slice(*rows), wide @ x[slice(*cols)], np.square(np.abs(wide)).sum(axis=1)
+            part, wide = wide @ x[place], np.abs(wide)
+            across = None if columns is None else norms(wide.T)
+            return slice(*rows), place, part, size(wide, place), across
 
-        def add(found: tuple[slice, Array, Array]) -> None:
-            rows, part, squares = found
+        def add(found: Found) -> None:
+            rows, cols, part, some, across = found
             out[rows] += part
-            norms[rows] += squares
+            sizes[rows] = add_up(sizes[rows], some)
+            if columns is not None and across is not None:
+                columns[cols] = np.hypot(columns[cols], across)
 
         pieces.each(multiply, add, self._report(name))
         self._done += self._sizes[name]
-        return out, norms
+        return out, sizes
+
+    def again(self, name: str) -> None:
+        """Take note that an operand will be read once more."""
+        self._more += self._sizes[name]
 
     def _report(self, name: str) -> Callable[[float], None]:
         """Return what a pass calls with the fraction that is done."""
-        before, size, whole = self._done, self._sizes[name], sum(self._sizes.values())
+        before, size, whole = self._done, self._sizes[name], sum(self._sizes.values()) + self._more
 
         def report(fraction: float) -> None:
             done = before + round(fraction * size)
@@ -210,44 +241,68 @@ class _Sums:
     """α·op(A)·(op(B)·x) + β·(old C·x)."""
     found: Array
     """C·x."""
-    norms: Array
-    """‖a_i‖·‖B‖_F for each row of op(A); 0 where α is 0."""
+    sizes: Array
+    """Σ_k |a_ik|·‖b_k‖ for each row of op(A), with rows b_k of op(B)·diag(|x|); 0 where α is 0."""
+    largest: Array
+    """The same with rows of op(B): no partial sum of an element of op(A)·op(B) is larger."""
     kept: Array
     """|β|·‖c_i‖ for each row of the old C."""
-    squares: Array
-    """Squared norms of the rows of C."""
+    stored: Array
+    """Norms of the rows of C·diag(|x|)."""
+    weights: float
+    """‖x‖."""
 
 
 def _sums(claim: Claim, passes: _Passes, x: Array) -> _Sums:
-    """Read each operand once, and multiply with the random signs x (n × rounds)."""
-    (m, n, k), made = claim.shape, claim.made
-    wanted, norms, kept = np.zeros((m, x.shape[1]), x.dtype), np.zeros((m, 1)), np.zeros((m, 1))
+    """Read each operand, and multiply with the random signs x (n × rounds)."""
+    (m, n, _), made = claim.shape, claim.made
+    wanted, kept = np.zeros((m, x.shape[1]), x.dtype), np.zeros((m, 1))
+    sizes, largest, weights = np.zeros((m, 1)), np.zeros((m, 1)), np.ones(n)
+
+    def weighted(values: Array, cols: slice) -> Array:
+        return norms(values * weights[cols])[:, None]
+
     if made.alpha != 0:
-        y, b_rows = passes.times("b", x)
-        z, a_rows = passes.times("a", y)
+        columns = np.zeros(n) if made.beta == 0 else None
+        y, of_b = passes.times("b", x, weighted, np.hypot, columns=columns)
+        of_b = np.repeat(of_b, 2, axis=1)
+        if columns is not None and (powers := _alike(columns)) is not None:
+            weights, x = powers, x * powers[:, None]
+            passes.again("b")
+            y, of_b[:, :1] = passes.times("b", x, weighted, np.hypot)
+        z, found = passes.times("a", y, lambda values, cols: values @ of_b[cols], np.add, 2)
+        sizes, largest = found[:, :1], found[:, 1:]
         wanted += x.dtype.type(made.alpha) * z
-        largest = math.sqrt(float(b_rows.sum())) + math.sqrt(k * n) * ROOT_TINY
-        norms += (largest * (np.sqrt(a_rows) + math.sqrt(k) * ROOT_TINY))[:, None]
-    found, c_rows = passes.times("c", x)
+    found, stored = passes.times("c", x, weighted, np.hypot)
     if claim.before is not None:
-        v, old_rows = passes.times("old", x)
+        v, old_rows = passes.times("old", x, weighted, np.hypot)
         wanted += x.dtype.type(made.beta) * v
-        kept += (abs(made.beta) * (np.sqrt(old_rows) + math.sqrt(n) * ROOT_TINY))[:, None]
-    return _Sums(wanted, found, norms, kept, c_rows[:, None])
+        kept += abs(made.beta) * old_rows
+    return _Sums(wanted, found, sizes, largest, kept, stored, float(np.linalg.norm(weights)))
+
+
+def _alike(columns: Array) -> Array | None:
+    """Return the powers of two by which columns of these norms get norms of about 1; None where they are
+    alike, or a norm is not finite."""
+    exponents, some = np.frexp(columns)[1], columns > 0
+    if not (np.isfinite(columns).all() and some.any() and np.ptp(exponents[some]) > ALIKE):
+        return None
+    return np.where(some, np.ldexp(1.0, -np.clip(exponents, -1000, 1000)), 1.0)
 
 
 def _tolerance(claim: Claim, sums: _Sums) -> tuple[Array, Any]:
     """Return the tolerance of each row, and whether its sums may overflow on their way to C or in it."""
     (_, n, k), alpha, stored = claim.shape, abs(claim.made.alpha), claim.product.dtype
     rounding = _rounding(claim)
-    scale = alpha * sums.norms if alpha else sums.norms
-    tolerance = rounding.tolerance(scale, k, n, sums.kept, alpha)
+    scale, largest = (alpha * x if alpha else x for x in (sums.sizes, sums.largest))
+    tolerance = rounding.tolerance(scale, k, n, sums.kept, alpha, sums.weights)
     if stored.kind not in "fc":
         return tolerance, False
-    tolerance += HOEFFDING * roundoff(stored, stored=True) * np.sqrt(sums.squares)
-    tolerance += HOEFFDING * math.sqrt(n) * least(stored)
+    tolerance += HOEFFDING * roundoff(stored, stored=True) * sums.stored
+    tolerance += HOEFFDING * sums.weights * least(stored)
     # Sums may be too large for their type before α makes them smaller.
-    return tolerance, ~((sums.norms < rounding.largest) & (scale + sums.kept < float(np.finfo(stored).max)))
+    held = (sums.largest < rounding.largest) & (largest + sums.kept < float(np.finfo(stored).max))
+    return tolerance, ~held
 
 
 def _rounding(claim: Claim) -> Rounding:

@@ -104,7 +104,9 @@ def test_an_old_c_passes(tmp_path, dtype, k, kind):
     path = make(tmp_path / "c", c, chunks=(64, 32), compressors=None)
     for alpha, beta in ((2, -3), (0, 2), (1, 1)):
         before = zarr.open_array(path)[:]
-        assert ooc_gemm.multiply(a, b, path, alpha=alpha, beta=beta, device=kind, verify=True).verified
+        assert ooc_gemm.multiply(
+            a, b, path, alpha=alpha, beta=beta, device=kind, verify=True, force=True
+        ).verified
         exact = np.dtype(dtype).kind == "i"
         wanted = alpha * (a.astype("i8" if exact else "c16") @ b) + beta * before
         assert np.allclose(zarr.open_array(path)[:], wanted, rtol=1e-4, atol=0 if exact else 1e-3)
@@ -175,6 +177,23 @@ def test_a_flipped_bit_is_found_and_the_block_made_again(dtype, kind):
         assert once.left == 0
         assert np.array_equal(result.array, right.array)
         assert len([text for text in said if "rows 64–127 × columns 32–63" in text]) == 1
+
+
+@on("dtype", ["f8", "c16"], ["f8", "c16"])
+@pytest.mark.parametrize("factor", [1e200, 1e-200, 1e160, 1e-160])
+@pytest.mark.parametrize("beta", [0, 1])
+def test_a_flipped_bit_is_found_where_float64_does_not_hold_squares(tmp_path, factor, beta, dtype, kind):
+    a, b, c = (matrix(shape, dtype, seed) for seed, shape in ((1, (150, 70)), (2, (70, 90)), (3, (150, 90))))
+    a = a * factor
+    paths = [make(tmp_path / name, c * factor, chunks=(64, 32), compressors=None) for name in ("x", "y")]
+    right = ooc_gemm.multiply(a, b, paths[0], beta=beta, device=kind, verify=True, force=True)
+    assert right.verified
+    once = Once(64, 32, (5, 17, 60))
+    assert ooc_gemm.multiply(
+        a, b, paths[1], beta=beta, device=faulty(kind, once), verify=True, force=True
+    ).verified
+    assert once.left == 0
+    assert np.array_equal(*(zarr.open_array(path, mode="r")[:] for path in paths))
 
 
 @on("dtype", ["i1", "u1", "i2", "i4"], ["i1", "i2"])

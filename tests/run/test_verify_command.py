@@ -219,6 +219,42 @@ def test_rows_that_the_type_of_c_cannot_hold_are_counted():
     assert verify(a, a.T, c).rows_wrong == 1
 
 
+@pytest.mark.parametrize("size", [1e-310, 1e-200, 1e-160, 1e160, 1e200, 1e300])
+def test_what_is_wrong_is_found_where_float64_does_not_hold_squares(size):
+    rng = np.random.default_rng(5)
+    a, b = rng.standard_normal((50, 30)) * size, rng.standard_normal((30, 20))
+    c = a @ b
+    assert verify(a, b, c).ok
+    assert verify(b.T, a.T, c.T.copy()).ok
+    for wrong in (np.zeros_like(c), 1.01 * c):
+        assert verify(a, b, wrong).rows_wrong == 50
+        assert verify(b.T, a.T, wrong.T.copy()).rows_wrong == 20
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c16"])
+@pytest.mark.filterwarnings("error")
+def test_errors_are_found_in_columns_and_terms_of_any_size(dtype):
+    """Large numbers do not hide errors beside them."""
+    rng, most = np.random.default_rng(6), 14 if dtype == "f4" else 120
+    a, b = rng.standard_normal((50, 30)), rng.standard_normal((30, 20))
+    units, columns = (10.0 ** rng.integers(-most, most, size) for size in (30, 20))
+    large = b.copy()
+    large[0, 7] = 10.0**most
+    cases = {
+        "units along k": (a * units, b / units[:, None]),
+        "columns": (a, b * columns),
+        "one element": (a, large),
+    }
+    for name, (x, y) in cases.items():
+        x, y = x.astype(dtype), y.astype(dtype)
+        c = (x.astype(np.result_type(dtype, "f8")) @ y).astype(dtype)
+        assert verify(x, y, c).ok, name
+        for column in range(20):
+            wrong = c.copy()
+            wrong[:, column] *= 1.5
+            assert verify(x, y, wrong).rows_wrong >= 40, (name, column)
+
+
 def test_integers_that_are_off_by_one():
     a = np.random.default_rng(4).integers(-100, 100, (50, 60)).astype("i1")
     c = multiply(a, a.T, alpha=3, **CPU).array
@@ -236,6 +272,18 @@ def test_progress(here):
     assert done == sorted(done)
     assert (done[0] > 0, done[-1]) == (True, whole)
     assert {total for _, total in seen} == {whole}
+
+
+def test_what_is_not_applied_is_said(here):
+    masked, said = np.ma.masked_array(np.eye(3), mask=np.eye(3) > 0), []
+    with pytest.warns(UserWarning, match="A has a mask, which is not applied"):
+        verify(masked, np.eye(3), np.eye(3))
+    verify(masked, np.eye(3), np.eye(3), notice=said.append)
+    assert len(said) == 1
+    zarr.open_array("a").attrs["scale_factor"] = 2.0
+    multiply("a", "b", "c", notice=said.append, **CPU)
+    done = ooc("verify", "a", "b", "c")
+    assert (done.code, "a has scale_factor in its attributes" in done.err) == (0, True)
 
 
 def test_full_signature():
