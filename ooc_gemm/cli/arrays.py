@@ -42,8 +42,9 @@ from .types import Address, Number, Pair
 def verify(a: str, b: str, c: str, progress: bool | None, as_json: bool, verbose: bool, **given: Any) -> None:
     """Check that C = α·op(A)·op(B) + β·(old C), by Freivalds' method.
 
-    Each array is read once, and B once more where its columns have very different norms and β is 0. Where α, β and op() are not given, those count that C's attributes record of the run that made it. Exit
-    status 3 if C is wrong.
+    Each array is read once, and B once more where its columns have very different norms and β is 0. Where α,
+    β and op() are not given, those count that C's attributes record of the run that made it. Exit status 3 if
+    C is wrong.
     """
     from ..run.verify import verify as check
 
