@@ -22,6 +22,9 @@ from . import workers as alike
 from .elsewhere import CLIENT_BYTES, OnWorkers
 from .internals import LoopRunner
 
+GUARD = "; they import the script that is running, so it has to use them below if __name__ == '__main__':"
+"""What programs are told where worker processes on this machine cannot be started."""
+
 
 @contextmanager
 def on(
@@ -42,7 +45,8 @@ def on(
     ----------
     scheduler : distributed.Client or str, optional
         Client of the cluster, the address of its scheduler, or `"local:N"` for N processes on this machine
-        that end with this context. By default the current client.
+        that end with this context. By default the current client. The processes of `"local:N"` import the
+        script that is running, so it uses this below `if __name__ == "__main__":`.
     memory_limit : str or int, optional
         Most host memory that each worker may hold resident, in bytes or as `"8GiB"`; of `"local:N"` what all
         processes may hold together. By default what a worker may hold before `distributed` begins to spill,
@@ -66,7 +70,7 @@ def on(
             yield
         return
     with (
-        connected(scheduler, memory_limit, device) as (client, limit),
+        connected(scheduler, memory_limit, device, GUARD) as (client, limit),
         computing(OnWorkers(client, limit, device, scheduler.startswith("local:"))),
     ):
         yield
@@ -74,13 +78,14 @@ def on(
 
 @contextmanager
 def connected(
-    scheduler: str, memory_limit: str | int | None, device: str
+    scheduler: str, memory_limit: str | int | None, device: str, also: str = ""
 ) -> Iterator[tuple[distributed.Client, str | int | None]]:
     """Yield the client of the cluster at an address, or of N worker processes on this machine (`local:N`)
     that end with this context, and the memory limit of each worker; None is its default.
 
-    The processes of this machine share the cores, and the memory limit less what this process holds. Raises
-    InputError, DeviceError, and BudgetError with the smallest limit that would do for all workers together.
+    The processes of this machine share the cores, and the memory limit less what this process holds. also:
+    what the message adds where they cannot be started. Raises InputError, DeviceError, and BudgetError with
+    the smallest limit that would do for all workers together.
     """
     kind, _, number = scheduler.partition(":")
     if kind != "local":
@@ -88,7 +93,7 @@ def connected(
             client = distributed.Client(scheduler, timeout=alike.TIMEOUT / 2, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"no scheduler answers at {scheduler} ({error}); check the address") from error
-        with client:
+        with _silent("distributed.client"), client:
             yield client, memory_limit
         return
     if not number.isdecimal() or int(number) < 1:
@@ -98,7 +103,7 @@ def connected(
     own, threads = baseline_bytes(CLIENT_BYTES), CPU().threads
     each = max(STEP, (limit - own) // count)
     usual = {"nthreads": max(1, threads // count), "memory_limit": each}
-    with _local_cluster([{**usual, **own_gpu} for own_gpu in _gpus(count, device)]) as client:
+    with _local_cluster([{**usual, **own_gpu} for own_gpu in _gpus(count, device)], also) as client:
         client.wait_for_workers(count, timeout=alike.TIMEOUT)
         try:
             yield client, None
@@ -112,6 +117,19 @@ def connected(
                 f"would do is {total} bytes ({ceil_div(total, 1 << 20)}MiB)",
                 minimum_memory_limit=total,
             ) from error
+
+
+@contextmanager
+def _silent(name: str) -> Iterator[None]:
+    """Keep a logger silent: it tells of a scheduler that is gone with a traceback, and messages of the run
+    say it in a sentence."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _gpus(count: int, device: str) -> list[dict[str, Any]]:
@@ -135,10 +153,11 @@ def _gpus(count: int, device: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _local_cluster(workers: list[dict[str, Any]]) -> Iterator[distributed.Client]:
+def _local_cluster(workers: list[dict[str, Any]], also: str = "") -> Iterator[distributed.Client]:
     """The client of a scheduler in this process and of worker processes. It is not made the current client.
 
-    workers: for each worker the options of its `distributed.Nanny`.
+    workers: for each worker the options of its `distributed.Nanny`. also: what the message adds where they
+    cannot be started.
 
     Whoever can talk to a scheduler or to a worker can run code as the user who started it, and other users of
     the machine reach its loopback ports. So every connection is encrypted, and both ends must show a
@@ -183,7 +202,7 @@ def _local_cluster(workers: list[dict[str, Any]]) -> Iterator[distributed.Client
         tempfile.TemporaryDirectory(prefix="ooc-gemm-", ignore_cleanup_errors=True) as folder,
         dask.config.set(config | {"temporary-directory": folder}),
         _loop() as loop,
-        _begun(nannies, scheduler, security, loop) as cluster,
+        _begun(nannies, scheduler, security, loop, also) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):
         yield client
@@ -218,14 +237,14 @@ class _Workers(distributed.SpecCluster):  # type: ignore[misc]
             raise
 
 
-def _begun(workers: Any, scheduler: Any, security: Security, loop: Any) -> _Workers:
-    """Start the processes. Raises DeviceError where that fails."""
+def _begun(workers: Any, scheduler: Any, security: Security, loop: Any, also: str) -> _Workers:
+    """Start the processes. also: what a message adds. Raises DeviceError where that fails."""
     try:
         return _Workers(workers, scheduler, security=security, loop=loop, silence_logs=logging.CRITICAL)
     except (RuntimeError, OSError) as error:
         raise DeviceError(
             f"the worker processes of local:{len(workers)} cannot be started ({error}); give fewer, or leave "
-            "out the scheduler"
+            f"out the scheduler{also}"
         ) from error
 
 

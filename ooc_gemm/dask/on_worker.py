@@ -31,6 +31,7 @@ from ..storage.write import reopen
 from ..storage.write.share import Share, Written
 from ..storage.write.staging_folder import DIRECT_BYTES
 from ..storage.write.target import Target
+from ..support.buffers import give_back
 from ..support.errors import StoreError
 from ..support.memory import baseline_bytes, default_memory_limit, resident_bytes
 from ..support.trace import EXCHANGE, Trace
@@ -93,9 +94,10 @@ class About:
 
 
 def about(on_this_host: int, dask_worker: Any) -> About:
-    """Describe this worker, and have it answer to others from now on. `on_this_host`: how many workers of the
-    cluster share its host."""
+    """Describe this worker. From now on it answers to others, and gives freed memory back to the system,
+    which a worker of a nanny does anyway. `on_this_host`: how many workers of the cluster share its host."""
     desk_of(dask_worker)
+    give_back()
     memory = memory_of(dask_worker) or default_memory_limit() // on_this_host
     state = dask_worker.state
     return About(memory, resident_bytes(), state.nthreads, "GPU" in state.total_resources)

@@ -1,5 +1,6 @@
 """Describes the workers of a cluster to the planner."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,6 +20,8 @@ from .on_worker import About, about, ask, stands_still
 
 TIMEOUT = 60.0
 """Seconds without any worker that works, or without an answer of the scheduler, after which a run ends."""
+LOOK = 2.0
+"""Seconds without an answer of a worker after which the client looks whether it still exists."""
 SHARE = 0.7
 """Share of a worker's memory that tasks of `matmul` use. Beyond it `distributed` usually spills."""
 
@@ -141,16 +144,22 @@ class Workers:
         return min(self.known, key=lambda address: self.known[address].memory)
 
     def _asked(self, method: str, *arguments: Any) -> Any:
-        threads = self.known[self._first].threads
+        """Ask one worker, so that answers belong together; another one where that has died. Raises
+        DeviceError where none answers."""
+        end = time.monotonic() + TIMEOUT
         with self.reached():
-            # Answers belong together: another worker is asked only where that one has died.
-            where = {"workers": [self._first], "allow_other_workers": True}
-            future = self.client.submit(ask, self.device, threads, method, *arguments, **where, pure=False)
-            try:
-                return future.result(TIMEOUT)
-            except TimeoutError:
-                why = self.stopped if self.paused() else "no worker of the cluster answers; restart them"
-                raise DeviceError(why) from None
+            while time.monotonic() < end:
+                threads = self.known[self._first].threads
+                where = {"workers": [self._first], "pure": False, "retries": 0}
+                future = self.client.submit(ask, self.device, threads, method, *arguments, **where)
+                while self._first in self.known and time.monotonic() < end:
+                    with suppress(TimeoutError, distributed.KilledWorker):
+                        return future.result(LOOK)
+                    self.look()
+                if self._first not in self.known:
+                    self._first = self.smallest()
+            why = self.stopped if self.paused() else "no worker of the cluster answers; restart them"
+            raise DeviceError(why)
 
     def look(self) -> None:
         """Find out which workers exist, and what memory they have."""

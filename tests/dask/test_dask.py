@@ -1,5 +1,6 @@
 """Products of dask arrays, and products made by clusters of processes, some of which are killed."""
 
+import json
 import os
 import pickle
 import re
@@ -606,6 +607,39 @@ def test_a_worker_is_killed_when_it_is_asked(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_all_workers_are_killed_while_one_is_asked(tmp_path, monkeypatch):
+    """The one that takes their place is asked."""
+    a, b = stored(tmp_path)
+    ask, killed = ooc_gemm.dask.workers.Workers._asked, []
+
+    def asked(self, method, *arguments):
+        if method == "arithmetic" and not killed:
+            killed.extend(self.client.run(os.getpid).values())
+            os.kill(killed[0], signal.SIGKILL)
+            while killed[0] in self.client.run(os.getpid, on_error="ignore").values():
+                time.sleep(0.01)
+        return ask(self, method, *arguments)
+
+    monkeypatch.setattr(ooc_gemm.dask.workers.Workers, "_asked", asked)
+    with patient(), start(1) as cluster, distributed.Client(cluster) as client:
+        ooc_gemm.dask.multiply(a, b, tmp_path / "c", client=client, **OPTIONS)
+    assert len(killed) == 1
+    near(zarr.open_array(tmp_path / "c")[...], normal(200, 150).astype("f8") @ normal(150, 170, seed=1))
+
+
+@pytest.mark.slow
+def test_a_worker_without_a_nanny_keeps_its_limit_run_after_run(tmp_path, monkeypatch):
+    """It gives memory back to the system that a run has freed."""
+    x = np.random.default_rng(0).standard_normal((2000, 2000)).astype("c16")
+    path = make(tmp_path / "x", x, chunks=(300, 300))
+    command = ["multiply", path, path, tmp_path / "c", "-f", "-d", "cpu", "-M", "250MiB", "-Q", "--json"]
+    with launched(tmp_path, monkeypatch, "Slow(0)") as (address, _):
+        found = [json.loads(ooc(*command, "--scheduler", address).out) for _ in range(3)]
+    assert all(one["peak_host_bytes"] <= 250 * MiB for one in found)
+    assert max(one["bytes_read"] for one in found) < 1.5 * found[0]["bytes_read"]
+
+
+@pytest.mark.slow
 def test_a_worker_that_counts_as_dead_changes_nothing(tmp_path):
     """It is alive, and goes on writing what another one has done in its place."""
     c, old = tmp_path / "c", normal(32, 32)
@@ -678,6 +712,7 @@ def test_scheduler_or_client_is_killed_and_the_run_goes_on(tmp_path, monkeypatch
         said = second.communicate()[0].decode()
     assert second.returncode == 1, said
     assert "--resume" in said
+    assert "Traceback" not in said
     third = ooc(*command, "--resume")  # one process can go on where a cluster was
     assert third.code == 0, third.err
     near(zarr.open_array(c)[...], normal(1000, 60).astype("f8") @ normal(60, 1100, seed=1) + 0.5 * old)

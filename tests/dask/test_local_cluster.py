@@ -245,6 +245,19 @@ def test_workers_that_do_not_start(tmp_path, monkeypatch):
     assert (done.code, done.err.startswith("Error: no scheduler answers at tcp://127.0.0.1:")) == (2, True)
 
 
+def test_a_script_is_told_how_to_use_processes(tmp_path):
+    """They import it."""
+    a = make(tmp_path / "a", np.ones((4, 4), "f4"))
+    text = f"with ooc_gemm.dask.on('local:2'):\n    ooc_gemm.gram({a!r}, {str(tmp_path / 'c')!r})\n"
+    (tmp_path / "bad.py").write_text(f"import ooc_gemm\n{text}")
+    done = subprocess.run([sys.executable, tmp_path / "bad.py"], capture_output=True, text=True)
+    assert "it has to use them below if __name__ == '__main__':" in done.stderr.strip().splitlines()[-1]
+    text = "".join(f"    {line}\n" for line in text.splitlines())
+    (tmp_path / "good.py").write_text(f"import ooc_gemm\nif __name__ == '__main__':\n{text}")
+    subprocess.run([sys.executable, tmp_path / "good.py"], check=True)
+    assert np.array_equal(zarr.open_array(tmp_path / "c")[:], np.full((4, 4), 4))
+
+
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]

@@ -563,6 +563,14 @@ def test_a_damaged_index_is_an_error_when_its_shard_is_read(tmp_path, options):
         source.read(last, np.empty(source.matrix.chunk_bytes, np.uint8))
 
 
+def test_a_vector_in_shards(tmp_path):
+    x, y = np.random.default_rng(0).standard_normal((300, 3)), np.arange(300.0)
+    path = make(tmp_path / "y", y, chunks=(50,), shards=(100,))
+    assert np.array_equal(ooc_gemm.lstsq(x, path).array, ooc_gemm.lstsq(x, y).array)
+    weighted = ooc_gemm.gram(ooc_gemm.Operand(x, weights=path), transpose=True, device="cpu").array
+    assert np.allclose(weighted, (x.T * y) @ x)
+
+
 # ------------------------------------------------------------------------------------------------ measuring
 
 

@@ -52,6 +52,17 @@ def test_credentials_from_the_usual_files(shelf, monkeypatch, tmp_path, proxy):
     assert "a cannot be asked for: The config profile (play) could not be found; repair ~/.aws" in done.err
 
 
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"])
+@pytest.mark.parametrize("value", ["localhost:9000", ""])
+def test_an_endpoint_that_is_no_address(shelf, monkeypatch, name, value):
+    """The client would panic."""
+    monkeypatch.setenv(name, value)
+    done = ooc("plan", f"{shelf}/a", f"{shelf}/a")
+    assert done.code == 2
+    assert f"{shelf}/a cannot be reached: {name} is {value!r}, and addresses begin with http" in done.err
+    assert len(done.err.splitlines()) == 1
+
+
 @pytest.mark.slow
 def test_credentials_are_nowhere(long, shelf, proxy, monkeypatch):
     args, _ = long

@@ -105,7 +105,7 @@ def _version_3(name: str, described: dict[str, Any], flat: bool) -> dict[str, An
         _key(name, keys.get("name"), separator)
     elif keys is not None:
         _key(name, keys, None)
-    _check_chain(name, described.get("codecs"))
+    _check_chain(name, described.get("codecs"), len(shape))
     _check_fill(name, described.get("fill_value"))
     if not isinstance(described.get("attributes"), dict | None):
         raise _bad(name, "attributes is not a JSON object")
@@ -193,7 +193,8 @@ def _key(name: str, encoding: Any, separator: Any) -> None:
         raise _bad(name, f"keys of chunks made by {short(encoding)} with {short(separator)!r} are not known")
 
 
-def _check_chain(name: str, chain: Any, depth: int = 0) -> None:
+def _check_chain(name: str, chain: Any, dims: int, depth: int = 0) -> None:
+    """Check the codecs of an array of so many dimensions. Raises InputError."""
     if not isinstance(chain, list):
         raise _bad(name, "codecs is not a list")
     if len(chain) > MAX_CODECS or depth > 2:
@@ -210,10 +211,10 @@ def _check_chain(name: str, chain: Any, depth: int = 0) -> None:
             raise _unknown(name, known)
         _check_types(name, configuration)
         if known == "sharding_indexed":
-            _two(name, [1, 1], _extents(name, "chunk_shape", configuration.get("chunk_shape")))
-            _check_chain(name, configuration.get("codecs"), depth + 1)
+            _two(name, [1] * dims, _extents(name, "chunk_shape", configuration.get("chunk_shape")), flat=True)
+            _check_chain(name, configuration.get("codecs"), dims, depth + 1)
             index = configuration.get("index_codecs")
-            _check_chain(name, index, depth + 1)
+            _check_chain(name, index, dims, depth + 1)
             if any((x if isinstance(x, str) else x["name"]) not in ("bytes", "crc32c") for x in index or []):
                 raise _bad(name, "the index of its shards is neither plain nor with a checksum")
 

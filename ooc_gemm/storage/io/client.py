@@ -24,8 +24,7 @@ SCHEMES = ("s3", "s3a", "gs", *AZURE, "http", "https")
 """Schemes of the addresses that obstore understands."""
 ENDPOINTS = dict.fromkeys(SCHEMES, ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT")) | {
     "gs": ("GOOGLE_BASE_URL",),
-    "s3": (),
-    "s3a": (),
+    **dict.fromkeys(("s3", "s3a"), ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")),
 }
 """Environment variables with the address of a store that is not the provider's own, by scheme."""
 EMULATED = "devstoreaccount1"
@@ -114,11 +113,7 @@ def _client(url: str, seconds: float, environment: tuple[tuple[str, str], ...]) 
         options = _aws()
     elif address.scheme in AZURE and "@" not in address.netloc:
         options = _azure(dict(environment))
-    endpoints = {value for name, value in environment if name in ENDPOINTS.get(address.scheme, ())}
-    if "http" in (
-        address.scheme,
-        *(urlsplit(one).scheme for one in {options.get("endpoint", ""), *endpoints}),
-    ):
+    if "http" in (address.scheme, *_schemes(address.scheme, environment, options.get("endpoint"))):
         client["allow_http"] = True
     if address.scheme in ("http", "https") and "@" in address.netloc:  # which obstore leaves out
         user, _, host = address.netloc.rpartition("@")
@@ -136,6 +131,20 @@ def _client(url: str, seconds: float, environment: tuple[tuple[str, str], ...]) 
             "needs the name of its storage account; set AZURE_STORAGE_ACCOUNT_NAME and "
             "AZURE_STORAGE_ACCOUNT_KEY, or AZURE_SKIP_SIGNATURE=true for a public container"
         ) from error
+
+
+def _schemes(kind: str, environment: tuple[tuple[str, str], ...], configured: str | None) -> set[str]:
+    """Return the schemes of the addresses at which stores of a kind (`s3`) are found. configured: the one of
+    the usual files. Raises InputError, where the client would panic, for what is no address."""
+    found = [(name, value) for name, value in environment if name in ENDPOINTS.get(kind, ())]
+    found += [("the endpoint_url of ~/.aws/config", configured)] if configured else []
+    for name, value in found:
+        if urlsplit(value).scheme not in ("http", "https"):
+            raise InputError(
+                f"cannot be reached: {name} is {redact.url(value)!r}, and addresses begin with http:// or "
+                "https://; correct it, or leave it out"
+            )
+    return {urlsplit(value).scheme for _, value in found}
 
 
 def _azure(environment: dict[str, str]) -> dict[str, Any]:
