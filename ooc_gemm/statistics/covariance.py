@@ -326,12 +326,12 @@ class _Variables:
         divisor = self.divisor(ddof)
         self._check()
         found, read = self._moments()
-        dtype = real_type(self._opened.dtype)
-        largest = float(np.finfo(dtype).max)
+        dtype = self._panel
+        most = float(np.finfo(dtype).max)
         known = np.isfinite(found.squares)  # in float64
         with np.errstate(over="ignore", invalid="ignore"):
-            fitting = known & (found.squares / divisor <= largest)
-        beyond = np.isfinite(found.mean) & ~(known if self._request.out_dtype else fitting)
+            fitting = known & (found.squares / divisor <= most)
+        beyond = np.isfinite(found.mean) & ~fitting
         if count := int(np.count_nonzero(beyond)):
             wider = "" if beyond[~known].any() else ', or give out_dtype="float64"'
             self._observer.warn(
@@ -340,7 +340,7 @@ class _Variables:
                 f"array{wider}"
             )
         # Sums of products overflow before they are divided, so variables are divided by a power of two.
-        halvings = math.ceil(math.log2(found.squares.max(where=fitting, initial=1) / largest) / 2) + 1
+        halvings = math.ceil(math.log2(found.squares.max(where=fitting, initial=1) / most) / 2) + 1
         scale = np.full(self._count, 2.0**halvings) if halvings > 0 else None
         return self._made(found, read, (1 if scale is None else 4.0**halvings) / divisor, scale)
 
@@ -368,8 +368,7 @@ class _Variables:
         """Leave variables of float64 without correlations, and say so, whose deviations it cannot divide by,
         or whose differences from the mean it does not hold. Returns the bytes read. Raises InputError where
         float32 does not, and float64 may."""
-        asked = self._request.out_dtype
-        panel = np.result_type(real_type(self._opened.dtype), matrix_dtype(asked or np.float32))
+        panel = self._panel
         most, beyond, read = float(np.finfo(panel).max), ~held(scale, panel), 0
         with np.errstate(all="ignore"):
             if (scale * math.sqrt(self._observations) > most).any():  # as no difference is, otherwise
@@ -402,6 +401,14 @@ class _Variables:
         if not self._request.resume:
             self.plan()
             try_place(self._request.c)
+
+    @property
+    def _panel(self) -> np.dtype[Any]:
+        """The type in which products are made."""
+        asked = self._request.out_dtype
+        return np.result_type(
+            real_type(self._opened.dtype), np.float32 if asked is None else matrix_dtype(asked)
+        )
 
     @property
     def _opened_variables(self) -> Opened:

@@ -170,8 +170,9 @@ def test_sums_that_overflow_before_they_are_divided(tmp_path, weighted):
     assert (np.abs(found.array - wanted) <= 1e-5 * size * size[:, None]).all()
     x[:, 1] *= 1e10
     wanted = np.cov(x.astype("f8"), rowvar=False, aweights=weights)
-    with pytest.warns(UserWarning, match="1 of the 5 variables in .* too large for float32"):
-        found = ooc_gemm.cov(x, rowvar=False, aweights=weights, memory_limit=LIMIT)
+    for out in (None, "float32"):
+        with pytest.warns(UserWarning, match="1 of the 5 variables in .* too large for float32"):
+            found = ooc_gemm.cov(x, rowvar=False, aweights=weights, memory_limit=LIMIT, out_dtype=out)
     assert np.isinf(found.array[1, 1])
     others = [0, 2, 3, 4]
     close = np.abs(found.array - wanted) <= 1e-5 * size * size[:, None]
