@@ -21,6 +21,8 @@ STRIP = 1 << 16
 """Elements of a strip: 256 KiB of float32."""
 SCRATCH_BYTES = 4 * STRIP
 """What a thread that places a piece allocates: a mask of a strip, and what NumPy makes on the way."""
+MOST_WHOLE = 2**53
+"""Up to this size float64 holds every integer, and other numbers beside them."""
 Range = tuple[int, int]
 
 
@@ -120,12 +122,17 @@ def missing_of(values: Array, missing: float | None, out: Array | None = None) -
 
 
 def as_element(missing: float, dtype: np.dtype[Any]) -> Any:
-    """The element of a type that a number stands for, rounded; None where the type holds none."""
+    """The element of a type that a number stands for; None where the type holds none. Floats are rounded, but
+    not to 0 or infinity, and no integer to another one: beyond ±2⁵³ all numbers are integers, so those may
+    be rounded."""
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
         if not float(missing).is_integer() or not int(info.min) <= missing <= int(info.max):
             return None
         return dtype.type(int(missing))
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         found = dtype.type(missing)
-    return None if np.isinf(found) and not math.isinf(missing) else found
+    if (np.isinf(found) and not math.isinf(missing)) or (found == 0 and missing != 0):
+        return None
+    whole = abs(missing) <= MOST_WHOLE and float(missing).is_integer()
+    return None if whole and found.item() != missing else found

@@ -9,6 +9,7 @@ that a pass over the array finds are those of stored elements to begin with: o t
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -31,13 +32,23 @@ def decoded(operand: Operand, opened: Opened) -> tuple[Operand, Decoding]:
             f"{opened.name} has {found.missing:g} for missing elements in its attributes, which decode_cf "
             "follows; leave out missing"
         )
-    missing = operand.missing if found.missing is None else found.missing
+    missing = operand.missing if found.missing is None else _as_stored(found.missing, opened.dtype)
     operand = replace(operand, missing=missing, decode_cf=False)
     return replace(
         operand,
         center=_center(operand.center, found, opened),
         scale=_scale(operand.scale, found, opened),
     ), found
+
+
+def _as_stored(missing: float, dtype: np.dtype[Any]) -> float:
+    """The number in an attribute, which stands for an element of the array even where its type has to round
+    it."""
+    if dtype.kind != "f":
+        return missing
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = float(dtype.type(missing))
+    return rounded if rounded and np.isfinite(rounded) else missing
 
 
 def _center(lines: Lines | None, found: Decoding, opened: Opened) -> Lines | None:

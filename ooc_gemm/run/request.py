@@ -49,7 +49,9 @@ class Operand:
         What elements are divided by after that: the standard deviation of each row or column (about its mean,
         with the number of its elements as the divisor), but 1 where that is 0; or the numbers given.
     missing : float, optional
-        Elements that are equal to this number, as stored, are missing; NaN: those that are NaN.
+        Elements that are equal to this number, as stored, are missing; NaN: those that are NaN. For an array
+        of floats the number is rounded to their type first. If that makes it 0 or infinite, no element is
+        missing. If it makes an integer another one, the number is refused.
     weights : array-like, str or os.PathLike, optional
         One factor for each place along k, the inner dimension of the product; or the path or URL of a Zarr
         array of one dimension that holds them.
@@ -67,7 +69,8 @@ class Operand:
     Notes
     -----
     Only real arrays are transformed. On a cluster, this process finds means and deviations, and the workers
-    transform what they multiply.
+    transform what they multiply. Numbers to subtract, divide by or multiply with that are too small or too
+    large for float32 are an error that asks for `out_dtype="float64"`.
     """
 
     array: Any

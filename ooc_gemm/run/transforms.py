@@ -7,11 +7,11 @@ of the vectors, and the words by which a journal tells one transform from anothe
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 
-from ..engine.transform import SCRATCH_BYTES, Array, Transform
+from ..engine.transform import MOST_WHOLE, SCRATCH_BYTES, Array, Transform, as_element
 from ..engine.transform import Lines as Vectors
 from ..storage.format.conventions import Decoding
 from ..storage.io.stamps import digest
@@ -32,11 +32,15 @@ def real_type(stored: np.dtype[Any]) -> np.dtype[Any]:
     return np.result_type(stored, np.float32)
 
 
-def fit(factors: Array, panel: np.dtype[Any]) -> bool:
-    """Whether all factors that are finite and not 0 keep their digits in the type of a panel."""
-    sizes, held = np.abs(factors), np.finfo(panel)
-    outside = (sizes > held.max) | (sizes < held.smallest_normal)
-    return not (np.isfinite(sizes) & (sizes > 0) & outside).any()
+def held(divisors: Array, panel: np.dtype[Any], weights: Array | float = 1.0) -> Array:
+    """Which quotients weights/divisors keep their digits in the type of a panel. Those by 0, infinity or NaN,
+    and those of weights 0, are what they are."""
+    info = np.finfo(panel)
+    with np.errstate(all="ignore"):
+        sizes = np.abs(weights / divisors)
+    plain = np.isfinite(divisors) & (divisors != 0) & (weights != 0)
+    found: Array = ~plain | ((sizes >= info.smallest_normal) & (sizes <= info.max))
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +62,7 @@ class Wanted:
         if dtype.kind == "c":
             raise InputError(f"{name} holds {dtype}, and only real arrays are centred, scaled or weighted")
         if self.operand.missing is not None:
-            real("missing", self.operand.missing)
+            self._check_missing(real("missing", self.operand.missing))
         for word, vector, length in self._given:
             if vector.shape != (length,):
                 raise InputError(
@@ -67,6 +71,16 @@ class Wanted:
         if self._weights is not None and not np.isfinite(self._weights).all():
             raise InputError(f"weights of {name} are not all finite; leave out what has none")
         return self
+
+    def _check_missing(self, missing: float) -> None:
+        """Raise InputError for an integer that stands for another one only by rounding."""
+        dtype = self.opened.dtype
+        whole = abs(missing) <= MOST_WHOLE and missing.is_integer()
+        if dtype.kind == "f" and whole and as_element(missing, dtype) is None:
+            raise InputError(
+                f"missing is {missing:.0f}, which {dtype} does not hold; give the number that "
+                f"{self.opened.name} has for it"
+            )
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -94,18 +108,21 @@ class Wanted:
 
     def found_in(self, limit: int) -> tuple["Wanted", int]:
         """The same with numbers in the place of names, and the bytes that passes over the array read."""
-        from .moments import Moments, column_moments  # most products need no passes over their operands
+        from .moments import Moments, column_moments, deviations  # most products need no passes
 
         operand, read = self.operand, 0
         found: dict[Axis, Moments] = {}
-        for lines, opened in self._looked_through().items():
+        looked = self._looked_through()
+        for lines, opened in looked.items():
             found[lines], nbytes = column_moments(opened, limit, operand.missing)
             read += nbytes
         if isinstance(operand.center, str):
             one = found[operand.center]
             operand = replace(operand, center=(operand.center, np.where(one.count == 0, 0.0, one.mean)))
         if isinstance(operand.scale, str):
-            deviation, factor = found[operand.scale].deviation, self.decoding.factor
+            axis, factor = operand.scale, self.decoding.factor
+            deviation, more = deviations(looked[axis], limit, found[axis], operand.missing)
+            read += more
             deviation = np.where(deviation == 0, 1 / factor, np.copysign(deviation, factor))
             operand = replace(operand, scale=(operand.scale, deviation))
         return replace(self, operand=operand), read
@@ -145,31 +162,48 @@ class Wanted:
     def transform(self, panel: np.dtype[Any]) -> Transform:
         """The transform, with vectors in the panels' type. Raises InputError where that holds no such
         factors."""
-        shift, scale = self._vector("shift"), self._vector("scale")
-        for factors in scale.values():
-            if not fit(factors, panel):
-                raise InputError(
-                    f"the scale of {self.opened.name} is too small or too large for {panel.name}; give "
-                    'out_dtype="float64"'
-                )
-        weights = self._weights
-        if weights is not None:
-            side = "cols" if self.k_cols else "rows"
-            before = scale.get(side)
-            scale[side] = weights if before is None else weights * before
-        rows, cols = (Vectors.of(shift.get(side), scale.get(side), panel) for side in ("rows", "cols"))
-        return Transform(rows, cols, self.operand.missing)
+        shift, divisors = self._vector("shift"), self._vector("scale")
+        weights = {} if self._weights is None else {"cols" if self.k_cols else "rows": self._weights}
+        lines: list[Vectors] = []
+        for side in ("rows", "cols"):
+            size = np.abs(shift.get(side, np.zeros(1)))
+            if (np.isfinite(size) & (size > np.finfo(panel).max)).any():
+                self._refuse("center", panel)
+            factors = self._factors(divisors.get(side), weights.get(side), panel)
+            lines.append(Vectors.of(shift.get(side), factors, panel))
+        return Transform(lines[0], lines[1], self.operand.missing)
+
+    def _factors(self, by: Array | None, weights: Array | None, panel: np.dtype[Any]) -> Array | None:
+        """What elements are multiplied with: weights, and what they are divided by. Raises InputError where
+        panels of this type do not hold it."""
+        if by is None and weights is None:
+            return None
+        if by is None and np.finfo(panel).dtype == np.float64:
+            return weights
+        times, over = 1.0 if weights is None else weights, np.ones(1) if by is None else by
+        if not held(over, panel, times).all():
+            self._refuse("weights" if by is None else "scale" if weights is None else "scale·weights", panel)
+        with np.errstate(all="ignore"):
+            factors: Array = times / over
+        return factors
+
+    def _refuse(self, word: str, panel: np.dtype[Any]) -> NoReturn:
+        """Raise the error that says that a type cannot hold what was given or found."""
+        held_by = np.finfo(panel).dtype
+        remedy = "change the unit of the array" if held_by == np.float64 else 'give out_dtype="float64"'
+        raise InputError(
+            f"{word} of {self.opened.name} has numbers that are too small or too large for {held_by}; "
+            f"{remedy}"
+        )
 
     def _vector(self, what: Where) -> dict[str, Array]:
-        """What is subtracted from, or multiplied with, the rows or columns of S."""
+        """What is subtracted from, or divides, the rows or columns of S."""
         lines = self.operand.center if what == "shift" else self.operand.scale
         if lines is None:
             return {}
         side = self._side(_axis(lines, "center" if what == "shift" else "scale"))
         assert not isinstance(lines, str), "a pass over the array has found the numbers"
-        with np.errstate(divide="ignore"):
-            vector = np.asarray(lines[1], np.float64)
-            return {side: vector if what == "shift" else 1 / vector}
+        return {side: np.asarray(lines[1], np.float64)}
 
     def _side(self, axis: Axis) -> str:
         """`rows` or `cols` of S for rows or columns of the array as its user sees it."""

@@ -17,7 +17,7 @@ from ..engine.ports import Array, Device
 from ..planning.plan import Plan
 from ..run.elsewhere import limit_of
 from ..run.labels import labelled
-from ..run.moments import Moments, column_moments, deviations
+from ..run.moments import Moments, column_moments, deviations, largest
 from ..run.observer import Observer
 from ..run.operands import open_operand
 from ..run.prepare import prepare
@@ -25,7 +25,8 @@ from ..run.request import Axis, Operand, Precision, Request, gram_operands
 from ..run.result import Result
 from ..run.retry import carry_out, result_of
 from ..run.scalars import whole
-from ..run.transforms import real_type
+from ..run.transforms import held, real_type
+from ..storage.format.limits import matrix_dtype
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.read.source import Opened
 from ..storage.write.opening import try_place
@@ -104,7 +105,9 @@ def cov(
     ddof : int, optional
         Divide by N − ddof. By default 1, or 0 with `bias`.
     aweights : array-like, optional
-        One weight for each observation, none of them negative.
+        One weight for each observation, none of them negative. An observation of weight 0 counts for nothing,
+        but NaN and infinite elements spread from it, too, as in NumPy. Where float32 does not hold the square
+        roots of weights, beside the largest one, products are made in float64.
     memory_limit : str or int, optional
         Most host memory that the process may hold resident, in bytes or as `"8GiB"`. By default 60 % of what
         the process may use.
@@ -184,7 +187,8 @@ def corrcoef(
     """The correlation coefficients of the variables in `x`, as numpy.corrcoef defines them.
 
     All lie in [−1, 1], and those on the diagonal are 1. A variable that is constant has no correlation with
-    any other: its row and column are NaN, and a notice says so.
+    any other: its row and column are NaN, and a notice says so. So are those of a variable that deviates by
+    too little or too much for float64.
 
     Parameters
     ----------
@@ -285,11 +289,25 @@ class _Variables:
             raise InputError(f"{self._opened.name} holds {self._opened.dtype}; give real numbers")
         rows, cols = self._opened.shape
         self._count, self._observations = (rows, cols) if rowvar else (cols, rows)
-        if weights is not None and len(weights) != self._observations:
+        self._keep_weights()
+
+    def _keep_weights(self) -> None:
+        """Have products made in float64 where float32 does not hold the square roots of weights. Raises
+        InputError where there are too many or too few weights."""
+        weights, narrow = self._weights, np.dtype(np.float32)
+        if weights is None:
+            return
+        if len(weights) != self._observations:
             raise InputError(
                 f"aweights are {len(weights)}, but {self._opened.name} has {self._observations} "
                 "observations; give one weight for each"
             )
+        plain = self._request.out_dtype is None and real_type(self._opened.dtype) == narrow
+        if plain and not held(np.ones(1), narrow, np.sqrt(weights)).all():
+            self._observer.note(
+                "some aweights are too small beside others for float32; products are made in float64"
+            )
+            self._request = replace(self._request, out_dtype="float64")
 
     def divisor(self, ddof: int) -> float:
         """What sums of products are divided by. Raises InputError where it is not positive."""
@@ -308,12 +326,12 @@ class _Variables:
         divisor = self.divisor(ddof)
         self._check()
         found, read = self._moments()
-        dtype = real_type(self._opened.dtype)
-        largest = float(np.finfo(dtype).max)
+        dtype = self._panel
+        most = float(np.finfo(dtype).max)
         known = np.isfinite(found.squares)  # in float64
         with np.errstate(over="ignore", invalid="ignore"):
-            fitting = known & (found.squares / divisor <= largest)
-        beyond = np.isfinite(found.mean) & ~(known if self._request.out_dtype else fitting)
+            fitting = known & (found.squares / divisor <= most)
+        beyond = np.isfinite(found.mean) & ~fitting
         if count := int(np.count_nonzero(beyond)):
             wider = "" if beyond[~known].any() else ', or give out_dtype="float64"'
             self._observer.warn(
@@ -322,7 +340,7 @@ class _Variables:
                 f"array{wider}"
             )
         # Sums of products overflow before they are divided, so variables are divided by a power of two.
-        halvings = math.ceil(math.log2(found.squares.max(where=fitting, initial=1) / largest) / 2) + 1
+        halvings = math.ceil(math.log2(found.squares.max(where=fitting, initial=1) / most) / 2) + 1
         scale = np.full(self._count, 2.0**halvings) if halvings > 0 else None
         return self._made(found, read, (1 if scale is None else 4.0**halvings) / divisor, scale)
 
@@ -343,7 +361,31 @@ class _Variables:
                 "rows and columns of correlations are NaN"
             )
         scale[scale == 0] = np.nan
+        more += self._leave_beyond(found.mean, scale)
         return self._made(found, read + more, 1 / self._observations, scale)
+
+    def _leave_beyond(self, mean: Array, scale: Array) -> int:
+        """Leave variables of float64 without correlations, and say so, whose deviations it cannot divide by,
+        or whose differences from the mean it does not hold. Returns the bytes read. Raises InputError where
+        float32 does not, and float64 may."""
+        panel = self._panel
+        most, beyond, read = float(np.finfo(panel).max), ~held(scale, panel), 0
+        with np.errstate(all="ignore"):
+            if (scale * math.sqrt(self._observations) > most).any():  # as no difference is, otherwise
+                sizes, read = largest(self._opened_variables, self._limit)
+                beyond |= np.isfinite(scale) & (sizes / 2 + np.abs(mean) / 2 > most / 2)
+        if count := int(np.count_nonzero(beyond)):
+            some = f"{count} of the {self._count} variables in {self._opened.name}"
+            if panel != np.float64:
+                raise InputError(
+                    f'{some} deviate by too little or too much for {panel}; give out_dtype="float64"'
+                )
+            self._observer.warn(
+                f"{some} deviate by too little or too much for float64, so their rows and columns of "
+                "correlations are NaN; change their unit"
+            )
+            scale[beyond] = np.nan
+        return read
 
     def plan(self, observer: Observer | None = None) -> Plan:
         """What the product would take, after the pass that finds the means. Reads nothing. observer: is told
@@ -359,6 +401,14 @@ class _Variables:
         if not self._request.resume:
             self.plan()
             try_place(self._request.c)
+
+    @property
+    def _panel(self) -> np.dtype[Any]:
+        """The type in which products are made."""
+        asked = self._request.out_dtype
+        return np.result_type(
+            real_type(self._opened.dtype), np.float32 if asked is None else matrix_dtype(asked)
+        )
 
     @property
     def _opened_variables(self) -> Opened:

@@ -17,7 +17,7 @@ from ..run.observer import Observer
 from ..run.prepare import prepare
 from ..run.request import Operand, Reduced, Request
 from ..run.scalars import choice
-from ..run.transforms import fit
+from ..run.transforms import held
 from ..storage.read.source import Opened
 from ..storage.write import rows as stored
 from ..storage.write.row_files import RowFiles
@@ -218,18 +218,30 @@ class Selection:
         a, self.bytes_passed = self._lines("a")
         b, more = (a, 0) if pairs.same else self._lines("b")
         self.bytes_passed += more
+        self._leave_beyond(pairs.a.name, a)
+        if not pairs.same:
+            self._leave_beyond(pairs.b.name, b)
         if pairs.metric == "correlation":
             self._pivots = a[0], b[0]
         request = pairs.scaled(self._request, a, b)
-        with np.errstate(all="ignore"):
-            fits = all(fit(1 / by, self.job.operation.arithmetic.panel) for _, by in (a, b))
-        if not fits:
+        if not all(held(by, self.job.operation.arithmetic.panel).all() for _, by in (a, b)):
             self._observer.note(
                 "elements of some rows are too large or too small for float32; products are made in float64"
             )
             request = replace(request, out_dtype="float64")
         self.job = prepare(request, executor=self._executor)
         self.plan = self.job.plan
+
+    def _leave_beyond(self, name: str, lines: Lines) -> None:
+        """Leave rows without scores, and say so, by whose lengths float64 cannot divide."""
+        mean, by = lines
+        beyond = ~held(by, np.dtype(np.float64)) | (np.isinf(by) & np.isfinite(mean))
+        if count := int(np.count_nonzero(beyond)):
+            by[beyond] = np.nan
+            self._observer.warn(
+                f"{count} of the {len(by)} rows of {name} are too long or too short for float64, and have no "
+                "scores; change their unit"
+            )
 
     def _divide_rows(self) -> None:
         """Have rows of float64 divided by powers of two, where products of such rows may be beyond

@@ -59,7 +59,18 @@ def test_nan_as_a_missing_element_and_as_a_value():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "missing"), [("i1", 200.0), ("i1", 0.5), ("u1", -1.0), ("i4", np.nan), ("i4", np.inf)]
+    ("dtype", "missing"),
+    [
+        ("i1", 200.0),
+        ("i1", 0.5),
+        ("u1", -1.0),
+        ("i4", np.nan),
+        ("i4", np.inf),
+        ("f4", 1e-60),
+        ("f4", 1e39),
+        ("f4", 16777217),
+        ("f2", 2049.0),
+    ],
 )
 def test_no_element_is_missing_that_its_type_cannot_hold(dtype, missing):
     x = np.arange(6, dtype=dtype).reshape(2, 3)

@@ -110,6 +110,14 @@ def test_a_constant_column_is_exactly_zero():
     assert found[0, 0] == 0
 
 
+def test_an_attribute_stands_for_the_element_that_its_type_makes_of_it():
+    xr = pytest.importorskip("xarray")
+    for fill in (-99999999, 1e20, -999.9):
+        x = np.array([[np.float32(fill), 2]], "f4")
+        operand = Operand(xr.DataArray(x, attrs={"missing_value": fill}), decode_cf=True)
+        assert ooc_gemm.gram(operand, memory_limit=LIMIT).array == 4
+
+
 def test_a_large_integer_that_stands_for_missing_is_found():
     fill = -(2**63) + 2
     x = np.array([[fill, 3], [4, fill]])

@@ -131,3 +131,71 @@ def test_rows_with_weights(tmp_path, missing, mean):
         np.testing.assert_allclose(one, wanted, rtol=1e-10, atol=1e-15)
     deviation = np.ma.filled(np.sqrt(squares / total), 0)
     np.testing.assert_allclose(found.deviation, deviation, rtol=1e-10, atol=1e-9 * (missing is None))
+
+
+@pytest.mark.parametrize("chunks", [(64, 16), (300, 16), (10, 3)])
+@pytest.mark.parametrize("large", [1e10, 1e20, 9.969209968386869e36, -1.7e308])
+@pytest.mark.parametrize("weight", [0, 1e-30])
+def test_large_elements_of_little_weight(tmp_path, monkeypatch, chunks, large, weight):
+    """Nothing of the others is lost, wherever the large elements are."""
+    monkeypatch.setattr("ooc_gemm.run.moments.STRIP_ELEMENTS", 200)
+    rng = np.random.default_rng(8)
+    values, weights = rng.standard_normal((300, 23)), rng.random(300)
+    values[[0, 7, 63, 64, 65, 250]] = large
+    values[100:180] = large  # whole chunks
+    weights[values[:, 0] == large] = weight
+    path = make(tmp_path / "a", values, chunks=chunks)
+    found, _ = column_moments(open_operand(path, "A"), LIMIT, weights=weights)
+    mean = np.average(values, axis=0, weights=weights)
+    np.testing.assert_allclose(found.mean, mean, rtol=1e-12, atol=1e-15 + 1e-15 * np.abs(mean).max())
+    with np.errstate(over="ignore"):
+        squares = (weights[:, None] * np.where(weights[:, None] == 0, 0, values - mean) ** 2).sum(axis=0)
+    if np.isfinite(squares).all():
+        np.testing.assert_allclose(found.squares, squares, rtol=1e-12)
+
+
+@pytest.mark.parametrize("chunks", [(64, 3), (10, 3)])
+def test_an_observation_without_weight_spreads_nan_as_in_numpy(tmp_path, chunks):
+    values, weights = np.random.default_rng(9).standard_normal((64, 3)), np.ones(64)
+    values[3, 1], values[4, 2] = np.nan, np.inf
+    weights[:10] = 0
+    found, _ = column_moments(
+        open_operand(make(tmp_path / "a", values, chunks=chunks), "A"), LIMIT, weights=weights
+    )
+    with np.errstate(invalid="ignore"):
+        wanted = np.average(values, axis=0, weights=weights)
+    np.testing.assert_allclose(found.mean, wanted, rtol=1e-13)
+    assert np.isnan(found.squares[1:]).all()
+
+
+def test_columns_that_begin_with_missing_elements(monkeypatch):
+    monkeypatch.setattr("ooc_gemm.run.moments.STRIP_ELEMENTS", 40)
+    values = np.random.default_rng(10).standard_normal((300, 4)) + 1e9
+    values[:, 1], values[:, 3] = 1 / 3, np.nan
+    values[:100, :2] = np.nan
+    found = of_columns(values, missing=np.nan)
+    check(found, values, missing=np.nan, rtol=1e-6)
+    assert found.squares[1] == 0
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_squares_that_are_too_small_for_float64_are_not_zero(pieces):
+    values = np.zeros((8, 6))
+    values[:, :4] = np.array([1, -1, 2, -2, 1, -1, 2, -2])[:, None] * [1e-165, 1e-300, 5e-324, 1]
+    values[:, 4], values[4:, 5] = 1e-170, 1e-165
+    found = Moments.none(6)
+    for part in np.split(values, pieces):
+        found.include(0, of_columns(part))
+    assert (found.squares > 0).tolist() == [True, True, True, True, False, True]
+    again = of_columns(np.array([[5e-324, np.nan], [np.nan, np.nan]]), missing=np.nan)
+    assert (again.squares == 0).all()
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_means_of_elements_whose_sum_is_too_large_for_float64(pieces):
+    values = np.array([[1.7e308, -1.7e308, 1.7e308, 1.7e308], [1.7e308, 1.7e308, 1.7e308, np.inf]]).T
+    found = Moments.none(2)
+    for part in np.split(values, pieces):
+        found.include(0, of_columns(part))
+    np.testing.assert_allclose(found.mean, [0.85e308, np.inf], rtol=1e-14)
+    assert not np.isfinite(found.squares).any()

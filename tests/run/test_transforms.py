@@ -87,6 +87,64 @@ def test_a_constant_column_is_not_divided():
     assert np.isclose(found.array[0, 0], 20, rtol=1e-6)
 
 
+@pytest.mark.parametrize("axis", ["rows", "columns"])
+def test_deviations_whose_squares_float64_does_not_hold(tmp_path, axis):
+    x = np.random.default_rng(13).standard_normal((6, 90))
+    x[2, 5] = x[4, 7] = np.nan
+    wanted = standard(x, "rows")
+    x *= np.array([1, 1e200, 1e-161, 1e-200, 1e-165, 1e300])[:, None]
+    x[1] -= x[1].mean()
+    a = make(tmp_path / "a", x if axis == "rows" else x.T, chunks=(4, 4))
+    operand = Operand(a, center=axis, scale=axis, missing=np.nan)
+    found = ooc_gemm.gram(operand, transpose=axis == "columns", memory_limit=LIMIT)
+    assert_close(found.array, wanted @ wanted.T, 1e-13)
+    assert found.bytes_passed == 3 * found.bytes_read
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"weights": [1e-50, 1, 1]},
+        {"weights": [1, -1e39, 1]},
+        {"scale": ("columns", [1, 1e-39, 1])},
+        {"scale": ("columns", [1, 1e20, 1]), "weights": [1, 1e-20, 1]},
+        {"center": ("columns", [1, -1e39, 1])},
+    ],
+)
+def test_numbers_that_float32_does_not_hold_are_refused(asked):
+    a, b = np.array([[1e30, 1, 2]], "f4"), np.array([[1e30], [1], [1]], "f4")
+    with pytest.raises(ooc_gemm.InputError, match=r'of A has numbers .* float32; give out_dtype="float64"'):
+        ooc_gemm.multiply(Operand(a, **asked), b, memory_limit=LIMIT)
+    found = ooc_gemm.multiply(Operand(a, **asked), b, memory_limit=LIMIT, out_dtype="float64").array
+    wanted = (a - asked.get("center", (0, 0.0))[1]) / asked.get("scale", (0, 1.0))[1]
+    assert_close(found, (wanted * asked.get("weights", 1)) @ b.astype("f8"), 1e-14)
+
+
+def test_numbers_that_fit_together_and_zeros_are_taken():
+    a, b = np.array([[1e30, 1, 2]], "f4"), np.ones((3, 1), "f4")
+    together = Operand(a, scale=("columns", [1e-50, 1, np.inf]), weights=[1e-50, 0, 1])
+    assert np.isclose(ooc_gemm.multiply(together, b, memory_limit=LIMIT).array, 1e30)
+    wide = Operand(a.astype("f8"), weights=[1e-320, 0, 1])  # float64 holds what is given in float64
+    assert ooc_gemm.multiply(wide, b, memory_limit=LIMIT).array == 1e30 * 1e-320 + 2
+    for scale in ([1e-309, 1, 1], "rows"):
+        lines = scale if scale == "rows" else ("columns", scale)
+        with pytest.raises(ooc_gemm.InputError, match=r"of A has .* float64; change the unit"):
+            ooc_gemm.multiply(Operand(np.array([[0, 1, 2]]) * 1e-309, scale=lines), b, memory_limit=LIMIT)
+
+
+def test_a_number_stands_for_missing_elements_of_float32():
+    x, eye = np.array([[16777216, 1, 0, 1e20, -999.9, np.inf]], "f4"), np.eye(6, dtype="f4")
+    x[0, 5] = 7
+    for missing, at in ((16777216, 0), (1e20, 3), (-999.9, 4), (1e-60, None), (1e39, None), (0, 2)):
+        wanted = x.copy()
+        wanted[0, [] if at is None else at] = 0
+        found = ooc_gemm.multiply(Operand(x, missing=missing), eye, memory_limit=LIMIT).array
+        assert np.array_equal(found, wanted)
+    for missing in (16777217, -16777217.0):
+        with pytest.raises(ooc_gemm.InputError, match="which float32 does not hold; give the number that A"):
+            ooc_gemm.multiply(Operand(x, missing=missing), eye, memory_limit=LIMIT)
+
+
 def test_what_is_missing_adds_nothing():
     x = np.array([[1, -9, 2], [-9, 3, 4]], "i1")
     found = ooc_gemm.gram(Operand(x, missing=-9), memory_limit=LIMIT).array

@@ -82,6 +82,30 @@ def test_only_the_ratios_of_weights_matter(factor, dtype):
         assert np.allclose(found, np.cov(x.astype("f8"), aweights=weights, ddof=ddof), **near)
 
 
+@pytest.mark.parametrize("large", [9.969209968386869e36, 1e20, 1e10])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_a_large_observation_without_weight_counts_for_nothing(tmp_path, large, dtype):
+    x, weights = np.random.default_rng(0).standard_normal((60, 4)).astype(dtype), np.ones(60)
+    x[[0, 2, 33]], weights[[0, 2, 33]] = large, 0
+    wide, bound = x.astype("f8"), 1e-6 if dtype == "f4" else 1e-13
+    stored = make(tmp_path / "x", x, chunks=(16, 3))
+    found = ooc_gemm.cov(stored, rowvar=False, aweights=weights, memory_limit=LIMIT)
+    assert np.allclose(found.mean, np.average(wide, axis=0, weights=weights), rtol=1e-13, atol=1e-15)
+    close(found.array, np.cov(wide, rowvar=False, aweights=weights), bound)
+    x[2, 1] = np.nan  # as in NumPy
+    found = ooc_gemm.cov(x, rowvar=False, aweights=weights, memory_limit=LIMIT)
+    assert np.isnan(found.mean).tolist() == [False, True, False, False]
+    assert np.isnan(found.array).sum() == 7
+
+
+def test_weights_that_float32_does_not_hold(tmp_path):
+    x, weights, said = np.ones((5, 3), "f4"), np.array([1, 1e-100, 0.5, 1, 0]), []
+    x[:, 0], x[1, 2] = range(5), 1e38
+    found = ooc_gemm.cov(x, rowvar=False, aweights=weights, memory_limit=LIMIT, notice=said.append)
+    close(found.array, np.cov(x.astype("f8"), rowvar=False, aweights=weights), 1e-13)
+    assert any("some aweights are too small" in text for text in said)
+
+
 def test_correlations_need_observations():
     with pytest.raises(ooc_gemm.InputError, match="has no observations; give"):
         ooc_gemm.corrcoef(np.ones((5, 0)))
@@ -146,8 +170,9 @@ def test_sums_that_overflow_before_they_are_divided(tmp_path, weighted):
     assert (np.abs(found.array - wanted) <= 1e-5 * size * size[:, None]).all()
     x[:, 1] *= 1e10
     wanted = np.cov(x.astype("f8"), rowvar=False, aweights=weights)
-    with pytest.warns(UserWarning, match="1 of the 5 variables in .* too large for float32"):
-        found = ooc_gemm.cov(x, rowvar=False, aweights=weights, memory_limit=LIMIT)
+    for out in (None, "float32"):
+        with pytest.warns(UserWarning, match="1 of the 5 variables in .* too large for float32"):
+            found = ooc_gemm.cov(x, rowvar=False, aweights=weights, memory_limit=LIMIT, out_dtype=out)
     assert np.isinf(found.array[1, 1])
     others = [0, 2, 3, 4]
     close = np.abs(found.array - wanted) <= 1e-5 * size * size[:, None]
@@ -194,6 +219,42 @@ def test_correlations_of_variables_whose_squares_float64_does_not_hold(tmp_path,
     close(found.array, wanted)
     assert found.bytes_passed == 3 * found.bytes_read
     assert [text[:23] for text in said if "never change" in text] == ["2 of the 9 variables in"]
+
+
+@pytest.mark.parametrize("factor", [1e-165, 1e-300, 1e-162])
+def test_correlations_of_variables_whose_mean_and_squares_are_zero(factor):
+    x, said = np.array([[1, -1, 2, -2.0], [3, 1, 2, -6], [0, 0, 0, 0]]), []
+    found = ooc_gemm.corrcoef(x * [[factor], [1], [1]], memory_limit=LIMIT, notice=said.append)
+    close(found.array[:2, :2], np.corrcoef(x[:2]))
+    assert [text[:23] for text in said if "never change" in text] == ["1 of the 3 variables in"]
+
+
+@pytest.mark.parametrize(
+    "row", [[0, 1e-309, 5e-309, 2e-309], [1.7e308, -1.7e308, 1.7e308, 1.7e308], [0, 0, 0, 5e-324]]
+)
+def test_variables_that_float64_does_not_hold_are_told_of(recwarn, row):
+    x, said = np.array([row, [1, 2, -1, 0.0], [3, 1, 2, -6]]), []
+    found = ooc_gemm.corrcoef(x, memory_limit=LIMIT, notice=said.append).array
+    assert np.isnan(found[0]).all()
+    close(found[1:, 1:], np.corrcoef(x[1:]))
+    assert [text for text in said if "1 of the 3 variables in X deviate by too" in text]
+    assert not [text for text in said if "never change" in text]
+    assert not list(recwarn)
+
+
+def test_variables_that_float32_does_not_hold_are_refused():
+    for some in ([3.4e38, -3.4e38, 3.4e38, 0], [1e-40, 2e-40, 0, 0]):
+        x = np.array([some, [1, 2, -1, 0]], "f4")
+        with pytest.raises(
+            ooc_gemm.InputError, match=r"1 of the 2 variables in X deviate .* float32; give out"
+        ):
+            ooc_gemm.corrcoef(x, memory_limit=LIMIT)
+        found = ooc_gemm.corrcoef(x, memory_limit=LIMIT, out_dtype="float64").array
+        close(found, np.corrcoef(x.astype("f8")), 1e-12)
+    far = np.full((2, 100), 2e38, "f4")  # one difference is beyond float32, their deviation is not
+    far[0, 5], far[1, ::2] = -2e38, 1
+    with pytest.raises(ooc_gemm.InputError, match="1 of the 2 variables in X deviate"):
+        ooc_gemm.corrcoef(far / np.array([[1], [1e38]], "f4"), memory_limit=LIMIT)
 
 
 def test_the_plan_before_the_pass_counts_factors_of_variables(tmp_path, monkeypatch):

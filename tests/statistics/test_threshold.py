@@ -402,3 +402,22 @@ def test_a_finished_result_that_was_changed_is_found(tmp_path, monkeypatch, faul
     done = ooc(*command, "--force", "--verify", "--json")
     assert (done.code, json.loads(done.out)["verified"]) == (0, True)
     assert ooc(*command, "--resume", "--verify").code == 0
+
+
+@pytest.mark.parametrize("metric", ["cosine", "correlation"])
+@pytest.mark.parametrize("factor", [1e-165, 1e-300, 1e200])
+def test_rows_whose_squares_float64_does_not_hold(metric, factor):
+    x = np.array([[1, -1, 2, -2.0], [3, 1, 2, -6]])
+    found = ooc_gemm.threshold(x * [[factor], [1]], least=-1, metric=metric, device="cpu")
+    assert np.allclose(found.data, scores(x, x, metric)[0, 1], rtol=1e-13)
+    assert found.count == 2
+
+
+@pytest.mark.parametrize("metric", ["cosine", "correlation"])
+@pytest.mark.parametrize("row", [[0, 1e-309, 5e-309, 2e-309], [1.7e308, -1.7e308, 1.7e308, 1.7e308]])
+def test_rows_that_float64_does_not_hold_are_told_of(recwarn, metric, row):
+    x, said = np.array([row, [3, 1, 2, -6.0], [1, 1, 2, 2]]), []
+    found = ooc_gemm.threshold(x, least=-1, metric=metric, device="cpu", verify=True, notice=said.append)
+    assert found.count == 2
+    assert [text for text in said if "1 of the 3 rows of A are too long or too short" in text]
+    assert not list(recwarn)
