@@ -93,7 +93,7 @@ def connected(
             client = distributed.Client(scheduler, timeout=alike.TIMEOUT / 2, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"no scheduler answers at {scheduler} ({error}); check the address") from error
-        with _silent("distributed.client"), client:
+        with _silent(), client:
             yield client, memory_limit
         return
     if not number.isdecimal() or int(number) < 1:
@@ -120,16 +120,18 @@ def connected(
 
 
 @contextmanager
-def _silent(name: str) -> Iterator[None]:
-    """Keep a logger silent: it tells of a scheduler that is gone with a traceback, and messages of the run
-    say it in a sentence."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
+def _silent() -> Iterator[None]:
+    """Keep loggers silent that tell of a scheduler that is gone with tracebacks. Messages of the run say it in
+    a sentence."""
+    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client", "asyncio")]
+    before = [logger.level for logger in loggers]
     try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
         yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def _gpus(count: int, device: str) -> list[dict[str, Any]]:
