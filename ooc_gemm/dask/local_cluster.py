@@ -121,8 +121,8 @@ def connected(
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep loggers silent that tell of a scheduler that is gone with tracebacks. Messages of the run say it in
-    a sentence."""
+    """Keep loggers silent that tell of a scheduler that is gone with tracebacks. Messages of the run say it
+    in a sentence."""
     loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client", "asyncio")]
     before = [logger.level for logger in loggers]
     try:
