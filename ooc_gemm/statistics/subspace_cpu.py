@@ -149,17 +149,23 @@ def _lying(vectors: Array, dtype: np.dtype[Any]) -> Array:
 def centred_columns(panel: Array) -> Floats:
     """Subtract the mean of each column from a panel, in place; those means. What rounding leaves is far below
     the precision of the panel's products."""
-    near = np.ones(len(panel), panel.dtype) @ panel / panel.dtype.type(len(panel))
-    panel -= near
+    mean = np.add.reduce(panel, axis=0, dtype=np.float64) / len(panel)
+    panel -= mean.astype(panel.dtype)
     rest = np.add.reduce(panel, axis=0, dtype=np.float64) / len(panel)
     panel -= rest.astype(panel.dtype)
-    return np.asarray(near + rest, np.float64)
+    return _mean(mean, rest, panel)
 
 
 def _centred_rows(panel: Array) -> Floats:
     """Subtract the mean of each row from a panel, in place; those means."""
-    near = panel.mean(axis=1, dtype=np.float64).astype(panel.dtype)
-    panel -= near[:, None]
+    mean = panel.mean(axis=1, dtype=np.float64)
+    panel -= mean.astype(panel.dtype)[:, None]
     rest = panel.mean(axis=1, dtype=np.float64)
     panel -= rest.astype(panel.dtype)[:, None]
-    return np.asarray(near + rest, np.float64)
+    return _mean(mean, rest, panel)
+
+
+def _mean(mean: Floats, rest: Floats, panel: Array) -> Floats:
+    """Return the means of a panel. rest: what was left of them when they were subtracted; in a panel of
+    float32 that shows how its elements were rounded, and the means are exact to float64."""
+    return np.asarray(mean + rest if panel.dtype == np.float64 else mean, np.float64)
