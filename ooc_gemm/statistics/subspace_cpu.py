@@ -92,7 +92,7 @@ class OnCPU:
         self, vectors: Floats, mean: Floats, add: Callable[[Array], None], report: Progress | None
     ) -> Floats:
         """Corrects each panel for what rounding has left of the means."""
-        narrow, squares = _lying(vectors, self.dtype), np.zeros(vectors.shape[1])
+        narrow, gram = _lying(vectors, self.dtype), np.zeros((vectors.shape[1],) * 2)
         shift, rounded = self._rounded(mean)
         rest = None if rounded is None else (narrow @ rounded).astype(narrow.dtype)[:, None]
         early, scaled = self._before(shift)
@@ -104,15 +104,16 @@ class OnCPU:
             y = narrow @ panel.T
             if rest is not None:
                 y -= rest
-            return y.T, np.square(y, dtype=np.float64).sum(axis=1)
+            wide = y.astype(np.float64)
+            return y.T, wide @ wide.T
 
         def added(found: tuple[Array, Floats]) -> None:
-            squares[...] += found[1]
+            np.add(gram, found[1], out=gram)
             add(found[0])
 
         with one_blas_thread:
             self._panels.each(work, added, early, report)
-        return np.asarray(np.sqrt(squares))
+        return gram
 
     def _rounded(self, mean: Floats | None) -> tuple[Array | None, Floats | None]:
         """What is subtracted from each row of panels, and what rounding has left of it; None where rows are
