@@ -1,5 +1,6 @@
 """Rows of a result that can be finished only when all of them are known."""
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from types import TracebackType
@@ -44,7 +45,8 @@ class KeptRows:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what is still to be written is not needed
+                self._file.close()
 
     def add(self, rows: Array) -> None:
         """Take the next rows. Raises StoreError."""

@@ -253,11 +253,14 @@ def test_written_results_are_the_returned_ones(tmp_path, monkeypatch, shape, com
     assert zarr.open_array("out", mode="r").shape == (shape[0], 3)
 
 
-def test_there_is_no_room_for_what_is_kept(tmp_path, monkeypatch):
+@pytest.mark.parametrize("begun", [False, True])
+def test_there_is_no_room_for_what_is_kept(tmp_path, monkeypatch, begun):
     x, out = make(tmp_path / "a", graded((300, 40), 11)), tmp_path / "new" / "s"
 
     def full(dir):
         assert dir == tmp_path
+        if begun:
+            return open("/dev/full", "w+b")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("tempfile.TemporaryFile", full)
