@@ -1,6 +1,6 @@
 """What a device offers for passes over one matrix B, each panel P of which is multiplied by a few vectors V.
 
-    Y = P·V        Z += Pᵀ·Y, YᵀY        or        Y = P·V, which leaves the device
+    Y = P·V        YᵀY, Z += Pᵀ·Y        or        Y = P·V, YᵀY, and Y leaves the device
 
 Panels have two buffers, in which they lie as they are stored (`PassPlan`). Where memory allows it, some are
 kept from pass to pass: they are copied within the device's memory instead of being uploaded again. Streams
@@ -34,7 +34,7 @@ class PassWork:
     first: bool = False
     """Whether the means of each panel leave the device, and squares of all elements are added up."""
     projects: bool = False
-    """Whether Y leaves the device, and nothing else is computed."""
+    """Whether Y leaves the device, and Pᵀ·Y is not computed."""
     exponent: int = 0
     """Elements of panels are multiplied by 2 to this power before anything else is done with them."""
 
@@ -49,8 +49,6 @@ class PassSums:
     """YᵀY."""
     squares: float
     """Sum of the squares of all elements of the panels, after they were centred."""
-    norms: Floats
-    """Sums of the squares of the columns of Y, where those leave the device."""
 
 
 class PassSession(Uploads, Protocol):

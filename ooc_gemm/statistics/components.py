@@ -26,7 +26,7 @@ class PCA(Passes):
     """Directions of largest variance, as orthonormal rows (components × n) whose largest element is
     positive."""
     singular_values: Floats
-    """Singular values of the centred array, the largest first."""
+    """Norms of the scores, the largest first: the singular values of the centred array."""
     explained_variance: Floats
     """Variances of the scores, with m − 1 degrees of freedom."""
     explained_variance_ratio: Floats
@@ -34,20 +34,23 @@ class PCA(Passes):
     mean: Floats = field(repr=False)
     """Mean of each column."""
     scores: Any = field(repr=False)
-    """The centred rows in the coordinates of the components (m × components); the zarr.Array where they were
-    written."""
+    """The centred array times the components (m × components). These columns are orthogonal. The zarr.Array
+    where they were written."""
 
 
 @dataclass(frozen=True, repr=False)
 class SVD(Passes):
-    """The largest singular values of an array (m × n), with their vectors: A ≈ u·diag(singular_values)·vt."""
+    """The largest singular values of an array x (m × n), with their vectors: x·vtᵀ = u·diag(singular_values).
+    So u·diag(singular_values)·vt is x·vtᵀ·vt, which is close to x."""
 
     u: Any = field(repr=False)
-    """Left singular vectors (m × components), as columns; the zarr.Array where they were written."""
+    """Left singular vectors (m × components), as orthonormal columns; zero where the singular value is, to
+    rounding. The zarr.Array where they were written."""
     singular_values: Floats
     """The largest singular values, in descending order."""
     vt: Array = field(repr=False)
-    """Right singular vectors (components × n), as rows; the largest element of each is positive."""
+    """Right singular vectors (components × n), as orthonormal rows; the largest element of each is
+    positive."""
 
 
 def pca(
@@ -71,8 +74,10 @@ def pca(
     randomized subspace iteration (Halko, Martinsson and Tropp, SIAM Review 53, 2011) in `iterations` + 2
     passes over x; where there are few columns, in three, and the result is exact to rounding. Products are
     made in float32 where that holds every element of x, else in float64, and their sums in float64. Means
-    that are many times the deviations lose no digits. Results of a GPU may differ in their last digits from
-    run to run, because sums of its threads have no fixed order.
+    that are many times the deviations lose no digits. Whatever the iterations have not separated yet,
+    components are orthonormal, scores are orthogonal and the product of the centred x with the components,
+    and singular values are their norms, all of this to rounding. Results of a GPU may differ in their last
+    digits from run to run, because sums of its threads have no fixed order.
 
     Parameters
     ----------
@@ -82,7 +87,8 @@ def pca(
     components : int
         Number of components, from 1 to min(m, n).
     scores : str or os.PathLike, optional
-        Path or URL of a new Zarr array for the scores (m × components). By default they are returned.
+        Path or URL of a new Zarr array for the scores (m × components). By default they are returned. Of an x
+        with more rows than columns they lie in a temporary file beside it until all are known.
     iterations : int, default 4
         Power iterations. More of them separate components whose variances are close.
     seed : int, default 0
@@ -162,8 +168,8 @@ def svd(
     components : int
         Number of singular values, from 1 to min(m, n).
     u : str or os.PathLike, optional
-        Path or URL of a new Zarr array for the left singular vectors (m × components). By default they are
-        returned.
+        Path or URL of a new Zarr array for the left singular vectors (m × components), as of `pca`. By
+        default they are returned.
     iterations : int, default 4
         Power iterations. More of them separate singular values that are close.
     seed : int, default 0
@@ -186,7 +192,9 @@ def svd(
     Returns
     -------
     SVD
-        Singular values and vectors. A left vector is zero where its singular value is, to rounding.
+        Singular values and vectors. Whatever the iterations have not separated yet, both kinds of vectors are
+        orthonormal, and x·vtᵀ = u·diag(singular_values), to rounding. A left vector is zero where its
+        singular value is, to rounding.
 
     Raises
     ------

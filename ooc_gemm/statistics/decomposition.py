@@ -12,6 +12,7 @@ from ..devices import open_device, within
 from ..planning.stream_plan import StreamPlan
 from ..run.elsewhere import current, limit_of
 from ..run.forecast import Asked, Load, forecast
+from ..run.kept_rows import ROOM, KeptRows
 from ..run.observer import Observer
 from ..run.operands import open_operand
 from ..run.pool import Pool
@@ -23,7 +24,7 @@ from ..storage.read.source import Opened
 from ..support.errors import BudgetError, InputError
 from ..support.memory import parse_size
 from ..support.meter import UNWRITTEN, Meter
-from .subspace import Centre, Floats, NotFiniteError, Size, Subspace, panel_type
+from .subspace import Centre, Floats, Found, NotFiniteError, Size, Subspace, decomposed, panel_type
 from .subspace_cpu import OnCPU
 from .subspace_device import OnDevice
 from .subspace_elsewhere import Matrix, OnPool, passes_of
@@ -57,6 +58,8 @@ class Decomposition:
             raise InputError(
                 f"{self.name} is complex; give its real and imaginary parts as columns of a real one"
             )
+        if not min(self.shape):
+            raise InputError(f"{self.name} is {self.shape[0]}×{self.shape[1]}; give some elements")
         if not 1 <= components <= min(self.shape):
             raise InputError(
                 f"{self.name} is {self.shape[0]}×{self.shape[1]} and has no {components} components; "
@@ -164,23 +167,21 @@ class Decomposition:
         self, seed: int, out: Any, force: bool, scaled: bool, flipped: bool
     ) -> tuple[Array | None, Floats, Array]:
         """Carry out all passes; what `carry_out` returns."""
-        vectors, near = self.subspace.vectors(self._iterations, seed)
+        found = self.subspace.found(self._iterations, seed)
         # Scores have the type of products, and are no larger than the largest singular value.
         dtype = np.dtype(np.float64) if scaled else self._dtype
-        if not self.subspace.restored(near[:1])[0] <= np.finfo(dtype).max:
+        if not self.subspace.restored(found.values[:1])[0] <= np.finfo(dtype).max:
             raise InputError(
                 f"{self.name} has a singular value that is too large for {dtype}; scale the array"
             )
-        if flipped:
-            made, values, right = self._from_transpose(vectors, scaled)
-            self._opened.check_unchanged()
-            if out is None:
-                return made, values, right
-            self._written = write_rows(out, made, force)
-            return None, values, right
-        vectors *= _signs(vectors)
-        left, values = self._from_rows(vectors, near if scaled else None, out, force)
-        return left, values, np.ascontiguousarray(vectors.T, self._dtype)
+        if not flipped:
+            return self._from_rows(found.right, scaled, out, force)
+        made, values, right = self._from_transpose(found, scaled)
+        self._opened.check_unchanged()
+        if out is None:
+            return made, values, right
+        self._written = write_rows(out, made, force)
+        return None, values, right
 
     def took(self, begin: float) -> dict[str, Any]:
         """The fields of `Passes`. begin: when the run began."""
@@ -206,7 +207,7 @@ class Decomposition:
                 size, extra = Size(n, m, k), n * k * (itemsize + 3 * 8) + m * k * itemsize
             else:
                 size, extra = Size(m, n, k), n * k * itemsize + (m * k * itemsize if out is None else 0)
-            extra += memory((m, k), self._dtype) if out is not None else 0
+            extra += ROOM + (memory((m, k), self._dtype) if out is not None else 0)
             centre: Centre = None if not self._centred else "rows" if flipped else "columns"
             matrix = self._turned(opened) if flipped else opened
             try:
@@ -232,61 +233,52 @@ class Decomposition:
         return open_operand(self._x.T, "x") if isinstance(self._x, np.ndarray) else opened.transpose()
 
     def _from_rows(
-        self, vectors: Floats, near: Floats | None, out: Any, force: bool
-    ) -> tuple[Array | None, Floats]:
-        """x·V, or that over `near`, the singular values so far."""
+        self, vectors: Floats, scaled: bool, out: Any, force: bool
+    ) -> tuple[Array | None, Floats, Array]:
+        """Y = x·V is made for the vectors of the iteration. Then V and Y are turned, so that columns of Y are
+        orthogonal, the largest first: YᵀY says how."""
         shape = self.shape[0], self._wanted
-        scale = np.ones(self._wanted) if near is None else _inverse(near, self._dtype, max(self.shape))
-        narrow = scale.astype(self._dtype)
-        left = np.empty(shape, self._dtype) if out is None else None
-        at = 0
-        with nullcontext() if out is None else RowWriter(out, shape, self._dtype, force) as writer:
-
-            def add(rows: Array) -> None:
-                nonlocal at
-                rows *= narrow
-                rows = rows if near is not None else self.subspace.restored(rows)
-                if left is not None:
-                    left[at : at + len(rows)] = rows
-                if writer is not None:
-                    writer.add(rows)
-                at += len(rows)
-
-            values = self.subspace.restored(self.subspace.projected(vectors, add))
+        with KeptRows(shape, self._dtype, out) as rows:
+            values, left, right = decomposed(self.subspace.projected(vectors, rows.add))
             self._opened.check_unchanged()
+            vectors = vectors @ right
+            signs = _signs(vectors)
+            turn = signs * (left * self._there(values) if scaled else right)
+            with nullcontext() if out is None else RowWriter(out, shape, self._dtype, force) as writer:
+                for some in rows.blocks():
+                    turned = some.astype(np.float64) @ turn
+                    some[...] = turned if scaled else self.subspace.restored(turned)
+                    if writer is not None:
+                        writer.add(some)
         if writer is not None:
             self._written = writer.bytes_written
-        return left, np.sort(values)[::-1]
+        vt = np.ascontiguousarray((vectors * signs).T, self._dtype)
+        return rows.array, self.subspace.restored(values), vt
 
-    def _from_transpose(self, vectors: Floats, scaled: bool) -> tuple[Array, Floats, Array]:
-        """The left vectors are those of the iteration; what is projected are the right ones."""
-        found = np.empty((self.shape[1], self._wanted), np.float64)
+    def _from_transpose(self, found: Found, scaled: bool) -> tuple[Array, Floats, Array]:
+        """The left vectors are those of the iteration. The last pass makes right ones, of which x makes the
+        left ones times the singular values."""
+        basis = np.empty((self.shape[1], self._wanted), np.float64)
         at = 0
 
         def add(rows: Array) -> None:
             nonlocal at
-            found[at : at + len(rows)] = rows
+            basis[at : at + len(rows)] = rows
             at += len(rows)
 
-        values = self.subspace.restored(self.subspace.projected(vectors, add))
-        basis, triangle = np.linalg.qr(found)  # orthonormal also where singular values are zero
+        self.subspace.projected(found.inverse, add)
+        basis, triangle = np.linalg.qr(basis)  # orthonormal also where singular values are zero
         basis *= np.where(np.diag(triangle) < 0, -1.0, 1.0)
-        signs = _signs(basis)
-        left = vectors * signs if scaled else vectors * (signs * values)
-        return (
-            left.astype(self._dtype),
-            np.sort(values)[::-1],
-            np.ascontiguousarray((basis * signs).T, self._dtype),
-        )
+        signs, values = _signs(basis), self.subspace.restored(found.values)
+        left = found.right * (signs * (self._there(found.values) if scaled else values))
+        return left.astype(self._dtype), values, np.ascontiguousarray((basis * signs).T, self._dtype)
+
+    def _there(self, values: Floats) -> Array:
+        """Which singular values are not zero to rounding."""
+        return np.asarray(values > np.finfo(self._dtype).eps * max(self.shape) ** 0.5 * values[0])
 
 
 def _signs(vectors: Floats) -> Floats:
     """Return factors that make the largest element of each column positive."""
     largest = vectors[np.argmax(np.abs(vectors), axis=0), np.arange(vectors.shape[1])]
     return np.where(largest < 0, -1.0, 1.0)
-
-
-def _inverse(values: Floats, dtype: np.dtype[Any], extent: int) -> Floats:
-    """Return 1 over each singular value; 0 where it is zero to rounding."""
-    there = values > np.finfo(dtype).eps * extent**0.5 * values[0]
-    return np.where(there, 1.0 / np.where(there, values, 1.0), 0.0)

@@ -26,13 +26,9 @@ from ..support.memory import memory_limit_of
 from ..support.meter import Unfinished
 from ..support.recording import recorded
 from .decomposition import CENTRED
-from .equations import Floats, OnePass, PassElsewhere, Room
+from .equations import Floats, OnePass, PassElsewhere, Room, equations
 from .passes import Passes
-
-LEAST_DIGITS = 1e-4
-"""The relative error of coefficients, cond² times the precision of float64, beyond which they are refused."""
-ROUNDING = 16 * float(np.finfo(np.float64).eps)
-"""Deviations of a constant column from its mean, relative to that, are smaller."""
+from .solution import solved
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,8 +65,10 @@ def lstsq(
 
     The normal equations (xᵀx + ridge·I)·w = xᵀy are made in one pass over x, with products and sums in
     float64 whatever the type of x, and are solved by an eigendecomposition, with columns scaled to norm 1.
-    Their error grows with the square of x's condition number: where cond² times the precision of float64 is
-    more than 1e-4, they are refused.
+    Where that pass shows that squares of a column of x or y are too large or too small for float64, it is
+    made again with these columns multiplied by powers of two, so units do not matter. The error grows with
+    the square of x's condition number: where cond² times the precision of float64 is more than 1e-4, the
+    equations are refused.
 
     Parameters
     ----------
@@ -105,7 +103,8 @@ def lstsq(
     ------
     InputError, BudgetError
         Before anything is written: the arrays do not fit together, hold NaN or infinite numbers, or their
-        columns are too nearly dependent; or the memory limit is too small.
+        columns are too nearly dependent; float64 does not hold the coefficients; or the memory limit is too
+        small.
     StoreError
         A chunk could not be read or written.
     """
@@ -130,17 +129,15 @@ def lstsq(
     else:
         made = OnePass(left, right, intercept, Room(limit_of(memory_limit), extra))
     told = Unfinished(progress)
-    sums = made.equations(told)
-    rounding = left.shape[0] * np.square(sums.mean * ROUNDING)
-    found, condition = _solved(sums.gram, sums.product, ridge, (left.name, right.name), rounding)
+    sums, powers, passes = equations(made, told)
+    found, constants, condition = solved(sums, powers, ridge, (left.name, right.name))
     for one in (left, right):
         one.check_unchanged()
     written = 0 if out is None else write_rows(out, found, force)
     told.finish()
-    constants = sums.target_mean - sums.mean @ found if intercept else np.zeros(right.shape[1])
     return recorded(
         LeastSquares(
-            passes=1,
+            passes=passes,
             seconds=time.perf_counter() - begin,
             bytes_read=made.bytes_read,
             bytes_written=written,
@@ -206,39 +203,3 @@ def _check(left: Opened, right: Opened, ridge: float, intercept: bool) -> None:
             f"{left.name} has {m} rows for {n + intercept} coefficients, which they do not determine; "
             "give a ridge, such as ridge=1.0"
         )
-
-
-def _solved(
-    gram: Floats, product: Floats, ridge: float, names: tuple[str, str], rounding: Floats
-) -> tuple[Floats, float]:
-    """The coefficients, and the condition number of the scaled matrix. names: of x and y. rounding: what
-    squares of each column sum up to where that is constant. Raises InputError."""
-    name = names[0]
-    squares = gram.diagonal().copy()
-    if not np.isfinite(squares).all():
-        column = int(np.flatnonzero(~np.isfinite(squares))[0])
-        raise InputError(f"{name}: column {column} holds NaN, or numbers that are too large; replace them")
-    if not np.isfinite(product).all():
-        raise InputError(f"{names[1]} holds NaN or infinite numbers; replace them")
-    squares[squares <= rounding] = 0
-    diagonal = squares + ridge
-    if not diagonal.all():
-        column, what = int(np.flatnonzero(diagonal == 0)[0]), "constant" if rounding.any() else "zero"
-        raise InputError(
-            f"{name}: column {column} is {what}; leave it out, or give a ridge, such as ridge=1.0"
-        )
-    scale = 1 / np.sqrt(diagonal)
-    gram.flat[:: len(gram) + 1] = diagonal
-    gram *= scale
-    gram *= scale[:, None]
-    values, vectors = np.linalg.eigh(gram)
-    least = float(np.finfo(np.float64).eps) / LEAST_DIGITS * values[-1]
-    if values[0] <= least:
-        direction = np.abs(vectors[:, 0])
-        first, second = np.sort(np.argsort(direction)[-2:])
-        raise InputError(
-            f"{name}: its columns are too nearly dependent for normal equations in float64, columns {first} "
-            f"and {second} most of all; leave some out, or give a ridge, such as ridge=1.0"
-        )
-    found = vectors @ ((vectors.T @ (product * scale[:, None])) / values[:, None])
-    return np.asarray(found * scale[:, None]), float(np.sqrt(values[-1] / values[0]))

@@ -139,11 +139,23 @@ class Products(Protocol):
     def projected(
         self, vectors: Floats, mean: Floats, add: Callable[[Array], None], report: Progress | None
     ) -> Floats:
-        """Hand B·V to `add`, panel by panel and in order; the norm of each of its columns. Raises
-        StoreError."""
+        """Hand Y = B·V to `add`, panel by panel and in order, and return YᵀY. Raises StoreError."""
 
     def close(self) -> None:
         """Free what the passes hold."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Singular vectors and values of the projection QQᵀ·B of the multiplied B, where Q is an orthonormal
+    basis of a part of its range."""
+
+    right: Floats
+    """Right vectors (cols × wanted)."""
+    values: Floats
+    """Their singular values, the largest first."""
+    inverse: Floats
+    """What B multiplies to make the left vectors (cols × wanted); 0 where a value is 0 to rounding."""
 
 
 class NotFiniteError(Exception):
@@ -162,9 +174,8 @@ class Subspace:
         self.mean: Floats = np.zeros(size.rows if centre == "rows" else size.cols)
         """The means that are subtracted, as B was multiplied."""
 
-    def vectors(self, iterations: int, seed: int) -> tuple[Floats, Floats]:
-        """Right singular vectors of B (cols × wanted) and the singular values of the multiplied B, after all
-        passes but one. Raises InputError or NotFiniteError where B holds NaN."""
+    def found(self, iterations: int, seed: int) -> "Found":
+        """What all passes but one find. Raises InputError or NotFiniteError where B holds NaN."""
         q, width = self._size.cols, self._size.width
         if width == q:
             basis = np.eye(q)
@@ -172,23 +183,22 @@ class Subspace:
             basis = np.linalg.qr(np.random.default_rng(seed).standard_normal((q, width)))[0]
         for left in reversed(range(self._size.passes(iterations) - 1)):
             sums = self._applied(basis)
-            values, turn = np.linalg.eigh(sums.gram)
-            values, turned = values[::-1], sums.product @ turn[:, ::-1]
             if left:
-                basis = np.linalg.qr(turned)[0]
-        # Q = Y·W·Λ^-½ is an orthonormal basis of B·Ω, and the vectors are those of QᵀB = (Z·W·Λ^-½)ᵀ.
-        roots = np.sqrt(np.maximum(values, 0.0))
-        # Where roots are smaller than products are exact, Z holds rounding.
-        least = float(np.finfo(self._products.dtype).eps) * width * roots[0]
-        turned = np.where(roots > least, turned / np.where(roots > least, roots, 1.0), 0.0)
-        u, sigma, _ = np.linalg.svd(turned, full_matrices=False)
-        return u[:, : self._size.wanted], sigma[: self._size.wanted]
+                basis = np.linalg.qr(sums.product @ np.linalg.eigh(sums.gram)[1][:, ::-1])[0]
+        # Q = Y·T is an orthonormal basis of Y = B·Ω, and (QᵀB)ᵀ = Z·T. Products have rounded Ω.
+        dtype, k = self._products.dtype, self._size.wanted
+        turn = inverse_root(sums.gram, float(np.finfo(dtype).eps) * width)
+        right, values, left_turn = np.linalg.svd(sums.product @ turn, full_matrices=False)
+        inverse = basis.astype(dtype).astype(np.float64) @ (turn @ left_turn[:k].T)
+        return Found(right[:, :k], values[:k], inverse)
 
     def projected(self, vectors: Floats, add: Callable[[Array], None]) -> Floats:
-        """Hand B·V to `add`, panel by panel and in order; the norm of each of its columns. Both are those of
-        the multiplied B."""
+        """Hand Y = B·V of the multiplied B to `add`, panel by panel and in order, and return YᵀY. Raises
+        NotFiniteError where B has changed and holds NaN."""
         found = self._products.projected(vectors, self.mean, add, self._report())
         self.passes += 1
+        if not np.isfinite(found).all():
+            raise NotFiniteError
         return found
 
     def restored(self, values: Array) -> Array:
@@ -274,6 +284,42 @@ class Subspace:
 def _finite(sums: Sums) -> bool:
     """Whether all that a pass has found is finite."""
     return all(np.isfinite(found).all() for found in (sums.gram, sums.product, sums.mean, sums.squares))
+
+
+def inverse_root(gram: Floats, least: float) -> Floats:
+    """Return T with TᵀGT = I for G = YᵀY, by Cholesky's method, the first columns of Y first. Columns of T
+    are zero where those of Y are combinations of others, to rounding of `least`."""
+    unit = _units(gram, least)
+    gram, least = gram * unit * unit[:, None], max(least**2, len(gram) * float(np.finfo(np.float64).eps))
+    lower, kept = np.zeros(gram.shape), []
+    for column in range(len(gram)):
+        left = gram[column:, column] - lower[column:, :column] @ lower[column, :column]
+        if left[0] > least:
+            lower[column:, column] = left / left[0] ** 0.5
+            kept.append(column)
+    found, some = np.zeros(gram.shape), np.ix_(kept, kept)
+    found[some] = np.linalg.inv(lower[some]).T
+    return unit[:, None] * found
+
+
+def decomposed(gram: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return the singular values of Y, the largest first, the matrix by which Y has to be multiplied to make
+    its left singular vectors, and its right ones, as columns, for a matrix YᵀY. Columns of Y are scaled to
+    norm 1 on the way, so that small ones lose no digits."""
+    unit = _units(gram, 0.0)
+    values, turn = np.linalg.eigh(gram * unit * unit[:, None])
+    roots = np.sqrt(np.maximum(values, 0.0))
+    left, found, right = np.linalg.svd(roots[:, None] * turn.T * np.sqrt(gram.diagonal()))
+    there = roots > len(gram) * float(np.finfo(np.float64).eps) * roots.max()
+    inverse = np.where(there, 1.0 / np.where(there, roots, 1.0), 0.0)
+    return found, unit[:, None] * (turn @ (inverse[:, None] * left)), right.T
+
+
+def _units(gram: Floats, least: float) -> Floats:
+    """Return 1 over the norm of each column of Y; 0 where that is not more than `least` of the largest."""
+    norms = np.sqrt(gram.diagonal())
+    there = norms > least * norms.max()
+    return np.where(there, 1.0 / np.where(there, norms, 1.0), 0.0)
 
 
 def panel_type(dtype: np.dtype[Any]) -> np.dtype[Any]:

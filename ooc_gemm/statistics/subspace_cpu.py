@@ -92,7 +92,7 @@ class OnCPU:
         self, vectors: Floats, mean: Floats, add: Callable[[Array], None], report: Progress | None
     ) -> Floats:
         """Corrects each panel for what rounding has left of the means."""
-        narrow, squares = _lying(vectors, self.dtype), np.zeros(vectors.shape[1])
+        narrow, gram = _lying(vectors, self.dtype), np.zeros((vectors.shape[1],) * 2)
         shift, rounded = self._rounded(mean)
         rest = None if rounded is None else (narrow @ rounded).astype(narrow.dtype)[:, None]
         early, scaled = self._before(shift)
@@ -104,15 +104,16 @@ class OnCPU:
             y = narrow @ panel.T
             if rest is not None:
                 y -= rest
-            return y.T, np.square(y, dtype=np.float64).sum(axis=1)
+            wide = y.astype(np.float64)
+            return y.T, wide @ wide.T
 
         def added(found: tuple[Array, Floats]) -> None:
-            squares[...] += found[1]
+            np.add(gram, found[1], out=gram)
             add(found[0])
 
         with one_blas_thread:
             self._panels.each(work, added, early, report)
-        return np.asarray(np.sqrt(squares))
+        return gram
 
     def _rounded(self, mean: Floats | None) -> tuple[Array | None, Floats | None]:
         """What is subtracted from each row of panels, and what rounding has left of it; None where rows are
@@ -149,17 +150,23 @@ def _lying(vectors: Array, dtype: np.dtype[Any]) -> Array:
 def centred_columns(panel: Array) -> Floats:
     """Subtract the mean of each column from a panel, in place; those means. What rounding leaves is far below
     the precision of the panel's products."""
-    near = np.ones(len(panel), panel.dtype) @ panel / panel.dtype.type(len(panel))
-    panel -= near
+    mean = np.add.reduce(panel, axis=0, dtype=np.float64) / len(panel)
+    panel -= mean.astype(panel.dtype)
     rest = np.add.reduce(panel, axis=0, dtype=np.float64) / len(panel)
     panel -= rest.astype(panel.dtype)
-    return np.asarray(near + rest, np.float64)
+    return _mean(mean, rest, panel)
 
 
 def _centred_rows(panel: Array) -> Floats:
     """Subtract the mean of each row from a panel, in place; those means."""
-    near = panel.mean(axis=1, dtype=np.float64).astype(panel.dtype)
-    panel -= near[:, None]
+    mean = panel.mean(axis=1, dtype=np.float64)
+    panel -= mean.astype(panel.dtype)[:, None]
     rest = panel.mean(axis=1, dtype=np.float64)
     panel -= rest.astype(panel.dtype)[:, None]
-    return np.asarray(near + rest, np.float64)
+    return _mean(mean, rest, panel)
+
+
+def _mean(mean: Floats, rest: Floats, panel: Array) -> Floats:
+    """Return the means of a panel. rest: what was left of them when they were subtracted; in a panel of
+    float32 that shows how its elements were rounded, and the means are exact to float64."""
+    return np.asarray(mean + rest if panel.dtype == np.float64 else mean, np.float64)

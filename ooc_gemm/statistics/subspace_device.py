@@ -89,14 +89,13 @@ class OnDevice:
     def projected(
         self, vectors: Floats, mean: Floats, add: Callable[[Array], None], report: Progress | None
     ) -> Floats:
-        """The device adds up the squares."""
+        """The device multiplies YᵀY."""
 
         def hand(out: Bytes, place: Range) -> None:
             count, width = place[1] - place[0], vectors.shape[1]
             add(out[: count * width * self.dtype.itemsize].view(self.dtype).reshape(count, width))
 
-        found = self._panels.each(self._work(vectors, mean, projects=True), hand, report)
-        return np.asarray(np.sqrt(found.norms))
+        return self._panels.each(self._work(vectors, mean, projects=True), hand, report).gram
 
     def _work(
         self, vectors: Floats, mean: Floats | None, first: bool = False, projects: bool = False

@@ -89,7 +89,7 @@ def sums_of(here: Here, shared: Pass, rows: Range) -> Sums:
 
 
 def rows_of(here: Here, shared: Pass, rows: Range) -> tuple[Array, Floats]:
-    """Some rows of B·V, and the norms of their columns."""
+    """Some rows Y of B·V, and YᵀY."""
     assert shared.mean is not None, "the first pass has found it"
     products, at = _products(here, shared.matrix, rows), 0
     products.exponent = shared.exponent
@@ -101,10 +101,10 @@ def rows_of(here: Here, shared: Pass, rows: Range) -> tuple[Array, Floats]:
         at += len(some)
 
     try:
-        norms = products.projected(shared.vectors, shared.mean, add, here.tell)
+        gram = products.projected(shared.vectors, shared.mean, add, here.tell)
     finally:
         _note(here, products)
-    return found, norms
+    return found, gram
 
 
 def _note(here: Here, products: Products) -> None:
@@ -171,15 +171,15 @@ class OnPool:
         self, vectors: Floats, mean: Floats, add: Callable[[Array], None], report: Progress | None
     ) -> Floats:
         """Takes ranges in their order."""
-        squares = np.zeros(vectors.shape[1])
+        gram = np.zeros((vectors.shape[1],) * 2)
 
         def added(number: int, found: tuple[Array, Floats]) -> None:
-            np.add(squares, np.square(found[1]), out=squares)
+            np.add(gram, found[1], out=gram)
             add(found[0])
 
         shared = Pass(self._matrix, vectors, mean, self.exponent)
         self._pool.each(rows_of, shared, self._smaller, InOrder(added), _told(report))
-        return np.asarray(np.sqrt(squares))
+        return gram
 
     def close(self) -> None:
         """Closes the pool."""

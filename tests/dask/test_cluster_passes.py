@@ -11,7 +11,7 @@ import pytest
 import zarr
 from arrays import LAYOUTS
 from conftest import make, ooc
-from decompositions import check_pca, close, exact, graded
+from decompositions import check_pca, check_scores, check_svd, close, exact, graded
 
 pytest.importorskip("distributed")
 
@@ -70,10 +70,10 @@ def test_pca(tmp_path, client, kind, shape):
 
 
 class _InMemory:
-    """Components with their scores in memory."""
+    """What was found, with the array that was written in memory."""
 
-    def __init__(self, p):
-        self.__dict__ |= p.__dict__ | {"scores": p.scores[...]}
+    def __init__(self, p, name="scores"):
+        self.__dict__ |= p.__dict__ | {name: getattr(p, name)[...]}
 
 
 @pytest.mark.parametrize("shape", [(400, 50), (50, 400), (300, 7), (1, 40)])
@@ -186,6 +186,34 @@ def test_numbers_whose_squares_are_too_large_or_too_small(tmp_path, client, powe
     for found, centred in ((p, True), (q, False)):
         s = exact(values / np.float64(power), 3, centred)[1]
         close(found.singular_values / power, s, 1e-5)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_columns_whose_squares_are_too_large_or_too_small(tmp_path, client, intercept):
+    x, y = models.problem(1500, 5, 2, 3, mean=1)
+    units, targets = np.array([1e-140, 1, 1e155, 1, 1e-138]), np.array([1e-140, 1e157])
+    wanted = ooc_gemm.lstsq(x, y, intercept=intercept, **MODEL_LIMITS)
+    xt = make(tmp_path / "x", x * units, chunks=(100, 8))
+    yt = make(tmp_path / "y", y * targets, chunks=(130, 2))
+    with on(client):
+        found = ooc_gemm.lstsq(xt, yt, tmp_path / "w", intercept=intercept)
+    models.close(found.array[...] / targets * units[:, None], wanted.array, x)
+    np.testing.assert_allclose(found.intercept / targets, wanted.intercept, rtol=1e-8)
+    assert found.passes == 2
+    assert left(tmp_path) == ["w", "x", "y"]
+
+
+@pytest.mark.parametrize("shape", [(300, 64), (64, 300)])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_values_and_vectors_belong_together(tmp_path, client, shape, dtype):
+    values = np.random.default_rng(3).standard_normal(shape).astype(dtype)
+    x, bound = make(tmp_path / "x", values, chunks=(50, 40)), 3e-6 if dtype == "f4" else 1e-12
+    with on(client):
+        q = ooc_gemm.svd(x, 9, u=tmp_path / "u", iterations=1)
+        p = ooc_gemm.pca(x, 9, scores=tmp_path / "s", iterations=1)
+    check_svd(_InMemory(q, "u"), values, bound)
+    check_scores(_InMemory(p), values, bound)
+    assert left(tmp_path) == ["s", "u", "x"]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

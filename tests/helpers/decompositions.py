@@ -34,3 +34,27 @@ def check_pca(p, values, k, bound):
     close(p.mean, values.astype("f8").mean(axis=0), bound)
     close(p.explained_variance, s**2 / (len(values) - 1), bound)
     close(p.explained_variance_ratio, s**2 / (every**2).sum(), bound)
+
+
+def _orthonormal(columns, bound):
+    assert np.abs(columns.T @ columns - np.eye(columns.shape[1])).max() <= bound
+
+
+def check_svd(q, values, bound):
+    """Both sets of vectors are orthonormal, values fall, and x·v = u·diag(s)."""
+    x, u, v = values.astype("f8"), q.u.astype("f8"), q.vt.T.astype("f8")
+    _orthonormal(u, bound)
+    _orthonormal(v, bound)
+    assert (np.diff(q.singular_values) <= 0).all()
+    close(u * q.singular_values, x @ v, bound)
+
+
+def check_scores(p, values, bound):
+    """Scores are orthogonal products of the centred array with the components, and singular values their
+    norms."""
+    x, scores, v = values.astype("f8"), p.scores.astype("f8"), p.components.T.astype("f8")
+    close(scores, (x - x.mean(axis=0)) @ v, bound)
+    _orthonormal(v, bound)
+    _orthonormal(scores / p.singular_values, bound)
+    assert (np.diff(p.singular_values) <= 0).all()
+    close(p.explained_variance, p.singular_values**2 / (len(x) - 1), bound)

@@ -11,7 +11,7 @@ import pytest
 import zarr
 from arrays import LAYOUTS
 from conftest import gpu_missing, make, ooc
-from decompositions import check_pca, close, exact, graded
+from decompositions import check_pca, check_scores, check_svd, close, exact, graded
 
 from ooc_gemm import BudgetError, DeviceError, InputError, StoreError, pca, svd
 from ooc_gemm.cuda_kernels.driver import DriverError
@@ -82,6 +82,16 @@ def test_every_type(gpu, small, dtype, order):
     values = np.round(rng.standard_normal((300, 6)) @ rng.standard_normal((6, 40)) * 8).clip(0, 100)
     values = np.asarray(values.astype(dtype), order=order)
     check_pca(pca(values, 4, **GPU), values, 4, 1e-4)
+
+
+@pytest.mark.parametrize("shape", [(300, 64), (64, 300)])
+@pytest.mark.parametrize("dtype", ["i1", "f4", "f8"])
+@pytest.mark.parametrize("iterations", [0, 1])
+def test_values_and_vectors_belong_together(gpu, small, shape, dtype, iterations):
+    x = (20 * np.random.default_rng(3).standard_normal(shape) + 3).astype(dtype)
+    bound = 3e-6 if dtype != "f8" else 1e-12
+    check_svd(svd(x, 9, iterations=iterations, **GPU), x, bound)
+    check_scores(pca(x, 9, iterations=iterations, **GPU), x, bound)
 
 
 @pytest.mark.parametrize("shape", [(400, 50), (50, 400), (1100, 530), (40, 40), (500, 1), (3, 2)])

@@ -114,6 +114,55 @@ def test_constant_columns(value):
         close(lstsq(x, y, **LIMIT).array, exact(x, y)[0], x)
 
 
+UNITS = [1e-305, 1e-165, 1e-161, 1e-160, 1e-130, 1e150, 1e155, 1e250, 1e306]
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("unit", UNITS)
+def test_units_of_columns_do_not_matter(intercept, unit):
+    """Also where squares of a column are too large or too small for float64, and the mean is, too."""
+    x, y = problem(3000, 4, 2, 14, mean=1)
+    x /= np.abs(x).max(axis=0)
+    wanted = lstsq(x, y, intercept=intercept, **LIMIT)
+    found = lstsq(x * [1, unit, 1, 1], y, intercept=intercept, **LIMIT)
+    close(found.array * np.array([1, unit, 1, 1])[:, None], wanted.array, x)
+    np.testing.assert_allclose(found.intercept, wanted.intercept, rtol=1e-9)
+    assert (found.passes, found.condition) == (2 - (unit in (1e-130, 1e150)), pytest.approx(wanted.condition))
+    assert found.bytes_read == found.passes * x.nbytes + y.nbytes
+    y /= np.abs(y).max(axis=0)
+    target, small = unit * np.array([1, 0.1]), unit < 1e-300
+    wanted = lstsq(x, y, ridge=1e-3, intercept=intercept, **LIMIT)
+    found = lstsq(x, y * target, ridge=1e-3, intercept=intercept, **LIMIT)
+    close(found.array / target, wanted.array, x, 1e-6 if small else 1e-9)
+
+
+def test_small_numbers_beside_others():
+    """A column may be small in some rows only, or constant, or zero: that costs no pass."""
+    x, y = problem(3000, 4, 1, 15)
+    x[:2000, 1] *= 1e-200
+    x[:, 3] = 0
+    for intercept in (False, True):
+        found = lstsq(x, y, ridge=1e-2, intercept=intercept, **LIMIT)
+        close(found.array, exact(x, y, 1e-2, intercept)[0], x + (x == 0))
+        assert found.passes == 1
+    x[:, 3] = 1e-200
+    with pytest.raises(InputError, match="column 3 is constant"):
+        lstsq(x, y, intercept=True, **LIMIT)
+    x[:, 3] = 1e-200 * y[:, 0]
+    close(lstsq(x, y, **LIMIT).array * [[1], [1], [1], [1e-200]], np.eye(4)[3:].T, np.ones((1, 4)), 1e-6)
+
+
+def test_coefficients_that_float64_does_not_hold():
+    x, y = problem(300, 2, 1, 16)
+    constant = lstsq(x, np.full(300, 1e308), intercept=True, **LIMIT)
+    assert np.abs(constant.array * x).max() <= 1e298
+    assert constant.intercept == pytest.approx(1e308)
+    with pytest.raises(InputError, match="coefficients of x for y are too large for float64"):
+        lstsq(x * 1e-200, y * 1e200, **LIMIT)
+    with pytest.raises(InputError, match="coefficient of column 0 is too small for float64"):
+        lstsq(x * 1e200, y * 1e-200, **LIMIT)
+
+
 def test_what_is_not_finite_is_refused():
     x, y = problem(50, 4, 2, 9)
     for bad in (np.nan, np.inf):

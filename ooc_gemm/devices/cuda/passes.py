@@ -1,7 +1,7 @@
 """Passes over one matrix on one GPU (`engine/passes.py`).
 
-    slot ──2-D copy, upload stream──► panel P ──centre.cu──► Y = P·V ──► Z += Pᵀ·Y, YᵀY      compute stream
-                                                                └─────► slot
+    slot ──2-D copy, upload stream──► panel P ──centre.cu──► Y = P·V ──► YᵀY, Z += Pᵀ·Y      compute stream
+                                                                └─────► YᵀY, slot
 
 cuBLAS makes products in the type of panels, never in TF32, and adds up RUN terms at most. sum.cu adds up
 these parts: for Y in the type of panels, for Z and YᵀY in float64.
@@ -187,6 +187,7 @@ class CUDAPasses(HostMemory):
         if work.first:
             self._sum_lines(at, count, "columns", "unused", "squares")
         self._times_vectors(at, count)
+        self._add_gram(count)
         if work.projects:
             self._leave(count, out)
         else:
@@ -251,12 +252,17 @@ class CUDAPasses(HostMemory):
         self._add_up(self._add[self._panel], self._panel, (count, w), slices, y, 0)
 
     def _add_products(self, at: int, count: int) -> None:
-        """Z += Pᵀ·Y, and YᵀY."""
+        """Z += Pᵀ·Y."""
         cols, w, arrays = self._plan.problem.shape[1], self._plan.width, self._arrays
         transposed = self._plan.problem.matrix.transposed
         step, y = 1 if transposed else self._pitch, arrays["y"].data.ptr
         slices = self._sliced((cols, w, count), (at, self._pitch, step, not transposed), y)
         self._add_up(self._add[_FLOAT64], _FLOAT64, (cols, w), slices, arrays["z"].data.ptr, 1)
+
+    def _add_gram(self, count: int) -> None:
+        """Add YᵀY of a panel to that of all."""
+        w, arrays = self._plan.width, self._arrays
+        y = arrays["y"].data.ptr
         if self._panel != _FLOAT64:
             wide = arrays["wide y"].data.ptr
             self._convert(self._panel, (count, w), (y, w), (wide, w), self._streams[COMPUTE])
@@ -305,14 +311,9 @@ class CUDAPasses(HostMemory):
         kernel((ceil_div(m * n, 256),), (256,), args, self._streams[COMPUTE])
 
     def _leave(self, count: int, out: Bytes) -> None:
-        """Start to copy Y to the host, without what fills up its rows, and add up the squares of its
-        columns."""
-        arrays, w, size = self._arrays, self._plan.width, self._panel.itemsize
-        y, wanted, stream = arrays["y"].data.ptr, self._work.vectors.shape[1] * size, self._streams[COMPUTE]
-        add_products(
-            self._lines, "columns", (y, w, count, w), arrays["ones"].data.ptr, arrays["unused"].data.ptr,
-            arrays["squares"].data.ptr, stream,
-        )  # fmt: skip
+        """Start to copy Y to the host, without what fills up its rows."""
+        w, size, stream = self._plan.width, self._panel.itemsize, self._streams[COMPUTE]
+        y, wanted = self._arrays["y"].data.ptr, self._work.vectors.shape[1] * size
         self.prepare(out)
         driver.copy(_TO_HOST, out.ctypes.data, wanted, y, w * size, wanted, count, stream.ptr)
 
@@ -333,7 +334,6 @@ class CUDAPasses(HostMemory):
             np.ascontiguousarray(z.reshape(cols, w)[:, :shown]),
             np.ascontiguousarray(gram.reshape(w, w)[:shown, :shown]),
             float(squares.sum()),
-            squares[:shown],
         )
 
     def _write(self, name: str, values: Array) -> None:
