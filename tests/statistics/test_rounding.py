@@ -125,8 +125,8 @@ def test_equal_scores_are_not_compared_again(metric):
     ):
         said = []
         found = ooc_gemm.topk(x, k=5, metric=metric, device="cpu", notice=said.append, verify=True)
-        assert found.rows_close or len(np.unique(x, axis=0)) > 10
-        assert "float64" not in " ".join(said)
+        assert not found.rows_close or len(np.unique(x, axis=0)) > 10  # the ten are known to be copies
+        assert not said
 
 
 def wide(size, seed, rows=50, depth=17):
