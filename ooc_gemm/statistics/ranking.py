@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from ..engine.ports import INT64_MAX
 from ..planning.plan import Plan
 from ..run.executor import Executor, Local
 from ..run.observer import Observer
@@ -164,9 +165,20 @@ class Ranking:
                 "their products; these are made in float64"
             )
             self._plan_again(self._in_float64)
+        elif self._may_overflow():
+            self._observer.note("sums of products may exceed int64; they are made in float64")
+            self._plan_again(self._in_float64)
         # Equal scores of integers are in no doubt, but for cosines of many elements.
         if self._host.scale is None and (self._asked.metric == "cosine" or not whole):
             self._leave_out_copies()
+
+    def _may_overflow(self) -> bool:
+        """Whether sums of products of integers may be beyond int64, with room for the rounding of norms."""
+        if not self.job.operation.may_wrap:
+            return False
+        info, longest = np.iinfo(self._asked.a.dtype), self._known.longest
+        largest = longest if self._asked.same else max(float(info.max), -float(info.min))
+        return self._asked.depth * largest * longest > INT64_MAX / 2
 
     def _leave_out_copies(self) -> None:
         """Find the rows of B that are nobody's neighbours, because of copies before them. Reads B again where
