@@ -66,8 +66,9 @@ class Asked(Compared):
         return Nearest(shape, plan.bm, self.keep, products, dtype, scores)
 
     def reduced(self, in_memory: bool) -> Reduced:
-        """Counts what exact scores on the host take, norms, and what rows are multiplied with."""
-        fixed = self.exact(self.a, self.b).nbytes + self.n * 40 + self.scaling_bytes
+        """Counts what exact scores on the host take, norms, what finds copies, and what rows are multiplied
+        with."""
+        fixed = self.exact(self.a, self.b).nbytes + self.n * 72 + self.scaling_bytes
         if in_memory:
             fixed += sum(m * k * dtype.itemsize for (m, k), dtype in self.arrays.values())
         # Rows of the next blocks may come while those of the ones before are finished.

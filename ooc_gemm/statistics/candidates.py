@@ -6,9 +6,6 @@ import numpy as np
 
 from .rescore import Array, Exact, Range
 
-TIED = 1e-12
-"""Scores are equal that differ by no more than this share of them."""
-
 
 @dataclass(frozen=True)
 class Candidates:
@@ -21,31 +18,25 @@ class Candidates:
     about: Array
     """For each row of A a score of the product that rows of B which are no candidates do not exceed; −∞ where
     there are none."""
-    untied: Array
-    """The same; but −∞ also where all candidates that are not among the best have the score of the last of
-    these, as copies of one row have. More digits do not help there."""
     lengths: Array
     """The norm of each row of A."""
+    whole: bool
+    """Whether all elements of these rows of A are integers."""
 
     @classmethod
     def of(cls, exact: Exact, rows: Range, best: tuple[Array, Array], k: int) -> "tuple[Candidates, int]":
         """Score what a reduction has kept of some rows; the bytes read. best: columns, and scores of the
         product, best first."""
         columns, about = best
-        scores, lengths, moved = exact.scores(rows, columns)
-        found, bound = _best(columns, scores, k), about[:, -1].copy()
-        last = found[1][:, -1]
-        with np.errstate(all="ignore"):
-            apart = last - scores.min(axis=1) > TIED * np.abs(last)
-        return cls(*found, bound, np.where(apart, bound, -np.inf), lengths), moved
+        scores, lengths, whole, moved = exact.scores(rows, columns)
+        return cls(*_best(columns, scores, k), about[:, -1].copy(), lengths, whole), moved
 
     def merged(self, other: "Candidates") -> "Candidates":
         """The best of these and of candidates among other rows of B, as many as there are of these."""
         columns = np.concatenate([self.columns, other.columns], axis=1)
         scores = np.concatenate([self.scores, other.scores], axis=1)
         best = _best(columns, scores, self.columns.shape[1])
-        about, untied = np.fmax(self.about, other.about), np.fmax(self.untied, other.untied)
-        return Candidates(*best, about, untied, self.lengths)
+        return Candidates(*best, np.fmax(self.about, other.about), self.lengths, self.whole)
 
 
 def _best(columns: Array, scores: Array, k: int) -> tuple[Array, Array]:

@@ -27,14 +27,19 @@ class Doubts:
         return sum(self._close.values())
 
     @property
+    def sure(self) -> set[int]:
+        """The chunks that were computed and have no row of which a last neighbour may be a better one."""
+        return {number for number, count in self._unsure.items() if not count}
+
+    @property
     def rows_extreme(self) -> int:
         """Rows of A whose squares are beyond float64."""
         return sum(self._extreme.values())
 
     def of_rows(self, number: int, close: Flags, unsure: Flags, extreme: Flags) -> None:
         """Count rows of a chunk. number: of the chunk. close: those whose last neighbour may be another one.
-        unsure: of these the ones of which more digits might tell. extreme: those whose squares are beyond
-        float64."""
+        unsure: of these the ones that may have one with a better score. extreme: those whose squares are
+        beyond float64."""
         for counts, flags in ((self._close, close), (self._unsure, unsure), (self._extreme, extreme)):
             counts[number] = int(np.count_nonzero(flags))
 

@@ -88,6 +88,11 @@ class Nearest:
         self.products = products
         self._shape, self._height, self._keep, self._dtype = shape, height, keep, dtype
         self._scores = scores
+        self._limit: Array | None = None
+        """−∞ for rows of B that are neighbours of none, and NaN for others: what `fmin` does not look at."""
+        if scores.never is not None:
+            self._limit = np.full(shape[1], np.nan, dtype)
+            self._limit[scores.never] = -np.inf
         self._bands: dict[int, _Band] = {}
         self._lock = Lock()
 
@@ -173,9 +178,8 @@ class Nearest:
             values *= scores.scale[col : col + width]
         if scores.shift is not None:
             values -= scores.shift[col : col + width]
-        if scores.never is not None:
-            first, last = np.searchsorted(scores.never, (col, col + width))
-            values[:, scores.never[first:last] - col] = -np.inf
+        if self._limit is not None:
+            np.fmin(values, self._limit[col : col + width], out=values)
         if scores.others and row < col + width and col < row + height:
             same = np.arange(max(row, col), min(row + height, col + width))
             values[same - row, same - col] = -np.inf

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from ..engine.ports import INT64_MAX
 from ..planning.plan import Plan
 from ..run.executor import Executor, Local
 from ..run.observer import Observer
@@ -21,6 +22,7 @@ from ..support.errors import BudgetError
 from ..support.intervals import ranges
 from ..support.memory import peak_resident_bytes
 from ..support.trace import Trace
+from . import copies
 from .asked import Arrays, Asked
 from .candidates import Candidates
 from .doubts import Doubts
@@ -34,6 +36,7 @@ from .rounding import MOST_UNSURE, Rounding
 from .scaling import Scaling
 from .scored import SHARE, OnDevice
 
+Found = TypeVar("Found")
 PANEL_SHARE = 8
 """Rows of A of a whole block are held where they take up to this part of the memory limit."""
 
@@ -71,6 +74,8 @@ class Ranking:
         """What rows are multiplied with where squares of some rows of one array are beyond float64."""
         self._finer: Job | None = None
         """The product in float64, where it is made in float32."""
+        self._copies: Array = np.empty(0, np.int64)
+        """Rows of B that are nobody's neighbours, because of copies before them."""
         self._again: set[int] = set()
         """The chunks of rows for which a product is made that tells more."""
         self._request = request.check()
@@ -145,11 +150,14 @@ class Ranking:
     def measure(self) -> None:
         """Read B once, for the norms of its rows, and decide in which type products are computed."""
         self._observer.warn_of_undecoded((self._asked.a, self._asked.b))
-        self._squares, spread, exponents = self._passed("b")
+        self._squares, spread, exponents, whole = self._passed("b")
         if exponents.any():
             spread, exponents = self._multiply_rows(exponents)
         self._warn_of_extreme("b", int(np.count_nonzero(exponents)))
-        self._known = Rounding.of(self._asked.metric, self._asked.depth, self._squares, self._host.scale)
+        self._known = Rounding.of(
+            self._asked.metric, self._asked.depth, self._squares, self._host.scale,
+            whole and self.scaling is None,
+        )  # fmt: skip
         lengths = np.sqrt(self._squares[self._squares > 0]) if self._asked.same else np.empty(0)
         if self._rounding.too_coarse(spread, lengths):
             self._observer.note(
@@ -157,6 +165,40 @@ class Ranking:
                 "their products; these are made in float64"
             )
             self._plan_again(self._in_float64)
+        elif self._may_overflow():
+            self._observer.note("sums of products may exceed int64; they are made in float64")
+            self._plan_again(self._in_float64)
+        # Equal scores of integers are in no doubt, but for cosines of many elements.
+        if self._host.scale is None and (self._asked.metric == "cosine" or not whole):
+            self._leave_out_copies()
+
+    def _may_overflow(self) -> bool:
+        """Whether sums of products of integers may be beyond int64, with room for the rounding of norms."""
+        if not self.job.operation.may_wrap:
+            return False
+        info, longest = np.iinfo(self._asked.a.dtype), self._known.longest
+        largest = longest if self._asked.same else max(float(info.max), -float(info.min))
+        return self._asked.depth * largest * longest > INT64_MAX / 2
+
+    def _leave_out_copies(self) -> None:
+        """Find the rows of B that are nobody's neighbours, because of copies before them. Reads B again where
+        some squared norms come often."""
+        before = self._asked.k + self._asked.others
+        some = copies.often(self._squares, before)
+        if len(some):
+            self._copies = copies.behind(some, self._looked_at("b", self._marks)[some], before)
+            self._norms_cost += copies.cost(self._host.b)
+
+    def _marks(self, name: Literal["a", "b"]) -> Array:
+        """The `copies.marks` of rows of an array."""
+        return copies.marks(getattr(self._host, name))
+
+    @property
+    def _taking_part(self) -> Array:
+        """The squared norm of each row of B; NaN of those that are nobody's neighbours."""
+        squares: Array = self._squares.copy()
+        squares[self._copies] = np.nan
+        return squares
 
     @property
     def _in_float64(self) -> Request:
@@ -179,35 +221,40 @@ class Ranking:
                 "float64, so their scores may be wrong or missing; multiply the array by a power of two"
             )
 
-    def _passed(self, name: Literal["a", "b"]) -> tuple[Array, float, Array]:
-        """Make a pass over an array. Returns what `_norms` does. Raises what `multiply` raises."""
+    def _passed(self, name: Literal["a", "b"]) -> tuple[Array, float, Array, bool]:
+        """Make the first pass over an array. Returns what `_norms` does."""
+        return self._looked_at(name, self._norms)
+
+    def _looked_at(self, name: Literal["a", "b"], look: Callable[[Literal["a", "b"]], Found]) -> Found:
+        """Make a pass over an array, with what is called with its name. Raises what `multiply` raises."""
         start, before = time.perf_counter(), self._bytes_of_norms()
         try:
-            found = self._norms(name)
+            found = look(name)
         except Exception as error:
             self.close()
             fail(error, self.job.executor)
         self.trace.add("read", start, nbytes=self._bytes_of_norms() - before)
         return found
 
-    def _norms(self, name: Literal["a", "b"]) -> tuple[Array, float, Array]:
+    def _norms(self, name: Literal["a", "b"]) -> tuple[Array, float, Array, bool]:
         """(squared norm of each row of an array, `spread` of these rows, `exponents` of those that are
-        `Extreme`)."""
+        `Extreme`, whether all elements are integers)."""
         if name == "b":
             return self._exact.norms()
-        squares, sums, exponents = norms(self._host.a)
-        return squares, spread(squares, sums), exponents
+        squares, sums, exponents, whole = norms(self._host.a)
+        return squares, spread(squares, sums), exponents, whole
 
     def _bytes_of_norms(self) -> int:
-        """Bytes that this process has read for `_norms`, and others."""
-        return self._host.a.bytes_read + self._exact.b.bytes_read
+        """Bytes that this process has read for `_norms` and `_marks`, and others."""
+        apart = 0 if self._host is self._exact else self._host.b.bytes_read
+        return self._host.a.bytes_read + self._exact.b.bytes_read + apart
 
     def _multiply_rows(self, right: Array) -> tuple[float, Array]:
         """Have rows multiplied by powers of two, because squares of some are beyond float64. right:
         `exponents` of rows of B. Returns `spread` and `exponents` of the multiplied B. Raises BudgetError."""
         asked, squares, left = self._asked, self._squares, right
         if not asked.same:
-            squares, _, left = self._passed("a")
+            squares, _, left, _ = self._passed("a")
             self._norms_cost += self._host.a.cost((0, asked.m), (0, asked.depth))
         known = (left, squares), (right, self._squares)
         self.scaling = scaling = Scaling.of(asked, *known)
@@ -215,7 +262,7 @@ class Ranking:
         self._exact.multiply(scaling.factors, scaling.scale)
         self._request = scaling.request(self._request)
         self._plan_again(self._request)
-        self._squares, spread, exponents = self._passed("b")
+        self._squares, spread, exponents, _ = self._passed("b")
         self._norms_cost += self._host.b.cost((0, asked.n), (0, asked.depth))
         self._known = Rounding.of(asked.metric, asked.depth, self._squares, scaling.scale)
         return spread, exponents
@@ -265,7 +312,8 @@ class Ranking:
             np.concatenate([read(key, row) for row in self._recheck.rows.tolist()])
             for key in ("indices", "values")
         )
-        fine = np.isin(self._recheck.rows // self._asked.chunk_rows, list(self._again))
+        sure = [*self._again, *self._doubts.sure]
+        fine = np.isin(self._recheck.rows // self._asked.chunk_rows, sure)
         restored = partial(self._restored, self._recheck.rows)
         self._recheck.carry_out(
             name, indices, values, lambda lengths: self._of_scores(lengths, fine), restored
@@ -288,7 +336,7 @@ class Ranking:
 
     def _of_scores(self, lengths: Array, fine: Array) -> Array:
         """The rounding of scores. lengths: of rows of A. fine: which of them were compared in float64 after
-        all."""
+        all, or are in no doubt."""
         coarse = replace(self._rounding, single=self._rounding.single or self._finer is not None)
         return np.where(fine, self._rounding.of_scores(lengths), coarse.of_scores(lengths))
 
@@ -369,7 +417,7 @@ class Ranking:
         assert isinstance(executor, Local), "this process computes"
         self._leave_out(done)
         blocks = Blocks.of(self.job, self.plan)
-        reduction = self._asked.reduction(blocks, self._squares, self._host.scale)
+        reduction = self._asked.reduction(blocks, self._taking_part, self._host.scale)
         finish = partial(self._finish, reduction, sink, done)
         run_reduced(blocks.taken_by(reduction), reduction, finish, executor, self._observer, self.trace)
 
@@ -412,10 +460,8 @@ class Ranking:
         compared in float64. done: chunks that are there."""
         asked, rounding, last = self._asked, self._rounding, found.scores[:, -1]
         fits = rounding.fit(found.lengths)
-        close, unsure = (
-            asked.spared & rounding.close(about, last, found.lengths) | ~fits
-            for about in (found.about, found.untied)
-        )
+        doubted = rounding.close(found.about, last, found.lengths, found.whole)
+        close, unsure = (asked.spared & some | ~fits for some in doubted)
         again = set()
         for first in range(rows[0], rows[1], asked.chunk_rows):
             if (number := first // asked.chunk_rows) in done:

@@ -19,6 +19,7 @@ from ..run.plans import slim
 from ..run.pool import RANGES, Here, InOrder, Pool, parts_of
 from ..run.request import Request
 from ..storage.write.rows import RowArrays
+from . import copies
 from .asked import Asked
 from .candidates import Candidates
 from .ranking import InMemory, Ranking
@@ -74,8 +75,7 @@ def search(here: Here, shared: Search, unit: Unit) -> Candidates:
     here.peak_device_bytes = executor.peak_device_bytes()
     (best,) = found
     if unit.cols[1] - unit.cols[0] <= asked.keep:  # all of these rows of B are candidates
-        none = np.full_like(best.about, -np.inf)
-        best = replace(best, about=none, untied=none)
+        best = replace(best, about=np.full_like(best.about, -np.inf))
     return best
 
 
@@ -88,13 +88,26 @@ class Look:
     factors: Array | None
     """What rows are multiplied with, if anything."""
 
+    def rows(self, here: Here, rows: Range) -> Rows:
+        """What reads some of the rows."""
+        one = here.inputs.get(self.name, here.inputs["a"])
+        some = Rows(one.window(rows, (0, one.shape[1])), cores=self.cores)
+        some.factors = None if self.factors is None else self.factors[slice(*rows)]
+        return some
 
-def norms_of(here: Here, shared: Look, rows: Range) -> tuple[Array, Array, Array]:
+
+def norms_of(here: Here, shared: Look, rows: Range) -> tuple[Array, Array, Array, bool]:
     """As `norms`, of some rows of an array."""
-    one = here.inputs.get(shared.name, here.inputs["a"])
-    some = Rows(one.window(rows, (0, one.shape[1])), cores=shared.cores)
-    some.factors = None if shared.factors is None else shared.factors[slice(*rows)]
+    some = shared.rows(here, rows)
     found = norms(some)
+    here.trace.bytes["read"] += some.bytes_read
+    return found
+
+
+def marks_of(here: Here, shared: Look, rows: Range) -> Array:
+    """As `copies.marks`, of some rows of an array."""
+    some = shared.rows(here, rows)
+    found = copies.marks(some)
     here.trace.bytes["read"] += some.bytes_read
     return found
 
@@ -126,9 +139,10 @@ class RankingElsewhere(Ranking):
 
     def _held(self, asked: Asked, verify: bool) -> tuple[int, int]:
         """Bytes that this process holds, for each row of a block and beside these: the best of rows of blocks
-        that are not complete, and of one that comes; norms of rows of B, and what a check takes."""
+        that are not complete, and of one that comes; norms of rows of B, what finds copies, and what a check
+        takes."""
         line = (self._pool.count + 2) * (3 * 16 * asked.k + 4 * 8)
-        return line, 3 * 8 * asked.n + asked.scaling_bytes + (
+        return line, 9 * 8 * asked.n + asked.scaling_bytes + (
             asked.exact(asked.a, asked.b).nbytes if verify else 0
         )
 
@@ -140,20 +154,33 @@ class RankingElsewhere(Ranking):
         """Closes the pool."""
         self._pool.close()
 
-    def _norms(self, name: Literal["a", "b"]) -> tuple[Array, float, Array]:
+    def _norms(self, name: Literal["a", "b"]) -> tuple[Array, float, Array, bool]:
         """Has each process look at ranges of rows."""
         asked, one = self._asked, getattr(self._asked, name)
         parts, count = parts_of(one, RANGES * self._pool.count), one.shape[0]
         squares, sums, exponents = np.empty(count), np.zeros(asked.depth), np.empty(count, np.int32)
+        whole = np.empty(len(parts), bool)
 
-        def add(number: int, found: tuple[Array, Array, Array]) -> None:
+        def add(number: int, found: tuple[Array, Array, Array, bool]) -> None:
             some = slice(*parts[number])
-            squares[some], exponents[some] = found[0], found[2]
+            squares[some], exponents[some], whole[number] = found[0], found[2], found[3]
             np.add(sums, found[1], out=sums)
 
         shared = Look(name, asked.cores or 1, getattr(self._host, name).factors)
         self._pool.each(norms_of, shared, parts, InOrder(add), lambda done: None)
-        return squares, spread(squares, sums), exponents
+        return squares, spread(squares, sums), exponents, bool(whole.all())
+
+    def _marks(self, name: Literal["a", "b"]) -> Array:
+        """Has each process look at ranges of rows."""
+        one = getattr(self._asked, name)
+        parts, found = parts_of(one, RANGES * self._pool.count), np.empty((one.shape[0], 2), np.uint64)
+
+        def add(number: int, some: Array) -> None:
+            found[slice(*parts[number])] = some
+
+        shared = Look(name, self._asked.cores or 1, getattr(self._host, name).factors)
+        self._pool.each(marks_of, shared, parts, InOrder(add), lambda done: None)
+        return found
 
     def _bytes_of_norms(self) -> int:
         """Counts none: other processes read."""
@@ -179,7 +206,7 @@ class RankingElsewhere(Ranking):
         asked, job = self._asked, self.job
         return Search(
             asked.k, asked.metric, asked.others, asked.cores or 1, self._exact.panel_bytes,
-            slim(job.plan), Blocks.of(job, job.plan).operation, self._squares,
+            slim(job.plan), Blocks.of(job, job.plan).operation, self._taking_part,
             (self._host.a.factors, self._host.b.factors), self._host.scale,
         )  # fmt: skip
 

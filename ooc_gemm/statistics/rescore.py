@@ -155,12 +155,30 @@ class Extreme:
         return np.clip(found, -MOST_EXPONENT, MOST_EXPONENT, out=found)
 
 
-def norms(rows: Rows) -> tuple[Array, Array, Array]:
+class Whole:
+    """Finds out whether all elements of rows are integers, but for those that are not finite."""
+
+    def __init__(self, rows: Rows):
+        """rows: what they are read with."""
+        self._looks, self.found = rows.opened.dtype.kind not in "iub", True
+
+    def look(self, values: Array) -> None:
+        """Look at some elements, unless others are known not to be integers."""
+        for start, stop in ranges(len(values), max(1, LOOK_BYTES // 8 // max(1, values.shape[1]))):
+            if not (self._looks and self.found):
+                return
+            strip = values[start:stop]
+            with np.errstate(all="ignore"):
+                if (np.abs(strip - np.rint(strip)) > 0).any():
+                    self.found = False
+
+
+def norms(rows: Rows) -> tuple[Array, Array, Array, bool]:
     """(squared norm of each row in float64, sum of each column over the rows that are finite, `exponents` of
-    the rows that are `Extreme`)."""
+    the rows that are `Extreme`, whether all elements are integers)."""
     count, k = rows.opened.shape
     squares, sums, lock = np.zeros(count), np.zeros(k), Lock()
-    extreme = Extreme(rows, count)
+    extreme, whole = Extreme(rows, count), Whole(rows)
 
     def add(values: Array, row: int, col: int) -> None:
         step = max(1, STRIP_BYTES // 8 // max(1, values.shape[1]))
@@ -169,6 +187,7 @@ def norms(rows: Rows) -> tuple[Array, Array, Array]:
             some = np.vecdot(wide, wide)
             squares[row + start : row + stop] += some
             extreme.look(wide, some, row + start)
+            whole.look(wide)
             if not np.isfinite(some).all():
                 wide = wide[np.isfinite(some)]
             total = wide.sum(axis=0)
@@ -177,7 +196,7 @@ def norms(rows: Rows) -> tuple[Array, Array, Array]:
 
     for columns in depths(rows, 1):
         rows.each((0, count), columns, add)
-    return squares, sums, extreme.exponents(squares)
+    return squares, sums, extreme.exponents(squares), whole.found
 
 
 def spread(squares: Array, sums: Array) -> float:
@@ -213,11 +232,12 @@ class Exact:
         self.panel_bytes = panel_bytes or PANEL_BYTES
         self._among = among or (0, b.opened.shape[0])
 
-    def norms(self) -> tuple[Array, float, Array]:
+    def norms(self) -> tuple[Array, float, Array, bool]:
         """(squared norm of each row of B in float64, `spread` of these rows, `exponents` of those that are
-        `Extreme`). Called before any scores are, and again where rows are multiplied by factors."""
-        squares, sums, extreme = norms(self.b)
-        return squares, spread(squares, sums), extreme
+        `Extreme`, whether all elements are integers). Called before any scores are, and again where rows are
+        multiplied by factors."""
+        squares, sums, extreme, whole = norms(self.b)
+        return squares, spread(squares, sums), extreme, whole
 
     def multiply(self, factors: tuple[Array | None, Array | None], scale: Array | None) -> None:
         """Have rows of A and of B multiplied by factors, if there are any, from now on. scale: as of
@@ -236,15 +256,16 @@ class Exact:
         """Bytes that it reads for candidates of these rows of A."""
         return sum(self.a.cost(rows, k) + self.b.cost(self._among, k) for k in self._depths(rows))
 
-    def scores(self, rows: Range, columns: Array) -> tuple[Array, Array, int]:
+    def scores(self, rows: Range, columns: Array) -> tuple[Array, Array, bool, int]:
         """(score of each candidate, higher is better, −∞ for none; norm of each row of A, ∞ where it is
-        `Extreme`; bytes read). Row i of `columns` has the candidates of row rows[0] + i of A, −1 for none."""
+        `Extreme`; whether all elements of these rows are integers, where those of B are; bytes read). Row i
+        of `columns` has the candidates of row rows[0] + i of A, −1 for none."""
         count, keep = columns.shape
         order = np.argsort(columns, axis=None, kind="stable")
         order = order[np.searchsorted(columns.reshape(-1)[order], 0) :]
         column, row = columns.reshape(-1)[order], order // keep
         sums, right = np.zeros(len(order)), np.zeros(len(order))
-        left, moved, extreme = np.zeros(count), 0, Extreme(self.a, count)
+        left, moved, extreme, whole = np.zeros(count), 0, Extreme(self.a, count), Whole(self.a)
         for k in self._depths(rows):
             panel = np.empty((count, k[1] - k[0]), self.a.opened.dtype)
 
@@ -274,6 +295,7 @@ class Exact:
                     some = np.vecdot(wide, wide)
                 left[start:stop] += some
                 extreme.look(wide, some, start)
+                whole.look(wide)
             moved += self.b.each(self._among, k, add)
         found = np.full(columns.shape, -np.inf)
         with np.errstate(all="ignore"):
@@ -281,7 +303,7 @@ class Exact:
             lengths = np.where(np.isfinite(left), np.sqrt(left), np.nan)
         lengths[extreme.rows(left)] = np.inf
         found[~np.isfinite(left)] = -np.inf
-        return found, lengths, moved
+        return found, lengths, whole.found, moved
 
     def scored(self, sums: Array, left: Array, right: Array, columns: Array | slice) -> Array:
         """Scores, of which the highest are best, from sums over products of elements or squares of their

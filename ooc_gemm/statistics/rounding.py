@@ -27,16 +27,21 @@ class Rounding:
     """The largest norm of a row of B that is finite …"""
     shortest: float
     """… and the smallest one that is not 0."""
+    whole: bool = False
+    """Whether all elements of rows of B are integers, so that scores with rows of integers do not differ by
+    less than a step."""
     single: bool = True
     """Whether products are computed in float32."""
 
     @classmethod
-    def of(cls, metric: Metric, depth: int, squares: Array, scale: Array | None) -> "Rounding":
-        """squares: squared norms of rows of B. scale: as of `Scaling`."""
+    def of(
+        cls, metric: Metric, depth: int, squares: Array, scale: Array | None, whole: bool = False
+    ) -> "Rounding":
+        """squares: squared norms of rows of B. scale: as of `Scaling`. whole: their elements are integers."""
         norms = np.sqrt(squares) if scale is None else np.sqrt(squares) * scale
         real = np.isfinite(norms) & (norms > 0)
         longest = float(norms.max(where=real, initial=0.0))
-        return cls(metric, depth, longest, float(norms.min(where=real, initial=np.inf)))
+        return cls(metric, depth, longest, float(norms.min(where=real, initial=np.inf)), whole)
 
     def too_coarse(self, spread: float, lengths: Array) -> bool:
         """Whether products in float32 tell too little. spread: as of `rescore.norms`. lengths: norms of rows
@@ -70,11 +75,13 @@ class Rounding:
                 return np.where(lengths > 0, error / lengths, 0)
             return 2 * error if self.metric == "sqeuclidean" else error
 
-    def close(self, about: Array, last: Array, lengths: Array) -> Array:
-        """Which rows may have another last neighbour.
+    def close(self, about: Array, last: Array, lengths: Array, whole: bool) -> tuple[Array, Array]:
+        """(Rows that may have another last neighbour, and those of them that may have one with a better
+        score.)
 
         about: the score of the worst candidate of each row, from the product; what was left out has none that
-        is higher. last: the exact score of the last neighbour. lengths: the norm of each row of A.
+        is higher. last: the exact score of the last neighbour. lengths: the norm of each row of A. whole:
+        whether all elements of these rows are integers.
         """
         longest: float | Array = self.longest
         with np.errstate(all="ignore"):
@@ -84,8 +91,19 @@ class Rounding:
                 # Rows of B that are nearer than the last neighbour have no larger norms than this.
                 longest = np.fmin(longest, lengths + np.sqrt(np.maximum(-last, 0)))
                 last = (np.square(lengths) + last) / 2
-            found: Array = np.isfinite(last) & (about + self._of_products(lengths, longest) >= last)
-        return found
+            most = about + self._of_products(lengths, longest)
+            near: Array = np.isfinite(last) & (most >= last)
+            better: Array = near & (most > last)
+            if whole and self.whole:
+                better &= most >= last + self._step(lengths) / 2
+        return near, better
+
+    def _step(self, lengths: Array) -> Array:
+        """By how much products of rows of integers differ at least where they differ. For cosines of a row of
+        norm r they are p / √n, of integers |p| ≤ r·√n and n. Squares of these differ by 1 / n² or more."""
+        if self.metric == "cosine":
+            return 1 / (2 * self.longest**4 * lengths)
+        return np.full(len(lengths), 0.5 if self.metric == "sqeuclidean" else 1.0)
 
     def _of_products(self, lengths: Array, longest: float | Array) -> Array:
         """Rounding of what the reduction compares: products, of rows of B of norm 1 for cosines, less half of

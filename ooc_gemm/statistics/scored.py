@@ -10,7 +10,7 @@ import numpy as np
 
 from ..engine.reduction import Pairs, Scorer
 from ..support.intervals import ranges
-from .rescore import Array, Exact, Extreme, Metric, Range, Rows, spread
+from .rescore import Array, Exact, Extreme, Metric, Range, Rows, Whole, spread
 
 TYPES = (
     "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
@@ -41,11 +41,11 @@ class OnDevice(Exact):
             return 0
         return sum(self.a.cost(some, (0, self._pairs.depth)) for some in self._strips(rows))
 
-    def norms(self) -> tuple[Array, float, Array]:
+    def norms(self) -> tuple[Array, float, Array, bool]:
         """Reads B once, which then stays on the device."""
         self.close()
         scorer, count, depth = self._start(self._pairs), self._pairs.shape[1], self._pairs.depth
-        self._scorer, extreme = scorer, Extreme(self.b, count)
+        self._scorer, extreme, whole = scorer, Extreme(self.b, count), Whole(self.b)
         sides = {"right": self.b} | ({"left": self.a} if self._pairs.left else {})
         for rows in sides.values():
             rows.slots = scorer.host_buffers(rows.threads, rows.slot)
@@ -53,17 +53,19 @@ class OnDevice(Exact):
         def put(values: Array, row: int, col: int) -> None:
             scorer.put("right", values, row, col)
             extreme.look_at(values, row)
+            whole.look(values)
 
         self.b.each((0, count), (0, depth), put)
         self._squares, sums = scorer.norms()
-        return self._squares, spread(self._squares, sums), extreme.exponents(self._squares)
+        exponents = extreme.exponents(self._squares)
+        return self._squares, spread(self._squares, sums), exponents, whole.found
 
-    def scores(self, rows: Range, columns: Array) -> tuple[Array, Array, int]:
+    def scores(self, rows: Range, columns: Array) -> tuple[Array, Array, bool, int]:
         """Scores as many rows at a time as a strip has."""
         scorer = self._scorer
         assert scorer, "B is on the device"
         found, squares, moved = np.empty(columns.shape), np.empty(len(columns)), 0
-        lost = np.zeros(len(columns), bool)
+        lost, whole = np.zeros(len(columns), bool), Whole(self.a)
         for start, stop in self._strips(rows):
             extreme = Extreme(self.a, stop - start)
 
@@ -72,6 +74,7 @@ class OnDevice(Exact):
             ) -> None:
                 scorer.put("left", values, row - start, col)
                 extreme.look_at(values, row - start)
+                whole.look(values)
 
             if self._pairs.left:
                 moved += self.a.each((start, stop), (0, self._pairs.depth), put)
@@ -88,7 +91,7 @@ class OnDevice(Exact):
         with np.errstate(invalid="ignore"):
             lengths = np.where(np.isfinite(squares), np.sqrt(squares), np.nan)
         lengths[lost] = np.inf
-        return found, lengths, moved
+        return found, lengths, whole.found, moved
 
     def close(self) -> None:
         """Frees the memory of the device."""

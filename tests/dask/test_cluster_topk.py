@@ -180,10 +180,11 @@ def test_equal_scores_and_rows_that_are_not_finite(tmp_path, client, dealt):
 
 
 def test_rows_whose_last_neighbour_is_in_doubt_are_counted(tmp_path, client, dealt):
-    """Of 150 rows that are the same in two parts of B, 5 are chosen; no part leaves out rows in doubt where
-    all of its rows are candidates."""
+    """Of 150 rows of the same direction in two parts of B, 5 are chosen; no part leaves out rows in doubt
+    where all of its rows are candidates."""
     base = normal(1, 8, seed=3)
-    b = np.concatenate([np.repeat(base, 150, axis=0), normal(100, 8, seed=4)])
+    parallel = base * np.arange(1, 151, dtype="f4")[:, None]
+    b = np.concatenate([parallel, normal(100, 8, seed=4)])
     a = np.concatenate([base, normal(70, 8, seed=5)])
     at, bt = make(tmp_path / "a", a, chunks=(64, 8)), make(tmp_path / "b", b, chunks=(64, 8))
     with on(client):
@@ -194,6 +195,17 @@ def test_rows_whose_last_neighbour_is_in_doubt_are_counted(tmp_path, client, dea
     assert found.rows_close >= 1
     assert (found.indices[0] < 150).all()
     np.testing.assert_allclose(found.values[0], 1, rtol=1e-6)
+
+
+def test_copies_of_a_near_row_hide_no_nearer_one(tmp_path, client, dealt):
+    row = 2 + normal(1, 64, seed=3)
+    base = np.concatenate([np.repeat(row + 3e-4 * normal(9, 64, seed=4), 20, axis=0), row])
+    base = np.concatenate([base, 2 + normal(100, 64, seed=5)]).astype("f4")
+    at, bt = make(tmp_path / "a", row.astype("f4")), make(tmp_path / "b", base, chunks=(64, 40))
+    with on(client):
+        found = ooc_gemm.topk(at, bt, tmp_path / "out", k=1, metric="sqeuclidean", verify=True)
+    assert found.indices[...].tolist() == [[180]]
+    as_predicted(found)
 
 
 def test_rows_of_clusters_are_compared_again_in_float64(tmp_path, client, dealt):
@@ -401,7 +413,7 @@ def chunks_of(out):
 def test_the_client_is_killed_and_the_run_goes_on(tmp_path, monkeypatch):
     a = make(tmp_path / "a", normal(20000, 64), chunks=(2000, 64), compressors=None)
     whole = ooc_gemm.topk(a, k=3, **LIMITS)
-    command = ["topk", a, str(tmp_path / "out"), "-k", "3", "-d", "cpu", "-Q", "--json", "-M", "260MiB"]
+    command = ["topk", a, str(tmp_path / "out"), "-k", "3", "-d", "cpu", "-Q", "--json", "-M", "264MiB"]
     with launched(tmp_path, monkeypatch, "Slow(0)") as (address, _):
         first = process("ooc_gemm.cli", *command, "--scheduler", address, log=subprocess.PIPE)
         while not chunks_of(tmp_path / "out"):

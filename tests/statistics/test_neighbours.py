@@ -177,10 +177,13 @@ def test_sizes_that_products_in_float32_cannot_hold(size):
 
 
 def test_rows_whose_last_neighbour_is_in_doubt_are_counted():
-    """Of 100 rows that are the same, 5 are chosen."""
+    """Of 100 rows of the same direction, 5 are chosen. The first ones of copies are in no doubt."""
     base = rows((1, 8), "f4", 17)
-    b = np.concatenate([np.repeat(base, 100, axis=0), rows((50, 8), "f4", 18)])
-    assert ooc_gemm.topk(base, b, k=5, device="cpu").rows_close == 1
+    parallel, others = base * np.arange(1, 101, dtype="f4")[:, None], rows((50, 8), "f4", 18)
+    assert ooc_gemm.topk(base, np.concatenate([parallel, others]), k=5, device="cpu").rows_close == 1
+    copies = np.concatenate([np.repeat(base, 100, axis=0), others])
+    found = ooc_gemm.topk(base, copies, k=5, device="cpu")
+    assert (found.indices.tolist(), found.rows_close) == ([[0, 1, 2, 3, 4]], 0)
     assert ooc_gemm.topk(rows((30, 8), "f4", 19), rows((60, 8), "f4", 20), k=5, device="cpu").rows_close == 0
 
 
