@@ -11,6 +11,7 @@ from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.run.operands import open_operand
 from ooc_gemm.statistics import copies, ranking
 from ooc_gemm.statistics.rescore import Rows
+from ooc_gemm.statistics.rounding import Rounding
 
 METRICS = ["cosine", "dot", "sqeuclidean"]
 
@@ -72,6 +73,21 @@ def test_a_row_that_copies_may_hide_is_told_where_memory_has_no_room_for_float64
     assert found.rows_close == 1
     assert len(said) == 1
     assert said[0].startswith("the last neighbours of 1 rows may be others")
+
+
+def test_a_check_finds_a_nearer_row_that_was_lost_without_a_doubt(monkeypatch):
+    """Also where the scores differ by less than the rounding of float32."""
+    monkeypatch.setattr(copies, "often", lambda squares, before: np.empty(0, np.int64))
+    monkeypatch.setattr(Rounding, "close", lambda self, about, *others: (about > np.inf, about > np.inf))
+    found = []
+    for seed in range(8):
+        row, base = hidden(seed, 3e-4)
+        try:
+            ooc_gemm.topk(row[None], base, k=1, metric="sqeuclidean", device="cpu", verify=True)
+        except ooc_gemm.VerificationError as error:
+            found.append(str(error))
+    assert found
+    assert "is wrong in row 0" in found[0]
 
 
 @pytest.mark.parametrize("metric", METRICS)
