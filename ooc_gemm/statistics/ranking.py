@@ -337,8 +337,9 @@ class Ranking:
     def _of_scores(self, lengths: Array, fine: Array) -> Array:
         """The rounding of scores. lengths: of rows of A. fine: which of them were compared in float64 after
         all, or are in no doubt."""
-        coarse = replace(self._rounding, single=self._rounding.single or self._finer is not None)
-        return np.where(fine, self._rounding.of_scores(lengths), coarse.of_scores(lengths))
+        now = self._rounding
+        exact, coarse = (replace(now, single=x) for x in (False, now.single or self._finer is not None))
+        return np.where(fine, exact.of_scores(lengths), coarse.of_scores(lengths))
 
     @property
     def _rounding(self) -> Rounding:
