@@ -10,6 +10,7 @@ import contextlib
 import gc
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from ...support.buffers import Bytes, give_back
 from ...support.errors import BudgetError, Error, InputError, StoreError
 from ...support.intervals import ceil_div
 from ...support.memory import peak_over
+from . import mapped
 from .source import Opened, Source
 
 T = TypeVar("T")
@@ -59,12 +61,19 @@ def open_other(name: str, array: Any) -> Opened:
             "(dask: compute_chunk_sizes), so that they are numbers"
         ) from error
     itemsize = np.dtype(array.dtype).itemsize
-    mapped = _mapped(array)
-    if isinstance(array, np.ndarray) and mapped is None:
+    array = _in_memory(array)
+    if not isinstance(array, np.ndarray):
+        matrix = _lazy_matrix(array, rows, cols, itemsize)
+        return Opened(LazySource(name, array, matrix), matrix)
+    file = mapped.releasable(array)
+    if file is None:
         matrix = Matrix(rows, cols, itemsize, max(1, min(rows, 1024)), max(1, cols), chunked=False)
         return Opened(ArraySource(name, array, matrix), matrix)
+    turned = mapped.turned(array)  # pieces follow the file
+    if turned:
+        array, rows, cols = array.T, cols, rows
     matrix = _lazy_matrix(array, rows, cols, itemsize)
-    return Opened(LazySource(name, array, matrix, mapped), matrix)
+    return Opened(MappedSource(name, array, matrix, file), replace(matrix, transposed=turned, fortran=turned))
 
 
 class ArraySource(Source):
@@ -73,6 +82,11 @@ class ArraySource(Source):
     def __init__(self, name: str, array: Any, matrix: Matrix):
         super().__init__(name, np.dtype(array.dtype).newbyteorder("="), matrix)
         self._array = array
+
+    def measure(self, limit: int) -> int:
+        """Reads what it maps of a file, so that it counts as memory that the process holds; returns the bytes
+        of that where it does not fit."""
+        return mapped.make_resident(self._array, limit)
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Copies a slice of the array into the slot."""
@@ -85,10 +99,9 @@ class LazySource(Source):
     """An array whose pieces are made on demand, one at a time. The bytes read are those of the chunks, or
     elements, that are asked for."""
 
-    def __init__(self, name: str, array: Any, matrix: Matrix, mapped: mmap.mmap | None):
-        """`mapped`: the memory map that the array views, whose pages are released after they were read."""
+    def __init__(self, name: str, array: Any, matrix: Matrix):
         super().__init__(name, np.dtype(array.dtype).newbyteorder("="), matrix)
-        self._array, self._mapped = array, mapped
+        self._array = array
         self._depth = getattr(_here, "depth", 0)
         self._thread: ThreadPoolExecutor | None = _thread(os.getpid(), self._depth)
 
@@ -138,9 +151,7 @@ class LazySource(Source):
         span = piece.span[0], min(piece.span[1], s.cols)
 
         def make() -> None:
-            np.copyto(place[:, : span[1] - span[0]], self._made(piece.rows, span), casting="unsafe")
-            if self._mapped is not None:
-                self._mapped.madvise(mmap.MADV_DONTNEED)
+            self._copy(place[:, : span[1] - span[0]], self._made(piece.rows, span))
 
         self._alone(make)
         view = place[:, piece.cols[0] - span[0] : piece.cols[1] - span[0]]
@@ -148,6 +159,9 @@ class LazySource(Source):
             return view, place.nbytes
         (i, j), stored = piece.chunk, s.stored or ()
         return view, stored[i * s.grid[1] + j]
+
+    def _copy(self, place: Array, found: Array) -> None:
+        np.copyto(place, found, casting="unsafe")
 
     def _alone(self, work: Callable[[], T]) -> T:
         thread = self._thread = _thread(os.getpid(), self._depth)  # another one after a fork
@@ -174,6 +188,17 @@ class LazySource(Source):
                 f"{self.name}: rows {rows[0]}–{rows[1] - 1} × columns {cols[0]}–{cols[1] - 1} cannot be read "
                 f"({type(error).__name__}: {error}); check where they come from, then run again"
             ) from error
+
+
+class MappedSource(LazySource):
+    """A NumPy array that views a memory map. Its pages are released as they are read."""
+
+    def __init__(self, name: str, array: Array, matrix: Matrix, file: mmap.mmap):
+        super().__init__(name, array, matrix)
+        self._file = file
+
+    def _copy(self, place: Array, found: Array) -> None:
+        mapped.copy(place, found, self._file)
 
 
 _here = threading.local()
@@ -214,16 +239,14 @@ def computed(part: Any) -> Any:
     return found
 
 
-def _mapped(array: Any) -> mmap.mmap | None:
-    """Return the memory map that an array is a view of; None where its pages cannot be released, because
-    writes to them are private."""
-    private = False
-    while isinstance(array, np.ndarray):
-        private |= isinstance(array, np.memmap) and array.mode == "c"
-        array = array.base
-    if private or not isinstance(array, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
-        return None
-    return array
+def _in_memory(array: Any) -> Any:
+    """Return the NumPy array that a labelled array (xarray) holds; any other as it is, and one that still
+    lies in its file."""
+    xarray = sys.modules.get("xarray")
+    if xarray is None or not isinstance(array, xarray.DataArray | xarray.Variable):
+        return array
+    held = getattr(getattr(array, "variable", array), "_data", None)  # .data would load it
+    return held if isinstance(held, np.ndarray) else array
 
 
 def _lazy_matrix(array: Any, rows: int, cols: int, itemsize: int) -> Matrix:
