@@ -8,7 +8,6 @@ the whole process. What one takes is measured before a plan is made, and the led
 
 import contextlib
 import gc
-import mmap
 import os
 import sys
 import threading
@@ -50,9 +49,9 @@ def untried(chunk_bytes: int) -> int:
     return int(MARGIN * UNMEASURED * chunk_bytes) + CACHES
 
 
-def open_other(name: str, array: Any) -> Opened:
-    """Open an array that is not a Zarr array. `name`: how messages call it. Raises InputError where its
-    extents are not known."""
+def open_other(name: str, array: Any, under: Any = None) -> Opened:
+    """Open an array that is not a Zarr array. `name`: how messages call it. under: the array that it is
+    computed from, where that is known. Raises InputError where its extents are not known."""
     try:
         rows, cols = (int(extent) for extent in array.shape)
     except (TypeError, ValueError) as error:  # dask: nan
@@ -61,19 +60,18 @@ def open_other(name: str, array: Any) -> Opened:
             "(dask: compute_chunk_sizes), so that they are numbers"
         ) from error
     itemsize = np.dtype(array.dtype).itemsize
-    array = _in_memory(array)
+    array = in_memory(array)
     if not isinstance(array, np.ndarray):
         matrix = _lazy_matrix(array, rows, cols, itemsize)
-        return Opened(LazySource(name, array, matrix), matrix)
-    file = mapped.releasable(array)
-    if file is None:
+        return Opened(LazySource(name, array, matrix, under), matrix)
+    if mapped.releasable(array) is None:
         matrix = Matrix(rows, cols, itemsize, max(1, min(rows, 1024)), max(1, cols), chunked=False)
         return Opened(ArraySource(name, array, matrix), matrix)
     turned = mapped.turned(array)  # pieces follow the file
     if turned:
         array, rows, cols = array.T, cols, rows
     matrix = _lazy_matrix(array, rows, cols, itemsize)
-    return Opened(MappedSource(name, array, matrix, file), replace(matrix, transposed=turned, fortran=turned))
+    return Opened(LazySource(name, array, matrix), replace(matrix, transposed=turned, fortran=turned))
 
 
 class ArraySource(Source):
@@ -99,9 +97,10 @@ class LazySource(Source):
     """An array whose pieces are made on demand, one at a time. The bytes read are those of the chunks, or
     elements, that are asked for."""
 
-    def __init__(self, name: str, array: Any, matrix: Matrix):
+    def __init__(self, name: str, array: Any, matrix: Matrix, under: Any = None):
+        """under: as of `open_other`."""
         super().__init__(name, np.dtype(array.dtype).newbyteorder("="), matrix)
-        self._array = array
+        self._array, self._under = array, under
         self._depth = getattr(_here, "depth", 0)
         self._thread: ThreadPoolExecutor | None = _thread(os.getpid(), self._depth)
 
@@ -122,6 +121,10 @@ class LazySource(Source):
                 minimum_memory_limit=least,
             )
         give_back()
+        if isinstance(self._under, np.ndarray) and mapped.releasable(self._under) is None:
+            rest = mapped.make_resident(self._under, limit)
+            if rest:
+                return rest + untried(s.chunk_bytes)
         most = max(self._alone(partial(self._peak, rows, cols)) for rows, cols in self._samples())
         return int(MARGIN * most) + CACHES
 
@@ -151,7 +154,8 @@ class LazySource(Source):
         span = piece.span[0], min(piece.span[1], s.cols)
 
         def make() -> None:
-            self._copy(place[:, : span[1] - span[0]], self._made(piece.rows, span))
+            found = self._made(piece.rows, span)
+            mapped.copy(place[:, : span[1] - span[0]], found, mapped.releasable(found))
 
         self._alone(make)
         view = place[:, piece.cols[0] - span[0] : piece.cols[1] - span[0]]
@@ -159,9 +163,6 @@ class LazySource(Source):
             return view, place.nbytes
         (i, j), stored = piece.chunk, s.stored or ()
         return view, stored[i * s.grid[1] + j]
-
-    def _copy(self, place: Array, found: Array) -> None:
-        np.copyto(place, found, casting="unsafe")
 
     def _alone(self, work: Callable[[], T]) -> T:
         thread = self._thread = _thread(os.getpid(), self._depth)  # another one after a fork
@@ -188,17 +189,6 @@ class LazySource(Source):
                 f"{self.name}: rows {rows[0]}–{rows[1] - 1} × columns {cols[0]}–{cols[1] - 1} cannot be read "
                 f"({type(error).__name__}: {error}); check where they come from, then run again"
             ) from error
-
-
-class MappedSource(LazySource):
-    """A NumPy array that views a memory map. Its pages are released as they are read."""
-
-    def __init__(self, name: str, array: Array, matrix: Matrix, file: mmap.mmap):
-        super().__init__(name, array, matrix)
-        self._file = file
-
-    def _copy(self, place: Array, found: Array) -> None:
-        mapped.copy(place, found, self._file)
 
 
 _here = threading.local()
@@ -239,7 +229,7 @@ def computed(part: Any) -> Any:
     return found
 
 
-def _in_memory(array: Any) -> Any:
+def in_memory(array: Any) -> Any:
     """Return the NumPy array that a labelled array (xarray) holds; any other as it is, and one that still
     lies in its file."""
     xarray = sys.modules.get("xarray")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,9 @@ LOOKED_AT = 1 << 16
 """Pages whose state is looked up together."""
 RELEASED = "r", "r+", "w+"
 """Modes of np.memmap in which nothing is lost with a page."""
+
+_shared: WeakKeyDictionary[mmap.mmap, bool] = WeakKeyDictionary()
+"""Whether maps are shared, as the system said when it was asked."""
 
 
 class _Area(NamedTuple):
@@ -78,15 +82,28 @@ def releasable(array: Any) -> mmap.mmap | None:
         base = base.base if isinstance(base, np.ndarray) else base.obj
     if not isinstance(base, mmap.mmap):
         return None
-    areas = _areas(*addresses(array))
-    if areas is None:  # no other sign says whether a map is private
-        return base if modes and modes <= {*RELEASED} else None
-    return base if areas and all(area.shared for area in areas) else None
+    if base not in _shared and array.size:
+        areas = _areas(*addresses(array))
+        if areas is None:  # no other sign says whether a map is private
+            return base if modes and modes <= {*RELEASED} else None
+        _shared[base] = bool(areas) and all(area.shared for area in areas)
+    return base if _shared.get(base) else None
 
 
-def copy(place: Array, part: Array, mapped: mmap.mmap) -> None:
-    """Copy a part of a map to `place`, and release its pages before too many are resident."""
-    if part.size > 1 and _resident_after(part) > MOST_RESIDENT:
+def taken(part: Any) -> Array:
+    """Return a part of an array in C order, and release its pages where it views a map that lets them go."""
+    file = releasable(part)
+    if file is None:
+        return np.ascontiguousarray(part)
+    found: Array = np.empty(part.shape, part.dtype)
+    copy(found, part, file)
+    return found
+
+
+def copy(place: Array, part: Array, mapped: mmap.mmap | None) -> None:
+    """Copy a part of an array to `place`. Where it views a map that is `releasable`, which is `mapped`, its
+    pages are released before too many are resident."""
+    if mapped is not None and part.size > 1 and _resident_after(part) > MOST_RESIDENT:
         axis = max(range(part.ndim), key=lambda one: (part.shape[one] - 1) * abs(part.strides[one]))
         half = part.shape[axis] // 2
         for some in (slice(None, half), slice(half, None)):
@@ -94,8 +111,9 @@ def copy(place: Array, part: Array, mapped: mmap.mmap) -> None:
             copy(place[at], part[at], mapped)
         return
     np.copyto(place, part, casting="unsafe")
-    with suppress(OSError):  # pages that are locked, or large ones
-        mapped.madvise(mmap.MADV_DONTNEED)
+    if mapped is not None:
+        with suppress(OSError):  # pages that are locked, or large ones
+            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _resident_after(part: Array) -> int:
