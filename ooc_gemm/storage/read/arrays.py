@@ -8,8 +8,8 @@ the whole process. What one takes is measured before a plan is made, and the led
 
 import contextlib
 import gc
-import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +28,7 @@ from ...support.buffers import Bytes, give_back
 from ...support.errors import BudgetError, Error, InputError, StoreError
 from ...support.intervals import ceil_div
 from ...support.memory import peak_over
+from . import mapped
 from .source import Opened, Source
 
 T = TypeVar("T")
@@ -48,9 +49,9 @@ def untried(chunk_bytes: int) -> int:
     return int(MARGIN * UNMEASURED * chunk_bytes) + CACHES
 
 
-def open_other(name: str, array: Any) -> Opened:
-    """Open an array that is not a Zarr array. `name`: how messages call it. Raises InputError where its
-    extents are not known."""
+def open_other(name: str, array: Any, under: Any = None) -> Opened:
+    """Open an array that is not a Zarr array. `name`: how messages call it. under: the array that it is
+    computed from, where that is known. Raises InputError where its extents are not known."""
     try:
         rows, cols = (int(extent) for extent in array.shape)
     except (TypeError, ValueError) as error:  # dask: nan
@@ -59,12 +60,18 @@ def open_other(name: str, array: Any) -> Opened:
             "(dask: compute_chunk_sizes), so that they are numbers"
         ) from error
     itemsize = np.dtype(array.dtype).itemsize
-    mapped = _mapped(array)
-    if isinstance(array, np.ndarray) and mapped is None:
+    array = in_memory(array)
+    if not isinstance(array, np.ndarray):
+        matrix = _lazy_matrix(array, rows, cols, itemsize)
+        return Opened(LazySource(name, array, matrix, under), matrix)
+    if mapped.releasable(array) is None:
         matrix = Matrix(rows, cols, itemsize, max(1, min(rows, 1024)), max(1, cols), chunked=False)
         return Opened(ArraySource(name, array, matrix), matrix)
+    turned = mapped.turned(array)  # pieces follow the file
+    if turned:
+        array, rows, cols = array.T, cols, rows
     matrix = _lazy_matrix(array, rows, cols, itemsize)
-    return Opened(LazySource(name, array, matrix, mapped), matrix)
+    return Opened(LazySource(name, array, matrix), replace(matrix, transposed=turned, fortran=turned))
 
 
 class ArraySource(Source):
@@ -73,6 +80,11 @@ class ArraySource(Source):
     def __init__(self, name: str, array: Any, matrix: Matrix):
         super().__init__(name, np.dtype(array.dtype).newbyteorder("="), matrix)
         self._array = array
+
+    def measure(self, limit: int) -> int:
+        """Reads what it maps of a file, so that it counts as memory that the process holds; returns the bytes
+        of that where it does not fit."""
+        return mapped.make_resident(self._array, limit)
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Copies a slice of the array into the slot."""
@@ -85,10 +97,10 @@ class LazySource(Source):
     """An array whose pieces are made on demand, one at a time. The bytes read are those of the chunks, or
     elements, that are asked for."""
 
-    def __init__(self, name: str, array: Any, matrix: Matrix, mapped: mmap.mmap | None):
-        """`mapped`: the memory map that the array views, whose pages are released after they were read."""
+    def __init__(self, name: str, array: Any, matrix: Matrix, under: Any = None):
+        """under: as of `open_other`."""
         super().__init__(name, np.dtype(array.dtype).newbyteorder("="), matrix)
-        self._array, self._mapped = array, mapped
+        self._array, self._under = array, under
         self._depth = getattr(_here, "depth", 0)
         self._thread: ThreadPoolExecutor | None = _thread(os.getpid(), self._depth)
 
@@ -109,6 +121,10 @@ class LazySource(Source):
                 minimum_memory_limit=least,
             )
         give_back()
+        if isinstance(self._under, np.ndarray) and mapped.releasable(self._under) is None:
+            rest = mapped.make_resident(self._under, limit)
+            if rest:
+                return rest + untried(s.chunk_bytes)
         most = max(self._alone(partial(self._peak, rows, cols)) for rows, cols in self._samples())
         return int(MARGIN * most) + CACHES
 
@@ -138,9 +154,8 @@ class LazySource(Source):
         span = piece.span[0], min(piece.span[1], s.cols)
 
         def make() -> None:
-            np.copyto(place[:, : span[1] - span[0]], self._made(piece.rows, span), casting="unsafe")
-            if self._mapped is not None:
-                self._mapped.madvise(mmap.MADV_DONTNEED)
+            found = self._made(piece.rows, span)
+            mapped.copy(place[:, : span[1] - span[0]], found, mapped.releasable(found))
 
         self._alone(make)
         view = place[:, piece.cols[0] - span[0] : piece.cols[1] - span[0]]
@@ -214,16 +229,14 @@ def computed(part: Any) -> Any:
     return found
 
 
-def _mapped(array: Any) -> mmap.mmap | None:
-    """Return the memory map that an array is a view of; None where its pages cannot be released, because
-    writes to them are private."""
-    private = False
-    while isinstance(array, np.ndarray):
-        private |= isinstance(array, np.memmap) and array.mode == "c"
-        array = array.base
-    if private or not isinstance(array, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
-        return None
-    return array
+def in_memory(array: Any) -> Any:
+    """Return the NumPy array that a labelled array (xarray) holds; any other as it is, and one that still
+    lies in its file."""
+    xarray = sys.modules.get("xarray")
+    if xarray is None or not isinstance(array, xarray.DataArray | xarray.Variable):
+        return array
+    held = getattr(getattr(array, "variable", array), "_data", None)  # .data would load it
+    return held if isinstance(held, np.ndarray) else array
 
 
 def _lazy_matrix(array: Any, rows: int, cols: int, itemsize: int) -> Matrix:

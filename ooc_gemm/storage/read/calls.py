@@ -21,9 +21,10 @@ from ...support.buffers import Bytes, scratch
 from ...support.errors import InputError
 from ...support.intervals import ranges
 from ..format.bounded import bounded
-from .arrays import computed, open_other
+from .arrays import computed, in_memory, open_other
 from .compressed import CompressedSource
 from .inputs import open_zarr
+from .mapped import taken
 from .raw import RawSource
 from .source import Array, Opened, Source
 
@@ -141,7 +142,7 @@ class _Calls:
         self.chunks = chunks[:2] if chunks else None
 
     def __getitem__(self, place: tuple[slice, slice]) -> Array:
-        calls = np.ascontiguousarray(computed(self._array[place]))
+        calls = taken(computed(self._array[place]))
         found = np.empty(calls.shape[:2], np.int8)
         count_alleles(calls, found)
         return found
@@ -181,4 +182,5 @@ def open_calls(name: str, given: Any) -> Opened:
                 counted = CallSource(found.source, ploidy)
                 return replace(found, source=counted, matrix=counted.matrix)
         array = zarr.Array(zarr.AsyncArray(bounded(array.metadata)[0], array.store_path))
-    return open_other(name, _Calls(array))
+    array = in_memory(array)
+    return open_other(name, _Calls(array), under=array)
