@@ -1,5 +1,6 @@
 """Determines the memory that a plan may use, and the rates that it is made with."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -28,8 +29,7 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
     """Return the limits on memory and on threads for a plan. limits: what the hardware needs and allows."""
     eighths = 0
     base = limits.host_baseline if limits.workers else baseline_bytes(limits.host_baseline)
-    if request.c is None and request.writes:
-        base += problem.m * problem.n * problem.c.itemsize
+    base += _c_held(request, problem)
     if request.finish is not None:
         base += request.finish.nbytes
     if request.reduced:
@@ -66,6 +66,16 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
         chunk=_chunk_bytes(request, limits.workers) if notes else 0,
         in_memory=all(source.traits.asynchronous for source in sources),
     )
+
+
+def _c_held(request: Settled, problem: Problem) -> int:
+    """Return the bytes of a C that stays in the memory of this process. Stored chunks are counted as they are
+    before they are encoded, and beside those that they replace: the allocator keeps what these give back."""
+    if request.c is None:
+        return _c_bytes(problem) if request.writes else 0
+    if request.reduced or not addresses.in_memory(request.c):
+        return 0
+    return math.prod(problem.c.grid) * problem.c.chunk_bytes
 
 
 def _chunk_bytes(request: Settled, workers: int) -> int:

@@ -36,6 +36,7 @@ from ..run.request import Axis, Operand, Request, gram_operands
 from ..run.result import Result
 from ..run.retry import carry_out, result_of
 from ..run.scalars import choice, real
+from ..storage.read.addresses import in_memory
 from ..storage.read.dataset import Dataset
 from ..storage.read.source import Opened
 from ..storage.write.opening import try_place
@@ -330,7 +331,7 @@ def _once(request: Request, wanted: _Wanted, opened: Opened) -> tuple[Standardiz
     members = device.devices if isinstance(device, Several) else [device]
     threads = sum(member.threads for member in members if isinstance(member, CPU))
     product = wanted.in_panels(request, standardized, threads)
-    writes = request.writes and request.c is None
+    writes = request.writes and (request.c is None or in_memory(request.c))
     try:
         once = prepare(replace(product, c=None, resume=False, writes=writes).check()).plan
     except BudgetError:

@@ -104,6 +104,90 @@ def test_a_new_array_is_seen(here, version, command):
     other_is_there()
 
 
+def tree(group, below=""):
+    """The paths of everything below an open group."""
+    for name, one in group.members():
+        yield f"{below}{name}"
+        if isinstance(one, zarr.Group):
+            yield from tree(one, f"{below}{name}/")
+
+
+def both(group):
+    """What a group lists with its consolidated metadata, and without."""
+    opened = [zarr.open_group(group, mode="r", use_consolidated=use) for use in (True, False)]
+    for one in set(tree(opened[0])):
+        opened[0][one]
+    return [sorted(tree(one)) for one in opened]
+
+
+def keys(group, version):
+    found = json.loads(Path(group, "zarr.json" if version == 3 else ".zmetadata").read_text())
+    return list((found["consolidated_metadata"] if version == 3 else found)["metadata"])
+
+
+def deep_group(version):
+    """Make groups of several levels, whose names zarr sorts in a way of its own."""
+    group = zarr.open_group("deep", mode="w", zarr_format=version)
+    for path in ("a/x/p", "b/y/q", "a/x/c", "a-b/w", "Ab/z", "a/v", "top", "Bc"):
+        group.create_array(path, data=OLD, chunks=(20, 20))
+    group.create_group("b/empty/er")
+    consolidate("deep/a", version)
+    consolidate("deep", version)
+
+
+@pytest.mark.parametrize("c", ["a/x/c", "a/v", "Ab/z", "top", "b/y/q"])
+@pytest.mark.parametrize("options", [{"beta": 2}, {"force": True}], ids=["updated", "replaced"])
+def test_an_array_that_is_written_hides_no_others(here, version, c, options):
+    deep_group(version)
+    seen, order = both("deep"), keys("deep", version)
+    assert seen[0] == seen[1]
+    ooc_gemm.multiply("a", "b", f"deep/{c}", device="cpu", **options)
+    seen, kept = both("deep"), version == 3 or "beta" in options
+    # A group of version 2 holds no array of version 3.
+    assert seen[0] == [one for one in seen[1] if kept or one != c]
+    assert keys("deep", version) == [one for one in order if kept or one.rpartition("/")[0] != c]
+    if c.startswith("a/"):
+        assert both("deep/a")[0] == [one for one in both("deep/a")[1] if kept or f"a/{one}" != c]
+
+
+@pytest.mark.parametrize("version", [3])
+@pytest.mark.parametrize("c", ["a/c", "a/x/d", "new", "b/new/newer/c", "b/empty/er/c", "B2/c"])
+def test_a_new_array_hides_no_others(here, c, version):
+    deep_group(3)
+    ooc_gemm.multiply("a", "b", f"deep/{c}", device="cpu")
+    seen = both("deep")
+    assert seen[0] == seen[1]
+    assert c in seen[0]
+    order = keys("deep", 3)
+    consolidate("deep")
+    assert keys("deep", 3) == order
+
+
+@pytest.mark.parametrize("version", [3])
+def test_groups_whose_names_differ_in_case(here, version):
+    group = zarr.open_group("deep", mode="w")
+    for path in ("a/v", "A/w", "a/x"):
+        group.create_array(path, data=OLD)
+    consolidate("deep")  # where zarr 3.1 loses a/v
+    ooc_gemm.multiply("a", "b", "deep/a/y", device="cpu")
+    assert both("deep")[0] == ["A", "A/w", "a", "a/v", "a/x", "a/y"]
+
+
+@pytest.mark.parametrize("version", [3])
+def test_a_finished_c_uncovers_what_it_has_hidden(here, version):
+    """What was written before C entered its groups in order is put right by resume=True."""
+    deep_group(3)
+    ooc_gemm.multiply("a", "b", "deep/a/new", device="cpu")
+    path = Path("deep/zarr.json")
+    found = json.loads(path.read_text())
+    entries = found["consolidated_metadata"]["metadata"]
+    entries["a/new"] = entries.pop("a/new")
+    path.write_text(json.dumps(found))
+    ooc_gemm.multiply("a", "b", "deep/a/new", device="cpu", resume=True)
+    seen = both("deep")
+    assert seen[0] == seen[1]
+
+
 def test_a_finished_c_enters_its_groups_when_the_line_is_run_again(here, version):
     ooc_gemm.multiply("a", "b", "g/sub/c", force=True)
     documents = [Path("g/zarr.json"), Path("g/sub/zarr.json")] if version == 3 else []

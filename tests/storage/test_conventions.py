@@ -54,6 +54,40 @@ def test_attributes(here, version, opened, attributes, words):
     assert said == ([text] if words else [])
 
 
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize(
+    ("fill", "attributes", "words"),
+    [
+        (-9999, {"_ARRAY_DIMENSIONS": ["x", "y"]}, "_FillValue"),
+        (-9999, {"scale_factor": 0.1}, "scale_factor and _FillValue"),
+        (-9999, {"units": "K"}, None),
+        (0, {"_ARRAY_DIMENSIONS": ["x", "y"]}, None),
+        (0, {"scale_factor": 0.1}, "scale_factor"),
+        (None, {"_ARRAY_DIMENSIONS": ["x", "y"]}, None),
+    ],
+)
+def test_the_fill_value_of_version_2_is_that_of_xarray(here, opened, fill, attributes, words):
+    array = zarr.open_array(make("a", VALUES, chunks=(2, 3), zarr_format=2, fill_value=fill))
+    array.attrs.update(attributes)
+    said = notices(zarr.open_array("a") if opened else "a")
+    assert len(said) == (words is not None)
+    assert all(f"a has {words} in its attributes, which are not applied; " in text for text in said)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize(("missing", "count"), [(np.float32(-9999), 1), (np.float32("nan"), 0), (None, 0)])
+def test_what_xarray_has_written(here, version, missing, count):
+    xarray = pytest.importorskip("xarray")
+    values = xarray.Dataset({"t": (("x", "y"), np.array([[1, np.nan], [2, 3]], "f4"))})
+    values.to_zarr("f", zarr_format=version, encoding={"t": {"_FillValue": missing}}, consolidated=False)
+    said = []
+    gram("f/t", notice=said.append, **CPU)
+    assert [text.partition(",")[0] for text in said] == ["f/t has _FillValue in its attributes"] * count
+    said.clear()
+    gram(ooc_gemm.Operand("f/t", decode_cf=True), notice=said.append, **CPU)
+    assert said == []
+
+
 def test_the_command_and_gram(here):
     zarr.open_array(make("a", VALUES, chunks=(2, 3))).attrs["scale_factor"] = 2
     done = ooc("multiply", "a", "b", "c", "-d", "cpu")

@@ -4,13 +4,14 @@ tests/system/test_internals.py fails when one of them changes."""
 import asyncio
 import zipfile
 
+from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import _get_loop, iothread, loop, sync
-from zarr.storage import ZipStore
+from zarr.storage import WrapperStore, ZipStore
 
 from ...support.errors import NO_MEMORY, InputError, OutOfMemoryError, no_memory
 
-__all__ = ["archive_of", "default_buffer_prototype", "event_loop", "refuse_event_loop", "sync"]
+__all__ = ["archive_of", "default_buffer_prototype", "event_loop", "refuse_event_loop", "sync", "unwrapped"]
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
@@ -33,6 +34,13 @@ def archive_of(store: ZipStore) -> zipfile.ZipFile:
     """Return the archive of a store that was read from. It holds the archive's directory, which takes long to
     read where there are many chunks."""
     return store._zf
+
+
+def unwrapped(store: Store) -> Store:
+    """Return the store that another one, such as one that logs what is asked, passes all questions on to."""
+    while isinstance(store, WrapperStore):
+        store = store._store
+    return store
 
 
 def refuse_event_loop() -> None:

@@ -8,7 +8,15 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import zarr
-from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, ZipStore
+from zarr.storage import (
+    FsspecStore,
+    GpuMemoryStore,
+    LocalStore,
+    MemoryStore,
+    ObjectStore,
+    StorePath,
+    ZipStore,
+)
 
 from ...planning.traits import StoreTraits
 from ...support import redact
@@ -20,6 +28,7 @@ from ..io.client import secrets_of as remote_secrets
 from ..io.folder import Folder
 from ..io.objects import Objects
 from ..io.place import Place
+from ..io.zarr_internals import unwrapped
 from .source import Opened
 
 KNOWN = "s3://, gs://, az://, abfs://, abfss://, http://, https:// or file://"
@@ -75,10 +84,8 @@ def portable(spec: Any) -> Any:
     if (place := local_path(spec)) is not None:
         return str(place)
     at = spec.store_path if isinstance(spec, zarr.Array) else None
-    if at and isinstance(at.store, FsspecStore):  # by which dask opens paths
-        system: Any = getattr(at.store.fs, "sync_fs", at.store.fs)
-        if "file" in np.atleast_1d(system.protocol):
-            return os.path.join(at.store.path, at.path).rstrip("/")
+    if at and isinstance(at.store, FsspecStore) and "file" in _protocols(at.store):  # dask opens paths so
+        return os.path.join(at.store.path, at.path).rstrip("/")
     known = isinstance(spec, str) or (at and isinstance(at.store, FsspecStore | ObjectStore | ZipStore))
     return spec if known and next(secrets_of(spec), None) is None else None
 
@@ -102,6 +109,24 @@ def secrets_of(spec: Any) -> Iterator[Any]:
 def is_array(spec: Any) -> bool:
     """Whether an object is an open zarr array."""
     return isinstance(spec, zarr.Array)
+
+
+def in_memory(spec: Any) -> bool:
+    """Whether what is written to an open array stays in the memory of this process."""
+    if not isinstance(spec, zarr.Array):
+        return False
+    store = unwrapped(spec.store_path.store)
+    if isinstance(store, FsspecStore):
+        return "memory" in _protocols(store)
+    if isinstance(store, ObjectStore):
+        return type(store.store).__name__ == "MemoryStore"
+    return isinstance(store, MemoryStore) and not isinstance(store, GpuMemoryStore)
+
+
+def _protocols(store: FsspecStore) -> list[str]:
+    """Return the names of the protocol by which a file system of fsspec's is reached."""
+    system: Any = getattr(store.fs, "sync_fs", store.fs)
+    return [str(one) for one in np.atleast_1d(system.protocol)]
 
 
 def is_transactional(store: Any) -> bool:

@@ -78,17 +78,25 @@ def open_input(spec: Any, name: str | None = None, sizes: bool = True) -> Opened
         found = open_zarr(name, array, sizes=sizes)
     place, attributes = local_path(array), documents.attributes(dict(array.metadata.attributes))
     fill = array.fill_value if array.metadata.zarr_format == 2 else None
+    # In version 2, xarray stores _FillValue as the fill value of the array.
+    packing = attributes if fill is None else {"_FillValue": fill, **attributes}
     dims = getattr(array.metadata, "dimension_names", None) or attributes.get(documents.DIMENSIONS)
     return replace(
         found,
         place=place,
         address=str(place or address_of(spec if isinstance(spec, str) else array)),
         attributes=attributes,
-        # In version 2, xarray stores _FillValue as the fill value of the array.
-        packing=attributes if fill is None else {"_FillValue": fill, **attributes},
+        packing=packing,
         dims=documents.dimensions(dims, 2),
-        undecoded=conventions.ignored(array, attributes),
+        undecoded=conventions.ignored(array, packing if _fills_mean(fill, attributes) else attributes),
     )
+
+
+def _fills_mean(fill: Any, attributes: Mapping[str, Any]) -> bool:
+    """Whether the fill value of an array of version 2 stands for missing elements. It does where xarray has
+    written the array, or it is packed; 0 may be nothing but zarr's default."""
+    described = any(key in attributes for key in (documents.DIMENSIONS, *documents.PACKING))
+    return described and fill is not None and bool(fill != 0)
 
 
 def open_held(array: Any, name: str) -> Opened:

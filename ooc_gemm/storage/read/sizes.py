@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.abc.store import RangeByteRequest, Store, SuffixByteRequest
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, ZipStore
 
 from ...planning.problem import Matrix
 from ..format.chain import inner_chunks
@@ -23,7 +23,7 @@ from ..format.limits import MAX_CHUNK_BYTES
 from ..format.shards import MISSING, Index
 from ..format.unfinished import METADATA
 from ..io.answers import Answers
-from ..io.zarr_internals import archive_of, default_buffer_prototype
+from ..io.zarr_internals import archive_of, default_buffer_prototype, unwrapped
 
 MOST_ASKED = 1 << 14
 """Most files of an array whose sizes are all found out. Of more, those of a sample are."""
@@ -105,8 +105,7 @@ def _look(
 def _far(store: Store) -> bool | None:
     """Return whether each question to a store is a request over a network; None where that is not known.
     Icechunk knows sizes itself, but not what is in a file."""
-    while isinstance(store, WrapperStore):
-        store = store._store
+    store = unwrapped(store)
     if isinstance(store, FsspecStore):
         protocol = store.fs.protocol
         return NEAR.isdisjoint((protocol,) if isinstance(protocol, str) else protocol)

@@ -12,6 +12,7 @@ unless they are something else already.
 import contextlib
 import json
 import os
+import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
@@ -222,8 +223,23 @@ def _with(
         one + ("" if new else "/.zgroup") not in entries for one in between
     ):
         return None
-    own = {key: entry} if attributes is None else {f"{key}/.zarray": entry, f"{key}/.zattrs": attributes}
-    if all(entries.get(one) == value for one, value in own.items()):
+    own = {key: entry} if attributes is None else {f"{key}/.zattrs": attributes, f"{key}/.zarray": entry}
+    before = list(entries.items())
+    after = sorted((entries | own).items(), key=lambda item: _order(item[0], new))
+    if after == before:
         return None
-    entries.update(own)
+    entries.clear()
+    entries.update(after)
     return json.dumps(found, indent=2).encode()
+
+
+def _order(key: str, new: bool) -> tuple[int, str, str, str]:
+    """Return what entries are sorted by. Zarr writes them in this order, and zarr 3.1 loses members of a
+    group whose entries do not follow each other. new: whether the entry is of version 3."""
+    path = key if new else key.rpartition("/")[0]
+    parent, slash, name = path.rpartition("/")
+    return path.count("/"), _folded(parent + slash), parent, _folded(name)
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).casefold()

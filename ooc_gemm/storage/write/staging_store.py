@@ -15,7 +15,7 @@ from ..io.answers import Answers
 from ..io.objects import Objects
 from ..io.stamps import Stamp, Stamps
 from ..io.zarr_internals import default_buffer_prototype
-from ..read.addresses import is_transactional, objects_at
+from ..read.addresses import in_memory, is_transactional, objects_at
 from . import ownership
 from .journal import Chunk
 from .marks import Marks
@@ -30,6 +30,7 @@ class ObjectStaging(Staging):
         run where C is updated."""
         self._objects, self._array, self._name = objects, array, name
         self._marks = Marks(objects, run)
+        self._keeps = in_memory(array)
         self._was: Callable[[Chunk], Stamp] | None = None
         self._chunks = Chunks(objects, array.metadata)
         self._partial: dict[str, bytes] = {}
@@ -88,8 +89,9 @@ class ObjectStaging(Staging):
         self._was = was
 
     def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
-        """Puts the object of the chunk. Raises StoreError where an expected chunk is not there."""
-        key = self._chunks.key(*chunk)
+        """Puts the object of the chunk, or a copy where the store keeps what it is given. Raises StoreError
+        where an expected chunk is not there."""
+        key, data = self._chunks.key(*chunk), bytes(data) if self._keeps else data
         if self._was is None:
             self._put[chunk] = self._objects.put(key, data), (0, 0)
             return
