@@ -9,7 +9,6 @@ the whole process. What one takes is measured before a plan is made, and the led
 import contextlib
 import gc
 import os
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from ...planning.schedule import Piece
 from ...support import memory
 from ...support.buffers import Bytes, give_back
 from ...support.errors import BudgetError, Error, InputError, StoreError
+from ...support.imported import imported
 from ...support.intervals import ceil_div
 from ...support.memory import peak_over
 from . import mapped
@@ -232,8 +232,7 @@ def computed(part: Any) -> Any:
 def in_memory(array: Any) -> Any:
     """Return the NumPy array that a labelled array (xarray) holds; any other as it is, and one that still
     lies in its file."""
-    xarray = sys.modules.get("xarray")
-    if xarray is None or not isinstance(array, xarray.DataArray | xarray.Variable):
+    if not isinstance(array, (imported("xarray", "DataArray"), imported("xarray", "Variable"))):
         return array
     held = getattr(getattr(array, "variable", array), "_data", None)  # .data would load it
     return held if isinstance(held, np.ndarray) else array
