@@ -29,6 +29,15 @@ def check_place(spec: Any) -> None:
         )
 
 
+def check_new(spec: Any) -> None:
+    """Refuse what is no path or address of a new array or group, such as an open array, which would not see
+    the one that replaces it. Raises InputError."""
+    if not isinstance(spec, str | os.PathLike):
+        raise InputError(
+            f"{describe(spec)} is no place for this result; give a path, or an address such as s3://…"
+        )
+
+
 def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None:
     """Refuse a C that cannot or must not be written; changes nothing. Raises InputError."""
     check_place(spec)
