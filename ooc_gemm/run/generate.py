@@ -96,6 +96,7 @@ def random(
     if chunks is None:
         rows = max(1, min(shape[0] or 1, int((CHUNK_BYTES[0] // kind.itemsize) ** 0.5)))
         chunks = (rows, max(1, min(shape[1] or 1, CHUNK_BYTES[0] // kind.itemsize // rows)))
+    checks.check_new(out)
     checks.check_output(out, [], force, reads=False)
     unit = shards or chunks
     limit = memory_limit_of(memory_limit)

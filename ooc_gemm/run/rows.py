@@ -90,6 +90,7 @@ def write_rows(out: Any, values: Array, force: bool) -> int:
 def check_rows(out: Any, inputs: list[Any], force: bool, outputs: tuple[Any, ...] = ()) -> None:
     """Raise InputError where no array can be written there; leaves everything as it was. outputs: what else
     is written."""
+    checks.check_new(out)
     for other in outputs:
         if same_place(out, other):
             raise InputError(

@@ -15,6 +15,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from outcome import assert_one_sentence, snapshot
 from refusals import METADATA, V3, corrupted, make_arrays, put, refused
 
+import ooc_gemm
+
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
@@ -275,3 +277,66 @@ def test_a_bucket_without_credentials(here, monkeypatch):
     monkeypatch.setenv("HOME", str(here))
     refused("multiply", "a", "b", "s3://no-such-bucket/c", words=["s3://no-such-bucket/c", "credentials"])
     refused("multiply", "s3://no-such-bucket/a", "b", "c", words=["s3://no-such-bucket/a", "credentials"])
+
+
+X = np.ones((5, 5), "f4")
+
+
+@pytest.mark.parametrize("mode", ["w", "r"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda c: ooc_gemm.multiply(X, X, c, device="cpu"),
+        lambda c: ooc_gemm.multiply(X, X, c, beta=2, device="cpu"),
+    ],
+    ids=["multiply", "beta"],
+)
+def test_c_is_not_written_to_archives(tmp_path, write, mode):
+    with zarr.storage.ZipStore(tmp_path / "z.zip", mode="w") as store:
+        zarr.create_array(store, name="c", shape=(5, 5), chunks=(5, 5), dtype="f4")
+    before = (tmp_path / "z.zip").read_bytes()
+    with zarr.storage.ZipStore(tmp_path / "z.zip", mode="a" if mode == "w" else "r") as store:
+        c = zarr.open_array(store, path="c", mode="r+" if mode == "w" else "r")
+        with pytest.raises(ooc_gemm.InputError, match=r"c is in an archive .*, and C is not written there"):
+            write(c)
+    assert (tmp_path / "z.zip").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda c: ooc_gemm.pca(X, 5, scores=c, force=True, device="cpu"),
+        lambda c: ooc_gemm.svd(X, 5, u=c, force=True, device="cpu"),
+        lambda c: ooc_gemm.lstsq(X[:, :2], X, out=c, force=True),
+        lambda c: ooc_gemm.random(c, (5, 5), force=True),
+        lambda c: ooc_gemm.topk(X, k=2, out=c, force=True, device="cpu"),
+    ],
+    ids=["pca", "svd", "lstsq", "random", "topk"],
+)
+def test_an_open_array_is_no_place_for_what_replaces_it(write):
+    """It would keep the metadata of the array that is replaced, and read the new one's chunks by them."""
+    c = zarr.create_array(zarr.storage.MemoryStore(), shape=(5, 5), chunks=(2, 5), dtype="f4", fill_value=3)
+    with pytest.raises(ooc_gemm.InputError, match="is no place for this result; give a path, or an address"):
+        write(c)
+    assert (c[...] == 3).all()
+
+
+@pytest.mark.parametrize("path", ["x\0y", "x\ud800y", "x.h5::a\0b", "file:///x%00y", Path("x\0y")])
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda path: ooc_gemm.gram(path, device="cpu"),
+        lambda path: ooc_gemm.gram(X, path, device="cpu"),
+        lambda path: ooc_gemm.plan(path, X, device="cpu"),
+        lambda path: ooc_gemm.verify(path, X, X),
+        lambda path: ooc_gemm.topk(X, k=2, out=path, device="cpu"),
+        lambda path: ooc_gemm.pca(X, 2, scores=path, device="cpu"),
+        lambda path: ooc_gemm.random(path, (5, 5)),
+        lambda path: ooc_gemm.gram(ooc_gemm.Operand(X, weights=path), device="cpu"),
+    ],
+)
+def test_what_cannot_be_a_path(tmp_path, monkeypatch, run, path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ooc_gemm.InputError, match="cannot be a path: it holds a null byte, or half of a"):
+        run(path)
+    assert not list(tmp_path.iterdir())

@@ -59,7 +59,8 @@ def role(spec: Any, name: str) -> str:
 
 
 def local_path(spec: Any) -> Path | None:
-    """Return the folder of a local array or group, with symlinks resolved; None for anything else."""
+    """Return the folder of a local array or group, with symlinks resolved; None for anything else. Raises
+    InputError for a text that cannot name a file."""
     if isinstance(spec, Opened):
         return spec.place
     if isinstance(spec, zarr.Array):
@@ -74,8 +75,21 @@ def local_path(spec: Any) -> Path | None:
     text = os.fspath(spec)
     url = urlsplit(text)
     if url.scheme in ("file", "local"):
-        return Path(os.path.realpath(unquote(url.path)))
-    return None if "://" in text else Path(os.path.realpath(text))
+        return _resolved(unquote(url.path))
+    return None if "://" in text else _resolved(text)
+
+
+def _resolved(path: str) -> Path:
+    """Return a path with symlinks resolved. Raises InputError for a text that cannot name a file."""
+    try:
+        if b"\0" not in os.fsencode(path):
+            return Path(os.path.realpath(path))
+    except UnicodeError:
+        pass
+    raise InputError(
+        f"{redact.url(path)!a} cannot be a path: it holds a null byte, or half of a character; check its "
+        "spelling"
+    )
 
 
 def portable(spec: Any) -> Any:

@@ -22,6 +22,20 @@ def check_place(spec: Any) -> None:
     """Refuse a C that is no place to write to. Raises InputError."""
     if not isinstance(spec, str | os.PathLike | zarr.Array):
         raise InputError(f"{describe(spec)} cannot be written to; give a path, a URL or a zarr.Array as C")
+    if isinstance(spec, zarr.Array) and not spec.store_path.store.supports_deletes:
+        raise InputError(
+            f"{describe(spec)} is in an archive or another store where nothing can be replaced, and C is not "
+            "written there; give a path, or an array in another store"
+        )
+
+
+def check_new(spec: Any) -> None:
+    """Refuse what is no path or address of a new array or group, such as an open array, which would not see
+    the one that replaces it. Raises InputError."""
+    if not isinstance(spec, str | os.PathLike):
+        raise InputError(
+            f"{describe(spec)} is no place for this result; give a path, or an address such as s3://…"
+        )
 
 
 def check_output(spec: Any, inputs: list[Any], force: bool, reads: bool) -> None:

@@ -21,6 +21,7 @@ from ...support.errors import InputError
 from ..format.unfinished import METADATA
 from ..read.addresses import describe, local_path, objects_at, same_place
 from ..read.metadata import array_at, document_at, explained
+from .checks import check_new
 from .provenance import ATTRIBUTE, differences
 from .rows_folder import InFolder
 from .rows_store import InStore
@@ -228,8 +229,7 @@ class _Growing:
 def check(spec: Any, inputs: list[Any], force: bool, resume: bool) -> GroupPlace:
     """Return the place of a new group. Raises InputError where it cannot, or must not, be written."""
     name, folder = describe(spec), local_path(spec)
-    if not isinstance(spec, str | os.PathLike):
-        raise InputError(f"{name} is no place for this result; give a path, or an address such as s3://…")
+    check_new(spec)
     for other in inputs:
         if same_place(spec, other):
             raise InputError(
