@@ -636,7 +636,8 @@ def test_a_worker_without_a_nanny_keeps_its_limit_run_after_run(tmp_path, monkey
     with launched(tmp_path, monkeypatch, "Slow(0)") as (address, _):
         found = [json.loads(ooc(*command, "--scheduler", address).out) for _ in range(3)]
     assert all(one["peak_host_bytes"] <= 250 * MiB for one in found)
-    assert max(one["bytes_read"] for one in found) < 1.5 * found[0]["bytes_read"]
+    second, third = (one["bytes_read"] for one in found[1:])  # the first run has loaded libraries
+    assert third < 1.2 * second
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Advice on chunks, and operands that are copied to better ones first."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ from ooc_gemm.run import rates, rechunk
 from ooc_gemm.run.prepare import prepare
 from ooc_gemm.run.request import Operand, Request
 from ooc_gemm.storage.read import inputs, raw
+from ooc_gemm.storage.write.done import IN_MEMORY
 
 MiB = 1 << 20
 SLOW = Rates(1e11, 4e9, 1e9, 4e9, 4e9, shared=True, decode=1e6, piece_seconds=1e-3)
@@ -238,11 +240,13 @@ def test_rechunk_for_other_results(here, monkeypatch):
     assert np.array_equal(result.array, product)
     assert [copy.operand for copy in result.rechunked] == ["a"]
     tight = least("a", "b", device="cpu", chunks=(50, 70)) + MiB
-    for store_ in (zarr.storage.MemoryStore(), zarr.storage.LocalStore(here / "c")):
+    held = math.prod(-(-m // n) for m, n in zip(product.shape, (50, 70), strict=True))
+    held *= 50 * 70 * product.itemsize + IN_MEMORY  # a C in memory is in the ledger
+    for store_, more in ((zarr.storage.MemoryStore(), held), (zarr.storage.LocalStore(here / "c"), 0)):
         c = zarr.create_array(
             store_, shape=product.shape, chunks=(50, 70), dtype=product.dtype, compressors=None
         )
-        ooc_gemm.multiply("a", "b", c, memory_limit=tight, **options)
+        ooc_gemm.multiply("a", "b", c, memory_limit=tight + more, **options)
         assert np.array_equal(zarr.open_array(store_)[:], product)
     assert made == [here / "temporary", here / "temporary", here]
     assert not list((here / "temporary").iterdir())
