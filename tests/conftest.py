@@ -298,3 +298,16 @@ def device(request):
     if request.param == "cuda" and (why := gpu_missing()):
         pytest.skip(why)
     return Recording() if request.param == "recording" else request.param
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def cpu_or_emulated_gpu(request, monkeypatch):
+    """What `device=` takes: the CPU, and a GPU that stands on the CPU."""
+    import cupy_on_cpu
+
+    from ooc_gemm.devices.cuda.device import CUDA
+
+    if request.param == "cpu":
+        return request.param
+    cupy_on_cpu.install(monkeypatch, "90")
+    return CUDA()

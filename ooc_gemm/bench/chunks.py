@@ -75,16 +75,20 @@ def part(index: int) -> Part:
     return Part((index, 0), 0, 0, SIDE, SIDE)
 
 
+def write_in_threads(
+    target: Target[Publication], indices: Iterable[int], buffers: list[Bytes], longest: float = math.inf
+) -> Moved:
+    """Write chunks with the engine's writers, in a thread for each buffer, for at most `longest` seconds."""
+    return for_a_while(lambda index, buffer: target.write(part(index), buffer), indices, buffers, longest)
+
+
 def write(
     target: Target[Publication], indices: Iterable[int], buffers: list[Bytes], longest: float = math.inf
 ) -> Moved:
-    """Write chunks with the engine's writers: in the background where the file system allows it, else in a
-    thread for each buffer; for at most `longest` seconds."""
-    if target.background:
-        return by_one_thread(
-            lambda index, buffer: target.start(part(index), buffer), indices, buffers, longest
-        )
-    return for_a_while(lambda index, buffer: target.write(part(index), buffer), indices, buffers, longest)
+    """Write chunks as the engine does: in the background where the file system allows it."""
+    if not target.background:
+        return write_in_threads(target, indices, buffers, longest)
+    return by_one_thread(lambda index, buffer: target.start(part(index), buffer), indices, buffers, longest)
 
 
 def source_in(place: Path) -> Source:

@@ -12,7 +12,6 @@ from typing import Any
 from ..devices import open_device
 from ..run.rates import described
 from ..support.buffers import Bytes, page_aligned
-from ..support.timed import for_a_while
 from . import chunks
 from .io import decode_rate, files_in, flush, read_rate, source_rate, write_rate
 
@@ -69,9 +68,7 @@ def _rows(scratch: Path, threads: list[int], count: int, say: Say) -> Iterator[R
 def _store_rate(path: str, compressor: str, count: int, buffers: list[Bytes]) -> float:
     """Store chunks with the engine's writers, and return the bytes per second until all are on the disk."""
     target = chunks.empty_target(Path(path), chunks.column(count, compressor))
-    seconds, moved = for_a_while(
-        lambda index, buffer: target.write(chunks.part(index), buffer), range(count), buffers
-    )
+    seconds, moved = chunks.write_in_threads(target, range(count), buffers)
     target.sink.commit()
     start = time.perf_counter()
     flush(files_in(Path(path)))

@@ -134,5 +134,9 @@ def as_element(missing: float, dtype: np.dtype[Any]) -> Any:
         found = dtype.type(missing)
     if (np.isinf(found) and not math.isinf(missing)) or (found == 0 and missing != 0):
         return None
-    whole = abs(missing) <= MOST_WHOLE and float(missing).is_integer()
-    return None if whole and found.item() != missing else found
+    return None if is_whole(missing) and found.item() != missing else found
+
+
+def is_whole(number: float) -> bool:
+    """Whether a number is an integer, of a size at which others are not."""
+    return abs(number) <= MOST_WHOLE and float(number).is_integer()

@@ -27,7 +27,7 @@ class KeptRows:
         """out: the output; None where rows are kept in memory. Raises StoreError."""
         self._shape, self._dtype, self._at = shape, dtype, 0
         self.array: Array | None = None
-        """The rows in memory."""
+        """The rows, where they are kept in memory; None where they lie in a file."""
         self._file: IO[bytes] | None = None
         if out is None:
             self.array = np.empty(shape, dtype)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 
-from ..engine.transform import MOST_WHOLE, SCRATCH_BYTES, Array, Transform, as_element
+from ..engine.transform import SCRATCH_BYTES, Array, Transform, as_element, is_whole
 from ..engine.transform import Lines as Vectors
 from ..storage.format.conventions import Decoding
 from ..storage.io.stamps import digest
@@ -75,8 +75,7 @@ class Wanted:
     def _check_missing(self, missing: float) -> None:
         """Raise InputError for an integer that stands for another one only by rounding."""
         dtype = self.opened.dtype
-        whole = abs(missing) <= MOST_WHOLE and missing.is_integer()
-        if dtype.kind == "f" and whole and as_element(missing, dtype) is None:
+        if dtype.kind == "f" and is_whole(missing) and as_element(missing, dtype) is None:
             raise InputError(
                 f"missing is {missing:.0f}, which {dtype} does not hold; give the number that "
                 f"{self.opened.name} has for it"

@@ -172,8 +172,8 @@ class _Passes:
             name: opened.matrix.rows * opened.matrix.cols * opened.matrix.itemsize
             for name, (opened, _) in self._operands.items()
         }
-        self._done, self._more, self._progress = 0, 0, progress
-        self.meter = Meter("verify", nbytes=sum(self._sizes.values()))
+        self._done, self._whole, self._progress = 0, sum(self._sizes.values()), progress
+        self.meter = Meter("verify", nbytes=self._whole)
 
     @property
     def bytes_read(self) -> int:
@@ -218,11 +218,11 @@ class _Passes:
 
     def again(self, name: str) -> None:
         """Take note that an operand will be read once more."""
-        self._more += self._sizes[name]
+        self._whole += self._sizes[name]
 
     def _report(self, name: str) -> Callable[[float], None]:
         """Return what a pass calls with the fraction that is done."""
-        before, size, whole = self._done, self._sizes[name], sum(self._sizes.values()) + self._more
+        before, size, whole = self._done, self._sizes[name], self._whole
 
         def report(fraction: float) -> None:
             done = before + round(fraction * size)
@@ -250,35 +250,36 @@ class _Sums:
     stored: Array
     """Norms of the rows of C·diag(|x|)."""
     weights: float
-    """‖x‖."""
+    """The norm of x, the same in each round; √n where its elements are signs."""
 
 
 def _sums(claim: Claim, passes: _Passes, x: Array) -> _Sums:
     """Read each operand, and multiply with the random signs x (n × rounds)."""
     (m, n, _), made = claim.shape, claim.made
     wanted, kept = np.zeros((m, x.shape[1]), x.dtype), np.zeros((m, 1))
-    sizes, largest, weights = np.zeros((m, 1)), np.zeros((m, 1)), np.ones(n)
+    sizes, weights = np.zeros((m, 1)), None
 
     def weighted(values: Array, cols: slice) -> Array:
-        return norms(values * weights[cols])[:, None]
+        return norms(values if weights is None else values * weights[cols])[:, None]
 
     if made.alpha != 0:
         columns = np.zeros(n) if made.beta == 0 else None
         y, of_b = passes.times("b", x, weighted, np.hypot, columns=columns)
-        of_b = np.repeat(of_b, 2, axis=1)
-        if columns is not None and (powers := _alike(columns)) is not None:
-            weights, x = powers, x * powers[:, None]
+        weights = None if columns is None else _alike(columns)
+        if weights is not None:
+            x = x * weights[:, None]
             passes.again("b")
-            y, of_b[:, :1] = passes.times("b", x, weighted, np.hypot)
-        z, found = passes.times("a", y, lambda values, cols: values @ of_b[cols], np.add, 2)
-        sizes, largest = found[:, :1], found[:, 1:]
+            y, alike = passes.times("b", x, weighted, np.hypot)
+            of_b = np.hstack([alike, of_b])
+        z, sizes = passes.times("a", y, lambda values, cols: values @ of_b[cols], np.add, of_b.shape[1])
         wanted += x.dtype.type(made.alpha) * z
     found, stored = passes.times("c", x, weighted, np.hypot)
     if claim.before is not None:
         v, old_rows = passes.times("old", x, weighted, np.hypot)
         wanted += x.dtype.type(made.beta) * v
         kept += abs(made.beta) * old_rows
-    return _Sums(wanted, found, sizes, largest, kept, stored, float(np.linalg.norm(weights)))
+    norm = n**0.5 if weights is None else float(np.linalg.norm(weights))
+    return _Sums(wanted, found, sizes[:, :1], sizes[:, -1:], kept, stored, norm)
 
 
 def _alike(columns: Array) -> Array | None:

@@ -32,7 +32,7 @@ def behind(rows: Array, marks: Array, before: int) -> Array:
 
 
 def cost(rows: Rows) -> int:
-    """Bytes that `marks` reads."""
+    """Return how many bytes `marks` reads."""
     return sum(rows.cost((0, rows.opened.shape[0]), k) for k in _columns(rows))
 
 

@@ -1,13 +1,11 @@
 """Neighbours among copies of rows: copies that fill all places of candidates hide no row that is nearer."""
 
-import cupy_on_cpu
 import numpy as np
 import pytest
 from arrays import LAYOUTS
 from conftest import make
 
 import ooc_gemm
-from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.run.operands import open_operand
 from ooc_gemm.statistics import copies, ranking
 from ooc_gemm.statistics.rescore import Rows
@@ -16,13 +14,9 @@ from ooc_gemm.statistics.rounding import Rounding
 METRICS = ["cosine", "dot", "sqeuclidean"]
 
 
-@pytest.fixture(params=["cpu", "gpu"])
-def device(request, monkeypatch):
-    """The CPU, and a GPU that stands on the CPU."""
-    if request.param == "cpu":
-        return request.param
-    cupy_on_cpu.install(monkeypatch, "90")
-    return CUDA()
+@pytest.fixture
+def device(cpu_or_emulated_gpu):
+    return cpu_or_emulated_gpu
 
 
 def hidden(seed, noise, mean=2, copies=20):

@@ -3,27 +3,21 @@
 from fractions import Fraction
 from functools import partial
 
-import cupy_on_cpu
 import numpy as np
 import pytest
 from conftest import make
 from least import least_limit
 
 import ooc_gemm
-from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.statistics import compared, ranking
 from ooc_gemm.storage.write import rows as stored
 
 METRICS = ["cosine", "dot", "sqeuclidean"]
 
 
-@pytest.fixture(params=["cpu", "gpu"])
-def device(request, monkeypatch):
-    """The CPU, and a GPU that stands on the CPU."""
-    if request.param == "cpu":
-        return request.param
-    cupy_on_cpu.install(monkeypatch, "90")
-    return CUDA()
+@pytest.fixture
+def device(cpu_or_emulated_gpu):
+    return cpu_or_emulated_gpu
 
 
 def clusters(apart=1e4, count=10, size=60, depth=3):

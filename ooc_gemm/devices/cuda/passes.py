@@ -252,7 +252,7 @@ class CUDAPasses(HostMemory):
         self._add_up(self._add[self._panel], self._panel, (count, w), slices, y, 0)
 
     def _add_products(self, at: int, count: int) -> None:
-        """Z += Pᵀ·Y."""
+        """Add Pᵀ·Y of a panel to Z."""
         cols, w, arrays = self._plan.problem.shape[1], self._plan.width, self._arrays
         transposed = self._plan.problem.matrix.transposed
         step, y = 1 if transposed else self._pitch, arrays["y"].data.ptr
