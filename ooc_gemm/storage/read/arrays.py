@@ -60,7 +60,7 @@ def open_other(name: str, array: Any, under: Any = None) -> Opened:
             "(dask: compute_chunk_sizes), so that they are numbers"
         ) from error
     itemsize = np.dtype(array.dtype).itemsize
-    array = in_memory(array)
+    array = unlabelled(array)
     if not isinstance(array, np.ndarray):
         matrix = _lazy_matrix(array, rows, cols, itemsize)
         return Opened(LazySource(name, array, matrix, under), matrix)
@@ -229,7 +229,7 @@ def computed(part: Any) -> Any:
     return found
 
 
-def in_memory(array: Any) -> Any:
+def unlabelled(array: Any) -> Any:
     """Return the NumPy array that a labelled array (xarray) holds; any other as it is, and one that still
     lies in its file."""
     if not isinstance(array, (imported("xarray", "DataArray"), imported("xarray", "Variable"))):

@@ -21,7 +21,7 @@ from ...support.buffers import Bytes, scratch
 from ...support.errors import InputError
 from ...support.intervals import ranges
 from ..format.bounded import bounded
-from .arrays import computed, in_memory, open_other
+from .arrays import computed, open_other, unlabelled
 from .compressed import CompressedSource
 from .inputs import open_zarr
 from .mapped import taken
@@ -182,5 +182,5 @@ def open_calls(name: str, given: Any) -> Opened:
                 counted = CallSource(found.source, ploidy)
                 return replace(found, source=counted, matrix=counted.matrix)
         array = zarr.Array(zarr.AsyncArray(bounded(array.metadata)[0], array.store_path))
-    array = in_memory(array)
+    array = unlabelled(array)
     return open_other(name, _Calls(array), under=array)
