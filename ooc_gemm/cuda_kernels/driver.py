@@ -186,14 +186,15 @@ class Events:
             _keeping("cuEventDestroy_v2")(self._free.pop())
 
 
-_ONWARD = struct.Struct("=8Q")
+_ONWARD = struct.Struct("=10Q")
 """The beginning of `Onward` of transfers.c."""
 
 
 @cache
 def _sending() -> tuple[int, ...]:
     """Return the addresses of the functions with which threads without the interpreter send rows on."""
-    functions = map(_keeping, ("cuCtxSetCurrent", "cuMemcpy2DAsync_v2", "cuEventRecord"))
+    names = "cuCtxSetCurrent", "cuMemcpy2DAsync_v2", "cuEventRecord", "cuEventCreate", "cuEventQuery"
+    functions = map(_keeping, names)
     return tuple(ctypes.cast(function, _ADDRESS).value or 0 for function in functions)
 
 

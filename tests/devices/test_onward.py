@@ -30,8 +30,11 @@ def memory(monkeypatch):
     monkeypatch.setattr(files, "LEAST_PART", 4096)
     monkeypatch.setattr(candidates, "AMPLE_DEVICE_SLOTS", (100_000, 50_000))  # so slots are used again
     cupy_on_cpu.install(monkeypatch)
+    limit = files.background._found.quick.transfers_limit
+    limit(files.background.THREADS, 1000)
     folder = Path(tempfile.mkdtemp(prefix="ooc-gemm-test-", dir="/dev/shm"))
     yield folder
+    limit(files.background.THREADS, files.background.STEP_BYTES)
     shutil.rmtree(folder)
 
 

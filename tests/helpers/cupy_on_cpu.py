@@ -5,6 +5,7 @@ import ctypes
 import importlib
 import struct
 import sys
+import threading
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import ClassVar
@@ -407,7 +408,12 @@ def gemm_batch(
         )  # fmt: skip
 
 
-def copy_2d(packed, stream):
+def copy_in_turn(packed, stream):
+    arrive(stream)
+    copy_2d(packed)
+
+
+def copy_2d(packed):
     fields = driver._COPY.unpack(packed)
     (source, source_pitch), (target, target_pitch) = (fields[3], fields[6]), (fields[11], fields[13])
     width, rows = fields[14:]
@@ -422,19 +428,65 @@ def use_context(context):
 
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 def copy_packed(at, stream):
-    copy_2d(ctypes.string_at(at, driver._COPY.size), stream)
+    with passing:
+        under_way.setdefault(stream or 0, []).append(ctypes.string_at(at, driver._COPY.size))
     sent.append(at)
     return 0
 
 
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 def record_event(event, stream):
-    return int(event != 1000)
+    """Makes the copies of the stream, unless the event is one of those that `make_event` has made."""
+    if event in made_events:
+        with passing:
+            under_way.setdefault(stream or 0, []).append(event)
+    elif event == 1000:
+        arrive(stream)
+    else:
+        return 1
+    return 0
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint)
+def make_event(at, flags):
+    with passing:
+        at[0] = 10**9 + len(made_events)
+        made_events.append(at[0])
+    return int(flags != 2)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+def query_event(event):
+    """Every other time makes the copies before the event. Otherwise it has not happened."""
+    queries.append(event)
+    with passing:
+        for stream in [stream for stream, work in under_way.items() if event in work]:
+            if len(queries) % 2:
+                return NOT_READY
+            arrive(stream, event)
+    return 0
+
+
+def arrive(stream, event=None):
+    """Make the copies under way in a stream; up to an event, where one is given."""
+    with passing:
+        all_work = under_way.get(stream or 0, [])
+        while all_work and (event is None or event in all_work):
+            work = all_work.pop(0)
+            if isinstance(work, bytes):
+                copy_2d(work)
 
 
 sent = []
 """Copies that threads without the interpreter have made."""
-SENDING = [ctypes.cast(call, ctypes.c_void_p).value for call in (use_context, copy_packed, record_event)]
+under_way, made_events, queries, passing = {}, [], [], threading.RLock()
+"""Their copies that the device has not made yet, and events, by their stream; the events that they made; and
+all of which they have asked whether they have happened."""
+NOT_READY = 600
+SENDING = [
+    ctypes.cast(call, ctypes.c_void_p).value
+    for call in (use_context, copy_packed, record_event, make_event, query_event)
+]
 
 
 def tensor_map(at, dtype, rank, ptr, extents, pitch, *rest):
@@ -457,7 +509,7 @@ def driver_function(name):
         "cuEventCreate": set_at(1000),
         "cuEventElapsedTime": set_at(1.0),
         "cuDevicePrimaryCtxRetain": set_at(500),
-        "cuMemcpy2DAsync_v2": copy_2d,
+        "cuMemcpy2DAsync_v2": copy_in_turn,
         "cuTensorMapEncodeTiled": tensor_map,
         "cuMemsetD8Async": lambda at, value, nbytes, stream: ctypes.memset(at, value, nbytes),
     }.get(name, lambda *args: None)
@@ -532,6 +584,7 @@ def install(monkeypatch, capability="90", devices=1):
     monkeypatch.setattr(driver, "_sending", lambda: SENDING)
     driver._context.cache_clear()
     sent.clear()
+    queries.clear()
     Kernel.launched.clear()
     Kernel.decided.clear()
 

@@ -25,9 +25,16 @@ static int copy(const void* what, void* stream) {
 }
 
 static int record(void* event, void* stream) {
-    events++;
-    return event != stream;
+    if (!event) events++;
+    return stream != NULL;
 }
+
+static int make(void** event, unsigned flags) {
+    *event = malloc(flags);
+    return !*event;
+}
+
+static int query(void* event) { return ((uintptr_t)event >> 4) + (size_t)copies & 1 ? 600 : 0; }
 
 static void* user(void* number) {
     long id = (long)number;
@@ -44,8 +51,8 @@ static void* user(void* number) {
             memcpy(paths + i * length, path, length);
             jobs[i] = (Job){turn * 4096 % 65536, 4096 << turn % 4, 1 + turn % 4, 1 << 17};
         }
-        Onward onward = {use, copy,           record, NULL, NULL, NULL, (uint64_t)(target + (id << 19)),
-                         ROW, jobs[0].nbytes, 0,      ROW};
+        Onward onward = {.use = use, .copy = copy, .record = record, .make = make, .query = query,
+                         .target = (uint64_t)(target + (id << 19)), .pitch = ROW, .width = jobs[0].nbytes, .take = ROW};
         Transfer* transfer = transfers_start(paths, jobs, count, O_RDONLY, memory, 1 + turn % 3, turn % 3 ? 1 : 2,
                                              turn % 2 ? &onward : NULL);
         if (turn % 5 == 0)
@@ -82,7 +89,7 @@ static long rename_all(void) {
 int main(int count, char** arguments) {
     pthread_t users[USERS];
     folder = arguments[count - 1];
-    transfers_limit(5);
+    transfers_limit(5, 8192);
     for (long i = 0; i < USERS; i++) pthread_create(&users[i], NULL, user, (void*)i);
     for (int i = 0; i < USERS; i++) pthread_join(users[i], NULL);
     printf("%ld %ld %ld %ld\n", (long)copies, (long)events, (long)errors, rename_all());

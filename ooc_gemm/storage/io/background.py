@@ -28,6 +28,8 @@ _READ_ONLY = os.O_RDONLY | os.O_NONBLOCK
 THREADS = 16
 """Most threads that copy. They are enough for the speed of memory (98 GB/s of files beside four H200), and
 few enough that all have work: starting a read then wakes no thread."""
+STEP_BYTES = 1 << 20
+"""Bytes that a thread reads before it sends them on to a device."""
 TASK_BYTES = 256 << 10
 """Fewest bytes of short jobs that a thread is woken for."""
 
@@ -52,7 +54,7 @@ def _libraries() -> _Libraries | None:
         system.write.restype = ctypes.c_ssize_t
     except AttributeError:
         return None
-    found[0].transfers_limit(THREADS)
+    found[0].transfers_limit(THREADS, STEP_BYTES)
     return _Libraries(*found, system)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("transfers.c", "listing.c"))
 LIBRARY = Path(__file__).with_name("_transfers.so")
-_VERSION = 3
+_VERSION = 4
 """What `transfers_version` returns. A library that an older source has left behind is not used."""
 
 
@@ -67,6 +67,7 @@ def load() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
         number,
     )
     quick.transfers_start.restype = memory
+    quick.transfers_limit.argtypes = ctypes.c_int, number
     for library in (quick, slow):
         library.transfers_ended.argtypes = library.transfers_end.argtypes = (memory,)
         library.transfers_make.argtypes = ctypes.c_char_p, ctypes.c_char_p, number, ctypes.c_int, memory

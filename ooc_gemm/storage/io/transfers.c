@@ -17,6 +17,8 @@
 
 #define MOST_THREADS 64
 #define STACK_BYTES (1 << 20)
+#define MOST_CONTEXTS 8
+#define MOST_PLACES 8
 // Errors, besides the numbers of errno: a file that ended too early, and rows that were not sent on.
 #define TOO_SHORT (-1)
 #define NOT_SENT (-2)
@@ -27,13 +29,16 @@ typedef struct {
     int64_t offset, nbytes, rows, apart;
 } Job;
 
-// Where the rows of a transfer go on to: memory of a device. The first three are functions of CUDA's driver, of which
-// this library knows only the addresses: cuCtxSetCurrent, cuMemcpy2DAsync and cuEventRecord. In host memory a row has
-// `width` bytes, of which `take` are copied, those past the first `skip`. The event is recorded after all rows.
+// Where the rows of a transfer go on to: memory of a device. The first five are functions of CUDA's driver, of which
+// this library knows only the addresses: cuCtxSetCurrent, cuMemcpy2DAsync, cuEventRecord, cuEventCreate and
+// cuEventQuery. In host memory a row has `width` bytes, of which `take` are copied, those past the first `skip`. The
+// event is recorded after all rows.
 typedef struct {
     int (*use)(void* context);
     int (*copy)(const void* what, void* stream);
     int (*record)(void* event, void* stream);
+    int (*make)(void** event, unsigned flags);
+    int (*query)(void* event);
     void *context, *stream, *event;
     uint64_t target, pitch;
     int64_t width, skip, take;
@@ -56,6 +61,13 @@ typedef struct {
 
 #define HOST 1
 #define DEVICE 2
+#define WITHOUT_TIME 2
+
+// Events of a thread in a context of CUDA. Each is recorded when the bytes of a place have been sent on, and has
+// happened when the place is free again.
+typedef struct {
+    void *context, *events[MOST_PLACES];
+} Marks;
 
 typedef struct Transfer Transfer;
 
@@ -82,11 +94,16 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t begun = PTHREAD_COND_INITIALIZER, ended = PTHREAD_COND_INITIALIZER;
 static Task *head, **tail = &head;
 static int threads, busy, asleep, queued, waiting, most_threads = MOST_THREADS;
+static int64_t step_bytes = INT64_MAX;
 
 // The number of this interface, which the loader compares: a library of another version is not used.
-int transfers_version(void) { return 3; }
+int transfers_version(void) { return 4; }
 
-void transfers_limit(int count) { most_threads = count < MOST_THREADS ? count : MOST_THREADS; }
+// Sets the most threads, and the bytes of a step (`pass_on`).
+void transfers_limit(int count, int64_t step) {
+    most_threads = count < MOST_THREADS ? count : MOST_THREADS;
+    step_bytes = step;
+}
 
 static int move(int file, int write, char* memory, int64_t nbytes, int64_t offset) {
     while (nbytes > 0) {
@@ -127,25 +144,72 @@ static int64_t bytes_of(const Task* task) {
     return nbytes;
 }
 
-// Sends the rows of a task on, and records the event after those of the last task.
-static int send_on(Transfer* transfer, const Task* task) {
-    const Onward* to = &transfer->onward;
-    int64_t first = (task->memory - transfer->memory) / to->width;
+// Returns a thread's events in a context; NULL where it has had to do with too many contexts.
+static Marks* marks_in(void* context, Marks* marks) {
+    for (int i = 0; i < MOST_CONTEXTS; i++) {
+        if (!marks[i].context) marks[i].context = context;
+        if (marks[i].context == context) return &marks[i];
+    }
+    return NULL;
+}
+
+// Returns the number of a place that is free among those that were used: `used` of them, the last one before `next`.
+// Otherwise returns `used`, the number of a place that was not used yet.
+static int64_t free_place(const Onward* to, const Marks* marks, int64_t used, int64_t next) {
+    int64_t known = used < MOST_PLACES ? used : MOST_PLACES;
+    for (int64_t i = 0; marks && i < known; i++) {
+        int64_t place = (next + i) % known;
+        if (marks->events[place] && !to->query(marks->events[place])) return place;
+    }
+    return used;
+}
+
+// Sends `rows` rows at `memory` on, which are rows of the transfer from `first` on.
+static int send_rows(const Onward* to, const char* memory, int64_t first, int64_t rows) {
     Copy copy = {.source_type = HOST,
-                 .source_host = task->memory + to->skip,
+                 .source_host = memory + to->skip,
                  .source_pitch = to->width,
                  .target_type = DEVICE,
                  .target_device = to->target + first * to->pitch,
                  .target_pitch = to->pitch,
                  .width = to->take,
-                 .rows = bytes_of(task) / to->width};
-    if (to->use(to->context) || to->copy(&copy, to->stream)) return NOT_SENT;
+                 .rows = rows};
+    return to->copy(&copy, to->stream) ? NOT_SENT : 0;
+}
+
+// Moves the bytes of a task in steps, sends each on, and records the event after those of the last task. A step takes
+// the place of an earlier one that has been sent, if there is one. So few bytes are on their way at a time, and they
+// are still in the caches of the processors when the device comes for them.
+static int pass_on(Transfer* transfer, const Task* task, Marks* all_marks) {
+    const Onward* to = &transfer->onward;
+    const Job* job = task->jobs;
+    int64_t unit = job->rows > 1 ? job->nbytes : 1, size = bytes_of(task), step = size;
+    int64_t line = unit > to->width ? unit : to->width;
+    if (task->count == 1 && step_bytes < size) step = (step_bytes + line - 1) / line * line;
+    Marks* marks = step < size ? marks_in(to->context, all_marks) : NULL;
+    if (to->use(to->context)) return NOT_SENT;
+    for (int64_t at = 0, used = 0, next = 0; at < size; at += step) {
+        int64_t place = free_place(to, marks, used, next), nbytes = size - at < step ? size - at : step;
+        char* memory = task->memory + place * step;
+        int error = step < size ? carry_out(task->path, job, 1, task->first + at / unit, nbytes / unit, transfer->flags,
+                                            memory)
+                                : carry_out(task->path, job, task->count, task->first, task->size, transfer->flags, memory);
+        if (!error) error = send_rows(to, memory, (task->memory - transfer->memory + at) / to->width, nbytes / to->width);
+        if (error) return error;
+        if (place == used) used++;
+        next = place + 1;
+        if (!marks || place >= MOST_PLACES || at + step >= size) continue;
+        void** event = &marks->events[place];
+        if (!*event && to->make(event, WITHOUT_TIME)) *event = NULL;
+        if (*event && to->record(*event, to->stream)) return NOT_SENT;
+    }
     int is_last = atomic_fetch_sub(&transfer->unsent, 1) == 1;
     return is_last && to->record(to->event, to->stream) ? NOT_SENT : 0;
 }
 
 static void* work(void* unused) {
     (void)unused;
+    Marks marks[MOST_CONTEXTS] = {0};
     pthread_mutex_lock(&lock);
     for (;;) {
         while (!head) {
@@ -158,9 +222,10 @@ static void* work(void* unused) {
         queued--, busy++;
         pthread_mutex_unlock(&lock);
         Transfer* transfer = task->transfer;
-        int error =
-            carry_out(task->path, task->jobs, task->count, task->first, task->size, transfer->flags, task->memory);
-        if (!error && transfer->onward.take) error = send_on(transfer, task);
+        int error = transfer->onward.take
+                        ? pass_on(transfer, task, marks)
+                        : carry_out(task->path, task->jobs, task->count, task->first, task->size, transfer->flags,
+                                    task->memory);
         pthread_mutex_lock(&lock);
         busy--;
         if (error) transfer->error = error;
