@@ -186,22 +186,30 @@ class Events:
             _keeping("cuEventDestroy_v2")(self._free.pop())
 
 
-_ONWARD = struct.Struct("=10Q")
-"""The beginning of `Onward` of transfers.c."""
+_PLACE = struct.Struct("=11Q")
+"""The beginning of `Device` of transfers.c."""
 
 
 @cache
 def _sending() -> tuple[int, ...]:
-    """Return the addresses of the functions with which threads without the interpreter send rows on."""
-    names = "cuCtxSetCurrent", "cuMemcpy2DAsync_v2", "cuEventRecord", "cuEventCreate", "cuEventQuery"
+    """Return the addresses of the functions with which threads without the interpreter copy rows."""
+    names = (
+        "cuCtxSetCurrent",
+        "cuMemcpy2DAsync_v2",
+        "cuEventRecord",
+        "cuEventCreate",
+        "cuEventQuery",
+        "cuMemHostRegister_v2",
+    )
     functions = map(_keeping, names)
     return tuple(ctypes.cast(function, _ADDRESS).value or 0 for function in functions)
 
 
-def onward(device: int, stream: int, event: "Event", target: int, pitch: int) -> bytes:
-    """Return how threads without the interpreter copy rows to a device in a stream, and then record an event
-    (transfers.c). `target`: the address of the first row. `pitch`: the bytes from row to row."""
-    return _ONWARD.pack(*_sending(), _context(device), stream, event.ptr, target, pitch)
+def place(device: int, stream: int, event: "Event", at: int, pitch: int) -> bytes:
+    """Return how threads without the interpreter copy rows from or to a device in a stream (transfers.c).
+    `event`: what they record after rows that go there. `at`: the address of the first row. `pitch`: the bytes
+    from row to row."""
+    return _PLACE.pack(*_sending(), _context(device), stream, event.ptr, at, pitch)
 
 
 class Event:

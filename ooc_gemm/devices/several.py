@@ -46,7 +46,7 @@ from ..planning.schedule import Block, Part, Piece
 from ..support.buffers import Bytes
 from ..support.errors import DeviceError, InputError
 from ..support.intervals import band_of, band_rows, bands
-from ..support.onward import Onward
+from ..support.onward import Inward, Onward
 from ..support.trace import PASS, Trace
 
 UPLOADS_AT_ONCE = 3
@@ -339,6 +339,18 @@ class SeveralSession:
         """Downloads each share of the part from the device that holds it."""
         shares = self._shares(block, part)
         return _All(tuple(session.download(band, some, c, target[at]) for session, band, some, at in shares))
+
+    @property
+    def brings(self) -> bool:
+        """Whether all devices do."""
+        return all(session.brings for session in self.sessions)
+
+    def inward(self, block: Block, part: Part, c: int) -> Inward | None:
+        """Returns the place of a part that one device has."""
+        if not self.brings:
+            return None
+        (session, band, some, _), *others = self._shares(block, part)
+        return None if others else session.inward(band, some, c)
 
     def lost(self, block: Block, part: Part, c: int) -> Lost:
         """Adds up what does not fit of the shares of the part."""

@@ -163,12 +163,12 @@ def execute(
                 session.multiply(block, panel, step % plan.panel_buffers, c, first=panel[0] == 0)
                 pairs.multiplied(step)
                 if step == 0:
-                    make_ready(writers, session, plan, write_slots)
+                    make_ready(writers, session, plan, target, write_slots)
                 step += 1
                 enough = progress(step / steps) is ENOUGH or enough
             if plan.panel_count == 0:
                 if block.index == 0:
-                    make_ready(writers, session, plan, write_slots)
+                    make_ready(writers, session, plan, target, write_slots)
                 blocks[c].free()
                 session.wait(COMPUTE, session.record(UPLOAD))
                 session.scale(block, c)

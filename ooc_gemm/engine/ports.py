@@ -25,7 +25,7 @@ from ..planning.schedule import Block, Part, Piece
 from ..support.buffers import Bytes
 from ..support.errors import DeviceError, RangeError
 from ..support.intervals import reuses
-from ..support.onward import Onward
+from ..support.onward import Inward, Onward
 from ..support.trace import Trace
 from .check import Rounding, Verdict
 from .reduction import Pairs, Ranked, Reduction, Scorer
@@ -275,13 +275,18 @@ class Target(Protocol):
     background: bool
     """Whether a write that has been started continues without a thread of Python's."""
 
+    inward: bool
+    """Whether `start` also takes what `Session.inward` returns."""
+
     def note_lost(self, elements: int, least: int, greatest: int) -> None:
         """Take note of what C's type does not hold of a part (`Lost`), before that part is stored. Raises
         RangeError for integers."""
 
-    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
-        """Start to store the chunk in `slot`, whole and atomically. The function that is returned must be
-        called, whatever happens. It waits for the write and returns the number of bytes written."""
+    def start(self, part: Part, source: Any) -> Callable[[], int]:
+        """Start to store the chunk in `source`, a slot, whole and atomically. The function that is returned
+        must be called, whatever happens. It waits for the write and returns the number of bytes written.
+        The source may also be what `Session.inward` has returned, and is finished, where the target takes
+        that; then 0 means that the chunk must come in a slot."""
 
     def cancel(self) -> None:
         """Let no writer wait any longer for a store that may never answer."""
@@ -429,6 +434,14 @@ class Session(Uploads, Protocol):
         that part is finished, which may be before the rest of the block is. Of a block that was reduced it
         uses `target`, the bytes of a slot, as it needs them; what it has found is with the reduction once the
         event was waited for."""
+
+    @property
+    def brings(self) -> bool:
+        """Whether `inward` answers for the parts of C."""
+
+    def inward(self, block: Block, part: Part, c: int) -> Inward | None:
+        """Return the place of a part of block c, which is a whole chunk, if others than `download` can copy
+        it from there as it is stored."""
 
     def lost(self, block: Block, part: Part, c: int) -> Lost:
         """Return what C's type does not hold of a part. This is called when its download has completed."""

@@ -13,9 +13,14 @@ from ..planning.plan import Plan
 from ..planning.schedule import Block, Part
 from ..support.buffers import Bytes
 from ..support.errors import on_thread
+from ..support.intervals import ceil_div
+from ..support.onward import Inward
 from ..support.trace import Trace
 from .ports import Check, Session, Target
 from .ring import Event
+
+FEWER = 8
+"""One in so many slots is there where parts are written without them, for those that must have one."""
 
 
 class InTurn(Iterator[Part]):
@@ -40,11 +45,17 @@ def _part_bytes(plan: Plan) -> int:
 
 
 def make_ready(
-    writers: ThreadPoolExecutor, session: Session, plan: Plan, slots: "queue.SimpleQueue[Bytes]"
+    writers: ThreadPoolExecutor,
+    session: Session,
+    plan: Plan,
+    target: Target,
+    slots: "queue.SimpleQueue[Bytes]",
 ) -> None:
     """Prepare the slots for writing. This is called when the first panels have arrived, so that it does not
-    delay them, and before a block is finished, so that the block need not wait."""
-    for buffer in session.host_buffers(plan.writers, _part_bytes(plan)):
+    delay them, and before a block is finished, so that the block need not wait. Few are needed where parts
+    are written without them."""
+    few = session.brings and target.inward
+    for buffer in session.host_buffers(ceil_div(plan.writers, FEWER if few else 1), _part_bytes(plan)):
         writers.submit(_ready, session, buffer, slots)
 
 
@@ -73,37 +84,62 @@ def write(
     """Download parts of a block and store them until there are none left.
 
     `parts` is shared with other threads. `ahead`: the number of parts under way at once, a quarter of them
-    from the device, which is faster, and the others to the store.
+    from the device, which is faster, and the others to the store. What the session and the target can bring
+    from the device to the store by themselves takes no slot.
     """
-    coming: deque[tuple[Bytes, Part, Event]] = deque()
-    going: deque[tuple[Bytes, Part, Callable[[], int]]] = deque()
+    coming: deque[tuple[Bytes | Inward, Part, Event]] = deque()
+    going: deque[tuple[Bytes | Inward, Part, Callable[[], int]]] = deque()
+    again: deque[Part] = deque()
+    """Parts that could not be brought, which go through slots."""
+
+    def give_back(source: Bytes | Inward) -> None:
+        if not isinstance(source, Inward):
+            slots.put(source)
 
     def send() -> None:
-        slot, part, came = coming[0]
+        source, part, came = coming[0]
         came.synchronize()
         coming.popleft()
         if check and not check.verdict().ok:
-            slots.put(slot)
+            give_back(source)
             return
-        if (lost := session.lost(block, part, c)).elements:
+        if not isinstance(source, Inward) and (lost := session.lost(block, part, c)).elements:
             target.note_lost(*lost)
-        going.append((slot, part, target.start(part, slot)))
+        going.append((source, part, target.start(part, source)))
 
     def end() -> None:
-        slot, part, stored = going.popleft()
+        source, part, stored = going.popleft()
         try:
             start = time.perf_counter()
             nbytes = stored()
+            if isinstance(source, Inward) and not nbytes:
+                again.append(part)
+                return
             trace.add("write", start, nbytes=nbytes, chunk=part.chunk)
+            if isinstance(source, Inward):
+                source.brought()
         finally:
-            slots.put(slot)
+            give_back(source)
+
+    def in_turn() -> Iterator[tuple[Part, Inward | None]]:
+        for part in parts:
+            yield part, session.inward(block, part, c) if target.inward else None
+        while coming:
+            send()
+        while going:
+            end()
+        while again:
+            yield again.popleft(), None
 
     try:
-        for part in parts:
-            while (slot := _free(slots, wait=not (coming or going))) is None:
-                (end if going else send)()
-            session.prepare(slot)
-            coming.append((slot, part, session.download(block, part, c, target.view(part, slot))))
+        for part, inward in in_turn():
+            if inward:
+                coming.append((inward, part, inward.finished))
+            else:
+                while (slot := _free(slots, wait=not (coming or going))) is None:
+                    (end if going else send)()
+                session.prepare(slot)
+                coming.append((slot, part, session.download(block, part, c, target.view(part, slot))))
             while len(coming) > ahead // 4:
                 send()
             while len(going) >= ahead - ahead // 4:
@@ -113,8 +149,8 @@ def write(
         while going:
             end()
     finally:
-        for slot, *_ in coming:
-            slots.put(slot)
+        for source, *_ in coming:
+            give_back(source)
         while going:
             with contextlib.suppress(BaseException):
                 end()

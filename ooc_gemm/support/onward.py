@@ -1,4 +1,4 @@
-"""Where a piece goes on to from its slot, for what can send it there without the interpreter."""
+"""Where a piece goes on to, and where a part of C comes from, for what copies without the interpreter."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +10,24 @@ class Onward:
     """The place of a piece in the memory of a device."""
 
     packed: bytes
-    """The beginning of `Onward` of transfers.c: functions, context, stream, event, address and pitch."""
+    """The beginning of `Device` of transfers.c: functions, context, stream, event, address and pitch."""
     arrived: Any
     """The event (`engine.ring.Event`) that is recorded after the piece."""
     sent: Callable[[], None] = lambda: None
     """Takes note that the piece has been sent."""
     taken: bool = False
     """Whether the piece goes there without `Uploads.upload`."""
+
+
+@dataclass(frozen=True)
+class Inward:
+    """The place of a part of C in the memory of a device."""
+
+    packed: bytes
+    """As of `Onward`."""
+    shape: tuple[int, int]
+    """Rows, and bytes of each."""
+    finished: Any
+    """The event (`engine.ring.Event`) after which the part may be copied."""
+    brought: Callable[[], None]
+    """Takes note that the part has been copied."""

@@ -1,5 +1,6 @@
 """Pieces that go from files in memory to a device without the interpreter."""
 
+import errno
 import shutil
 import tempfile
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import cupy_on_cpu
 import numpy as np
 import pytest
+import zarr
 from conftest import make
 from sessions import device_with
 
@@ -16,7 +18,7 @@ from ooc_gemm.devices import several
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.session import CUDASession
 from ooc_gemm.planning import candidates
-from ooc_gemm.storage.io import files
+from ooc_gemm.storage.io import background, files
 
 RNG = np.random.default_rng(5)
 
@@ -148,3 +150,89 @@ def test_several_devices(memory, monkeypatch, what, transpose, linked):
     assert np.array_equal(np.asarray(found.array), want)
     assert found.bytes_uploaded == found.plan.bytes_uploaded
     assert bool(cupy_on_cpu.sent) == (linked or what != "gram")  # all devices need the strip otherwise
+
+
+def product(memory, shape=(500, 300, 400), **options):
+    """Multiply, and return the result and whether C is right."""
+    m, k, n = shape
+    a, b = (RNG.integers(-9, 9, size).astype("f4") for size in ((m, k), (k, n)))
+    for name, x in (("a", a), ("b", b)):
+        make(memory / name, x, compressors=None, chunks=(50, 50))
+    options = {"kernel": "cublas", "device": "cuda", "compressor": "none", "chunks": (100, 80)} | options
+    found = ooc_gemm.multiply(*(str(memory / name) for name in "abc"), **options)
+    c = zarr.open_array(memory / "c")
+    return found, np.array_equal(c[:], (a @ b).astype(c.dtype))
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize(("m", "n"), [(500, 400), (490, 400), (500, 390), (40, 30)])
+def test_c_comes_from_the_device_without_slots(memory, m, n, verify):
+    """Chunks at the edges, which are filled up with zeros, come in slots."""
+    found, right = product(memory, (m, 300, n), verify=verify)
+    assert right
+    assert found.bytes_written == found.plan.bytes_written
+    assert found.bytes_downloaded == found.plan.bytes_downloaded
+    assert bool(cupy_on_cpu.brought) == (m > 100)
+
+
+def test_c_comes_from_several_devices(memory, monkeypatch):
+    """A chunk that two bands share comes in a slot."""
+    cupy_on_cpu.install(monkeypatch, devices=3)
+    found, right = product(memory, (600, 300, 400), device="cuda:0,1,2")
+    assert right
+    assert found.bytes_downloaded == found.plan.bytes_downloaded
+    assert cupy_on_cpu.brought
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compressor": "zstd"},
+        {"out_dtype": "float16"},
+        {"out_dtype": "float64"},
+    ],
+)
+def test_c_that_is_stored_otherwise(memory, options):
+    found, right = product(memory, **options)
+    assert right
+    assert bool(cupy_on_cpu.brought) == (options == {"out_dtype": "float64"})
+
+
+def test_gram_and_what_is_finished_on_the_host(memory):
+    a = RNG.integers(-9, 9, (300, 500)).astype("f4")
+    make(memory / "a", a, compressors=None, chunks=(50, 50))
+    options = {"device": "cuda", "kernel": "cublas", "compressor": "none", "chunks": (100, 100)}
+    for triangle in (None, "lower"):
+        ooc_gemm.gram(str(memory / "a"), str(memory / "c"), triangle=triangle, force=True, **options)
+        want = np.tril(a @ a.T) if triangle else a @ a.T
+        assert np.array_equal(zarr.open_array(memory / "c")[:], want)
+    assert not cupy_on_cpu.brought
+
+
+@pytest.mark.parametrize("what", ["use", "copy", "record", "make", "pin", "write"])
+def test_what_cannot_be_brought_is_downloaded(memory, monkeypatch, what):
+    if what == "write":
+        real = files.background.Transfer.end
+        ends = iter([True] * 3 + [False] * 4)
+        monkeypatch.setattr(files.background.Transfer, "end", lambda self: real(self) and next(ends, True))
+    else:
+        sending = list(cupy_on_cpu.SENDING)
+        sending[("use", "copy", "record", "make", "query", "pin").index(what)] = cupy_on_cpu.FAILS
+        monkeypatch.setattr(driver, "_sending", lambda: tuple(sending))
+    found, right = product(memory)
+    assert right
+    assert found.bytes_written == found.plan.bytes_written
+
+
+def test_a_full_disk_is_told(memory, monkeypatch):
+    """The way through a slot says what the matter is."""
+    real = background.Transfer.__init__
+
+    def nowhere(self, jobs, *rest, **named):
+        missing = [job._replace(path="/proc/version/x") if "c" in Path(job.path).parts else job for job in jobs]
+        real(self, missing, *rest, **named)
+
+    monkeypatch.setattr(background.Transfer, "__init__", nowhere)
+    monkeypatch.setattr(files, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+    with pytest.raises(ooc_gemm.StoreError, match="No space left"):
+        product(memory)

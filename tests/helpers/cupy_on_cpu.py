@@ -415,7 +415,9 @@ def copy_in_turn(packed, stream):
 
 def copy_2d(packed):
     fields = driver._COPY.unpack(packed)
-    (source, source_pitch), (target, target_pitch) = (fields[3], fields[6]), (fields[11], fields[13])
+    source = fields[3] if fields[2] == driver.HOST else fields[4]
+    target = fields[10] if fields[9] == driver.HOST else fields[11]
+    source_pitch, target_pitch = fields[6], fields[13]
     width, rows = fields[14:]
     for row in range(rows):
         ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
@@ -428,9 +430,10 @@ def use_context(context):
 
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 def copy_packed(at, stream):
+    packed = ctypes.string_at(at, driver._COPY.size)
     with passing:
-        under_way.setdefault(stream or 0, []).append(ctypes.string_at(at, driver._COPY.size))
-    sent.append(at)
+        under_way.setdefault(stream or 0, []).append(packed)
+    (sent if driver._COPY.unpack(packed)[2] == driver.HOST else brought).append(at)
     return 0
 
 
@@ -467,6 +470,16 @@ def query_event(event):
     return 0
 
 
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
+def pin(memory, nbytes, flags):
+    return int(flags != 1)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int)
+def fail():
+    return 1
+
+
 def arrive(stream, event=None):
     """Make the copies under way in a stream; up to an event, where one is given."""
     with passing:
@@ -477,15 +490,16 @@ def arrive(stream, event=None):
                 copy_2d(work)
 
 
-sent = []
-"""Copies that threads without the interpreter have made."""
+sent, brought = [], []
+"""Copies to and from a device that threads without the interpreter have made."""
 under_way, made_events, queries, passing = {}, [], [], threading.RLock()
 """Their copies that the device has not made yet, and events, by their stream; the events that they made; and
 all of which they have asked whether they have happened."""
 NOT_READY = 600
+FAILS = ctypes.cast(fail, ctypes.c_void_p).value
 SENDING = [
     ctypes.cast(call, ctypes.c_void_p).value
-    for call in (use_context, copy_packed, record_event, make_event, query_event)
+    for call in (use_context, copy_packed, record_event, make_event, query_event, pin)
 ]
 
 
@@ -584,6 +598,7 @@ def install(monkeypatch, capability="90", devices=1):
     monkeypatch.setattr(driver, "_sending", lambda: SENDING)
     driver._context.cache_clear()
     sent.clear()
+    brought.clear()
     queries.clear()
     Kernel.launched.clear()
     Kernel.decided.clear()

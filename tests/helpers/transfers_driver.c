@@ -9,7 +9,7 @@
 #define TURNS 200
 #define ROW 64
 
-static atomic_long copies, events, errors;
+static atomic_long copies, events, errors, queries;
 static char target[USERS << 19];
 static const char* folder;
 
@@ -17,9 +17,10 @@ static int use(void* context) { return context != NULL; }
 
 static int copy(const void* what, void* stream) {
     const Copy* c = what;
+    const char* from = c->source_type == HOST ? c->source_host : (const char*)c->source_device;
+    char* to = c->target_type == HOST ? c->target_host : (char*)c->target_device;
     for (size_t row = 0; row < c->rows; row++)
-        memcpy((char*)c->target_device + row * c->target_pitch, (const char*)c->source_host + row * c->source_pitch,
-               c->width);
+        memcpy(to + row * c->target_pitch, from + row * c->source_pitch, c->width);
     copies++;
     return stream != NULL;
 }
@@ -34,7 +35,9 @@ static int make(void** event, unsigned flags) {
     return !*event;
 }
 
-static int query(void* event) { return ((uintptr_t)event >> 4) + (size_t)copies & 1 ? 600 : 0; }
+static int pin(void* memory, size_t nbytes, unsigned flags) { return !memory || !nbytes || !flags; }
+
+static int query(void* event) { return event && queries++ % 2 ? NOT_READY : 0; }
 
 static void* user(void* number) {
     long id = (long)number;
@@ -51,14 +54,31 @@ static void* user(void* number) {
             memcpy(paths + i * length, path, length);
             jobs[i] = (Job){turn * 4096 % 65536, 4096 << turn % 4, 1 + turn % 4, 1 << 17};
         }
-        Onward onward = {.use = use, .copy = copy, .record = record, .make = make, .query = query,
-                         .target = (uint64_t)(target + (id << 19)), .pitch = ROW, .width = jobs[0].nbytes, .take = ROW};
+        Device device = {.use = use, .copy = copy, .record = record, .make = make, .query = query, .pin = pin,
+                         .there = (uint64_t)(target + (id << 19)), .pitch = ROW, .width = jobs[0].nbytes, .take = ROW};
         Transfer* transfer = transfers_start(paths, jobs, count, O_RDONLY, memory, 1 + turn % 3, turn % 3 ? 1 : 2,
-                                             turn % 2 ? &onward : NULL);
+                                             turn % 2 ? &device : NULL);
         if (turn % 5 == 0)
             while (!transfers_ended(transfer)) continue;
         if (transfers_end(transfer)) errors++;
     }
+    // A file that comes from the device, whose rows are wider there than in the file.
+    char* there = calloc(1, 1 << 19);
+    for (int i = 0; i < 1 << 19; i++) there[i] = (char)(i * 31 + id);
+    for (int turn = 0; turn < TURNS; turn++) {
+        int64_t rows = 1 + turn * 7 % 100, width = ROW * (1 + turn % 40);
+        Job job = {0, rows * width, 1, 0};
+        Device device = {.use = use, .copy = copy, .record = record, .make = make, .query = query, .pin = pin,
+                         .there = (uint64_t)there, .pitch = width + ROW, .width = width, .take = width};
+        Transfer* transfer = transfers_start(path, &job, 1, O_WRONLY | O_CREAT | O_TRUNC, NULL, 1, 1, &device);
+        if (transfers_end(transfer)) errors++;
+        file = open(path, O_RDONLY);
+        if (read(file, memory, 1 << 21) != rows * width) errors++;
+        close(file);
+        for (int64_t i = 0; i < rows * width; i++)
+            if (memory[i] != there[i / width * (width + ROW) + i % width]) errors++;
+    }
+    free(there);
     free(memory);
     return NULL;
 }

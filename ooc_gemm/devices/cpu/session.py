@@ -24,7 +24,7 @@ from ...planning.plan import Plan
 from ...planning.schedule import Block, Part, Piece
 from ...support.buffers import Bytes, page_aligned
 from ...support.intervals import ceil_div
-from ...support.onward import Onward
+from ...support.onward import Inward, Onward
 from ...support.trace import Trace
 from . import eight_bit, integers, tiles
 from .blas import Gemm, Syrk, gemm, one_blas_thread, scale_in_place, syrk
@@ -110,6 +110,12 @@ class CPUSession(HostMemory):
         self._beside = np.empty(beside(self.threads, plan.bm * plan.bn), arithmetic.block)
         self._shared = len(plan.budget.weights) > 1  # others copy panels of op(B)
         self._checks = Checks(plan, operation, self._workers.run, self.threads) if operation.verify else None
+
+    brings = False
+
+    def inward(self, block: Block, part: Part, c: int) -> Inward | None:
+        """Returns None: `download` makes all copies."""
+        return None
 
     def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:
         """Returns None: `upload` makes all copies."""

@@ -116,7 +116,7 @@ class CUDAPasses(HostMemory):
         stream, size, (row, col) = self._streams[UPLOAD], self._panel.itemsize, piece.into
         at = self._arrays["panel", buffer].data.ptr + (row * self._pitch + col) * size
         arrived = self._device.points.make()
-        packed = driver.onward(self._device.index, stream.ptr, arrived, at, self._pitch * size)
+        packed = driver.place(self._device.index, stream.ptr, arrived, at, self._pitch * size)
         return Onward(packed, arrived)
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:

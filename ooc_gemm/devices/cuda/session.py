@@ -33,7 +33,7 @@ from ...engine.ports import (
 from ...planning.ledger import lost_bytes, panel_elements
 from ...planning.plan import Plan
 from ...planning.schedule import Block, Part, Piece
-from ...support.onward import Onward
+from ...support.onward import Inward, Onward
 from ...support.shared import in_thread
 from ...support.trace import PASS, Trace
 from .arrays import allocate, allocate_shared
@@ -124,6 +124,8 @@ class CUDASession(HostMemory):
         self._depth = plan.problem.k
         self._a_buffer = plan.k_panels.a_buffer
         self._waits_for_writes = plan.c_buffers == 1
+        c = plan.problem.c
+        self._symmetric, self._chunk = plan.problem.symmetric, (c.chunk_rows, c.chunk_cols)
         self._early, self._finished = {}, {}
         if operation.verify:
             self._checks = Checks(
@@ -192,14 +194,14 @@ class CUDASession(HostMemory):
         pieces is left to `upload`, which times it."""
         memory, operand = self._arrays[piece.operand, buffer], piece.operand
         changed = memory.dtype != dtype or operand in self._op.transforms or self._layout.turned(operand)
-        if changed or self._overflow.looks or self._timing.times_next(UPLOAD):
+        if changed or self._overflow.looks or not self._timing.passes_next(UPLOAD):
             return None
         self._device.use()
         skipped, pitch = self._layout.at(operand, piece.panel, piece.into)
         size, arrived = dtype.itemsize, self._timing.points.make()
         at, stream = memory.data.ptr + skipped * size, self._streams[UPLOAD].ptr
         nbytes = math.prod(piece.shape) * size
-        packed = driver.onward(self._device.index, stream, arrived, at, pitch * size)
+        packed = driver.place(self._device.index, stream, arrived, at, pitch * size)
         return Onward(packed, arrived, partial(self._timing.count, UPLOAD, nbytes))
 
     def _turn_piece(self, piece: Piece, source: Array, staged: int, panel: int) -> None:
@@ -404,11 +406,7 @@ class CUDASession(HostMemory):
         self._device.use()
         if self._reducer:
             return self._download_found(self._reducer, block, part, c, target)
-        row, col = (part.col, part.row) if part.mirrored else (part.row, part.col)
-        last = row + (part.cols if part.mirrored else part.rows)
-        done = next(event for stop, event in self._finished[c] if last <= stop)
-        width = block.cols * self._op.arithmetic.block.itemsize
-        at = self._arrays["c", c].data.ptr + row * width + col * target.itemsize
+        at, width, done = self._place(block, part, c, target.itemsize)
         stream = self._streams[DOWNLOAD]
         with self._lock:  # so that the two events enclose this copy and no other
             driver.wait(stream.ptr, done)
@@ -421,6 +419,30 @@ class CUDASession(HostMemory):
                 at, width = to, part.cols * target.itemsize
             self._copy(_TO_HOST, target.ctypes.data, target.strides[0], at, width, target, stream)
             return self._timing.end(DOWNLOAD, start, stream, target.nbytes, chunk=part.chunk)
+
+    def _place(self, block: Block, part: Part, c: int, size: int) -> tuple[int, int, Event]:
+        """Return the address of a part whose elements have `size` bytes, the bytes from row to row, and the
+        event after which it is there."""
+        row, col = (part.col, part.row) if part.mirrored else (part.row, part.col)
+        last = row + (part.cols if part.mirrored else part.rows)
+        done = next(event for stop, event in self._finished[c] if last <= stop)
+        width = block.cols * self._op.arithmetic.block.itemsize
+        return self._arrays["c", c].data.ptr + row * width + col * size, width, done
+
+    @property
+    def brings(self) -> bool:
+        """Whether parts are neither found nor counted nor transposed on the device."""
+        return not (self._reducer or self._narrowing or self._symmetric)
+
+    def inward(self, block: Block, part: Part, c: int) -> Inward | None:
+        """Returns the place of a whole chunk. One in some is left to `download`, which times it."""
+        if not self.brings or (part.rows, part.cols) != self._chunk or not self._timing.passes_next(DOWNLOAD):
+            return None
+        size = self._op.leaves.itemsize
+        at, width, done = self._place(block, part, c, size)
+        packed = driver.place(self._device.index, self._streams[DOWNLOAD].ptr, done, at, width)
+        count = partial(self._timing.count, DOWNLOAD, part.rows * part.cols * size)
+        return Inward(packed, (part.rows, part.cols * size), done, count)
 
     def _download_found(
         self, reducer: Reducer, block: Block, part: Part, c: int, target: Array

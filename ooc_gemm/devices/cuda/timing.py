@@ -1,15 +1,12 @@
 """When the streams of a GPU did what, for the trace."""
 
-import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 from ...cuda_kernels.driver import Event, Events
-from ...engine.ports import DOWNLOAD, UPLOAD
 from ...support.trace import Trace
 
 SPANS = 128
@@ -40,14 +37,14 @@ class Timing:
         events that only order streams."""
         self._device, self._times, self.points = device, times, points
         self.spans: deque[_Span] = deque()
-        self._copies: dict[str, Iterator[int]] = {}
+        self._copies = Counter[str]()
         self._untimed = Counter[str]()
         self._telling, self._counting = Lock(), Lock()
 
     def open(self, trace: Trace, stream: Any) -> None:
         """Begin a run. `stream` must be idle."""
         self._trace = trace
-        self._copies = {UPLOAD: itertools.count(), DOWNLOAD: itertools.count()}
+        self._copies.clear()
         self._base = self._times.record(stream.ptr)
         self._base.synchronize()
         self._base_time = time.perf_counter()
@@ -58,11 +55,21 @@ class Timing:
 
     def begin_copy(self, stage: str, stream: Any) -> Event | None:
         """Record the event before a copy if the copy is timed."""
-        return self.begin(stream) if self.times_next(stage) else None
+        timed = self.times_next(stage)
+        self._copies[stage] += 1
+        return self.begin(stream) if timed else None
 
     def times_next(self, stage: str) -> bool:
-        """Return whether the next copy is timed: one in COPIES_TIMED, or each of them for a timeline."""
-        return self._trace.keep or next(self._copies[stage]) % COPIES_TIMED == 0
+        """Return whether the next copy is timed: one in COPIES_TIMED, or each of them for a timeline. Two
+        threads may count the same copy, so it is about one."""
+        return self._trace.keep or self._copies[stage] % COPIES_TIMED == 0
+
+    def passes_next(self, stage: str) -> bool:
+        """Return whether the next copy is not timed, which then is made without `begin_copy`."""
+        if self.times_next(stage):
+            return False
+        self._copies[stage] += 1
+        return True
 
     def count(self, stage: str, nbytes: int) -> None:
         """Count the bytes of a copy that is not timed."""

@@ -29,7 +29,8 @@ THREADS = 16
 """Most threads that copy. They are enough for the speed of memory (98 GB/s of files beside four H200), and
 few enough that all have work: starting a read then wakes no thread."""
 STEP_BYTES = 1 << 20
-"""Bytes that a thread reads before it sends them on to a device."""
+"""Bytes that a thread reads before it sends them on to a device, or has from a device before it writes them:
+few enough for caches of processors, and enough for a copy's own cost."""
 TASK_BYTES = 256 << 10
 """Fewest bytes of short jobs that a thread is woken for."""
 
@@ -89,16 +90,23 @@ class Transfer:
     """A transfer of bytes between a buffer and files that has been started."""
 
     def __init__(
-        self, jobs: Sequence[Job], flags: int, buffer: Bytes, parts: int = 1, onward: bytes | None = None
+        self,
+        jobs: Sequence[Job],
+        flags: int,
+        buffer: Bytes | None,
+        parts: int = 1,
+        device: bytes | None = None,
     ):
         """`flags`: of `open`; where they say so, it is a write. `parts`: each job is cut in so many, at once.
-        `onward`: where rows go on to from the buffer (`Onward` of transfers.c), if they do. Raises OSError
-        where there are no threads, also in a process that was forked since the folder was looked at."""
+        `device`: the memory of a device (`Device` of transfers.c) to which rows go on from the buffer, or
+        from which a file is written, which needs no buffer. Raises OSError where there are no threads, also
+        in a process that was forked since the folder was looked at."""
         self._libraries = _there(jobs[0].path)
         self._kept = buffer, *(given := _packed(jobs))  # until all is there
-        together = 1 if parts > 1 else max(1, TASK_BYTES * len(jobs) // max(1, len(buffer)))
+        size, memory = (0, None) if buffer is None else (len(buffer), buffer.ctypes.data)
+        together = 1 if parts > 1 else max(1, TASK_BYTES * len(jobs) // max(1, size))
         self._transfer = self._libraries.quick.transfers_start(
-            *given, len(jobs), flags, buffer.ctypes.data, parts, together, onward
+            *given, len(jobs), flags, memory, parts, together, device
         )
         if self._transfer is None:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), jobs[0].path)

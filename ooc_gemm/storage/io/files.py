@@ -27,7 +27,7 @@ import numpy as np
 
 from ...support.buffers import PAGE, Bytes
 from ...support.intervals import round_up
-from ...support.onward import Onward
+from ...support.onward import Inward, Onward
 from . import background
 from .background import Job
 
@@ -144,7 +144,7 @@ def room(offset: int, size: int) -> int:
 
 
 _COLUMNS = struct.Struct("=3q")
-"""The end of `Onward` of transfers.c."""
+"""The end of `Device` of transfers.c."""
 NONBLOCK, NOFOLLOW = os.O_NONBLOCK, os.O_NOFOLLOW
 
 
@@ -355,10 +355,14 @@ def start_read(
     return transfer.end
 
 
-def start_write(path: str, data: Bytes) -> Callable[[], bool]:
+def start_write(path: str, data: Bytes | Inward) -> Callable[[], bool]:
     """Start to write a file in the background. The function returned must be called, whatever happens: it
     waits for the end, and returns whether the file is complete. Raises OSError."""
-    return background.Transfer([Job(path, 0, len(data))], _MAKE, data).end
+    if not isinstance(data, Inward):
+        return background.Transfer([Job(path, 0, len(data))], _MAKE, data).end
+    rows, width = data.shape
+    packed = data.packed + _COLUMNS.pack(width, 0, width)
+    return background.Transfer([Job(path, 0, rows * width)], _MAKE, None, device=packed).end
 
 
 def flush(folder: int | str | os.PathLike[str]) -> None:

@@ -8,20 +8,20 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define MOST_THREADS 64
 #define STACK_BYTES (1 << 20)
-#define MOST_CONTEXTS 8
-#define MOST_PLACES 8
-// Errors, besides the numbers of errno: a file that ended too early, and rows that were not sent on.
+// Errors, besides the numbers of errno: a file that ended too early, and rows that the device did not copy.
 #define TOO_SHORT (-1)
-#define NOT_SENT (-2)
+#define NOT_COPIED (-2)
 
 // `rows` rows of `nbytes` bytes, `apart` bytes from each other in the file, the first at `offset`. In memory they
 // follow each other.
@@ -29,20 +29,21 @@ typedef struct {
     int64_t offset, nbytes, rows, apart;
 } Job;
 
-// Where the rows of a transfer go on to: memory of a device. The first five are functions of CUDA's driver, of which
-// this library knows only the addresses: cuCtxSetCurrent, cuMemcpy2DAsync, cuEventRecord, cuEventCreate and
-// cuEventQuery. In host memory a row has `width` bytes, of which `take` are copied, those past the first `skip`. The
-// event is recorded after all rows.
+// Memory of a device, to which the rows of a transfer go on, or from which they come. The first six are functions of
+// CUDA's driver, of which this library knows only the addresses: cuCtxSetCurrent, cuMemcpy2DAsync, cuEventRecord,
+// cuEventCreate, cuEventQuery and cuMemHostRegister. In host memory a row has `width` bytes, of which `take` are
+// copied, those past the first `skip`. The event is recorded after all rows that go on.
 typedef struct {
     int (*use)(void* context);
     int (*copy)(const void* what, void* stream);
     int (*record)(void* event, void* stream);
     int (*make)(void** event, unsigned flags);
     int (*query)(void* event);
+    int (*pin)(void* memory, size_t nbytes, unsigned flags);
     void *context, *stream, *event;
-    uint64_t target, pitch;
+    uint64_t there, pitch;
     int64_t width, skip, take;
-} Onward;
+} Device;
 
 // CUDA_MEMCPY2D of CUDA's driver.
 typedef struct {
@@ -62,12 +63,23 @@ typedef struct {
 #define HOST 1
 #define DEVICE 2
 #define WITHOUT_TIME 2
+#define FOR_ALL_DEVICES 1
+#define NOT_READY 600
 
-// Events of a thread in a context of CUDA. Each is recorded when the bytes of a place have been sent on, and has
-// happened when the place is free again.
+// A thread's own memory beside a device: two places for bytes that go there, and two for bytes that come. They are few
+// and small, so that the bytes are still in the caches of the processors when they are copied on.
+#define SENDING 2
+#define PLACES 4
+#define MOST_CONTEXTS 8
 typedef struct {
-    void *context, *events[MOST_PLACES];
-} Marks;
+    char* memory;    // pinned for all devices; NULL where there is none
+    int64_t nbytes;  // of a place
+    int asked;
+    void* last[PLACES];  // the event after which a place is free; NULL where it was not used
+    struct {
+        void *context, *events[PLACES];
+    } marks[MOST_CONTEXTS];
+} Beside;
 
 typedef struct Transfer Transfer;
 
@@ -84,7 +96,7 @@ typedef struct Task {
 struct Transfer {
     int flags, error;
     const char* memory;
-    Onward onward;      // `take` is 0 where nothing goes on
+    Device device;      // `take` is 0 where there is none
     atomic_int unsent;  // tasks whose rows have not been sent on
     atomic_int left;    // tasks that have not ended
     Task tasks[];
@@ -99,7 +111,7 @@ static int64_t step_bytes = INT64_MAX;
 // The number of this interface, which the loader compares: a library of another version is not used.
 int transfers_version(void) { return 4; }
 
-// Sets the most threads, and the bytes of a step (`pass_on`).
+// Sets the most threads, and the bytes of a step (`pass_on`, `bring`).
 void transfers_limit(int count, int64_t step) {
     most_threads = count < MOST_THREADS ? count : MOST_THREADS;
     step_bytes = step;
@@ -144,72 +156,119 @@ static int64_t bytes_of(const Task* task) {
     return nbytes;
 }
 
-// Returns a thread's events in a context; NULL where it has had to do with too many contexts.
-static Marks* marks_in(void* context, Marks* marks) {
+// Returns how many bytes of lines of `line` bytes fit a place of this thread. Returns 0 where none does, or the thread
+// gets no memory.
+static int64_t step_of(Beside* own, const Device* device, int64_t line) {
+    if (!own->asked) {
+        own->asked = 1, own->nbytes = step_bytes;
+        char* memory = mmap(NULL, PLACES * own->nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory != MAP_FAILED && !device->pin(memory, PLACES * own->nbytes, FOR_ALL_DEVICES)) own->memory = memory;
+        else if (memory != MAP_FAILED) munmap(memory, PLACES * own->nbytes);
+    }
+    int64_t most = step_bytes < own->nbytes ? step_bytes : own->nbytes;
+    return own->memory ? most / line * line : 0;
+}
+
+// Returns the event of a place in a context; NULL where there is none.
+static void* mark(Beside* own, const Device* device, int place) {
     for (int i = 0; i < MOST_CONTEXTS; i++) {
-        if (!marks[i].context) marks[i].context = context;
-        if (marks[i].context == context) return &marks[i];
+        if (!own->marks[i].context) own->marks[i].context = device->context;
+        if (own->marks[i].context != device->context) continue;
+        void** event = &own->marks[i].events[place];
+        if (!*event && device->make(event, WITHOUT_TIME)) *event = NULL;
+        return *event;
     }
     return NULL;
 }
 
-// Returns the number of a place that is free among those that were used: `used` of them, the last one before `next`.
-// Otherwise returns `used`, the number of a place that was not used yet.
-static int64_t free_place(const Onward* to, const Marks* marks, int64_t used, int64_t next) {
-    int64_t known = used < MOST_PLACES ? used : MOST_PLACES;
-    for (int64_t i = 0; marks && i < known; i++) {
-        int64_t place = (next + i) % known;
-        if (marks->events[place] && !to->query(marks->events[place])) return place;
-    }
-    return used;
+// Copies `rows` rows between `memory` and the device, where they are rows of the transfer from `first` on.
+static int copy_rows(const Device* device, char* memory, int64_t first, int64_t rows, int to_device) {
+    const Copy at_host = {.source_type = HOST,
+                          .source_host = memory + device->skip,
+                          .source_pitch = device->width,
+                          .target_type = DEVICE,
+                          .target_device = device->there + first * device->pitch,
+                          .target_pitch = device->pitch,
+                          .width = device->take,
+                          .rows = rows};
+    const Copy at_device = {.source_type = DEVICE,
+                            .source_device = device->there + first * device->pitch,
+                            .source_pitch = device->pitch,
+                            .target_type = HOST,
+                            .target_host = memory + device->skip,
+                            .target_pitch = device->width,
+                            .width = device->take,
+                            .rows = rows};
+    return device->copy(to_device ? &at_host : &at_device, device->stream) ? NOT_COPIED : 0;
 }
 
-// Sends `rows` rows at `memory` on, which are rows of the transfer from `first` on.
-static int send_rows(const Onward* to, const char* memory, int64_t first, int64_t rows) {
-    Copy copy = {.source_type = HOST,
-                 .source_host = memory + to->skip,
-                 .source_pitch = to->width,
-                 .target_type = DEVICE,
-                 .target_device = to->target + first * to->pitch,
-                 .target_pitch = to->pitch,
-                 .width = to->take,
-                 .rows = rows};
-    return to->copy(&copy, to->stream) ? NOT_SENT : 0;
-}
-
-// Moves the bytes of a task in steps, sends each on, and records the event after those of the last task. A step takes
-// the place of an earlier one that has been sent, if there is one. So few bytes are on their way at a time, and they
-// are still in the caches of the processors when the device comes for them.
-static int pass_on(Transfer* transfer, const Task* task, Marks* all_marks) {
-    const Onward* to = &transfer->onward;
+// Reads the bytes of a task in steps, sends each on, and records the event after those of the last task. A step takes
+// a place of this thread if one is free. Otherwise it takes its own place in the memory of the transfer.
+static int pass_on(Transfer* transfer, const Task* task, Beside* own) {
+    const Device* device = &transfer->device;
     const Job* job = task->jobs;
     int64_t unit = job->rows > 1 ? job->nbytes : 1, size = bytes_of(task), step = size;
-    int64_t line = unit > to->width ? unit : to->width;
-    if (task->count == 1 && step_bytes < size) step = (step_bytes + line - 1) / line * line;
-    Marks* marks = step < size ? marks_in(to->context, all_marks) : NULL;
-    if (to->use(to->context)) return NOT_SENT;
-    for (int64_t at = 0, used = 0, next = 0; at < size; at += step) {
-        int64_t place = free_place(to, marks, used, next), nbytes = size - at < step ? size - at : step;
-        char* memory = task->memory + place * step;
-        int error = step < size ? carry_out(task->path, job, 1, task->first + at / unit, nbytes / unit, transfer->flags,
-                                            memory)
-                                : carry_out(task->path, job, task->count, task->first, task->size, transfer->flags, memory);
-        if (!error) error = send_rows(to, memory, (task->memory - transfer->memory + at) / to->width, nbytes / to->width);
+    if (device->use(device->context)) return NOT_COPIED;
+    if (task->count == 1 && size > step_bytes) step = step_of(own, device, unit > device->width ? unit : device->width);
+    if (!step) step = size;
+    for (int64_t at = 0; at < size; at += step) {
+        int64_t nbytes = size - at < step ? size - at : step;
+        char* memory = task->memory + at;
+        void* event = NULL;
+        for (int place = 0; place < SENDING && step < size && !event; place++) {
+            if (own->last[place] && device->query(own->last[place]) == NOT_READY) continue;
+            if (!(event = mark(own, device, place))) break;
+            own->last[place] = event, memory = own->memory + place * own->nbytes;
+        }
+        int error = step == size ? carry_out(task->path, job, task->count, task->first, task->size, transfer->flags, memory)
+                                 : carry_out(task->path, job, 1, task->first + at / unit, nbytes / unit, transfer->flags,
+                                             memory);
+        int64_t first = (task->memory - transfer->memory + at) / device->width;
+        if (!error) error = copy_rows(device, memory, first, nbytes / device->width, 1);
         if (error) return error;
-        if (place == used) used++;
-        next = place + 1;
-        if (!marks || place >= MOST_PLACES || at + step >= size) continue;
-        void** event = &marks->events[place];
-        if (!*event && to->make(event, WITHOUT_TIME)) *event = NULL;
-        if (*event && to->record(*event, to->stream)) return NOT_SENT;
+        if (event && device->record(event, device->stream)) return NOT_COPIED;
     }
     int is_last = atomic_fetch_sub(&transfer->unsent, 1) == 1;
-    return is_last && to->record(to->event, to->stream) ? NOT_SENT : 0;
+    return is_last && device->record(device->event, device->stream) ? NOT_COPIED : 0;
+}
+
+// Waits until a place of this thread is free.
+static int settle(const Beside* own, const Device* device, int place) {
+    int status = 0;
+    while (own->last[place] && (status = device->query(own->last[place])) == NOT_READY) sched_yield();
+    return status ? NOT_COPIED : 0;
+}
+
+// Writes a file whose bytes come from the device, in steps: while one is written, the next one is on its way.
+static int bring(const Transfer* transfer, const Task* task, Beside* own) {
+    const Device* device = &transfer->device;
+    int64_t size = bytes_of(task), step;
+    if (device->use(device->context) || !(step = step_of(own, device, device->width))) return NOT_COPIED;
+    int file = open(task->path, transfer->flags | O_CLOEXEC, 0666), error = file < 0 ? errno : 0;
+    for (int64_t at = 0; at < size + step && !error; at += step) {
+        int turn = at / step % 2, place = SENDING + turn, before = SENDING + !turn;
+        if (at < size) {
+            void* event = mark(own, device, place);
+            if ((error = settle(own, device, place))) break;
+            int64_t nbytes = size - at < step ? size - at : step;
+            error = event ? copy_rows(device, own->memory + place * own->nbytes, at / device->width,
+                                      nbytes / device->width, 0)
+                          : NOT_COPIED;
+            if (!error && device->record(event, device->stream)) error = NOT_COPIED;
+            if (!error) own->last[place] = event;
+        }
+        if (at > 0 && !error && !(error = settle(own, device, before))) {
+            int64_t first = at - step, nbytes = size - first < step ? size - first : step;
+            error = move(file, 1, own->memory + before * own->nbytes, nbytes, first);
+        }
+    }
+    if (file >= 0 && close(file) && !error) error = errno;
+    return error;
 }
 
 static void* work(void* unused) {
     (void)unused;
-    Marks marks[MOST_CONTEXTS] = {0};
+    Beside own = {0};
     pthread_mutex_lock(&lock);
     for (;;) {
         while (!head) {
@@ -222,10 +281,11 @@ static void* work(void* unused) {
         queued--, busy++;
         pthread_mutex_unlock(&lock);
         Transfer* transfer = task->transfer;
-        int error = transfer->onward.take
-                        ? pass_on(transfer, task, marks)
-                        : carry_out(task->path, task->jobs, task->count, task->first, task->size, transfer->flags,
-                                    task->memory);
+        int write = (transfer->flags & O_ACCMODE) != O_RDONLY;
+        int error = !transfer->device.take ? carry_out(task->path, task->jobs, task->count, task->first, task->size,
+                                                       transfer->flags, task->memory)
+                    : write                ? bring(transfer, task, &own)
+                                           : pass_on(transfer, task, &own);
         pthread_mutex_lock(&lock);
         busy--;
         if (error) transfer->error = error;
@@ -259,11 +319,11 @@ static int64_t cut_size(const Job* job, int64_t parts, int64_t step) {
 
 // Starts a transfer of `count` jobs, whose bytes follow each other in `memory`. `paths`: their paths, each with a zero
 // byte at its end. `flags`: those of open(). `parts`: in how many parts each job is cut; where it is 1, a task has
-// `together` jobs. `onward`: where each part goes on to as soon as it is there; NULL: nowhere. What is pointed to must
-// stay until `transfers_end`, but for `onward`. Returns NULL where there is no memory or no thread for it.
+// `together` jobs. `device`: where each part goes on to as soon as it is there, or where what is written comes from,
+// which then needs no `memory`; NULL: there is none. What is pointed to must stay until `transfers_end`, but for `device`. Returns NULL where there is no memory or no thread for it.
 Transfer* transfers_start(const char* paths, const Job* jobs, int64_t count, int flags, char* memory, int64_t parts,
-                          int64_t together, const Onward* onward) {
-    int64_t step = onward ? onward->width : sysconf(_SC_PAGESIZE), tasks = 0;
+                          int64_t together, const Device* device) {
+    int64_t step = device ? device->width : sysconf(_SC_PAGESIZE), tasks = 0;
     for (int64_t i = 0; i < count; i += together) {
         int64_t all = jobs[i].rows > 1 ? jobs[i].rows : jobs[i].nbytes, size = cut_size(&jobs[i], parts, step);
         tasks += parts == 1 || !all ? 1 : (all + size - 1) / size;
@@ -271,7 +331,7 @@ Transfer* transfers_start(const char* paths, const Job* jobs, int64_t count, int
     Transfer* transfer = malloc(sizeof(Transfer) + tasks * sizeof(Task));
     if (!transfer) return NULL;
     transfer->flags = flags, transfer->error = 0, transfer->memory = memory;
-    transfer->onward = onward ? *onward : (Onward){0};
+    transfer->device = device ? *device : (Device){0};
     atomic_init(&transfer->unsent, (int)tasks);
     atomic_init(&transfer->left, (int)tasks);
     Task* task = transfer->tasks;

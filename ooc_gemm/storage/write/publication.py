@@ -16,6 +16,7 @@ import zarr
 
 from ...support.buffers import Bytes
 from ...support.errors import StoreError, remedy
+from ...support.onward import Inward
 from ..format.unfinished import METADATA, PARTIAL
 from ..io.objects import why
 from ..io.stamps import Stamp, Stamps
@@ -98,7 +99,7 @@ class Publication:
         self.staging.write(chunk, data)
         self._written(chunk)
 
-    def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
+    def start(self, chunk: Chunk, data: Bytes | Inward) -> Callable[[], bool]:
         """Start to write in the background. The function returned waits for the end, and returns whether the
         chunk was written; it must be called."""
         end = self.staging.start(chunk, data)

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from ...support.buffers import Bytes
 from ...support.errors import InputError, remedy
+from ...support.onward import Inward
 from ..io import durable, files
 from .journal import Chunk
 
@@ -128,8 +129,9 @@ class Share:
         with self._lock:
             self.written.add(chunk)
 
-    def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
+    def start(self, chunk: Chunk, data: Bytes | Inward) -> Callable[[], bool]:
         """Writes the file before it returns."""
+        assert not isinstance(data, Inward), "there is no background"
         self.write(chunk, data)
         return lambda: True
 

@@ -16,6 +16,7 @@ import zarr
 from ...support.buffers import Bytes
 from ...support.errors import InputError, StoreError
 from ...support.intervals import ceil_div
+from ...support.onward import Inward
 from ..format.unfinished import PARTIAL
 from ..io.stamps import Stamp, Stamps
 from .journal import ANEW, Chunk
@@ -68,9 +69,10 @@ class Staging:
         """Replace from now on only chunks that have the stamp that `was` returns, where chunks are written to
         their places at once. Where they are not, `stamps` tells in time that one has another."""
 
-    def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
+    def start(self, chunk: Chunk, data: Bytes | Inward) -> Callable[[], bool]:
         """Begin to write in the background. The function returned waits for the end, and returns whether the
-        chunk was written."""
+        chunk was written. `data`: what comes from a device only where there is a background."""
+        assert not isinstance(data, Inward), "there is no background"
         self.write(chunk, data)
         return lambda: True
 

@@ -13,6 +13,7 @@ import zarr
 
 from ...support.buffers import Bytes
 from ...support.errors import InputError
+from ...support.onward import Inward
 from ..format import documents
 from ..format.chunks import Chunks
 from ..format.unfinished import ASIDE, METADATA, PARTIAL
@@ -122,7 +123,7 @@ class FolderStaging(Staging):
         """Writes a file beside the chunk's place."""
         files.write(self.path(chunk) + PENDING, data, self._direct)
 
-    def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
+    def start(self, chunk: Chunk, data: Bytes | Inward) -> Callable[[], bool]:
         """Starts to write that file in the background."""
         return files.start_write(self.path(chunk) + PENDING, data)
 

@@ -6,6 +6,7 @@ A chunk is written whole and never read back. Where it goes is the matter of a s
 
 import contextlib
 import errno
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from threading import Lock
@@ -17,6 +18,7 @@ import zarr
 from ...planning.schedule import Part
 from ...support.buffers import Bytes, scratch
 from ...support.errors import StoreError, remedy
+from ...support.onward import Inward
 from ..io.objects import why
 from ..read.source import Array
 from .conversion import check_fits, check_range, convert
@@ -42,9 +44,9 @@ class Sink(Protocol):
     def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
         """Write a chunk, or a shard. Raises OSError, StoreError, and what a store's client raises."""
 
-    def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
+    def start(self, chunk: Chunk, data: Bytes | Inward) -> Callable[[], bool]:
         """Start to write in the background. The function returned waits for the end, and returns whether the
-        chunk was written; it must be called."""
+        chunk was written; it must be called. `data`: may come from a device where there is a background."""
 
     def cancel(self) -> None:
         """Wake all threads that wait for an answer."""
@@ -62,8 +64,8 @@ class Target(Generic[S]):
         self.name, self.sink, self._array, self._block = name, sink, array, block
         self._shape = array.shards or array.chunks
         self._encoder = Encoder(array)
-        self.background = self._encoder.copies and array.dtype == block and sink.background
-        """Whether writes continue in the background once they are started."""
+        self.background = self.inward = self._encoder.copies and array.dtype == block and sink.background
+        """Whether writes continue in the background once they are started, and may come from a device."""
         self.overflowed = 0
         """Number of finite elements that became infinite in C, because they are too large for its type."""
         self._lock = Lock()
@@ -94,22 +96,29 @@ class Target(Generic[S]):
             values[: part.rows, part.cols :] = 0
         return values
 
-    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
+    def start(self, part: Part, source: Bytes | Inward) -> Callable[[], int]:
         """Start to write, in the background where a chunk is stored as it is. The function returned waits for
-        the end and returns the bytes; it must be called."""
-        write = partial(self.write, part, slot)
-        if not self.background:
-            return write
-        values = self._padded(part, slot)
+        the end and returns the bytes; it must be called. `source`: a slot, or a whole chunk on a device,
+        where there is a background; that the function may leave, and then returns 0."""
+        data: Bytes | Inward
+        write: Callable[[], int]
+        if isinstance(source, Inward):
+            data, nbytes, write = source, math.prod(source.shape), lambda: 0
+        else:
+            write = partial(self.write, part, source)
+            if not self.background:
+                return write
+            data = self._padded(part, source).reshape(-1).view(np.uint8)
+            nbytes = len(data)
         try:
-            end = self.sink.start(part.chunk, values.reshape(-1).view(np.uint8))
+            end = self.sink.start(part.chunk, data)
         except OSError:
             return write
 
         def done() -> int:
             with self._explained(part.chunk):
                 written = end()
-            return values.nbytes if written else write()  # or it says what the matter is
+            return nbytes if written else write()  # or it says what the matter is
 
         return done
 
