@@ -45,6 +45,7 @@ _ARGUMENTS = {
     "cuEventSynchronize": (_ADDRESS,),
     "cuEventDestroy_v2": (_ADDRESS,),
     "cuStreamWaitEvent": (_ADDRESS, _ADDRESS, ctypes.c_uint),
+    "cuMemHostRegister_v2": (_ADDRESS, _SIZE, ctypes.c_uint),
     "cuMemcpy2DAsync_v2": (_ADDRESS, _ADDRESS),
     "cuMemsetD8Async": (_HANDLE, ctypes.c_ubyte, _SIZE, _ADDRESS),
     "cuLaunchKernel": (_ADDRESS, *(ctypes.c_uint,) * 7, _ADDRESS, _ADDRESS, _ADDRESS),
@@ -190,18 +191,17 @@ _PLACE = struct.Struct("=11Q")
 """The beginning of `Device` of transfers.c."""
 
 
+COPYING = (
+    "cuCtxSetCurrent", "cuMemcpy2DAsync_v2", "cuEventRecord", "cuEventCreate", "cuEventQuery",
+    "cuMemHostRegister_v2",
+)  # fmt: skip
+"""Functions that threads without the interpreter call, in the order of `Device` of transfers.c."""
+
+
 @cache
 def _sending() -> tuple[int, ...]:
     """Return the addresses of the functions with which threads without the interpreter copy rows."""
-    names = (
-        "cuCtxSetCurrent",
-        "cuMemcpy2DAsync_v2",
-        "cuEventRecord",
-        "cuEventCreate",
-        "cuEventQuery",
-        "cuMemHostRegister_v2",
-    )
-    functions = map(_keeping, names)
+    functions = map(_keeping, COPYING)
     return tuple(ctypes.cast(function, _ADDRESS).value or 0 for function in functions)
 
 

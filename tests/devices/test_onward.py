@@ -152,6 +152,11 @@ def test_several_devices(memory, monkeypatch, what, transpose, linked):
     assert bool(cupy_on_cpu.sent) == (linked or what != "gram")  # all devices need the strip otherwise
 
 
+def test_the_driver_has_what_threads_call():
+    assert set(driver.COPYING) <= set(driver._ARGUMENTS)
+    assert len(driver.COPYING) == len(cupy_on_cpu.SENDING)
+
+
 def product(memory, shape=(500, 300, 400), **options):
     """Multiply, and return the result and whether C is right."""
     m, k, n = shape
