@@ -194,7 +194,7 @@ class CUDASession(HostMemory):
         pieces is left to `upload`, which times it."""
         memory, operand = self._arrays[piece.operand, buffer], piece.operand
         changed = memory.dtype != dtype or operand in self._op.transforms or self._layout.turned(operand)
-        if changed or self._overflow.looks or not self._timing.passes_next(UPLOAD):
+        if changed or self._overflow.looks or self._timing.times(UPLOAD):
             return None
         self._device.use()
         skipped, pitch = self._layout.at(operand, piece.panel, piece.into)
@@ -436,7 +436,7 @@ class CUDASession(HostMemory):
 
     def inward(self, block: Block, part: Part, c: int) -> Inward | None:
         """Returns the place of a whole chunk. One in some is left to `download`, which times it."""
-        if not self.brings or (part.rows, part.cols) != self._chunk or not self._timing.passes_next(DOWNLOAD):
+        if not self.brings or (part.rows, part.cols) != self._chunk or self._timing.times(DOWNLOAD):
             return None
         size = self._op.leaves.itemsize
         at, width, done = self._place(block, part, c, size)

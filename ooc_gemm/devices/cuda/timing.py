@@ -13,7 +13,7 @@ SPANS = 128
 """Number of operations whose events are kept before the trace is told. A product of many pieces has a million
 operations, and each that is left for the end takes 15 µs then."""
 
-COPIES_TIMED = 8
+COPIES_TIMED = 16
 """One copy in this many has two events of its own. Recording them takes as long as the copy's own call."""
 
 
@@ -38,6 +38,8 @@ class Timing:
         self._device, self._times, self.points = device, times, points
         self.spans: deque[_Span] = deque()
         self._copies = Counter[str]()
+        self._due = set[str]()
+        """Stages of which the next copy is to be timed."""
         self._untimed = Counter[str]()
         self._telling, self._counting = Lock(), Lock()
 
@@ -45,6 +47,7 @@ class Timing:
         """Begin a run. `stream` must be idle."""
         self._trace = trace
         self._copies.clear()
+        self._due.clear()
         self._base = self._times.record(stream.ptr)
         self._base.synchronize()
         self._base_time = time.perf_counter()
@@ -55,21 +58,20 @@ class Timing:
 
     def begin_copy(self, stage: str, stream: Any) -> Event | None:
         """Record the event before a copy if the copy is timed."""
-        timed = self.times_next(stage)
-        self._copies[stage] += 1
-        return self.begin(stream) if timed else None
+        if stage not in self._due and not self.times(stage):
+            return None
+        self._due.discard(stage)
+        return self.begin(stream)
 
-    def times_next(self, stage: str) -> bool:
-        """Return whether the next copy is timed: one in COPIES_TIMED, or each of them for a timeline. Two
-        threads may count the same copy, so it is about one."""
-        return self._trace.keep or self._copies[stage] % COPIES_TIMED == 0
-
-    def passes_next(self, stage: str) -> bool:
-        """Return whether the next copy is not timed, which then is made without `begin_copy`."""
-        if self.times_next(stage):
-            return False
-        self._copies[stage] += 1
-        return True
+    def times(self, stage: str) -> bool:
+        """Count a copy, and return whether one is to be timed: one in COPIES_TIMED, or each of them for a
+        timeline. Then it, or one that is made meanwhile, must come to `begin_copy`. Two threads may count the
+        same copy, so it is about one."""
+        count = self._copies[stage]
+        self._copies[stage] = count + 1
+        if count % COPIES_TIMED == 0:
+            self._due.add(stage)
+        return self._trace.keep or count % COPIES_TIMED == 0
 
     def count(self, stage: str, nbytes: int) -> None:
         """Count the bytes of a copy that is not timed."""
