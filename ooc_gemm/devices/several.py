@@ -222,6 +222,8 @@ class SeveralSession:
                 self.close()
         for each in opening:
             each.result()
+        for session in self.sessions:
+            session.share()
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
         """Delegates to the first device: memory that is pinned for one device is pinned for all."""

@@ -483,6 +483,10 @@ class Member(Device, Protocol):
 class MemberSession(Session, Protocol):
     """The share of one of several devices in a run."""
 
+    def share(self) -> None:
+        """Begin to let other devices reach the panels of op(B). This is called when all have allocated
+        theirs."""
+
     def take(
         self,
         other: Session,

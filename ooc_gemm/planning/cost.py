@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from ..support.intervals import ceil_div, touches
@@ -10,7 +11,7 @@ from .candidates import Candidate
 from .ledger import slot_bytes
 from .machine import Budget, Rates
 from .problem import Matrix, Problem, rows_apart
-from .schedule import DIAGONAL_STRIPS, EARLY_STRIPS, LEAST_STRIP, count_blocks, last_place
+from .schedule import DIAGONAL_STRIPS, EARLY_STRIPS, LEAST_STRIP, column_edges, count_blocks, last_place
 from .teams import ALONE, rounds
 from .traffic import downloaded_bytes, shared_columns, uploaded_again
 
@@ -262,7 +263,7 @@ class CostModel:
         multiplying = p.flops / rates.flops * (1 + self._overhead(x))
         if rates.shared:
             return multiplying
-        calls = count_blocks(p, x.bm, x.bn)
+        calls = count_blocks(p, x.bm, x.bn, x.panels.resident)
         if p.symmetric:  # a block on the diagonal is made in strips
             calls += ceil_div(p.m, x.bm) * (min(DIAGONAL_STRIPS, ceil_div(x.bm, LEAST_STRIP)) - 1)
         return max(multiplying, calls * len(x.panels) * rates.piece_seconds)
@@ -272,8 +273,9 @@ class CostModel:
         written for each panel, and tiles stand out over the edges of blocks."""
         p, rates = self._problem, self.rates
         passes = len(x.panels) + (REDUCED if p.found_bytes else 0.0)
-        thin = rates.thin * passes / max(1, p.k) + rates.edge / x.bm + rates.edge / x.bn
-        thin += rates.ready_again / x.bn if x.panels.resident else 0.0
+        width = p.n / max(1, len(column_edges(p, x.bn, True)) - 1) if x.panels.resident else x.bn
+        thin = rates.thin * passes / max(1, p.k) + rates.edge / x.bm + rates.edge / width
+        thin += rates.ready_again / width if x.panels.resident else 0.0
         down = max(1, ceil_div(p.m, x.bm))
         if p.symmetric and len(self._budget.weights) > 1:  # blocks on the diagonal are made whole
             thin += 1 / down
@@ -288,12 +290,12 @@ class CostModel:
         Multiplying waits for the first panels; the last multiplication for the last reads, which share the
         store with the writes before; writing for the first block. The last write-back begins when the first
         strip of the last multiplication is done."""
-        rates, blocks = self.rates, count_blocks(self._problem, x.bm, x.bn)
+        rates, blocks = self.rates, count_blocks(self._problem, x.bm, x.bn, x.panels.resident)
         panels = max(1, blocks * len(x.panels))
         entering = entering_seconds(stages, rates)
         bringing = self._bringing_seconds(entering, stages) + panels * rates.turn_seconds
         each_read, each_multiply = bringing / panels, stages["compute"] / panels
-        first, last = self._first_and_last(x)
+        first, before, last = self._shares(x)
         if x.c_buffers == 1:
             last = 1.0
         leaving = leaving_seconds(stages, rates)
@@ -307,11 +309,16 @@ class CostModel:
         if x.panels.resident:  # the first block waits for all of op(A), and for its share of the others
             slower = entering / max(1e-9, stages["read"])
             of_a, *others = (each.seconds * slower for each in reads)
-            until_tail = max(until_tail, of_a + first * sum(others) + stages["compute"] * (1 - first))
+            first_block = of_a + first * sum(others)
+            until_tail = max(
+                until_tail,
+                first_block + stages["compute"] * (1 - first),
+                first_block / max(1, len(x.panels)) + stages["compute"] - each_multiply,
+            )
         until_last = first * max(bringing, stages["compute"]) + hidden
         ends = [until_tail + tail, until_last + last * leaving]
-        if last < first:  # the block before the last one, a smaller one, may take longer to leave
-            ends.append(until_tail + each_multiply - last * stages["compute"] + (first + last) * leaving)
+        if last < before:  # the block before the last one, a smaller one, may take longer to leave
+            ends.append(until_tail + each_multiply - last * stages["compute"] + (before + last) * leaving)
         return max(ends)
 
     def _bringing_seconds(self, entering: float, stages: dict[str, float]) -> float:
@@ -320,16 +327,22 @@ class CostModel:
         exchange = stages.get("exchange", 0.0)
         return entering + exchange if self.rates.latency else max(entering, exchange)
 
-    def _first_and_last(self, x: Candidate) -> tuple[float, float]:
-        """Return the shares of C that the first block and the last one make. The last one may be smaller,
-        because blocks need not divide C. The blocks of a symmetric product count as equal."""
+    def _shares(self, x: Candidate) -> tuple[float, float, float]:
+        """Return the shares of C that the first block, the one before the last, and the last one make. The
+        last one may be smaller, because blocks need not divide C, and blocks may become narrower. The blocks
+        of a symmetric product count as equal."""
         p = self._problem
         down, across = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn)
         if p.symmetric or not (down and across):
-            return (1 / max(1, count_blocks(p, x.bm, x.bn)),) * 2
+            return (1 / max(1, count_blocks(p, x.bm, x.bn)),) * 3
+        if x.panels.resident:
+            edges = column_edges(p, x.bn, True)
+            widths = [(stop - start) / p.n for start, stop in pairwise(edges)]
+            return widths[0], widths[max(0, len(widths) - 2)], widths[-1]
         i, j = last_place(down, across, x.by_columns)
         last = min(x.bm, p.m - i * x.bm) * min(x.bn, p.n - j * x.bn)
-        return min(x.bm, p.m) * min(x.bn, p.n) / (p.m * p.n), last / (p.m * p.n)
+        first = min(x.bm, p.m) * min(x.bn, p.n) / (p.m * p.n)
+        return first, first, last / (p.m * p.n)
 
     def _growing_seconds(self, x: Candidate, stages: dict[str, float]) -> float:
         """Seconds of the one block of panels that grow: each is read when one of two buffers is free, and

@@ -116,6 +116,9 @@ class Budget:
     weights: tuple[int, ...] = (1,)
     """Speed of each of several devices. Blocks are cut into bands of rows in proportion, and limits and
     baselines of the device are those of each."""
+    step: int = 0
+    """Bytes that a thread without the interpreter has on their way at a time between a file and a device, in
+    places of its own, which are in `host_baseline`; 0 where there are none."""
     eighths: int = 0
     """How many eighths of `host` are in `host_baseline`, which grows with the limit."""
     chunk: int = 0

@@ -23,7 +23,7 @@ from .chunk_set import Chunk, ChunkSet
 from .machine import Budget, Rates
 from .panels import Panels
 from .problem import Problem
-from .schedule import Block, Part, Piece, count_blocks, cut, places, sides
+from .schedule import Block, Part, Piece, column_edges, count_blocks, cut, places, sides
 from .strips import NOTHING, Strips, Visit
 from .teams import ALONE, Shape
 from .traffic import Traffic, piece_read_bytes, uploaded_bytes
@@ -110,12 +110,16 @@ class Plan:
     @property
     def block_count(self) -> int:
         """Number of blocks that are made."""
-        return len(self._places) if self.done else count_blocks(self.problem, self.bm, self.bn)
+        return len(self._places) if self.done else self._all_blocks
+
+    @property
+    def _all_blocks(self) -> int:
+        return count_blocks(self.problem, self.bm, self.bn, self.k_panels.resident)
 
     @property
     def flops(self) -> float:
         """Number of operations of the blocks that are made."""
-        share = self.block_count / max(1, count_blocks(self.problem, self.bm, self.bn))
+        share = self.block_count / max(1, self._all_blocks)
         return self.problem.flops * share
 
     @property
@@ -145,13 +149,17 @@ class Plan:
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
         """Block row and block column of each block, in order."""
-        found = places(self.problem, self.bm, self.bn, self.by_columns)
+        found = places(self.problem, self.bm, self.bn, self.by_columns, self.k_panels.resident)
         return [place for place in found if not self.done or any(self.parts(self._block(0, *place)))]
 
     def _block(self, index: int, i: int, j: int) -> Block:
-        row, col = i * self.bm, j * self.bn
-        rows, cols = min(self.bm, self.problem.m - row), min(self.bn, self.problem.n - col)
-        return Block(index, row, rows, col, cols, diagonal=self.problem.symmetric and i == j)
+        row, (col, stop) = i * self.bm, self._edges[j : j + 2]
+        rows = min(self.bm, self.problem.m - row)
+        return Block(index, row, rows, col, stop - col, diagonal=self.problem.symmetric and i == j)
+
+    @cached_property
+    def _edges(self) -> tuple[int, ...]:
+        return column_edges(self.problem, self.bn, self.k_panels.resident)
 
     def panels(self) -> Iterator[tuple[int, int]]:
         """Yield the k ranges of a block, in order: every k exactly once."""
@@ -293,7 +301,7 @@ class Plan:
 
     @property
     def _strips(self) -> Strips:
-        return Strips(self.problem, self.k_panels, self.bm, self.bn, self.slot_bytes)
+        return Strips(self.problem, self.k_panels, self.bm, self.bn, self._edges, self.slot_bytes)
 
     def _visits(self) -> list[Visit]:
         """Return every panel in the order of the schedule, op(A)'s before op(B)'s."""

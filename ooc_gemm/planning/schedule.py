@@ -6,11 +6,13 @@ piece   what one read brings into one slot: a part of one chunk
 part    one chunk of C in the block that makes it
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
-from ..support.intervals import ceil_div, overlaps
+from ..support.intervals import ceil_div, overlaps, round_up
 from .problem import Matrix, Problem
 
 EARLY_STRIPS = 8
@@ -144,13 +146,17 @@ def sides(p: Problem, row: tuple[int, int], col: tuple[int, int], k: tuple[int, 
     }
 
 
-def places(p: Problem, bm: int, bn: int, by_columns: bool) -> Iterator[tuple[int, int]]:
+def places(
+    p: Problem, bm: int, bn: int, by_columns: bool, narrowing: bool = False
+) -> Iterator[tuple[int, int]]:
     """Return block rows and block columns of C in the order in which blocks are made.
 
     Every second row (or column) is walked backwards. A symmetric C is made row by row, each from the diagonal
     to the left and then its diagonal block, so that each block shares a panel with the one before.
     """
     down, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
+    if narrowing:
+        across = len(column_edges(p, bn, narrowing)) - 1
     if p.symmetric:
         for i in range(down):
             for j in (*reversed(range(i)), i):
@@ -169,7 +175,32 @@ def last_place(down: int, across: int, by_columns: bool) -> tuple[int, int]:
     return (end, outer - 1) if by_columns else (outer - 1, end)
 
 
-def count_blocks(p: Problem, bm: int, bn: int) -> int:
+def column_edges(p: Problem, bn: int, narrowing: bool) -> tuple[int, ...]:
+    """Return the first column of each column of blocks, and the end of the last. `narrowing`: only the first
+    blocks are `bn` wide, and the next ones become narrower, down to a quarter (`Panels.resident`): so the
+    device computes while the first panels come, and little is left to write at the end."""
+    step = p.b.chunk_rows if p.b.transposed else p.b.chunk_cols
+    return _edges(p.n, bn, math.lcm(p.c.chunk_cols, step), narrowing)
+
+
+@lru_cache(maxsize=1024)
+def _edges(n: int, bn: int, align: int, narrowing: bool) -> tuple[int, ...]:
+    """Return these edges. All are multiples of `align`, or of `bn` where that is less than four of those:
+    blocks that begin within chunks of B would read more."""
+    if not narrowing or 4 * align > bn:
+        return (*range(0, n, bn), n)
+    edges, least = [0], round_up(ceil_div(bn, 4), align)
+    while edges[-1] < n:
+        left = n - edges[-1]
+        half = round_up(ceil_div(left, 2), align)
+        width = bn if len(edges) == 1 else min(bn, left if left < 2 * least else half)
+        edges.append(min(n, edges[-1] + width))
+    return tuple(edges)
+
+
+def count_blocks(p: Problem, bm: int, bn: int, narrowing: bool = False) -> int:
     """Return the number of blocks in which C is made."""
     down, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
+    if narrowing:
+        across = len(column_edges(p, bn, narrowing)) - 1
     return down * (down + 1) // 2 if p.symmetric else down * across

@@ -27,13 +27,16 @@ class Strips:
     k_panels: Panels
     bm: int
     bn: int
+    edges: tuple[int, ...]
+    """Edges of the columns of blocks (`column_edges`)."""
     slot_bytes: int
     """Most bytes of a piece."""
 
     def panels(self, operand: str, at: int) -> list[Visit]:
         """Return the panels of one row of blocks (`a`) or one column of them (`b`), along k."""
         p, found = self.problem, list[Visit]()
-        row, col = ((at * step, min((at + 1) * step, end)) for step, end in ((self.bm, p.m), (self.bn, p.n)))
+        row = at * self.bm, min((at + 1) * self.bm, p.m)
+        col = (self.edges[at], self.edges[at + 1]) if operand == "b" else (0, 0)
         for number, panel in enumerate(self.k_panels):
             s, rows, cols = sides(p, row, col, panel)[operand]
             pieces = cut(operand, s, rows, cols, self.slot_bytes)

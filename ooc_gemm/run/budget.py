@@ -10,6 +10,7 @@ from ..planning.machine import Budget, Rates
 from ..planning.plan import Plan
 from ..planning.problem import Problem
 from ..planning.search import least_seconds
+from ..storage.io.background import PLACES_BYTES, STEP_BYTES
 from ..storage.io.files import chunks_at_once, in_background, writes_at_once
 from ..storage.io.requests import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests
 from ..storage.read import addresses
@@ -23,6 +24,10 @@ from .elsewhere import current
 from .operands import Inputs
 from .request import Request
 from .settle import Settled
+
+SMALL = 16
+"""Threads without the interpreter have places of their own where these take one in so many bytes of what
+there is."""
 
 
 def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chosen, limits: Limits) -> Budget:
@@ -41,12 +46,18 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
     sources, puts = inputs.sources.values(), addresses.traits_of(request.c).remote
     asked_of = _asked_of(sources)
     readers = max([limits.readers, *(requests(*one) for one in asked_of)])
-    if all(source.traits.asynchronous for source in sources):
-        readers = chunks_at_once(readers)
+    apart = limits.device is not None
+    read_in_background = all(source.traits.asynchronous for source in sources)
+    if read_in_background:
+        readers = chunks_at_once(readers, apart)
     writers = max(limits.writers, WRITERS if puts else 0)
     folder = None if request.c is None or limits.workers else addresses.local_path(request.c)
-    if folder and in_background(rates.nearest_folder(folder)):
+    written_in_background = folder is not None and in_background(rates.nearest_folder(folder))
+    if written_in_background:
         writers = writes_at_once(writers)
+    in_places = apart and (read_in_background or written_in_background)
+    if in_places := in_places and request.memory_limit - base >= SMALL * PLACES_BYTES:
+        base += PLACES_BYTES
     in_memory = request.c is None and request.writes
     notes = not (in_memory or request.reduced)
     return Budget(
@@ -64,7 +75,8 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
         linked=limits.linked,
         eighths=eighths,
         chunk=_chunk_bytes(request, limits.workers) if notes else 0,
-        in_memory=all(source.traits.asynchronous for source in sources),
+        in_memory=read_in_background,
+        step=STEP_BYTES if in_places else 0,
     )
 
 

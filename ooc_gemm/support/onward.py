@@ -15,6 +15,8 @@ class Onward:
     """The event (`engine.ring.Event`) that is recorded after the piece."""
     sent: Callable[[], None] = lambda: None
     """Takes note that the piece has been sent."""
+    step: int = 0
+    """Bytes that are read at a time and then sent on from a place of the thread; 0: there are none."""
     taken: bool = False
     """Whether the piece goes there without `Uploads.upload`."""
 
@@ -29,5 +31,7 @@ class Inward:
     """Rows, and bytes of each."""
     finished: Any
     """The event (`engine.ring.Event`) after which the part may be copied."""
+    step: int
+    """Bytes that are on their way at a time."""
     brought: Callable[[], None]
     """Takes note that the part has been copied."""

@@ -18,6 +18,7 @@ from ooc_gemm.devices import several
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.session import CUDASession
 from ooc_gemm.planning import candidates
+from ooc_gemm.run import budget
 from ooc_gemm.storage.io import background, files
 
 RNG = np.random.default_rng(5)
@@ -32,11 +33,9 @@ def memory(monkeypatch):
     monkeypatch.setattr(files, "LEAST_PART", 4096)
     monkeypatch.setattr(candidates, "AMPLE_DEVICE_SLOTS", (100_000, 50_000))  # so slots are used again
     cupy_on_cpu.install(monkeypatch)
-    limit = files.background._found.quick.transfers_limit
-    limit(files.background.THREADS, 1000)
+    monkeypatch.setattr(budget, "STEP_BYTES", 1000)
     folder = Path(tempfile.mkdtemp(prefix="ooc-gemm-test-", dir="/dev/shm"))
     yield folder
-    limit(files.background.THREADS, files.background.STEP_BYTES)
     shutil.rmtree(folder)
 
 
@@ -198,7 +197,7 @@ def test_c_comes_from_several_devices(memory, monkeypatch):
     ],
 )
 def test_c_that_is_stored_otherwise(memory, options):
-    found, right = product(memory, **options)
+    _, right = product(memory, **options)
     assert right
     assert bool(cupy_on_cpu.brought) == (options == {"out_dtype": "float64"})
 
@@ -234,10 +233,14 @@ def test_a_full_disk_is_told(memory, monkeypatch):
     real = background.Transfer.__init__
 
     def nowhere(self, jobs, *rest, **named):
-        missing = [job._replace(path="/proc/version/x") if "c" in Path(job.path).parts else job for job in jobs]
+        of_c = "c" in Path(jobs[0].path).parts
+        missing = [job._replace(path="/proc/version/x") for job in jobs] if of_c else jobs
         real(self, missing, *rest, **named)
 
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left")
+
     monkeypatch.setattr(background.Transfer, "__init__", nowhere)
-    monkeypatch.setattr(files, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+    monkeypatch.setattr(files, "write", full)
     with pytest.raises(ooc_gemm.StoreError, match="No space left"):
         product(memory)

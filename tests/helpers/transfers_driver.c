@@ -55,7 +55,7 @@ static void* user(void* number) {
             jobs[i] = (Job){turn * 4096 % 65536, 4096 << turn % 4, 1 + turn % 4, 1 << 17};
         }
         Device device = {.use = use, .copy = copy, .record = record, .make = make, .query = query, .pin = pin,
-                         .there = (uint64_t)(target + (id << 19)), .pitch = ROW, .width = jobs[0].nbytes, .take = ROW};
+                         .there = (uint64_t)(target + (id << 19)), .pitch = ROW, .width = jobs[0].nbytes, .take = ROW, .step = 8192};
         Transfer* transfer = transfers_start(paths, jobs, count, O_RDONLY, memory, 1 + turn % 3, turn % 3 ? 1 : 2,
                                              turn % 2 ? &device : NULL);
         if (turn % 5 == 0)
@@ -69,7 +69,7 @@ static void* user(void* number) {
         int64_t rows = 1 + turn * 7 % 100, width = ROW * (1 + turn % 40);
         Job job = {0, rows * width, 1, 0};
         Device device = {.use = use, .copy = copy, .record = record, .make = make, .query = query, .pin = pin,
-                         .there = (uint64_t)there, .pitch = width + ROW, .width = width, .take = width};
+                         .there = (uint64_t)there, .pitch = width + ROW, .width = width, .take = width, .step = 8192};
         Transfer* transfer = transfers_start(path, &job, 1, O_WRONLY | O_CREAT | O_TRUNC, NULL, 1, 1, &device);
         if (transfers_end(transfer)) errors++;
         file = open(path, O_RDONLY);
@@ -109,7 +109,7 @@ static long rename_all(void) {
 int main(int count, char** arguments) {
     pthread_t users[USERS];
     folder = arguments[count - 1];
-    transfers_limit(5, 8192);
+    transfers_limit(5);
     for (long i = 0; i < USERS; i++) pthread_create(&users[i], NULL, user, (void*)i);
     for (int i = 0; i < USERS; i++) pthread_join(users[i], NULL);
     printf("%ld %ld %ld %ld\n", (long)copies, (long)events, (long)errors, rename_all());

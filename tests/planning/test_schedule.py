@@ -1,7 +1,9 @@
 """In which order a plan brings panels and pieces."""
 
 import itertools
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from plans import check_plan, planned, problems
@@ -10,7 +12,7 @@ from examples import examples
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.panels import Panels
 from ooc_gemm.planning.problem import Matrix, Problem
-from ooc_gemm.planning.schedule import last_place, places
+from ooc_gemm.planning.schedule import column_edges, count_blocks, last_place, places
 from ooc_gemm.planning.search import make_plan
 from ooc_gemm.support.intervals import growing_panels
 
@@ -119,3 +121,31 @@ def test_panels_of_a_that_stay_have_a_buffer_each():
         0, 1, 0, 1,
     ]  # fmt: skip
     assert changing.a_buffers == changing.buffers == 2
+
+
+@pytest.mark.parametrize("n", [1, 7, 64, 100, 1000, 65536])
+@pytest.mark.parametrize("chunk", [1, 3, 16, 2048])
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 9])
+def test_blocks_that_become_narrower_cover_c_once(n, chunk, parts):
+    p = device_problem(10, n, 10, chunk)
+    bn = min(n, -(-n // parts // chunk) * chunk)
+    edges = column_edges(p, bn, True)
+    widths = np.diff(edges)
+    assert (edges[0], edges[1], edges[-1]) == (0, bn, n)
+    assert (widths > 0).all()
+    assert widths.max() == bn
+    assert all(edge % chunk == 0 for edge in edges[:-1])
+    assert len(list(places(p, 10, bn, False, True))) == count_blocks(p, 10, bn, True) == len(widths)
+    if bn >= 4 * chunk:
+        assert (np.diff(widths) <= 0).all()
+        assert (widths[:-1] >= bn // 4).all()
+    else:
+        assert len(widths) == -(-n // bn)
+
+
+def test_blocks_begin_where_chunks_of_b_begin():
+    p = device_problem(10, 65536, 10, 2048)
+    assert column_edges(p, 32768, True) == (0, 32768, 49152, 57344, 65536)
+    assert column_edges(p, 22528, True) == (0, 22528, 45056, 55296, 65536)
+    apart = replace(p, b=replace(p.b, chunk_cols=6144))
+    assert all(edge % 6144 == 0 for edge in column_edges(apart, 30720, True)[:-1])

@@ -136,6 +136,9 @@ class CPUSession(HostMemory):
         self._trace.add("upload", start, time.perf_counter(), f"upload {get_ident()}")
         return Done()
 
+    def share(self) -> None:
+        """Does nothing: panels are in host memory."""
+
     def take(
         self,
         other: Session,

@@ -76,6 +76,8 @@ class CUDASession(HostMemory):
         self._standardizing: Standardizing | None = None
         self._narrowing: Narrowing | None = None
         self._reducer: Reducer | None = None
+        self._memory: driver.Memory | None = None
+        """That of the panels of op(B), if other devices are to reach it."""
         self._shared: Future[None] | None = None
         """Until it has ended, other devices cannot reach the panels of op(B)."""
         self._lock, self._staging = Lock(), Lock()
@@ -115,7 +117,7 @@ class CUDASession(HostMemory):
             theirs = {key: panels.pop(key) for key in list(panels) if key[0] == "b"}
             arrays, memory = allocate_shared(self._device, theirs)
             self._arrays |= arrays
-            self._shared = in_thread("access", partial(memory.share, tuple(self._device.reached_by)))
+            self._memory = memory
         for some in (panels, others):  # which go at different times
             self._arrays |= allocate(self._device, some)
         self._gemm = Gemm(
@@ -125,6 +127,7 @@ class CUDASession(HostMemory):
         self._a_buffer = plan.k_panels.a_buffer
         self._waits_for_writes = plan.c_buffers == 1
         c = plan.problem.c
+        self._step = plan.budget.step
         self._symmetric, self._chunk = plan.problem.symmetric, (c.chunk_rows, c.chunk_cols)
         self._early, self._finished = {}, {}
         if operation.verify:
@@ -202,7 +205,7 @@ class CUDASession(HostMemory):
         at, stream = memory.data.ptr + skipped * size, self._streams[UPLOAD].ptr
         nbytes = math.prod(piece.shape) * size
         packed = driver.place(self._device.index, stream, arrived, at, pitch * size)
-        return Onward(packed, arrived, partial(self._timing.count, UPLOAD, nbytes))
+        return Onward(packed, arrived, partial(self._timing.count, UPLOAD, nbytes), self._step)
 
     def _turn_piece(self, piece: Piece, source: Array, staged: int, panel: int) -> None:
         """Transpose a piece, which lies at `staged` as it is stored, into its panel."""
@@ -431,8 +434,8 @@ class CUDASession(HostMemory):
 
     @property
     def brings(self) -> bool:
-        """Whether parts are neither found nor counted nor transposed on the device."""
-        return not (self._reducer or self._narrowing or self._symmetric)
+        """Whether parts are neither found nor counted nor transposed on the device, and there are places."""
+        return not (self._reducer or self._narrowing or self._symmetric or not self._step)
 
     def inward(self, block: Block, part: Part, c: int) -> Inward | None:
         """Returns the place of a whole chunk. One in some is left to `download`, which times it."""
@@ -442,7 +445,7 @@ class CUDASession(HostMemory):
         at, width, done = self._place(block, part, c, size)
         packed = driver.place(self._device.index, self._streams[DOWNLOAD].ptr, done, at, width)
         count = partial(self._timing.count, DOWNLOAD, part.rows * part.cols * size)
-        return Inward(packed, (part.rows, part.cols * size), done, count)
+        return Inward(packed, (part.rows, part.cols * size), done, self._step, count)
 
     def _download_found(
         self, reducer: Reducer, block: Block, part: Part, c: int, target: Array
@@ -483,6 +486,13 @@ class CUDASession(HostMemory):
         self._gemm = None
         for key in [key for key in self._arrays if key[0] in ("a", "b")]:
             del self._arrays[key]
+
+    def share(self) -> None:
+        """Lets the devices that reach this one have its panels of op(B). The driver takes some 50 ms for
+        that, in which it allocates nothing."""
+        if self._memory:
+            self._shared = in_thread("access", partial(self._memory.share, tuple(self._device.reached_by)))
+            self._memory = None
 
     def _wait_for_share(self) -> None:
         """Wait until memory is no longer being shared, which must not be freed meanwhile."""

@@ -67,7 +67,6 @@ def load() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
         number,
     )
     quick.transfers_start.restype = memory
-    quick.transfers_limit.argtypes = ctypes.c_int, number
     for library in (quick, slow):
         library.transfers_ended.argtypes = library.transfers_end.argtypes = (memory,)
         library.transfers_make.argtypes = ctypes.c_char_p, ctypes.c_char_p, number, ctypes.c_int, memory

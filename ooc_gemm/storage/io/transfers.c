@@ -32,7 +32,8 @@ typedef struct {
 // Memory of a device, to which the rows of a transfer go on, or from which they come. The first six are functions of
 // CUDA's driver, of which this library knows only the addresses: cuCtxSetCurrent, cuMemcpy2DAsync, cuEventRecord,
 // cuEventCreate, cuEventQuery and cuMemHostRegister. In host memory a row has `width` bytes, of which `take` are
-// copied, those past the first `skip`. The event is recorded after all rows that go on.
+// copied, those past the first `skip`. The event is recorded after all rows that go on. `step`: the most bytes that a
+// thread has on their way at a time in a place of its own; 0: threads have none.
 typedef struct {
     int (*use)(void* context);
     int (*copy)(const void* what, void* stream);
@@ -42,7 +43,7 @@ typedef struct {
     int (*pin)(void* memory, size_t nbytes, unsigned flags);
     void *context, *stream, *event;
     uint64_t there, pitch;
-    int64_t width, skip, take;
+    int64_t width, skip, take, step;
 } Device;
 
 // CUDA_MEMCPY2D of CUDA's driver.
@@ -106,16 +107,11 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t begun = PTHREAD_COND_INITIALIZER, ended = PTHREAD_COND_INITIALIZER;
 static Task *head, **tail = &head;
 static int threads, busy, asleep, queued, waiting, most_threads = MOST_THREADS;
-static int64_t step_bytes = INT64_MAX;
 
 // The number of this interface, which the loader compares: a library of another version is not used.
 int transfers_version(void) { return 4; }
 
-// Sets the most threads, and the bytes of a step (`pass_on`, `bring`).
-void transfers_limit(int count, int64_t step) {
-    most_threads = count < MOST_THREADS ? count : MOST_THREADS;
-    step_bytes = step;
-}
+void transfers_limit(int count) { most_threads = count < MOST_THREADS ? count : MOST_THREADS; }
 
 static int move(int file, int write, char* memory, int64_t nbytes, int64_t offset) {
     while (nbytes > 0) {
@@ -159,13 +155,14 @@ static int64_t bytes_of(const Task* task) {
 // Returns how many bytes of lines of `line` bytes fit a place of this thread. Returns 0 where none does, or the thread
 // gets no memory.
 static int64_t step_of(Beside* own, const Device* device, int64_t line) {
+    if (!device->step) return 0;
     if (!own->asked) {
-        own->asked = 1, own->nbytes = step_bytes;
+        own->asked = 1, own->nbytes = device->step;
         char* memory = mmap(NULL, PLACES * own->nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory != MAP_FAILED && !device->pin(memory, PLACES * own->nbytes, FOR_ALL_DEVICES)) own->memory = memory;
         else if (memory != MAP_FAILED) munmap(memory, PLACES * own->nbytes);
     }
-    int64_t most = step_bytes < own->nbytes ? step_bytes : own->nbytes;
+    int64_t most = device->step < own->nbytes ? device->step : own->nbytes;
     return own->memory ? most / line * line : 0;
 }
 
@@ -209,7 +206,7 @@ static int pass_on(Transfer* transfer, const Task* task, Beside* own) {
     const Job* job = task->jobs;
     int64_t unit = job->rows > 1 ? job->nbytes : 1, size = bytes_of(task), step = size;
     if (device->use(device->context)) return NOT_COPIED;
-    if (task->count == 1 && size > step_bytes) step = step_of(own, device, unit > device->width ? unit : device->width);
+    if (task->count == 1 && size > device->step) step = step_of(own, device, unit > device->width ? unit : device->width);
     if (!step) step = size;
     for (int64_t at = 0; at < size; at += step) {
         int64_t nbytes = size - at < step ? size - at : step;
