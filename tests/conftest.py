@@ -141,8 +141,8 @@ class RecordingSession(CPUSession):
         self.log.append(("download", block.index, part.chunk))
         return super().download(block, part, c, target)
 
-    def record(self, stream):
-        event = super().record(stream)
+    def record(self, stream, pair=None):
+        event = super().record(stream, pair)
         self.marks[id(event)] = (stream, event, list(self.filled) if stream == UPLOAD else [])
         if stream == COMPUTE:
             for events in self.used.values():

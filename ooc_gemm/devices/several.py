@@ -287,15 +287,16 @@ class SeveralSession:
         axis = int(not self._op.transpose_b)
         return band_of(piece.into[axis], piece.panel[axis], (1,) * len(self.sessions))[0]
 
-    def _pass_on(self) -> tuple[Event, ...]:
-        """Copies what has been uploaded of the panels of op(B) from each device to all others. Returns an
-        event for each device that completes when its panels are complete."""
+    def _pass_on(self, pair: int | None) -> tuple[Event, ...]:
+        """Copies panels of op(B) that are complete, all or the one of a pair, from each device that has a
+        share to all others. Returns an event for each device that completes when its panels are complete."""
         uploaded = [session.record(UPLOAD) for session in self.sessions]
-        if not self._arrived:
+        arrived = {key: places for key, places in list(self._arrived.items()) if pair in (None, key[1])}
+        if not arrived:
             return tuple(uploaded)
         for session, own in zip(self.sessions, uploaded, strict=True):  # its panel is free, and has its share
             session.wait(PASS, own)
-        for (index, buffer, panel), places in self._arrived.items():
+        for (index, buffer, panel), places in arrived.items():
             rows, cols = (
                 (
                     min(into[axis] for into, _ in places),
@@ -307,7 +308,7 @@ class SeveralSession:
             for session in self.sessions:
                 if session is not first:
                     session.take(first, panel, rows, cols, buffer, uploaded[index])
-        self._arrived.clear()
+            del self._arrived[index, buffer, panel]
         return tuple(session.record(PASS) for session in self.sessions)
 
     def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
@@ -385,11 +386,11 @@ class SeveralSession:
                 some = Part(part.chunk, part.row + first - start, part.col, last - first, cols)
                 yield session, band, some, (slice(first, last), slice(cols))
 
-    def record(self, stream: str) -> Event:
+    def record(self, stream: str, pair: int | None = None) -> Event:
         """Records an event on every session. In the upload stream, the panels of op(B) are then on all
         devices."""
         if stream == UPLOAD:
-            return _All(self._pass_on())
+            return _All(self._pass_on(pair))
         return _All(tuple(session.record(stream) for session in self.sessions))
 
     def wait(self, stream: str, event: Event) -> None:

@@ -142,7 +142,8 @@ def execute(
     try:
         threads, each = dealt(plan.readers, all(source.asynchronous for source in sources.values()))
         for _ in range(threads):
-            readers.submit(read, ring, session, sources, trace, each, bool(plan.budget.connection))
+            how = bool(plan.budget.connection), each > 1 and bool(plan.budget.step)
+            readers.submit(read, ring, session, sources, trace, each, *how)
         for block in plan.blocks():
             c = block.index % plan.c_buffers
             if plan.problem.reads_c:
@@ -151,9 +152,12 @@ def execute(
                 wait_for_all(ring, session)
             for number, panel in enumerate(plan.panels(), 1):
                 pairs.open(step)
+                goes_on = number < plan.panel_count or not plan.problem.reads_c
+                if goes_on:
+                    pairs.open(step + 1, early=True)
                 wait_for_all(ring, session)
-                uploaded = session.record(UPLOAD)
-                if number < plan.panel_count or not plan.problem.reads_c:
+                uploaded = session.record(UPLOAD, step % plan.panel_buffers)
+                if goes_on:
                     pairs.open(step + 1, early=True)
                 if panel[0] == 0:
                     blocks[c].free()

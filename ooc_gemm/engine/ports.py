@@ -446,8 +446,10 @@ class Session(Uploads, Protocol):
     def lost(self, block: Block, part: Part, c: int) -> Lost:
         """Return what C's type does not hold of a part. This is called when its download has completed."""
 
-    def record(self, stream: str) -> Event:
-        """Return an event that completes when `stream` has done all work that it has been given so far."""
+    def record(self, stream: str, pair: int | None = None) -> Event:
+        """Return an event that completes when `stream` has done all work that it has been given so far.
+        `pair`: in the upload stream, the number of the pair of panels that is complete; all are where it is
+        None."""
 
     def wait(self, stream: str, event: Event) -> None:
         """Make `stream` wait for `event` before it does anything that it is given later."""

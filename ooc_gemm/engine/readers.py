@@ -20,19 +20,26 @@ def dealt(count: int, background: bool) -> tuple[int, int]:
 
 
 def read(
-    ring: Ring, session: Uploads, sources: Mapping[str, Source], trace: Trace, ahead: int, aside: bool
+    ring: Ring,
+    session: Uploads,
+    sources: Mapping[str, Source],
+    trace: Trace,
+    ahead: int,
+    aside: bool,
+    in_turn: bool = False,
 ) -> None:
     """Read pieces and upload them until there are none left.
 
     `ahead`: the number of reads under way at once. `aside`: leave pieces whose turn has not come to the
     conductor. Over a network the time of a read varies much, and readers would wait for the slowest one at
-    every turn.
+    every turn. `in_turn`: read no piece before its turn has come, because those whose turn has come go on to
+    the device by themselves.
     """
     begun: deque[tuple[Slot, Task, Callable[[], tuple[Array, int]] | None, Onward | None]] = deque()
     try:
         with on_thread("reader"):
             while True:
-                while len(begun) < ahead and (found := ring.acquire(wait=not begun)):
+                while len(begun) < ahead and (found := ring.acquire(not begun, not in_turn)):
                     begun.append((*found, *_start(ring, session, sources, *found)))
                 slot, task, end, onward = begun.popleft()
                 piece = task.piece

@@ -82,7 +82,10 @@ class Ring:
         self._tasks = (Task(turn, piece) for turn, pieces in enumerate(turns) for piece in pieces)
         self._next = next(self._tasks, None)
         self._kept: dict[Any, Slot] = {}
-        self._open, self._buffers = -1, (0, 0)
+        self._open, self._waited = -1, 0
+        """The last turn that is open, and the one for which the conductor waits next."""
+        self._buffers: dict[int, tuple[int, int]] = {}
+        """The panels that each turn fills, of turns that are open."""
         self._aside: dict[int, list[tuple[Slot, Task]]] = {}
         """Slots that hold pieces of a later turn, by the number of that turn."""
         self._under_way: Counter[int] = Counter()
@@ -94,8 +97,9 @@ class Ring:
         self._closed = False
         self._error: BaseException | None = None
 
-    def acquire(self, wait: bool = True) -> tuple[Slot, Task] | None:
+    def acquire(self, wait: bool = True, early: bool = True) -> tuple[Slot, Task] | None:
         """For readers: take the next piece together with a free slot, or with the slot that keeps the piece.
+        `early`: also one whose turn has not come.
 
         Both are taken as one step, so the earliest unread piece always has a slot and the ring cannot
         deadlock. Returns None if there is no piece or slot now and `wait` is false. Raises Stopped when no
@@ -104,7 +108,9 @@ class Ring:
         with self._lock:
             if not wait and not (self._next and not self._closed and self._free and self._free[0].is_free()):
                 return None
-            self._freed.wait_for(self._goes_on)
+            if not wait and not self._goes_on(early):
+                return None
+            self._freed.wait_for(lambda: self._goes_on(early))
             task = self._next
             if self._closed or task is None:
                 raise Stopped
@@ -126,8 +132,11 @@ class Ring:
             slot.guard = None
         return slot, task
 
-    def _goes_on(self) -> bool:
-        return bool(self._closed or self._next is None or self._next.piece.found or self._free)
+    def _goes_on(self, early: bool) -> bool:
+        if self._closed or self._next is None:
+            return True
+        has_turn = early or self._next.turn <= self._open
+        return has_turn and bool(self._next.piece.found or self._free)
 
     def admit(self, slot: Slot, task: Task, aside: bool = False) -> tuple[int, int] | None:
         """For readers: wait until the slot holds its piece (another reader may be reading it) and the turn of
@@ -147,7 +156,7 @@ class Ring:
                 )
         if self._closed:
             raise Stopped
-        return self._buffers
+        return self._buffers[task.turn]
 
     def admitted(self, task: Task) -> tuple[int, int] | None:
         """For readers: return what `admit` returns, if the turn of a piece has come and no other turn has the
@@ -155,7 +164,7 @@ class Ring:
         piece = task.piece
         if piece.kept or piece.found or task.turn > self._open or self._closed:
             return None
-        return self._buffers
+        return self._buffers[task.turn]
 
     def release(self, slot: Slot, task: Task, guard: Event) -> None:
         """For readers: note that the piece is being uploaded. Its slot is free once `guard` has completed,
@@ -170,29 +179,32 @@ class Ring:
                 self._uploaded.notify()
 
     def open(self, buffers: tuple[int, int]) -> None:
-        """For the conductor, when all pieces of a turn are being uploaded: open the next turn, whose pieces
-        go to this panel of op(A) and this panel of op(B) or C block."""
+        """For the conductor: open the next turn, whose pieces go to this panel of op(A) and this panel of
+        op(B) or C block."""
         with self._lock:
-            self._buffers, self._open = buffers, self._open + 1  # in this order: `admit` does not lock
+            self._buffers[self._open + 1] = buffers
+            self._open += 1  # in this order: `admit` does not lock
             self._came.notify_all()
+            self._freed.notify()
 
     def aside(self) -> list[tuple[Slot, Task]]:
-        """For the conductor: return the pieces of the open turn that readers have put aside. The conductor
-        uploads and releases them."""
+        """For the conductor: return the pieces that readers have put aside of the turn for which it waits
+        next. It uploads and releases them."""
         with self._lock:
-            return self._aside.pop(self._open, [])
+            return self._aside.pop(self._waited, [])
 
     def wait(self) -> None:
-        """For the conductor: wait until all pieces of the open turn are being uploaded. Raises the error of a
-        reader that failed."""
+        """For the conductor: wait until all pieces of the first open turn for which it has not waited are
+        being uploaded. Raises the error of a reader that failed."""
         with self._lock:
             while not self._uploaded.wait_for(
-                lambda: self._has_all(self._open) or self._closed, SIGNAL_SECONDS
+                lambda: self._has_all(self._waited) or self._closed, SIGNAL_SECONDS
             ):
                 pass
             if self._closed:
                 raise self._error or Stopped()
-            del self._under_way[self._open]
+            del self._under_way[self._waited], self._buffers[self._waited]
+            self._waited += 1
 
     def _has_all(self, turn: int) -> bool:
         return (self._next is None or self._next.turn > turn) and not self._under_way[turn]

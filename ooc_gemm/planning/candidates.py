@@ -30,6 +30,10 @@ the CPU between being read and being used …"""
 AMPLE_DEVICE_SLOTS = (16 * MiB, 4 * MiB)
 """… and where each slot is copied to a device: fewer, longer copies."""
 
+STEPPED_SLOT, FEWER_SLOTS = 64 * MiB, 4
+"""The largest size of a slot tried, and one in how many slots, where pieces go to a device in steps
+(`Budget.step`): then the size of a piece does not matter to the caches, and fewer pieces are handled."""
+
 LEAST_SLOT = 1 * MiB
 """Largest size of a slot in the smallest ring."""
 
@@ -102,6 +106,9 @@ def rings(budget: Budget) -> list[Ring]:
         for count in counts
         for cap in (AMPLE_SLOTS if budget.device is None else AMPLE_DEVICE_SLOTS)
     ]
+    if budget.step and budget.in_memory:
+        count = max(4, most // FEWER_SLOTS)
+        ample.insert(0, Ring(count, writers, count + max(2, count // share), STEPPED_SLOT))
     return [*ample, Ring(min(2, most), 1, 3, LEAST_SLOT)]
 
 

@@ -32,6 +32,7 @@ def memory(monkeypatch):
     monkeypatch.setattr(files, "FEW_CORES", 0)
     monkeypatch.setattr(files, "LEAST_PART", 4096)
     monkeypatch.setattr(candidates, "AMPLE_DEVICE_SLOTS", (100_000, 50_000))  # so slots are used again
+    monkeypatch.setattr(candidates, "STEPPED_SLOT", 200_000)
     cupy_on_cpu.install(monkeypatch)
     monkeypatch.setattr(budget, "STEP_BYTES", 1000)
     folder = Path(tempfile.mkdtemp(prefix="ooc-gemm-test-", dir="/dev/shm"))
@@ -131,6 +132,7 @@ def test_several_devices(memory, monkeypatch, what, transpose, linked):
     cupy_on_cpu.install(monkeypatch, devices=3)
     monkeypatch.setattr(several, "MOST_READERS", 8)
     monkeypatch.setattr(candidates, "AMPLE_DEVICE_SLOTS", (12_000, 12_000))
+    monkeypatch.setattr(candidates, "STEPPED_SLOT", 24_000)
     monkeypatch.setattr(CUDA, "reaches", lambda *_: linked)
     a, b = (RNG.integers(-9, 9, (900, 900)).astype("f4") for _ in range(2))
     for name, x in (("a", a), ("b", b), ("c", b)):

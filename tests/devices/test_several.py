@@ -78,8 +78,8 @@ class Ordered(CPUSession):
             self.do(COMPUTE, self.used[at])
         super().multiply(block, panel, p, c, first)
 
-    def record(self, stream):
-        event = super().record(stream)
+    def record(self, stream, pair=None):
+        event = super().record(stream, pair)
         event.known = frozenset(self.known[stream])
         return event
 

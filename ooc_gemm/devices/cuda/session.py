@@ -467,7 +467,7 @@ class CUDASession(HostMemory):
         """Reads what the device has counted."""
         return self._narrowing.lost(block, part, c) if self._narrowing else Lost()
 
-    def record(self, stream: str) -> Event:
+    def record(self, stream: str, pair: int | None = None) -> Event:
         """Records an event at the end of the stream."""
         self._device.use()
         return self._timing.points.record(self._streams[stream].ptr)
