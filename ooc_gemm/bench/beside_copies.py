@@ -1,13 +1,15 @@
-"""Measures how reads and writes of files in memory share the host's memory with copies to and from a device:
-the time of both at once over the sum of their times alone (`Rates.entering` and `leaving`).
+"""Measures how reads and writes of files in memory share the host's memory with copies to and from a device,
+and with each other: the time of both at once over the sum of their times alone (`Rates.entering`, `leaving`
+and `turns`).
 
-    array ──read──► buffers ──upload──► panel      entering
-    block ──download──► buffers ──write──► array   leaving
+    array ──read──► places ──upload──► panel      entering ┐
+    block ──download──► places ──write──► array   leaving  ┘ turns
 """
 
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from ..planning.problem import Matrix
 from ..run.prepare import Job, prepare
 from ..run.rates import FILE
 from ..run.request import Operand, Request
+from ..storage.io.background import STEP_BYTES
 from ..storage.io.files import chunks_at_once, writes_at_once
 from ..support.buffers import Bytes
 from ..support.remembered import recall
@@ -30,6 +33,10 @@ from .io import files_in
 
 Begin = Callable[[int, Bytes], Callable[[], int]]
 """Begins to move a chunk through a buffer. Returns what waits for its end and returns its bytes."""
+Work = Callable[[], tuple[Begin, int]]
+"""Makes ready what begins to move chunks. Returns it, and for how many at a time."""
+TRIES = 3
+"""How often something is measured."""
 
 
 def shares(scratch: Path, device: Device, rates: dict[str, Any]) -> dict[str, float]:
@@ -41,28 +48,34 @@ def shares(scratch: Path, device: Device, rates: dict[str, Any]) -> dict[str, fl
     copies = _Copies(scratch, device)
     try:
         copies.make_ready()
-        return {
-            "entering": copies.share(copies.bringing, alone_at, "read", "upload"),
-            "leaving": copies.share(copies.storing, alone_at, "write", "download"),
+        came, went = copies.seconds(copies.bringing), copies.seconds(copies.storing)
+        alone = {"entering": ("read", "upload"), "leaving": ("write", "download")}
+        found = {
+            name: seconds / sum(copies.nbytes / alone_at[f"{way}_bytes_per_second"] for way in alone[name])
+            for name, seconds in (("entering", came), ("leaving", went))
         }
+        found["turns"] = copies.together((copies.bringing, came), (copies.storing, went))
+        return {name: float(min(1.0, max(0.5, share))) for name, share in found.items()}
     finally:
         copies.close()
 
 
 class _Copies:
-    """A session of a device, with a block of one chunk, and an array whose chunks are moved."""
+    """A session of a device, with a block of one chunk for each of several devices, and an array whose chunks
+    are moved."""
 
     def __init__(self, scratch: Path, device: Device):
         self._scratch, limits = scratch, chunks.limits_of(device)
         self._source = chunks.source_in(scratch / "a")
         self._count = sum(not path.endswith("zarr.json") for path in files_in(scratch / "a"))
-        job, side = _one_chunk(device), chunks.SIDE
+        self.nbytes = self._count * chunks.chunk_bytes()
+        job, panel = _a_chunk_each(device, len(limits.weights)), (0, chunks.SIDE)
         self._block = next(job.plan.blocks())
-        self._part = next(job.plan.parts(self._block))
-        self._pieces = list(job.plan.pieces(self._block, (0, side)))
+        self._parts = list(job.plan.parts(self._block))
+        self._pieces = list(job.plan.pieces(self._block, panel))
         self._session = device.open(job.plan, job.operation, Trace())
         self._writers = writes_at_once(limits.writers)
-        self._readers = chunks_at_once(limits.readers) + 2  # and two that are copied meanwhile
+        self._readers = chunks_at_once(limits.readers, device=True) + 2  # and two that are copied meanwhile
         self._buffers: list[Bytes] = []
 
     def make_ready(self) -> None:
@@ -78,23 +91,27 @@ class _Copies:
         session.multiply(self._block, (0, chunks.SIDE), 0, 0, True)
         session.record(COMPUTE).synchronize()
         session.finish(self._block, 0)
+        self._pieces = [piece for piece in self._pieces if piece.operand == "a"]
 
     def close(self) -> None:
         """Free the session's memory."""
         self._session.close()
 
     def bringing(self) -> tuple[Begin, int]:
-        """Return what brings a chunk to the device, and for how many at a time."""
-        copied: dict[int, Event] = {}  # address of a buffer → the end of the last copy from it
+        """Return what brings a chunk to a device, and for how many at a time."""
+        session, copied = self._session, dict[int, Event]()  # address of a buffer → the end of its last copy
 
         def bring(index: int, buffer: Bytes) -> Callable[[], int]:
             if before := copied.get(buffer.ctypes.data):
                 before.synchronize()
-            end = self._source.start(next(chunks.pieces_of(self._source, index)), buffer)
+            piece = self._pieces[index % len(self._pieces)]
+            onward = session.onward(piece, self._source.dtype, 0)
+            end = self._source.start(next(chunks.pieces_of(self._source, index)), buffer, onward)
 
             def done() -> int:
-                came, nbytes = end()
-                copied[buffer.ctypes.data] = self._session.upload(came, self._pieces[0], 0)
+                view, nbytes = end()
+                sent = onward.arrived if onward and onward.taken else session.upload(view, piece, 0)
+                copied[buffer.ctypes.data] = sent
                 return nbytes
 
             return done
@@ -102,40 +119,63 @@ class _Copies:
         return bring, self._readers
 
     def storing(self) -> tuple[Begin, int]:
-        """Return what stores the block as a chunk of a new array, and for how many at a time."""
+        """Return what stores a part of the block as a chunk of a new array, and for how many at a time."""
         target = chunks.empty_target(self._scratch / "beside", chunks.column(self._count))
+        session = self._session
 
         def store(index: int, buffer: Bytes) -> Callable[[], int]:
-            self._session.download(self._block, self._part, 0, _view(buffer)).synchronize()
-            return target.start(chunks.part(index), buffer)
+            part = self._parts[index % len(self._parts)]
+            inward = session.inward(self._block, part, 0)
+            if not inward:
+                session.download(self._block, part, 0, _view(buffer)).synchronize()
+            return target.start(chunks.part(index), inward or buffer)
 
         return store, self._writers
 
-    def share(self, begin: Callable[[], tuple[Begin, int]], alone_at: dict[str, Any], *ways: str) -> float:
-        """Return the seconds of moving all chunks in two ways at once, over their sum if each is alone."""
+    def seconds(self, work: Work) -> float:
+        """Return the least seconds in which all chunks are moved."""
 
         def moving() -> float:
-            work, at_once = begin()
+            begin, at_once = work()
             start = time.perf_counter()
-            by_one_thread(work, range(self._count), self._buffers[:at_once], math.inf)
-            self._session.record(UPLOAD).synchronize()
+            self._move(begin, at_once, 1.0)
             return time.perf_counter() - start
 
-        seconds = min(moving() for _ in range(3))
-        nbytes = self._count * chunks.chunk_bytes()
-        alone = sum(nbytes / alone_at[f"{way}_bytes_per_second"] for way in ways)
-        return float(min(1.0, max(0.5, seconds / alone)))
+        return min(moving() for _ in range(TRIES))
+
+    def _move(self, begin: Begin, at_once: int, share: float) -> None:
+        count = max(1, round(share * self._count))
+        by_one_thread(begin, range(count), self._buffers[:at_once], math.inf)
+        self._session.record(UPLOAD).synchronize()
+
+    def together(self, *works: tuple[Work, float]) -> float:
+        """Return the seconds of two kinds of work at once, over the sum of what they take alone, with so much
+        of each that both alone take equally long. The buffers are those of both: what is in them does not
+        matter here."""
+        least = min(alone for _, alone in works)
+
+        def both() -> float:
+            begun = [(*work(), least / alone) for work, alone in works]
+            start = time.perf_counter()
+            with ThreadPoolExecutor(len(works)) as pool:
+                jobs = [pool.submit(self._move, *each) for each in begun]
+            for job in jobs:
+                job.result()
+            return time.perf_counter() - start
+
+        return min(both() for _ in range(TRIES)) / (2 * least)
 
 
-def _one_chunk(device: Device) -> Job:
-    """Return a product whose panels and block are one chunk each."""
+def _a_chunk_each(device: Device, count: int) -> Job:
+    """Return a product whose block has a chunk for each of so many devices."""
     side = chunks.SIDE
-    random = Operand(kernel_rate.Random((side, side), "float32"))
-    job = prepare(Request(random, random, writes=False, device=device, memory_limit="1TiB").check())
-    whole = Matrix(side, side, 4, side, side)
+    high, square = (Operand(kernel_rate.Random((rows, side), "float32")) for rows in (count * side, side))
+    job = prepare(Request(high, square, writes=False, device=device, memory_limit="1TiB").check())
+    a, b = Matrix(count * side, side, 4, side, side), Matrix(side, side, 4, side, side)
     plan = replace(
-        job.plan, problem=replace(job.plan.problem, a=whole, b=whole, c=whole), bm=side, bn=side,
+        job.plan, problem=replace(job.plan.problem, a=a, b=b, c=a), bm=count * side, bn=side,
         k_panels=replace(job.plan.k_panels, deepest=side), c_buffers=1, slot_bytes=chunks.chunk_bytes(),
+        budget=replace(job.plan.budget, step=STEP_BYTES),
     )  # fmt: skip
     return replace(job, plan=plan)
 

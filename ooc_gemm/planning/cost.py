@@ -26,6 +26,9 @@ HANDING_SECONDS = 2e-3
 """Seconds of a piece that one worker of a cluster gets from another, besides those for its bytes: what the
 event loops of both do for it (two processes on two busy cores, over TCP)."""
 
+TOUCHED = 1 / 8
+"""Share of the slots that is used where threads copy through places of their own (`Budget.step`)."""
+
 IN_BACKGROUND = 2.5e-7
 """Seconds of a read from files in memory, besides those for its bytes, where threads without the interpreter
 read for a device (16 cores, rows of 4 to 32 KiB: 0.17 to 0.32 µs)."""
@@ -129,7 +132,7 @@ class CostModel:
                 for each in reads
             )
         fresh = x.ring.slots * slot + x.ring.writers * c.chunk_rows * c.chunk_cols * p.part_itemsize
-        start = rates.start + fresh / rates.touch
+        start = rates.start + fresh * (TOUCHED if self._budget.step else 1.0) / rates.touch
         if rates.shared:
             alone = start + sum(stages.values())
         elif x.panels.growth > 1:

@@ -25,6 +25,10 @@ products."""
 LEAST_STRIP = 1024
 """Least number of rows in such a strip."""
 
+NARROWEST = 8192
+"""Least number of columns of blocks that become narrower. Panels of four devices are multiplied in 6 ms where
+blocks have 4096 columns, and it takes as long to start them."""
+
 
 @dataclass(frozen=True)
 class Block:
@@ -189,7 +193,7 @@ def _edges(n: int, bn: int, align: int, narrowing: bool) -> tuple[int, ...]:
     blocks that begin within chunks of B would read more."""
     if not narrowing or 4 * align > bn:
         return (*range(0, n, bn), n)
-    edges, least = [0], round_up(ceil_div(bn, 4), align)
+    edges, least = [0], round_up(max(ceil_div(bn, 4), min(bn, NARROWEST)), align)
     while edges[-1] < n:
         left = n - edges[-1]
         half = round_up(ceil_div(left, 2), align)

@@ -435,6 +435,11 @@ def test_copies_to_a_device_are_measured_beside_reads_and_writes(memory, monkeyp
 
     monkeypatch.setattr(beside_copies, "by_one_thread", noted)
     found = folders.measure_folder(memory, device)
-    assert {0.5 <= found[name] <= 1 for name in ("entering", "leaving")} == {True}
-    assert moved == 3 * [("bring", 8 * 256 * 256 * 4)] + 3 * [("store", 8 * 256 * 256 * 4)]
+    assert {0.5 <= found[name] <= 1 for name in ("entering", "leaving", "turns")} == {True}
+    all_of = 8 * 256 * 256 * 4
+    assert moved[:6] == 3 * [("bring", all_of)] + 3 * [("store", all_of)]
+    assert sorted(name for name, _ in moved[6:]) == 3 * ["bring"] + 3 * ["store"]
+    assert max(nbytes for _, nbytes in moved[6:]) == all_of
+    assert cupy_on_cpu.sent
+    assert cupy_on_cpu.brought
     assert not list(memory.iterdir())
