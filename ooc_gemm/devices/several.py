@@ -237,6 +237,10 @@ class SeveralSession:
         """Delegates to the first session."""
         return self.sessions[0].prepared(buffer)
 
+    def release(self, buffers: list[Bytes]) -> None:
+        """Delegates to the first session."""
+        self.sessions[0].release(buffers)
+
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Uploads each row of op(A) and of C to the device whose band contains it. Of op(B) each device gets
         a share of the columns, which the others copy from it when the panel is complete (`record`). On the

@@ -132,7 +132,8 @@ def execute(
     raised unless all others are, too.
     `verify`: check each block before it is written; blocks that fail are not written but returned.
     """
-    ring = Ring(session.host_buffers(plan.slots + plan.cache_slots, plan.slot_bytes), _turns(plan))
+    slots = session.host_buffers(plan.slots + plan.cache_slots, plan.slot_bytes)
+    ring = Ring(slots, _turns(plan))
     write_slots: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
     readers = ThreadPoolExecutor(plan.readers, "ooc-gemm reader")
     writers = ThreadPoolExecutor(plan.writers, "ooc-gemm writer")
@@ -193,7 +194,7 @@ def execute(
                     f"the run ended in order after {block.index + 1} of {plan.block_count} blocks; continue "
                     "with resume=True"
                 )
-        freed = readers.submit(session.free_panels)
+        freed = readers.submit(_free_what_readers_had, session, slots)
         for other in blocks:
             other.free()
         freed.result()
@@ -212,6 +213,12 @@ def execute(
             readers.shutdown(cancel_futures=True)
         finally:  # also where Ctrl-C comes just now
             writers.shutdown(cancel_futures=True)
+
+
+def _free_what_readers_had(session: Session, slots: list[Bytes]) -> None:
+    """Free the panels and the slots when all has been multiplied, while the last blocks are written."""
+    session.free_panels()
+    session.release(slots)
 
 
 def _turns(plan: Plan) -> Iterator[Iterator[Piece]]:

@@ -386,6 +386,9 @@ class HostMemory(Protocol):
     def prepared(self, buffer: Bytes) -> bool:
         """Whether `prepare` has made the buffer ready."""
 
+    def release(self, buffers: list[Bytes]) -> None:
+        """Undo what `prepare` has done for some buffers, from and to which nothing is copied any more."""
+
     def close(self) -> None:
         """Undo what `prepare` has done."""
 

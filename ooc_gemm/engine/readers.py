@@ -47,12 +47,12 @@ def read(
                     start = time.perf_counter()
                     view, nbytes = end()
                     trace.add("read", start, nbytes=nbytes, operand=piece.operand, chunk=piece.chunk)
-                    session.prepare(slot.data)
                     slot.view = view
                 if onward and onward.taken:
                     onward.sent()
                     ring.release(slot, task, onward.arrived)
                 else:
+                    session.prepare(slot.data)
                     _upload(ring, session, slot, task, aside)
     except Stopped:
         pass
@@ -74,8 +74,10 @@ def _start(
     if piece.found:
         return None, None
     source, onward = sources[piece.source], None
-    if source.asynchronous and session.prepared(slot.data) and (panels := ring.admitted(task)):
+    if source.asynchronous and (panels := ring.admitted(task)):
         onward = session.onward(piece, source.dtype, panels[piece.operand != "a"])
+        if onward:
+            onward.pinned = session.prepared(slot.data)
     return source.start(piece, slot.data, onward), onward
 
 

@@ -17,6 +17,9 @@ class Onward:
     """Takes note that the piece has been sent."""
     step: int = 0
     """Bytes that are read at a time and then sent on from a place of the thread; 0: there are none."""
+    pinned: bool = True
+    """Whether a device can copy from the slot while the host goes on. If not, only what goes on from places
+    of threads can be sent."""
     taken: bool = False
     """Whether the piece goes there without `Uploads.upload`."""
 

@@ -102,25 +102,28 @@ def test_pieces_that_upload_must_see(memory, what, options):
     assert not cupy_on_cpu.sent
 
 
-def test_a_slot_that_is_not_pinned_is_uploaded(memory, monkeypatch):
-    a = RNG.integers(-9, 9, (300, 300)).astype("f4")
-    make(memory / "a", a, compressors=None, chunks=(50, 50))
-    asked = []
+@pytest.mark.parametrize("step", [0, 1000])
+def test_a_slot_that_is_not_pinned_is_uploaded_unless_there_are_places(memory, monkeypatch, step):
+    a = RNG.integers(-9, 9, (900, 900)).astype("f4")
+    make(memory / "a", a, compressors=None, chunks=(100, 100))
+    monkeypatch.setattr(budget, "STEP_BYTES", step)
+    begun = []
 
     class Session(CUDASession):
-        def prepared(self, buffer):
-            asked.append(super().prepared(buffer))
-            return asked[-1]
-
         def onward(self, piece, dtype, buffer):
-            assert asked[-1]
-            return super().onward(piece, dtype, buffer)
+            begun.append(super().onward(piece, dtype, buffer))
+            return begun[-1]
+
+        def release(self, buffers):
+            super().release(buffers)
+            assert not any(map(self.prepared, buffers))
 
     device = device_with(Session, CUDA)()
     found = ooc_gemm.multiply(str(memory / "a"), str(memory / "a"), device=device, kernel="cublas")
     assert np.array_equal(found.array, a @ a)
-    assert not asked[0]
-    assert any(asked)
+    loose = [onward.taken for onward in begun if onward and not onward.pinned]
+    assert any(loose) == all(loose) == (step > 0)
+    assert any(onward.taken for onward in begun if onward)
 
 
 @pytest.mark.parametrize("what", ["multiply", "gram", "beta"])

@@ -63,6 +63,9 @@ class HostMemory:
     def prepare(self, buffer: Bytes) -> None:
         """Does nothing: the CPU can copy from any memory."""
 
+    def release(self, buffers: list[Bytes]) -> None:
+        """Does nothing."""
+
     def prepared(self, buffer: Bytes) -> bool:
         """Returns True: no buffer needs to be made ready."""
         return True

@@ -47,10 +47,15 @@ class HostMemory:
         """Whether the buffer is pinned."""
         return id(buffer) in self._pinned
 
+    def release(self, buffers: list[Bytes]) -> None:
+        """Unpins some buffers."""
+        self._device.use()
+        runtime = self._device.runtime
+        for buffer in buffers:
+            if self._pinned.pop(id(buffer), None) is not None:
+                with contextlib.suppress(runtime.CUDARuntimeError):  # where the device has failed
+                    runtime.hostUnregister(buffer.ctypes.data)
+
     def close(self) -> None:
         """Unpins all buffers."""
-        runtime = self._device.runtime
-        for buffer in self._pinned.values():
-            with contextlib.suppress(runtime.CUDARuntimeError):  # where the device has failed
-                runtime.hostUnregister(buffer.ctypes.data)
-        self._pinned.clear()
+        self.release(list(self._pinned.values()))

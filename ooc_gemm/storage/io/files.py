@@ -144,7 +144,7 @@ def room(offset: int, size: int) -> int:
     return round_up(offset % PAGE + size, PAGE)
 
 
-_COLUMNS = struct.Struct("=4q")
+_COLUMNS = struct.Struct("=5q")
 """The end of `Device` of transfers.c."""
 NONBLOCK, NOFOLLOW = os.O_NONBLOCK, os.O_NOFOLLOW
 
@@ -349,7 +349,10 @@ def start_read(
     if _cores() <= FEW_CORES and len(into) <= SHORT_PART * len(jobs) and all(job.rows == 1 for job in jobs):
         return partial(background.read, jobs, into, quick=True)
     parts = max(1, min(PARTS, len(into) // (len(jobs) * LEAST_PART)))
-    packed = onward.packed + _COLUMNS.pack(*columns, onward.step) if onward else None
+    size = len(into) // (len(jobs) * parts)
+    if onward and not onward.pinned and not (parts > 1 and 0 < onward.step < size):
+        onward = None
+    packed = onward.packed + _COLUMNS.pack(*columns, onward.step, onward.pinned) if onward else None
     transfer = background.Transfer(jobs, os.O_RDONLY | NONBLOCK, into, parts, packed)
     if onward:
         onward.taken = True
@@ -362,7 +365,7 @@ def start_write(path: str, data: Bytes | Inward) -> Callable[[], bool]:
     if not isinstance(data, Inward):
         return background.Transfer([Job(path, 0, len(data))], _MAKE, data).end
     rows, width = data.shape
-    packed = data.packed + _COLUMNS.pack(width, 0, width, data.step)
+    packed = data.packed + _COLUMNS.pack(width, 0, width, data.step, 0)
     return background.Transfer([Job(path, 0, rows * width)], _MAKE, None, device=packed).end
 
 

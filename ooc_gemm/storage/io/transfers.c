@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MOST_THREADS 64
@@ -33,7 +34,8 @@ typedef struct {
 // CUDA's driver, of which this library knows only the addresses: cuCtxSetCurrent, cuMemcpy2DAsync, cuEventRecord,
 // cuEventCreate, cuEventQuery and cuMemHostRegister. In host memory a row has `width` bytes, of which `take` are
 // copied, those past the first `skip`. The event is recorded after all rows that go on. `step`: the most bytes that a
-// thread has on their way at a time in a place of its own; 0: threads have none.
+// thread has on their way at a time in a place of its own; 0: threads have none. `pinned`: whether the memory of the
+// transfer is, so that a device can copy from it while the host goes on.
 typedef struct {
     int (*use)(void* context);
     int (*copy)(const void* what, void* stream);
@@ -43,7 +45,7 @@ typedef struct {
     int (*pin)(void* memory, size_t nbytes, unsigned flags);
     void *context, *stream, *event;
     uint64_t there, pitch;
-    int64_t width, skip, take, step;
+    int64_t width, skip, take, step, pinned;
 } Device;
 
 // CUDA_MEMCPY2D of CUDA's driver.
@@ -199,8 +201,20 @@ static int copy_rows(const Device* device, char* memory, int64_t first, int64_t 
     return device->copy(to_device ? &at_host : &at_device, device->stream) ? NOT_COPIED : 0;
 }
 
+// Returns the number of a place for bytes that go to the device, if one is free. Otherwise returns SENDING, or waits
+// where bytes can go there from no other place.
+static int free_place(const Beside* own, const Device* device) {
+    const struct timespec pause = {0, 20000};
+    for (;; nanosleep(&pause, NULL)) {
+        for (int place = 0; place < SENDING; place++)
+            if (!own->last[place] || device->query(own->last[place]) != NOT_READY) return place;
+        if (device->pinned) return SENDING;
+    }
+}
+
 // Reads the bytes of a task in steps, sends each on, and records the event after those of the last task. A step takes
-// a place of this thread if one is free. Otherwise it takes its own place in the memory of the transfer.
+// a place of this thread if one is free. Otherwise it takes its own place in the memory of the transfer, or waits where
+// that is not pinned.
 static int pass_on(Transfer* transfer, const Task* task, Beside* own) {
     const Device* device = &transfer->device;
     const Job* job = task->jobs;
@@ -211,12 +225,9 @@ static int pass_on(Transfer* transfer, const Task* task, Beside* own) {
     for (int64_t at = 0; at < size; at += step) {
         int64_t nbytes = size - at < step ? size - at : step;
         char* memory = task->memory + at;
-        void* event = NULL;
-        for (int place = 0; place < SENDING && step < size && !event; place++) {
-            if (own->last[place] && device->query(own->last[place]) == NOT_READY) continue;
-            if (!(event = mark(own, device, place))) break;
-            own->last[place] = event, memory = own->memory + place * own->nbytes;
-        }
+        int place = step < size ? free_place(own, device) : SENDING;
+        void* event = place < SENDING ? mark(own, device, place) : NULL;
+        if (event) own->last[place] = event, memory = own->memory + place * own->nbytes;
         int error = step == size ? carry_out(task->path, job, task->count, task->first, task->size, transfer->flags, memory)
                                  : carry_out(task->path, job, 1, task->first + at / unit, nbytes / unit, transfer->flags,
                                              memory);
