@@ -175,8 +175,9 @@ class Plan:
             if (operand == "b" and block.diagonal) or (operand == "a" and not self.brings_a(block.index)):
                 continue
             found, kept = (x[2 * pair + number] if x else 0 for x in (self.found, self.kept))
-            pieces = cut(operand, s, rows, cols, self.slot_bytes, found, kept, matrix)
             along_b = operand == "b"
+            band = 0 if along_b else self._band
+            pieces = cut(operand, s, rows, cols, self.slot_bytes, found, kept, matrix, band)
             even = along_b or block.diagonal  # op(B)'s panel is sent, and bands of op(A) are copied from it
             pieces = self._in_turns(pieces, int(s.transposed != along_b), even)
             yield from (piece._replace(both=True) for piece in pieces) if block.diagonal else pieces
@@ -300,8 +301,14 @@ class Plan:
         return replace(self, found=found, kept=kept, cache_slots=slots, ledger=ledger, bytes_read=bytes_read)
 
     @property
+    def _band(self) -> int:
+        """Rows of op(A) that each of several devices has, if its rows are those of A."""
+        several = len(self.budget.weights) > 1 and not self.problem.a.transposed
+        return self.bm // len(self.budget.weights) if several else 0
+
+    @property
     def _strips(self) -> Strips:
-        return Strips(self.problem, self.k_panels, self.bm, self.bn, self._edges, self.slot_bytes)
+        return Strips(self.problem, self.k_panels, self.bm, self.bn, self._edges, self.slot_bytes, self._band)
 
     def _visits(self) -> list[Visit]:
         """Return every panel in the order of the schedule, op(A)'s before op(B)'s."""

@@ -116,12 +116,14 @@ def cut(
     found: int = 0,
     kept: int = 0,
     matrix: str = "",
+    band: int = 0,
 ) -> Iterator[Piece]:
     """Cut rows × cols of a stored matrix into pieces that fit a slot: at chunk edges and, where a chunk can
     be read in part, between rows. The first `found` pieces are in host memory, and the first `kept` stay
-    there."""
+    there. `band`: rows that each of several devices has; a piece is no higher, so that most go to one."""
     panel, number = (rows[1] - rows[0], cols[1] - cols[0]), 0
-    stacked = s.chunks_of_piece(slot_bytes, panel[1]) * s.chunk_rows
+    stacked = s.chunks_of_piece(slot_bytes, panel[1])
+    stacked = (min(stacked, max(1, band // s.chunk_rows)) if band else stacked) * s.chunk_rows
     for _, row, row_stop in overlaps(*rows, stacked):
         for j, col, col_stop in overlaps(*cols, s.chunk_cols):
             span = s.span(col, col_stop)

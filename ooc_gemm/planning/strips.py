@@ -31,6 +31,8 @@ class Strips:
     """Edges of the columns of blocks (`column_edges`)."""
     slot_bytes: int
     """Most bytes of a piece."""
+    band: int = 0
+    """Rows of op(A) that each of several devices has."""
 
     def panels(self, operand: str, at: int) -> list[Visit]:
         """Return the panels of one row of blocks (`a`) or one column of them (`b`), along k."""
@@ -39,7 +41,7 @@ class Strips:
         col = (self.edges[at], self.edges[at + 1]) if operand == "b" else (0, 0)
         for number, panel in enumerate(self.k_panels):
             s, rows, cols = sides(p, row, col, panel)[operand]
-            pieces = cut(operand, s, rows, cols, self.slot_bytes)
+            pieces = cut(operand, s, rows, cols, self.slot_bytes, band=self.band if operand == "a" else 0)
             sizes = accumulate(piece_read_bytes(s, piece) for piece in pieces)
             found.append(((operand, at, number), list(sizes)))
         return found

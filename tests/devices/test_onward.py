@@ -17,8 +17,10 @@ from ooc_gemm.cuda_kernels import driver
 from ooc_gemm.devices import several
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.session import CUDASession
-from ooc_gemm.planning import candidates
-from ooc_gemm.run import budget
+from ooc_gemm.planning import candidates, schedule, search
+from ooc_gemm.planning.candidates import Candidate, outputs, rings
+from ooc_gemm.planning.panels import Panels
+from ooc_gemm.run import budget, prepare
 from ooc_gemm.storage.io import background, files
 
 RNG = np.random.default_rng(5)
@@ -249,3 +251,33 @@ def test_a_full_disk_is_told(memory, monkeypatch):
     monkeypatch.setattr(files, "write", full)
     with pytest.raises(ooc_gemm.StoreError, match="No space left"):
         product(memory)
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("buffers", [2, 4])
+def test_copies_that_take_long_block_nothing(memory, monkeypatch, devices, buffers):
+    """Two threads, whose places are all taken for some milliseconds after each copy, read for blocks that
+    become narrower, while they write those before."""
+    cupy_on_cpu.install(monkeypatch, devices=devices)
+    monkeypatch.setattr(cupy_on_cpu, "late", {})
+    monkeypatch.setattr(schedule, "NARROWEST", 50)
+    monkeypatch.setattr(CUDA, "reaches", lambda *_: True)
+    quick = background._found.quick
+    quick.transfers_limit(2)
+
+    def make_plan(problem, budget, rates):
+        panels = Panels(problem.k, 100, problem.k_chunk, resident=buffers == 4, buffers=buffers)
+        x = Candidate(outputs(problem)[0], problem.m, 400, panels, 2, rings(budget)[0])
+        return search.finish(problem, budget, rates, x)
+
+    monkeypatch.setattr(prepare, "make_plan", make_plan)
+    names = ",".join(map(str, range(devices)))
+    try:
+        found, right = product(memory, (300, 400, 1000), device=f"cuda:{names}", chunks=(100, 50))
+    finally:
+        quick.transfers_limit(background.THREADS)
+    assert right
+    widths = [400, 300, 150, 150] if buffers == 4 else [400, 400, 200]
+    assert [block.cols for block in found.plan.blocks()] == widths
+    assert cupy_on_cpu.sent
+    assert cupy_on_cpu.brought
