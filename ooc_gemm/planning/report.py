@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..support.intervals import ceil_div
 from .machine import Budget
 from .problem import MiB, Problem
 
@@ -51,7 +52,9 @@ def _work_rows(found: Numbers, p: Problem, budget: Budget, grows: bool) -> list[
     """Return rows that name the product and the blocks in which it is computed."""
     c = p.c
     mirrored = ", symmetric: one half is computed" if p.symmetric else ""
-    blocks = f"{found['blocks']} of {found['bm']}×{found['bn']}, each in {found['panels']} "
+    uniform = ceil_div(p.m, max(1, found["bm"])) * ceil_div(p.n, max(1, found["bn"]))
+    narrower = " and narrower" if found["resident"] and found["blocks"] > uniform else ""
+    blocks = f"{found['blocks']} of {found['bm']}×{found['bn']}{narrower}, each in {found['panels']} "
     blocks += f"{'panel' if found['panels'] == 1 else 'panels'} of {'up to ' if grows else ''}{found['bk']}"
     blocks += "; those of A stay on the device" if found["resident"] else ""
     rows = [("product", f"{p.m}×{p.k} · {p.k}×{p.n}{mirrored}")]

@@ -161,3 +161,51 @@ def test_a_reader_that_fails_wakes_the_conductor():
     ring.open(0)
     with pytest.raises(OSError, match="no disk"):
         ring.wait()
+
+
+def test_two_turns_are_open_at_a_time():
+    ring = Ring([np.empty(1, np.uint8) for _ in range(3)], ([piece_number(n)] for n in range(2)))
+    ring.open("first")
+    ring.open("second")
+    for number, buffers in enumerate(("first", "second")):
+        slot, task = ring.acquire()
+        slot.view = slot.data
+        assert ring.admitted(task) == ring.admit(slot, task) == buffers
+        ring.release(slot, task, Guard())
+        assert task.turn == number
+    ring.wait()
+    ring.wait()
+
+
+def test_readers_that_read_in_turn_wait_for_it():
+    ring = Ring([np.empty(1, np.uint8) for _ in range(3)], ([piece_number(n)] for n in range(2)))
+    assert ring.acquire(wait=False, early=False) is None
+    came = []
+    reader = threading.Thread(target=lambda: came.append(ring.acquire(early=False)))
+    reader.start()
+    reader.join(0.05)
+    assert not came
+    ring.open("first")
+    reader.join(10)
+    (_, task), *_ = came
+    assert task.turn == 0
+    assert ring.acquire(wait=False, early=False) is None
+    assert ring.acquire(wait=False) is not None
+
+
+@pytest.mark.parametrize("how", ["open", "close"])
+def test_readers_that_wait_for_their_turn_are_woken(how):
+    ring = Ring([np.empty(1, np.uint8)], ([piece_number(n)] for n in range(2)))
+    ended = []
+
+    def work():
+        try:
+            ended.append(ring.acquire(early=False))
+        except Stopped:
+            ended.append(None)
+
+    reader = threading.Thread(target=work)
+    reader.start()
+    getattr(ring, how)(*["first"] * (how == "open"))
+    reader.join(10)
+    assert [found is not None for found in ended] == [how == "open"]

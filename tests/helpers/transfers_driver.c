@@ -54,8 +54,17 @@ static void* user(void* number) {
             memcpy(paths + i * length, path, length);
             jobs[i] = (Job){turn * 4096 % 65536, 4096 << turn % 4, 1 + turn % 4, 1 << 17};
         }
-        Device device = {.use = use, .copy = copy, .record = record, .make = make, .query = query, .pin = pin,
-                         .there = (uint64_t)(target + (id << 19)), .pitch = ROW, .width = jobs[0].nbytes, .take = ROW, .step = 8192};
+        Device device = {.use = use,
+                         .copy = copy,
+                         .record = record,
+                         .make = make,
+                         .query = query,
+                         .pin = pin,
+                         .there = (uint64_t)(target + (id << 19)),
+                         .pitch = ROW,
+                         .width = jobs[0].nbytes,
+                         .take = ROW,
+                         .step = 8192};
         Transfer* transfer = transfers_start(paths, jobs, count, O_RDONLY, memory, 1 + turn % 3, turn % 3 ? 1 : 2,
                                              turn % 2 ? &device : NULL);
         if (turn % 5 == 0)
@@ -68,8 +77,17 @@ static void* user(void* number) {
     for (int turn = 0; turn < TURNS; turn++) {
         int64_t rows = 1 + turn * 7 % 100, width = ROW * (1 + turn % 40);
         Job job = {0, rows * width, 1, 0};
-        Device device = {.use = use, .copy = copy, .record = record, .make = make, .query = query, .pin = pin,
-                         .there = (uint64_t)there, .pitch = width + ROW, .width = width, .take = width, .step = 8192};
+        Device device = {.use = use,
+                         .copy = copy,
+                         .record = record,
+                         .make = make,
+                         .query = query,
+                         .pin = pin,
+                         .there = (uint64_t)there,
+                         .pitch = width + ROW,
+                         .width = width,
+                         .take = width,
+                         .step = 8192};
         Transfer* transfer = transfers_start(path, &job, 1, O_WRONLY | O_CREAT | O_TRUNC, NULL, 1, 1, &device);
         if (transfers_end(transfer)) errors++;
         file = open(path, O_RDONLY);

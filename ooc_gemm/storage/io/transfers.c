@@ -220,7 +220,8 @@ static int pass_on(Transfer* transfer, const Task* task, Beside* own) {
     const Job* job = task->jobs;
     int64_t unit = job->rows > 1 ? job->nbytes : 1, size = bytes_of(task), step = size;
     if (device->use(device->context)) return NOT_COPIED;
-    if (task->count == 1 && size > device->step) step = step_of(own, device, unit > device->width ? unit : device->width);
+    if (task->count == 1 && size > device->step)
+        step = step_of(own, device, unit > device->width ? unit : device->width);
     if (!step) step = size;
     for (int64_t at = 0; at < size; at += step) {
         int64_t nbytes = size - at < step ? size - at : step;
@@ -228,9 +229,10 @@ static int pass_on(Transfer* transfer, const Task* task, Beside* own) {
         int place = step < size ? free_place(own, device) : SENDING;
         void* event = place < SENDING ? mark(own, device, place) : NULL;
         if (event) own->last[place] = event, memory = own->memory + place * own->nbytes;
-        int error = step == size ? carry_out(task->path, job, task->count, task->first, task->size, transfer->flags, memory)
-                                 : carry_out(task->path, job, 1, task->first + at / unit, nbytes / unit, transfer->flags,
-                                             memory);
+        int error =
+            step == size
+                ? carry_out(task->path, job, task->count, task->first, task->size, transfer->flags, memory)
+                : carry_out(task->path, job, 1, task->first + at / unit, nbytes / unit, transfer->flags, memory);
         int64_t first = (task->memory - transfer->memory + at) / device->width;
         if (!error) error = copy_rows(device, memory, first, nbytes / device->width, 1);
         if (error) return error;
