@@ -8,7 +8,7 @@ import pytest
 import zarr
 from numcodecs import BZ2, LZ4, LZMA, Blosc, GZip, Zlib, Zstd
 
-from ooc_gemm import multiply
+from ooc_gemm import InputError, multiply
 from ooc_gemm.planning.schedule import cut
 from ooc_gemm.storage.read import inputs
 from ooc_gemm.storage.read.source import Source
@@ -165,3 +165,18 @@ def test_chunks_that_are_cut_off_are_refused(tmp_path, codec, size):
     chunk.write_bytes(chunk.read_bytes()[:size])
     with pytest.raises(OSError, match=r"chunk 0\.0 cannot be read or decoded"):
         elements(inputs.open_input(place).source)
+
+
+@pytest.mark.parametrize(("version", "shards"), [(2, None), (3, None), (3, (8, 8))])
+def test_a_compressor_that_blosc_lacks_here_is_named(tmp_path, version, shards):
+    """No chunk is said to be broken."""
+    codec = Blosc(cname="lz4") if version == 2 else zarr.codecs.BloscCodec(cname="lz4")
+    a = np.arange(256, dtype="f4").reshape(16, 16)
+    options = {"shards": shards} if shards else {}
+    zarr.create_array(
+        tmp_path / "a", data=a, chunks=(4, 4), compressors=codec, zarr_format=version, **options
+    )
+    document = tmp_path / "a" / (".zarray" if version == 2 else "zarr.json")
+    document.write_text(document.read_text().replace('"lz4"', '"snappy"'))
+    with pytest.raises(InputError, match="is compressed with snappy in blosc, which numcodecs cannot"):
+        multiply(tmp_path / "a", a)

@@ -13,6 +13,7 @@ from typing import Any
 import numcodecs
 import numpy as np
 import numpy.typing as npt
+from numcodecs import blosc
 
 from ...planning.problem import MiB
 from ...support.buffers import Bytes
@@ -69,6 +70,16 @@ def find(name: str, configuration: dict[str, Any]) -> Compressor | None:
         return Compressor(name, numcodecs.get_codec({**configuration, "id": name}))
     except Exception:
         return None
+
+
+def missing_here(compression: list[tuple[str, dict[str, Any]]] | None) -> str | None:
+    """Return the compressor that blosc uses in a chain of codecs, where this build of numcodecs lacks it (as
+    it lacks snappy); None where there is nothing to say."""
+    for name, configuration in compression or ():
+        inside = configuration.get("cname")
+        if name.removeprefix("numcodecs.") == "blosc" and inside not in (None, *blosc.list_compressors()):
+            return str(inside)
+    return None
 
 
 def longest(size: int) -> int:

@@ -21,7 +21,7 @@ from zarr.storage import LocalStore, ObjectStore, ZipStore
 
 from ...planning.problem import Matrix
 from ...support.errors import InputError
-from ..format import codec_memory, conventions, documents
+from ..format import codec, codec_memory, conventions, documents
 from ..format.chain import compression_of, inner_chunks, is_fortran, only_compressor
 from ..format.chunks import Chunks, Shards
 from ..format.limits import MAX_ARRAY_BYTES, MAX_CHUNK_BYTES, MAX_CHUNKS, check_matrix
@@ -191,6 +191,11 @@ def _stored(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, stored:
         chunks = shards = Shards(stored, s, outer, sizes, inner.index)
         sizes = shards.sizes
     compression = inner.compression if inner else compression_of(metadata)
+    if lacking := codec.missing_here(compression):
+        raise InputError(
+            f"{name} is compressed with {lacking} in blosc, which numcodecs cannot decode here; write it "
+            "again with another compressor"
+        )
     compressor = only_compressor(compression)
     source: Source
     if dtype.isnative and (compression == [] or compressor):
