@@ -1,5 +1,5 @@
 """Makes `python -m ooc_gemm.cli` the same as `ooc-gemm`."""
 
-from .entry import main
+from . import main
 
 main()

@@ -35,9 +35,10 @@ from .log import print_status
 from .show import complain, note, spelled
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """The entry point; `args` are those of the process unless given. Exit status: 0 done, 1 failed while
-    running, 2 bad input, 3 verification failed, 130 interrupted, 143 terminated."""
+def main(args: Sequence[str] | None = None, ignored: bool = False) -> None:
+    """The entry point; `args` are those of the process unless given. `ignored`: SIGUSR1 is ignored only until
+    now. Exit status: 0 done, 1 failed while running, 2 bad input, 3 verification failed, 130 interrupted, 143
+    terminated."""
     whole = args is None
     if args is None:
         args = sys.argv[1:]
@@ -51,7 +52,7 @@ def main(args: Sequence[str] | None = None) -> None:
         warnings.simplefilter("ignore")  # warnings of libraries are of no use to users
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # nor are its messages on zarr's tasks
     try:
-        with _signals(whole):
+        with _signals(whole, ignored):
             _main(args, verbose)
     except SystemExit as end:
         log_end(int(end.code or 0))
@@ -64,10 +65,11 @@ class _Terminated(BaseException):
 
 
 @contextmanager
-def _signals(whole: bool) -> Iterator[None]:
+def _signals(whole: bool, ignored: bool) -> Iterator[None]:
     """Let SIGTERM stop a run as Ctrl-C does, and SIGUSR1 print how far it is. While a run stops, which takes
     seconds, signals that stop it have no effect: it waits for its threads and removes its files. Signals that
-    the process was started to ignore are still ignored. whole: the process does nothing after that."""
+    the process was started to ignore are still ignored. whole: the process does nothing after that. ignored:
+    SIGUSR1 is ignored only until now."""
     stopped = False
 
     def stop(number: int, frame: Any) -> None:
@@ -89,7 +91,7 @@ def _signals(whole: bool) -> Iterator[None]:
         before = {one: handler for one, handler in usual.items() if signal.getsignal(one) == handler}
     for one in before:
         signal.signal(one, stop)
-    tells = bool(before) and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    tells = ignored or (bool(before) and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL)
     if tells:
         signal.signal(signal.SIGUSR1, tell)
     try:

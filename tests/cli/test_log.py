@@ -186,3 +186,28 @@ def test_every_command_says_how_far_it_is(here, monkeypatch, command, said):
     assert said in shown
     assert not meter.Meter.under_way
     assert said not in ooc(*command, "-f" if command[0] != "verify" else "-Q", "-Q").err
+
+
+EARLY = """
+import os, signal, sys
+from ooc_gemm import cli
+
+class Sends:
+    def find_spec(self, name, *rest):
+        if name == "click":
+            sent.append(os.kill(os.getpid(), signal.SIGUSR1))
+
+sent = []
+sys.meta_path.insert(0, Sends())
+sys.argv = ["ooc-gemm", "--version"]
+try:
+    cli.main()
+finally:
+    assert sent
+"""
+
+
+def test_a_signal_that_comes_while_libraries_are_imported_does_not_end_the_process():
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
