@@ -4,7 +4,7 @@ import math
 import os
 import platform
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -169,8 +169,9 @@ def _as_they_are(
     )  # fmt: skip
 
 
+@cache
 def processor() -> str:
-    """Return the model name of the CPU."""
+    """Return the model name of the CPU. The system takes milliseconds to tell."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
