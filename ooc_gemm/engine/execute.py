@@ -154,7 +154,7 @@ def execute(
             for number, panel in enumerate(plan.panels(), 1):
                 pairs.open(step)
                 goes_on = number < plan.panel_count or not plan.problem.reads_c
-                if goes_on:
+                if goes_on and not plan.found:  # else the next use of a piece could free it before the first
                     pairs.open(step + 1, early=True)
                 wait_for_all(ring, session)
                 uploaded = session.record(UPLOAD, step % plan.panel_buffers)

@@ -180,7 +180,7 @@ class Ring:
 
     def open(self, buffers: tuple[int, int]) -> None:
         """For the conductor: open the next turn, whose pieces go to this panel of op(A) and this panel of
-        op(B) or C block."""
+        op(B) or C block. Where the plan keeps pieces, all of the turn before must be being uploaded."""
         with self._lock:
             self._buffers[self._open + 1] = buffers
             self._open += 1  # in this order: `admit` does not lock

@@ -10,6 +10,7 @@ from conftest import Recording, make
 
 import ooc_gemm
 import ooc_gemm.run.rates
+from ooc_gemm.engine.ring import Ring
 from ooc_gemm.storage.read import compressed
 
 MiB = 1 << 20
@@ -105,12 +106,22 @@ def test_a_strip_is_kept_for_both_of_its_uses(tmp_path, monkeypatch, layout, tra
     monkeypatch.setattr(compressed, "STACKED_BYTES", 0)  # or so few slots hold too few pieces of a strip
     a = matrix((700, 500), "f8", 1)
     path = make(tmp_path / "a", a.T if transpose else a, chunks=(64, 50), **layout)
-    c, cached = str(tmp_path / "c"), False
+    c, cached, opened = str(tmp_path / "c"), False, []
+    real = Ring.open
+
+    def open_turn(ring, buffers):
+        opened.append(ring._open - ring._waited)
+        real(ring, buffers)
+
+    monkeypatch.setattr(Ring, "open", open_turn)
     options = {"transpose": transpose, "force": True, "chunks": (100, 100), "device": Slow()}
     for limits in budgets(path, c, **options):
+        opened.clear()
         result = ooc_gemm.gram(path, c, **limits, **options)
         assert_close(zarr.open_array(c)[:], a @ a.T, 1e-13)
         assert result.bytes_read == result.plan.bytes_read
+        if result.plan.found:  # a piece is uploaded before the turn in which it is used again is opened
+            assert set(opened) == {-1}
         cached |= result.plan.cache_slots > 0 and result.plan.block_count > 1
         whole = ooc_gemm.multiply(
             path, path, c, transpose_a=transpose, transpose_b=not transpose, device=Slow(), force=True,
