@@ -191,9 +191,9 @@ def column_edges(p: Problem, bn: int, narrowing: bool) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _edges(n: int, bn: int, align: int, narrowing: bool) -> tuple[int, ...]:
-    """Return these edges. All are multiples of `align`, or of `bn` where that is less than four of those:
-    blocks that begin within chunks of B would read more."""
-    if not narrowing or 4 * align > bn:
+    """Return these edges. All are multiples of `align`: blocks that begin within chunks of B would read more.
+    Where `bn` is none, or less than four of those, they are multiples of `bn`."""
+    if not narrowing or 4 * align > bn or bn % align:
         return (*range(0, n, bn), n)
     edges, least = [0], round_up(max(ceil_div(bn, 4), min(bn, NARROWEST)), align)
     while edges[-1] < n:

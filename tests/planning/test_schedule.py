@@ -149,3 +149,14 @@ def test_blocks_begin_where_chunks_of_b_begin():
     assert column_edges(p, 22528, True) == (0, 22528, 45056, 55296, 65536)
     apart = replace(p, b=replace(p.b, chunk_cols=6144))
     assert all(edge % 6144 == 0 for edge in column_edges(apart, 30720, True)[:-1])
+    assert column_edges(apart, 32768, True) == (0, 32768, 65536)
+
+
+@pytest.mark.parametrize("chunk", [2048, 3072, 4096, 6144])
+def test_blocks_that_become_narrower_read_what_is_predicted(chunk):
+    p = replace(device_problem(65536, 65536, 65536, 2048), keeps_a=True)
+    p = replace(p, b=replace(p.b, chunk_cols=chunk))
+    budget = Budget(host=24 << 30, host_baseline=0, device=130 << 30, weights=(1,) * 4, linked=True)
+    plan = make_plan(p, budget, Rates(9e14, 68e9, 51e9, 150e9, 150e9, False))
+    assert plan.k_panels.resident
+    assert plan.bytes_read == plan.without(frozenset())._traffic().read
