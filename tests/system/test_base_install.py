@@ -89,7 +89,7 @@ def test_commands_run_without_extras(base, tmp_path):
 
 def test_no_extra_is_imported_and_each_dependency_is(base, tmp_path):
     code = "import json, ooc_gemm, rich\n"
-    code += "import ooc_gemm.api, ooc_gemm.cli, ooc_gemm.bench.engine, ooc_gemm.run.verify\n"
+    code += "import ooc_gemm.api, ooc_gemm.cli.entry, ooc_gemm.bench.engine, ooc_gemm.run.verify\n"
     code += "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
     done = base(code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
