@@ -220,13 +220,11 @@ class SeveralSession:
 
     @property
     def brings(self) -> bool:
-        """Whether all devices do."""
+        """Whether every device has parts of C that can be brought."""
         return all(session.brings for session in self.sessions)
 
     def inward(self, block: Block, part: Part, c: int) -> Inward | None:
         """Returns the place of a part that one device has."""
-        if not self.brings:
-            return None
         (session, band, some, _), *others = self._shares(block, part)
         return None if others else session.inward(band, some, c)
 

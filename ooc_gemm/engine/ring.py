@@ -106,9 +106,8 @@ class Ring:
         piece is left.
         """
         with self._lock:
-            if not wait and not (self._next and not self._closed and self._free and self._free[0].is_free()):
-                return None
-            if not wait and not self._goes_on(early):
+            open_now = self._next and not self._closed and self._goes_on(early)
+            if not wait and not (open_now and self._free and self._free[0].is_free()):
                 return None
             self._freed.wait_for(lambda: self._goes_on(early))
             task = self._next

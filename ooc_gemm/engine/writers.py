@@ -121,13 +121,16 @@ def write(
         finally:
             give_back(source)
 
-    def in_turn() -> Iterator[tuple[Part, Inward | None]]:
-        for part in parts:
-            yield part, session.inward(block, part, c) if target.inward else None
+    def finish() -> None:
         while coming:
             send()
         while going:
             end()
+
+    def in_turn() -> Iterator[tuple[Part, Inward | None]]:
+        for part in parts:
+            yield part, session.inward(block, part, c) if target.inward else None
+        finish()
         while again:
             yield again.popleft(), None
 
@@ -144,10 +147,7 @@ def write(
                 send()
             while len(going) >= ahead - ahead // 4:
                 end()
-        while coming:
-            send()
-        while going:
-            end()
+        finish()
     finally:
         for source, *_ in coming:
             give_back(source)

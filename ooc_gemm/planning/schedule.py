@@ -160,9 +160,7 @@ def places(
     Every second row (or column) is walked backwards. A symmetric C is made row by row, each from the diagonal
     to the left and then its diagonal block, so that each block shares a panel with the one before.
     """
-    down, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
-    if narrowing:
-        across = len(column_edges(p, bn, narrowing)) - 1
+    down, across = _grid(p, bm, bn, narrowing)
     if p.symmetric:
         for i in range(down):
             for j in (*reversed(range(i)), i):
@@ -204,9 +202,12 @@ def _edges(n: int, bn: int, align: int, narrowing: bool) -> tuple[int, ...]:
     return tuple(edges)
 
 
+def _grid(p: Problem, bm: int, bn: int, narrowing: bool) -> tuple[int, int]:
+    """Return how many blocks lie one below the other, and how many beside each other."""
+    return ceil_div(p.m, bm), len(column_edges(p, bn, True)) - 1 if narrowing else ceil_div(p.n, bn)
+
+
 def count_blocks(p: Problem, bm: int, bn: int, narrowing: bool = False) -> int:
     """Return the number of blocks in which C is made."""
-    down, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
-    if narrowing:
-        across = len(column_edges(p, bn, narrowing)) - 1
+    down, across = _grid(p, bm, bn, narrowing)
     return down * (down + 1) // 2 if p.symmetric else down * across

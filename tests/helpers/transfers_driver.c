@@ -39,6 +39,20 @@ static int pin(void* memory, size_t nbytes, unsigned flags) { return !memory || 
 
 static int query(void* event) { return event && queries++ % 2 ? NOT_READY : 0; }
 
+static Device device_at(char* there, int64_t pitch, int64_t width, int64_t take) {
+    return (Device){.use = use,
+                    .copy = copy,
+                    .record = record,
+                    .make = make,
+                    .query = query,
+                    .pin = pin,
+                    .there = (uint64_t)there,
+                    .pitch = pitch,
+                    .width = width,
+                    .take = take,
+                    .step = 8192};
+}
+
 static void* user(void* number) {
     long id = (long)number;
     char path[256], *memory = calloc(1, 1 << 21);
@@ -54,17 +68,7 @@ static void* user(void* number) {
             memcpy(paths + i * length, path, length);
             jobs[i] = (Job){turn * 4096 % 65536, 4096 << turn % 4, 1 + turn % 4, 1 << 17};
         }
-        Device device = {.use = use,
-                         .copy = copy,
-                         .record = record,
-                         .make = make,
-                         .query = query,
-                         .pin = pin,
-                         .there = (uint64_t)(target + (id << 19)),
-                         .pitch = ROW,
-                         .width = jobs[0].nbytes,
-                         .take = ROW,
-                         .step = 8192};
+        Device device = device_at(target + (id << 19), ROW, jobs[0].nbytes, ROW);
         Transfer* transfer = transfers_start(paths, jobs, count, O_RDONLY, memory, 1 + turn % 3, turn % 3 ? 1 : 2,
                                              turn % 2 ? &device : NULL);
         if (turn % 5 == 0)
@@ -77,17 +81,7 @@ static void* user(void* number) {
     for (int turn = 0; turn < TURNS; turn++) {
         int64_t rows = 1 + turn * 7 % 100, width = ROW * (1 + turn % 40);
         Job job = {0, rows * width, 1, 0};
-        Device device = {.use = use,
-                         .copy = copy,
-                         .record = record,
-                         .make = make,
-                         .query = query,
-                         .pin = pin,
-                         .there = (uint64_t)there,
-                         .pitch = width + ROW,
-                         .width = width,
-                         .take = width,
-                         .step = 8192};
+        Device device = device_at(there, width + ROW, width, width);
         Transfer* transfer = transfers_start(path, &job, 1, O_WRONLY | O_CREAT | O_TRUNC, NULL, 1, 1, &device);
         if (transfers_end(transfer)) errors++;
         file = open(path, O_RDONLY);

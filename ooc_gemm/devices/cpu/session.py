@@ -64,7 +64,7 @@ class HostMemory:
         """Does nothing: the CPU can copy from any memory."""
 
     def release(self, buffers: list[Bytes]) -> None:
-        """Does nothing."""
+        """Does nothing: `prepare` pins nothing."""
 
     def prepared(self, buffer: Bytes) -> bool:
         """Returns True: no buffer needs to be made ready."""

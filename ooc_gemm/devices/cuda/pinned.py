@@ -48,7 +48,7 @@ class HostMemory:
         return id(buffer) in self._pinned
 
     def release(self, buffers: list[Bytes]) -> None:
-        """Unpins some buffers."""
+        """Unpins those of the buffers that are pinned."""
         self._device.use()
         runtime = self._device.runtime
         for buffer in buffers:

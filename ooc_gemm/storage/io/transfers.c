@@ -182,23 +182,21 @@ static void* mark(Beside* own, const Device* device, int place) {
 
 // Copies `rows` rows between `memory` and the device, where they are rows of the transfer from `first` on.
 static int copy_rows(const Device* device, char* memory, int64_t first, int64_t rows, int to_device) {
-    const Copy at_host = {.source_type = HOST,
-                          .source_host = memory + device->skip,
-                          .source_pitch = device->width,
-                          .target_type = DEVICE,
-                          .target_device = device->there + first * device->pitch,
-                          .target_pitch = device->pitch,
-                          .width = device->take,
-                          .rows = rows};
-    const Copy at_device = {.source_type = DEVICE,
-                            .source_device = device->there + first * device->pitch,
-                            .source_pitch = device->pitch,
-                            .target_type = HOST,
-                            .target_host = memory + device->skip,
-                            .target_pitch = device->width,
-                            .width = device->take,
-                            .rows = rows};
-    return device->copy(to_device ? &at_host : &at_device, device->stream) ? NOT_COPIED : 0;
+    char* here = memory + device->skip;
+    size_t width = (size_t)device->width;
+    uint64_t there = device->there + first * device->pitch;
+    // The driver takes of each side the address that its type asks for.
+    const Copy copy = {.source_type = to_device ? HOST : DEVICE,
+                       .source_host = here,
+                       .source_device = there,
+                       .source_pitch = to_device ? width : device->pitch,
+                       .target_type = to_device ? DEVICE : HOST,
+                       .target_host = here,
+                       .target_device = there,
+                       .target_pitch = to_device ? device->pitch : width,
+                       .width = device->take,
+                       .rows = rows};
+    return device->copy(&copy, device->stream) ? NOT_COPIED : 0;
 }
 
 // Returns the number of a place for bytes that go to the device, if one is free. Otherwise returns SENDING, or waits
