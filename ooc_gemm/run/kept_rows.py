@@ -76,8 +76,6 @@ class KeptRows:
                 if file.readinto(some.data) != some.nbytes:  # type: ignore[attr-defined]
                     raise OSError("the temporary file is shorter than what was written to it")
                 yield some
-        except StoreError:
-            raise
         except OSError as error:
             raise self._failed(error) from error
 

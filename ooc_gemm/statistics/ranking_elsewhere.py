@@ -89,7 +89,7 @@ class Look:
     """What rows are multiplied with, if anything."""
 
     def rows(self, here: Here, rows: Range) -> Rows:
-        """What reads some of the rows."""
+        """Return what reads these rows on a worker, with the factors that are theirs."""
         one = here.inputs.get(self.name, here.inputs["a"])
         some = Rows(one.window(rows, (0, one.shape[1])), cores=self.cores)
         some.factors = None if self.factors is None else self.factors[slice(*rows)]

@@ -89,7 +89,7 @@ class OnDevice:
     def projected(
         self, vectors: Floats, mean: Floats, add: Callable[[Array], None], report: Progress | None
     ) -> Floats:
-        """The device multiplies YᵀY."""
+        """Hands rows of Y to `add` as the device has made them, and returns YᵀY, which it adds up."""
 
         def hand(out: Bytes, place: Range) -> None:
             count, width = place[1] - place[0], vectors.shape[1]
