@@ -98,7 +98,8 @@ def multiply(
         are given again. Where there is no C yet, begin; where C is finished and is the result already, do
         nothing.
     trace : str or os.PathLike, optional
-        File for a timeline of every stage.
+        File for a timeline of every stage. Of copies between files in memory and a GPU, which need no slot,
+        it shows one MiB in 256.
     progress : callable, optional
         Called with (fraction, plan, trace) as the work goes on.
     notice : callable, optional
@@ -213,7 +214,8 @@ def gram(
     resume : bool, default False
         Continue an interrupted run of the same problem, as of `multiply`.
     trace : str or os.PathLike, optional
-        File for a timeline of every stage.
+        File for a timeline of every stage. Of copies between files in memory and a GPU, which need no slot,
+        it shows one MiB in 256.
     progress : callable, optional
         Called with (fraction, plan, trace) as the work goes on.
     notice : callable, optional

@@ -125,10 +125,11 @@ class _Copies:
 
         def store(index: int, buffer: Bytes) -> Callable[[], int]:
             part = self._parts[index % len(self._parts)]
-            inward = session.inward(self._block, part, 0)
-            if not inward:
-                session.download(self._block, part, 0, _view(buffer)).synchronize()
-            return target.start(chunks.part(index), inward or buffer)
+            inward = session.inward(self._block, [part], 0)
+            if inward and target.bring:
+                return target.bring([chunks.part(index)], inward)
+            session.download(self._block, part, 0, _view(buffer)).synchronize()
+            return target.start(chunks.part(index), buffer)
 
         return store, self._writers
 

@@ -256,7 +256,7 @@ class _Nothing(source.Source):
 class _Nowhere:
     """A target that discards C."""
 
-    background = inward = False
+    background, bring = False, None
 
     def __init__(self, c: Matrix):
         self._c = c

@@ -45,7 +45,7 @@ SLAB = 1 << 20
 class BlockTarget:
     """Takes the one block that a plan makes, and adds it to an earlier sum (the engine's `Target`)."""
 
-    background = inward = False
+    background, bring = False, None
 
     def __init__(self, plan: Plan, dtype: np.dtype[Any], before: Array | None):
         """dtype: the type in which parts come. before: the earlier sum, which is not changed; None for

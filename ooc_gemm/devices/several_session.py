@@ -13,7 +13,7 @@ overwrite the panel that it multiplies, so no compute stream goes on before all 
 need from it (`record` and `wait` concern all).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -223,10 +223,10 @@ class SeveralSession:
         """Whether every device has parts of C that can be brought."""
         return all(session.brings for session in self.sessions)
 
-    def inward(self, block: Block, part: Part, c: int) -> Inward | None:
-        """Returns the place of a part that one device has."""
-        (session, band, some, _), *others = self._shares(block, part)
-        return None if others else session.inward(band, some, c)
+    def inward(self, block: Block, parts: Sequence[Part], c: int) -> Inward | None:
+        """Returns the place of parts that one device has."""
+        (session, band, first, _), *others = self._shares(block, parts[0])
+        return None if others else session.inward(band, [part._replace(row=first.row) for part in parts], c)
 
     def lost(self, block: Block, part: Part, c: int) -> Lost:
         """Adds up what does not fit of the shares of the part."""

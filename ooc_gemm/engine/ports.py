@@ -11,7 +11,7 @@ uploaded.
     blocks:  buffer c ∈ {0, …, c_buffers − 1}, bm×bn of C, C order, dense
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
@@ -266,6 +266,9 @@ class Source(Protocol):
         """Let no reader wait any longer for a store that may never answer."""
 
 
+Bring = Callable[[Sequence[Part], Inward], Callable[[], int]]
+
+
 class Target(Protocol):
     """The stored C, to which chunks are written."""
 
@@ -275,18 +278,19 @@ class Target(Protocol):
     background: bool
     """Whether a write that has been started continues without a thread of Python's."""
 
-    inward: bool
-    """Whether `start` also takes what `Session.inward` returns."""
-
     def note_lost(self, elements: int, least: int, greatest: int) -> None:
         """Take note of what C's type does not hold of a part (`Lost`), before that part is stored. Raises
         RangeError for integers."""
 
-    def start(self, part: Part, source: Any) -> Callable[[], int]:
-        """Start to store the chunk in `source`, a slot, whole and atomically. The function that is returned
-        must be called, whatever happens. It waits for the write and returns the number of bytes written.
-        The source may also be what `Session.inward` has returned, and is finished, where the target takes
-        that; then 0 means that the chunk must come in a slot."""
+    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
+        """Start to store the chunk in a slot, whole and atomically. The function that is returned must be
+        called, whatever happens. It waits for the write and returns the number of bytes written."""
+
+    @property
+    def bring(self) -> Bring | None:
+        """Starts to store the chunks of parts, as `start` does, for which `Session.inward` has returned
+        something, and which are finished. 0 bytes written mean that the chunks must come in slots. None where
+        all chunks must."""
 
     def cancel(self) -> None:
         """Let no writer wait any longer for a store that may never answer."""
@@ -442,9 +446,10 @@ class Session(Uploads, Protocol):
     def brings(self) -> bool:
         """Whether `inward` answers for the parts of C."""
 
-    def inward(self, block: Block, part: Part, c: int) -> Inward | None:
-        """Return the place of a part of block c, which is a whole chunk, if others than `download` can copy
-        it from there as it is stored."""
+    def inward(self, block: Block, parts: Sequence[Part], c: int) -> Inward | None:
+        """Return the place of parts of block c, if they are whole chunks and others than `download` can copy
+        them from there as they are stored. The parts are equally large, and one is to the right of the
+        other."""
 
     def lost(self, block: Block, part: Part, c: int) -> Lost:
         """Return what C's type does not hold of a part. This is called when its download has completed."""

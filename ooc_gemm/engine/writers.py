@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from mmap import PAGESIZE
 from threading import Lock
+from typing import Any
 
 from ..planning.plan import Plan
-from ..planning.schedule import Block, Part
+from ..planning.schedule import TOGETHER, Block, Part
 from ..support.buffers import Bytes
 from ..support.errors import on_thread
 from ..support.intervals import ceil_div
@@ -52,10 +53,13 @@ def make_ready(
     slots: "queue.SimpleQueue[Bytes]",
 ) -> None:
     """Prepare the slots for writing. This is called when the first panels have arrived, so that it does not
-    delay them, and before a block is finished, so that the block need not wait. Few are needed where parts
-    are written without them."""
-    few = session.brings and target.inward
-    for buffer in session.host_buffers(ceil_div(plan.writers, FEWER if few else 1), _part_bytes(plan)):
+    delay them, and before a block is finished, so that the block need not wait. Where parts are written
+    without them, few are needed, if any, and they are prepared then."""
+    if session.brings and target.bring:
+        for buffer in session.host_buffers(ceil_div(plan.writers, FEWER), _part_bytes(plan)):
+            slots.put(buffer)
+        return
+    for buffer in session.host_buffers(plan.writers, _part_bytes(plan)):
         writers.submit(_ready, session, buffer, slots)
 
 
@@ -87,8 +91,8 @@ def write(
     from the device, which is faster, and the others to the store. What the session and the target can bring
     from the device to the store by themselves takes no slot.
     """
-    coming: deque[tuple[Bytes | Inward, Part, Event]] = deque()
-    going: deque[tuple[Bytes | Inward, Part, Callable[[], int]]] = deque()
+    coming: deque[tuple[Bytes | Inward, list[Part], Event]] = deque()
+    going: deque[tuple[Bytes | Inward, list[Part], Callable[[], int]]] = deque()
     again: deque[Part] = deque()
     """Parts that could not be brought, which go through slots."""
 
@@ -97,25 +101,28 @@ def write(
             slots.put(source)
 
     def send() -> None:
-        source, part, came = coming[0]
+        source, some, came = coming[0]
         came.synchronize()
         coming.popleft()
         if check and not check.verdict().ok:
             give_back(source)
-            return
-        if not isinstance(source, Inward) and (lost := session.lost(block, part, c)).elements:
-            target.note_lost(*lost)
-        going.append((source, part, target.start(part, source)))
+        elif isinstance(source, Inward):
+            assert target.bring
+            going.append((source, some, target.bring(some, source)))
+        else:
+            if (lost := session.lost(block, some[0], c)).elements:
+                target.note_lost(*lost)
+            going.append((source, some, target.start(some[0], source)))
 
     def end() -> None:
-        source, part, stored = going.popleft()
+        source, some, stored = going.popleft()
         try:
             start = time.perf_counter()
             nbytes = stored()
             if isinstance(source, Inward) and not nbytes:
-                again.append(part)
+                again.extend(some)
                 return
-            trace.add("write", start, nbytes=nbytes, chunk=part.chunk)
+            trace.add("write", start, nbytes=nbytes, chunk=some[0].chunk)
             if isinstance(source, Inward):
                 source.brought()
         finally:
@@ -127,25 +134,31 @@ def write(
         while going:
             end()
 
-    def in_turn() -> Iterator[tuple[Part, Inward | None]]:
-        for part in parts:
-            yield part, session.inward(block, part, c) if target.inward else None
+    def in_turn() -> Iterator[tuple[list[Part], Inward | None]]:
+        for some in beside(parts, TOGETHER if target.bring and session.brings else 1):
+            if inward := session.inward(block, some, c) if target.bring else None:
+                yield some, inward
+            else:
+                yield from (([part], None) for part in some)
         finish()
         while again:
-            yield again.popleft(), None
+            yield [again.popleft()], None
+
+    def under_way(sources: "deque[tuple[Any, list[Part], Any]]") -> int:
+        return sum(len(some) for _, some, _ in sources)
 
     try:
-        for part, inward in in_turn():
+        for some, inward in in_turn():
             if inward:
-                coming.append((inward, part, inward.finished))
+                coming.append((inward, some, inward.finished))
             else:
                 while (slot := _free(slots, wait=not (coming or going))) is None:
                     (end if going else send)()
                 session.prepare(slot)
-                coming.append((slot, part, session.download(block, part, c, target.view(part, slot))))
-            while len(coming) > ahead // 4:
+                coming.append((slot, some, session.download(block, some[0], c, target.view(some[0], slot))))
+            while under_way(coming) > ahead // 4:
                 send()
-            while len(going) >= ahead - ahead // 4:
+            while under_way(going) >= ahead - ahead // 4:
                 end()
         finish()
     finally:
@@ -154,6 +167,22 @@ def write(
         while going:
             with contextlib.suppress(BaseException):
                 end()
+
+
+def beside(parts: Iterator[Part], most: int) -> Iterator[list[Part]]:
+    """Yield the parts in lists of up to so many that are equally large and lie one to the right of the
+    other."""
+    some: list[Part] = []
+    for part in parts:
+        if some:
+            last = some[-1]
+            right = last._replace(chunk=(last.chunk[0], last.chunk[1] + 1), col=last.col + last.cols)
+            if len(some) == most or part != right:
+                yield some
+                some = []
+        some.append(part)
+    if some:
+        yield some
 
 
 def _free(slots: "queue.SimpleQueue[Bytes]", wait: bool) -> Bytes | None:

@@ -11,7 +11,15 @@ from .candidates import Candidate
 from .ledger import slot_bytes
 from .machine import Budget, Rates
 from .problem import Matrix, Problem, rows_apart
-from .schedule import DIAGONAL_STRIPS, EARLY_STRIPS, LEAST_STRIP, column_edges, count_blocks, last_place
+from .schedule import (
+    DIAGONAL_STRIPS,
+    EARLY_STRIPS,
+    LEAST_STRIP,
+    TOGETHER,
+    column_edges,
+    count_blocks,
+    last_place,
+)
 from .teams import ALONE, rounds
 from .traffic import downloaded_bytes, shared_columns, uploaded_again
 
@@ -124,7 +132,7 @@ class CostModel:
             "upload": self._uploaded_bytes(x, reads) / rates.upload,
             "compute": self._compute_seconds(x),
             "download": downloaded_bytes(p) / rates.download,
-            "write": written * c.itemsize / rates.write * sharing + parts * rates.piece_seconds,
+            "write": written * c.itemsize / rates.write * sharing + self._handed(parts) * rates.piece_seconds,
         }
         if x.team != ALONE:
             stages["exchange"] = sum(
@@ -144,6 +152,13 @@ class CostModel:
             turns = rounds(p, x.bm, x.bn, x.team, workers)
             return Estimate(stages, alone, turns / tasks, turns * TASK_SECONDS)
         return Estimate(stages, alone, ceil_div(tasks, workers) / tasks, self._adding_seconds(tasks))
+
+    def _handed(self, parts: int) -> int:
+        """Return how often the interpreter is needed for so many parts of C: some of those that go from a
+        device to files in memory by themselves are handed on together."""
+        p, step = self._problem, self._budget.step
+        brought = step and not (p.c.whole or p.symmetric or p.narrowed or p.found_bytes)
+        return ceil_div(parts, TOGETHER) if brought else parts
 
     def least(self, x: Candidate) -> float:
         """Return seconds that no candidate with these blocks is predicted to beat, however much it keeps in
@@ -296,7 +311,8 @@ class CostModel:
         rates, blocks = self.rates, count_blocks(self._problem, x.bm, x.bn, x.panels.resident)
         panels = max(1, blocks * len(x.panels))
         entering = entering_seconds(stages, rates)
-        bringing = self._bringing_seconds(entering, stages) + panels * rates.turn_seconds
+        opening = panels * rates.turn_seconds * rates.devices
+        bringing = self._bringing_seconds(entering, stages) + opening
         each_read, each_multiply = bringing / panels, stages["compute"] / panels
         first, before, last = self._shares(x)
         if x.c_buffers == 1:
@@ -306,7 +322,7 @@ class CostModel:
         tail = max(each_multiply, last * leaving) + min(each_multiply, last * leaving) / strips
         hidden = leaving * (1 - last)
         filled = each_read + stages["upload"] / panels
-        store = taking_turns(entering, hidden, rates.turns)
+        store = taking_turns(entering, hidden, rates.turns) + opening
         brought = max(store, bringing, each_read + stages["upload"])
         until_tail = max(filled + stages["compute"] - each_multiply, brought)
         if x.panels.resident:  # the first block waits for all of op(A), and for its share of the others

@@ -99,7 +99,7 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
     return {
         "panels": (x.panels.a_buffers * a + x.panels.buffers * b) * p.panel_itemsize,
         "C blocks": x.c_buffers * rows * bn * p.block_itemsize,
-        "workspace": budget.workspace + (slot if budget.staged else 0) + scratch,
+        "workspace": budget.workspace + budget.step + (slot if budget.staged else 0) + scratch,
     }
 
 

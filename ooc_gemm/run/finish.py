@@ -42,7 +42,7 @@ class Lower:
 class Finished:
     """A target whose parts are changed by a `Finish` before they are stored."""
 
-    inward = False
+    bring = None
 
     def __init__(self, target: Target, finish: Finish, chunk: tuple[int, int]):
         """target: the stored C. finish: the change. chunk: rows and columns of what one write makes."""

@@ -30,7 +30,7 @@ class ReducingTarget:
     """Takes what is downloaded of blocks (the engine's port). When all parts of a row of blocks have come, it
     has that finished."""
 
-    background = inward = False
+    background, bring = False, None
 
     def __init__(
         self,

@@ -26,15 +26,17 @@ class Onward:
 
 @dataclass(frozen=True)
 class Inward:
-    """The place of a part of C in the memory of a device."""
+    """The place of parts of C in the memory of a device, which lie beside each other."""
 
     packed: bytes
     """As of `Onward`."""
     shape: tuple[int, int]
-    """Rows, and bytes of each."""
+    """Rows of each part, and bytes of a row."""
+    apart: int
+    """Bytes between the first rows of two parts."""
     finished: Any
-    """The event (`engine.ring.Event`) after which the part may be copied."""
+    """The event (`engine.ring.Event`) after which the parts may be copied."""
     step: int
     """Bytes that are on their way at a time."""
     brought: Callable[[], None]
-    """Takes note that the part has been copied."""
+    """Takes note that the parts have been copied."""

@@ -1,6 +1,7 @@
 """Pieces that go from files in memory to a device without the interpreter."""
 
 import errno
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,9 +18,11 @@ from ooc_gemm.cuda_kernels import driver
 from ooc_gemm.devices import several
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.session import CUDASession
+from ooc_gemm.engine.writers import beside
 from ooc_gemm.planning import candidates, schedule, search
 from ooc_gemm.planning.candidates import Candidate, outputs, rings
 from ooc_gemm.planning.panels import Panels
+from ooc_gemm.planning.schedule import Part
 from ooc_gemm.run import budget, prepare
 from ooc_gemm.storage.io import background, files
 
@@ -36,7 +39,7 @@ def memory(monkeypatch):
     monkeypatch.setattr(candidates, "AMPLE_DEVICE_SLOTS", (100_000, 50_000))  # so slots are used again
     monkeypatch.setattr(candidates, "STEPPED_SLOT", 200_000)
     cupy_on_cpu.install(monkeypatch)
-    monkeypatch.setattr(budget, "STEP_BYTES", 1000)
+    monkeypatch.setattr(budget, "STEP_BYTES", 1100)  # threads keep what the first test gives them
     folder = Path(tempfile.mkdtemp(prefix="ooc-gemm-test-", dir="/dev/shm"))
     yield folder
     shutil.rmtree(folder)
@@ -104,7 +107,7 @@ def test_pieces_that_upload_must_see(memory, what, options):
     assert not cupy_on_cpu.sent
 
 
-@pytest.mark.parametrize("step", [0, 1000])
+@pytest.mark.parametrize("step", [0, 1100])
 def test_a_slot_that_is_not_pinned_is_uploaded_unless_there_are_places(memory, monkeypatch, step):
     a = RNG.integers(-9, 9, (900, 900)).astype("f4")
     make(memory / "a", a, compressors=None, chunks=(100, 100))
@@ -184,6 +187,48 @@ def test_c_comes_from_the_device_without_slots(memory, m, n, verify):
     assert found.bytes_written == found.plan.bytes_written
     assert found.bytes_downloaded == found.plan.bytes_downloaded
     assert bool(cupy_on_cpu.brought) == (m > 100)
+
+
+def test_a_timeline_changes_nothing_of_the_way_that_pieces_and_parts_take(memory, tmp_path):
+    """Through slots, of which there are few where parts need none, a run with a timeline took five times as
+    long."""
+    ways = []
+    for number, options in enumerate(({}, {"trace": tmp_path / "t.json"})):
+        cupy_on_cpu.sent.clear()
+        cupy_on_cpu.brought.clear()
+        (memory / str(number)).mkdir()
+        _, right = product(memory / str(number), (900, 600, 900), **options)
+        assert right
+        ways.append((len(cupy_on_cpu.sent), len(cupy_on_cpu.brought)))
+    assert ways[0] == ways[1] > (0, 0)
+    events = json.loads((tmp_path / "t.json").read_text("utf-8"))["traceEvents"]
+    assert {"read", "upload", "compute", "download", "write"} <= {event["name"] for event in events}
+
+
+def test_up_to_four_parts_beside_each_other_come_together(memory, monkeypatch):
+    """The interpreter is needed once for them. Those that cannot be brought come in slots."""
+    real, together = background.Transfer.__init__, []
+
+    def counted(self, jobs, flags, buffer, *rest, **named):
+        if buffer is None:
+            together.append(len(jobs))
+        real(self, jobs, flags, buffer, *rest, **named)
+
+    monkeypatch.setattr(background.Transfer, "__init__", counted)
+    _, right = product(memory, (500, 300, 480))
+    assert right
+    assert sorted(together) == 5 * [2] + 5 * [4]
+
+
+def test_parts_beside_each_other():
+    parts = [Part((i, j), i, 10 * j, 1, 10) for i in range(2) for j in range(5)]
+    del parts[7]
+    edge = Part((1, 5), 1, 50, 1, 3)
+    found = [[part.chunk for part in some] for some in beside(iter([*parts, edge]), 3)]
+    assert found == [
+        [(0, 0), (0, 1), (0, 2)], [(0, 3), (0, 4)], [(1, 0), (1, 1)], [(1, 3), (1, 4)], [(1, 5)]
+    ]  # fmt: skip
+    assert [len(some) for some in beside(iter(parts), 1)] == 9 * [1]
 
 
 def test_c_comes_from_several_devices(memory, monkeypatch):
@@ -281,3 +326,31 @@ def test_copies_that_take_long_block_nothing(memory, monkeypatch, devices, buffe
     assert [block.cols for block in found.plan.blocks()] == widths
     assert cupy_on_cpu.sent
     assert cupy_on_cpu.brought
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_no_slot_is_pinned_where_there_are_places(memory, monkeypatch, devices):
+    """On four H200 the driver takes 10 ms to pin one, in which the thread that begins all reads waits for it,
+    and longer while it shares memory."""
+    cupy_on_cpu.install(monkeypatch, devices=devices)
+    pinned = []
+
+    class Session(CUDASession):
+        def prepare(self, buffer):
+            pinned.append(len(buffer))
+            super().prepare(buffer)
+
+    monkeypatch.setattr("ooc_gemm.devices.cuda.device.CUDASession", Session)
+    monkeypatch.setattr(CUDA, "reaches", lambda *_: True)
+    a = RNG.integers(-9, 9, (768, 768)).astype("f4")  # each device has four rows of chunks
+    make(memory / "a", a, compressors=None, chunks=(64, 64))
+    options = {"kernel": "cublas", "compressor": "none", "chunks": (64, 64)}
+    places = {"device": "cuda:" + ",".join(map(str, range(devices))), **options}
+    traces = []
+    told = {"progress": lambda *told: traces.append(told[2])}
+    found = ooc_gemm.multiply(*(str(memory / name) for name in "aac"), **places, **told)
+    assert np.array_equal(zarr.open_array(memory / "c")[:], a @ a)
+    assert pinned == [1100] * devices  # from which copies are timed
+    assert found.bytes_uploaded == found.plan.bytes_uploaded
+    assert found.bytes_downloaded == found.plan.bytes_downloaded
+    assert min(traces[-1].spans[stage] for stage in ("upload", "download")) > 0

@@ -10,7 +10,8 @@ from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.session import CUDASession
 from ooc_gemm.engine.ports import COMPUTE
-from ooc_gemm.planning.search import make_plan
+from ooc_gemm.planning.candidates import Candidate, Ring
+from ooc_gemm.planning.search import finish, make_plan
 
 
 class _Faulty:
@@ -76,7 +77,9 @@ def with_blocks(bm, bn, bk):
         plan = make_plan(problem, budget, rates)
         p = plan.problem
         panels = replace(plan.k_panels, deepest=max(1, min(bk, p.k)), resident=False)
-        return replace(plan, bm=min(bm, p.m), bn=min(bn, p.n), k_panels=panels, found=(), kept=())
+        ring = Ring(plan.readers, plan.writers, plan.slots, plan.slot_bytes)
+        sizes = min(bm, p.m), min(bn, p.n), panels, plan.c_buffers, ring
+        return finish(p, budget, rates, Candidate(p.c, *sizes, by_columns=plan.by_columns, team=plan.team))
 
     return make
 

@@ -32,7 +32,7 @@ def stop_after(monkeypatch, count, saved=0.0):
             raise Stop
         return write(*args)
 
-    for name in ("write", "start_write"):
+    for name in ("write", "start_write", "bring"):
         monkeypatch.setattr(files, name, functools.partial(limited, getattr(files, name)))
     monkeypatch.setattr(publication, "SAVED_SECONDS", saved)
 

@@ -272,7 +272,7 @@ def test_a_gpu_finds_the_best_of_its_blocks(gpu, dtype, metric, monkeypatch):
     record = 10 * (size + 4)
     assert traces[-1].bytes["download"] == found.plan.bytes_downloaded == 150 * record
     assert found.plan.without(frozenset()).bytes_downloaded == 150 * record
-    height = found.plan.problem.m  # the ledger is that of the plan before it was cut
+    height = found.plan.bm
     held = found.plan.device_ledger["reduction"] - found.plan.problem.kept_bytes
     assert held - 2 * 410 * size in (height * record, 2 * height * record)
     assert not ooc_gemm.plan(a, b, transpose_b=True, device=gpu).device_ledger["reduction"]

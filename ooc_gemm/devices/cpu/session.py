@@ -8,7 +8,7 @@ other worker.
 
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from threading import get_ident
@@ -116,7 +116,7 @@ class CPUSession(HostMemory):
 
     brings = False
 
-    def inward(self, block: Block, part: Part, c: int) -> Inward | None:
+    def inward(self, block: Block, parts: Sequence[Part], c: int) -> Inward | None:
         """Returns None: `download` makes all copies."""
         return None
 

@@ -8,6 +8,7 @@ Nothing here waits for the device but `Event.synchronize`, which readers and wri
 
 import contextlib
 import math
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from threading import Lock
@@ -45,6 +46,7 @@ from .panels import Layout
 from .pinned import HostMemory
 from .rates import CONTEXT_BYTES
 from .reduction import Found, Reducer
+from .samples import Samples
 from .standardizing import Standardizing
 from .timing import Timing
 from .transforms import Transforms
@@ -76,6 +78,7 @@ class CUDASession(HostMemory):
         self._standardizing: Standardizing | None = None
         self._narrowing: Narrowing | None = None
         self._reducer: Reducer | None = None
+        self._samples: Samples | None = None
         self._memory: driver.Memory | None = None
         """That of the panels of op(B), if other devices are to reach it."""
         self._shared: Future[None] | None = None
@@ -113,6 +116,8 @@ class CUDASession(HostMemory):
             others |= {("lost", c): lost_size for c in range(plan.c_buffers)}
         if plan.budget.staged:
             others["staging"] = plan.slot_bytes, np.dtype(np.uint8)
+        if plan.budget.step:
+            others["sample"] = plan.budget.step, np.dtype(np.uint8)
         if self._device.reached_by:
             theirs = {key: panels.pop(key) for key in list(panels) if key[0] == "b"}
             arrays, memory = allocate_shared(self._device, theirs)
@@ -154,6 +159,10 @@ class CUDASession(HostMemory):
                 plan, operation.ranked, arithmetic.block, partial(allocate, self._device), self._runtime,
                 self._streams[COMPUTE],
             )  # fmt: skip
+        if self._step:
+            (host,) = self.host_buffers(1, self._step)
+            self.prepare(host)
+            self._samples = Samples(self._timing, host, self._arrays["sample"], self._streams)
         self._timing.open(trace, self._streams[COMPUTE])
 
     def _allocate(self, elements: int, dtype: np.dtype[Any]) -> Any:
@@ -193,17 +202,19 @@ class CUDASession(HostMemory):
         )
 
     def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:
-        """Returns the place of a piece that is neither converted, transposed nor transformed. One in some
-        pieces is left to `upload`, which times it."""
+        """Returns the place of a piece that is neither converted, transposed nor transformed. Where there are
+        no places, one in some pieces is left to `upload`, which times it."""
         memory, operand = self._arrays[piece.operand, buffer], piece.operand
         changed = memory.dtype != dtype or operand in self._op.transforms or self._layout.turned(operand)
-        if changed or self._overflow.looks or self._timing.times(UPLOAD):
+        if changed or self._overflow.looks or (not self._samples and self._timing.times(UPLOAD)):
             return None
         self._device.use()
         skipped, pitch = self._layout.at(operand, piece.panel, piece.into)
         size, arrived = dtype.itemsize, self._timing.points.make()
         at, stream = memory.data.ptr + skipped * size, self._streams[UPLOAD].ptr
         nbytes = math.prod(piece.shape) * size
+        if self._samples:
+            self._samples.take(UPLOAD, nbytes)
         packed = driver.place(self._device.index, stream, arrived, at, pitch * size)
         return Onward(packed, arrived, partial(self._timing.count, UPLOAD, nbytes), self._step)
 
@@ -435,17 +446,21 @@ class CUDASession(HostMemory):
     @property
     def brings(self) -> bool:
         """Whether parts are neither found nor counted nor transposed on the device, and there are places."""
-        return not (self._reducer or self._narrowing or self._symmetric or not self._step)
+        return bool(self._samples) and not (self._reducer or self._narrowing or self._symmetric)
 
-    def inward(self, block: Block, part: Part, c: int) -> Inward | None:
-        """Returns the place of a whole chunk. One in some is left to `download`, which times it."""
-        if not self.brings or (part.rows, part.cols) != self._chunk or self._timing.times(DOWNLOAD):
+    def inward(self, block: Block, parts: Sequence[Part], c: int) -> Inward | None:
+        """Returns the place of whole chunks."""
+        rows, cols = self._chunk
+        if not (self._samples and self.brings and parts[0][3:5] == self._chunk):
             return None
+        self._device.use()
         size = self._op.leaves.itemsize
-        at, width, done = self._place(block, part, c, size)
+        nbytes = len(parts) * rows * cols * size
+        self._samples.take(DOWNLOAD, nbytes)
+        at, width, done = self._place(block, parts[0], c, size)
         packed = driver.place(self._device.index, self._streams[DOWNLOAD].ptr, done, at, width)
-        count = partial(self._timing.count, DOWNLOAD, part.rows * part.cols * size)
-        return Inward(packed, (part.rows, part.cols * size), done, self._step, count)
+        count = partial(self._timing.count, DOWNLOAD, nbytes)
+        return Inward(packed, (rows, cols * size), cols * size, done, self._step, count)
 
     def _download_found(
         self, reducer: Reducer, block: Block, part: Part, c: int, target: Array
@@ -521,6 +536,6 @@ class CUDASession(HostMemory):
             self._arrays.clear()
             self._early, self._finished = {}, {}
             self._gemm = self._checks = self._transforms = None  # and their scratch
-            self._narrowing = self._reducer = self._standardizing = None
+            self._narrowing = self._reducer = self._standardizing = self._samples = None
             self._timing.close()
             super().close()

@@ -57,21 +57,22 @@ class Timing:
         return self._times.record(stream.ptr)
 
     def begin_copy(self, stage: str, stream: Any) -> Event | None:
-        """Record the event before a copy if the copy is timed."""
-        if stage not in self._due and not self.times(stage):
+        """Record the event before a copy if the copy is timed: one in some, or each of them for a
+        timeline."""
+        if stage not in self._due and not self.times(stage) and not self._trace.keep:
             return None
         self._due.discard(stage)
         return self.begin(stream)
 
     def times(self, stage: str) -> bool:
-        """Count a copy, and return whether one is to be timed: one in COPIES_TIMED, or each of them for a
-        timeline. Then it, or one that is made meanwhile, must come to `begin_copy`. Two threads may count the
-        same copy, so it is about one."""
+        """Count a copy, and return whether it is one in COPIES_TIMED, which is to be timed. Then it, or one
+        that is made meanwhile, must come to `begin_copy`. Two threads may count the same copy, so it is about
+        one."""
         count = self._copies[stage]
         self._copies[stage] = count + 1
         if count % COPIES_TIMED == 0:
             self._due.add(stage)
-        return self._trace.keep or count % COPIES_TIMED == 0
+        return count % COPIES_TIMED == 0
 
     def count(self, stage: str, nbytes: int) -> None:
         """Count the bytes of a copy that is not timed."""
@@ -92,8 +93,8 @@ class Timing:
     def tell_all(self) -> None:
         """Tell the trace of all operations. The streams must be idle."""
         self._tell(0)
-        for stage, nbytes in self._untimed.items():  # at the rate of those like them
-            seconds = self._trace.seconds[stage] / self._trace.bytes[stage]
+        for stage, nbytes in self._untimed.items():  # at the rate of those like them, if there are any
+            seconds = self._trace.seconds[stage] / max(1, self._trace.bytes[stage])
             self._trace.include({stage: nbytes}, {stage: nbytes * seconds})
 
     def close(self) -> None:

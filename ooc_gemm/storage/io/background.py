@@ -31,8 +31,8 @@ slower than 24, and 48 as fast), and few enough that all have work: starting a r
 STEP_BYTES = 1 << 20
 """Bytes that a thread reads before it sends them on to a device, or has from a device before it writes them:
 few enough for caches of processors, and enough for a copy's own cost."""
-PLACES_BYTES = 4 * STEP_BYTES * THREADS
-"""Bytes of the places that threads have for them."""
+PLACES_BYTES = (4 * THREADS + 1) * STEP_BYTES
+"""Bytes of the places that threads have for them, and of one from which a copy is timed."""
 TASK_BYTES = 256 << 10
 """Fewest bytes of short jobs that a thread is woken for."""
 
@@ -101,12 +101,12 @@ class Transfer:
     ):
         """`flags`: of `open`; where they say so, it is a write. `parts`: each job is cut in so many, at once.
         `device`: the memory of a device (`Device` of transfers.c) to which rows go on from the buffer, or
-        from which a file is written, which needs no buffer. Raises OSError where there are no threads, also
+        from which files are written, which needs no buffer. Raises OSError where there are no threads, also
         in a process that was forked since the folder was looked at."""
         self._libraries = _there(jobs[0].path)
         self._kept = buffer, *(given := _packed(jobs))  # until all is there
         size, memory = (0, None) if buffer is None else (len(buffer), buffer.ctypes.data)
-        together = 1 if parts > 1 else max(1, TASK_BYTES * len(jobs) // max(1, size))
+        together = 1 if parts > 1 or buffer is None else max(1, TASK_BYTES * len(jobs) // max(1, size))
         self._transfer = self._libraries.quick.transfers_start(
             *given, len(jobs), flags, memory, parts, together, device
         )

@@ -144,7 +144,7 @@ def room(offset: int, size: int) -> int:
     return round_up(offset % PAGE + size, PAGE)
 
 
-_COLUMNS = struct.Struct("=5q")
+_COLUMNS = struct.Struct("=6q")
 """The end of `Device` of transfers.c."""
 NONBLOCK, NOFOLLOW = os.O_NONBLOCK, os.O_NOFOLLOW
 
@@ -352,21 +352,25 @@ def start_read(
     size = len(into) // (len(jobs) * parts)
     if onward and not onward.pinned and not (parts > 1 and 0 < onward.step < size):
         onward = None
-    packed = onward.packed + _COLUMNS.pack(*columns, onward.step, onward.pinned) if onward else None
+    packed = onward.packed + _COLUMNS.pack(*columns, onward.step, onward.pinned, 0) if onward else None
     transfer = background.Transfer(jobs, os.O_RDONLY | NONBLOCK, into, parts, packed)
     if onward:
         onward.taken = True
     return transfer.end
 
 
-def start_write(path: str, data: Bytes | Inward) -> Callable[[], bool]:
+def start_write(path: str, data: Bytes) -> Callable[[], bool]:
     """Start to write a file in the background. The function returned must be called, whatever happens: it
     waits for the end, and returns whether the file is complete. Raises OSError."""
-    if not isinstance(data, Inward):
-        return background.Transfer([Job(path, 0, len(data))], _MAKE, data).end
-    rows, width = data.shape
-    packed = data.packed + _COLUMNS.pack(width, 0, width, data.step, 0)
-    return background.Transfer([Job(path, 0, rows * width)], _MAKE, None, device=packed).end
+    return background.Transfer([Job(path, 0, len(data))], _MAKE, data).end
+
+
+def bring(paths: Sequence[str], inward: Inward) -> Callable[[], bool]:
+    """Start to write a file for each of the parts of C that a device has, as of `start_write`."""
+    rows, width = inward.shape
+    packed = inward.packed + _COLUMNS.pack(width, 0, width, inward.step, 0, inward.apart)
+    jobs = [Job(path, 0, rows * width) for path in paths]
+    return background.Transfer(jobs, _MAKE, None, device=packed).end
 
 
 def flush(folder: int | str | os.PathLike[str]) -> None:

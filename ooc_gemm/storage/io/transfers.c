@@ -35,7 +35,8 @@ typedef struct {
 // cuEventCreate, cuEventQuery and cuMemHostRegister. In host memory a row has `width` bytes, of which `take` are
 // copied, those past the first `skip`. The event is recorded after all rows that go on. `step`: the most bytes that a
 // thread has on their way at a time in a place of its own; 0: threads have none. `pinned`: whether the memory of the
-// transfer is, so that a device can copy from it while the host goes on.
+// transfer is, so that a device can copy from it while the host goes on. `apart`: bytes on the device between the first
+// rows of two jobs, where what is written comes from there.
 typedef struct {
     int (*use)(void* context);
     int (*copy)(const void* what, void* stream);
@@ -45,7 +46,7 @@ typedef struct {
     int (*pin)(void* memory, size_t nbytes, unsigned flags);
     void *context, *stream, *event;
     uint64_t there, pitch;
-    int64_t width, skip, take, step, pinned;
+    int64_t width, skip, take, step, pinned, apart;
 } Device;
 
 // CUDA_MEMCPY2D of CUDA's driver.
@@ -99,6 +100,7 @@ typedef struct Task {
 struct Transfer {
     int flags, error;
     const char* memory;
+    const Job* jobs;
     Device device;      // `take` is 0 where there is none
     atomic_int unsent;  // tasks whose rows have not been sent on
     atomic_int left;    // tasks that have not ended
@@ -111,7 +113,7 @@ static Task *head, **tail = &head;
 static int threads, busy, asleep, queued, waiting, most_threads = MOST_THREADS;
 
 // The number of this interface, which the loader compares: a library of another version is not used.
-int transfers_version(void) { return 4; }
+int transfers_version(void) { return 5; }
 
 void transfers_limit(int count) { most_threads = count < MOST_THREADS ? count : MOST_THREADS; }
 
@@ -249,7 +251,9 @@ static int settle(const Beside* own, const Device* device, int place) {
 
 // Writes a file whose bytes come from the device, in steps: while one is written, the next one is on its way.
 static int bring(const Transfer* transfer, const Task* task, Beside* own) {
-    const Device* device = &transfer->device;
+    Device there = transfer->device;
+    there.there += (task->jobs - transfer->jobs) * there.apart;
+    const Device* device = &there;
     int64_t size = bytes_of(task), step;
     if (device->use(device->context) || !(step = step_of(own, device, device->width))) return NOT_COPIED;
     int file = open(task->path, transfer->flags | O_CLOEXEC, 0666), error = file < 0 ? errno : 0;
@@ -338,7 +342,7 @@ Transfer* transfers_start(const char* paths, const Job* jobs, int64_t count, int
     }
     Transfer* transfer = malloc(sizeof(Transfer) + tasks * sizeof(Task));
     if (!transfer) return NULL;
-    transfer->flags = flags, transfer->error = 0, transfer->memory = memory;
+    transfer->flags = flags, transfer->error = 0, transfer->memory = memory, transfer->jobs = jobs;
     transfer->device = device ? *device : (Device){0};
     atomic_init(&transfer->unsent, (int)tasks);
     atomic_init(&transfer->left, (int)tasks);
@@ -359,7 +363,8 @@ Transfer* transfers_start(const char* paths, const Job* jobs, int64_t count, int
                                  all - first < size ? all - first : size,
                                  memory + first * each};
         }
-        for (int64_t n = 0; n < some; n++, paths += strlen(paths) + 1) memory += job[n].rows * job[n].nbytes;
+        for (int64_t n = 0; n < some; n++, paths += strlen(paths) + 1)
+            if (memory) memory += job[n].rows * job[n].nbytes;
     }
     pthread_mutex_lock(&lock);
     for (int had = -1; had < threads && threads < most_threads && threads - busy < queued + tasks;) {

@@ -17,7 +17,7 @@ from .conversion import check_fits, check_range, convert
 class ArrayTarget:
     """C as a NumPy array in memory (the engine's `Target`)."""
 
-    background = inward = False
+    background, bring = False, None
 
     def __init__(self, out: Array, matrix: Matrix, block: np.dtype[Any]):
         """out: C. matrix: C, in the chunks in which it comes. block: the type in which they come."""

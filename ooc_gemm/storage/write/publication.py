@@ -6,7 +6,7 @@ begin ──► write … save … write … save ──► commit           pau
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Lock
@@ -99,15 +99,21 @@ class Publication:
         self.staging.write(chunk, data)
         self._written(chunk)
 
-    def start(self, chunk: Chunk, data: Bytes | Inward) -> Callable[[], bool]:
+    def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
         """Start to write in the background. The function returned waits for the end, and returns whether the
         chunk was written; it must be called."""
-        end = self.staging.start(chunk, data)
+        return self._noted([chunk], self.staging.start(chunk, data))
 
+    def bring(self, chunks: Sequence[Chunk], inward: Inward) -> Callable[[], bool]:
+        """Start to write chunks that a device has, as of `start`."""
+        return self._noted(chunks, self.staging.bring(chunks, inward))
+
+    def _noted(self, chunks: Sequence[Chunk], end: Callable[[], bool]) -> Callable[[], bool]:
         def done() -> bool:
             if not end():
                 return False
-            self._written(chunk)
+            for chunk in chunks:
+                self._written(chunk)
             return True
 
         return done

@@ -8,7 +8,7 @@ import hashlib
 import os
 import shutil
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Lock
 from uuid import uuid4
@@ -129,11 +129,14 @@ class Share:
         with self._lock:
             self.written.add(chunk)
 
-    def start(self, chunk: Chunk, data: Bytes | Inward) -> Callable[[], bool]:
+    def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
         """Writes the file before it returns."""
-        assert not isinstance(data, Inward), "there is no background"
         self.write(chunk, data)
         return lambda: True
+
+    def bring(self, chunks: Sequence[Chunk], inward: Inward) -> Callable[[], bool]:
+        """Is not called: there is no background."""
+        raise NotImplementedError
 
     def flush(self) -> None:
         """Waits until all files are on the disk, so that other hosts find them. Raises OSError."""

@@ -6,7 +6,7 @@ object store    put chunk: one request, it is there whole or not at all         
 other stores    put chunk, by zarr                                                      staging_store.py
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,12 +69,15 @@ class Staging:
         """Replace from now on only chunks that have the stamp that `was` returns, where chunks are written to
         their places at once. Where they are not, `stamps` tells in time that one has another."""
 
-    def start(self, chunk: Chunk, data: Bytes | Inward) -> Callable[[], bool]:
+    def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
         """Begin to write in the background. The function returned waits for the end, and returns whether the
-        chunk was written. `data`: what comes from a device only where there is a background."""
-        assert not isinstance(data, Inward), "there is no background"
+        chunk was written."""
         self.write(chunk, data)
         return lambda: True
+
+    def bring(self, chunks: Sequence[Chunk], inward: Inward) -> Callable[[], bool]:
+        """Begin to write chunks that a device has, where there is a background, as of `start`."""
+        raise NotImplementedError
 
     def written(self, chunk: Chunk) -> None:
         """Let the next `flush` cover a chunk that was written."""

@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +123,13 @@ class FolderStaging(Staging):
         """Writes a file beside the chunk's place."""
         files.write(self.path(chunk) + PENDING, data, self._direct)
 
-    def start(self, chunk: Chunk, data: Bytes | Inward) -> Callable[[], bool]:
+    def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
         """Starts to write that file in the background."""
         return files.start_write(self.path(chunk) + PENDING, data)
+
+    def bring(self, chunks: Sequence[Chunk], inward: Inward) -> Callable[[], bool]:
+        """Starts to write these files in the background."""
+        return files.bring([self.path(chunk) + PENDING for chunk in chunks], inward)
 
     def take(self, chunk: Chunk, file: str) -> None:
         """Moves a file that a worker has written beside the chunk's place."""

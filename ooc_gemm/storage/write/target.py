@@ -7,7 +7,7 @@ A chunk is written whole and never read back. Where it goes is the matter of a s
 import contextlib
 import errno
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
@@ -44,9 +44,12 @@ class Sink(Protocol):
     def write(self, chunk: Chunk, data: Bytes | bytes) -> None:
         """Write a chunk, or a shard. Raises OSError, StoreError, and what a store's client raises."""
 
-    def start(self, chunk: Chunk, data: Bytes | Inward) -> Callable[[], bool]:
+    def start(self, chunk: Chunk, data: Bytes) -> Callable[[], bool]:
         """Start to write in the background. The function returned waits for the end, and returns whether the
-        chunk was written; it must be called. `data`: may come from a device where there is a background."""
+        chunk was written; it must be called."""
+
+    def bring(self, chunks: Sequence[Chunk], inward: Inward) -> Callable[[], bool]:
+        """Start to write chunks that a device has, where there is a background, as of `start`."""
 
     def cancel(self) -> None:
         """Wake all threads that wait for an answer."""
@@ -64,8 +67,10 @@ class Target(Generic[S]):
         self.name, self.sink, self._array, self._block = name, sink, array, block
         self._shape = array.shards or array.chunks
         self._encoder = Encoder(array)
-        self.background = self.inward = self._encoder.copies and array.dtype == block and sink.background
-        """Whether writes continue in the background once they are started, and may come from a device."""
+        self.background = self._encoder.copies and array.dtype == block and sink.background
+        """Whether writes continue in the background once they are started."""
+        self.bring = self._bring if self.background else None
+        """Starts to write chunks that a device has."""
         self.overflowed = 0
         """Number of finite elements that became infinite in C, because they are too large for its type."""
         self._lock = Lock()
@@ -96,29 +101,35 @@ class Target(Generic[S]):
             values[: part.rows, part.cols :] = 0
         return values
 
-    def start(self, part: Part, source: Bytes | Inward) -> Callable[[], int]:
+    def start(self, part: Part, slot: Bytes) -> Callable[[], int]:
         """Start to write, in the background where a chunk is stored as it is. The function returned waits for
-        the end and returns the bytes; it must be called. `source`: a slot, or a whole chunk on a device,
-        where there is a background; that the function may leave, and then returns 0."""
-        data: Bytes | Inward
-        write: Callable[[], int]
-        if isinstance(source, Inward):
-            data, nbytes, write = source, math.prod(source.shape), lambda: 0
-        else:
-            write = partial(self.write, part, source)
-            if not self.background:
-                return write
-            data = self._padded(part, source).reshape(-1).view(np.uint8)
-            nbytes = len(data)
+        the end and returns the bytes; it must be called."""
+        write = partial(self.write, part, slot)
+        if not self.background:
+            return write
+        data = self._padded(part, slot).reshape(-1).view(np.uint8)
         try:
             end = self.sink.start(part.chunk, data)
         except OSError:
             return write
+        return self._ended(part.chunk, end, len(data), write)  # or `write` says what the matter is
 
+    def _bring(self, parts: Sequence[Part], inward: Inward) -> Callable[[], int]:
+        """Start to write whole chunks that a device has, as of `start`. The function returned returns 0 where
+        that was not possible."""
+        try:
+            end = self.sink.bring([part.chunk for part in parts], inward)
+        except OSError:
+            return int
+        return self._ended(parts[0].chunk, end, len(parts) * math.prod(inward.shape), int)
+
+    def _ended(
+        self, chunk: Chunk, end: Callable[[], bool], nbytes: int, otherwise: Callable[[], int]
+    ) -> Callable[[], int]:
         def done() -> int:
-            with self._explained(part.chunk):
+            with self._explained(chunk):
                 written = end()
-            return nbytes if written else write()  # or it says what the matter is
+            return nbytes if written else otherwise()
 
         return done
 

@@ -1,0 +1,42 @@
+"""The times of copies that threads without the interpreter make."""
+
+from collections import Counter
+from typing import Any
+
+from ...cuda_kernels import driver
+from ...engine.ports import DOWNLOAD, UPLOAD
+from ...support.buffers import Bytes
+from .timing import Timing
+
+APART = 256
+"""One in so many steps is copied once more, to be timed."""
+_WAYS = {UPLOAD: (driver.DEVICE, driver.HOST), DOWNLOAD: (driver.HOST, driver.DEVICE)}
+
+
+class Samples:
+    """Copies a step more than is needed now and then, and times it: to time a piece or a part of C it would
+    have to go through a slot, which the driver pins for that (64 MiB on four H200: 10 ms, in which nothing
+    is read)."""
+
+    def __init__(self, timing: Timing, host: Bytes, device: Any, streams: dict[str, Any]):
+        """host, device: memory of a step on each side, of which that of the host is pinned. streams: by
+        stage."""
+        self._timing, self._host, self._device, self._streams = timing, host, device, streams
+        self._left = Counter[str]()
+        """Bytes of each stage until the next sample."""
+
+    def take(self, stage: str, nbytes: int) -> None:
+        """Count bytes that others copy, and make and time a copy if one is due. The device must be the
+        current one."""
+        size = len(self._host)
+        self._left[stage] -= nbytes
+        if self._left[stage] >= 0:
+            return
+        self._left[stage] = APART * size
+        stream, there = self._streams[stage], self._device.data.ptr
+        start = self._timing.begin(stream)
+        to, addresses = _WAYS[stage], (there, self._host.ctypes.data)
+        target, source = addresses if stage == UPLOAD else addresses[::-1]
+        driver.copy(to, target, size, source, size, size, 1, stream.ptr)
+        self._timing.end(stage, start, stream, size)
+        self._timing.count(stage, -size)  # it brings nothing
