@@ -37,9 +37,10 @@ LIMITS = {
 }
 """Job of limits.py → its title."""
 SEVERAL = {
-    "cublas": "65536³, tmpfs, `--kernel cublas`",
+    "cublas": "65536³ float32, tmpfs, `--kernel cublas`",
     "auto": "the same with `fp16x3`",
-    "traffic": "65536³, `-M {} -D {}`",
+    "traffic": "65536³ float32, `-M {memory_limit} -D {device_memory_limit}`",
+    "grm": "relationships of {samples:,} samples, {variants:,} variants in int8",
 }
 """Job of several.py → its title."""
 CLUSTERS = {
@@ -153,15 +154,17 @@ def limits_table(report: dict[str, Any]) -> str:
 
 def several_table(report: dict[str, Any]) -> str:
     """Return a table with a line for each contestant and number of GPUs."""
-    lines = ["| float32 | GPUs | seconds | times one | predicted | read |", "|---" * 6 + "|"]
+    lines = ["| case | GPUs | seconds | times one | predicted | read |", "|---" * 6 + "|"]
     alone: dict[str, float] = {}
     for name, row in report["rows"].items():
         what, _, count = name.partition(", ")
-        limits = (f"{row['plan'][f'{of}memory_limit'] >> 20}MiB" for of in ("", "device_"))
+        plan = row.get("plan", {})  # the relationship matrix has none
+        limits = {f"{of}memory_limit": f"{plan.get(f'{of}memory_limit', 0) >> 20}MiB" for of in ("", "device_")}
         seconds = median(row.get("all_seconds", [row["seconds"]]))
         one = alone.setdefault(what, seconds)
-        times = f"**{seconds:.2f}** | {one / seconds:.2f} | {row['plan']['predicted_seconds']:.2f}"
-        job = SEVERAL[what].format(*limits)
+        predicted = f"{plan['predicted_seconds']:.2f}" if plan else "–"
+        times = f"**{seconds:.2f}** | {one / seconds:.2f} | {predicted}"
+        job = SEVERAL[what].format(**row | limits)
         if "planned_for" in row:
             job, times = f"{job}, planned as for a disk", "– | – | –"
         lines.append(f"| {job} | {count.split()[0]} | {times} | {row['bytes_read'] / 1e9:.1f} GB |")
