@@ -159,7 +159,9 @@ def several_table(report: dict[str, Any]) -> str:
     for name, row in report["rows"].items():
         what, _, count = name.partition(", ")
         plan = row.get("plan", {})  # the relationship matrix has none
-        limits = {f"{of}memory_limit": f"{plan.get(f'{of}memory_limit', 0) >> 20}MiB" for of in ("", "device_")}
+        limits = {
+            f"{of}memory_limit": f"{plan.get(f'{of}memory_limit', 0) >> 20}MiB" for of in ("", "device_")
+        }
         seconds = median(row.get("all_seconds", [row["seconds"]]))
         one = alone.setdefault(what, seconds)
         predicted = f"{plan['predicted_seconds']:.2f}" if plan else "–"
