@@ -180,8 +180,9 @@ class _Search:
 
     def _sizes(self, c: Matrix, ring: Ring, most: float = math.inf) -> _Found | None:
         """Return the best block and panel sizes for one ring and one layout of C, if they take less than
-        `most` seconds."""
+        `most` seconds. There is no writer without a chunk."""
         p, best = self.problem, None
+        ring = replace(ring, writers=min(ring.writers, max(1, math.prod(c.grid))))
         tried = sides(p, replace(p, c=c).align, self.team)
         for c_buffers in (1,) if self.budget.device is None else (2, 1):
             for bk in reversed(depths(p, self.budget)):  # shallow ones are seldom worth a look then
