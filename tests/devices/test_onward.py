@@ -18,6 +18,7 @@ from ooc_gemm.cuda_kernels import driver
 from ooc_gemm.devices import several
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.session import CUDASession
+from ooc_gemm.devices.cuda.timing import Timing
 from ooc_gemm.engine.writers import beside
 from ooc_gemm.planning import candidates, schedule, search
 from ooc_gemm.planning.candidates import Candidate, outputs, rings
@@ -25,6 +26,7 @@ from ooc_gemm.planning.panels import Panels
 from ooc_gemm.planning.schedule import Part
 from ooc_gemm.run import budget, prepare
 from ooc_gemm.storage.io import background, files
+from ooc_gemm.support.trace import Trace
 
 RNG = np.random.default_rng(5)
 
@@ -354,3 +356,16 @@ def test_no_slot_is_pinned_where_there_are_places(memory, monkeypatch, devices):
     assert found.bytes_uploaded == found.plan.bytes_uploaded
     assert found.bytes_downloaded == found.plan.bytes_downloaded
     assert min(traces[-1].spans[stage] for stage in ("upload", "download")) > 0
+
+
+def test_copies_that_were_not_timed_take_no_longer_than_the_run(monkeypatch):
+    """Their seconds are those at the rate of what was timed, which may have waited for others."""
+    cupy_on_cpu.install(monkeypatch)
+    device, trace = CUDA(), Trace()
+    timing = Timing("cuda", device.times, device.points)
+    timing.open(trace, device.cupy.cuda.Stream())
+    trace.add("upload", 0.0, 10.0, nbytes=1)
+    timing.count("upload", 100)
+    timing.tell_all()
+    assert trace.bytes["upload"] == 101
+    assert 10 < trace.seconds["upload"] < 11

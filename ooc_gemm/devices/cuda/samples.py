@@ -18,10 +18,10 @@ class Samples:
     have to go through a slot, which the driver pins for that (64 MiB on four H200: 10 ms, in which nothing
     is read)."""
 
-    def __init__(self, timing: Timing, host: Bytes, device: Any, streams: dict[str, Any]):
-        """host, device: memory of a step on each side, of which that of the host is pinned. streams: by
-        stage."""
-        self._timing, self._host, self._device, self._streams = timing, host, device, streams
+    def __init__(self, timing: Timing, host: Bytes, device: Any, stream: Any):
+        """host, device: memory of a step on each side, of which that of the host is pinned. stream: one for
+        samples alone; in that of the others, some of their copies would come between the two events."""
+        self._timing, self._host, self._device, self._stream = timing, host, device, stream
         self._left = Counter[str]()
         """Bytes of each stage until the next sample."""
 
@@ -33,7 +33,7 @@ class Samples:
         if self._left[stage] >= 0:
             return
         self._left[stage] = APART * size
-        stream, there = self._streams[stage], self._device.data.ptr
+        stream, there = self._stream, self._device.data.ptr
         start = self._timing.begin(stream)
         to, addresses = _WAYS[stage], (there, self._host.ctypes.data)
         target, source = addresses if stage == UPLOAD else addresses[::-1]

@@ -162,7 +162,8 @@ class CUDASession(HostMemory):
         if self._step:
             (host,) = self.host_buffers(1, self._step)
             self.prepare(host)
-            self._samples = Samples(self._timing, host, self._arrays["sample"], self._streams)
+            self._streams["samples"] = cupy.cuda.Stream(non_blocking=True, priority=FIRST)
+            self._samples = Samples(self._timing, host, self._arrays["sample"], self._streams["samples"])
         self._timing.open(trace, self._streams[COMPUTE])
 
     def _allocate(self, elements: int, dtype: np.dtype[Any]) -> Any:

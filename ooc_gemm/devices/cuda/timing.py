@@ -93,9 +93,10 @@ class Timing:
     def tell_all(self) -> None:
         """Tell the trace of all operations. The streams must be idle."""
         self._tell(0)
+        longest = time.perf_counter() - self._base_time
         for stage, nbytes in self._untimed.items():  # at the rate of those like them, if there are any
-            seconds = self._trace.seconds[stage] / max(1, self._trace.bytes[stage])
-            self._trace.include({stage: nbytes}, {stage: nbytes * seconds})
+            seconds = nbytes * self._trace.seconds[stage] / max(1, self._trace.bytes[stage])
+            self._trace.include({stage: nbytes}, {stage: min(seconds, longest)})
 
     def close(self) -> None:
         """Drop the operations that the trace has not been told of, and destroy the events."""
