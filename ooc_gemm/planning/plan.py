@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 from ..support import shown
-from ..support.intervals import band_of, overlaps
+from ..support.intervals import band_edges, band_of, overlaps
 from . import cache as belady
 from . import report
 from .chunk_set import Chunk, ChunkSet
@@ -176,8 +176,9 @@ class Plan:
                 continue
             found, kept = (x[2 * pair + number] if x else 0 for x in (self.found, self.kept))
             along_b = operand == "b"
-            band = 0 if along_b else self._band
-            pieces = cut(operand, s, rows, cols, self.slot_bytes, found, kept, matrix, band)
+            has_bands = s.transposed == along_b and (p.symmetric or not along_b)
+            edges = band_edges(col if along_b else row, self.budget.weights) if has_bands else ()
+            pieces = cut(operand, s, rows, cols, self.slot_bytes, found, kept, matrix, edges)
             even = along_b or block.diagonal  # op(B)'s panel is sent, and bands of op(A) are copied from it
             pieces = self._in_turns(pieces, int(s.transposed != along_b), even)
             yield from (piece._replace(both=True) for piece in pieces) if block.diagonal else pieces
@@ -198,7 +199,9 @@ class Plan:
         """Yield the pieces that fill a block with the old C (β ≠ 0)."""
         if self.problem.reads_c:
             row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
-            yield from self._in_turns(cut("c", self.problem.c, row, col, self.slot_bytes), 0, even=False)
+            edges = band_edges(row, self.budget.weights)
+            pieces = cut("c", self.problem.c, row, col, self.slot_bytes, edges=edges)
+            yield from self._in_turns(pieces, 0, even=False)
 
     def parts(self, block: Block) -> Iterator[Part]:
         """Yield the unfinished chunks of C that a block and its mirror image make. Each is whole, because
@@ -301,14 +304,9 @@ class Plan:
         return replace(self, found=found, kept=kept, cache_slots=slots, ledger=ledger, bytes_read=bytes_read)
 
     @property
-    def _band(self) -> int:
-        """Rows of op(A) that each of several devices has, if its rows are those of A."""
-        several = len(self.budget.weights) > 1 and not self.problem.a.transposed
-        return self.bm // len(self.budget.weights) if several else 0
-
-    @property
     def _strips(self) -> Strips:
-        return Strips(self.problem, self.k_panels, self.bm, self.bn, self._edges, self.slot_bytes, self._band)
+        sizes = self.bm, self.bn, self._edges, self.slot_bytes
+        return Strips(self.problem, self.k_panels, *sizes, self.budget.weights)
 
     def _visits(self) -> list[Visit]:
         """Return every panel in the order of the schedule, op(A)'s before op(B)'s."""

@@ -7,9 +7,10 @@ part    one chunk of C in the block that makes it
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from ..support.intervals import ceil_div, overlaps, round_up
@@ -120,15 +121,15 @@ def cut(
     found: int = 0,
     kept: int = 0,
     matrix: str = "",
-    band: int = 0,
+    edges: Iterable[int] = (),
 ) -> Iterator[Piece]:
     """Cut rows × cols of a stored matrix into pieces that fit a slot: at chunk edges and, where a chunk can
     be read in part, between rows. The first `found` pieces are in host memory, and the first `kept` stay
-    there. `band`: rows that each of several devices has; a piece is no higher, so that most go to one."""
+    there. `edges`: rows at which other devices' bands begin; no piece goes on past them, but for a chunk that
+    must be decoded whole."""
     panel, number = (rows[1] - rows[0], cols[1] - cols[0]), 0
-    stacked = s.chunks_of_piece(slot_bytes, panel[1])
-    stacked = (min(stacked, max(1, band // s.chunk_rows)) if band else stacked) * s.chunk_rows
-    for _, row, row_stop in overlaps(*rows, stacked):
+    stacked = s.chunks_of_piece(slot_bytes, panel[1]) * s.chunk_rows
+    for row, row_stop in _runs(s, rows, stacked, edges):
         for j, col, col_stop in overlaps(*cols, s.chunk_cols):
             span = s.span(col, col_stop)
             fitting = max(1, slot_bytes // ((span[1] - span[0]) * s.itemsize))
@@ -141,6 +142,14 @@ def cut(
                     number < found, number < kept, matrix, number=number,
                 )  # fmt: skip
                 number += 1
+
+
+def _runs(s: Matrix, rows: tuple[int, int], stacked: int, edges: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the rows of pieces: up to so many `stacked` ones, and none on both sides of an edge."""
+    height = s.chunk_rows if s.whole else 1
+    apart = {row for edge in edges for row in (edge // height * height, round_up(edge, height))}
+    for _, row, stop in overlaps(*rows, stacked):
+        yield from pairwise([row, *sorted(edge for edge in apart if row < edge < stop), stop])
 
 
 Side = tuple[Matrix, tuple[int, int], tuple[int, int]]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 
+from ..support.intervals import band_edges
 from .panels import Panels
 from .problem import Problem
 from .schedule import Block, cut, sides
@@ -31,8 +32,8 @@ class Strips:
     """Edges of the columns of blocks (`column_edges`)."""
     slot_bytes: int
     """Most bytes of a piece."""
-    band: int = 0
-    """Rows of op(A) that each of several devices has."""
+    weights: tuple[int, ...] = (1,)
+    """Those of the devices, which have bands of op(A)."""
 
     def panels(self, operand: str, at: int) -> list[Visit]:
         """Return the panels of one row of blocks (`a`) or one column of them (`b`), along k."""
@@ -41,7 +42,8 @@ class Strips:
         col = (self.edges[at], self.edges[at + 1]) if operand == "b" else (0, 0)
         for number, panel in enumerate(self.k_panels):
             s, rows, cols = sides(p, row, col, panel)[operand]
-            pieces = cut(operand, s, rows, cols, self.slot_bytes, band=self.band if operand == "a" else 0)
+            edges = band_edges(row, self.weights) if operand == "a" and not s.transposed else ()
+            pieces = cut(operand, s, rows, cols, self.slot_bytes, edges=edges)
             sizes = accumulate(piece_read_bytes(s, piece) for piece in pieces)
             found.append(((operand, at, number), list(sizes)))
         return found

@@ -84,6 +84,11 @@ def bands(rows: int, weights: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
+def band_edges(rows: tuple[int, int], weights: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the first row of each device's band of rows [start, stop), but for the first."""
+    return tuple(rows[0] + start for start, _ in bands(rows[1] - rows[0], weights)[1:])
+
+
 def band_of(at: int, rows: int, weights: tuple[int, ...]) -> tuple[int, int]:
     """Return the number of the band that contains row `at`, and the number of that row within the band."""
     found = bands(rows, weights)

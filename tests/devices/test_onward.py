@@ -369,3 +369,27 @@ def test_copies_that_were_not_timed_take_no_longer_than_the_run(monkeypatch):
     timing.tell_all()
     assert trace.bytes["upload"] == 101
     assert 10 < trace.seconds["upload"] < 11
+
+
+@pytest.mark.parametrize("beta", [0, 1])
+def test_pieces_end_where_bands_of_devices_do(memory, monkeypatch, beta):
+    """A band ends within a chunk here. A piece that two devices need would go through a slot."""
+    cupy_on_cpu.install(monkeypatch, devices=3)
+    monkeypatch.setattr(CUDA, "reaches", lambda *_: True)
+    uploaded = []
+
+    class Session(CUDASession):
+        def upload(self, source, piece, buffer):
+            uploaded.append(piece)
+            return super().upload(source, piece, buffer)
+
+    monkeypatch.setattr("ooc_gemm.devices.cuda.device.CUDASession", Session)
+    a, b, c = (RNG.integers(-9, 9, (size, 600)).astype("f4") for size in (700, 600, 700))
+    for name, x in (("a", a), ("b", b), ("c", c)):
+        make(memory / name, x, compressors=None, chunks=(50, 50))
+    options = {"kernel": "cublas", "device": "cuda:0,1,2"} | ({"beta": 1} if beta else {"force": True})
+    found = ooc_gemm.multiply(*(str(memory / name) for name in "abc"), **options)
+    assert np.array_equal(zarr.open_array(memory / "c")[:], a @ b + beta * c)
+    assert [piece for piece in uploaded if piece.operand == "a"] == []
+    assert found.bytes_uploaded == found.plan.bytes_uploaded
+    assert found.bytes_read == found.plan.bytes_read

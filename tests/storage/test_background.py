@@ -98,7 +98,8 @@ def test_a_piece_has_parts_of_several_row_strips(memory):
 
 def test_more_chunks_are_written_at_once_to_memory(memory, tmp_path):
     x = RNG.standard_normal((64, 64))
-    results = (ooc_gemm.multiply(x, x, folder / "c", device="cpu") for folder in (memory, tmp_path))
+    options = {"device": "cpu", "chunks": (8, 8)}
+    results = (ooc_gemm.multiply(x, x, folder / "c", **options) for folder in (memory, tmp_path))
     there, here = (result.plan.writers for result in results)
     assert there == files.writes_at_once(here) > here
 

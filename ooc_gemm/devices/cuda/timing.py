@@ -42,6 +42,7 @@ class Timing:
         """Stages of which the next copy is to be timed."""
         self._untimed = Counter[str]()
         self._telling, self._counting = Lock(), Lock()
+        self._base_time = time.perf_counter()
 
     def open(self, trace: Trace, stream: Any) -> None:
         """Begin a run. `stream` must be idle."""
