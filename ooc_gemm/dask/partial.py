@@ -18,7 +18,7 @@ from ..planning.schedule import Part
 from ..storage.read.source import Opened
 from ..storage.write.share import Written
 from ..support.buffers import Bytes
-from ..support.errors import RangeError
+from ..support.errors import PAST_INT64, RangeError
 from ..support.intervals import ranges
 from ..support.memory import peak_resident_bytes
 from ..support.trace import Trace
@@ -86,7 +86,7 @@ def add(x: Array, y: Array, out: Array) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
             np.add(left, right, out=both)
         if both.dtype.kind == "i" and (((left ^ both) & (right ^ both)) < 0).any():
-            raise RangeError("a sum of products may exceed int64; convert the inputs to float64")
+            raise RangeError(PAST_INT64)
 
 
 def summed(

@@ -23,7 +23,7 @@ from ..planning.machine import Rates
 from ..planning.plan import Plan
 from ..planning.schedule import Block, Part, Piece
 from ..support.buffers import Bytes
-from ..support.errors import DeviceError, RangeError
+from ..support.errors import PAST_INT64, DeviceError, RangeError
 from ..support.intervals import reuses
 from ..support.onward import Inward, Onward
 from ..support.trace import Trace
@@ -179,7 +179,10 @@ class Overflow:
         least, most = int(source.min()), int(source.max())
         self.note(piece.operand, buffer, max(-least, most))
         if most > INT64_MAX:
-            raise RangeError(f"operand {piece.operand} holds integers past int64; convert it to float64")
+            raise RangeError(
+                f"operand {piece.operand} holds integers past int64; give out_dtype='float64', which rounds "
+                "them"
+            )
 
     def note(self, operand: str, buffer: int, largest: int) -> None:
         """Note that a panel or block holds elements of up to this magnitude."""
@@ -211,7 +214,7 @@ class Overflow:
     def _add(self, c: int, bound: int) -> None:
         self._bounds[c] += bound
         if self._bounds[c] > INT64_MAX:
-            raise RangeError("a sum of products may exceed int64; convert the inputs to float64")
+            raise RangeError(PAST_INT64)
 
 
 @dataclass(frozen=True)

@@ -125,8 +125,7 @@ def cut(
 ) -> Iterator[Piece]:
     """Cut rows × cols of a stored matrix into pieces that fit a slot: at chunk edges and, where a chunk can
     be read in part, between rows. The first `found` pieces are in host memory, and the first `kept` stay
-    there. `edges`: rows at which other devices' bands begin; no piece goes on past them, but for a chunk that
-    must be decoded whole."""
+    there. `edges`: rows at which other devices' bands begin; few pieces go on past them."""
     panel, number = (rows[1] - rows[0], cols[1] - cols[0]), 0
     stacked = s.chunks_of_piece(slot_bytes, panel[1]) * s.chunk_rows
     for row, row_stop in _runs(s, rows, stacked, edges):
@@ -145,8 +144,9 @@ def cut(
 
 
 def _runs(s: Matrix, rows: tuple[int, int], stacked: int, edges: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield the rows of pieces: up to so many `stacked` ones, and none on both sides of an edge."""
-    height = s.chunk_rows if s.whole else 1
+    """Yield the rows of pieces: up to so many `stacked` ones, and none on both sides of an edge, but for a
+    chunk of which no part can go to a device without a slot."""
+    height = 1 if s.traits.asynchronous and not s.whole else s.chunk_rows
     apart = {row for edge in edges for row in (edge // height * height, round_up(edge, height))}
     for _, row, stop in overlaps(*rows, stacked):
         yield from pairwise([row, *sorted(edge for edge in apart if row < edge < stop), stop])

@@ -13,7 +13,7 @@ from ..storage.write.journal import Journal
 from ..storage.write.provenance import Finished
 from ..storage.write.publication import Publication
 from ..storage.write.target import Target
-from ..support.errors import InputChangedError, InputError
+from ..support.errors import InputChangedError, InputError, RangeError
 from .labels import own_coordinate
 from .observer import Observer
 from .prepare import Job
@@ -65,7 +65,7 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
         if left := target.sink.commit({"version": __version__, **(job.head or {"options": job.options})}):
             observer.note(left)
     except BaseException as error:
-        if isinstance(error, InputError) and _is_new(job):  # no C can be made of these inputs
+        if isinstance(error, InputError | RangeError) and _is_new(job):  # no such C is made of these inputs
             target.sink.discard()
             raise
         target.sink.pause()

@@ -77,6 +77,9 @@ class RangeError(Error, OverflowError):
     """An exact integer result does not fit the type it is to be stored in."""
 
 
+PAST_INT64 = "a sum of products may exceed int64; give out_dtype='float64', whose sums are rounded"
+
+
 class DeviceError(Error, RuntimeError):
     """A device is missing, or has failed during the run."""
 

@@ -241,6 +241,23 @@ def test_extreme_values(dtype):
     assert ooc_gemm.multiply(half, ones[:1, :1], device="cpu").array[0, 0] == info.max // 2
 
 
+@pytest.mark.parametrize("out_dtype", [None, "int16"])
+@pytest.mark.parametrize("force", [False, True])
+def test_what_integers_do_not_hold_leaves_no_unfinished_c(tmp_path, out_dtype, force):
+    """No run could continue it. What it was to replace is there again. The error says what helps."""
+    large, one, c = np.full((2, 2), 2**62), np.ones((2, 2), "i8"), str(tmp_path / "c")
+    if force:
+        ooc_gemm.multiply(one, one, c)
+    with pytest.raises(ooc_gemm.RangeError, match="out_dtype"):
+        ooc_gemm.multiply(large, one, c, out_dtype=out_dtype, force=force)
+    if force:
+        assert np.array_equal(zarr.open_array(c)[:], one @ one)
+    else:
+        assert not (tmp_path / "c").exists()
+    ooc_gemm.multiply(large, one, c, out_dtype="float64", force=force)
+    assert np.array_equal(zarr.open_array(c)[:], np.full((2, 2), 2.0**63))
+
+
 def test_int64_min_is_no_number_past_int64():
     x = np.array([[-(2**63)]])
     with pytest.raises(ooc_gemm.RangeError, match="a sum of products may exceed int64"):

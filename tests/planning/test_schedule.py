@@ -12,9 +12,10 @@ from examples import examples
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.panels import Panels
 from ooc_gemm.planning.problem import Matrix, Problem
-from ooc_gemm.planning.schedule import column_edges, count_blocks, last_place, places
+from ooc_gemm.planning.schedule import column_edges, count_blocks, cut, last_place, places
 from ooc_gemm.planning.search import make_plan
-from ooc_gemm.support.intervals import growing_panels
+from ooc_gemm.planning.traits import LOCAL
+from ooc_gemm.support.intervals import band_edges, growing_panels
 
 
 @pytest.mark.parametrize("by_columns", [False, True])
@@ -160,3 +161,26 @@ def test_blocks_that_become_narrower_read_what_is_predicted(chunk):
     plan = make_plan(p, budget, Rates(9e14, 68e9, 51e9, 150e9, 150e9, False))
     assert plan.k_panels.resident
     assert plan.bytes_read == plan.without(frozenset())._traffic().read
+
+
+@pytest.mark.parametrize(
+    ("whole", "asynchronous", "starts"),
+    [
+        (False, True, [0, 300, 600, 750, 900]),
+        (False, False, [0, 300, 600, 700, 800, 900]),
+        (True, True, [0, 300, 600, 700, 800, 900]),
+    ],
+)
+def test_pieces_end_where_bands_of_devices_begin(whole, asynchronous, starts):
+    """A chunk that must be decoded whole, or goes through a slot anyway, is a piece of its own where a band
+    begins within it."""
+    traits = replace(LOCAL, stackable=True, asynchronous=asynchronous)
+    matrix = Matrix(1200, 100, 4, 100, 100, whole=whole, traits=traits)
+    pieces = list(cut("a", matrix, (0, 1200), (0, 100), 3 * 100 * 100 * 4, edges=(750, 900)))
+    assert [piece.rows[0] for piece in pieces] == starts
+    assert [piece.rows[1] for piece in pieces] == [*starts[1:], 1200]
+
+
+def test_bands_begin_at_multiples_of_128_rows():
+    assert band_edges((100, 700), (1, 1, 1)) == (356, 612)
+    assert band_edges((100, 700), (1,)) == ()

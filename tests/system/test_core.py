@@ -296,7 +296,8 @@ def test_a_failing_device_ends_the_run():
 
 
 def test_slots_for_writing_are_ready_before_they_are_used():
-    """All of them, also where C has one chunk: nobody waits for a block before pinning the rest."""
+    """All of them, of which there are no more than chunks: nobody waits for a block before pinning the
+    rest."""
     from ooc_gemm.devices.cpu.device import CPU
     from ooc_gemm.devices.cpu.session import CPUSession
 
@@ -312,10 +313,11 @@ def test_slots_for_writing_are_ready_before_they_are_used():
             ready.add(buffer.ctypes.data)
 
     ones = np.ones((4, 4))
-    plan = ooc_gemm.multiply(ones, ones, device=device_with(Pinning, CPU)(4)).plan
-    assert plan.problem.c.grid == (1, 1)
-    assert 1 < plan.writers == len(slots)
-    assert ready >= set(slots)
+    for side in (4, 1):
+        plan = ooc_gemm.multiply(ones, ones, device=device_with(Pinning, CPU)(4), chunks=(side, side)).plan
+        assert plan.writers == len(slots)
+        assert (plan.writers > 1) == (side == 1)
+        assert ready >= set(slots)
 
 
 @pytest.mark.parametrize(

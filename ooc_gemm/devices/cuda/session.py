@@ -451,14 +451,14 @@ class CUDASession(HostMemory):
 
     def inward(self, block: Block, parts: Sequence[Part], c: int) -> Inward | None:
         """Returns the place of whole chunks."""
-        rows, cols = self._chunk
-        if not (self._samples and self.brings and parts[0][3:5] == self._chunk):
+        (rows, cols), first = self._chunk, parts[0]
+        if not (self._samples and self.brings and (first.rows, first.cols) == self._chunk):
             return None
         self._device.use()
         size = self._op.leaves.itemsize
         nbytes = len(parts) * rows * cols * size
         self._samples.take(DOWNLOAD, nbytes)
-        at, width, done = self._place(block, parts[0], c, size)
+        at, width, done = self._place(block, first, c, size)
         packed = driver.place(self._device.index, self._streams[DOWNLOAD].ptr, done, at, width)
         count = partial(self._timing.count, DOWNLOAD, nbytes)
         return Inward(packed, (rows, cols * size), cols * size, done, self._step, count)
