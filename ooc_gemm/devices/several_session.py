@@ -275,7 +275,7 @@ class SeveralSession:
                 session.wait(stream, one)
 
     def free_panels(self) -> None:
-        """Frees the panels of all devices at once."""
+        """Frees the panels of all devices, of each in a thread of its own."""
         self._each(lambda session: session.free_panels())
 
     def peak_bytes(self) -> int:
@@ -283,12 +283,12 @@ class SeveralSession:
         return max(session.peak_bytes() for session in self.sessions)
 
     def cancel(self) -> None:
-        """Cancels all devices."""
+        """Wakes the threads that wait for any of the devices, and drops the work of all."""
         for session in self.sessions:
             session.cancel()
 
     def close(self) -> None:
-        """Closes all devices at once."""
+        """Frees what the run has on all devices, on each in a thread of its own."""
         self._each(lambda session: session.close())
 
     def _each(self, work: Callable[[MemberSession], None]) -> None:

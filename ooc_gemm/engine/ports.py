@@ -13,7 +13,6 @@ uploaded.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,7 +22,7 @@ from ..planning.machine import Rates
 from ..planning.plan import Plan
 from ..planning.schedule import Block, Part, Piece
 from ..support.buffers import Bytes
-from ..support.errors import PAST_INT64, DeviceError, RangeError
+from ..support.errors import DeviceError
 from ..support.intervals import reuses
 from ..support.onward import Inward, Onward
 from ..support.trace import Trace
@@ -35,7 +34,6 @@ from .transform import Transform
 
 Array = npt.NDArray[Any]
 UPLOAD, COMPUTE, DOWNLOAD = "upload", "compute", "download"
-INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -149,74 +147,6 @@ class Lost(NamedTuple):
     """The greatest of these integers; 0 where none is above the limits."""
 
 
-class Overflow:
-    """Guards integer sums that might exceed int64: it bounds every partial sum by the largest elements of
-    each panel.
-
-    It is needed where the types of the operands, α or β do not rule an overflow out. Any thread may upload; a
-    panel is multiplied when all of its pieces have been uploaded.
-    """
-
-    def __init__(self, operation: Operation, noted: bool = False):
-        """`noted`: note the largest elements of all panels, even if no sum can exceed int64."""
-        self._guards = operation.may_wrap
-        self._wanted = self._guards or noted
-        self._alpha = abs(int(operation.alpha.real)) if self._guards else 0
-        self._beta = abs(int(operation.beta.real)) if self._guards else 0
-        self._largest: dict[tuple[str, int], int] = {}
-        self._lock = Lock()
-        self._bounds: dict[int, int] = {}
-
-    @property
-    def looks(self) -> bool:
-        """Whether it must see all pieces."""
-        return self._wanted
-
-    def upload(self, piece: Piece, buffer: int, source: Array) -> None:
-        """Note the largest element of a piece. Raises RangeError if int64 cannot hold it."""
-        if not self._wanted or source.size == 0:
-            return
-        least, most = int(source.min()), int(source.max())
-        self.note(piece.operand, buffer, max(-least, most))
-        if most > INT64_MAX:
-            raise RangeError(
-                f"operand {piece.operand} holds integers past int64; give out_dtype='float64', which rounds "
-                "them"
-            )
-
-    def note(self, operand: str, buffer: int, largest: int) -> None:
-        """Note that a panel or block holds elements of up to this magnitude."""
-        with self._lock:
-            key = operand, buffer
-            self._largest[key] = max(self._largest.get(key, 0), largest)
-
-    def multiply(
-        self, block: Block, p: int, c: int, k: int, first: bool, resident: int | None = None
-    ) -> tuple[int, int]:
-        """Update the bound of block `c`, and return the largest magnitudes in the panels of op(A) and op(B).
-        `resident`: the number of op(A)'s panel if it stays on the device. Raises RangeError if a sum in the
-        block may exceed int64."""
-        if not self._wanted:
-            return 0, 0
-        if first:
-            self.scale(c)
-        a = self._largest.pop(("a", p), 0) if resident is None else self._largest.get(("a", resident), 0)
-        b = a if block.diagonal else self._largest.pop(("b", p), 0)
-        a = b if block.band else a
-        self._add(c, self._alpha * a * b * k)
-        return a, b
-
-    def scale(self, c: int) -> None:
-        """Begin with the bound of β·(old C) in block `c`. Raises RangeError if that may exceed int64."""
-        self._bounds[c] = 0
-        self._add(c, self._beta * self._largest.pop(("c", c), 0))
-
-    def _add(self, c: int, bound: int) -> None:
-        self._bounds[c] += bound
-        if self._bounds[c] > INT64_MAX:
-            raise RangeError(PAST_INT64)
-
-
 @dataclass(frozen=True)
 class Limits:
     """What a device needs besides the plan's buffers (in bytes), and how many threads serve it."""
@@ -270,6 +200,7 @@ class Source(Protocol):
 
 
 Bring = Callable[[Sequence[Part], Inward], Callable[[], int]]
+"""What a target does with parts of C, and the place where a device has them (`Target.bring`)."""
 
 
 class Target(Protocol):

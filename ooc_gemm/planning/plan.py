@@ -23,7 +23,7 @@ from .chunk_set import Chunk, ChunkSet
 from .machine import Budget, Rates
 from .panels import Panels
 from .problem import Problem
-from .schedule import Block, Part, Piece, column_edges, count_blocks, cut, places, sides
+from .schedule import Block, Part, Piece, column_edges, count_blocks, cut, cuts, places, sides
 from .strips import NOTHING, Strips, Visit
 from .teams import ALONE, Shape
 from .traffic import Traffic, piece_read_bytes, uploaded_bytes
@@ -171,13 +171,13 @@ class Plan:
         p, matrix = self.problem, "a" if self.problem.symmetric else ""
         row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
         pair = block.index * self.panel_count + bisect_right(self.k_panels.ranges, panel) - 1
-        for number, (operand, (s, rows, cols)) in enumerate(sides(p, row, col, panel).items()):
+        for number, (operand, side) in enumerate(sides(p, row, col, panel).items()):
+            s, rows, cols = side
             if (operand == "b" and block.diagonal) or (operand == "a" and not self.brings_a(block.index)):
                 continue
             found, kept = (x[2 * pair + number] if x else 0 for x in (self.found, self.kept))
             along_b = operand == "b"
-            has_bands = s.transposed == along_b and (p.symmetric or not along_b)
-            edges = band_edges(col if along_b else row, self.budget.weights) if has_bands else ()
+            edges = cuts(p, operand, side, self.budget.weights)
             pieces = cut(operand, s, rows, cols, self.slot_bytes, found, kept, matrix, edges)
             even = along_b or block.diagonal  # op(B)'s panel is sent, and bands of op(A) are copied from it
             pieces = self._in_turns(pieces, int(s.transposed != along_b), even)

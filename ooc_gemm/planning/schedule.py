@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from ..support.intervals import ceil_div, overlaps, round_up
+from ..support.intervals import band_edges, ceil_div, overlaps, round_up
 from .problem import Matrix, Problem
 
 EARLY_STRIPS = 8
@@ -163,6 +163,15 @@ def sides(p: Problem, row: tuple[int, int], col: tuple[int, int], k: tuple[int, 
         "a": (p.a, *(a[::-1] if p.a.transposed else a)),
         "b": (p.b, *(b[::-1] if p.b.transposed else b)),
     }
+
+
+def cuts(p: Problem, operand: str, side: Side, weights: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the rows at which bands of several devices begin in what a panel needs of a stored matrix. Bands
+    are rows of op(A). Of a symmetric product strips of one matrix are op(A) as well as op(B), so both are cut
+    likewise."""
+    s, rows, _ = side
+    across_c = s.transposed == (operand == "b")
+    return band_edges(rows, weights) if across_c and (operand == "a" or p.symmetric) else ()
 
 
 def places(

@@ -284,13 +284,11 @@ class _Search:
         panels = replace(x.panels, resident=True, buffers=RESIDENT_BUFFERS)
         widths = [bn for bn in steps(p.n, x.c.chunk_cols) if bn <= x.bn and bn < p.n]
         for bn in widths[:WIDTHS_TRIED] if x.c_buffers > 1 else ():
-            narrower = x._replace(bn=bn, panels=panels)
-            count = count_blocks(p, x.bm, bn, narrowing=True)
-            more = narrower._replace(c_buffers=max(x.c_buffers, min(RESIDENT_BLOCKS, count)))
-            if self._fits(more):
-                yield more
-            elif self._fits(narrower):
-                yield narrower
+            for count in min(RESIDENT_BLOCKS, count_blocks(p, x.bm, bn, narrowing=True)), x.c_buffers:
+                narrower = x._replace(bn=bn, panels=panels, c_buffers=count)
+                if self._fits(narrower):
+                    yield narrower
+                    break
 
 
 def finish(p: Problem, budget: Budget, rates: Rates, x: Candidate) -> Plan:

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 
-from ..support.intervals import band_edges
 from .panels import Panels
 from .problem import Problem
-from .schedule import Block, cut, sides
+from .schedule import Block, cut, cuts, sides
 from .traffic import piece_read_bytes
 
 Visit = tuple[tuple[str, int, int], list[int]]
@@ -41,8 +40,8 @@ class Strips:
         row = at * self.bm, min((at + 1) * self.bm, p.m)
         col = (self.edges[at], self.edges[at + 1]) if operand == "b" else (0, 0)
         for number, panel in enumerate(self.k_panels):
-            s, rows, cols = sides(p, row, col, panel)[operand]
-            edges = band_edges(row, self.weights) if operand == "a" and not s.transposed else ()
+            s, rows, cols = side = sides(p, row, col, panel)[operand]
+            edges = cuts(p, operand, side, self.weights)
             pieces = cut(operand, s, rows, cols, self.slot_bytes, edges=edges)
             sizes = accumulate(piece_read_bytes(s, piece) for piece in pieces)
             found.append(((operand, at, number), list(sizes)))

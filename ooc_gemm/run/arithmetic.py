@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.ports import INT64_MAX, Arithmetic, Hardware
+from ..engine.overflow import INT64_MAX
+from ..engine.ports import Arithmetic, Hardware
 from ..storage.format import limits
 from ..support.errors import InputError
 from .operands import Inputs

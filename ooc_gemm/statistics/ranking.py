@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from ..engine.ports import INT64_MAX
+from ..engine.overflow import INT64_MAX
 from ..planning.plan import Plan
 from ..run.executor import Executor, Local
 from ..run.observer import Observer

@@ -11,7 +11,7 @@ Where such parts would be too shallow in float64, the elements y of the panel wi
 
 Two products do for all panels whose sums fit int64. With x·y·d ≤ 2^63 and x ≤ y there is an s for which both
 partial sums stay below 2^53, as long as x·d ≤ 2^43. Sums are added up modulo 2^64, which is right for all
-that fit int64; `Overflow` (engine/ports.py) refuses those that might not.
+that fit int64; `Overflow` (engine/overflow.py) refuses those that might not.
 
 Where parts would be too shallow in float32 because elements are not negative, half of the largest one is
 subtracted from all of a panel. Its elements are then half as large, and parts twice as deep:

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...engine.ports import COMPUTE, Array, Check, Lost, Operation, Overflow, Session
+from ...engine.overflow import Overflow
+from ...engine.ports import COMPUTE, Array, Check, Lost, Operation, Session
 from ...engine.reduction import Reduction, pieces_of
 from ...engine.ring import Event
 from ...engine.standardize import Standardizer

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...cuda_kernels import cublas, driver, preparations
-from ...cuda_kernels.driver import Event
+from ...cuda_kernels.driver import TO_DEVICE, TO_HOST, Event
 from ...cuda_kernels.launch import load
 from ...cuda_kernels.product import Operand, Product
 from ...engine.passes import PassSums, PassWork
@@ -30,7 +30,6 @@ from .gpu import FIRST, GPU
 from .pinned import HostMemory
 from .rates import CONTEXT_BYTES
 
-_TO_DEVICE, _TO_HOST = (driver.DEVICE, driver.HOST), (driver.HOST, driver.DEVICE)
 _DOWN, _UP, _WITHIN = 2, 1, 3
 """cudaMemcpyKind: to the host, to the device, from device to device."""
 _FLOAT64 = np.dtype(np.float64)
@@ -140,7 +139,7 @@ class CUDAPasses(HostMemory):
         if source.size:
             pitch = max(source.strides[0], width)
             driver.copy(
-                _TO_DEVICE, target, max(target_pitch, width), source.ctypes.data, pitch, width, rows,
+                TO_DEVICE, target, max(target_pitch, width), source.ctypes.data, pitch, width, rows,
                 stream.ptr,
             )  # fmt: skip
 
@@ -315,14 +314,14 @@ class CUDAPasses(HostMemory):
         w, size, stream = self._plan.width, self._panel.itemsize, self._streams[COMPUTE]
         y, wanted = self._arrays["y"].data.ptr, self._work.vectors.shape[1] * size
         self.prepare(out)
-        driver.copy(_TO_HOST, out.ctypes.data, wanted, y, w * size, wanted, count, stream.ptr)
+        driver.copy(TO_HOST, out.ctypes.data, wanted, y, w * size, wanted, count, stream.ptr)
 
     def _bring_means(self, count: int, out: Bytes) -> None:
         """Start to copy the sums of the panel's columns, or rows, to the host."""
         lines = count if self._work.own == "rows" else self._plan.problem.shape[1]
         self.prepare(out)
         source, stream = self._arrays["means"].data.ptr, self._streams[COMPUTE]
-        driver.copy(_TO_HOST, out.ctypes.data, lines * 8, source, lines * 8, lines * 8, 1, stream.ptr)
+        driver.copy(TO_HOST, out.ctypes.data, lines * 8, source, lines * 8, lines * 8, 1, stream.ptr)
 
     def sums(self) -> PassSums:
         """Copies the sums to the host."""

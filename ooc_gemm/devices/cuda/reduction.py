@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...cuda_kernels import driver, preparations
+from ...cuda_kernels.driver import TO_HOST
 from ...cuda_kernels.launch import load
 from ...engine.ports import Array
 from ...engine.reduction import Ranked
@@ -18,7 +19,6 @@ from ...planning.schedule import Block, Part
 
 _HOST_TO_DEVICE = 1
 """cudaMemcpyKind."""
-_TO_HOST = driver.HOST, driver.DEVICE
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Reducer:
         Returns the number of bytes."""
         nbytes = part.rows * self._wanted.record_bytes
         at = self._at[block.row] + part.row * self._wanted.record_bytes
-        driver.copy(_TO_HOST, target.ctypes.data, nbytes, at, nbytes, nbytes, 1, stream.ptr)
+        driver.copy(TO_HOST, target.ctypes.data, nbytes, at, nbytes, nbytes, 1, stream.ptr)
         return nbytes
 
     def handing(self, copied: Event, block: Block, part: Part, target: Array) -> Found:

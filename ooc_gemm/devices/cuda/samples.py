@@ -4,13 +4,13 @@ from collections import Counter
 from typing import Any
 
 from ...cuda_kernels import driver
-from ...engine.ports import DOWNLOAD, UPLOAD
+from ...cuda_kernels.driver import TO_DEVICE, TO_HOST
+from ...engine.ports import DOWNLOAD
 from ...support.buffers import Bytes
 from .timing import Timing
 
 APART = 256
 """One in so many steps is copied once more, to be timed."""
-_WAYS = {UPLOAD: (driver.DEVICE, driver.HOST), DOWNLOAD: (driver.HOST, driver.DEVICE)}
 
 
 class Samples:
@@ -33,10 +33,10 @@ class Samples:
         if self._left[stage] >= 0:
             return
         self._left[stage] = APART * size
-        stream, there = self._stream, self._device.data.ptr
-        start = self._timing.begin(stream)
-        to, addresses = _WAYS[stage], (there, self._host.ctypes.data)
-        target, source = addresses if stage == UPLOAD else addresses[::-1]
-        driver.copy(to, target, size, source, size, size, 1, stream.ptr)
-        self._timing.end(stage, start, stream, size)
+        to, target, source = TO_DEVICE, self._device.data.ptr, self._host.ctypes.data
+        if stage == DOWNLOAD:
+            to, target, source = TO_HOST, source, target
+        start = self._timing.begin(self._stream)
+        driver.copy(to, target, size, source, size, size, 1, self._stream.ptr)
+        self._timing.end(stage, start, self._stream, size)
         self._timing.count(stage, -size)  # it brings nothing

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...cuda_kernels import driver, preparations
+from ...cuda_kernels.driver import TO_DEVICE, TO_HOST
 from ...cuda_kernels.launch import load
 from ...engine.ports import Array
 from ...engine.reduction import ALIGN, SCORER_BYTES, Pairs
@@ -18,8 +19,6 @@ from ...support.buffers import Bytes
 from ...support.intervals import ceil_div, ranges, round_up
 from .gpu import FIRST, GPU
 from .pinned import HostMemory
-
-_TO_DEVICE, _TO_HOST = (driver.DEVICE, driver.HOST), (driver.HOST, driver.DEVICE)
 
 
 class Scorer:
@@ -61,9 +60,7 @@ class Scorer:
         pitch = depth * dtype.itemsize
         at = self._at[side] + row * pitch + col * dtype.itemsize
         if values.size:
-            self._copy(
-                _TO_DEVICE, at, pitch, values.ctypes.data, max(width, values.strides[0]), width, height
-            )
+            self._copy(TO_DEVICE, at, pitch, values.ctypes.data, max(width, values.strides[0]), width, height)
 
     def norms(self) -> tuple[Array, Array]:
         """Launches two kernels: the second needs to know which norms are finite."""
@@ -83,7 +80,7 @@ class Scorer:
         p, (rows, keep), at, u = self._pairs, columns.shape, self._at, np.uintp
         given = self._staging[: 4 * columns.size].view(np.int32)
         given[...] = columns.reshape(-1)
-        self._copy(_TO_DEVICE, at["columns"], given.nbytes, given.ctypes.data, given.nbytes, given.nbytes, 1)
+        self._copy(TO_DEVICE, at["columns"], given.nbytes, given.ctypes.data, given.nbytes, given.nbytes, 1)
         left, norms = at["left"], at["left norms"]
         if p.left is None:
             left, norms = at["right"] + first * p.depth * p.right.itemsize, 0
@@ -121,6 +118,6 @@ class Scorer:
         found, at = np.empty(count), self._staging.ctypes.data
         for start, stop in ranges(count, len(self._staging) // 8):
             nbytes = 8 * (stop - start)
-            self._copy(_TO_HOST, at, nbytes, self._at[name] + 8 * start, nbytes, nbytes, 1)
+            self._copy(TO_HOST, at, nbytes, self._at[name] + 8 * start, nbytes, nbytes, 1)
             found[start:stop] = self._staging[:nbytes].view(np.float64)
         return found

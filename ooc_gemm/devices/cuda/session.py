@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from ...cuda_kernels import driver
-from ...cuda_kernels.driver import Event
+from ...cuda_kernels.driver import TO_DEVICE, TO_HOST, Event
 from ...cuda_kernels.product import Operand, Product, Strips
 from ...cuda_kernels.transposition import Transposition
+from ...engine.overflow import Overflow
 from ...engine.ports import (
     COMPUTE,
     DOWNLOAD,
@@ -28,7 +29,6 @@ from ...engine.ports import (
     Check,
     Lost,
     Operation,
-    Overflow,
     Session,
 )
 from ...planning.ledger import lost_bytes, panel_elements
@@ -51,7 +51,6 @@ from .standardizing import Standardizing
 from .timing import Timing
 from .transforms import Transforms
 
-_TO_DEVICE, _TO_HOST = (driver.DEVICE, driver.HOST), (driver.HOST, driver.DEVICE)
 _BETWEEN_DEVICES = driver.EITHER, driver.EITHER
 _ON_DEVICE = driver.DEVICE, driver.DEVICE
 
@@ -183,11 +182,11 @@ class CUDASession(HostMemory):
         if memory.dtype == source.dtype and not (changed or self._layout.turned(piece.operand)):
             skipped, pitch = self._layout.at(piece.operand, piece.panel, piece.into)
             at = memory.data.ptr + skipped * size
-            self._copy(_TO_DEVICE, at, pitch * size, source.ctypes.data, source.strides[0], source, stream)
+            self._copy(TO_DEVICE, at, pitch * size, source.ctypes.data, source.strides[0], source, stream)
         else:
             at, width = self._arrays["staging"].data.ptr, source.shape[1] * size
             with self._staging, stream:
-                self._copy(_TO_DEVICE, at, width, source.ctypes.data, source.strides[0], source, stream)
+                self._copy(TO_DEVICE, at, width, source.ctypes.data, source.strides[0], source, stream)
                 if changed:
                     assert self._transforms is not None
                     self._transforms.place(piece, source, at, memory.data.ptr)
@@ -432,7 +431,7 @@ class CUDASession(HostMemory):
                 turn = self._turn[self._op.leaves.name]
                 turn(part.cols, part.rows, square, Operand(to, part.cols), stream)
                 at, width = to, part.cols * target.itemsize
-            self._copy(_TO_HOST, target.ctypes.data, target.strides[0], at, width, target, stream)
+            self._copy(TO_HOST, target.ctypes.data, target.strides[0], at, width, target, stream)
             return self._timing.end(DOWNLOAD, start, stream, target.nbytes, chunk=part.chunk)
 
     def _place(self, block: Block, part: Part, c: int, size: int) -> tuple[int, int, Event]:

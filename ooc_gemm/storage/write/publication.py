@@ -106,6 +106,7 @@ class Publication:
 
     def bring(self, chunks: Sequence[Chunk], inward: Inward) -> Callable[[], bool]:
         """Start to write chunks that a device has, as of `start`."""
+        assert isinstance(self.staging, FolderStaging), "no other has a background"
         return self._noted(chunks, self.staging.bring(chunks, inward))
 
     def _noted(self, chunks: Sequence[Chunk], end: Callable[[], bool]) -> Callable[[], bool]:

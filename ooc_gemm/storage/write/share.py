@@ -8,14 +8,13 @@ import hashlib
 import os
 import shutil
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Lock
 from uuid import uuid4
 
 from ...support.buffers import Bytes
 from ...support.errors import InputError, remedy
-from ...support.onward import Inward
 from ..io import durable, files
 from .journal import Chunk
 
@@ -113,7 +112,7 @@ class Written:
 class Share:
     """Where a worker writes its chunks (`target.Sink`). Nothing of C itself is changed."""
 
-    background, far = False, False
+    background, far, bring = False, False, None
     afterwards = "run again with force=True"
 
     def __init__(self, folder: Path, direct: bool):
@@ -133,10 +132,6 @@ class Share:
         """Writes the file before it returns."""
         self.write(chunk, data)
         return lambda: True
-
-    def bring(self, chunks: Sequence[Chunk], inward: Inward) -> Callable[[], bool]:
-        """Is not called: there is no background."""
-        raise NotImplementedError
 
     def flush(self) -> None:
         """Waits until all files are on the disk, so that other hosts find them. Raises OSError."""

@@ -6,7 +6,7 @@ object store    put chunk: one request, it is there whole or not at all         
 other stores    put chunk, by zarr                                                      staging_store.py
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ import zarr
 from ...support.buffers import Bytes
 from ...support.errors import InputError, StoreError
 from ...support.intervals import ceil_div
-from ...support.onward import Inward
 from ..format.unfinished import PARTIAL
 from ..io.stamps import Stamp, Stamps
 from .journal import ANEW, Chunk
@@ -74,10 +73,6 @@ class Staging:
         chunk was written."""
         self.write(chunk, data)
         return lambda: True
-
-    def bring(self, chunks: Sequence[Chunk], inward: Inward) -> Callable[[], bool]:
-        """Begin to write chunks that a device has, where there is a background, as of `start`."""
-        raise NotImplementedError
 
     def written(self, chunk: Chunk) -> None:
         """Let the next `flush` cover a chunk that was written."""

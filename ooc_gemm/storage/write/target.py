@@ -25,6 +25,9 @@ from .conversion import check_fits, check_range, convert
 from .encoding import Encoder
 from .journal import Chunk
 
+Bring = Callable[[Sequence[Chunk], Inward], Callable[[], bool]]
+"""What a sink does with chunks, and the place where a device has them (`Sink.bring`)."""
+
 
 class Sink(Protocol):
     """Takes the stored bytes of chunks."""
@@ -48,8 +51,10 @@ class Sink(Protocol):
         """Start to write in the background. The function returned waits for the end, and returns whether the
         chunk was written; it must be called."""
 
-    def bring(self, chunks: Sequence[Chunk], inward: Inward) -> Callable[[], bool]:
-        """Start to write chunks that a device has, where there is a background, as of `start`."""
+    @property
+    def bring(self) -> Bring | None:
+        """Starts to write chunks that a device has, as `start` does, where there is a background. None where
+        there never is."""
 
     def cancel(self) -> None:
         """Wake all threads that wait for an answer."""
@@ -117,6 +122,7 @@ class Target(Generic[S]):
     def _bring(self, parts: Sequence[Part], inward: Inward) -> Callable[[], int]:
         """Start to write whole chunks that a device has, as of `start`. The function returned returns 0 where
         that was not possible."""
+        assert self.sink.bring, "there is a background"
         try:
             end = self.sink.bring([part.chunk for part in parts], inward)
         except OSError:
