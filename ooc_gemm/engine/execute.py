@@ -84,21 +84,32 @@ class _Pairs:
         """For each panel of op(A) and op(B): the last step that multiplies it, and the event after which that
         is done; None if the step has not been handed to the device yet."""
 
-    def open(self, step: int, early: bool = False) -> None:
-        """Let readers fill the pair of this step, unless they may already. `early`: only if the device no
-        longer needs what the pair holds. Readers then need not wait until the conductor has handed over the
-        step before."""
-        plan = self._plan
-        if step < self._opened or step == plan.block_count * len(self._panels):
-            return
+    def open(self, step: int) -> None:
+        """Let readers fill the pair of this step, unless they may already."""
+        if step == self._opened:
+            self._open(step, self._before(step))
+
+    def open_early(self, step: int, stop: int) -> None:
+        """Let readers fill the pairs of the steps after this one, before `stop`, as far as the device no
+        longer needs what these hold. Readers then need not wait until the conductor has handed over the step
+        before."""
+        for later in range(max(step + 1, self._opened), min(stop, step + self._plan.panel_buffers)):
+            before = self._before(later)
+            if not all(event and event.done for event in before):
+                return
+            self._open(later, before)
+
+    def _before(self, step: int) -> set[Event | None]:
+        """Return the events after which the device no longer needs what the pair of a step holds."""
         a, b = self._buffers(step)
-        filled = [a, b] if plan.brings_a(step // len(self._panels)) else [b]
-        before = {self._used[panel][1] for panel in filled if panel in self._used}
-        if early and not all(event and event.done for event in before):
-            return
+        filled = [a, b] if self._plan.brings_a(step // len(self._panels)) else [b]
+        return {self._used[panel][1] for panel in filled if panel in self._used}
+
+    def _open(self, step: int, before: set[Event | None]) -> None:
         for event in before:
             assert event, "steps are handed over in order"
             self._session.wait(UPLOAD, event)
+        a, b = self._buffers(step)
         self._used[a] = self._used[b] = step, None
         self._ring.open((a[1], b[1]))
         self._opened = step + 1
@@ -153,13 +164,13 @@ def execute(
                 wait_for_all(ring, session)
             for number, panel in enumerate(plan.panels(), 1):
                 pairs.open(step)
-                goes_on = number < plan.panel_count or not plan.problem.reads_c
-                if goes_on and not plan.found:  # else the next use of a piece could free it before the first
-                    pairs.open(step + 1, early=True)
+                # Where the old C is read, its turn comes before the panels of its block.
+                stop = step + 1 + plan.panel_count - number if plan.problem.reads_c else steps
+                if not plan.found:  # else the next use of a piece could free it before the first
+                    pairs.open_early(step, stop)
                 wait_for_all(ring, session)
                 uploaded = session.record(UPLOAD, step % plan.panel_buffers)
-                if goes_on:
-                    pairs.open(step + 1, early=True)
+                pairs.open_early(step, min(stop, step + 2) if plan.found else stop)
                 if panel[0] == 0:
                     blocks[c].free()
                 for other in blocks:

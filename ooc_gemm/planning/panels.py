@@ -9,9 +9,9 @@ from ..support.intervals import ceil_div, growing_panels, ranges
 BUFFERS = 2
 """Pairs of panels on the device: one is filled while the other is multiplied."""
 
-RESIDENT_BUFFERS = 4
-"""Panels of op(B) on the device where those of op(A) stay there. The panels are small, and with only two of
-them readers would stop at each."""
+MORE_BUFFERS = 4
+"""Pairs of small panels on the device, and panels of op(B) where those of op(A) stay there: with only two,
+readers would stop at each."""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from itertools import chain, product
 from typing import NamedTuple
 
 from ..support.intervals import LEAST_GROWN, ceil_div
-from .candidates import Candidate, Ring, depths, everything, outputs, rings, sides, steps
+from .candidates import SMALL_PANELS, Candidate, Ring, depths, everything, outputs, rings, sides, steps
 from .cost import CostModel, Estimate
 from .ledger import fits, ledgers, slot_bytes
 from .machine import Budget, Rates
-from .panels import RESIDENT_BUFFERS, Panels
+from .panels import MORE_BUFFERS, Panels
 from .plan import Plan
 from .problem import Matrix, Problem
 from .refusal import refusal
@@ -207,7 +207,7 @@ class _Search:
             chosen = self._widths(widest, widths)
             least = math.inf
             for bn in chosen:
-                x = plain._replace(bm=bm, bn=bn)
+                x = self._buffered(plain._replace(bm=bm, bn=bn))
                 bound = self.cost.least(x)
                 if bound > most:
                     least = min(least, bound)
@@ -228,6 +228,15 @@ class _Search:
             if whole and 4 * plain.panels.deepest <= self.problem.k and least > TOO_SLOW * most:
                 break
         return best
+
+    def _buffered(self, x: Candidate) -> Candidate:
+        """Return the candidate with more pairs of panels, if it has small ones on a device with memory of its
+        own, and they fit."""
+        pair = (x.bm + x.bn) * x.panels.deepest * self.problem.panel_itemsize
+        if self.budget.device is None or pair > SMALL_PANELS:
+            return x
+        more = x._replace(panels=replace(x.panels, buffers=MORE_BUFFERS))
+        return more if self._fits(more) else x
 
     def _widths(self, x: Candidate, widths: list[int]) -> list[int]:
         """Return the widest blocks of this height that fit, because narrower ones only read more."""
@@ -281,7 +290,7 @@ class _Search:
         p, budget = self.problem, self.budget
         if budget.device is None or budget.workers > 1 or p.symmetric or not p.keeps_a or x.bm < p.m:
             return
-        panels = replace(x.panels, resident=True, buffers=RESIDENT_BUFFERS)
+        panels = replace(x.panels, resident=True, buffers=MORE_BUFFERS)
         widths = [bn for bn in steps(p.n, x.c.chunk_cols) if bn <= x.bn and bn < p.n]
         for bn in widths[:WIDTHS_TRIED] if x.c_buffers > 1 else ():
             for count in min(RESIDENT_BLOCKS, count_blocks(p, x.bm, bn, narrowing=True)), x.c_buffers:

@@ -15,7 +15,7 @@ from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.devices.several import Several
 from ooc_gemm.planning import search as planner
 from ooc_gemm.planning.candidates import Candidate, outputs, rings
-from ooc_gemm.planning.panels import RESIDENT_BUFFERS, Panels
+from ooc_gemm.planning.panels import MORE_BUFFERS, Panels
 from ooc_gemm.run import prepare
 
 RNG = np.random.default_rng(0)
@@ -28,7 +28,7 @@ def resident(request, monkeypatch):
 
     def make_plan(problem, budget, rates):
         assert problem.keeps_a
-        panels = Panels(problem.k, request.param, problem.k_chunk, resident=True, buffers=RESIDENT_BUFFERS)
+        panels = Panels(problem.k, request.param, problem.k_chunk, resident=True, buffers=MORE_BUFFERS)
         c, ring = outputs(problem)[0], rings(budget)[0]
         x = Candidate(c, min(300, problem.m), 200, panels, 2, ring)
         return planner.finish(problem, budget, rates, x)
