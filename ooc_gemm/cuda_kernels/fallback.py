@@ -1,6 +1,6 @@
 """The product that replaces fp16x3 or ozaki2 where products of planes would be inaccurate, or do not pay."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from .ffma import choose_ffma, ffma, guarded
 from .launch import launch, load
 from .product import Operand, Product
 from .scratch import Scratch
-from .tensor_tiles import choose_mma, float64_sums
+from .tensor_tiles import choose_mma, float64_sums, folded_sums
 
 FLOAT64_AT_FULL_RATE = ("80", "90", "100")
 """Compute capabilities whose float64 tensor cores are as fast as float32 arithmetic."""
@@ -23,9 +23,6 @@ FALLBACK_SLICES = 8
 SGEMM's, which is made of several."""
 _LEAST_SLICE = 1024
 """Least k of a slice of the fallback in plain float32."""
-_SLICES, _LEAST_OF_FLOAT64 = 4, 256
-"""The same for products of float64. In two slices their errors are about .7 times those of one sum (measured
-on an H200), but no smaller where one half of the terms cancels the other."""
 _COMBINE_THREADS = 256
 """Threads of a block of combine.cu."""
 
@@ -50,13 +47,13 @@ class Fallback:
         self._mn, self._multiprocessors, self._shared, self._function = mn, multiprocessors, shared, function
         trans_a, trans_b = mn["a"], not mn["b"]
         full_rate = Device().compute_capability in FLOAT64_AT_FULL_RATE
-        self._item = np.dtype(dtype).itemsize
         self._float64 = dtype == "float64" or full_rate
-        self._configs = (
-            float64_sums(trans_a, trans_b, dtype=dtype)
-            if self._float64
-            else [guarded(config) for config in ffma("float32", trans_a, trans_b)]
-        )
+        if dtype == "float64":
+            self._configs = folded_sums(trans_a, trans_b)
+        elif full_rate:
+            self._configs = float64_sums(trans_a, trans_b)
+        else:
+            self._configs = [guarded(config) for config in ffma("float32", trans_a, trans_b)]
 
     def reserve(self) -> None:
         """Load a kernel now."""
@@ -64,10 +61,7 @@ class Fallback:
 
     def __call__(self, product: Product, flag: int, stream: Any) -> None:
         """Start the product. `flag`: address of the flag."""
-        if self._item == 8:
-            for part in self._sliced(product, max(_LEAST_OF_FLOAT64, ceil_div(product.k, _SLICES))):
-                self._in_float64(part, flag, stream)
-        elif self._float64:
+        if self._float64:
             self._in_float64(product, flag, stream)
         else:
             self._in_float32(product, flag, stream)
@@ -83,22 +77,18 @@ class Fallback:
         self._function(config)(config.grid(m, n), config.block, args, stream, config.shared_bytes)
 
     def _in_float32(self, product: Product, flag: int, stream: Any) -> None:
-        k = product.k
+        a, b, k = product.a, product.b, product.k
         config = choose_ffma(self._configs, product.m, product.n, k, self._multiprocessors)
-        for part in self._sliced(product, max(_LEAST_SLICE, ceil_div(k, FALLBACK_SLICES))):
-            launch(self._function(config), config, part, stream, flag)
-
-    def _sliced(self, product: Product, depth: int) -> Iterator[Product]:
-        """Cut a product every `depth` of k, and yield the parts, which are added up in C."""
-        a, b = product.a, product.b
-        for start, stop in list(ranges(product.k, depth)) or [(0, 0)]:
-            yield replace(
+        depth = max(_LEAST_SLICE, ceil_div(k, FALLBACK_SLICES))
+        for start, stop in list(ranges(k, depth)) or [(0, 0)]:
+            part = replace(
                 product,
                 k=stop - start,
-                a=a.moved(self._item * start * (a.ld if self._mn["a"] else 1)),
-                b=b.moved(self._item * start * (b.ld if self._mn["b"] else 1)),
+                a=a.moved(4 * start * (a.ld if self._mn["a"] else 1)),
+                b=b.moved(4 * start * (b.ld if self._mn["b"] else 1)),
                 beta=product.beta if start == 0 else 1.0,
             )
+            launch(self._function(config), config, part, stream, flag)
 
 
 class ComplexFallback:

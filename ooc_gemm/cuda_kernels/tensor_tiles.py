@@ -121,22 +121,35 @@ def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
         macros: dict[str, int | str] = {
             "SOURCE": "double", "BM": bm, "BN": bn, "BK": 16, "WM": wm, "WN": wn, "STAGES": stages,
             "RESIDENT": resident, "K_STEP": 8, "GROUP": 8, "TRANS_A": int(trans_a), "TRANS_B": int(trans_b),
+            "FOLD": 0,
         }  # fmt: skip
         threads, shared = 32 * (bm // wm) * (bn // wn), stages * (bm + bn) * 16 * 8
         found.append(Config("dmma", dtype, bm, bn, (threads, 1), tuple(macros.items()), shared))
     return found
 
 
-def float64_sums(trans_a: bool, trans_b: bool, *, dtype: str = "float32") -> list[Config]:
-    """Return the configurations of dmma.cu for a product of float32 or float64 whose products and sums are
-    float64, as are α and β. They do nothing unless a flag on the device is set."""
-    source, size = {"float32": ("float", 4), "float64": ("double", 8)}[dtype]
+def float64_sums(trans_a: bool, trans_b: bool) -> list[Config]:
+    """Return the configurations of dmma.cu for a product of float32 whose products and sums are float64, as
+    are α and β. They do nothing unless a flag on the device is set."""
     return [
         replace(
-            _with(config, SOURCE=source, GUARDED=1), dtype=dtype, shared_bytes=config.shared_bytes * size // 8
+            _with(config, SOURCE="float", GUARDED=1), dtype="float32", shared_bytes=config.shared_bytes // 2
         )
         for config in dmma("float64", trans_a, trans_b)
     ]
+
+
+_FOLD = 4
+"""Steps of k whose sum is added to the sum over all of k: with 64 of 4096 elements, an element passes through
+128 roundings at most."""
+
+
+def folded_sums(trans_a: bool, trans_b: bool) -> list[Config]:
+    """Return the configurations of dmma.cu for a product of float64 whose errors are a fraction of those of
+    one sum over all of k. They do nothing unless a flag on the device is set."""
+    configs = dmma("float64", trans_a, trans_b)
+    # The two sums of a larger tile do not fit in registers.
+    return [_with(config, GUARDED=1, FOLD=_FOLD) for config in configs if config.bm == config.bn <= 64]
 
 
 _MMA_TILES = (
